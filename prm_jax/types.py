@@ -1,0 +1,66 @@
+"""The few values that cross folder borders.  Imports nothing heavier than JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTree:
+  """One labelled solution: the tree of its step completions, hung off the problem.
+
+  Steps are in preorder, so `parents[i] < i`; -1 is the problem itself.  Alternatives of a
+  step are siblings: they share a parent, and only the chosen one has children.
+  """
+
+  problem: str
+  steps: tuple[str, ...]
+  parents: tuple[int, ...]  # of each step
+  labels: tuple[int | None, ...]  # -1, 0, 1 of each step; None: context only, no label
+  outcome: bool | None = None  # is the final answer right?  None: unknown
+  source: str = ""  # where it came from, e.g. "phase2_train.jsonl:17"
+
+  def __post_init__(self):
+    if not len(self.steps) == len(self.parents) == len(self.labels):
+      raise ValueError(
+        f"{self.source}: {len(self.steps)} steps, {len(self.parents)} parents, "
+        f"{len(self.labels)} labels"
+      )
+    for i, parent in enumerate(self.parents):
+      if not -1 <= parent < i:
+        raise ValueError(f"{self.source}: step {i} has parent {parent}; steps must be in preorder")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Packed rows on device.  Token i attends to token j when j <= i < subtree_end[j].
+
+  That one rule is the causal mask, the border between packed examples and the wall between
+  sibling branches at once.  Padding tokens are their own one-token trees.
+  """
+
+  tokens: jax.Array  # int32 [B, T]
+  positions: jax.Array  # int32 [B, T]: depth of the token in its tree
+  subtree_end: jax.Array  # int32 [B, T]: index just past the token's last descendant
+  previous: jax.Array  # int32 [B, T]: index of the token before it on its path; -1: no LM target
+  read_positions: jax.Array  # int32 [B, R]: where the head reads
+  read_targets: jax.Array  # int32 [B, R]: class index; -1: nothing is read here
+
+
+@dataclasses.dataclass(frozen=True)
+class StepContract:
+  """What a checkpoint's probabilities mean: travels with the weights, checked at scoring."""
+
+  objective: str  # "process": a class per step; "outcome": a class per solution
+  classes: tuple[str, ...]  # of the head's outputs, in order
+  separator: str  # text after the problem and after each step, encoded on its own
+  separator_ids: tuple[int, ...]
+  read: str  # "last separator token" (process) or "last solution token" (outcome)
+  neutral: str  # "positive" or "negative": how the neutral class counts in a solution score
+  tokenizer_hash: str  # sha256 of the tokenizer's file
+  recipe: str  # conversion recipe of the training labels

@@ -1,0 +1,42 @@
+"""Installs prm_jax.  Versions are lower bounds only; why each package is here: CONTRIBUTING.md."""
+
+import pathlib
+import re
+
+import setuptools
+
+here = pathlib.Path(__file__).parent
+version = re.search(r'__version__ = "(.+?)"', (here / "prm_jax/__init__.py").read_text()).group(1)
+
+setuptools.setup(
+  name="prm_jax",
+  version=version,
+  description="Process reward models on JAX/TPU: training, scoring and exact reranking",
+  long_description=(here / "README.md").read_text(encoding="utf-8"),
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  python_requires=">=3.11",
+  packages=setuptools.find_packages(include=["prm_jax", "prm_jax.*"]),
+  package_data={"prm_jax.datasets": ["*/*.md", "*/*.txt", "*/*.bib"], "prm_jax.evaluation": ["*.html"]},
+  install_requires=[
+    "jax>=0.10",
+    "flax>=0.12",
+    "optax>=0.2.5",
+    "orbax-checkpoint>=0.12",
+    "grain>=0.2.10",
+    "array_record>=0.8",
+    "tensorflow-datasets>=4.9.9",
+    "importlib_resources",
+    "sentencepiece>=0.2.1",
+    "numpy>=2.0",
+    "tyro>=1.0",
+    "tqdm>=4.66",
+    "matplotlib>=3.9",
+    "jinja2>=3.1",
+  ],
+  extras_require={
+    "tensorboard": ["tensorboardX>=2.6"],
+    "tpu": ["jax[tpu]>=0.10"],
+    "test": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.9", "tensorboardX>=2.6"],
+  },
+)
