@@ -17,7 +17,10 @@ setuptools.setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=setuptools.find_packages(include=["prm_jax", "prm_jax.*"]),
-  package_data={"prm_jax.datasets": ["*/*.md", "*/*.txt", "*/*.bib"], "prm_jax.evaluation": ["*.html"]},
+  package_data={
+    "prm_jax.datasets": ["*/*.md", "*/*.tsv", "*/*.bib"],
+    "prm_jax.evaluation": ["*.html"],
+  },
   install_requires=[
     "jax>=0.10",
     "flax>=0.12",
@@ -37,6 +40,12 @@ setuptools.setup(
   extras_require={
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10"],
-    "test": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.9", "tensorboardX>=2.6"],
+    "test": [
+      "pytest>=8",
+      "pytest-xdist>=3.6",
+      "hypothesis>=6.100",
+      "ruff>=0.9",
+      "tensorboardX>=2.6",
+    ],
   },
 )

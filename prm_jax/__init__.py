@@ -3,7 +3,7 @@
 One legend of dimension letters serves every docstring and einsum in this package:
 
   B rows of a batch     T tokens of a row      R read positions of a row   D model width
-  N attention heads     K key/value heads      H head size                 G heads per key/value head
+  N attention heads     K key/value heads      H head size                 G = N / K
   F feed-forward width  V vocabulary           L layers                    C label classes
   P problems            M candidates of a problem   S solutions (or steps, where said)
 """

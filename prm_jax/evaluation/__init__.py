@@ -1,0 +1,1 @@
+"""What the numbers say: reranking of scored samples, and the report page."""

@@ -1,0 +1,102 @@
+"""Checkpoints: parameters and optimiser state, and beside them all that gives them meaning.
+
+`DIR/checkpoints/STEP` holds two trees, `params` and `optimizer` (so that scoring reads only the
+first), and as metadata the experiment's configuration, the step contract, the hash of the rows it
+was trained on and the versions of the packages.  `DIR/tokenizer.model` is the tokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import pathlib
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from prm_jax import config as config_lib
+from prm_jax.training.step import TrainState
+from prm_jax.types import StepContract
+
+TOKENIZER = "tokenizer.model"
+PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "prm_jax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Metadata:
+  """What is stored beside the weights, as JSON."""
+
+  config: config_lib.Experiment
+  contract: StepContract
+  vocab_size: int
+  rows_hash: str
+
+  def to_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self) | {"versions": versions()}
+
+  @classmethod
+  def from_json(cls, values: dict[str, Any]) -> Metadata:
+    sections = {f.name: f.default.__class__ for f in dataclasses.fields(config_lib.Experiment)}
+    config = {name: sections[name](**fields) for name, fields in values["config"].items()}
+    contract = dict(values["contract"])
+    for field in ("classes", "separator_ids"):
+      contract[field] = tuple(contract[field])
+    return cls(
+      config=config_lib.Experiment(**config),
+      contract=StepContract(**contract),
+      vocab_size=values["vocab_size"],
+      rows_hash=values["rows_hash"],
+    )
+
+
+def versions() -> dict[str, str]:
+  found = {}
+  for package in PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = "not installed as a package"
+  return found
+
+
+class Checkpointer:
+  """Saves and restores the training state of one work directory."""
+
+  def __init__(self, workdir: str | pathlib.Path, keep: int = 1):
+    self._checkpointer = ocp.training.Checkpointer(
+      pathlib.Path(workdir).resolve() / "checkpoints",
+      preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+      cleanup_tmp_directories=True,
+    )
+
+  def latest(self) -> tuple[int, Metadata] | None:
+    """Step and metadata of the newest checkpoint; None: there is none."""
+    latest = self._checkpointer.latest
+    if latest is None:
+      return None
+    metadata = self._checkpointer.checkpointables_metadata(latest.step).custom_metadata
+    return latest.step, Metadata.from_json(metadata)
+
+  def save(self, state: TrainState, metadata: Metadata) -> None:
+    """Starts writing the state of this step; returns before it is on disk."""
+    self._checkpointer.save_checkpointables_async(
+      int(state.step),
+      {"params": state.params, "optimizer": state.opt_state},
+      force=True,  # the loop decides when
+      custom_metadata=metadata.to_json(),
+    )
+
+  def restore(self, step: int, abstract: TrainState) -> TrainState:
+    loaded = self._checkpointer.load_checkpointables(
+      step, {"params": abstract.params, "optimizer": abstract.opt_state}
+    )
+    array = jax.device_put(jax.numpy.asarray(step, jax.numpy.int32), abstract.step.sharding)
+    return TrainState(array, loaded["params"], loaded["optimizer"])
+
+  def restore_params(self, step: int, abstract: Any) -> Any:
+    return self._checkpointer.load_checkpointables(step, {"params": abstract})["params"]
+
+  def close(self) -> None:
+    """Waits for saves under way."""
+    self._checkpointer.close()

@@ -1,0 +1,75 @@
+"""The record of a run: metrics.jsonl, TensorBoard events where installed, and a progress bar."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import tqdm
+
+
+class Log:
+  """Writes one JSON line per record; `{"step": 50, "split": "train", "loss": 0.61, ...}`."""
+
+  def __init__(self, workdir: pathlib.Path, steps: int, step: int):
+    """Opens the log of a run of `steps` updates at `step`; later records of a killed run go."""
+    self._path = workdir / "metrics.jsonl"
+    self._forget_after(step)
+    self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+    self._terminal = sys.stderr.isatty()
+    self._bar = tqdm.tqdm(
+      total=steps, initial=step, unit="step", disable=not self._terminal, dynamic_ncols=True
+    )
+    try:
+      import tensorboardX
+
+      self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+    except ImportError:
+      self._board = None
+
+  def _forget_after(self, step: int) -> None:
+    if not self._path.exists():
+      return
+    kept = []
+    for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
+      try:
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+          kept.append(line)
+      except (ValueError, KeyError):
+        pass  # a line half written when the run was killed
+    unfinished = self._path.with_suffix(".unfinished")
+    unfinished.write_text("".join(kept), encoding="utf-8")
+    os.replace(unfinished, self._path)
+
+  def advance(self) -> None:
+    self._bar.update()
+
+  def write(self, step: int, split: str, values: dict[str, Any]) -> None:
+    self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+    self._file.flush()
+    if self._board is not None:
+      for name, value in values.items():
+        if isinstance(value, int | float):
+          self._board.add_scalar(f"{split}/{name}", value, step)
+    if split == "train":
+      short = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:.0f}"}
+      self._bar.set_postfix(short)
+      self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()), bar_says_it=True)
+    else:
+      shown = {k: v for k, v in values.items() if isinstance(v, int | float)}
+      self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown.items()))
+
+  def say(self, text: str, bar_says_it: bool = False) -> None:
+    """A line for people; what the progress bar shows already only where there is no bar."""
+    if self._terminal and bar_says_it:
+      return
+    self._bar.write(text, file=sys.stderr)
+
+  def close(self) -> None:
+    self._bar.close()
+    self._file.close()
+    if self._board is not None:
+      self._board.close()

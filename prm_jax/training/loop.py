@@ -1,0 +1,233 @@
+"""The training loop: the only file with a clock.
+
+Reads top to bottom: what to train on, the state (new or restored), then steps, each followed by
+what is due: a line of metrics, an evaluation, a checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import shutil
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import labelled_rows, packing, tokenizers, trees
+from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import metrics as metrics_lib
+from prm_jax.training import step as step_lib
+from prm_jax.training.log import Log
+from prm_jax.types import Batch
+
+# Settings a run may be resumed with although it was started with others: they change no number.
+FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_every", "train.keep"}
+FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
+
+
+def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]:
+  """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
+
+  Returns:
+    The metrics of the last evaluation.
+
+  Raises:
+    ValueError: the work directory belongs to another run, or the loss is not finite.
+  """
+  workdir = pathlib.Path(workdir).resolve()
+  workdir.mkdir(parents=True, exist_ok=True)
+  tokenizer = tokenizers.SentencePiece(c.data.tokenizer)
+  recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]["name"]
+  contract = trees.step_contract(tokenizer, c.data.separator, c.loss.objective, recipe)
+  (rows, train_manifest), (eval_rows, eval_manifest) = (
+    labelled_rows.load(c.data.directory, split, tokenizer, contract, c.data.row_length)
+    for split in ("train", c.data.eval_split)
+  )
+  write_json(workdir / "manifest.json", {"train": train_manifest, c.data.eval_split: eval_manifest})
+  metadata = checkpoint_lib.Metadata(c, contract, tokenizer.vocab_size, rows.hash)
+
+  mesh = mesh_lib.make_mesh(c.mesh)
+  if c.train.batch_rows % (c.train.microbatches * mesh.shape["data"] * mesh.shape["fsdp"]):
+    raise ValueError(
+      f"train.batch_rows={c.train.batch_rows} must be a multiple of train.microbatches="
+      f"{c.train.microbatches} times the {mesh.shape['data'] * mesh.shape['fsdp']} devices over "
+      "which rows are split"
+    )
+  num_classes = len(contract.classes)
+  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
+  rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
+  init = functools.partial(
+    step_lib.init,
+    config=c.model,
+    vocab_size=tokenizer.vocab_size,
+    num_classes=num_classes,
+    optimizer=optimizer,
+  )
+  graphdef = step_lib.graph(c.model, tokenizer.vocab_size, num_classes)
+  params = mesh_lib.abstract_params(c.model, tokenizer.vocab_size, num_classes, mesh)
+  abstract = mesh_lib.abstract_state(params, optimizer, mesh)
+  shardings = mesh_lib.shardings(abstract)
+  train_step = jax.jit(
+    functools.partial(
+      step_lib.train_step,
+      graphdef=graphdef,
+      optimizer=optimizer,
+      config=c.loss,
+      microbatches=c.train.microbatches,
+    ),
+    donate_argnums=0,
+    out_shardings=(shardings, mesh_lib.replicated(mesh)),
+  )
+  read = jax.jit(
+    functools.partial(step_lib.read_log_probs, graphdef=graphdef),
+    out_shardings=mesh_lib.replicated(mesh),
+  )
+  evaluation = packing.eval_batches(eval_rows, c.train.batch_rows, c.train.eval_rows)
+  batches = packing.batches(rows, c.train.batch_rows, c.train.seed)
+
+  def on_mesh(batch: Batch) -> Batch:
+    return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+
+  checkpointer = checkpoint_lib.Checkpointer(workdir, c.train.keep)
+  with jax.set_mesh(mesh):
+    latest = checkpointer.latest()
+    if latest is None:
+      state = jax.jit(init, out_shardings=shardings)(jax.random.key(c.train.seed))
+      shutil.copyfile(c.data.tokenizer, workdir / checkpoint_lib.TOKENIZER)
+    else:
+      check_same_run(metadata, latest[1], workdir)
+      state = checkpointer.restore(latest[0], abstract)
+    step = int(state.step)
+    log = Log(workdir, c.train.steps, step)
+    log.say(summary(c, train_manifest, params_of(state), mesh, step))
+
+    result, window, due = {}, [], None
+    clock = Clock(c.train.batch_rows * c.data.row_length * rows.fill)
+    while step < c.train.steps:
+      state, metrics = train_step(state, on_mesh(batches[step]))
+      step += 1
+      window.append(metrics)
+      log.advance()
+      if due:  # read the numbers of earlier steps only once the next one is under way
+        record(log, clock, *due)
+        due = None
+      last = step == c.train.steps
+      if step % c.train.log_every == 0 or last:
+        due, window = (step, window, {"learning_rate": rates[step - 1].item()}), []
+        if last or step % c.train.eval_every == 0:
+          record(log, clock, *due)
+          due = None
+      if step % c.train.eval_every == 0 or last:
+        result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
+        log.write(step, c.data.eval_split, result)
+        clock.restart()
+      if step % c.train.save_every == 0 or last:
+        checkpointer.save(state, metadata)
+    checkpointer.close()
+    if not result:  # the run had ended before
+      result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
+      log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
+    log.close()
+  return result
+
+
+class Clock:
+  """Speed between the moments when results are there (steps are dispatched long before)."""
+
+  def __init__(self, tokens_per_step: float):
+    self._tokens = tokens_per_step
+    self.restart()
+
+  def restart(self) -> None:
+    self._then = time.perf_counter()
+
+  def tokens_per_second(self, steps: int) -> float:
+    then = self._then
+    self.restart()
+    return steps * self._tokens / (self._then - then)
+
+
+def record(
+  log: Log, clock: Clock, step: int, window: list[dict[str, jax.Array]], extra: dict[str, float]
+) -> None:
+  """Writes the means of a window of steps; stops the run on a loss that is not finite."""
+  values = jax.device_get(window)  # waits for them
+  means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
+  speed = {"tokens_per_second": clock.tokens_per_second(len(window))}
+  log.write(step, "train", means | extra | speed)
+  if not math.isfinite(means["loss"]):
+    raise ValueError(
+      f"loss is {means['loss']} in the steps up to {step}: lower optim.learning_rate or raise "
+      "optim.warmup_steps; the last checkpoint is from before"
+    )
+
+
+def evaluate(params, batches: list[Batch], read, on_mesh, objective: str) -> dict[str, Any]:
+  """Step metrics over all read positions of some batches."""
+  log_probs, targets = [], []
+  for batch in batches:
+    kept = batch.read_targets >= 0
+    log_probs.append(np.asarray(read(params, on_mesh(batch)))[kept])
+    targets.append(batch.read_targets[kept])
+  probabilities = np.exp(np.concatenate(log_probs).astype(np.float64))
+  targets = np.concatenate(targets)
+  if objective == "process":
+    return metrics_lib.step_metrics(probabilities, targets - 1)
+  return metrics_lib.outcome_metrics(probabilities, targets)
+
+
+def check_same_run(
+  now: checkpoint_lib.Metadata, then: checkpoint_lib.Metadata, workdir: pathlib.Path
+) -> None:
+  """Refuses to go on with a run under other settings or on other rows."""
+  differences = [
+    f"  {section.name}.{key}: {was!r} then, {value!r} now"
+    for section in dataclasses.fields(now.config)
+    for key, value in dataclasses.asdict(getattr(now.config, section.name)).items()
+    if (was := getattr(getattr(then.config, section.name), key)) != value
+    and f"{section.name}.{key}" not in FREE
+  ]
+  if now.contract != then.contract:
+    differences.append(f"  step contract: {then.contract} then, {now.contract} now")
+  elif now.rows_hash != then.rows_hash:
+    differences.append("  the packed training rows: other data than then")
+  if differences:
+    raise ValueError(
+      f"{workdir} holds a run with other settings; give this one its own --workdir, or go back to "
+      "the old settings:\n" + "\n".join(differences)
+    )
+
+
+def params_of(state: step_lib.TrainState) -> int:
+  return sum(x.size for x in jax.tree.leaves(state.params))
+
+
+def summary(c: config_lib.Experiment, manifest: dict, params: int, mesh, step: int) -> str:
+  targets = ", ".join(f"{count} {name}" for name, count in manifest["targets"].items())
+  epochs = c.train.steps * c.train.batch_rows / manifest["rows"]
+  lines = [
+    f"{c.loss.objective} model, {params:,} parameters, on {mesh.size} "
+    f"{mesh.devices.flat[0].platform} device(s) as {dict(mesh.shape)}",
+    f"{manifest['examples']:,} solutions ({targets}), {manifest['tokens']:,} tokens in "
+    f"{manifest['rows']:,} rows of {c.data.row_length} ({manifest['fill']:.1%} full), "
+    f"{c.train.steps} steps = {epochs:.1f} epochs",
+  ]
+  if manifest["longer_than_a_row"]:
+    lines.append(f"{len(manifest['longer_than_a_row'])} solutions were longer than a row and cut")
+  if step:
+    lines.append(f"resuming at step {step}")
+  return "\n".join(lines)
+
+
+def write_json(path: pathlib.Path, values: Any) -> None:
+  unfinished = path.with_suffix(".unfinished")
+  unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+  os.replace(unfinished, path)

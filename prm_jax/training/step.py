@@ -1,0 +1,145 @@
+"""Training state and the two pure functions over it: one update, one evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from prm_jax import config as config_lib
+from prm_jax.model.decoder import StepScorer
+from prm_jax.training import loss as loss_lib
+from prm_jax.types import Batch
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  step: jax.Array  # int32 []: updates made
+  params: Any  # nested dict of arrays
+  opt_state: Any
+
+
+def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
+  """Linear warm-up, then cosine to a fraction of the peak."""
+  return optax.warmup_cosine_decay_schedule(
+    0.0,
+    c.learning_rate,
+    c.warmup_steps,
+    max(steps, c.warmup_steps + 1),
+    c.learning_rate * c.final_fraction,
+  )
+
+
+def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformation:
+  return optax.chain(
+    optax.clip_by_global_norm(c.clip_norm),
+    optax.adamw(
+      learning_rate(c, steps),
+      b1=c.b1,
+      b2=c.b2,
+      weight_decay=c.weight_decay,
+      mask=decayed,
+    ),
+  )
+
+
+def decayed(params: Any) -> Any:
+  """Weight decay pulls on matrices, not on norm scales or biases."""
+
+  def matrix(path, _):
+    return not path[-1].key.endswith(("norm", "bias"))
+
+  return jax.tree_util.tree_map_with_path(matrix, params)
+
+
+def init(
+  key: jax.Array,
+  *,
+  config: config_lib.Model,
+  vocab_size: int,
+  num_classes: int,
+  optimizer: optax.GradientTransformation,
+) -> TrainState:
+  params = init_params(key, config=config, vocab_size=vocab_size, num_classes=num_classes)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def init_params(
+  key: jax.Array, *, config: config_lib.Model, vocab_size: int, num_classes: int
+) -> dict[str, Any]:
+  model = StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key))
+  return nnx.to_pure_dict(nnx.state(model))
+
+
+def train_step(
+  state: TrainState,
+  batch: Batch,
+  *,
+  graphdef: nnx.GraphDef,
+  optimizer: optax.GradientTransformation,
+  config: config_lib.Loss,
+  microbatches: int,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """One update from one batch, in `microbatches` passes of equal size.
+
+  Targets are counted over the whole batch first, so accumulated gradients are those of one pass:
+  a sum over targets, not a mean of means.
+
+  Returns:
+    The next state, and mean losses (nats per target), accuracy and gradient norm.
+  """
+  weights = loss_lib.weights(batch)
+
+  def objective(params, batch):
+    sums = loss_lib.sums(nnx.merge(graphdef, params), batch, config)
+    return loss_lib.total(sums, weights, config), sums
+
+  gradient = jax.grad(objective, has_aux=True)
+  if microbatches == 1:
+    grads, sums = gradient(state.params, batch)
+  else:
+    # Rows are dealt out so that each pass has rows of every device.
+    parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+
+    def accumulate(so_far, part):
+      return jax.tree.map(jnp.add, so_far, gradient(state.params, part)), None
+
+    zeros = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype),
+      jax.eval_shape(gradient, state.params, jax.tree.map(lambda x: x[0], parts)),
+    )
+    (grads, sums), _ = jax.lax.scan(accumulate, zeros, parts)
+
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+  params = optax.apply_updates(state.params, updates)
+  targets = jnp.maximum(weights["step"], 1)
+  metrics = {
+    "loss": sums["step"] / targets,
+    "accuracy": sums["correct"] / targets,
+    "gradient_norm": optax.global_norm(grads),
+  }
+  if config.language_model_weight:
+    metrics["language_model_loss"] = sums["language_model"] / jnp.maximum(
+      weights["language_model"], 1
+    )
+  return TrainState(state.step + 1, params, opt_state), metrics
+
+
+def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
+  """Class log-probabilities, float32 `[B, R, C]`, at the batch's read positions."""
+  model: StepScorer = nnx.merge(graphdef, params)
+  hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
+  return jax.nn.log_softmax(model.read(hidden, batch.read_positions))
+
+
+@functools.cache
+def graph(config: config_lib.Model, vocab_size: int, num_classes: int) -> nnx.GraphDef:
+  """The model's structure without its parameters."""
+  model = nnx.eval_shape(lambda: StepScorer(config, vocab_size, num_classes, nnx.Rngs(0)))
+  return nnx.split(model)[0]

@@ -1,0 +1,66 @@
+"""Best-of-N curves from scored candidate solutions.
+
+  python scripts/rerank.py --input scored.jsonl --output_dir report
+
+Reads files in the form of OpenAI's scored-test-samples.jsonl, plain or .gz; prints a table and
+writes report.json, best_of_n.png and report.html.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from typing import Literal
+
+import tyro
+
+from prm_jax.evaluation import report as report_files
+from prm_jax.evaluation.reranking import rerank
+from prm_jax.evaluation.scored_samples import read_scored_samples
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  """Best-of-N curves of every method that the keys of the scored samples allow."""
+
+  input: tuple[pathlib.Path, ...]
+  """Scored samples, JSON lines. Several files hold the same candidates scored by different models:
+  their keys are merged line by line."""
+  output_dir: pathlib.Path
+  """Where report.json, best_of_n.png and report.html go."""
+  n: tuple[int, ...] = ()
+  """Values of N; none given: powers of two up to the number of candidates, and that number."""
+  neutral: Literal["positive", "negative"] = "positive"
+  """How a neutral step counts in the PRM's scores."""
+  pad_short: bool = True
+  """What a problem with fewer candidates than others lacks counts as drawn and missing, as in
+  OpenAI's evaluation. False: it was never generated, and N beyond it draws all there are."""
+  seed: int = 0
+  """Of the bootstrap and of the orders of the votes."""
+  resamples: int = 10_000
+  """Bootstrap resamples of the problems."""
+  permutations: int = 400
+  """Random orders for each vote."""
+
+
+def main(args: Args) -> None:
+  try:
+    samples = read_scored_samples(args.input, progress=True)
+    report, scores = rerank(
+      samples,
+      args.n or None,
+      neutral=args.neutral,
+      pad_short=args.pad_short,
+      seed=args.seed,
+      resamples=args.resamples,
+      permutations=args.permutations,
+    )
+  except (ValueError, OSError) as error:
+    sys.exit(f"error: {error}")
+  print(report_files.format_table(report))
+  print()
+  for path in report_files.write_report(report, samples, scores, args.output_dir):
+    print(path)
+
+
+if __name__ == "__main__":
+  main(tyro.cli(Args, config=(tyro.conf.FlagConversionOff,), use_underscores=True))

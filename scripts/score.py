@@ -1,0 +1,81 @@
+"""Scores candidate solutions with a trained model.
+
+  python scripts/score.py --checkpoint=runs/prm --input=samples.jsonl --output=scored.jsonl
+
+Input: JSON lines (plain or .gz), one candidate each, with `problem` and `steps` (or `text`, which
+is split at the model's separator); every other key is kept.  Output: the same lines with
+`rating_probs` and `prm_score` from a process model, `orm_score` from an outcome model, in the form
+of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P(positive) +
+P(neutral) (paper section 2.6 and F.2).
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import sys
+import time
+
+from prm_jax import config as config_lib
+
+CHUNK = 16_384  # lines in memory at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  checkpoint: str  # work directory of train.py
+  input: pathlib.Path  # candidate solutions
+  output: pathlib.Path  # the same with scores
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  import numpy as np
+  import tqdm
+
+  from prm_jax import json_lines
+  from prm_jax.scoring import candidates
+  from prm_jax.scoring.score import Scorer
+
+  try:
+    scorer = Scorer.load(args.checkpoint)
+    process = scorer.contract.objective == "process"
+    right = candidates.right_classes(scorer.contract)
+    started, count, steps = time.perf_counter(), 0, 0
+    bar = tqdm.tqdm(
+      total=os.path.getsize(args.input), unit="B", unit_scale=True, disable=None, desc="scoring"
+    )
+    with bar, json_lines.written(args.output) as out:
+      lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
+      while chunk := list(itertools.islice(lines, CHUNK)):
+        solutions = [
+          candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
+          for number, _, record in chunk
+        ]
+        scores = scorer.probabilities(solutions)
+        for (_, _, record), probabilities in zip(chunk, scores):
+          chance = float(np.prod(probabilities[:, right].sum(1)))
+          if process:
+            record["rating_probs"] = [
+              dict(zip(scorer.contract.classes, map(float, p))) for p in probabilities
+            ]
+            record["prm_score"] = chance
+          else:
+            record["orm_score"] = chance
+          out.write(json.dumps(record, ensure_ascii=False) + "\n")
+          steps += len(probabilities)
+        count += len(chunk)
+      if not count:
+        raise ValueError(f"{args.input}: empty")
+  except (ValueError, OSError) as error:
+    raise SystemExit(f"score.py: {error}") from error
+  seconds = time.perf_counter() - started
+  print(
+    f"{count:,} solutions, {steps:,} probabilities in {seconds:.1f} s -> {args.output}",
+    file=sys.stderr,
+  )
+
+
+if __name__ == "__main__":
+  main()

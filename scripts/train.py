@@ -1,0 +1,34 @@
+"""Trains a process or outcome reward model; run again to resume.
+
+  python scripts/train.py --config=configs/arithmetic.py --workdir=runs/prm
+
+Any setting can be changed: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
+Writes checkpoints/, metrics.jsonl, manifest.json (what the data became), the tokenizer and, where
+tensorboardX is installed, TensorBoard events to the work directory.
+"""
+
+import dataclasses
+
+from prm_jax import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  workdir: str  # of this run; holds its checkpoints
+  config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  from prm_jax.training import loop  # after the flags: --help and mistakes answer at once
+
+  try:
+    loop.run(args.config, args.workdir)
+  except (ValueError, FileNotFoundError) as error:
+    raise SystemExit(f"train.py: {error}") from error
+  except KeyboardInterrupt:
+    raise SystemExit("stopped; run the same command again to resume") from None
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,33 @@
+"""Trains a SentencePiece tokenizer on the training texts of a prepared dataset.
+
+python scripts/train_tokenizer.py --data=DIR --output=DIR/tokenizer.model --vocab_size=8000
+"""
+
+import dataclasses
+import pathlib
+
+from prm_jax import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  data: pathlib.Path  # what prepare_data.py wrote
+  output: pathlib.Path  # the model file
+  vocab_size: int = 8000  # at most; at least 300
+  max_rows: int = 20_000  # solutions to read
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  from prm_jax.input_pipeline import labelled_rows, tokenizers
+
+  try:
+    texts = labelled_rows.texts(args.data, "train", args.max_rows)
+    tokenizer = tokenizers.train_sentencepiece(texts, args.output, args.vocab_size)
+  except (ValueError, OSError, RuntimeError) as error:
+    raise SystemExit(f"train_tokenizer.py: {error}") from error
+  print(f"{tokenizer.vocab_size} pieces, sha256 {tokenizer.hash[:16]}... -> {args.output}")
+
+
+if __name__ == "__main__":
+  main()

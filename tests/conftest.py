@@ -1,0 +1,148 @@
+"""Settings and fixtures of the whole suite.
+
+Eight CPU devices are asked for before any JAX backend starts, so that sharded code is tested on
+any machine.  Tests marked `shared_data` read the folder beside the checkout that holds real rows.
+"""
+
+import os
+import pathlib
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+MISSING = f"{SHARED} is missing: it holds real data that is not part of the project"
+
+
+def pytest_collection_modifyitems(items):
+  if SHARED.is_dir():
+    return
+  for item in items:
+    if "shared_data" in item.keywords:
+      item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+def pytest_terminal_summary(terminalreporter):
+  if any(MISSING in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
+    terminalreporter.write_line(f"skipped tests marked shared_data: {MISSING}")
+
+
+@pytest.fixture(scope="session")
+def shared():
+  """The folder of real data; tests that use it are marked shared_data."""
+  if not SHARED.is_dir():
+    pytest.skip(MISSING)
+  return SHARED
+
+
+@pytest.fixture(scope="session")
+def prm800k_sample(shared):
+  """A small part of PRM800K in upstream's format."""
+  return shared / "data" / "prm800k_sample"
+
+
+@pytest.fixture
+def raw_rows():
+  """Rows that show each form PRM800K's rows take: a new copy each time."""
+  return {
+    "train": [phase2_row(), unrated_row(), outcome_row()],
+    "test": [phase1_row(), gave_up_row()],
+  }
+
+
+def completion(text, rating=1, flagged=False):
+  return {"text": text, "rating": rating, "flagged": flagged}
+
+
+def step(*completions, chosen=0, human=None):
+  if human is not None:
+    human = {"text": human, "rating": None, "source": "human", "flagged": False}
+  return {
+    "completions": list(completions) or None,
+    "human_completion": human,
+    "chosen_completion": chosen,
+  }
+
+
+def make_row(
+  steps, finish_reason="solution", generation=None, problem="What is 2 + 3?", **question
+):
+  return {
+    "labeler": "0b9e7a2c",
+    "timestamp": "2022-08-01T10:00:00.123456",
+    "generation": generation,
+    "is_quality_control_question": False,
+    "is_initial_screening_question": False,
+    "question": {"problem": problem, "ground_truth_answer": "5", **question},
+    "label": {"steps": steps, "total_time": 12345, "finish_reason": finish_reason},
+  }
+
+
+def phase1_row():
+  """Alternatives at each step, a human completion where all are bad, solved."""
+  return make_row(
+    [
+      step(completion("Count.", 0), completion("Add.", 1), completion("Add!", None), chosen=1),
+      step(completion("2+3=6", -1), completion("2+3=4", -1), chosen=None, human="2+3=5"),
+      step(completion("Done.\n\n# Answer\n\n5"), completion("# Answer\n\n5"), chosen=1),
+    ]
+  )
+
+
+def gave_up_row():
+  """The labeler left: the last step is empty, and one before it is not rated."""
+  return make_row(
+    [step(completion("Hm.", 0)), step(completion("A?", None), chosen=None), step(chosen=None)],
+    finish_reason="give_up",
+  )
+
+
+def phase2_row():
+  """Pre-generated; labelled up to the first error, where alternatives were added."""
+  steps = ["I add \u00e9 and \u4e8c.", "2+3=6", "# Answer\n\n6"]
+  return make_row(
+    [
+      step(completion(steps[0], 1, None)),
+      step(
+        completion(steps[1], -1, None), completion("2+3=5", 1), completion("So?", 0), chosen=None
+      ),
+    ],
+    finish_reason="found_error",
+    generation=7,
+    ground_truth_solution=None,
+    pre_generated_steps=steps,
+    pre_generated_answer="6",
+    pre_generated_verifier_score=0.10225247968817909,
+  )
+
+
+def unrated_row():
+  """Unrated steps on the path: one before a rated step, one at the end."""
+  return make_row(
+    [
+      step(completion("First.", None, None)),
+      step(completion("2+3=5", 1, None)),
+      step(completion("So it is 5.", None, None)),
+    ],
+    finish_reason="found_error",
+    generation=3,
+    problem="What is  3 + 2?",
+  )
+
+
+def outcome_row():
+  """A solution labelled right to its end."""
+  steps = ["2+3=5", "# Answer\n\n5"]
+  return make_row(
+    [step(completion(text, 1, None)) for text in steps],
+    generation=1,
+    problem="Add 2 to 3.",
+    ground_truth_solution="$5$",
+    pre_generated_steps=steps,
+    pre_generated_answer="5",
+    pre_generated_verifier_score=1,
+  )

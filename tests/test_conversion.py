@@ -1,0 +1,231 @@
+"""Recipes: which labels PRM800K's rows become, against what is known of each reading."""
+
+import collections
+import dataclasses
+import itertools
+
+import conftest
+import pytest
+from conftest import completion, make_row, step
+
+from prm_jax.datasets import prm800k
+from prm_jax.input_pipeline import conversion
+from prm_jax.input_pipeline.conversion import RECIPES, convert, convert_outcome
+
+PAPER = RECIPES["paper"]
+
+
+def nodes(tree):
+  return list(zip(tree.steps, tree.parents, tree.labels))
+
+
+def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
+  """Only the chosen completion is continued; a human one is the path where none was chosen."""
+  tree = convert(conftest.phase1_row(), PAPER, source="phase1_train.jsonl:1")
+  assert nodes(tree) == [
+    ("Count.", -1, 0),
+    ("Add.", -1, 1),  # chosen; "Add!" is not rated: omitted
+    ("2+3=6", 1, -1),
+    ("2+3=4", 1, -1),
+    ("2+3=5", 1, 1),  # human
+    ("Done.\n\n# Answer\n\n5", 4, 1),
+    ("# Answer\n\n5", 4, 1),
+  ]
+  assert (tree.problem, tree.source) == ("What is 2 + 3?", "phase1_train.jsonl:1")
+  assert tree.outcome is None
+
+
+def test_found_error_keeps_the_error_and_its_siblings():
+  """Where none was chosen, the rejected step and its alternatives are children of the prefix."""
+  tree = convert(conftest.phase2_row(), PAPER, source="phase2_train.jsonl:1")
+  assert nodes(tree)[1:] == [("2+3=6", 0, -1), ("2+3=5", 0, 1), ("So?", 0, 0)]
+
+
+def test_unrated_steps_are_context():
+  """An unrated step on the path stays without a label, but not after the last label."""
+  tree = convert(conftest.unrated_row(), PAPER, source="phase2_train.jsonl:2")
+  assert nodes(tree) == [("First.", -1, None), ("2+3=5", 0, 1)]
+  trl = dataclasses.replace(RECIPES["trl"], phases=(1, 2))
+  assert convert(conftest.unrated_row(), trl, source="phase2_train.jsonl:2").labels == (-1, 1, -1)
+  row = make_row([step(completion("A", None))])
+  assert convert(row, PAPER, source="phase2_train.jsonl:2") == "no_labels"
+
+
+def test_labels_stop_at_the_first_error_on_the_path():
+  """The paper labels up to and including the first error; an option keeps the rest."""
+  row = make_row(
+    [
+      step(completion("a", -1), completion("b", 1), chosen=1),  # an error beside the path
+      step(completion("c", -1), completion("d", 0), chosen=0),  # the first on it
+      step(completion("e", 1)),
+    ]
+  )
+  tree = convert(row, PAPER, source="phase1_train.jsonl:1")
+  assert nodes(tree) == [("a", -1, -1), ("b", -1, 1), ("d", 1, 0), ("c", 1, -1)]
+  keep = dataclasses.replace(PAPER, past_first_error="keep")
+  assert nodes(convert(row, keep, source="phase1_train.jsonl:1"))[4:] == [("e", 3, 1)]
+
+
+def test_each_option():
+  """Each named option does what it says, alone."""
+
+  def labels(row, source="phase1_train.jsonl:1", **options):
+    tree = convert(row, dataclasses.replace(PAPER, **options), source=source)
+    return tree if isinstance(tree, str) else dict(zip(tree.steps, tree.labels))
+
+  neutral = make_row([step(completion("n", 0)), step(completion("p", 1))])
+  assert labels(neutral) == {"n": 0, "p": 1}
+  assert labels(neutral, neutral="positive") == {"n": 1, "p": 1}
+  assert labels(neutral, neutral="negative") == {"n": -1, "p": 1}
+  assert labels(neutral, neutral="drop") == {"n": None, "p": 1}
+
+  dropped = labels(conftest.phase1_row(), alternatives="drop")
+  assert dropped == {"Add.": 1, "2+3=5": 1, "# Answer\n\n5": 1}
+  dropped = labels(conftest.phase2_row(), alternatives="drop")
+  assert list(dropped.values()) == [1, -1]  # the solution's own error is no alternative
+
+  assert labels(conftest.phase1_row(), human_completions="context")["2+3=5"] is None
+  assert labels(conftest.phase1_row(), unrated="negative")["Add!"] == -1
+  beside = make_row([step(completion("a", 1), human="h")])  # a human step that was not continued
+  assert labels(beside) == {"a": 1, "h": 1}
+  assert labels(beside, human_completions="context") == {"a": 1}
+
+  for key, rule in (
+    ("is_quality_control_question", "quality_control"),
+    ("is_initial_screening_question", "screening"),
+  ):
+    row = make_row([step(completion("a"))]) | {key: True}
+    assert labels(row) == rule
+    assert labels(row, **{rule: "keep"}) == {"a": 1}
+  for reason in ("bad_problem", "give_up"):
+    row = make_row([step(completion("a")), step(chosen=None)], finish_reason=reason)
+    assert labels(row) == reason
+    assert labels(row, unfinished="keep") == {"a": 1}
+  assert labels(neutral, phases=(2,)) == "phase"
+  assert labels(neutral, source="phase2_test.jsonl:1", phases=(1,)) == "phase"
+
+
+def test_a_broken_path_ends_the_tree():
+  """Steps after one where nothing was chosen hang on an unknown prefix: they are not glued on."""
+  row = make_row([step(completion("a", 0), chosen=None), step(completion("b", 1))])
+  trees, counts = conversion.convert_all([prm800k.Record(row, "phase1_train.jsonl", 1)], PAPER)
+  assert nodes(trees[0]) == [("a", -1, 0)]
+  assert counts.labels_dropped == {"unreachable": 1}
+
+
+@pytest.mark.parametrize(
+  ("row", "expected"),
+  [
+    (conftest.phase2_row(), False),  # 6 is not 5
+    (conftest.outcome_row(), True),
+    (conftest.phase1_row(), True),  # from the path of a solved row
+    (conftest.unrated_row(), "no_answer"),
+    (conftest.gave_up_row(), "give_up"),
+  ],
+)
+def test_outcomes(row, expected):
+  """The outcome is the pre-generated answer's, or that of a path labelled to its end."""
+  tree = convert_outcome(row, PAPER, source="phase1_train.jsonl:1")
+  if isinstance(expected, str):
+    assert tree == expected
+    return
+  assert tree.outcome is expected
+  assert set(tree.labels) == {None}
+  assert tree.parents == tuple(range(-1, len(tree.steps) - 1))
+  if steps := row["question"].get("pre_generated_steps"):
+    assert list(tree.steps) == steps
+
+
+def test_outcome_right_by_wrong_steps():
+  """A right answer reached by wrong steps is a right outcome; without the truth there is none."""
+  row = conftest.phase2_row()
+  row["question"]["pre_generated_answer"] = " 5"
+  assert convert_outcome(row, PAPER, source="phase2_train.jsonl:1").outcome is True
+  row["question"]["ground_truth_answer"] = None
+  assert convert_outcome(row, PAPER, source="phase2_train.jsonl:1") == "no_ground_truth"
+
+
+def test_duplicates_and_test_problems():
+  """Repeats are counted and, by option, dropped; problems tested on never train."""
+  rows = [conftest.phase2_row(), conftest.outcome_row(), conftest.phase2_row()]
+  records = [prm800k.Record(row, "phase2_train.jsonl", i) for i, row in enumerate(rows, 1)]
+  trees, counts = conversion.convert_all(records, PAPER)
+  assert (len(trees), counts.duplicates) == (3, 1)
+  drop = dataclasses.replace(PAPER, duplicates="drop")
+  trees, counts = conversion.convert_all(records, drop, excluded_problems={"Add  2 to 3."})
+  assert [tree.source for tree in trees] == ["phase2_train.jsonl:1"]
+  assert counts.rows_dropped == {"duplicate": 1, "test_problem": 1}
+  assert counts.test_problems == {"Add 2 to 3."}
+  with pytest.raises(ValueError, match="objective='both'"):
+    conversion.convert_all(records, PAPER, "both")
+
+
+@pytest.fixture(scope="module")
+def records(prm800k_sample):
+  return {
+    split: [
+      record
+      for phase in (1, 2)
+      for record in prm800k.read_records(prm800k_sample / f"phase{phase}_{split}.jsonl")
+    ]
+    for split in ("train", "test")
+  }
+
+
+# Rows kept; labels +1, 0, -1.  Counted from the raw files by hand: ratings of the kept rows, and 3
+# human completions in the phase 1 rows that were solved (14 with the two given up).
+REAL = {
+  ("paper", "train"): (716, 4311, 368, 657, {"give_up": 4, "screening": 1}),
+  ("paper", "test"): (217, 1411, 111, 200, {"give_up": 2}),
+  ("qwen", "train"): (716, 4311 + 368, 0, 657, {"give_up": 4, "screening": 1}),
+  ("qwen", "test"): (217, 1411 + 111, 0, 200, {"give_up": 2}),
+  ("trl", "train"): (1, 10, 0, 1, {"phase": 720}),
+  ("trl", "test"): (5, 54 + 14, 0, 76 + 44 + 7, {"phase": 214}),
+}
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize(("recipe", "split"), REAL)
+def test_recipes_on_real_rows(records, recipe, split):
+  """Each recipe's labels on real rows are the counted ones, and every rating is accounted for."""
+  trees, counts = conversion.convert_all(records[split], RECIPES[recipe])
+  kept, positive, neutral, negative, dropped = REAL[recipe, split]
+  assert (counts.rows_read, counts.rows_kept) == (len(records[split]), kept)
+  assert counts.labels == collections.Counter({"1": positive, "0": neutral, "-1": negative})
+  assert counts.rows_dropped == dropped
+  read = sum(counts.labels_read.values()) + counts.human_labels
+  assert read == sum(counts.labels.values()) + sum(counts.labels_dropped.values())
+  assert sum(counts.labels.values()) == sum(len(t.labels) - t.labels.count(None) for t in trees)
+
+
+@pytest.mark.shared_data
+def test_trl_repeats_labels_and_we_do_not(records):
+  """TRL emits 37 rows and 220 labels for 73 distinct labels of six real rows: here they are 73.
+
+  A row of TRL is a root-to-leaf path of our tree, or its main path where that ends in rejected
+  steps; a distinct label is a step after its prefix.
+  """
+  recipe = dataclasses.replace(RECIPES["trl"], phases=(1, 2))
+  six = {
+    "phase1_train.jsonl:1",
+    *(f"phase1_test.jsonl:{i}" for i in (1, 2, 3)),
+    "phase2_train.jsonl:1",
+    "phase2_test.jsonl:1",
+  }
+  rows = labels = 0
+  distinct = set()
+  for record in itertools.chain(*records.values()):
+    if record.source not in six:
+      continue
+    tree = convert(record.row, recipe, source=record.source)
+    prefixes = []
+    for text, parent in zip(tree.steps, tree.parents):
+      prefixes.append((*(prefixes[parent] if parent >= 0 else ()), text))
+    leaves = [len(p) for i, p in enumerate(prefixes) if i not in tree.parents]
+    path = [s for s in record.row["label"]["steps"] if s["chosen_completion"] is not None]
+    if record.row["label"]["finish_reason"] == "found_error":
+      leaves.append(len(path))
+    rows += len(leaves)
+    labels += sum(leaves)
+    distinct |= {(tree.problem, *prefix) for prefix in prefixes}
+  assert (rows, labels, len(distinct)) == (37, 220, 73)

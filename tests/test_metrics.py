@@ -1,0 +1,82 @@
+"""Step and outcome metrics against counting by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax.training import metrics as step_metrics
+
+
+def test_by_hand():
+  """Each figure of a small table is what counting says."""
+  probs = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.4, 0.5, 0.1], [0.5, 0.1, 0.4]])
+  metrics = step_metrics.step_metrics(probs, [-1, 1, -1, 1])
+  assert metrics["count"] == 4
+  assert metrics["count_by_class"] == {"-1": 2, "0": 0, "1": 2}
+  assert metrics["nll"] == pytest.approx(-np.log([0.7, 0.8, 0.4, 0.4]).mean())
+  assert metrics["accuracy"] == 0.5
+  assert metrics["accuracy_by_class"] == {"-1": 0.5, "0": None, "1": 0.5}
+  # P(not -1): 0.3 wrong, 0.9 right, 0.6 wrong, 0.5 right: three of four pairs in order.
+  assert metrics["auroc"] == 0.75
+  assert metrics["ece"] == pytest.approx((0.3 + 0.1 + 0.6 + 0.5) / 4)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans()), max_size=12))
+def test_auroc_counts_pairs(pairs):
+  """The rank formula is the share of (right, wrong) pairs in order, ties counting half."""
+  right = [s for s, positive in pairs if positive]
+  wrong = [s for s, positive in pairs if not positive]
+  got = step_metrics.auroc([s for s, _ in pairs], [positive for _, positive in pairs])
+  if not right or not wrong:
+    assert got is None
+  else:
+    wins = [(a > b) + (a == b) / 2 for a, b in itertools.product(right, wrong)]
+    assert got == pytest.approx(np.mean(wins))
+
+
+def test_calibration_bins():
+  """Errors of opposite sign cancel within a bin and not across bins; 1.0 is in the last bin."""
+  assert step_metrics.calibration_error([0.42, 0.48], [True, False]) == pytest.approx(0.05)
+  assert step_metrics.calibration_error([0.35, 0.65], [True, False]) == pytest.approx(0.65)
+  assert step_metrics.calibration_error([1.0, 0.95], [True, True]) == pytest.approx(0.025)
+  assert step_metrics.calibration_error([0.35, 0.65], [True, False], bins=1) == pytest.approx(0)
+
+
+def test_absent_classes_and_no_steps_are_not_errors():
+  """An evaluation set without a wrong step leaves figures undefined; it does not stop training."""
+  metrics = step_metrics.step_metrics(np.full((2, 3), 1 / 3), [1, 1])
+  assert metrics["auroc"] is None
+  assert metrics["accuracy_by_class"]["-1"] is None
+  empty = step_metrics.step_metrics(np.zeros((0, 3)), [])
+  assert empty["count"] == 0
+  assert empty["nll"] is empty["accuracy"] is empty["auroc"] is empty["ece"] is None
+
+
+def test_extreme_probabilities():
+  """A certain and wrong model has a large finite loss; NaN stays visible."""
+  assert 80 < step_metrics.step_metrics([[1.0, 0.0, 0.0]], [1])["nll"] < 90
+  broken = step_metrics.step_metrics(np.full((2, 3), np.nan), [-1, 1])
+  assert all(math.isnan(broken[key]) for key in ("nll", "auroc", "ece"))
+
+
+def test_outcome():
+  """The two-class version ranks by P(right), the second column."""
+  metrics = step_metrics.outcome_metrics([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], [0, 1, 0])
+  assert metrics["auroc"] == 1
+  assert metrics["accuracy_by_class"] == {"0": 0.5, "1": 1.0}
+  assert metrics["count_by_class"] == {"0": 2, "1": 1}
+
+
+def test_bad_input_is_an_error_that_shows_the_value():
+  """A rating of 2 or probabilities of another shape cannot pass as a metric."""
+  with pytest.raises(ValueError, match="label 2"):
+    step_metrics.step_metrics(np.full((1, 3), 1 / 3), [2])
+  with pytest.raises(ValueError, match=r"\(1, 2\)"):
+    step_metrics.step_metrics(np.full((1, 2), 1 / 2), [1])
+  with pytest.raises(ValueError, match="label -1"):
+    step_metrics.outcome_metrics(np.full((1, 2), 1 / 2), [-1])

@@ -1,0 +1,202 @@
+"""What the attention rule promises, on the whole model."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import packing, trees
+from prm_jax.model import attention as attention_lib
+from prm_jax.training import loss as loss_lib
+from prm_jax.training import step as step_lib
+from prm_jax.types import Batch, StepTree
+
+ROW = 64
+# float32 sums of a few hundred terms in another order
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def batch_of(token_trees, row_length=ROW, rows=None) -> Batch:
+  packed = packing.PackedRows(token_trees, row_length, round_reads_to=8)
+  (batch,) = packing.eval_batches(packed, rows or len(packed))
+  return jax.tree.map(jnp.asarray, batch)
+
+
+def chain(problem: str, steps: list[str], labels=None) -> StepTree:
+  labels = labels or (1,) * len(steps)
+  return StepTree(problem, tuple(steps), tuple(range(-1, len(steps) - 1)), tuple(labels))
+
+
+@jax.jit
+def probabilities(params, batch):
+  return step_lib.read_log_probs(params, batch, graphdef=tiny.model()[0])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def loss_and_gradient(params, batch, config):
+  """Summed losses and the gradient of their total, over a batch."""
+
+  def objective(params):
+    sums = loss_lib.sums(nnx.merge(tiny.model()[0], params), batch, config)
+    return sum(v for k, v in sums.items() if k != "correct"), sums
+
+  return jax.grad(objective, has_aux=True)(params)
+
+
+def test_attention_equals_a_plain_loop():
+  """The batched-matrix form computes softmax attention over exactly the visible tokens."""
+  rng = np.random.default_rng(0)
+  q, k, v = (rng.normal(size=(2, 7, n, 4)).astype(np.float32) for n in (4, 2, 2))
+  end = np.array([[7, 3, 3, 7, 5, 7, 7], [1, 4, 4, 4, 5, 7, 7]], np.int32)
+  got = attention_lib.attention(*map(jnp.asarray, (q, k, v, end)))
+  for b in range(2):
+    for i in range(7):
+      seen = [j for j in range(i + 1) if i < end[b, j]]
+      for n in range(4):
+        scores = np.array([q[b, i, n] @ k[b, j, n // 2] for j in seen]) / 2
+        weights = np.exp(scores) / np.exp(scores).sum()
+        expected = sum(w * v[b, j, n // 2] for w, j in zip(weights, seen))
+        np.testing.assert_allclose(got[b, i, n], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_token_depends_on_a_later_one():
+  """Causal: the gradient of a hidden state with respect to later embeddings is exactly zero."""
+  model = tiny.merged()
+  tokens = jnp.arange(12)[None] % 7
+  positions, end = jnp.arange(12)[None], jnp.full((1, 12), 12)
+
+  def hidden(scale, at):  # scale multiplies the embedding of each position
+    x = model.embedding[...][tokens] * scale[None, :, None]
+    block, layers = nnx.split(model.blocks)
+    for i in range(tiny.MODEL.layers):
+      x = nnx.merge(block, jax.tree.map(lambda w, i=i: w[i], layers))(x, positions, end)
+    return x[0, at].sum()
+
+  gradient = np.stack([jax.grad(hidden)(jnp.ones(12), at) for at in range(12)])
+  assert np.all(np.triu(gradient, 1) == 0)
+  assert np.all(np.diag(gradient) != 0)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(tiny.step_trees(), min_size=2, max_size=4))
+def test_packed_equals_alone(examples):
+  """A solution's probabilities do not depend on what else is in its row."""
+  _, params = tiny.model()
+  encoded = [trees.encode(t, tiny.TOKENIZER, tiny.contract()) for t in examples]
+  packed = packing.PackedRows(encoded, 256, round_reads_to=32)
+  (batch,) = packing.eval_batches(packed, len(packed))
+  together = np.asarray(probabilities(params, batch))
+  for row, members in enumerate(packed.plan):
+    start = 0
+    for i in members:
+      alone = probabilities(params, batch_of([encoded[i]], 64))
+      count = len(encoded[i].read_targets)
+      np.testing.assert_allclose(
+        together[row, start : start + count], np.asarray(alone)[0, :count], **CLOSE
+      )
+      start += count
+
+
+@pytest.mark.parametrize("language_model_weight", [0.0, 1.0])
+def test_tree_equals_flattened(language_model_weight):
+  """Loss and gradient of a tree equal those of its labelled steps, each alone on its own chain."""
+  _, params = tiny.model()
+  config = config_lib.Loss(language_model_weight=language_model_weight)
+  tree = StepTree(
+    problem="ab",
+    steps=("a", "bb", "c", "ab", "cc", "a", "b"),
+    parents=(-1, -1, 1, 1, 1, 4, 4),
+    labels=(-1, 1, 0, -1, 1, 1, -1),
+  )
+  whole = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
+  chains = [trees.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
+  if language_model_weight:  # each token is predicted once: from its own step's chain
+    last = [len(tiny.TOKENIZER.encode(step)) + 1 for step in tree.steps]
+    chains = [
+      dataclasses.replace(
+        c, previous=np.where(np.arange(len(c)) >= len(c) - n, c.previous, -1).astype(np.int32)
+      )
+      for c, n in zip(chains, last)
+    ]
+  gradient, sums = loss_and_gradient(params, batch_of([whole], 32), config)
+  expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32), config)
+  for name in sums:
+    np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), gradient, expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(tiny.step_trees())
+def test_random_trees_equal_their_chains(tree):
+  """Siblings never see one another: every read of a tree equals the read of its own chain."""
+  _, params = tiny.model()
+  whole = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
+  chains = [trees.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
+  together = np.asarray(probabilities(params, batch_of([whole])))[0]
+  for i, c in enumerate(chains):
+    alone = np.asarray(probabilities(params, batch_of([c])))[0, 0]
+    np.testing.assert_allclose(together[i], alone, **CLOSE)
+
+
+def test_garbage_in_padding_changes_nothing():
+  """Padding-proof: other tokens and positions there leave loss and gradient bit for bit."""
+  _, params = tiny.model()
+  config = config_lib.Loss(language_model_weight=1.0)
+  encoded = trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())
+  clean = batch_of([encoded], rows=2)
+  padding = (jnp.arange(ROW) >= len(encoded)) | (jnp.arange(2) > 0)[:, None]
+  dirty = dataclasses.replace(
+    clean,
+    tokens=jnp.where(padding, 77, clean.tokens),
+    positions=jnp.where(padding, 5, clean.positions),
+  )
+  for a, b in zip(
+    jax.tree.leaves(loss_and_gradient(params, clean, config)),
+    jax.tree.leaves(loss_and_gradient(params, dirty, config)),
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_without_language_model_loss_no_vocabulary_logits_exist():
+  """The step head reads C classes at the reads only; no array of the program ends in V."""
+  graphdef, params = tiny.model()
+  batch = batch_of([trees.encode(chain("ab", ["a"]), tiny.TOKENIZER, tiny.contract())])
+
+  def text(weight):
+    config = config_lib.Loss(language_model_weight=weight)
+    f = lambda p: loss_lib.sums(nnx.merge(graphdef, p), batch, config)
+    return str(jax.make_jaxpr(f)(params))
+
+  vocabulary_logits = f"f32[1,{ROW},{tiny.TOKENIZER.vocab_size}]"
+  assert vocabulary_logits not in text(0.0)
+  assert vocabulary_logits in text(1.0)
+
+
+@pytest.mark.parametrize("change", [{"remat": True}, {"unroll_layers": True}])
+def test_ways_to_run_the_layers_agree(change):
+  """Rematerialisation and unrolling change speed and memory, not numbers."""
+  _, params = tiny.model()
+  batch = batch_of([trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
+  graphdef = step_lib.graph(dataclasses.replace(tiny.MODEL, **change), tiny.TOKENIZER.vocab_size, 3)
+  got = step_lib.read_log_probs(params, batch, graphdef=graphdef)
+  np.testing.assert_allclose(got, probabilities(params, batch), **CLOSE)
+
+
+def test_bfloat16_activations_keep_float32_heads():
+  """bf16 rounds hidden states (8 bits: about 1 %), not the probabilities read from them."""
+  _, params = tiny.model()
+  batch = batch_of([trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
+  bf16 = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
+  got = step_lib.read_log_probs(
+    params, batch, graphdef=step_lib.graph(bf16, tiny.TOKENIZER.vocab_size, 3)
+  )
+  assert got.dtype == jnp.float32
+  np.testing.assert_allclose(got, probabilities(params, batch), atol=0.3)

@@ -1,0 +1,210 @@
+"""scripts/prepare_data.py: all or nothing, honest counts, errors that say what to do."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import conftest
+import pytest
+
+from prm_jax.datasets import prm800k
+from prm_jax.datasets.arithmetic import arithmetic_dataset_builder
+from prm_jax.input_pipeline import conversion, prepare
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "scripts" / "prepare_data.py"
+
+
+def start(*flags, **options):
+  command = [sys.executable, str(SCRIPT), *map(str, flags)]
+  environment = os.environ | {"PYTHONPATH": str(ROOT)}
+  return subprocess.Popen(
+    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+  )
+
+
+def run(*flags):
+  process = start(*flags)
+  out, err = process.communicate(timeout=60)
+  return process.returncode, out, err
+
+
+@pytest.fixture
+def source(tmp_path, raw_rows):
+  """Upstream's four files in its own layout, with the list of test problems."""
+  folder = tmp_path / "prm800k"
+  (folder / "data").mkdir(parents=True)
+  for phase in (1, 2):
+    for split, rows in raw_rows.items():
+      text = "".join(json.dumps(row) + "\n" for row in rows)
+      (folder / "data" / f"phase{phase}_{split}.jsonl").write_text(text)
+  return folder
+
+
+def leftovers(folder):
+  return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_the_command(tmp_path, source):
+  """One command writes the dataset and a manifest whose numbers add up, and prints where."""
+  output = tmp_path / "out"
+  code, out, err = run(
+    "--dataset=prm800k", f"--source={source}", f"--output={output}", "--recipe=paper"
+  )
+  assert code == 0, err
+  assert f"manifest  {output / 'manifest.json'}" in out
+  assert "warning: no math_splits/test.jsonl" in err
+  manifest = json.loads((output / "manifest.json").read_text())
+  train, test = manifest["splits"]["train"], manifest["splits"]["test"]
+  # 3 rows in each phase; the problem "What is 2 + 3?" of one is in the test split
+  assert train["rows"] == {"read": 6, "kept": 4}
+  assert train["dropped"] == {"test_problem": 2}
+  assert train["labels"] == {"1": 6, "0": 0, "-1": 0}
+  assert train["labels_dropped"] == {"test_problem": 8, "unrated": 4}
+  assert train["unlabelled_steps"] == 2
+  assert train["duplicates"] == 2
+  assert train["by_phase"]["1"] == {"rows_read": 3, "rows_kept": 2, "1": 3}
+  assert train["outcome"]["right"] == 2
+  assert manifest["test_problems"] == ["What is 2 + 3?"]
+  assert test["rows"] == {"read": 4, "kept": 2}
+  assert test["by_finish_reason"]["give_up"] == {"rows_read": 2, "rows_kept": 0}
+  assert manifest["total"]["rows"] == {"read": 10, "kept": 6}
+  assert manifest["source"]["data/phase1_train.jsonl"]["is_upstream"] is False
+  assert conversion.recipe_of(manifest) == conversion.RECIPES["paper"]
+  assert len(prm800k.read_rows(output, "train")) == 6  # stored whole, dropped by the recipe
+  assert leftovers(tmp_path) == []
+
+
+def test_options_of_a_recipe(tmp_path, source):
+  """A recipe's options can be changed from the command line, and the manifest says so."""
+  output = tmp_path / "out"
+  code, _, err = run(
+    f"--source={source}",
+    f"--output={output}",
+    "--config=phase2",
+    "--recipe_options.neutral=drop",
+    "--recipe_options.unfinished=keep",
+  )
+  assert code == 0, err
+  manifest = json.loads((output / "manifest.json").read_text())
+  assert manifest["recipe"]["name"] == "paper+options"
+  expected = dataclasses.replace(conversion.RECIPES["paper"], neutral="drop", unfinished="keep")
+  assert conversion.recipe_of(manifest) == expected
+  assert set(manifest["source"]) == {"data/phase2_train.jsonl", "data/phase2_test.jsonl"}
+
+
+def test_problems_of_math_splits_do_not_train(tmp_path, source):
+  """Training rows of the 500 test problems are dropped and listed."""
+  problem = {"problem": "Add 2 to  3.", "solution": "", "answer": "5", "subject": "", "level": 1}
+  (source / "math_splits").mkdir()
+  (source / "math_splits" / "test.jsonl").write_text(json.dumps(problem | {"unique_id": ""}) + "\n")
+  for folder in (source, source / "data"):
+    manifest = prepare.prepare_prm800k(tmp_path / folder.name / "o", source=folder)
+    assert manifest["test_problems"] == ["Add 2 to 3.", "What is 2 + 3?"]
+    assert manifest["splits"]["train"]["dropped"] == {"test_problem": 4}
+
+
+def test_bad_records_fail_or_are_counted(tmp_path, source):
+  """A bad record stops the command and leaves nothing; under skip it is counted and quoted."""
+  file = source / "data" / "phase2_train.jsonl"
+  row = json.dumps(conftest.outcome_row()).replace('"rating": 1', '"rating": 2', 1)
+  file.write_text(file.read_text() + row + "\n")
+  flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
+  code, _, err = run(*flags)
+  assert code == 1
+  expected = f"prepare_data: {file}:4: label.steps[0].completions[0].rating is 2; expected -1, 0, 1"
+  assert expected in err
+  assert "Traceback" not in err
+  assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
+  code, out, err = run(*flags, "--on_bad_record=skip")
+  assert code == 0, err
+  assert "rating is 2" in out
+  manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+  assert manifest["bad_records"]["count"] == 1
+  train = manifest["splits"]["train"]
+  assert train["dropped"]["bad_record"] == 1
+  assert train["rows"]["read"] == train["rows"]["kept"] + sum(train["dropped"].values()) == 7
+
+
+def test_existing_output(tmp_path, source):
+  """An earlier output is replaced only on request, and nothing else is ever replaced."""
+  output = tmp_path / "out"
+  prepare.prepare_prm800k(output, source=source)
+  with pytest.raises(FileExistsError, match="give --overwrite=True"):
+    prepare.prepare_prm800k(output, source=source)
+  (output / "mark").touch()
+  prepare.prepare_prm800k(output, source=source, overwrite=True)
+  assert not (output / "mark").exists() and leftovers(tmp_path) == []
+  with pytest.raises(FileExistsError, match="not an earlier output"):
+    prepare.prepare_prm800k(source, source=source, overwrite=True)
+  empty = tmp_path / "empty"
+  empty.mkdir()
+  prepare.prepare_prm800k(empty, source=source)
+
+
+def test_a_failed_overwrite_keeps_the_earlier_output(tmp_path, source):
+  """Where the new conversion fails, the old dataset is still there."""
+  output = tmp_path / "out"
+  prepare.prepare_prm800k(output, source=source)
+  (source / "data" / "phase1_test.jsonl").write_text("{}\n")
+  with pytest.raises(prm800k.BadRecord):
+    prepare.prepare_prm800k(output, source=source, overwrite=True)
+  assert len(prm800k.read_rows(output, "test")) == 4
+
+
+def test_killed_midway(tmp_path, source):
+  """SIGKILL in the middle leaves no half dataset, and the next run succeeds and tidies up."""
+  file = source / "data" / "phase2_train.jsonl"
+  file.write_text(file.read_text() * 2000)
+  output = tmp_path / "out"
+  process = start(f"--source={source}", f"--output={output}")
+  deadline = time.monotonic() + 50
+  while not leftovers(tmp_path) and time.monotonic() < deadline:
+    time.sleep(0.01)
+  time.sleep(0.3)
+  assert process.poll() is None, process.communicate()
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  assert not output.exists()
+  assert len(leftovers(tmp_path)) == 1
+  file.write_text(json.dumps(conftest.outcome_row()) + "\n")
+  code, _, err = run(f"--source={source}", f"--output={output}")
+  assert code == 0, err
+  assert leftovers(tmp_path) == []
+
+
+def test_generated_rows(tmp_path, raw_rows):
+  """Rows from a generator get the same manifest."""
+  manifest = prepare.prepare_rows(
+    tmp_path / "out", arithmetic_dataset_builder.Builder, {k: iter(v) for k, v in raw_rows.items()}
+  )
+  assert manifest["dataset"] == "arithmetic"
+  assert manifest["splits"]["train"]["rows"] == {"read": 3, "kept": 2}
+  assert manifest["splits"]["train"]["by_phase"].keys() == {"2"}
+
+
+def test_wrong_flags(tmp_path):
+  """A source that is not there, or lacks files, is named with what to do."""
+  code, _, err = run(f"--source={tmp_path / 'nowhere'}", f"--output={tmp_path / 'out'}")
+  assert code == 1 and "nowhere is not a folder; give the one that holds data/phase1_train" in err
+  code, _, err = run(f"--source={tmp_path}", f"--output={tmp_path / 'out'}", "--config=phase1")
+  assert code == 1 and "lacks data/phase1_train.jsonl, data/phase1_test.jsonl" in err
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.shared_data
+def test_the_real_sample(tmp_path, prm800k_sample):
+  """The real rows are prepared whole, with no training problem among the test problems."""
+  manifest = prepare.prepare_prm800k(tmp_path / "out", source=prm800k_sample)
+  assert manifest["total"]["rows"] == {"read": 940, "kept": 933}
+  assert manifest["total"]["labels"] == {"1": 5722, "0": 479, "-1": 857}
+  assert manifest["test_problems"] == []
+  assert manifest["test_problems_from"].endswith("math_splits/test.jsonl")
+  manifest = prepare.prepare_math_splits(tmp_path / "math", source=prm800k_sample)
+  assert manifest["splits"] == {"test": {"rows": {"read": 500, "kept": 500}}}
+  assert manifest["source"]["math_splits/test.jsonl"]["is_upstream"] is True

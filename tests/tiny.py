@@ -1,0 +1,96 @@
+"""A tokenizer, step trees and a model small enough for every test."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+from flax import nnx
+from hypothesis import strategies as st
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import trees
+from prm_jax.training import step as step_lib
+from prm_jax.types import StepContract, StepTree
+
+MODEL = config_lib.Model(
+  width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp_width=24, embedding_std=1.0
+)
+
+
+class Bytes:
+  """UTF-8 bytes as tokens: id 1 starts a sequence, byte b is b + 2."""
+
+  vocab_size = 258
+  bos_id = 1
+  hash = "bytes"
+
+  def encode(self, text: str) -> list[int]:
+    return [b + 2 for b in text.encode()]
+
+  def decode(self, ids) -> str:
+    return bytes(i - 2 for i in ids if i >= 2).decode()
+
+
+TOKENIZER = Bytes()
+
+
+def contract(objective: str = "process") -> StepContract:
+  return trees.step_contract(TOKENIZER, "\n", objective, "paper")
+
+
+@st.composite
+def step_trees(draw, max_steps: int = 6) -> StepTree:
+  """Random trees in preorder, some steps without a label."""
+  count = draw(st.integers(1, max_steps))
+  parents, path = [], [-1]
+  for i in range(count):
+    at = draw(st.integers(0, len(path) - 1))
+    parents.append(path[at])
+    path = path[: at + 1] + [i]
+  text = st.text("abc", min_size=1, max_size=3)
+  labels = draw(st.lists(st.sampled_from([-1, 0, 1, None]), min_size=count, max_size=count))
+  labels[draw(st.integers(0, count - 1))] = 1  # at least one
+  return StepTree(
+    problem=draw(text),
+    steps=tuple(draw(text) for _ in range(count)),
+    parents=tuple(parents),
+    labels=tuple(labels),
+    outcome=draw(st.booleans()),
+  )
+
+
+def flatten(tree: StepTree) -> list[StepTree]:
+  """Each labelled step alone, at the end of its own chain: what a tree must be equal to."""
+  chains = []
+  for i, label in enumerate(tree.labels):
+    if label is None:
+      continue
+    path = [i]
+    while tree.parents[path[0]] >= 0:
+      path.insert(0, tree.parents[path[0]])
+    chains.append(
+      dataclasses.replace(
+        tree,
+        steps=tuple(tree.steps[j] for j in path),
+        parents=tuple(range(-1, len(path) - 1)),
+        labels=(None,) * (len(path) - 1) + (label,),
+      )
+    )
+  return chains
+
+
+@functools.cache
+def model(seed: int = 0, num_classes: int = 3):
+  """(graph, parameters) with a head that is not zero."""
+  graphdef = step_lib.graph(MODEL, TOKENIZER.vocab_size, num_classes)
+  params = step_lib.init_params(
+    jax.random.key(seed), config=MODEL, vocab_size=TOKENIZER.vocab_size, num_classes=num_classes
+  )
+  params["head"] = jax.random.normal(jax.random.key(seed + 1), params["head"].shape)
+  return graphdef, params
+
+
+def merged(seed: int = 0):
+  return nnx.merge(*model(seed))
