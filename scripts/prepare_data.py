@@ -1,6 +1,7 @@
 """A dataset's files (or their download) -> TFDS array_record and manifest.json.
 
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=DIR
+  python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=DIR
 
 Without --source the files are downloaded (prm800k: 477 MB, kept in --download_dir) and verified.
 The full PRM800K (101,599 rows) takes about 5 minutes.
@@ -16,6 +17,7 @@ from typing import Literal
 
 import tyro
 
+from prm_jax.datasets import arithmetic
 from prm_jax.input_pipeline import prepare
 from prm_jax.input_pipeline.conversion import RECIPES, Recipe
 
@@ -46,6 +48,8 @@ class Args:
   """Replace an earlier output."""
   download_dir: pathlib.Path = prepare.DOWNLOADS
   """Where downloaded files are kept."""
+  arithmetic: arithmetic.Generator = arithmetic.Generator()
+  """What to generate, for --dataset=arithmetic."""
 
 
 def main(args: Args) -> None:
@@ -70,16 +74,17 @@ def main(args: Args) -> None:
       download_dir=args.download_dir,
     )
   else:
-    from prm_jax.datasets import arithmetic
-
     manifest = prepare.prepare_rows(
       args.output,
       arithmetic.Builder,
-      arithmetic.splits(),
+      args.arithmetic.rows(),
       recipe_name=args.recipe + "+options" * bool(options),
       recipe=recipe,
       overwrite=args.overwrite,
+      beside=args.arithmetic.write_candidates,
     )
+    for split in arithmetic.HELD_OUT:
+      print(f"candidates {args.output}/candidates_{split}.jsonl")
   print(table(manifest))
   print(f"dataset   {args.output / manifest['data']}")
   print(f"manifest  {args.output / prepare.MANIFEST}")

@@ -54,7 +54,8 @@ def main() -> None:
           for number, _, record in chunk
         ]
         scores = scorer.probabilities(solutions)
-        for (_, _, record), probabilities in zip(chunk, scores):
+        for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
+          record["steps"] = texts
           chance = float(np.prod(probabilities[:, right].sum(1)))
           if process:
             record["rating_probs"] = [

@@ -6,6 +6,8 @@ any machine.  Tests marked `shared_data` read the folder beside the checkout tha
 
 import os
 import pathlib
+import shutil
+import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -13,6 +15,10 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
+# Tests compile the same small programs again and again: once a session and worker is enough.
+CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
+jax.config.update("jax_compilation_cache_dir", CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
 MISSING = f"{SHARED} is missing: it holds real data that is not part of the project"
@@ -24,6 +30,10 @@ def pytest_collection_modifyitems(items):
   for item in items:
     if "shared_data" in item.keywords:
       item.add_marker(pytest.mark.skip(reason=MISSING))
+
+
+def pytest_unconfigure():
+  shutil.rmtree(CACHE, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -146,3 +156,19 @@ def outcome_row():
     pre_generated_answer="5",
     pre_generated_verifier_score=1,
   )
+
+
+@pytest.fixture(scope="session")
+def arithmetic_data(tmp_path_factory):
+  """A small generated dataset, prepared as by scripts/prepare_data.py, with its tokenizer."""
+  from prm_jax.datasets import arithmetic
+  from prm_jax.input_pipeline import labelled_rows, prepare, tokenizers
+
+  directory = tmp_path_factory.mktemp("arithmetic") / "data"
+  generator = arithmetic.Generator(train_problems=30, test_problems=6, dev_problems=5, candidates=8)
+  prepare.prepare_rows(
+    directory, arithmetic.Builder, generator.rows(), beside=generator.write_candidates
+  )
+  texts = labelled_rows.texts(directory, "train", 100)
+  tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
+  return directory

@@ -11,7 +11,7 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -98,13 +98,18 @@ def prepare_rows(
   recipe_name: str = "paper",
   recipe: conversion.Recipe | None = None,
   overwrite: bool = False,
+  beside: Callable[[pathlib.Path], Any] = lambda directory: None,
 ) -> dict[str, Any]:
-  """As `prepare_prm800k`, for generated rows: `builder(rows=rows)`, `rows` by split."""
+  """As `prepare_prm800k`, for generated rows: `builder(rows=rows)`, `rows` by split.
+
+  `beside(directory)` writes further files into the output, such as candidates to rerank.
+  """
   recipe = recipe or conversion.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
     writer = builder(rows=rows, data_dir=temporary)
     _build(writer, DOWNLOADS)
     manifest = summarize(temporary, writer, recipe_name, recipe, set())
+    beside(temporary)
     _write_manifest(temporary, manifest)
   return manifest
 

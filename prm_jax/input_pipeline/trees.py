@@ -67,6 +67,13 @@ def encode(tree: StepTree, tokenizer: Tokenizer, contract: StepContract) -> Toke
   return dataclasses.replace(tokens, read_positions=_int32(reads), read_targets=_int32(targets))
 
 
+def last_read(tree: TokenTree) -> TokenTree:
+  """The tree with its last read only: where an outcome model's verdict stands."""
+  return dataclasses.replace(
+    tree, read_positions=tree.read_positions[-1:], read_targets=tree.read_targets[-1:]
+  )
+
+
 def encode_candidate(
   problem: str, steps: Sequence[str], tokenizer: Tokenizer, contract: StepContract
 ) -> TokenTree:

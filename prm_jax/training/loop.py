@@ -6,6 +6,7 @@ what is due: a line of metrics, an evaluation, a checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -90,14 +91,21 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
     functools.partial(step_lib.read_log_probs, graphdef=graphdef),
     out_shardings=mesh_lib.replicated(mesh),
   )
+  if c.loss.objective == "outcome":
+    last = [trees.last_read(tree) for tree in eval_rows.trees]
+    eval_rows = packing.PackedRows(last, c.data.row_length)
   evaluation = packing.eval_batches(eval_rows, c.train.batch_rows, c.train.eval_rows)
   batches = packing.batches(rows, c.train.batch_rows, c.train.seed)
 
   def on_mesh(batch: Batch) -> Batch:
     return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
 
-  checkpointer = checkpoint_lib.Checkpointer(workdir, c.train.keep)
-  with jax.set_mesh(mesh):
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    # closed, whatever happens: a save under way is finished
+    checkpointer = stack.enter_context(
+      contextlib.closing(checkpoint_lib.Checkpointer(workdir, c.train.keep))
+    )
     latest = checkpointer.latest()
     if latest is None:
       state = jax.jit(init, out_shardings=shardings)(jax.random.key(c.train.seed))
@@ -106,7 +114,7 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
       check_same_run(metadata, latest[1], workdir)
       state = checkpointer.restore(latest[0], abstract)
     step = int(state.step)
-    log = Log(workdir, c.train.steps, step)
+    log = stack.enter_context(contextlib.closing(Log(workdir, c.train.steps, step)))
     log.say(summary(c, train_manifest, params_of(state), mesh, step))
 
     result, window, due = {}, [], None
@@ -119,23 +127,25 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
       if due:  # read the numbers of earlier steps only once the next one is under way
         record(log, clock, *due)
         due = None
-      last = step == c.train.steps
-      if step % c.train.log_every == 0 or last:
+      evaluate_now, save_now = (
+        step % every == 0 or step == c.train.steps
+        for every in (c.train.eval_every, c.train.save_every)
+      )
+      if step % c.train.log_every == 0 or step == c.train.steps:
         due, window = (step, window, {"learning_rate": rates[step - 1].item()}), []
-        if last or step % c.train.eval_every == 0:
-          record(log, clock, *due)
+        if evaluate_now or save_now:
+          record(log, clock, *due)  # before anything that would keep a diverged state
           due = None
-      if step % c.train.eval_every == 0 or last:
+      if evaluate_now:
         result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
         log.write(step, c.data.eval_split, result)
-        clock.restart()
-      if step % c.train.save_every == 0 or last:
+      if save_now:
         checkpointer.save(state, metadata)
-    checkpointer.close()
+      if evaluate_now or save_now:
+        clock.restart()
     if not result:  # the run had ended before
       result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
-    log.close()
   return result
 
 

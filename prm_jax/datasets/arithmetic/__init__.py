@@ -25,14 +25,15 @@ class Generator:
   """All the data of one seed: no problem is in two splits."""
 
   seed: int = 0  # of problems, solutions and temptations
-  train_problems: int = 8000  # one labelled solution each
+  train_problems: int = 4000
+  solutions: int = 2  # labelled solutions of each training problem
   test_problems: int = 100  # held out, for the reported curves
   dev_problems: int = 100  # held out, to tune on
   candidates: int = 1024  # solutions sampled for each held-out problem
 
   def problems(self) -> dict[str, list[solver.Problem]]:
     counts = {"dev": self.dev_problems, "test": self.test_problems, "train": self.train_problems}
-    stream = solver.problems(self.seed, sum(counts.values()))
+    stream = solver.problems(self.seed, 0, sum(counts.values()))
     return {split: list(itertools.islice(stream, n)) for split, n in counts.items()}
 
   def rows(self) -> dict[str, Iterator[dict[str, Any]]]:
@@ -45,7 +46,8 @@ class Generator:
   def _rows(self, problems: list[solver.Problem], stream: int) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng([self.seed, 1, stream])
     for problem in problems:
-      yield solver.make_row(problem, solver.solve(problem, rng))
+      for _ in range(self.solutions):
+        yield solver.make_row(problem, solver.solve(problem, rng))
 
   def write_candidates(self, directory: str | pathlib.Path) -> list[pathlib.Path]:
     """Writes `candidates_dev.jsonl` and `candidates_test.jsonl`: input of scripts/score.py."""

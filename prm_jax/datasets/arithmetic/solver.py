@@ -1,18 +1,23 @@
 """The embedded default: generated arithmetic problems, and a solver that errs like a person.
 
-A problem applies two to five operations to a digit, keeping only the last digit:
+A problem applies two to four operations to a digit, keeping only the last digit.  A step names the
+operation, the value before it and the value after it:
 
-    A times 8          A 3*8=4
-    B add 7            B 4+7=1
-    C less 2           C 1-2=9
-    from 3             # Answer 9
+    A*4                A*4 7->8
+    B+3                B+3 8->1
+    C-2                C-2 1->9
+    from 7             # Answer 9
 
-Each problem tempts its solver in its own ways, drawn once per problem: a clause it tends to misread
-(a misconception, often the likelier reading, so that the commonest answer is wrong), a product it
-tends to get wrong (a slip), a step before which it tends to look up an older value (a wrong copy).
-Whether a temptation wins is drawn anew for each solution.  A step is right when it carries on from
-the value before it, applies the clause as written and computes correctly, so labels are exact.
-Because only the last digit is kept, some wrong chains end in the right answer.
+Each problem tempts its solver in its own ways, drawn once per problem: an operation it tends to
+misread (a misconception, often the likelier reading, so that the commonest answer is wrong), a
+result it tends to get wrong (a slip), a step at which it tends to copy an older value.  Whether a
+temptation wins is drawn anew for each solution.  A step is right when it carries on from the value
+before it, applies the operation as written and computes correctly, so labels are exact.  Because
+only the last digit is kept, some wrong chains end in the right answer.
+
+The labeller rates up to one other completion of each step, as in PRM800K: what the solver writes
+when it tries the step again.  A process model learns slips and wrong copies from such pairs about
+ten times sooner than from single solutions.
 """
 
 from __future__ import annotations
@@ -22,18 +27,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-OPERATIONS = {"times": "*", "add": "+", "less": "-"}
-OPERANDS = (2, 3, 4, 5, 6, 7, 8, 9)
+OPERATIONS = ("*", "+", "-")
+OPERANDS = (2, 3, 4, 5)
 LEVELS = (1, 2, 3, 4, 5)
 LENGTH = {1: 2, 2: 3, 3: 3, 4: 4, 5: 4}  # clauses of a problem, by level
-MISREAD = {1: 0.2, 2: 0.26, 3: 0.34, 4: 0.42, 5: 0.5}  # chance that a clause invites a misreading
-OPERATOR = 0.7  # share of misreadings that take the wrong operator; the rest, a wrong operand
-SLIP = 0.15  # chance that a clause invites a slip in its result
-COPY = 0.15  # chance that a clause invites copying an older value
-MISREAD_RATE = (0.3, 0.95)  # how often the solver gives in, uniform per temptation
-LAPSE_RATE = (0.1, 0.5)  # the same for slips and copies
-RESTATE = 0.08  # chance of a neutral step that only repeats the value
-CONFUSED = {"add": "times", "less": "add", "times": "add"}  # misread operators
+MISREAD = {1: 0.25, 2: 0.3, 3: 0.4, 4: 0.45, 5: 0.5}  # chance that a clause invites a misreading
+OPERATOR = 0.7  # share of misreadings that take the wrong operation; the rest, a wrong operand
+SLIP = 0.13  # chance that a clause invites a slip in its result
+COPY = 0.2  # chance that a clause invites copying an older value
+MISREAD_RATE = (0.3, 0.9)  # how often the solver gives in, uniform per temptation
+LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
+RESTATE = 0.2  # chance of a neutral step somewhere that only repeats the value
+RETRIES = 3  # tries to find another completion of a step
+CONFUSED = {"+": "*", "-": "+", "*": "+"}  # misread operations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Problem:
 
   @property
   def text(self) -> str:
-    lines = [f"{letter(i)} {c.operation} {c.operand}" for i, c in enumerate(self.clauses)]
+    lines = [f"{letter(i)}{c.operation}{c.operand}" for i, c in enumerate(self.clauses)]
     return "\n".join([*lines, f"from {self.start}"])
 
   @property
@@ -73,6 +79,7 @@ class Solution:
   steps: tuple[str, ...]
   ratings: tuple[int, ...]  # of every step, also past the first error
   answer: int
+  alternatives: tuple[tuple[str, int] | None, ...]  # another completion of each step, its rating
 
 
 def letter(i: int) -> str:
@@ -80,14 +87,14 @@ def letter(i: int) -> str:
 
 
 def apply(operation: str, value: int, operand: int) -> int:
-  result = {"times": value * operand, "add": value + operand, "less": value - operand}[operation]
+  result = {"*": value * operand, "+": value + operand, "-": value - operand}[operation]
   return result % 10
 
 
 def make_problem(rng: np.random.Generator, level: int) -> Problem:
   clauses = []
   for i in range(LENGTH[level]):
-    operation = str(rng.choice(list(OPERATIONS)))
+    operation = str(rng.choice(OPERATIONS))
     operand = int(rng.choice(OPERANDS))
     if rng.random() < OPERATOR:
       misread = (CONFUSED[operation], operand)
@@ -99,7 +106,7 @@ def make_problem(rng: np.random.Generator, level: int) -> Problem:
         operand=operand,
         misread=misread,
         misread_rate=rng.uniform(*MISREAD_RATE) * (rng.random() < MISREAD[level]),
-        slip=int(rng.choice([-2, -1, 1, 2])),
+        slip=int(rng.choice([-1, 1])),
         slip_rate=rng.uniform(*LAPSE_RATE) * (rng.random() < SLIP),
         copy_rate=rng.uniform(*LAPSE_RATE) * (i > 0 and rng.random() < COPY),
       )
@@ -107,37 +114,67 @@ def make_problem(rng: np.random.Generator, level: int) -> Problem:
   return Problem(start=int(rng.integers(1, 10)), clauses=tuple(clauses), level=level)
 
 
+def write_step(
+  i: int, clause: Clause, value: int, older: int, chance: np.ndarray
+) -> tuple[str, int, int]:
+  """One try at clause i after `value`: the text, its rating and the result.
+
+  Args:
+    older: the value before `value`, which may be copied in its place.
+    chance: three numbers in [0, 1) that decide which temptations win.
+  """
+  operation, operand = clause.operation, clause.operand
+  if chance[0] < clause.misread_rate:
+    operation, operand = clause.misread
+  read = older if chance[1] < clause.copy_rate else value
+  result = apply(operation, read, operand)
+  if chance[2] < clause.slip_rate:
+    result = (result + clause.slip) % 10
+  right = (operation, operand, read) == (clause.operation, clause.operand, value)
+  right = right and result == apply(operation, read, operand)
+  return f"{letter(i)}{operation}{operand} {read}->{result}", 1 if right else -1, result
+
+
 def solve(problem: Problem, rng: np.random.Generator) -> Solution:
   """One sampled solution, with the exact rating of each step."""
-  steps, ratings = [], []
+  steps, ratings, alternatives = [], [], []
+
+  def add(text, rating, alternative=None):
+    steps.append(text)
+    ratings.append(rating)
+    alternatives.append(alternative)
+
   value, older = problem.start, problem.start
-  chance = rng.random((len(problem.clauses), 4))
+  count = len(problem.clauses)
+  chance = rng.random((count, 1 + RETRIES, 3))
+  restated = rng.integers(count) if rng.random() < RESTATE else None
   for i, clause in enumerate(problem.clauses):
-    operation, operand = clause.operation, clause.operand
-    if chance[i, 0] < clause.misread_rate:
-      operation, operand = clause.misread
-    read = older if chance[i, 1] < clause.copy_rate else value
-    result = apply(operation, read, operand)
-    if chance[i, 2] < clause.slip_rate:
-      result = (result + clause.slip) % 10
-    right = (operation, operand, read) == (clause.operation, clause.operand, value) and (
-      result == apply(operation, read, operand)
-    )
-    steps.append(f"{letter(i)} {read}{OPERATIONS[operation]}{operand}={result}")
-    ratings.append(1 if right else -1)
+    tries = [write_step(i, clause, value, older, c) for c in chance[i]]
+    text, rating, result = tries[0]
+    others = [(other, its) for other, its, _ in tries[1:] if other != text]
+    add(text, rating, others[0] if others else None)
     older, value = value, result
-    if chance[i, 3] < RESTATE:
-      steps.append(f"now {value}")
-      ratings.append(0)
-  steps.append(f"# Answer\n\n{value}")
-  ratings.append(1)
-  return Solution(tuple(steps), tuple(ratings), value)
+    if i == restated:
+      add(f"now {value}", 0)
+  add(f"# Answer\n\n{value}", 1)
+  return Solution(tuple(steps), tuple(ratings), value, tuple(alternatives))
 
 
-def make_row(problem: Problem, solution: Solution, problem_index: int) -> dict:
+def make_row(problem: Problem, solution: Solution) -> dict:
   """The solution as a row of PRM800K's phase 2: labelled up to and including the first error."""
   wrong = [i for i, rating in enumerate(solution.ratings) if rating == -1]
-  labelled = solution.ratings[: wrong[0] + 1] if wrong else solution.ratings
+  labelled = wrong[0] + 1 if wrong else len(solution.steps)
+
+  def step(i: int) -> dict:
+    completions = [(solution.steps[i], solution.ratings[i])]
+    if solution.alternatives[i] is not None:
+      completions.append(solution.alternatives[i])
+    return {
+      "completions": [{"text": t, "rating": r, "flagged": False} for t, r in completions],
+      "human_completion": None,
+      "chosen_completion": None if solution.ratings[i] == -1 else 0,
+    }
+
   return {
     "labeler": "arithmetic",
     "timestamp": "1970-01-01T00:00:00",
@@ -153,14 +190,7 @@ def make_row(problem: Problem, solution: Solution, problem_index: int) -> dict:
       "pre_generated_verifier_score": None,
     },
     "label": {
-      "steps": [
-        {
-          "completions": [{"text": text, "rating": rating, "flagged": False}],
-          "human_completion": None,
-          "chosen_completion": None if rating == -1 else 0,
-        }
-        for text, rating in zip(solution.steps, labelled)
-      ],
+      "steps": [step(i) for i in range(labelled)],
       "total_time": 0,
       "finish_reason": "found_error" if wrong else "solution",
     },
@@ -170,9 +200,13 @@ def make_row(problem: Problem, solution: Solution, problem_index: int) -> dict:
 def problems(seed: int, stream: int, count: int) -> Iterator[Problem]:
   """`count` distinct problems; levels in turn.  Streams of one seed are independent."""
   rng = np.random.default_rng([seed, stream])
-  seen = set()
+  seen, misses = set(), 0
   while len(seen) < count:
     problem = make_problem(rng, LEVELS[len(seen) % len(LEVELS)])
-    if problem.text not in seen:
-      seen.add(problem.text)
-      yield problem
+    if problem.text in seen:
+      misses += 1
+      if misses > 100 * count:
+        raise ValueError(f"there are not {count} distinct problems (level 1 has 1296)")
+      continue
+    seen.add(problem.text)
+    yield problem

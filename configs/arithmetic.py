@@ -1,0 +1,7 @@
+"""placeholder --config=configs/arithmetic.py"""
+
+from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
+
+
+def config() -> Experiment:
+  return Experiment()

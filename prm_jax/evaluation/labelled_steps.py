@@ -1,0 +1,96 @@
+"""Step-level evaluation on labelled solutions, such as PRM800K's test split."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from prm_jax.input_pipeline import labelled_rows, trees
+from prm_jax.scoring.score import ContractError, Scorer
+from prm_jax.training import metrics as metrics_lib
+
+
+def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[str, Any]:
+  """Metrics of a model on one split of a prepared dataset.
+
+  A process model is read after every labelled step, an outcome model at the end of each solution.
+
+  Returns:
+    The keys of `training.metrics.step_metrics` (or `outcome_metrics`), and `calibration`: for each
+    of ten bins of the probability of "not wrong", its count, mean probability and share not wrong.
+
+  Raises:
+    ContractError: the data was prepared by another recipe than the model's training data.
+    FileNotFoundError: no prepared dataset in `directory`.
+    ValueError: the split is not there, or holds nothing to evaluate on.
+  """
+  contract = scorer.contract
+  recipe = labelled_rows.read_manifest(directory)["recipe"]["name"]
+  if recipe != contract.recipe:
+    raise ContractError(
+      f"{directory} was prepared with --recipe={recipe}, the model's training data with "
+      f"{contract.recipe}: their labels mean different things"
+    )
+  solutions, _ = labelled_rows.examples(directory, split, contract.objective)
+  if not solutions:
+    raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
+  encoded = [trees.encode(tree, scorer.tokenizer, contract) for tree in solutions]
+  if contract.objective == "outcome":
+    encoded = [trees.last_read(tree) for tree in encoded]
+  probabilities = np.concatenate(scorer.read(encoded))
+  targets = np.concatenate([tree.read_targets for tree in encoded])
+  if contract.objective == "process":
+    result = metrics_lib.step_metrics(probabilities, targets - 1)
+    score, right = 1 - probabilities[:, 0], targets != 0
+  else:
+    result = metrics_lib.outcome_metrics(probabilities, targets)
+    score, right = probabilities[:, 1], targets == 1
+  return {
+    "split": split,
+    "solutions": len(solutions),
+    "objective": contract.objective,
+    "checkpoint_step": scorer.step,
+    **result,
+    "calibration": calibration(score, right),
+  }
+
+
+def calibration(score: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+  """The bins behind the expected calibration error; empty ones are left out."""
+  bins = np.clip((score * metrics_lib.BINS).astype(int), 0, metrics_lib.BINS - 1)
+  return [
+    {
+      "low": b / metrics_lib.BINS,
+      "high": (b + 1) / metrics_lib.BINS,
+      "count": int((bins == b).sum()),
+      "mean_probability": float(score[bins == b].mean()),
+      "share_not_wrong": float(right[bins == b].mean()),
+    }
+    for b in np.unique(bins)
+  ]
+
+
+def table(result: dict[str, Any]) -> str:
+  """The result, for people."""
+
+  def number(value):
+    return "-" if value is None else f"{value:.3f}"
+
+  lines = [
+    f"{result['split']}: {result['count']:,} labels of {result['solutions']:,} solutions, "
+    f"checkpoint at step {result['checkpoint_step']}",
+    f"AUROC {number(result['auroc'])}   accuracy {number(result['accuracy'])}   "
+    f"log-likelihood {number(-result['nll'])} nats   calibration error {number(result['ece'])}",
+    "class      labels  accuracy",
+  ]
+  for name, count in result["count_by_class"].items():
+    lines.append(f"{name:>5}{count:12,}{number(result['accuracy_by_class'][name]):>10}")
+  lines.append("P(not wrong)   steps  mean P  not wrong")
+  for b in result["calibration"]:
+    lines.append(
+      f"{b['low']:.1f} - {b['high']:.1f}{b['count']:10,}{b['mean_probability']:8.3f}"
+      f"{b['share_not_wrong']:11.3f}"
+    )
+  return "\n".join(lines)

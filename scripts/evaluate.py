@@ -1,0 +1,46 @@
+"""Step-level evaluation of a trained model on a benchmark's labels.
+
+  python scripts/evaluate.py --checkpoint=runs/prm --benchmark=prm800k --data_dir=data/prm800k \
+    --output=evaluation.json
+
+prm800k: the test split of a dataset written by prepare_data.py, labels by the recipe the model was
+trained with: negative log-likelihood, accuracy by class, step AUROC (is the step right?), expected
+calibration error with its bins.  No solution is cut: long ones are scored in longer rows.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Literal
+
+from prm_jax import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  checkpoint: str  # work directory of train.py
+  data_dir: pathlib.Path  # the benchmark's data
+  output: pathlib.Path  # JSON with every number
+  benchmark: Literal["prm800k"] = "prm800k"
+  split: str = "test"  # of the prepared dataset
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  from prm_jax import json_lines
+  from prm_jax.evaluation import labelled_steps
+  from prm_jax.scoring.score import Scorer
+
+  try:
+    scorer = Scorer.load(args.checkpoint)
+    result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
+    with json_lines.written(args.output) as out:
+      out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")
+  except (ValueError, OSError) as error:
+    raise SystemExit(f"evaluate.py: {error}") from error
+  print(labelled_steps.table(result))
+  print(f"-> {args.output}")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,167 @@
+"""Tokenizers, trees, packing: text becomes rows without losing or moving anything."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax.datasets import prm800k
+from prm_jax.input_pipeline import conversion, packing, tokenizers, trees
+from prm_jax.types import StepTree
+
+CORPUS = ["Let $x = 12345$.", "So\n\n# Answer\n\n42", "  two  spaces\tand a tab", "π ≈ 3.14 ▁"] * 9
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_path(tmp_path_factory):
+  path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+  tokenizers.train_sentencepiece(CORPUS, path, vocab_size=400)
+  return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(sentencepiece_path):
+  return tokenizers.SentencePiece(sentencepiece_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=40))
+def test_text_round_trips(tokenizer, text):
+  """decode(encode(x)) == x for any Unicode: white space, newlines, SentencePiece's own marks."""
+  assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_pieces_encoded_apart_decode_joined(tokenizer, left, right):
+  """Joining ids joins texts, so steps and separators may be encoded apart."""
+  assert tokenizer.decode(tokenizer.encode(left) + tokenizer.encode(right)) == left + right
+
+
+def test_digits_and_newlines_are_tokens_of_their_own(tokenizer):
+  """Numbers are read digit by digit, and a newline is never merged into a step."""
+  assert len(tokenizer.encode("12345")) == 5
+  assert len(tokenizer.encode("\n\n")) == 2
+
+
+def test_training_a_tokenizer_is_deterministic(tokenizer, tmp_path):
+  """The same corpus gives the same file: the hash in the step contract can be reproduced."""
+  again = tokenizers.train_sentencepiece(CORPUS, tmp_path / "again.model", vocab_size=400)
+  assert again.hash == tokenizer.hash
+
+
+def test_other_files_are_refused(tmp_path):
+  """A missing file says how to make one; another format is named as such."""
+  with pytest.raises(FileNotFoundError, match=r"train_tokenizer\.py"):
+    tokenizers.SentencePiece(tmp_path / "none.model")
+  (tmp_path / "text.model").write_text("hello")
+  with pytest.raises(ValueError, match="not a SentencePiece model"):
+    tokenizers.SentencePiece(tmp_path / "text.model")
+
+
+def test_layout_of_a_tree():
+  """Preorder tokens, depth as position, and the read at each labelled step's separator."""
+  tree = StepTree("p", ("a", "b", "cc"), (-1, -1, 1), (-1, None, 1))
+  t = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
+  assert tiny.TOKENIZER.decode(t.tokens) == "p\na\nb\ncc\n"
+  assert t.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
+  assert t.subtree_end.tolist() == [10, 10, 10, 5, 5, 10, 10, 10, 10, 10]
+  assert t.previous.tolist() == [-1, -1, -1, 2, 3, 2, 5, 6, 7, 8]
+  assert t.read_positions.tolist() == [4, 9]
+  assert t.read_targets.tolist() == [0, 2]
+
+
+@settings(max_examples=100, deadline=None)
+@given(tiny.step_trees())
+def test_visible_tokens_are_the_path(tree):
+  """The rule j <= i < subtree_end[j] selects exactly the text before a token on its own path."""
+  t = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
+  for chain in tiny.flatten(tree):
+    alone = trees.encode(chain, tiny.TOKENIZER, tiny.contract())
+    found = False
+    for i in t.read_positions:
+      seen = [j for j in range(i + 1) if i < t.subtree_end[j]]
+      found |= t.tokens[seen].tolist() == alone.tokens.tolist()
+      assert t.positions[seen].tolist() == list(range(len(seen)))
+      assert all(t.previous[j] in (-1, seen[k - 1]) for k, j in enumerate(seen))
+    assert found
+
+
+def test_outcome_is_trained_on_every_solution_token():
+  """The ORM has the solution's label at each of its tokens and at none of the problem's."""
+  tree = StepTree("pp", ("a", "b"), (-1, 0), (None, None), outcome=True)
+  t = trees.encode(tree, tiny.TOKENIZER, tiny.contract("outcome"))
+  assert t.read_positions.tolist() == list(range(4, 8))
+  assert set(t.read_targets.tolist()) == {1}
+  with pytest.raises(ValueError, match="no outcome"):
+    unknown = dataclasses.replace(tree, outcome=None, source="f:3")
+    trees.encode(unknown, tiny.TOKENIZER, tiny.contract("outcome"))
+
+
+def test_candidates_are_read_where_training_read():
+  """Scoring and training agree on every position: that is the step contract."""
+  steps = ("a", "bb", "c")
+  tree = StepTree("p", steps, (-1, 0, 1), (1, 1, -1), outcome=False)
+  for objective in ("process", "outcome"):
+    contract = tiny.contract(objective)
+    trained = trees.encode(tree, tiny.TOKENIZER, contract)
+    scored = trees.encode_candidate("p", steps, tiny.TOKENIZER, contract)
+    np.testing.assert_array_equal(trained.tokens, scored.tokens)
+    reads = trained.read_positions if objective == "process" else trained.read_positions[-1:]
+    np.testing.assert_array_equal(reads, scored.read_positions)
+
+
+def test_a_long_example_is_cut_at_a_step_and_reported():
+  """What does not fit loses whole steps from the end; labels that stay keep their step."""
+  tree = StepTree("p", ("aaaa", "bbbb", "cccc"), (-1, 0, 1), (1, 0, -1))
+  t, dropped = trees.cut(tree, tiny.TOKENIZER, tiny.contract(), 13)
+  assert (dropped, t.read_targets.tolist()) == (1, [2, 1])
+  assert tiny.TOKENIZER.decode(t.tokens) == "p\naaaa\nbbbb\n"
+  assert trees.cut(tree, tiny.TOKENIZER, tiny.contract(), 5) == (None, 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 50), max_size=60))
+def test_a_plan_places_every_example_once(lengths):
+  """No example is lost or doubled, and no row overflows."""
+  rows = packing.plan(lengths, 50)
+  assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+  assert all(sum(lengths[i] for i in row) <= 50 for row in rows)
+
+
+def test_rows_are_a_pure_function_of_their_index():
+  """Batches by step: asked in any order, or by another process, they are the same."""
+  encoded = [
+    trees.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
+    for n in range(1, 30)
+  ]
+  first, second = (
+    packing.batches(packing.PackedRows(encoded, 40), batch_rows=3, seed=5) for _ in range(2)
+  )
+  for step in (17, 0, 3):
+    np.testing.assert_array_equal(first[step].tokens, second[step].tokens)
+  per_epoch = len(packing.PackedRows(encoded, 40))
+  seen = np.concatenate([first[step].tokens for step in range(per_epoch)])
+  rows, counts = np.unique(seen, axis=0, return_counts=True)
+  assert len(rows) == per_epoch and set(counts) == {3}  # three epochs of three rows a step
+
+
+@pytest.mark.shared_data
+def test_real_rows_fill_97_percent(prm800k_sample, tmp_path):
+  """A training epoch of the real sample at row length 2048 is at most 3 % padding."""
+  records = [
+    record
+    for name in ("phase1_train.jsonl", "phase2_train.jsonl")
+    for record in prm800k.read_records(prm800k_sample / name)
+  ]
+  solutions, _ = conversion.convert_all(records, conversion.RECIPES["paper"])
+  text = [part for tree in solutions for part in (tree.problem, *tree.steps)]
+  tokenizer = tokenizers.train_sentencepiece(text, tmp_path / "t.model", vocab_size=2000)
+  contract = trees.step_contract(tokenizer, "\n\n", "process", "paper")
+  encoded = [trees.cut(tree, tokenizer, contract, 2048)[0] for tree in solutions]
+  assert None not in encoded
+  assert packing.PackedRows(encoded, 2048).fill >= 0.97
+  assert all(tokenizer.decode(tokenizer.encode(part)) == part for part in text)

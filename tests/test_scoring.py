@@ -1,0 +1,179 @@
+"""Scoring: the same numbers whatever the company, and never under another contract."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny
+
+from prm_jax import config as config_lib
+from prm_jax.evaluation import labelled_steps
+from prm_jax.scoring import candidates
+from prm_jax.scoring.score import ContractError, Scorer
+from prm_jax.training import loop
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def train(arithmetic_data, workdir, objective):
+  loop.run(
+    config_lib.Experiment(
+      data=config_lib.Data(
+        directory=str(arithmetic_data),
+        tokenizer=str(arithmetic_data / "tokenizer.model"),
+        separator="\n",
+        row_length=128,
+      ),
+      model=tiny.MODEL,
+      loss=config_lib.Loss(objective=objective),
+      optim=config_lib.Optim(learning_rate=3e-3, warmup_steps=2),
+      train=config_lib.Train(steps=3, batch_rows=8),
+    ),
+    workdir,
+  )
+  return workdir
+
+
+@pytest.fixture(scope="session")
+def process_run(arithmetic_data, tmp_path_factory):
+  return train(arithmetic_data, tmp_path_factory.mktemp("process"), "process")
+
+
+@pytest.fixture(scope="session")
+def outcome_run(arithmetic_data, tmp_path_factory):
+  return train(arithmetic_data, tmp_path_factory.mktemp("outcome"), "outcome")
+
+
+@pytest.fixture
+def samples(arithmetic_data):
+  lines = (arithmetic_data / "candidates_test.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def test_a_score_does_not_depend_on_the_others(process_run, samples):
+  """Alone, among others, or repeated: the same probabilities to float32's last digits."""
+  scorer = Scorer.load(process_run)
+  solutions = [(s["problem"], tuple(s["steps"])) for s in samples]
+  together = scorer.probabilities(solutions + solutions[:3])
+  assert all(p.shape == (len(steps), 3) for p, (_, steps) in zip(together, solutions))
+  np.testing.assert_allclose(np.concatenate(together).sum(1), 1, rtol=1e-6)
+  for i in (0, 7, 20):
+    np.testing.assert_allclose(scorer.probabilities([solutions[i]])[0], together[i], rtol=1e-5)
+  for again, first in zip(together[-3:], together):
+    np.testing.assert_array_equal(again, first)
+
+
+def test_a_solution_longer_than_a_row_is_scored_whole(process_run, samples):
+  """No step is cut off in scoring: every step of a 100-step solution has a probability."""
+  scorer = Scorer.load(process_run)
+  problem, steps = samples[0]["problem"], tuple(samples[0]["steps"])
+  (long,) = scorer.probabilities([(problem, steps * 30)])
+  (short,) = scorer.probabilities([(problem, steps)])
+  assert len(long) == 30 * len(steps)
+  np.testing.assert_allclose(long[: len(steps)], short, rtol=1e-5)
+
+
+def test_an_outcome_model_gives_one_probability_a_solution(outcome_run, samples):
+  """The ORM is read once, at the solution's end."""
+  scorer = Scorer.load(outcome_run)
+  (p,) = scorer.probabilities([(samples[0]["problem"], samples[0]["steps"])])
+  assert p.shape == (1, 2)
+  assert scorer.contract.classes[candidates.right_classes(scorer.contract)[0]] == "correct"
+
+
+def test_another_tokenizer_is_refused(process_run, arithmetic_data, tmp_path):
+  """The step contract: a tokenizer that is not the trained one is an error, not other numbers."""
+  from prm_jax.input_pipeline import tokenizers
+
+  path = process_run / "tokenizer.model"
+  own = path.read_bytes()
+  tokenizers.train_sentencepiece(["other text 1 2 3"] * 9, path, 310)
+  try:
+    with pytest.raises(ContractError, match="hash"):
+      Scorer.load(process_run)
+  finally:
+    path.write_bytes(own)
+
+
+def test_data_of_another_recipe_is_refused(process_run, arithmetic_data):
+  """Evaluating a three-class model on labels that mean something else is an error."""
+  scorer = Scorer.load(process_run)
+  other = dataclasses.replace(scorer, contract=dataclasses.replace(scorer.contract, recipe="qwen"))
+  with pytest.raises(ContractError, match="recipe=paper"):
+    labelled_steps.evaluate(other, arithmetic_data, "test")
+
+
+def test_evaluation_counts_every_label(process_run, arithmetic_data):
+  """As many labels as the manifest has for the split, in bins that add up."""
+  result = labelled_steps.evaluate(Scorer.load(process_run), arithmetic_data, "test")
+  manifest = json.loads((arithmetic_data / "manifest.json").read_text())
+  assert result["count_by_class"] == manifest["splits"]["test"]["labels"]
+  assert sum(b["count"] for b in result["calibration"]) == result["count"]
+
+
+def run(script, *arguments):
+  return subprocess.run(
+    [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+  )
+
+
+def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
+  """From the command line: lines keep their keys and order, and gain OpenAI's."""
+  text = {"problem": "A add 2\nfrom 3", "text": "A 3+2=5\n# Answer", "mine": {"k": [1, None]}}
+  source = tmp_path / "in.jsonl"
+  lines = (arithmetic_data / "candidates_test.jsonl").read_text().splitlines()[:5]
+  source.write_text("\n".join([*lines, json.dumps(text)]) + "\n")
+  done = run(
+    "score.py", f"--checkpoint={process_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"
+  )
+  assert done.returncode == 0, done.stderr
+  before = [json.loads(line) for line in source.read_text().splitlines()]
+  after = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+  for old, new in zip(before, after, strict=True):
+    assert old.items() <= new.items()
+    assert len(new["rating_probs"]) == len(new["steps"])
+    product = np.prod([p["0"] + p["1"] for p in new["rating_probs"]])
+    assert new["prm_score"] == pytest.approx(product, rel=1e-12)
+  assert after[-1]["steps"] == ["A 3+2=5", "# Answer"]
+
+
+@pytest.mark.parametrize(
+  ("line", "message"),
+  [
+    ('{"problem": "p", "steps": ["a"', "in.jsonl:2: not JSON"),
+    ('{"steps": ["a"]}', 'in.jsonl:2: "problem" is None'),
+    ('{"problem": "p", "steps": []}', "in.jsonl:2: .*at least one step"),
+    ('{"problem": "p", "steps": ["a", 7]}', r"in.jsonl:2: .steps.\[1\] is 7"),
+    ('{"problem": "p"}', "in.jsonl:2: neither"),
+    ("[1]", "in.jsonl:2: expected an object"),
+  ],
+)
+def test_bad_candidates_name_file_and_line(tmp_path, line, message):
+  """A bad line is an error that says where and what; nothing is guessed."""
+  from prm_jax import json_lines
+
+  source = tmp_path / "in.jsonl"
+  source.write_text('{"problem": "p", "steps": ["a"]}\n' + line + "\n")
+  with pytest.raises(json_lines.BadLine, match=message):
+    for number, _, record in json_lines.read(source):
+      candidates.solution(record, "\n", f"{source}:{number}")
+
+
+def test_score_py_leaves_no_half_file(process_run, tmp_path):
+  """An error in the input: exit status 1, the message, and no output."""
+  source = tmp_path / "in.jsonl"
+  source.write_text('{"problem": "p", "steps": ["a"]}\n{"problem": 3}\n')
+  done = run(
+    "score.py", f"--checkpoint={process_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"
+  )
+  assert done.returncode == 1
+  assert "in.jsonl:2" in done.stderr and "Traceback" not in done.stderr
+  assert not (tmp_path / "o.jsonl").exists()
