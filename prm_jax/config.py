@@ -24,7 +24,7 @@ class Data:
   tokenizer: str = ""  # a SentencePiece model (train_tokenizer.py writes one)
   separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: int = 2048  # tokens; examples are packed into rows of this length
-  eval_split: str = "test"  # "test", or "dev" where the dataset has one
+  eval_split: str = "test"  # split evaluated on during training
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,8 +83,7 @@ def main(args: Args) -> None:
       overwrite=args.overwrite,
       beside=args.arithmetic.write_candidates,
     )
-    for split in arithmetic.HELD_OUT:
-      print(f"candidates {args.output}/candidates_{split}.jsonl")
+    print(f"candidates {args.output / arithmetic.CANDIDATES}")
   print(table(manifest))
   print(f"dataset   {args.output / manifest['data']}")
   print(f"manifest  {args.output / prepare.MANIFEST}")

@@ -22,11 +22,12 @@ if [ ! -f "$data/tokenizer.model" ]; then
 fi
 for objective in process outcome; do
   say "training the $objective reward model"
-  "$python" scripts/train.py --config=configs/arithmetic_$objective.py --workdir="$out/$objective" \
+  "$python" scripts/train.py --config=configs/arithmetic.py --workdir="$out/$objective" \
+    --config.loss.objective="$objective" \
     --config.data.directory="$data" --config.data.tokenizer="$data/tokenizer.model" \
     --config.train.seed="$seed"
   say "scoring the candidates with it"
-  "$python" scripts/score.py --checkpoint="$out/$objective" --input="$data/candidates_test.jsonl" \
+  "$python" scripts/score.py --checkpoint="$out/$objective" --input="$data/candidates.jsonl" \
     --output="$out/scored_$objective.jsonl"
 done
 say "reranking"

@@ -7,6 +7,8 @@ any machine.  Tests marked `shared_data` read the folder beside the checkout tha
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -20,7 +22,8 @@ CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-SHARED = pathlib.Path(__file__).resolve().parents[2] / "shared"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
 MISSING = f"{SHARED} is missing: it holds real data that is not part of the project"
 
 
@@ -39,6 +42,22 @@ def pytest_unconfigure():
 def pytest_terminal_summary(terminalreporter):
   if any(MISSING in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
     terminalreporter.write_line(f"skipped tests marked shared_data: {MISSING}")
+
+
+def run_script(name, *arguments):
+  """Runs a script of the project as from a terminal, on the CPU."""
+  return subprocess.run(
+    [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env={
+      "PATH": "/usr/bin:/bin",
+      "PYTHONPATH": str(ROOT),
+      "JAX_PLATFORMS": "cpu",
+      "JAX_COMPILATION_CACHE_DIR": CACHE,
+    },
+  )
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +184,7 @@ def arithmetic_data(tmp_path_factory):
   from prm_jax.input_pipeline import labelled_rows, prepare, tokenizers
 
   directory = tmp_path_factory.mktemp("arithmetic") / "data"
-  generator = arithmetic.Generator(train_problems=30, test_problems=6, dev_problems=5, candidates=8)
+  generator = arithmetic.Generator(train_problems=30, test_problems=6, candidates=8)
   prepare.prepare_rows(
     directory, arithmetic.Builder, generator.rows(), beside=generator.write_candidates
   )

@@ -2,21 +2,17 @@
 
 import dataclasses
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tiny
+from conftest import run_script
 
 from prm_jax import config as config_lib
 from prm_jax.evaluation import labelled_steps
 from prm_jax.scoring import candidates
 from prm_jax.scoring.score import ContractError, Scorer
 from prm_jax.training import loop
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def train(arithmetic_data, workdir, objective):
@@ -50,7 +46,7 @@ def outcome_run(arithmetic_data, tmp_path_factory):
 
 @pytest.fixture
 def samples(arithmetic_data):
-  lines = (arithmetic_data / "candidates_test.jsonl").read_text().splitlines()
+  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
 
 
@@ -115,23 +111,13 @@ def test_evaluation_counts_every_label(process_run, arithmetic_data):
   assert sum(b["count"] for b in result["calibration"]) == result["count"]
 
 
-def run(script, *arguments):
-  return subprocess.run(
-    [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env={"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-  )
-
-
 def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
   """From the command line: lines keep their keys and order, and gain OpenAI's."""
   text = {"problem": "A add 2\nfrom 3", "text": "A 3+2=5\n# Answer", "mine": {"k": [1, None]}}
   source = tmp_path / "in.jsonl"
-  lines = (arithmetic_data / "candidates_test.jsonl").read_text().splitlines()[:5]
+  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:5]
   source.write_text("\n".join([*lines, json.dumps(text)]) + "\n")
-  done = run(
+  done = run_script(
     "score.py", f"--checkpoint={process_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"
   )
   assert done.returncode == 0, done.stderr
@@ -171,7 +157,7 @@ def test_score_py_leaves_no_half_file(process_run, tmp_path):
   """An error in the input: exit status 1, the message, and no output."""
   source = tmp_path / "in.jsonl"
   source.write_text('{"problem": "p", "steps": ["a"]}\n{"problem": 3}\n')
-  done = run(
+  done = run_script(
     "score.py", f"--checkpoint={process_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"
   )
   assert done.returncode == 1

@@ -17,56 +17,52 @@ from prm_jax.datasets.arithmetic.arithmetic_dataset_builder import Builder
 
 __all__ = ["Builder", "Generator"]
 
-HELD_OUT = ("dev", "test")
+CANDIDATES = "candidates.jsonl"
 
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-  """All the data of one seed: no problem is in two splits."""
+  """All the data of one seed.  Seeds share nothing; tune on seeds from 100 up, report on others."""
 
-  seed: int = 0  # of problems, solutions and temptations
+  seed: int = 0  # of problems, temptations and solutions
   train_problems: int = 4000
-  solutions: int = 2  # labelled solutions of each training problem
-  test_problems: int = 100  # held out, for the reported curves
-  dev_problems: int = 100  # held out, to tune on
-  candidates: int = 1024  # solutions sampled for each held-out problem
+  solutions: int = 2  # labelled solutions of each problem
+  test_problems: int = 100  # held out: none of them is in the training split
+  candidates: int = 1024  # solutions sampled for each test problem, to rerank
 
   def problems(self) -> dict[str, list[solver.Problem]]:
-    counts = {"dev": self.dev_problems, "test": self.test_problems, "train": self.train_problems}
-    stream = solver.problems(self.seed, 0, sum(counts.values()))
-    return {split: list(itertools.islice(stream, n)) for split, n in counts.items()}
+    stream = solver.problems(self.seed, self.test_problems + self.train_problems)
+    test = list(itertools.islice(stream, self.test_problems))
+    return {"train": list(stream), "test": test}
 
   def rows(self) -> dict[str, Iterator[dict[str, Any]]]:
     """Labelled rows of each split, in PRM800K's format."""
-    return {
-      split: self._rows(problems, stream)
-      for stream, (split, problems) in enumerate(self.problems().items())
-    }
+    return {split: self._rows(split, problems) for split, problems in self.problems().items()}
 
-  def _rows(self, problems: list[solver.Problem], stream: int) -> Iterator[dict[str, Any]]:
-    rng = np.random.default_rng([self.seed, 1, stream])
+  def _rows(self, split: str, problems: list[solver.Problem]) -> Iterator[dict[str, Any]]:
+    rng = self._rng(split)
     for problem in problems:
       for _ in range(self.solutions):
         yield solver.make_row(problem, solver.solve(problem, rng))
 
-  def write_candidates(self, directory: str | pathlib.Path) -> list[pathlib.Path]:
-    """Writes `candidates_dev.jsonl` and `candidates_test.jsonl`: input of scripts/score.py."""
-    problems, paths = self.problems(), []
-    for stream, split in enumerate(HELD_OUT):
-      rng = np.random.default_rng([self.seed, 2, stream])
-      paths.append(pathlib.Path(directory) / f"candidates_{split}.jsonl")
-      with json_lines.written(paths[-1]) as out:
-        for i, problem in enumerate(problems[split]):
-          for _ in range(self.candidates):
-            solution = solver.solve(problem, rng)
-            candidate = {
-              "problem": problem.text,
-              "unique_id": f"{split}/{i}",
-              "level": problem.level,
-              "ground_truth_answer": str(problem.answer),
-              "steps": solution.steps,
-              "answer": str(solution.answer),
-              "is_correct": solution.answer == problem.answer,
-            }
-            out.write(json.dumps(candidate) + "\n")
-    return paths
+  def write_candidates(self, directory: str | pathlib.Path) -> pathlib.Path:
+    """Writes candidate solutions of the test problems: input of scripts/score.py."""
+    rng, path = self._rng("candidates"), pathlib.Path(directory) / CANDIDATES
+    with json_lines.written(path) as out:
+      for i, problem in enumerate(self.problems()["test"]):
+        for _ in range(self.candidates):
+          solution = solver.solve(problem, rng)
+          candidate = {
+            "problem": problem.text,
+            "unique_id": f"test/{i}",
+            "level": problem.level,
+            "ground_truth_answer": str(problem.answer),
+            "steps": solution.steps,
+            "answer": str(solution.answer),
+            "is_correct": solution.answer == problem.answer,
+          }
+          out.write(json.dumps(candidate) + "\n")
+    return path
+
+  def _rng(self, use: str) -> np.random.Generator:
+    return np.random.default_rng([self.seed, *use.encode()])
