@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import sys
 import typing
 from typing import Literal
 
-import tyro
-
+from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic
 from prm_jax.input_pipeline import prepare
 from prm_jax.input_pipeline.conversion import RECIPES, Recipe
@@ -36,7 +34,7 @@ class Args:
   dataset: Literal["prm800k", "math_splits", "arithmetic"] = "prm800k"
   source: pathlib.Path | None = None
   """Folder with upstream's files; without it they are downloaded."""
-  config: Literal["all", "phase1", "phase2"] = "all"
+  phases: Literal["all", "phase1", "phase2"] = "all"
   """Which phases of PRM800K to read."""
   recipe: Literal[tuple(RECIPES)] = "paper"  # type: ignore[valid-type]
   """How rows become labels: docs/data.md."""
@@ -52,41 +50,52 @@ class Args:
   """What to generate, for --dataset=arithmetic."""
 
 
-def main(args: Args) -> None:
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  try:
+    manifest = prepared(args)
+  except (ValueError, OSError, RuntimeError) as error:
+    raise SystemExit(f"prepare_data.py: {error}") from error
+  print(table(manifest))
+  print(f"dataset    {args.output / manifest['data']}")
+  print(f"manifest   {args.output / prepare.MANIFEST}")
+  if args.dataset == "arithmetic":
+    print(f"candidates {args.output / arithmetic.CANDIDATES}")
+
+
+def prepared(args: Args) -> dict:
   options = {k: v for k, v in dataclasses.asdict(args.recipe_options).items() if v is not None}
   recipe = dataclasses.replace(RECIPES[args.recipe], **options)
+  name = args.recipe  # part of the step contract, so it tells what was changed
+  if options:
+    name += "(" + ", ".join(f"{key}={value}" for key, value in options.items()) + ")"
   if args.dataset == "prm800k":
-    manifest = prepare.prepare_prm800k(
+    return prepare.prepare_prm800k(
       args.output,
       source=args.source,
-      config=args.config,
-      recipe_name=args.recipe + "+options" * bool(options),
+      config=args.phases,
+      recipe_name=name,
       recipe=recipe,
       on_bad_record=args.on_bad_record,
       overwrite=args.overwrite,
       download_dir=args.download_dir,
     )
-  elif args.dataset == "math_splits":
-    manifest = prepare.prepare_math_splits(
+  if args.dataset == "math_splits":
+    return prepare.prepare_math_splits(
       args.output,
       source=args.source,
       overwrite=args.overwrite,
       download_dir=args.download_dir,
     )
-  else:
-    manifest = prepare.prepare_rows(
-      args.output,
-      arithmetic.Builder,
-      args.arithmetic.rows(),
-      recipe_name=args.recipe + "+options" * bool(options),
-      recipe=recipe,
-      overwrite=args.overwrite,
-      beside=args.arithmetic.write_candidates,
-    )
-    print(f"candidates {args.output / arithmetic.CANDIDATES}")
-  print(table(manifest))
-  print(f"dataset   {args.output / manifest['data']}")
-  print(f"manifest  {args.output / prepare.MANIFEST}")
+  return prepare.prepare_rows(
+    args.output,
+    arithmetic.Builder,
+    args.arithmetic.rows(),
+    recipe_name=name,
+    recipe=recipe,
+    overwrite=args.overwrite,
+    beside=args.arithmetic.write_candidates,
+  )
 
 
 def table(manifest: dict) -> str:
@@ -110,10 +119,4 @@ def table(manifest: dict) -> str:
 
 
 if __name__ == "__main__":
-  args = tyro.cli(
-    Args, description=__doc__, use_underscores=True, config=(tyro.conf.FlagConversionOff,)
-  )
-  try:
-    main(args)
-  except (ValueError, OSError, RuntimeError) as error:
-    sys.exit(f"prepare_data: {error}")
+  main()

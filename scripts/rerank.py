@@ -8,20 +8,13 @@ writes report.json, best_of_n.png and report.html.
 
 import dataclasses
 import pathlib
-import sys
 from typing import Literal
 
-import tyro
-
-from prm_jax.evaluation import report as report_files
-from prm_jax.evaluation.reranking import rerank
-from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax import config as config_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  """Best-of-N curves of every method that the keys of the scored samples allow."""
-
   input: tuple[pathlib.Path, ...]
   """Scored samples, JSON lines. Several files hold the same candidates scored by different models:
   their keys are merged line by line."""
@@ -42,7 +35,12 @@ class Args:
   """Random orders for each vote."""
 
 
-def main(args: Args) -> None:
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  from prm_jax.evaluation import report as report_files
+  from prm_jax.evaluation.reranking import rerank
+  from prm_jax.evaluation.scored_samples import read_scored_samples
+
   try:
     samples = read_scored_samples(args.input, progress=True)
     report, scores = rerank(
@@ -55,12 +53,15 @@ def main(args: Args) -> None:
       permutations=args.permutations,
     )
   except (ValueError, OSError) as error:
-    sys.exit(f"error: {error}")
+    raise SystemExit(f"rerank.py: {error}") from error
   print(report_files.format_table(report))
   print()
-  for path in report_files.write_report(report, samples, scores, args.output_dir):
-    print(path)
+  try:
+    for path in report_files.write_report(report, samples, scores, args.output_dir):
+      print(path)
+  except OSError as error:
+    raise SystemExit(f"rerank.py: {error}") from error
 
 
 if __name__ == "__main__":
-  main(tyro.cli(Args, config=(tyro.conf.FlagConversionOff,), use_underscores=True))
+  main()

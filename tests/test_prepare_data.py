@@ -86,13 +86,13 @@ def test_options_of_a_recipe(tmp_path, source):
   code, _, err = run(
     f"--source={source}",
     f"--output={output}",
-    "--config=phase2",
+    "--phases=phase2",
     "--recipe_options.neutral=drop",
     "--recipe_options.unfinished=keep",
   )
   assert code == 0, err
   manifest = json.loads((output / "manifest.json").read_text())
-  assert manifest["recipe"]["name"] == "paper+options"
+  assert manifest["recipe"]["name"] == "paper(neutral=drop, unfinished=keep)"
   expected = dataclasses.replace(conversion.RECIPES["paper"], neutral="drop", unfinished="keep")
   assert conversion.recipe_of(manifest) == expected
   assert set(manifest["source"]) == {"data/phase2_train.jsonl", "data/phase2_test.jsonl"}
@@ -117,7 +117,7 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
   code, _, err = run(*flags)
   assert code == 1
-  expected = f"prepare_data: {file}:4: label.steps[0].completions[0].rating is 2; expected -1, 0, 1"
+  expected = f"prepare_data.py: {file}:4: label.steps[0].completions[0].rating is 2; expected -1, 0, 1"
   assert expected in err
   assert "Traceback" not in err
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
@@ -192,7 +192,7 @@ def test_wrong_flags(tmp_path):
   """A source that is not there, or lacks files, is named with what to do."""
   code, _, err = run(f"--source={tmp_path / 'nowhere'}", f"--output={tmp_path / 'out'}")
   assert code == 1 and "nowhere is not a folder; give the one that holds data/phase1_train" in err
-  code, _, err = run(f"--source={tmp_path}", f"--output={tmp_path / 'out'}", "--config=phase1")
+  code, _, err = run(f"--source={tmp_path}", f"--output={tmp_path / 'out'}", "--phases=phase1")
   assert code == 1 and "lacks data/phase1_train.jsonl, data/phase1_test.jsonl" in err
   assert not (tmp_path / "out").exists()
 

@@ -51,7 +51,7 @@ def rerank(
   resamples: int = 10_000,
   permutations: int = 400,
 ) -> tuple[dict, dict[str, np.ndarray]]:
-  """The report of DESIGN.md section 3: curves, paired differences, breakdown by level.
+  """The content of report.json: curves, paired differences, breakdown by level.
 
   Args:
     samples: the candidates.

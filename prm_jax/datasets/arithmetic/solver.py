@@ -197,9 +197,9 @@ def make_row(problem: Problem, solution: Solution) -> dict:
   }
 
 
-def problems(seed: int, stream: int, count: int) -> Iterator[Problem]:
-  """`count` distinct problems; levels in turn.  Streams of one seed are independent."""
-  rng = np.random.default_rng([seed, stream])
+def problems(seed: int, count: int) -> Iterator[Problem]:
+  """`count` distinct problems; levels in turn."""
+  rng = np.random.default_rng(seed)
   seen, misses = set(), 0
   while len(seen) < count:
     problem = make_problem(rng, LEVELS[len(seen) % len(LEVELS)])
