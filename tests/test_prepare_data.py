@@ -57,7 +57,7 @@ def test_the_command(tmp_path, source):
     "--dataset=prm800k", f"--source={source}", f"--output={output}", "--recipe=paper"
   )
   assert code == 0, err
-  assert f"manifest  {output / 'manifest.json'}" in out
+  assert f"manifest   {output / 'manifest.json'}" in out
   assert "warning: no math_splits/test.jsonl" in err
   manifest = json.loads((output / "manifest.json").read_text())
   train, test = manifest["splits"]["train"], manifest["splits"]["test"]

@@ -346,7 +346,7 @@ def test_command_line_errors(tmp_path):
   path = write(tmp_path / "scored.jsonl", [candidate(), "{"])
   done = run("--input", path, "--output_dir", tmp_path / "out")
   assert done.returncode == 1
-  assert done.stderr.startswith(f"error: {path}:2: not JSON")
+  assert done.stderr.startswith(f"rerank.py: {path}:2: not JSON")
   assert not (tmp_path / "out").exists()
   done = run(f"--input={write(path, [candidate()])}", f"--output_dir={tmp_path / 'out'}", "--n=2")
   assert done.returncode == 1
