@@ -117,7 +117,9 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
   code, _, err = run(*flags)
   assert code == 1
-  expected = f"prepare_data.py: {file}:4: label.steps[0].completions[0].rating is 2; expected -1, 0, 1"
+  expected = (
+    f"prepare_data.py: {file}:4: label.steps[0].completions[0].rating is 2; expected -1, 0, 1"
+  )
   assert expected in err
   assert "Traceback" not in err
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []

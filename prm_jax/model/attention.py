@@ -35,13 +35,14 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, subtree_end: jax.Array) 
   B, T, N, H = q.shape
   K = k.shape[2]
   G = N // K
-  # Plain batched matrices [BK, GT, H] x [BK, T, H]: twice as fast on CPU as five-letter einsums.
-  q = q.reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4).reshape(B * K, G * T, H) * H**-0.5
-  k, v = (x.transpose(0, 2, 1, 3).reshape(B * K, T, H) for x in (k, v))
-  scores = jnp.einsum("bqh,bsh->bqs", q, k, preferred_element_type=jnp.float32)
+  # Heads before tokens, so that both products are batches of plain matrices: twice as fast on CPU
+  # as contracting [B, T, K, G, H] in place, and B and K stay apart for the mesh to split.
+  q = q.reshape(B, T, K, G, H).transpose(0, 2, 3, 1, 4).reshape(B, K, G * T, H) * H**-0.5
+  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  scores = jnp.einsum("BKQH,BKSH->BKQS", q, k, preferred_element_type=jnp.float32)
   scores = jnp.where(visible(subtree_end)[:, None], scores.reshape(B, N, T, T), MASKED)
   weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-  total = weights.sum(-1).reshape(B * K, G * T, 1)
-  weights = weights.reshape(B * K, G * T, T).astype(v.dtype)
-  out = jnp.einsum("bqs,bsh->bqh", weights, v, preferred_element_type=jnp.float32) / total
+  total = weights.sum(-1).reshape(B, K, G * T, 1)
+  weights = weights.reshape(B, K, G * T, T).astype(v.dtype)
+  out = jnp.einsum("BKQS,BKSH->BKQH", weights, v, preferred_element_type=jnp.float32) / total
   return out.astype(v.dtype).reshape(B, K, G, T, H).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
