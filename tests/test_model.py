@@ -74,7 +74,7 @@ def test_no_token_depends_on_a_later_one():
   tokens = np.tile(base, (T + 1, 1))
   tokens[np.arange(T), np.arange(T)] = 99  # row t has another token at t; the last row has none
   positions, end = np.tile(np.arange(T), (T + 1, 1)), np.full((T + 1, T), T)
-  hidden = np.asarray(tiny.merged().hidden(jnp.asarray(tokens), positions, end))
+  hidden = np.asarray(jax.jit(tiny.merged().hidden)(tokens, positions, end))
   changed = np.abs(hidden[:T] - hidden[T]).max(-1)  # [changed token, position]
   assert np.all(changed[np.tril_indices(T, -1)] == 0)
   assert np.all(changed[np.triu_indices(T)] > 1e-3)

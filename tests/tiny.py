@@ -85,11 +85,16 @@ def flatten(tree: StepTree) -> list[StepTree]:
 def model(seed: int = 0, num_classes: int = 3):
   """(graph, parameters) with a head that is not zero."""
   graphdef = step_lib.graph(MODEL, TOKENIZER.vocab_size, num_classes)
-  params = step_lib.init_params(
-    jax.random.key(seed), config=MODEL, vocab_size=TOKENIZER.vocab_size, num_classes=num_classes
-  )
-  params["head"] = jax.random.normal(jax.random.key(seed + 1), params["head"].shape)
-  return graphdef, params
+
+  @jax.jit  # one program instead of one for each tensor
+  def init(key):
+    params = step_lib.init_params(
+      key, config=MODEL, vocab_size=TOKENIZER.vocab_size, num_classes=num_classes
+    )
+    params["head"] = jax.random.normal(key, params["head"].shape)
+    return params
+
+  return graphdef, init(jax.random.key(seed))
 
 
 def merged(seed: int = 0):
