@@ -25,5 +25,5 @@ def config() -> Experiment:
     ),
     loss=Loss(language_model_weight=1.0),
     optim=Optim(learning_rate=4e-3, warmup_steps=50),
-    train=Train(steps=3000, batch_rows=8, eval_every=1000, save_every=1000, log_every=50),
+    train=Train(steps=5000, batch_rows=4, eval_every=1000, save_every=1000, log_every=100),
   )

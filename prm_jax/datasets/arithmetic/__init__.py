@@ -43,7 +43,7 @@ class Generator:
     rng = self._rng(split)
     for problem in problems:
       for _ in range(self.solutions):
-        yield solver.make_row(problem, solver.solve(problem, rng))
+        yield solver.make_row(problem, solver.solve(problem, rng), rng)
 
   def write_candidates(self, directory: str | pathlib.Path) -> pathlib.Path:
     """Writes candidate solutions of the test problems: input of scripts/score.py."""

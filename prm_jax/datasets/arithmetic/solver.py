@@ -15,9 +15,8 @@ temptation wins is drawn anew for each solution.  A step is right when it carrie
 before it, applies the operation as written and computes correctly, so labels are exact.  Because
 only the last digit is kept, some wrong chains end in the right answer.
 
-The labeller rates up to one other completion of each step, as in PRM800K: what the solver writes
-when it tries the step again.  A process model learns slips and wrong copies from such pairs about
-ten times sooner than from single solutions.
+In labelled rows most steps have one more completion with its rating, as steps of PRM800K have:
+what the solver writes when it tries again less carefully.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ from collections.abc import Iterator
 import numpy as np
 
 OPERATIONS = ("*", "+", "-")
-OPERANDS = (2, 3, 4, 5)
+OPERANDS = (1, 2, 3, 4)
+CONFUSED = {"+": "-", "-": "+", "*": "+"}  # misread operations
 LEVELS = (1, 2, 3, 4, 5)
 LENGTH = {1: 2, 2: 3, 3: 3, 4: 4, 5: 4}  # clauses of a problem, by level
-MISREAD = {1: 0.25, 2: 0.3, 3: 0.4, 4: 0.45, 5: 0.5}  # chance that a clause invites a misreading
-OPERATOR = 0.7  # share of misreadings that take the wrong operation; the rest, a wrong operand
-SLIP = 0.13  # chance that a clause invites a slip in its result
-COPY = 0.2  # chance that a clause invites copying an older value
-MISREAD_RATE = (0.3, 0.9)  # how often the solver gives in, uniform per temptation
+MISREAD = {1: 0.35, 2: 0.35, 3: 0.4, 4: 0.45, 5: 0.5}  # chance that a clause invites a misreading
+OPERATOR = 0.75  # share of misreadings that take the wrong operation; the rest, a wrong operand
+SLIP = 0.12  # chance that a clause invites a slip in its result
+COPY = 0.15  # chance that a clause invites copying an older value
+MISREAD_RATE = (0.4, 0.9)  # how often the solver gives in, uniform per temptation
 LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
-RESTATE = 0.2  # chance of a neutral step somewhere that only repeats the value
-RETRIES = 3  # tries to find another completion of a step
-CONFUSED = {"+": "*", "-": "+", "*": "+"}  # misread operations
+RESTATE = 0.25  # chance of a neutral step somewhere that only repeats the value
+CARELESS = 0.3  # rate of each error, anywhere, when a step is tried again
+TRIES = 4  # to find a completion that differs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Problem:
 class Solution:
   steps: tuple[str, ...]
   ratings: tuple[int, ...]  # of every step, also past the first error
+  states: tuple[tuple[int, int, int] | None, ...]  # clause, value and older value before the step
   answer: int
-  alternatives: tuple[tuple[str, int] | None, ...]  # another completion of each step, its rating
 
 
 def letter(i: int) -> str:
@@ -137,38 +137,55 @@ def write_step(
 
 def solve(problem: Problem, rng: np.random.Generator) -> Solution:
   """One sampled solution, with the exact rating of each step."""
-  steps, ratings, alternatives = [], [], []
-
-  def add(text, rating, alternative=None):
+  steps, ratings, states = [], [], []
+  value, older = problem.start, problem.start
+  chance = rng.random((len(problem.clauses), 3))
+  restated = rng.integers(len(problem.clauses)) if rng.random() < RESTATE else None
+  for i, clause in enumerate(problem.clauses):
+    states.append((i, value, older))
+    text, rating, result = write_step(i, clause, value, older, chance[i])
     steps.append(text)
     ratings.append(rating)
-    alternatives.append(alternative)
-
-  value, older = problem.start, problem.start
-  count = len(problem.clauses)
-  chance = rng.random((count, 1 + RETRIES, 3))
-  restated = rng.integers(count) if rng.random() < RESTATE else None
-  for i, clause in enumerate(problem.clauses):
-    tries = [write_step(i, clause, value, older, c) for c in chance[i]]
-    text, rating, result = tries[0]
-    others = [(other, its) for other, its, _ in tries[1:] if other != text]
-    add(text, rating, others[0] if others else None)
     older, value = value, result
     if i == restated:
-      add(f"now {value}", 0)
-  add(f"# Answer\n\n{value}", 1)
-  return Solution(tuple(steps), tuple(ratings), value, tuple(alternatives))
+      steps.append(f"now {value}")
+      ratings.append(0)
+      states.append(None)
+  steps.append(f"# Answer\n\n{value}")
+  ratings.append(1)
+  states.append(None)
+  return Solution(tuple(steps), tuple(ratings), tuple(states), value)
 
 
-def make_row(problem: Problem, solution: Solution) -> dict:
+def try_again(
+  problem: Problem, solution: Solution, step: int, rng: np.random.Generator
+) -> tuple[str, int] | None:
+  """Another completion of a step and its rating; None where there is none to be had."""
+  if solution.states[step] is None:
+    return None
+  i, value, older = solution.states[step]
+  careless = dataclasses.replace(
+    problem.clauses[i],
+    misread_rate=CARELESS,
+    slip_rate=CARELESS,
+    copy_rate=CARELESS if i else 0,
+  )
+  for chance in rng.random((TRIES, 3)):
+    text, rating, _ = write_step(i, careless, value, older, chance)
+    if text != solution.steps[step]:
+      return text, rating
+  return None
+
+
+def make_row(problem: Problem, solution: Solution, rng: np.random.Generator) -> dict:
   """The solution as a row of PRM800K's phase 2: labelled up to and including the first error."""
   wrong = [i for i, rating in enumerate(solution.ratings) if rating == -1]
   labelled = wrong[0] + 1 if wrong else len(solution.steps)
 
   def step(i: int) -> dict:
     completions = [(solution.steps[i], solution.ratings[i])]
-    if solution.alternatives[i] is not None:
-      completions.append(solution.alternatives[i])
+    if other := try_again(problem, solution, i, rng):
+      completions.append(other)
     return {
       "completions": [{"text": t, "rating": r, "flagged": False} for t, r in completions],
       "human_completion": None,
