@@ -1,4 +1,7 @@
-"""Installs prm_jax.  Versions are lower bounds only; why each package is here: CONTRIBUTING.md."""
+"""Installs prm_jax.  Why each package is here: CONTRIBUTING.md.
+
+Versions are lower bounds only: the oldest that the tests have been run with.
+"""
 
 import pathlib
 import re
@@ -22,24 +25,24 @@ setuptools.setup(
     "prm_jax.evaluation": ["*.html"],
   },
   install_requires=[
-    "jax>=0.10",
-    "flax>=0.12",
-    "optax>=0.2.5",
-    "orbax-checkpoint>=0.12",
-    "grain>=0.2.10",
-    "array_record>=0.8",
-    "tensorflow-datasets>=4.9.9",
+    "jax>=0.10.2",
+    "flax>=0.12.8",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "grain>=0.2.18",
+    "array_record>=0.8.6",
+    "tensorflow-datasets>=4.9.10",
     "importlib_resources",
-    "sentencepiece>=0.2.1",
+    "sentencepiece>=0.2.3",
     "numpy>=2.0",
-    "tyro>=1.0",
+    "tyro>=1.0.17",
     "tqdm>=4.66",
     "matplotlib>=3.9",
     "jinja2>=3.1",
   ],
   extras_require={
     "tensorboard": ["tensorboardX>=2.6"],
-    "tpu": ["jax[tpu]>=0.10"],
+    "tpu": ["jax[tpu]>=0.10.2"],
     "test": [
       "pytest>=8",
       "pytest-xdist>=3.6",

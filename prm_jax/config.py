@@ -1,94 +1,147 @@
 """The configuration of one experiment.  Each file in configs/ returns an `Experiment`.
 
-Every default stands here and nowhere else.  `load` reads a config file and applies dotted
-overrides from the command line (`--config.optim.learning_rate=1e-5`); unknown keys and wrong
-types are errors that name the nearest key.
+Every default stands here and nowhere else.  `parse` reads a config file and applies dotted
+overrides from the command line (`--config.optim.learning_rate=1e-5`).  An unknown key is an error
+that names the nearest one; a value of the wrong type or out of range, one that names the value.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import difflib
 import pathlib
+import re
 import runpy
 import sys
-from typing import Literal, TypeVar
+import traceback
+from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
 Args = TypeVar("Args")
 
+Count = Annotated[int, "at least 1"]
+Whole = Annotated[int, "at least 0"]
+Positive = Annotated[float, "above 0"]
+NonNegative = Annotated[float, "at least 0"]
+Share = Annotated[float, "0 to 1"]
+Decay = Annotated[float, "at least 0 and below 1"]
+Axis = Annotated[int, "-1 or at least 1"]
+_RANGES = {
+  "at least 1": lambda value: value >= 1,
+  "at least 0": lambda value: value >= 0,
+  "above 0": lambda value: value > 0,
+  "0 to 1": lambda value: 0 <= value <= 1,
+  "at least 0 and below 1": lambda value: 0 <= value < 1,
+  "-1 or at least 1": lambda value: value == -1 or value >= 1,
+}
+
+
+class Checked:
+  """Base of the dataclasses below: ValueError for a value of a wrong type or out of range."""
+
+  def __post_init__(self):
+    section = type(self).__name__.lower()
+    for key, hint in get_type_hints(type(self), include_extras=True).items():
+      value = getattr(self, key)
+      kind, *ranges = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+      if get_origin(kind) is Literal:
+        fine, expected = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
+      else:
+        # An int is a float to anyone who writes one; a bool, which Python calls an int, is neither.
+        fine = isinstance(value, (int, float) if kind is float else kind)
+        fine = fine and (kind is bool or not isinstance(value, bool))
+        expected = kind.__name__
+      for name in ranges if fine else ():
+        fine, expected = _RANGES[name](value), name
+      if not fine:
+        raise ValueError(f"{section}.{key}={value!r}: expected {expected}")
+
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class Data(Checked):
   directory: str = ""  # what prepare_data.py wrote
   tokenizer: str = ""  # a SentencePiece model (train_tokenizer.py writes one)
   separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
-  row_length: int = 2048  # tokens; examples are packed into rows of this length
+  row_length: Count = 2048  # tokens; examples are packed into rows of this length
   eval_split: str = "test"  # split evaluated on during training
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-  width: int = 512
-  layers: int = 8
-  heads: int = 8
-  kv_heads: int = 8
-  head_size: int = 64
-  mlp_width: int = 1408  # of the SwiGLU hidden layer
-  rope_theta: float = 10_000.0
-  norm_epsilon: float = 1e-6
+class Model(Checked):
+  width: Count = 512
+  layers: Count = 8
+  heads: Count = 8
+  kv_heads: Count = 8  # divides heads
+  head_size: Count = 64  # even
+  mlp_width: Count = 1408  # of the SwiGLU hidden layer
+  rope_theta: Positive = 10_000.0
+  norm_epsilon: Positive = 1e-6
   tied_embeddings: bool = True  # only matters with loss.language_model_weight > 0
-  embedding_std: float = 0.02  # of the token embedding at initialisation
+  embedding_std: Positive = 0.02  # of the token embedding at initialisation
   dtype: Literal["float32", "bfloat16"] = "float32"  # of activations; parameters are float32
   remat: bool = False  # recompute each layer in the backward pass
   unroll_layers: bool = False  # faster steps on CPU, slower compilation
 
+  def __post_init__(self):
+    super().__post_init__()
+    if self.heads % self.kv_heads:
+      raise ValueError(
+        f"model.heads={self.heads}: expected a multiple of model.kv_heads={self.kv_heads}"
+      )
+    if self.head_size % 2:
+      raise ValueError(
+        f"model.head_size={self.head_size}: expected an even number, of which rotary positions "
+        "turn one half against the other"
+      )
+
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class Loss(Checked):
   # "process" (PRM): a class of -1, 0, 1 at each step's end.  "outcome" (ORM): right or wrong at
   # every solution token, read at the last, after Cobbe et al. 2021 (paper appendix E).
   objective: Literal["process", "outcome"] = "process"
   # Next-token loss on the same solutions, as in Cobbe et al. section 4.2, for models trained from
   # scratch.  0: no vocabulary-size logits are ever computed.
-  language_model_weight: float = 0.0
+  language_model_weight: NonNegative = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Optim:
-  learning_rate: float = 1e-4  # peak, after warm-up
-  final_fraction: float = 0.05  # of the peak, at the end of the cosine
-  warmup_steps: int = 100
-  b1: float = 0.9
-  b2: float = 0.98
-  weight_decay: float = 0.05  # on matrices only
-  clip_norm: float = 1.0  # global gradient norm
+class Optim(Checked):
+  learning_rate: Positive = 1e-4  # peak, after warm-up
+  final_fraction: Share = 0.05  # of the peak, at the end of the cosine
+  warmup_steps: Whole = 100
+  b1: Decay = 0.9
+  b2: Decay = 0.98
+  weight_decay: NonNegative = 0.05  # on matrices only
+  clip_norm: Positive = 1.0  # global gradient norm
 
 
 @dataclasses.dataclass(frozen=True)
-class Mesh:
+class Mesh(Checked):
   """Devices per axis; -1: all that are left."""
 
-  data: int = 1  # copies of the model (across slices)
-  fsdp: int = -1  # rows of the batch, and slices of each parameter
-  tensor: int = 1  # heads and feed-forward columns
+  data: Axis = 1  # copies of the model (across slices)
+  fsdp: Axis = -1  # rows of the batch, and slices of each parameter
+  tensor: Axis = 1  # heads and feed-forward columns
 
 
 @dataclasses.dataclass(frozen=True)
-class Train:
-  steps: int = 1000  # optimiser updates
-  batch_rows: int = 16  # rows per update
-  microbatches: int = 1  # gradient accumulation: passes per update
-  log_every: int = 50  # updates between lines of metrics.jsonl
-  eval_every: int = 500  # updates between evaluations (there is always one at the end)
-  eval_rows: int = 256  # rows of the evaluation split used during training, at most
-  save_every: int = 500  # updates between checkpoints (there is always one at the end)
-  keep: int = 2  # checkpoints kept
-  seed: int = 0  # of initialisation and row order
+class Train(Checked):
+  steps: Count = 1000  # optimiser updates
+  batch_rows: Count = 16  # rows per update
+  microbatches: Count = 1  # gradient accumulation: passes per update
+  log_every: Count = 50  # updates between lines of metrics.jsonl
+  eval_every: Count = 500  # updates between evaluations (there is always one at the end)
+  eval_rows: Count = 256  # rows of the evaluation split used during training, at most
+  save_every: Count = 500  # updates between checkpoints (there is always one at the end)
+  keep: Count = 2  # checkpoints kept
+  seed: Whole = 0  # of initialisation and row order
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(Checked):
   data: Data = Data()
   model: Model = Model()
   loss: Loss = Loss()
@@ -98,13 +151,45 @@ class Experiment:
 
 
 def read(path: str) -> Experiment:
-  """Runs a config file's `config()`.  Config files are code of yours, like any Python file."""
+  """Runs a config file's `config()`.  Config files are code of yours, like any Python file.
+
+  Raises:
+    SystemExit: there is no such file, or what it says makes no experiment; names file and line.
+  """
   if not pathlib.Path(path).is_file():
     raise SystemExit(f"--config={path}: no such file; see configs/ for examples")
-  experiment = runpy.run_path(path)["config"]()
+  try:
+    config = runpy.run_path(path).get("config")
+    experiment = config() if callable(config) else None
+  except Exception as error:  # whatever somebody's code may raise
+    raise SystemExit(_mistake(path, error)) from error
+  if not callable(config):
+    raise SystemExit(
+      f"{path}: there is no function config() in it; a config file is Python that defines one "
+      "and returns an Experiment: see configs/ for examples"
+    )
   if not isinstance(experiment, Experiment):
     raise SystemExit(f"{path}: config() returned {type(experiment).__name__}, not Experiment")
   return experiment
+
+
+def _mistake(path: str, error: Exception) -> str:
+  """What went wrong in a config file, and at which line of it."""
+  lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+  if isinstance(error, SyntaxError) and error.filename == path:
+    lines, error = [error.lineno], SyntaxError(error.msg)
+  where = ":".join(map(str, [path, *lines[-1:]]))
+  unknown = re.fullmatch(
+    r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'.*", str(error)
+  )
+  section = globals().get(unknown[1]) if unknown else None
+  if isinstance(section, type) and issubclass(section, Checked):
+    keys = [field.name for field in dataclasses.fields(section)]
+    near = difflib.get_close_matches(unknown[2], keys, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(keys)}"
+    return f"{where}: {unknown[1]} has no {unknown[2]}; {hint}"
+  kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+  return f"{where}: {kind}{error}"
 
 
 def parse(args: type[Args], description: str | None = None) -> Args:
@@ -112,15 +197,19 @@ def parse(args: type[Args], description: str | None = None) -> Args:
 
   A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
   `--config.SECTION.KEY=VALUE` for overrides.
+
+  Raises:
+    SystemExit: a flag or the config file is wrong; the message is in it or on standard error.
   """
   argv, fields = sys.argv[1:], {f.name for f in dataclasses.fields(args)}
   default = None
   if "config" in fields:
-    given = [a for a in argv if a.startswith("--config=")]
-    argv = [a for a in argv if not a.startswith("--config=")]
-    if not given and not {"-h", "--help"} & set(argv):
+    file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    file.add_argument("--config", metavar="FILE")
+    known, argv = file.parse_known_args(argv)
+    if known.config is None and not {"-h", "--help"} & set(argv):
       raise SystemExit("--config=FILE is required; see configs/ for examples")
-    experiment = read(given[-1].removeprefix("--config=")) if given else Experiment()
+    experiment = Experiment() if known.config is None else read(known.config)
     required = {
       f.name: tyro.MISSING_NONPROP if f.default is dataclasses.MISSING else f.default
       for f in dataclasses.fields(args)

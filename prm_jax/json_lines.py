@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 
@@ -38,30 +38,27 @@ def opened(path: str | pathlib.Path):
 def read(
   path: str | pathlib.Path, on_position: Callable[[int], None] = lambda position: None
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-  """(line number from 1, byte offset, object) of each line.
+  """(line number from 1, byte offset, object) of each line; blank lines are left out.
 
   Args:
     on_position: called now and then with the number of (compressed) bytes read.
 
   Raises:
-    BadLine: not JSON, not UTF-8, not an object, too long, nested too deeply, or a broken gzip.
+    BadLine: not JSON, not UTF-8, not an object, too long, nested too deeply, a text with half of a
+      surrogate pair, which no UTF-8 file or tokenizer can hold, or a broken gzip.
     OSError: the file cannot be read.
   """
   offset = number = 0
   with opened(path) as (file, raw):
     try:
-      while text := file.readline(MAX_LINE_BYTES + 1):
+      while line := file.readline(MAX_LINE_BYTES + 1):
         number += 1
-        if len(text) > MAX_LINE_BYTES:
+        if len(line) > MAX_LINE_BYTES:
           raise BadLine(f"{path}:{number}: a line of over {MAX_LINE_BYTES} bytes is not JSON lines")
-        try:
-          value = json.loads(text)
-        except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8
-          raise BadLine(f"{path}:{number}: not JSON ({error}): {show(text)}") from None
-        if not isinstance(value, dict):
-          raise BadLine(f"{path}:{number}: expected an object, got {show(value)}")
-        yield number, offset, value
-        offset += len(text)
+        value = _parse(line, f"{path}:{number}") if line.strip() else None
+        if value is not None:
+          yield number, offset, value
+        offset += len(line)
         if number % 256 == 0:
           on_position(raw.tell())
     except (gzip.BadGzipFile, EOFError) as error:
@@ -69,12 +66,42 @@ def read(
     on_position(raw.tell())
 
 
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+  """The object on a line; `where` is FILE:LINE."""
+  try:
+    value = json.loads(line.decode("utf-8-sig"))  # some editors put a mark before the first line
+    if b"\\ud" in line.lower():  # \ud83d\ude00 is a character, \ud83d alone is none
+      json.dumps(value, ensure_ascii=False).encode()
+  except UnicodeEncodeError as error:
+    half = error.object[error.start]
+    raise BadLine(f"{where}: {half!r} is half of a surrogate pair: {show(line)}") from None
+  except (ValueError, RecursionError) as error:
+    utf8 = not isinstance(error, UnicodeDecodeError) and b"\0" not in line  # UTF-16 is full of \0
+    raise BadLine(f"{where}: not {'JSON' if utf8 else 'UTF-8'} ({error}): {show(line)}") from None
+  if not isinstance(value, dict):
+    raise BadLine(f"{where}: expected an object, got {show(value)}")
+  return value
+
+
 @contextlib.contextmanager
-def written(path: str | pathlib.Path):
-  """A text file that takes its name only when the block ends well."""
+def written(path: str | pathlib.Path, mode: Literal["w", "wb"] = "w"):
+  """A file, UTF-8 text or bytes, that takes its name only when the block ends well.
+
+  Its folder is made if it is not there.  After an error nothing is left of the file.
+
+  Raises:
+    OSError: before the block: a file cannot be written there.
+  """
   path = pathlib.Path(path)
+  if path.exists() and not path.is_file():
+    raise OSError(f"{path}: is a directory, or no plain file; give the name of a file")
   path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(path.name + ".unfinished")
-  with open(unfinished, "w", encoding="utf-8") as file:
-    yield file
-  os.replace(unfinished, path)
+  if not os.access(path.parent, os.W_OK):
+    raise PermissionError(f"{path}: no permission to write in {path.parent}")
+  unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+  try:
+    with open(unfinished, mode, encoding="utf-8" if mode == "w" else None) as file:
+      yield file
+    os.replace(unfinished, path)
+  finally:
+    unfinished.unlink(missing_ok=True)

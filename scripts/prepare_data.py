@@ -94,6 +94,7 @@ def prepared(args: Args) -> dict:
     recipe_name=name,
     recipe=recipe,
     overwrite=args.overwrite,
+    generator=dataclasses.asdict(args.arithmetic),
     beside=args.arithmetic.write_candidates,
   )
 

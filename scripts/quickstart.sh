@@ -20,10 +20,12 @@ fi
 if [ ! -f "$data/tokenizer.model" ]; then
   "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" --vocab_size=320
 fi
-for objective in process outcome; do
+# The outcome model has the harder task and gets more updates; tuned on other seeds for both.
+for run in process:5000 outcome:6000; do
+  objective=${run%:*} steps=${run#*:}
   say "training the $objective reward model"
   "$python" scripts/train.py --config=configs/arithmetic.py --workdir="$out/$objective" \
-    --config.loss.objective="$objective" \
+    --config.loss.objective="$objective" --config.train.steps="$steps" \
     --config.data.directory="$data" --config.data.tokenizer="$data/tokenizer.model" \
     --config.train.seed="$seed"
   say "scoring the candidates with it"

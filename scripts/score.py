@@ -39,36 +39,38 @@ def main() -> None:
   from prm_jax.scoring.score import Scorer
 
   try:
-    scorer = Scorer.load(args.checkpoint)
-    process = scorer.contract.objective == "process"
-    right = candidates.right_classes(scorer.contract)
-    started, count, steps = time.perf_counter(), 0, 0
-    bar = tqdm.tqdm(
-      total=os.path.getsize(args.input), unit="B", unit_scale=True, disable=None, desc="scoring"
-    )
-    with bar, json_lines.written(args.output) as out:
-      lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
-      while chunk := list(itertools.islice(lines, CHUNK)):
-        solutions = [
-          candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
-          for number, _, record in chunk
-        ]
-        scores = scorer.probabilities(solutions)
-        for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
-          record["steps"] = texts
-          chance = float(np.prod(probabilities[:, right].sum(1)))
-          if process:
-            record["rating_probs"] = [
-              dict(zip(scorer.contract.classes, map(float, p))) for p in probabilities
-            ]
-            record["prm_score"] = chance
-          else:
-            record["orm_score"] = chance
-          out.write(json.dumps(record, ensure_ascii=False) + "\n")
-          steps += len(probabilities)
-        count += len(chunk)
-      if not count:
-        raise ValueError(f"{args.input}: empty")
+    # The output first: a place that cannot be written is an error before any work.
+    with json_lines.written(args.output) as out:
+      scorer = Scorer.load(args.checkpoint)
+      process = scorer.contract.objective == "process"
+      right = candidates.right_classes(scorer.contract)
+      started, count, steps = time.perf_counter(), 0, 0
+      bar = tqdm.tqdm(
+        total=os.path.getsize(args.input), unit="B", unit_scale=True, disable=None, desc="scoring"
+      )
+      with bar:
+        lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
+        while chunk := list(itertools.islice(lines, CHUNK)):
+          solutions = [
+            candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
+            for number, _, record in chunk
+          ]
+          scores = scorer.probabilities(solutions)
+          for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
+            record["steps"] = texts
+            chance = float(np.prod(probabilities[:, right].sum(1)))
+            if process:
+              record["rating_probs"] = [
+                dict(zip(scorer.contract.classes, map(float, p))) for p in probabilities
+              ]
+              record["prm_score"] = chance
+            else:
+              record["orm_score"] = chance
+            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+            steps += len(probabilities)
+          count += len(chunk)
+        if not count:
+          raise ValueError(f"{args.input}: empty")
   except (ValueError, OSError) as error:
     raise SystemExit(f"score.py: {error}") from error
   seconds = time.perf_counter() - started

@@ -24,7 +24,7 @@ def main() -> None:
 
   try:
     loop.run(args.config, args.workdir)
-  except (ValueError, FileNotFoundError) as error:
+  except (ValueError, OSError) as error:
     raise SystemExit(f"train.py: {error}") from error
   except KeyboardInterrupt:
     raise SystemExit("stopped; run the same command again to resume") from None

@@ -121,6 +121,39 @@ def test_a_long_example_is_cut_at_a_step_and_reported():
   assert (dropped, t.read_targets.tolist()) == (1, [2, 1])
   assert tiny.TOKENIZER.decode(t.tokens) == "p\naaaa\nbbbb\n"
   assert trees.cut(tree, tiny.TOKENIZER, tiny.contract(), 5) == (None, 3)
+  context = dataclasses.replace(tree, labels=(1, None, -1))
+  assert len(trees.cut(context, tiny.TOKENIZER, tiny.contract(), 13)[0]) == len("_p\naaaa\n")
+
+
+def test_an_outcome_is_never_that_of_a_part():
+  """A solution that does not fit a row is no outcome example: its end, the answer, is missing."""
+  tree = StepTree("p", ("aaaa", "bbbb"), (-1, 0), (None, None), outcome=True)
+  assert trees.cut(tree, tiny.TOKENIZER, tiny.contract("outcome"), 10) == (None, 2)
+  assert trees.cut(tree, tiny.TOKENIZER, tiny.contract("outcome"), 13)[1] == 0
+
+
+def test_the_rows_hash_sees_structure():
+  """Siblings and a chain of the same texts are other rows, so a run is not resumed on them."""
+  chain = StepTree("p", ("a", "b"), (-1, 0), (1, 1))
+  siblings = dataclasses.replace(chain, parents=(-1, -1))
+  hashes = {
+    packing.PackedRows([trees.encode(t, tiny.TOKENIZER, tiny.contract())], 32).hash
+    for t in (chain, siblings)
+  }
+  assert len(hashes) == 2
+
+
+def test_a_share_of_the_evaluation_is_a_sample():
+  """Best-fit decreasing puts the longest first; limited evaluation is spread over all rows."""
+  encoded = [
+    trees.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
+    for n in range(1, 30)
+  ]
+  rows = packing.PackedRows(encoded, 34)
+  (part,) = packing.eval_batches(rows, 8, limit=6)
+  lengths = (part.tokens != 0).sum(1)[:6]
+  whole = np.mean([(rows[i]["tokens"] != 0).sum() for i in range(len(rows))])
+  assert lengths.mean() == pytest.approx(whole, rel=0.2)
 
 
 @settings(max_examples=100, deadline=None)

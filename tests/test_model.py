@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, trees
 from prm_jax.model import attention as attention_lib
+from prm_jax.model import decoder
 from prm_jax.training import loss as loss_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
@@ -65,6 +66,63 @@ def test_attention_equals_a_plain_loop():
         weights = np.exp(scores) / np.exp(scores).sum()
         expected = sum(w * v[b, j, n // 2] for w, j in zip(weights, seen))
         np.testing.assert_allclose(got[b, i, n], expected, rtol=1e-5, atol=1e-6)
+
+
+def plain_block(block, x, positions, end):
+  """A layer in float64 numpy, one token and one head at a time: `[T, D]` from one row."""
+  c = block.config
+  # fmt: off
+  attention_scale, query, key, value, output, mlp_scale, gate, up, down = (
+    np.asarray(w[...], np.float64)
+    for w in (block.attention_norm, block.query, block.key, block.value, block.output,
+              block.mlp_norm, block.gate, block.up, block.down)
+  )
+  # fmt: on
+  half, group = c.head_size // 2, c.heads // c.kv_heads
+
+  def norm(v, scale):
+    return v / np.sqrt((v**2).mean() + c.norm_epsilon) * scale
+
+  def turned(v, position):
+    out = np.empty_like(v)
+    for j in range(half):
+      angle = position / c.rope_theta ** (j / half)
+      out[j] = v[j] * np.cos(angle) - v[half + j] * np.sin(angle)
+      out[half + j] = v[half + j] * np.cos(angle) + v[j] * np.sin(angle)
+    return out
+
+  after = []
+  for i in range(len(x)):
+    total = x[i].copy()
+    seen = [j for j in range(i + 1) if i < end[j]]
+    for n in range(c.heads):
+      k = n // group
+      q = turned(norm(x[i], attention_scale) @ query[:, n], positions[i])
+      ys = [norm(x[j], attention_scale) for j in seen]
+      keys = [turned(y @ key[:, k], positions[j]) for y, j in zip(ys, seen)]
+      weights = np.exp([q @ other / np.sqrt(c.head_size) for other in keys])
+      mixed = sum(w * (y @ value[:, k]) for w, y in zip(weights / weights.sum(), ys))
+      total += mixed @ output[n]
+    y = norm(total, mlp_scale)
+    after.append(total + (y @ gate / (1 + np.exp(-y @ gate)) * (y @ up)) @ down)
+  return np.array(after)
+
+
+def test_a_layer_equals_plain_numpy():
+  """Rotary angles by depth in the tree and the config's theta, norm scales, shared key heads,
+  SwiGLU: a whole layer does what its parts are named for, on a tree with branches."""
+  config = dataclasses.replace(tiny.MODEL, head_size=8, rope_theta=50.0, norm_epsilon=0.03)
+  block = decoder.Block(config, nnx.Rngs(0))
+  rng = np.random.default_rng(0)
+  for scale in (block.attention_norm, block.mlp_norm):
+    scale[...] = jnp.asarray(rng.uniform(0.3, 2, config.width), jnp.float32)
+  tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
+  batch = batch_of([trees.encode(tree, tiny.TOKENIZER, tiny.contract())], 24)
+  assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
+  x = rng.normal(size=(24, config.width))
+  got = block(jnp.asarray(x[None], jnp.float32), batch.positions, batch.subtree_end)[0]
+  positions, end = np.asarray(batch.positions[0]), np.asarray(batch.subtree_end[0])
+  np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
 
 
 def test_no_token_depends_on_a_later_one():
@@ -142,7 +200,7 @@ def test_random_trees_equal_their_chains(tree):
 
 
 def test_garbage_in_padding_changes_nothing():
-  """Padding-proof: other tokens and positions there leave loss and gradient bit for bit."""
+  """Padding-proof: other tokens, positions and unused reads leave loss and gradient bit for bit."""
   _, params = tiny.model()
   config = config_lib.Loss(language_model_weight=1.0)
   encoded = trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())
@@ -152,7 +210,9 @@ def test_garbage_in_padding_changes_nothing():
     clean,
     tokens=jnp.where(padding, 77, clean.tokens),
     positions=jnp.where(padding, 5, clean.positions),
+    read_positions=jnp.where(clean.read_targets < 0, 3, clean.read_positions),
   )
+  assert np.any(clean.read_positions[0] != dirty.read_positions[0])
   for a, b in zip(
     jax.tree.leaves(loss_and_gradient(params, clean, config)),
     jax.tree.leaves(loss_and_gradient(params, dirty, config)),

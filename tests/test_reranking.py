@@ -229,8 +229,23 @@ def test_files_that_disagree(tmp_path):
   with pytest.raises(BadLine, match=r'b\.jsonl:2: "(answer|is_correct)" is'):
     read_scored_samples([a, b])
   c = write(tmp_path / "c.jsonl", [candidate()])
-  with pytest.raises(BadLine, match=r"c\.jsonl: ends after 1 lines"):
+  with pytest.raises(BadLine, match=r"c\.jsonl: ends before the candidate at .*a\.jsonl:2"):
     read_scored_samples([a, c])
+
+
+def test_blank_lines_are_no_candidates(tmp_path):
+  """They are passed over, and lines after them keep their numbers, in each file its own."""
+  records = [candidate(), candidate(right=False, answer="4"), candidate(orm=0.1)]
+  a = write(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
+  b = write(tmp_path / "b.jsonl", records)
+  samples = read_scored_samples([a, b])
+  assert samples.lines.tolist() == [[1, 4, 5]]
+  assert read_solutions(samples, [(0, 1), (0, 2)]) == records[1:]
+  b = write(b, [*records[:2], candidate(problem="Another.")])
+  with pytest.raises(BadLine, match=r'b\.jsonl:3: "problem" is'):
+    read_scored_samples([a, b])
+  with pytest.raises(BadLine, match=r"blank\.jsonl: empty"):
+    read_scored_samples([write(tmp_path / "blank.jsonl", ["", ""])])
 
 
 def test_missing_candidates(tmp_path):
@@ -253,13 +268,16 @@ def test_missing_candidates(tmp_path):
   [
     ('{"problem": "A', "not JSON"),
     ("[1, 2]", "expected an object"),
-    ("", "not JSON"),
+    ('{"problem": "\\ud800"}', "half of a surrogate pair"),
+    (candidate(steps=["fine", "\ud83d"]), "half of a surrogate pair"),
     (candidate(problem=...), '"problem" is None'),
     (candidate(is_correct="yes"), "\"is_correct\" is 'yes'"),
     (candidate(orm_score=...), 'no "orm_score"'),
     (candidate(unique_id="x"), '"unique_id" is here'),
     (candidate(orm_score="high"), "\"orm_score\" is 'high'"),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),
+    (candidate(orm_score=10**400), '"orm_score" is 1000'),
+    (candidate(rating_probs=[{"-1": 10**400, "0": 0.5, "1": 0}] * 2), "of step 0 is"),
     (candidate(steps=[]), '"steps" is []'),
     (candidate(steps=["only one"]), "expected one for each of 1 steps"),
     (candidate(rating_probs=[{"-1": 0, "0": 0, "1": 1}, {"2": 1.0}]), "of step 1 is {'2': 1.0}"),
@@ -282,9 +300,14 @@ def test_malformed_lines(tmp_path, bad, message):
 
 def test_broken_files(tmp_path):
   """Bytes that are not UTF-8, a cut gzip file, an empty file: each says which and where."""
+  for encoding in ("utf-16", "utf-16-le"):  # with a mark at the start, and without
+    wide = tmp_path / "wide.jsonl"
+    wide.write_bytes(json.dumps(candidate()).encode(encoding))
+    with pytest.raises(BadLine, match=r"wide\.jsonl:1: not UTF-8"):
+      read_scored_samples([wide])
   path = tmp_path / "latin.jsonl"
   path.write_bytes(json.dumps(candidate()).encode() + b'\n{"problem": "\xe9"}\n')
-  with pytest.raises(BadLine, match=r"latin\.jsonl:2: not JSON"):
+  with pytest.raises(BadLine, match=r"latin\.jsonl:2: not UTF-8"):
     read_scored_samples([path])
   whole = write(tmp_path / "whole.jsonl.gz", [candidate(f"Problem {i}") for i in range(50)])
   cut = tmp_path / "cut.jsonl.gz"

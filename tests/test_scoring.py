@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -9,7 +12,10 @@ import tiny
 from conftest import run_script
 
 from prm_jax import config as config_lib
+from prm_jax import json_lines
+from prm_jax.datasets import prm800k
 from prm_jax.evaluation import labelled_steps
+from prm_jax.input_pipeline import labelled_rows, tokenizers
 from prm_jax.scoring import candidates
 from prm_jax.scoring.score import ContractError, Scorer
 from prm_jax.training import loop
@@ -83,8 +89,6 @@ def test_an_outcome_model_gives_one_probability_a_solution(outcome_run, samples)
 
 def test_another_tokenizer_is_refused(process_run, arithmetic_data, tmp_path):
   """The step contract: a tokenizer that is not the trained one is an error, not other numbers."""
-  from prm_jax.input_pipeline import tokenizers
-
   path = process_run / "tokenizer.model"
   own = path.read_bytes()
   tokenizers.train_sentencepiece(["other text 1 2 3"] * 9, path, 310)
@@ -140,12 +144,13 @@ def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
     ('{"problem": "p", "steps": ["a", 7]}', r"in.jsonl:2: .steps.\[1\] is 7"),
     ('{"problem": "p"}', "in.jsonl:2: neither"),
     ("[1]", "in.jsonl:2: expected an object"),
+    ('{"problem": "\\ud800", "steps": ["a"]}', "in.jsonl:2: .* half of a surrogate pair"),
+    ('{"problem": "p", "steps": ["a", "\\uDE00"]}', "in.jsonl:2: .* half of a surrogate pair"),
+    ('\n{"problem": "\\ud83d\\ude00", "steps": []}', "in.jsonl:3: .*at least one step"),
   ],
 )
 def test_bad_candidates_name_file_and_line(tmp_path, line, message):
   """A bad line is an error that says where and what; nothing is guessed."""
-  from prm_jax import json_lines
-
   source = tmp_path / "in.jsonl"
   source.write_text('{"problem": "p", "steps": ["a"]}\n' + line + "\n")
   with pytest.raises(json_lines.BadLine, match=message):
@@ -162,4 +167,90 @@ def test_score_py_leaves_no_half_file(process_run, tmp_path):
   )
   assert done.returncode == 1
   assert "in.jsonl:2" in done.stderr and "Traceback" not in done.stderr
-  assert not (tmp_path / "o.jsonl").exists()
+  assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_place_that_cannot_be_written_is_said_first(tmp_path):
+  """A directory as --output ends scoring before the model is loaded."""
+  done = run_script("score.py", "--checkpoint=none", "--input=none", f"--output={tmp_path}")
+  assert done.returncode == 1
+  assert done.stderr.startswith(f"score.py: {tmp_path}: is a directory")
+
+
+def test_nothing_half_written_stays(tmp_path):
+  """After an error the old file is there and no other; two writers do not share a file."""
+  path = tmp_path / "out" / "o.jsonl"
+  with json_lines.written(path) as file:
+    file.write("old")
+    assert str(os.getpid()) in pathlib.Path(file.name).name
+  with pytest.raises(KeyboardInterrupt), json_lines.written(path) as file:
+    file.write("new")
+    raise KeyboardInterrupt
+  assert list(path.parent.iterdir()) == [path]
+  assert path.read_text() == "old"
+
+
+def test_a_folder_without_permission_is_said_before_any_work(tmp_path, monkeypatch):
+  """The message names the folder, not a temporary file."""
+  monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser may write anywhere
+  with (
+    pytest.raises(PermissionError, match="no permission to write"),
+    json_lines.written(tmp_path / "o"),
+  ):
+    pytest.fail("the block must not run")
+
+
+def test_a_failed_tokenizer_leaves_nothing(tmp_path):
+  """An error while texts are read is that error, and no file is left."""
+
+  def texts():
+    yield "a"
+    raise ValueError("of the reader")
+
+  for given, message in ((texts(), "of the reader"), ([], "no texts")):
+    with pytest.raises(ValueError, match=message):
+      tokenizers.train_sentencepiece(given, tmp_path / "tokenizer.model", 310)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_tokenizer_says_what_to_do_in_both_cases(tmp_path):
+  """Before training one is made; beside a checkpoint the run's own is put back."""
+  with pytest.raises(FileNotFoundError, match="before training, .*beside a checkpoint, put back"):
+    tokenizers.SentencePiece(tmp_path / "tokenizer.model")
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("{", "not JSON"),
+    ("{}", "not the manifest of labelled rows; write"),
+    ("[]", "not the manifest of labelled rows; write"),
+    ('{"dataset": "math_splits"}', "labelled rows, but of math_splits; write"),
+    ('{"recipe": {"name": "paper", "phases": [1], "colour": 1}, "test_problems": []}', "not the"),
+  ],
+)
+def test_another_manifest_is_an_error(tmp_path, text, message):
+  """A manifest that is damaged or of another dataset names itself and what to do."""
+  path = tmp_path / "manifest.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=message) as error:
+    labelled_rows.read_manifest(tmp_path)
+  assert str(error.value).startswith(f"{path}: ")
+  assert "scripts/prepare_data.py" in str(error.value)
+
+
+def test_a_limit_is_on_the_rows_read(arithmetic_data, monkeypatch):
+  """Texts for a tokenizer come from the first rows; the others are not even read."""
+  read = []
+
+  def rows(*args):
+    for record in prm800k.read_rows(*args):
+      read.append(record)
+      yield record
+
+  monkeypatch.setattr(labelled_rows, "prm800k", types.SimpleNamespace(read_rows=rows))
+  few = list(labelled_rows.texts(arithmetic_data, "train", 3))
+  assert len(read) == 3
+  assert few[0] == read[0].row["question"]["problem"]
+  with pytest.raises(ValueError, match="limit=0"):
+    list(labelled_rows.texts(arithmetic_data, "train", 0))

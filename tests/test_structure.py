@@ -82,6 +82,52 @@ def parse(monkeypatch, *argv):
 CONFIG = f"--config={ROOT}/configs/arithmetic.py"
 
 
+def test_the_config_file_may_follow_a_space(monkeypatch):
+  """--config FILE is --config=FILE, and overrides after it still count."""
+  argv = ["--config", CONFIG.removeprefix("--config="), "--workdir", "w"]
+  args = parse(monkeypatch, *argv, "--config.mesh.fsdp", "-1", "--config.train.steps", "7")
+  given = config_lib.read(f"{ROOT}/configs/arithmetic.py")
+  assert args.workdir == "w"
+  assert args.config == dataclasses.replace(given, train=dataclasses.replace(given.train, steps=7))
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ('{"train": 1}', "config.py: there is no function config()"),
+    ('{"train": null}', "config.py:1: NameError"),
+    ("def config(:", "config.py:1: SyntaxError"),
+    ("def config():\n  return 3", "config.py: config() returned int, not Experiment"),
+    ("Train(step=3)", "config.py:3: Train has no step; did you mean steps?"),
+    ("Train(zzz=3)", "config.py:3: Train has no zzz; there are steps, "),
+    ("Train(steps='3')", "config.py:3: train.steps='3': expected int"),
+    ("Train(steps=True)", "train.steps=True: expected int"),
+    ("Optim(learning_rate='1')", "optim.learning_rate='1': expected float"),
+    ("Model(remat=1)", "model.remat=1: expected bool"),
+    ("Model(dtype='float64')", "model.dtype='float64': expected one of float32, bfloat16"),
+    ("Experiment(train=Optim())", "experiment.train=Optim("),
+    ("Train(keep=0)", "train.keep=0: expected at least 1"),
+    ("Optim(final_fraction=2)", "optim.final_fraction=2: expected 0 to 1"),
+    ("Loss(language_model_weight=-1)", "loss.language_model_weight=-1: expected at least 0"),
+  ],
+)
+def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
+  """A config file that makes no experiment ends in one message, whatever is wrong with it."""
+  if text[0].isupper():
+    text = f"from prm_jax.config import *\ndef config():\n  return {text}"
+  path = tmp_path / "config.py"
+  path.write_text(text)
+  with pytest.raises(SystemExit) as error:
+    config_lib.read(str(path))
+  assert str(error.value).startswith(str(path))
+  assert message in str(error.value)
+
+
+def test_an_int_is_fine_where_a_float_is_meant():
+  """`Optim(learning_rate=1)` is no mistake."""
+  assert config_lib.Optim(learning_rate=1, weight_decay=0).learning_rate == 1
+
+
 def test_overrides_reach_the_experiment(monkeypatch):
   """Dotted overrides change one field of the config file's experiment, with its type."""
   args = parse(monkeypatch, CONFIG, "--workdir=w", "--config.optim.learning_rate=1e-5")
@@ -99,10 +145,19 @@ def test_overrides_reach_the_experiment(monkeypatch):
     ([CONFIG], "workdir"),
     (["--workdir=w"], "--config=FILE is required"),
     (["--workdir=w", "--config=none.py"], "none.py: no such file"),
+    (["--workdir=w", "--config"], "expected one argument"),
+    (["--workdir=w", CONFIG, "--config.train.log_every=0"], "train.log_every=0"),
+    (["--workdir=w", CONFIG, "--config.train.eval_rows=-1"], "train.eval_rows=-1"),
+    (["--workdir=w", CONFIG, "--config.data.row_length=0"], "data.row_length=0"),
+    (["--workdir=w", CONFIG, "--config.model.heads=6"], "model.heads=6"),
+    (["--workdir=w", CONFIG, "--config.model.head_size=7"], "model.head_size=7"),
+    (["--workdir=w", CONFIG, "--config.optim.b2=1"], "optim.b2=1.0"),
+    (["--workdir=w", CONFIG, "--config.optim.learning_rate=nan"], "optim.learning_rate=nan"),
+    (["--workdir=w", CONFIG, "--config.mesh.fsdp=0"], "mesh.fsdp=0"),
   ],
 )
 def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, message):
-  """An unknown key names the nearest one; a wrong type, the value; a missing file, itself."""
+  """An unknown key names the nearest one; a wrong type or range, the value; a missing file, itself."""
   with pytest.raises(SystemExit) as error:
     parse(monkeypatch, *argv)
   assert error.value.code != 0

@@ -53,8 +53,8 @@ class ScoredSamples:
 def read_scored_samples(paths: Sequence[pathlib.Path | str], progress: bool = False):
   """Reads one or more files of scored samples; a name ending in .gz is decompressed.
 
-  Several files hold the same candidates line by line, scored by different models: their keys are
-  merged, and a key that two of them hold must be equal.  Candidates are grouped by `unique_id`,
+  Several files hold the same candidates in the same order, scored by different models: their keys
+  are merged, and a key that two of them hold must be equal.  Candidates are grouped by `unique_id`,
   or by the problem's text where no line has one.  `rating_probs`, `orm_score`, `answer` and
   `unique_id` are each on every line or on none.  An `answer` of null or "" marks a candidate that
   never reached one.
@@ -74,8 +74,9 @@ def read_scored_samples(paths: Sequence[pathlib.Path | str], progress: bool = Fa
   table = _Table(paths)
   with contextlib.ExitStack() as stack:
     readers = [stack.enter_context(contextlib.closing(_records(p, progress))) for p in paths]
-    for line, records in enumerate(itertools.zip_longest(*readers), start=1):
-      table.add(line, _merge(paths, line, records), [offset for offset, _ in records])
+    for records in itertools.zip_longest(*readers):
+      merged = _merge(paths, records)
+      table.add(records[0][0], merged, [offset for _, offset, _ in records])
   return table.arrays()
 
 
@@ -90,33 +91,34 @@ def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> 
   return records
 
 
-def _records(path: pathlib.Path, progress: bool) -> Iterator[tuple[int, dict]]:
-  """(offset, record) of each line."""
+def _records(path: pathlib.Path, progress: bool) -> Iterator[tuple[int, int, dict]]:
+  """As `json_lines.read`, with a progress bar; an empty file is an error."""
   hidden = None if progress else True  # None: hidden unless standard error is a terminal
   bar = tqdm.tqdm(
     total=path.stat().st_size, desc=path.name, unit="B", unit_scale=True, disable=hidden
   )
   empty = True
   with bar:
-    for _, offset, record in json_lines.read(path, lambda done: bar.update(done - bar.n)):
+    for line in json_lines.read(path, lambda done: bar.update(done - bar.n)):
       empty = False
-      yield offset, record
+      yield line
   if empty:
     raise BadLine(f"{path}: empty")
 
 
-def _merge(paths, line: int, records) -> dict:
-  """One record of the same line of every file."""
+def _merge(paths, records) -> dict:
+  """One record of every file's; None: the file has ended."""
   if None in records:
     ended = paths[records.index(None)]
-    raise BadLine(f"{ended}: ends after {line - 1} lines, but another input goes on")
-  (_, merged), *others = records
-  for path, (_, record) in zip(paths[1:], others):
+    path, line = next((p, r[0]) for p, r in zip(paths, records) if r is not None)
+    raise BadLine(f"{ended}: ends before the candidate at {path}:{line}")
+  (_, _, merged), *others = records
+  for path, (line, _, record) in zip(paths[1:], others):
     for key in merged.keys() & record.keys():
       if merged[key] != record[key]:
         raise BadLine(
-          f'{path}:{line}: "{key}" is {show(record[key])}, but {show(merged[key])} on the same '
-          "line of an earlier input: the files must hold the same candidates"
+          f'{path}:{line}: "{key}" is {show(record[key])}, but {show(merged[key])} for the same '
+          "candidate of an earlier input: the files must hold the same candidates"
         )
     merged = merged | record
   return merged
@@ -133,7 +135,8 @@ class _Table:
     self.levels: list[str | None] = []
     self.subjects: list[str | None] = []
     self.answers: list[dict[str, int]] = []  # by problem: number of each answer
-    self.problem = array.array("q")  # of each line, as all below
+    self.line = array.array("q")  # its number in the first file, as all below
+    self.problem = array.array("q")
     self.correct = array.array("b")
     self.answered = array.array("b")
     self.answer_id = array.array("q")
@@ -163,6 +166,7 @@ class _Table:
       raise bad(f'"is_correct" is {show(correct)}: expected true or false')
 
     p = self._problem(text, record, bad)
+    self.line.append(line)
     self.problem.append(p)
     self.correct.append(correct)
     self.offsets.extend(offsets)
@@ -217,7 +221,7 @@ class _Table:
         # A NaN fails every comparison.  Probabilities that were rounded to bfloat16 may sum to
         # 0.99 or 1.01.
         fine = min(minus, zero, plus) >= 0 and 0.99 <= minus + zero + plus <= 1.01
-      except (KeyError, TypeError):
+      except (KeyError, TypeError, OverflowError):  # of an int too large for a float
         fine = False
       if not fine:
         raise bad(
@@ -250,7 +254,7 @@ class _Table:
       levels=tuple(self.levels),
       subjects=tuple(self.subjects),
       sizes=sizes,
-      lines=padded(np.arange(1, len(problem) + 1), np.int64, 0),
+      lines=padded(self.line, np.int64, 0),
       offsets=np.stack([padded(column, np.int64, -1) for column in offsets]),
       correct=padded(self.correct, bool, False),
       valid=padded(self.answered, bool, False),
@@ -267,6 +271,10 @@ def _number(record: dict, key: str, bad) -> float:
   value = record.get(key, math.nan)
   if isinstance(value, bool) or not isinstance(value, int | float):
     raise bad(f'"{key}" is {show(value)}: expected a number')
-  if key in record and not math.isfinite(value):
-    raise bad(f'"{key}" is {value}: expected a finite number')
-  return value
+  try:
+    number = float(value)
+  except OverflowError:
+    number = math.inf
+  if key in record and not math.isfinite(number):
+    raise bad(f'"{key}" is {show(value)}: expected a finite number')
+  return number

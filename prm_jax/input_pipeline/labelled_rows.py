@@ -15,12 +15,15 @@ from prm_jax.input_pipeline import conversion, packing, trees
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.types import StepContract, StepTree
 
+_PREPARE = "write the dataset with scripts/prepare_data.py --dataset=prm800k (or arithmetic)"
+
 
 def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
   """What prepare_data.py wrote about the dataset in `directory`.
 
   Raises:
     FileNotFoundError: there is none.
+    ValueError: it is damaged, or of a dataset without labelled rows.
   """
   path = pathlib.Path(directory) / "manifest.json"
   if not directory or not path.is_file():
@@ -28,27 +31,52 @@ def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
       f"no prepared dataset in {str(directory)!r}: it has no manifest.json; "
       "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
     )
-  return json.loads(path.read_text(encoding="utf-8"))
+  try:
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+  except ValueError as error:  # also bytes that are not UTF-8
+    raise ValueError(f"{path}: not JSON ({error}); {_PREPARE}") from None
+  try:
+    conversion.recipe_of(manifest)
+    complete = isinstance(manifest["recipe"]["name"], str)
+    complete = complete and isinstance(manifest["test_problems"], list)
+  except (AttributeError, KeyError, TypeError):
+    complete = False
+  if not complete:
+    dataset = manifest.get("dataset") if isinstance(manifest, dict) else None
+    raise ValueError(
+      f"{path}: not the manifest of labelled rows"
+      f"{f', but of {dataset}' if dataset else ''}; {_PREPARE}"
+    )
+  return manifest
 
 
 def examples(
-  directory: str | pathlib.Path, split: str, objective: str
+  directory: str | pathlib.Path, split: str, objective: str, limit: int | None = None
 ) -> tuple[list[StepTree], conversion.Counts]:
   """The converted solutions of a split, by the recipe the dataset was prepared with.
 
   Training leaves out the problems that are tested on; they are listed in the manifest.
+
+  Args:
+    limit: rows to read, at most; None: all.
   """
   manifest = read_manifest(directory)
   excluded = frozenset(manifest["test_problems"]) if split == "train" else frozenset()
   recipe = conversion.recipe_of(manifest)
-  records = prm800k.read_rows(directory, split)
+  records = itertools.islice(prm800k.read_rows(directory, split), limit)
   return conversion.convert_all(records, recipe, objective, excluded)
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
-  """Problems and steps of the first `limit` training examples, to train a tokenizer on."""
-  solutions, _ = examples(directory, split, "process")
-  for tree in itertools.islice(solutions, limit):
+  """Problems and steps of the first `limit` rows of a split, to train a tokenizer on.
+
+  Raises:
+    ValueError: `limit` is below 1; also as `read_manifest`.
+  """
+  if limit < 1:
+    raise ValueError(f"limit={limit}: at least 1 row")
+  solutions, _ = examples(directory, split, "process", limit)
+  for tree in solutions:
     yield tree.problem
     yield from tree.steps
 

@@ -99,8 +99,8 @@ class PackedRows:
     """Of plan and content: a run may only be resumed on the rows it was started with."""
     digest = hashlib.sha256(repr((self.row_length, self.plan)).encode())
     for tree in self.trees:
-      for field in (tree.tokens, tree.read_positions, tree.read_targets):
-        digest.update(field.tobytes())
+      for field in dataclasses.fields(tree):
+        digest.update(getattr(tree, field.name).tobytes())
     return digest.hexdigest()
 
 
@@ -114,15 +114,19 @@ def batches(rows: PackedRows, batch_rows: int, seed: int) -> grain.MapDataset:
 
 
 def eval_batches(rows: PackedRows, batch_rows: int, limit: int | None = None) -> list[Batch]:
-  """Every row once, in order, up to a limit; the last batch is filled up with empty rows."""
+  """Every row once, or `limit` of them evenly spread; the last batch is filled with empty rows.
+
+  The first rows of a plan hold the longest examples, so a share of them would be no sample.
+  """
   count = len(rows) if limit is None else min(len(rows), limit)
+  chosen = [i * len(rows) // count for i in range(count)]
   empty = {k: np.zeros_like(v) for k, v in rows[0].items()}
   empty["subtree_end"] = np.arange(1, rows.row_length + 1, dtype=np.int32)
   empty["previous"] -= 1
   empty["read_targets"] -= 1
   out = []
   for start in range(0, count, batch_rows):
-    part = [rows[i] for i in range(start, min(start + batch_rows, count))]
+    part = [rows[i] for i in chosen[start : start + batch_rows]]
     part += [empty] * (batch_rows - len(part))
     out.append(Batch(**{k: np.stack([row[k] for row in part]) for k in empty}))
   return out

@@ -98,17 +98,20 @@ def prepare_rows(
   recipe_name: str = "paper",
   recipe: conversion.Recipe | None = None,
   overwrite: bool = False,
+  generator: dict[str, Any] | None = None,
   beside: Callable[[pathlib.Path], Any] = lambda directory: None,
 ) -> dict[str, Any]:
   """As `prepare_prm800k`, for generated rows: `builder(rows=rows)`, `rows` by split.
 
-  `beside(directory)` writes further files into the output, such as candidates to rerank.
+  `generator` says how they were made, for the manifest.  `beside(directory)` writes further files
+  into the output, such as candidates to rerank.
   """
   recipe = recipe or conversion.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
     writer = builder(rows=rows, data_dir=temporary)
     _build(writer, DOWNLOADS)
     manifest = summarize(temporary, writer, recipe_name, recipe, set())
+    manifest["generator"] = generator
     beside(temporary)
     _write_manifest(temporary, manifest)
   return manifest

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import sentencepiece
 
+from prm_jax import json_lines
+
 _META = "\u2581"  # how SentencePiece writes a space; in a text it is escaped to its UTF-8 bytes
 PAD = 0  # id of padding; the attention rule hides it, so no tokenizer needs a pad token
 
@@ -32,7 +34,9 @@ class SentencePiece:
     path = pathlib.Path(path)
     if not path.is_file():
       raise FileNotFoundError(
-        f"{path}: no tokenizer here; scripts/train_tokenizer.py makes one from prepared data"
+        f"{path}: no tokenizer here; before training, scripts/train_tokenizer.py makes one from "
+        "prepared data (--config.data.tokenizer=FILE); beside a checkpoint, put back the one it "
+        "was trained with"
       )
     data = path.read_bytes()
     self._model = sentencepiece.SentencePieceProcessor()
@@ -64,13 +68,18 @@ def train_sentencepiece(
   Byte fallback, so that nothing is unknown; digits apart, so that numbers are read digit by digit;
   newlines are symbols; white space is kept as it is.  `vocab_size` is an upper bound (a small
   corpus has fewer pieces) of at least 300: 256 bytes, the special symbols and some letters.
+
+  Raises:
+    ValueError: `vocab_size` is too small, or there are no texts.
+    OSError: `path` cannot be written.
+    RuntimeError: of the trainer.
   """
   if vocab_size < 300:
     raise ValueError(f"vocab_size={vocab_size}: at least 300 (256 of them are bytes)")
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_suffix(".unfinished")
-  with open(unfinished, "wb") as out:
+  with json_lines.written(path, "wb") as out:
+    texts = list(texts)  # here, so that an error in reading them is not wrapped by the trainer
+    if not texts:
+      raise ValueError(f"{path}: no texts to train a tokenizer on")
     sentencepiece.SentencePieceTrainer.Train(
       sentence_iterator=iter(texts),
       model_writer=out,
@@ -93,5 +102,4 @@ def train_sentencepiece(
       bos_id=1,
       eos_id=2,
     )
-  unfinished.rename(path)
   return SentencePiece(path)

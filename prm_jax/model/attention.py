@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-MASKED = -1e30  # finite: a row of only masked scores must not turn into NaN
+MASKED = -jnp.inf  # every token sees itself, so no softmax is over nothing
 
 
 def visible(subtree_end: jax.Array) -> jax.Array:

@@ -89,7 +89,7 @@ class StepScorer(nnx.Module):
 
   def __init__(self, c: config_lib.Model, vocab_size: int, num_classes: int, rngs: nnx.Rngs):
     D = c.width
-    self.embedding = weight(rngs, (vocab_size, D), c.embedding_std, ("tensor", "fsdp"))
+    self.embedding = weight(rngs, (vocab_size, D), c.embedding_std, ("fsdp", "tensor"))
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = scale(D)

@@ -6,6 +6,7 @@ solution longer than the model's rows is scored in a longer row, never cut.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -52,19 +53,18 @@ class Scorer:
     workdir = pathlib.Path(workdir)
     if not (workdir / "checkpoints").is_dir():
       raise FileNotFoundError(f"{workdir}: no checkpoints/ in it; give the --workdir of train.py")
-    checkpointer = checkpoint_lib.Checkpointer(workdir)
-    latest = checkpointer.latest()
-    if latest is None:
-      raise FileNotFoundError(f"{workdir}/checkpoints: no finished checkpoint")
-    step, metadata = latest
-    tokenizer = tokenizers.SentencePiece(workdir / checkpoint_lib.TOKENIZER)
-    check_contract(metadata.contract, tokenizer, workdir)
-    mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    abstract = mesh_lib.abstract_params(
-      metadata.config.model, metadata.vocab_size, len(metadata.contract.classes), mesh
-    )
-    params = checkpointer.restore_params(step, abstract)
-    checkpointer.close()
+    with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
+      latest = checkpointer.latest()
+      if latest is None:
+        raise FileNotFoundError(f"{workdir}/checkpoints: no finished checkpoint")
+      step, metadata = latest
+      tokenizer = tokenizers.SentencePiece(workdir / checkpoint_lib.TOKENIZER)
+      check_contract(metadata.contract, tokenizer, workdir)
+      mesh = mesh_lib.make_mesh(config_lib.Mesh())
+      abstract = mesh_lib.abstract_params(
+        metadata.config.model, metadata.vocab_size, len(metadata.contract.classes), mesh
+      )
+      params = checkpointer.restore_params(step, abstract)
     return cls(metadata.contract, tokenizer, metadata.config, params, mesh, step)
 
   def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:

@@ -63,11 +63,16 @@ def versions() -> dict[str, str]:
 class Checkpointer:
   """Saves and restores the training state of one work directory."""
 
-  def __init__(self, workdir: str | pathlib.Path, keep: int = 1):
+  def __init__(self, workdir: str | pathlib.Path, keep: int | None = None):
+    """Args: keep: how many checkpoints to keep, for the run that writes them; None: only read.
+
+    A reader leaves unfinished saves alone: they may be another process's, under way.
+    """
+    policies = ocp.training.preservation_policies
     self._checkpointer = ocp.training.Checkpointer(
       pathlib.Path(workdir).resolve() / "checkpoints",
-      preservation_policy=ocp.training.preservation_policies.LatestN(keep),
-      cleanup_tmp_directories=True,
+      preservation_policy=None if keep is None else policies.LatestN(keep),
+      cleanup_tmp_directories=keep is not None,
     )
 
   def latest(self) -> tuple[int, Metadata] | None:

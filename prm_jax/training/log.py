@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import sys
@@ -48,19 +49,20 @@ class Log:
     self._bar.update()
 
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
-    self._file.write(json.dumps({"step": step, "split": split, **values}) + "\n")
+    stored = {k: finite_or_none(v) for k, v in values.items()}
+    self._file.write(json.dumps({"step": step, "split": split, **stored}, allow_nan=False) + "\n")
     self._file.flush()
+    scalars = dict(flat(values))
     if self._board is not None:
-      for name, value in values.items():
-        if isinstance(value, int | float):
-          self._board.add_scalar(f"{split}/{name}", value, step)
+      for name, value in scalars.items():
+        self._board.add_scalar(f"{split}/{name}", value, step)
     if split == "train":
       short = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:.0f}"}
       self._bar.set_postfix(short)
       self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()), bar_says_it=True)
     else:
-      shown = {k: v for k, v in values.items() if isinstance(v, int | float)}
-      self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown.items()))
+      text = "  ".join(f"{k} {v:.4g}" for k, v in scalars.items() if "count" not in k)
+      self.say(f"step {step} {split}: {text}")
 
   def say(self, text: str, bar_says_it: bool = False) -> None:
     """A line for people; what the progress bar shows already only where there is no bar."""
@@ -73,3 +75,17 @@ class Log:
     self._file.close()
     if self._board is not None:
       self._board.close()
+
+
+def flat(values: dict[str, Any], prefix: str = ""):
+  """(name, number) of nested metrics: accuracy_by_class/-1 and so on; what is None is left out."""
+  for key, value in values.items():
+    if isinstance(value, dict):
+      yield from flat(value, f"{prefix}{key}/")
+    elif value is not None:
+      yield prefix + key, value
+
+
+def finite_or_none(value: Any) -> Any:
+  """JSON has no NaN."""
+  return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import shutil
+import sys
 import time
 from typing import Any
 
@@ -29,7 +30,8 @@ from prm_jax.training import step as step_lib
 from prm_jax.training.log import Log
 from prm_jax.types import Batch
 
-# Settings a run may be resumed with although it was started with others: they change no number.
+# Settings a run may be resumed with although it was started with others: they change what is
+# reported and where sums are made, not what is learnt.
 FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_every", "train.keep"}
 FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
 
@@ -46,13 +48,19 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
   workdir = pathlib.Path(workdir).resolve()
   workdir.mkdir(parents=True, exist_ok=True)
   tokenizer = tokenizers.SentencePiece(c.data.tokenizer)
-  recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]["name"]
-  contract = trees.step_contract(tokenizer, c.data.separator, c.loss.objective, recipe)
+  prepared = labelled_rows.read_manifest(c.data.directory)
+  contract = trees.step_contract(
+    tokenizer,
+    c.data.separator,
+    c.loss.objective,
+    recipe=prepared["recipe"]["name"],
+    neutral="negative" if prepared["recipe"]["neutral"] == "negative" else "positive",
+  )
+  print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
   (rows, train_manifest), (eval_rows, eval_manifest) = (
     labelled_rows.load(c.data.directory, split, tokenizer, contract, c.data.row_length)
     for split in ("train", c.data.eval_split)
   )
-  write_json(workdir / "manifest.json", {"train": train_manifest, c.data.eval_split: eval_manifest})
   metadata = checkpoint_lib.Metadata(c, contract, tokenizer.vocab_size, rows.hash)
 
   mesh = mesh_lib.make_mesh(c.mesh)
@@ -109,32 +117,35 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
     latest = checkpointer.latest()
     if latest is None:
       state = jax.jit(init, out_shardings=shardings)(jax.random.key(c.train.seed))
-      shutil.copyfile(c.data.tokenizer, workdir / checkpoint_lib.TOKENIZER)
+      own = workdir / checkpoint_lib.TOKENIZER
+      if own != pathlib.Path(c.data.tokenizer).resolve():
+        shutil.copyfile(c.data.tokenizer, own)
     else:
       check_same_run(metadata, latest[1], workdir)
       state = checkpointer.restore(latest[0], abstract)
+    manifest = {"train": train_manifest, c.data.eval_split: eval_manifest}
+    write_json(workdir / "manifest.json", manifest)
     step = int(state.step)
     log = stack.enter_context(contextlib.closing(Log(workdir, c.train.steps, step)))
     log.say(summary(c, train_manifest, params_of(state), mesh, step))
 
-    result, window, due = {}, [], None
-    clock = Clock(c.train.batch_rows * c.data.row_length * rows.fill)
+    result, window, due, clock = {}, [], None, None
     while step < c.train.steps:
       state, metrics = train_step(state, on_mesh(batches[step]))
+      clock = clock or Clock(c.train.batch_rows * c.data.row_length * rows.fill)  # has compiled
       step += 1
       window.append(metrics)
       log.advance()
       if due:  # read the numbers of earlier steps only once the next one is under way
         record(log, clock, *due)
         due = None
-      evaluate_now, save_now = (
-        step % every == 0 or step == c.train.steps
-        for every in (c.train.eval_every, c.train.save_every)
-      )
-      if step % c.train.log_every == 0 or step == c.train.steps:
+      last = step == c.train.steps
+      save_now = last or step % c.train.save_every == 0
+      evaluate_now = last or step % c.train.eval_every == 0
+      if save_now or step % c.train.log_every == 0:  # a resumed run has the same windows
         due, window = (step, window, {"learning_rate": rates[step - 1].item()}), []
-        if evaluate_now or save_now:
-          record(log, clock, *due)  # before anything that would keep a diverged state
+        if save_now or evaluate_now:
+          record(log, clock, *due)  # stops here rather than keep a diverged state
           due = None
       if evaluate_now:
         result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
@@ -173,10 +184,10 @@ def record(
   means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
   speed = {"tokens_per_second": clock.tokens_per_second(len(window))}
   log.write(step, "train", means | extra | speed)
-  if not math.isfinite(means["loss"]):
+  if not (math.isfinite(means["loss"]) and math.isfinite(means["gradient_norm"])):
     raise ValueError(
-      f"loss is {means['loss']} in the steps up to {step}: lower optim.learning_rate or raise "
-      "optim.warmup_steps; the last checkpoint is from before"
+      f"loss {means['loss']}, gradient norm {means['gradient_norm']} in the steps up to {step}: "
+      "lower optim.learning_rate or raise optim.warmup_steps; the last checkpoint is from before"
     )
 
 
@@ -205,9 +216,11 @@ def check_same_run(
     if (was := getattr(getattr(then.config, section.name), key)) != value
     and f"{section.name}.{key}" not in FREE
   ]
-  if now.contract != then.contract:
-    differences.append(f"  step contract: {then.contract} then, {now.contract} now")
-  elif now.rows_hash != then.rows_hash:
+  for field in dataclasses.fields(now.contract):
+    was, value = getattr(then.contract, field.name), getattr(now.contract, field.name)
+    if was != value:
+      differences.append(f"  step contract, {field.name}: {was!r} then, {value!r} now")
+  if not differences and now.rows_hash != then.rows_hash:
     differences.append("  the packed training rows: other data than then")
   if differences:
     raise ValueError(

@@ -26,13 +26,13 @@ class TrainState:
 
 
 def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
-  """Linear warm-up, then cosine to a fraction of the peak."""
+  """Linear warm-up to the peak, then cosine to a fraction of it.  Update i uses schedule(i)."""
   return optax.warmup_cosine_decay_schedule(
-    0.0,
-    c.learning_rate,
-    c.warmup_steps,
-    max(steps, c.warmup_steps + 1),
-    c.learning_rate * c.final_fraction,
+    init_value=c.learning_rate / max(c.warmup_steps, 1),  # not 0: that update would do nothing
+    peak_value=c.learning_rate,
+    warmup_steps=c.warmup_steps,
+    decay_steps=max(steps, c.warmup_steps + 1),
+    end_value=c.learning_rate * c.final_fraction,
   )
 
 

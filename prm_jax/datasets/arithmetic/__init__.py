@@ -27,7 +27,7 @@ class Generator:
   seed: int = 0  # of problems, temptations and solutions
   train_problems: int = 4000
   solutions: int = 2  # labelled solutions of each problem
-  test_problems: int = 100  # held out: none of them is in the training split
+  test_problems: int = 200  # held out: none of them is in the training split
   candidates: int = 1024  # solutions sampled for each test problem, to rerank
 
   def problems(self) -> dict[str, list[solver.Problem]]:

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 import numpy as np
 
 OPERATIONS = ("*", "+", "-")
-OPERANDS = (1, 2, 3, 4)
+OPERANDS = (1, 2, 3, 4)  # 5 would undo too many errors: v + 5 = v - 5, and 10 divides 2 * 5
 CONFUSED = {"+": "-", "-": "+", "*": "+"}  # misread operations
 LEVELS = (1, 2, 3, 4, 5)
 LENGTH = {1: 2, 2: 3, 3: 3, 4: 4, 5: 4}  # clauses of a problem, by level
