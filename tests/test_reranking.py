@@ -241,8 +241,8 @@ def test_blank_lines_are_no_candidates(tmp_path):
   samples = read_scored_samples([a, b])
   assert samples.lines.tolist() == [[1, 4, 5]]
   assert read_solutions(samples, [(0, 1), (0, 2)]) == records[1:]
-  b = write(b, [*records[:2], candidate(problem="Another.")])
-  with pytest.raises(BadLine, match=r'b\.jsonl:3: "problem" is'):
+  b = write(b, [*records[:2], candidate(orm=0.2)])
+  with pytest.raises(BadLine, match=r'b\.jsonl:3: "orm_score" is 0.2'):
     read_scored_samples([a, b])
   with pytest.raises(BadLine, match=r"blank\.jsonl: empty"):
     read_scored_samples([write(tmp_path / "blank.jsonl", ["", ""])])

@@ -215,7 +215,7 @@ def test_a_failed_tokenizer_leaves_nothing(tmp_path):
 
 def test_a_missing_tokenizer_says_what_to_do_in_both_cases(tmp_path):
   """Before training one is made; beside a checkpoint the run's own is put back."""
-  with pytest.raises(FileNotFoundError, match="before training, .*beside a checkpoint, put back"):
+  with pytest.raises(FileNotFoundError, match=r"before training, .*beside a checkpoint, put back"):
     tokenizers.SentencePiece(tmp_path / "tokenizer.model")
 
 

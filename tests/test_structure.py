@@ -157,7 +157,7 @@ def test_overrides_reach_the_experiment(monkeypatch):
   ],
 )
 def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, message):
-  """An unknown key names the nearest one; a wrong type or range, the value; a missing file, itself."""
+  """An unknown key names the nearest one; a wrong value, itself; a missing file, its path."""
   with pytest.raises(SystemExit) as error:
     parse(monkeypatch, *argv)
   assert error.value.code != 0

@@ -25,6 +25,7 @@ from prm_jax.types import StepContract
 
 BATCH_TOKENS = 16_384  # token slots of one forward
 READS = 16  # reads of a row are rounded up to a multiple of this, to keep shapes few
+MAX_ROW = 16_384  # tokens; attention over a row takes memory with its square
 
 
 class ContractError(ValueError):
@@ -90,6 +91,9 @@ class Scorer:
       length = self.config.data.row_length
       while length < len(tree):
         length *= 2
+      if length > max(MAX_ROW, self.config.data.row_length):
+        start = self.tokenizer.decode(tree.tokens[:40])
+        raise ValueError(f"a solution of {len(tree)} tokens is too long to score: {start!r}...")
       by_length.setdefault(length, []).append(i)
     out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
     for length, members in by_length.items():

@@ -219,11 +219,13 @@ def problems(seed: int, count: int) -> Iterator[Problem]:
   rng = np.random.default_rng(seed)
   seen, misses = set(), 0
   while len(seen) < count:
-    problem = make_problem(rng, LEVELS[len(seen) % len(LEVELS)])
+    level = LEVELS[len(seen) % len(LEVELS)]
+    problem = make_problem(rng, level)
     if problem.text in seen:
       misses += 1
-      if misses > 100 * count:
-        raise ValueError(f"there are not {count} distinct problems (level 1 has 1296)")
+      if misses == 10_000:
+        raise ValueError(f"{len(seen)} problems are all there are: level {level} has no more")
       continue
     seen.add(problem.text)
+    misses = 0
     yield problem
