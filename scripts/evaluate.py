@@ -32,9 +32,9 @@ def main() -> None:
   from prm_jax.scoring.score import Scorer
 
   try:
-    scorer = Scorer.load(args.checkpoint)
-    result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
     with json_lines.written(args.output) as out:
+      scorer = Scorer.load(args.checkpoint)
+      result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
       out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")
   except (ValueError, OSError) as error:
     raise SystemExit(f"evaluate.py: {error}") from error

@@ -43,6 +43,7 @@ def main() -> None:
 
   try:
     samples = read_scored_samples(args.input, progress=True)
+    args.output_dir.mkdir(parents=True, exist_ok=True)  # fails here rather than at the end
     report, scores = rerank(
       samples,
       args.n or None,

@@ -22,21 +22,9 @@ from prm_jax.training import loop
 
 
 def train(arithmetic_data, workdir, objective):
-  loop.run(
-    config_lib.Experiment(
-      data=config_lib.Data(
-        directory=str(arithmetic_data),
-        tokenizer=str(arithmetic_data / "tokenizer.model"),
-        separator="\n",
-        row_length=128,
-      ),
-      model=tiny.MODEL,
-      loss=config_lib.Loss(objective=objective),
-      optim=config_lib.Optim(learning_rate=3e-3, warmup_steps=2),
-      train=config_lib.Train(steps=3, batch_rows=8),
-    ),
-    workdir,
-  )
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective=objective))
+  short = dataclasses.replace(experiment.train, steps=3)
+  loop.run(dataclasses.replace(experiment, train=short), workdir)
   return workdir
 
 

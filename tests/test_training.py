@@ -19,20 +19,7 @@ from prm_jax.types import StepTree
 
 @pytest.fixture
 def experiment(arithmetic_data):
-  return config_lib.Experiment(
-    data=config_lib.Data(
-      directory=str(arithmetic_data),
-      tokenizer=str(arithmetic_data / "tokenizer.model"),
-      separator="\n",
-      row_length=128,
-    ),
-    model=tiny.MODEL,
-    loss=config_lib.Loss(language_model_weight=1.0),
-    optim=config_lib.Optim(learning_rate=3e-3, warmup_steps=2),
-    train=config_lib.Train(
-      steps=8, batch_rows=8, log_every=2, eval_every=4, eval_rows=8, save_every=3
-    ),
-  )
+  return tiny.experiment(arithmetic_data, config_lib.Loss(language_model_weight=1.0))
 
 
 def change(experiment, section, **values):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 from flax import nnx
@@ -79,6 +80,24 @@ def flatten(tree: StepTree) -> list[StepTree]:
       )
     )
   return chains
+
+
+def experiment(directory: pathlib.Path, loss: config_lib.Loss) -> config_lib.Experiment:
+  """A run of a few steps on the data of the fixture `arithmetic_data`."""
+  return config_lib.Experiment(
+    data=config_lib.Data(
+      directory=str(directory),
+      tokenizer=str(directory / "tokenizer.model"),
+      separator="\n",
+      row_length=128,
+    ),
+    model=MODEL,
+    loss=loss,
+    optim=config_lib.Optim(learning_rate=3e-3, warmup_steps=2),
+    train=config_lib.Train(
+      steps=8, batch_rows=8, log_every=2, eval_every=4, eval_rows=8, save_every=3
+    ),
+  )
 
 
 @functools.cache
