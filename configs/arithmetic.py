@@ -1,8 +1,27 @@
 """The embedded default: process and outcome reward models on generated arithmetic.
 
+  bash scripts/quickstart.sh [SEED]          all of it: data, both models, scores, report
+
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/process \
     --config.data.directory=DIR --config.data.tokenizer=DIR/tokenizer.model
-  the same with --config.loss.objective=outcome
+  and for the outcome model --config.loss.objective=outcome --config.train.steps=6000
+
+Cost: 2 minutes a model on two CPU cores, under 1 GB; quickstart.sh 6.5 minutes in all.
+
+Expected, % of 200 held-out problems solved by best-of-1024 (exact), and the paired differences with
+their 95 % bootstrap intervals over problems:
+
+  seed   PRM (product)    ORM   majority      PRM - ORM           ORM - majority
+  0              100.0   55.0       33.5      +45.0 [38, 52]      +21.5 [13, 30]
+  1               98.5   56.5       29.2      +42.0 [35, 49]      +27.3 [18, 36]
+  2              100.0   58.0       31.0      +42.0 [35, 49]      +27.0 [19, 35]
+
+The curve of the PRM never falls from one doubling of N to the next.  Another processor or version
+rounds differently and trains another model: expect the ordering, not the digits.
+`bash scripts/test.sh -m slow` runs the three seeds and checks it.
+
+Tuned on seeds from 100 up: the domain and the number of updates; the learning rate of the ORM among
+2.5e-3, 4e-3 and 6e-3.
 """
 
 from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
