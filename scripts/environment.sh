@@ -24,6 +24,7 @@ environment() {
     exit 1
   fi
   echo unfinished > "$stamp"
-  "$python" -m pip install --quiet --disable-pip-version-check --editable ".$extras"
+  "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip
+  "$python" -m pip install --quiet --editable ".$extras"
   echo "$wanted" > "$stamp"
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
 import sys
 from typing import Any
 
 import tqdm
+
+from prm_jax import json_lines
 
 
 class Log:
@@ -41,9 +42,8 @@ class Log:
           kept.append(line)
       except (ValueError, KeyError):
         pass  # a line half written when the run was killed
-    unfinished = self._path.with_suffix(".unfinished")
-    unfinished.write_text("".join(kept), encoding="utf-8")
-    os.replace(unfinished, self._path)
+    with json_lines.written(self._path) as file:
+      file.writelines(kept)
 
   def advance(self) -> None:
     self._bar.update()

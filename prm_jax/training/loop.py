@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import pathlib
 import shutil
 import sys
@@ -22,6 +21,7 @@ import jax
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax import json_lines
 from prm_jax.input_pipeline import labelled_rows, packing, tokenizers, trees
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import mesh as mesh_lib
@@ -124,7 +124,8 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
       check_same_run(metadata, latest[1], workdir)
       state = checkpointer.restore(latest[0], abstract)
     manifest = {"train": train_manifest, c.data.eval_split: eval_manifest}
-    write_json(workdir / "manifest.json", manifest)
+    with json_lines.written(workdir / "manifest.json") as file:
+      file.write(json.dumps(manifest, indent=1) + "\n")
     step = int(state.step)
     log = stack.enter_context(contextlib.closing(Log(workdir, c.train.steps, step)))
     log.say(summary(c, train_manifest, params_of(state), mesh, step))
@@ -248,9 +249,3 @@ def summary(c: config_lib.Experiment, manifest: dict, params: int, mesh, step: i
   if step:
     lines.append(f"resuming at step {step}")
   return "\n".join(lines)
-
-
-def write_json(path: pathlib.Path, values: Any) -> None:
-  unfinished = path.with_suffix(".unfinished")
-  unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-  os.replace(unfinished, path)
