@@ -1,10 +1,20 @@
 """A small process reward model from scratch on real PRM800K rows (CPU, or any device).
 
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --output=data/prm800k
-  python scripts/train_tokenizer.py --data=data/prm800k --output=data/prm800k/tokenizer.model
+  python scripts/train_tokenizer.py --data=data/prm800k --output=data/prm800k/tokenizer.model \
+    --vocab_size=2000
   python scripts/train.py --config=configs/prm800k_small.py --workdir=runs/prm800k_small
   python scripts/evaluate.py --checkpoint=runs/prm800k_small --benchmark=prm800k \
     --data_dir=data/prm800k --output=runs/prm800k_small/evaluation.json
+
+It checks the road, and is no useful verifier: a million parameters cannot learn mathematics from a
+few hundred solutions.  On 716 training solutions of PRM800K (5,331 labels), 150 updates took 6
+minutes on two busy CPU cores; on 1,722 labels of 217 test solutions, seed 0:
+
+  step AUROC 0.528 (0.5 is chance)   log-likelihood -0.590 nats   calibration error 0.018
+  accuracy 0.819, all of it from calling every step positive: 1.000 of class 1, 0.000 of 0 and -1
+
+Calibration is good because the model has learnt the classes' frequencies and little else.
 """
 
 from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
