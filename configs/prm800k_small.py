@@ -8,8 +8,11 @@
     --data_dir=data/prm800k --output=runs/prm800k_small/evaluation.json
 
 It checks the road, and is no useful verifier: a million parameters cannot learn mathematics from a
-few hundred solutions.  On 716 training solutions of PRM800K (5,331 labels), 150 updates took 6
-minutes on two busy CPU cores; on 1,722 labels of 217 test solutions, seed 0:
+few hundred solutions.
+
+Cost: 6 minutes on two busy CPU cores, 2 GB, for 716 training solutions (5,331 labels).
+
+Expected, on 1,722 labels of 217 test solutions (seed 0, one run):
 
   step AUROC 0.528 (0.5 is chance)   log-likelihood -0.590 nats   calibration error 0.018
   accuracy 0.819, all of it from calling every step positive: 1.000 of class 1, 0.000 of 0 and -1

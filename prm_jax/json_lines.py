@@ -84,10 +84,11 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def written(path: str | pathlib.Path, mode: Literal["w", "wb"] = "w"):
+def written(path: str | pathlib.Path, mode: Literal["wt", "wb"] = "wt"):
   """A file, UTF-8 text or bytes, that takes its name only when the block ends well.
 
-  Its folder is made if it is not there.  After an error nothing is left of the file.
+  A name that ends in .gz gives a compressed file.  Its folder is made if it is not there.  After an
+  error nothing is left of the file.
 
   Raises:
     OSError: before the block: a file cannot be written there.
@@ -100,7 +101,8 @@ def written(path: str | pathlib.Path, mode: Literal["w", "wb"] = "w"):
     raise PermissionError(f"{path}: no permission to write in {path.parent}")
   unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
   try:
-    with open(unfinished, mode, encoding="utf-8" if mode == "w" else None) as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(unfinished, mode, encoding="utf-8" if mode == "wt" else None) as file:
       yield file
     os.replace(unfinished, path)
   finally:

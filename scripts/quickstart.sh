@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to a best-of-N curve: makes its environment (.venv), generates the embedded dataset,
-# trains a process and an outcome reward model, scores 1,024 candidate solutions of each of 100
+# trains a process and an outcome reward model, scores 1,024 candidate solutions of each of 200
 # held-out problems with both, and writes the report.  Run again: goes on where it stopped.
 #   bash scripts/quickstart.sh [SEED] [DIRECTORY]
 set -euo pipefail

@@ -6,7 +6,8 @@ Input: JSON lines (plain or .gz), one candidate each, with `problem` and `steps`
 is split at the model's separator); every other key is kept.  Output: the same lines with
 `rating_probs` and `prm_score` from a process model, `orm_score` from an outcome model, in the form
 of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P(positive) +
-P(neutral) (paper section 2.6 and F.2).
+P(neutral) (paper section 2.6 and F.2); of P(positive) alone if the model's recipe counts neutral as
+negative (then give rerank.py --neutral=negative).
 """
 
 import dataclasses
@@ -36,7 +37,7 @@ def main() -> None:
 
   from prm_jax import json_lines
   from prm_jax.scoring import candidates
-  from prm_jax.scoring.score import Scorer
+  from prm_jax.scoring.score import Scorer, TooLongError
 
   try:
     # The output first: a place that cannot be written is an error before any work.
@@ -55,7 +56,10 @@ def main() -> None:
             candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
             for number, _, record in chunk
           ]
-          scores = scorer.probabilities(solutions)
+          try:
+            scores = scorer.probabilities(solutions)
+          except TooLongError as error:
+            raise json_lines.BadLine(f"{args.input}:{chunk[error.index][0]}: {error}") from error
           for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
             record["steps"] = texts
             chance = float(np.prod(probabilities[:, right].sum(1)))

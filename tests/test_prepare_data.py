@@ -80,6 +80,16 @@ def test_the_command(tmp_path, source):
   assert leftovers(tmp_path) == []
 
 
+def test_a_recipe_that_keeps_nothing(tmp_path, source):
+  """A dataset without a label is an error that says which rules took the rows."""
+  code, _, err = run(
+    f"--source={source}", f"--output={tmp_path / 'out'}", "--recipe_options.phases"
+  )
+  assert code == 1
+  assert "keeps none of the 6 rows of train" in err and "'phase': 4" in err
+  assert leftovers(tmp_path) == []
+
+
 def test_options_of_a_recipe(tmp_path, source):
   """A recipe's options can be changed from the command line, and the manifest says so."""
   output = tmp_path / "out"

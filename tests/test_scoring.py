@@ -17,7 +17,7 @@ from prm_jax.datasets import prm800k
 from prm_jax.evaluation import labelled_steps
 from prm_jax.input_pipeline import labelled_rows, tokenizers
 from prm_jax.scoring import candidates
-from prm_jax.scoring.score import ContractError, Scorer
+from prm_jax.scoring.score import ContractError, Scorer, TooLongError
 from prm_jax.training import loop
 
 
@@ -65,6 +65,14 @@ def test_a_solution_longer_than_a_row_is_scored_whole(process_run, samples):
   (short,) = scorer.probabilities([(problem, steps)])
   assert len(long) == 30 * len(steps)
   np.testing.assert_allclose(long[: len(steps)], short, rtol=1e-5)
+
+
+def test_a_solution_beyond_all_bounds_is_refused(process_run, samples):
+  """Attention takes memory with the square of the length, so there is a limit."""
+  solutions = [(samples[0]["problem"], ("1",)), (samples[0]["problem"], ("1 " * 9000,))]
+  with pytest.raises(TooLongError, match="at most 16384") as error:
+    Scorer.load(process_run).probabilities(solutions)
+  assert error.value.index == 1
 
 
 def test_an_outcome_model_gives_one_probability_a_solution(outcome_run, samples):
@@ -144,6 +152,14 @@ def test_bad_candidates_name_file_and_line(tmp_path, line, message):
   with pytest.raises(json_lines.BadLine, match=message):
     for number, _, record in json_lines.read(source):
       candidates.solution(record, "\n", f"{source}:{number}")
+
+
+def test_files_named_gz_are_compressed(tmp_path):
+  """What is written under a .gz name can be read again under it."""
+  with json_lines.written(tmp_path / "a.jsonl.gz") as out:
+    out.write('{"problem": "π"}\n')
+  assert (tmp_path / "a.jsonl.gz").read_bytes().startswith(b"\x1f\x8b")
+  assert [r for _, _, r in json_lines.read(tmp_path / "a.jsonl.gz")] == [{"problem": "π"}]
 
 
 def test_score_py_leaves_no_half_file(process_run, tmp_path):

@@ -64,9 +64,11 @@ def test_the_aggregator_loads_nothing_heavy():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
 def test_config_files_say_how_to_run_them(path):
-  """Every config is an Experiment, and opens with the command that runs it."""
+  """Every config is an Experiment, and opens with its command, cost and expected result."""
   assert isinstance(config_lib.read(str(path)), config_lib.Experiment)
-  assert f"--config=configs/{path.name}" in ast.get_docstring(ast.parse(path.read_text()))
+  docstring = ast.get_docstring(ast.parse(path.read_text()))
+  assert f"--config=configs/{path.name}" in docstring
+  assert "Cost: " in docstring and "Expected" in docstring
 
 
 def parse(monkeypatch, *argv):

@@ -243,7 +243,9 @@ class Counts:
   human_labels: int = 0  # of `labels`: of human completions, which have no rating
   unlabelled_steps: int = 0  # kept as context
   duplicates: int = 0
-  outcomes: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+  outcomes: collections.Counter = dataclasses.field(
+    default_factory=collections.Counter
+  )  # of an ORM
   by_phase: dict[str, collections.Counter] = dataclasses.field(default_factory=dict)
   by_finish_reason: dict[str, collections.Counter] = dataclasses.field(default_factory=dict)
   test_problems: set[str] = dataclasses.field(default_factory=set)
@@ -286,7 +288,6 @@ class Counts:
       "labels_dropped": dict(sorted(self.labels_dropped.items())),
       "human_labels": self.human_labels,
       "duplicates": self.duplicates,
-      "outcomes": {name: self.outcomes[name] for name in ("right", "wrong")},
       "by_phase": {key: dict(value) for key, value in sorted(self.by_phase.items())},
       "by_finish_reason": {key: dict(v) for key, v in sorted(self.by_finish_reason.items())},
     }

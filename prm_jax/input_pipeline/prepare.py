@@ -186,6 +186,12 @@ def summarize(
           "dropped": dict(sorted(outcomes.rows_dropped.items())),
         }
       }
+  for split, counts in summary.items():
+    if not counts["rows"]["kept"]:
+      raise ValueError(
+        f"recipe {recipe_name} keeps none of the {counts['rows']['read']} rows of {split}; dropped "
+        f"by rule: {counts['dropped']}"
+      )
   return {
     "dataset": builder.name,
     "data": str(prm800k.find_dataset(directory).relative_to(directory)),

@@ -61,7 +61,7 @@ class SentencePiece:
 
 
 def train_sentencepiece(
-  texts: Iterable[str], path: str | pathlib.Path, vocab_size: int, seed: int = 0
+  texts: Iterable[str], path: str | pathlib.Path, vocab_size: int
 ) -> SentencePiece:
   """Trains a byte-pair model on `texts` and writes it to `path`.
 

@@ -25,11 +25,19 @@ from prm_jax.types import StepContract
 
 BATCH_TOKENS = 16_384  # token slots of one forward
 READS = 16  # reads of a row are rounded up to a multiple of this, to keep shapes few
-MAX_ROW = 16_384  # tokens; attention over a row takes memory with its square
+MAX_TOKENS = 16_384  # of a solution; attention over a row takes memory with its square
 
 
 class ContractError(ValueError):
   """The model would be read under another step-token contract than it was trained under."""
+
+
+class TooLongError(ValueError):
+  """A solution is too long to score; `index` is its place among those given."""
+
+  def __init__(self, index: int, tokens: int):
+    super().__init__(f"a solution of {tokens} tokens; at most {MAX_TOKENS} can be scored")
+    self.index = index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +82,9 @@ class Scorer:
     Returns:
       float64 arrays in the order of the solutions, each `[steps, C]` for a process model, `[1, C]`
       for an outcome model, in the class order of the contract.
+
+    Raises:
+      TooLongError: a solution has more than `MAX_TOKENS` tokens.
     """
     distinct: dict[tuple[str, tuple[str, ...]], int] = {}
     index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
@@ -81,6 +92,9 @@ class Scorer:
       trees.encode_candidate(problem, steps, self.tokenizer, self.contract)
       for problem, steps in distinct
     ]
+    for i, tree in enumerate(encoded):
+      if len(tree) > MAX_TOKENS:
+        raise TooLongError(index.index(i), len(tree))
     read = self.read(encoded)
     return [read[i] for i in index]
 
@@ -91,9 +105,6 @@ class Scorer:
       length = self.config.data.row_length
       while length < len(tree):
         length *= 2
-      if length > max(MAX_ROW, self.config.data.row_length):
-        start = self.tokenizer.decode(tree.tokens[:40])
-        raise ValueError(f"a solution of {len(tree)} tokens is too long to score: {start!r}...")
       by_length.setdefault(length, []).append(i)
     out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
     for length, members in by_length.items():

@@ -1,4 +1,4 @@
-"""The training loop: the only file with a clock.
+"""The training loop: the only file of training with a clock.
 
 Reads top to bottom: what to train on, the state (new or restored), then steps, each followed by
 what is due: a line of metrics, an evaluation, a checkpoint.
@@ -143,7 +143,7 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
       last = step == c.train.steps
       save_now = last or step % c.train.save_every == 0
       evaluate_now = last or step % c.train.eval_every == 0
-      if save_now or step % c.train.log_every == 0:  # a resumed run has the same windows
+      if evaluate_now or save_now or step % c.train.log_every == 0:
         due, window = (step, window, {"learning_rate": rates[step - 1].item()}), []
         if save_now or evaluate_now:
           record(log, clock, *due)  # stops here rather than keep a diverged state
