@@ -25,6 +25,7 @@ environment() {
   fi
   echo unfinished > "$stamp"
   "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip
-  "$python" -m pip install --quiet --editable ".$extras"
+  # setuptools warns about editable installs, which this one is on purpose
+  PYTHONWARNINGS=ignore "$python" -m pip install --quiet --editable ".$extras"
   echo "$wanted" > "$stamp"
 }
