@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,6 +37,85 @@ FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_ev
 FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """What a run trains and is evaluated on."""
+
+  train: packing.PackedRows
+  evaluation: packing.PackedRows
+  manifest: dict[str, Any]  # how they came to be, by split
+  metadata: checkpoint_lib.Metadata  # of the run's checkpoints
+
+
+def read_rows(c: config_lib.Experiment) -> Rows:
+  """Reads, converts, tokenises and packs both splits."""
+  tokenizer = tokenizers.SentencePiece(c.data.tokenizer)
+  recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]
+  contract = trees.step_contract(
+    tokenizer,
+    c.data.separator,
+    c.loss.objective,
+    recipe=recipe["name"],
+    neutral="negative" if recipe["neutral"] == "negative" else "positive",
+  )
+  print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
+  (rows, train_manifest), (eval_rows, eval_manifest) = (
+    labelled_rows.load(c.data.directory, split, tokenizer, contract, c.data.row_length)
+    for split in ("train", c.data.eval_split)
+  )
+  if c.loss.objective == "outcome":
+    last = [trees.last_read(tree) for tree in eval_rows.trees]
+    eval_rows = packing.PackedRows(last, c.data.row_length)
+  return Rows(
+    train=rows,
+    evaluation=eval_rows,
+    manifest={"train": train_manifest, c.data.eval_split: eval_manifest},
+    metadata=checkpoint_lib.Metadata(c, contract, tokenizer.vocab_size, rows.hash),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """The compiled functions of a run, and the state they work on, described abstractly."""
+
+  abstract: step_lib.TrainState
+  init: Callable  # key -> state
+  train_step: Callable  # state, batch -> state, metrics; the old state is gone
+  read: Callable  # params, batch -> class log-probabilities
+
+
+def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) -> Programs:
+  c, shape = metadata.config, (metadata.vocab_size, len(metadata.contract.classes))
+  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
+  graphdef = step_lib.graph(c.model, *shape)
+  abstract = mesh_lib.abstract_state(
+    mesh_lib.abstract_params(c.model, *shape, mesh), optimizer, mesh
+  )
+  shardings, everywhere = mesh_lib.shardings(abstract), mesh_lib.replicated(mesh)
+  init = functools.partial(
+    step_lib.init,
+    config=c.model,
+    vocab_size=shape[0],
+    num_classes=shape[1],
+    optimizer=optimizer,
+  )
+  train_step = functools.partial(
+    step_lib.train_step,
+    graphdef=graphdef,
+    optimizer=optimizer,
+    config=c.loss,
+    microbatches=c.train.microbatches,
+  )
+  read = functools.partial(step_lib.read_log_probs, graphdef=graphdef)
+  return Programs(
+    abstract=abstract,
+    init=jax.jit(init, out_shardings=shardings),
+    # with out_shardings the step's outputs are laid out like its inputs: it compiles once
+    train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere)),
+    read=jax.jit(read, out_shardings=everywhere),
+  )
+
+
 def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]:
   """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
 
@@ -47,22 +127,7 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
   """
   workdir = pathlib.Path(workdir).resolve()
   workdir.mkdir(parents=True, exist_ok=True)
-  tokenizer = tokenizers.SentencePiece(c.data.tokenizer)
-  prepared = labelled_rows.read_manifest(c.data.directory)
-  contract = trees.step_contract(
-    tokenizer,
-    c.data.separator,
-    c.loss.objective,
-    recipe=prepared["recipe"]["name"],
-    neutral="negative" if prepared["recipe"]["neutral"] == "negative" else "positive",
-  )
-  print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
-  (rows, train_manifest), (eval_rows, eval_manifest) = (
-    labelled_rows.load(c.data.directory, split, tokenizer, contract, c.data.row_length)
-    for split in ("train", c.data.eval_split)
-  )
-  metadata = checkpoint_lib.Metadata(c, contract, tokenizer.vocab_size, rows.hash)
-
+  rows = read_rows(c)
   mesh = mesh_lib.make_mesh(c.mesh)
   if c.train.batch_rows % (c.train.microbatches * mesh.shape["data"] * mesh.shape["fsdp"]):
     raise ValueError(
@@ -70,43 +135,16 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
       f"{c.train.microbatches} times the {mesh.shape['data'] * mesh.shape['fsdp']} devices over "
       "which rows are split"
     )
-  num_classes = len(contract.classes)
-  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
+  programs = make_programs(rows.metadata, mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
-  init = functools.partial(
-    step_lib.init,
-    config=c.model,
-    vocab_size=tokenizer.vocab_size,
-    num_classes=num_classes,
-    optimizer=optimizer,
-  )
-  graphdef = step_lib.graph(c.model, tokenizer.vocab_size, num_classes)
-  params = mesh_lib.abstract_params(c.model, tokenizer.vocab_size, num_classes, mesh)
-  abstract = mesh_lib.abstract_state(params, optimizer, mesh)
-  shardings = mesh_lib.shardings(abstract)
-  train_step = jax.jit(
-    functools.partial(
-      step_lib.train_step,
-      graphdef=graphdef,
-      optimizer=optimizer,
-      config=c.loss,
-      microbatches=c.train.microbatches,
-    ),
-    donate_argnums=0,
-    out_shardings=(shardings, mesh_lib.replicated(mesh)),
-  )
-  read = jax.jit(
-    functools.partial(step_lib.read_log_probs, graphdef=graphdef),
-    out_shardings=mesh_lib.replicated(mesh),
-  )
-  if c.loss.objective == "outcome":
-    last = [trees.last_read(tree) for tree in eval_rows.trees]
-    eval_rows = packing.PackedRows(last, c.data.row_length)
-  evaluation = packing.eval_batches(eval_rows, c.train.batch_rows, c.train.eval_rows)
-  batches = packing.batches(rows, c.train.batch_rows, c.train.seed)
+  batches = packing.batches(rows.train, c.train.batch_rows, c.train.seed)
+  evaluation = packing.eval_batches(rows.evaluation, c.train.batch_rows, c.train.eval_rows)
 
   def on_mesh(batch: Batch) -> Batch:
     return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+
+  def evaluated(state: step_lib.TrainState) -> dict[str, Any]:
+    return evaluate(state.params, evaluation, programs.read, on_mesh, c.loss.objective)
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
@@ -116,24 +154,24 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
     )
     latest = checkpointer.latest()
     if latest is None:
-      state = jax.jit(init, out_shardings=shardings)(jax.random.key(c.train.seed))
+      state = programs.init(jax.random.key(c.train.seed))
       own = workdir / checkpoint_lib.TOKENIZER
       if own != pathlib.Path(c.data.tokenizer).resolve():
         shutil.copyfile(c.data.tokenizer, own)
     else:
-      check_same_run(metadata, latest[1], workdir)
-      state = checkpointer.restore(latest[0], abstract)
-    manifest = {"train": train_manifest, c.data.eval_split: eval_manifest}
+      check_same_run(rows.metadata, latest[1], workdir)
+      state = checkpointer.restore(latest[0], programs.abstract)
     with json_lines.written(workdir / "manifest.json") as file:
-      file.write(json.dumps(manifest, indent=1) + "\n")
+      file.write(json.dumps(rows.manifest, indent=1) + "\n")
     step = int(state.step)
     log = stack.enter_context(contextlib.closing(Log(workdir, c.train.steps, step)))
-    log.say(summary(c, train_manifest, params_of(state), mesh, step))
+    log.say(summary(c, rows.manifest["train"], params_of(state), mesh, step))
 
+    tokens = c.train.batch_rows * c.data.row_length * rows.train.fill  # of a step, on average
     result, window, due, clock = {}, [], None, None
     while step < c.train.steps:
-      state, metrics = train_step(state, on_mesh(batches[step]))
-      clock = clock or Clock(c.train.batch_rows * c.data.row_length * rows.fill)  # has compiled
+      state, metrics = programs.train_step(state, on_mesh(batches[step]))
+      clock = clock or Clock(tokens)  # from here: the first step is compiled
       step += 1
       window.append(metrics)
       log.advance()
@@ -149,14 +187,14 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
           record(log, clock, *due)  # stops here rather than keep a diverged state
           due = None
       if evaluate_now:
-        result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
+        result = evaluated(state)
         log.write(step, c.data.eval_split, result)
       if save_now:
-        checkpointer.save(state, metadata)
+        checkpointer.save(state, rows.metadata)
       if evaluate_now or save_now:
         clock.restart()
     if not result:  # the run had ended before
-      result = evaluate(state.params, evaluation, read, on_mesh, contract.objective)
+      result = evaluated(state)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
   return result
 
