@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import pathlib
 
 import jinja2
@@ -13,6 +12,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from prm_jax import json_lines
 from prm_jax.evaluation.scored_samples import ScoredSamples, read_solutions
 
 LABELS = {
@@ -47,7 +47,6 @@ def write_report(
     The three paths.
   """
   directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
   png = draw_curves(report)
   examples = pick_examples(samples, scores)
   report = report | {"examples": examples}
@@ -57,12 +56,8 @@ def write_report(
     "report.html": render_page(report, png).encode(),
   }
   for name, data in contents.items():
-    temporary = directory / f".{name}.{os.getpid()}.tmp"
-    try:
-      temporary.write_bytes(data)
-      os.replace(temporary, directory / name)
-    finally:
-      temporary.unlink(missing_ok=True)
+    with json_lines.written(directory / name, "wb") as file:
+      file.write(data)
   return [directory / name for name in contents]
 
 

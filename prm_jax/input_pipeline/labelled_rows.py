@@ -12,6 +12,7 @@ from typing import Any
 
 from prm_jax.datasets import prm800k
 from prm_jax.input_pipeline import conversion, packing, trees
+from prm_jax.input_pipeline.prepare import MANIFEST
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.types import StepContract, StepTree
 
@@ -25,7 +26,7 @@ def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
     FileNotFoundError: there is none.
     ValueError: it is damaged, or of a dataset without labelled rows.
   """
-  path = pathlib.Path(directory) / "manifest.json"
+  path = pathlib.Path(directory) / MANIFEST
   if not directory or not path.is_file():
     raise FileNotFoundError(
       f"no prepared dataset in {str(directory)!r}: it has no manifest.json; "

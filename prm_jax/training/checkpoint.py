@@ -37,6 +37,7 @@ class Metadata:
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Metadata:
+    """The inverse of `to_json`; JSON's lists become tuples again."""
     sections = {f.name: f.default.__class__ for f in dataclasses.fields(config_lib.Experiment)}
     config = {name: sections[name](**fields) for name, fields in values["config"].items()}
     contract = dict(values["contract"])

@@ -49,6 +49,7 @@ class Log:
     self._bar.update()
 
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
+    """Records metrics of `split` at `step`; nested ones are joined by "/" in TensorBoard."""
     stored = {k: finite_or_none(v) for k, v in values.items()}
     self._file.write(json.dumps({"step": step, "split": split, **stored}, allow_nan=False) + "\n")
     self._file.flush()

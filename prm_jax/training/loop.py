@@ -85,6 +85,7 @@ class Programs:
 
 
 def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) -> Programs:
+  """The functions of the run that `metadata` describes, sharded over `mesh`."""
   c, shape = metadata.config, (metadata.vocab_size, len(metadata.contract.classes))
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
   graphdef = step_lib.graph(c.model, *shape)
@@ -273,6 +274,7 @@ def params_of(state: step_lib.TrainState) -> int:
 
 
 def summary(c: config_lib.Experiment, manifest: dict, params: int, mesh, step: int) -> str:
+  """What is trained, on what data and devices: the first lines on the screen."""
   targets = ", ".join(f"{count} {name}" for name, count in manifest["targets"].items())
   epochs = c.train.steps * c.train.batch_rows / manifest["rows"]
   lines = [

@@ -37,6 +37,7 @@ def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformation:
+  """AdamW after clipping by the global norm, with `learning_rate` as its schedule."""
   return optax.chain(
     optax.clip_by_global_norm(c.clip_norm),
     optax.adamw(
@@ -66,6 +67,7 @@ def init(
   num_classes: int,
   optimizer: optax.GradientTransformation,
 ) -> TrainState:
+  """A new run's state, at step 0."""
   params = init_params(key, config=config, vocab_size=vocab_size, num_classes=num_classes)
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 

@@ -92,6 +92,7 @@ def apply(operation: str, value: int, operand: int) -> int:
 
 
 def make_problem(rng: np.random.Generator, level: int) -> Problem:
+  """A problem of a level (1 to 5) and what tempts its solver, drawn from the rates above."""
   clauses = []
   for i in range(LENGTH[level]):
     operation = str(rng.choice(OPERATIONS))
