@@ -220,7 +220,7 @@ def test_skip_counts_and_passes_over_bad_records(tmp_path, raw_rows):
   ("content", "message"),
   [
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "git lfs pull"),
-    (gzip.compress(b"{}"), "this is a gzip file"),
+    (gzip.compress(b"{}", mtime=0), "this is a gzip file"),
     (b"PAR1\x00\x00", "this is a Parquet file"),
     (b"[\n{}\n]\n", "expected JSON lines"),
   ],
