@@ -1,7 +1,6 @@
 """The aggregator against brute force: every subset counted, in rational arithmetic."""
 
 import doctest
-import itertools
 import subprocess
 import sys
 from fractions import Fraction
@@ -13,68 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles import ALL_N, generated, pools, slow_best_of_n, slow_pass_at_n, slow_vote
 
 from prm_jax import aggregation as agg
-
-# One shape for all of hypothesis' pools, so that nothing compiles twice: shorter ones use `sizes`.
-M = 7
-ALL_N = range(1, M + 1)
-
-
-@st.composite
-def pools(draw):
-  """A problem of up to M candidates: scores that tie, missing ones, answers, right or wrong."""
-  size = draw(st.integers(1, M))
-
-  def slots(values):
-    return np.array(draw(st.lists(values, min_size=size, max_size=size)) + [0] * (M - size))
-
-  scores = slots(st.sampled_from([-np.inf, -2.0, -1.0, -0.0, 0.0, 1.5])).astype(np.float32)
-  return (
-    size,
-    scores,
-    *(slots(st.booleans()).astype(bool) for _ in range(2)),
-    slots(st.integers(0, 2)),
-  )
-
-
-def subsets(size, n):
-  return itertools.combinations(range(size), min(n, size))
-
-
-def mean(values):
-  values = list(values)
-  return sum(values, Fraction(0)) / len(values)
-
-
-def slow_best_of_n(size, scores, correct, valid, n):
-  def pick(drawn):
-    drawn = [i for i in drawn if valid[i]]
-    best = [i for i in drawn if scores[i] == max(scores[j] for j in drawn)]
-    return mean(Fraction(int(correct[i])) for i in best) if best else Fraction(0)
-
-  return mean(pick(drawn) for drawn in subsets(size, n))
-
-
-def slow_pass_at_n(size, correct, valid, n):
-  return mean(Fraction(any(correct[i] and valid[i] for i in s)) for s in subsets(size, n))
-
-
-def slow_vote(size, answers, correct, valid, n, weights=None):
-  weights = [1] * size if weights is None else [Fraction(float(w)) for w in weights]
-  members = {a: [i for i in range(size) if valid[i] and answers[i] == a] for a in set(answers)}
-
-  def pick(drawn):
-    votes = {}
-    for i in drawn:
-      if valid[i]:
-        votes[answers[i]] = votes.get(answers[i], 0) + weights[i]
-    best = [a for a in votes if votes[a] == max(votes.values())]
-    if not best:
-      return Fraction(0)
-    return mean(mean(Fraction(int(correct[i])) for i in members[a]) for a in best)
-
-  return mean(pick(drawn) for drawn in subsets(size, n))
 
 
 @settings(max_examples=150, deadline=None)
@@ -120,14 +60,6 @@ def test_vote_equals_all_subsets(pool, weighted):
   assert np.all(np.abs(got[0] - expected) <= 5 * error[0] + 0.02)
   np.testing.assert_allclose(got[0, size - 1 :], expected[size - 1 :], atol=1e-6)
   assert np.all(error[0, size - 1 :] == 0)
-
-
-def generated(problems, m, *, seed=0, answers=6):
-  rng = np.random.default_rng(seed)
-  scores = rng.normal(size=(problems, m)).astype(np.float32)
-  correct = rng.random((problems, m)) < 1 / (1 + np.exp(1 - scores))
-  answer_ids = np.where(correct, 0, rng.integers(1, answers, (problems, m)))
-  return scores, correct, rng.random((problems, m)) < 0.9, answer_ids
 
 
 def float64_best_of_n(scores, correct, valid, n):
