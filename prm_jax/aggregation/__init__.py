@@ -40,43 +40,71 @@ nothing above it is, so
 where a_d is the mean correctness of the candidates tied with depth d: **tied scores share the
 pick evenly**, whatever the order in the file (above, 0.8 is scored twice, once rightly: 0.5 at
 N = 4).  Ties matter: scores rounded to bfloat16 tie by the hundred.  pass@N, the oracle, is
-1 - C(M-c, N) / C(M, N) with c right candidates.
+1 - C(M-c, N) / C(M, N) with c right candidates; `all_correct_at_n` is C(c, N) / C(M, N).  Leave
+out `n` for every N = 1..M at little more cost.
 
-Voting has no such sum in general; `majority_vote` averages over random orders and says how
-exactly, and is exact at N = M.  Weights turn it into a weighted vote.
+Voting.  The answer that most of the N give wins, ties shared evenly.  The expectation is exact
+too, by a Fourier sum in place of a closed form, and computed on the host:
 
   >>> answers = np.array([[0, 1, 0, 2], [0, 1, 1, 0]])
+  >>> mean, standard_error = agg.majority_vote(answers, correct, valid, n=[1, 2, 4])
+  >>> print(mean.round(3), standard_error.max())
+  [[0.5   0.5   1.   ]
+   [0.25  0.333 0.   ]] 0.0
+
+Weights turn it into a weighted vote, an average over random orders that says how exact it is.
+The exact vote as `control` takes out the noise that both share:
+
   >>> mean, standard_error = agg.majority_vote(
-  ...   answers, correct, valid, n=[1, 4], key=jax.random.key(0), permutations=100)
-  >>> print(mean[:, 1], standard_error[:, 1])
-  [1. 0.] [0. 0.]
+  ...   answers, correct, valid, [1, 2, 4], weights=scores,
+  ...   control=mean, key=jax.random.key(0), permutations=200)
+  >>> exact = np.array([4 / 6, 2.5 / 6])  # of six draws of two
+  >>> bool((abs(mean[:, 1] - exact) < 4 * standard_error[:, 1]).all())
+  True
 
 Curves to claims.  The mean over problems would differ for other problems: `bootstrap` says by how
-much, over problems.  (The spread between random draws of N from the same candidates, which the
-paper's Figure 3 shades, is no such error: it shrinks to nothing at N = M.)  To compare two
-methods, resample their differences, `paired_bootstrap`: what makes a problem hard for both cancels.
+much, over problems, each N by itself; `simultaneous_band` for the whole curve at once;
+`standard_error` by formula.  All three hold the noise of generation too, which
+`generation_error` tells apart.  (The spread between random draws of N from the same candidates,
+which the paper's Figure 3 shades, is no such error: it shrinks to nothing at N = M.)  To compare
+two methods, resample their differences, `paired_bootstrap`: what makes a problem hard for both
+cancels.
 
   >>> per_problem = agg.best_of_n(scores, correct, valid, n=[1, 2])
   >>> low, high = agg.bootstrap(per_problem, jax.random.key(1), resamples=1000)
   >>> print(np.asarray(low).round(2), np.asarray(high).round(2))
   [0.25 0.42] [0.5  0.67]
 
-Every function works under `jax.jit` and `jax.vmap`, with `n` and the other sizes concrete.
+All but the exact vote work under `jax.jit` and `jax.vmap`, with `n` and the other sizes concrete,
+and sharded over problems.  Called with arrays on a CPU, `best_of_n` leaves its sort to numpy, which
+is much faster there than XLA's: for speed, do not wrap it in `jax.jit` on a CPU.
 Source: *Let's Verify Step by Step* (arXiv 2305.20050), sections 2.6 and 3, Figure 3, appendix F.2.
 """
 
-from prm_jax.aggregation.best_of_n import best_of_n, pass_at_n
-from prm_jax.aggregation.intervals import bootstrap, paired_bootstrap
+from prm_jax.aggregation.best_of_n import all_correct_at_n, best_of_n, pass_at_n
+from prm_jax.aggregation.exact_vote import exact_majority
+from prm_jax.aggregation.intervals import (
+  bootstrap,
+  paired_bootstrap,
+  simultaneous_band,
+  standard_error,
+)
+from prm_jax.aggregation.jackknife import generation_error
 from prm_jax.aggregation.reduce import REDUCTIONS, reduce_steps, step_log_scores
 from prm_jax.aggregation.voting import majority_vote
 
 __all__ = [
   "REDUCTIONS",
+  "all_correct_at_n",
   "best_of_n",
   "bootstrap",
+  "exact_majority",
+  "generation_error",
   "majority_vote",
   "paired_bootstrap",
   "pass_at_n",
   "reduce_steps",
+  "simultaneous_band",
+  "standard_error",
   "step_log_scores",
 ]

