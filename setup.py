@@ -37,6 +37,7 @@ setuptools.setup(
     "numpy>=2.0",
     "tyro>=1.0.17",
     "tqdm>=4.66",
+    "orjson>=3.10",
     "matplotlib>=3.9",
     "jinja2>=3.1",
   ],

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import orjson
+
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
+READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
+BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 
 
 class BadLine(ValueError):
@@ -44,30 +50,52 @@ def read(
     on_position: called now and then with the number of (compressed) bytes read.
 
   Raises:
-    BadLine: not JSON, not UTF-8, not an object, too long, nested too deeply, a text with half of a
-      surrogate pair, which no UTF-8 file or tokenizer can hold, or a broken gzip.
+    BadLine: a line that `parse` refuses, one too long, or a broken gzip.
     OSError: the file cannot be read.
   """
   offset = number = 0
+  name = str(path)  # once, not for every line
   with opened(path) as (file, raw):
+    buffered = io.BufferedReader(file, READ_BYTES)
     try:
-      while line := file.readline(MAX_LINE_BYTES + 1):
+      while line := buffered.readline(MAX_LINE_BYTES + 1):
         number += 1
         if len(line) > MAX_LINE_BYTES:
-          raise BadLine(f"{path}:{number}: a line of over {MAX_LINE_BYTES} bytes is not JSON lines")
-        value = _parse(line, f"{path}:{number}") if line.strip() else None
-        if value is not None:
-          yield number, offset, value
+          raise BadLine(f"{name}:{number}: a line of over {MAX_LINE_BYTES} bytes is not JSON lines")
+        if not line.isspace():
+          yield number, offset, parse(line, f"{name}:{number}")
         offset += len(line)
         if number % 256 == 0:
           on_position(raw.tell())
-    except (gzip.BadGzipFile, EOFError) as error:
-      raise BadLine(f"{path}:{number + 1}: broken gzip file: {error}") from None
+    except BROKEN_GZIP as error:
+      raise BadLine(f"{name}:{number + 1}: broken gzip file: {error}") from None
     on_position(raw.tell())
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
-  """The object on a line; `where` is FILE:LINE."""
+def parse(line: bytes, where: str) -> dict[str, Any]:
+  """The object on a line; `where` begins the message of an error.
+
+  An integer of the object itself is exact; in a list or an object inside it, one of more than 64
+  bits becomes a float.
+
+  Raises:
+    BadLine: not JSON, not UTF-8, not an object, nested too deeply, or a text with half of a
+      surrogate pair, which no UTF-8 file or tokenizer can hold.
+  """
+  try:
+    value = orjson.loads(line)
+  except orjson.JSONDecodeError:
+    return _parse_slowly(line, where)
+  if type(value) is not dict:
+    return _parse_slowly(line, where)
+  for each in value.values():
+    if type(each) is float and not -(2.0**63) < each < 2.0**63:  # may have been a long integer
+      return _parse_slowly(line, where)
+  return value
+
+
+def _parse_slowly(line: bytes, where: str) -> dict[str, Any]:
+  """By the json module, which takes more than orjson does (NaN, 1e400), and says what is wrong."""
   try:
     value = json.loads(line.decode("utf-8-sig"))  # some editors put a mark before the first line
     if b"\\ud" in line.lower():  # \ud83d\ude00 is a character, \ud83d alone is none

@@ -1,6 +1,10 @@
 """From a file of scored samples to the report: curves, figure, page and command line."""
 
+import csv
+import fractions
+import functools
 import gzip
+import io
 import itertools
 import json
 import os
@@ -11,13 +15,14 @@ import sys
 import numpy as np
 import pytest
 
+from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation import report as report_files
+from prm_jax.evaluation import report_figures, report_tables, score_bundle
 from prm_jax.evaluation.reranking import powers_of_two, rerank, solution_scores
-from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions
-from prm_jax.json_lines import BadLine
+from prm_jax.evaluation.scored_samples import read_scored_samples
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-QUICK = {"resamples": 300, "permutations": 20}
+QUICK = {"resamples": 256, "permutations": 20}
 
 # The figures of the row of openai/prm800k's scored-test-samples.jsonl that its README shows.
 RELEASED = {
@@ -81,6 +86,13 @@ def generated(problems=6, candidates=4, seed=0):
       )
 
 
+def written(samples, directory, **options):
+  """The report's three files, written; and the report."""
+  report, scores = rerank(samples, **(QUICK | options))
+  report = report_files.with_examples(report, samples, scores)
+  return report, report_files.write_report(report, directory)
+
+
 def run(*args):
   environment = os.environ | {"PYTHONPATH": str(ROOT)}
   command = [sys.executable, str(ROOT / "scripts/rerank.py"), *map(str, args)]
@@ -89,7 +101,7 @@ def run(*args):
 
 def check_released_row(path):
   samples = read_scored_samples([path])
-  report, scores = rerank(samples, **QUICK)
+  report, scores = rerank(samples, methods=["prm_product"], **QUICK)
   assert np.exp(scores["prm_product"][0, 0]) == pytest.approx(0.09157553704097245, rel=1e-12)
   assert report["n"] == [1]
   assert report["curves"]["prm_product"]["accuracy"] == [1.0]
@@ -115,7 +127,7 @@ def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
   """A prm_score that its rating_probs contradict is said, once, with the first line."""
   records = [candidate(prm_score=0.1), candidate(prm_score=0.5)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  (notice,) = rerank(samples, **QUICK)[0]["notices"]
+  (notice,) = rerank(samples, methods=["oracle"], **QUICK)[0]["notices"]
   assert "scored.jsonl:1: prm_score is 0.1" in notice
   assert "(2 such lines)" in notice
 
@@ -124,7 +136,10 @@ def test_curves_equal_counting(tmp_path):
   """Every curve equals the mean over all subsets of the candidates in the file."""
   records = list(generated())
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = rerank(samples, [1, 2, 3, 4], resamples=300, permutations=3000)
+  methods = ["oracle", "random", "all_correct", "majority", "weighted_orm", "weighted_mean_orm"]
+  methods += ["orm", "prm_product", "prm_min", "prm_last", "prm_mean"]
+  report, _ = rerank(samples, [1, 2, 3, 4], methods=methods, resamples=256, permutations=500)
+  assert list(report["curves"]) == methods
   pools = {}
   for record in records:
     pools.setdefault(record["problem"], []).append(record)
@@ -143,11 +158,12 @@ def test_curves_equal_counting(tmp_path):
   def best(key):
     return curve(lambda subset: max(subset, key=key)["is_correct"])
 
-  def vote(subset):
-    votes = {r["answer"]: 0 for r in subset}
+  def vote(subset, value=len):
+    by_answer = {}
     for r in subset:
-      votes[r["answer"]] += 1
-    return np.mean([a == "3" for a in votes if votes[a] == max(votes.values())])
+      by_answer.setdefault(r["answer"], []).append(r["orm_score"])
+    votes = {answer: value(scores) for answer, scores in by_answer.items()}
+    return np.mean([answer == "3" for answer in votes if votes[answer] == max(votes.values())])
 
   expected = {
     "prm_product": best(lambda r: r["rating_probs"][1]["1"]),
@@ -157,25 +173,75 @@ def test_curves_equal_counting(tmp_path):
     "orm": best(lambda r: r["orm_score"]),
     "oracle": curve(lambda subset: any(r["is_correct"] for r in subset)),
     "random": curve(lambda subset: np.mean([r["is_correct"] for r in subset])),
+    "all_correct": curve(lambda subset: all(r["is_correct"] for r in subset)),
+    "majority": curve(vote),
   }
   for name, values in expected.items():
-    np.testing.assert_allclose(report["curves"][name]["accuracy"], values, atol=1e-9, err_msg=name)
-  majority = report["curves"]["majority"]
-  error = np.array(majority["standard_error"])
-  assert np.all(np.abs(np.array(majority["accuracy"]) - curve(vote)) <= 5 * error + 1e-9)
-  assert error[-1] == 0
+    np.testing.assert_allclose(report["curves"][name]["accuracy"], values, atol=1e-7, err_msg=name)
+  assert report["curves"]["majority"]["standard_error"] == [0, 0, 0, 0]
+  for name, value in (("weighted_orm", sum), ("weighted_mean_orm", np.mean)):
+    each = report["curves"][name]
+    error = np.array(each["standard_error"])
+    off = np.abs(np.array(each["accuracy"]) - curve(functools.partial(vote, value=value)))
+    assert np.all(off <= 5 * error + 1e-9), name
+    assert error[-1] == 0
+
+
+@pytest.mark.shared_data
+def test_real_samples_equal_counting(shared):
+  """On real candidates, a direct count at N = 8; below it, every subset in whole fractions."""
+  path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
+  pools = [json.loads(line)["samples"] for line in path.read_text().splitlines()]
+  report, _ = rerank(read_scored_samples([path]), range(1, 9), **QUICK)
+  assert (report["problems"], report["candidates"]) == (35, 8)
+  assert list(report["curves"]) == ["orm", "majority", "oracle", "random"]
+  assert any("orm_score is negative" in notice for notice in report["notices"])
+
+  def share(picks):  # tied picks are as likely as each other
+    return fractions.Fraction(sum(s["is_correct"] for s in picks), len(picks))
+
+  def best(subset):
+    top = max(s["score"] for s in subset)
+    return share([s for s in subset if s["score"] == top])
+
+  def vote(subset):
+    answers = [s["answer"] for s in subset]
+    most = max(map(answers.count, answers))
+    return share([subset[answers.index(a)] for a in set(answers) if answers.count(a) == most])
+
+  def oracle(subset):
+    return fractions.Fraction(any(s["is_correct"] for s in subset))
+
+  for name, right in (("orm", best), ("majority", vote), ("oracle", oracle)):
+    accuracy = report["curves"][name]["accuracy"]
+    assert accuracy[-1] == pytest.approx(float(sum(map(right, pools)) / 35), abs=1e-12)
+    for n in range(1, 8):
+      counted = [[right(subset) for subset in itertools.combinations(p, n)] for p in pools]
+      expected = sum(sum(each) / fractions.Fraction(len(each)) for each in counted) / 35
+      assert accuracy[n - 1] == pytest.approx(float(expected), abs=1e-7), (name, n)
+
+
+@pytest.mark.shared_data
+def test_samples_without_steps(shared, tmp_path):
+  """A file of whole-solution scores gets the figure and the page, without examples."""
+  path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
+  report, paths = written(read_scored_samples([path]), tmp_path)
+  assert report["examples"] == []
+  assert list(report["by_level"]) == [f"Level {i}" for i in range(1, 6)]
+  page = paths[2].read_text()
+  assert "By level, at N = 8" in page
+  assert "Some solutions" not in page
 
 
 def test_report_schema(tmp_path):
   """report.json has the keys and lengths that other tools rely on, and no NaN."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
-  report, scores = rerank(samples, **QUICK)
-  paths = report_files.write_report(report, samples, scores, tmp_path / "out")
+  _, paths = written(samples, tmp_path / "out")
   assert [p.name for p in paths] == ["report.json", "best_of_n.png", "report.html"]
   assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths)
   stored = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
   assert (stored["problems"], stored["samples"], stored["n"]) == (6, 24, [1, 2, 4])
-  prm = ["prm_product", "prm_min", "prm_mean", "prm_last"]
+  prm = ["prm_product", "prm_min", "prm_mean", "prm_last", "prm_soft_min"]
   votes = ["majority", "weighted_prm_product", "weighted_orm"]
   assert list(stored["curves"]) == [*prm, "orm", *votes, "oracle", "random"]
   for curve in stored["curves"].values():
@@ -197,55 +263,180 @@ def test_methods_without_their_keys_are_absent(tmp_path):
   """A file without orm_score, answers or rating_probs gives the curves that it allows."""
   bare = [candidate(answer=..., orm_score=..., rating_probs=..., steps=...) for _ in range(2)]
   samples = read_scored_samples([write(tmp_path / "bare.jsonl", bare)])
-  report, scores = rerank(samples, **QUICK)
+  report, paths = written(samples, tmp_path)
   assert list(report["curves"]) == ["oracle", "random"]
   assert report["paired"] == {}
-  page = report_files.write_report(report, samples, scores, tmp_path)[2].read_text()
+  page = paths[2].read_text()
   assert "Some solutions" not in page
   only_orm = [candidate(rating_probs=..., orm=0.1 * i) for i in range(2)]
   samples = read_scored_samples([write(tmp_path / "orm.jsonl", only_orm)])
-  assert set(rerank(samples, **QUICK)[0]["paired"]) == {"orm - majority"}
+  assert list(rerank(samples, **QUICK)[0]["paired"]) == ["orm - majority"]
 
 
-def test_two_files_merge_line_by_line(tmp_path):
-  """The PRM's and the ORM's files for the same candidates equal one file with both, gzip or not."""
-  records = list(generated())
-  whole = write(tmp_path / "whole.jsonl", records)
-  prm = write(tmp_path / "prm.jsonl", [without(r, "orm_score") for r in records])
-  orm = write(tmp_path / "orm.jsonl.gz", [without(r, "rating_probs") for r in records])
-  merged = read_scored_samples([prm, orm])
-  expected = rerank(read_scored_samples([whole]), **QUICK)[0]
-  assert rerank(merged, **QUICK)[0]["curves"] == expected["curves"]
-  p, m = 3, 2
-  (record,) = read_solutions(merged, [(p, m)])
-  assert record == records[merged.lines[p, m] - 1]
-  assert record["problem"] == merged.problems[p]
+def test_chosen_methods(tmp_path):
+  """Only the methods asked for, in their order; what is not there is an error that says why."""
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
+  alone, _ = rerank(samples, methods=["weighted_prm_min", "orm"], **QUICK)
+  assert list(alone["curves"]) == alone["drawn"] == ["weighted_prm_min", "orm"]
+  assert alone["paired"] == {}
+  more, _ = rerank(samples, methods=["orm", "majority", "weighted_prm_min"], **QUICK)
+  for name in alone["curves"]:  # whatever else is computed
+    assert more["curves"][name]["accuracy"] == alone["curves"][name]["accuracy"]
+  with pytest.raises(ValueError, match="prm_sum: unknown; there are prm_product, prm_min"):
+    rerank(samples, methods=["orm", "prm_sum"], **QUICK)
+  logits = [candidate(rating_probs=..., orm=-1.5), candidate(rating_probs=..., orm=0.5)]
+  samples = read_scored_samples([write(tmp_path / "logits.jsonl", logits)])
+  report, _ = rerank(samples, **QUICK)
+  assert list(report["curves"]) == ["orm", "majority", "oracle", "random"]
+  assert "some orm_score is negative: no weighted vote by it" in report["notices"]
+  with pytest.raises(ValueError, match=r'weighted_orm: an "orm_score" is negative, -1\.5'):
+    rerank(samples, methods=["weighted_orm"], **QUICK)
+  with pytest.raises(ValueError, match='the file has no "rating_probs"; there are orm, majority'):
+    rerank(samples, methods=["prm_last"], **QUICK)
+  unanswered = [candidate(answer=...)]
+  samples = read_scored_samples([write(tmp_path / "unanswered.jsonl", unanswered)])
+  with pytest.raises(ValueError, match='majority: the file has no "answer"'):
+    rerank(samples, methods=["majority"], **QUICK)
 
 
-def test_files_that_disagree(tmp_path):
-  """Two files of different candidates, or of different lengths, are never merged."""
-  a = write(tmp_path / "a.jsonl", [candidate(), candidate()])
-  b = write(tmp_path / "b.jsonl", [candidate(), candidate(answer="4", right=False)])
-  with pytest.raises(BadLine, match=r'b\.jsonl:2: "(answer|is_correct)" is'):
-    read_scored_samples([a, b])
-  c = write(tmp_path / "c.jsonl", [candidate()])
-  with pytest.raises(BadLine, match=r"c\.jsonl: ends before the candidate at .*a\.jsonl:2"):
-    read_scored_samples([a, c])
+def test_breakdowns(tmp_path):
+  """Groups are disjoint and whole: their curves, weighted by size, make the curve of all."""
+  records = [r | {"subject": "AB"[r["level"] - 1]} for r in generated(problems=12)]
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  options = QUICK | {"methods": ["orm", "majority", "oracle"]}
+  report, _ = rerank(samples, **options)
+  sizes = {
+    kind: [group["problems"] for group in report[f"by_{kind}"].values()]
+    for kind in ("level", "subject", "difficulty")
+  }
+  assert sizes == {"level": [6, 6], "subject": [6, 6], "difficulty": [3, 3, 2, 2, 2]}
+  for kind, weights in sizes.items():
+    for name, curve in report["curves"].items():
+      groups = [g["curves"][name]["accuracy"] for g in report[f"by_{kind}"].values()]
+      mean = np.average(groups, axis=0, weights=weights)
+      np.testing.assert_allclose(mean, curve["accuracy"], atol=1e-9)
+  only, _ = rerank(samples, by=["subject"], **options)
+  assert only["by_subject"] == report["by_subject"]
+  assert only["by_level"] == only["by_difficulty"] == {}
+  samples = read_scored_samples([write(tmp_path / "b.jsonl", [candidate()])])
+  with pytest.raises(ValueError, match="--by level: no candidate has a level; there are diff"):
+    rerank(samples, by=["level"], **QUICK)
 
 
-def test_blank_lines_are_no_candidates(tmp_path):
-  """They are passed over, and lines after them keep their numbers, in each file its own."""
-  records = [candidate(), candidate(right=False, answer="4"), candidate(orm=0.1)]
-  a = write(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
-  b = write(tmp_path / "b.jsonl", records)
-  samples = read_scored_samples([a, b])
-  assert samples.lines.tolist() == [[1, 4, 5]]
-  assert read_solutions(samples, [(0, 1), (0, 2)]) == records[1:]
-  b = write(b, [*records[:2], candidate(orm=0.2)])
-  with pytest.raises(BadLine, match=r'b\.jsonl:3: "orm_score" is 0.2'):
-    read_scored_samples([a, b])
-  with pytest.raises(BadLine, match=r"blank\.jsonl: empty"):
-    read_scored_samples([write(tmp_path / "blank.jsonl", ["", ""])])
+def test_difficulty(tmp_path):
+  """Fifths of the problems by the share of right candidates, easiest first, lacking ones wrong."""
+  right = [2, 0, 4, 3, 1, 2]
+  records = [
+    candidate(f"Problem {p}", i < count, "3" if i < count else "4")
+    for p, count in enumerate(right)
+    for i in range(4 if p != 3 else 3)
+  ]
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  padded, _ = rerank(samples, methods=["orm", "random"], **QUICK)
+  groups = padded["by_difficulty"]
+  assert list(groups) == ["1", "2", "3", "4", "5"]
+  # The first of five takes the sixth problem: 4 of 4, and 3 of 3, one of 4 lacking.
+  assert [group["problems"] for group in groups.values()] == [2, 1, 1, 1, 1]
+  rates = [group["pass_rate"] for group in groups.values()]
+  assert rates == [[0.75, 1.0], [0.5, 0.5], [0.5, 0.5], [0.25, 0.25], [0.0, 0.0]]
+  for group in groups.values():
+    low, high = group["pass_rate"]
+    assert low - 1e-9 <= group["curves"]["random"]["accuracy"][0] <= high + 1e-9
+  assert groups["2"]["curves"]["orm"]["low"] == [None] * 3  # one problem has no spread
+  own, _ = rerank(samples, pad_short=False, methods=["orm", "random"], **QUICK)
+  assert own["by_difficulty"]["1"]["pass_rate"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("band", ["simultaneous", "generation"])
+def test_bands(tmp_path, band):
+  """The band asked for is what is drawn, and what the report, page, table and figure name."""
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
+  some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
+  pointwise, _ = rerank(samples, **some, **QUICK)
+  report, paths = written(samples, tmp_path, band=band, **some)
+  assert report["band"] == band
+  assert report["interval"] in paths[2].read_text().replace("\n", " ")
+  assert report["interval"] in report_tables.format_table(report)
+  assert report["paired"] == pointwise["paired"]
+  for name, curve in report["curves"].items():
+    there = [low is not None for low in curve["low"]]
+    assert there == [high is not None for high in curve["high"]]
+    if band == "simultaneous":
+      assert all(there)
+      reach = curve["critical_value"] * np.array(curve["problem_standard_error"])
+      expected = np.minimum(np.array(curve["accuracy"]) + reach, 1)
+      np.testing.assert_allclose(curve["high"], expected, atol=1e-9)
+    else:  # the jackknife can say nothing of votes, or where half of the candidates are drawn
+      assert there == [name in ("orm", "oracle")] * 2 + [False, False]
+  with pytest.raises(ValueError, match="band='none': expected one of pointwise"):
+    rerank(samples, band="none", **QUICK)
+
+
+def test_every_n(tmp_path):
+  """--n all: every N of the exact curves; of the votes, those named; a table that can be read."""
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(5, 50))])
+  chosen, (notice,) = methods_lib.choose(samples, [], every_n=True)
+  assert set(chosen) == set(methods_lib.STANDARD) - set(methods_lib.VOTES)
+  assert "name them in --methods" in notice
+  methods = ["orm", "majority"]
+  report, paths = written(samples, tmp_path, n="all", methods=methods)
+  assert report["n"] == list(range(1, 51))
+  some, _ = rerank(samples, [3, 17], methods=methods, **QUICK)
+  for name, curve in report["curves"].items():
+    assert len(curve["low"]) == 50
+    picked = [curve["accuracy"][2], curve["accuracy"][16]]
+    np.testing.assert_allclose(picked, some["curves"][name]["accuracy"], atol=1e-7)
+  header = report_tables.format_table(report).splitlines()[3].split()
+  assert header == ["N", "1", "2", "4", "8", "16", "32", "50"]
+  assert paths[2].read_text().count("<th>32</th>") == 2
+  assert report_tables.shown([10, 20]) == [0, 1]
+  assert report_tables.shown(range(10, 310, 10)) == [0, 1, 3, 6, 12, 25, 29]
+
+
+def test_bundle_without_its_sources(tmp_path):
+  """A bundle gives the same curves; where the texts are gone, no examples, and that is said."""
+  path = write(tmp_path / "scored.jsonl", generated())
+  samples = read_scored_samples([path])
+  score_bundle.write_bundle(samples, tmp_path / "bundle")
+  again = read_scored_samples([tmp_path / "bundle"])
+  whole, _ = rerank(samples, methods=["orm", "prm_product"], **QUICK)
+  path.unlink()
+  report, _ = written(again, tmp_path / "out", methods=["orm", "prm_product"])
+  assert report["curves"] == whole["curves"]
+  assert report["examples"] == []
+  assert f"no solutions to show: {path}: " in report["notices"][-1]
+
+
+def test_csv(tmp_path):
+  """Every number of the report is a row, whatever stands in a name, and none is rounded."""
+  records = [r | {"subject": 'a "b",\nc'} for r in generated()]
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  report, _ = rerank(samples, [1, 3], band="generation", methods=["orm", "majority"], **QUICK)
+  text = report_tables.format_csv(report)
+  rows = {
+    (row["breakdown"], row["group"], row["curve"], int(row["n"])): row
+    for row in csv.DictReader(io.StringIO(text, newline=""))
+  }
+  assert len(rows) == 2 * (3 + 2 * (2 + 1 + 5))
+  row = rows["subject", 'a "b",\nc', "orm", 3]
+  assert float(row["value"]) == report["curves"]["orm"]["accuracy"][1]
+  assert rows["", "", "majority", 1]["low"] == ""
+  paired = report["paired"]["orm - majority"]
+  row = rows["", "", "orm - majority", 3]
+  assert [float(row[key]) for key in ("value", "low", "high")] == [
+    paired[key][1] for key in ("difference", "low", "high")
+  ]
+
+
+def test_table_shows_no_control_characters(tmp_path):
+  """A name from a file cannot move the terminal's cursor or break the line."""
+  records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  report, _ = rerank(samples, methods=["orm"], **QUICK)
+  table = report_tables.format_table(report)
+  assert "\x1b" not in table
+  assert "\n?[2Jx?y" in table
+  assert report_figures.group_name("subject", "Algebra") == "Algebra"
 
 
 def test_missing_candidates(tmp_path):
@@ -256,67 +447,11 @@ def test_missing_candidates(tmp_path):
     candidate("B", score=0.5),
   ]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  padded, _ = rerank(samples, **QUICK)
+  padded, _ = rerank(samples, methods=["prm_product"], **QUICK)
   assert padded["curves"]["prm_product"]["accuracy"] == [0.5, 1.0]
   assert len(padded["notices"]) == 2
-  own, _ = rerank(samples, pad_short=False, **QUICK)
+  own, _ = rerank(samples, pad_short=False, methods=["prm_product"], **QUICK)
   assert own["curves"]["prm_product"]["accuracy"] == [0.75, 1.0]
-
-
-@pytest.mark.parametrize(
-  ("bad", "message"),
-  [
-    ('{"problem": "A', "not JSON"),
-    ("[1, 2]", "expected an object"),
-    ('{"problem": "\\ud800"}', "half of a surrogate pair"),
-    (candidate(steps=["fine", "\ud83d"]), "half of a surrogate pair"),
-    (candidate(problem=...), '"problem" is None'),
-    (candidate(is_correct="yes"), "\"is_correct\" is 'yes'"),
-    (candidate(orm_score=...), 'no "orm_score"'),
-    (candidate(unique_id="x"), '"unique_id" is here'),
-    (candidate(orm_score="high"), "\"orm_score\" is 'high'"),
-    (candidate(orm_score=float("nan")), '"orm_score" is nan'),
-    (candidate(orm_score=10**400), '"orm_score" is 1000'),
-    (candidate(rating_probs=[{"-1": 10**400, "0": 0.5, "1": 0}] * 2), "of step 0 is"),
-    (candidate(steps=[]), '"steps" is []'),
-    (candidate(steps=["only one"]), "expected one for each of 1 steps"),
-    (candidate(rating_probs=[{"-1": 0, "0": 0, "1": 1}, {"2": 1.0}]), "of step 1 is {'2': 1.0}"),
-    (candidate(rating_probs=[{"-1": 0, "0": 0, "1": 1}, [0, 0, 1]]), "of step 1 is [0, 0, 1]"),
-    (candidate(rating_probs=[{"-1": 0, "0": 0, "1": 5}] * 2), "of step 0 is {'-1': 0"),
-    (candidate(rating_probs=[{"-1": float("nan"), "0": 0, "1": 1}] * 2), "of step 0 is"),
-    (candidate(answer=3), '"answer" is 3'),
-    (candidate(answer=None), '"is_correct" is true, but "answer" is None'),
-    (candidate(level=5), "\"level\" is '5', but None before"),
-  ],
-)
-def test_malformed_lines(tmp_path, bad, message):
-  """A bad line is an error naming file, line and value; never a silent number."""
-  path = write(tmp_path / "scored.jsonl", [candidate(), bad])
-  with pytest.raises(BadLine) as error:
-    read_scored_samples([path])
-  assert f"{path}:2: " in str(error.value)
-  assert message in str(error.value)
-
-
-def test_broken_files(tmp_path):
-  """Bytes that are not UTF-8, a cut gzip file, an empty file: each says which and where."""
-  for encoding in ("utf-16", "utf-16-le"):  # with a mark at the start, and without
-    wide = tmp_path / "wide.jsonl"
-    wide.write_bytes(json.dumps(candidate()).encode(encoding))
-    with pytest.raises(BadLine, match=r"wide\.jsonl:1: not UTF-8"):
-      read_scored_samples([wide])
-  path = tmp_path / "latin.jsonl"
-  path.write_bytes(json.dumps(candidate()).encode() + b'\n{"problem": "\xe9"}\n')
-  with pytest.raises(BadLine, match=r"latin\.jsonl:2: not UTF-8"):
-    read_scored_samples([path])
-  whole = write(tmp_path / "whole.jsonl.gz", [candidate(f"Problem {i}") for i in range(50)])
-  cut = tmp_path / "cut.jsonl.gz"
-  cut.write_bytes(whole.read_bytes()[:-20])
-  with pytest.raises(BadLine, match=r"cut\.jsonl\.gz:\d+: "):
-    read_scored_samples([cut])
-  empty = write(tmp_path / "empty.jsonl", [])
-  with pytest.raises(BadLine, match="empty"):
-    read_scored_samples([empty])
 
 
 def test_text_from_files_is_escaped(tmp_path):
@@ -332,8 +467,8 @@ def test_text_from_files_is_escaped(tmp_path):
   )
   path = write(tmp_path / "<b>.jsonl", [evil, dict(evil, orm_score=0.1)])
   samples = read_scored_samples([path])
-  report, scores = rerank(samples, **QUICK)
-  page = report_files.write_report(report, samples, scores, tmp_path)[2].read_text()
+  _, paths = written(samples, tmp_path, methods=["prm_product", "orm"])
+  page = paths[2].read_text()
   assert "&lt;script&gt;alert(1)" in page
   assert "<script" not in page
   assert "<img src=x" not in page
@@ -364,6 +499,16 @@ def test_command_line(tmp_path):
   assert report["neutral"] == "negative"
 
 
+def test_json_on_standard_output(tmp_path):
+  """Other programs can read standard output whole: the report, and nothing else."""
+  path = write(tmp_path / "scored.jsonl", generated())
+  out = tmp_path / "out"
+  done = run("--input", path, "--output_dir", out, "--methods", "orm", "--format=json", "--n=all")
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
+  assert str(out / "report.html") in done.stderr
+
+
 def test_command_line_errors(tmp_path):
   """Bad input ends with a message and a non-zero status, without a traceback or a report."""
   path = write(tmp_path / "scored.jsonl", [candidate(), "{"])
@@ -371,6 +516,8 @@ def test_command_line_errors(tmp_path):
   assert done.returncode == 1
   assert done.stderr.startswith(f"rerank.py: {path}:2: not JSON")
   assert not (tmp_path / "out").exists()
+  done = run(f"--input={path}", f"--output_dir={tmp_path / 'out'}", f"--write_bundle={path}")
+  assert done.stderr == f"rerank.py: --write_bundle {path} is an input: give another name\n"
   done = run(f"--input={write(path, [candidate()])}", f"--output_dir={tmp_path / 'out'}", "--n=2")
   assert done.returncode == 1
   assert "expected whole numbers in 1..1" in done.stderr

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import pathlib
 import types
 
 import numpy as np
@@ -154,14 +152,6 @@ def test_bad_candidates_name_file_and_line(tmp_path, line, message):
       candidates.solution(record, "\n", f"{source}:{number}")
 
 
-def test_files_named_gz_are_compressed(tmp_path):
-  """What is written under a .gz name can be read again under it."""
-  with json_lines.written(tmp_path / "a.jsonl.gz") as out:
-    out.write('{"problem": "π"}\n')
-  assert (tmp_path / "a.jsonl.gz").read_bytes().startswith(b"\x1f\x8b")
-  assert [r for _, _, r in json_lines.read(tmp_path / "a.jsonl.gz")] == [{"problem": "π"}]
-
-
 def test_score_py_leaves_no_half_file(process_run, tmp_path):
   """An error in the input: exit status 1, the message, and no output."""
   source = tmp_path / "in.jsonl"
@@ -179,29 +169,6 @@ def test_a_place_that_cannot_be_written_is_said_first(tmp_path):
   done = run_script("score.py", "--checkpoint=none", "--input=none", f"--output={tmp_path}")
   assert done.returncode == 1
   assert done.stderr.startswith(f"score.py: {tmp_path}: is a directory")
-
-
-def test_nothing_half_written_stays(tmp_path):
-  """After an error the old file is there and no other; two writers do not share a file."""
-  path = tmp_path / "out" / "o.jsonl"
-  with json_lines.written(path) as file:
-    file.write("old")
-    assert str(os.getpid()) in pathlib.Path(file.name).name
-  with pytest.raises(KeyboardInterrupt), json_lines.written(path) as file:
-    file.write("new")
-    raise KeyboardInterrupt
-  assert list(path.parent.iterdir()) == [path]
-  assert path.read_text() == "old"
-
-
-def test_a_folder_without_permission_is_said_before_any_work(tmp_path, monkeypatch):
-  """The message names the folder, not a temporary file."""
-  monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser may write anywhere
-  with (
-    pytest.raises(PermissionError, match="no permission to write"),
-    json_lines.written(tmp_path / "o"),
-  ):
-    pytest.fail("the block must not run")
 
 
 def test_a_failed_tokenizer_leaves_nothing(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from prm_jax.aggregation.ranking import blocks, mask, on_one_cpu, rank_correctness
 from prm_jax.aggregation.weights import check_n, draw_weights, weighted_sum
 
-BLOCK = 2**24  # candidates worked on at a time on a CPU: 64 MiB of float32
+BLOCK = 2**26  # candidates worked on at a time on a CPU: 256 MiB of float32
 
 
 def best_of_n(scores, correct, valid=None, n: Sequence[int] | None = None, *, sizes=None):
@@ -118,12 +119,13 @@ def _expected(rank, weights, *arrays) -> jax.Array:
     return weighted_sum(rank(*arrays), weights)
   p, m = arrays[0].shape
   arrays = [None if x is None else np.asarray(x) for x in arrays]
-  result = np.empty((p, len(weights.column)), weights.bands[0].dtype)
+  parts, done = [], 0
   for block in blocks(p, -(-BLOCK // m)):
-    some = weights if arrays[-1] is None else weights._replace(row=weights.row[block])
-    ranked = rank(*(None if x is None else x[block] for x in arrays))
-    result[block] = weighted_sum(ranked, some)
-  return jnp.asarray(result)
+    some = weights if arrays[-1] is None else dataclasses.replace(weights, row=weights.row[block])
+    part = weighted_sum(rank(*(None if x is None else x[block] for x in arrays)), some)
+    parts.append(part[done - block.start :] if done > block.start else part)
+    done = block.stop
+  return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:

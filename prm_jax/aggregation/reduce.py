@@ -50,8 +50,8 @@ def reduce_steps(
 ) -> jax.Array:
   """One log score per solution, from the log scores of its steps.
 
-  Steps lie flat, as segments: with 11 million steps of 930,000 solutions on a CPU, five reductions
-  take 30 ns a step so, and 50 when steps are first laid out in buckets of equal length.
+  Steps lie flat, as segments: for 11 million steps of 930,000 solutions on a CPU, five reductions
+  took 0.6 of the time that they take with steps first laid out in buckets of like length.
 
   Args:
     log_probs: `[T]` log scores of the steps of all solutions, one after the other.

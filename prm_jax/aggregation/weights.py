@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,21 +12,33 @@ import numpy as np
 
 # w_d(N) <= N/M exp(-d N/M): depths beyond REACH M/N together weigh e^-REACH, 4e-8 or 9e-17.
 REACH = {np.dtype(np.float32): 17, np.dtype(np.float64): 37}
-CHUNK = 512  # depths in one matrix product
+# Chebyshev nodes in place of all N of an octave: as exact as the rest.
+NODES = {np.dtype(np.float32): 10, np.dtype(np.float64): 22}
+CHUNK = 128  # depths in one matrix product
+UNROLLED = 16  # up to so many products stand in the program one by one, which is faster
 MAX_ENTRIES = 2**29  # weights: 2 GiB of float32
 KEPT_ENTRIES = 2**22  # weights small enough to be kept for the next call
 
 
-class DrawWeights(NamedTuple):
-  """w_d(N) of each different number of candidates U, in bands of neighbouring N.
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=("bands", "interpolate", "row", "column"),
+  meta_fields=("spans",),
+)
+@dataclasses.dataclass(frozen=True)
+class DrawWeights:
+  """w_d(N) of each different number of candidates U, at nodes J from which all N follow.
 
-  The larger N, the fewer depths from the top matter: all M values of N take some
-  17 M log2(M/17) weights in bands, where one table would take M^2.
+  Two things keep all M values of N from taking M^2 weights.  The larger N, the fewer depths from
+  the top matter: nodes stand in bands of few or many depths.  And E(N) is smooth: where N doubles,
+  ten nodes say as much as all N between.  Together some 90 M weights for M values of N.
   """
 
-  bands: tuple[jax.Array, ...]  # [U, K_b, D_b], N ascending, depth descending to 0
-  row: jax.Array  # [P] row of each problem in them; [1] for all
-  column: jax.Array  # [K] where each N asked for stands
+  bands: tuple[np.ndarray, ...]  # [U, J_b, D_b], N ascending, depth descending to 0
+  interpolate: tuple[np.ndarray | None, ...]  # [J_s, K_s] of each span; None: nodes are values
+  row: np.ndarray  # [P] row of each problem in bands; [1] for all
+  column: np.ndarray | None  # [K] where each N asked for stands, unless in order
+  spans: tuple[tuple[int, int], ...]  # from which node to which
 
 
 def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
@@ -44,42 +56,78 @@ def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
   )
   values, column = np.unique(n, return_inverse=True)
   dtype = jax.dtypes.canonicalize_dtype(np.float64)
-  reach = np.minimum(m, REACH[dtype] * m // values + 1).tolist()
-  edges = _edges(values, reach)
+  bands, interpolate, spans = _weights(m, tuple(different.tolist()), values, dtype)
+  column = None if np.array_equal(values, n) else column
+  return DrawWeights(bands, interpolate, row, column, spans)
+
+
+def _weights(m: int, different: tuple[int, ...], values: np.ndarray, dtype):
+  """The bands, interpolations and spans of ascending `values`; small ones are kept."""
+  nodes, spans, interpolate = _nodes(values, min(different), NODES[dtype])
+  reach = np.minimum(m, REACH[dtype] * m // nodes + 1).astype(int).tolist()
+  edges = _edges(nodes, reach)
   depths = [reach[i] for i in edges[:-1]]
-  entries = different.size * sum(d * k for d, k in zip(depths, np.diff(edges)))
+  entries = len(different) * sum(d * k for d, k in zip(depths, np.diff(edges)))
   if entries > MAX_ENTRIES:
     raise ValueError(
-      f"{different.size} sizes x {values.size} values of N x {m} candidates: more than "
+      f"{len(different)} sizes x {values.size} values of N x {m} candidates: more than "
       f"{MAX_ENTRIES} weights; give fewer values of n"
     )
   tables = _kept_tables if entries <= KEPT_ENTRIES else _tables
-  bands = tables(m, tuple(values.tolist()), tuple(different.tolist()), edges, tuple(depths), dtype)
-  return DrawWeights(tuple(map(jnp.asarray, bands)), jnp.asarray(row), jnp.asarray(column))
+  bands = tables(tuple(nodes.tolist()), different, edges, tuple(depths), dtype)
+  return bands, tuple(None if x is None else x.astype(dtype) for x in interpolate), spans
 
 
-def _edges(values: np.ndarray, reach: list[int]) -> tuple[int, ...]:
-  """Where bands begin in the ascending `values`, and the end: the cheapest cut at half octaves.
+def _nodes(values: np.ndarray, smallest: int, count: int):
+  """Where to evaluate E: the ascending `values`, or Chebyshev nodes of octaves full of them.
 
-  A band of k values with depth D costs (k + 16) D: its products, and its share of handling.
+  w_d is a polynomial in N as long as d + N stays below the number of candidates, `smallest`: up to
+  half of it, with the few depths that matter there.
+
+  Returns:
+    Nodes `[J]` float64; spans of them; for each span its interpolation `[J_s, K_s]`, or None.
   """
-  half_octave = np.floor(2 * np.log2(values))
-  cuts = [*np.flatnonzero(np.diff(half_octave, prepend=-1)).tolist(), len(values)]
+  octave = np.floor(np.log2(values))
+  nodes, spans, interpolate, start = [], [], [], 0
+  for some in np.split(values, np.flatnonzero(np.diff(octave)) + 1):
+    if len(some) > 2 * count and 2 * some[-1] <= smallest:
+      angle = np.pi * (np.arange(count)[::-1] + 0.5) / count
+      x = (some[0] + some[-1]) / 2 + (some[-1] - some[0]) / 2 * np.cos(angle)
+      gap = some - x[:, None]
+      gap[gap == 0] = 1e-12
+      share = ((-1.0) ** np.arange(count) * np.sin(angle))[:, None] / gap  # barycentric
+      interpolate.append(share / share.sum(axis=0))
+    else:
+      x = some
+      interpolate.append(None)
+    nodes.append(x)
+    spans.append((start, start + len(x)))
+    start += len(x)
+  return np.concatenate(nodes).astype(np.float64), tuple(spans), interpolate
+
+
+def _edges(nodes: np.ndarray, reach: list[int]) -> tuple[int, ...]:
+  """Where bands begin in the ascending `nodes`, and the end: the cheapest cut at half octaves.
+
+  A band of J nodes with depth D costs (J + 16) D: its products, and its share of handling.
+  """
+  half_octave = np.floor(2 * np.log2(nodes))
+  cuts = [*np.flatnonzero(np.diff(half_octave, prepend=-1)).tolist(), len(nodes)]
   best = {0: (0.0, (0,))}  # cost and edges up to each cut
   for j, end in enumerate(cuts[1:], 1):
     best[end] = min((best[i][0] + (end - i + 16) * reach[i], (*best[i][1], end)) for i in cuts[:j])
-  return best[len(values)][1]
+  return best[len(nodes)][1]
 
 
-def _tables(m, values, different, edges, depths, dtype) -> list[np.ndarray]:
+def _tables(nodes, different, edges, depths, dtype) -> tuple[np.ndarray, ...]:
   tables = []
   for start, end, depth in zip(edges, edges[1:], depths):
     table = np.zeros((len(different), end - start, depth), dtype)
     for u, size in enumerate(different):
-      weights = depth_weights(size, np.array(values[start:end]), min(depth, size))
+      weights = depth_weights(size, np.array(nodes[start:end]), min(depth, size))
       table[u, :, depth - weights.shape[1] :] = weights[:, ::-1]
     tables.append(table)
-  return tables
+  return tuple(tables)
 
 
 _kept_tables = functools.lru_cache(maxsize=16)(_tables)
@@ -105,15 +153,22 @@ def depth_weights(m: int, n: np.ndarray, depths: int) -> np.ndarray:
 def weighted_sum(values, weights: DrawWeights):
   """sum_d values w_d(N): `[P, M]`, depth 0 last, -> `[P, K]`."""
 
-  def of_row(values, row):
-    return jnp.concatenate([_dot(values, band[row]) for band in weights.bands], axis=1)
+  def at_nodes(values, row):
+    return jnp.concatenate([_dot(values, jnp.asarray(band)[row]) for band in weights.bands], axis=1)
 
   if len(weights.bands[0]) == 1:
-    result = of_row(values, 0)
+    sums = at_nodes(values, 0)
   else:  # one problem at a time, so that no more than one problem's weights are copied
-    result = jax.lax.map(lambda x: of_row(x[0][None], x[1])[0], (values, weights.row))
+    sums = jax.lax.map(lambda x: at_nodes(x[0][None], x[1])[0], (values, weights.row))
+  parts = [
+    sums[:, start:end]
+    if matrix is None
+    else jnp.einsum("PJ,JK->PK", sums[:, start:end], matrix, precision="highest")
+    for (start, end), matrix in zip(weights.spans, weights.interpolate)
+  ]
   # Rounding may leave a sum a hair outside.  A NaN stays a NaN.
-  return jnp.clip(result, 0, 1)[:, weights.column]
+  result = jnp.clip(jnp.concatenate(parts, axis=1), 0, 1)
+  return result if weights.column is None else result[:, weights.column]
 
 
 def _dot(values, weights):
@@ -130,10 +185,13 @@ def _dot(values, weights):
     return jnp.einsum("Pd,Kd->PK", *some, precision="highest")
 
   rest = depth % CHUNK
-  sums = product(0, rest)[None]
-  if depth >= CHUNK:
-    chunks = jax.lax.map(lambda i: product(i, CHUNK), jnp.arange(rest, depth, CHUNK))
-    sums = jnp.concatenate([sums, chunks])
+  starts = np.arange(rest, depth, CHUNK)
+  sums = [product(0, rest)[None]]
+  if len(starts) <= UNROLLED:
+    sums += [product(start, CHUNK)[None] for start in starts]
+  else:
+    sums.append(jax.lax.map(lambda start: product(start, CHUNK), jnp.asarray(starts)))
+  sums = jnp.concatenate(sums)
   while len(sums) > 1:
     sums = jnp.pad(sums, ((-len(sums) % 8, 0), (0, 0), (0, 0)))
     sums = sums.reshape(-1, 8, *sums.shape[1:]).sum(axis=1)

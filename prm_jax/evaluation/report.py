@@ -1,46 +1,41 @@
-"""Writes a reranking report: report.json, the figure, a page, and a table for the terminal."""
+"""Writes a reranking report: report.json, the figure, and a page with a few solutions."""
 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import pathlib
 
 import jinja2
-import matplotlib.figure
-import matplotlib.ticker
 import numpy as np
 
 from prm_jax import json_lines
-from prm_jax.evaluation.scored_samples import ScoredSamples, read_solutions
+from prm_jax.evaluation.methods import LABELS
+from prm_jax.evaluation.report_figures import draw_curves, draw_groups, group_name
+from prm_jax.evaluation.report_tables import shown, vote_note
+from prm_jax.evaluation.reranking import BREAKDOWNS
+from prm_jax.evaluation.scored_samples import MissingSource, ScoredSamples, read_solutions
 
-LABELS = {
-  "prm_product": "PRM",
-  "prm_min": "PRM, weakest step",
-  "prm_mean": "PRM, mean of steps",
-  "prm_last": "PRM, last step",
-  "orm": "ORM",
-  "majority": "Majority voting",
-  "weighted_prm_product": "PRM-weighted voting",
-  "weighted_orm": "ORM-weighted voting",
-  "oracle": "Oracle (any right)",
-  "random": "Random pick",
-}
-# Okabe and Ito's colours, told apart with any colour vision; markers tell them apart in print.
-DRAWN = {"prm_product": ("#0072B2", "o"), "orm": ("#D55E00", "s"), "majority": ("#555555", "^")}
 EXAMPLES = 4  # problems whose solutions the page shows
+MAX_GROUPS = 20  # of a breakdown in a figure
 
 
-def write_report(
-  report: dict, samples: ScoredSamples, scores: dict[str, np.ndarray], directory
-) -> list[pathlib.Path]:
+def with_examples(report: dict, samples: ScoredSamples, scores: dict[str, np.ndarray]) -> dict:
+  """The report of `reranking.rerank` with a few solutions, or why it has none."""
+  try:
+    return report | {"examples": pick_examples(samples, scores)}
+  except MissingSource as error:
+    return report | {
+      "examples": [],
+      "notices": [*report["notices"], f"no solutions to show: {error}"],
+    }
+
+
+def write_report(report: dict, directory) -> list[pathlib.Path]:
   """Writes report.json, best_of_n.png and report.html; a reader never sees half a file.
 
   Args:
-    report: of `reranking.rerank`.
-    samples: the candidates.
-    scores: of `reranking.rerank`.
+    report: of `with_examples`.
     directory: where to; made if it is not there.
 
   Returns:
@@ -48,8 +43,6 @@ def write_report(
   """
   directory = pathlib.Path(directory)
   png = draw_curves(report)
-  examples = pick_examples(samples, scores)
-  report = report | {"examples": examples}
   contents = {
     "report.json": (json.dumps(report, indent=1, allow_nan=False) + "\n").encode(),
     "best_of_n.png": png,
@@ -59,65 +52,6 @@ def write_report(
     with json_lines.written(directory / name, "wb") as file:
       file.write(data)
   return [directory / name for name in contents]
-
-
-def draw_curves(report: dict) -> bytes:
-  """The figure as PNG, in the form of the paper's Figure 3: accuracy over N, log2 axis."""
-  figure = matplotlib.figure.Figure(figsize=(7, 4.6), dpi=150, layout="constrained")
-  axes = figure.subplots()
-  n = report["n"]
-  ends = []
-  reach = []  # lowest and highest of what is drawn
-  for name, (colour, marker) in DRAWN.items():
-    if name not in report["curves"]:
-      continue
-    curve = {key: 100 * np.array(value) for key, value in report["curves"][name].items()}
-    axes.fill_between(n, curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
-    axes.plot(n, curve["accuracy"], color=colour, marker=marker, markersize=4, linewidth=1.8)
-    ends.append((curve["accuracy"][-1], LABELS[name], colour))
-    reach += [curve["low"].min(), curve["high"].max()]
-  if reach:
-    axes.set_ylim(max(min(reach) - 4, 0), min(max(reach) + 4, 101))
-  axes.set_xscale("log", base=2)
-  axes.set_xticks(n, [str(k) for k in n] if len(n) <= 12 else None)
-  if len(n) > 12:
-    axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(base=2))
-    axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.0f}"))
-  axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-  axes.set_xlabel("N = number of solutions per problem")
-  axes.set_ylabel("% problems solved (best-of-N)")
-  axes.grid(alpha=0.25, linewidth=0.6)
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.set_title(
-    f"Problems: {report['problems']}, solutions: {report['samples']:,}. "
-    "Shaded: 95 % interval over problems",
-    fontsize=9,
-    loc="left",
-  )
-  _label_ends(axes, n[-1], ends)
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format="png")
-  return buffer.getvalue()
-
-
-def _label_ends(axes, x: float, ends) -> None:
-  """Names each curve at its right end, pushed apart where they would overlap."""
-  low, high = axes.get_ylim()
-  line = (high - low) * 0.05
-  position = -np.inf
-  for y, label, colour in sorted(ends):
-    position = max(y, position + line)
-    axes.annotate(
-      label,
-      (x, position),
-      xytext=(8, 0),
-      textcoords="offset points",
-      color=colour,
-      va="center",
-      fontweight="bold",
-      fontsize=9,
-      annotation_clip=False,
-    )
 
 
 def pick_examples(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[dict]:
@@ -196,27 +130,18 @@ def render_page(report: dict, png: bytes) -> str:
     report=report,
     labels=LABELS,
     figure=base64.b64encode(png).decode(),
+    columns=shown(report["n"]),
     last=len(report["n"]) - 1,
+    votes=vote_note(report),
+    steps=any("prm_" in name for name in report["curves"]),
+    breakdowns={
+      kind: {
+        "groups": [(group_name(kind, name), group) for name, group in groups.items()],
+        "figure": base64.b64encode(draw_groups(report, kind)).decode()
+        if len(groups) <= MAX_GROUPS
+        else None,
+      }
+      for kind in BREAKDOWNS
+      if (groups := report[f"by_{kind}"])
+    },
   )
-
-
-def format_table(report: dict) -> str:
-  """The report in lines of text: methods by N, with intervals at the largest N."""
-  n = report["n"]
-  width = max(6, len(str(n[-1])) + 1)
-  lines = [
-    f"problems: {report['problems']}, candidates: {report['samples']:,}; % of problems solved, "
-    f"95 % interval at N = {n[-1]}",
-    "",
-    f"{'N':22}" + "".join(f"{k:>{width}}" for k in n),
-  ]
-  for name, curve in report["curves"].items():
-    row = "".join(f"{100 * a:{width}.1f}" for a in curve["accuracy"])
-    lines.append(f"{name:22}{row}   [{100 * curve['low'][-1]:.1f}, {100 * curve['high'][-1]:.1f}]")
-  if report["paired"]:
-    lines += ["", "differences on the same problems"]
-  for name, curve in report["paired"].items():
-    row = "".join(f"{100 * a:+{width}.1f}" for a in curve["difference"])
-    low, high = 100 * curve["low"][-1], 100 * curve["high"][-1]
-    lines.append(f"{name:22}{row}   [{low:+.1f}, {high:+.1f}]")
-  return "\n".join(lines + [""] * bool(report["notices"]) + report["notices"])

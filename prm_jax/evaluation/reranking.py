@@ -1,17 +1,42 @@
-"""Best-of-N curves of every method that a file of scored samples allows, with error bars."""
+"""The content of a reranking report: curves with error bars, differences, breakdowns."""
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 
 from prm_jax import aggregation as agg
+from prm_jax.evaluation import methods as methods_lib
+from prm_jax.evaluation.methods import solution_scores
 from prm_jax.evaluation.scored_samples import ScoredSamples
 
 PAIRS = (("prm_product", "orm"), ("prm_product", "majority"), ("orm", "majority"))
+DRAWN = ("prm_product", "orm", "majority")  # in the figure, as in the paper's Figure 3
+BREAKDOWNS = ("level", "subject", "difficulty")
+QUINTILES = 5
 SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs: scorers round
+COLUMNS = 2048  # bootstrapped at once: memory is resamples x columns
+INTERVALS = {
+  "pointwise": "95 % percentile bootstrap over problems, each N by itself",
+  "simultaneous": "95 % bootstrap band over problems that holds for all N of a curve at once "
+  "(sup-t)",
+  "generation": "1.96 jackknife standard errors either side: the same problems with candidates "
+  "generated anew, where N is at most a fifth of them; none for votes",
+}
+GROUP_INTERVAL = (
+  "1.96 standard errors over the group's problems either side (no width where these all agree, "
+  "though other problems might not)"
+)
+DIFFICULTY_NOTE = (
+  "Difficulty: fifths of the problems by the share of their candidates that is right (1: easiest; "
+  "missing ones count as wrong; equal shares in the order of the file).  The same candidates make "
+  "the fifths and the figures, which flatters the oracle and a random pick in an easy fifth, and "
+  "the reverse in a hard one."
+)
 
 
 def powers_of_two(m: int) -> list[int]:
@@ -19,43 +44,29 @@ def powers_of_two(m: int) -> list[int]:
   return sorted({2**i for i in range(m.bit_length())} | {m})
 
 
-def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[str, np.ndarray]:
-  """Every score of a solution that the samples allow: `prm_product`, ... and `orm`.
-
-  Args:
-    samples: the candidates.
-    neutral: how a neutral step counts, "positive" or "negative".
-
-  Returns:
-    `[P, M]` float64 each, higher is better, the PRM's in log space; NaN where there is no line.
-  """
-  scores = {}
-  if samples.step_probs is not None:
-    with jax.enable_x64(True):
-      steps = agg.step_log_scores(samples.step_probs, neutral)
-      for how in agg.REDUCTIONS:
-        flat = agg.reduce_steps(steps, samples.step_slots, samples.correct.size, how)
-        scores[f"prm_{how}"] = np.asarray(flat).reshape(samples.correct.shape)
-  if samples.orm is not None:
-    scores["orm"] = samples.orm
-  return scores
-
-
 def rerank(
   samples: ScoredSamples,
-  n: Sequence[int] | None = None,
+  n: Sequence[int] | Literal["all"] | None = None,
   *,
+  methods: Sequence[str] = (),
+  by: Sequence[str] = (),
+  band: str = "pointwise",
   neutral: str = "positive",
   pad_short: bool = True,
   seed: int = 0,
   resamples: int = 10_000,
-  permutations: int = 400,
+  permutations: int = 32,
+  progress: bool = False,
 ) -> tuple[dict, dict[str, np.ndarray]]:
-  """The content of report.json: curves, paired differences, breakdown by level.
+  """The content of report.json: curves, paired differences, breakdowns.
 
   Args:
     samples: the candidates.
-    n: values of N; None: powers of two up to M, and M.
+    n: values of N; None: powers of two up to M, and M; "all": 1..M, of votes only those that
+      `methods` names.
+    methods: keys of `methods.LABELS`; none: the standard ones that the samples allow.
+    by: of `BREAKDOWNS`; none: those that the samples allow.
+    band: what the curves' `low` and `high` are, of `INTERVALS`.
     neutral: how a neutral step counts in the PRM's scores, "positive" or "negative".
     pad_short: what a problem with fewer than M candidates lacks counts as drawn and missing, as
       in OpenAI's evaluation, where it was cut off; False: it was never generated, and N beyond
@@ -63,49 +74,62 @@ def rerank(
     seed: of the resamples and of the orders of the votes.
     resamples: of the bootstrap over problems.
     permutations: of each vote's Monte-Carlo.
+    progress: show a progress bar, if standard error is a terminal.
 
   Returns:
     The report, which JSON can store, and the `solution_scores` that it ranks by.  Accuracies are
-    shares of problems; `low` and `high` bound 95 % percentile bootstrap intervals over problems
-    (by level: normal ones); `standard_error` is the Monte-Carlo noise of a vote's curve, beside
-    which the curves are exact.
+    shares of problems.  `interval` says what `low` and `high` of the curves are (None where there
+    is none), `paired_interval` and `group_interval` those of the differences and breakdowns.
+    `problem_standard_error` is analytic, over problems; `standard_error` is the Monte-Carlo noise
+    of a vote's curve, zero where it is exact, as all other curves are.
 
   Raises:
-    ValueError: N outside 1..M.
+    ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
+      allow.
   """
-  scores = solution_scores(samples, neutral)
+  if band not in INTERVALS:
+    raise ValueError(f"band={band!r}: expected one of {', '.join(INTERVALS)}")
   m = samples.correct.shape[1]
-  n = powers_of_two(m) if n is None else sorted(set(n))
+  every_n = isinstance(n, str) and n == "all"
+  names, left_out = methods_lib.choose(samples, methods, every_n)
+  grouped = {kind: _groups(samples, kind, pad_short) for kind in _breakdowns(samples, by)}
+  n = powers_of_two(m) if n is None else range(1, m + 1) if every_n else sorted(set(n))
+  scores = solution_scores(samples, neutral)
   boot_key, vote_key = jax.random.split(jax.random.key(seed))
+  sizes = None if pad_short else samples.sizes
+  draws = methods_lib.Draws(np.array(n), sizes, vote_key, permutations)
   with jax.enable_x64(True):
-    solved, vote_error = _solved(samples, scores, n, pad_short, vote_key, permutations)
-    curves, paired = _with_intervals(solved, boot_key, resamples)
-    report = {
-      "problems": len(samples.problems),
-      "samples": int(samples.sizes.sum()),
-      "candidates": m,
-      "n": n,
-      "curves": curves,
-      "paired": paired,
-      "by_level": {},
-      "notices": _notices(samples, scores),
-      "neutral": neutral,
-      "interval": "95 % percentile bootstrap over problems",
-      "pad_short": pad_short,
-      "seed": seed,
-      "resamples": resamples,
-      "permutations": permutations,
-      "files": [str(path) for path in samples.files],
-    }
-    for name, error in vote_error.items():
-      report["curves"][name]["standard_error"] = error.tolist()
-    levels = sorted({level for level in samples.levels if level is not None}, key=_natural)
-    for level in levels:
-      chosen = np.array([known == level for known in samples.levels])
-      report["by_level"][level] = {
-        "problems": int(chosen.sum()),
-        "curves": {name: _rows(*_normal_interval(curve[chosen])) for name, curve in solved.items()},
-      }
+    solved, vote_error = methods_lib.solve(samples, scores, names, draws, progress)
+    curves, paired = _curves(solved, band, samples, scores, draws, boot_key, resamples)
+    by_groups = {kind: _by(solved, groups) for kind, groups in grouped.items()}
+  for name, error in vote_error.items():
+    curves[name]["standard_error"] = error.tolist()
+  report = {
+    "problems": len(samples.problems),
+    "samples": int(samples.sizes.sum()),
+    "candidates": m,
+    "n": list(n),
+    "curves": curves,
+    "paired": paired,
+    **{f"by_{kind}": by_groups.get(kind, {}) for kind in BREAKDOWNS},
+    "difficulty": DIFFICULTY_NOTE if "difficulty" in grouped else None,
+    "notices": _notices(samples, scores) + left_out + _ungrouped(samples, grouped),
+    "drawn": list(methods) or [name for name in DRAWN if name in solved] or names,
+    "neutral": neutral,
+    "band": band,
+    "interval": INTERVALS[band],
+    "paired_interval": INTERVALS["pointwise"],
+    "group_interval": GROUP_INTERVAL,
+    "pad_short": pad_short,
+    "seed": seed,
+    "resamples": resamples,
+    "permutations": permutations,
+    "files": [str(path) for path in samples.files],
+  }
+  if grouped.get("difficulty"):
+    for name, chosen in grouped["difficulty"].items():
+      share = _pass_rates(samples, pad_short)[chosen]
+      report["by_difficulty"][name]["pass_rate"] = [float(share.min()), float(share.max())]
   return report, scores
 
 
@@ -137,74 +161,132 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]
         f"prm_score is the product of rating_probs on all {given} lines that have it "
         f"(largest difference {np.nanmax(gap):.1g})"
       )
-  if "orm" in scores and (scores["orm"] < 0).any():
-    result.append("some orm_score is negative: no weighted vote by it")
   return result
 
 
-def _solved(samples, scores, n, pad_short, key, permutations):
-  """`[P, K]` expected correctness by each method, and `[K]` standard errors of the votes."""
-  candidates = (samples.correct, samples.valid, n)
-  sizes = None if pad_short else samples.sizes
-  solved = {
-    name: np.asarray(agg.best_of_n(score, *candidates, sizes=sizes))
-    for name, score in scores.items()
-  }
-  vote_error = {}
-  weights = {}
-  if samples.answer_ids is not None:
-    weights["majority"] = None
-    if "prm_product" in scores:
-      # Only ratios matter: relative to the best, so that long products do not underflow.
-      log_score = np.where(samples.valid, scores["prm_product"], -np.inf)
-      best = log_score.max(axis=1, keepdims=True)
-      weights["weighted_prm_product"] = np.exp(log_score - np.where(np.isfinite(best), best, 0))
-    if "orm" in scores and not (scores["orm"] < 0).any():
-      weights["weighted_orm"] = np.where(samples.valid, scores["orm"], 0)
-  for name, weight in weights.items():
-    mean, error = agg.majority_vote(
-      samples.answer_ids,
-      *candidates,
-      weights=weight,
-      sizes=sizes,
-      key=key,
-      permutations=permutations,
-    )
-    solved[name] = np.asarray(mean)
-    vote_error[name] = np.sqrt(np.square(error).sum(axis=0)) / len(mean)
-  solved["oracle"] = np.asarray(agg.pass_at_n(*candidates, sizes=sizes))
-  blind = np.zeros(samples.correct.shape)
-  solved["random"] = np.asarray(agg.best_of_n(blind, *candidates, sizes=sizes))
-  return solved, vote_error
-
-
-def _with_intervals(solved, key, resamples) -> tuple[dict, dict]:
+def _curves(solved, band, samples, scores, draws, key, resamples) -> tuple[dict, dict]:
   """Curves and paired differences; every mean is taken over the same resamples."""
   pairs = [(a, b) for a, b in PAIRS if a in solved and b in solved]
-  curves = list(solved.values()) + [solved[a] - solved[b] for a, b in pairs]
-  per_problem = np.stack(curves, axis=1)  # [P, curves, K]
+  difference = {f"{a} - {b}": solved[a] - solved[b] for a, b in pairs}
+  pointwise = difference | (solved if band == "pointwise" else {})
+  bounds = dict(zip(pointwise, _bootstrap(list(pointwise.values()), key, resamples)))
+  curves = {}
+  for (name, per_problem), error in zip(solved.items(), _standard_errors(solved)):
+    critical = {}
+    if band == "simultaneous":
+      low, high, value = agg.simultaneous_band(per_problem, key, resamples)
+      bounds[name] = (low, high)
+      critical = {"critical_value": float(value)}
+    elif band == "generation":
+      bounds[name] = _generation(name, per_problem, samples, scores, draws)
+    curves[name] = _shares(per_problem, *bounds[name])
+    curves[name]["problem_standard_error"] = _numbers(error)
+    curves[name] |= critical
+  paired = {
+    name: _rows("difference", each.mean(axis=0), *bounds[name]) for name, each in difference.items()
+  }
+  return curves, paired
+
+
+def _bootstrap(curves: list[np.ndarray], key, resamples: int) -> list:
+  """(low, high), `[K]` each, of each `[P, K]` curve."""
+  if not curves:
+    return []
+  columns = np.concatenate(curves, axis=1)
+  parts = [
+    agg.bootstrap(columns[:, start : start + COLUMNS], key, resamples)  # the same resamples
+    for start in range(0, columns.shape[1], COLUMNS)
+  ]
+  low, high = np.concatenate([np.asarray(part) for part in parts], axis=1)
+  each = len(curves)
+  return list(zip(np.split(low, each), np.split(high, each)))
+
+
+def _generation(name, per_problem, samples, scores, draws):
+  """(low, high): where the curve would be with other candidates for the same problems."""
   mean = per_problem.mean(axis=0)
-  low, high = agg.bootstrap(per_problem.reshape(len(per_problem), -1), key, resamples)
-  bounds = list(zip(mean, np.reshape(low, mean.shape), np.reshape(high, mean.shape)))
-  paired = {f"{a} - {b}": bound for (a, b), bound in zip(pairs, bounds[len(solved) :])}
-  return (
-    {name: _rows(*bound) for name, bound in zip(solved, bounds)},
-    {name: _rows(*bound, mean="difference") for name, bound in paired.items()},
-  )
+  score = methods_lib.ranking(name, samples, scores)
+  if score is None:
+    return np.full((2, len(mean)), np.nan)
+  error = agg.generation_error(score, samples.correct, samples.valid, **draws.options)
+  reach = 1.96 * np.sqrt(np.square(np.asarray(error)).sum(axis=0)) / len(per_problem)
+  return mean - reach, mean + reach
 
 
-def _normal_interval(per_problem):
-  """Mean and 1.96 standard errors either side: a group of problems is too small for better."""
-  mean = per_problem.mean(axis=0)
-  reach = 1.96 * per_problem.std(axis=0) / np.sqrt(len(per_problem))
-  return mean, np.maximum(mean - reach, 0), np.minimum(mean + reach, 1)
+def _breakdowns(samples: ScoredSamples, by: Sequence[str]) -> list[str]:
+  """Those asked for, or all that the samples allow."""
+  known = {"level": samples.levels, "subject": samples.subjects}
+  there = [k for k in BREAKDOWNS if k not in known or any(x is not None for x in known[k])]
+  for kind in by:
+    if kind not in there:
+      raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(there)}")
+  return [kind for kind in there if kind in (by or there)]
 
 
-def _rows(middle, low, high, mean: str = "accuracy") -> dict:
-  return {mean: middle.tolist(), "low": low.tolist(), "high": high.tolist()}
+def _groups(samples: ScoredSamples, kind: str, pad_short: bool) -> dict[str, np.ndarray]:
+  """Indices of the problems of each level, subject or fifth."""
+  if kind == "difficulty":
+    hardest_last = np.argsort(-_pass_rates(samples, pad_short), kind="stable")
+    parts = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
+    return {str(i): part for i, part in enumerate(parts, start=1)}
+  groups = collections.defaultdict(list)
+  for p, name in enumerate(samples.levels if kind == "level" else samples.subjects):
+    if name is not None:
+      groups[name].append(p)
+  return {name: np.array(groups[name]) for name in sorted(groups, key=_natural)}
 
 
-def _natural(level: str):
-  """Levels in the order of their numbers: 2 before 10."""
-  digits = "".join(c for c in level if c.isdigit())
-  return (int(digits) if digits else -1, level)
+def _pass_rates(samples: ScoredSamples, pad_short: bool) -> np.ndarray:
+  """`[P]` share of a problem's candidates that are right."""
+  right = (samples.correct & samples.valid).sum(axis=1)
+  return right / (samples.correct.shape[1] if pad_short else samples.sizes)
+
+
+def _ungrouped(samples: ScoredSamples, grouped: dict) -> list[str]:
+  """Which breakdowns leave problems out."""
+  total = len(samples.problems)
+  return [
+    f"{total - found} of {total} problems have no {kind}: in none of the groups"
+    for kind, groups in grouped.items()
+    if (found := sum(map(len, groups.values()))) < total
+  ]
+
+
+def _by(solved: dict[str, np.ndarray], groups: dict[str, np.ndarray]) -> dict:
+  """The curves over the problems of each group; too few for better than a normal interval."""
+  result = {}
+  for group, chosen in groups.items():
+    each = {name: per_problem[chosen] for name, per_problem in solved.items()}
+    curves = {}
+    for (name, some), error in zip(each.items(), _standard_errors(each)):
+      mean, reach = some.mean(axis=0), 1.96 * error
+      curves[name] = _shares(some, mean - reach, mean + reach)
+    result[group] = {"problems": len(chosen), "curves": curves}
+  return result
+
+
+def _standard_errors(solved: dict[str, np.ndarray]) -> np.ndarray:
+  """`[curves, K]`, over problems."""
+  columns = np.concatenate(list(solved.values()), axis=1)
+  return np.asarray(agg.standard_error(columns)).reshape(len(solved), -1)
+
+
+def _shares(per_problem, low, high) -> dict:
+  """A curve; normal intervals and control variates may leave 0..1."""
+  bounds = np.stack([per_problem.mean(axis=0), np.asarray(low), np.asarray(high)])
+  return _rows("accuracy", *np.clip(bounds, 0, 1))
+
+
+def _rows(key: str, middle, low, high) -> dict:
+  return {key: _numbers(middle), "low": _numbers(low), "high": _numbers(high)}
+
+
+def _numbers(values) -> list[float | None]:
+  """Floats; None, JSON's null, for NaN."""
+  return [None if np.isnan(value) else float(value) for value in np.asarray(values)]
+
+
+def _natural(name: str):
+  """In the order of their numbers: level 2 before 10."""
+  digits = "".join(c for c in name if c.isdigit())
+  return (int(digits) if digits else -1, name)

@@ -1,0 +1,99 @@
+"""Scored samples for tests: records, files of them, and what reading them should give."""
+
+import dataclasses
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+
+from prm_jax.evaluation.scored_samples import ScoredSamples, read_scored_samples
+from prm_jax.json_lines import BadLine
+
+FINE = {"-1": 0.25, "0": 0.0, "1": 0.75}
+
+
+def candidate(problem="Add 1 and 2.", right=True, answer="3", orm=0.5, **extra):
+  """A candidate's record; a key whose value is ... is left out."""
+  record = {
+    "problem": problem,
+    "steps": ["One step.", "Another."],
+    "answer": answer,
+    "is_correct": right,
+    "rating_probs": [FINE, FINE],
+    "orm_score": orm,
+  }
+  return {key: value for key, value in (record | extra).items() if value is not ...}
+
+
+def write(path, records):
+  text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
+  with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
+    file.write(text)
+  return path
+
+
+def drawn(seed, count=400, problems=7):
+  """Interleaved problems of unequal size, some solutions without an answer, odd floats."""
+  rng = random.Random(seed)
+  for _ in range(count):
+    p = min(rng.randrange(problems), rng.randrange(problems))
+    right = rng.random() < 0.4
+    steps = rng.randint(1, 9)
+    ratings = []
+    for _ in range(steps):
+      wrong = rng.random()
+      zero = rng.choice([0, (1 - wrong) * rng.random()])
+      ratings.append({"1": 1 - wrong - zero, "-1": wrong, "0": zero})
+    yield {
+      "problem": f"Problem {p}: \u00e9\U0001f600",
+      "unique_id": f"id/{p}",
+      "level": p % 3,
+      "subject": rng.choice([None]) if p % 2 else "Algebra",
+      "steps": ["A step\n\u2028 \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")]
+      * steps,
+      "rating_probs": ratings,
+      "orm_score": rng.choice([rng.gauss(0, 5), 1, -0.0, 5e-324, 1e300]),
+      "prm_score": rng.random(),
+      "answer": "1" if right else rng.choice(["2", "3", "", None]),
+      "is_correct": right,
+    }
+
+
+def in_groups(records, size=None):
+  """Lines of `{"problem", ..., "samples"}`: the records of each problem, `size` at a time."""
+  shared = ("problem", "unique_id", "level", "subject")
+  pools = {}
+  for record in records:
+    pools.setdefault(record["problem"], []).append(record)
+  for pool in pools.values():
+    for start in range(0, len(pool), size or len(pool)):
+      part = pool[start : start + (size or len(pool))]
+      yield {k: part[0][k] for k in shared if k in part[0]} | {
+        "samples": [{k: v for k, v in r.items() if k not in shared} for r in part]
+      }
+
+
+def check_equal(a: ScoredSamples, b: ScoredSamples, but=()):
+  """All fields but those are equal, in type too."""
+  for field in dataclasses.fields(ScoredSamples):
+    if field.name in but:
+      continue
+    x, y = getattr(a, field.name), getattr(b, field.name)
+    assert type(x) is type(y), field.name
+    if isinstance(x, np.ndarray):
+      assert x.dtype == y.dtype, field.name
+      np.testing.assert_array_equal(x, y, err_msg=field.name)
+    else:
+      assert x == y, field.name
+
+
+def fails(paths, *parts, error=BadLine, **options):
+  """The message of the error that reading raises; all parts must be in it."""
+  with pytest.raises(error) as raised:
+    read_scored_samples(paths, **options)
+  message = str(raised.value)
+  for part in parts:
+    assert part in message
+  return message
