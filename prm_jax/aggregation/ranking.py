@@ -155,7 +155,8 @@ def _ranked_on_host(keys: np.ndarray) -> np.ndarray:
   at = at[(at % m != m - 1) & (flat[at] > 1)]  # not the next problem's, nor both missing
   if at.size * 8 > flat.size:
     first = np.ones(flat.size, bool)
-    first[at + 1] = False
+    np.greater(flat[1:] ^ flat[:-1], 1, out=first[1:])
+    first[::m] = True
     begins = np.flatnonzero(first)
     length = np.diff(begins, append=flat.size)
     mean = np.add.reduceat(right, begins) / length

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Sequence
 
 from prm_jax.evaluation.report_figures import group_name
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 
+WIDTH = 100  # of the notes below the table
 MAX_COLUMNS = 16  # values of N; of more, about the powers of two are shown
 HEADER = ("breakdown", "group", "curve", "n", "value", "low", "high")
 
@@ -47,13 +49,16 @@ def format_table(report: dict) -> str:
   if report["paired"]:
     lines += [
       "",
-      f"differences on the same problems, interval at N = {n[-1]}: {report['paired_interval']}",
+      f"differences on the same problems, interval at N = {n[-1]}:",
+      report["paired_interval"],
     ]
   lines += [row(name, each, -1, "difference", "+") for name, each in report["paired"].items()]
-  for breakdown in BREAKDOWNS:
-    if report[f"by_{breakdown}"]:
-      lines += ["", *_groups(report, breakdown)]
-  return "\n".join(lines + [""] * bool(report["notices"]) + report["notices"])
+  groups = [breakdown for breakdown in BREAKDOWNS if report[f"by_{breakdown}"]]
+  for breakdown in groups:
+    lines += ["", *_groups(report, breakdown)]
+  notes = [f"Intervals of groups: {report['group_interval']}."] * bool(groups)
+  notes += [report["difficulty"]] * ("difficulty" in groups) + report["notices"]
+  return "\n".join(lines + [""] * bool(notes) + [textwrap.fill(note, WIDTH) for note in notes])
 
 
 def _groups(report: dict, breakdown: str) -> list[str]:
@@ -61,7 +66,7 @@ def _groups(report: dict, breakdown: str) -> list[str]:
   drawn = report["drawn"]
   width = max(22, *(len(name) + 2 for name in drawn))
   lines = [
-    f"by {breakdown}, at N = {report['n'][-1]}; {report['group_interval']}",
+    f"by {breakdown}, at N = {report['n'][-1]}:",
     f"{breakdown:24}{'problems':>8}" + "".join(f"{name:>{width}}" for name in drawn),
   ]
   for group, each in report[f"by_{breakdown}"].items():
@@ -71,7 +76,7 @@ def _groups(report: dict, breakdown: str) -> list[str]:
       cell = f"{100 * curve['accuracy'][-1]:.1f} {_interval(curve, -1):>14}"
       line += f"{cell:>{width}}"
     lines.append(line.rstrip())
-  return lines + [report["difficulty"]] * (breakdown == "difficulty")
+  return lines
 
 
 def _interval(curve: dict, at: int, sign: str = "") -> str:
