@@ -8,10 +8,13 @@ import random
 import numpy as np
 import pytest
 
+from prm_jax.evaluation import report as report_files
+from prm_jax.evaluation.reranking import rerank
 from prm_jax.evaluation.scored_samples import ScoredSamples, read_scored_samples
 from prm_jax.json_lines import BadLine
 
 FINE = {"-1": 0.25, "0": 0.0, "1": 0.75}
+QUICK = {"resamples": 256, "permutations": 20}  # of rerank
 
 
 def candidate(problem="Add 1 and 2.", right=True, answer="3", orm=0.5, **extra):
@@ -25,6 +28,30 @@ def candidate(problem="Add 1 and 2.", right=True, answer="3", orm=0.5, **extra):
     "orm_score": orm,
   }
   return {key: value for key, value in (record | extra).items() if value is not ...}
+
+
+def rated(problem="Add 1 and 2.", right=True, answer="3", score=0.9, orm=0.5, **extra):
+  """A candidate whose solution the process model scores 1 x `score`."""
+  ratings = [{"-1": 0.0, "0": 0.25, "1": 0.75}, {"-1": 1 - score, "0": 0.0, "1": score}]
+  keys = {"rating_probs": ratings, "ground_truth_answer": "3"}
+  return candidate(problem, right, answer, orm, **(keys | extra))
+
+
+def generated(problems=6, candidates=4, seed=0):
+  """Interleaved problems, with levels; both scores know something, the PRM's more."""
+  rng = np.random.default_rng(seed)
+  for _ in range(candidates):
+    for p in range(problems):
+      right = bool(rng.random() < 0.5)
+      yield rated(
+        f"Problem {p}",
+        right,
+        "3" if right else str(rng.integers(4, 6)),
+        float(rng.uniform(0.3, 1) if right else rng.uniform(0, 0.5)),
+        float(rng.uniform(0.2, 1) if right else rng.uniform(0, 0.8)),
+        level=p % 2 + 1,
+        unique_id=f"id/{p}",
+      )
 
 
 def write(path, records):
@@ -97,3 +124,10 @@ def fails(paths, *parts, error=BadLine, **options):
   for part in parts:
     assert part in message
   return message
+
+
+def written(samples, directory, **options):
+  """The report's three files, written; and the report."""
+  report, scores = rerank(samples, **(QUICK | options))
+  report = report_files.with_examples(report, samples, scores)
+  return report, report_files.write_report(report, directory)

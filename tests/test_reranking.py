@@ -1,28 +1,21 @@
 """From a file of scored samples to the report: curves, figure, page and command line."""
 
-import csv
 import fractions
 import functools
-import gzip
-import io
 import itertools
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from scored_files import QUICK, generated, rated, write, written
 
 from prm_jax.evaluation import methods as methods_lib
-from prm_jax.evaluation import report as report_files
-from prm_jax.evaluation import report_figures, report_tables, score_bundle
+from prm_jax.evaluation import report_tables, score_bundle
 from prm_jax.evaluation.reranking import powers_of_two, rerank, solution_scores
 from prm_jax.evaluation.scored_samples import read_scored_samples
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-QUICK = {"resamples": 256, "permutations": 20}
 
 # The figures of the row of openai/prm800k's scored-test-samples.jsonl that its README shows.
 RELEASED = {
@@ -45,58 +38,8 @@ RELEASED = {
 }
 
 
-def candidate(problem="Add 1 and 2.", right=True, answer="3", score=0.9, orm=0.5, **extra):
-  record = {
-    "problem": problem,
-    "steps": ["One step.", "Another."],
-    "answer": answer,
-    "ground_truth_answer": "3",
-    "is_correct": right,
-    "rating_probs": [{"-1": 0.0, "0": 0.25, "1": 0.75}, {"-1": 1 - score, "0": 0.0, "1": score}],
-    "orm_score": orm,
-  }
-  return {key: value for key, value in (record | extra).items() if value is not ...}
-
-
-def write(path, records):
-  text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
-  with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as f:
-    f.write(text)
-  return path
-
-
 def without(record, key):
   return {k: v for k, v in record.items() if k != key}
-
-
-def generated(problems=6, candidates=4, seed=0):
-  """Interleaved problems, with levels; both scores know something, the PRM's more."""
-  rng = np.random.default_rng(seed)
-  for _ in range(candidates):
-    for p in range(problems):
-      right = bool(rng.random() < 0.5)
-      yield candidate(
-        f"Problem {p}",
-        right,
-        "3" if right else str(rng.integers(4, 6)),
-        float(rng.uniform(0.3, 1) if right else rng.uniform(0, 0.5)),
-        float(rng.uniform(0.2, 1) if right else rng.uniform(0, 0.8)),
-        level=p % 2 + 1,
-        unique_id=f"id/{p}",
-      )
-
-
-def written(samples, directory, **options):
-  """The report's three files, written; and the report."""
-  report, scores = rerank(samples, **(QUICK | options))
-  report = report_files.with_examples(report, samples, scores)
-  return report, report_files.write_report(report, directory)
-
-
-def run(*args):
-  environment = os.environ | {"PYTHONPATH": str(ROOT)}
-  command = [sys.executable, str(ROOT / "scripts/rerank.py"), *map(str, args)]
-  return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def check_released_row(path):
@@ -125,7 +68,7 @@ def test_released_row(shared):
 
 def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
   """A prm_score that its rating_probs contradict is said, once, with the first line."""
-  records = [candidate(prm_score=0.1), candidate(prm_score=0.5)]
+  records = [rated(prm_score=0.1), rated(prm_score=0.5)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   (notice,) = rerank(samples, methods=["oracle"], **QUICK)[0]["notices"]
   assert "scored.jsonl:1: prm_score is 0.1" in notice
@@ -261,14 +204,14 @@ def test_report_schema(tmp_path):
 
 def test_methods_without_their_keys_are_absent(tmp_path):
   """A file without orm_score, answers or rating_probs gives the curves that it allows."""
-  bare = [candidate(answer=..., orm_score=..., rating_probs=..., steps=...) for _ in range(2)]
+  bare = [rated(answer=..., orm_score=..., rating_probs=..., steps=...) for _ in range(2)]
   samples = read_scored_samples([write(tmp_path / "bare.jsonl", bare)])
   report, paths = written(samples, tmp_path)
   assert list(report["curves"]) == ["oracle", "random"]
   assert report["paired"] == {}
   page = paths[2].read_text()
   assert "Some solutions" not in page
-  only_orm = [candidate(rating_probs=..., orm=0.1 * i) for i in range(2)]
+  only_orm = [rated(rating_probs=..., orm=0.1 * i) for i in range(2)]
   samples = read_scored_samples([write(tmp_path / "orm.jsonl", only_orm)])
   assert list(rerank(samples, **QUICK)[0]["paired"]) == ["orm - majority"]
 
@@ -284,7 +227,7 @@ def test_chosen_methods(tmp_path):
     assert more["curves"][name]["accuracy"] == alone["curves"][name]["accuracy"]
   with pytest.raises(ValueError, match="prm_sum: unknown; there are prm_product, prm_min"):
     rerank(samples, methods=["orm", "prm_sum"], **QUICK)
-  logits = [candidate(rating_probs=..., orm=-1.5), candidate(rating_probs=..., orm=0.5)]
+  logits = [rated(rating_probs=..., orm=-1.5), rated(rating_probs=..., orm=0.5)]
   samples = read_scored_samples([write(tmp_path / "logits.jsonl", logits)])
   report, _ = rerank(samples, **QUICK)
   assert list(report["curves"]) == ["orm", "majority", "oracle", "random"]
@@ -293,7 +236,7 @@ def test_chosen_methods(tmp_path):
     rerank(samples, methods=["weighted_orm"], **QUICK)
   with pytest.raises(ValueError, match='the file has no "rating_probs"; there are orm, majority'):
     rerank(samples, methods=["prm_last"], **QUICK)
-  unanswered = [candidate(answer=...)]
+  unanswered = [rated(answer=...)]
   samples = read_scored_samples([write(tmp_path / "unanswered.jsonl", unanswered)])
   with pytest.raises(ValueError, match='majority: the file has no "answer"'):
     rerank(samples, methods=["majority"], **QUICK)
@@ -318,7 +261,7 @@ def test_breakdowns(tmp_path):
   only, _ = rerank(samples, by=["subject"], **options)
   assert only["by_subject"] == report["by_subject"]
   assert only["by_level"] == only["by_difficulty"] == {}
-  samples = read_scored_samples([write(tmp_path / "b.jsonl", [candidate()])])
+  samples = read_scored_samples([write(tmp_path / "b.jsonl", [rated()])])
   with pytest.raises(ValueError, match="--by level: no candidate has a level; there are diff"):
     rerank(samples, by=["level"], **QUICK)
 
@@ -327,7 +270,7 @@ def test_difficulty(tmp_path):
   """Fifths of the problems by the share of right candidates, easiest first, lacking ones wrong."""
   right = [2, 0, 4, 3, 1, 2]
   records = [
-    candidate(f"Problem {p}", i < count, "3" if i < count else "4")
+    rated(f"Problem {p}", i < count, "3" if i < count else "4")
     for p, count in enumerate(right)
     for i in range(4 if p != 3 else 3)
   ]
@@ -407,44 +350,12 @@ def test_bundle_without_its_sources(tmp_path):
   assert f"no solutions to show: {path}: " in report["notices"][-1]
 
 
-def test_csv(tmp_path):
-  """Every number of the report is a row, whatever stands in a name, and none is rounded."""
-  records = [r | {"subject": 'a "b",\nc'} for r in generated()]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = rerank(samples, [1, 3], band="generation", methods=["orm", "majority"], **QUICK)
-  text = report_tables.format_csv(report)
-  rows = {
-    (row["breakdown"], row["group"], row["curve"], int(row["n"])): row
-    for row in csv.DictReader(io.StringIO(text, newline=""))
-  }
-  assert len(rows) == 2 * (3 + 2 * (2 + 1 + 5))
-  row = rows["subject", 'a "b",\nc', "orm", 3]
-  assert float(row["value"]) == report["curves"]["orm"]["accuracy"][1]
-  assert rows["", "", "majority", 1]["low"] == ""
-  paired = report["paired"]["orm - majority"]
-  row = rows["", "", "orm - majority", 3]
-  assert [float(row[key]) for key in ("value", "low", "high")] == [
-    paired[key][1] for key in ("difference", "low", "high")
-  ]
-
-
-def test_table_shows_no_control_characters(tmp_path):
-  """A name from a file cannot move the terminal's cursor or break the line."""
-  records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = rerank(samples, methods=["orm"], **QUICK)
-  table = report_tables.format_table(report)
-  assert "\x1b" not in table
-  assert "\n?[2Jx?y" in table
-  assert report_figures.group_name("subject", "Algebra") == "Algebra"
-
-
 def test_missing_candidates(tmp_path):
   """No answer: never chosen.  Fewer lines than others: drawn and missing, or never there."""
   records = [
-    candidate("A", right=False, answer=None, score=0.99),
-    candidate("A", score=0.1),
-    candidate("B", score=0.5),
+    rated("A", right=False, answer=None, score=0.99),
+    rated("A", score=0.1),
+    rated("B", score=0.5),
   ]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   padded, _ = rerank(samples, methods=["prm_product"], **QUICK)
@@ -454,70 +365,8 @@ def test_missing_candidates(tmp_path):
   assert own["curves"]["prm_product"]["accuracy"] == [0.75, 1.0]
 
 
-def test_text_from_files_is_escaped(tmp_path):
-  """Nothing in a problem, step, answer or file name can run on the page."""
-  attack = "<script>alert(1)</script>"
-  evil = candidate(
-    problem=attack,
-    steps=[attack, '"><img src=x onerror=alert(1)>'],
-    answer=attack,
-    ground_truth_answer=attack,
-    subject=attack,
-    level=attack,
-  )
-  path = write(tmp_path / "<b>.jsonl", [evil, dict(evil, orm_score=0.1)])
-  samples = read_scored_samples([path])
-  _, paths = written(samples, tmp_path, methods=["prm_product", "orm"])
-  page = paths[2].read_text()
-  assert "&lt;script&gt;alert(1)" in page
-  assert "<script" not in page
-  assert "<img src=x" not in page
-  assert "<b>.jsonl" not in page
-  assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
-
-
 def test_default_n():
   """Powers of two up to M, and M itself."""
   assert powers_of_two(1) == [1]
   assert powers_of_two(8) == [1, 2, 4, 8]
   assert powers_of_two(1860)[-3:] == [512, 1024, 1860]
-
-
-def test_command_line(tmp_path):
-  """The script prints the table and the paths, and the three files are there."""
-  path = write(tmp_path / "scored.jsonl", generated())
-  out = tmp_path / "out"
-  done = run("--input", path, "--output_dir", out, "--n", 1, 3, "--neutral=negative")
-  assert done.returncode == 0, done.stderr
-  assert "prm_product" in done.stdout
-  assert "prm_product - orm" in done.stdout
-  for name in ("report.json", "best_of_n.png", "report.html"):
-    assert str(out / name) in done.stdout
-    assert (out / name).stat().st_size > 1000
-  report = json.loads((out / "report.json").read_text())
-  assert report["n"] == [1, 3]
-  assert report["neutral"] == "negative"
-
-
-def test_json_on_standard_output(tmp_path):
-  """Other programs can read standard output whole: the report, and nothing else."""
-  path = write(tmp_path / "scored.jsonl", generated())
-  out = tmp_path / "out"
-  done = run("--input", path, "--output_dir", out, "--methods", "orm", "--format=json", "--n=all")
-  assert done.returncode == 0, done.stderr
-  assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
-  assert str(out / "report.html") in done.stderr
-
-
-def test_command_line_errors(tmp_path):
-  """Bad input ends with a message and a non-zero status, without a traceback or a report."""
-  path = write(tmp_path / "scored.jsonl", [candidate(), "{"])
-  done = run("--input", path, "--output_dir", tmp_path / "out")
-  assert done.returncode == 1
-  assert done.stderr.startswith(f"rerank.py: {path}:2: not JSON")
-  assert not (tmp_path / "out").exists()
-  done = run(f"--input={path}", f"--output_dir={tmp_path / 'out'}", f"--write_bundle={path}")
-  assert done.stderr == f"rerank.py: --write_bundle {path} is an input: give another name\n"
-  done = run(f"--input={write(path, [candidate()])}", f"--output_dir={tmp_path / 'out'}", "--n=2")
-  assert done.returncode == 1
-  assert "expected whole numbers in 1..1" in done.stderr
