@@ -260,6 +260,11 @@ def test_bad_arguments_are_errors_that_show_the_value():
       lambda: agg.pass_at_n(np.zeros((3000, 9000), bool), sizes=np.arange(3000) + 6000),
     ),
     ("expected floats", lambda: agg.best_of_n(answers, correct)),
+    ("expected floats", lambda: agg.generation_error(answers, correct)),
+    ("holds -1 to 1", lambda: agg.pass_at_n(np.where(correct, 1, -1))),
+    ("whole numbers", lambda: agg.pass_at_n(correct, sizes=[2.0, 3.0])),
+    ("temperature=0", lambda: agg.reduce_steps(scores[0], answers[0], 6, temperature=0)),
+    ("expected integers", lambda: agg.reduce_steps(scores[0], scores[0], 2)),
     ("how='mode'", lambda: agg.reduce_steps(scores[0], answers[0], 2, how="mode")),
     (r"\[T\]", lambda: agg.reduce_steps(scores[0], answers[0, :2], 2)),
     (r"\[\.\.\., 3\]", lambda: agg.step_log_scores(np.ones((4, 2)))),
@@ -313,6 +318,25 @@ def test_long_and_tiny_products_do_not_underflow():
   np.testing.assert_allclose(got[:, 0], [mean, mean], rtol=1e-6)  # equal weights at zero
   weight = np.exp(-np.exp(-0.1) / 0.1)
   np.testing.assert_allclose(got[1, 1], -0.1 + np.log(weight / (1 + weight)), rtol=1e-5)
+
+
+def test_steps_in_16_bits_are_summed_in_32():
+  """300 steps in bfloat16 add up to what they are; a solution may be given none at all."""
+  log_probs = jnp.full(300, -0.01, jnp.bfloat16)
+  each = float(log_probs[0])
+  got = agg.reduce_steps(log_probs, np.zeros(300, int), 1, list(agg.REDUCTIONS))
+  np.testing.assert_allclose(got[:, 0], [300 * each, each, each, each, each], rtol=1e-5)
+  assert np.isnan(agg.reduce_steps(np.zeros(0), np.zeros(0, int), 2, agg.REDUCTIONS)).all()
+
+
+def test_lists_are_arrays():
+  """Plain Python lists are taken as arrays, by every estimator."""
+  scores, right = [[0.3, 0.2, 0.1, 0.4, 0.5]], [[True, False, True, False, False]]
+  assert agg.best_of_n(scores, right, n=[5]).tolist() == [[0.0]]
+  assert agg.pass_at_n(right, n=[5]).tolist() == [[1.0]]
+  assert agg.all_correct_at_n(right, right, n=[5]).tolist() == [[0.0]]
+  assert agg.generation_error(scores, right, n=[1]).shape == (1, 1)
+  assert agg.exact_majority([[0, 1, 0, 2, 3]], right, n=[5]).tolist() == [[1.0]]
 
 
 def test_a_row_of_the_released_samples():

@@ -142,3 +142,11 @@ def test_bad_arguments_are_errors_that_show_the_value():
   for message, call in cases:
     with pytest.raises(ValueError, match=message):
       call()
+
+
+def test_differences_of_whole_numbers():
+  """0/1 outcomes, unsigned or bool, differ by -1, 0 and 1."""
+  for dtype in (np.uint8, bool):
+    a, b = np.array([[1], [0]], dtype), np.array([[1], [1]], dtype)
+    difference, low, high = intervals.paired_bootstrap(a, b, jax.random.key(0), 100)
+    assert (difference[0], low[0], high[0]) == (-0.5, -1, 0)

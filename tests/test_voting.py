@@ -293,7 +293,10 @@ def test_bad_arguments_are_errors_that_show_the_value():
       lambda: majority_vote(answers, correct, n=[1], weights=ones, control=ones, **vote),
     ),
     ("num_answers", lambda: jax.jit(lambda a: majority_vote(a, correct, **vote))(answers)),
-    ("too large a tally", lambda: majority_vote(answers + 2**29, correct, n=[1], **vote)),
+    (
+      "too large a tally",
+      lambda: majority_vote(answers, correct, n=[1], num_answers=2**29, **vote),
+    ),
   ]
   for message, call in cases:
     with pytest.raises(ValueError, match=message):
@@ -302,3 +305,50 @@ def test_bad_arguments_are_errors_that_show_the_value():
   weights = np.where(valid, 1, np.nan)
   got, _ = majority_vote(answers, correct, valid, (1, M), weights, **vote)
   assert np.isfinite(got).all()
+
+
+def test_answer_ids_of_64_bits_and_far_apart():
+  """Hashes as ids stay apart, and do not ask for as many tallies as their value."""
+  answers = np.array([[1, 2**32 + 1, 2**40]])
+  right = np.array([[1, 0, 1]], bool)
+  exact, _ = majority_vote(answers, right, n=[1, 3])
+  np.testing.assert_allclose(exact, [[2 / 3, 2 / 3]])
+  mean, _ = majority_vote(answers, right, n=[1, 3], key=jax.random.key(0), permutations=4)
+  np.testing.assert_allclose(mean[0, 1], 2 / 3, rtol=1e-6)
+
+
+def test_only_ratios_of_weights_matter():
+  """Weights far below or above what float32 holds win and tie as their ratios say."""
+  answers, right = np.array([[0, 1, 1]]), np.array([[1, 0, 0]], bool)
+  for scale in (np.exp(-140.0), 1e50, 3e38):
+    mean, _ = majority_vote(
+      answers, right, n=[3], weights=scale * np.array([[1, 0.4, 0.01]]),
+      key=jax.random.key(0), permutations=2,
+    )  # fmt: skip
+    assert mean[0, 0] == 1
+
+
+def test_large_pools_tie_still():
+  """Equal sums of many weights, added in another order, tie at M = 200,000 too."""
+  half = np.random.default_rng(0).random(100_000)
+  answers = np.repeat([[0, 1]], 100_000, axis=1)
+  weights = np.concatenate([half, half[::-1]])[None]
+  mean, _ = majority_vote(
+    answers, answers == 0, n=[200_000], weights=weights, key=jax.random.key(0), permutations=2
+  )
+  assert mean[0, 0] == 0.5
+
+
+def test_many_answers_at_every_n_stay_within_memory(monkeypatch):
+  """Groups of N are cut where their tally would grow too large; estimates stay as good."""
+  rng = np.random.default_rng(0)
+  answers = rng.integers(0, 20, (2, 24))
+  right = answers < 3
+  exact, _ = majority_vote(answers, right)
+  whole = voting._plan(np.arange(1, 24), 2, 24, 20)
+  monkeypatch.setattr(voting, "GROUP_CELLS", 200)
+  cut = voting._plan(np.arange(1, 24), 2, 24, 20)
+  assert len(cut) > len(whole)
+  assert max(len(members) * blocks for members, blocks, _ in cut) < 24
+  mean, error = majority_vote(answers, right, key=jax.random.key(0), permutations=400)
+  assert np.all(np.abs(mean - exact) <= 5 * error + 0.02)

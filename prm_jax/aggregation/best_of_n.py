@@ -35,6 +35,7 @@ def best_of_n(scores, correct, valid=None, n: Sequence[int] | None = None, *, si
   Args:
     scores: `[P, M]` higher is better; any monotone scale, -inf included.  float64 scores are
       rounded to float32 unless `jax.enable_x64` is on: that can tie neighbours, never swap them.
+      Magnitudes below the smallest normal number (float32: 1.2e-38) count as 0: rank by logarithms.
       A problem is NaN throughout where a valid candidate's score is NaN, or where finite scores
       on both sides of zero together span more powers of two than sort keys hold (float32: 254).
     correct: `[P, M]` bool or 0/1 integers.
@@ -52,9 +53,8 @@ def best_of_n(scores, correct, valid=None, n: Sequence[int] | None = None, *, si
   Raises:
     ValueError: shapes that disagree, `correct` of a float type, N or sizes outside 1..M.
   """
-  _, m = check_shapes(np.shape(scores), correct, valid, sizes)
-  if not jnp.issubdtype(jnp.result_type(scores), jnp.floating):
-    raise ValueError(f"scores of dtype {jnp.result_type(scores)}: expected floats")
+  scores = check_scores(scores)
+  _, m = check_shapes(scores.shape, correct, valid, sizes)
   weights = draw_weights(m, check_n(n, m), sizes)
   return _expected(rank_correctness, weights, scores, correct, valid, sizes)
 
@@ -114,7 +114,7 @@ def _others_on_top(correct, valid, sizes):
 
 def _expected(rank, weights, *arrays) -> jax.Array:
   """The weighted sum over depths of `rank(*arrays)` `[P, M]`, a block of problems at a time."""
-  arrays = [x if x is None or isinstance(x, jax.Array) else np.asarray(x) for x in arrays]
+  arrays = [None if x is None else as_array(x) for x in arrays]
   if not on_one_cpu(*arrays):
     return weighted_sum(rank(*arrays), weights)
   p, m = arrays[0].shape
@@ -128,6 +128,18 @@ def _expected(rank, weights, *arrays) -> jax.Array:
   return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
+def check_scores(scores) -> np.ndarray | jax.Array:
+  """`scores` as an array of floats, or a ValueError."""
+  scores = as_array(scores)
+  if not jnp.issubdtype(scores.dtype, jnp.floating):
+    raise ValueError(f"scores of dtype {scores.dtype}: expected floats")
+  return scores
+
+
+def as_array(x) -> np.ndarray | jax.Array:
+  return x if isinstance(x, jax.Array) else np.asarray(x)
+
+
 def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
   """`(P, M)`, or a ValueError: what disagrees, or is of another type."""
   if len(shape) != 2 or not all(shape):
@@ -135,19 +147,25 @@ def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
   for name, array in (("correct", correct), ("valid", valid)):
     if array is None:
       continue
-    if np.shape(array) != tuple(shape):
-      raise ValueError(f"{name} {np.shape(array)}: expected {tuple(shape)}")
-    dtype = jnp.result_type(array)
-    if not (jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.integer)):
-      raise ValueError(f"{name} of dtype {dtype}: expected bool")
+    array = as_array(array)
+    if array.shape != tuple(shape):
+      raise ValueError(f"{name} {array.shape}: expected {tuple(shape)}")
+    if array.dtype == bool:
+      continue
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+      raise ValueError(f"{name} of dtype {array.dtype}: expected bool")
+    if not isinstance(array, jax.core.Tracer) and (array.min() < 0 or array.max() > 1):
+      raise ValueError(f"{name} holds {array.min()} to {array.max()}: expected 0 and 1")
   if sizes is not None:
     sizes = np.asarray(sizes)
-    if sizes.shape != (shape[0],) or sizes.min() < 1 or sizes.max() > shape[1]:
-      raise ValueError(f"sizes {sizes}: expected {shape[0]} numbers in 1..{shape[1]}")
+    fine = sizes.shape == (shape[0],) and sizes.dtype.kind in "iu"
+    if not fine or sizes.min() < 1 or sizes.max() > shape[1]:
+      raise ValueError(f"sizes {sizes}: expected {shape[0]} whole numbers in 1..{shape[1]}")
   return tuple(shape)
 
 
 def check_candidates(shape, correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
   """`correct` (False where missing) and `valid` as bool `[P, M]`, or a ValueError."""
   check_shapes(shape, correct, valid, sizes)
-  return mask(jnp.asarray(correct), valid, None if sizes is None else np.asarray(sizes))
+  sizes = None if sizes is None else np.asarray(sizes)
+  return mask(jnp.asarray(correct), None if valid is None else jnp.asarray(valid), sizes)

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from prm_jax.aggregation.best_of_n import check_candidates, check_n
+from prm_jax.aggregation.best_of_n import as_array, check_candidates, check_n
 
 NEGLIGIBLE = 1e-11  # what a term left out may add to a probability
 DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
@@ -70,7 +70,8 @@ def exact_majority(
       arrays traced by `jax.jit` or `jax.vmap`.
   """
   traced = isinstance(answer_ids, jax.core.Tracer)
-  correct, valid = check_candidates(np.shape(answer_ids), correct, valid, sizes)
+  answer_ids = as_array(answer_ids)
+  correct, valid = check_candidates(answer_ids.shape, correct, valid, sizes)
   if traced or any(isinstance(x, jax.core.Tracer) for x in (correct, valid)):
     raise ValueError(
       "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "

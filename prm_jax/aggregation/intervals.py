@@ -77,9 +77,9 @@ def paired_bootstrap(
   Returns:
     difference `[K]` of the means, a - b; its low `[K]` and high `[K]`.
   """
-  a, b = jnp.asarray(a), jnp.asarray(b)
-  if a.shape != b.shape:
-    raise ValueError(f"a {a.shape}, b {b.shape}: expected equal shapes")
+  if jnp.shape(a) != jnp.shape(b):
+    raise ValueError(f"a {jnp.shape(a)}, b {jnp.shape(b)}: expected equal shapes")
+  a, b = _check(a), _check(b)  # floats: 0 - 1 of unsigned integers is not -1
   low, high = bootstrap(a - b, key, resamples, level=level)
   return (a - b).mean(axis=0), low, high
 
@@ -104,7 +104,8 @@ def simultaneous_band(
 
   Returns:
     low `[K]`, high `[K]` and the critical value, a scalar.  A column equal for all problems has
-    width 0 and no part in the critical value, which is 0 if all are.
+    width 0 and no part in the critical value, which is 0 if all are; one with a NaN stays NaN,
+    and has no part in it either.
   """
   per_problem = _check(per_problem, resamples, level)
   if len(per_problem) < 2:
@@ -115,7 +116,7 @@ def simultaneous_band(
   error = jnp.where(constant, 0, standard_error(per_problem))
   # Centred and in standard errors, so that a resample's mean is its deviation.
   deviations = jnp.where(constant, 0, (per_problem - mean) / jnp.where(constant, 1, error))
-  largest = _over_resamples(deviations, key, resamples, lambda x: jnp.abs(x).max(axis=1))
+  largest = _over_resamples(deviations, key, resamples, lambda x: jnp.nanmax(jnp.abs(x), axis=1))
   critical = _quantile(_sorted(largest), level)
   return mean - critical * error, mean + critical * error, critical
 

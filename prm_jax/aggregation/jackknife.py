@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.aggregation.best_of_n import check_shapes
+from prm_jax.aggregation.best_of_n import as_array, check_scores, check_shapes
 from prm_jax.aggregation.ranking import over_ties, sorted_keys
 from prm_jax.aggregation.weights import MAX_ENTRIES, check_n, depth_weights
 
@@ -42,7 +42,8 @@ def generation_error(scores, correct, valid=None, n: Sequence[int] | None = None
   Raises:
     ValueError: as `best_of_n`.
   """
-  p, m = check_shapes(np.shape(scores), correct, valid, sizes)
+  scores = check_scores(scores)
+  p, m = check_shapes(scores.shape, correct, valid, sizes)
   n = check_n(n, m)
   different, row = np.unique([m] * p if sizes is None else sizes, return_inverse=True)
   values, column = np.unique(n, return_inverse=True)
@@ -59,6 +60,7 @@ def generation_error(scores, correct, valid=None, n: Sequence[int] | None = None
       above[u, :, : size - 1] = np.where(values[:, None] > 1, others, 0)
 
   sizes = None if sizes is None else np.asarray(sizes)
+  correct, valid = as_array(correct), None if valid is None else as_array(valid)
   keys, undefined = sorted_keys(scores, correct, valid, sizes)
   error = _errors(keys, jnp.asarray(different)[row], row, values, first, above)
   error = jnp.pad(error, ((0, 0), (0, column.max() + 1 - values.size)), constant_values=jnp.nan)

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.aggregation.best_of_n import check_candidates, check_n
+from prm_jax.aggregation.best_of_n import as_array, check_candidates, check_n
 from prm_jax.aggregation.exact_vote import exact_majority
 
 MAX_BLOCKS = 64  # draws of one N taken from one order
 # Cells of all tallies, for each candidate: finding winners then takes about as long as counting
 # votes.  More would cost the large N, the least certain, to sharpen the small.
 CELLS_PER_CANDIDATE = 2
+GROUP_CELLS = 2**25  # of the tally of a group of N, while one N alone does not exceed it
 MAX_CELLS = 2**30  # of one tally
 NO_VOTE = 2**30 - 1  # outside of any tally; twice that is still an int32
 
@@ -83,24 +84,24 @@ def majority_vote(
       (checked where the arrays are concrete); fewer than 2 permutations; a key without
       permutations, or the reverse; weights without a key; "mean" or control without weights.
   """
-  answer_ids = jnp.asarray(answer_ids)
+  answer_ids = as_array(answer_ids)
   if not jnp.issubdtype(answer_ids.dtype, jnp.integer):
     raise ValueError(f"answer_ids of dtype {answer_ids.dtype}: expected integers")
   correct, valid = check_candidates(answer_ids.shape, correct, valid, sizes)
   n = check_n(n, answer_ids.shape[1])
   _check_options(weights, key, permutations, combine, control, (len(answer_ids), len(n)))
   if num_answers is not None:
-    valid &= (answer_ids >= 0) & (answer_ids < num_answers)
-    answer_ids = jnp.where(valid, answer_ids, 0)
+    if num_answers < 1:
+      raise ValueError(f"num_answers={num_answers}: expected at least 1")
+    valid = valid & (answer_ids >= 0) & (answer_ids < num_answers)
+    answer_ids = jnp.where(valid, jnp.asarray(answer_ids % num_answers, jnp.int32), 0)
   if key is None:
     mean = exact_majority(answer_ids, correct, valid, n, sizes=sizes)
     return mean, np.zeros_like(mean)
   if num_answers is None:
     if isinstance(answer_ids, jax.core.Tracer):
       raise ValueError("under jit or vmap, give num_answers: one more than the largest answer id")
-    if answer_ids.min() < 0:
-      raise ValueError(f"answer id {answer_ids.min()}: expected 0 or more (missing: valid=False)")
-    num_answers = int(answer_ids.max()) + 1
+    answer_ids, num_answers = _dense(np.asarray(answer_ids), valid)
   if weights is not None:
     weights = _check_weights(weights, valid)
   values, first, column = np.unique(n, return_index=True, return_inverse=True)
@@ -132,21 +133,40 @@ def _check_options(weights, key, permutations, combine, control, shape):
     raise ValueError(f"weights=None: combine={combine!r} and control are for weighted votes")
   if control is not None and jnp.shape(control) != shape:
     raise ValueError(f"control {jnp.shape(control)}: expected {shape}")
+  known = control is not None and not isinstance(control, jax.core.Tracer)
+  if known and not np.isfinite(control).all():
+    raise ValueError("control is not finite: expected the exact vote")
+
+
+def _dense(answer_ids: np.ndarray, valid) -> tuple[np.ndarray, int]:
+  """Answer ids numbered 0, 1, ... within each problem, and the largest number of them."""
+  valid = np.asarray(valid)
+  if (valid & (answer_ids < 0)).any():
+    lowest = answer_ids[valid].min()
+    raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
+  dense = np.zeros(answer_ids.shape, np.int32)
+  for row, ids, votes in zip(dense, answer_ids, valid):
+    row[votes] = np.unique(ids[votes], return_inverse=True)[1]
+  return dense, int(dense.max()) + 1
 
 
 def _check_weights(weights, valid):
-  """`weights` as floats `[P, M]`, or a ValueError."""
-  weights = jnp.asarray(weights, jax.dtypes.canonicalize_dtype(np.float64))
+  """`weights` as floats `[P, M]`, the largest of each problem 1, or a ValueError."""
+  weights = as_array(weights)
   if weights.shape != valid.shape:
     raise ValueError(f"weights {weights.shape}: expected {valid.shape}")
   if not any(isinstance(x, jax.core.Tracer) for x in (weights, valid)):
-    wrong = np.asarray(valid & ~(jnp.isfinite(weights) & (weights >= 0)))
+    weights, votes = np.asarray(weights, np.float64), np.asarray(valid)
+    wrong = votes & ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
       raise ValueError(
         f"weight {weights[wrong][0]} of candidate {np.argwhere(wrong)[0]}: "
         "expected a finite number, not negative"
       )
-  return weights
+    weights = np.where(votes, weights, 0)
+    # Before rounding to float32: only ratios count, and all may be tiny, or large.
+    weights = weights / np.maximum(weights.max(axis=1, keepdims=True), np.finfo(float).tiny)
+  return jnp.asarray(weights, jax.dtypes.canonicalize_dtype(np.float64))
 
 
 def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple:
@@ -162,7 +182,8 @@ def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple:
   groups = []
   for value in values.tolist():
     blocks = min(m // value, cap)
-    if groups and 4 * blocks >= 3 * groups[-1][0]:
+    full = groups and problems * blocks * len(groups[-1][1]) * num_answers > GROUP_CELLS
+    if groups and 4 * blocks >= 3 * groups[-1][0] and not full:
       groups[-1][1].append(value)
     else:
       groups.append((blocks, [value]))
@@ -217,7 +238,8 @@ def _block_votes(
       return plain[None]
     weight = tallies[1] if combine == "sum" else tallies[1] / jnp.maximum(counts, 1)
     # Equal sums added in another order differ by rounding; they are ties all the same.
-    weighted = _winner_correct(weight, counts, answer_correct, 64 * jnp.finfo(dtype).eps)
+    slack = 64 * max(1, m / 1000) ** 0.5 * jnp.finfo(dtype).eps
+    weighted = _winner_correct(weight, counts, answer_correct, slack)
     return jnp.stack([weighted] if control is None else [weighted, plain])
 
   def observe(order):
