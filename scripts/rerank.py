@@ -34,9 +34,11 @@ class Args:
   share of their candidates that is right."""
   band: Literal["pointwise", "simultaneous", "generation"] = "pointwise"
   """Error bars of the curves. pointwise: bootstrap over problems, each N by itself; simultaneous:
-  for all N of a curve at once; generation: other candidates for the same problems, up to M/5."""
+  for all N of a curve or difference at once; generation: other candidates for the same problems,
+  up to M/5."""
   format: Literal["table", "json", "csv"] = "table"
-  """What standard output gets. json: the content of report.json; csv: every number, one a row."""
+  """What standard output gets. json: the content of report.json; csv: every curve, difference and
+  group, a row for each N."""
   neutral: Literal["positive", "negative"] = "positive"
   """How a neutral step counts in the PRM's scores."""
   pad_short: bool = True
@@ -63,6 +65,7 @@ def main() -> None:
 def rerank(args: Args) -> None:
   from prm_jax.evaluation import report as report_files
   from prm_jax.evaluation import report_tables, reranking, score_bundle, scored_samples
+  from prm_jax.evaluation.report_figures import printable
 
   if args.write_bundle and args.write_bundle.resolve() in [p.resolve() for p in args.input]:
     raise ValueError(f"--write_bundle {args.write_bundle} is an input: give another name")
@@ -94,7 +97,7 @@ def rerank(args: Args) -> None:
   else:
     sys.stdout.write((args.output_dir / "report.json").read_text())
   for path in paths:
-    print(path, file=sys.stdout if args.format == "table" else sys.stderr)
+    print(printable(str(path)), file=sys.stdout if args.format == "table" else sys.stderr)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,16 @@ def test_the_tables_go_between_the_markers(quick):
   assert old and "| `best_of_n` |" in text and "(--quick)" in text
 
 
+def test_the_benchmark_of_rerank(monkeypatch):
+  """rerank.py is timed on a generated file, and the reading of its bundle; both are in the page."""
+  monkeypatch.syspath_prepend(ROOT / "scripts")
+  from benchmarks import reranking
+
+  figures = reranking.run(3, 5)
+  assert (figures["problems"], figures["candidates"], figures["lines"]) == (3, 5, 15)
+  assert all(figures[key] > 0 for key in ("seconds", "peak_gb", "bundle_seconds", "bundle_gb"))
+
+
 def test_documentation_without_markers_is_an_error_before_any_work(tmp_path):
   """A quarter of an hour is not spent on figures that have no place."""
   (tmp_path / "docs.md").write_text("# Title\n")

@@ -28,6 +28,8 @@ def test_csv(tmp_path):
   records = [r | {"subject": 'a "b",\nc'} for r in generated()]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   report, _ = rerank(samples, [1, 3], band="generation", methods=["orm", "majority"], **QUICK)
+  noise = [0.0, 0.25]  # as if the vote were sampled
+  report["curves"]["majority"]["standard_error"] = noise
   text = report_tables.format_csv(report)
   rows = {
     (row["breakdown"], row["group"], row["curve"], int(row["n"])): row
@@ -37,6 +39,11 @@ def test_csv(tmp_path):
   row = rows["subject", 'a "b",\nc', "orm", 3]
   assert float(row["value"]) == report["curves"]["orm"]["accuracy"][1]
   assert rows["", "", "majority", 1]["low"] == ""
+  for breakdown, curves in (("", report["curves"]), ("level", report["by_level"]["1"]["curves"])):
+    row = rows[breakdown, breakdown and "1", "orm", 3]
+    assert float(row["problem_standard_error"]) == curves["orm"]["problem_standard_error"][1]
+    assert row["standard_error"] == ""
+  assert [rows["", "", "majority", n]["standard_error"] for n in (1, 3)] == ["", "0.25"]
   paired = report["paired"]["orm - majority"]
   row = rows["", "", "orm - majority", 3]
   assert [float(row[key]) for key in ("value", "low", "high")] == [
@@ -44,13 +51,29 @@ def test_csv(tmp_path):
   ]
 
 
+def test_csv_has_no_formulas(tmp_path):
+  """A group of a file that a spreadsheet would run is text; negative numbers stay numbers."""
+  names = ["=1+1", "+1", "-1", "@A", "\tA"]
+  records = [r | {"subject": names[int(r["unique_id"][3:])]} for r in generated(5)]
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  report, _ = rerank(samples, [2], by=["subject"], methods=["random", "oracle", "orm"], **QUICK)
+  text = report_tables.format_csv(report)
+  rows = list(csv.DictReader(io.StringIO(text, newline="")))
+  groups = {row["group"] for row in rows if row["breakdown"] == "subject"}
+  assert groups == {f"'{name}" for name in names}
+  (low,) = [row["low"] for row in rows if row["curve"] == "random - oracle"]
+  assert float(low) < 0
+
+
 def test_table_shows_no_control_characters(tmp_path):
   """A name from a file cannot move the terminal's cursor or break the line."""
   records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   report, _ = rerank(samples, methods=["orm"], **QUICK)
+  report["notices"].append("warning: a\x1b]0;b\x07\nc.jsonl:1")
   table = report_tables.format_table(report)
   assert "\x1b" not in table
+  assert table.endswith("warning: a?]0;b??c.jsonl:1")
   assert "\n?[2Jx?y" in table
   assert report_figures.group_name("subject", "Algebra") == "Algebra"
 

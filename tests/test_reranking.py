@@ -11,7 +11,7 @@ import pytest
 from scored_files import QUICK, generated, rated, write, written
 
 from prm_jax.evaluation import methods as methods_lib
-from prm_jax.evaluation import report_tables, score_bundle
+from prm_jax.evaluation import report_figures, report_tables, score_bundle
 from prm_jax.evaluation.reranking import powers_of_two, rerank, solution_scores
 from prm_jax.evaluation.scored_samples import read_scored_samples
 
@@ -221,12 +221,15 @@ def test_chosen_methods(tmp_path):
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
   alone, _ = rerank(samples, methods=["weighted_prm_min", "orm"], **QUICK)
   assert list(alone["curves"]) == alone["drawn"] == ["weighted_prm_min", "orm"]
-  assert alone["paired"] == {}
+  assert list(alone["paired"]) == ["weighted_prm_min - orm"]  # the first and each other
   more, _ = rerank(samples, methods=["orm", "majority", "weighted_prm_min"], **QUICK)
+  assert list(more["paired"]) == ["orm - majority", "orm - weighted_prm_min"]
   for name in alone["curves"]:  # whatever else is computed
     assert more["curves"][name]["accuracy"] == alone["curves"][name]["accuracy"]
-  with pytest.raises(ValueError, match="prm_sum: unknown; there are prm_product, prm_min"):
-    rerank(samples, methods=["orm", "prm_sum"], **QUICK)
+  with pytest.raises(
+    ValueError, match=r"prm_mni: unknown \(nearest: prm_min\); there are prm_product"
+  ):
+    rerank(samples, methods=["orm", "prm_mni"], **QUICK)
   logits = [rated(rating_probs=..., orm=-1.5), rated(rating_probs=..., orm=0.5)]
   samples = read_scored_samples([write(tmp_path / "logits.jsonl", logits)])
   report, _ = rerank(samples, **QUICK)
@@ -300,7 +303,19 @@ def test_bands(tmp_path, band):
   assert report["band"] == band
   assert report["interval"] in paths[2].read_text().replace("\n", " ")
   assert report["interval"] in report_tables.format_table(report)
-  assert report["paired"] == pointwise["paired"]
+  page = paths[2].read_text().replace("\n", " ")
+  if band == "simultaneous":
+    for each in report["paired"].values():
+      reach = each["critical_value"] * np.array(each["problem_standard_error"])
+      np.testing.assert_allclose(each["high"], np.array(each["difference"]) + reach, atol=1e-9)
+    assert report["paired_interval"] == report["interval"]
+    assert "established at every N where its band leaves out 0" in page
+    one = read_scored_samples([write(tmp_path / "one.jsonl", [rated()])])
+    with pytest.raises(ValueError, match="--band simultaneous takes at least 2 problems"):
+      rerank(one, band=band, **QUICK)
+  else:
+    assert report["paired"] == pointwise["paired"]
+    assert "established at an N where its interval leaves out 0, at that N alone" in page
   for name, curve in report["curves"].items():
     there = [low is not None for low in curve["low"]]
     assert there == [high is not None for high in curve["high"]]
@@ -313,6 +328,40 @@ def test_bands(tmp_path, band):
       assert there == [name in ("orm", "oracle")] * 2 + [False, False]
   with pytest.raises(ValueError, match="band='none': expected one of pointwise"):
     rerank(samples, band="none", **QUICK)
+
+
+def test_noise_of_votes(tmp_path):
+  """Curves, groups and differences carry the Monte-Carlo error of a sampled vote; exact ones none.
+
+  Independent problems: the square of the mean's error is that of the groups', weighted.
+  """
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
+  methods = ["orm", "majority", "weighted_orm", "weighted_mean_orm"]
+  report, _ = rerank(samples, [1, 3, 10], methods=methods, by=["level"], **QUICK)
+  curves, paired = report["curves"], report["paired"]
+  noise = {name: np.array(curves[name]["standard_error"]) for name in methods[1:]}
+  assert noise["weighted_orm"][1] > 0 and not noise["majority"].any()
+  assert "standard_error" not in curves["orm"] and "standard_error" not in paired["orm - majority"]
+  assert paired["orm - weighted_orm"]["standard_error"] == noise["weighted_orm"].tolist()
+  groups = [g["curves"]["weighted_orm"]["standard_error"] for g in report["by_level"].values()]
+  both = np.sqrt(np.square(groups).sum(axis=0)) / 2  # six problems each
+  np.testing.assert_allclose(both, noise["weighted_orm"], atol=1e-12)
+  other, _ = rerank(samples, [1, 3, 10], methods=methods[:1:-1], by=["level"], **QUICK)
+  error = other["paired"]["weighted_mean_orm - weighted_orm"]["standard_error"]
+  expected = np.hypot(noise["weighted_orm"], noise["weighted_mean_orm"])
+  np.testing.assert_allclose(error, expected, atol=1e-12)
+
+
+def test_more_methods_than_styles(tmp_path):
+  """Eight methods can be told apart in a figure; those beyond are named, and in all tables."""
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
+  methods = ["oracle", "random", *methods_lib.RANKED, "all_correct", "majority"]
+  report, paths = written(samples, tmp_path, methods=methods)
+  assert report["drawn"] == methods[:8] and list(report["curves"]) == methods
+  (notice,) = [each for each in report["notices"] if "the figures show" in each]
+  assert notice.endswith("the first 8 methods, without all_correct, majority")
+  assert notice in paths[2].read_text()
+  assert len(set(report_figures._styles(report).values())) == 8
 
 
 def test_every_n(tmp_path):

@@ -1,5 +1,6 @@
 """Score bundles: the same samples again, and nothing that a damaged file could do."""
 
+import dataclasses
 import os
 import zipfile
 
@@ -136,6 +137,48 @@ def test_a_foreign_or_damaged_bundle(tmp_path, changes, message):
   write_bundle(read_scored_samples([write(tmp_path / "scored.jsonl", records)]), bundle)
   rewritten(bundle, bundle, **changes)
   fails([bundle], f"{bundle}: ", message)
+
+
+@pytest.mark.parametrize(
+  ("name", "at", "value", "message"),
+  [
+    ("step_probs", (4, 1), -0.125, '"step_probs" of step 4, from 0, is [0.25, -0.125, 0.75]'),
+    ("step_probs", (5, 0), np.nan, '"step_probs" of step 5, from 0, is [nan'),
+    ("step_probs", (5, 0), np.inf, '"step_probs" of step 5, from 0, is [inf'),
+    ("step_probs", (0, 2), 0.8, '"step_probs" of step 0'),
+    ("orm", (1, 0), np.inf, '"orm" is not finite for a candidate: problem 1, candidate 0'),
+    ("lines", (0, 1), 0, '"lines" does not fit "sizes": problem 0, candidate 1'),
+    ("lines", (1, 1), 9, '"lines" does not fit "sizes": problem 1, candidate 1'),
+    ("lines", (0, 0), -1, '"lines" does not fit "sizes": problem 0, candidate 0'),
+    ("valid", (1, 1), True, '"valid" is true where "lines" has no candidate: problem 1'),
+    ("correct", (1, 1), True, '"correct" is true where "valid" is not: problem 1'),
+    ("answer_ids", (0, 1), -1, '"answer_ids" is negative for a valid candidate: problem 0'),
+    ("run_slots", 2, 1, '"run_slots" does not name each candidate once'),
+    ("run_slots", 2, 3, '"run_slots" does not name each candidate once'),
+  ],
+)
+def test_values_that_lines_could_not_have(tmp_path, name, at, value, message):
+  """A bundle is checked as lines are: no curve comes of what reading these would refuse."""
+  records = [candidate("A"), candidate("A", right=False, answer="4"), candidate("B")]
+  bundle = tmp_path / "scores.npz"
+  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  write_bundle(samples, bundle)
+  with np.load(bundle) as stored:
+    column = stored[name]
+  column = column if column.dtype.kind in "fb" else column.astype(np.int64)
+  column[at] = value
+  rewritten(bundle, bundle, **{name: column})
+  fails([bundle], f"{bundle}: ", message)
+
+
+def test_a_source_that_is_no_file_is_not_opened(tmp_path):
+  """A pipe in a bundle's list of sources is an error; to open it would wait for ever."""
+  path = write(tmp_path / "scored.jsonl", [candidate()])
+  samples = dataclasses.replace(read_scored_samples([path]), file_bytes=(0,))
+  path.unlink()
+  os.mkfifo(path)
+  with pytest.raises(MissingSource, match="is a folder, a pipe or a device"):
+    read_solutions(samples, [(0, 0)])
 
 
 def test_a_pickle_in_a_bundle_is_not_run(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 
 import jax
@@ -112,6 +113,8 @@ def choose(samples: ScoredSamples, names: Sequence[str], every_n: bool) -> tuple
       reason = f"the file has {missing[name]}" if name in missing else "unknown"
       if missing.get(name, "").startswith("an "):
         reason = missing[name]
+      if name not in LABELS and (near := difflib.get_close_matches(name, LABELS, n=1)):
+        reason += f" (nearest: {near[0]})"
       there = ", ".join(name for name in LABELS if name not in missing)
       raise ValueError(f"--methods {name}: {reason}; there are {there}")
   if names:
@@ -136,8 +139,8 @@ def solve(
   """How often each method is right.
 
   Returns:
-    `[P, K]` expected correctness by each method, and for each vote the `[K]` Monte-Carlo standard
-    error of the mean over problems: zero where it is exact.
+    `[P, K]` expected correctness by each method, and for each vote its `[P, K]` Monte-Carlo
+    standard error: zero where it is exact.
   """
   solved, vote_error = {}, {}
   votes = [name for name in names if name in VOTES]
@@ -147,9 +150,8 @@ def solve(
   exact = None
   for name in tqdm.tqdm(order, desc="methods", unit="", leave=False, disable=hidden):
     if name in VOTES:
-      solved[name], error = _vote(name, samples, scores, draws, exact)
-      vote_error[name] = np.sqrt(np.square(error).sum(axis=0)) / len(error)
-      if name == "majority" and not error.any():
+      solved[name], vote_error[name] = _vote(name, samples, scores, draws, exact)
+      if name == "majority" and not vote_error[name].any():
         exact = solved[name]
     elif name == "oracle":
       solved[name] = agg.pass_at_n(samples.correct, samples.valid, **draws.options)

@@ -24,8 +24,8 @@ MAX_MARKERS = 40  # values of N
 BANDS = {
   "pointwise": "Shaded: 95 % interval over problems, each N by itself (bootstrap)",
   "simultaneous": "Shaded: 95 % band over problems, for all N of a curve at once (sup-t)",
-  "generation": "Shaded: 95 % interval for other candidates of the same problems (jackknife, "
-  "N ≤ M/5)",
+  "generation": "Shaded: 95 % interval for other candidates of the same problems\n"
+  "(jackknife, N ≤ M/5; none for votes)",
 }
 
 
@@ -93,15 +93,20 @@ def group_name(breakdown: str, group: str) -> str:
   """A group as people read it, on one line."""
   if breakdown == "difficulty":
     return {"1": "1 (easiest)", "5": "5 (hardest)"}.get(group, group)
-  group = "".join(c if c.isprintable() else "?" for c in group)
+  group = printable(group)
   return group if len(group) <= 24 else group[:23] + "…"
+
+
+def printable(text: str) -> str:
+  """Text of a file for one line of a terminal or figure: "?" for control characters."""
+  return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _styles(report: dict) -> dict[str, tuple[str, str]]:
   """Colour and marker of each method that is drawn."""
-  spare = iter(MORE_STYLES)
-  styles = {name: STYLES.get(name) or next(spare, None) for name in report["drawn"]}
-  return {name: style for name, style in styles.items() if style}
+  drawn = report["drawn"]  # no more than there are styles
+  spare = iter((*MORE_STYLES, *(style for name, style in STYLES.items() if name not in drawn)))
+  return {name: STYLES.get(name) or next(spare) for name in drawn}
 
 
 def _percent(curve: dict) -> np.ndarray:
@@ -113,14 +118,23 @@ def _label_ends(axes, x: float, ends) -> None:
   """Names each curve at its right end, pushed apart where they would overlap."""
   low, high = axes.get_ylim()
   line = (high - low) * 0.05
-  position = -np.inf
-  for y, label, colour in sorted(ends):
-    position = max(y, position + line)
+  leader = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "relpos": (0, 0.5)}
+  leader |= {"shrinkA": 0, "shrinkB": 2}
+  ends = sorted(ends)
+  positions = [y for y, _, _ in ends]
+  for i in range(1, len(ends)):
+    positions[i] = max(positions[i], positions[i - 1] + line)
+  highest = high
+  for i in reversed(range(len(ends))):  # back down, where they went over the top
+    positions[i] = min(positions[i], highest)
+    highest = positions[i] - line
+  for (y, label, colour), position in zip(ends, positions):
     axes.annotate(
       label,
-      (x, position),
-      xytext=(8, 0),
-      textcoords="offset points",
+      (x, y),
+      xytext=(14, position),
+      textcoords=("offset points", "data"),
+      arrowprops=leader if abs(position - y) > line / 4 else None,
       color=colour,
       va="center",
       fontweight="bold",

@@ -7,12 +7,14 @@ import io
 import textwrap
 from collections.abc import Sequence
 
-from prm_jax.evaluation.report_figures import group_name
+from prm_jax.evaluation.report_figures import group_name, printable
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 
 WIDTH = 100  # of the notes below the table
 MAX_COLUMNS = 16  # values of N; of more, about the powers of two are shown
-HEADER = ("breakdown", "group", "curve", "n", "value", "low", "high")
+ERRORS = ("problem_standard_error", "standard_error")
+HEADER = ("breakdown", "group", "curve", "n", "value", "low", "high", *ERRORS)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
 
 
 def shown(n: Sequence[int]) -> list[int]:
@@ -58,7 +60,8 @@ def format_table(report: dict) -> str:
     lines += ["", *_groups(report, breakdown)]
   notes = [f"Intervals of groups: {report['group_interval']}."] * bool(groups)
   notes += [report["difficulty"]] * ("difficulty" in groups) + report["notices"]
-  return "\n".join(lines + [""] * bool(notes) + [textwrap.fill(note, WIDTH) for note in notes])
+  lines = [printable(line) for line in lines] + [""] * bool(notes)
+  return "\n".join(lines + [textwrap.fill(printable(note), WIDTH) for note in notes])
 
 
 def _groups(report: dict, breakdown: str) -> list[str]:
@@ -102,19 +105,25 @@ def vote_note(report: dict) -> str:
 
 
 def format_csv(report: dict) -> str:
-  """Every number with its interval, one a row (RFC 4180); empty: not there.
+  """Every curve, difference and group, a row for each N (RFC 4180); empty: not there.
 
   `value` is a share of problems, or a difference of two; `breakdown` and `group` are empty for
-  all problems together.
+  all problems together; `standard_error` is Monte-Carlo, empty where the value is exact.  A group
+  that a spreadsheet would take for a formula gets an apostrophe before it.
   """
   file = io.StringIO()
   writer = csv.writer(file)
   writer.writerow(HEADER)
 
   def write(breakdown, group, curves, key):
+    group = f"'{group}" if group.startswith(FORMULA) else group
     for name, curve in curves.items():
-      for bounds in zip(report["n"], curve[key], curve["low"], curve["high"]):
-        writer.writerow((breakdown, group, name, *bounds))
+      absent = [None] * len(report["n"])
+      over_problems, sampled = (curve.get(error, absent) for error in ERRORS)
+      sampled = [error or None for error in sampled]
+      columns = (curve[key], curve["low"], curve["high"], over_problems, sampled)
+      for numbers in zip(report["n"], *columns):
+        writer.writerow((breakdown, group, name, *numbers))
 
   write("", "", report["curves"], "accuracy")
   write("", "", report["paired"], "difference")

@@ -16,6 +16,7 @@ from prm_jax.evaluation.scored_samples import ScoredSamples
 
 PAIRS = (("prm_product", "orm"), ("prm_product", "majority"), ("orm", "majority"))
 DRAWN = ("prm_product", "orm", "majority")  # in the figure, as in the paper's Figure 3
+MAX_DRAWN = 8  # as many as there are styles
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
 SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs: scorers round
@@ -81,14 +82,14 @@ def rerank(
     shares of problems.  `interval` says what `low` and `high` of the curves are (None where there
     is none), `paired_interval` and `group_interval` those of the differences and breakdowns.
     `problem_standard_error` is analytic, over problems; `standard_error` is the Monte-Carlo noise
-    of a vote's curve, zero where it is exact, as all other curves are.
+    of a vote's curve, zero where it is exact, as all other curves are, and of a difference in
+    which a vote is sampled.  Differences: `PAIRS`, or the first of `methods` and each other.
 
   Raises:
     ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
-      allow.
+      allow; a simultaneous band of one problem.
   """
-  if band not in INTERVALS:
-    raise ValueError(f"band={band!r}: expected one of {', '.join(INTERVALS)}")
+  _check_band(band, len(samples.problems))
   m = samples.correct.shape[1]
   every_n = isinstance(n, str) and n == "all"
   names, left_out = methods_lib.choose(samples, methods, every_n)
@@ -100,10 +101,13 @@ def rerank(
   draws = methods_lib.Draws(np.array(n), sizes, vote_key, permutations)
   with jax.enable_x64(True):
     solved, vote_error = methods_lib.solve(samples, scores, names, draws, progress)
-    curves, paired = _curves(solved, band, samples, scores, draws, boot_key, resamples)
-    by_groups = {kind: _by(solved, groups) for kind, groups in grouped.items()}
-  for name, error in vote_error.items():
-    curves[name]["standard_error"] = error.tolist()
+    pairs = [(names[0], name) for name in names[1:]] if methods else PAIRS
+    curves, paired = _curves(solved, pairs, band, samples, scores, draws, boot_key, resamples)
+    by_groups = {kind: _by(solved, vote_error, groups) for kind, groups in grouped.items()}
+  _add_noise(curves, paired, vote_error)
+  drawn = [name for name in names if methods or name in DRAWN] or names
+  if rest := ", ".join(drawn[MAX_DRAWN:]):
+    left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
   report = {
     "problems": len(samples.problems),
     "samples": int(samples.sizes.sum()),
@@ -114,11 +118,11 @@ def rerank(
     **{f"by_{kind}": by_groups.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in grouped else None,
     "notices": _notices(samples, scores) + left_out + _ungrouped(samples, grouped),
-    "drawn": list(methods) or [name for name in DRAWN if name in solved] or names,
+    "drawn": drawn[:MAX_DRAWN],
     "neutral": neutral,
     "band": band,
     "interval": INTERVALS[band],
-    "paired_interval": INTERVALS["pointwise"],
+    "paired_interval": INTERVALS["simultaneous" if band == "simultaneous" else "pointwise"],
     "group_interval": GROUP_INTERVAL,
     "pad_short": pad_short,
     "seed": seed,
@@ -131,6 +135,25 @@ def rerank(
       share = _pass_rates(samples, pad_short)[chosen]
       report["by_difficulty"][name]["pass_rate"] = [float(share.min()), float(share.max())]
   return report, scores
+
+
+def _check_band(band: str, problems: int) -> None:
+  if band not in INTERVALS:
+    raise ValueError(f"band={band!r}: expected one of {', '.join(INTERVALS)}")
+  if band == "simultaneous" and problems < 2:
+    raise ValueError(f"--band simultaneous takes at least 2 problems, and there is {problems}")
+
+
+def _add_noise(curves: dict, paired: dict, vote_error: dict[str, np.ndarray]) -> None:
+  """Adds the Monte-Carlo error of votes to their curves, and to differences of sampled ones."""
+  errors = {name: _mean_error(error) for name, error in vote_error.items()}
+  for name, error in errors.items():
+    curves[name]["standard_error"] = error.tolist()
+  for name, each in paired.items():
+    a, b = name.split(" - ")
+    error = np.hypot(errors.get(a, 0), errors.get(b, 0))
+    if np.any(error):
+      each["standard_error"] = error.tolist()
 
 
 def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
@@ -164,27 +187,31 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]
   return result
 
 
-def _curves(solved, band, samples, scores, draws, key, resamples) -> tuple[dict, dict]:
+def _curves(solved, pairs, band, samples, scores, draws, key, resamples) -> tuple[dict, dict]:
   """Curves and paired differences; every mean is taken over the same resamples."""
-  pairs = [(a, b) for a, b in PAIRS if a in solved and b in solved]
+  pairs = [(a, b) for a, b in pairs if a in solved and b in solved]
   difference = {f"{a} - {b}": solved[a] - solved[b] for a, b in pairs}
-  pointwise = difference | (solved if band == "pointwise" else {})
-  bounds = dict(zip(pointwise, _bootstrap(list(pointwise.values()), key, resamples)))
-  curves = {}
-  for (name, per_problem), error in zip(solved.items(), _standard_errors(solved)):
-    critical = {}
-    if band == "simultaneous":
+  every = solved | difference
+  bounds, critical = {}, {}
+  if band == "simultaneous":
+    for name, per_problem in every.items():
       low, high, value = agg.simultaneous_band(per_problem, key, resamples)
       bounds[name] = (low, high)
-      critical = {"critical_value": float(value)}
-    elif band == "generation":
-      bounds[name] = _generation(name, per_problem, samples, scores, draws)
-    curves[name] = _shares(per_problem, *bounds[name])
-    curves[name]["problem_standard_error"] = _numbers(error)
-    curves[name] |= critical
-  paired = {
-    name: _rows("difference", each.mean(axis=0), *bounds[name]) for name, each in difference.items()
-  }
+      critical[name] = {"critical_value": float(value)}
+  else:
+    pointwise = every if band == "pointwise" else difference
+    bounds = dict(zip(pointwise, _bootstrap(list(pointwise.values()), key, resamples)))
+    if band == "generation":
+      for name, per_problem in solved.items():
+        bounds[name] = _generation(name, per_problem, samples, scores, draws)
+  curves, paired = {}, {}
+  for (name, per_problem), error in zip(every.items(), _standard_errors(every)):
+    if name in solved:
+      curves[name] = each = _shares(per_problem, *bounds[name])
+    else:
+      paired[name] = each = _rows("difference", per_problem.mean(axis=0), *bounds[name])
+    each["problem_standard_error"] = _numbers(error)
+    each |= critical.get(name, {})
   return curves, paired
 
 
@@ -252,7 +279,7 @@ def _ungrouped(samples: ScoredSamples, grouped: dict) -> list[str]:
   ]
 
 
-def _by(solved: dict[str, np.ndarray], groups: dict[str, np.ndarray]) -> dict:
+def _by(solved: dict, vote_error: dict, groups: dict[str, np.ndarray]) -> dict:
   """The curves over the problems of each group; too few for better than a normal interval."""
   result = {}
   for group, chosen in groups.items():
@@ -261,8 +288,16 @@ def _by(solved: dict[str, np.ndarray], groups: dict[str, np.ndarray]) -> dict:
     for (name, some), error in zip(each.items(), _standard_errors(each)):
       mean, reach = some.mean(axis=0), 1.96 * error
       curves[name] = _shares(some, mean - reach, mean + reach)
+      curves[name]["problem_standard_error"] = _numbers(error)
+      if name in vote_error:
+        curves[name]["standard_error"] = _mean_error(vote_error[name][chosen]).tolist()
     result[group] = {"problems": len(chosen), "curves": curves}
   return result
+
+
+def _mean_error(per_problem: np.ndarray) -> np.ndarray:
+  """`[K]` Monte-Carlo standard error of the mean of problems with independent errors `[P, K]`."""
+  return np.sqrt(np.square(per_problem).sum(axis=0)) / len(per_problem)
 
 
 def _standard_errors(solved: dict[str, np.ndarray]) -> np.ndarray:

@@ -45,6 +45,7 @@ CANDIDATES = {
   "prm_score": np.float64,
 }
 OPTIONAL = {"indices", "answer_ids", "orm"}
+BLOCK = 2**16  # steps that are checked at a time
 
 
 def write_bundle(samples: ScoredSamples, path: pathlib.Path | str) -> None:
@@ -137,6 +138,7 @@ def _fields(stored) -> dict[str, Any]:
   for name, dtype in CANDIDATES.items():
     absent = name in OPTIONAL and name not in stored
     fields[name] = None if absent else _column(stored, name, dtype, shape)
+  _check_candidates(fields)
   fields["step_probs"] = fields["step_slots"] = None
   if "step_probs" in stored:
     slots = _column(stored, "run_slots", np.int64, None)
@@ -148,7 +150,39 @@ def _fields(stored) -> dict[str, Any]:
     steps = (int(lengths.sum()), 3)
     fields["step_probs"] = _column(stored, "step_probs", np.float64, steps)
     fields["step_slots"] = np.repeat(slots, lengths)
+    if not np.array_equal(np.sort(slots), np.flatnonzero(fields["lines"])):
+      raise ValueError('"run_slots" does not name each candidate once')
+    _check_steps(fields["step_probs"])
   return fields
+
+
+def _check_candidates(fields: dict[str, Any]) -> None:
+  """What reading JSON lines makes sure of, or a ValueError."""
+  there, valid, orm = fields["lines"] > 0, fields["valid"], fields["orm"]
+  expected = np.arange(there.shape[1]) < fields["sizes"][:, None]
+  ids = fields["answer_ids"]
+  for wrong, message in (
+    ((there != expected) | (fields["lines"] < 0), '"lines" does not fit "sizes"'),
+    (valid & ~there, '"valid" is true where "lines" has no candidate'),
+    (fields["correct"] & ~valid, '"correct" is true where "valid" is not'),
+    (ids is not None and valid & (ids < 0), '"answer_ids" is negative for a valid candidate'),
+    (orm is not None and there & ~np.isfinite(orm), '"orm" is not finite for a candidate'),
+  ):
+    if np.any(wrong):
+      p, m = np.argwhere(wrong)[0].tolist()
+      raise ValueError(f"{message}: problem {p}, candidate {m}, from 0")
+
+
+def _check_steps(step_probs: np.ndarray) -> None:
+  """As `candidate_table` does: a ValueError for three that are no probabilities."""
+  for start in range(0, len(step_probs), BLOCK):
+    minus, zero, plus = step_probs[start : start + BLOCK].T
+    with np.errstate(invalid="ignore"):  # a NaN fails every comparison
+      total = minus + zero + plus
+      fine = (minus >= 0) & (zero >= 0) & (plus >= 0) & (total >= 0.99) & (total <= 1.01)
+    if not fine.all():
+      step = start + int(fine.argmin())
+      raise ValueError(f'"step_probs" of step {step}, from 0, is {step_probs[step].tolist()}')
 
 
 def _small(column: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import itertools
 import pathlib
+import stat
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -130,8 +131,11 @@ def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> 
   records = [{} for _ in slots]
   for path, size, offsets in zip(samples.files, samples.file_bytes, samples.offsets):
     try:
-      if path.stat().st_size != size:
-        raise ValueError(f"{path.stat().st_size} bytes, not {size}")
+      about = path.stat()
+      if not stat.S_ISREG(about.st_mode):  # a pipe or a device might never end
+        raise OSError("is a folder, a pipe or a device")
+      if about.st_size != size:
+        raise ValueError(f"{about.st_size} bytes, not {size}")
       with json_lines.opened(path) as (file, _):
         for i in sorted(range(len(slots)), key=lambda i: offsets[slots[i]]):
           file.seek(offsets[slots[i]])

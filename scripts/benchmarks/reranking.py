@@ -13,6 +13,14 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WRONG_ANSWERS = 44  # distinct ones of a problem, beside the right one
+MEAN_STEPS = 12
+RELOAD = """
+import sys, time
+from prm_jax.evaluation.scored_samples import read_scored_samples
+start = time.perf_counter()
+read_scored_samples(sys.argv[1:])
+print(time.perf_counter() - start)
+"""
 TABLE = 4096  # distinct step texts, and distinct step probabilities
 
 
@@ -75,14 +83,17 @@ def generate(
 
 
 def run(problems: int = 500, candidates: int = 1860, seed: int = 0) -> dict[str, float]:
-  """Generates a file and times scripts/rerank.py on it, as from a terminal.
+  """Generates a file, times scripts/rerank.py on it, as from a terminal, and reads its bundle.
 
   Returns:
-    "lines" and "bytes" of the file; "generate_seconds"; and of the script, start and imports
-    included: "seconds" of wall time, "cpu_seconds", "peak_gb" (10^9 bytes of resident memory).
+    "problems", "candidates", "lines" and "bytes" of the file; "generate_seconds"; of the script,
+    start, imports and the writing of a bundle included: "seconds" of wall time, "cpu_seconds",
+    "peak_gb" (10^9 bytes of resident memory); and "bundle_gb", and "bundle_seconds" to read that
+    in a new process, without its start.
 
   Raises:
     RuntimeError: the script failed.
+    subprocess.CalledProcessError: the reading of the bundle did.
   """
   with tempfile.TemporaryDirectory() as directory:
     path = pathlib.Path(directory) / "scored.jsonl"
@@ -90,7 +101,8 @@ def run(problems: int = 500, candidates: int = 1860, seed: int = 0) -> dict[str,
     size = generate(path, problems, candidates, seed)
     generated = time.perf_counter() - start
     command = [sys.executable, str(ROOT / "scripts/rerank.py"), f"--input={path}"]
-    command.append(f"--output_dir={directory}/report")
+    bundle = f"{directory}/bundle"
+    command += [f"--output_dir={directory}/report", f"--write_bundle={bundle}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     log = pathlib.Path(directory) / "log"
     with log.open("w") as output:
@@ -101,13 +113,20 @@ def run(problems: int = 500, candidates: int = 1860, seed: int = 0) -> dict[str,
       script.returncode = os.waitstatus_to_exitcode(status)
     if script.returncode:
       raise RuntimeError(f"rerank.py ended with {script.returncode}: {log.read_text()[-2000:]}")
+    reload = [sys.executable, "-c", RELOAD, bundle]
+    reloaded = subprocess.run(reload, env=environment, stdout=subprocess.PIPE, check=True)
+    bundle_size = os.path.getsize(bundle)
   return {
+    "problems": problems,
+    "candidates": candidates,
     "lines": problems * candidates,
     "bytes": size,
     "generate_seconds": generated,
     "seconds": seconds,
     "cpu_seconds": usage.ru_utime + usage.ru_stime,
     "peak_gb": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9,
+    "bundle_gb": bundle_size / 1e9,
+    "bundle_seconds": float(reloaded.stdout),
   }
 
 
