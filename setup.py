@@ -34,6 +34,7 @@ setuptools.setup(
     "tensorflow-datasets>=4.9.10",
     "importlib_resources",
     "sentencepiece>=0.2.3",
+    "tokenizers>=0.22",
     "numpy>=2.0",
     "tyro>=1.0.17",
     "tqdm>=4.66",
@@ -42,12 +43,16 @@ setuptools.setup(
     "jinja2>=3.1",
   ],
   extras_require={
+    "gguf": ["gguf>=0.17"],
+    # what public models are compared with, in tests only
+    "reference": ["torch>=2.6", "transformers>=4.57", "safetensors>=0.5"],
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10.2"],
     "test": [
       "pytest>=8",
       "pytest-xdist>=3.6",
       "hypothesis>=6.100",
+      "gguf>=0.17",
       "ruff>=0.9",
       "tensorboardX>=2.6",
     ],
