@@ -48,6 +48,9 @@ class Checked:
       kind, *ranges = get_args(hint) if get_origin(hint) is Annotated else (hint,)
       if get_origin(kind) is Literal:
         fine, expected = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
+      elif kind == tuple[str, ...]:
+        fine = isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+        expected = "a tuple of texts"
       else:
         # An int is a float to anyone who writes one; a bool, which Python calls an int, is neither.
         fine = isinstance(value, (int, float) if kind is float else kind)
@@ -62,7 +65,9 @@ class Checked:
 @dataclasses.dataclass(frozen=True)
 class Data(Checked):
   directory: str = ""  # what prepare_data.py wrote
-  tokenizer: str = ""  # a SentencePiece model (train_tokenizer.py writes one)
+  # A tokenizer.json, tokenizer.model (train_tokenizer.py writes one) or .gguf, or a directory that
+  # holds one.  "": that of init.checkpoint.
+  tokenizer: str = ""
   separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens; examples are packed into rows of this length
   eval_split: str = "test"  # split evaluated on during training
@@ -95,6 +100,30 @@ class Model(Checked):
         f"model.head_size={self.head_size}: expected an even number, of which rotary positions "
         "turn one half against the other"
       )
+
+
+@dataclasses.dataclass(frozen=True)
+class Init(Checked):
+  """What the parameters are before the first update."""
+
+  # Directory of a public model (config.json and safetensors), or a .gguf file; its architecture
+  # takes the place of the section model, but for dtype and the like.  "": from scratch.
+  checkpoint: str = ""
+  # Step head.  "zeros": uniform probabilities, unless the directory has a head of this shape.
+  # "tokens": the language-model head's rows of `head_tokens`, so that the first probabilities are
+  # those of the next token among these.
+  head: Literal["zeros", "tokens"] = "zeros"
+  head_tokens: tuple[str, ...] = ()  # in class order: negative, neutral, positive; wrong, right
+
+  def __post_init__(self):
+    super().__post_init__()
+    if (self.head == "tokens") != bool(self.head_tokens):
+      raise ValueError(
+        f"init.head={self.head!r} with init.head_tokens={self.head_tokens!r}: the tokens are given "
+        'when, and only when, the head is "tokens"'
+      )
+    if self.head == "tokens" and not self.checkpoint:
+      raise ValueError('init.head="tokens" needs init.checkpoint: only a trained model has rows')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +173,7 @@ class Train(Checked):
 class Experiment(Checked):
   data: Data = Data()
   model: Model = Model()
+  init: Init = Init()
   loss: Loss = Loss()
   optim: Optim = Optim()
   mesh: Mesh = Mesh()
