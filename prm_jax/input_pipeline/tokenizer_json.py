@@ -1,0 +1,193 @@
+"""`tokenizer.json` of public models, run by the library that writes it (`tokenizers`)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from prm_jax import json_lines
+
+FILE = "tokenizer.json"
+CONFIG = (
+  "tokenizer_config.json"  # says which tokens begin and end a text; kept beside the tokenizer
+)
+COMPANIONS = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
+MAX_BYTES = 256 * 2**20  # the largest known, of Gemma 3, is 33 MB
+# Names of the last token, for a file that nothing beside it explains.
+_ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+
+
+class TokenizerJson:
+  """A `tokenizer.json` whose ids are the library's own, for any text.
+
+  `encode` adds no token, and cuts and pads nothing, whatever the file says.  Special tokens that
+  are spelled out in a text are plain text unless `special=True`.  Added tokens that are not special
+  (runs of spaces, `<think>`) are ordinary vocabulary, matched either way, as the reference does.  A
+  file with a normalizer (Qwen: NFC) decodes to the normalized text.
+  """
+
+  def __init__(self, data: bytes, companions: Mapping[str, bytes] | None = None, where: str = FILE):
+    """
+    Args:
+      data: the bytes of a `tokenizer.json`.
+      companions: files of COMPANIONS that stand beside it, by name.
+      where: names the file in errors.
+
+    Raises:
+      ValueError: not a tokenizer, or one that would put several tokens before a text.
+    """
+    self._where = where
+    self._companions = dict(companions or {})
+    config = parse(self._companions.get(CONFIG, b"{}"), f"{where}: {CONFIG} beside it")
+    self._data = _with_added_tokens(data, config, where)
+    self._plain = _build(self._data, where)
+    self._plain.encode_special_tokens = True  # special tokens in a text are encoded as its letters
+    self.hash = hashlib.sha256(self._data).hexdigest()
+    self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values()) + 1
+    before, after = self._around()
+    self.bos_id = self._first(config, before)
+    self.eos_id = self._last(config, after)
+
+  def __reduce__(self):  # the library forgets encode_special_tokens when it is copied
+    return type(self), (self._data, self._companions, self._where)
+
+  def encode(self, text: str, special: bool = False) -> list[int]:
+    return (self._special if special else self._plain).encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return self._plain.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def save(self, directory: str | pathlib.Path) -> None:
+    """Writes `tokenizer.json`, and the files that stood beside it, last the tokenizer itself."""
+    directory = pathlib.Path(directory)
+    for name, data in {**self._companions, FILE: self._data}.items():
+      with json_lines.written(directory / name, "wb") as file:
+        file.write(data)
+
+  @functools.cached_property
+  def _special(self) -> tokenizers.Tokenizer:
+    """A second one, because a flag that is switched for each call is shared between threads."""
+    return _build(self._data, self._where)
+
+  def _around(self) -> tuple[list[int], list[int]]:
+    """What the file's post-processor puts before and after a text."""
+    whole = self._plain.encode("a", add_special_tokens=True)
+    own = [i for i, masked in enumerate(whole.special_tokens_mask) if not masked]
+    if not own:
+      raise ValueError(f"{self._where}: the letter 'a' has no token in it")
+    return whole.ids[: own[0]], whole.ids[own[-1] + 1 :]
+
+  def _first(self, config: Mapping[str, Any], before: list[int]) -> int | None:
+    """What the reference puts before a text: by `add_bos_token`, or else by the post-processor."""
+    if config.get("add_bos_token") is False:
+      return None
+    if config.get("add_bos_token") is True:
+      name = token_name(config, "bos_token")
+      token = None if name is None else self._plain.token_to_id(name)
+      if token is None:
+        raise ValueError(f"{self._where}: add_bos_token without a bos_token of the vocabulary")
+      return token
+    if len(before) > 1:
+      raise ValueError(f"{self._where}: puts {len(before)} tokens before a text; one is supported")
+    return before[0] if before else None
+
+  def _last(self, config: Mapping[str, Any], after: list[int]) -> int | None:
+    name = token_name(config, "eos_token")
+    if name is None and "special_tokens_map.json" in self._companions:
+      beside = f"{self._where}: special_tokens_map.json beside it"
+      name = token_name(parse(self._companions["special_tokens_map.json"], beside), "eos_token")
+    if name is not None:
+      return self._plain.token_to_id(name)
+    if after:
+      return after[-1]
+    added = {str(t.content) for t in self._plain.get_added_tokens_decoder().values()}
+    names = [name for name in _ENDS if name in added]
+    return self._plain.token_to_id(names[0]) if len(names) == 1 else None
+
+
+def load(path: pathlib.Path) -> TokenizerJson:
+  """The tokenizer in a `tokenizer.json`, with the files beside it.
+
+  Raises:
+    ValueError: not a tokenizer.json.
+    OSError: it cannot be read.
+  """
+  return TokenizerJson(read_bytes(path), companions(path), str(path))
+
+
+def companions(path: pathlib.Path) -> dict[str, bytes]:
+  """The files of COMPANIONS beside a tokenizer, by name."""
+  beside = {name: path.parent / name for name in COMPANIONS}
+  return {name: read_bytes(file) for name, file in beside.items() if file.is_file()}
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+  """A whole file of at most MAX_BYTES."""
+  with path.open("rb") as file:
+    data = file.read(MAX_BYTES + 1)
+  if len(data) > MAX_BYTES:
+    raise ValueError(f"{path}: over {MAX_BYTES} bytes; this is no tokenizer")
+  return data
+
+
+def parse(data: bytes, where: str) -> dict[str, Any]:
+  """A JSON object of any layout."""
+  return json_lines.parse(data, where)
+
+
+def token_name(config: Mapping[str, Any], key: str) -> str | None:
+  """The text of a token that `tokenizer_config.json` writes as a string or as an object."""
+  value = config.get(key)
+  if isinstance(value, dict):
+    value = value.get("content")
+  return value if isinstance(value, str) else None
+
+
+def _build(data: bytes, where: str) -> tokenizers.Tokenizer:
+  try:
+    tokenizer = tokenizers.Tokenizer.from_str(data.decode())
+  except Exception as error:  # the library raises this class itself
+    raise ValueError(
+      f"{where}: not a whole tokenizer.json ({json_lines.show(str(error))})"
+    ) from error
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  if getattr(tokenizer.model, "dropout", None) is not None:
+    tokenizer.model.dropout = None  # random merges are for training; ids are to be the same again
+  return tokenizer
+
+
+def _with_added_tokens(data: bytes, config: Mapping[str, Any], where: str) -> bytes:
+  """The file, with tokens that only `tokenizer_config.json` adds, as the reference adds them."""
+  given = config.get("added_tokens_decoder")
+  if not isinstance(given, dict) or not given:
+    return data
+  tokenizer = _build(data, where)
+  missing = []
+  for number, spec in given.items():
+    name = token_name({"token": spec}, "token")
+    if name is None or not number.isdecimal():
+      raise ValueError(f"{where}: {CONFIG} beside it: added_tokens_decoder[{number!r}] has no text")
+    if tokenizer.token_to_id(name) is None:
+      missing.append((int(number), name, spec))
+  if not missing:
+    return data
+  flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+  for number, name, spec in sorted(missing, key=lambda each: each[0]):
+    token = tokenizers.AddedToken(name, **{k: bool(spec[k]) for k in flags if k in spec})
+    (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+    if tokenizer.token_to_id(name) != number:
+      raise ValueError(
+        f"{where}: {CONFIG} beside it gives {name!r} the id {number}, which would be "
+        f"{tokenizer.token_to_id(name)}: the two files do not belong together"
+      )
+  settings = json.loads(data)
+  whole = json.loads(tokenizer.to_str())
+  whole["truncation"], whole["padding"] = settings.get("truncation"), settings.get("padding")
+  return json.dumps(whole, ensure_ascii=False).encode()
