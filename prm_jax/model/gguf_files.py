@@ -39,14 +39,16 @@ class Tensor:
 
   def read(self) -> np.ndarray:
     """The values, `shape`; de-quantised to float32 where they are blocks."""
-    data = np.memmap(self.path, np.uint8, "r", self.offset, self.nbytes)
+    data = np.asarray(np.memmap(self.path, np.uint8, "r", self.offset, self.nbytes))
     if self.kind in PLAIN:
       return data.view(self.dtype).reshape(self.shape)
     gguf = _package()
     kind = gguf.GGMLQuantizationType(self.kind)
-    rows = data.reshape(gguf.quant_shape_to_byte_shape(self.shape, kind))
+    rows = math.prod(self.shape[:-1])
+    while rows % 2 == 0 and self.nbytes // rows < 2**15:
+      rows //= 2  # the package works on 16 rows at a time, and blocks do not know about rows
     try:
-      return gguf.quants.dequantize(rows, kind)
+      return gguf.quants.dequantize(data.reshape(rows, -1), kind).reshape(self.shape)
     except NotImplementedError as error:
       raise ValueError(f"{self.path}: tensors of type {kind.name} cannot be read") from error
 
@@ -207,7 +209,11 @@ def read_config(path: str | pathlib.Path) -> dict[str, Any]:
   Raises:
     ValueError: an architecture or a feature that is not supported, or a key is missing; names it.
   """
-  header = read_header(path)
+  return config_of(path, read_header(path))
+
+
+def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
+  """`read_config` of a header already read; `path` is for messages."""
   metadata = header.metadata
   family = metadata.get("general.architecture")
   if family not in ARCHITECTURES:

@@ -59,7 +59,8 @@ class Tensor:
     if not math.prod(self.shape):
       return np.zeros(self.shape, dtype)
     nbytes = math.prod(self.shape) * dtype.itemsize
-    return np.memmap(self.path, np.uint8, "r", self.offset, nbytes).view(dtype).reshape(self.shape)
+    data = np.asarray(np.memmap(self.path, np.uint8, "r", self.offset, nbytes))
+    return data.view(dtype).reshape(self.shape)
 
 
 def read_file(path: str | pathlib.Path) -> dict[str, Tensor]:

@@ -184,7 +184,7 @@ def _gguf_tensors(path: pathlib.Path) -> dict[str, Tensor]:
   names = GGUF | (GGUF_SANDWICH if gemma else {})
   heads = {}
   if family == "llama":
-    config = gguf_files.read_config(path)
+    config = gguf_files.config_of(path, header)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
   found: dict[str, Tensor] = {}
   for name, tensor in header.tensors.items():
