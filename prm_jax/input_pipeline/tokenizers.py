@@ -88,8 +88,8 @@ class SentencePiece:
 
   One of `train_sentencepiece` neither adds nor drops anything: decode(encode(x)) == x.  A public
   one gives the ids that sentencepiece gives for the text on its own, with the space that most put
-  first.  With `special`, the text is cut at control symbols such as `</s>`, and each part is encoded
-  on its own.
+  first.  With `special`, the text is cut at control symbols such as `</s>`, and each part is
+  encoded on its own.
   """
 
   def __init__(self, path: str | pathlib.Path):
