@@ -37,7 +37,8 @@ def main() -> None:
 
   from prm_jax import json_lines
   from prm_jax.scoring import candidates
-  from prm_jax.scoring.score import Scorer, TooLongError
+  from prm_jax.scoring import rows as rows_lib
+  from prm_jax.scoring.score import Scorer
 
   try:
     # The output first: a place that cannot be written is an error before any work.
@@ -58,7 +59,7 @@ def main() -> None:
           ]
           try:
             scores = scorer.probabilities(solutions)
-          except TooLongError as error:
+          except rows_lib.SolutionError as error:
             raise json_lines.BadLine(f"{args.input}:{chunk[error.index][0]}: {error}") from error
           for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
             record["steps"] = texts

@@ -15,7 +15,8 @@ from prm_jax.datasets import prm800k
 from prm_jax.evaluation import labelled_steps
 from prm_jax.input_pipeline import labelled_rows, tokenizers
 from prm_jax.scoring import candidates
-from prm_jax.scoring.score import ContractError, Scorer, TooLongError
+from prm_jax.scoring.rows import TooLongError
+from prm_jax.scoring.score import ContractError, Scorer
 from prm_jax.training import loop
 
 

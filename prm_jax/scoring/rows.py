@@ -1,0 +1,101 @@
+"""Solutions to packed rows and back: one forward per distinct solution, whatever reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from prm_jax.input_pipeline import packing
+from prm_jax.input_pipeline.trees import TokenTree
+from prm_jax.training import mesh as mesh_lib
+from prm_jax.types import Batch
+
+BATCH_TOKENS = 16_384  # token slots of one forward
+READS = 16  # reads of a row are rounded up to a multiple of this, to keep shapes few
+MAX_TOKENS = 16_384  # of a solution; attention over a row takes memory with its square
+
+
+class SolutionError(ValueError):
+  """A solution cannot be scored; `index` is its place among those given."""
+
+  def __init__(self, index: int, message: str):
+    super().__init__(message)
+    self.index = index
+
+
+class TooLongError(SolutionError):
+  """A solution is too long to score."""
+
+  def __init__(self, index: int, tokens: int):
+    super().__init__(index, f"a solution of {tokens} tokens; at most {MAX_TOKENS} can be scored")
+
+
+def score(
+  solutions: Sequence[tuple[str, Sequence[str]]],
+  encode: Callable[[str, Sequence[str]], TokenTree],
+  read: Callable[[Sequence[TokenTree]], list[np.ndarray]],
+) -> list[np.ndarray]:
+  """What `read` gives for each (problem, steps) pair; equal pairs are encoded and read once.
+
+  Raises:
+    SolutionError: `encode` refuses a solution (ValueError).
+    TooLongError: a solution has more than `MAX_TOKENS` tokens.
+  """
+  distinct: dict[tuple[str, tuple[str, ...]], int] = {}
+  index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
+  encoded = []
+  for i, (problem, steps) in enumerate(distinct):
+    try:
+      encoded.append(encode(problem, steps))
+    except ValueError as error:
+      raise SolutionError(index.index(i), str(error)) from error
+    if len(encoded[i]) > MAX_TOKENS:
+      raise TooLongError(index.index(i), len(encoded[i]))
+  results = read(encoded)
+  return [results[i] for i in index]
+
+
+def read(
+  token_trees: Sequence[TokenTree],
+  forward: Callable[[Batch], jax.Array],
+  mesh: jax.sharding.Mesh,
+  row_length: int,
+) -> list[np.ndarray]:
+  """Class probabilities, float64 `[r, C]`, at the read positions of each token tree.
+
+  Args:
+    forward: class log-probabilities `[B, R, C]` at a batch's read positions.
+    row_length: tokens of a row; a longer tree goes into a row of twice, four times, ... the length.
+  """
+  by_length: dict[int, list[int]] = {}
+  for i, tree in enumerate(token_trees):
+    length = row_length
+    while length < len(tree):
+      length *= 2
+    by_length.setdefault(length, []).append(i)
+  out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
+  for length, members in by_length.items():
+    rows = packing.PackedRows([token_trees[i] for i in members], length, READS)
+    log_probs = _run(rows, forward, mesh)
+    for row, packed in enumerate(rows.plan):
+      ends = np.cumsum([len(rows.trees[i].read_positions) for i in packed])
+      parts = np.split(log_probs[row], ends)
+      for i, part in zip(packed, parts):
+        out[members[i]] = np.exp(part.astype(np.float64))
+  return out
+
+
+def _run(
+  rows: packing.PackedRows, forward: Callable[[Batch], jax.Array], mesh: jax.sharding.Mesh
+) -> np.ndarray:
+  """Class log-probabilities, float32 `[rows, R, C]`."""
+  spread = mesh.shape["data"] * mesh.shape["fsdp"]
+  batch_rows = max(BATCH_TOKENS // rows.row_length // spread, 1) * spread
+  sharding = mesh_lib.batch_sharding(mesh)
+  with jax.set_mesh(mesh):
+    results = [
+      forward(jax.device_put(batch, sharding)) for batch in packing.eval_batches(rows, batch_rows)
+    ]
+  return np.concatenate([np.asarray(r) for r in results])
