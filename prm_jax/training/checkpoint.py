@@ -2,15 +2,18 @@
 
 `DIR/checkpoints/STEP` holds two trees, `params` and `optimizer` (so that scoring reads only the
 first), and as metadata the experiment's configuration, the step contract, the hash of the rows it
-was trained on and the versions of the packages.  `DIR/tokenizer.model` is the tokenizer.
+was trained on and the versions of the packages.  `DIR/tokenizer.json` (or `.model`) is the
+tokenizer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import pathlib
-from typing import Any
+import types
+from typing import Any, get_args, get_origin, get_type_hints
 
 import jax
 from orbax.checkpoint import v1 as ocp
@@ -38,17 +41,20 @@ class Metadata:
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Metadata:
     """The inverse of `to_json`; JSON's lists become tuples again."""
-    sections = {f.name: f.default.__class__ for f in dataclasses.fields(config_lib.Experiment)}
-    config = {name: sections[name](**fields) for name, fields in values["config"].items()}
-    contract = dict(values["contract"])
-    for field in ("classes", "separator_ids"):
-      contract[field] = tuple(contract[field])
-    return cls(
-      config=config_lib.Experiment(**config),
-      contract=StepContract(**contract),
-      vocab_size=values["vocab_size"],
-      rows_hash=values["rows_hash"],
-    )
+    return _typed(cls, {key: value for key, value in values.items() if key != "versions"})
+
+
+def _typed(kind: Any, value: Any) -> Any:
+  """A value read from JSON as the dataclass, tuple or plain value it was written from."""
+  if isinstance(kind, types.UnionType) and value is not None:
+    kind = next(each for each in get_args(kind) if each is not type(None))
+  if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+    hints = get_type_hints(kind)
+    return kind(**{key: _typed(hints.get(key), each) for key, each in value.items()})
+  if isinstance(value, list):
+    inner = get_args(kind)[0] if get_origin(kind) is tuple else None
+    return tuple(_typed(inner, each) for each in value)
+  return value
 
 
 def versions() -> dict[str, str]:
@@ -59,6 +65,14 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[package] = "not installed as a package"
   return found
+
+
+def latest(workdir: str | pathlib.Path) -> tuple[int, Metadata] | None:
+  """Step and metadata of the newest checkpoint of a work directory; None: there is none."""
+  if not (pathlib.Path(workdir) / "checkpoints").is_dir():
+    return None
+  with contextlib.closing(Checkpointer(workdir)) as reader:
+    return reader.latest()
 
 
 class Checkpointer:

@@ -12,7 +12,6 @@ import functools
 import json
 import math
 import pathlib
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from prm_jax.input_pipeline import labelled_rows, packing, tokenizers, trees
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import metrics as metrics_lib
+from prm_jax.training import start as start_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.log import Log
 from prm_jax.types import Batch
@@ -44,12 +44,17 @@ class Rows:
   train: packing.PackedRows
   evaluation: packing.PackedRows
   manifest: dict[str, Any]  # how they came to be, by split
-  metadata: checkpoint_lib.Metadata  # of the run's checkpoints
+  tokenizer: tokenizers.Tokenizer
+  metadata: checkpoint_lib.Metadata  # of the run's checkpoints; its config is resolved
 
 
-def read_rows(c: config_lib.Experiment) -> Rows:
-  """Reads, converts, tokenises and packs both splits."""
-  tokenizer = tokenizers.SentencePiece(c.data.tokenizer)
+def read_rows(c: config_lib.Experiment, workdir: pathlib.Path | None = None) -> Rows:
+  """Reads, converts, tokenises and packs both splits.
+
+  Args:
+    workdir: of the run, which may be one to resume; None: a new one.
+  """
+  c, tokenizer, vocab_size = start_lib.find(c, workdir)
   recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]
   contract = trees.step_contract(
     tokenizer,
@@ -70,7 +75,8 @@ def read_rows(c: config_lib.Experiment) -> Rows:
     train=rows,
     evaluation=eval_rows,
     manifest={"train": train_manifest, c.data.eval_split: eval_manifest},
-    metadata=checkpoint_lib.Metadata(c, contract, tokenizer.vocab_size, rows.hash),
+    tokenizer=tokenizer,
+    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, rows.hash),
   )
 
 
@@ -80,6 +86,7 @@ class Programs:
 
   abstract: step_lib.TrainState
   init: Callable  # key -> state
+  begin: Callable  # params -> state at step 0; the params are gone
   train_step: Callable  # state, batch -> state, metrics; the old state is gone
   read: Callable  # params, batch -> class log-probabilities
 
@@ -111,6 +118,11 @@ def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) ->
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),
+    begin=jax.jit(
+      functools.partial(step_lib.begin, optimizer=optimizer),
+      donate_argnums=0,
+      out_shardings=shardings,
+    ),
     # with out_shardings the step's outputs are laid out like its inputs: it compiles once
     train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere)),
     read=jax.jit(read, out_shardings=everywhere),
@@ -128,7 +140,8 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
   """
   workdir = pathlib.Path(workdir).resolve()
   workdir.mkdir(parents=True, exist_ok=True)
-  rows = read_rows(c)
+  rows = read_rows(c, workdir)
+  c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
   if c.train.batch_rows % (c.train.microbatches * mesh.shape["data"] * mesh.shape["fsdp"]):
     raise ValueError(
@@ -155,10 +168,11 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
     )
     latest = checkpointer.latest()
     if latest is None:
-      state = programs.init(jax.random.key(c.train.seed))
-      own = workdir / checkpoint_lib.TOKENIZER
-      if own != pathlib.Path(c.data.tokenizer).resolve():
-        shutil.copyfile(c.data.tokenizer, own)
+      if c.init.checkpoint:
+        state = programs.begin(start_lib.public_params(c, rows.tokenizer, programs.abstract.params))
+      else:
+        state = programs.init(jax.random.key(c.train.seed))
+      rows.tokenizer.save(workdir)
     else:
       check_same_run(rows.metadata, latest[1], workdir)
       state = checkpointer.restore(latest[0], programs.abstract)
@@ -249,13 +263,13 @@ def check_same_run(
   now: checkpoint_lib.Metadata, then: checkpoint_lib.Metadata, workdir: pathlib.Path
 ) -> None:
   """Refuses to go on with a run under other settings or on other rows."""
-  differences = [
-    f"  {section.name}.{key}: {was!r} then, {value!r} now"
-    for section in dataclasses.fields(now.config)
-    for key, value in dataclasses.asdict(getattr(now.config, section.name)).items()
-    if (was := getattr(getattr(then.config, section.name), key)) != value
-    and f"{section.name}.{key}" not in FREE
-  ]
+  differences = []
+  for section in (field.name for field in dataclasses.fields(now.config)):
+    old, new = getattr(then.config, section), getattr(now.config, section)
+    for key in (field.name for field in dataclasses.fields(new)):
+      was, value = getattr(old, key), getattr(new, key)
+      if was != value and f"{section}.{key}" not in FREE:
+        differences.append(f"  {section}.{key}: {was!r} then, {value!r} now")
   for field in dataclasses.fields(now.contract):
     was, value = getattr(then.contract, field.name), getattr(now.contract, field.name)
     if was != value:

@@ -69,6 +69,11 @@ def init(
 ) -> TrainState:
   """A new run's state, at step 0."""
   params = init_params(key, config=config, vocab_size=vocab_size, num_classes=num_classes)
+  return begin(params, optimizer=optimizer)
+
+
+def begin(params: Any, *, optimizer: optax.GradientTransformation) -> TrainState:
+  """The state at step 0 of a run that starts from these parameters."""
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 

@@ -1,0 +1,140 @@
+"""Where a run starts: its architecture, its tokenizer and its parameters at step 0.
+
+From scratch, or from a public checkpoint (`init.checkpoint`): then the directory's config.json says
+the architecture, its tokenizer is the default, and its weights are streamed into their shardings.
+What was found is stored with the run's own checkpoints, so that resuming and scoring do without
+the directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import weights
+from prm_jax.training import checkpoint as checkpoint_lib
+
+# Fields of the section model that a directory says nothing about: choices of the run.
+CHOICES = {"dtype", "param_dtype", "remat", "unroll_layers"}
+
+
+def resolve(
+  c: config_lib.Experiment, known: config_lib.Model | None = None
+) -> config_lib.Experiment:
+  """The experiment with the architecture of `init.checkpoint`; unchanged without one.
+
+  Args:
+    known: that architecture, where a run's own checkpoint has kept it; the directory is not read.
+
+  Raises:
+    ValueError: a field of the section model is set (differs from its default) to something else
+      than the directory says; or as `families.read`.
+  """
+  if not c.init.checkpoint:
+    return c
+  from prm_jax.model import families
+
+  found = known or families.read(c.init.checkpoint).config
+  default, choices = config_lib.Model(), {}
+  for field in dataclasses.fields(c.model):
+    name, value = field.name, getattr(c.model, field.name)
+    if name in CHOICES:
+      choices[name] = value
+    elif value not in (getattr(default, name), getattr(found, name)):
+      raise ValueError(
+        f"model.{name}={value!r}, but {c.init.checkpoint} has {getattr(found, name)!r}; leave it "
+        "out: the architecture is the checkpoint's"
+      )
+  return dataclasses.replace(c, model=dataclasses.replace(found, **choices))
+
+
+def find(
+  c: config_lib.Experiment, workdir: pathlib.Path | None
+) -> tuple[config_lib.Experiment, tokenizers.Tokenizer, int]:
+  """The resolved experiment, its tokenizer, and the number of rows of its embedding.
+
+  A run that is resumed takes them from its work directory: the public checkpoint may be gone.  (If
+  `init` is not what it was, the loop refuses to go on.)
+
+  Raises:
+    FileNotFoundError: no tokenizer is named.
+    ValueError: as `resolve`, or the tokenizer has ids beyond the public model's embedding.
+  """
+  latest = None if workdir is None else checkpoint_lib.latest(workdir)
+  kept = latest[1] if latest and latest[1].config.init == c.init else None
+  if c.init.checkpoint and kept:
+    tokenizer = tokenizers.load(c.data.tokenizer or workdir)
+    return resolve(c, kept.config.model), tokenizer, kept.vocab_size
+  named = c.data.tokenizer or c.init.checkpoint
+  if not named:
+    raise FileNotFoundError(
+      "no tokenizer: give --config.data.tokenizer=FILE (scripts/train_tokenizer.py makes one), or "
+      "--config.init.checkpoint=DIR, a public model with its own"
+    )
+  tokenizer = tokenizers.load(named)
+  if not c.init.checkpoint:
+    return c, tokenizer, tokenizer.vocab_size
+  from prm_jax.model import families
+
+  rows = families.read(c.init.checkpoint).vocab_size
+  if tokenizer.vocab_size > rows:
+    raise ValueError(
+      f"{named}: a tokenizer of {tokenizer.vocab_size} ids, but {c.init.checkpoint} has an "
+      f"embedding of {rows} rows; use the model's own tokenizer"
+    )
+  return resolve(c), tokenizer, rows
+
+
+def public_params(
+  c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, abstract: Any
+) -> dict[str, Any]:
+  """Parameters of `init.checkpoint` with the head that `init.head` asks for.
+
+  Args:
+    c: as resolved.
+    abstract: the parameters as `ShapeDtypeStruct`s with shardings.
+
+  Raises:
+    ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
+      or as `weights.load`.
+  """
+  ids = head_ids(c.init, tokenizer, abstract["head"].shape[1])  # before the slow part
+  params = weights.load(c.init.checkpoint, abstract, c.model)
+  if ids:
+    layout = abstract["head"]
+    take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
+    params["head"] = jax.jit(take, out_shardings=layout.sharding)(params)
+  return params
+
+
+def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes: int) -> list[int]:
+  """The token of each class, for a head of tokens; else nothing."""
+  if init.head == "zeros":
+    return []
+  if len(init.head_tokens) != num_classes:
+    raise ValueError(
+      f"init.head_tokens={init.head_tokens!r}: {len(init.head_tokens)} texts, but the head has "
+      f"{num_classes} classes"
+    )
+  encoded = [tokenizer.encode(text) for text in init.head_tokens]
+  for text, ids in zip(init.head_tokens, encoded):
+    if len(ids) != 1:
+      raise ValueError(
+        f"init.head_tokens: {text!r} is {len(ids)} tokens {ids}; each class takes one token (mind "
+        "the space before a word)"
+      )
+  return [ids[0] for ids in encoded]
+
+
+def head_rows(params: dict[str, Any], ids: tuple[int, ...], dtype: Any) -> jax.Array:
+  """Step head `[D, C]` of the language-model head's columns, which may be the embedding's rows."""
+  if "language_model" in params:
+    return params["language_model"][:, jnp.array(ids)].astype(dtype)
+  return params["embedding"][jnp.array(ids)].T.astype(dtype)
