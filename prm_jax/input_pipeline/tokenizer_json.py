@@ -129,11 +129,10 @@ def companions(path: pathlib.Path) -> dict[str, bytes]:
 
 def read_bytes(path: pathlib.Path) -> bytes:
   """A whole file of at most MAX_BYTES."""
-  with path.open("rb") as file:
-    data = file.read(MAX_BYTES + 1)
-  if len(data) > MAX_BYTES:
-    raise ValueError(f"{path}: over {MAX_BYTES} bytes; this is no tokenizer")
-  return data
+  size = path.stat().st_size
+  if size > MAX_BYTES:
+    raise ValueError(f"{path}: {size} bytes; no tokenizer has more than {MAX_BYTES}")
+  return path.read_bytes()
 
 
 def parse(data: bytes, where: str) -> dict[str, Any]:

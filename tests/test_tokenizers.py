@@ -1,0 +1,370 @@
+"""Public tokenizers: the reference's own ids for any text, saved and found again, broken files."""
+
+import copy
+import json
+import os
+import pathlib
+import re
+
+import pytest
+import sentencepiece
+import tokenizers as library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from prm_jax import json_lines
+from prm_jax.input_pipeline import tokenizer_json, tokenizers
+
+GOLDEN = json.loads(
+  (pathlib.Path(__file__).parent / "data" / "smollm2_ids.json").read_text(encoding="utf-8")
+)  # text -> ids of SmolLM2, by transformers with the pre-tokenizer the model was published with
+CORPUS = ["Let $x = 12345$. They'll say it isn't", "So\n\n# Answer\n\n42  \t two", "π ≈ 3.14 é"] * 9
+SPECIAL = ["<bos>", "</s>", "<extra_0>"]
+QWEN = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def byte_level(kind):
+  """A tiny tokenizer of the library's own making, laid out as a family's is."""
+  made = library.Tokenizer(models.BPE())
+  bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  if kind == "gpt2":
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  elif kind == "smollm":
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+      [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+  else:
+    pattern = QWEN if kind == "qwen" else QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|")
+    split = pre_tokenizers.Split(library.Regex(pattern), behavior="isolated")
+    made.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
+  if kind == "qwen":
+    made.normalizer = normalizers.NFC()
+  made.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  trainer = trainers.BpeTrainer(
+    vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+  )
+  made.train_from_iterator(CORPUS, trainer)
+  made.add_tokens([library.AddedToken("<think>", normalized=False, special=False)])
+  if kind == "llama3":
+    made.post_processor = processors.TemplateProcessing(
+      single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 0)]
+    )
+  return made
+
+
+def llama2():
+  """BPE over characters with spaces as U+2581, one put first, and bytes for what is unknown."""
+  made = library.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+  made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+  pieces = ["<unk>", "<bos>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+  trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=pieces, show_progress=False)
+  made.train_from_iterator(CORPUS, trainer)
+  settings = json.loads(made.to_str())
+  settings["added_tokens"] = settings["added_tokens"][:3]  # the bytes are ordinary pieces
+  made = library.Tokenizer.from_str(json.dumps(settings))
+  made.decoder = decoders.Sequence(
+    [
+      decoders.Replace("▁", " "),
+      decoders.ByteFallback(),
+      decoders.Fuse(),
+      decoders.Strip(" ", 1, 0),
+    ]
+  )
+  made.post_processor = processors.TemplateProcessing(
+    single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", 1)]
+  )
+  return made
+
+
+@pytest.fixture(scope="module")
+def made():
+  return {kind: byte_level(kind) for kind in ("gpt2", "smollm", "qwen", "llama3")} | {
+    "llama2": llama2()
+  }
+
+
+def wrapped(tokenizer, **config):
+  """As the project reads it, with a `tokenizer_config.json` beside it."""
+  beside = {tokenizer_json.CONFIG: json.dumps(config).encode()} if config else {}
+  return tokenizer_json.TokenizerJson(tokenizer.to_str().encode(), beside)
+
+
+@pytest.fixture(scope="module")
+def read(made):
+  return {kind: wrapped(tokenizer) for kind, tokenizer in made.items()}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "smollm", "qwen", "llama3", "llama2"])
+def test_ids_are_those_of_the_library(made, read, kind):
+  """White space, LaTeX, digits, combining marks, emoji, other scripts: never an id of our own."""
+  for text in GOLDEN:
+    assert read[kind].encode(text) == made[kind].encode(text, add_special_tokens=False).ids, text
+
+
+@settings(max_examples=100, deadline=None)
+@given(left=st.text(max_size=20), right=st.text(max_size=20))
+def test_pieces_encoded_apart_decode_joined(read, left, right):
+  """Steps and separators may be encoded apart: byte-level ids join as their texts do."""
+  for kind in ("gpt2", "smollm", "llama3"):
+    tokenizer = read[kind]
+    assert tokenizer.decode(tokenizer.encode(left) + tokenizer.encode(right)) == left + right
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama3"])
+def test_special_tokens_in_a_text_are_its_letters(read, kind):
+  """A solution that spells `<extra_0>` or `</s>` neither ends nor scores a step; a prompt may."""
+  tokenizer = read[kind]
+  for special in SPECIAL:
+    plain = tokenizer.encode(f"a{special}b")
+    assert plain == tokenizer.encode(f"a{special[0]}") + tokenizer.encode(f"{special[1:]}b")
+    assert tokenizer.decode(plain) == f"a{special}b"
+    parsed = tokenizer.encode(f"a{special}b", special=True)
+    assert parsed == [*tokenizer.encode("a"), SPECIAL.index(special), *tokenizer.encode("b")]
+    assert tokenizer.decode(parsed) == f"a{special}b"
+  assert tokenizer.encode("<extra_0>", special=True) == [2]
+
+
+def test_added_tokens_that_are_not_special_are_vocabulary(made, read):
+  """`<think>` is one token either way, as in the reference, and counts in the vocabulary."""
+  number = made["qwen"].token_to_id("<think>")
+  assert read["qwen"].encode("<think>") == read["qwen"].encode("<think>", special=True) == [number]
+  assert read["qwen"].vocab_size == number + 1
+
+
+def test_copies_read_special_tokens_the_same_way(read):
+  """Copied to another process, `</s>` in a text is still letters: the library forgets that."""
+  tokenizer = read["gpt2"]
+  other = copy.deepcopy(tokenizer)
+  assert other is not tokenizer
+  assert other.encode("a</s>") == tokenizer.encode("a</s>")
+  assert other.hash == tokenizer.hash
+
+
+def test_nothing_is_cut_padded_or_random(made):
+  """A file saved with truncation, padding and dropout still encodes whole texts, always alike."""
+  stored = library.Tokenizer.from_str(made["gpt2"].to_str())
+  text = "Let $x = 12345$. " * 20
+  whole = stored.encode(text).ids
+  stored.enable_truncation(5)
+  stored.enable_padding(length=1000)
+  stored.model.dropout = 0.5
+  tokenizer = wrapped(stored)
+  assert tokenizer.encode(text) == tokenizer.encode(text, special=True) == whole
+
+
+@pytest.mark.parametrize(
+  ("kind", "config", "bos", "eos"),
+  [
+    ("gpt2", {}, None, 1),  # the one known name among the added tokens
+    ("llama3", {}, 0, 1),  # by the post-processor
+    ("llama2", {"eos_token": {"content": "</s>"}}, 1, 2),
+    ("llama3", {"add_bos_token": False}, None, 1),
+    ("gpt2", {"add_bos_token": True, "bos_token": "<bos>"}, 0, 1),
+    ("gpt2", {"bos_token": "<bos>", "eos_token": "<extra_0>"}, None, 2),  # named, not put first
+    ("qwen", {"add_bos_token": None, "bos_token": None}, None, 1),
+  ],
+)
+def test_what_begins_and_ends_a_text(made, kind, config, bos, eos):
+  """`bos_id` is what the reference puts before a text; `encode` itself never does."""
+  tokenizer = wrapped(made[kind], **config)
+  assert (tokenizer.bos_id, tokenizer.eos_id) == (bos, eos)
+  assert bos is None or tokenizer.encode("a")[:1] != [bos]
+
+
+def test_several_tokens_before_a_text_are_refused(made):
+  """The pipeline starts a text with one token: two would be dropped in silence."""
+  two = library.Tokenizer.from_str(made["gpt2"].to_str())
+  two.post_processor = processors.TemplateProcessing(
+    single="<bos> </s> $A", pair="$A $B", special_tokens=[("<bos>", 0), ("</s>", 1)]
+  )
+  with pytest.raises(ValueError, match="puts 2 tokens before a text"):
+    wrapped(two)
+  with pytest.raises(ValueError, match="add_bos_token without a bos_token"):
+    wrapped(made["gpt2"], add_bos_token=True)
+
+
+def test_tokens_of_the_config_file_are_added(made, tmp_path):
+  """A token only `tokenizer_config.json` knows gets its id; another id means other files."""
+  size = made["gpt2"].get_vocab_size()
+  spec = {"content": "<extra_1>", "special": True, "normalized": False}
+  tokenizer = wrapped(made["gpt2"], added_tokens_decoder={str(size): spec})
+  assert tokenizer.encode("<extra_1>", special=True) == [size] == [tokenizer.vocab_size - 1]
+  assert len(tokenizer.encode("<extra_1>")) > 1
+  tokenizer.save(tmp_path)
+  assert tokenizers.load(tmp_path).hash == tokenizer.hash
+  with pytest.raises(ValueError, match="do not belong together"):
+    wrapped(made["gpt2"], added_tokens_decoder={str(size + 5): spec})
+
+
+@pytest.mark.parametrize("kind", ["qwen", "llama3", "llama2"])
+def test_a_saved_tokenizer_is_the_same_one(made, tmp_path, kind):
+  """Beside a checkpoint: the same bytes, so the hash in the step contract holds, and the ids."""
+  public = tmp_path / "public"
+  public.mkdir()
+  made[kind].save(str(public / "tokenizer.json"))
+  (public / "tokenizer_config.json").write_text('{"eos_token": "</s>", "chat_template": "x"}')
+  first = tokenizers.load(public)
+  first.save(tmp_path / "work")
+  again = tokenizers.load(tmp_path / "work")
+  for name in ("tokenizer.json", "tokenizer_config.json"):
+    assert (tmp_path / "work" / name).read_bytes() == (public / name).read_bytes()
+  assert vars(again).keys() == vars(first).keys()
+  assert [again.hash, again.bos_id, again.eos_id] == [first.hash, first.bos_id, first.eos_id]
+
+
+def sentencepiece_model(path, **options):
+  """A tiny model with the defaults of public ones: a space first, others merged."""
+  with path.open("wb") as file:
+    sentencepiece.SentencePieceTrainer.Train(
+      sentence_iterator=iter(CORPUS),
+      model_writer=file,
+      vocab_size=320,
+      hard_vocab_limit=False,
+      model_type="bpe",
+      byte_fallback=True,
+      minloglevel=2,
+      **options,
+    )
+  return path
+
+
+@pytest.mark.parametrize(
+  "options",
+  [
+    {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},  # Llama 2, Mistral
+    {},  # NFKC, white space merged
+    {  # Gemma
+      "normalization_rule_name": "identity",
+      "remove_extra_whitespaces": False,
+      "add_dummy_prefix": False,
+      "pad_id": 0,
+      "eos_id": 1,
+      "bos_id": 2,
+      "unk_id": 3,
+    },
+  ],
+)
+def test_public_sentencepiece_ids_are_its_own(tmp_path, options):
+  """Of a public tokenizer.model the ids are sentencepiece's, U+2581 and the first space too."""
+  path = sentencepiece_model(tmp_path / "tokenizer.model", **options)
+  reference = sentencepiece.SentencePieceProcessor(str(path))
+  tokenizer = tokenizers.load(tmp_path)
+  for text in [*GOLDEN, "▁a▁ ▁▁b", "<s>"]:
+    assert tokenizer.encode(text) == reference.EncodeAsIds(text), text
+  assert (tokenizer.bos_id, tokenizer.eos_id) == (reference.bos_id(), reference.eos_id())
+  parsed = tokenizer.encode("<s>a b</s>c", special=True)
+  a_b, c = reference.EncodeAsIds("a b"), reference.EncodeAsIds("c")
+  assert parsed == [reference.bos_id(), *a_b, reference.eos_id(), *c]
+  tokenizer.save(tmp_path / "work")
+  assert tokenizers.load(tmp_path / "work").hash == tokenizer.hash
+
+
+def test_files_beside_a_sentencepiece_model_count(tmp_path):
+  """`add_bos_token` holds; tokens added beside the model would be letters, so they are refused."""
+  sentencepiece_model(tmp_path / "tokenizer.model")
+  config = tmp_path / "tokenizer_config.json"
+  config.write_text('{"add_bos_token": false, "eos_token": "<s>"}')
+  assert (tokenizers.load(tmp_path).bos_id, tokenizers.load(tmp_path).eos_id) == (None, 1)
+  config.write_text('{"added_tokens_decoder": {"320": {"content": "<extra_0>"}}}')
+  with pytest.raises(ValueError, match=r"<extra_0>.*save it as tokenizer\.json"):
+    tokenizers.load(tmp_path)
+
+
+def test_the_tokenizer_of_a_directory(made, tmp_path):
+  """tokenizer.json before tokenizer.model before the one GGUF; two of those are a question."""
+  with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json, tokenizer\.model or \.gguf"):
+    tokenizers.load(tmp_path)
+  for name in ("b.gguf", "tokenizer.model", "tokenizer.json"):
+    (tmp_path / name).write_text("")
+    assert tokenizers.find(tmp_path) == tmp_path / name
+  only = tmp_path / "only"
+  only.mkdir()
+  for name in "ab":
+    (only / f"{name}.gguf").write_text("")
+  with pytest.raises(ValueError, match=r"several GGUF files \(a\.gguf, b\.gguf\)"):
+    tokenizers.load(only)
+  path = sentencepiece_model(tmp_path / "other.model")
+  with pytest.raises(ValueError, match="two tokenizers in one directory"):
+    tokenizers.load(path).save(tmp_path)
+
+
+def test_broken_files_are_named(made, tmp_path):
+  """Missing, cut short, of another kind, or huge: one sentence that names the file."""
+  path = tmp_path / "tokenizer.json"
+  with pytest.raises(FileNotFoundError, match=re.escape(f"{path}: no tokenizer here")):
+    tokenizers.load(path)
+  whole = made["gpt2"].to_str()
+  broken = ["", "{", "[]", "null", "{}", whole[:-9], whole[: len(whole) // 2], '{"model": 3}']
+  for text in [*broken, whole.replace("BPE", "XPE"), "\x00" * 9]:
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}: not a whole tokenizer.json")):
+      tokenizers.load(path)
+  path.write_bytes(b"\xff\xfe{}")
+  with pytest.raises(ValueError, match=r"tokenizer\.json: not a whole tokenizer\.json"):
+    tokenizers.load(path)
+  path.write_text(whole)
+  config = tmp_path / "tokenizer_config.json"
+  for text in ('{"eos_token": ', "[1]"):
+    config.write_text(text)
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json beside it"):
+      tokenizers.load(path)
+  other = tmp_path / "vocabulary.tiktoken"
+  other.write_text("IQ== 0\nIg== 1\n")
+  with pytest.raises(ValueError, match=r"vocabulary\.tiktoken: not a SentencePiece model"):
+    tokenizers.load(other)
+  for name in ("tokenizer.json", "tokenizer.model"):
+    with (tmp_path / name).open("wb") as file:
+      file.truncate(2**30)  # no blocks on the disk
+    with pytest.raises(ValueError, match="1073741824 bytes; no tokenizer has more"):
+      tokenizers.load(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+  path = pathlib.Path(os.environ.get("PRM_JAX_SMOLLM2", ""))
+  if not path.is_file():
+    pytest.skip("PRM_JAX_SMOLLM2 names no file; scripts/fetch_smollm2.py --output=DIR fetches it")
+  return path
+
+
+def test_real_smollm2_ids(smollm2):
+  """The real vocabulary, from GGUF: checked-in ids, nothing before a text, `<|im_end|>` ends it."""
+  tokenizer = tokenizers.load(smollm2)
+  assert {text: tokenizer.encode(text) for text in GOLDEN} == GOLDEN
+  assert all(tokenizer.decode(ids) == text for text, ids in GOLDEN.items())
+  assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (49152, None, 2)
+  assert tokenizer.encode("<|im_start|>user\n", special=True)[0] == 1
+
+
+@pytest.mark.shared_data
+def test_real_smollm2_ids_are_the_references(smollm2, prm800k_sample, tmp_path):
+  """Problems and steps of PRM800K: the ids of transformers, for the GGUF and for what we save.
+
+  transformers gives the GGUF the pre-tokenizer of GPT-2; the model was published with digits split
+  off first, which differs where several white space characters stand before a digit.
+  """
+  transformers = pytest.importorskip(
+    "transformers", reason="the `reference` extra is not installed"
+  )
+  tokenizer = tokenizers.load(smollm2)
+  reference = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+  texts = list(GOLDEN)
+  for _, _, row in json_lines.read(prm800k_sample / "phase2_test.jsonl"):
+    texts.append(row["question"]["problem"])
+    texts += [c["text"] for s in row["label"]["steps"] for c in s["completions"] or ()]
+  simple = [text for text in texts if not re.search(r"\s\s\d|[½²]", text)]
+  assert len(texts) > 1000 and len(simple) > 0.9 * len(texts)
+  assert reference(simple)["input_ids"] == [tokenizer.encode(text) for text in simple]
+  reference.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+  )
+  assert reference(texts)["input_ids"] == [tokenizer.encode(text) for text in texts]
+  tokenizer.save(tmp_path)
+  saved = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  assert saved(texts)["input_ids"] == [tokenizer.encode(text) for text in texts]
+  assert saved.eos_token_id == tokenizer.eos_id
