@@ -98,6 +98,7 @@ class Model(Checked):
   rope_low_factor: Positive = 1.0
   rope_high_factor: Positive = 4.0
   rope_original_length: Count = 8192  # tokens of the context before it was extended
+  context_length: Whole = 0  # tokens the model was made for, for whom it is exported to; 0: unknown
   scale_embeddings: bool = False  # by sqrt(width) (Gemma)
   tied_embeddings: bool = True  # the language-model head is the embedding
   logit_softcap: NonNegative = 0.0  # of next-token logits (Gemma 2); 0: none

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 MASKED = -jnp.inf  # every token sees itself, so no softmax is over nothing
 BLOCK = 128  # queries, at least, that share one range of keys
-BLOCKS = 8  # at most: each is compiled on its own
+BLOCKS = 4  # at most: each is compiled on its own
 LONG = 512  # tokens from which a row is worth splitting
 
 
