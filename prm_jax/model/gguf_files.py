@@ -116,7 +116,7 @@ class _Cursor:
       return count
     if kind not in SCALARS:
       raise ValueError(f"{self.path}: an array of type {kind} in the metadata cannot be read")
-    layout = np.dtype("<" + {"?": "?", **{c: c for c in "BbHhIifQqd"}}[SCALARS[kind]])
+    layout = np.dtype("<" + SCALARS[kind])  # struct and numpy name these alike
     count = self.number("Q")
     start = self.skip(count * layout.itemsize)
     return np.frombuffer(self.data, layout, count, start).copy()
@@ -251,8 +251,9 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
     "rope_theta": _short(get("rope.freq_base", 10_000.0)),
     "tie_word_embeddings": "output.weight" not in header.tensors,
     "hidden_act": "silu",
-    "attention_bias": family == "llama" and "blk.0.attn_q.bias" in header.tensors,
   }
+  if family in ("llama", "qwen3"):  # Qwen2 has biases always
+    config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
   for token in ("bos", "eos", "padding"):
     if (value := metadata.get(f"tokenizer.ggml.{token}_token_id")) is not None:
       config[f"{token[:3]}_token_id"] = value
@@ -264,8 +265,10 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
   config["rope_scaling"] = _rope_scaling(path, header, config, get)
   if family.startswith("gemma"):
     config |= _gemma(family, config, get)
-  elif get("attention.sliding_window", None):
-    config |= {"sliding_window": get("attention.sliding_window"), "use_sliding_window": True}
+  elif window := get("attention.sliding_window", None):
+    config |= {"sliding_window": window, "use_sliding_window": True}
+    if family == "llama":  # llama.cpp has no name of its own for Mistral
+      config["model_type"] = "mistral"
   return config
 
 

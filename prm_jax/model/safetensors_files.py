@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import struct
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -187,3 +188,68 @@ def _sharded(directory: pathlib.Path) -> dict[str, Tensor]:
   if absent := sorted(names.keys() - found.keys()):
     raise ValueError(f"{index}: {len(absent):,} tensors are in no file: {', '.join(absent[:10])}")
   return found
+
+
+# (name, shape, dtype, function that gives the value): a tensor that need not be in memory yet
+Listed = tuple[str, tuple[int, ...], np.dtype, Callable[[], np.ndarray]]
+
+
+def write_directory(directory: str | pathlib.Path, tensors: Iterable[Listed], limit: int) -> None:
+  """Writes tensors to `directory`, one in memory at a time.
+
+  One file, or shards of at most `limit` bytes (a tensor larger than that has one of its own) and
+  their index.
+
+  Raises:
+    OSError: a file cannot be written.
+  """
+  directory = pathlib.Path(directory)
+  shards: list[list[Listed]] = []
+  room = 0
+  for each in tensors:
+    nbytes = _nbytes(each)
+    if not shards or nbytes > room:
+      shards.append([])
+      room = limit
+    shards[-1].append(each)
+    room -= nbytes
+  if len(shards) == 1:
+    _write(directory / SINGLE, shards[0])
+    return
+  places = {}
+  for i, shard in enumerate(shards, 1):
+    file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+    _write(directory / file, shard)
+    places |= {name: file for name, *_ in shard}
+  total = sum(map(_nbytes, itertools.chain(*shards)))
+  index = {"metadata": {"total_size": total}, "weight_map": places}
+  with json_lines.written(directory / INDEX) as file:
+    json.dump(index, file, indent=2)
+
+
+def _nbytes(listed: Listed) -> int:
+  _, shape, dtype, _ = listed
+  return math.prod(shape) * dtype.itemsize
+
+
+def _write(path: pathlib.Path, tensors: list[Listed]) -> None:
+  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+  at = 0
+  for each in tensors:
+    name, shape, dtype, _ = each
+    end = at + _nbytes(each)
+    header[name] = {
+      "dtype": CODES[dtype.name],
+      "shape": list(shape),
+      "data_offsets": [at, end],
+    }
+    at = end
+  text = json.dumps(header).encode()
+  text += b" " * (-len(text) % 8)
+  with json_lines.written(path, "wb") as file:
+    file.write(struct.pack("<Q", len(text)) + text)
+    for _, shape, dtype, value in tensors:
+      array = np.ascontiguousarray(value(), dtype)
+      if array.shape != shape:
+        raise ValueError(f"{path}: a tensor of shape {array.shape} where {shape} was announced")
+      file.write(array.reshape(-1).view(np.uint8).data)

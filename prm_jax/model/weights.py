@@ -318,12 +318,20 @@ def _put_layer(sharding: jax.sharding.Sharding) -> Any:
 def _place(
   row: Row, tensor: Tensor, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding
 ) -> jax.Array:
-  """A tensor on the devices; of a file in memory's map, each device reads its part only."""
+  """A tensor on the devices of this process; one shard at a time is in the host's memory.
+
+  Of a mapped file only the pages of these shards are read.
+  """
   value = row.to_ours(tensor.read(), shape)
-  placed = jax.make_array_from_callback(
-    shape, sharding, lambda index: np.array(value[index], dtype, order="C")
-  )
-  return jax.block_until_ready(placed)  # or the host would hold the next ones too
+  devices: dict[str, tuple[Any, list[jax.Device]]] = {}
+  for device, index in sharding.addressable_devices_indices_map(shape).items():
+    devices.setdefault(str(index), (index, []))[1].append(device)
+  arrays = []
+  for index, copies in devices.values():
+    part = np.array(value[index], dtype, order="C")  # a copy: the file may change or go
+    arrays += [jax.device_put(part, device, may_alias=False) for device in copies]
+    jax.block_until_ready(arrays[-len(copies) :])
+  return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,0 +1,186 @@
+"""A trained model as a directory that transformers and vLLM open.
+
+`config.json`, `model.safetensors` (or shards), the tokenizer's files, and the step-token contract,
+in `prm_jax.json` and in config.json under "prm_jax".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from prm_jax import config as config_lib
+from prm_jax import json_lines
+from prm_jax.model import families, safetensors_files, weights
+from prm_jax.types import StepContract
+
+CONTRACT = "prm_jax.json"
+SHARD_BYTES = 5_000_000_000
+Kind = Literal["token-classification", "causal-lm"]
+# Families by the kinds that transformers has a class for (models/auto/modeling_auto.py).
+CLASSES = {
+  "token-classification": {
+    "llama": "LlamaForTokenClassification",
+    "mistral": "MistralForTokenClassification",
+    "qwen2": "Qwen2ForTokenClassification",
+    "qwen3": "Qwen3ForTokenClassification",
+    "gemma2": "Gemma2ForTokenClassification",
+  },
+  "causal-lm": {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+  },
+}
+
+
+def config_json(
+  config: config_lib.Model,
+  vocab_size: int,
+  contract: StepContract | None,
+  kind: Kind,
+  dtype: str,
+  tokens: Mapping[str, int | None],
+) -> dict[str, Any]:
+  """The config.json of an export.
+
+  Args:
+    contract: None only for a language model.
+    tokens: bos_token_id and the like.
+
+  Raises:
+    ValueError: no family has this configuration, or transformers has no class of this kind for it.
+  """
+  name = families.find(config)
+  if name not in CLASSES[kind]:
+    there = ", ".join(CLASSES[kind])
+    raise ValueError(
+      f"transformers has no {kind} class for {name}; there are {there}.  --kind=causal-lm exports "
+      "the trunk and the language-model head of every family"
+    )
+  out = families.write(config, vocab_size, name) | {
+    "architectures": [CLASSES[kind][name]],
+    "torch_dtype": dtype,
+    **{key: value for key, value in tokens.items() if value is not None},
+  }
+  if kind == "token-classification":
+    labels = contract.classes
+    out |= {
+      "num_labels": len(labels),
+      "id2label": {str(i): label for i, label in enumerate(labels)},
+      "label2id": {label: i for i, label in enumerate(labels)},
+      "classifier_dropout": 0.0,
+    }
+  if contract is not None:
+    out["prm_jax"] = dataclasses.asdict(contract)
+  return out
+
+
+def write(
+  directory: str | pathlib.Path,
+  params: Any,
+  config: config_lib.Model,
+  vocab_size: int,
+  *,
+  contract: StepContract | None,
+  kind: Kind = "token-classification",
+  dtype: str | None = None,
+  files: Mapping[str, bytes] | None = None,
+  tokens: Mapping[str, int | None] | None = None,
+  shard_bytes: int = SHARD_BYTES,
+) -> None:
+  """Writes the directory whole or not at all, holding one tensor at a time.
+
+  Args:
+    dtype: of the file's tensors, "float32" or "bfloat16"; None: those of the parameters.
+    files: the tokenizer's, by name.
+    tokens: bos_token_id and the like, for config.json.
+
+  Raises:
+    ValueError: see `config_json`.
+    OSError: the directory is there already, or cannot be written.
+  """
+  if kind == "token-classification" and contract is None:
+    raise ValueError("a token classifier is exported with its step-token contract")
+  trunk = np.dtype(weights.flatten(params)["embedding"].dtype).name
+  values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
+  left_out = {
+    "token-classification": ("lm_head.weight",),
+    "causal-lm": ("score.weight", "score.bias"),
+  }[kind]
+  listed = (
+    _cast(each, dtype) for each in weights.listing(params, config) if each[0] not in left_out
+  )
+  with written_directory(directory) as new:
+    safetensors_files.write_directory(new, listed, shard_bytes)
+    for name, data in (files or {}).items():
+      (new / name).write_bytes(data)
+    if contract is not None:
+      _write_json(new / CONTRACT, dataclasses.asdict(contract))
+    _write_json(new / "config.json", values)
+
+
+def _cast(listed: safetensors_files.Listed, dtype: str | None) -> safetensors_files.Listed:
+  name, shape, _, value = listed
+  if dtype is None:
+    return listed
+  wanted = np.dtype(jnp.dtype(dtype))
+  return name, shape, wanted, lambda: value().astype(wanted)
+
+
+def _write_json(path: pathlib.Path, value: Any) -> None:
+  path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+  """A new directory that takes its name only when the block ends well.
+
+  Raises:
+    FileExistsError: before the block: something is there, and it is not an empty directory.
+    OSError: it cannot be written.
+  """
+  path = pathlib.Path(os.path.abspath(path))
+  if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    raise FileExistsError(f"{path}: is there already; give the name of a new directory")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+  unfinished.mkdir()
+  try:
+    yield unfinished
+    os.replace(unfinished, path)
+  finally:
+    shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def read_contract(directory: str | pathlib.Path) -> StepContract:
+  """The step-token contract of an exported directory.
+
+  Raises:
+    ValueError: there is none in it, or it is broken.
+    OSError: it cannot be read.
+  """
+  path = pathlib.Path(directory) / CONTRACT
+  text = path.read_bytes()
+  values = json_lines.parse(text, str(path))
+  names = [field.name for field in dataclasses.fields(StepContract)]
+  if missing := sorted(set(names) - values.keys()):
+    raise ValueError(f"{path}: no {', '.join(missing)} in the step-token contract")
+  values = {name: values[name] for name in names}
+  for name in ("classes", "separator_ids"):
+    if not isinstance(values[name], list):
+      raise ValueError(f"{path}: {name}: expected a list, got {json_lines.show(values[name])}")
+    values[name] = tuple(values[name])
+  return StepContract(**values)

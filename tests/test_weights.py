@@ -1,0 +1,361 @@
+"""Public weights in and out: names, layouts, shardings, dtypes, and files that lie."""
+
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax import config as config_lib
+from prm_jax.model import safetensors_files, weights
+from prm_jax.training import mesh as mesh_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+VOCABULARY, CLASSES = 40, 3
+SHAPE = {"width": 16, "layers": 3, "heads": 4, "kv_heads": 2, "head_size": 4, "mlp_width": 24}
+FAMILIES = {
+  "llama": config_lib.Model(**SHAPE),
+  "untied": config_lib.Model(**SHAPE, tied_embeddings=False),
+  "mistral": config_lib.Model(**SHAPE, window=8),
+  "qwen2": config_lib.Model(**SHAPE, attention_bias=True),
+  "qwen3": config_lib.Model(**SHAPE, query_key_norm=True),
+  "gemma2": config_lib.Model(**SHAPE, norm_offset=True, post_norms=True),
+  "gemma3": config_lib.Model(**SHAPE, norm_offset=True, post_norms=True, query_key_norm=True),
+}
+LLAMA = FAMILIES["llama"]
+
+
+def abstract(config, dtype="float32", **mesh):
+  tree = mesh_lib.abstract_params(
+    config, VOCABULARY, CLASSES, mesh_lib.make_mesh(config_lib.Mesh(**mesh))
+  )
+  describe = lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+  return jax.tree.map(describe, tree)
+
+
+def public(config, dtype=np.float32, vocabulary=VOCABULARY):
+  """Random tensors of a model under their public names, written down apart from the table."""
+  c, D, F = config, config.width, config.mlp_width
+  N, K, H = config.heads * config.head_size, config.kv_heads * config.head_size, config.head_size
+  shapes = {"model.embed_tokens.weight": (vocabulary, D), "model.norm.weight": (D,)}
+  if not c.tied_embeddings:
+    shapes["lm_head.weight"] = (vocabulary, D)
+  for i in range(c.layers):
+    layer = {
+      "input_layernorm.weight": (D,),
+      "post_attention_layernorm.weight": (D,),
+      "self_attn.q_proj.weight": (N, D),
+      "self_attn.k_proj.weight": (K, D),
+      "self_attn.v_proj.weight": (K, D),
+      "self_attn.o_proj.weight": (D, N),
+      "mlp.gate_proj.weight": (F, D),
+      "mlp.up_proj.weight": (F, D),
+      "mlp.down_proj.weight": (D, F),
+    }
+    if c.attention_bias:
+      layer |= {f"self_attn.{x}_proj.bias": (s,) for x, s in zip("qkv", (N, K, K))}
+    if c.query_key_norm:
+      layer |= {"self_attn.q_norm.weight": (H,), "self_attn.k_norm.weight": (H,)}
+    if c.post_norms:
+      layer |= {f"{x}_feedforward_layernorm.weight": (D,) for x in ("pre", "post")}
+    shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+  random = np.random.default_rng(0)
+  return {name: random.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def listed(tensors):
+  return [(n, t.shape, t.dtype, lambda t=t: t) for n, t in tensors.items()]
+
+
+def save(directory, tensors, limit=10**9):
+  directory.mkdir(exist_ok=True)
+  safetensors_files.write_directory(directory, listed(tensors), limit)
+  return directory
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_go_in_and_out_unchanged(tmp_path, family):
+  """Every tensor of every family comes back under its name, bit for bit, and none else."""
+  config = FAMILIES[family]
+  given = public(config)
+  params = weights.load(save(tmp_path / "m", given), abstract(config, tensor=2), config)
+  back = dict(weights.unload(params, config))
+  zero = {"score.weight": (CLASSES, SHAPE["width"]), "score.bias": (CLASSES,)}
+  assert {n: t.shape for n, t in back.items() if n in zero and not t.any()} == zero
+  assert back.keys() == given.keys() | zero.keys()
+  for name, tensor in given.items():
+    np.testing.assert_array_equal(back[name], tensor, name)
+
+
+def test_layouts_are_those_of_the_mathematics(tmp_path):
+  """Public matrices are outputs by inputs, rows head by head; ours contract axes by name."""
+  given = public(LLAMA)
+  params = weights.load(save(tmp_path / "m", given), abstract(LLAMA), LLAMA)
+  x = np.random.default_rng(1).normal(size=SHAPE["width"]).astype(np.float32)
+  layer = "model.layers.1."
+  query = np.einsum("D,DNH->NH", x, params["blocks"]["query"][1])
+  expected = given[layer + "self_attn.q_proj.weight"] @ x
+  np.testing.assert_allclose(query, expected.reshape(query.shape), rtol=1e-5, atol=1e-5)
+  out = np.einsum("NH,NHD->D", query, params["blocks"]["output"][1])
+  expected = given[layer + "self_attn.o_proj.weight"] @ expected
+  np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+  np.testing.assert_allclose(
+    np.einsum("D,DF->F", x, params["blocks"]["up"][1]),
+    given[layer + "mlp.up_proj.weight"] @ x,
+    rtol=1e-5,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_dtypes_of_files_become_those_of_parameters(tmp_path, dtype):
+  """A file of any of the three floats fills float32 and bfloat16 parameters."""
+  given = public(LLAMA, jnp.dtype(dtype))
+  path = save(tmp_path / "m", given)
+  for wanted in ("float32", "bfloat16"):
+    params = weights.load(path, abstract(LLAMA, wanted), LLAMA)
+    assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype(wanted)}
+    expected = given["model.embed_tokens.weight"].astype(jnp.dtype(wanted))
+    np.testing.assert_array_equal(params["embedding"], expected)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"tensor": 2}, {"data": 2, "tensor": 4}])
+def test_every_sharding_holds_the_same_weights(tmp_path, mesh):
+  """The mesh decides where a parameter is, never what it is; shards are as declared."""
+  path = save(tmp_path / "m", public(LLAMA), limit=3000)
+  assert (path / safetensors_files.INDEX).is_file()
+  tree = abstract(LLAMA, **mesh)
+  params = weights.load(path, tree, LLAMA)
+  assert jax.tree.all(jax.tree.map(lambda x, a: x.sharding == a.sharding, params, tree))
+  for name, tensor in weights.unload(params, LLAMA):
+    if not name.startswith("score"):
+      np.testing.assert_array_equal(tensor, public(LLAMA)[name])
+
+
+def test_a_classifier_brings_its_head(tmp_path):
+  """score.* fills the step head if it fits; a head of other classes does not, and says nothing."""
+  given = public(LLAMA)
+  head = np.arange(CLASSES * 16, dtype=np.float32).reshape(CLASSES, 16)
+  fitting = given | {"score.weight": head, "score.bias": np.ones(CLASSES, np.float32)}
+  params = weights.load(save(tmp_path / "a", fitting), abstract(LLAMA), LLAMA)
+  np.testing.assert_array_equal(params["head"], head.T)
+  np.testing.assert_array_equal(params["head_bias"], np.ones(CLASSES))
+  params = weights.load(
+    save(tmp_path / "b", given | {"score.weight": head}), abstract(LLAMA), LLAMA
+  )
+  np.testing.assert_array_equal(params["head"], head.T)
+  assert not params["head_bias"].any()
+  other = save(tmp_path / "c", given | {"score.weight": head[:2]})
+  assert not weights.load(other, abstract(LLAMA), LLAMA)["head"].any()
+
+
+def test_names_of_other_savers_are_understood(tmp_path):
+  """A trunk saved alone, the text half of a model with pictures, and a spare head all load."""
+  given = public(LLAMA)
+  trunk = {n.removeprefix("model."): t for n, t in given.items()}
+  pictures = {f"language_model.{n}": t for n, t in given.items()}
+  pictures["vision_tower.patch.weight"] = np.ones(2, np.float32)
+  newer = {n.replace("model.", "model.language_model."): t for n, t in given.items()}
+  newer["model.vision_tower.patch.weight"] = np.ones(2, np.float32)
+  tied = given | {"lm_head.weight": given["model.embed_tokens.weight"]}
+  for i, tensors in enumerate((trunk, pictures, newer, tied)):
+    params = weights.load(save(tmp_path / str(i), tensors), abstract(LLAMA), LLAMA)
+    np.testing.assert_array_equal(params["embedding"], given["model.embed_tokens.weight"])
+
+
+def test_a_directory_of_another_model_lists_what_does_not_fit(tmp_path):
+  """Missing, unknown, wrongly shaped and quantised tensors are one error with at most ten names."""
+  given = public(FAMILIES["qwen2"])
+  with pytest.raises(ValueError, match=r"9 unknown: model\.layers\.0\.self_attn\.q_proj\.bias, "):
+    weights.load(save(tmp_path / "a", given), abstract(LLAMA), LLAMA)
+  config = FAMILIES["gemma2"]
+  with pytest.raises(ValueError, match=r"6 missing: .*pre_feedforward_layernorm"):
+    weights.load(save(tmp_path / "b", public(LLAMA)), abstract(config), config)
+  wrong = public(LLAMA)
+  wrong["model.norm.weight"] = np.ones(15, np.float32)
+  wrong["model.layers.0.mlp.up_proj.weight"] = np.ones((24, 16), np.int8)
+  with pytest.raises(ValueError) as error:
+    weights.load(save(tmp_path / "c", wrong), abstract(LLAMA), LLAMA)
+  assert "model.norm.weight [15], expected [16]" in str(error.value)
+  assert "mlp.up_proj.weight int8" in str(error.value)
+  only = {"model.norm.weight": np.ones(16, np.float32)}
+  with pytest.raises(ValueError, match=r"28 missing: (\S+, ){10}\.\.\.$"):
+    weights.load(save(tmp_path / "d", only), abstract(LLAMA), LLAMA)
+
+
+def test_tensors_that_the_caller_knows_are_left_alone(tmp_path):
+  """A readout with a head of its own names it, and reads it itself."""
+  given = public(LLAMA) | {"v_head.summary.weight": np.ones((1, 16), np.float32)}
+  path = save(tmp_path / "m", given)
+  with pytest.raises(ValueError, match=r"1 unknown: v_head\.summary\.weight"):
+    weights.load(path, abstract(LLAMA), LLAMA)
+  weights.load(path, abstract(LLAMA), LLAMA, others=("v_head.*",))
+  np.testing.assert_array_equal(weights.tensors(path)["v_head.summary.weight"].read(), [[1.0] * 16])
+
+
+def file_of(header, data=b""):
+  text = header if isinstance(header, bytes) else json.dumps(header).encode()
+  return struct.pack("<Q", len(text)) + text + data
+
+
+def entry(shape, begin, end, dtype="F32"):
+  return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+  ("content", "message"),
+  [
+    (b"", "cut off"),
+    (b"abc", "cut off"),
+    (struct.pack("<Q", 10**13) + b"{}", "claims a header of 10,000,000,000,000 bytes"),
+    (struct.pack("<Q", 2**64 - 1) + b"{}", "cut off"),
+    (file_of(b"{"), "not JSON"),
+    (file_of(b"[" * 100_000), "not JSON"),
+    (file_of(b"\xff\xfe"), "not JSON"),
+    (file_of([1]), "no object"),
+    (file_of(b'{"a":{}, "a":{}}'), "twice"),
+    (file_of({"a": 3}), "expected dtype, shape and data_offsets"),
+    (file_of({"a": entry([2], 0, 8, "F33")}, b"0" * 8), "dtype 'F33'"),
+    (file_of({"a": entry([2], 0, 8, ["F32"])}, b"0" * 8), "dtype"),
+    (file_of({"a": entry([-2], 0, 8)}, b"0" * 8), "shape"),
+    (file_of({"a": entry([True, 2], 0, 8)}, b"0" * 8), "shape"),
+    (file_of({"a": entry([2.0], 0, 8)}, b"0" * 8), "shape"),
+    (file_of({"a": entry([1] * 9, 0, 4)}, b"0" * 4), "shape"),
+    (file_of({"a": entry([2], 8, 0)}, b"0" * 8), "does not fill"),
+    (file_of({"a": entry([3], 0, 8)}, b"0" * 8), "does not fill"),
+    (file_of({"a": entry([2], 0, None)}, b"0" * 8), "data_offsets"),
+    (file_of({"a": entry([5 * 10**11, 5], 0, 10**13)}), "ends at byte 10,000,000,"),
+    (file_of({"a": entry([2], 0, 8)}, b"0" * 7), "cut off"),
+    (file_of({"a": entry([2], 0, 8)}, b"0" * 9), "after the last tensor"),
+    (file_of({"a": entry([1], 4, 8)}, b"0" * 8), "hole"),
+    (file_of({"a": entry([1], 0, 4), "b": entry([2], 0, 8)}, b"0" * 8), "overlap"),
+  ],
+)
+def test_headers_that_lie_are_errors_at_once(tmp_path, content, message):
+  """Whatever a file claims, nothing is allocated for it, and the message names the file."""
+  path = tmp_path / "model.safetensors"
+  path.write_bytes(content)
+  with pytest.raises(ValueError) as error:
+    safetensors_files.read_directory(tmp_path)
+  assert str(path) in str(error.value) and message in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_broken_files_are_errors_or_harmless(tmp_path_factory, data):
+  """A file with bytes changed or cut is a ValueError, or reads as tensors within the file."""
+  path = tmp_path_factory.getbasetemp() / "broken.safetensors"
+  whole = bytearray(
+    file_of({"a": entry([2, 3], 0, 24), "b": entry([4], 24, 32, "BF16")}, b"1" * 32)
+  )
+  for _ in range(data.draw(st.integers(1, 4))):
+    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+  path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+  try:
+    found = safetensors_files.read_file(path)
+  except ValueError as error:
+    assert str(path) in str(error)
+  else:
+    assert sum(tensor.read().nbytes for tensor in found.values()) <= len(whole)
+
+
+@pytest.mark.parametrize(
+  ("index", "message"),
+  [
+    ({}, "weight_map"),
+    ({"weight_map": {"a": "../x.safetensors"}}, "no safetensors file of this directory"),
+    ({"weight_map": {"a": "/etc/x.safetensors"}}, "no safetensors file of this directory"),
+    ({"weight_map": {"a": "x.bin"}}, "no safetensors file of this directory"),
+    ({"weight_map": {"a": 3}}, "no safetensors file of this directory"),
+    ({"weight_map": {"a": "gone.safetensors"}}, "missing"),
+    ({"weight_map": {"b": "one.safetensors"}}, "'a' is not there in"),
+    ({"weight_map": {"a": "one.safetensors", "c": "one.safetensors"}}, "in no file: c"),
+  ],
+)
+def test_an_index_names_files_of_its_directory_only(tmp_path, index, message):
+  """An index cannot lead out of the directory, and must agree with the files."""
+  (tmp_path / "one.safetensors").write_bytes(file_of({"a": entry([1], 0, 4)}, b"0000"))
+  (tmp_path / safetensors_files.INDEX).write_text(json.dumps(index))
+  with pytest.raises((ValueError, FileNotFoundError)) as error:
+    safetensors_files.read_directory(tmp_path)
+  assert message in str(error.value)
+
+
+def test_pickles_are_never_opened(tmp_path):
+  """A directory of pickled weights is an error that says why and how to convert it."""
+  (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+  with pytest.raises(ValueError, match=r"pytorch_model\.bin.*none is ever opened.*save_pretrained"):
+    weights.tensors(tmp_path)
+  with pytest.raises(FileNotFoundError, match="no such directory"):
+    weights.tensors(tmp_path / "nowhere")
+
+
+def test_the_format_is_that_of_its_own_library(tmp_path):
+  """What is written here, safetensors reads, and the other way round: shapes, dtypes, bits."""
+  library = pytest.importorskip("safetensors.numpy", reason="safetensors is a test-only extra")
+  given = {
+    "f": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "b": np.ones((3, 1), ml_dtypes.bfloat16),
+    "h": np.float16([1, 2]),
+    "empty": np.zeros((0, 4), np.float32),
+  }
+  ours = save(tmp_path / "ours", given) / "model.safetensors"
+  theirs = tmp_path / "theirs.safetensors"
+  library.save_file(given, theirs)
+  read = {name: t.read() for name, t in safetensors_files.read_file(theirs).items()}
+  for found in (library.load_file(ours), read):
+    assert found.keys() == given.keys()
+    for name, tensor in given.items():
+      assert found[name].dtype == tensor.dtype
+      np.testing.assert_array_equal(found[name], tensor)
+
+
+MEMORY = """
+import ctypes, gc, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from prm_jax import config as config_lib
+from prm_jax.model import weights
+from prm_jax.training import mesh as mesh_lib
+
+def memory(key):  # VmRSS: now, VmHWM: at most
+  return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key)) * 1024
+
+config = config_lib.Model(width=512, layers=12, heads=8, kv_heads=8, head_size=64, mlp_width=2048)
+abstract = mesh_lib.abstract_params(config, 16384, 3, mesh_lib.make_mesh(config_lib.Mesh()))
+jax.block_until_ready(weights.load(sys.argv[1], abstract, config))  # compiles, and is dropped
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)
+before = memory("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # the highest is counted anew
+params = weights.load(sys.argv[1], abstract, config)
+print(memory("VmHWM") - before, sum(x.nbytes for x in jax.tree.leaves(params)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_loading_takes_the_shards_and_one_tensor(tmp_path):
+  """The process grows by its shards and at most the largest tensor, not by the file again."""
+  config = config_lib.Model(width=512, layers=1, heads=8, kv_heads=8, head_size=64, mlp_width=2048)
+  shapes = {n: t.shape for n, t in public(config, vocabulary=16384).items()}
+  for i in range(1, 12):
+    shapes |= {n.replace(".0.", f".{i}."): s for n, s in shapes.items() if ".0." in n}
+  dtype = np.dtype(ml_dtypes.bfloat16)
+  tensors = [(n, s, dtype, lambda s=s: np.ones(s, dtype)) for n, s in shapes.items()]
+  safetensors_files.write_directory(tmp_path, tensors, 10**9)
+  done = subprocess.run(
+    [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
+  )
+  assert done.returncode == 0, done.stderr
+  growth, shards = map(int, done.stdout.split())
+  largest = 16384 * 512 * 4
+  # 16 MB for the interpreter's and the allocator's own
+  assert growth < shards + largest + 2**24, f"{growth / 2**20:.0f} MB for {shards / 2**20:.0f} MB"
