@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
+import shutil
 
 import jax
+import numpy as np
 from flax import nnx
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import trees
+from prm_jax.model import families, safetensors_files, weights
+from prm_jax.training import checkpoint, loop, mesh
 from prm_jax.training import step as step_lib
 from prm_jax.types import StepContract, StepTree
 
@@ -118,3 +124,34 @@ def model(seed: int = 0, num_classes: int = 3):
 
 def merged(seed: int = 0):
   return nnx.merge(*model(seed))
+
+
+def change(experiment: config_lib.Experiment, section: str, **values) -> config_lib.Experiment:
+  """The experiment with some fields of a section changed."""
+  changed = dataclasses.replace(getattr(experiment, section), **values)
+  return dataclasses.replace(experiment, **{section: changed})
+
+
+def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
+  """The state in a run's newest checkpoint, as numpy."""
+  with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
+    step, metadata = checkpointer.latest()
+    programs = loop.make_programs(metadata, mesh.make_mesh(config_lib.Mesh()))
+    return jax.tree.map(np.asarray, checkpointer.restore(step, programs.abstract))
+
+
+def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
+  """Writes the tiny model as a public Llama, as the hub has them; its parameters."""
+  abstract = jax.eval_shape(
+    functools.partial(step_lib.init_params, config=MODEL, vocab_size=vocab_size, num_classes=3),
+    jax.random.key(0),
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), abstract)
+  directory.mkdir()
+  trunk = {name: value for name, value in params.items() if not name.startswith("head")}
+  safetensors_files.write_directory(directory, weights.listing(trunk, MODEL), 2**30)
+  values = families.write(MODEL, vocab_size, "llama")
+  (directory / "config.json").write_text(json.dumps(values))
+  shutil.copyfile(tokenizer, directory / "tokenizer.model")
+  return params

@@ -18,11 +18,8 @@ import jax.numpy as jnp
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import weights
+from prm_jax.model import families, weights
 from prm_jax.training import checkpoint as checkpoint_lib
-
-# Fields of the section model that a directory says nothing about: choices of the run.
-CHOICES = {"dtype", "param_dtype", "remat", "unroll_layers"}
 
 
 def resolve(
@@ -39,13 +36,11 @@ def resolve(
   """
   if not c.init.checkpoint:
     return c
-  from prm_jax.model import families
-
   found = known or families.read(c.init.checkpoint).config
   default, choices = config_lib.Model(), {}
   for field in dataclasses.fields(c.model):
     name, value = field.name, getattr(c.model, field.name)
-    if name in CHOICES:
+    if name in families.CHOICES:
       choices[name] = value
     elif value not in (getattr(default, name), getattr(found, name)):
       raise ValueError(
@@ -81,8 +76,6 @@ def find(
   tokenizer = tokenizers.load(named)
   if not c.init.checkpoint:
     return c, tokenizer, tokenizer.vocab_size
-  from prm_jax.model import families
-
   rows = families.read(c.init.checkpoint).vocab_size
   if tokenizer.vocab_size > rows:
     raise ValueError(
