@@ -14,7 +14,6 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.training import checkpoint, loop, mesh, start
 
-
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
 
 
