@@ -6,6 +6,7 @@ and needs seconds for a vocabulary.  Layout: github.com/ggml-org/ggml/blob/maste
 
 from __future__ import annotations
 
+import collections
 import json
 import mmap
 import pathlib
@@ -88,6 +89,8 @@ def read(path: pathlib.Path) -> tuple[bytes, bytes]:
     )
   tokens, types = _vocabulary(fields, path)
   add_bos = fields.get("tokenizer.ggml.add_bos_token", pre in _ADD_BOS)
+  if not isinstance(add_bos, bool):
+    raise ValueError(f"{path}: tokenizer.ggml.add_bos_token={add_bos!r}: expected true or false")
   config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": add_bos}
   names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
   for name, short in names.items():
@@ -202,7 +205,7 @@ def _vocabulary(fields: dict[str, Any], path: pathlib.Path) -> tuple[list[str], 
   if not isinstance(types, list) or len(types) != len(tokens):
     raise ValueError(f"{path}: tokenizer.ggml.token_type is not a list of {len(tokens)} numbers")
   if len(set(tokens)) < len(tokens):
-    twice = next(token for i, token in enumerate(tokens) if token in set(tokens[:i]))
+    twice = collections.Counter(tokens).most_common(1)[0][0]
     raise ValueError(f"{path}: tokenizer.ggml.tokens has {json_lines.show(twice)} twice")
   return tokens, types
 
