@@ -5,6 +5,7 @@ import pathlib
 import struct
 
 import pytest
+import sentencepiece
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -137,6 +138,63 @@ def test_default_splits_as_llama_cpp_does(tmp_path, smollm):
   assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in TEXTS)
 
 
+def sentencepiece_gguf(directory, **options):
+  """A tiny SentencePiece model, and what llama.cpp's converter stores of it."""
+  stored = directory / "reference.model"
+  with stored.open("wb") as file:
+    sentencepiece.SentencePieceTrainer.Train(
+      sentence_iterator=iter(CORPUS),
+      model_writer=file,
+      vocab_size=420,
+      hard_vocab_limit=False,
+      model_type="bpe",
+      byte_fallback=True,
+      normalization_rule_name="identity",
+      remove_extra_whitespaces=False,
+      user_defined_symbols=["\n\n", "\u2581\u2581\u2581", "<turn>"],
+      minloglevel=2,
+      **options,
+    )
+  model = sentencepiece.SentencePieceProcessor(str(stored))
+  tokens = [model.IdToPiece(i) for i in range(len(model))]
+  tests = {3: model.IsControl, 2: model.IsUnknown, 6: model.IsByte, 5: model.IsUnused}
+  types = [next((t for t, test in tests.items() if test(i)), 1) for i in range(len(model))]
+  for name in ("\n\n", "\u2581\u2581\u2581", "<turn>"):
+    types[tokens.index(name)] = USER_DEFINED
+  tokens[tokens.index("\u2581\u2581\u2581")] = "   "
+  changes = {
+    "tokens": tokens,
+    "token_type": types,
+    "scores": [model.GetScore(i) for i in range(len(model))],
+    "bos_token_id": model.bos_id(),
+    "eos_token_id": model.eos_id(),
+    "unknown_token_id": model.unk_id(),
+    "merges": None,
+  }
+  return model, changes
+
+
+@pytest.mark.parametrize("gemma", [False, True])
+def test_sentencepiece_vocabularies(tmp_path, smollm, gemma):
+  """Of a "llama" kind (Llama 2, Mistral, Gemma) the ids are those of the SentencePiece model."""
+  numbers = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "add_dummy_prefix": False}
+  reference, changes = sentencepiece_gguf(tmp_path, **(numbers if gemma else {}))
+  changes |= {"model": "llama", "add_space_prefix": not gemma}
+  tokenizer = tokenizers.load(written(tmp_path / "m.gguf", smollm, "default", **changes))
+  for text in [*TEXTS, "a    b", "   c<turn>d\n\n\ne"]:
+    assert tokenizer.encode(text) == reference.EncodeAsIds(text), text
+    assert tokenizer.decode(tokenizer.encode(text)) == reference.DecodeIds(tokenizer.encode(text))
+  assert (tokenizer.bos_id, tokenizer.eos_id) == (reference.bos_id(), reference.eos_id())
+  tokenizer.save(tmp_path / "saved")
+  again = tokenizers.load(tmp_path / "saved")
+  assert (again.hash, again.bos_id, again.eos_id) == (
+    tokenizer.hash,
+    tokenizer.bos_id,
+    tokenizer.eos_id,
+  )
+  assert again.encode(TEXTS[-1]) == tokenizer.encode(TEXTS[-1])
+
+
 def test_what_the_file_says_of_the_first_token_holds(tmp_path, smollm):
   """`add_bos_token` of the file goes before the family's habit."""
   for pre, add, expected in [("smollm", True, 1), ("llama-bpe", False, None)]:
@@ -147,7 +205,9 @@ def test_what_the_file_says_of_the_first_token_holds(tmp_path, smollm):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"model": "bert"}, "tokenizer.ggml.model='bert': only"),
+    ({"model": "bert"}, "tokenizer.ggml.model='bert': byte-level BPE"),
+    ({"model": "llama"}, "tokenizer.ggml.scores is not a list of"),
+    ({"token_type": [9, 1]}, "tokenizer.ggml.token_type is not a list of"),
     ({"model": None}, "tokenizer.ggml.model=None"),
     ({"pre": "new-one"}, "tokenizer.ggml.pre='new-one': known are gpt-2"),
     ({"pre": None}, "tokenizer.ggml.pre=None"),

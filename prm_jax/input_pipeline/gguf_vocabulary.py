@@ -1,4 +1,4 @@
-"""Vocabularies in GGUF files (llama.cpp), as the `tokenizer.json` their models were published with.
+"""Vocabularies in GGUF files (llama.cpp), as the files their models were published with.
 
 Only the metadata are read, by this file itself: the `gguf` package makes an array of every string
 and needs seconds for a vocabulary.  Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
@@ -29,7 +29,13 @@ _SCALARS = {
   12: "d",
 }
 _STRING, _ARRAY = 8, 9
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type; 1 is an ordinary token
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = (
+  2,
+  3,
+  4,
+  6,
+)  # of tokenizer.ggml.token_type; 1 is an ordinary token
+_TYPES = set(range(1, 7))
 _LLAMA3 = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -67,73 +73,37 @@ _ADD_BOS = _WHOLE_WORDS  # where the file does not say
 _NFC = {"qwen2", "deepseek-r1-qwen"}
 
 
-def read(path: pathlib.Path) -> tuple[bytes, bytes]:
-  """The bytes of an equivalent `tokenizer.json` and `tokenizer_config.json`; always the same bytes.
+def read(path: pathlib.Path) -> dict[str, bytes]:
+  """An equivalent `tokenizer.json` or `tokenizer.model`, and `tokenizer_config.json`, by name.
+
+  The same file always gives the same bytes.
 
   Raises:
-    ValueError: not a whole GGUF file, or a kind of vocabulary that is not byte-level BPE with a
-      pre-tokenizer known here.
+    ValueError: not a whole GGUF file, or a vocabulary that is neither byte-level BPE with a
+      pre-tokenizer known here ("gpt2") nor SentencePiece BPE ("llama").
     OSError: it cannot be read.
   """
   fields = metadata(path, "tokenizer.")
   kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-  if kind != "gpt2":
+  if kind not in ("gpt2", "llama"):
     raise ValueError(
-      f"{path}: tokenizer.ggml.model={kind!r}: only byte-level BPE ('gpt2') is read from GGUF; "
-      "give the model's tokenizer.json or tokenizer.model instead"
+      f"{path}: tokenizer.ggml.model={kind!r}: byte-level BPE ('gpt2') and SentencePiece BPE "
+      "('llama') are read from GGUF; give the model's tokenizer.json or tokenizer.model instead"
     )
-  if pre not in _SPLITS:
+  if kind == "gpt2" and pre not in _SPLITS:
     raise ValueError(
       f"{path}: tokenizer.ggml.pre={pre!r}: known are {', '.join(_SPLITS)}; give the model's "
       "tokenizer.json instead"
     )
   tokens, types = _vocabulary(fields, path)
-  add_bos = fields.get("tokenizer.ggml.add_bos_token", pre in _ADD_BOS)
-  if not isinstance(add_bos, bool):
-    raise ValueError(f"{path}: tokenizer.ggml.add_bos_token={add_bos!r}: expected true or false")
-  config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": add_bos}
-  names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-  for name, short in names.items():
-    number = fields.get(f"tokenizer.ggml.{name}_token_id")
-    if number is not None:
-      if not isinstance(number, int) or not 0 <= number < len(tokens):
-        raise ValueError(f"{path}: tokenizer.ggml.{name}_token_id={number} of {len(tokens)} tokens")
-      config[f"{short}_token"] = tokens[number]
-  if add_bos and "bos_token" not in config:
-    raise ValueError(f"{path}: tokenizer.ggml.add_bos_token without tokenizer.ggml.bos_token_id")
-  if isinstance(fields.get("tokenizer.chat_template"), str):
-    config["chat_template"] = fields["tokenizer.chat_template"]
-  vocabulary = {token: i for i, token in enumerate(tokens)}
-  added = [
-    {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False}
-    | {"normalized": False, "special": type_ != _USER_DEFINED}
-    for i, type_ in enumerate(types)
-    if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)
-  ]
-  whole = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": added,
-    "normalizer": {"type": "NFC"} if pre in _NFC else None,
-    "pre_tokenizer": _pre_tokenizer(_SPLITS[pre]),
-    "post_processor": _template(config["bos_token"], vocabulary) if add_bos else None,
-    "decoder": _byte_level(use_regex=True),
-    "model": {
-      "type": "BPE",
-      "dropout": None,
-      "unk_token": None,
-      "continuing_subword_prefix": None,
-      "end_of_word_suffix": None,
-      "fuse_unk": False,
-      "byte_fallback": False,
-      "ignore_merges": pre in _WHOLE_WORDS,
-      "vocab": vocabulary,
-      "merges": _merges(fields, path),
-    },
-  }
-  dump = lambda value, **options: json.dumps(value, ensure_ascii=False, **options).encode()
-  return dump(whole), dump(config, indent=2)
+  config = _config(fields, tokens, kind == "llama" or pre in _ADD_BOS, path)
+  if kind == "llama":
+    vocabulary = {"tokenizer.model": _sentencepiece(fields, tokens, types, config, path)}
+  else:
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"  # of transformers; any tokenizer.json
+    merges = _merges(fields, path)
+    vocabulary = {"tokenizer.json": _dump(_byte_level_bpe(pre, tokens, types, merges, config))}
+  return vocabulary | {"tokenizer_config.json": _dump(config, indent=2)}
 
 
 def metadata(path: pathlib.Path, prefix: str) -> dict[str, Any]:
@@ -202,8 +172,8 @@ class _Metadata:
 def _vocabulary(fields: dict[str, Any], path: pathlib.Path) -> tuple[list[str], list[int]]:
   tokens = _texts(fields, "tokenizer.ggml.tokens", path)
   types = fields.get("tokenizer.ggml.token_type", [1] * len(tokens))
-  if not isinstance(types, list) or len(types) != len(tokens):
-    raise ValueError(f"{path}: tokenizer.ggml.token_type is not a list of {len(tokens)} numbers")
+  if not isinstance(types, list) or len(types) != len(tokens) or not set(types) <= _TYPES:
+    raise ValueError(f"{path}: tokenizer.ggml.token_type is not a list of {len(tokens)} kinds, 1-6")
   if len(set(tokens)) < len(tokens):
     twice = collections.Counter(tokens).most_common(1)[0][0]
     raise ValueError(f"{path}: tokenizer.ggml.tokens has {json_lines.show(twice)} twice")
@@ -223,6 +193,68 @@ def _texts(fields: dict[str, Any], key: str, path: pathlib.Path) -> list[str]:
   if not isinstance(values, list) or not values or not all(type(v) is str for v in values):
     raise ValueError(f"{path}: {key} is not a list of texts")
   return values
+
+
+def _config(
+  fields: dict[str, Any], tokens: list[str], add_bos: bool, path: pathlib.Path
+) -> dict[str, Any]:
+  """What `tokenizer_config.json` says; `add_bos`: where the file does not."""
+  add_bos = fields.get("tokenizer.ggml.add_bos_token", add_bos)
+  if not isinstance(add_bos, bool):
+    raise ValueError(f"{path}: tokenizer.ggml.add_bos_token={add_bos!r}: expected true or false")
+  config: dict[str, Any] = {"add_bos_token": add_bos}
+  for name, short in {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}.items():
+    number = fields.get(f"tokenizer.ggml.{name}_token_id")
+    if number is not None:
+      if not isinstance(number, int) or not 0 <= number < len(tokens):
+        raise ValueError(f"{path}: tokenizer.ggml.{name}_token_id={number} of {len(tokens)} tokens")
+      config[f"{short}_token"] = tokens[number]
+  if add_bos and "bos_token" not in config:
+    raise ValueError(f"{path}: tokenizer.ggml.add_bos_token without tokenizer.ggml.bos_token_id")
+  if isinstance(fields.get("tokenizer.chat_template"), str):
+    config["chat_template"] = fields["tokenizer.chat_template"]
+  return config
+
+
+def _byte_level_bpe(
+  pre: str, tokens: list[str], types: list[int], merges: list[list[str]], config: dict[str, Any]
+) -> dict[str, Any]:
+  """The content of a `tokenizer.json`."""
+  vocabulary = {token: i for i, token in enumerate(tokens)}
+  added = [
+    {"id": i, "content": tokens[i], "single_word": False, "lstrip": False, "rstrip": False}
+    | {"normalized": False, "special": type_ != _USER_DEFINED}
+    for i, type_ in enumerate(types)
+    if type_ in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+  ]
+  return {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": added,
+    "normalizer": {"type": "NFC"} if pre in _NFC else None,
+    "pre_tokenizer": _pre_tokenizer(_SPLITS[pre]),
+    "post_processor": (
+      _template(config["bos_token"], vocabulary) if config["add_bos_token"] else None
+    ),
+    "decoder": _byte_level(use_regex=True),
+    "model": {
+      "type": "BPE",
+      "dropout": None,
+      "unk_token": None,
+      "continuing_subword_prefix": None,
+      "end_of_word_suffix": None,
+      "fuse_unk": False,
+      "byte_fallback": False,
+      "ignore_merges": pre in _WHOLE_WORDS,
+      "vocab": vocabulary,
+      "merges": merges,
+    },
+  }
+
+
+def _dump(value: Any, **options: Any) -> bytes:
+  return json.dumps(value, ensure_ascii=False, **options).encode()
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
@@ -252,3 +284,54 @@ def _template(bos: str, vocabulary: dict[str, int]) -> dict[str, Any]:
     "pair": [first, a, first, b],
     "special_tokens": {bos: token},
   }
+
+
+def _sentencepiece(
+  fields: dict[str, Any],
+  tokens: list[str],
+  types: list[int],
+  config: dict[str, Any],
+  path: pathlib.Path,
+) -> bytes:
+  """A SentencePiece model: its types of pieces have the numbers that GGUF gives them.
+
+  GGUF keeps no normalization: Llama, Mistral and Gemma have none.  Field numbers:
+  github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto.
+  """
+  scores = fields.get("tokenizer.ggml.scores")
+  fits = isinstance(scores, list) and len(scores) == len(tokens)
+  if not fits or not all(type(score) is float and abs(score) < 1e38 for score in scores):
+    raise ValueError(f"{path}: tokenizer.ggml.scores is not a list of {len(tokens)} numbers")
+  pieces = []
+  for token, score, type_ in zip(tokens, scores, types):
+    if type_ == _USER_DEFINED:  # the converter wrote their spaces out
+      token = token.replace(" ", "\u2581")
+    pieces.append(_field(1, _field(1, token) + _field(2, score) + _field(3, type_)))
+  bpe, byte_fallback = _field(3, 2), _field(35, int(_BYTE in types))
+  numbers = {"unk": 45, "bos": 46, "eos": 47, "pad": 48}
+  if _UNKNOWN in types:
+    config = {"unk_token": tokens[types.index(_UNKNOWN)]} | config
+  names = [_field(i, config.get(f"{name}_token", "")) for name, i in numbers.items()]
+  prefix = _field(3, int(fields.get("tokenizer.ggml.add_space_prefix", True)))
+  merged = _field(4, int(fields.get("tokenizer.ggml.remove_extra_whitespaces", False)))
+  trainer = bpe + _field(4, len(tokens)) + byte_fallback + b"".join(names)
+  normalizer = _field(1, "identity") + prefix + merged + _field(5, 1)
+  return b"".join(pieces) + _field(2, trainer) + _field(3, normalizer)
+
+
+def _field(number: int, value: int | float | str | bytes) -> bytes:
+  """A field of a protocol buffer."""
+  if isinstance(value, float):
+    return _varint(number << 3 | 5) + struct.pack("<f", value)
+  if isinstance(value, int):
+    return _varint(number << 3) + _varint(value)
+  data = value.encode() if isinstance(value, str) else value
+  return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+  data = bytearray()
+  while value > 127:
+    data.append(value & 127 | 128)
+    value >>= 7
+  return bytes([*data, value])

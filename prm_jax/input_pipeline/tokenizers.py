@@ -76,8 +76,10 @@ def load(path: str | pathlib.Path) -> Tokenizer:
   with _present(path).open("rb") as file:
     start = file.read(4)
   if path.suffix == ".gguf" or start == b"GGUF":
-    data, config = gguf_vocabulary.read(path)
-    return tokenizer_json.TokenizerJson(data, {tokenizer_json.CONFIG: config}, str(path))
+    files = gguf_vocabulary.read(path)
+    if MODEL in files:
+      return SentencePiece(path, files)
+    return tokenizer_json.TokenizerJson(files.pop(tokenizer_json.FILE), files, str(path))
   if path.suffix == ".json" or start.lstrip()[:1] == b"{":
     return tokenizer_json.load(path)
   return SentencePiece(path)
@@ -92,9 +94,12 @@ class SentencePiece:
   encoded on its own.
   """
 
-  def __init__(self, path: str | pathlib.Path):
+  def __init__(self, path: str | pathlib.Path, files: dict[str, bytes] | None = None):
+    """`files`: what a GGUF file at `path` holds, by name."""
     path = _present(pathlib.Path(path))
-    self._data = tokenizer_json.read_bytes(path)
+    given = tokenizer_json.companions(path) if files is None else files
+    self._companions = {name: data for name, data in given.items() if name != MODEL}
+    self._data = tokenizer_json.read_bytes(path) if files is None else files[MODEL]
     self._model = sentencepiece.SentencePieceProcessor()
     try:
       self._model.LoadFromSerializedProto(self._data)
@@ -103,10 +108,10 @@ class SentencePiece:
     self.path = path
     self.vocab_size = self._model.vocab_size()
     self.hash = hashlib.sha256(self._data).hexdigest()
-    self._companions = tokenizer_json.companions(path)
-    given = self._companions.get(tokenizer_json.CONFIG, b"{}")
-    config = tokenizer_json.parse(given, f"{path}: {tokenizer_json.CONFIG} beside it")
-    self._refuse_additions(config)
+    config = self._companions.get(tokenizer_json.CONFIG, b"{}")
+    config = tokenizer_json.parse(config, f"{path}: {tokenizer_json.CONFIG} beside it")
+    if files is None:
+      self._refuse_additions(config)
     bos, eos = self._model.bos_id(), self._model.eos_id()
     self.bos_id = bos if bos >= 0 and config.get("add_bos_token") is not False else None
     end = self._id(tokenizer_json.token_name(config, "eos_token"))
