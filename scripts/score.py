@@ -1,6 +1,8 @@
-"""Scores candidate solutions with a trained model.
+"""Scores candidate solutions with a trained model, or with a published one.
 
   python scripts/score.py --checkpoint=runs/prm --input=samples.jsonl --output=scored.jsonl
+  python scripts/score.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm --dtype=bfloat16 \\
+    --input=samples.jsonl --output=scored.jsonl
 
 Input: JSON lines (plain or .gz), one candidate each, with `problem` and `steps` (or `text`, which
 is split at the model's separator); every other key is kept.  Output: the same lines with
@@ -8,6 +10,11 @@ is split at the model's separator); every other key is kept.  Output: the same l
 of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P(positive) +
 P(neutral) (paper section 2.6 and F.2); of P(positive) alone if the model's recipe counts neutral as
 negative (then give rerank.py --neutral=negative).
+
+A published model is a directory of the hub (config.json, safetensors, tokenizer); its readout says
+how it is prompted and where its probabilities stand: qwen2.5-math-prm, math-shepherd, rlhflow,
+skywork-o1-prm or trl.  They have two classes; "0" gets probability 0.  A directory that was
+exported by this project needs no readout.  With --model, OUTPUT.contract.json says what was read.
 """
 
 import dataclasses
@@ -17,6 +24,7 @@ import os
 import pathlib
 import sys
 import time
+from typing import Literal
 
 from prm_jax import config as config_lib
 
@@ -25,57 +33,31 @@ CHUNK = 16_384  # lines in memory at once
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  checkpoint: str  # work directory of train.py
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # the same with scores
+  checkpoint: str = ""  # work directory of train.py
+  model: str = ""  # or directory of a published or exported model
+  readout: str = ""  # of a published model
+  dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
+  # Of a published model: text between steps (\n is a line break); by default its authors'.
+  separator: str = ""
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  import numpy as np
-  import tqdm
-
   from prm_jax import json_lines
-  from prm_jax.scoring import candidates
-  from prm_jax.scoring import rows as rows_lib
-  from prm_jax.scoring.score import Scorer
 
+  if bool(args.checkpoint) == bool(args.model):
+    raise SystemExit("score.py: give one of --checkpoint=DIR and --model=DIR")
   try:
     # The output first: a place that cannot be written is an error before any work.
     with json_lines.written(args.output) as out:
-      scorer = Scorer.load(args.checkpoint)
-      process = scorer.contract.objective == "process"
-      right = candidates.right_classes(scorer.contract)
-      started, count, steps = time.perf_counter(), 0, 0
-      bar = tqdm.tqdm(
-        total=os.path.getsize(args.input), unit="B", unit_scale=True, disable=None, desc="scoring"
-      )
-      with bar:
-        lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
-        while chunk := list(itertools.islice(lines, CHUNK)):
-          solutions = [
-            candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
-            for number, _, record in chunk
-          ]
-          try:
-            scores = scorer.probabilities(solutions)
-          except rows_lib.SolutionError as error:
-            raise json_lines.BadLine(f"{args.input}:{chunk[error.index][0]}: {error}") from error
-          for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
-            record["steps"] = texts
-            chance = float(np.prod(probabilities[:, right].sum(1)))
-            if process:
-              record["rating_probs"] = [
-                dict(zip(scorer.contract.classes, map(float, p))) for p in probabilities
-              ]
-              record["prm_score"] = chance
-            else:
-              record["orm_score"] = chance
-            out.write(json.dumps(record, ensure_ascii=False) + "\n")
-            steps += len(probabilities)
-          count += len(chunk)
-        if not count:
-          raise ValueError(f"{args.input}: empty")
+      scorer, facts = load(args)
+      started = time.perf_counter()
+      count, steps = score(args, scorer, out)
+      if facts:
+        with json_lines.written(f"{args.output}.contract.json") as beside:
+          beside.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
   except (ValueError, OSError) as error:
     raise SystemExit(f"score.py: {error}") from error
   seconds = time.perf_counter() - started
@@ -83,6 +65,72 @@ def main() -> None:
     f"{count:,} solutions, {steps:,} probabilities in {seconds:.1f} s -> {args.output}",
     file=sys.stderr,
   )
+
+
+def load(args: Args):
+  """The scorer, and what is to be said beside the output (None: the checkpoint says it)."""
+  from prm_jax.model import export
+  from prm_jax.scoring import published
+  from prm_jax.scoring.score import Scorer
+
+  separator = args.separator.replace("\\n", "\n")
+  if args.checkpoint:
+    if args.readout or separator or args.dtype != "float32":
+      raise ValueError(
+        "--readout, --separator and --dtype go with --model: a checkpoint has its own"
+      )
+    return Scorer.load(args.checkpoint), None
+  if (pathlib.Path(args.model) / export.CONTRACT).is_file() and not args.readout:
+    if separator:
+      raise ValueError(f"--separator: {args.model}/{export.CONTRACT} says which it is")
+    scorer = Scorer.load_export(args.model, args.dtype)
+    return scorer, published.describe(args.model, scorer.contract) | {"dtype": args.dtype}
+  scorer = published.PublishedScorer.load(args.model, args.readout, args.dtype, separator)
+  return scorer, scorer.facts()
+
+
+def score(args: Args, scorer, out) -> tuple[int, int]:
+  """Writes the scored lines; returns how many there are, and how many probabilities."""
+  import numpy as np
+  import tqdm
+
+  from prm_jax import json_lines
+  from prm_jax.scoring import candidates
+  from prm_jax.scoring.rows import SolutionError
+  from prm_jax.types import RATINGS
+
+  contract = scorer.contract
+  none = {str(rating): 0.0 for rating in RATINGS}
+  right = candidates.right_classes(contract)
+  count = steps = 0
+  size = os.path.getsize(args.input)
+  with tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None, desc="scoring") as bar:
+    lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
+    while chunk := list(itertools.islice(lines, CHUNK)):
+      solutions = [
+        candidates.solution(record, contract.separator, f"{args.input}:{number}")
+        for number, _, record in chunk
+      ]
+      try:
+        scores = scorer.probabilities(solutions)
+      except SolutionError as error:
+        raise json_lines.BadLine(f"{args.input}:{chunk[error.index][0]}: {error}") from error
+      for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
+        record["steps"] = texts
+        chance = float(np.prod(probabilities[:, right].sum(1)))
+        if contract.objective == "process":
+          record["rating_probs"] = [
+            none | dict(zip(contract.classes, map(float, p))) for p in probabilities
+          ]
+          record["prm_score"] = chance
+        else:
+          record["orm_score"] = chance
+        out.write(json.dumps(record, ensure_ascii=False) + "\n")
+        steps += len(probabilities)
+      count += len(chunk)
+  if not count:
+    raise ValueError(f"{args.input}: empty")
+  return count, steps
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers, trees
+from prm_jax.model import export, families, weights
 from prm_jax.scoring import rows
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import mesh as mesh_lib
@@ -36,9 +37,10 @@ class Scorer:
   contract: StepContract  # what its probabilities mean
   tokenizer: tokenizers.Tokenizer
   config: config_lib.Experiment
+  vocab_size: int  # rows of the embedding
   params: Any
   mesh: jax.sharding.Mesh
-  step: int  # of the checkpoint
+  step: int | None  # of the checkpoint; None: an export
 
   @classmethod
   def load(cls, workdir: str | pathlib.Path) -> Scorer:
@@ -56,14 +58,38 @@ class Scorer:
       if latest is None:
         raise FileNotFoundError(f"{workdir}/checkpoints: no finished checkpoint")
       step, metadata = latest
-      tokenizer = tokenizers.SentencePiece(workdir / checkpoint_lib.TOKENIZER)
+      tokenizer = tokenizers.load(workdir)
       check_contract(metadata.contract, tokenizer, workdir)
       mesh = mesh_lib.make_mesh(config_lib.Mesh())
       abstract = mesh_lib.abstract_params(
         metadata.config.model, metadata.vocab_size, len(metadata.contract.classes), mesh
       )
       params = checkpointer.restore_params(step, abstract)
-    return cls(metadata.contract, tokenizer, metadata.config, params, mesh, step)
+    vocab_size = metadata.vocab_size
+    return cls(metadata.contract, tokenizer, metadata.config, vocab_size, params, mesh, step)
+
+  @classmethod
+  def load_export(cls, directory: str | pathlib.Path, dtype: str = "float32") -> Scorer:
+    """Loads a directory that was exported for transformers, with its own contract.
+
+    Raises:
+      ValueError: the directory is no such model, or has no step head.
+      ContractError: its tokenizer is not the one it was trained with.
+      OSError: a file is missing or cannot be read.
+    """
+    contract = export.read_contract(directory)
+    if "score.weight" not in weights.tensors(directory):
+      raise ValueError(f"{directory}: no score.weight: exported without the step head")
+    tokenizer = tokenizers.load(directory)
+    check_contract(contract, tokenizer, directory)
+    preset = families.read(directory)
+    # Tied, so that no language-model head is looked for: scoring has no use for one.
+    model = dataclasses.replace(preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype)
+    mesh = mesh_lib.make_mesh(config_lib.Mesh())
+    abstract = mesh_lib.abstract_params(model, preset.vocab_size, len(contract.classes), mesh)
+    params = weights.load(directory, abstract, model)
+    config = config_lib.Experiment(model=model)
+    return cls(contract, tokenizer, config, preset.vocab_size, params, mesh, None)
 
   def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
     """Class probabilities of (problem, steps) pairs.
@@ -87,9 +113,7 @@ class Scorer:
 
   @functools.cached_property
   def _forward(self):
-    graphdef = step_lib.graph(
-      self.config.model, self.tokenizer.vocab_size, len(self.contract.classes)
-    )
+    graphdef = step_lib.graph(self.config.model, self.vocab_size, len(self.contract.classes))
     return jax.jit(
       functools.partial(step_lib.read_log_probs, graphdef=graphdef),
       out_shardings=mesh_lib.replicated(self.mesh),
