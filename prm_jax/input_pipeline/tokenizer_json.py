@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,8 +44,8 @@ class TokenizerJson:
     self._where = where
     self._companions = dict(companions or {})
     config = parse(self._companions.get(CONFIG, b"{}"), f"{where}: {CONFIG} beside it")
-    self._data = _with_added_tokens(data, config, where)
-    self._plain = _build(self._data, where)
+    self._plain = _build(data, where)
+    self._data = _with_added_tokens(self._plain, data, config, where)
     self._plain.encode_special_tokens = True  # special tokens in a text are encoded as its letters
     self.hash = hashlib.sha256(self._data).hexdigest()
     self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values()) + 1
@@ -162,12 +161,13 @@ def _build(data: bytes, where: str) -> tokenizers.Tokenizer:
   return tokenizer
 
 
-def _with_added_tokens(data: bytes, config: Mapping[str, Any], where: str) -> bytes:
-  """The file, with tokens that only `tokenizer_config.json` adds, as the reference adds them."""
+def _with_added_tokens(
+  tokenizer: tokenizers.Tokenizer, data: bytes, config: Mapping[str, Any], where: str
+) -> bytes:
+  """Adds the tokens that only `tokenizer_config.json` has, as the reference does; the new file."""
   given = config.get("added_tokens_decoder")
-  if not isinstance(given, dict) or not given:
+  if not isinstance(given, dict):
     return data
-  tokenizer = _build(data, where)
   missing = []
   for number, spec in given.items():
     name = token_name({"token": spec}, "token")
@@ -186,7 +186,4 @@ def _with_added_tokens(data: bytes, config: Mapping[str, Any], where: str) -> by
         f"{where}: {CONFIG} beside it gives {name!r} the id {number}, which would be "
         f"{tokenizer.token_to_id(name)}: the two files do not belong together"
       )
-  settings = json.loads(data)
-  whole = json.loads(tokenizer.to_str())
-  whole["truncation"], whole["padding"] = settings.get("truncation"), settings.get("padding")
-  return json.dumps(whole, ensure_ascii=False).encode()
+  return tokenizer.to_str().encode()
