@@ -73,6 +73,9 @@ class Data(Checked):
   eval_split: str = "test"  # split evaluated on during training
 
 
+PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")  # weights of a layer
+
+
 @dataclasses.dataclass(frozen=True)
 class Model(Checked):
   width: Count = 512
@@ -105,8 +108,15 @@ class Model(Checked):
   embedding_std: Positive = 0.02  # of the token embedding at initialisation
   dtype: Literal["float32", "bfloat16"] = "float32"  # of activations
   param_dtype: Literal["float32", "bfloat16"] = "float32"  # of parameters but the step head's
-  remat: bool = False  # recompute each layer in the backward pass
+  # What the backward pass recomputes of a layer: "none" of it; all but products of activations and
+  # weights ("dots_no_batch"); all but matrix products, those of attention too ("dots"); all of it.
+  remat: Literal["none", "dots", "dots_no_batch", "full"] = "none"
   unroll_layers: bool = False  # faster steps on CPU, slower compilation
+  # Low-rank factors beside the layers' weights (LoRA, arXiv:2106.09685), which then stay as they
+  # are: optim.trained="lora".  Their product counts lora_alpha / lora_rank.
+  lora_rank: Whole = 0  # 0: none
+  lora_alpha: Positive = 16.0
+  lora_targets: tuple[str, ...] = PROJECTIONS
 
   def __post_init__(self):
     super().__post_init__()
@@ -118,6 +128,20 @@ class Model(Checked):
       raise ValueError(
         f"model.head_size={self.head_size}: expected an even number, of which rotary positions "
         "turn one half against the other"
+      )
+    if not self.window_pattern or set(self.window_pattern) - set("sf"):
+      raise ValueError(
+        f"model.window_pattern={self.window_pattern!r}: expected letters s (sliding) and f (full)"
+      )
+    if self.rope_scaling == "llama3" and self.rope_high_factor <= self.rope_low_factor:
+      raise ValueError(
+        f"model.rope_high_factor={self.rope_high_factor}: expected above "
+        f"model.rope_low_factor={self.rope_low_factor}"
+      )
+    if unknown := set(self.lora_targets) - set(PROJECTIONS):
+      raise ValueError(
+        f"model.lora_targets={self.lora_targets!r}: {', '.join(sorted(unknown))} is none of "
+        f"{', '.join(PROJECTIONS)}"
       )
 
 
@@ -164,6 +188,14 @@ class Optim(Checked):
   b2: Decay = 0.98
   weight_decay: NonNegative = 0.05  # on matrices only
   clip_norm: Positive = 1.0  # global gradient norm
+  # What is trained; the rest has no gradient and no moments.  The step head always is; with it
+  # everything, nothing else, the last layers and the norm after them, or the factors of
+  # model.lora_rank.
+  trained: Literal["all", "head", "last_layers", "lora"] = "all"
+  last_layers: Count = 1  # how many
+  # Learning rates of these, as multiples of the others'; 0: not trained.
+  embedding_scale: NonNegative = 1.0
+  head_scale: NonNegative = 1.0  # of the step head, and of a language-model head of its own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +229,14 @@ class Experiment(Checked):
   optim: Optim = Optim()
   mesh: Mesh = Mesh()
   train: Train = Train()
+
+  def __post_init__(self):
+    super().__post_init__()
+    if (self.optim.trained == "lora") != (self.model.lora_rank > 0):
+      raise ValueError(
+        f"optim.trained={self.optim.trained!r} with model.lora_rank={self.model.lora_rank}: "
+        'low-rank factors are there when, and only when, they are what is trained ("lora")'
+      )
 
 
 def read(path: str) -> Experiment:

@@ -4,9 +4,15 @@ RMSNorm, rotary positions, grouped-query attention, a gated feed-forward.  What 
 families apart is configuration, a field of `config.Model` each.  Each tensor is declared once, in
 a module's `__init__`, as (shape, fan-in, mesh axes).  Layers are stacked along a first axis and run
 by a scan; a layer that slides differs from a full one by a flag.
+
+Low-rank factors (LoRA) are parameters of the layers, `query_lora_in [L, D, r]` and `query_lora_out
+[L, r, N, H]` and so on.  Not by qwix, which would add them from outside: 0.1.8 traces modules one
+by one and fails on layers that are merged inside a scan (IndexError, with JAX 0.10 and 0.12).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +26,20 @@ from prm_jax.model import rotary
 
 ROWS = ("data", "fsdp")  # mesh axes over which the rows of a batch are split
 EVERYTHING = np.iinfo(np.int32).max  # the window of a layer without one
+POLICIES = {
+  "full": None,
+  "dots": jax.checkpoint_policies.dots_saveable,
+  "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+EQUATIONS = {  # of input and weight, for each of config.PROJECTIONS
+  "query": "BTD,DNH->BTNH",
+  "key": "BTD,DKH->BTKH",
+  "value": "BTD,DKH->BTKH",
+  "output": "BTNH,NHD->BTD",
+  "gate": "BTD,DF->BTF",
+  "up": "BTD,DF->BTF",
+  "down": "BTF,FD->BTD",
+}
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 
 
@@ -56,6 +76,16 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   return normal.astype(x.dtype) * scale.astype(x.dtype)
 
 
+def low_rank(equation: str) -> tuple[str, str, str, str]:
+  """Axes of a projection's input, of its weight that are summed over, of those left, of its output.
+
+  `BTNH,NHD->BTD` has BTNH, NH, D and BTD.
+  """
+  inputs, weight, output = equation.replace("->", ",").split(",")
+  summed = "".join(axis for axis in weight if axis in inputs)
+  return inputs, summed, weight[len(summed) :], output
+
+
 class Block(nnx.Module):
   """One layer: attention, then feed-forward, each added to the residual."""
 
@@ -79,7 +109,32 @@ class Block(nnx.Module):
       self.query_norm, self.key_norm = scale(H), scale(H)
     if c.post_norms:
       self.post_attention_norm, self.post_mlp_norm = scale(D), scale(D)
+    for name in c.lora_targets if c.lora_rank else ():
+      self.add_factors(name, rngs)
     self.config = c
+
+  def add_factors(self, name: str, rngs: nnx.Rngs) -> None:
+    """Low-rank factors of a weight, float32; the second is zero, so that nothing changes yet."""
+    param, rank = getattr(self, name), self.config.lora_rank
+    shape, axes = param.get_value().shape, param.get_metadata()["axes"]
+    inputs = len(EQUATIONS[name].split(",")[0]) - 2  # its axes that are summed over come first
+    std = float(np.prod(shape[:inputs])) ** -0.5
+    first = weight(rngs, (*shape[:inputs], rank), std, (*axes[:inputs], None))
+    second = constant(0, (rank, *shape[inputs:]), (None, *axes[inputs:]), "float32")
+    setattr(self, f"{name}_lora_in", first)
+    setattr(self, f"{name}_lora_out", second)
+
+  def project(self, x: jax.Array, name: str) -> jax.Array:
+    """The product with one of the layer's weights, and with its low-rank factors."""
+    c, equation = self.config, EQUATIONS[name]
+    y = jnp.einsum(equation, x, getattr(self, name)[...].astype(x.dtype))
+    if c.lora_rank and name in c.lora_targets:
+      inputs, summed, new, output = low_rank(equation)
+      low = getattr(self, f"{name}_lora_in")[...].astype(x.dtype)
+      low = jnp.einsum(f"{inputs},{summed}r->BTr", x, low)
+      high = getattr(self, f"{name}_lora_out")[...].astype(x.dtype)
+      y += c.lora_alpha / c.lora_rank * jnp.einsum(f"BTr,r{new}->{output}", low, high)
+    return y
 
   def __call__(
     self,
@@ -104,9 +159,7 @@ class Block(nnx.Module):
     sliding: jax.Array | bool,
   ) -> jax.Array:
     c, dtype = self.config, x.dtype
-    q = jnp.einsum("BTD,DNH->BTNH", x, self.query[...].astype(dtype))
-    k = jnp.einsum("BTD,DKH->BTKH", x, self.key[...].astype(dtype))
-    v = jnp.einsum("BTD,DKH->BTKH", x, self.value[...].astype(dtype))
+    q, k, v = (self.project(x, name) for name in ("query", "key", "value"))
     if c.attention_bias:
       q = q + self.query_bias[...].astype(dtype)
       k = k + self.key_bias[...].astype(dtype)
@@ -126,13 +179,12 @@ class Block(nnx.Module):
       scale=(c.attention_scalar or c.head_size) ** -0.5,
       softcap=c.attention_softcap,
     )
-    return jnp.einsum("BTNH,NHD->BTD", y, self.output[...].astype(dtype))
+    return self.project(y, "output")
 
   def feed_forward(self, x: jax.Array) -> jax.Array:
-    gate = jnp.einsum("BTD,DF->BTF", x, self.gate[...].astype(x.dtype))
-    up = jnp.einsum("BTD,DF->BTF", x, self.up[...].astype(x.dtype))
+    gate, up = self.project(x, "gate"), self.project(x, "up")
     y = constrain(ACTIVATIONS[self.config.activation](gate) * up, ROWS, None, "tensor")
-    return jnp.einsum("BTF,FD->BTD", y, self.down[...].astype(x.dtype))
+    return self.project(y, "down")
 
 
 class StepScorer(nnx.Module):
@@ -151,24 +203,46 @@ class StepScorer(nnx.Module):
       self.language_model = weight(rngs, (D, vocab_size), D**-0.5, ("fsdp", "tensor"), dtype)
     self.config = c
 
-  def hidden(self, tokens: jax.Array, positions: jax.Array, subtree_end: jax.Array) -> jax.Array:
-    """Final hidden states `[B, T, D]` of packed rows; arguments int32 `[B, T]` (types.Batch)."""
+  def hidden(
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    subtree_end: jax.Array,
+    last: Mapping[str, jax.Array] | None = None,
+  ) -> jax.Array:
+    """Final hidden states `[B, T, D]` of packed rows; arguments int32 `[B, T]` (types.Batch).
+
+    Args:
+      last: weights of the last layers, stacked, which are used in place of the model's own: where
+        only they are trained, the layers before them have no part in the gradient.
+    """
     c = self.config
     x = self.embedding[...].astype(c.dtype).at[tokens].get(mode="clip")
     if c.scale_embeddings:
       x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first: bfloat16 checkpoints expect it
     x = constrain(x, ROWS, None, None)
     block, layers = nnx.split(self.blocks)
-    pattern = [c.window_pattern[i % len(c.window_pattern)] == "s" for i in range(c.layers)]
+    slides = np.array([c.window_pattern[i % len(c.window_pattern)] == "s" for i in range(c.layers)])
 
     def layer(x, inputs):
       weights, sliding = inputs
       return nnx.merge(block, weights)(x, positions, subtree_end, sliding), None
 
-    if c.remat:
-      layer = jax.checkpoint(layer)
-    inputs = (layers, np.array(pattern))
-    x, _ = jax.lax.scan(layer, x, inputs, unroll=c.layers if c.unroll_layers else 1)
+    def run(layer, x, inputs):
+      count = len(jax.tree.leaves(inputs)[0])
+      return jax.lax.scan(layer, x, inputs, unroll=count if c.unroll_layers else 1)[0]
+
+    recomputed = layer if c.remat == "none" else jax.checkpoint(layer, policy=POLICIES[c.remat])
+    if last is None:
+      x = run(recomputed, x, (layers, slides))
+    else:
+      before = c.layers - len(jax.tree.leaves(last)[0])
+
+      def frozen(x, i):  # by index: a slice of the stack would be a copy of it
+        return layer(x, (jax.tree.map(lambda w: w[i], layers), jnp.asarray(slides)[i]))
+
+      x = run(frozen, x, np.arange(before)) if before else x
+      x = run(recomputed, x, (last, slides[before:]))
     return rms_norm(x, self.final_norm[...], c)
 
   def read(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ from prm_jax.input_pipeline import labelled_rows, packing, tokenizers, trees
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import metrics as metrics_lib
+from prm_jax.training import parameters
 from prm_jax.training import start as start_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.log import Log
@@ -95,9 +96,9 @@ def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) ->
   """The functions of the run that `metadata` describes, sharded over `mesh`."""
   c, shape = metadata.config, (metadata.vocab_size, len(metadata.contract.classes))
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  graphdef = step_lib.graph(c.model, *shape)
+  graphdef, choice = step_lib.graph(c.model, *shape), parameters.Choice.of(c)
   abstract = mesh_lib.abstract_state(
-    mesh_lib.abstract_params(c.model, *shape, mesh), optimizer, mesh
+    mesh_lib.abstract_params(c.model, *shape, mesh), optimizer, mesh, choice
   )
   shardings, everywhere = mesh_lib.shardings(abstract), mesh_lib.replicated(mesh)
   init = functools.partial(
@@ -106,6 +107,7 @@ def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) ->
     vocab_size=shape[0],
     num_classes=shape[1],
     optimizer=optimizer,
+    choice=choice,
   )
   train_step = functools.partial(
     step_lib.train_step,
@@ -113,13 +115,14 @@ def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) ->
     optimizer=optimizer,
     config=c.loss,
     microbatches=c.train.microbatches,
+    choice=choice,
   )
   read = functools.partial(step_lib.read_log_probs, graphdef=graphdef)
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),
     begin=jax.jit(
-      functools.partial(step_lib.begin, optimizer=optimizer),
+      functools.partial(step_lib.begin, optimizer=optimizer, choice=choice),
       donate_argnums=0,
       out_shardings=shardings,
     ),

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model.decoder import ROWS, StepScorer
+from prm_jax.training.parameters import EVERYTHING, Choice
 from prm_jax.training.step import TrainState
 
 AXES = ("data", "fsdp", "tensor")
@@ -65,23 +66,32 @@ def abstract_params(c: config_lib.Model, vocab_size: int, num_classes: int, mesh
   )
 
 
-def abstract_state(params: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(
+  params: Any,
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  choice: Choice = EVERYTHING,
+) -> TrainState:
   """The training state as `ShapeDtypeStruct`s with shardings.
 
   Optimiser moments are split like their parameter, the rest is replicated.
   """
   everywhere = NamedSharding(mesh, PartitionSpec())
-  opt_state = jax.eval_shape(optimizer.init, params)
+  trained = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), choice.cut(params)
+  )
+  opt_state = jax.eval_shape(optimizer.init, trained)
   shardings_of = optax.tree_map_params(
     optimizer,
     lambda _, param: param.sharding,
     opt_state,
-    params,
+    trained,
     transform_non_params=lambda _: everywhere,
   )
   opt_state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), opt_state, shardings_of
   )
+  opt_state = (trained, opt_state) if choice.master else opt_state
   step = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
   return TrainState(step, params, opt_state)
 

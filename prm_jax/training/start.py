@@ -20,6 +20,7 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import families, weights
 from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.training import step as step_lib
 
 
 def resolve(
@@ -40,7 +41,7 @@ def resolve(
   default, choices = config_lib.Model(), {}
   for field in dataclasses.fields(c.model):
     name, value = field.name, getattr(c.model, field.name)
-    if name in families.CHOICES:
+    if name in families.CHOICES or name.startswith("lora_"):
       choices[name] = value
     elif value not in (getattr(default, name), getattr(found, name)):
       raise ValueError(
@@ -88,7 +89,7 @@ def find(
 def public_params(
   c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, abstract: Any
 ) -> dict[str, Any]:
-  """Parameters of `init.checkpoint` with the head that `init.head` asks for.
+  """Parameters of `init.checkpoint`, the head that `init.head` asks for, new low-rank factors.
 
   Args:
     c: as resolved.
@@ -99,11 +100,22 @@ def public_params(
       or as `weights.load`.
   """
   ids = head_ids(c.init, tokenizer, abstract["head"].shape[1])  # before the slow part
-  params = weights.load(c.init.checkpoint, abstract, c.model)
+  factors = {name: x for name, x in abstract["blocks"].items() if "_lora_" in name}
+  blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
+  params = weights.load(c.init.checkpoint, abstract | {"blocks": blocks}, c.model)
   if ids:
     layout = abstract["head"]
     take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
     params["head"] = jax.jit(take, out_shardings=layout.sharding)(params)
+  if factors:
+    rows, classes = abstract["embedding"].shape[0], abstract["head"].shape[1]
+
+    def new(key):
+      fresh = step_lib.init_params(key, config=c.model, vocab_size=rows, num_classes=classes)
+      return {name: fresh["blocks"][name] for name in factors}
+
+    make = jax.jit(new, out_shardings=jax.tree.map(lambda x: x.sharding, factors))
+    params["blocks"] |= make(jax.random.key(c.train.seed))
   return params
 
 

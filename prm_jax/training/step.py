@@ -14,6 +14,8 @@ from flax import nnx
 from prm_jax import config as config_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.training import loss as loss_lib
+from prm_jax.training import parameters
+from prm_jax.training.parameters import EVERYTHING, Choice
 from prm_jax.types import Batch
 
 
@@ -22,7 +24,7 @@ from prm_jax.types import Batch
 class TrainState:
   step: jax.Array  # int32 []: updates made
   params: Any  # nested dict of arrays
-  opt_state: Any
+  opt_state: Any  # of what is trained; with Choice.master a pair of that itself, and optax's state
 
 
 def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
@@ -37,17 +39,22 @@ def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformation:
-  """AdamW after clipping by the global norm, with `learning_rate` as its schedule."""
-  return optax.chain(
-    optax.clip_by_global_norm(c.clip_norm),
-    optax.adamw(
-      learning_rate(c, steps),
-      b1=c.b1,
-      b2=c.b2,
-      weight_decay=c.weight_decay,
-      mask=decayed,
-    ),
+  """AdamW after clipping by the global norm, with `learning_rate` as its schedule.
+
+  Its updates of the embedding and of the heads, decay and all, are then scaled as configured.
+  """
+  adamw = optax.adamw(
+    learning_rate(c, steps), b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=decayed
   )
+  groups = {"embedding": c.embedding_scale}
+  groups |= dict.fromkeys(("head", "head_bias", "language_model"), c.head_scale)
+
+  def scale(path, update):
+    return update * groups.get(path[0].key, 1.0)
+
+  scaled = optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
+  one_rate = c.embedding_scale == c.head_scale == 1
+  return optax.chain(optax.clip_by_global_norm(c.clip_norm), adamw, *([] if one_rate else [scaled]))
 
 
 def decayed(params: Any) -> Any:
@@ -66,15 +73,21 @@ def init(
   vocab_size: int,
   num_classes: int,
   optimizer: optax.GradientTransformation,
+  choice: Choice = EVERYTHING,
 ) -> TrainState:
   """A new run's state, at step 0."""
   params = init_params(key, config=config, vocab_size=vocab_size, num_classes=num_classes)
-  return begin(params, optimizer=optimizer)
+  return begin(params, optimizer=optimizer, choice=choice)
 
 
-def begin(params: Any, *, optimizer: optax.GradientTransformation) -> TrainState:
+def begin(
+  params: Any, *, optimizer: optax.GradientTransformation, choice: Choice = EVERYTHING
+) -> TrainState:
   """The state at step 0 of a run that starts from these parameters."""
-  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+  trained = parameters.in_float32(choice.cut(params))
+  opt_state = optimizer.init(trained)
+  opt_state = (trained, opt_state) if choice.master else opt_state
+  return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
 def init_params(
@@ -92,6 +105,7 @@ def train_step(
   optimizer: optax.GradientTransformation,
   config: config_lib.Loss,
   microbatches: int,
+  choice: Choice = EVERYTHING,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one batch, in `microbatches` passes of equal size.
 
@@ -103,28 +117,36 @@ def train_step(
   """
   weights = loss_lib.weights(batch)
 
-  def objective(params, batch):
-    sums = loss_lib.sums(nnx.merge(graphdef, params), batch, config)
+  if choice.master:
+    trained, opt_state = state.opt_state
+  else:
+    trained, opt_state = choice.cut(state.params), state.opt_state
+
+  def objective(trained, batch):
+    params, last = choice.for_loss(state.params, trained)
+    sums = loss_lib.sums(nnx.merge(graphdef, params), batch, config, last)
     return loss_lib.total(sums, weights, config), sums
 
   gradient = jax.grad(objective, has_aux=True)
   if microbatches == 1:
-    grads, sums = gradient(state.params, batch)
+    grads, sums = gradient(trained, batch)
   else:
     # Rows are dealt out so that each pass has rows of every device.
     parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
 
     def accumulate(so_far, part):
-      return jax.tree.map(jnp.add, so_far, gradient(state.params, part)), None
+      return jax.tree.map(jnp.add, so_far, gradient(trained, part)), None
 
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype),
-      jax.eval_shape(gradient, state.params, jax.tree.map(lambda x: x[0], parts)),
+      jax.eval_shape(gradient, trained, jax.tree.map(lambda x: x[0], parts)),
     )
     (grads, sums), _ = jax.lax.scan(accumulate, zeros, parts)
 
-  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
+  updates, opt_state = optimizer.update(grads, opt_state, trained)
+  trained = optax.apply_updates(trained, updates)
+  params = choice.put(state.params, trained)
+  opt_state = (trained, opt_state) if choice.master else opt_state
   targets = jnp.maximum(weights["step"], 1)
   metrics = {
     "loss": sums["step"] / targets,
