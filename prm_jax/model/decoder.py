@@ -109,9 +109,9 @@ class Block(nnx.Module):
       self.query_norm, self.key_norm = scale(H), scale(H)
     if c.post_norms:
       self.post_attention_norm, self.post_mlp_norm = scale(D), scale(D)
+    self.config = c
     for name in c.lora_targets if c.lora_rank else ():
       self.add_factors(name, rngs)
-    self.config = c
 
   def add_factors(self, name: str, rngs: nnx.Rngs) -> None:
     """Low-rank factors of a weight, float32; the second is zero, so that nothing changes yet."""
