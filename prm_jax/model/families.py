@@ -17,6 +17,7 @@ from prm_jax.model.config_json import File
 
 # What a run chooses and no file says.
 CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers")
+CHOICES += ("lora_rank", "lora_alpha", "lora_targets")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,23 +334,6 @@ def _tokens(file: File) -> dict[str, int | list[int]]:
       raise file.error(key, "expected an id, or a list of them")
     tokens[key.split("_")[0]] = value
   return tokens
-
-
-def find(config: config_lib.Model) -> str:
-  """The family that a configuration belongs to: the first that can say all of it.
-
-  Raises:
-    ValueError: none can.
-  """
-  problems = []
-  for name in FAMILIES:
-    try:
-      write(config, 1, name)
-    except ValueError as error:
-      problems.append(str(error))
-    else:
-      return name
-  raise ValueError("no public family has this architecture: " + "; ".join(problems))
 
 
 def write(config: config_lib.Model, vocab_size: int, family: str) -> dict[str, Any]:

@@ -1,0 +1,308 @@
+"""Public families: logits are those of transformers, and config.json is read with care."""
+
+import copy
+import dataclasses
+import functools
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import reference_models
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_models import CASES, GEMMA2, GEMMA3, LLAMA3, SLIDES
+
+from prm_jax import config as config_lib
+from prm_jax.model import decoder, families, rotary
+from prm_jax.training import step as step_lib
+
+GOLDEN = json.loads(reference_models.GOLDEN.read_text())
+# Sums of up to fifty float32 terms, in two orders, through four layers; logits are below 20.
+CLOSE = 1e-4
+NO_TRANSFORMERS = "compares with transformers on torch: pip install prm_jax[reference]"
+
+
+@pytest.fixture(scope="module")
+def transformers():
+  pytest.importorskip("torch", reason=NO_TRANSFORMERS)
+  return pytest.importorskip("transformers", reason=NO_TRANSFORMERS)
+
+
+def saved(directory: pathlib.Path, values) -> pathlib.Path:
+  (directory / "config.json").write_text(values if isinstance(values, str) else json.dumps(values))
+  return directory
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(case):
+  """Every family, scaling, window and cap: logits as transformers computed them once."""
+  got = reference_models.logits(reference_models.config(case))[list(GOLDEN["positions"])]
+  np.testing.assert_allclose(got, GOLDEN["logits"][case], rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers_today(case, transformers):
+  """The same against the transformers that is installed, at every position."""
+  got = reference_models.logits(reference_models.config(case))
+  expected = reference_models.transformers_logits(case)
+  np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_config_json_comes_back(case, tmp_path, transformers):
+  """What transformers writes of a model reads as the same model, and it opens what we write."""
+  preset = families.preset(CASES[case], case)
+  reference_models.transformers_config(copy.deepcopy(CASES[case])).save_pretrained(tmp_path)
+  assert families.read(tmp_path).config == preset.config
+  written = families.write(preset.config, preset.vocab_size, preset.family)
+  transformers.AutoConfig.from_pretrained(saved(tmp_path, written)).save_pretrained(tmp_path)
+  assert "rope_parameters" in (tmp_path / "config.json").read_text()  # as transformers 5 writes
+  assert families.read(tmp_path).config == preset.config
+
+
+NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+
+
+@pytest.mark.parametrize("model_type", families.MODEL_TYPES)
+def test_defaults_are_those_of_transformers(model_type, tmp_path, transformers):
+  """A key that a file leaves out has the value that transformers gives it."""
+  if model_type == "gemma3":
+    pytest.skip("its text_config is the case gemma3_text")
+  values = {"model_type": model_type} | {key: CASES["llama2"][key] for key in NEEDED}
+  values |= {"num_attention_heads": 32, "hidden_size": 128, "num_hidden_layers": 31}
+  values["rope_theta"] = 10_000.0
+  reference_models.transformers_config(dict(values)).save_pretrained(tmp_path)
+  expected = families.read(tmp_path).config
+  got = families.preset(values, "here").config
+  assert dataclasses.replace(got, context_length=expected.context_length) == expected
+
+
+@st.composite
+def configurations(draw):
+  """(a configuration, its family) with whatever the family can say."""
+  name = draw(st.sampled_from(sorted(families.FAMILIES)))
+  row = families.FAMILIES[name]
+  count, real = st.integers(1, 9), st.floats(0.125, 64)
+  heads, gemma = draw(count), name.startswith("gemma")
+  fields = row.fixed | {
+    "width": draw(count) * heads,
+    "layers": draw(count),
+    "heads": heads * draw(count),
+    "kv_heads": heads,
+    "head_size": 2 * draw(count),
+    "mlp_width": draw(count),
+    "activation": draw(st.sampled_from(["silu", "gelu_tanh"])),
+    "norm_epsilon": draw(real),
+    "rope_theta": draw(st.floats(1, 1e7)),
+    "context_length": draw(st.integers(1, 10**6)),
+    "tied_embeddings": draw(st.booleans()),
+  }
+  scaling = draw(st.sampled_from(["none", "linear", "llama3"]))
+  if scaling != "none":
+    fields |= {"rope_scaling": scaling, "rope_factor": draw(real)}
+  if scaling == "llama3":
+    fields |= {"rope_high_factor": draw(st.floats(2, 9)), "rope_original_length": draw(count)}
+  for field in row.numbers.values():
+    fields[field] = draw(count) if field == "attention_scalar" else draw(st.sampled_from([0.0, 30]))
+  slides = gemma or draw(st.booleans())
+  if slides and row.slides != "never":
+    fields["window"] = draw(count)
+    if row.slides != "every layer":
+      pattern = draw(st.text("sf", min_size=fields["layers"], max_size=fields["layers"]))
+      fields |= window_fields(pattern, fields["window"])
+  if name == "gemma3" and fields["window"]:
+    fields["local_rope_theta"] = draw(st.floats(1, 1e7))
+  return config_lib.Model(**fields), name
+
+
+def window_fields(pattern: str, window: int) -> dict:
+  """The shortest pattern that repeats to this one, as `read` gives it."""
+  if "s" not in pattern:
+    return {"window": 0}
+  n = min(n for n in range(1, len(pattern) + 1) if (pattern[:n] * 9)[: len(pattern)] == pattern)
+  return {"window": window, "window_pattern": pattern[:n]}
+
+
+@settings(max_examples=100, deadline=None)
+@given(configurations())
+def test_what_is_written_reads_as_it_was(drawn):
+  """read(write(c)) is c, through JSON, whatever the family can say."""
+  config, family = drawn
+  values = json.loads(json.dumps(families.write(config, 100, family)))
+  preset = families.preset(values, "here")
+  assert (preset.config, preset.vocab_size, preset.family) == (config, 100, family)
+
+
+@pytest.mark.parametrize(
+  ("family", "change"),
+  [
+    ("llama", {"attention_bias": True}),
+    ("llama", {"window": 4}),
+    ("llama", {"attention_scalar": 7}),
+    ("qwen2", {"query_key_norm": True}),
+    ("qwen3", {"query_key_norm": False}),
+    ("mistral", {"window": 4, "window_pattern": "sf"}),
+    ("gemma3", {"attention_softcap": 50.0}),
+    ("gemma2", {"local_rope_theta": 100.0}),
+  ],
+)
+def test_no_family_is_written_that_computes_something_else(family, change):
+  """A configuration that the family's config.json cannot say is an error, not a similar model."""
+  example = next(c for c in CASES.values() if c["model_type"].startswith(family))
+  config = dataclasses.replace(families.preset(example, "here").config, **change)
+  with pytest.raises(ValueError, match=r"model\.\w+=|sliding_window=4|layer_types="):
+    families.write(config, 100, family)
+
+
+QWEN_MATH = """{"architectures": ["Qwen2ForProcessRewardModel"],
+  "auto_map": {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"},
+  "bos_token_id": 151643, "eos_token_id": 151645, "pad_token_id": 151643, "hidden_act": "silu",
+  "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 4096,
+  "max_window_layers": 28, "model_type": "qwen2", "num_attention_heads": 28,
+  "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+  "sliding_window": 4096, "tie_word_embeddings": false, "use_sliding_window": false,
+  "vocab_size": 152064}"""
+GEMMA_4B = """{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+  "eos_token_id": [1, 106], "image_token_index": 262144, "text_config": {"hidden_size": 2560,
+  "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+  "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+  "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}}"""
+
+
+def test_a_published_process_reward_model_is_read(tmp_path):
+  """A head and code of its own are no other architecture; a window that is off is off."""
+  preset = families.read(saved(tmp_path, QWEN_MATH))
+  assert (preset.family, preset.vocab_size, preset.config.window) == ("qwen2", 152064, 0)
+  assert preset.tokens == {"bos": 151643, "eos": 151645, "pad": 151643}
+  c = preset.config
+  assert (c.width, c.heads, c.kv_heads, c.head_size, c.attention_bias) == (3584, 28, 4, 128, True)
+
+
+def test_the_text_of_a_model_with_pictures_is_read(tmp_path):
+  """Gemma 3's published files say little: the rest is what transformers has for the family."""
+  preset = families.read(saved(tmp_path, GEMMA_4B))
+  c = preset.config
+  assert (c.heads, c.kv_heads, c.head_size, preset.vocab_size) == (8, 4, 256, 262_208)
+  assert (c.rope_theta, c.local_rope_theta) == (1e6, 1e4)
+  assert (c.rope_scaling, c.rope_factor) == ("linear", 8)
+  assert (c.window, c.window_pattern, c.tied_embeddings) == (1024, "sssssf", True)
+  assert preset.tokens == {"eos": [1, 106]}
+
+
+def test_old_and_new_files_say_theta_alike():
+  """transformers 4 writes two keys, transformers 5 one object; Gemma 3's is by kind of layer."""
+  old = CASES["llama3"]
+  new = {k: v for k, v in old.items() if not k.startswith("rope")}
+  new["rope_parameters"] = LLAMA3 | {"rope_theta": old["rope_theta"]}
+  assert families.preset(new, "") == families.preset(old, "")
+  new = {k: v for k, v in GEMMA3.items() if not k.startswith("rope")}
+  new["rope_parameters"] = {
+    "full_attention": GEMMA3["rope_scaling"] | {"rope_theta": GEMMA3["rope_theta"]},
+    "sliding_attention": {"rope_type": "default", "rope_theta": GEMMA3["rope_local_base_freq"]},
+  }
+  assert families.preset(new, "") == families.preset(GEMMA3, "")
+
+
+LLAMA = CASES["llama2"]
+QWEN2 = CASES["qwen2"]
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    (LLAMA | {"model_type": "mixtral"}, "model_type='mixtral': not supported; there are llama"),
+    (LLAMA | {"model_type": "siglip_vision_model"}, "model_type='siglip_vision_model'"),
+    ({k: v for k, v in LLAMA.items() if k != "model_type"}, "model_type is missing"),
+    ({k: v for k, v in LLAMA.items() if k != "rope_theta"}, "rope_theta is missing"),
+    ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing"),
+    (LLAMA | {"hidden_act": "relu2"}, "hidden_act='relu2'"),
+    (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),
+    (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "quantization_config={'quant"),
+    (LLAMA | {"mlp_bias": True}, "mlp_bias=True: not supported"),
+    (LLAMA | {"attention_bias": True}, "attention_bias=True: not supported"),
+    (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    (LLAMA | {"alibi": True}, "alibi=True"),
+    (LLAMA | {"num_local_experts": 8}, "num_local_experts=8"),
+    (LLAMA | {"sliding_window": 4096}, "sliding_window=4096: not supported (in the family llama)"),
+    (QWEN2 | {"is_causal": False}, "is_causal=False"),
+    (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+    (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+    (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn': not supp"),
+    (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "type='dynamic'"),
+    (LLAMA | {"rope_scaling": {"rope_type": "longrope"}}, "rope_type='longrope'"),
+    (LLAMA | {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor is missing"),
+    (LLAMA | {"rope_scaling": {"mrope_section": [1, 2]}}, "mrope_section=[1, 2]"),
+    (LLAMA | {"rope_parameters": {"rope_theta": 7.0}}, "rope_theta=100.0: but rope_theta is 7.0"),
+    (LLAMA | {"rope_scaling": LLAMA3, "rope_parameters": LLAMA3}, "rope_parameters too"),
+    (LLAMA | {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "model.rope_high_factor=1.0"),
+    (QWEN2 | SLIDES | {"layer_types": ["full_attention"]}, "layer_types="),
+    (QWEN2 | SLIDES | {"layer_types": ["linear_attention"] * 3}, "layer_types="),
+    (QWEN2 | {"layer_types": ["sliding_attention"] * 3}, "sliding_window=None: there are sliding"),
+    ({"model_type": "gemma3"}, "text_config is missing"),
+    ({"model_type": "gemma3", "text_config": [1]}, "text_config=[1]: expected an object"),
+    ({"model_type": "gemma3", "text_config": LLAMA}, "model_type='llama': expected gemma3_text"),
+    (LLAMA | {"hidden_size": "4096"}, "hidden_size='4096': expected a whole number"),
+    (LLAMA | {"hidden_size": True}, "hidden_size=True: expected a whole number"),
+    (LLAMA | {"hidden_size": None}, "hidden_size=None: expected a whole number"),
+    (LLAMA | {"hidden_size": -32}, "hidden_size=-32: expected 1 to"),
+    (LLAMA | {"num_hidden_layers": 10**400}, "num_hidden_layers=1000"),
+    (LLAMA | {"num_attention_heads": 0}, "num_attention_heads=0"),
+    (LLAMA | {"num_attention_heads": 5}, "no multiple of num_attention_heads=5"),
+    (LLAMA | {"num_key_value_heads": 3}, "model.heads=4: expected a multiple"),
+    (LLAMA | {"head_dim": 7}, "model.head_size=7: expected an even number"),
+    (LLAMA | {"rms_norm_eps": 0}, "rms_norm_eps=0"),
+    (LLAMA | {"tie_word_embeddings": 1}, "tie_word_embeddings=1: expected true or false"),
+    (LLAMA | {"eos_token_id": "</s>"}, "eos_token_id='</s>'"),
+    (LLAMA | {"model_type": ["llama"]}, "model_type=['llama']"),
+    ([1], "expected an object, found [1]"),
+    ("{", "not JSON"),
+    ("[" * 100_000, "not JSON"),
+    ('{"hidden_size": NaN}', "NaN is no number"),
+    ('{"hidden_size": ' + "9" * 5000 + "}", "not JSON"),
+  ],
+)
+def test_what_is_not_supported_is_refused_by_name(tmp_path, values, message):
+  """A feature the decoder lacks, or a value of no sense: one error with file, key and value."""
+  with pytest.raises(ValueError) as error:
+    families.read(saved(tmp_path, values))
+  assert str(tmp_path / "config.json") in str(error.value)
+  assert message in str(error.value)
+  assert len(str(error.value)) < 500
+
+
+def test_a_config_json_of_100_megabytes_is_not_read(tmp_path):
+  """Its size is looked at first."""
+  with (tmp_path / "config.json").open("wb") as file:
+    file.truncate(100 * 2**20)
+  with pytest.raises(ValueError, match="104,857,600 bytes"):
+    families.read(tmp_path)
+  with pytest.raises(FileNotFoundError, match="expected a model's directory"):
+    families.read(tmp_path / "nothing")
+
+
+def test_llama3_stretches_long_waves_only():
+  """Llama 3.2's numbers: fast pairs as they were, slow ones 32 times slower, some between."""
+  c = config_lib.Model(rope_theta=500_000.0, head_size=64)
+  plain = rotary.frequencies(c)
+  scaled = rotary.frequencies(
+    dataclasses.replace(c, rope_scaling="llama3", rope_factor=32.0, rope_original_length=8192)
+  )
+  ratio = plain / scaled
+  np.testing.assert_allclose(ratio[plain > 2 * np.pi * 4 / 8192], 1, rtol=1e-6)
+  np.testing.assert_allclose(ratio[plain < 2 * np.pi / 8192], 32, rtol=1e-6)
+  assert np.any((ratio > 1.01) & (ratio < 31)) and np.all(np.diff(ratio) > -1e-5)
+
+
+def test_parameters_in_bfloat16_but_for_the_head():
+  """param_dtype is what is stored: half the memory, the same random numbers, rounded."""
+  c = dataclasses.replace(reference_models.config("gemma3"), param_dtype="bfloat16")
+  init = functools.partial(step_lib.init_params, config=c, vocab_size=64, num_classes=3)
+  for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.random.key(0))):
+    assert x.dtype == ("float32" if path[-1].key.startswith("head") else "bfloat16"), path
+  exact, rounded = (
+    decoder.weight(nnx.Rngs(0), (9,), 0.3, (None,), dtype)[...] for dtype in ("float32", "bfloat16")
+  )
+  np.testing.assert_array_equal(rounded, exact.astype("bfloat16"))
