@@ -50,7 +50,9 @@ class TokenizerJson:
     self.hash = hashlib.sha256(self._data).hexdigest()
     self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values()) + 1
     before, after = self._around()
-    self.bos_id = self._first(config, before)
+    if len(before) > 1:
+      raise ValueError(f"{where}: puts {len(before)} tokens before a text; one is supported")
+    self.bos_id = before[0] if before else None
     self.eos_id = self._last(config, after)
 
   def __reduce__(self):  # the library forgets encode_special_tokens when it is copied
@@ -75,26 +77,15 @@ class TokenizerJson:
     return _build(self._data, self._where)
 
   def _around(self) -> tuple[list[int], list[int]]:
-    """What the file's post-processor puts before and after a text."""
+    """What the file's post-processor puts before and after a text.
+
+    It alone decides, as in transformers 5: `add_bos_token` counts for a `tokenizer.model` only.
+    """
     whole = self._plain.encode("a", add_special_tokens=True)
     own = [i for i, masked in enumerate(whole.special_tokens_mask) if not masked]
     if not own:
       raise ValueError(f"{self._where}: the letter 'a' has no token in it")
     return whole.ids[: own[0]], whole.ids[own[-1] + 1 :]
-
-  def _first(self, config: Mapping[str, Any], before: list[int]) -> int | None:
-    """What the reference puts before a text: by `add_bos_token`, or else by the post-processor."""
-    if config.get("add_bos_token") is False:
-      return None
-    if config.get("add_bos_token") is True:
-      name = token_name(config, "bos_token")
-      token = None if name is None else self._plain.token_to_id(name)
-      if token is None:
-        raise ValueError(f"{self._where}: add_bos_token without a bos_token of the vocabulary")
-      return token
-    if len(before) > 1:
-      raise ValueError(f"{self._where}: puts {len(before)} tokens before a text; one is supported")
-    return before[0] if before else None
 
   def _last(self, config: Mapping[str, Any], after: list[int]) -> int | None:
     name = token_name(config, "eos_token")
