@@ -36,6 +36,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = (
   6,
 )  # of tokenizer.ggml.token_type; 1 is an ordinary token
 _TYPES = set(range(1, 7))
+_MAX_VALUES = 2**24  # of a list; the largest vocabularies have a quarter of a million tokens
 _LLAMA3 = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -162,7 +163,7 @@ class _Metadata:
         raise ValueError(f"a value of kind {kind} at byte {self._at}")
       return self._scalars(_SCALARS[kind])[0]
     kind, size = self._scalars("IQ")
-    if size > len(self._data) - self._at:  # every value has at least a byte
+    if size > min(_MAX_VALUES, len(self._data) - self._at):  # every value has at least a byte
       raise ValueError(f"a list of {size} values at byte {self._at}")
     if kind in _SCALARS:
       return list(self._scalars(f"{size}{_SCALARS[kind]}"))
