@@ -15,26 +15,10 @@ from typing import Any
 
 from prm_jax import json_lines
 
-_SCALARS = {
-  0: "B",
-  1: "b",
-  2: "H",
-  3: "h",
-  4: "I",
-  5: "i",
-  6: "f",
-  7: "?",
-  10: "Q",
-  11: "q",
-  12: "d",
-}
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))  # kind -> struct
 _STRING, _ARRAY = 8, 9
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = (
-  2,
-  3,
-  4,
-  6,
-)  # of tokenizer.ggml.token_type; 1 is an ordinary token
+# Of tokenizer.ggml.token_type; 1 is an ordinary token, 5 an unused one.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _TYPES = set(range(1, 7))
 _MAX_VALUES = 2**24  # of a list; the largest vocabularies have a quarter of a million tokens
 _LLAMA3 = (
