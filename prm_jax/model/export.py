@@ -44,6 +44,32 @@ CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
   },
 }
+# For whoever reads the directory without this package: trees.encode_candidate in words.
+_PARTS = (
+  "token ids: bos_token_id (if the model has one), the problem, separator_ids, then each step "
+  "followed by separator_ids; problem and steps are encoded apart, without special tokens; "
+)
+LAYOUTS = {
+  "process": _PARTS + "softmax of the logits at the last of the separator_ids after each step",
+  "outcome": _PARTS + "softmax of the logits at the last token of all",
+}
+
+
+def family(config: config_lib.Model) -> str:
+  """The public family that computes what this configuration computes: the first that can say it.
+
+  Raises:
+    ValueError: none can.
+  """
+  problems = []
+  for name in families.FAMILIES:
+    try:
+      families.write(config, 1, name)
+    except ValueError as error:
+      problems.append(str(error))
+    else:
+      return name
+  raise ValueError("no public family has this architecture: " + "; ".join(problems))
 
 
 def config_json(
@@ -58,12 +84,12 @@ def config_json(
 
   Args:
     contract: None only for a language model.
-    tokens: bos_token_id and the like.
+    tokens: bos_token_id and the like; None: the model has none.
 
   Raises:
     ValueError: no family has this configuration, or transformers has no class of this kind for it.
   """
-  name = families.find(config)
+  name = family(config)
   if name not in CLASSES[kind]:
     there = ", ".join(CLASSES[kind])
     raise ValueError(
@@ -73,7 +99,7 @@ def config_json(
   out = families.write(config, vocab_size, name) | {
     "architectures": [CLASSES[kind][name]],
     "torch_dtype": dtype,
-    **{key: value for key, value in tokens.items() if value is not None},
+    **tokens,
   }
   if kind == "token-classification":
     labels = contract.classes
@@ -112,8 +138,14 @@ def write(
     ValueError: see `config_json`.
     OSError: the directory is there already, or cannot be written.
   """
-  if kind == "token-classification" and contract is None:
-    raise ValueError("a token classifier is exported with its step-token contract")
+  if kind == "token-classification":
+    if contract is None:
+      raise ValueError("a token classifier is exported with its step-token contract")
+    if contract.objective not in LAYOUTS:
+      raise ValueError(
+        f"trained for the objective {contract.objective!r}, which has no step head; "
+        "--kind=causal-lm exports a language model"
+      )
   trunk = np.dtype(weights.flatten(params)["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
   left_out = {
@@ -128,7 +160,8 @@ def write(
     for name, data in (files or {}).items():
       (new / name).write_bytes(data)
     if contract is not None:
-      _write_json(new / CONTRACT, dataclasses.asdict(contract))
+      layout = LAYOUTS[contract.objective]
+      _write_json(new / CONTRACT, dataclasses.asdict(contract) | {"layout": layout})
     _write_json(new / "config.json", values)
 
 
@@ -152,9 +185,8 @@ def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     FileExistsError: before the block: something is there, and it is not an empty directory.
     OSError: it cannot be written.
   """
+  refuse_existing(path)
   path = pathlib.Path(os.path.abspath(path))
-  if path.exists() and (not path.is_dir() or any(path.iterdir())):
-    raise FileExistsError(f"{path}: is there already; give the name of a new directory")
   path.parent.mkdir(parents=True, exist_ok=True)
   unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
   unfinished.mkdir()
@@ -163,6 +195,13 @@ def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     os.replace(unfinished, path)
   finally:
     shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def refuse_existing(path: str | pathlib.Path) -> None:
+  """FileExistsError: something is there that is not an empty directory."""
+  path = pathlib.Path(path)
+  if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    raise FileExistsError(f"{path}: is there already; give the name of a new directory")
 
 
 def read_contract(directory: str | pathlib.Path) -> StepContract:

@@ -230,13 +230,16 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
       if len(set(value.tolist())) != 1:
         raise ValueError(f"{path}: {family}.{key} differs by layer, which is not supported")
       value = value[0].item()
+    wanted = (str,) if key == "rope.scaling.type" else (int, float, type(None))
+    if not isinstance(value, wanted) or isinstance(value, bool):
+      raise ValueError(f"{path}: {family}.{key}={value!r}: of a wrong type")
     return value
 
   if "token_embd.weight" not in header.tensors:
     raise ValueError(f"{path}: there is no tensor token_embd.weight: no language model")
   heads, width = get("attention.head_count"), get("embedding_length")
-  if not heads:
-    raise ValueError(f"{path}: {family}.attention.head_count={heads}")
+  if heads < 1 or width < 1:
+    raise ValueError(f"{path}: attention.head_count={heads}, embedding_length={width}")
   config = {
     "model_type": family if family != "gemma3" else "gemma3_text",
     "vocab_size": header.tensors["token_embd.weight"].shape[0],
