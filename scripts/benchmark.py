@@ -1,6 +1,7 @@
 """The speed figures of the project, each beside a peer's from the same run.
 
   python scripts/benchmark.py aggregation --json=figures.json
+  python scripts/benchmark.py training --peer=trl --source=DIR --model=FILE
 
 Prints tables; --docs puts them into docs/benchmarks.md, where they are explained.  Standard error
 says what is being measured.
@@ -20,12 +21,13 @@ from typing import Annotated, Literal
 import tyro
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+UNSAID = ("json", "docs", "peer_python")
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
-  name: Annotated[Literal["aggregation"], tyro.conf.arg(name="NAME"), tyro.conf.Positional]
-  """Which figures: a file of scripts/benchmarks/."""
+class Common:
+  """Options of every benchmark."""
+
   json: pathlib.Path | None = None
   """A file for all figures."""
   docs: bool = False
@@ -33,9 +35,60 @@ class Args:
   docs_file: pathlib.Path = ROOT / "docs/benchmarks.md"
   """Markdown with a line <!-- NAME: begin --> and a line <!-- NAME: end -->."""
   quick: bool = False
-  """Small sizes, all in one process: to see that it works. Its figures say nothing."""
+  """Small sizes: to see that it works. Its figures say nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation(Common):
+  """The aggregator beside plain Python and numpy."""
+
   skip: tuple[str, ...] = ()
-  """Parts to leave out; of aggregation: rerank, which generates a file of 2 GB."""
+  """Parts to leave out: rerank, which generates a file of 2 GB."""
+
+  def run(self, module) -> dict:
+    unknown = set(self.skip) - set(module.PARTS)
+    if unknown:
+      raise ValueError(f"--skip {' '.join(sorted(unknown))}: expected among {module.PARTS}")
+    return module.run(self.quick, self.skip)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training(Common):
+  """Fine-tuning a PRM on the CPU beside TRL's PRMTrainer: same weights, rows, optimiser, cores."""
+
+  peer: Literal["trl", "none"] = "trl"
+  """The peer, in a virtual environment of its own (.venv-trl, some GB); none: this project only."""
+  source: pathlib.Path = ROOT / "data/prm800k_upstream"
+  """Directory of phase2_train.jsonl and phase2_test.jsonl of PRM800K."""
+  model: pathlib.Path = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+  """What both start from (scripts/fetch_smollm2.py)."""
+  config: pathlib.Path = ROOT / "configs/prm800k_smollm2_135m.py"
+  """This project's settings that the comparison does not fix: rows per update, layers unrolled."""
+  rows: int = 240
+  """Training rows: paths from a problem to a leaf of its labelled steps, shuffled."""
+  test_rows: int = 60
+  """Test rows, of which the steps' AUROC is computed."""
+  seeds: tuple[int, ...] = (0, 1, 2)
+  """Of this project's runs: order of the rows (its first head is zero)."""
+  peer_seeds: tuple[int, ...] = (0,)
+  """Of the peer's runs: order of the rows and first head."""
+  threads: int = 2
+  """Cores of either side."""
+  peer_python: str = ""
+  """The Python of an environment that has the peer already."""
+  work: pathlib.Path = ROOT / "runs/benchmark_training"
+  """Figures of finished runs; what is there is not measured again."""
+
+  def run(self, module) -> dict:
+    if min(self.rows, self.test_rows, self.threads) < 1 or not self.seeds or not self.peer_seeds:
+      raise ValueError("--rows, --test_rows and --threads: at least 1; --seeds: at least one")
+    return module.run(self)
+
+
+Args = (
+  Annotated[Aggregation, tyro.conf.subcommand("aggregation")]
+  | Annotated[Training, tyro.conf.subcommand("training")]
+)
 
 
 def main() -> None:
@@ -51,16 +104,14 @@ def main() -> None:
     raise SystemExit(f"benchmark.py: {error}") from error
 
 
-def benchmark(args: Args) -> None:
-  module = importlib.import_module(f"benchmarks.{args.name}")
-  unknown = set(args.skip) - set(module.PARTS)
-  if unknown:
-    raise ValueError(f"--skip {' '.join(sorted(unknown))}: expected among {module.PARTS}")
+def benchmark(args: Common) -> None:
+  name = type(args).__name__.lower()
+  module = importlib.import_module(f"benchmarks.{name}")
   if args.docs:
-    between_markers(args.docs_file, args.name)  # fails here rather than at the end
+    between_markers(args.docs_file, name)  # fails here rather than at the end
   figures = {"machine": machine(), "command": command(args), "quick": args.quick}
   start = time.perf_counter()
-  figures |= module.run(args.quick, args.skip)
+  figures |= args.run(module)
   figures["seconds"] = time.perf_counter() - start
   figures["machine"]["load_at_end"] = os.getloadavg()[0]
   text = f"{heading(figures)}\n\n{module.tables(figures)}"
@@ -68,7 +119,7 @@ def benchmark(args: Args) -> None:
   if args.json:
     args.json.write_text(json.dumps(figures, indent=1) + "\n")
   if args.docs:
-    before, after = between_markers(args.docs_file, args.name)
+    before, after = between_markers(args.docs_file, name)
     args.docs_file.write_text(f"{before}\n\n{text}\n\n{after}")
 
 
@@ -81,9 +132,16 @@ def between_markers(path: pathlib.Path, name: str) -> tuple[str, str]:
   return text[: text.index(begin) + len(begin)], text[text.index(end) :]
 
 
-def command(args: Args) -> str:
-  options = (["--quick"] if args.quick else []) + (["--skip", *args.skip] if args.skip else [])
-  return " ".join(["python scripts/benchmark.py", args.name, *options])
+def command(args: Common) -> str:
+  """What was asked for, without what only says where files are."""
+  out = ["python scripts/benchmark.py", type(args).__name__.lower()]
+  for field in dataclasses.fields(args):
+    value = getattr(args, field.name)
+    if value == field.default or isinstance(value, pathlib.Path) or field.name in UNSAID:
+      continue
+    values = value if isinstance(value, tuple) else (value,)
+    out += [f"--{field.name}", *(() if value is True else map(str, values))]
+  return " ".join(out)
 
 
 def machine() -> dict:

@@ -2,10 +2,16 @@
 
 import json
 import pathlib
+import types
 
+import jax
 import numpy as np
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, completion, make_row, run_script, step
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import tokenizers, trees
+from prm_jax.training import step as step_lib
 
 EXACT = ("numpy_sort", "numpy_argsort", "library", "library_bfloat16", "library_all_n")
 DOCS = (
@@ -97,15 +103,182 @@ def test_documentation_without_markers_is_an_error_before_any_work(tmp_path):
 
 @pytest.mark.parametrize(
   ("arguments", "message"),
-  [(("agregation",), "agregation"), (("aggregation", "--skip", "reranking"), "reranking")],
+  [
+    (("agregation",), "agregation"),
+    (("aggregation", "--skip", "reranking"), "reranking"),
+    (("training", "--source=nowhere", "--model=none.gguf"), "none.gguf: no such file"),
+    (("training", "--rows=0"), "at least 1"),
+    (("training", "--peer=openr"), "openr"),
+  ],
 )
 def test_unknown_names_are_errors(arguments, message):
-  """A misspelt benchmark or part is named in the message."""
+  """A misspelt benchmark or part, or a missing file, is named in the message."""
   done = run_script("benchmark.py", *arguments)
   assert done.returncode != 0 and message in done.stdout + done.stderr
 
 
-def test_the_documentation_has_the_markers():
+@pytest.mark.parametrize("name", ["aggregation", "training"])
+def test_the_documentation_has_the_markers(name):
   """--docs finds its place in docs/benchmarks.md."""
   text = pathlib.Path(ROOT, "docs/benchmarks.md").read_text()
-  assert text.count("<!-- aggregation: begin -->") == text.count("<!-- aggregation: end -->") == 1
+  assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
+
+
+@pytest.fixture
+def training(monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "scripts")
+  from benchmarks import training
+
+  return training
+
+
+def write_source(directory):
+  """Five solutions a split; the second step of each has two completions."""
+  directory.mkdir()
+  for split in ("train", "test"):
+    with (directory / f"phase2_{split}.jsonl").open("w") as file:
+      for i in range(5):
+        last = step(completion("Two.", -1), completion("6.", 0), chosen=None)
+        steps = [step(completion("Add.", 1)), last]
+        row = make_row(steps, "found_error", problem=f"{split} {i}?")
+        file.write(json.dumps(row) + "\n")
+  return directory
+
+
+def test_the_peer_gets_one_row_a_leaf(training, tmp_path):
+  """As TRL's converter: each alternative repeats its prefix; neutral counts as right."""
+  rows, left_out = training.peer_rows(write_source(tmp_path / "source") / "phase2_train.jsonl")
+  assert len(rows) == 10 and not left_out
+  assert rows[:2] == [
+    {"prompt": "train 0?", "completions": ["Add.", "Two."], "labels": [True, False]},
+    {"prompt": "train 0?", "completions": ["Add.", "6."], "labels": [True, True]},
+  ]
+
+
+def figures_of(settings, good):
+  """What a side would write: `good` of its right steps score above its wrong ones."""
+  lines = pathlib.Path(settings["test"]).read_text().splitlines()
+  labels = [[int(x) for x in json.loads(line)["labels"]] for line in lines]
+  scores = [[0.5 + (x - 0.5) * good for x in row] for row in labels]
+  read = {"scores": scores, "labels": labels, "seconds": 1.0}
+  out = {"updates": 3, "train_seconds": 2.0, "train_cpu_seconds": 4.0, "slots": 300, "tokens": 200}
+  out |= {"steps": 20, "rows": 6, "losses": [1.0, 0.5], "versions": {"x": "1"}}
+  return out | {"before": read | {"scores": [[0.5] * len(row) for row in labels]}, "after": read}
+
+
+def test_a_training_benchmark_goes_on_where_it_was(training, tmp_path, monkeypatch):
+  """Finished runs are read from their files; figures of other rows or settings are not."""
+  (tmp_path / "model.gguf").touch()
+  calls = []
+
+  def child(python, script, given, log, threads):
+    settings = json.loads(pathlib.Path(given).read_text())
+    calls.append((script.name, settings.get("task"), settings["seed"], threads))
+    if settings.get("task") == "export":
+      return pathlib.Path(settings["output"]).mkdir()
+    ours = script.name == "packed_training.py"
+    figures = figures_of(settings, 1 if ours else -1)
+    figures |= {"train_seconds": 1.0, "compile_seconds": 2.0} if ours else {}
+    return pathlib.Path(settings["output"]).write_text(json.dumps(figures))
+
+  monkeypatch.setattr(training, "child", child)
+  args = types.SimpleNamespace(
+    source=write_source(tmp_path / "source"), model=tmp_path / "model.gguf", quick=False, rows=6,
+    config=ROOT / "configs/prm800k_smollm2_135m.py", test_rows=8, seeds=(0, 1), peer="trl",
+    peer_seeds=(0,), threads=3, peer_python="python", work=tmp_path / "work",
+  )  # fmt: skip
+  result = training.run(args)
+  expected = [("packed_training.py", "train", 0, 3), ("packed_training.py", "train", 1, 3)]
+  expected += [("packed_training.py", "export", 0, 3), ("trl_peer.py", None, 0, 3)]
+  assert calls == expected
+  assert training.run(args) == result and len(calls) == 4
+  assert [t["measured"] for t in result["targets"]] == [2.0, pytest.approx(2 / 3), 1.0]
+  assert result["auroc"]["ours"]["by_seed"] == {"before": [0.5, 0.5], "after": [1.0, 1.0]}
+  assert result["auroc"]["difference"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+  text = training.tables(result | {"quick": False})
+  assert "| TRL, seed 0 |" in text and "| this project, seed 1 |" in text and "| yes |" in text
+  args.rows = 5
+  training.run(args)
+  assert len(calls) == 7  # three runs again, from the same exported model
+
+
+def test_a_failed_side_shows_its_last_words(training, tmp_path):
+  """The end of its log is in the message."""
+  script = tmp_path / "broken.py"
+  script.write_text("raise SystemExit('no such trainer')")
+  with pytest.raises(RuntimeError, match="no such trainer"):
+    training.child(training.sys.executable, script, "none", tmp_path / "log", 1)
+
+
+def test_an_environment_of_somebody_else_is_left_alone(training, tmp_path):
+  """Only a directory that this script made is replaced."""
+  (tmp_path / "venv").mkdir()
+  with pytest.raises(ValueError, match="move it away"):
+    training.environment(tmp_path / "venv")
+
+
+def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_data):
+  """A tiny public model is trained on the rows; its scores move."""
+  from benchmarks import packed_training as packed
+
+  from prm_jax.model import export
+
+  model = config_lib.Model(width=16, layers=1, heads=2, kv_heads=1, head_size=8, mlp_width=16)
+  tokenizer = tokenizers.load(arithmetic_data / "tokenizer.model")
+  sizes = {"vocab_size": tokenizer.vocab_size, "num_classes": 3}
+  init = jax.jit(lambda key: step_lib.init_params(key, config=model, **sizes))
+  export.write(
+    tmp_path / "model",
+    init(jax.random.key(0)),
+    model,
+    tokenizer.vocab_size,
+    contract=None,
+    kind="causal-lm",
+  )
+  tokenizer.save(tmp_path / "model")
+  config = "from prm_jax.config import *\ndef config():\n"
+  (tmp_path / "config.py").write_text(config + "  return Experiment(train=Train(batch_rows=8))\n")
+  source = write_source(tmp_path / "source")
+  settings = training.SETTINGS | {"learning_rate": 0.1, "max_length": 64, "seed": 0}
+  settings |= {"model": str(tmp_path / "model"), "config": str(tmp_path / "config.py")}
+  for split in training.SPLITS:
+    rows, _ = training.peer_rows(source / f"phase2_{split}.jsonl")
+    settings[split] = str(tmp_path / f"{split}.jsonl")
+    pathlib.Path(settings[split]).write_text("".join(json.dumps(row) + "\n" for row in rows))
+  result = packed.measure(settings)
+  assert result["rows"] == 10 and result["updates"] == 1
+  assert result["steps"] < result["tokens"] < result["slots"]
+  assert result["after"]["labels"] == [[1, 0], [1, 1]] * 5
+  assert np.ptp(np.concatenate(result["before"]["scores"])) < 1e-6  # the head is zero
+  assert np.abs(np.subtract(result["after"]["scores"], result["before"]["scores"])).max() > 1e-3
+
+
+def test_scores_go_back_to_their_rows(training):
+  """However rows are packed, a row's scores are those at its own separators."""
+  from benchmarks import packed_training as packed
+
+  lengths = [9, 30, 5, 22, 14, 30, 3]
+  rows = [
+    trees.TokenTree(
+      tokens=np.full(length, i),
+      positions=np.arange(length),
+      subtree_end=np.full(length, length),
+      previous=np.arange(length) - 1,
+      read_positions=np.array([0, length - 1]),
+      read_targets=np.array([2, 0]),
+    )
+    for i, length in enumerate(lengths)
+  ]
+
+  def read(params, batch):  # a score that tells row and position
+    at = [np.take_along_axis(x, batch.read_positions, 1) for x in (batch.tokens, batch.positions)]
+    score = at[0] / 10 + at[1] / 1000
+    return np.log(np.stack([1.1 - score, score + 1e-12, 0 * score + 1e-12], -1))
+
+  c = config_lib.Experiment(
+    data=config_lib.Data(row_length=32), train=config_lib.Train(batch_rows=2)
+  )
+  result = packed.evaluate(None, rows, c, read, lambda batch: batch)
+  expected = [[i / 10, i / 10 + (length - 1) / 1000] for i, length in enumerate(lengths)]
+  np.testing.assert_allclose(result["scores"], expected, atol=1e-9)
+  assert result["labels"] == [[1, 0]] * 7

@@ -1,0 +1,190 @@
+"""This project's side of the training benchmark, in a process of its own.
+
+  python packed_training.py SETTINGS.json
+
+The code that is timed is that of `prm_jax.training.loop`: its compiled programs, batches and
+evaluation rows.  What a run does between updates (metrics, checkpoints) is left out, as it is of
+the peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from importlib import metadata
+
+import jax
+import numpy as np
+
+from prm_jax import config as config_lib
+from prm_jax import json_lines
+from prm_jax.input_pipeline import packing, trees
+from prm_jax.model import export
+from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.training import loop
+from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import start as start_lib
+from prm_jax.types import Batch, StepTree
+
+
+def main() -> None:
+  settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
+  if settings["task"] == "export":
+    return export_model(settings)
+  result = measure(settings)
+  result["versions"] = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
+  with json_lines.written(settings["output"]) as file:
+    file.write(json.dumps(result) + "\n")
+
+
+def experiment(settings: dict) -> config_lib.Experiment:
+  """The config file's experiment with the optimiser, the rows and the model of the comparison."""
+  c = config_lib.read(settings["config"])
+  return dataclasses.replace(
+    c,
+    data=dataclasses.replace(
+      c.data,
+      tokenizer=settings["model"],
+      separator=settings["separator"],
+      row_length=settings["max_length"],
+    ),
+    init=dataclasses.replace(c.init, checkpoint=settings["model"]),
+    optim=dataclasses.replace(
+      c.optim,
+      learning_rate=settings["learning_rate"],
+      final_fraction=0.0,
+      warmup_steps=settings["warmup_updates"],
+      weight_decay=settings["weight_decay"],
+      b1=settings["b1"],
+      b2=settings["b2"],
+      clip_norm=settings["clip_norm"],
+    ),
+    train=dataclasses.replace(c.train, seed=settings["seed"]),
+  )
+
+
+def measure(settings: dict) -> dict:
+  start = time.perf_counter()
+  c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
+  contract = trees.step_contract(tokenizer, c.data.separator, "process", "peer rows, each apart")
+  rows, test = (
+    [
+      trees.cut(chain, tokenizer, contract, c.data.row_length)[0]
+      for chain in chains(settings[key], settings["limit"])
+    ]
+    for key in ("train", "test")
+  )
+  packed = packing.PackedRows(rows, c.data.row_length)
+  updates = settings["max_updates"]
+  if updates < 0:
+    updates = -(-len(packed) // c.train.batch_rows)  # one epoch
+  c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=updates))
+  about = checkpoint_lib.Metadata(c, contract, vocab_size, packed.hash)
+  mesh = mesh_lib.make_mesh(c.mesh)
+  programs = loop.make_programs(about, mesh)
+  prepared = time.perf_counter() - start
+
+  def on_mesh(batch: Batch) -> Batch:
+    return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(jax.set_mesh(mesh))
+    start = time.perf_counter()
+    params = start_lib.public_params(c, tokenizer, programs.abstract.params)
+    state = jax.block_until_ready(programs.begin(params))
+    loaded = time.perf_counter() - start
+    before = evaluate(state.params, test, c, programs.read, on_mesh)
+
+    batches = packing.batches(packed, c.train.batch_rows, c.train.seed)
+    start = time.perf_counter()
+    train_step = programs.train_step.lower(state, on_mesh(batches[0])).compile()
+    compiled = time.perf_counter() - start
+    counts, losses = {"slots": 0, "tokens": 0, "steps": 0}, []
+    times, cpu = [time.perf_counter()], [time.process_time()]
+    for step in range(updates):
+      batch = batches[step]
+      counts["slots"] += batch.tokens.size
+      counts["tokens"] += real_tokens(batch)
+      counts["steps"] += int((batch.read_targets >= 0).sum())
+      state, metrics = train_step(state, on_mesh(batch))
+      losses.append(float(metrics["loss"]))  # waits
+      times.append(time.perf_counter())
+      cpu.append(time.process_time())
+    after = evaluate(state.params, test, c, programs.read, on_mesh)
+  return {
+    "prepare_seconds": prepared,
+    "load_seconds": loaded,
+    "compile_seconds": compiled,
+    "train_seconds": times[-1] - times[0],
+    "train_cpu_seconds": cpu[-1] - cpu[0],
+    "update_seconds": np.diff(times).tolist(),
+    "updates": updates,
+    "rows": len(rows),
+    "packed_rows": len(packed),
+    "batch_rows": c.train.batch_rows,
+    "row_length": c.data.row_length,
+    **counts,
+    "losses": losses,
+    "before": before,
+    "after": after,
+  }
+
+
+def chains(path: str, limit: int) -> list[StepTree]:
+  """The peer's rows, each a solution of its own; right is class 1 and wrong is class -1."""
+  lines = [row for _, _, row in json_lines.read(path)][: limit or None]
+  return [
+    StepTree(
+      problem=row["prompt"],
+      steps=tuple(row["completions"]),
+      parents=tuple(range(-1, len(row["completions"]) - 1)),
+      labels=tuple(1 if label else -1 for label in row["labels"]),
+      source=f"{pathlib.Path(path).name}:{number}",
+    )
+    for number, row in enumerate(lines, 1)
+  ]
+
+
+def real_tokens(batch: Batch) -> int:
+  """Tokens that are not padding: of a padding token, position and index in the row tell."""
+  alone = batch.subtree_end == np.arange(1, batch.tokens.shape[1] + 1)
+  padding = alone & (batch.positions == 0)
+  return int(padding.size - padding.sum())
+
+
+def evaluate(params, rows: list[trees.TokenTree], c, read, on_mesh) -> dict:
+  """P(not -1) at each labelled separator, by row; and the labels, 0 or 1."""
+  start = time.perf_counter()
+  packed = packing.PackedRows(rows, c.data.row_length)
+  scores, labels = [[] for _ in rows], [[] for _ in rows]
+  in_order = iter([i for row in packed.plan for i in row])
+  for batch in packing.eval_batches(packed, c.train.batch_rows):
+    probabilities = np.exp(np.asarray(read(params, on_mesh(batch)), np.float64))[..., 1:].sum(-1)
+    for each, targets in zip(probabilities, batch.read_targets):
+      at, total = 0, int((targets >= 0).sum())
+      while at < total:
+        i = next(in_order)
+        span = slice(at, at + len(rows[i].read_targets))
+        scores[i] = each[span].tolist()
+        labels[i] = (targets[span] != 0).astype(int).tolist()
+        at = span.stop
+  return {"scores": scores, "labels": labels, "seconds": time.perf_counter() - start}
+
+
+def export_model(settings: dict) -> None:
+  """The model as the peer reads it: a transformers directory, with the tokenizer."""
+  c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
+  mesh = mesh_lib.make_mesh(c.mesh)
+  params = start_lib.public_params(
+    c, tokenizer, mesh_lib.abstract_params(c.model, vocab_size, len("-01"), mesh)
+  )
+  export.write(settings["output"], params, c.model, vocab_size, contract=None, kind="causal-lm")
+  tokenizer.save(settings["output"])
+
+
+if __name__ == "__main__":
+  main()
