@@ -8,6 +8,7 @@ checked on torch, where it is there, and on the project's own decoder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -44,6 +45,7 @@ LLAMA_TEMPLATE = (
   "{%- for m in messages %}{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' "
   "+ m['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
 )
+LENGTH = 384  # tokens, at most, of a text in the tests
 MODEL = config_lib.Model(
   width=16,
   layers=2,
@@ -153,9 +155,9 @@ class Own:
 
   def forward(self, ids: list[int]) -> np.ndarray:
     """What the head says at each token `[T, outputs]`: one unpacked text, the head in numpy."""
-    model = nnx.merge(step_lib.graph(self.config, self.vocab_size, 2), self.params)
-    tokens, index = jnp.array([ids]), jnp.arange(len(ids))[None]
-    hidden = np.asarray(model.hidden(tokens, index, jnp.full_like(index, len(ids))))[0]
+    tokens = np.zeros(LENGTH, np.int32)  # of one length, to compile once; a decoder sees no later
+    tokens[: len(ids)] = ids
+    hidden = np.asarray(self._hidden(self.params, tokens[None]))[0, : len(ids)]
     if len(self.head) == 4:
       first, b0, second, b2 = self.head.values()
       return np.maximum(hidden @ first.T + b0, 0) @ second.T + b2
@@ -163,6 +165,16 @@ class Own:
       weight, bias = self.head.values()
       return hidden @ weight.T + bias
     return hidden @ np.asarray(self.params["language_model"])
+
+  @functools.cached_property
+  def _hidden(self):
+    graphdef = step_lib.graph(self.config, self.vocab_size, 2)
+
+    def hidden(params, tokens):
+      index = jnp.arange(LENGTH)[None]
+      return nnx.merge(graphdef, params).hidden(tokens, index, jnp.full_like(index, LENGTH))
+
+    return jax.jit(hidden)
 
 
 def write(directory: pathlib.Path, name: str) -> Own:
