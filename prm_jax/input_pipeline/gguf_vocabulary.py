@@ -48,12 +48,8 @@ _SPLITS: dict[str, list[str | dict[str, Any]] | None] = {
   "tekken": [_TEKKEN],
   "default": [r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
 }
-_WHOLE_WORDS = {
-  "llama-bpe",
-  "llama3",
-  "llama-v3",
-  "tekken",
-}  # a word of the vocabulary needs no merges
+# Of these, a word that is a token needs no merges.
+_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "tekken"}
 _ADD_BOS = _WHOLE_WORDS  # where the file does not say
 _NFC = {"qwen2", "deepseek-r1-qwen"}
 
