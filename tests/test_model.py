@@ -36,17 +36,58 @@ def chain(problem: str, steps: list[str], labels=None) -> StepTree:
   return StepTree(problem, tuple(steps), tuple(range(-1, len(steps) - 1)), tuple(labels))
 
 
-@jax.jit
-def probabilities(params, batch):
-  return step_lib.read_log_probs(params, batch, graphdef=tiny.model()[0])
+# All that sets public families apart, at once.  The window is shorter than the paths.
+EVERYTHING = dataclasses.replace(
+  tiny.MODEL,
+  activation="gelu_tanh",
+  norm_offset=True,
+  post_norms=True,
+  query_key_norm=True,
+  attention_bias=True,
+  attention_scalar=3,
+  attention_softcap=2.0,
+  window=5,
+  window_pattern="sf",
+  local_rope_theta=20.0,
+  rope_scaling="llama3",
+  rope_original_length=32,
+  rope_factor=4.0,
+  scale_embeddings=True,
+  tied_embeddings=False,
+  logit_softcap=3.0,
+)
+
+
+@functools.cache
+def everything():
+  """(graph, parameters) with no norm, bias or head as it was initialised."""
+
+  @jax.jit
+  def init(key):
+    params = step_lib.init_params(
+      key, config=EVERYTHING, vocab_size=tiny.TOKENIZER.vocab_size, num_classes=3
+    )
+
+    def noise(path, x):
+      quiet = path[-1].key.endswith(("norm", "bias", "head"))
+      return x + 0.3 * jax.random.normal(key, x.shape) if quiet else x
+
+    return jax.tree_util.tree_map_with_path(noise, params)
+
+  return step_lib.graph(EVERYTHING, tiny.TOKENIZER.vocab_size, 3), init(jax.random.key(0))
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def loss_and_gradient(params, batch, config):
+def probabilities(params, batch, graphdef=None):
+  return step_lib.read_log_probs(params, batch, graphdef=graphdef or tiny.model()[0])
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def loss_and_gradient(params, batch, config, graphdef=None):
   """Summed losses and the gradient of their total, over a batch."""
 
   def objective(params):
-    sums = loss_lib.sums(nnx.merge(tiny.model()[0], params), batch, config)
+    sums = loss_lib.sums(nnx.merge(graphdef or tiny.model()[0], params), batch, config)
     return sum(v for k, v in sums.items() if k != "correct"), sums
 
   return jax.grad(objective, has_aux=True)(params)
@@ -66,6 +107,38 @@ def test_attention_equals_a_plain_loop():
         weights = np.exp(scores) / np.exp(scores).sum()
         expected = sum(w * v[b, j, n // 2] for w, j in zip(weights, seen))
         np.testing.assert_allclose(got[b, i, n], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_window_counts_depth_in_the_tree():
+  """A token sees its path back to a depth, however far off in the row its branch stands."""
+  # A trunk of three, a branch of four, and another that hangs off the trunk where the first does.
+  positions = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 3, 4, 5]])
+  end = jnp.asarray([[10, 10, 10, 7, 7, 7, 7, 10, 10, 10]])
+  got = attention_lib.visible(end, positions, 3)[0]
+  paths = {6: [4, 5, 6], 3: [1, 2, 3], 7: [1, 2, 7], 8: [2, 7, 8], 9: [7, 8, 9]}
+  for token, seen in paths.items():
+    assert np.flatnonzero(got[token]).tolist() == seen
+
+
+@pytest.mark.parametrize("T", [512, 600])
+def test_long_rows_in_blocks_equal_whole_ones(T, monkeypatch):
+  """Blocks of queries leave out only keys that no query of theirs sees: values and gradients."""
+  rng = np.random.default_rng(0)
+  q, k, v = (jnp.asarray(rng.normal(size=(1, T, n, 4)), jnp.float32) for n in (2, 1, 1))
+  end = jnp.asarray(np.minimum(np.arange(T) + rng.integers(1, T, T), T))[None]
+  positions = jnp.asarray(rng.integers(0, 90, (1, T)))
+
+  def run(q, k, v):
+    out = attention_lib.attention(q, k, v, end, positions, 60, softcap=2.0)
+    return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
+
+  both = jax.value_and_grad(run, (0, 1, 2), has_aux=True)
+  assert attention_lib._block(T) == T // 4
+  blocks = jax.jit(both)(q, k, v)
+  monkeypatch.setattr(attention_lib, "LONG", 10**6)
+  whole = jax.jit(lambda *x: both(*x))(q, k, v)
+  for a, b in zip(jax.tree.leaves(blocks), jax.tree.leaves(whole)):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def plain_block(block, x, positions, end):
@@ -125,32 +198,34 @@ def test_a_layer_equals_plain_numpy():
   np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
 
 
-def test_no_token_depends_on_a_later_one():
+@pytest.mark.parametrize("model", [tiny.model, everything])
+def test_no_token_depends_on_a_later_one(model):
   """Causal: another token changes its own hidden state and later ones, and none before."""
   T = 12
   base = np.arange(T) % 7
   tokens = np.tile(base, (T + 1, 1))
   tokens[np.arange(T), np.arange(T)] = 99  # row t has another token at t; the last row has none
   positions, end = np.tile(np.arange(T), (T + 1, 1)), np.full((T + 1, T), T)
-  hidden = np.asarray(jax.jit(tiny.merged().hidden)(tokens, positions, end))
+  hidden = np.asarray(jax.jit(nnx.merge(*model()).hidden)(tokens, positions, end))
   changed = np.abs(hidden[:T] - hidden[T]).max(-1)  # [changed token, position]
   assert np.all(changed[np.tril_indices(T, -1)] == 0)
   assert np.all(changed[np.triu_indices(T)] > 1e-3)
 
 
+@pytest.mark.parametrize("model", [tiny.model, everything])
 @settings(max_examples=15, deadline=None)
 @given(st.lists(tiny.step_trees(), min_size=2, max_size=4))
-def test_packed_equals_alone(examples):
+def test_packed_equals_alone(model, examples):
   """A solution's probabilities do not depend on what else is in its row."""
-  _, params = tiny.model()
+  graphdef, params = model()
   encoded = [trees.encode(t, tiny.TOKENIZER, tiny.contract()) for t in examples]
   packed = packing.PackedRows(encoded, 256, round_reads_to=32)
   (batch,) = packing.eval_batches(packed, len(packed))
-  together = np.asarray(probabilities(params, batch))
+  together = np.asarray(probabilities(params, batch, graphdef))
   for row, members in enumerate(packed.plan):
     start = 0
     for i in members:
-      alone = probabilities(params, batch_of([encoded[i]], 64))
+      alone = probabilities(params, batch_of([encoded[i]], 64), graphdef)
       count = len(encoded[i].read_targets)
       np.testing.assert_allclose(
         together[row, start : start + count], np.asarray(alone)[0, :count], **CLOSE
@@ -158,10 +233,12 @@ def test_packed_equals_alone(examples):
       start += count
 
 
-@pytest.mark.parametrize("language_model_weight", [0.0, 1.0])
-def test_tree_equals_flattened(language_model_weight):
+@pytest.mark.parametrize(
+  ("model", "language_model_weight"), [(tiny.model, 0.0), (tiny.model, 1.0), (everything, 1.0)]
+)
+def test_tree_equals_flattened(model, language_model_weight):
   """Loss and gradient of a tree equal those of its labelled steps, each alone on its own chain."""
-  _, params = tiny.model()
+  graphdef, params = model()
   config = config_lib.Loss(language_model_weight=language_model_weight)
   tree = StepTree(
     problem="ab",
@@ -179,8 +256,8 @@ def test_tree_equals_flattened(language_model_weight):
       )
       for c, n in zip(chains, last)
     ]
-  gradient, sums = loss_and_gradient(params, batch_of([whole], 32), config)
-  expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32), config)
+  gradient, sums = loss_and_gradient(params, batch_of([whole], 32), config, graphdef)
+  expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32), config, graphdef)
   for name in sums:
     np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), gradient, expected)
