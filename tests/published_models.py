@@ -183,9 +183,10 @@ def write(directory: pathlib.Path, name: str) -> Own:
   config = dataclasses.replace(MODEL, **fields)
   write_tokenizer(directory, kind)
   vocab_size = tokenizer_json(kind).get_vocab_size() + 3  # rows that no token has, as in real ones
-  params = step_lib.init_params(
-    jax.random.key(3), config=config, vocab_size=vocab_size, num_classes=2
+  init = functools.partial(
+    step_lib.init_params, config=config, vocab_size=vocab_size, num_classes=2
   )
+  params = jax.jit(init)(jax.random.key(3))  # one program instead of one for each tensor
   rng = np.random.default_rng(4)
   head = {k: rng.normal(size=s).astype(np.float32) for k, s in HEADS[name].items()}
   tensors = dict(weights.unload(params, config)) | head
@@ -244,7 +245,8 @@ def skywork(encode, chat, forward, problem, steps):
 
 def trl(encode, chat, forward, problem, steps):
   """PRMTrainer.tokenize_row with separator "\\n"; the class at each label's token."""
-  separator, ids, labels = encode("\n"), encode(problem), [-100] * len(encode(problem))
+  separator, ids = encode("\n"), encode("<|endoftext|>") + encode(problem)
+  labels = [-100] * len(ids)
   for step in steps:
     ids += encode(step) + separator
     labels += [-100] * (len(encode(step)) + len(separator) - 1) + [1]

@@ -130,6 +130,21 @@ def test_several_separator_tokens_are_read_at_the_last(published):
   assert all(tree.tokens[read] == ends[-1] for read in tree.read_positions)
 
 
+@pytest.mark.parametrize(
+  ("settings", "first"),
+  [({"bos_token": "<|im_start|>"}, "<|im_start|>"), ({"bos_token": None}, ""), ({}, "")],
+)
+def test_trl_puts_a_first_token_that_the_tokenizer_would_not(published, settings, first):
+  """`tokenizer.bos_token_id` decides, not what the tokenizer puts before a text by itself."""
+  own, _ = published("trl")
+  tokenizer = tokenizers.load(own.directory)
+  assert tokenizer.bos_id is None
+  tree = layouts.trl(tokenizer, settings, "").encode("a", ("b",))
+  assert tree.tokens.tolist() == [
+    t for x in (first, "a", "b", "\n") for t in tokenizer_of("trl")(x)
+  ]
+
+
 @pytest.mark.parametrize("name", READOUTS)
 def test_probabilities_of_exactly_zero_stay_in_place(published, name):
   """The authors of Qwen's drop zeros (`sample != 0`), and the steps after them slip forward."""
@@ -221,6 +236,16 @@ def test_another_chat_template_is_refused(published):
   own, _ = published("rlhflow")
   with pytest.raises(ValueError, match="not Llama 3's"):
     layouts.rlhflow(tokenizers.load(own.directory), {"chat_template": "[INST]"}, "")
+
+
+def test_an_answer_that_merges_with_the_line_break_is_refused(published):
+  """Where "+" is not a token of its own after the turn's head, no position predicts it."""
+  own, _ = published("rlhflow")
+  tokenizer = tokenizers.load(own.directory)
+  whole = tokenizer.encode
+  tokenizer.encode = lambda text, special=False: [9] if text == "\n\n-" else whole(text, special)
+  with pytest.raises(ValueError, match="'-' after a line break is no token of its own"):
+    layouts.rlhflow(tokenizer, {}, "")
 
 
 @pytest.mark.parametrize(

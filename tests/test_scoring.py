@@ -14,6 +14,7 @@ from prm_jax import json_lines
 from prm_jax.datasets import prm800k
 from prm_jax.evaluation import labelled_steps
 from prm_jax.input_pipeline import labelled_rows, tokenizers
+from prm_jax.model import export
 from prm_jax.scoring import candidates
 from prm_jax.scoring.rows import TooLongError
 from prm_jax.scoring.score import ContractError, Scorer
@@ -128,6 +129,50 @@ def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
     product = np.prod([p["0"] + p["1"] for p in new["rating_probs"]])
     assert new["prm_score"] == pytest.approx(product, rel=1e-12)
   assert after[-1]["steps"] == ["A 3+2=5", "# Answer"]
+
+
+def exported(process_run, directory, kind="token-classification"):
+  """The run as a directory for transformers, with its tokenizer and contract."""
+  scorer = Scorer.load(process_run)
+  export.write(
+    directory,
+    scorer.params,
+    scorer.config.model,
+    scorer.vocab_size,
+    contract=scorer.contract,
+    kind=kind,
+  )
+  scorer.tokenizer.save(directory)
+  return scorer
+
+
+def test_an_export_scores_as_its_checkpoint(process_run, arithmetic_data, tmp_path):
+  """score.py --model=EXPORT: the directory's own contract, the same numbers, and a note of both."""
+  scorer = exported(process_run, tmp_path / "export")
+  source, out = arithmetic_data / "candidates.jsonl", tmp_path / "o.jsonl"
+  done = run_script(
+    "score.py", f"--model={tmp_path}/export", f"--input={source}", f"--output={out}"
+  )
+  assert done.returncode == 0, done.stderr
+  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  expected = scorer.probabilities([(line["problem"], line["steps"]) for line in lines])
+  for line, probabilities in zip(lines, expected, strict=True):
+    given = [[p[name] for name in scorer.contract.classes] for p in line["rating_probs"]]
+    np.testing.assert_allclose(given, probabilities, rtol=1e-4)  # rows of another length
+  note = json.loads((tmp_path / "o.jsonl.contract.json").read_text())
+  assert note["tokenizer_hash"] == scorer.contract.tokenizer_hash
+  assert "model.safetensors" in note["sha256"]
+
+
+def test_an_export_without_its_head_or_tokenizer_is_refused(process_run, tmp_path):
+  """A language model's export has no step head: zeros would be scored as if they were one."""
+  exported(process_run, tmp_path / "a", kind="causal-lm")
+  with pytest.raises(ValueError, match=r"no score\.weight"):
+    Scorer.load_export(tmp_path / "a")
+  exported(process_run, tmp_path / "b")
+  tokenizers.train_sentencepiece(["other text 1 2"] * 9, tmp_path / "b" / "tokenizer.model", 310)
+  with pytest.raises(ContractError, match="hash"):
+    Scorer.load_export(tmp_path / "b")
 
 
 @pytest.mark.parametrize(

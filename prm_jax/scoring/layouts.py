@@ -160,12 +160,18 @@ def skywork(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
 
 
 def trl(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Layout:
-  """TRL's PRMTrainer.tokenize_row: prompt, then each step and the separator, all encoded apart."""
+  """TRL's PRMTrainer.tokenize_row: prompt, then each step and the separator, all encoded apart.
+
+  A `bos_token` comes first even of a tokenizer that puts none before a text by itself (SmolLM2's).
+  """
   separator = separator or "\n"
   ends = tokenizer.encode(separator)
   if not ends:
     raise ValueError(f"--separator={separator!r} has no token")
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+  if "bos_token" in settings:
+    name = token_name(settings, "bos_token")
+    first = [] if name is None else [_special(tokenizer, name)]
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     ids, reads = first + tokenizer.encode(problem), []
@@ -178,8 +184,8 @@ def trl(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> La
     encode=encode,
     separator=separator,
     read="at the separator's last token",
-    prompt=f"prompt, then each step and {separator!r}, all encoded apart",
-    tokens={"separator": ends[-1]},
+    prompt=f"tokens {first}, prompt, then each step and {separator!r}, all encoded apart",
+    tokens={separator: ends[-1]},
   )
 
 

@@ -181,11 +181,12 @@ def _head(
 
 
 def _settings(directory: pathlib.Path) -> Mapping[str, Any]:
-  """tokenizer_config.json, with a chat template that stands in a file of its own."""
-  path, template = directory / tokenizer_json.CONFIG, directory / TEMPLATE
+  """tokenizer_config.json, with what stands in files of its own: first token, chat template."""
   settings: dict[str, Any] = {}
-  if path.is_file():
-    settings |= tokenizer_json.parse(tokenizer_json.read_bytes(path), str(path))
+  template = directory / TEMPLATE
+  for path in (directory / "special_tokens_map.json", directory / tokenizer_json.CONFIG):
+    if path.is_file():
+      settings |= tokenizer_json.parse(tokenizer_json.read_bytes(path), str(path))
   if template.is_file():
     settings["chat_template"] = tokenizer_json.read_bytes(template).decode(errors="replace")
   return settings
