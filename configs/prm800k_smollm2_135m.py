@@ -15,11 +15,11 @@ four rows of TRL's PRMTrainer are, with its learning rate and optimiser: scripts
 training compares the two.  The separator is TRL's default as well, and one token to SmolLM2.  A
 newline inside a step is not mistaken for it: a score is read where a step was ended.
 
-Cost: one epoch of 716 solutions (5,332 labels, 226,646 tokens in 224 rows) on two CPU cores, under
-an hour and 4 GB; measured figures: docs/benchmarks.md.
+Cost: one epoch of 716 solutions (5,332 labels, 226,646 tokens in 224 rows) on two CPU cores,
+about 20 seconds of CPU time a row; measured figures: docs/benchmarks.md.
 
-Expected, on 1,722 labels of 217 test solutions: step AUROC well above 0.5, which is chance, and
-above that of configs/prm800k_small.py (0.528); measured figures: docs/benchmarks.md.
+Expected: step AUROC on 1,722 labels of 217 test solutions, where 0.5 is chance; measured figures:
+docs/benchmarks.md.
 """
 
 from prm_jax.config import Data, Experiment, Init, Loss, Model, Optim, Train

@@ -72,10 +72,7 @@ def measure(settings: dict) -> dict:
   c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
   contract = trees.step_contract(tokenizer, c.data.separator, "process", "peer rows, each apart")
   rows, test = (
-    [
-      trees.cut(chain, tokenizer, contract, c.data.row_length)[0]
-      for chain in chains(settings[key], settings["limit"])
-    ]
+    [encode(chain, tokenizer, contract, c) for chain in chains(settings[key], settings["limit"])]
     for key in ("train", "test")
   )
   packed = packing.PackedRows(rows, c.data.row_length)
@@ -147,6 +144,13 @@ def chains(path: str, limit: int) -> list[StepTree]:
     )
     for number, row in enumerate(lines, 1)
   ]
+
+
+def encode(chain: StepTree, tokenizer, contract, c: config_lib.Experiment) -> trees.TokenTree:
+  tokens, _ = trees.cut(chain, tokenizer, contract, c.data.row_length)
+  if tokens is None:
+    raise ValueError(f"{chain.source}: no label within {c.data.row_length} tokens")
+  return tokens
 
 
 def real_tokens(batch: Batch) -> int:

@@ -30,7 +30,7 @@ PACKAGES = ("trl==1.9.2", "torch==2.13.0", "transformers", "datasets")
 SPLITS = ("train", "test")
 SCRIPTS = {"ours": HERE / "packed_training.py", "trl": HERE / "trl_peer.py"}
 RESAMPLES = 2000
-QUICK = {"rows": 8, "test_rows": 4, "max_updates": 2}
+QUICK = {"train": 8, "test": 4}  # the shortest rows
 # Of both sides.  Optimiser settings are those of transformers' Trainer, so PRMTrainer's.
 SETTINGS = {
   "batch": 4,  # rows of the peer; this project's batches are packed rows, as the config says
@@ -56,14 +56,15 @@ def run(args) -> dict:
   settings |= {"model": str(args.model.resolve())}
   sizes = {"train": args.rows, "test": args.test_rows}
   if args.quick:
-    sizes = {"train": QUICK["rows"], "test": QUICK["test_rows"]}
-    settings["max_updates"] = QUICK["max_updates"]
+    sizes, settings = QUICK, settings | {"max_updates": 1, "max_length": 256}
   args.work.mkdir(parents=True, exist_ok=True)
   problems = {}
   for split, count in sizes.items():
     rows, left_out = peer_rows(args.source / f"phase2_{split}.jsonl")
     random.Random(0).shuffle(rows)
-    path = args.work / f"{split}_{count}.jsonl"
+    if args.quick:
+      rows.sort(key=lambda row: len(str(row)))
+    path = args.work / f"{split}_{count}{'_quick' * args.quick}.jsonl"
     with json_lines.written(path) as file:
       file.writelines(json.dumps(row) + "\n" for row in rows[:count])
     settings[split] = str(path.resolve())
@@ -242,6 +243,8 @@ def aurocs(ours: list[dict], peers: list[dict], problems: list[str]) -> dict:
   for side in ours + peers:
     if len(side["after"]["labels"]) != len(problems):
       raise ValueError(f"{len(side['after']['labels'])} test rows scored, not {len(problems)}")
+    if side["after"]["labels"] != ours[0]["after"]["labels"]:
+      raise ValueError("the two sides scored other test labels; figures are not comparable")
   groups = [[i for i, p in enumerate(problems) if p == each] for each in dict.fromkeys(problems)]
   everything = np.arange(len(problems))
   rng = np.random.default_rng(0)
