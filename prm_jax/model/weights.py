@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
+import mmap
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from prm_jax.model import gguf_files, safetensors_files
 
 DTYPES = ("float32", "bfloat16", "float16")  # of a file
 SHOWN = 10  # names in an error
+BAND_BYTES = 2**19  # copied at once: fits a core's cache
+KEPT_BYTES = 2**26  # of a mapped file
 
 
 class Tensor(Protocol):
@@ -318,20 +321,47 @@ def _put_layer(sharding: jax.sharding.Sharding) -> Any:
 def _place(
   row: Row, tensor: Tensor, shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding
 ) -> jax.Array:
-  """A tensor on the devices of this process; one shard at a time is in the host's memory.
-
-  Of a mapped file only the pages of these shards are read.
-  """
-  value = row.to_ours(tensor.read(), shape)
+  """A tensor on the devices of this process; one shard at a time is in the host's memory."""
+  stored = tensor.read()
+  value = row.to_ours(stored, shape)
   devices: dict[str, tuple[Any, list[jax.Device]]] = {}
   for device, index in sharding.addressable_devices_indices_map(shape).items():
     devices.setdefault(str(index), (index, []))[1].append(device)
   arrays = []
   for index, copies in devices.values():
-    part = np.array(value[index], dtype, order="C")  # a copy: the file may change or go
+    part = _copied(value[index], dtype, _mapped(stored))
     arrays += [jax.device_put(part, device, may_alias=False) for device in copies]
     jax.block_until_ready(arrays[-len(copies) :])
   return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
+
+
+def _copied(view: np.ndarray, dtype: Any, file: mmap.mmap | None) -> np.ndarray:
+  """A copy in C order and another dtype, in bands along the axis that is the slowest in memory.
+
+  Between them, pages of the file that have been read are given back: a shard of columns reads them
+  all.
+  """
+  out = np.empty(view.shape, dtype)
+  if not view.size:
+    return out
+  axis = int(np.argmax(view.strides))
+  band = max(1, BAND_BYTES * view.shape[axis] // view.nbytes)
+  view, turned, passed = np.moveaxis(view, axis, 0), np.moveaxis(out, axis, 0), 0
+  for start in range(0, len(view), band):
+    turned[start : start + band] = view[start : start + band]
+    passed += band * view.strides[0]
+    if file is not None and passed > KEPT_BYTES:
+      file.madvise(mmap.MADV_DONTNEED)
+      passed = 0
+  return out
+
+
+def _mapped(array: np.ndarray) -> mmap.mmap | None:
+  """The mapped file behind an array, where its pages can be given back."""
+  base: Any = array
+  while isinstance(base, np.ndarray):
+    base = base.base
+  return base if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
