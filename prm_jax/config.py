@@ -71,6 +71,10 @@ class Data(Checked):
   separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens; examples are packed into rows of this length
   eval_split: str = "test"  # split evaluated on during training
+  # With loss.objective="language_model", in place of directory: JSON lines, plain or .gz, of
+  # {"text": ...} or {"prompt": ..., "completion": ...}; of the latter only completions count.
+  text_train: str = ""
+  text_eval: str = ""
 
 
 PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")  # weights of a layer
@@ -149,8 +153,9 @@ class Model(Checked):
 class Init(Checked):
   """What the parameters are before the first update."""
 
-  # Directory of a public model (config.json and safetensors), or a .gguf file; its architecture
-  # takes the place of the section model, but for dtype and the like.  "": from scratch.
+  # Directory of a public model (config.json and safetensors), a .gguf file, or the work directory
+  # of another run; its architecture takes the place of the section model, but for dtype and the
+  # like.  "": from scratch.
   checkpoint: str = ""
   # Step head.  "zeros": uniform probabilities, unless the directory has a head of this shape.
   # "tokens": the language-model head's rows of `head_tokens`, so that the first probabilities are
@@ -173,7 +178,8 @@ class Init(Checked):
 class Loss(Checked):
   # "process" (PRM): a class of -1, 0, 1 at each step's end.  "outcome" (ORM): right or wrong at
   # every solution token, read at the last, after Cobbe et al. 2021 (paper appendix E).
-  objective: Literal["process", "outcome"] = "process"
+  # "language_model": the next token of text (paper section 2.2), to start any of these from.
+  objective: Literal["process", "outcome", "language_model"] = "process"
   # Next-token loss on the same solutions, as in Cobbe et al. section 4.2, for models trained from
   # scratch.  0: no vocabulary-size logits are ever computed.
   language_model_weight: NonNegative = 0.0
@@ -232,6 +238,13 @@ class Experiment(Checked):
 
   def __post_init__(self):
     super().__post_init__()
+    if (self.loss.objective == "language_model") != bool(self.data.text_train):
+      raise ValueError(
+        f"loss.objective={self.loss.objective!r} with data.text_train={self.data.text_train!r}: "
+        "text is given when, and only when, a language model is trained"
+      )
+    if bool(self.data.text_train) != bool(self.data.text_eval):
+      raise ValueError("data.text_train and data.text_eval are given together")
     if (self.optim.trained == "lora") != (self.model.lora_rank > 0):
       raise ValueError(
         f"optim.trained={self.optim.trained!r} with model.lora_rank={self.model.lora_rank}: "

@@ -11,20 +11,14 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic
-from prm_jax.input_pipeline import packing, prepare, trees
+from prm_jax.input_pipeline import prepare
 from prm_jax.training import checkpoint, loop, mesh
 from prm_jax.training import step as step_lib
-from prm_jax.types import StepTree
 
 
 @pytest.fixture
 def experiment(arithmetic_data):
   return tiny.experiment(arithmetic_data, config_lib.Loss(language_model_weight=1.0))
-
-
-def change(experiment, section, **values):
-  changed = dataclasses.replace(getattr(experiment, section), **values)
-  return dataclasses.replace(experiment, **{section: changed})
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +32,6 @@ def one_device(request, monkeypatch):
 @pytest.fixture
 def all_devices():
   """Runs take all eight CPU devices."""
-
-
-def final_state(workdir):
-  """(step, params, moments) of the newest checkpoint, as numpy."""
-  metadata = checkpoint.Checkpointer(workdir).latest()[1]
-  c = metadata.config
-  on = mesh.make_mesh(config_lib.Mesh())
-  params = mesh.abstract_params(c.model, metadata.vocab_size, len(metadata.contract.classes), on)
-  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  abstract = mesh.abstract_state(params, optimizer, on)
-  checkpointer = checkpoint.Checkpointer(workdir)
-  state = checkpointer.restore(checkpointer.latest()[0], abstract)
-  checkpointer.close()
-  return jax.tree.map(np.asarray, state)
 
 
 def assert_identical(a, b):
@@ -68,10 +48,18 @@ def metrics(workdir):
   return {line["step"]: line for line in records(workdir) if line["split"] == "train"}
 
 
-@pytest.mark.parametrize("objective", ["process", "outcome"])
-def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypatch, objective):
+@pytest.mark.parametrize("kind", ["process", "outcome", "lora"])
+def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypatch, kind):
   """A run killed between checkpoints and started again ends in the same state and log."""
-  experiment = change(experiment, "loss", objective=objective)
+  if kind == "lora":
+    low = {"lora_rank": 2, "param_dtype": "bfloat16"}
+    experiment = dataclasses.replace(
+      experiment,
+      model=dataclasses.replace(experiment.model, **low),
+      optim=dataclasses.replace(experiment.optim, trained="lora"),
+    )
+  else:
+    experiment = tiny.change(experiment, "loss", objective=kind)
   loop.run(experiment, tmp_path / "whole")
 
   def killed(self, step, split, values, write=loop.Log.write):
@@ -86,20 +74,22 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
   assert checkpoint.Checkpointer(tmp_path / "killed").latest()[0] == 3
   loop.run(experiment, tmp_path / "killed")
 
-  assert_identical(final_state(tmp_path / "whole"), final_state(tmp_path / "killed"))
+  assert_identical(tiny.final_state(tmp_path / "whole"), tiny.final_state(tmp_path / "killed"))
   whole, resumed = records(tmp_path / "whole"), records(tmp_path / "killed")
   assert [r["step"] for r in whole if r["split"] == "train"] == [2, 3, 4, 6, 8]
   assert whole == resumed
 
 
-def test_eight_devices_equal_one(experiment, tmp_path, monkeypatch, all_devices):
+@pytest.mark.parametrize("trained", ["all", "head"])
+def test_eight_devices_equal_one(experiment, tmp_path, monkeypatch, all_devices, trained):
   """Sharding rows and parameters changes where sums are made, not what is learnt."""
-  experiment = change(experiment, "train", steps=4)
+  experiment = tiny.change(experiment, "train", steps=4)
+  experiment = tiny.change(experiment, "optim", trained=trained)
   with monkeypatch.context() as patch:
     first = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
     patch.setattr(mesh, "make_mesh", first)
     loop.run(experiment, tmp_path / "one")
-  loop.run(change(experiment, "mesh", fsdp=4, tensor=2), tmp_path / "eight")
+  loop.run(tiny.change(experiment, "mesh", fsdp=4, tensor=2), tmp_path / "eight")
   one, eight = metrics(tmp_path / "one"), metrics(tmp_path / "eight")
   for step in one:
     for name in ("loss", "language_model_loss", "gradient_norm"):
@@ -107,8 +97,8 @@ def test_eight_devices_equal_one(experiment, tmp_path, monkeypatch, all_devices)
   # Adam divides by the root of a sum of squares: float32 noise in tiny gradients grows
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-3),
-    final_state(tmp_path / "one").params,
-    final_state(tmp_path / "eight").params,
+    tiny.final_state(tmp_path / "one").params,
+    tiny.final_state(tmp_path / "eight").params,
   )
 
 
@@ -124,18 +114,6 @@ def test_parameters_are_sharded(all_devices):
   assert all(m.sharding.shard_shape(m.shape) == (2, 4, 12) for m in moments)
   with pytest.raises(ValueError, match="does not use the 8 devices"):
     mesh.make_mesh(config_lib.Mesh(fsdp=3))
-
-
-def sample_batch(rows=8, row_length=64):
-  rng = np.random.default_rng(0)
-  encoded = []
-  for i in range(rows):
-    labels = tuple(int(r) for r in rng.integers(-1, 2, i % 3 + 1))
-    steps = tuple("abc"[: r + 2] for r in labels)
-    tree = StepTree("p" * (i + 1), steps, tuple(range(-1, len(steps) - 1)), labels)
-    encoded.append(trees.encode(tree, tiny.TOKENIZER, tiny.contract()))
-  packed = [packing.PackedRows([t], row_length, round_reads_to=4)[0] for t in encoded]
-  return packing.Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})
 
 
 def make_step(microbatches):
@@ -156,7 +134,7 @@ def make_step(microbatches):
 
 def test_accumulated_gradients_equal_one_pass():
   """Microbatches with different numbers of targets: sums over targets, not a mean of means."""
-  batch = sample_batch()
+  batch = tiny.batch()
   results = []
   for microbatches in (1, 4):
     state, step = make_step(microbatches)
@@ -192,26 +170,28 @@ def test_the_step_compiles_once(experiment, tmp_path, monkeypatch):
 
 def test_a_run_is_only_resumed_as_itself(experiment, tmp_path):
   """Other settings or data in a used work directory are refused by name, and change nothing."""
-  short = change(experiment, "train", steps=2)
+  short = tiny.change(experiment, "train", steps=2)
   loop.run(short, tmp_path / "run")
   before = (tmp_path / "run/manifest.json").read_text()
   with pytest.raises(ValueError, match=r"optim\.learning_rate: 0\.003 then, 0\.1 now"):
-    loop.run(change(short, "optim", learning_rate=0.1), tmp_path / "run")
+    loop.run(tiny.change(short, "optim", learning_rate=0.1), tmp_path / "run")
   with pytest.raises(ValueError, match=r"train\.steps: 2 then, 8 now"):
     loop.run(experiment, tmp_path / "run")
   with pytest.raises(ValueError, match=r"separator: '\\n' then, ' ' now"):
-    loop.run(change(short, "data", separator=" "), tmp_path / "run")
+    loop.run(tiny.change(short, "data", separator=" "), tmp_path / "run")
   rows = arithmetic.Generator(seed=1, train_problems=30, test_problems=6).rows()
   prepare.prepare_rows(tmp_path / "other", arithmetic.Builder, rows)
   with pytest.raises(ValueError, match="other data than then"):
-    loop.run(change(short, "data", directory=str(tmp_path / "other")), tmp_path / "run")
+    loop.run(tiny.change(short, "data", directory=str(tmp_path / "other")), tmp_path / "run")
   assert (tmp_path / "run/manifest.json").read_text() == before
 
 
 def test_it_learns(experiment, tmp_path):
   """The training loss falls well below the entropy of the classes: more than their frequencies."""
-  experiment = change(experiment, "optim", learning_rate=1e-2)
-  experiment = change(experiment, "train", steps=200, log_every=100, eval_every=200, save_every=200)
+  experiment = tiny.change(experiment, "optim", learning_rate=1e-2)
+  experiment = tiny.change(
+    experiment, "train", steps=200, log_every=100, eval_every=200, save_every=200
+  )
   loop.run(experiment, tmp_path)
   counts = np.array(
     list(json.loads((tmp_path / "manifest.json").read_text())["train"]["targets"].values())
@@ -224,17 +204,17 @@ def test_it_learns(experiment, tmp_path):
 @pytest.mark.parametrize("save_every", [1, 100])
 def test_a_loss_that_is_not_finite_stops_the_run(experiment, tmp_path, save_every):
   """A diverged run ends with what to do, and no checkpoint of NaN, however often it saves."""
-  wild = change(experiment, "optim", learning_rate=1e30, warmup_steps=0, clip_norm=1e30)
+  wild = tiny.change(experiment, "optim", learning_rate=1e30, warmup_steps=0, clip_norm=1e30)
   with pytest.raises(ValueError, match=r"lower optim\.learning_rate"):
-    loop.run(change(wild, "train", steps=20, log_every=10, save_every=save_every), tmp_path)
+    loop.run(tiny.change(wild, "train", steps=20, log_every=10, save_every=save_every), tmp_path)
   if checkpoint.Checkpointer(tmp_path).latest():
-    finite = jax.tree.map(lambda x: np.isfinite(x).all(), final_state(tmp_path).params)
+    finite = jax.tree.map(lambda x: np.isfinite(x).all(), tiny.final_state(tmp_path).params)
     assert all(jax.tree.leaves(finite))
 
 
 def test_scoring_beside_training_touches_nothing(experiment, tmp_path):
   """A reader of a work directory leaves a save that is under way alone."""
-  loop.run(change(experiment, "train", steps=2), tmp_path)
+  loop.run(tiny.change(experiment, "train", steps=2), tmp_path)
   under_way = tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"
   under_way.mkdir()
   checkpoint.Checkpointer(tmp_path).latest()
@@ -262,4 +242,4 @@ def test_the_optimiser(experiment):
 def test_rows_must_divide_over_devices(experiment, tmp_path, all_devices):
   """A batch that cannot be split over the mesh is named before anything is compiled."""
   with pytest.raises(ValueError, match=r"train\.batch_rows=6 must be a multiple"):
-    loop.run(change(experiment, "train", batch_rows=6), tmp_path)
+    loop.run(tiny.change(experiment, "train", batch_rows=6), tmp_path)

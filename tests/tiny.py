@@ -15,11 +15,11 @@ from flax import nnx
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import trees
+from prm_jax.input_pipeline import packing, trees
 from prm_jax.model import families, safetensors_files, weights
 from prm_jax.training import checkpoint, loop, mesh
 from prm_jax.training import step as step_lib
-from prm_jax.types import StepContract, StepTree
+from prm_jax.types import Batch, StepContract, StepTree
 
 MODEL = config_lib.Model(
   width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp_width=24, embedding_std=1.0
@@ -27,17 +27,20 @@ MODEL = config_lib.Model(
 
 
 class Bytes:
-  """UTF-8 bytes as tokens: id 1 starts a sequence, byte b is b + 2."""
+  """UTF-8 bytes as tokens: id 1 starts a sequence, 257 (no UTF-8 byte) ends it, byte b
+  is b + 2.
+  """
 
   vocab_size = 258
   bos_id = 1
+  eos_id = 257
   hash = "bytes"
 
   def encode(self, text: str) -> list[int]:
     return [b + 2 for b in text.encode()]
 
   def decode(self, ids) -> str:
-    return bytes(i - 2 for i in ids if i >= 2).decode()
+    return bytes(i - 2 for i in ids if 2 <= i < 257).decode()
 
 
 TOKENIZER = Bytes()
@@ -155,3 +158,16 @@ def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
   (directory / "config.json").write_text(json.dumps(values))
   shutil.copyfile(tokenizer, directory / "tokenizer.model")
   return params
+
+
+def batch(rows: int = 8, row_length: int = 64) -> Batch:
+  """Random labelled solutions, one to a row."""
+  rng = np.random.default_rng(0)
+  encoded = []
+  for i in range(rows):
+    labels = tuple(int(r) for r in rng.integers(-1, 2, i % 3 + 1))
+    steps = tuple("abc"[: r + 2] for r in labels)
+    tree = StepTree("p" * (i + 1), steps, tuple(range(-1, len(steps) - 1)), labels)
+    encoded.append(trees.encode(tree, TOKENIZER, contract()))
+  packed = [packing.PackedRows([t], row_length, round_reads_to=4)[0] for t in encoded]
+  return Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})

@@ -22,7 +22,7 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax import json_lines
-from prm_jax.input_pipeline import labelled_rows, packing, tokenizers, trees
+from prm_jax.input_pipeline import labelled_rows, packing, text_rows, tokenizers, trees
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import metrics as metrics_lib
@@ -36,6 +36,7 @@ from prm_jax.types import Batch
 # reported and where sums are made, not what is learnt.
 FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_every", "train.keep"}
 FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
+FREE |= {"data.text_train", "data.text_eval"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,8 @@ def read_rows(c: config_lib.Experiment, workdir: pathlib.Path | None = None) -> 
     workdir: of the run, which may be one to resume; None: a new one.
   """
   c, tokenizer, vocab_size = start_lib.find(c, workdir)
+  if c.loss.objective == "language_model":
+    return _read_text(c, tokenizer, vocab_size)
   recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]
   contract = trees.step_contract(
     tokenizer,
@@ -81,6 +84,21 @@ def read_rows(c: config_lib.Experiment, workdir: pathlib.Path | None = None) -> 
   )
 
 
+def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> Rows:
+  (rows, manifest), (eval_rows, eval_manifest) = (
+    text_rows.load(path, tokenizer, c.data.row_length)
+    for path in (c.data.text_train, c.data.text_eval)
+  )
+  contract = text_rows.contract(tokenizer)
+  return Rows(
+    train=rows,
+    evaluation=eval_rows,
+    manifest={"train": manifest, c.data.eval_split: eval_manifest},
+    tokenizer=tokenizer,
+    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, rows.hash),
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
   """The compiled functions of a run, and the state they work on, described abstractly."""
@@ -89,7 +107,7 @@ class Programs:
   init: Callable  # key -> state
   begin: Callable  # params -> state at step 0; the params are gone
   train_step: Callable  # state, batch -> state, metrics; the old state is gone
-  read: Callable  # params, batch -> class log-probabilities
+  read: Callable  # params, batch -> class log-probabilities; of text, its loss and tokens
 
 
 def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) -> Programs:
@@ -117,7 +135,9 @@ def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) ->
     microbatches=c.train.microbatches,
     choice=choice,
   )
-  read = functools.partial(step_lib.read_log_probs, graphdef=graphdef)
+  text = c.loss.objective == "language_model"
+  read = step_lib.text_nll if text else step_lib.read_log_probs
+  read = functools.partial(read, graphdef=graphdef)
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),
@@ -249,7 +269,12 @@ def record(
 
 
 def evaluate(params, batches: list[Batch], read, on_mesh, objective: str) -> dict[str, Any]:
-  """Step metrics over all read positions of some batches."""
+  """Step metrics over all read positions of some batches; of text, the mean loss of a token."""
+  if objective == "language_model":
+    pairs = [jax.device_get(read(params, on_mesh(batch))) for batch in batches]
+    count = sum(int(count) for _, count in pairs)
+    nll = sum(float(nll) for nll, _ in pairs) / max(count, 1)
+    return {"count": count, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
   log_probs, targets = [], []
   for batch in batches:
     kept = batch.read_targets >= 0
@@ -293,16 +318,17 @@ def params_of(state: step_lib.TrainState) -> int:
 def summary(c: config_lib.Experiment, manifest: dict, params: int, mesh, step: int) -> str:
   """What is trained, on what data and devices: the first lines on the screen."""
   targets = ", ".join(f"{count} {name}" for name, count in manifest["targets"].items())
+  things = "texts" if c.loss.objective == "language_model" else "solutions"
   epochs = c.train.steps * c.train.batch_rows / manifest["rows"]
   lines = [
-    f"{c.loss.objective} model, {params:,} parameters, on {mesh.size} "
+    f"{c.loss.objective.replace('_model', '')} model, {params:,} parameters, on {mesh.size} "
     f"{mesh.devices.flat[0].platform} device(s) as {dict(mesh.shape)}",
-    f"{manifest['examples']:,} solutions ({targets}), {manifest['tokens']:,} tokens in "
+    f"{manifest['examples']:,} {things} ({targets}), {manifest['tokens']:,} tokens in "
     f"{manifest['rows']:,} rows of {c.data.row_length} ({manifest['fill']:.1%} full), "
     f"{c.train.steps} steps = {epochs:.1f} epochs",
   ]
   if manifest["longer_than_a_row"]:
-    lines.append(f"{len(manifest['longer_than_a_row'])} solutions were longer than a row and cut")
+    lines.append(f"{len(manifest['longer_than_a_row'])} {things} were longer than a row and cut")
   if step:
     lines.append(f"resuming at step {step}")
   return "\n".join(lines)

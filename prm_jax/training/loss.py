@@ -12,6 +12,8 @@ from prm_jax import config as config_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.types import Batch
 
+LOGITS = 256  # tokens of a row whose vocabulary logits are in memory at once
+
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
   """Number of targets of each kind: what the sums of `sums` are divided by."""
@@ -31,35 +33,62 @@ def sums(
 
   step: cross-entropy of the class at each read position (paper section 2.6 and F.1: maximise the
     log-likelihood of the rating after each labelled step; appendix E for the outcome model).
-  language_model: next-token cross-entropy over solution tokens, only if it has a weight.  The
-    token before the first of a branch is the last of the prefix it hangs off.
+  language_model: next-token cross-entropy over solution tokens, only if it has a weight or is the
+    objective, which has no steps.  The token before the first of a branch is the last of the prefix
+    it hangs off.
 
   Args:
     last: weights of the last layers, where only they are trained: see `StepScorer.hidden`.
   """
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end, last)
-  logits = model.read(hidden, batch.read_positions)
-  labelled = batch.read_targets >= 0
-  targets = jnp.maximum(batch.read_targets, 0)
-  nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-  out = {
-    "step": jnp.sum(nll, where=labelled),
-    "correct": jnp.sum(logits.argmax(-1) == targets, where=labelled).astype(jnp.float32),
-  }
-  if config.language_model_weight:
-    has_previous = batch.previous >= 0
-    before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], axis=1)
-    nll = optax.softmax_cross_entropy_with_integer_labels(
-      model.next_token_logits(before), batch.tokens
-    )
-    out["language_model"] = jnp.sum(nll, where=has_previous)
+  out = {}
+  if config.objective != "language_model":
+    logits = model.read(hidden, batch.read_positions)
+    labelled = batch.read_targets >= 0
+    targets = jnp.maximum(batch.read_targets, 0)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    out["step"] = jnp.sum(nll, where=labelled)
+    right = logits.argmax(-1) == targets
+    out["correct"] = jnp.sum(right, where=labelled).astype(jnp.float32)
+  if config.objective == "language_model" or config.language_model_weight:
+    out["language_model"] = next_token_nll(model, hidden, batch)
   return out
+
+
+def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Array:
+  """Summed next-token cross-entropy, float32 `[]`, over the tokens that have a previous one.
+
+  Of a long row the logits, `[B, T, V]`, would be the largest array there is: they are made for some
+  tokens at a time, and again in the backward pass.
+  """
+  B, T = batch.tokens.shape
+
+  def some(hidden, tokens, counted):
+    nll = optax.softmax_cross_entropy_with_integer_labels(model.next_token_logits(hidden), tokens)
+    return jnp.sum(nll, where=counted)
+
+  before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], axis=1)
+  parts = (before, batch.tokens, batch.previous >= 0)
+  if T <= LOGITS:
+    return some(*parts)
+  chunks = -(-T // LOGITS)
+
+  def split(x):  # [B, T, ...] -> [chunks, B, LOGITS, ...]; what is added counts for nothing
+    x = jnp.pad(x, [(0, 0), (0, chunks * LOGITS - T)] + [(0, 0)] * (x.ndim - 2))
+    return x.reshape(B, chunks, LOGITS, *x.shape[2:]).swapaxes(0, 1)
+
+  def add(so_far, part):
+    return so_far + jax.checkpoint(some)(*part), None
+
+  return jax.lax.scan(add, jnp.zeros((), jnp.float32), jax.tree.map(split, parts))[0]
 
 
 def total(
   sums: dict[str, jax.Array], weights: dict[str, jax.Array], config: config_lib.Loss
 ) -> jax.Array:
-  """The objective: mean step loss, plus the weighted mean language-model loss."""
+  """The objective: mean step loss, plus the weighted mean language-model loss; or that alone."""
+  if config.objective == "language_model":
+    return sums["language_model"] / jnp.maximum(weights["language_model"], 1)
   loss = sums["step"] / jnp.maximum(weights["step"], 1)
   if config.language_model_weight:
     mean = sums["language_model"] / jnp.maximum(weights["language_model"], 1)

@@ -46,8 +46,10 @@ class Choice:
         f"optim.last_layers={c.optim.last_layers}, but the model has {c.model.layers} layers"
       )
     never = set()
-    if not c.loss.language_model_weight:
-      never |= {"language_model"}  # it has no part in the loss
+    if c.loss.objective == "language_model":  # what has no part in the loss is not trained
+      never |= {*HEAD}
+    elif not c.loss.language_model_weight:
+      never |= {"language_model"}
     if not c.optim.head_scale:
       never |= {"language_model", *HEAD}
     if not c.optim.embedding_scale:

@@ -2,12 +2,14 @@
 
 From scratch, or from a public checkpoint (`init.checkpoint`): then the directory's config.json says
 the architecture, its tokenizer is the default, and its weights are streamed into their shardings.
+The work directory of another run, of a language model say, serves as well.
 What was found is stored with the run's own checkpoints, so that resuming and scoring do without
 the directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -20,6 +22,8 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import families, weights
 from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import parameters
 from prm_jax.training import step as step_lib
 
 
@@ -37,7 +41,7 @@ def resolve(
   """
   if not c.init.checkpoint:
     return c
-  found = known or families.read(c.init.checkpoint).config
+  found = known or architecture(c.init.checkpoint)[0]
   default, choices = config_lib.Model(), {}
   for field in dataclasses.fields(c.model):
     name, value = field.name, getattr(c.model, field.name)
@@ -49,6 +53,18 @@ def resolve(
         "out: the architecture is the checkpoint's"
       )
   return dataclasses.replace(c, model=dataclasses.replace(found, **choices))
+
+
+def architecture(path: str) -> tuple[config_lib.Model, int]:
+  """Of a public model, or of the work directory of a run: its configuration, its embedding's rows.
+
+  Raises:
+    ValueError, OSError: as `families.read`.
+  """
+  if latest := checkpoint_lib.latest(path):
+    return parameters.without_factors(latest[1].config.model), latest[1].vocab_size
+  preset = families.read(path)
+  return preset.config, preset.vocab_size
 
 
 def find(
@@ -77,7 +93,7 @@ def find(
   tokenizer = tokenizers.load(named)
   if not c.init.checkpoint:
     return c, tokenizer, tokenizer.vocab_size
-  rows = families.read(c.init.checkpoint).vocab_size
+  rows = architecture(c.init.checkpoint)[1]
   if tokenizer.vocab_size > rows:
     raise ValueError(
       f"{named}: a tokenizer of {tokenizer.vocab_size} ids, but {c.init.checkpoint} has an "
@@ -102,7 +118,10 @@ def public_params(
   ids = head_ids(c.init, tokenizer, abstract["head"].shape[1])  # before the slow part
   factors = {name: x for name, x in abstract["blocks"].items() if "_lora_" in name}
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
-  params = weights.load(c.init.checkpoint, abstract | {"blocks": blocks}, c.model)
+  if latest := checkpoint_lib.latest(c.init.checkpoint):
+    params = run_params(c.init.checkpoint, *latest, abstract | {"blocks": blocks})
+  else:
+    params = weights.load(c.init.checkpoint, abstract | {"blocks": blocks}, c.model)
   if ids:
     layout = abstract["head"]
     take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
@@ -117,6 +136,24 @@ def public_params(
     make = jax.jit(new, out_shardings=jax.tree.map(lambda x: x.sharding, factors))
     params["blocks"] |= make(jax.random.key(c.train.seed))
   return params
+
+
+def run_params(
+  workdir: str, step: int, metadata: checkpoint_lib.Metadata, abstract: Any
+) -> dict[str, Any]:
+  """Parameters of another run's checkpoint, low-rank factors merged, under a head of zeros."""
+  c, classes = metadata.config.model, len(metadata.contract.classes)
+  mesh = abstract["head"].sharding.mesh
+  stored = mesh_lib.abstract_params(c, metadata.vocab_size, classes, mesh)
+  with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
+    params = checkpointer.restore_params(step, stored)
+
+  def begin(params):
+    merged = parameters.merge(params, c)
+    heads = {name: jnp.zeros(abstract[name].shape) for name in parameters.HEAD}
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged | heads, abstract)
+
+  return jax.jit(begin, out_shardings=mesh_lib.shardings(abstract))(params)
 
 
 def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes: int) -> list[int]:

@@ -147,17 +147,19 @@ def train_step(
   trained = optax.apply_updates(trained, updates)
   params = choice.put(state.params, trained)
   opt_state = (trained, opt_state) if choice.master else opt_state
-  targets = jnp.maximum(weights["step"], 1)
-  metrics = {
-    "loss": sums["step"] / targets,
-    "accuracy": sums["correct"] / targets,
-    "gradient_norm": optax.global_norm(grads),
-  }
-  if config.language_model_weight:
-    metrics["language_model_loss"] = sums["language_model"] / jnp.maximum(
-      weights["language_model"], 1
-    )
-  return TrainState(state.step + 1, params, opt_state), metrics
+  return TrainState(state.step + 1, params, opt_state), _metrics(sums, weights, grads)
+
+
+def _metrics(sums: dict, weights: dict, grads: Any) -> dict[str, jax.Array]:
+  metrics = {"gradient_norm": optax.global_norm(grads)}
+  if "language_model" in sums:
+    metrics["loss"] = sums["language_model"] / jnp.maximum(weights["language_model"], 1)
+  if "step" in sums:
+    if "loss" in metrics:
+      metrics["language_model_loss"] = metrics["loss"]
+    targets = jnp.maximum(weights["step"], 1)
+    metrics |= {"loss": sums["step"] / targets, "accuracy": sums["correct"] / targets}
+  return metrics
 
 
 def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
@@ -165,6 +167,13 @@ def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.
   model: StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   return jax.nn.log_softmax(model.read(hidden, batch.read_positions))
+
+
+def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.Array, jax.Array]:
+  """Summed next-token loss, in nats, and the number of tokens it is of: float32 and int32 `[]`."""
+  model = nnx.merge(graphdef, params)
+  sums = loss_lib.sums(model, batch, config_lib.Loss(objective="language_model"))
+  return sums["language_model"], loss_lib.weights(batch)["language_model"]
 
 
 @functools.cache

@@ -1,0 +1,119 @@
+"""Text to packed rows, for next-token training: JSON lines of documents, or of prompts to complete.
+
+A line is {"text": ...}, further pre-training on whole documents as in the paper's MathMix (section
+2.2 and appendix A), or {"prompt": ..., "completion": ...}, fine-tuning of a generator with loss on
+the completion alone.  Other keys are ignored; a file may have lines of both kinds.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from prm_jax import json_lines
+from prm_jax.input_pipeline.packing import PackedRows
+from prm_jax.input_pipeline.tokenizers import Tokenizer
+from prm_jax.input_pipeline.trees import TokenTree
+from prm_jax.types import StepContract
+
+
+def contract(tokenizer: Tokenizer) -> StepContract:
+  """Of a model without a trained step head: it can be started from, not scored with."""
+  return StepContract(
+    objective="language_model",
+    classes=("none",),
+    separator="",
+    separator_ids=(),
+    read="nothing",
+    neutral="positive",
+    tokenizer_hash=tokenizer.hash,
+    recipe="text",
+  )
+
+
+def read(path: str | pathlib.Path) -> Iterator[tuple[str, str | None, str]]:
+  """("FILE:LINE", prompt or None, text) of each line of a file, plain or .gz.
+
+  Raises:
+    BadLine: neither kind of line, or not texts.
+    OSError: the file cannot be read.
+  """
+  for number, _, record in json_lines.read(path):
+    where = f"{path}:{number}"
+    keys = ("prompt", "completion") if "text" not in record else ("text",)
+    for key in keys:
+      value = record.get(key)
+      if not isinstance(value, str) or (key != "prompt" and not value):
+        raise json_lines.BadLine(
+          f'{where}: "{key}" is {json_lines.show(value)}; a line has "text", or "prompt" and '
+          '"completion", each a text'
+        )
+    yield where, record.get("prompt") if len(keys) == 2 else None, record[keys[-1]]
+
+
+def encode(
+  prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int
+) -> tuple[list[TokenTree], int]:
+  """The rows' pieces of a line, and how many of its tokens did not fit.
+
+  A document, with the tokenizer's first and last token if it has them, is continued in further
+  pieces, each of which starts with the last token of the one before: every token but the first of
+  the document is predicted once.  A completion is cut at the end of a row.
+  """
+  begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+  begin += tokenizer.encode(prompt) if prompt else []
+  end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+  tokens = begin + tokenizer.encode(text) + end
+  if prompt is not None:
+    piece = _piece(tokens[:row_length], len(begin))
+    return [piece] if (piece.previous >= 0).any() else [], max(len(tokens) - row_length, 0)
+  starts = range(0, max(len(tokens) - 1, 1), max(row_length - 1, 1))
+  pieces = [_piece(tokens[start : start + row_length], 1) for start in starts]
+  return [piece for piece in pieces if len(piece) > 1], 0
+
+
+def _piece(tokens: list[int], first: int) -> TokenTree:
+  """A sequence of which the tokens from `first` on, and never the very first, are targets."""
+  index = np.arange(len(tokens), dtype=np.int32)
+  empty = np.zeros(0, np.int32)
+  return TokenTree(
+    tokens=np.array(tokens, np.int32),
+    positions=index,
+    subtree_end=np.full(len(tokens), len(tokens), np.int32),
+    previous=np.where(index >= max(first, 1), index - 1, -1).astype(np.int32),
+    read_positions=empty,
+    read_targets=empty,
+  )
+
+
+def load(
+  path: str | pathlib.Path, tokenizer: Tokenizer, row_length: int
+) -> tuple[PackedRows, dict[str, Any]]:
+  """Packed rows of a file, and what became of its lines.
+
+  Raises:
+    ValueError: nothing in it can be trained on; or as `read`.
+  """
+  pieces, lines, cut = [], 0, []
+  for where, prompt, text in read(path):
+    lines += 1
+    encoded, lost = encode(prompt, text, tokenizer, row_length)
+    pieces += encoded
+    if lost:
+      cut.append({"source": where, "tokens_lost": lost})
+  if not pieces:
+    raise ValueError(f"{path}: nothing to train on in {lines} lines with rows of {row_length}")
+  rows = PackedRows(pieces, row_length)
+  return rows, {
+    "examples": lines,
+    "tokens": sum(len(piece) for piece in pieces),
+    "targets": {"tokens": int(sum((piece.previous >= 0).sum() for piece in pieces))},
+    "rows": len(rows),
+    "row_length": row_length,
+    "fill": rows.fill,
+    "longer_than_a_row": cut,
+    "rows_hash": rows.hash,
+  }

@@ -1,0 +1,159 @@
+"""Language-model training: lines of text to rows, next-token loss, a run to start others from."""
+
+import dataclasses
+import functools
+import gzip
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import text_rows
+from prm_jax.training import loop, mesh, start
+from prm_jax.training import loss as loss_lib
+
+TEXT = config_lib.Loss(objective="language_model")
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  """Runs take one of the eight CPU devices: that compiles faster."""
+  devices = jax.devices()[:1]
+  monkeypatch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+
+
+def write(path, *records):
+  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+  return path
+
+
+def targets(piece):
+  """The (previous, next) tokens that a piece trains on."""
+  at = np.flatnonzero(piece.previous >= 0)
+  return list(zip(piece.tokens[piece.previous[at]].tolist(), piece.tokens[at].tolist()))
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 11, 64])
+def test_a_document_is_continued_in_other_rows(length):
+  """Whatever the row, each token but the first is predicted once, from the one before it."""
+  text = "0123456789"
+  pieces, lost = text_rows.encode(None, text, tiny.TOKENIZER, length)
+  whole = [tiny.TOKENIZER.bos_id, *tiny.TOKENIZER.encode(text), tiny.TOKENIZER.eos_id]
+  assert [pair for piece in pieces for pair in targets(piece)] == list(itertools.pairwise(whole))
+  assert max(map(len, pieces)) <= length and lost == 0
+
+
+def test_only_completions_are_learnt():
+  """A prompt is read and not predicted; what does not fit the row is counted."""
+  t = tiny.TOKENIZER
+  (piece,), lost = text_rows.encode("ab", "cd", t, 64)
+  c, d = t.encode("cd")
+  assert targets(piece) == [(t.encode("b")[0], c), (c, d), (d, t.eos_id)]
+  assert lost == 0
+  (piece,), lost = text_rows.encode("ab", "cd", t, 4)
+  assert targets(piece) == [(t.encode("b")[0], c)] and lost == 2
+  assert text_rows.encode("abcdef", "g", t, 4) == ([], 5)
+
+
+@pytest.mark.parametrize(
+  ("record", "message"),
+  [
+    ({"txt": "a"}, r'f.jsonl:2: "prompt" is None; a line has "text"'),
+    ({"text": ""}, r'f.jsonl:2: "text" is \'\''),
+    ({"text": 3}, r'f.jsonl:2: "text" is 3'),
+    ({"prompt": "a"}, r'f.jsonl:2: "completion" is None'),
+    ({"prompt": "a", "completion": ["b"]}, r'f.jsonl:2: "completion" is \['),
+  ],
+)
+def test_a_bad_line_is_named(tmp_path, record, message):
+  """A line of neither kind is an error with file and line."""
+  path = write(tmp_path / "f.jsonl", {"text": "fine"}, record)
+  with pytest.raises(ValueError, match=message):
+    text_rows.load(path, tiny.TOKENIZER, 16)
+
+
+def test_files_may_be_compressed_or_useless(tmp_path):
+  """The rows of a .gz are those of the file; one with nothing to learn is an error."""
+  path = write(tmp_path / "f.jsonl", {"text": "abc"}, {"prompt": "", "completion": "de"})
+  packed = tmp_path / "f.jsonl.gz"
+  packed.write_bytes(gzip.compress(path.read_bytes()))
+  rows, manifest = text_rows.load(path, tiny.TOKENIZER, 16)
+  assert rows.hash == text_rows.load(packed, tiny.TOKENIZER, 16)[0].hash
+  assert manifest["targets"] == {"tokens": 4 + 3} and manifest["rows"] == 1
+  empty = write(tmp_path / "empty.jsonl")
+  with pytest.raises(ValueError, match=r"empty\.jsonl: nothing to train on in 0 lines"):
+    text_rows.load(empty, tiny.TOKENIZER, 16)
+
+
+def test_logits_in_parts_change_nothing(monkeypatch):
+  """The loss and its gradient of long rows, in parts, are those of all logits at once."""
+  batch = tiny.batch(rows=2, row_length=50)
+  model = tiny.merged()
+  hidden = jax.random.normal(jax.random.key(0), (2, 50, tiny.MODEL.width))
+
+  def naive(hidden):
+    before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], 1)
+    logits = model.next_token_logits(before)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens)
+    return (nll * (batch.previous >= 0)).sum()
+
+  expected = jax.jit(jax.value_and_grad(naive))(hidden)
+  for size in (16, 64):
+    monkeypatch.setattr(loss_lib, "LOGITS", size)
+    found = jax.jit(jax.value_and_grad(lambda h: loss_lib.next_token_nll(model, h, batch)))(hidden)
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+    )
+
+
+def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path):
+  """Text is learnt; the run's work directory is then a checkpoint to start from, factors merged."""
+  lines = [{"text": "1 + 1 = 2. " * 8}, {"prompt": "2 + 2 =", "completion": " 4"}]
+  train, held = (write(tmp_path / f"{name}.jsonl", *lines) for name in ("train", "held"))
+  given = tiny.experiment(arithmetic_data, config_lib.Loss())
+  text = dataclasses.replace(
+    given,
+    data=dataclasses.replace(given.data, text_train=str(train), text_eval=str(held)),
+    model=dataclasses.replace(tiny.MODEL, lora_rank=2),
+    loss=TEXT,
+    optim=config_lib.Optim(learning_rate=3e-2, warmup_steps=0, trained="lora"),
+    train=config_lib.Train(steps=30, batch_rows=2, log_every=30, eval_every=15, save_every=30),
+  )
+  metrics = loop.run(text, tmp_path / "text")
+  records = [json.loads(x) for x in (tmp_path / "text/metrics.jsonl").read_text().splitlines()]
+  evaluations = [r for r in records if r["split"] == "test"]
+  assert evaluations[-1]["nll"] == metrics["nll"] < evaluations[0]["nll"]
+  assert metrics["perplexity"] == pytest.approx(np.exp(metrics["nll"]))
+
+  process = dataclasses.replace(
+    given,
+    model=config_lib.Model(),
+    init=config_lib.Init(checkpoint=str(tmp_path / "text")),
+    data=dataclasses.replace(given.data, tokenizer=""),
+  )
+  rows = loop.read_rows(process)
+  assert rows.metadata.config.model == tiny.MODEL
+  programs = loop.make_programs(rows.metadata, mesh.make_mesh(config_lib.Mesh()))
+  params = start.public_params(rows.metadata.config, rows.tokenizer, programs.abstract.params)
+  trained = tiny.final_state(tmp_path / "text").params
+  assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
+  np.testing.assert_array_equal(params["embedding"], trained["embedding"])
+  moved = np.abs(params["blocks"]["gate"] - trained["blocks"]["gate"]).max()
+  assert moved > 1e-3  # by the product of the factors
+
+
+def test_text_and_its_objective_come_together():
+  """Text without the objective, the objective without text, and half of the text are errors."""
+  data = config_lib.Data(text_train="a", text_eval="b")
+  with pytest.raises(ValueError, match=r"loss\.objective='process' with data\.text_train='a'"):
+    config_lib.Experiment(data=data)
+  with pytest.raises(ValueError, match=r"data\.text_train=''"):
+    config_lib.Experiment(loss=TEXT)
+  with pytest.raises(ValueError, match="are given together"):
+    config_lib.Experiment(loss=TEXT, data=config_lib.Data(text_train="a"))

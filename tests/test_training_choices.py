@@ -1,0 +1,233 @@
+"""What is trained, and how: heads, last layers, low-rank factors, groups, dtypes, recomputation."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from prm_jax import config as config_lib
+from prm_jax.training import loss as loss_lib
+from prm_jax.training import mesh, parameters
+from prm_jax.training import step as step_lib
+
+LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_alpha=3.0)
+HEAD = {"head", "head_bias"}
+
+
+@pytest.fixture(autouse=True)
+def one_device(request, monkeypatch):
+  """Runs take one of the eight CPU devices, unless a test says otherwise: that compiles faster."""
+  devices = jax.devices()[:1]
+  monkeypatch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+
+
+def experiment(model=tiny.MODEL, weight=0.0, **optim):
+  """An experiment for `Choice.of`; no data."""
+  optim = {"learning_rate": 1e-2, "warmup_steps": 0} | optim
+  return config_lib.Experiment(
+    model=model,
+    loss=config_lib.Loss(language_model_weight=weight),
+    optim=config_lib.Optim(**optim),
+  )
+
+
+CHOICES = {
+  "all": experiment(),
+  "head": experiment(trained="head"),
+  "last_layers": experiment(trained="last_layers"),
+  "lora": experiment(LORA, trained="lora"),
+  "no_embedding": experiment(embedding_scale=0),
+}
+
+
+@functools.cache
+def params(model=tiny.MODEL):
+  """Parameters with a head, and second factors, that are not zero."""
+  size = tiny.TOKENIZER.vocab_size
+
+  @jax.jit
+  def init(key):
+    out = step_lib.init_params(key, config=model, vocab_size=size, num_classes=3)
+    out["head"] = jax.random.normal(key, out["head"].shape)
+    for name, x in out["blocks"].items():
+      if name.endswith("lora_out"):
+        out["blocks"][name] = 0.3 * jax.random.normal(key, x.shape)
+    return out
+
+  return init(jax.random.key(0))
+
+
+def graph(model=tiny.MODEL):
+  return step_lib.graph(model, tiny.TOKENIZER.vocab_size, 3)
+
+
+def gradient(c, batch, of=None, choice=None):
+  """(loss, gradient) of what `choice` trains, by the path of the training step."""
+  of = of or params(c.model)
+  choice = choice or parameters.Choice.of(c)
+
+  def loss(trained):
+    every, last = choice.for_loss(of, trained)
+    sums = loss_lib.sums(nnx.merge(graph(c.model), every), batch, c.loss, last)
+    return loss_lib.total(sums, loss_lib.weights(batch), c.loss)
+
+  return jax.jit(jax.value_and_grad(loss))(choice.cut(of))
+
+
+def close(a, b, **tolerance):
+  """Equal to float32 rounding: XLA fuses the operations of two programs in different ways."""
+  tolerance = {"rtol": 1e-4, "atol": 1e-6} | tolerance
+  jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), a, b)
+
+
+@pytest.mark.parametrize("name", ["head", "last_layers", "lora"])
+def test_gradients_are_those_of_the_whole(name):
+  """Training a part has the loss and the gradient that training everything has there."""
+  c, batch = CHOICES[name], tiny.batch()
+  choice = parameters.Choice.of(c)
+  whole_loss, whole = gradient(c, batch, choice=parameters.EVERYTHING)
+  loss, part = gradient(c, batch)
+  close(loss, whole_loss)
+  close(part, choice.cut(whole))
+  assert all(np.any(x) for x in jax.tree.leaves(part))
+
+
+@functools.cache
+def two_updates(name, microbatches=1, param_dtype="float32"):
+  """(state before, state after, metrics) of two updates on the same batch."""
+  c = CHOICES[name]
+  c = tiny.change(c, "model", param_dtype=param_dtype)
+  choice = parameters.Choice.of(c)
+  optimizer = step_lib.make_optimizer(c.optim, 10)
+  begin = functools.partial(step_lib.begin, optimizer=optimizer, choice=choice)
+  state = before = jax.jit(begin)(params(c.model))
+  step = jax.jit(
+    functools.partial(
+      step_lib.train_step,
+      graphdef=graph(c.model),
+      optimizer=optimizer,
+      config=c.loss,
+      microbatches=microbatches,
+      choice=choice,
+    )
+  )
+  for _ in range(2):
+    state, metrics = step(state, tiny.batch())
+  return before, state, metrics
+
+
+def changed(before, after):
+  """Names of parameters that differ, and of stacked ones the layers."""
+  out = {name for name in before if name != "blocks" and np.any(before[name] != after[name])}
+  for name, old in before["blocks"].items():
+    for i, (was, now) in enumerate(zip(old, after["blocks"][name])):
+      out |= {f"{name}.{i}"} if np.any(was != now) else set()
+  return out
+
+
+@pytest.mark.parametrize(
+  ("name", "param_dtype"),
+  [(name, "float32") for name in CHOICES]
+  + [(name, "bfloat16") for name in ("all", "last_layers", "lora")],
+)
+def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
+  """Two updates change what was chosen, all of it, and nothing else; the rest has no moments."""
+  before, after, _ = two_updates(name, param_dtype=param_dtype)
+  layer = [key for key in before.params["blocks"] if "_lora_" not in key]
+  factors = [f"{w}_lora_{side}" for w in config_lib.PROJECTIONS for side in ("in", "out")]
+  expected = {
+    "head": HEAD,
+    "last_layers": HEAD | {"final_norm"} | {f"{key}.1" for key in layer},
+    "lora": HEAD | {f"{key}.{i}" for key in factors for i in (0, 1)},
+    "all": HEAD | {"final_norm", "embedding"} | {f"{key}.{i}" for key in layer for i in (0, 1)},
+  }
+  expected["no_embedding"] = expected["all"] - {"embedding"}
+  found = changed(before.params, after.params)
+  if param_dtype == "bfloat16":  # norms of 1 need a change of 1/256 to be rounded to another
+    found, expected = ({n for n in s if "norm" not in n} for s in (found, expected[name]))
+    assert found == expected
+  else:
+    assert found == expected[name]
+  trained = parameters.Choice.of(CHOICES[name]).cut(before.params)
+  moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
+  copies = 2 + (param_dtype == "bfloat16" and name in ("all", "last_layers", "no_embedding"))
+  assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
+
+
+def test_bfloat16_parameters_follow_a_float32_master():
+  """Updates too small for bfloat16 are kept: parameters are the master, rounded."""
+  _, after, _ = two_updates("all", param_dtype="bfloat16")
+  master = after.opt_state[0]
+  rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, after.params)
+  jax.tree.map(np.testing.assert_array_equal, rounded, after.params)
+  gate = master["blocks"]["gate"]
+  assert gate.dtype == jnp.float32
+  assert np.any(np.asarray(gate) != np.asarray(after.params["blocks"]["gate"], np.float32))
+
+
+@pytest.mark.parametrize("name", ["last_layers", "lora"])
+def test_microbatches_change_nothing(name):
+  """Gradients of a part are summed over passes like those of everything."""
+  close(two_updates(name)[2], two_updates(name, microbatches=4)[2], rtol=1e-5)
+
+
+def test_factors_start_as_nothing_and_merge_to_the_same():
+  """At step 0 the model is the base; later, its weights with the product added are the model."""
+  batch = tiny.batch()
+
+  @functools.partial(jax.jit, static_argnums=1)
+  def read(params, model):
+    return step_lib.read_log_probs(params, batch, graphdef=graph(model))
+
+  base_of = parameters.without_factors(LORA)
+  assert base_of == tiny.MODEL
+  trained = params(LORA)
+  base = trained | {"blocks": {k: x for k, x in trained["blocks"].items() if "_lora_" not in k}}
+  fresh = {k: x * (not k.endswith("lora_out")) for k, x in trained["blocks"].items()}
+  close(read(trained | {"blocks": fresh}, LORA), read(base, base_of), atol=1e-5)
+  merged = parameters.merge(trained, LORA)
+  assert jax.tree.structure(merged) == jax.tree.structure(base)
+  apart = read(trained, LORA)
+  close(apart, read(merged, base_of), atol=1e-5)
+  assert np.abs(apart - read(base, base_of)).max() > 0.1
+  assert parameters.merge(base, tiny.MODEL) is base
+
+
+def test_groups_scale_their_updates_exactly():
+  """A group's factor multiplies its updates, decay and all, and no others."""
+  c = config_lib.Optim(learning_rate=1e-2, weight_decay=0.1)
+  given = {name: x for name, x in params().items() if name != "blocks"}
+  grads = jax.tree.map(lambda x: 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), given)
+
+  def updates(c):
+    optimizer = step_lib.make_optimizer(c, 10)
+    return optimizer.update(grads, optimizer.init(given), given)[0]
+
+  plain = updates(c)
+  scaled = updates(dataclasses.replace(c, embedding_scale=0.5, head_scale=4.0))
+  factors = {"embedding": 0.5, "head": 4.0, "head_bias": 4.0}
+  for name, value in plain.items():
+    expected = jax.tree.map(functools.partial(jnp.multiply, factors.get(name, 1.0)), value)
+    jax.tree.map(np.testing.assert_array_equal, scaled[name], expected)
+
+
+def test_recomputation_changes_no_gradient():
+  """Every policy has the loss and gradients of keeping all."""
+  batch = tiny.batch()
+  kept = gradient(experiment(weight=0.5), batch)
+  for policy in ("dots", "dots_no_batch", "full"):
+    model = dataclasses.replace(tiny.MODEL, remat=policy)
+    close(gradient(experiment(model, weight=0.5), batch, of=params()), kept)
+
+
+def test_a_choice_of_nothing_is_an_error():
+  """More layers than there are, and heads that neither train nor matter, are named."""
+  with pytest.raises(ValueError, match=r"optim\.last_layers=3, but the model has 2"):
+    parameters.Choice.of(experiment(trained="last_layers", last_layers=3))
+  with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss that is nothing"):
+    parameters.Choice.of(experiment(trained="head", head_scale=0)).cut(params())
