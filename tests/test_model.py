@@ -17,6 +17,7 @@ from prm_jax.input_pipeline import packing, trees
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.training import loss as loss_lib
+from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
 
@@ -60,21 +61,13 @@ EVERYTHING = dataclasses.replace(
 
 @functools.cache
 def everything():
-  """(graph, parameters) with no norm, bias or head as it was initialised."""
-
-  @jax.jit
-  def init(key):
-    params = step_lib.init_params(
-      key, config=EVERYTHING, vocab_size=tiny.TOKENIZER.vocab_size, num_classes=3
-    )
-
-    def noise(path, x):
-      quiet = path[-1].key.endswith(("norm", "bias", "head"))
-      return x + 0.3 * jax.random.normal(key, x.shape) if quiet else x
-
-    return jax.tree_util.tree_map_with_path(noise, params)
-
-  return step_lib.graph(EVERYTHING, tiny.TOKENIZER.vocab_size, 3), init(jax.random.key(0))
+  """(graph, parameters), all of them random."""
+  rng = np.random.default_rng(0)
+  size = {"config": EVERYTHING, "vocab_size": tiny.TOKENIZER.vocab_size, "num_classes": 3}
+  shapes = jax.eval_shape(functools.partial(step_lib.init_params, **size), jax.random.key(0))
+  params = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape) / 3, x.dtype), shapes)
+  params["embedding"] *= 3
+  return step_lib.graph(*size.values()), params
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -193,7 +186,8 @@ def test_a_layer_equals_plain_numpy():
   batch = batch_of([trees.encode(tree, tiny.TOKENIZER, tiny.contract())], 24)
   assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
   x = rng.normal(size=(24, config.width))
-  got = block(jnp.asarray(x[None], jnp.float32), batch.positions, batch.subtree_end)[0]
+  run = jax.jit(lambda x: block(x, batch.positions, batch.subtree_end)[0])
+  got = run(jnp.asarray(x[None], jnp.float32))
   positions, end = np.asarray(batch.positions[0]), np.asarray(batch.subtree_end[0])
   np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
 
@@ -256,11 +250,28 @@ def test_tree_equals_flattened(model, language_model_weight):
       )
       for c, n in zip(chains, last)
     ]
-  gradient, sums = loss_and_gradient(params, batch_of([whole], 32), config, graphdef)
-  expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32), config, graphdef)
+  # As many rows of both, so that they are one program.
+  gradient, sums = loss_and_gradient(params, batch_of([whole], 32, 8), config, graphdef)
+  expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32, 8), config, graphdef)
   for name in sums:
     np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), gradient, expected)
+
+
+def test_everything_sharded_equals_single():
+  """Biases, norms and windows split over heads, slices and rows of eight devices change nothing."""
+  graphdef, params = everything()
+  tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
+  batch = batch_of([trees.encode(tree, tiny.TOKENIZER, tiny.contract())], 24, rows=4)
+  expected = step_lib.read_log_probs(params, batch, graphdef=graphdef)
+  mesh = mesh_lib.make_mesh(config_lib.Mesh(data=2, fsdp=2, tensor=2))
+  abstract = mesh_lib.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
+  assert abstract["blocks"]["query_bias"].sharding.spec[1] == "tensor"
+  with jax.set_mesh(mesh):
+    placed = jax.device_put(params, mesh_lib.shardings(abstract))
+    rows = jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+    got = probabilities(placed, rows, graphdef)
+  np.testing.assert_allclose(got, expected, **CLOSE)
 
 
 @settings(max_examples=15, deadline=None)
