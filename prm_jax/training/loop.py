@@ -166,12 +166,7 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
   rows = read_rows(c, workdir)
   c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
-  if c.train.batch_rows % (c.train.microbatches * mesh.shape["data"] * mesh.shape["fsdp"]):
-    raise ValueError(
-      f"train.batch_rows={c.train.batch_rows} must be a multiple of train.microbatches="
-      f"{c.train.microbatches} times the {mesh.shape['data'] * mesh.shape['fsdp']} devices over "
-      "which rows are split"
-    )
+  check_rows(c.train, mesh)
   programs = make_programs(rows.metadata, mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
   batches = packing.batches(rows.train, c.train.batch_rows, c.train.seed)
@@ -235,6 +230,16 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
       result = evaluated(state)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
   return result
+
+
+def check_rows(c: config_lib.Train, mesh: jax.sharding.Mesh) -> None:
+  """Raises ValueError if the rows of a batch cannot be dealt out to passes and devices."""
+  devices = mesh.shape["data"] * mesh.shape["fsdp"]
+  if c.batch_rows % (c.microbatches * devices):
+    raise ValueError(
+      f"train.batch_rows={c.batch_rows} must be a multiple of train.microbatches="
+      f"{c.microbatches} times the {devices} devices over which rows are split"
+    )
 
 
 class Clock:
