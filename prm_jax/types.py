@@ -7,6 +7,11 @@ import dataclasses
 import jax
 
 RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
+CLASSES = {  # of the step head, in order, by the objective it is trained for
+  "process": tuple(str(rating) for rating in RATINGS),
+  "outcome": ("incorrect", "correct"),
+  "language_model": ("none",),  # the head is there, and nothing reads it
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,9 @@ def experiment(arithmetic_data, public):
 def public_params(experiment):
   rows = loop.read_rows(experiment)
   with jax.set_mesh(on := mesh.make_mesh(config_lib.Mesh())):
-    abstract = loop.make_programs(rows.metadata, on).abstract
+    about = rows.metadata
+    shape = (about.vocab_size, len(about.contract.classes))
+    abstract = loop.make_programs(about.config, *shape, on).abstract
     params = start.public_params(rows.metadata.config, rows.tokenizer, abstract.params)
   return rows.metadata, params
 

@@ -139,7 +139,9 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path)
   )
   rows = loop.read_rows(process)
   assert rows.metadata.config.model == tiny.MODEL
-  programs = loop.make_programs(rows.metadata, mesh.make_mesh(config_lib.Mesh()))
+  about = rows.metadata
+  on = mesh.make_mesh(config_lib.Mesh())
+  programs = loop.make_programs(about.config, about.vocab_size, len(about.contract.classes), on)
   params = start.public_params(rows.metadata.config, rows.tokenizer, programs.abstract.params)
   trained = tiny.final_state(tmp_path / "text").params
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])

@@ -139,7 +139,8 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
   """The state in a run's newest checkpoint, as numpy."""
   with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
     step, metadata = checkpointer.latest()
-    programs = loop.make_programs(metadata, mesh.make_mesh(config_lib.Mesh()))
+    shape = (metadata.vocab_size, len(metadata.contract.classes))
+    programs = loop.make_programs(metadata.config, *shape, mesh.make_mesh(config_lib.Mesh()))
     return jax.tree.map(np.asarray, checkpointer.restore(step, programs.abstract))
 
 

@@ -17,14 +17,14 @@ from prm_jax import json_lines
 from prm_jax.input_pipeline.packing import PackedRows
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.input_pipeline.trees import TokenTree
-from prm_jax.types import StepContract
+from prm_jax.types import CLASSES, StepContract
 
 
 def contract(tokenizer: Tokenizer) -> StepContract:
   """Of a model without a trained step head: it can be started from, not scored with."""
   return StepContract(
     objective="language_model",
-    classes=("none",),
+    classes=CLASSES["language_model"],
     separator="",
     separator_ids=(),
     read="nothing",

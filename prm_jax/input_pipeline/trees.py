@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.types import RATINGS, StepContract, StepTree
+from prm_jax.types import CLASSES, RATINGS, StepContract, StepTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ def step_contract(
   process = objective == "process"
   return StepContract(
     objective=objective,
-    classes=tuple(str(r) for r in RATINGS) if process else ("incorrect", "correct"),
+    classes=CLASSES[objective],
     separator=separator,
     separator_ids=ids,
     read="last separator token" if process else "last solution token",

@@ -110,9 +110,11 @@ class Programs:
   read: Callable  # params, batch -> class log-probabilities; of text, its loss and tokens
 
 
-def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) -> Programs:
-  """The functions of the run that `metadata` describes, sharded over `mesh`."""
-  c, shape = metadata.config, (metadata.vocab_size, len(metadata.contract.classes))
+def make_programs(
+  c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: jax.sharding.Mesh
+) -> Programs:
+  """The functions of a run, sharded over `mesh`; `c` as resolved (`start.resolve`)."""
+  shape = (vocab_size, num_classes)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
   graphdef, choice = step_lib.graph(c.model, *shape), parameters.Choice.of(c)
   abstract = mesh_lib.abstract_state(
@@ -122,8 +124,8 @@ def make_programs(metadata: checkpoint_lib.Metadata, mesh: jax.sharding.Mesh) ->
   init = functools.partial(
     step_lib.init,
     config=c.model,
-    vocab_size=shape[0],
-    num_classes=shape[1],
+    vocab_size=vocab_size,
+    num_classes=num_classes,
     optimizer=optimizer,
     choice=choice,
   )
@@ -167,7 +169,8 @@ def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]
   c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
   check_rows(c.train, mesh)
-  programs = make_programs(rows.metadata, mesh)
+  about = rows.metadata
+  programs = make_programs(c, about.vocab_size, len(about.contract.classes), mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
   batches = packing.batches(rows.train, c.train.batch_rows, c.train.seed)
   evaluation = packing.eval_batches(rows.evaluation, c.train.batch_rows, c.train.eval_rows)

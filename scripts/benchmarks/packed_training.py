@@ -24,7 +24,6 @@ from prm_jax import config as config_lib
 from prm_jax import json_lines
 from prm_jax.input_pipeline import packing, trees
 from prm_jax.model import export
-from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import loop
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import start as start_lib
@@ -80,9 +79,8 @@ def measure(settings: dict) -> dict:
   if updates < 0:
     updates = -(-len(packed) // c.train.batch_rows)  # one epoch
   c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=updates))
-  about = checkpoint_lib.Metadata(c, contract, vocab_size, packed.hash)
   mesh = mesh_lib.make_mesh(c.mesh)
-  programs = loop.make_programs(about, mesh)
+  programs = loop.make_programs(c, vocab_size, len(contract.classes), mesh)
   prepared = time.perf_counter() - start
 
   def on_mesh(batch: Batch) -> Batch:
