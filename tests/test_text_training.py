@@ -138,7 +138,8 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path)
     data=dataclasses.replace(given.data, tokenizer=""),
   )
   rows = loop.read_rows(process)
-  assert rows.metadata.config.model == tiny.MODEL
+  std = config_lib.Model().embedding_std
+  assert rows.metadata.config.model == dataclasses.replace(tiny.MODEL, embedding_std=std)
   about = rows.metadata
   on = mesh.make_mesh(config_lib.Mesh())
   programs = loop.make_programs(about.config, about.vocab_size, len(about.contract.classes), on)
