@@ -1,6 +1,8 @@
-"""Trains a process or outcome reward model; run again to resume.
+"""Trains a process or outcome reward model, or a language model; run again to resume.
 
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/prm
+  python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2 \
+    --config.optim.trained=lora --config.model.lora_rank=16     from a public model, factors alone
 
 Any setting can be changed: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
 Writes checkpoints/, metrics.jsonl, manifest.json (what the data became), the tokenizer and, where
