@@ -172,6 +172,12 @@ GEMMA_4B = """{"architectures": ["Gemma3ForConditionalGeneration"], "model_type"
   "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}}"""
 
 
+def test_llama_2_is_older_than_the_key_of_theta(tmp_path):
+  """Its config.json has none, and transformers takes 10,000; elsewhere that is an error."""
+  values = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+  assert families.read(saved(tmp_path, values)).config.rope_theta == 10_000.0
+
+
 def test_a_published_process_reward_model_is_read(tmp_path):
   """A head and code of its own are no other architecture; a window that is off is off."""
   preset = families.read(saved(tmp_path, QWEN_MATH))
@@ -216,7 +222,10 @@ QWEN2 = CASES["qwen2"]
     (LLAMA | {"model_type": "mixtral"}, "model_type='mixtral': not supported; there are llama"),
     (LLAMA | {"model_type": "siglip_vision_model"}, "model_type='siglip_vision_model'"),
     ({k: v for k, v in LLAMA.items() if k != "model_type"}, "model_type is missing"),
-    ({k: v for k, v in LLAMA.items() if k != "rope_theta"}, "rope_theta is missing"),
+    (
+      {k: v for k, v in (LLAMA | {"model_type": "mistral"}).items() if k != "rope_theta"},
+      "rope_theta is missing",
+    ),
     ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing"),
     (LLAMA | {"hidden_act": "relu2"}, "hidden_act='relu2'"),
     (GEMMA2 | {"hidden_activation": "gelu"}, "hidden_activation='gelu'"),

@@ -113,27 +113,6 @@ def test_a_window_counts_depth_in_the_tree():
     assert np.flatnonzero(got[token]).tolist() == seen
 
 
-@pytest.mark.parametrize("T", [512, 600])
-def test_long_rows_in_blocks_equal_whole_ones(T, monkeypatch):
-  """Blocks of queries leave out only keys that no query of theirs sees: values and gradients."""
-  rng = np.random.default_rng(0)
-  q, k, v = (jnp.asarray(rng.normal(size=(1, T, n, 4)), jnp.float32) for n in (2, 1, 1))
-  end = jnp.asarray(np.minimum(np.arange(T) + rng.integers(1, T, T), T))[None]
-  positions = jnp.asarray(rng.integers(0, 90, (1, T)))
-
-  def run(q, k, v):
-    out = attention_lib.attention(q, k, v, end, positions, 60, softcap=2.0)
-    return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
-
-  both = jax.value_and_grad(run, (0, 1, 2), has_aux=True)
-  assert attention_lib._block(T) == T // 4
-  blocks = jax.jit(both)(q, k, v)
-  monkeypatch.setattr(attention_lib, "LONG", 10**6)
-  whole = jax.jit(lambda *x: both(*x))(q, k, v)
-  for a, b in zip(jax.tree.leaves(blocks), jax.tree.leaves(whole)):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
 def plain_block(block, x, positions, end):
   """A layer in float64 numpy, one token and one head at a time: `[T, D]` from one row."""
   c = block.config

@@ -15,6 +15,7 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import text_rows
+from prm_jax.scoring import score
 from prm_jax.training import loop, mesh, start
 from prm_jax.training import loss as loss_lib
 
@@ -149,6 +150,12 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path)
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])
   moved = np.abs(params["blocks"]["gate"] - trained["blocks"]["gate"]).max()
   assert moved > 1e-3  # by the product of the factors
+
+
+def test_a_model_of_text_is_not_scored_with():
+  """It has a head of one class that nothing trained: an error that says what to do with it."""
+  with pytest.raises(score.ContractError, match=r"--config\.init\.checkpoint=runs/text"):
+    score.check_contract(text_rows.contract(tiny.TOKENIZER), tiny.TOKENIZER, "runs/text")
 
 
 def test_text_and_its_objective_come_together():

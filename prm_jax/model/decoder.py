@@ -31,14 +31,14 @@ POLICIES = {
   "dots": jax.checkpoint_policies.dots_saveable,
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-EQUATIONS = {  # of input and weight, for each of config.PROJECTIONS
-  "query": "BTD,DNH->BTNH",
-  "key": "BTD,DKH->BTKH",
-  "value": "BTD,DKH->BTKH",
-  "output": "BTNH,NHD->BTD",
-  "gate": "BTD,DF->BTF",
-  "up": "BTD,DF->BTF",
-  "down": "BTF,FD->BTD",
+EQUATIONS = {  # of input and weight, for each of config.PROJECTIONS; S is B times T
+  "query": "SD,DNH->SNH",
+  "key": "SD,DKH->SKH",
+  "value": "SD,DKH->SKH",
+  "output": "SNH,NHD->SD",
+  "gate": "SD,DF->SF",
+  "up": "SD,DF->SF",
+  "down": "SF,FD->SD",
 }
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 
@@ -79,7 +79,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
 def low_rank(equation: str) -> tuple[str, str, str, str]:
   """Axes of a projection's input, of its weight that are summed over, of those left, of its output.
 
-  `BTNH,NHD->BTD` has BTNH, NH, D and BTD.
+  `SNH,NHD->SD` has SNH, NH, D and SD.
   """
   inputs, weight, output = equation.replace("->", ",").split(",")
   summed = "".join(axis for axis in weight if axis in inputs)
@@ -117,7 +117,7 @@ class Block(nnx.Module):
     """Low-rank factors of a weight, float32; the second is zero, so that nothing changes yet."""
     param, rank = getattr(self, name), self.config.lora_rank
     shape, axes = param.get_value().shape, param.get_metadata()["axes"]
-    inputs = len(EQUATIONS[name].split(",")[0]) - 2  # its axes that are summed over come first
+    inputs = len(EQUATIONS[name].split(",")[0]) - 1  # its axes that are summed over come first
     std = float(np.prod(shape[:inputs])) ** -0.5
     first = weight(rngs, (*shape[:inputs], rank), std, (*axes[:inputs], None))
     second = constant(0, (rank, *shape[inputs:]), (None, *axes[inputs:]), "float32")
@@ -125,16 +125,20 @@ class Block(nnx.Module):
     setattr(self, f"{name}_lora_out", second)
 
   def project(self, x: jax.Array, name: str) -> jax.Array:
-    """The product with one of the layer's weights, and with its low-rank factors."""
-    c, equation = self.config, EQUATIONS[name]
+    """The product with one of the layer's weights, and with its low-rank factors.
+
+    Rows and tokens are one axis: XLA's CPU backend multiplies matrices a third faster than stacks.
+    """
+    c, equation, (B, T, *_) = self.config, EQUATIONS[name], x.shape
+    x = x.reshape(B * T, *x.shape[2:])
     y = jnp.einsum(equation, x, getattr(self, name)[...].astype(x.dtype))
     if c.lora_rank and name in c.lora_targets:
       inputs, summed, new, output = low_rank(equation)
       low = getattr(self, f"{name}_lora_in")[...].astype(x.dtype)
-      low = jnp.einsum(f"{inputs},{summed}r->BTr", x, low)
+      low = jnp.einsum(f"{inputs},{summed}r->Sr", x, low)
       high = getattr(self, f"{name}_lora_out")[...].astype(x.dtype)
-      y += c.lora_alpha / c.lora_rank * jnp.einsum(f"BTr,r{new}->{output}", low, high)
-    return y
+      y += c.lora_alpha / c.lora_rank * jnp.einsum(f"Sr,r{new}->{output}", low, high)
+    return y.reshape(B, T, *y.shape[1:])
 
   def __call__(
     self,

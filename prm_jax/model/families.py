@@ -39,7 +39,8 @@ class Family:
 
 
 # A key that neither a file nor these have is an error.  Theta of rotary positions is not here: a
-# file must say it (only Gemma 3's files are written as differences from a default).
+# file must say it, but for Gemma 3's, written as differences from a default, and Llama 2's, which
+# are older than the key.
 COMMON = {
   "hidden_act": "silu",
   "rms_norm_eps": 1e-6,
@@ -87,7 +88,7 @@ NULLABLE = (
 SANDWICH = {"norm_offset": True, "post_norms": True, "scale_embeddings": True}
 SCALAR = {"query_pre_attn_scalar": "attention_scalar", "final_logit_softcapping": "logit_softcap"}
 FAMILIES = {
-  "llama": Family({}, {}, COMMON),
+  "llama": Family({}, {}, COMMON | {"rope_theta": 10_000.0}),
   "mistral": Family(
     {}, {}, COMMON | {"num_key_value_heads": 8, "sliding_window": 4096}, "every layer"
   ),

@@ -123,7 +123,15 @@ class Scorer:
 def check_contract(
   contract: StepContract, tokenizer: tokenizers.Tokenizer, where: str | pathlib.Path
 ) -> None:
-  """Raises ContractError if `tokenizer` is not the one the contract was made with."""
+  """Raises ContractError if `tokenizer` is not the one the contract was made with.
+
+  Also if there is nothing to read: a run on text has trained no step head.
+  """
+  if contract.objective == "language_model":
+    raise ContractError(
+      f"{where}: trained on text, so it has no step probabilities; start a process model from it "
+      f"with --config.init.checkpoint={where}"
+    )
   if tokenizer.hash != contract.tokenizer_hash:
     raise ContractError(
       f"{where}: the tokenizer's hash is {tokenizer.hash[:16]}..., the model was trained with "
