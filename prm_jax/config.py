@@ -147,6 +147,11 @@ class Model(Checked):
         f"model.lora_targets={self.lora_targets!r}: {', '.join(sorted(unknown))} is none of "
         f"{', '.join(PROJECTIONS)}"
       )
+    if not self.lora_targets or len(set(self.lora_targets)) < len(self.lora_targets):
+      raise ValueError(
+        f"model.lora_targets={self.lora_targets!r}: expected some weights, each once; without "
+        "factors, leave it out"
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,9 +162,11 @@ class Init(Checked):
   # of another run; its architecture takes the place of the section model, but for dtype and the
   # like.  "": from scratch.
   checkpoint: str = ""
-  # Step head.  "zeros": uniform probabilities, unless the directory has a head of this shape.
-  # "tokens": the language-model head's rows of `head_tokens`, so that the first probabilities are
-  # those of the next token among these.
+  # Step head.  "zeros": uniform probabilities, unless the checkpoint has a head of these classes: a
+  # run's own, or a `score` of this shape; not one whose prm_jax.json names other classes.
+  # "tokens": the language-model head's rows of `head_tokens`, without bias, so that the first
+  # probabilities are those of the next token among these (before Gemma 2's soft cap of its logits,
+  # which the step head does not have).
   head: Literal["zeros", "tokens"] = "zeros"
   head_tokens: tuple[str, ...] = ()  # in class order: negative, neutral, positive; wrong, right
 
@@ -184,6 +191,14 @@ class Loss(Checked):
   # scratch.  0: no vocabulary-size logits are ever computed.
   language_model_weight: NonNegative = 0.0
 
+  def __post_init__(self):
+    super().__post_init__()
+    if self.objective == "language_model" and self.language_model_weight:
+      raise ValueError(
+        f"loss.language_model_weight={self.language_model_weight} weighs a loss beside the "
+        'objective, but loss.objective="language_model" is that loss; leave the weight at 0'
+      )
+
 
 @dataclasses.dataclass(frozen=True)
 class Optim(Checked):
@@ -196,12 +211,21 @@ class Optim(Checked):
   clip_norm: Positive = 1.0  # global gradient norm
   # What is trained; the rest has no gradient and no moments.  The step head always is; with it
   # everything, nothing else, the last layers and the norm after them, or the factors of
-  # model.lora_rank.
+  # model.lora_rank.  A language-model head of its own (model.tied_embeddings=False) is trained
+  # where the loss uses it, but not with "lora": a tied one would not be either.
   trained: Literal["all", "head", "last_layers", "lora"] = "all"
-  last_layers: Count = 1  # how many
+  last_layers: Count = 1  # how many, if they are what is trained
   # Learning rates of these, as multiples of the others'; 0: not trained.
   embedding_scale: NonNegative = 1.0
   head_scale: NonNegative = 1.0  # of the step head, and of a language-model head of its own
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.last_layers != Optim.last_layers and self.trained != "last_layers":
+      raise ValueError(
+        f"optim.last_layers={self.last_layers} with optim.trained={self.trained!r}: only "
+        'optim.trained="last_layers" has a number of layers'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

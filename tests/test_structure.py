@@ -108,6 +108,13 @@ def test_the_config_file_may_follow_a_space(monkeypatch):
     ("Model(remat=True)", "model.remat=True: expected one of none, dots, dots_no_batch, full"),
     ("Model(tied_embeddings=1)", "model.tied_embeddings=1: expected bool"),
     ("Model(lora_targets=('head',))", "head is none of query, key, value"),
+    ("Model(lora_targets=('query', 'key', 'query'))", "expected some weights, each once"),
+    ("Model(lora_targets=())", "model.lora_targets=(): expected some weights"),
+    ("Optim(last_layers=2)", "optim.last_layers=2 with optim.trained='all'"),
+    (
+      "Loss(objective='language_model', language_model_weight=0.5)",
+      "loss.language_model_weight=0.5 weighs a loss beside",
+    ),
     ("Experiment(optim=Optim(trained='lora'))", "with model.lora_rank=0"),
     ("Experiment(model=Model(lora_rank=4))", "optim.trained='all' with model.lora_rank=4"),
     ("Model(dtype='float64')", "model.dtype='float64': expected one of float32, bfloat16"),
