@@ -258,6 +258,10 @@ QWEN2 = CASES["qwen2"]
     (LLAMA | {"hidden_size": None}, "hidden_size=None: expected a whole number"),
     (LLAMA | {"hidden_size": -32}, "hidden_size=-32: expected 1 to"),
     (LLAMA | {"num_hidden_layers": 10**400}, "num_hidden_layers=1000"),
+    (GEMMA2 | {"num_hidden_layers": 2 * 10**9}, "num_hidden_layers=2000000000: expected 1 to 1000"),
+    (QWEN2 | SLIDES | {"num_hidden_layers": 1001}, "num_hidden_layers=1001: expected 1 to 1000"),
+    (LLAMA | {"hidden_size": 2**31 - 1}, "hidden_size=2147483647: expected 1 to 1048576"),
+    (LLAMA | {"vocab_size": 10**9}, "vocab_size=1000000000: expected 1 to 10000000"),
     (LLAMA | {"num_attention_heads": 0}, "num_attention_heads=0"),
     (LLAMA | {"num_attention_heads": 5}, "no multiple of num_attention_heads=5"),
     (LLAMA | {"num_key_value_heads": 3}, "model.heads=4: expected a multiple"),
@@ -280,6 +284,14 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, values, message):
   assert str(tmp_path / "config.json") in str(error.value)
   assert message in str(error.value)
   assert len(str(error.value)) < 500
+
+
+def test_the_deepest_model_is_read_at_once(tmp_path):
+  """A thousand layers of an irregular pattern: the search for its period is over its length."""
+  kinds = ["sliding_attention", "full_attention"]
+  types = [kinds[i % 2] for i in range(999)] + [kinds[0]]
+  values = GEMMA2 | {"num_hidden_layers": 1000, "layer_types": types}
+  assert families.read(saved(tmp_path, values)).config.window_pattern == "sf" * 499 + "s"
 
 
 def test_a_config_json_of_100_megabytes_is_not_read(tmp_path):

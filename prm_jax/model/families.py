@@ -254,7 +254,7 @@ def _window(file: File, family: Family, layers: int) -> dict[str, Any]:
   if size is None:
     raise file.error("sliding_window", "there are sliding layers, but no window")
   letters = "".join("s" if s else "f" for s in slides)
-  period = next(n for n in range(1, layers + 1) if (letters[:n] * layers)[:layers] == letters)
+  period = next(n for n in range(1, layers + 1) if letters[n:] == letters[: layers - n])
   return {"window": size, "window_pattern": letters[:period]}
 
 
@@ -329,9 +329,7 @@ def _tokens(file: File) -> dict[str, int | list[int]]:
     if value is None or value == -1:
       continue
     ids = value if isinstance(value, list) else [value]
-    if not all(
-      isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= config_json.MAX for i in ids
-    ):
+    if not all(type(i) is int and 0 <= i <= config_json.MAX for i in ids):
       raise file.error(key, "expected an id, or a list of them")
     tokens[key.split("_")[0]] = value
   return tokens
