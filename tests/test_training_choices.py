@@ -16,6 +16,9 @@ from prm_jax.training import mesh, parameters
 from prm_jax.training import step as step_lib
 
 LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_alpha=3.0)
+# Factors of each kind of product, where all seven would only take longer to compile.
+FEW = dataclasses.replace(LORA, lora_targets=("query", "output", "down"))
+UNTIED = dataclasses.replace(tiny.MODEL, tied_embeddings=False)
 HEAD = {"head", "head_bias"}
 
 
@@ -40,8 +43,9 @@ CHOICES = {
   "all": experiment(),
   "head": experiment(trained="head"),
   "last_layers": experiment(trained="last_layers"),
-  "lora": experiment(LORA, trained="lora"),
+  "lora": experiment(FEW, trained="lora"),
   "no_embedding": experiment(embedding_scale=0),
+  "untied_head": experiment(UNTIED, weight=0.5, trained="head"),
 }
 
 
@@ -62,13 +66,18 @@ def params(model=tiny.MODEL):
   return init(jax.random.key(0))
 
 
+def described(model):
+  """Shapes and dtypes of the parameters."""
+  init = functools.partial(step_lib.init_params, config=model, num_classes=3)
+  return jax.eval_shape(functools.partial(init, vocab_size=20), jax.random.key(0))
+
+
 def graph(model=tiny.MODEL):
   return step_lib.graph(model, tiny.TOKENIZER.vocab_size, 3)
 
 
-def gradient(c, batch, of=None, choice=None):
+def gradient(c, batch, of, choice=None):
   """(loss, gradient) of what `choice` trains, by the path of the training step."""
-  of = of or params(c.model)
   choice = choice or parameters.Choice.of(c)
 
   def loss(trained):
@@ -85,15 +94,19 @@ def close(a, b, **tolerance):
   jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), a, b)
 
 
+@functools.cache
+def whole_gradient(model):
+  return gradient(experiment(model), tiny.batch(), params(model), parameters.EVERYTHING)
+
+
 @pytest.mark.parametrize("name", ["head", "last_layers", "lora"])
 def test_gradients_are_those_of_the_whole(name):
   """Training a part has the loss and the gradient that training everything has there."""
-  c, batch = CHOICES[name], tiny.batch()
-  choice = parameters.Choice.of(c)
-  whole_loss, whole = gradient(c, batch, choice=parameters.EVERYTHING)
-  loss, part = gradient(c, batch)
+  c = CHOICES[name]
+  whole_loss, whole = whole_gradient(c.model)
+  loss, part = gradient(c, tiny.batch(), params(c.model))
   close(loss, whole_loss)
-  close(part, choice.cut(whole))
+  close(part, parameters.Choice.of(c).cut(whole))
   assert all(np.any(x) for x in jax.tree.leaves(part))
 
 
@@ -132,14 +145,14 @@ def changed(before, after):
 
 @pytest.mark.parametrize(
   ("name", "param_dtype"),
-  [(name, "float32") for name in CHOICES]
-  + [(name, "bfloat16") for name in ("all", "last_layers", "lora")],
+  [(name, "float32") for name in ("head", "last_layers", "lora", "no_embedding")]
+  + [(name, "bfloat16") for name in ("all", "last_layers", "untied_head")],
 )
 def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
   """Two updates change what was chosen, all of it, and nothing else; the rest has no moments."""
   before, after, _ = two_updates(name, param_dtype=param_dtype)
   layer = [key for key in before.params["blocks"] if "_lora_" not in key]
-  factors = [f"{w}_lora_{side}" for w in config_lib.PROJECTIONS for side in ("in", "out")]
+  factors = [f"{w}_lora_{side}" for w in FEW.lora_targets for side in ("in", "out")]
   expected = {
     "head": HEAD,
     "last_layers": HEAD | {"final_norm"} | {f"{key}.1" for key in layer},
@@ -147,6 +160,7 @@ def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
     "all": HEAD | {"final_norm", "embedding"} | {f"{key}.{i}" for key in layer for i in (0, 1)},
   }
   expected["no_embedding"] = expected["all"] - {"embedding"}
+  expected["untied_head"] = HEAD | {"language_model"}
   found = changed(before.params, after.params)
   if param_dtype == "bfloat16":  # norms of 1 need a change of 1/256 to be rounded to another
     found, expected = ({n for n in s if "norm" not in n} for s in (found, expected[name]))
@@ -155,25 +169,42 @@ def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
     assert found == expected[name]
   trained = parameters.Choice.of(CHOICES[name]).cut(before.params)
   moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
-  copies = 2 + (param_dtype == "bfloat16" and name in ("all", "last_layers", "no_embedding"))
+  copies = 2 + (param_dtype == "bfloat16")  # of the moments, and the float32 master
   assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
 
 
-def test_bfloat16_parameters_follow_a_float32_master():
+@pytest.mark.parametrize("name", ["all", "untied_head"])
+def test_bfloat16_parameters_follow_a_float32_master(name):
   """Updates too small for bfloat16 are kept: parameters are the master, rounded."""
-  _, after, _ = two_updates("all", param_dtype="bfloat16")
-  master = after.opt_state[0]
-  rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, after.params)
-  jax.tree.map(np.testing.assert_array_equal, rounded, after.params)
-  gate = master["blocks"]["gate"]
-  assert gate.dtype == jnp.float32
-  assert np.any(np.asarray(gate) != np.asarray(after.params["blocks"]["gate"], np.float32))
+  _, after, _ = two_updates(name, param_dtype="bfloat16")
+  master, trained = after.opt_state[0], parameters.Choice.of(CHOICES[name]).cut(after.params)
+  rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, trained)
+  jax.tree.map(np.testing.assert_array_equal, rounded, trained)
+  assert {x.dtype for x in jax.tree.leaves(master)} == {jnp.dtype("float32")}
+  large = master["blocks"]["gate"] if name == "all" else master["language_model"]
+  assert np.any(np.asarray(large) != np.asarray(large.astype(jnp.bfloat16), np.float32))
 
 
-@pytest.mark.parametrize("name", ["last_layers", "lora"])
-def test_microbatches_change_nothing(name):
+def test_a_master_is_kept_where_something_is_not_float32():
+  """Step heads and factors are float32 anyway; a language-model head is not, nor part of LoRA."""
+  half = dataclasses.replace(UNTIED, param_dtype="bfloat16")
+  low = dataclasses.replace(half, lora_rank=2)
+  for c, trains, has_master in [
+    (experiment(half, trained="head"), False, False),
+    (experiment(half, weight=0.5, trained="head"), True, True),
+    (experiment(half, weight=0.5, trained="last_layers"), True, True),
+    (experiment(low, weight=0.5, trained="lora"), False, False),
+    (experiment(UNTIED, weight=0.5), True, False),
+  ]:
+    chosen, every = parameters.Choice.of(c), described(c.model)
+    assert ("language_model" in chosen.cut(every)) == trains
+    assert chosen.has_master(every) == has_master
+
+
+def test_microbatches_change_nothing():
   """Gradients of a part are summed over passes like those of everything."""
-  close(two_updates(name)[2], two_updates(name, microbatches=4)[2], rtol=1e-5)
+  once, passes = (two_updates("last_layers", microbatches=n)[2] for n in (1, 4))
+  close(once, passes, rtol=1e-5)
 
 
 def test_factors_start_as_nothing_and_merge_to_the_same():
@@ -219,10 +250,10 @@ def test_groups_scale_their_updates_exactly():
 def test_recomputation_changes_no_gradient():
   """Every policy has the loss and gradients of keeping all."""
   batch = tiny.batch()
-  kept = gradient(experiment(weight=0.5), batch)
+  kept = gradient(experiment(weight=0.5), batch, params())
   for policy in ("dots", "dots_no_batch", "full"):
     model = dataclasses.replace(tiny.MODEL, remat=policy)
-    close(gradient(experiment(model, weight=0.5), batch, of=params()), kept)
+    close(gradient(experiment(model, weight=0.5), batch, params()), kept)
 
 
 def test_a_choice_of_nothing_is_an_error():

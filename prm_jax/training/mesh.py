@@ -91,7 +91,7 @@ def abstract_state(
   opt_state = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), opt_state, shardings_of
   )
-  opt_state = (trained, opt_state) if choice.master else opt_state
+  opt_state = (trained, opt_state) if choice.has_master(params) else opt_state
   step = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
   return TrainState(step, params, opt_state)
 

@@ -4,9 +4,10 @@ The tree of parameters is cut in two: what is trained, and the rest.  Gradients 
 first alone, so that none is computed for the rest, and the optimiser knows of nothing else.
 
 What is trained is kept in float32: `model.param_dtype` bfloat16 would lose updates smaller than
-1/256 of a parameter, and fine-tuning makes hardly any others.  So the optimiser's state then has a
-float32 master copy of what is trained, of which the parameters are the rounded form (as in
-arXiv:1710.03740).  Head and low-rank factors are float32 anyway and have none.  Bytes for each
+1/256 of a parameter, and fine-tuning makes hardly any others.  So where any of it is not float32,
+the optimiser's state has a float32 master copy of all that is trained, of which the parameters are
+the rounded form (as in arXiv:1710.03740).  Step head and low-rank factors are float32 whatever the
+dtype, so those who train only them have no copy; a language-model head is not.  Bytes for each
 parameter: 4 + 8 (moments) if trained in float32, 2 + 4 + 8 in bfloat16; 4 or 2 if not trained.
 """
 
@@ -32,7 +33,6 @@ class Choice:
   trained: str = "all"  # config.Optim.trained
   last_layers: int = 0  # how many, if that is the choice
   never: frozenset[str] = frozenset()  # parameters that are not trained whatever the choice
-  master: bool = False  # the optimiser's state has a float32 copy of what is trained
 
   @classmethod
   def of(cls, c: config_lib.Experiment) -> Choice:
@@ -50,6 +50,8 @@ class Choice:
       never |= {*HEAD}
     elif not c.loss.language_model_weight:
       never |= {"language_model"}
+    if c.optim.trained == "lora":  # the factors are what is trained of the language model
+      never |= {"language_model"}
     if not c.optim.head_scale:
       never |= {"language_model", *HEAD}
     if not c.optim.embedding_scale:
@@ -58,7 +60,6 @@ class Choice:
       trained=c.optim.trained,
       last_layers=c.optim.last_layers if c.optim.trained == "last_layers" else 0,
       never=frozenset(never),
-      master=c.model.param_dtype != "float32" and c.optim.trained in ("all", "last_layers"),
     )
 
   def cut(self, params: Params) -> Params:
@@ -75,6 +76,10 @@ class Choice:
     if not out:
       raise ValueError(f"optim.trained={self.trained!r}: with this loss that is nothing")
     return out
+
+  def has_master(self, params: Params) -> bool:
+    """Whether the optimiser's state has a float32 copy of what is trained."""
+    return any(x.dtype != jnp.float32 for x in jax.tree.leaves(self.cut(params)))
 
   def _trains(self, name: str) -> bool:
     if name in self.never:

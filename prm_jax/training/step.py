@@ -24,7 +24,7 @@ from prm_jax.types import Batch
 class TrainState:
   step: jax.Array  # int32 []: updates made
   params: Any  # nested dict of arrays
-  opt_state: Any  # of what is trained; with Choice.master a pair of that itself, and optax's state
+  opt_state: Any  # of what is trained; with a master copy the pair of that and optax's state
 
 
 def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
@@ -86,7 +86,7 @@ def begin(
   """The state at step 0 of a run that starts from these parameters."""
   trained = parameters.in_float32(choice.cut(params))
   opt_state = optimizer.init(trained)
-  opt_state = (trained, opt_state) if choice.master else opt_state
+  opt_state = (trained, opt_state) if choice.has_master(params) else opt_state
   return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
 
@@ -117,7 +117,8 @@ def train_step(
   """
   weights = loss_lib.weights(batch)
 
-  if choice.master:
+  has_master = choice.has_master(state.params)
+  if has_master:
     trained, opt_state = state.opt_state
   else:
     trained, opt_state = choice.cut(state.params), state.opt_state
@@ -146,7 +147,7 @@ def train_step(
   updates, opt_state = optimizer.update(grads, opt_state, trained)
   trained = optax.apply_updates(trained, updates)
   params = choice.put(state.params, trained)
-  opt_state = (trained, opt_state) if choice.master else opt_state
+  opt_state = (trained, opt_state) if has_master else opt_state
   return TrainState(state.step + 1, params, opt_state), _metrics(sums, weights, grads)
 
 
