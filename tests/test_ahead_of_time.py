@@ -1,17 +1,19 @@
 """Compiling for a slice that is not there."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time
+from prm_jax.training import ahead_of_time, step
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -58,11 +60,61 @@ def test_what_is_no_slice_is_refused_and_leaves_no_file(tmp_path):
   assert not (tmp_path / "compile.json").exists()
 
 
-def test_operations_of_a_step_are_counted_by_hand():
-  """Six for each token and multiplied parameter, and attention to half of the row."""
+def multiply_adds(weight=0.0, untied=False, text=False, rank=0, **optim):
+  """Of a token, by `step_flops`: 3 layers, rows of 10, 50 ids."""
+  data = {"text_train": "a", "text_eval": "b"} if text else {}
+  sizes = {"layers": 3, "tied_embeddings": not untied, "lora_rank": rank}
   c = config_lib.Experiment(
-    model=dataclasses.replace(tiny.MODEL, layers=3, heads=4, head_size=4),
-    data=config_lib.Data(row_length=10),
+    model=dataclasses.replace(tiny.MODEL, lora_targets=("gate",), **sizes),
+    data=config_lib.Data(row_length=10, **data),
+    loss=config_lib.Loss("language_model" if text else "process", weight),
+    optim=config_lib.Optim(**optim),
   )
-  forward = 2 * 7 + 3 * (2 * 2 * 10 / 2 * 4 * 4)  # a token's: matrices, and scores and values
-  assert ahead_of_time.step_flops(c, rows=2, multiplied=7) == 3 * forward * 2 * 10
+  init = functools.partial(step.init_params, config=c.model, vocab_size=50, num_classes=3)
+  params = jax.eval_shape(init, jax.random.key(0))
+  return ahead_of_time.step_flops(c, rows=2, params=params) / (2 * 2 * 10)
+
+
+WEIGHTS = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # query and output, key and value, feed-forward
+SCORES = 2 * 5 * 16  # and values: of half of the row, by 4 heads of 4
+VOCABULARY = 50 * 16
+
+
+@pytest.mark.parametrize(
+  ("choice", "expected"),
+  [
+    ({}, 3 * 3 * (WEIGHTS + SCORES)),
+    ({"trained": "head"}, 3 * (WEIGHTS + SCORES)),
+    ({"trained": "last_layers"}, (2 + 3) * (WEIGHTS + SCORES)),  # one layer, by default
+    ({"trained": "last_layers", "last_layers": 2}, (1 + 6) * (WEIGHTS + SCORES)),
+    ({"trained": "lora", "rank": 2}, 3 * (2 * WEIGHTS + 3 * SCORES + 3 * 2 * (16 + 24))),
+  ],
+)
+def test_operations_of_a_step_are_counted_by_hand(choice, expected):
+  """Forward, back through what the gradient passes, and to what is trained; no embedding."""
+  assert multiply_adds(**choice) == expected
+  assert multiply_adds(**choice, untied=True) == expected
+
+
+@pytest.mark.parametrize(
+  ("choice", "passes"),
+  [
+    ({}, 3),
+    ({"untied": True}, 3),
+    ({"embedding_scale": 0.0}, 2),
+    ({"trained": "last_layers"}, 2),  # the tied embedding is not trained
+    ({"trained": "last_layers", "untied": True}, 3),
+    ({"trained": "lora", "rank": 2, "untied": True}, 2),
+    ({"trained": "head"}, 1),
+    ({"trained": "head", "untied": True}, 2),  # forward and to its own weights
+  ],
+)
+def test_the_vocabulary_counts_only_where_the_loss_uses_it(choice, passes):
+  """Logits of a token, and back as far as something is trained."""
+  assert multiply_adds(0.5, **choice) - multiply_adds(**choice) == passes * VOCABULARY
+
+
+def test_a_language_model_multiplies_by_its_head():
+  """With the objective of text as with a weight beside another."""
+  for untied in (True, False):
+    assert multiply_adds(untied=untied, text=True) == multiply_adds(0.5, untied=untied)

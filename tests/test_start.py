@@ -12,16 +12,19 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.training import checkpoint, loop, mesh, start
+from prm_jax.model import export, safetensors_files, weights
+from prm_jax.training import ahead_of_time, checkpoint, loop, mesh, parameters, start
 
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
 
 
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def one_device():
   """Runs take one of the eight CPU devices: that compiles faster."""
   devices = jax.devices()[:1]
-  monkeypatch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+    yield
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,7 @@ def public(arithmetic_data, tmp_path_factory):
   return directory, tiny.public(directory, PUBLIC_ROWS, arithmetic_data / "tokenizer.model")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def experiment(arithmetic_data, public):
   """A run of two updates that says nothing about architecture or tokenizer."""
   given = tiny.experiment(arithmetic_data, config_lib.Loss())
@@ -41,6 +44,29 @@ def experiment(arithmetic_data, public):
     init=config_lib.Init(checkpoint=str(public[0])),
     data=dataclasses.replace(given.data, tokenizer=""),
   )
+
+
+@pytest.fixture(scope="module")
+def whole(experiment, public, tmp_path_factory):
+  """(an experiment that starts from a copy of the public model, the work directory of its run)."""
+  directory = tmp_path_factory.mktemp("whole")
+  shutil.copytree(public[0], directory / "public")
+  experiment = tiny.change(experiment, "init", checkpoint=str(directory / "public"))
+  experiment = tiny.change(experiment, "train", save_every=1)
+  loop.run(experiment, directory / "run")
+  return experiment, directory / "run"
+
+
+@pytest.fixture
+def classifier(public, tmp_path):
+  """(directory of the public model as a token classifier, without a language-model head of its own,
+  its parameters).
+  """
+  directory, params = tmp_path / "classifier", dict(public[1])
+  shutil.copytree(public[0], directory, ignore=shutil.ignore_patterns("*.safetensors"))
+  params["head_bias"] = np.arange(3, dtype=np.float32)
+  safetensors_files.write_directory(directory, weights.listing(params, tiny.MODEL), 2**30)
+  return directory, params
 
 
 def public_params(experiment):
@@ -86,13 +112,57 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
     public_params(tiny.change(asked, "init", head_tokens=("1", "2")))
 
 
-def test_a_run_stores_all_it_needs(experiment, public, tmp_path):
+def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifier):
+  """Its classes are those of prm_jax.json, if that is there; a head of tokens has no bias of it."""
+  directory, original = classifier
+  from_it = tiny.change(experiment, "init", checkpoint=str(directory))
+
+  def heads(experiment=from_it, contract=None):
+    if contract:
+      (directory / export.CONTRACT).write_text(json.dumps(dataclasses.asdict(contract)))
+    return [np.asarray(public_params(experiment)[1][name]) for name in parameters.HEAD]
+
+  theirs = [original[name] for name in parameters.HEAD]
+  jax.tree.map(np.testing.assert_array_equal, heads(), theirs)
+  jax.tree.map(np.testing.assert_array_equal, heads(contract=tiny.contract()), theirs)
+  other = dataclasses.replace(tiny.contract(), classes=("1", "0", "-1"))
+  assert not any(x.any() for x in heads(contract=other))
+  tokens = tiny.change(from_it, "init", head="tokens", head_tokens=("1", "2", "+"))
+  head, bias = heads(tokens)
+  assert head.any() and not bias.any()
+
+
+def test_a_missing_language_model_head_is_only_missed_when_used(experiment, classifier):
+  """An untied classifier has none: what needs it is refused, and the rest starts from it."""
+  directory, original = classifier
+  values = json.loads((directory / "config.json").read_text())
+  (directory / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": False}))
+  from_it = tiny.change(experiment, "init", checkpoint=str(directory))
+  np.testing.assert_array_equal(public_params(from_it)[1]["embedding"], original["embedding"])
+  asked = tiny.change(from_it, "init", head="tokens", head_tokens=("1", "2", "+"))
+  with pytest.raises(ValueError, match=r'no lm_head\.weight.* init\.head="tokens" needs'):
+    public_params(asked)
+  asked = tiny.change(from_it, "loss", language_model_weight=0.5)
+  with pytest.raises(ValueError, match=r"classifier: no lm_head\.weight.*_weight=0\.5 needs"):
+    public_params(asked)
+
+
+def test_a_run_starts_from_another(experiment, whole):
+  """With the same classes its head is trained on; with others, or other objectives, it is zeros."""
+  state = tiny.final_state(whole[1])
+  from_it = tiny.change(experiment, "init", checkpoint=str(whole[1]))
+  metadata, params = public_params(from_it)
+  assert np.any(params["head"])
+  jax.tree.map(np.testing.assert_array_equal, params, state.params)
+  assert ahead_of_time.resolved(from_it) == (metadata.config, PUBLIC_ROWS)
+  _, params = public_params(tiny.change(from_it, "loss", objective="outcome"))
+  assert params["head"].shape == (tiny.MODEL.width, 2) and not np.any(params["head"])
+  np.testing.assert_array_equal(params["embedding"], state.params["embedding"])
+
+
+def test_a_run_stores_all_it_needs(whole, public, tmp_path):
   """It is resumed, bit for bit, and read without the public model, which has gone by then."""
-  gone = tmp_path / "public"
-  shutil.copytree(public[0], gone)
-  experiment = tiny.change(experiment, "init", checkpoint=str(gone))
-  experiment = tiny.change(experiment, "train", save_every=1)
-  loop.run(experiment, tmp_path / "whole")
+  experiment, finished = whole
 
   class KilledError(Exception):
     pass
@@ -104,12 +174,13 @@ def test_a_run_stores_all_it_needs(experiment, public, tmp_path):
   with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
     patch.setattr(checkpoint.Checkpointer, "save", killed)
     loop.run(experiment, tmp_path / "killed")
-  shutil.rmtree(gone)
+  shutil.move(experiment.init.checkpoint, tmp_path / "elsewhere")
   loop.run(experiment, tmp_path / "killed")
-  whole, resumed = (tiny.final_state(tmp_path / name) for name in ("whole", "killed"))
-  jax.tree.map(np.testing.assert_array_equal, whole, resumed)
-  assert whole.params["embedding"].shape[0] == PUBLIC_ROWS
-  assert tokenizers.load(tmp_path / "whole").hash == tokenizers.load(public[0]).hash
+  shutil.move(tmp_path / "elsewhere", experiment.init.checkpoint)
+  uninterrupted, resumed = (tiny.final_state(each) for each in (finished, tmp_path / "killed"))
+  jax.tree.map(np.testing.assert_array_equal, uninterrupted, resumed)
+  assert resumed.params["embedding"].shape[0] == PUBLIC_ROWS
+  assert tokenizers.load(tmp_path / "killed").hash == tokenizers.load(public[0]).hash
   with pytest.raises(ValueError, match=r"init\.checkpoint: .* then, .* now"):
     loop.run(tiny.change(experiment, "init", checkpoint=str(public[0])), tmp_path / "killed")
 
@@ -122,6 +193,8 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   assert same == start.resolve(experiment)
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=""))
+  with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
+    ahead_of_time.resolved(tiny.change(experiment, "init", checkpoint=""))
   small = tmp_path / "small"
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):

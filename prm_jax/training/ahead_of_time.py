@@ -16,8 +16,7 @@ from jax.experimental import topologies
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import families
-from prm_jax.training import loop, start
+from prm_jax.training import loop, parameters, start
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.types import CLASSES, Batch
 
@@ -43,8 +42,8 @@ CHIPS = {
 def compile_step(c: config_lib.Experiment, topology: str) -> dict:
   """Compiles the train step of an experiment for a slice.
 
-  Of `init.checkpoint` only config.json is read; of weights, data and, with a checkpoint, tokenizer
-  nothing.
+  Of `init.checkpoint` only config.json is read, or the metadata of a run; of weights, data and,
+  with a checkpoint, tokenizer nothing.
 
   Args:
     topology: generation and shape, as "v5e:4x4" (16 chips) or "v5p:2x4x4" (32).
@@ -55,6 +54,8 @@ def compile_step(c: config_lib.Experiment, topology: str) -> dict:
 
   Raises:
     ValueError: no such topology, or the rows of a batch cannot be split over its chips.
+    FileNotFoundError: there is neither a checkpoint nor a tokenizer to say how many rows the
+      embedding has.
   """
   kind = topology.split(":")[0]
   if kind not in CHIPS:
@@ -65,10 +66,7 @@ def compile_step(c: config_lib.Experiment, topology: str) -> dict:
     raise ValueError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
   mesh = mesh_lib.make_mesh(c.mesh, devices)
   loop.check_rows(c.train, mesh)
-  if c.init.checkpoint:
-    c, vocab_size = start.resolve(c), families.read(c.init.checkpoint).vocab_size
-  else:
-    vocab_size = tokenizers.load(c.data.tokenizer).vocab_size
+  c, vocab_size = resolved(c)
   programs = loop.make_programs(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   T, rows = c.data.row_length, c.train.batch_rows
   sizes = {"read_positions": T // TOKENS_PER_READ, "read_targets": T // TOKENS_PER_READ}
@@ -90,15 +88,14 @@ def compile_step(c: config_lib.Experiment, topology: str) -> dict:
     "peak": memory.peak_memory_in_bytes / 2**30,
   }
   gib["needed"] = max(gib["peak"], gib["arguments"] + gib["temporaries"])
-  params = {path: np.prod(x.shape) for path, x in _leaves(programs.abstract.params)}
-  flops = step_flops(c, rows, sum(params.values()) - params.get("['embedding']", 0))
+  flops = step_flops(c, rows, programs.abstract.params)
   seconds = flops / (len(devices) * chip.flops * UTILISATION)
   return {
     "checkpoint": pathlib.Path(c.init.checkpoint).name,
     "topology": topology,
     "chips": len(devices),
     "mesh": dict(mesh.shape),
-    "parameters": int(sum(params.values())),
+    "parameters": sum(x.size for x in jax.tree.leaves(programs.abstract.params)),
     "rows": rows,
     "row_length": T,
     "gib_per_chip": gib,
@@ -112,20 +109,35 @@ def compile_step(c: config_lib.Experiment, topology: str) -> dict:
   }
 
 
-def _leaves(tree):
-  flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-  return [(jax.tree_util.keystr(path), leaf) for path, leaf in flat]
+def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
+  """The experiment with its checkpoint's architecture, and the number of rows of its embedding."""
+  if c.init.checkpoint:
+    known, rows = start.architecture(c.init.checkpoint)
+    return start.resolve(c, known), rows
+  return c, tokenizers.load(start.named_tokenizer(c)).vocab_size
 
 
-def step_flops(c: config_lib.Experiment, rows: int, multiplied: int) -> float:
+def step_flops(c: config_lib.Experiment, rows: int, params: parameters.Params) -> float:
   """Floating-point operations of an update that the arithmetic needs; recomputation is not counted.
 
-  Six for each token and multiplied parameter (forward, and twice that backward), and attention to
-  half of the row, which is causal.
+  For each token and entry of a matrix two forward; two more where the gradient passes through, on
+  its way to what is trained; two more if the entry itself is trained.  Attention is to half of the
+  row, which is causal.  Left out: norms, biases, and the step head, which reads few tokens.
 
   Args:
-    multiplied: parameters that are a factor of some matrix product: all but the embedding.
+    c: as resolved.
+    params: the parameters, described.
   """
-  m, T = c.model, c.data.row_length
-  attention = 6 * T * m.layers * m.heads * m.head_size
-  return float(rows * T * (6 * multiplied + attention))
+  m, T, trained = c.model, c.data.row_length, parameters.Choice.of(c).cut(params)
+  # layers that the gradient passes through
+  passed = {"head": 0, "last_layers": c.optim.last_layers}.get(c.optim.trained, m.layers)
+  scores = 2 * T * m.heads * m.head_size  # and values: two products with half of the row
+  a_token = scores * (m.layers + 2 * passed)
+  for name, x in params["blocks"].items():
+    if not name.endswith(("norm", "bias")):
+      own = 2 * (name in trained.get("blocks", {}))
+      a_token += x.size // m.layers * (2 * m.layers + (2 + own) * passed)
+  if c.loss.objective == "language_model" or c.loss.language_model_weight:
+    name = "embedding" if m.tied_embeddings else "language_model"
+    a_token += params[name].size * (2 + 2 * (passed > 0) + 2 * (name in trained))
+  return float(rows * T * a_token)

@@ -22,7 +22,6 @@ from prm_jax import config as config_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import StepContract
 
-TOKENIZER = "tokenizer.model"
 PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "prm_jax")
 
 

@@ -2,7 +2,8 @@
 
 From scratch, or from a public checkpoint (`init.checkpoint`): then the directory's config.json says
 the architecture, its tokenizer is the default, and its weights are streamed into their shardings.
-The work directory of another run, of a language model say, serves as well.
+The work directory of another run serves as well: of a language model say, or of the same classes,
+whose step head is then trained on.
 What was found is stored with the run's own checkpoints, so that resuming and scoring do without
 the directory.
 """
@@ -20,11 +21,12 @@ import jax.numpy as jnp
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import families, weights
+from prm_jax.model import export, families, weights
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import parameters
 from prm_jax.training import step as step_lib
+from prm_jax.types import CLASSES, StepContract
 
 
 def resolve(
@@ -84,12 +86,7 @@ def find(
   if c.init.checkpoint and kept:
     tokenizer = tokenizers.load(c.data.tokenizer or workdir)
     return resolve(c, kept.config.model), tokenizer, kept.vocab_size
-  named = c.data.tokenizer or c.init.checkpoint
-  if not named:
-    raise FileNotFoundError(
-      "no tokenizer: give --config.data.tokenizer=FILE (scripts/train_tokenizer.py makes one), or "
-      "--config.init.checkpoint=DIR, a public model with its own"
-    )
+  named = named_tokenizer(c)
   tokenizer = tokenizers.load(named)
   if not c.init.checkpoint:
     return c, tokenizer, tokenizer.vocab_size
@@ -100,6 +97,16 @@ def find(
       f"embedding of {rows} rows; use the model's own tokenizer"
     )
   return resolve(c), tokenizer, rows
+
+
+def named_tokenizer(c: config_lib.Experiment) -> str:
+  """Where a new run's tokenizer is; FileNotFoundError if nothing says it."""
+  if not (named := c.data.tokenizer or c.init.checkpoint):
+    raise FileNotFoundError(
+      "no tokenizer: give --config.data.tokenizer=FILE (scripts/train_tokenizer.py makes one), or "
+      "--config.init.checkpoint=DIR, a public model with its own"
+    )
+  return named
 
 
 def public_params(
@@ -113,19 +120,25 @@ def public_params(
 
   Raises:
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
-      or as `weights.load`.
+      a language-model head is needed and not there; or as `weights.load`.
   """
   ids = head_ids(c.init, tokenizer, abstract["head"].shape[1])  # before the slow part
+  source, objective = c.init.checkpoint, c.loss.objective
   factors = {name: x for name, x in abstract["blocks"].items() if "_lora_" in name}
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
-  if latest := checkpoint_lib.latest(c.init.checkpoint):
-    params = run_params(c.init.checkpoint, *latest, abstract | {"blocks": blocks})
+  if latest := checkpoint_lib.latest(source):
+    params = run_params(source, *latest, abstract | {"blocks": blocks}, objective)
   else:
-    params = weights.load(c.init.checkpoint, abstract | {"blocks": blocks}, c.model)
+    check_language_model(c)
+    params = weights.load(source, abstract | {"blocks": blocks}, c.model)
+    exported = (pathlib.Path(source) / export.CONTRACT).is_file()
+    if exported and not same_classes(export.read_contract(source), objective):
+      params |= {name: _zeros(abstract[name]) for name in parameters.HEAD}
   if ids:
     layout = abstract["head"]
     take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
     params["head"] = jax.jit(take, out_shardings=layout.sharding)(params)
+    params["head_bias"] = _zeros(abstract["head_bias"])  # a classifier's may be something else
   if factors:
     rows, classes = abstract["embedding"].shape[0], abstract["head"].shape[1]
 
@@ -138,10 +151,42 @@ def public_params(
   return params
 
 
+def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+
+
+def same_classes(then: StepContract, objective: str) -> bool:
+  """Whether the step head of a checkpoint has the classes, by name, that the objective trains."""
+  return (then.objective, then.classes) == (objective, CLASSES[objective])
+
+
+def check_language_model(c: config_lib.Experiment) -> None:
+  """ValueError if the run uses a language-model head that the public directory leaves out.
+
+  Token classifiers have none, and `weights.load` gives zeros in its place.
+  """
+  uses = {
+    'init.head="tokens"': c.init.head == "tokens",
+    'loss.objective="language_model"': c.loss.objective == "language_model",
+    f"loss.language_model_weight={c.loss.language_model_weight}": c.loss.language_model_weight > 0,
+  }
+  used = [name for name, does in uses.items() if does]
+  if not used or c.model.tied_embeddings:
+    return
+  if "lm_head.weight" not in weights.tensors(c.init.checkpoint):
+    raise ValueError(
+      f"{c.init.checkpoint}: no lm_head.weight, as in a classifier, but {used[0]} needs the "
+      "language-model head; start from the language model that it was made from"
+    )
+
+
 def run_params(
-  workdir: str, step: int, metadata: checkpoint_lib.Metadata, abstract: Any
+  workdir: str, step: int, metadata: checkpoint_lib.Metadata, abstract: Any, objective: str
 ) -> dict[str, Any]:
-  """Parameters of another run's checkpoint, low-rank factors merged, under a head of zeros."""
+  """Parameters of another run's checkpoint, low-rank factors merged.
+
+  Its step head is kept if it has the classes of `objective`; otherwise the head is zeros.
+  """
   c, classes = metadata.config.model, len(metadata.contract.classes)
   mesh = abstract["head"].sharding.mesh
   stored = mesh_lib.abstract_params(c, metadata.vocab_size, classes, mesh)
@@ -150,8 +195,9 @@ def run_params(
 
   def begin(params):
     merged = parameters.merge(params, c)
-    heads = {name: jnp.zeros(abstract[name].shape) for name in parameters.HEAD}
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged | heads, abstract)
+    if not same_classes(metadata.contract, objective):
+      merged |= {name: jnp.zeros(abstract[name].shape) for name in parameters.HEAD}
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged, abstract)
 
   return jax.jit(begin, out_shardings=mesh_lib.shardings(abstract))(params)
 
