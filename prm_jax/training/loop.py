@@ -37,6 +37,7 @@ from prm_jax.types import Batch
 FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_every", "train.keep"}
 FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
 FREE |= {"data.text_train", "data.text_eval"}
+FREE |= {"model.remat", "model.unroll_layers", "train.microbatches"}  # rounding apart
 
 
 @dataclasses.dataclass(frozen=True)
