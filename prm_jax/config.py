@@ -72,7 +72,8 @@ class Data(Checked):
   row_length: Count = 2048  # tokens; examples are packed into rows of this length
   eval_split: str = "test"  # split evaluated on during training
   # With loss.objective="language_model", in place of directory: JSON lines, plain or .gz, of
-  # {"text": ...} or {"prompt": ..., "completion": ...}; of the latter only completions count.
+  # {"text": ...} or {"prompt": ..., "completion": ...}; of the latter only completions count, and
+  # prompts may hold special tokens, spelled out as a chat format has them.
   text_train: str = ""
   text_eval: str = ""
 

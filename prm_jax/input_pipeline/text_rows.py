@@ -3,6 +3,9 @@
 A line is {"text": ...}, further pre-training on whole documents as in the paper's MathMix (section
 2.2 and appendix A), or {"prompt": ..., "completion": ...}, fine-tuning of a generator with loss on
 the completion alone.  Other keys are ignored; a file may have lines of both kinds.
+
+A prompt may hold the special tokens of a chat format (<|im_start|> and so on), spelled out.
+Completions and documents are text of others: what looks like a special token there is letters.
 """
 
 from __future__ import annotations
@@ -55,16 +58,22 @@ def read(path: str | pathlib.Path) -> Iterator[tuple[str, str | None, str]]:
 
 
 def encode(
-  prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int
+  prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int, special: bool = False
 ) -> tuple[list[TokenTree], int]:
   """The rows' pieces of a line, and how many of its tokens did not fit.
 
   A document, with the tokenizer's first and last token if it has them, is continued in further
   pieces, each of which starts with the last token of the one before: every token but the first of
   the document is predicted once.  A completion is cut at the end of a row.
+
+  Args:
+    special: special tokens spelled out in the prompt are those tokens.  If the first of all is
+      among them, at its start, it is not put there again.
   """
   begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-  begin += tokenizer.encode(prompt) if prompt else []
+  if prompt:
+    ids = tokenizer.encode(prompt, special=True) if special else tokenizer.encode(prompt)
+    begin = ids if begin and ids[:1] == begin else begin + ids
   end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
   tokens = begin + tokenizer.encode(text) + end
   if prompt is not None:
@@ -100,7 +109,7 @@ def load(
   pieces, lines, cut = [], 0, []
   for where, prompt, text in read(path):
     lines += 1
-    encoded, lost = encode(prompt, text, tokenizer, row_length)
+    encoded, lost = encode(prompt, text, tokenizer, row_length, special=True)
     pieces += encoded
     if lost:
       cut.append({"source": where, "tokens_lost": lost})
