@@ -1,6 +1,7 @@
 """Public tokenizers: the reference's own ids for any text, saved and found again, broken files."""
 
 import copy
+import hashlib
 import json
 import os
 import pathlib
@@ -287,6 +288,70 @@ def test_files_beside_a_sentencepiece_model_count(tmp_path):
   config.write_text('{"added_tokens_decoder": {"320": {"content": "<extra_0>"}}}')
   with pytest.raises(ValueError, match=r"<extra_0>.*save it as tokenizer\.json"):
     tokenizers.load(tmp_path)
+
+
+def test_what_begins_a_text_is_part_of_the_hash(tmp_path):
+  """Without the small file that turns `<s>` off it is another tokenizer: scores would change."""
+  path = sentencepiece_model(tmp_path / "tokenizer.model")
+  config, off = tmp_path / "tokenizer_config.json", '{"add_bos_token": false}'
+  plain = hashlib.sha256(path.read_bytes()).hexdigest()
+  for text, same in [("{}", True), ('{"add_bos_token": true}', True), (off, False)]:
+    config.write_text(text)
+    first = tokenizers.load(tmp_path)
+    assert (first.hash == plain) == same == (first.bos_id is not None)
+    first.save(tmp_path / "work")
+    again = tokenizers.load(tmp_path / "work")
+    assert (again.hash, again.bos_id) == (first.hash, first.bos_id)
+  (tmp_path / "work" / config.name).unlink()
+  assert tokenizers.load(tmp_path / "work").hash == plain != first.hash
+  without = sentencepiece_model(tmp_path / "other.model", bos_id=-1)
+  config.write_text(off)  # says nothing new of a model that has none
+  assert tokenizers.load(without).hash == hashlib.sha256(without.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+  ("added", "message"),
+  [
+    ([1], "added_tokens_decoder=[1]: expected an object"),
+    ({"1": "<x>"}, "added_tokens_decoder['1'] has no text"),
+    ({"1": {"content": 3}}, "added_tokens_decoder['1'] has no text"),
+    ({"9" * 5000: {"content": "<x>"}}, "999...]: expected an id below 10,000,000"),
+    ({"4294967295": {"content": "<x>"}}, "['4294967295']: expected an id below 10,000,000"),
+    ({"-1": {"content": "<x>"}}, "['-1']: expected an id below"),
+  ],
+)
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_lists_of_added_tokens_are_read_with_care(made, tmp_path, name, added, message):
+  """Another form, or an id that is none: the file is named, whatever stands beside it."""
+  path = tmp_path / name
+  if name.endswith("json"):
+    made["gpt2"].save(str(path))
+  else:
+    sentencepiece_model(path)
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+  with pytest.raises(ValueError) as error:
+    tokenizers.load(tmp_path)
+  assert str(error.value).startswith(f"{path}: tokenizer_config.json beside it: added_tokens_")
+  assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"vocab": {}, "merges": []}, "no tokens; expected ids below 10,000,000"),
+    ({"vocab": {"a": 2**32 - 1}, "merges": []}, "an id of 4,294,967,295; expected ids below"),
+    ({"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "<unk>"}, "cannot encode the letter"),
+  ],
+)
+def test_vocabularies_that_are_none_are_named(made, tmp_path, change, message):
+  """No tokens, ids that no table could hold, or no token for a letter: one error with the file."""
+  settings = json.loads(made["gpt2"].to_str()) | {"added_tokens": []}
+  settings["model"] |= change
+  path = tmp_path / "tokenizer.json"
+  path.write_text(json.dumps(settings))
+  with pytest.raises(ValueError) as error:
+    tokenizers.load(path)
+  assert str(error.value).startswith(f"{path}: ") and message in str(error.value)
 
 
 def test_the_tokenizer_of_a_directory(made, tmp_path):

@@ -18,6 +18,7 @@ CONFIG = (
 )
 COMPANIONS = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
 MAX_BYTES = 256 * 2**20  # the largest known, of Gemma 3, is 33 MB
+MAX_IDS = 10_000_000  # the largest vocabularies have a quarter of a million
 # Names of the last token, for a file that nothing beside it explains.
 _ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
 
@@ -45,10 +46,11 @@ class TokenizerJson:
     self._companions = dict(companions or {})
     config = parse(self._companions.get(CONFIG, b"{}"), f"{where}: {CONFIG} beside it")
     self._plain = _build(data, where)
+    size = _size(self._plain, where)
     self._data = _with_added_tokens(self._plain, data, config, where)
     self._plain.encode_special_tokens = True  # special tokens in a text are encoded as its letters
     self.hash = hashlib.sha256(self._data).hexdigest()
-    self.vocab_size = max(self._plain.get_vocab(with_added_tokens=True).values()) + 1
+    self.vocab_size = size if self._data is data else _size(self._plain, where)
     before, after = self._around()
     if len(before) > 1:
       raise ValueError(f"{where}: puts {len(before)} tokens before a text; one is supported")
@@ -63,6 +65,9 @@ class TokenizerJson:
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._plain.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def token_id(self, name: str) -> int | None:
+    return self._plain.token_to_id(name)
 
   def save(self, directory: str | pathlib.Path) -> None:
     """Writes `tokenizer.json`, and the files that stood beside it, last the tokenizer itself."""
@@ -81,7 +86,10 @@ class TokenizerJson:
 
     It alone decides, as in transformers 5: `add_bos_token` counts for a `tokenizer.model` only.
     """
-    whole = self._plain.encode("a", add_special_tokens=True)
+    try:
+      whole = self._plain.encode("a", add_special_tokens=True)
+    except Exception as error:  # the library raises this class itself
+      raise ValueError(f"{self._where}: cannot encode the letter 'a' ({error})") from error
     own = [i for i, masked in enumerate(whole.special_tokens_mask) if not masked]
     if not own:
       raise ValueError(f"{self._where}: the letter 'a' has no token in it")
@@ -138,6 +146,38 @@ def token_name(config: Mapping[str, Any], key: str) -> str | None:
   return value if isinstance(value, str) else None
 
 
+def added_tokens(config: Mapping[str, Any], where: str) -> list[tuple[int, str, dict[str, Any]]]:
+  """(id, text, entry) of each token that `tokenizer_config.json` lists, in the order of ids.
+
+  Raises:
+    ValueError: the list is of another form, or an id is none; `where` begins the message.
+  """
+  given, added = config.get("added_tokens_decoder"), []
+  where = f"{where}: {CONFIG} beside it: added_tokens_decoder"
+  if given is None:
+    return []
+  if not isinstance(given, dict):
+    raise ValueError(f"{where}={json_lines.show(given)}: expected an object")
+  for number, spec in given.items():
+    name = token_name(given, number)
+    if name is None or not isinstance(spec, dict):
+      raise ValueError(f"{where}[{json_lines.show(number)}] has no text")
+    short = number.isascii() and number.isdecimal() and len(number) < 9
+    if not short or int(number) >= MAX_IDS:
+      raise ValueError(f"{where}[{json_lines.show(number)}]: expected an id below {MAX_IDS:,}")
+    added.append((int(number), name, spec))
+  return sorted(added, key=lambda each: each[0])
+
+
+def _size(tokenizer: tokenizers.Tokenizer, where: str) -> int:
+  """The highest id + 1."""
+  size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+  if not 0 < size <= MAX_IDS:
+    found = f"an id of {size - 1:,}" if size else "no tokens"
+    raise ValueError(f"{where}: {found}; expected ids below {MAX_IDS:,}")
+  return size
+
+
 def _build(data: bytes, where: str) -> tokenizers.Tokenizer:
   try:
     tokenizer = tokenizers.Tokenizer.from_str(data.decode())
@@ -156,20 +196,12 @@ def _with_added_tokens(
   tokenizer: tokenizers.Tokenizer, data: bytes, config: Mapping[str, Any], where: str
 ) -> bytes:
   """Adds the tokens that only `tokenizer_config.json` has, as the reference does; the new file."""
-  given = config.get("added_tokens_decoder")
-  if not isinstance(given, dict):
-    return data
-  missing = []
-  for number, spec in given.items():
-    name = token_name({"token": spec}, "token")
-    if name is None or not number.isdecimal():
-      raise ValueError(f"{where}: {CONFIG} beside it: added_tokens_decoder[{number!r}] has no text")
-    if tokenizer.token_to_id(name) is None:
-      missing.append((int(number), name, spec))
+  added = added_tokens(config, where)
+  missing = [each for each in added if tokenizer.token_to_id(each[1]) is None]
   if not missing:
     return data
   flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-  for number, name, spec in sorted(missing, key=lambda each: each[0]):
+  for number, name, spec in missing:
     token = tokenizers.AddedToken(name, **{k: bool(spec[k]) for k in flags if k in spec})
     (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     if tokenizer.token_to_id(name) != number:

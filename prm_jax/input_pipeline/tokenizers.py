@@ -30,11 +30,14 @@ class Tokenizer(Protocol):
   vocab_size: int  # the highest id + 1; a model may have more rows
   bos_id: int | None  # starts every sequence; None: the family has none
   eos_id: int | None
-  hash: str  # sha256 of the file; part of the step contract
+  hash: str  # sha256 of the file, and of what beside it begins a text; part of the step contract
 
   def encode(self, text: str, special: bool = False) -> list[int]: ...
 
   def decode(self, ids: Sequence[int]) -> str: ...
+
+  def token_id(self, name: str) -> int | None:
+    """The id of the token that the vocabulary calls `name`, special or not; None: there is none."""
 
   def save(self, directory: str | pathlib.Path) -> None:
     """Writes the tokenizer to a directory; `load` of it gives the same ids and hash."""
@@ -114,7 +117,11 @@ class SentencePiece:
       self._refuse_additions(config)
     bos, eos = self._model.bos_id(), self._model.eos_id()
     self.bos_id = bos if bos >= 0 and config.get("add_bos_token") is not False else None
-    end = self._id(tokenizer_json.token_name(config, "eos_token"))
+    if self.bos_id is None and bos >= 0:
+      # the file alone would begin a text otherwise: without the one beside it, it is another
+      self.hash = hashlib.sha256(self._data + b"add_bos_token=false").hexdigest()
+    name = tokenizer_json.token_name(config, "eos_token")
+    end = None if name is None else self.token_id(name)
     self.eos_id = end if end is not None else eos if eos >= 0 else None
     self._meta_ids = [self._model.PieceToId(f"<0x{byte:02X}>") for byte in _META.encode()]
     self._own = self._is_own()
@@ -134,6 +141,10 @@ class SentencePiece:
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])
+
+  def token_id(self, name: str) -> int | None:
+    number = self._model.PieceToId(name)  # of a name that it has not: the unknown token's
+    return number if self._model.IdToPiece(number) == name else None
 
   def save(self, directory: str | pathlib.Path) -> None:
     """Writes `tokenizer.model`, and the files that stood beside it.
@@ -155,13 +166,6 @@ class SentencePiece:
     longest_first = sorted(map(re.escape, filter(None, names)), key=len, reverse=True)
     return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
-  def _id(self, piece: str | None) -> int | None:
-    """The id of a piece, where there is such a piece."""
-    if piece is None:
-      return None
-    number = self._model.PieceToId(piece)
-    return number if self._model.IdToPiece(number) == piece else None
-
   def _is_own(self) -> bool:
     """Whether `train_sentencepiece` made it: those lose nothing, so U+2581 needs its bytes."""
     m = self._model
@@ -176,9 +180,8 @@ class SentencePiece:
     if file.is_file():
       added = list(tokenizer_json.parse(tokenizer_json.read_bytes(file), str(file)))
     else:
-      specs = config.get("added_tokens_decoder") or {}
-      added = [tokenizer_json.token_name(specs, number) for number in specs]
-    unknown = [name for name in added if self._id(name) is None]
+      added = [name for _, name, _ in tokenizer_json.added_tokens(config, str(self.path))]
+    unknown = [name for name in added if self.token_id(name) is None]
     if unknown:
       raise ValueError(
         f"{self.path}: tokens added beside it are not in it ({json_lines.show(unknown)}); save it "
