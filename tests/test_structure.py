@@ -21,7 +21,7 @@ MAY_IMPORT = {
   "aggregation": set(),
   "evaluation": {"input_pipeline", "scoring", "training", "aggregation"},
 }
-EVERYONE = {"types", "config", "json_lines"}
+EVERYONE = {"types", "config", "json_lines", "gguf_metadata"}
 
 
 def imports(path):

@@ -1,26 +1,25 @@
 """Vocabularies in GGUF files (llama.cpp), as the files their models were published with.
 
-Only the metadata are read, by this file itself: the `gguf` package makes an array of every string
-and needs seconds for a vocabulary.  Layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+Only the metadata are read, and not by the `gguf` package, which makes an array of every string and
+needs seconds for a vocabulary.
 """
 
 from __future__ import annotations
 
 import collections
 import json
-import mmap
 import pathlib
 import struct
 from typing import Any
 
-from prm_jax import json_lines
+import numpy as np
 
-_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))  # kind -> struct
-_STRING, _ARRAY = 8, 9
+from prm_jax import gguf_metadata
+from prm_jax.json_lines import show
+
 # Of tokenizer.ggml.token_type; 1 is an ordinary token, 5 an unused one.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _TYPES = set(range(1, 7))
-_MAX_VALUES = 2**24  # of a list; the largest vocabularies have a quarter of a million tokens
 _LLAMA3 = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -68,12 +67,12 @@ def read(path: pathlib.Path) -> dict[str, bytes]:
   kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
   if kind not in ("gpt2", "llama"):
     raise ValueError(
-      f"{path}: tokenizer.ggml.model={kind!r}: byte-level BPE ('gpt2') and SentencePiece BPE "
+      f"{path}: tokenizer.ggml.model={show(kind)}: byte-level BPE ('gpt2') and SentencePiece BPE "
       "('llama') are read from GGUF; give the model's tokenizer.json or tokenizer.model instead"
     )
-  if kind == "gpt2" and pre not in _SPLITS:
+  if kind == "gpt2" and not (isinstance(pre, str) and pre in _SPLITS):
     raise ValueError(
-      f"{path}: tokenizer.ggml.pre={pre!r}: known are {', '.join(_SPLITS)}; give the model's "
+      f"{path}: tokenizer.ggml.pre={show(pre)}: known are {', '.join(_SPLITS)}; give the model's "
       "tokenizer.json instead"
     )
   tokens, types = _vocabulary(fields, path)
@@ -88,76 +87,28 @@ def read(path: pathlib.Path) -> dict[str, bytes]:
 
 
 def metadata(path: pathlib.Path, prefix: str) -> dict[str, Any]:
-  """The values of a GGUF file whose keys begin with `prefix`; nothing of the tensors is read.
+  """The values of a GGUF file whose keys begin with `prefix`, arrays as lists.
 
   Raises:
     ValueError: another format or byte order, or a file that ends too soon.
     OSError: it cannot be read.
   """
-  with path.open("rb") as file:
-    if file.read(4) != b"GGUF":
-      raise ValueError(f"{path}: not a GGUF file")
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-      try:
-        return _Metadata(data).read(prefix)
-      except (struct.error, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: broken or truncated GGUF metadata ({error})") from error
-
-
-class _Metadata:
-  """A position in a mapped file."""
-
-  def __init__(self, data: mmap.mmap):
-    self._data, self._at = data, 4
-
-  def read(self, prefix: str) -> dict[str, Any]:
-    version, _, count = self._scalars("IQQ")
-    if version not in (2, 3):  # a file of the other byte order has version 2**24 * 3
-      raise ValueError(f"version {version}: 2 and 3 are supported, little-endian")
-    fields = {}
-    for _ in range(count):
-      key = self._string()
-      (kind,) = self._scalars("I")
-      value = self._value(kind)
-      if key.startswith(prefix):
-        fields[key] = value
-    return fields
-
-  def _scalars(self, layout: str) -> tuple[Any, ...]:
-    values = struct.unpack_from("<" + layout, self._data, self._at)
-    self._at += struct.calcsize("<" + layout)
-    return values
-
-  def _string(self) -> str:
-    (size,) = self._scalars("Q")
-    if size > len(self._data) - self._at:
-      raise ValueError(f"a text of {size} bytes at byte {self._at}")
-    self._at += size
-    return self._data[self._at - size : self._at].decode()
-
-  def _value(self, kind: int) -> Any:
-    if kind == _STRING:
-      return self._string()
-    if kind != _ARRAY:
-      if kind not in _SCALARS:
-        raise ValueError(f"a value of kind {kind} at byte {self._at}")
-      return self._scalars(_SCALARS[kind])[0]
-    kind, size = self._scalars("IQ")
-    if size > min(_MAX_VALUES, len(self._data) - self._at):  # every value has at least a byte
-      raise ValueError(f"a list of {size} values at byte {self._at}")
-    if kind in _SCALARS:
-      return list(self._scalars(f"{size}{_SCALARS[kind]}"))
-    return [self._value(kind) for _ in range(size)]
+  return {
+    key: value.tolist() if isinstance(value, np.ndarray) else value
+    for key, value in gguf_metadata.read(path, texts=prefix).metadata.items()
+    if key.startswith(prefix)
+  }
 
 
 def _vocabulary(fields: dict[str, Any], path: pathlib.Path) -> tuple[list[str], list[int]]:
   tokens = _texts(fields, "tokenizer.ggml.tokens", path)
   types = fields.get("tokenizer.ggml.token_type", [1] * len(tokens))
-  if not isinstance(types, list) or len(types) != len(tokens) or not set(types) <= _TYPES:
+  fits = isinstance(types, list) and len(types) == len(tokens)
+  if not fits or not all(type(kind) is int and kind in _TYPES for kind in types):
     raise ValueError(f"{path}: tokenizer.ggml.token_type is not a list of {len(tokens)} kinds, 1-6")
   if len(set(tokens)) < len(tokens):
     twice = collections.Counter(tokens).most_common(1)[0][0]
-    raise ValueError(f"{path}: tokenizer.ggml.tokens has {json_lines.show(twice)} twice")
+    raise ValueError(f"{path}: tokenizer.ggml.tokens has {show(twice)} twice")
   return tokens, types
 
 
@@ -165,7 +116,7 @@ def _merges(fields: dict[str, Any], path: pathlib.Path) -> list[list[str]]:
   merges = [text.split(" ") for text in _texts(fields, "tokenizer.ggml.merges", path)]
   for pair in merges:
     if len(pair) != 2:
-      raise ValueError(f"{path}: tokenizer.ggml.merges has {json_lines.show(pair)}, not a pair")
+      raise ValueError(f"{path}: tokenizer.ggml.merges has {show(pair)}, not a pair")
   return merges
 
 
@@ -176,19 +127,26 @@ def _texts(fields: dict[str, Any], key: str, path: pathlib.Path) -> list[str]:
   return values
 
 
+def _flag(fields: dict[str, Any], name: str, default: bool, path: pathlib.Path) -> bool:
+  value = fields.get(f"tokenizer.ggml.{name}", default)
+  if not isinstance(value, bool):
+    raise ValueError(f"{path}: tokenizer.ggml.{name}={show(value)}: expected true or false")
+  return value
+
+
 def _config(
   fields: dict[str, Any], tokens: list[str], add_bos: bool, path: pathlib.Path
 ) -> dict[str, Any]:
   """What `tokenizer_config.json` says; `add_bos`: where the file does not."""
-  add_bos = fields.get("tokenizer.ggml.add_bos_token", add_bos)
-  if not isinstance(add_bos, bool):
-    raise ValueError(f"{path}: tokenizer.ggml.add_bos_token={add_bos!r}: expected true or false")
+  add_bos = _flag(fields, "add_bos_token", add_bos, path)
   config: dict[str, Any] = {"add_bos_token": add_bos}
   for name, short in {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}.items():
     number = fields.get(f"tokenizer.ggml.{name}_token_id")
     if number is not None:
-      if not isinstance(number, int) or not 0 <= number < len(tokens):
-        raise ValueError(f"{path}: tokenizer.ggml.{name}_token_id={number} of {len(tokens)} tokens")
+      if type(number) is not int or not 0 <= number < len(tokens):
+        raise ValueError(
+          f"{path}: tokenizer.ggml.{name}_token_id={show(number)} of {len(tokens)} tokens"
+        )
       config[f"{short}_token"] = tokens[number]
   if add_bos and "bos_token" not in config:
     raise ValueError(f"{path}: tokenizer.ggml.add_bos_token without tokenizer.ggml.bos_token_id")
@@ -293,8 +251,8 @@ def _sentencepiece(
   if _UNKNOWN in types:
     config = {"unk_token": tokens[types.index(_UNKNOWN)]} | config
   names = [_field(i, config.get(f"{name}_token", "")) for name, i in numbers.items()]
-  prefix = _field(3, int(fields.get("tokenizer.ggml.add_space_prefix", True)))
-  merged = _field(4, int(fields.get("tokenizer.ggml.remove_extra_whitespaces", False)))
+  prefix = _field(3, int(_flag(fields, "add_space_prefix", True, path)))
+  merged = _field(4, int(_flag(fields, "remove_extra_whitespaces", False, path)))
   trainer = bpe + _field(4, len(tokens)) + byte_fallback + b"".join(names)
   normalizer = _field(1, "identity") + prefix + merged + _field(5, 1)
   return b"".join(pieces) + _field(2, trainer) + _field(3, normalizer)

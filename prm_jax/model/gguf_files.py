@@ -1,28 +1,23 @@
 """GGUF files: configuration and tensors of a public model, de-quantised one at a time.
 
-The header is read here, with every count checked against the file's size, so that a hostile file is
-an error at once; the `gguf` package (extra `gguf`) knows the thirty block layouts.  Format:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+The header is read by `prm_jax.gguf_metadata`; the `gguf` package (extra `gguf`) knows the thirty
+block layouts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import mmap
 import pathlib
-import struct
 from typing import Any
 
 import numpy as np
 
+from prm_jax import gguf_metadata
+from prm_jax.json_lines import show
+
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
-MAX_COUNT = 2**16  # of metadata keys and of tensors
-MAX_NAME = 2**12  # bytes of a key or a tensor's name
-MAX_STRINGS = 2**22  # in one array: four million tokens
-MAX_DIMENSIONS = 8
-STRING, ARRAY = 8, 9
-SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))
+REALS = ("epsilon", "base", "factor", "linear", "softcapping")  # ends of keys; others are whole
 PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}  # tensor types that are no blocks
 
 
@@ -61,67 +56,6 @@ class Header:
   tensors: dict[str, Tensor]
 
 
-class _Cursor:
-  """A place in the header.  Nothing is read or allocated beyond the end of the file."""
-
-  def __init__(self, path: pathlib.Path, data: mmap.mmap):
-    self.path, self.data, self.at = path, data, 0
-
-  def skip(self, count: int) -> int:
-    """Where the next `count` bytes begin; they are passed."""
-    if count > len(self.data) - self.at:
-      raise ValueError(
-        f"{self.path}: the header wants {count:,} bytes at {self.at:,}, and the file has "
-        f"{len(self.data):,}: cut off in copying, or no GGUF file"
-      )
-    self.at += count
-    return self.at - count
-
-  def number(self, code: str) -> Any:
-    layout = struct.Struct("<" + code)
-    return layout.unpack_from(self.data, self.skip(layout.size))[0]
-
-  def count(self, what: str, limit: int) -> int:
-    value = self.number("Q")
-    if value > limit:
-      raise ValueError(
-        f"{self.path}: the header claims {value:,} {what}; at most {limit:,} are read"
-      )
-    return value
-
-  def text(self, limit: int | None = None) -> str:
-    size = self.count("bytes of text", limit or len(self.data))
-    start = self.skip(size)
-    try:
-      return self.data[start : start + size].decode()
-    except UnicodeDecodeError as error:
-      raise ValueError(f"{self.path}: a name or text at byte {start:,} is not UTF-8") from error
-
-  def value(self) -> Any:
-    kind = self.number("I")
-    if kind == STRING:
-      return self.text()
-    if kind == ARRAY:
-      return self._array()
-    if kind not in SCALARS:
-      raise ValueError(f"{self.path}: metadata of unknown type {kind}")
-    return self.number(SCALARS[kind])
-
-  def _array(self) -> Any:
-    kind = self.number("I")
-    if kind == STRING:
-      count = self.count("texts in an array", MAX_STRINGS)
-      for _ in range(count):
-        self.skip(self.number("Q"))
-      return count
-    if kind not in SCALARS:
-      raise ValueError(f"{self.path}: an array of type {kind} in the metadata cannot be read")
-    layout = np.dtype("<" + SCALARS[kind])  # struct and numpy name these alike
-    count = self.number("Q")
-    start = self.skip(count * layout.itemsize)
-    return np.frombuffer(self.data, layout, count, start).copy()
-
-
 def read_header(path: str | pathlib.Path) -> Header:
   """Reads metadata and the list of tensors; no tensor itself.
 
@@ -131,47 +65,17 @@ def read_header(path: str | pathlib.Path) -> Header:
     OSError: the file cannot be read.
   """
   path = pathlib.Path(path)
-  with path.open("rb") as file:
-    if file.read(4) != b"GGUF":
-      raise ValueError(f"{path}: not a GGUF file (it does not begin with GGUF)")
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-      return _header(_Cursor(path, data))
-
-
-def _header(cursor: _Cursor) -> Header:
-  path = cursor.path
-  cursor.skip(4)
-  version = cursor.number("I")
-  if version not in (2, 3):
-    raise ValueError(f"{path}: GGUF version {version}; 2 and 3 (little-endian) are read")
-  tensor_count = cursor.count("tensors", MAX_COUNT)
-  metadata, listed = {}, {}
-  for _ in range(cursor.count("metadata keys", MAX_COUNT)):
-    key = cursor.text(MAX_NAME)
-    metadata[key] = cursor.value()
-  for _ in range(tensor_count):
-    name = cursor.text(MAX_NAME)
-    if name in listed:
-      raise ValueError(f"{path}: tensor {name} is there twice")
-    dimensions = cursor.number("I")
-    if dimensions > MAX_DIMENSIONS:
-      raise ValueError(f"{path}: tensor {name} has {dimensions:,} dimensions")
-    shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
-    listed[name] = shape, cursor.number("I"), cursor.number("Q")
-  alignment = metadata.get("general.alignment", 32)
-  if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-    raise ValueError(f"{path}: general.alignment={alignment!r}: expected a power of two")
-  start = -(-cursor.at // alignment) * alignment
-  tensors = {}
-  for name, (shape, kind, offset) in listed.items():
-    nbytes = _nbytes(f"{path}: tensor {name}", shape, kind)
-    if start + offset + nbytes > len(cursor.data):
+  header, tensors = gguf_metadata.read(path), {}
+  for name, each in header.tensors.items():
+    nbytes = _nbytes(f"{path}: tensor {name}", each.shape, each.kind)
+    if each.offset + nbytes > header.size:
       raise ValueError(
-        f"{path}: tensor {name} {list(shape)} ends at byte {start + offset + nbytes:,}, and the "
-        f"file has {len(cursor.data):,}: cut off in copying; fetch it again"
+        f"{path}: tensor {name} {list(each.shape)} ends at byte {each.offset + nbytes:,}, and the "
+        f"file has {header.size:,}: cut off in copying; fetch it again"
       )
-    tensors[name] = Tensor(path, shape, PLAIN.get(kind, "float32"), kind, start + offset, nbytes)
-  return Header(metadata, tensors)
+    dtype = PLAIN.get(each.kind, "float32")
+    tensors[name] = Tensor(path, each.shape, dtype, each.kind, each.offset, nbytes)
+  return Header(header.metadata, tensors)
 
 
 def _nbytes(where: str, shape: tuple[int, ...], kind: int) -> int:
@@ -216,9 +120,9 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
   """`read_config` of a header already read; `path` is for messages."""
   metadata = header.metadata
   family = metadata.get("general.architecture")
-  if family not in ARCHITECTURES:
+  if not isinstance(family, str) or family not in ARCHITECTURES:
     raise ValueError(
-      f"{path}: general.architecture={family!r} is not supported; there are "
+      f"{path}: general.architecture={show(family)} is not supported; there are "
       f"{', '.join(ARCHITECTURES)}"
     )
 
@@ -230,9 +134,11 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
       if len(set(value.tolist())) != 1:
         raise ValueError(f"{path}: {family}.{key} differs by layer, which is not supported")
       value = value[0].item()
-    wanted = (str,) if key == "rope.scaling.type" else (int, float, type(None))
-    if not isinstance(value, wanted) or isinstance(value, bool):
-      raise ValueError(f"{path}: {family}.{key}={value!r}: of a wrong type")
+    kinds = (int, float) if key.endswith(REALS) else (int,)
+    if key == "rope.scaling.type":
+      kinds = (str,)
+    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+      raise ValueError(f"{path}: {family}.{key}={show(value)}: of a wrong type")
     return value
 
   if "token_embd.weight" not in header.tensors:
@@ -259,12 +165,16 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
     config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
   for token in ("bos", "eos", "padding"):
     if (value := metadata.get(f"tokenizer.ggml.{token}_token_id")) is not None:
+      if type(value) is not int:
+        raise ValueError(f"{path}: tokenizer.ggml.{token}_token_id={show(value)}: of a wrong type")
       config[f"{token[:3]}_token_id"] = value
   if get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
     raise ValueError(f"{path}: {family}.rope.dimension_count: rotary parts are not supported")
   for key in metadata:
-    if "expert_count" in key and metadata[key]:
-      raise ValueError(f"{path}: {key}={metadata[key]}: mixtures of experts are not supported")
+    if "expert_count" in key and np.any(metadata[key]):
+      raise ValueError(
+        f"{path}: {key}={show(metadata[key])}: mixtures of experts are not supported"
+      )
   config["rope_scaling"] = _rope_scaling(path, header, config, get)
   if family.startswith("gemma"):
     config |= _gemma(family, config, get)
@@ -277,17 +187,29 @@ def config_of(path: str | pathlib.Path, header: Header) -> dict[str, Any]:
 
 def _rope_scaling(path, header: Header, config: dict[str, Any], get) -> dict[str, Any] | None:
   """Scaling of rotary frequencies, from the keys or from Llama 3's tensor of factors."""
-  kind = get("rope.scaling.type", "none")
+  factor = get("rope.scaling.factor", None)
+  factor = get("rope.scale_linear", 0.0) if factor is None else factor  # the key's older name
+  kind = get("rope.scaling.type", None) or "linear"  # as llama.cpp reads a file that has no type
+  if kind == "linear" and factor in (0, 1):
+    kind = "none"
   if "rope_freqs.weight" in header.tensors:
+    if kind != "none":
+      raise ValueError(f"{path}: rope_freqs.weight, and {kind} RoPE scaling too: not supported")
     # The file has only the resulting factors, one for each frequency: found again by trial.
-    factors = header.tensors["rope_freqs.weight"].read()
+    tensor = header.tensors["rope_freqs.weight"]
+    if tensor.shape != (config["head_dim"] // 2,) or config["head_dim"] % 2:
+      raise ValueError(
+        f"{path}: rope_freqs.weight {list(tensor.shape)}: expected half of "
+        f"attention.key_length={config['head_dim']}"
+      )
+    factors = tensor.read()
     for factor in (8.0, 32.0, 16.0, 4.0, 2.0):  # Llama 3.1, 3.2, others
       if np.allclose(factors, llama3_factors(config, factor), rtol=1e-4):
         return {"rope_type": "llama3", "factor": factor, **LLAMA3}
     raise ValueError(f"{path}: rope_freqs.weight: factors of no known RoPE scaling")
   if kind == "none":
     return None
-  scaling = {"rope_type": kind, "factor": _short(get("rope.scaling.factor", 1.0))}
+  scaling = {"rope_type": kind, "factor": _short(factor)}
   if kind != "linear":  # reading config.json's rules decides what to do with it
     scaling["original_max_position_embeddings"] = get(
       "rope.scaling.original_context_length", config["max_position_embeddings"]
