@@ -161,14 +161,61 @@ def test_scaled_rotary_positions_are_found_in_the_factors(tmp_path):
     c = families.read(path).config
     assert (c.rope_scaling, c.rope_factor, c.rope_original_length) == ("llama3", factor, 8192)
     weights.tensors(path)
+  both = {"rope.scaling.factor": 4.0}
+  with pytest.raises(ValueError, match="and linear RoPE scaling too"):
+    families.read(
+      write(tmp_path / "both.gguf", "llama", public("llama"), change=both, extra=factors)
+    )
   odd = {"rope_freqs.weight": np.full(H // 2, 3, np.float32)}
   with pytest.raises(ValueError, match="factors of no known RoPE scaling"):
     families.read(write(tmp_path / "odd.gguf", "llama", public("llama"), extra=odd))
 
 
+def test_two_names_of_one_tensor_are_refused(tmp_path):
+  """A tensor under llama.cpp's name and under the public one too: both are named."""
+  extra = {"model.norm.weight": np.ones(D, np.float32)}
+  path = write(tmp_path / "m.gguf", "qwen2", public("qwen2"), extra=extra)
+  with pytest.raises(ValueError, match=r"m\.gguf: output_norm\.weight and model\.norm\.weight are"):
+    weights.tensors(path)
+
+
+def test_a_head_size_that_lies_allocates_nothing(tmp_path):
+  """Factors are computed for as many frequencies as the file has, not as it claims."""
+  extra = {"rope_freqs.weight": np.ones(H // 2, np.float32)}
+  change = {"attention.key_length": 4_000_000_000}
+  path = write(tmp_path / "m.gguf", "llama", public("llama"), change=change, extra=extra)
+  with pytest.raises(ValueError, match=r"rope_freqs\.weight \[4\]: .*key_length=4000000000"):
+    gguf_files.read_config(path)
+
+
+@pytest.mark.parametrize(
+  ("change", "factor"),
+  [
+    ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 4.0),
+    ({"rope.scaling.factor": 4.0}, 4.0),
+    ({"rope.scale_linear": 4.0}, 4.0),
+    ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+    ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+    ({"rope.scaling.factor": 1.0}, None),
+    ({"rope.scale_linear": 0.0}, None),
+    ({}, None),
+  ],
+)
+def test_linear_scaling_needs_no_type(tmp_path, change, factor):
+  """A factor without a type, under either of its names, is linear scaling, as in llama.cpp."""
+  path = write(tmp_path / "m.gguf", "llama", public("llama"), change=change)
+  expected = factor and {"rope_type": "linear", "factor": factor}
+  assert gguf_files.read_config(path)["rope_scaling"] == expected
+  c = families.read(path).config
+  assert (c.rope_scaling, c.rope_factor) == (("linear", factor) if factor else ("none", 1.0))
+
+
 @pytest.mark.parametrize(
   ("family", "change", "message"),
   [
+    ("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope_type='yarn'"),
+    ("llama", {"attention.head_count": 4.0}, "attention.head_count=4.0: of a wrong type"),
+    ("llama", {"block_count": 2**31}, "num_hidden_layers=2147483648: expected 1 to 1000"),
     ("llama", {"expert_count": 8}, "mixtures of experts are not supported"),
     ("llama", {"rope.dimension_count": 4}, "rotary parts are not supported"),
     ("gemma2", {"attention.head_count": 0}, "attention.head_count=0"),
@@ -179,7 +226,7 @@ def test_unsupported_features_are_named(tmp_path, family, change, message):
   """A file that asks for another arithmetic is refused, not read wrongly."""
   path = write(tmp_path / "m.gguf", family, public(family), change=change)
   with pytest.raises(ValueError, match=message):
-    gguf_files.read_config(path)
+    families.read(path)
 
 
 def test_other_architectures_are_named(tmp_path):
@@ -190,6 +237,15 @@ def test_other_architectures_are_named(tmp_path):
   writer.close()
   with pytest.raises(ValueError, match=r"'mamba' is not supported; there are llama, qwen2"):
     families.read(tmp_path / "m.gguf")
+  text = number(1) + b"a"
+  listed = number(20) + b"general.architecture" + number(9, "I")
+  for kind, values in ((8, text * 2), (6, bytes(8))):  # of texts, of numbers
+    (tmp_path / "m.gguf").write_bytes(
+      header(keys=1, rest=listed + number(kind, "I") + number(2) + values)
+    )
+    for reader in (families.read, weights.tensors):
+      with pytest.raises(ValueError, match=r"m\.gguf: general\.architecture=.* is not supported"):
+        reader(tmp_path / "m.gguf")
 
 
 def test_without_the_package_the_error_says_how_to_get_it(tmp_path, monkeypatch):

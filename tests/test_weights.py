@@ -171,6 +171,26 @@ def test_names_of_other_savers_are_understood(tmp_path):
     np.testing.assert_array_equal(params["embedding"], given["model.embed_tokens.weight"])
 
 
+@pytest.mark.parametrize(
+  ("name", "other"),
+  [
+    ("model.norm.weight", "language_model.model.norm.weight"),
+    ("model.norm.weight", "norm.weight"),
+    ("lm_head.weight", "language_model.lm_head.weight"),
+  ],
+)
+def test_two_names_of_one_tensor_are_refused(tmp_path, name, other):
+  """A file with a tensor under two public names does not say which one counts: both are named."""
+  given = public(FAMILIES["untied"])
+  given[other] = given[name] + 1
+  if other == "norm.weight":
+    given["embed_tokens.weight"] = given.pop("model.embed_tokens.weight")
+  with pytest.raises(ValueError) as error:
+    weights.tensors(save(tmp_path / "m", given))
+  assert str(tmp_path / "m") in str(error.value)
+  assert name in str(error.value) and other in str(error.value)
+
+
 def test_a_directory_of_another_model_lists_what_does_not_fit(tmp_path):
   """Missing, unknown, wrongly shaped and quantised tensors are one error with at most ten names."""
   given = public(FAMILIES["qwen2"])

@@ -13,7 +13,7 @@ import functools
 import mmap
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -104,6 +104,7 @@ IGNORED = (  # computed from the config, or of the part that looks at pictures
   "vision_tower.*",
   "multi_modal_projector.*",
 )
+HEADS = ("score.", "v_head.")  # of published reward models; ours is score.weight and score.bias
 GGUF = {  # names in a GGUF file; {} is the layer, and .weight or .bias follows
   "token_embd": "model.embed_tokens",
   "output_norm": "model.norm",
@@ -170,7 +171,20 @@ def tensors(path: str | pathlib.Path) -> dict[str, Tensor]:
   if "embed_tokens.weight" in names:  # the model without its head was saved
     ours = re.compile(r"(embed_tokens|layers|norm)\.")
     names |= {name: f"model.{name}" for name in names if ours.match(name)}
-  return {names[name]: tensor for name, tensor in found.items()}
+  return _by_public_name(path, ((name, names[name], tensor) for name, tensor in found.items()))
+
+
+def _by_public_name(
+  path: pathlib.Path, found: Iterable[tuple[str, str, Tensor]]
+) -> dict[str, Tensor]:
+  """{public name: tensor} of (name in the file, public name, tensor)."""
+  stored: dict[str, str] = {}
+  out: dict[str, Tensor] = {}
+  for name, public, tensor in found:
+    if public in out:
+      raise ValueError(f"{path}: {stored[public]} and {name} are both {public}: which one counts?")
+    stored[public], out[public] = name, tensor
+  return out
 
 
 def _plain_name(name: str) -> str:
@@ -182,28 +196,29 @@ def _plain_name(name: str) -> str:
 
 def _gguf_tensors(path: pathlib.Path) -> dict[str, Tensor]:
   header = gguf_files.read_header(path)
-  family = header.metadata.get("general.architecture")
-  gemma = str(family).startswith("gemma")
+  config = gguf_files.config_of(path, header)
+  family = header.metadata["general.architecture"]
+  gemma = family.startswith("gemma")
   names = GGUF | (GGUF_SANDWICH if gemma else {})
   heads = {}
   if family == "llama":
-    config = gguf_files.config_of(path, header)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-  found: dict[str, Tensor] = {}
+  found: list[tuple[str, str, Tensor]] = []
   for name, tensor in header.tensors.items():
     stem, _, kind = name.rpartition(".")
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     template = f"blk.{{}}.{layer[2]}" if layer else stem
     if name == "rope_freqs.weight":  # part of the configuration
       continue
+    public = name
     if template in names and kind in ("weight", "bias"):
-      name = f"{names[template].format(layer[1] if layer else '')}.{kind}"
+      public = f"{names[template].format(layer[1] if layer else '')}.{kind}"
       turned = heads.get(layer[2], 0) if layer else 0
       if turned and tensor.shape[0] % (2 * turned):
         raise ValueError(f"{path}: {name} {list(tensor.shape)} has no {turned} heads of even size")
       tensor = _Reordered(tensor, turned, gemma and stem.endswith("norm"))
-    found[name] = tensor
-  return found
+    found.append((name, public, tensor))
+  return _by_public_name(path, found)
 
 
 def load(
@@ -290,6 +305,11 @@ def _check(
     for what, names in problems.items()
     if names
   ]
+  if any(name.startswith(HEADS) for name in extra):
+    found.append(
+      "a published PRM's own head cannot be started from: take the model that it was trained from "
+      "(score.py --readout reads such heads)"
+    )
   if found:
     raise ValueError(f"{path}: the tensors are not those of this model: {'; '.join(found)}")
 
