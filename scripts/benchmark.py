@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 import tyro
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-UNSAID = ("json", "docs", "peer_python")
+UNSAID = ("json", "docs", "docs_file", "peer_python", "work")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +133,13 @@ def between_markers(path: pathlib.Path, name: str) -> tuple[str, str]:
 
 
 def command(args: Common) -> str:
-  """What was asked for, without what only says where files are."""
+  """What was asked for, files by their names only."""
   out = ["python scripts/benchmark.py", type(args).__name__.lower()]
   for field in dataclasses.fields(args):
     value = getattr(args, field.name)
-    if value == field.default or isinstance(value, pathlib.Path) or field.name in UNSAID:
+    if value == field.default or field.name in UNSAID:
       continue
+    value = value.resolve().name if isinstance(value, pathlib.Path) else value
     values = value if isinstance(value, tuple) else (value,)
     out += [f"--{field.name}", *(() if value is True else map(str, values))]
   return " ".join(out)
@@ -166,13 +167,24 @@ def machine() -> dict:
 
 
 def heading(figures: dict) -> str:
+  """Command, minutes, days and machine: those of the runs, whenever they were.
+
+  The load averages of runs that may have been measured before stand in their table.
+  """
   about = figures["machine"]
+  runs = figures.get("ours", []) + figures.get("peers", [])
+  seconds, days, load = figures["seconds"], [about["date"]], ""
+  if runs:
+    seconds = sum(run["process_seconds"] for run in runs)
+    days = sorted({run["date"] for run in runs})
+  else:
+    load = f"load average {about['load_at_start']:.1f} at the start and "
+    load += f"{about['load_at_end']:.1f} at the end; "
   quick = "\n\n**Small sizes (--quick): these figures say nothing.**" if figures["quick"] else ""
   return (
-    f"`{figures['command']}`, {figures['seconds'] / 60:.0f} minutes, {about['date']}; "
-    f"{about['processor']}, {about['cores']} cores, {about['system']}; "
-    f"load average {about['load_at_start']:.1f} at the start and {about['load_at_end']:.1f} at "
-    f"the end; Python {about['python']}, JAX {about['jax']} (jaxlib {about['jaxlib']}), "
+    f"`{figures['command']}`, {seconds / 60:.0f} minutes, {' and '.join(days)}; "
+    f"{about['processor']}, {about['cores']} cores, {about['system']}; {load}"
+    f"Python {about['python']}, JAX {about['jax']} (jaxlib {about['jaxlib']}), "
     f"NumPy {about['numpy']}.{quick}"
   )
 

@@ -109,10 +109,11 @@ def test_documentation_without_markers_is_an_error_before_any_work(tmp_path):
     (("training", "--source=nowhere", "--model=none.gguf"), "none.gguf: no such file"),
     (("training", "--rows=0"), "at least 1"),
     (("training", "--peer=openr"), "openr"),
+    (("training", "--threads=9999"), "9999: only"),
   ],
 )
-def test_unknown_names_are_errors(arguments, message):
-  """A misspelt benchmark or part, or a missing file, is named in the message."""
+def test_mistakes_are_errors_before_any_work(arguments, message):
+  """A misspelt benchmark or part, a missing file, or too few cores: named in the message."""
   done = run_script("benchmark.py", *arguments)
   assert done.returncode != 0 and message in done.stdout + done.stderr
 
@@ -166,40 +167,105 @@ def figures_of(settings, good):
   return out | {"before": read | {"scores": [[0.5] * len(row) for row in labels]}, "after": read}
 
 
-def test_a_training_benchmark_goes_on_where_it_was(training, tmp_path, monkeypatch):
-  """Finished runs are read from their files; figures of other rows or settings are not."""
-  (tmp_path / "model.gguf").touch()
+@pytest.fixture
+def benchmark(training, tmp_path, monkeypatch):
+  """Arguments of a benchmark whose sides are not run; and a list of (side, task, seed, cores)."""
+  (tmp_path / "model.gguf").write_text("one")
   calls = []
 
   def child(python, script, given, log, threads):
     settings = json.loads(pathlib.Path(given).read_text())
-    calls.append((script.name, settings.get("task"), settings["seed"], threads))
+    side = script.stem.removesuffix("_training").removesuffix("_peer")
+    calls.append((side, settings.get("task"), settings.get("seed"), threads))
     if settings.get("task") == "export":
       return pathlib.Path(settings["output"]).mkdir()
-    ours = script.name == "packed_training.py"
-    figures = figures_of(settings, 1 if ours else -1)
-    figures |= {"train_seconds": 1.0, "compile_seconds": 2.0} if ours else {}
+    figures = figures_of(settings, 1 if side == "packed" else -1)
+    figures |= {"train_seconds": 1.0, "compile_seconds": 2.0} if side == "packed" else {}
     return pathlib.Path(settings["output"]).write_text(json.dumps(figures))
 
+  words = types.SimpleNamespace(encode=lambda text: text.split() or [text], bos_id=None)
   monkeypatch.setattr(training, "child", child)
+  monkeypatch.setattr(training, "usable_cores", lambda: [0, 1, 2])
+  monkeypatch.setattr(training, "peer_versions", lambda python: {"trl": python})
+  monkeypatch.setattr(training.tokenizers, "load", lambda path: words)
   args = types.SimpleNamespace(
     source=write_source(tmp_path / "source"), model=tmp_path / "model.gguf", quick=False, rows=6,
     config=ROOT / "configs/prm800k_smollm2_135m.py", test_rows=8, seeds=(0, 1), peer="trl",
     peer_seeds=(0,), threads=3, peer_python="python", work=tmp_path / "work",
   )  # fmt: skip
+  return args, calls
+
+
+OURS = [("packed", "train", 0, 3), ("packed", "train", 1, 3)]
+EXPORT, PEER = [("packed", "export", None, 3)], [("trl", None, 0, 3)]
+
+
+def test_a_training_benchmark_goes_on_where_it_was(training, benchmark, monkeypatch):
+  """Finished runs are read from their files; those of another model, code or packages are not."""
+  args, calls = benchmark
+
+  def measured():
+    calls.clear()
+    training.run(args)
+    return calls
+
   result = training.run(args)
-  expected = [("packed_training.py", "train", 0, 3), ("packed_training.py", "train", 1, 3)]
-  expected += [("packed_training.py", "export", 0, 3), ("trl_peer.py", None, 0, 3)]
-  assert calls == expected
-  assert training.run(args) == result and len(calls) == 4
+  assert calls == EXPORT + OURS + PEER  # the peer is prepared before anything long
+  calls.clear()
+  assert training.run(args) == result and not calls
+  args.rows = 5
+  assert measured() == OURS + PEER
+  args.model.write_text("two")
+  assert measured() == EXPORT + OURS + PEER
+  args.peer_python = "other packages"
+  assert measured() == PEER
+  monkeypatch.setattr(training, "source_hash", lambda config: "other code")
+  assert measured() == OURS
+  monkeypatch.setattr(training, "sha256", lambda path: path.name)
+  assert measured() == EXPORT + OURS + PEER  # model and scripts
+
+
+def test_the_comparison_and_its_tables(training, benchmark):
+  """Rates over all runs of a side, AUROC by seed, differences with their noise, and names."""
+  result = training.run(benchmark[0])
   assert [t["measured"] for t in result["targets"]] == [2.0, pytest.approx(2 / 3), 1.0]
   assert result["auroc"]["ours"]["by_seed"] == {"before": [0.5, 0.5], "after": [1.0, 1.0]}
   assert result["auroc"]["difference"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
   text = training.tables(result | {"quick": False})
   assert "| TRL, seed 0 |" in text and "| this project, seed 1 |" in text and "| yes |" in text
-  args.rows = 5
-  training.run(args)
-  assert len(calls) == 7  # three runs again, from the same exported model
+  assert "this project (seeds 0 1) - TRL (seed 0)" in text and "not distinguishable" not in text
+  assert "Model model.gguf; this project's settings prm800k_smollm2_135m.py; 3 threads" in text
+  result["auroc"]["difference"] |= {"low": -0.1}
+  text = training.tables(result | {"quick": False})
+  assert "| yes, within noise: not distinguishable |" in text
+
+
+def test_rows_that_do_not_fit_are_left_out(training, benchmark, monkeypatch):
+  """The sides would cut a long row at different places; how many there were is said."""
+  args, calls = benchmark
+  monkeypatch.setitem(training.SETTINGS, "max_length", 6)
+  with pytest.raises(ValueError, match=r"phase2_train.jsonl: no path .* within 6 tokens"):
+    training.run(args)
+  assert not calls
+  assert training.choose([3, 9, 4, 8, 5, 9], 3, 5, lambda row: row) == ([3, 4, 5], 2)
+  monkeypatch.setitem(training.SETTINGS, "max_length", 7)  # two words, two steps, a separator each
+  text = training.tables(training.run(args) | {"quick": False})
+  assert "left out of train: 0 with unlabelled steps, 0 of more than 7 tokens" in text
+
+
+def test_the_heading_describes_the_runs(monkeypatch):
+  """Minutes and days are those of the runs, though they were measured before; paths are names."""
+  monkeypatch.syspath_prepend(ROOT / "scripts")
+  import benchmark as script
+
+  args = script.Training(source=pathlib.Path("/a/some"), rows=7, work=pathlib.Path("/b"))
+  assert script.command(args).endswith(" training --source some --rows 7")
+  machine = script.machine() | {"date": "2030-03-03", "load_at_end": 0.0}
+  figures = {"machine": machine, "command": "c", "quick": False, "seconds": 60.0}
+  assert "1 minutes, 2030-03-03" in script.heading(figures)
+  runs = [{"process_seconds": 600.0, "date": f"2030-01-0{day}"} for day in (2, 1, 2)]
+  text = script.heading(figures | {"ours": runs[:2], "peers": runs[2:]})
+  assert "`c`, 30 minutes, 2030-01-01 and 2030-01-02;" in text and "load" not in text
 
 
 def test_a_failed_side_shows_its_last_words(training, tmp_path):
@@ -215,6 +281,32 @@ def test_an_environment_of_somebody_else_is_left_alone(training, tmp_path):
   (tmp_path / "venv").mkdir()
   with pytest.raises(ValueError, match="move it away"):
     training.environment(tmp_path / "venv")
+
+
+def test_an_interrupted_environment_is_made_again(training, tmp_path, monkeypatch):
+  """Ctrl-C while it is made leaves a directory that the next run knows for its own."""
+
+  def interrupted(command, **_):
+    (tmp_path / "venv/half").mkdir()
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(training.subprocess, "run", interrupted)
+  for _ in range(2):
+    with pytest.raises(KeyboardInterrupt):
+      training.environment(tmp_path / "venv")
+  done = types.SimpleNamespace(returncode=0)
+  monkeypatch.setattr(training.subprocess, "run", lambda command, **_: done)
+  python = training.environment(tmp_path / "venv")
+  assert python == tmp_path / "venv/bin/python" and not (tmp_path / "venv/half").exists()
+
+
+def test_an_environment_without_the_peer_is_an_error(training, tmp_path):
+  """Before this project's own runs, which take long."""
+  python = tmp_path / "python"
+  python.write_text("#!/bin/sh\necho No module named trl >&2\nexit 1\n")
+  python.chmod(0o755)
+  with pytest.raises(RuntimeError, match="python has no PRMTrainer of TRL:\nNo module named trl"):
+    training.peer_versions(str(python))
 
 
 def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_data):
@@ -250,6 +342,34 @@ def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_dat
   assert result["steps"] < result["tokens"] < result["slots"]
   assert result["after"]["labels"] == [[1, 0], [1, 1]] * 5
   assert np.ptp(np.concatenate(result["before"]["scores"])) < 1e-6  # the head is zero
+  assert np.abs(np.subtract(result["after"]["scores"], result["before"]["scores"])).max() > 1e-3
+  packed.export_model({"model": settings["model"], "output": str(tmp_path / "exported")})
+  files = {path.name for path in (tmp_path / "exported").iterdir()}
+  assert files == {"config.json", "model.safetensors", "tokenizer.model"}
+
+
+def test_the_peer_counts_what_it_trains_on(training, tmp_path):
+  """One update of TRL's trainer is one batch, though its loader collates the next one as well."""
+  pytest.importorskip("trl", reason="the peer of the training benchmark is installed apart")
+  transformers = pytest.importorskip("transformers")
+  tokenizers = pytest.importorskip("tokenizers")
+  from benchmarks import trl_peer
+
+  vocabulary = {"[PAD]": 0, "a": 1, "b": 2, "\n": 3}
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+  tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(" ", "removed")
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  sizes = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+  config = transformers.LlamaConfig(**sizes, num_attention_heads=1, pad_token_id=0)
+  transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+  row = {"prompt": "a b", "completions": ["a", "b b"], "labels": [True, False]}
+  (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+  settings = training.SETTINGS | {"batch": 1, "max_updates": 1, "learning_rate": 0.1, "seed": 0}
+  settings |= {"model": str(tmp_path / "model"), "tokenizer": str(tmp_path / "tokenizer.json")}
+  settings |= dict.fromkeys(training.SPLITS, str(tmp_path / "rows.jsonl")) | {"pad_id": 0}
+  result = trl_peer.measure(settings)
+  assert (result["updates"], result["steps"], result["tokens"], result["slots"]) == (1, 2, 7, 7)
+  assert len(result["losses"]) == 1 and result["after"]["labels"] == [[1, 0], [1, 0]]
   assert np.abs(np.subtract(result["after"]["scores"], result["before"]["scores"])).max() > 1e-3
 
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import platform
 import sys
 import time
 from importlib import metadata
@@ -35,7 +36,9 @@ def main() -> None:
   if settings["task"] == "export":
     return export_model(settings)
   result = measure(settings)
-  result["versions"] = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
+  packages = ("jax", "jaxlib", "flax", "optax")
+  result["versions"] = {name: metadata.version(name) for name in packages}
+  result["versions"]["python"] = platform.python_version()
   with json_lines.written(settings["output"]) as file:
     file.write(json.dumps(result) + "\n")
 
@@ -71,7 +74,7 @@ def measure(settings: dict) -> dict:
   c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
   contract = trees.step_contract(tokenizer, c.data.separator, "process", "peer rows, each apart")
   rows, test = (
-    [encode(chain, tokenizer, contract, c) for chain in chains(settings[key], settings["limit"])]
+    [encode(chain, tokenizer, contract, c) for chain in chains(settings[key])]
     for key in ("train", "test")
   )
   packed = packing.PackedRows(rows, c.data.row_length)
@@ -129,9 +132,8 @@ def measure(settings: dict) -> dict:
   }
 
 
-def chains(path: str, limit: int) -> list[StepTree]:
+def chains(path: str) -> list[StepTree]:
   """The peer's rows, each a solution of its own; right is class 1 and wrong is class -1."""
-  lines = [row for _, _, row in json_lines.read(path)][: limit or None]
   return [
     StepTree(
       problem=row["prompt"],
@@ -140,7 +142,7 @@ def chains(path: str, limit: int) -> list[StepTree]:
       labels=tuple(1 if label else -1 for label in row["labels"]),
       source=f"{pathlib.Path(path).name}:{number}",
     )
-    for number, row in enumerate(lines, 1)
+    for number, _, row in json_lines.read(path)
   ]
 
 
@@ -178,14 +180,19 @@ def evaluate(params, rows: list[trees.TokenTree], c, read, on_mesh) -> dict:
 
 
 def export_model(settings: dict) -> None:
-  """The model as the peer reads it: a transformers directory, with the tokenizer."""
-  c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
+  """The model as the peer reads it: a transformers directory, with the tokenizer, in float32."""
+  c = config_lib.Experiment(
+    data=config_lib.Data(tokenizer=settings["model"]),
+    init=config_lib.Init(checkpoint=settings["model"]),
+  )
+  c, tokenizer, vocab_size = start_lib.find(c, None)
   mesh = mesh_lib.make_mesh(c.mesh)
   params = start_lib.public_params(
     c, tokenizer, mesh_lib.abstract_params(c.model, vocab_size, len("-01"), mesh)
   )
-  export.write(settings["output"], params, c.model, vocab_size, contract=None, kind="causal-lm")
-  tokenizer.save(settings["output"])
+  with export.written_directory(settings["output"]) as new:
+    export.write(new, params, c.model, vocab_size, contract=None, kind="causal-lm")
+    tokenizer.save(new)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ def main() -> None:
   result = measure(settings)
   packages = ("trl", "torch", "transformers", "accelerate", "datasets")
   result["versions"] = {name: importlib.metadata.version(name) for name in packages}
+  result["versions"]["python"] = platform.python_version()
   result["threads"] = torch.get_num_threads()
   output = pathlib.Path(settings["output"])
   unfinished = output.with_suffix(".unfinished")
@@ -45,10 +47,19 @@ def measure(settings: dict) -> dict:
     settings["model"], num_labels=2, dtype=torch.float32
   )
   loaded = time.perf_counter() - start
-  train, test = (read(settings[key], settings["limit"]) for key in ("train", "test"))
+  counts = {"slots": 0, "tokens": 0, "steps": 0}
+  train, test = (read(settings[key]) for key in ("train", "test"))
+
+  class Counted(PRMTrainer):
+    def training_step(self, model, inputs, *args, **kwargs):
+      # not in the collator, which is one batch ahead when max_updates ends the training
+      counts["slots"] += inputs["input_ids"].numel()
+      counts["tokens"] += int(inputs["attention_mask"].sum())
+      counts["steps"] += int((inputs["labels"] >= 0).sum())
+      return super().training_step(model, inputs, *args, **kwargs)
 
   with tempfile.TemporaryDirectory() as directory:
-    trainer = PRMTrainer(
+    trainer = Counted(
       model=model,
       args=PRMConfig(
         output_dir=directory,
@@ -78,15 +89,8 @@ def measure(settings: dict) -> dict:
       eval_dataset=test,
       processing_class=tokenizer,
     )
-    counts, collate = {"slots": 0, "tokens": 0, "steps": 0}, trainer.data_collator
+    collate = trainer.data_collator
     before = evaluate(trainer.model, trainer.eval_dataset, collate, settings["batch"])
-
-    def counted(features):
-      batch = collate(features)
-      counts["slots"] += batch["input_ids"].numel()
-      counts["tokens"] += int(batch["attention_mask"].sum())
-      counts["steps"] += int((batch["labels"] >= 0).sum())
-      return batch
 
     class Clock(transformers.TrainerCallback):
       times, cpu = [], []
@@ -97,7 +101,6 @@ def measure(settings: dict) -> dict:
 
       on_train_begin = on_step_end = tick
 
-    trainer.data_collator = counted
     trainer.add_callback(Clock)
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
@@ -116,12 +119,12 @@ def measure(settings: dict) -> dict:
   }
 
 
-def read(path: str, limit: int):
-  """The rows of a JSON lines file as a dataset; limit 0: all."""
+def read(path: str):
+  """The rows of a JSON lines file as a dataset."""
   import datasets
 
   lines = pathlib.Path(path).read_text().splitlines()
-  return datasets.Dataset.from_list([json.loads(line) for line in lines[: limit or None]])
+  return datasets.Dataset.from_list([json.loads(line) for line in lines])
 
 
 def evaluate(model, dataset, collate, batch: int) -> dict:
