@@ -74,19 +74,22 @@ def _of_sentencepiece(tokenizer, data: bytes) -> dict:
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.model import export
-  from prm_jax.scoring.score import Scorer
+  from prm_jax.scoring import score
   from prm_jax.training import parameters
 
   try:
     export.refuse_existing(args.output)  # before the slow part
-    scorer = Scorer.load(args.checkpoint)
-    tokenizer, config = scorer.tokenizer, scorer.config.model
+    step, about, tokenizer = score.newest(args.checkpoint)
+    if args.kind == "token-classification":
+      export.refuse_headless(about.contract)
+    config = about.config.model
+    params, _ = score.restore(args.checkpoint, step, about)
     export.write(
       args.output,
-      parameters.merge(scorer.params, config),
+      parameters.merge(params, config),
       parameters.without_factors(config),
-      scorer.vocab_size,
-      contract=scorer.contract if args.kind == "token-classification" else None,
+      about.vocab_size,
+      contract=about.contract if args.kind == "token-classification" else None,
       kind=args.kind,
       dtype=args.dtype or None,
       files=tokenizer_files(tokenizer),
@@ -95,7 +98,7 @@ def main() -> None:
   except (ValueError, OSError) as error:
     raise SystemExit(f"export.py: {error}") from error
   size = sum(path.stat().st_size for path in args.output.iterdir())
-  print(f"step {scorer.step} of {args.checkpoint}, {size / 1e6:,.1f} MB -> {args.output}")
+  print(f"step {step} of {args.checkpoint}, {size / 1e6:,.1f} MB -> {args.output}")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,11 @@ negative (then give rerank.py --neutral=negative).
 A published model is a directory of the hub (config.json, safetensors, tokenizer); its readout says
 how it is prompted and where its probabilities stand: qwen2.5-math-prm, math-shepherd, rlhflow,
 skywork-o1-prm or trl.  They have two classes; "0" gets probability 0.  A directory that was
-exported by this project needs no readout.  With --model, OUTPUT.contract.json says what was read.
+exported by this project needs no readout.  With --model, OUTPUT.contract.json says what was read;
+with --checkpoint, one that an earlier run left there is removed.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -49,15 +51,18 @@ def main() -> None:
 
   if bool(args.checkpoint) == bool(args.model):
     raise SystemExit("score.py: give one of --checkpoint=DIR and --model=DIR")
+  note = pathlib.Path(f"{args.output}.contract.json")
+  beside = json_lines.written(note) if args.model else contextlib.nullcontext()
   try:
-    # The output first: a place that cannot be written is an error before any work.
-    with json_lines.written(args.output) as out:
+    # The outputs first: a place that cannot be written is an error before any work.
+    with json_lines.written(args.output) as out, beside as contract:
       scorer, facts = load(args)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)
-      if facts:
-        with json_lines.written(f"{args.output}.contract.json") as beside:
-          beside.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+      if args.model:
+        contract.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+      elif note.is_file():
+        note.unlink()  # of an earlier run with --model: it does not say what these scores are
   except (ValueError, OSError) as error:
     raise SystemExit(f"score.py: {error}") from error
   seconds = time.perf_counter() - started

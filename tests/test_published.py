@@ -145,6 +145,21 @@ def test_trl_puts_a_first_token_that_the_tokenizer_would_not(published, settings
   ]
 
 
+@pytest.mark.parametrize("name", ["trl", "skywork-o1-prm"])
+def test_a_first_token_that_decodes_to_nothing(tmp_path, name):
+  """In a `tokenizer.model` the first token is a control symbol, without text: known by its name."""
+  tokenizers.train_sentencepiece(["a b c 1 2 3"] * 9, tmp_path / "tokenizer.model", 310)
+  settings = {"bos_token": "<s>", "add_bos_token": False}
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+  tokenizer = tokenizers.load(tmp_path)
+  assert tokenizer.bos_id is None and tokenizer.decode([1]) == ""
+  tree = READOUTS[name].layout(tokenizer, settings, "").encode("a", ("b",))
+  assert tree.tokens[0] == 1
+  assert tokenizer.decode(tree.tokens[1:]).replace("\n", "") == "ab"
+  with pytest.raises(ValueError, match="the tokenizer has no token '<start>'"):
+    READOUTS[name].layout(tokenizer, {"bos_token": "<start>"}, "")
+
+
 @pytest.mark.parametrize("name", READOUTS)
 def test_probabilities_of_exactly_zero_stay_in_place(published, name):
   """The authors of Qwen's drop zeros (`sample != 0`), and the steps after them slip forward."""
@@ -219,7 +234,10 @@ def test_a_step_of_several_lines_is_read_at_its_end(published):
   ],
 )
 def test_the_system_turn_is_the_templates(published, template, system):
-  """Llama 3.1 begins every chat with a date, Llama 3 does not: no fixed offset holds for both."""
+  """Llama 3.1 begins every chat with a date, Llama 3 does not: no fixed offset holds for both.
+
+  What is taken without a template is said in the contract's prompt.
+  """
   own, _ = published("rlhflow")
   tokenizer = tokenizers.load(own.directory)
   layout = layouts.rlhflow(tokenizer, {"chat_template": template}, "")
@@ -228,6 +246,7 @@ def test_the_system_turn_is_the_templates(published, template, system):
   text = tokenizer.decode(tree.tokens)
   assert (f"{turn}" in text) == bool(system)
   assert f"{system}<|eot_id|>" in text or not system
+  assert ("assumed" in layout.prompt) == (template is None)
   assert tree.tokens[-1] == encode("\n\n")[0]
 
 
@@ -259,7 +278,7 @@ def test_an_answer_that_merges_with_the_line_break_is_refused(published):
     ("trl", "math-shepherd", r"'ки' is no token of the tokenizer's: it encodes to \["),
     ("math-shepherd", "skywork-o1-prm", "its weights lack v_head"),
     ("trl", "orm", "--readout=orm: expected one of qwen2.5-math-prm, math-shepherd, "),
-    ("trl", "", "--readout=: expected one of"),
+    ("trl", "", r"no prm_jax\.json in it, .*--readout=NAME is needed: one of qwen2\.5-math-prm, "),
   ],
 )
 def test_the_wrong_readout_says_what_is_missing(published, directory_of, name, message):
@@ -307,6 +326,16 @@ def test_other_heads_may_lie_beside_the_one_that_is_read(published, tmp_path):
   with pytest.raises(ValueError, match=r"unknown: model\.layers\.0\.adapter\.weight"):
     PublishedScorer.load(changed(own, tmp_path, extra), "qwen2.5-math-prm")
   assert "language_model" not in scorer.params
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-math-prm", "skywork-o1-prm"])
+def test_a_published_head_is_not_started_from(published, name):
+  """`init.checkpoint` of a published reward model: the error says which head, and what to take."""
+  own, _ = published(name)
+  abstract = jax.eval_shape(lambda: own.params)
+  message = rf"unknown: {min(models.HEADS[name])[:5]}.*own head cannot be started from: take the"
+  with pytest.raises(ValueError, match=message):
+    weights.load(own.directory, abstract, own.config)
 
 
 def test_bfloat16_is_near(published):
@@ -378,7 +407,8 @@ def test_score_py_says_which_line_a_layout_refuses(published, tmp_path, monkeypa
     ((), "give one of --checkpoint=DIR and --model=DIR"),
     (("--checkpoint=a", "--model=b"), "give one of --checkpoint=DIR and --model=DIR"),
     (("--checkpoint=a", "--readout=trl"), "go with --model"),
-    (("--model=nowhere", "--readout=trl"), "nowhere/config.json: no such file"),
+    (("--model=nowhere", "--readout=trl"), "nowhere: not a directory"),
+    (("--model=some.gguf",), "some.gguf: not a directory"),
   ],
 )
 def test_score_py_wants_one_model(tmp_path, monkeypatch, flags, message):
@@ -386,3 +416,12 @@ def test_score_py_wants_one_model(tmp_path, monkeypatch, flags, message):
   arguments = (*flags, "--input=none", f"--output={tmp_path}/o.jsonl")
   assert message in score_py(monkeypatch, *arguments)
   assert not list(tmp_path.iterdir())
+
+
+def test_the_contracts_place_is_tried_first(tmp_path, monkeypatch):
+  """A contract that cannot be written beside the output is an error before the model is loaded."""
+  (tmp_path / "o.jsonl.contract.json").mkdir()
+  flags = ("--model=nowhere", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
+  message = score_py(monkeypatch, *flags)
+  assert message.startswith(f"score.py: {tmp_path}/o.jsonl.contract.json: is a directory")
+  assert [path.name for path in tmp_path.iterdir()] == ["o.jsonl.contract.json"]

@@ -14,7 +14,7 @@ from prm_jax import json_lines
 from prm_jax.datasets import prm800k
 from prm_jax.evaluation import labelled_steps
 from prm_jax.input_pipeline import labelled_rows, tokenizers
-from prm_jax.model import export
+from prm_jax.model import export, safetensors_files, weights
 from prm_jax.scoring import candidates
 from prm_jax.scoring.rows import TooLongError
 from prm_jax.scoring.score import ContractError, Scorer
@@ -112,7 +112,11 @@ def test_evaluation_counts_every_label(process_run, arithmetic_data):
 
 
 def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
-  """From the command line: lines keep their keys and order, and gain OpenAI's."""
+  """From the command line: lines keep their keys and order, and gain OpenAI's.
+
+  A contract that an earlier run with --model left there does not stay: it is not theirs.
+  """
+  (tmp_path / "o.jsonl.contract.json").write_text('{"readout": "trl"}')
   text = {"problem": "A add 2\nfrom 3", "text": "A 3+2=5\n# Answer", "mine": {"k": [1, None]}}
   source = tmp_path / "in.jsonl"
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:5]
@@ -129,6 +133,7 @@ def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
     product = np.prod([p["0"] + p["1"] for p in new["rating_probs"]])
     assert new["prm_score"] == pytest.approx(product, rel=1e-12)
   assert after[-1]["steps"] == ["A 3+2=5", "# Answer"]
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.jsonl"]
 
 
 def exported(process_run, directory, kind="token-classification"):
@@ -173,6 +178,19 @@ def test_an_export_without_its_head_or_tokenizer_is_refused(process_run, tmp_pat
   tokenizers.train_sentencepiece(["other text 1 2"] * 9, tmp_path / "b" / "tokenizer.model", 310)
   with pytest.raises(ContractError, match="hash"):
     Scorer.load_export(tmp_path / "b")
+
+
+def test_a_head_of_another_shape_is_refused(process_run, tmp_path):
+  """Two rows under a contract of three classes would be zeros: the same probability for each."""
+  scorer = exported(process_run, tmp_path)
+  found = {name: tensor.read() for name, tensor in weights.tensors(tmp_path).items()}
+  found["score.weight"] = found["score.weight"][:2]
+  listed = [(n, v.shape, v.dtype, lambda v=v: v) for n, v in found.items()]
+  safetensors_files.write_directory(tmp_path, listed, 10**9)
+  width = scorer.config.model.width
+  message = rf"score\.weight is \[2, {width}\], expected \[3, {width}\]"
+  with pytest.raises(ValueError, match=message):
+    Scorer.load_export(tmp_path)
 
 
 @pytest.mark.parametrize(

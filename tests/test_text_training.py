@@ -5,6 +5,8 @@ import functools
 import gzip
 import itertools
 import json
+import runpy
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +14,13 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from conftest import ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import text_rows
+from prm_jax.input_pipeline import text_rows, tokenizers
+from prm_jax.model import families, weights
 from prm_jax.scoring import score
-from prm_jax.training import loop, mesh, start
+from prm_jax.training import loop, mesh, parameters, start
 from prm_jax.training import loss as loss_lib
 
 TEXT = config_lib.Loss(objective="language_model")
@@ -24,9 +28,13 @@ TEXT = config_lib.Loss(objective="language_model")
 
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
+  on_one_device(monkeypatch)
+
+
+def on_one_device(monkeypatch):
   """Runs take one of the eight CPU devices: that compiles faster."""
-  devices = jax.devices()[:1]
-  monkeypatch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+  whole = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(mesh, "make_mesh", whole)
 
 
 def write(path, *records):
@@ -113,10 +121,12 @@ def test_logits_in_parts_change_nothing(monkeypatch):
     )
 
 
-def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path):
-  """Text is learnt; the run's work directory is then a checkpoint to start from, factors merged."""
+@pytest.fixture(scope="module")
+def text_run(arithmetic_data, tmp_path_factory):
+  """The work directory of a short run on text with low-rank factors, and its last metrics."""
+  directory = tmp_path_factory.mktemp("text")
   lines = [{"text": "1 + 1 = 2. " * 8}, {"prompt": "2 + 2 =", "completion": " 4"}]
-  train, held = (write(tmp_path / f"{name}.jsonl", *lines) for name in ("train", "held"))
+  train, held = (write(directory / f"{name}.jsonl", *lines) for name in ("train", "held"))
   given = tiny.experiment(arithmetic_data, config_lib.Loss())
   text = dataclasses.replace(
     given,
@@ -126,16 +136,25 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path)
     optim=config_lib.Optim(learning_rate=3e-2, warmup_steps=0, trained="lora"),
     train=config_lib.Train(steps=30, batch_rows=2, log_every=30, eval_every=15, save_every=30),
   )
-  metrics = loop.run(text, tmp_path / "text")
-  records = [json.loads(x) for x in (tmp_path / "text/metrics.jsonl").read_text().splitlines()]
+  with pytest.MonkeyPatch.context() as patch:
+    on_one_device(patch)
+    metrics = loop.run(text, directory / "text")
+  return directory / "text", metrics
+
+
+def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run):
+  """Text is learnt; the run's work directory is then a checkpoint to start from, factors merged."""
+  workdir, metrics = text_run
+  records = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
   evaluations = [r for r in records if r["split"] == "test"]
   assert evaluations[-1]["nll"] == metrics["nll"] < evaluations[0]["nll"]
   assert metrics["perplexity"] == pytest.approx(np.exp(metrics["nll"]))
 
+  given = tiny.experiment(arithmetic_data, config_lib.Loss())
   process = dataclasses.replace(
     given,
     model=config_lib.Model(),
-    init=config_lib.Init(checkpoint=str(tmp_path / "text")),
+    init=config_lib.Init(checkpoint=str(workdir)),
     data=dataclasses.replace(given.data, tokenizer=""),
   )
   rows = loop.read_rows(process)
@@ -145,17 +164,53 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, tmp_path)
   on = mesh.make_mesh(config_lib.Mesh())
   programs = loop.make_programs(about.config, about.vocab_size, len(about.contract.classes), on)
   params = start.public_params(rows.metadata.config, rows.tokenizer, programs.abstract.params)
-  trained = tiny.final_state(tmp_path / "text").params
+  trained = tiny.final_state(workdir).params
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])
   moved = np.abs(params["blocks"]["gate"] - trained["blocks"]["gate"]).max()
   assert moved > 1e-3  # by the product of the factors
 
 
-def test_a_model_of_text_is_not_scored_with():
+def script(monkeypatch, name, *arguments):
+  """Runs a script in this process; the message that it ends with, "": well."""
+  monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+  try:
+    runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+  except SystemExit as error:
+    return str(error)
+  return ""
+
+
+def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
+  """export.py --kind=causal-lm of a run on text: its weights, factors merged, and tokenizer."""
+  workdir, _ = text_run
+  flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/lm")
+  message = script(monkeypatch, "export.py", *flags)
+  assert "'language_model', which has no step head; --kind=causal-lm" in message
+  assert not script(monkeypatch, "export.py", *flags, "--kind=causal-lm")
+  step, about, tokenizer = score.newest(workdir)
+  params, on = score.restore(workdir, step, about)
+  expected = parameters.merge(params, about.config.model)
+  preset = families.read(tmp_path / "lm")
+  assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)
+  abstract = mesh.abstract_params(preset.config, about.vocab_size, 1, on)
+  loaded = weights.load(tmp_path / "lm", abstract, preset.config)
+  heads = {name: np.zeros_like(expected[name]) for name in parameters.HEAD}
+  jax.tree.map(np.testing.assert_array_equal, loaded, expected | heads)
+  assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
+
+
+@pytest.mark.parametrize(
+  ("name", "flags"), [("score.py", ["--input=none"]), ("evaluate.py", ["--data_dir=none"])]
+)
+def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch, name, flags):
   """It has a head of one class that nothing trained: an error that says what to do with it."""
-  with pytest.raises(score.ContractError, match=r"--config\.init\.checkpoint=runs/text"):
-    score.check_contract(text_rows.contract(tiny.TOKENIZER), tiny.TOKENIZER, "runs/text")
+  workdir, _ = text_run
+  flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/o", *flags)
+  message = script(monkeypatch, name, *flags)
+  assert "trained on text, so it has no step probabilities" in message
+  assert f"--config.init.checkpoint={workdir}" in message
+  assert not list(tmp_path.iterdir())
 
 
 def test_text_and_its_objective_come_together():

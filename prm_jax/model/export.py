@@ -141,11 +141,7 @@ def write(
   if kind == "token-classification":
     if contract is None:
       raise ValueError("a token classifier is exported with its step-token contract")
-    if contract.objective not in LAYOUTS:
-      raise ValueError(
-        f"trained for the objective {contract.objective!r}, which has no step head; "
-        "--kind=causal-lm exports a language model"
-      )
+    refuse_headless(contract)
   trunk = np.dtype(weights.flatten(params)["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
   left_out = {
@@ -195,6 +191,15 @@ def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     os.replace(unfinished, path)
   finally:
     shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def refuse_headless(contract: StepContract) -> None:
+  """ValueError: a model under this contract has no step head to classify tokens with."""
+  if contract.objective not in LAYOUTS:
+    raise ValueError(
+      f"trained for the objective {contract.objective!r}, which has no step head; "
+      "--kind=causal-lm exports a language model"
+    )
 
 
 def refuse_existing(path: str | pathlib.Path) -> None:

@@ -112,7 +112,7 @@ def rlhflow(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
   for text, answer in (("+", plus), ("-", minus)):
     if not gap or tokenizer.encode(f"\n\n{text}") != [*gap, answer]:
       raise ValueError(f"{text!r} after a line break is no token of its own, as in Llama 3")
-  system = _llama_system(settings.get("chat_template"))
+  system, assumed = _llama_system(settings.get("chat_template"))
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [begin] + ([start, "system", end, system, over] if system else [])
@@ -126,7 +126,8 @@ def rlhflow(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
     encode=encode,
     separator=separator or "\n\n",
     read="at the token before the answer",
-    prompt=f"Llama 3 turns: system {system!r}, user problem and step, assistant +, user step, ...",
+    prompt=f"Llama 3 turns: system {system!r}{assumed}, user problem and step, assistant +, "
+    "user step, ...",
     tokens={"+": plus, "-": minus},
     answers=(minus, plus),
   )
@@ -191,10 +192,10 @@ def trl(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> La
 
 def _special(tokenizer: Tokenizer, name: str) -> int:
   """The id of a special token."""
-  ids = tokenizer.encode(name, special=True)
-  if len(ids) != 1 or tokenizer.decode(ids) != name:
+  number = tokenizer.token_id(name)
+  if number is None:
     raise ValueError(f"the tokenizer has no token {name!r}")
-  return ids[0]
+  return number
 
 
 def _one(tokenizer: Tokenizer, text: str) -> int:
@@ -213,20 +214,24 @@ def _end(text: str, ids: list[int], tag: int, tokenizer: Tokenizer) -> int:
   return len(prefix) - 1
 
 
-def _llama_system(template: Any) -> str:
-  """What Llama 3's chat template puts into the system turn by itself; "": there is none.
+def _llama_system(template: Any) -> tuple[str, str]:
+  """What Llama 3's chat template puts into the system turn by itself ("": there is none).
 
-  The template is code, and is not run: Llama 3.1's is known by the words it begins with.
+  And what of it is assumed, in words for the contract.  The template is code, and is not run: Llama
+  3.1's is known by the words it begins with.
   """
   if isinstance(template, list):  # several, by name
     template = next((t.get("template") for t in template if t.get("name") == "default"), None)
   if template is not None and "Cutting Knowledge Date" not in template:
     if "<|start_header_id|>" not in template:
       raise ValueError("the chat template in tokenizer_config.json is not Llama 3's")
-    return ""
+    return "", ""
   date = re.search(r"date_string = ['\"]([\w ]+)['\"]", template or "")
   today = date[1] if date else LLAMA_DATE
-  return f"\n\nCutting Knowledge Date: December 2023\nToday Date: {today}\n\n"
+  assumed = "" if date else " (the date is assumed: the chat template gives none)"
+  if template is None:
+    assumed = " (assumed, as Llama 3.1's: there is no chat template)"
+  return f"\n\nCutting Knowledge Date: December 2023\nToday Date: {today}\n\n", assumed
 
 
 def _put_together(pieces: Iterable[int | str | None], tokenizer: Tokenizer) -> TokenTree:

@@ -16,7 +16,7 @@ from flax import nnx
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizer_json, tokenizers, trees
-from prm_jax.model import families, weights
+from prm_jax.model import export, families, weights
 from prm_jax.model.decoder import StepScorer
 from prm_jax.scoring import layouts, rows
 from prm_jax.scoring.readouts import ANSWERS, CLASSES, READOUTS, Head, Readout
@@ -64,8 +64,19 @@ class PublishedScorer:
       OSError: a file is missing or cannot be read.
     """
     directory = pathlib.Path(directory)
+    if not directory.is_dir():
+      raise NotADirectoryError(
+        f"{directory}: not a directory; a published model is scored from its directory of "
+        "config.json, safetensors and a tokenizer"
+      )
+    names = ", ".join(READOUTS)
+    if not name:
+      raise ValueError(
+        f"{directory}: no {export.CONTRACT} in it, which says how an exported model is read, so "
+        f"--readout=NAME is needed: one of {names}"
+      )
     if name not in READOUTS:
-      raise ValueError(f"--readout={name}: expected one of {', '.join(READOUTS)}")
+      raise ValueError(f"--readout={name}: expected one of {names}")
     readout = READOUTS[name]
     preset = families.read(directory)
     tokenizer = tokenizers.load(directory)

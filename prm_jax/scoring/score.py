@@ -48,41 +48,39 @@ class Scorer:
 
     Raises:
       FileNotFoundError: there is no finished checkpoint.
-      ContractError: the tokenizer beside it is not the one it was trained with.
+      ContractError: the tokenizer beside it is not the one it was trained with, or it was trained
+        on text, so that there is nothing to read.
     """
-    workdir = pathlib.Path(workdir)
-    if not (workdir / "checkpoints").is_dir():
-      raise FileNotFoundError(f"{workdir}: no checkpoints/ in it; give the --workdir of train.py")
-    with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
-      latest = checkpointer.latest()
-      if latest is None:
-        raise FileNotFoundError(f"{workdir}/checkpoints: no finished checkpoint")
-      step, metadata = latest
-      tokenizer = tokenizers.load(workdir)
-      check_contract(metadata.contract, tokenizer, workdir)
-      mesh = mesh_lib.make_mesh(config_lib.Mesh())
-      abstract = mesh_lib.abstract_params(
-        metadata.config.model, metadata.vocab_size, len(metadata.contract.classes), mesh
+    step, about, tokenizer = newest(workdir)
+    if about.contract.objective == "language_model":
+      raise ContractError(
+        f"{workdir}: trained on text, so it has no step probabilities; start a process model from "
+        f"it with --config.init.checkpoint={workdir}"
       )
-      params = checkpointer.restore_params(step, abstract)
-    vocab_size = metadata.vocab_size
-    return cls(metadata.contract, tokenizer, metadata.config, vocab_size, params, mesh, step)
+    params, mesh = restore(workdir, step, about)
+    return cls(about.contract, tokenizer, about.config, about.vocab_size, params, mesh, step)
 
   @classmethod
   def load_export(cls, directory: str | pathlib.Path, dtype: str = "float32") -> Scorer:
     """Loads a directory that was exported for transformers, with its own contract.
 
     Raises:
-      ValueError: the directory is no such model, or has no step head.
+      ValueError: the directory is no such model, or has no step head of the contract's classes.
       ContractError: its tokenizer is not the one it was trained with.
       OSError: a file is missing or cannot be read.
     """
     contract = export.read_contract(directory)
-    if "score.weight" not in weights.tensors(directory):
+    source, preset = weights.tensors(directory), families.read(directory)
+    if "score.weight" not in source:
       raise ValueError(f"{directory}: no score.weight: exported without the step head")
+    shape = (len(contract.classes), preset.config.width)
+    if source["score.weight"].shape != shape:
+      raise ValueError(
+        f"{directory}: score.weight is {list(source['score.weight'].shape)}, expected "
+        f"{list(shape)}: the contract's classes by the model's width"
+      )
     tokenizer = tokenizers.load(directory)
     check_contract(contract, tokenizer, directory)
-    preset = families.read(directory)
     # Tied, so that no language-model head is looked for: scoring has no use for one.
     model = dataclasses.replace(preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype)
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
@@ -120,18 +118,41 @@ class Scorer:
     )
 
 
+def newest(
+  workdir: str | pathlib.Path,
+) -> tuple[int, checkpoint_lib.Metadata, tokenizers.Tokenizer]:
+  """Step, metadata and tokenizer of a run's newest checkpoint, whatever it was trained for.
+
+  Raises:
+    FileNotFoundError: there is no finished checkpoint.
+    ContractError: the tokenizer beside it is not the one it was trained with.
+  """
+  if not (pathlib.Path(workdir) / "checkpoints").is_dir():
+    raise FileNotFoundError(f"{workdir}: no checkpoints/ in it; give the --workdir of train.py")
+  latest = checkpoint_lib.latest(workdir)
+  if latest is None:
+    raise FileNotFoundError(f"{workdir}/checkpoints: no finished checkpoint")
+  step, about = latest
+  tokenizer = tokenizers.load(workdir)
+  check_contract(about.contract, tokenizer, workdir)
+  return step, about, tokenizer
+
+
+def restore(
+  workdir: str | pathlib.Path, step: int, about: checkpoint_lib.Metadata
+) -> tuple[Any, jax.sharding.Mesh]:
+  """The parameters of a run's checkpoint, and the mesh of all devices that they are on."""
+  mesh = mesh_lib.make_mesh(config_lib.Mesh())
+  classes = len(about.contract.classes)
+  abstract = mesh_lib.abstract_params(about.config.model, about.vocab_size, classes, mesh)
+  with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
+    return checkpointer.restore_params(step, abstract), mesh
+
+
 def check_contract(
   contract: StepContract, tokenizer: tokenizers.Tokenizer, where: str | pathlib.Path
 ) -> None:
-  """Raises ContractError if `tokenizer` is not the one the contract was made with.
-
-  Also if there is nothing to read: a run on text has trained no step head.
-  """
-  if contract.objective == "language_model":
-    raise ContractError(
-      f"{where}: trained on text, so it has no step probabilities; start a process model from it "
-      f"with --config.init.checkpoint={where}"
-    )
+  """Raises ContractError if `tokenizer` is not the one the contract was made with."""
   if tokenizer.hash != contract.tokenizer_hash:
     raise ContractError(
       f"{where}: the tokenizer's hash is {tokenizer.hash[:16]}..., the model was trained with "
