@@ -49,43 +49,49 @@ CHOICES = {
 }
 
 
-@functools.cache
-def params(model=tiny.MODEL):
-  """Parameters with a head, and second factors, that are not zero."""
-  size = tiny.TOKENIZER.vocab_size
-
-  @jax.jit
-  def init(key):
-    out = step_lib.init_params(key, config=model, vocab_size=size, num_classes=3)
-    out["head"] = jax.random.normal(key, out["head"].shape)
-    for name, x in out["blocks"].items():
-      if name.endswith("lora_out"):
-        out["blocks"][name] = 0.3 * jax.random.normal(key, x.shape)
-    return out
-
-  return init(jax.random.key(0))
+VOCABULARY = tiny.TOKENIZER.vocab_size
 
 
 def described(model):
   """Shapes and dtypes of the parameters."""
   init = functools.partial(step_lib.init_params, config=model, num_classes=3)
-  return jax.eval_shape(functools.partial(init, vocab_size=20), jax.random.key(0))
+  return jax.eval_shape(functools.partial(init, vocab_size=VOCABULARY), jax.random.key(0))
+
+
+@functools.cache
+def params(model=tiny.MODEL):
+  """Parameters of which none is zero, drawn in numpy: nothing to compile."""
+  rng = np.random.default_rng(0)
+
+  def draw(path, x):
+    name = path[-1].key
+    if name.endswith("norm"):
+      return jnp.ones(x.shape, x.dtype)
+    scale = {"embedding": 1.0, "head": 1.0}.get(name, 0.3)
+    return jnp.asarray(scale * rng.normal(size=x.shape), x.dtype)
+
+  return jax.tree_util.tree_map_with_path(draw, described(model))
 
 
 def graph(model=tiny.MODEL):
-  return step_lib.graph(model, tiny.TOKENIZER.vocab_size, 3)
+  return step_lib.graph(model, VOCABULARY, 3)
 
 
-def gradient(c, batch, of, choice=None):
-  """(loss, gradient) of what `choice` trains, by the path of the training step."""
-  choice = choice or parameters.Choice.of(c)
+def gradient(model, choice):
+  """(loss, gradient) of what is trained of `params(FEW)`, by the path of the training step."""
+  of, batch, config = params(FEW), tiny.batch(), config_lib.Loss()
 
   def loss(trained):
     every, last = choice.for_loss(of, trained)
-    sums = loss_lib.sums(nnx.merge(graph(c.model), every), batch, c.loss, last)
-    return loss_lib.total(sums, loss_lib.weights(batch), c.loss)
+    sums = loss_lib.sums(nnx.merge(graph(model), every), batch, config, last)
+    return loss_lib.total(sums, loss_lib.weights(batch), config)
 
   return jax.jit(jax.value_and_grad(loss))(choice.cut(of))
+
+
+@functools.cache
+def whole_gradient():
+  return gradient(FEW, parameters.EVERYTHING)
 
 
 def close(a, b, **tolerance):
@@ -94,19 +100,14 @@ def close(a, b, **tolerance):
   jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), a, b)
 
 
-@functools.cache
-def whole_gradient(model):
-  return gradient(experiment(model), tiny.batch(), params(model), parameters.EVERYTHING)
-
-
 @pytest.mark.parametrize("name", ["head", "last_layers", "lora"])
 def test_gradients_are_those_of_the_whole(name):
   """Training a part has the loss and the gradient that training everything has there."""
-  c = CHOICES[name]
-  whole_loss, whole = whole_gradient(c.model)
-  loss, part = gradient(c, tiny.batch(), params(c.model))
+  choice = parameters.Choice(name, last_layers=1)
+  whole_loss, whole = whole_gradient()
+  loss, part = gradient(FEW, choice)
   close(loss, whole_loss)
-  close(part, parameters.Choice.of(c).cut(whole))
+  close(part, choice.cut(whole))
   assert all(np.any(x) for x in jax.tree.leaves(part))
 
 
@@ -249,11 +250,9 @@ def test_groups_scale_their_updates_exactly():
 
 def test_recomputation_changes_no_gradient():
   """Every policy has the loss and gradients of keeping all."""
-  batch = tiny.batch()
-  kept = gradient(experiment(weight=0.5), batch, params())
   for policy in ("dots", "dots_no_batch", "full"):
-    model = dataclasses.replace(tiny.MODEL, remat=policy)
-    close(gradient(experiment(model, weight=0.5), batch, params()), kept)
+    model = dataclasses.replace(FEW, remat=policy)
+    close(gradient(model, parameters.EVERYTHING), whole_gradient())
 
 
 def test_a_choice_of_nothing_is_an_error():
