@@ -341,12 +341,13 @@ def test_lists_of_added_tokens_are_read_with_care(made, tmp_path, name, added, m
     ({"vocab": {}, "merges": []}, "no tokens; expected ids below 10,000,000"),
     ({"vocab": {"a": 2**32 - 1}, "merges": []}, "an id of 4,294,967,295; expected ids below"),
     ({"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "<unk>"}, "cannot encode the letter"),
+    ({"special_tokens": {}}, "cannot encode the letter 'a'"),  # put first, and no id: a panic
   ],
 )
 def test_vocabularies_that_are_none_are_named(made, tmp_path, change, message):
   """No tokens, ids that no table could hold, or no token for a letter: one error with the file."""
-  settings = json.loads(made["gpt2"].to_str()) | {"added_tokens": []}
-  settings["model"] |= change
+  settings = json.loads(made["llama3"].to_str()) | {"added_tokens": []}
+  settings["post_processor" if "special_tokens" in change else "model"] |= change
   path = tmp_path / "tokenizer.json"
   path.write_text(json.dumps(settings))
   with pytest.raises(ValueError) as error:

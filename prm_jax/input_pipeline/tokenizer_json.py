@@ -88,7 +88,9 @@ class TokenizerJson:
     """
     try:
       whole = self._plain.encode("a", add_special_tokens=True)
-    except Exception as error:  # the library raises this class itself
+    except (KeyboardInterrupt, SystemExit):
+      raise
+    except BaseException as error:  # of the library: Exception itself, or the class of its panics
       raise ValueError(f"{self._where}: cannot encode the letter 'a' ({error})") from error
     own = [i for i, masked in enumerate(whole.special_tokens_mask) if not masked]
     if not own:
