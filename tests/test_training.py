@@ -1,8 +1,10 @@
 """The training loop: one program, whatever the devices, and no step lost or repeated."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -16,22 +18,39 @@ from prm_jax.training import checkpoint, loop, mesh
 from prm_jax.training import step as step_lib
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def experiment(arithmetic_data):
   return tiny.experiment(arithmetic_data, config_lib.Loss(language_model_weight=1.0))
 
 
+@contextlib.contextmanager
+def first_device():
+  """Runs in the block take one of the eight CPU devices: that compiles faster."""
+  devices = jax.devices()[:1]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+    yield
+
+
 @pytest.fixture(autouse=True)
-def one_device(request, monkeypatch):
-  """Runs take one of the eight CPU devices, unless marked otherwise: that compiles faster."""
-  if "all_devices" not in request.fixturenames:
-    devices = jax.devices()[:1]
-    monkeypatch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+def one_device(request):
+  """Runs take one device, unless marked otherwise."""
+  with contextlib.nullcontext() if "all_devices" in request.fixturenames else first_device():
+    yield
 
 
 @pytest.fixture
 def all_devices():
   """Runs take all eight CPU devices."""
+
+
+@pytest.fixture(scope="module")
+def short(experiment, tmp_path_factory):
+  """(an experiment of two steps, the work directory of its run)."""
+  short, workdir = tiny.change(experiment, "train", steps=2), tmp_path_factory.mktemp("short")
+  with first_device():
+    loop.run(short, workdir)
+  return short, workdir
 
 
 def assert_identical(a, b):
@@ -50,7 +69,10 @@ def metrics(workdir):
 
 @pytest.mark.parametrize("kind", ["process", "outcome", "lora"])
 def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypatch, kind):
-  """A run killed between checkpoints and started again ends in the same state and log."""
+  """A run killed between checkpoints and started again ends in the same state and log.
+
+  One program serves each from its first step to its last, also after restoring a checkpoint.
+  """
   if kind == "lora":
     low = {"lora_rank": 2, "param_dtype": "bfloat16"}
     experiment = dataclasses.replace(
@@ -60,6 +82,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
     )
   else:
     experiment = tiny.change(experiment, "loss", objective=kind)
+  compiled = watch_steps(monkeypatch)
   loop.run(experiment, tmp_path / "whole")
 
   def killed(self, step, split, values, write=loop.Log.write):
@@ -73,6 +96,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
       loop.run(experiment, tmp_path / "killed")
   assert checkpoint.Checkpointer(tmp_path / "killed").latest()[0] == 3
   loop.run(experiment, tmp_path / "killed")
+  assert [jitted._cache_size() for jitted in compiled] == [1, 1, 1]
 
   assert_identical(tiny.final_state(tmp_path / "whole"), tiny.final_state(tmp_path / "killed"))
   whole, resumed = records(tmp_path / "whole"), records(tmp_path / "killed")
@@ -80,14 +104,26 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
   assert whole == resumed
 
 
+def watch_steps(monkeypatch):
+  """The compiled train steps of the runs to come."""
+  compiled, real_jit = [], jax.jit
+
+  def watching(fun, **kwargs):
+    jitted = real_jit(fun, **kwargs)
+    if getattr(fun, "func", None) is step_lib.train_step:
+      compiled.append(jitted)
+    return jitted
+
+  monkeypatch.setattr(jax, "jit", watching)
+  return compiled
+
+
 @pytest.mark.parametrize("trained", ["all", "head"])
-def test_eight_devices_equal_one(experiment, tmp_path, monkeypatch, all_devices, trained):
+def test_eight_devices_equal_one(experiment, tmp_path, all_devices, trained):
   """Sharding rows and parameters changes where sums are made, not what is learnt."""
   experiment = tiny.change(experiment, "train", steps=4)
   experiment = tiny.change(experiment, "optim", trained=trained)
-  with monkeypatch.context() as patch:
-    first = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
-    patch.setattr(mesh, "make_mesh", first)
+  with first_device():
     loop.run(experiment, tmp_path / "one")
   loop.run(tiny.change(experiment, "mesh", fsdp=4, tensor=2), tmp_path / "eight")
   one, eight = metrics(tmp_path / "one"), metrics(tmp_path / "eight")
@@ -143,54 +179,28 @@ def test_accumulated_gradients_equal_one_pass():
     np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5)
 
 
-def test_the_step_compiles_once(experiment, tmp_path, monkeypatch):
-  """One program serves the whole run, also after restoring a checkpoint."""
-  compiled = []
-  real_jit = jax.jit
-
-  def watching(fun, **kwargs):
-    jitted = real_jit(fun, **kwargs)
-    if getattr(fun, "func", None) is step_lib.train_step:
-      compiled.append(jitted)
-    return jitted
-
-  def killed(self, step, split, values, write=loop.Log.write):
-    write(self, step, split, values)
-    if step >= 4:
-      raise KeyboardInterrupt
-
-  monkeypatch.setattr(jax, "jit", watching)
-  with monkeypatch.context() as patch:
-    patch.setattr(loop.Log, "write", killed)
-    with pytest.raises(KeyboardInterrupt):
-      loop.run(experiment, tmp_path)
-  loop.run(experiment, tmp_path)
-  assert [jitted._cache_size() for jitted in compiled] == [1, 1]
-
-
-def test_a_run_is_only_resumed_as_itself(experiment, tmp_path):
+def test_a_run_is_only_resumed_as_itself(experiment, short, tmp_path):
   """Other settings or data in a used work directory are refused by name, and change nothing.
 
   What changes no more than rounding is free: how memory is saved, passes per update.
   """
-  short = tiny.change(experiment, "train", steps=2)
-  loop.run(short, tmp_path / "run")
-  before = (tmp_path / "run/manifest.json").read_text()
+  short, workdir = short
+  before = (workdir / "manifest.json").read_text()
   with pytest.raises(ValueError, match=r"optim\.learning_rate: 0\.003 then, 0\.1 now"):
-    loop.run(tiny.change(short, "optim", learning_rate=0.1), tmp_path / "run")
+    loop.run(tiny.change(short, "optim", learning_rate=0.1), workdir)
   with pytest.raises(ValueError, match=r"train\.steps: 2 then, 8 now"):
-    loop.run(experiment, tmp_path / "run")
+    loop.run(experiment, workdir)
   with pytest.raises(ValueError, match=r"separator: '\\n' then, ' ' now"):
-    loop.run(tiny.change(short, "data", separator=" "), tmp_path / "run")
+    loop.run(tiny.change(short, "data", separator=" "), workdir)
   free = tiny.change(short, "model", remat="full", unroll_layers=True)
   free = tiny.change(free, "train", microbatches=2)
-  then = checkpoint.latest(tmp_path / "run")[1]
-  loop.check_same_run(loop.read_rows(free).metadata, then, tmp_path / "run")  # no complaint
+  then = checkpoint.latest(workdir)[1]
+  loop.check_same_run(loop.read_rows(free).metadata, then, workdir)  # no complaint
   rows = arithmetic.Generator(seed=1, train_problems=30, test_problems=6).rows()
   prepare.prepare_rows(tmp_path / "other", arithmetic.Builder, rows)
   with pytest.raises(ValueError, match="other data than then"):
-    loop.run(tiny.change(short, "data", directory=str(tmp_path / "other")), tmp_path / "run")
-  assert (tmp_path / "run/manifest.json").read_text() == before
+    loop.run(tiny.change(short, "data", directory=str(tmp_path / "other")), workdir)
+  assert (workdir / "manifest.json").read_text() == before
 
 
 def test_it_learns(experiment, tmp_path):
@@ -219,12 +229,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(experiment, tmp_path, save_ever
     assert all(jax.tree.leaves(finite))
 
 
-def test_scoring_beside_training_touches_nothing(experiment, tmp_path):
+def test_scoring_beside_training_touches_nothing(short, tmp_path):
   """A reader of a work directory leaves a save that is under way alone."""
-  loop.run(tiny.change(experiment, "train", steps=2), tmp_path)
-  under_way = tmp_path / "checkpoints" / "7.orbax-checkpoint-tmp"
+  shutil.copytree(short[1], tmp_path / "run")
+  under_way = tmp_path / "run/checkpoints/7.orbax-checkpoint-tmp"
   under_way.mkdir()
-  checkpoint.Checkpointer(tmp_path).latest()
+  assert checkpoint.Checkpointer(tmp_path / "run").latest()[0] == 2
   assert under_way.exists()
 
 

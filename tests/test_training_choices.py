@@ -238,7 +238,7 @@ def test_groups_scale_their_updates_exactly():
 
   def updates(c):
     optimizer = step_lib.make_optimizer(c, 10)
-    return optimizer.update(grads, optimizer.init(given), given)[0]
+    return jax.jit(lambda: optimizer.update(grads, optimizer.init(given), given)[0])()
 
   plain = updates(c)
   scaled = updates(dataclasses.replace(c, embedding_scale=0.5, head_scale=4.0))
