@@ -14,7 +14,7 @@ import tiny
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic
 from prm_jax.input_pipeline import prepare
-from prm_jax.training import checkpoint, loop, mesh
+from prm_jax.training import checkpoint, loop, mesh, parameters
 from prm_jax.training import step as step_lib
 
 
@@ -74,14 +74,16 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
   One program serves each from its first step to its last, also after restoring a checkpoint.
   """
   if kind == "lora":
-    low = {"lora_rank": 2, "param_dtype": "bfloat16"}
+    low = {"lora_rank": 2, "lora_targets": ("query", "down"), "param_dtype": "bfloat16"}
     experiment = dataclasses.replace(
       experiment,
+      loss=config_lib.Loss(),
       model=dataclasses.replace(experiment.model, **low),
       optim=dataclasses.replace(experiment.optim, trained="lora"),
     )
   else:
-    experiment = tiny.change(experiment, "loss", objective=kind)
+    weight = float(kind == "process")
+    experiment = tiny.change(experiment, "loss", objective=kind, language_model_weight=weight)
   compiled = watch_steps(monkeypatch)
   loop.run(experiment, tmp_path / "whole")
 
@@ -155,7 +157,9 @@ def test_parameters_are_sharded(all_devices):
 def make_step(microbatches):
   optimizer = step_lib.make_optimizer(config_lib.Optim(learning_rate=1e-2, warmup_steps=0), 10)
   graphdef, params = tiny.model()
-  state = step_lib.TrainState(jax.numpy.int32(0), params, optimizer.init(params))
+  choice = parameters.Choice("last_layers", last_layers=1)  # of a part as of everything
+  begin = functools.partial(step_lib.begin, optimizer=optimizer, choice=choice)
+  state = jax.jit(begin)(params)
   step = jax.jit(
     functools.partial(
       step_lib.train_step,
@@ -163,6 +167,7 @@ def make_step(microbatches):
       optimizer=optimizer,
       config=config_lib.Loss(language_model_weight=0.5),
       microbatches=microbatches,
+      choice=choice,
     )
   )
   return state, step

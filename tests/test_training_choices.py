@@ -112,7 +112,7 @@ def test_gradients_are_those_of_the_whole(name):
 
 
 @functools.cache
-def two_updates(name, microbatches=1, param_dtype="float32"):
+def two_updates(name, param_dtype="float32"):
   """(state before, state after, metrics) of two updates on the same batch."""
   c = CHOICES[name]
   c = tiny.change(c, "model", param_dtype=param_dtype)
@@ -126,7 +126,7 @@ def two_updates(name, microbatches=1, param_dtype="float32"):
       graphdef=graph(c.model),
       optimizer=optimizer,
       config=c.loss,
-      microbatches=microbatches,
+      microbatches=1,
       choice=choice,
     )
   )
@@ -200,12 +200,6 @@ def test_a_master_is_kept_where_something_is_not_float32():
     chosen, every = parameters.Choice.of(c), described(c.model)
     assert ("language_model" in chosen.cut(every)) == trains
     assert chosen.has_master(every) == has_master
-
-
-def test_microbatches_change_nothing():
-  """Gradients of a part are summed over passes like those of everything."""
-  once, passes = (two_updates("last_layers", microbatches=n)[2] for n in (1, 4))
-  close(once, passes, rtol=1e-5)
 
 
 def test_factors_start_as_nothing_and_merge_to_the_same():
