@@ -131,7 +131,7 @@ def text_run(arithmetic_data, tmp_path_factory):
   text = dataclasses.replace(
     given,
     data=dataclasses.replace(given.data, text_train=str(train), text_eval=str(held)),
-    model=dataclasses.replace(tiny.MODEL, lora_rank=2),
+    model=dataclasses.replace(tiny.MODEL, lora_rank=2, lora_targets=("query", "gate")),
     loss=TEXT,
     optim=config_lib.Optim(learning_rate=3e-2, warmup_steps=0, trained="lora"),
     train=config_lib.Train(steps=30, batch_rows=2, log_every=30, eval_every=15, save_every=30),
