@@ -28,7 +28,7 @@ from prm_jax.config import Data, Experiment, Init, Loss, Model, Optim, Train
 def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n", row_length=1024),
-    init=Init(checkpoint="models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    init=Init(checkpoint="models/SmolLM2-135M-Instruct.Q4_1.gguf", head="random"),
     model=Model(unroll_layers=True),
     loss=Loss(objective="process"),
     optim=Optim(

@@ -168,7 +168,10 @@ class Init(Checked):
   # "tokens": the language-model head's rows of `head_tokens`, without bias, so that the first
   # probabilities are those of the next token among these (before Gemma 2's soft cap of its logits,
   # which the step head does not have).
-  head: Literal["zeros", "tokens"] = "zeros"
+  # "random": normal with `head_std`, from the run's seed: the trunk learns faster through it than
+  # through zeros, which a rate for fine-tuning hardly moves.
+  head: Literal["zeros", "random", "tokens"] = "zeros"
+  head_std: Positive = 0.02  # of a random head; as transformers draws a new classifier's
   head_tokens: tuple[str, ...] = ()  # in class order: negative, neutral, positive; wrong, right
 
   def __post_init__(self):
@@ -178,8 +181,10 @@ class Init(Checked):
         f"init.head={self.head!r} with init.head_tokens={self.head_tokens!r}: the tokens are given "
         'when, and only when, the head is "tokens"'
       )
-    if self.head == "tokens" and not self.checkpoint:
-      raise ValueError('init.head="tokens" needs init.checkpoint: only a trained model has rows')
+    if self.head != "zeros" and not self.checkpoint:
+      raise ValueError(
+        f'init.head="{self.head}" needs init.checkpoint: a model from scratch begins with zeros'
+      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,6 +112,18 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
     public_params(tiny.change(asked, "init", head_tokens=("1", "2")))
 
 
+def test_a_random_head_is_the_seeds(experiment, public):
+  """Drawn with the given deviation from the run's seed, without bias; the trunk is as it was."""
+  asked = tiny.change(experiment, "init", head="random", head_std=0.5)
+  _, params = public_params(asked)
+  _, again = public_params(asked)
+  _, other = public_params(tiny.change(asked, "train", seed=1))
+  np.testing.assert_array_equal(params["head"], again["head"])
+  assert 0.3 < np.std(params["head"]) < 0.7 and not np.asarray(params["head_bias"]).any()
+  assert np.abs(params["head"] - other["head"]).max() > 0.1
+  np.testing.assert_array_equal(params["embedding"], other["embedding"])
+
+
 def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifier):
   """Its classes are those of prm_jax.json, if that is there; a head of tokens has no bias of it."""
   directory, original = classifier

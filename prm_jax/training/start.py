@@ -138,6 +138,11 @@ def public_params(
     layout = abstract["head"]
     take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
     params["head"] = jax.jit(take, out_shardings=layout.sharding)(params)
+  if c.init.head == "random":
+    draw = functools.partial(jax.random.normal, shape=abstract["head"].shape)
+    drawn = jax.jit(draw, out_shardings=abstract["head"].sharding)(jax.random.key(c.train.seed))
+    params["head"] = c.init.head_std * drawn
+  if c.init.head != "zeros":
     params["head_bias"] = _zeros(abstract["head_bias"])  # a classifier's may be something else
   if factors:
     rows, classes = abstract["embedding"].shape[0], abstract["head"].shape[1]
@@ -204,7 +209,7 @@ def run_params(
 
 def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes: int) -> list[int]:
   """The token of each class, for a head of tokens; else nothing."""
-  if init.head == "zeros":
+  if init.head != "tokens":
     return []
   if len(init.head_tokens) != num_classes:
     raise ValueError(
