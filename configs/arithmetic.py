@@ -12,9 +12,9 @@ Expected, % of 200 held-out problems solved by best-of-1024 (exact), and the pai
 their 95 % bootstrap intervals over problems:
 
   seed   PRM (product)    ORM   majority      PRM - ORM              ORM - majority
-  0              100.0   55.0       33.5      +45.0 [38.0, 52.0]     +21.5 [13.0, 30.0]
-  1               98.5   56.5       29.2      +42.0 [35.0, 49.0]     +27.3 [18.5, 35.8]
-  2              100.0   58.0       31.0      +42.0 [35.5, 49.0]     +27.0 [19.0, 35.0]
+  0              100.0   58.0       33.5      +42.0 [35.0, 49.0]     +24.5 [16.0, 33.0]
+  1               99.5   56.5       29.2      +43.0 [36.0, 50.0]     +27.3 [18.7, 35.5]
+  2              100.0   61.0       31.0      +39.0 [32.5, 46.0]     +30.0 [22.0, 38.0]
 
 The curve of the PRM never falls from one doubling of N to the next.  Another processor or version
 rounds differently and trains another model: expect the ordering, not the digits.
