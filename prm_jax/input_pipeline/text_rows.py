@@ -14,12 +14,10 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from prm_jax import json_lines
 from prm_jax.input_pipeline.packing import PackedRows
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.input_pipeline.trees import TokenTree
+from prm_jax.input_pipeline.trees import TokenTree, chain
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -77,25 +75,11 @@ def encode(
   end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
   tokens = begin + tokenizer.encode(text) + end
   if prompt is not None:
-    piece = _piece(tokens[:row_length], len(begin))
+    piece = chain(tokens[:row_length], first=len(begin))
     return [piece] if (piece.previous >= 0).any() else [], max(len(tokens) - row_length, 0)
   starts = range(0, max(len(tokens) - 1, 1), max(row_length - 1, 1))
-  pieces = [_piece(tokens[start : start + row_length], 1) for start in starts]
+  pieces = [chain(tokens[start : start + row_length]) for start in starts]
   return [piece for piece in pieces if len(piece) > 1], 0
-
-
-def _piece(tokens: list[int], first: int) -> TokenTree:
-  """A sequence of which the tokens from `first` on, and never the very first, are targets."""
-  index = np.arange(len(tokens), dtype=np.int32)
-  empty = np.zeros(0, np.int32)
-  return TokenTree(
-    tokens=np.array(tokens, np.int32),
-    positions=index,
-    subtree_end=np.full(len(tokens), len(tokens), np.int32),
-    previous=np.where(index >= max(first, 1), index - 1, -1).astype(np.int32),
-    read_positions=empty,
-    read_targets=empty,
-  )
 
 
 def load(

@@ -123,6 +123,24 @@ def _lay_out(
   return tokens, ends[1:]
 
 
+def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> TokenTree:
+  """Token ids as a tree without branches.
+
+  Args:
+    reads: where the head reads; their targets are class 0.
+    first: the first language-model target; the very first token is never one.
+  """
+  index = np.arange(len(ids))
+  return TokenTree(
+    tokens=_int32(ids),
+    positions=_int32(index),
+    subtree_end=_int32(np.full(len(ids), len(ids))),
+    previous=_int32(np.where(index >= max(first, 1), index - 1, -1)),
+    read_positions=_int32(reads),
+    read_targets=np.zeros(len(reads), np.int32),
+  )
+
+
 def _int32(values) -> np.ndarray:
   return np.asarray(values, np.int32)
 

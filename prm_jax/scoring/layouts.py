@@ -15,11 +15,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from prm_jax.input_pipeline.tokenizer_json import token_name
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.input_pipeline.trees import TokenTree
+from prm_jax.input_pipeline.trees import TokenTree, chain
 
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 QWEN_TAG = "<extra_0>"
@@ -248,14 +246,5 @@ def _put_together(pieces: Iterable[int | str | None], tokenizer: Tokenizer) -> T
 
 
 def _chain(ids: Sequence[int], reads: Sequence[int]) -> TokenTree:
-  """A solution as a tree without branches, up to its last read."""
-  length = reads[-1] + 1
-  index = np.arange(length, dtype=np.int32)
-  return TokenTree(
-    tokens=np.asarray(ids[:length], np.int32),
-    positions=index,
-    subtree_end=np.full(length, length, np.int32),
-    previous=index - 1,
-    read_positions=np.asarray(reads, np.int32),
-    read_targets=np.zeros(len(reads), np.int32),
-  )
+  """A solution up to its last read."""
+  return chain(ids[: reads[-1] + 1], reads)

@@ -47,7 +47,7 @@ def resolve(
   default, choices = config_lib.Model(), {}
   for field in dataclasses.fields(c.model):
     name, value = field.name, getattr(c.model, field.name)
-    if name in families.CHOICES or name.startswith("lora_"):
+    if name in families.CHOICES:
       choices[name] = value
     elif value not in (getattr(default, name), getattr(found, name)):
       raise ValueError(

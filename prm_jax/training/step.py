@@ -47,7 +47,7 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
     learning_rate(c, steps), b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=decayed
   )
   groups = {"embedding": c.embedding_scale}
-  groups |= dict.fromkeys(("head", "head_bias", "language_model"), c.head_scale)
+  groups |= dict.fromkeys((*parameters.HEAD, "language_model"), c.head_scale)
 
   def scale(path, update):
     return update * groups.get(path[0].key, 1.0)
