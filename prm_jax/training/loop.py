@@ -58,8 +58,19 @@ def read_rows(c: config_lib.Experiment, workdir: pathlib.Path | None = None) -> 
     workdir: of the run, which may be one to resume; None: a new one.
   """
   c, tokenizer, vocab_size = start_lib.find(c, workdir)
-  if c.loss.objective == "language_model":
-    return _read_text(c, tokenizer, vocab_size)
+  read = _read_text if c.loss.objective == "language_model" else _read_labelled
+  contract, (rows, manifest), (eval_rows, eval_manifest) = read(c, tokenizer)
+  return Rows(
+    train=rows,
+    evaluation=eval_rows,
+    manifest={"train": manifest, c.data.eval_split: eval_manifest},
+    tokenizer=tokenizer,
+    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, rows.hash),
+  )
+
+
+def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
+  """The contract, and (rows, manifest) of both splits."""
   recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]
   contract = trees.step_contract(
     tokenizer,
@@ -69,35 +80,23 @@ def read_rows(c: config_lib.Experiment, workdir: pathlib.Path | None = None) -> 
     neutral="negative" if recipe["neutral"] == "negative" else "positive",
   )
   print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
-  (rows, train_manifest), (eval_rows, eval_manifest) = (
+  train, (eval_rows, eval_manifest) = (
     labelled_rows.load(c.data.directory, split, tokenizer, contract, c.data.row_length)
     for split in ("train", c.data.eval_split)
   )
   if c.loss.objective == "outcome":
     last = [trees.last_read(tree) for tree in eval_rows.trees]
     eval_rows = packing.PackedRows(last, c.data.row_length)
-  return Rows(
-    train=rows,
-    evaluation=eval_rows,
-    manifest={"train": train_manifest, c.data.eval_split: eval_manifest},
-    tokenizer=tokenizer,
-    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, rows.hash),
-  )
+  return contract, train, (eval_rows, eval_manifest)
 
 
-def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> Rows:
-  (rows, manifest), (eval_rows, eval_manifest) = (
+def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
+  """The same of text."""
+  train, evaluation = (
     text_rows.load(path, tokenizer, c.data.row_length)
     for path in (c.data.text_train, c.data.text_eval)
   )
-  contract = text_rows.contract(tokenizer)
-  return Rows(
-    train=rows,
-    evaluation=eval_rows,
-    manifest={"train": manifest, c.data.eval_split: eval_manifest},
-    tokenizer=tokenizer,
-    metadata=checkpoint_lib.Metadata(c, contract, vocab_size, rows.hash),
-  )
+  return text_rows.contract(tokenizer), train, evaluation
 
 
 @dataclasses.dataclass(frozen=True)
