@@ -65,11 +65,11 @@ class Training(Common):
   config: pathlib.Path = ROOT / "configs/prm800k_smollm2_135m.py"
   """This project's settings that the comparison does not fix: rows per update, layers unrolled."""
   rows: int = 240
-  """Training rows: paths from a problem to a leaf of its labelled steps, shuffled."""
+  """Training rows: paths from a problem to a leaf of its labelled steps, of problems at random."""
   test_rows: int = 60
   """Test rows, of which the steps' AUROC is computed."""
   seeds: tuple[int, ...] = (0, 1, 2)
-  """Of this project's runs: order of the rows (its first head is zero)."""
+  """Of this project's runs: order of the rows and first head."""
   peer_seeds: tuple[int, ...] = (0,)
   """Of the peer's runs: order of the rows and first head."""
   threads: int = 2

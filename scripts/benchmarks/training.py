@@ -107,6 +107,9 @@ def run(args) -> dict:
 def write_rows(args, split: str, settings: dict) -> tuple[list[dict], dict, str]:
   """A split's rows, chosen at random (quick: the shortest), in a file for both sides.
 
+  Training rows are those of whole problems, as a training set has them: what the solutions of a
+  problem share is there to be shared.
+
   Returns:
     the rows; how many were left out, and why; the file.
 
@@ -116,6 +119,9 @@ def write_rows(args, split: str, settings: dict) -> tuple[list[dict], dict, str]
   source = args.source / f"phase2_{split}.jsonl"
   rows, unlabelled = peer_rows(source)
   random.Random(0).shuffle(rows)
+  if split == "train":
+    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(row["prompt"] for row in rows))}
+    rows.sort(key=lambda row: place[row["prompt"]])
   count = {"train": args.rows, "test": args.test_rows}[split]
   if args.quick:
     rows.sort(key=lambda row: len(str(row)))
