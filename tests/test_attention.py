@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import blockwise
+from prm_jax.model import live_blocks as live_lib
 from prm_jax.training import mesh as mesh_lib
 
 HEADS = ((2, 2), (4, 1), (6, 3))  # of queries, of keys
@@ -136,3 +139,63 @@ def test_long_rows_make_no_array_of_tokens_by_tokens():
 
   compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*shapes, index, index).compile()
   assert compiled.memory_analysis().temp_size_in_bytes < 4 * T * T / 16
+
+
+BLOCKS = st.sampled_from([(8, 8), (8, 24), (24, 8), (4, 48), (48, 48)])  # of queries, of keys
+
+
+@st.composite
+def packed_rows(draw, T: int = 48):
+  """`subtree_end` and `positions` `[2, T]` of random trees, each row with padding at its end."""
+  ends, depths = np.empty((2, T), np.int32), np.zeros((2, T), np.int32)
+  for end, depth in zip(ends, depths):
+    end[:] = np.arange(T) + 1
+    path = []
+    for i in range(draw(st.integers(0, T))):
+      path = path[: max(0, len(path) - draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2, 9, T])))]
+      depth[i] = len(path)
+      path.append(i)
+      end[path] = i + 1
+  return jnp.asarray(ends), jnp.asarray(depths)
+
+
+@settings(deadline=None)
+@given(packed_rows(), BLOCKS, st.sampled_from([None, 1, 3, 9, 40]))
+def test_live_blocks_are_those_in_which_a_token_is_seen(rows, sizes, window):
+  """All of them always; without a window no others."""
+  end, positions = rows
+  (B, T), (queries, keys) = end.shape, sizes
+  seen = np.asarray(attention_lib.visible(end, positions, window))
+  wanted = seen.reshape(B, T // queries, queries, T // keys, keys).any((2, 4))
+  live = np.asarray(live_lib.live(end, positions, window, queries, keys))
+  assert live[wanted].all()
+  if window is None:
+    assert (live == wanted).all()
+  for transposed in (False, True):
+    order, count = live_lib.live_blocks(end, positions, window, *sizes, transposed)
+    table = live.swapaxes(1, 2) if transposed else live
+    assert order.dtype == count.dtype == jnp.int32 and order.shape == table.shape
+    for at in np.ndindex(count.shape):
+      blocks = np.flatnonzero(table[at]).tolist()
+      tail = [blocks[-1]] * (table.shape[-1] - len(blocks))  # repeats the last: nothing to fetch
+      assert count[at] == len(blocks) and order[at].tolist() == blocks + tail
+
+
+@pytest.mark.parametrize("window", [1, 17, 64, 100])
+def test_live_blocks_of_a_chain_are_those_in_the_window(window):
+  """What has slid out of the window is skipped as what has ended is."""
+  T = 256
+  end, positions = jnp.full((1, T), T), jnp.arange(T)[None]
+  seen = np.asarray(attention_lib.visible(end, positions, window))
+  wanted = seen.reshape(T // 32, 32, T // 16, 16).any((1, 3))
+  assert (live_lib.live(end, positions, window, 32, 16)[0] == wanted).all()
+
+
+def test_finished_siblings_are_not_live():
+  """Between a trunk and its last branch lies what only other branches see."""
+  trunk, branch, branches = 8, 16, 5
+  T = trunk + branch * branches
+  end = np.full(T, T)
+  end[trunk:] = np.repeat(trunk + branch * np.arange(1, branches + 1), branch)
+  order, count = live_lib.live_blocks(jnp.asarray(end)[None], None, None, 8, 8)
+  assert order[0, -1, :3].tolist() == [0, 9, 10] and count[0, -1] == 3
