@@ -1,0 +1,198 @@
+"""The TPU kernel, interpreted: the rule of `visible` under one softmax, dead blocks untouched.
+
+Blocks are the smallest there are, so that rows of 512 tokens have dead ones.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax.model import attention as attention_lib
+from prm_jax.model import live_blocks, tree_kernel
+
+BLOCK = 128
+kernel = functools.partial(tree_kernel.attention, block=BLOCK, interpret=True)
+
+
+def row(parents):
+  """`subtree_end` and depths of trees in preorder; a parent of -1 begins a tree."""
+  T = len(parents)
+  end, depth = np.arange(1, T + 1, dtype=np.int32), np.zeros(T, np.int32)
+  for i in reversed(range(T)):
+    if parents[i] >= 0:
+      end[parents[i]] = max(end[parents[i]], end[i])
+  for i in range(T):
+    depth[i] = depth[parents[i]] + 1 if parents[i] >= 0 else 0
+  return end, depth
+
+
+def chain(T):
+  return np.arange(T) - 1
+
+
+def alone(T):
+  """Trees of one token: padding is laid out so."""
+  return np.full(T, -1)
+
+
+def random_trees(seed, T, branching=0.02):
+  """Chains that end, or go on from a token of the path to their last one."""
+  rng, parents, path = np.random.default_rng(seed), [], []
+  for i in range(T):
+    if rng.random() < branching:
+      path = path[: rng.integers(len(path) + 1)]
+    parents.append(path[-1] if path else -1)
+    path.append(i)
+  return np.array(parents)
+
+
+def packed(*trees):
+  """One row of several."""
+  starts = np.cumsum([0] + [len(tree) for tree in trees])
+  return np.concatenate([np.where(t < 0, -1, t + start) for t, start in zip(trees, starts)])
+
+
+def rule(*rows):
+  end, depth = zip(*map(row, rows))
+  return jnp.asarray(np.stack(end)), jnp.asarray(np.stack(depth))
+
+
+ROWS = rule(
+  packed(random_trees(0, 300), alone(20), random_trees(1, 192)),
+  packed(chain(200), random_trees(2, 250, 0.2), alone(62)),
+  chain(512),
+)
+
+
+def dense(q, k, v, end, positions, window, softcap):
+  """One softmax over all keys."""
+  scores = attention_lib.soft_cap(jnp.einsum("BKGQH,BKSH->BKGQS", q, k), softcap)
+  seen = attention_lib.visible(end, positions, window)[:, None, None]
+  weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+  return jnp.einsum("BKGQS,BKSH->BKGQH", weights, v)
+
+
+def inputs(seed, K, G, H, B=3, T=512, dtype=jnp.float32):
+  rng = np.random.default_rng(seed)
+  shapes = ((B, K, G, T, H), (B, K, T, H), (B, K, T, H))
+  q, k, v = (rng.normal(size=shape) for shape in shapes)
+  return [jnp.asarray(x, dtype) for x in (q * H**-0.5, k, v)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 7))
+def value_and_gradients(attend, q, k, v, end, positions, window, softcap):
+  def loss(q, k, v):
+    out = attend(q, k, v, end, positions, window, softcap).astype(jnp.float32)
+    return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
+
+  (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
+  return out, *gradients
+
+
+@pytest.mark.parametrize(
+  ("H", "K", "G", "window", "softcap"),
+  [
+    (32, 2, 1, None, 0.0),
+    (64, 1, 2, None, 0.0),
+    (128, 1, 4, None, 0.0),
+    (64, 2, 1, 70, 0.0),
+    (32, 1, 4, None, 3.0),
+    (128, 1, 2, 200, 3.0),
+  ],
+)
+def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
+  """Values and all gradients: random trees, deep chains, trees of one token, padding."""
+  x = inputs(0, K, G, H)
+  got = value_and_gradients(kernel, *x, *ROWS, window, softcap)
+  wanted = value_and_gradients(dense, *x, *ROWS, window, softcap)
+  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
+    # float32 sums of up to 512 terms in another order
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(1, 300))
+@settings(max_examples=25, deadline=None)
+def test_any_trees(seed, branching, window):
+  """Values of random trees, with a window that is not known when the kernel is compiled."""
+  q, k, v = inputs(seed, 1, 1, 32, B=1, T=256)
+  end, depth = rule(random_trees(seed, 256, branching))
+  got = forward(kernel, q, k, v, end, depth, window)
+  np.testing.assert_allclose(got, forward(dense, q, k, v, end, depth, window), rtol=1e-5, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def forward(attend, q, k, v, end, depth, window):
+  return attend(q, k, v, end, depth, window, 0.0)
+
+
+def test_bfloat16_is_as_near_as_its_weights_are():
+  """Weights are rounded to 8 bits; sums are float32, and so is what the softmax needs."""
+  x = inputs(1, 1, 2, 64, dtype=jnp.bfloat16)
+  exact = [a.astype(jnp.float32) for a in x]
+  got = value_and_gradients(kernel, *x, *ROWS, None, 0.0)
+  for a, b in zip(got, value_and_gradients(dense, *exact, *ROWS, None, 0.0)):
+    np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=0.02 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+  ("parents", "window", "dead"),
+  [
+    (packed(chain(256), chain(256)), None, slice(0, 256)),
+    # two branches after the first block: one of the second, one of the others
+    (np.concatenate([chain(256), [127], np.arange(256, 511)]), None, slice(128, 256)),
+    (chain(512), 100, slice(0, 128)),
+  ],
+  ids=["another example", "a branch that ended", "behind the window"],
+)
+def test_dead_blocks_are_not_read(parents, window, dead):
+  """Of two blocks that do not see each other, NaN in the one leaves the other as it was."""
+  end, depth = rule(parents)
+  rest = slice(256, None)
+  q, k, v = inputs(2, 1, 1, 32, B=1)
+  spoil = lambda x, where: x.at[..., where, :].set(jnp.nan)
+  run = functools.partial(value_and_gradients, kernel)
+  clean = run(q, k, v, end, depth, window, 0.0)
+  spoiled = run(q, spoil(k, dead), spoil(v, dead), end, depth, window, 0.0)
+  for a, b in zip(spoiled[:2], clean[:2]):  # out, dq
+    np.testing.assert_array_equal(a[..., rest, :], b[..., rest, :])
+  assert np.isnan(dense(q, k, spoil(v, dead), end, depth, window, 0.0)[..., rest, :]).all()
+  spoiled = run(spoil(q, rest), k, v, end, depth, window, 0.0)
+  for a, b in zip(spoiled[2:], clean[2:]):  # dk, dv
+    np.testing.assert_array_equal(a[..., dead, :], b[..., dead, :])
+
+
+def test_steps_are_the_live_pairs_and_no_more():
+  """Each once, outer blocks in order; a shorter row waits at its last pair."""
+  for by_keys in (False, True):
+    seen = live_blocks.live(*ROWS, 100, 2 * BLOCK, BLOCK)
+    seen = np.asarray(seen.swapaxes(1, 2) if by_keys else seen)
+    tables, count = tree_kernel.steps(jnp.asarray(seen))
+    outer, inner, flags = (np.asarray(table).reshape(len(seen), -1) for table in tables)
+    assert count == seen.sum((1, 2)).max() and count < seen[0].size
+    for b, wanted in enumerate(seen):
+      pairs = np.argwhere(wanted)
+      n = len(pairs)
+      np.testing.assert_array_equal(np.stack([outer[b], inner[b]], 1)[:n], pairs)
+      assert (outer[b, n:] == outer[b, n - 1]).all() and (inner[b, n:] == inner[b, n - 1]).all()
+      edges = np.flatnonzero(np.diff(pairs[:, 0]))
+      assert (flags[b] & tree_kernel.LIVE > 0).sum() == n and not flags[b, n:].any()
+      assert np.flatnonzero(flags[b] & tree_kernel.FIRST).tolist() == [0, *(edges + 1)]
+      assert np.flatnonzero(flags[b] & tree_kernel.LAST).tolist() == [*edges, n - 1]
+
+
+def test_blocks_divide_the_row_and_fit():
+  """Of many heads, fewer queries a block; a row that nothing divides is refused."""
+  size = lambda G, T, H, dtype="bfloat16": tree_kernel.block_sizes((1, 1, G, T, H), dtype)
+  assert size(2, 4096, 128) == (512, 512)
+  assert size(4, 4096, 64) == (512, 512)
+  assert size(7, 4096, 128) == (256, 512)
+  assert size(8, 4096, 256) == (128, 512)
+  assert size(2, 640, 128) == (128, 128)
+  assert size(1, 768, 128) == (384, 384)
+  with pytest.raises(ValueError, match="rows of 100 tokens"):
+    size(1, 100, 64)
