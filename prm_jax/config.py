@@ -70,6 +70,10 @@ class Data(Checked):
   tokenizer: str = ""
   separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens; examples are packed into rows of this length
+  # Solutions of a problem become one tree, in which what they have in common is encoded once.
+  # False: each path of that tree, from the problem to a last step, is encoded by itself, as
+  # elsewhere; for comparison, as it costs more and gives the same gradients.
+  merge: bool = True
   eval_split: str = "test"  # split evaluated on during training
   # With loss.objective="language_model", in place of directory: JSON lines, plain or .gz, of
   # {"text": ...} or {"prompt": ..., "completion": ...}; of the latter only completions count, and
@@ -117,6 +121,10 @@ class Model(Checked):
   # weights ("dots_no_batch"); all but matrix products, those of attention too ("dots"); all of it.
   remat: Literal["none", "dots", "dots_no_batch", "full"] = "none"
   unroll_layers: bool = False  # faster steps on CPU, slower compilation
+  # "dense" holds the scores of all pairs of tokens at once: fastest for rows of a few hundred.
+  # "blockwise" takes memory that grows with the row and skips what nobody sees, on CPU and GPU.
+  # "auto": what is fastest for the row on the platform.
+  attention: Literal["auto", "dense", "blockwise"] = "auto"
   # Low-rank factors beside the layers' weights (LoRA, arXiv:2106.09685), which then stay as they
   # are: optim.trained="lora".  Their product counts lora_alpha / lora_rank.
   lora_rank: Whole = 0  # 0: none

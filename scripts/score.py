@@ -43,6 +43,8 @@ class Args:
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
   # Of a published model: text between steps (\n is a line break); by default its authors'.
   separator: str = ""
+  # What candidates of a problem have in common is encoded once; False: each by itself, to compare.
+  merge: bool = True
 
 
 def main() -> None:
@@ -57,6 +59,7 @@ def main() -> None:
     # The outputs first: a place that cannot be written is an error before any work.
     with json_lines.written(args.output) as out, beside as contract:
       scorer, facts = load(args)
+      scorer = dataclasses.replace(scorer, merge=args.merge)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)
       if args.model:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion, packing, tokenizers, trees
+from prm_jax.input_pipeline import conversion, labelled_rows, packing, tokenizers, trees
 from prm_jax.types import StepTree
 
 CORPUS = ["Let $x = 12345$.", "So\n\n# Answer\n\n42", "  two  spaces\tand a tab", "π ≈ 3.14 ▁"] * 9
@@ -114,24 +114,6 @@ def test_candidates_are_read_where_training_read():
     np.testing.assert_array_equal(reads, scored.read_positions)
 
 
-def test_a_long_example_is_cut_at_a_step_and_reported():
-  """What does not fit loses whole steps from the end; labels that stay keep their step."""
-  tree = StepTree("p", ("aaaa", "bbbb", "cccc"), (-1, 0, 1), (1, 0, -1))
-  t, dropped = trees.cut(tree, tiny.TOKENIZER, tiny.contract(), 13)
-  assert (dropped, t.read_targets.tolist()) == (1, [2, 1])
-  assert tiny.TOKENIZER.decode(t.tokens) == "p\naaaa\nbbbb\n"
-  assert trees.cut(tree, tiny.TOKENIZER, tiny.contract(), 5) == (None, 3)
-  context = dataclasses.replace(tree, labels=(1, None, -1))
-  assert len(trees.cut(context, tiny.TOKENIZER, tiny.contract(), 13)[0]) == len("_p\naaaa\n")
-
-
-def test_an_outcome_is_never_that_of_a_part():
-  """A solution that does not fit a row is no outcome example: its end, the answer, is missing."""
-  tree = StepTree("p", ("aaaa", "bbbb"), (-1, 0), (None, None), outcome=True)
-  assert trees.cut(tree, tiny.TOKENIZER, tiny.contract("outcome"), 10) == (None, 2)
-  assert trees.cut(tree, tiny.TOKENIZER, tiny.contract("outcome"), 13)[1] == 0
-
-
 def test_the_rows_hash_sees_structure():
   """Siblings and a chain of the same texts are other rows, so a run is not resumed on them."""
   chain = StepTree("p", ("a", "b"), (-1, 0), (1, 1))
@@ -154,15 +136,6 @@ def test_a_share_of_the_evaluation_is_a_sample():
   lengths = (part.tokens != 0).sum(1)[:6]
   whole = np.mean([(rows[i]["tokens"] != 0).sum() for i in range(len(rows))])
   assert lengths.mean() == pytest.approx(whole, rel=0.2)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(1, 50), max_size=60))
-def test_a_plan_places_every_example_once(lengths):
-  """No example is lost or doubled, and no row overflows."""
-  rows = packing.plan(lengths, 50)
-  assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
-  assert all(sum(lengths[i] for i in row) <= 50 for row in rows)
 
 
 def test_rows_are_a_pure_function_of_their_index():
@@ -194,7 +167,7 @@ def test_real_rows_fill_97_percent(prm800k_sample, tmp_path):
   text = [part for tree in solutions for part in (tree.problem, *tree.steps)]
   tokenizer = tokenizers.train_sentencepiece(text, tmp_path / "t.model", vocab_size=2000)
   contract = trees.step_contract(tokenizer, "\n\n", "process", "paper")
-  encoded = [trees.cut(tree, tokenizer, contract, 2048)[0] for tree in solutions]
-  assert None not in encoded
-  assert packing.PackedRows(encoded, 2048).fill >= 0.97
+  for merge in (True, False):
+    rows, about = labelled_rows.pack(solutions, tokenizer, contract, 2048, merge)
+    assert rows.fill >= 0.97 and not about["longer_than_a_row"]
   assert all(tokenizer.decode(tokenizer.encode(part)) == part for part in text)

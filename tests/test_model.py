@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import packing, trees
+from prm_jax.input_pipeline import packing, trees, tries
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.training import loss as loss_lib
@@ -26,8 +26,8 @@ ROW = 64
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 
 
-def batch_of(token_trees, row_length=ROW, rows=None) -> Batch:
-  packed = packing.PackedRows(token_trees, row_length, round_reads_to=8)
+def batch_of(token_trees, row_length=ROW, rows=None, reads=8) -> Batch:
+  packed = packing.PackedRows(token_trees, row_length, round_reads_to=reads)
   (batch,) = packing.eval_batches(packed, rows or len(packed))
   return jax.tree.map(jnp.asarray, batch)
 
@@ -195,15 +195,9 @@ def test_packed_equals_alone(model, examples):
   packed = packing.PackedRows(encoded, 256, round_reads_to=32)
   (batch,) = packing.eval_batches(packed, len(packed))
   together = np.asarray(probabilities(params, batch, graphdef))
-  for row, members in enumerate(packed.plan):
-    start = 0
-    for i in members:
-      alone = probabilities(params, batch_of([encoded[i]], 64), graphdef)
-      count = len(encoded[i].read_targets)
-      np.testing.assert_allclose(
-        together[row, start : start + count], np.asarray(alone)[0, :count], **CLOSE
-      )
-      start += count
+  for tree, reads in zip(encoded, packed.by_tree(together)):
+    alone = probabilities(params, batch_of([tree], 64), graphdef)
+    np.testing.assert_allclose(reads, np.asarray(alone)[0, : len(reads)], **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -232,6 +226,46 @@ def test_tree_equals_flattened(model, language_model_weight):
   # As many rows of both, so that they are one program.
   gradient, sums = loss_and_gradient(params, batch_of([whole], 32, 8), config, graphdef)
   expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32, 8), config, graphdef)
+  for name in sums:
+    np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), gradient, expected)
+
+
+def paths_of(tree: trees.TokenTree) -> list[trees.TokenTree]:
+  """Each read, and each language-model target, of a tree on a chain of its own."""
+  chains = []
+  for i in range(len(tree)):
+    path = np.flatnonzero(tree.subtree_end[: i + 1] > i)
+    alone = trees.chain(tree.tokens[path], first=i if tree.previous[i] < 0 else len(path) - 1)
+    if tree.previous[i] < 0:
+      alone = dataclasses.replace(alone, previous=np.full_like(alone.previous, -1))
+    reads = tree.read_positions == i
+    chains.append(
+      dataclasses.replace(
+        alone,
+        read_positions=np.full(reads.sum(), len(path) - 1, np.int32),
+        read_targets=tree.read_targets[reads],
+      )
+    )
+  return chains
+
+
+@pytest.mark.parametrize("model", [tiny.model, everything])
+@settings(max_examples=10, deadline=None)
+@given(st.lists(tiny.step_trees(), min_size=2, max_size=3))
+def test_merged_and_cut_trees_equal_flattened(model, solutions):
+  """Solutions of a problem as one tree, cut into short rows: the loss and every gradient of their
+  distinct steps and tokens, each alone on its own chain."""
+  graphdef, params = model()
+  config = config_lib.Loss(language_model_weight=1.0)
+  encoded = [
+    trees.encode(dataclasses.replace(t, problem="ab"), tiny.TOKENIZER, tiny.contract())
+    for t in solutions
+  ]
+  merged, _ = tries.merge(encoded)
+  gradient, sums = loss_and_gradient(params, batch_of([merged], 32, 64, 32), config, graphdef)
+  flat = batch_of(paths_of(merged), 32, 64, 32)
+  expected, expected_sums = loss_and_gradient(params, flat, config, graphdef)
   for name in sums:
     np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), gradient, expected)

@@ -76,7 +76,7 @@ def test_the_neighbouring_positions_say_something_else(published, name):
   tree = scorer.encode(PROBLEM, ORDINARY)
   for shift in (-1, 1):
     reads = np.minimum(tree.read_positions + shift, len(tree) - 1)
-    (moved,) = scorer.read([dataclasses.replace(tree, read_positions=reads)])
+    (moved,) = scorer.read([dataclasses.replace(tree, read_positions=reads)], [PROBLEM])
     difference = np.abs(moved[:2, 1] - authors(own, name, ORDINARY)[:2])
     assert difference.min() > 20 * EXACT
 

@@ -15,7 +15,7 @@ from prm_jax.datasets import prm800k
 from prm_jax.evaluation import labelled_steps
 from prm_jax.input_pipeline import labelled_rows, tokenizers
 from prm_jax.model import export, safetensors_files, weights
-from prm_jax.scoring import candidates
+from prm_jax.scoring import candidates, rows
 from prm_jax.scoring.rows import TooLongError
 from prm_jax.scoring.score import ContractError, Scorer
 from prm_jax.training import loop
@@ -55,6 +55,29 @@ def test_a_score_does_not_depend_on_the_others(process_run, samples):
     np.testing.assert_allclose(scorer.probabilities([solutions[i]])[0], together[i], rtol=1e-5)
   for again, first in zip(together[-3:], together):
     np.testing.assert_array_equal(again, first)
+
+
+def test_shared_prefixes_change_no_score(process_run, samples, monkeypatch):
+  """Candidates as one tree, in several rows too, have the scores that each has by itself; and what
+  they share is encoded once."""
+  scorer = Scorer.load(process_run)
+  slots = []
+  run = rows._run
+
+  def counted(packed, *args):
+    slots.append(sum(len(tree) for tree in packed.trees))
+    return run(packed, *args)
+
+  monkeypatch.setattr(rows, "_run", counted)
+  problem = samples[0]["problem"]
+  pool = [s["steps"] for s in samples if s["problem"] == problem]
+  pool += [steps[:-1] + [f"{i}"] for steps in pool for i in range(20)]
+  together = scorer.probabilities([(problem, steps) for steps in pool])
+  apart = dataclasses.replace(scorer, merge=False).probabilities([(problem, s) for s in pool])
+  for tree, alone in zip(together, apart):
+    np.testing.assert_allclose(tree, alone, rtol=1e-5)
+  merged, flat = slots
+  assert scorer.config.data.row_length < merged < flat / 5
 
 
 def test_a_solution_longer_than_a_row_is_scored_whole(process_run, samples):

@@ -39,7 +39,8 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   encoded = [trees.encode(tree, scorer.tokenizer, contract) for tree in solutions]
   if contract.objective == "outcome":
     encoded = [trees.last_read(tree) for tree in encoded]
-  probabilities = np.concatenate(scorer.read(encoded))
+  read = scorer.read(encoded, [tree.problem for tree in solutions])
+  probabilities = np.concatenate(read)
   targets = np.concatenate([tree.read_targets for tree in encoded])
   if contract.objective == "process":
     result = metrics_lib.step_metrics(probabilities, targets - 1)

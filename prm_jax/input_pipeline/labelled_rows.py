@@ -10,10 +10,12 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion, packing, trees
+from prm_jax.input_pipeline import conversion, packing, trees, tries
 from prm_jax.input_pipeline.prepare import MANIFEST
 from prm_jax.input_pipeline.tokenizers import Tokenizer
+from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.types import StepContract, StepTree
 
 _PREPARE = "write the dataset with scripts/prepare_data.py --dataset=prm800k (or arithmetic)"
@@ -83,9 +85,19 @@ def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str
 
 
 def pack(
-  solutions: list[StepTree], tokenizer: Tokenizer, contract: StepContract, row_length: int
+  solutions: list[StepTree],
+  tokenizer: Tokenizer,
+  contract: StepContract,
+  row_length: int,
+  merge: bool = True,
+  evaluation: bool = False,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Tokenises solutions and packs them into rows.
+
+  Args:
+    merge: what solutions of a problem have in common is encoded once (a step that has the same
+      rating in several is one target either way); otherwise each path of these trees by itself.
+    evaluation: every label counts, and of an outcome model's solutions only the last read.
 
   Returns:
     The rows, and counts for the run's manifest, with every example that did not fit a row.
@@ -93,26 +105,40 @@ def pack(
   Raises:
     ValueError: there is nothing to train on.
   """
-  token_trees, too_long = [], []
+  by_problem: dict[str, list[TokenTree]] = {}
+  too_long = []
   for tree in solutions:
-    tokens, dropped_steps = trees.cut(tree, tokenizer, contract, row_length)
-    if tokens is not None:
-      token_trees.append(tokens)
-    if dropped_steps:
-      kept = len(tree.steps) - dropped_steps if tokens is not None else 0
-      too_long.append({"source": tree.source, "steps": len(tree.steps), "kept": kept})
-  if not token_trees:
+    encoded = trees.encode(tree, tokenizer, contract)
+    if evaluation and contract.objective == "outcome":
+      encoded = trees.last_read(encoded)
+    if (longest := int(encoded.positions.max()) + 1) > row_length:
+      read = len(encoded.read_targets)
+      encoded = within_row(encoded, contract, row_length)
+      lost = read - (0 if encoded is None else len(encoded.read_targets))
+      too_long.append({"source": tree.source, "tokens": longest, "targets_lost": lost})
+    if encoded is not None:
+      by_problem.setdefault(tree.problem, []).append(encoded)
+  if not by_problem:
     raise ValueError(
       f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row of "
       f"{row_length} tokens"
       if solutions
       else f"no {contract.objective} example in the data"
     )
+  each = list(itertools.chain(*by_problem.values()))
+  # Each solution has an outcome of its own; a step that was rated alike twice is still one step.
+  every_read = evaluation or contract.objective == "outcome"
+  token_trees = [tries.merge(group, every_read)[0] for group in by_problem.values()]
+  if not merge:
+    token_trees = tries.sequences(token_trees)
   rows = packing.PackedRows(token_trees, row_length)
   targets = collections.Counter(t for tree in token_trees for t in tree.read_targets.tolist())
   return rows, {
-    "examples": len(token_trees),
+    "examples": len(each),
+    "merged": merge,
     "tokens": sum(len(tree) for tree in token_trees),
+    "tokens_of_paths": sum(len(path) for path in tries.sequences(each)),
+    "tokens_repeated_by_cuts": rows.repeated,
     "targets": {name: targets[i] for i, name in enumerate(contract.classes)},
     "rows": len(rows),
     "row_length": row_length,
@@ -123,10 +149,25 @@ def pack(
   }
 
 
+def within_row(tree: TokenTree, contract: StepContract, row_length: int) -> TokenTree | None:
+  """What is left of a tree with a path longer than a row; None: no target is.
+
+  Steps within a row keep their ratings.  An outcome is the whole solution's, so it is dropped.
+  """
+  if contract.objective == "outcome":
+    return None
+  tree = tries.shorten(tree, row_length)
+  return tree if len(tree.read_targets) else None
+
+
 def load(
-  directory: str, split: str, tokenizer: Tokenizer, contract: StepContract, row_length: int
+  data: config_lib.Data,
+  split: str,
+  tokenizer: Tokenizer,
+  contract: StepContract,
+  evaluation: bool = False,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Reads, converts, tokenises and packs one split: rows, and how they came to be."""
-  solutions, counts = examples(directory, split, contract.objective)
-  rows, packed = pack(solutions, tokenizer, contract, row_length)
+  solutions, counts = examples(data.directory, split, contract.objective)
+  rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
   return rows, {"conversion": counts.to_json()} | packed

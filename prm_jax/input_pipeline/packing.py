@@ -9,39 +9,114 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Sequence
 
 import grain
 import numpy as np
 
+from prm_jax.input_pipeline import tries
 from prm_jax.input_pipeline.tokenizers import PAD
 from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.types import Batch
 
+DONORS = 64  # pieces, the shortest that do not fit, looked at for a part that does
 
-def plan(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-  """Best-fit decreasing: which examples share which row.
+Piece = tuple[int, int, int]  # tree, and first and last of the leaves' starts: see `tries`
 
-  Args:
-    lengths: tokens of each example, each at most `row_length`.
+
+def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[Piece]]:
+  """Which parts of which trees share which row.
+
+  A tree longer than a row is cut between leaves, where that repeats the fewest tokens.  Then row by
+  row: the longest piece left, and always the longest that still fits; where none does, what fits of
+  a longer one, if that is more than it repeats.
 
   Returns:
-    For each row, the indices of its examples.  Deterministic.
+    For each row, (tree, start, stop) of its pieces.  Deterministic.
+
+  Raises:
+    ValueError: a path is longer than a row.
   """
-  rows: list[list[int]] = []
-  room: list[tuple[int, int]] = []  # (free tokens, row), sorted
-  for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-    if lengths[i] > row_length:
-      raise ValueError(f"example {i} has {lengths[i]} tokens, a row {row_length}: cut it first")
-    at = bisect.bisect_left(room, (lengths[i], -1))
-    if at < len(room):
-      free, row = room.pop(at)
-    else:
-      free, row = row_length, len(rows)
-      rows.append([])
-    rows[row].append(i)
-    bisect.insort(room, (free - lengths[i], row))
+  at = [tries.starts(tree) for tree in trees]
+  shared = [np.append(tree.positions[a[:-1]], 0) for tree, a in zip(trees, at)]
+
+  def size(piece: Piece) -> int:
+    tree, first, last = piece
+    return int(at[tree][last] - at[tree][first] + shared[tree][first])
+
+  left = []  # (tokens, -tree, first leaf, last) of the pieces to be placed, ascending
+  for i in range(len(trees)):
+    left += [(size((i, *ends)), -i, *ends) for ends in _cut(at[i], shared[i], row_length, i)]
+  left.sort()
+  rows = []
+  while left:
+    row, room = [], row_length
+    while left and room:
+      fits = bisect.bisect_right(left, (room, 1))
+      if fits:
+        tokens, tree, first, last = left.pop(fits - 1)
+      else:
+        found = _part(left[:DONORS], at, shared, room)
+        if found is None:
+          break
+        donor, first, last = found
+        _, tree, low, high = left.pop(donor)
+        rest = (last, high) if first == low else (low, first)
+        bisect.insort(left, (size((-tree, *rest)), tree, *rest))
+        tokens = size((-tree, first, last))
+      row.append((-tree, int(at[-tree][first]), int(at[-tree][last])))
+      room -= tokens
+    rows.append(row)
   return rows
+
+
+def _cut(at: np.ndarray, shared: np.ndarray, row_length: int, tree: int) -> list[tuple[int, int]]:
+  """Leaves from, to: pieces of a tree of at most a row each, with the fewest tokens repeated."""
+  leaves = len(at) - 1
+  if at[-1] <= row_length:
+    return [(0, leaves)]
+  fewest, best = np.zeros(leaves + 1), np.zeros(leaves + 1, np.int64)  # up to each leaf
+  for last in range(1, leaves + 1):
+    first = np.arange(last)
+    fits = at[last] - at[:last] + shared[:last] <= row_length
+    if not fits.any():
+      raise ValueError(
+        f"example {tree} has a path of {at[last] - at[last - 1] + shared[last - 1]} tokens, a row "
+        f"{row_length}: shorten it first"
+      )
+    costs = np.where(fits, fewest[:last] + shared[:last], np.inf)
+    best[last] = first[np.argmin(costs)]
+    fewest[last] = costs.min()
+  ends = [leaves]
+  while ends[-1]:
+    ends.append(int(best[ends[-1]]))
+  return list(zip(ends[1:], ends))[::-1]
+
+
+def _part(
+  pieces: list[tuple[int, int, int, int]],
+  at: list[np.ndarray],
+  shared: list[np.ndarray],
+  room: int,
+) -> tuple[int, int, int] | None:
+  """The beginning or end of a piece that fills `room` best: its number, first leaf and last.
+
+  Best is the number of tokens less those that the cut repeats; None: no cut gains any.
+  """
+  found, most = None, 0
+  for number, (_, tree, low, high) in enumerate(pieces):
+    a, repeated = at[-tree], shared[-tree]
+    cut = np.arange(low + 1, high)
+    for tokens, ends in (
+      (a[cut] - a[low] + repeated[low], lambda x, low=low: (low, x)),
+      (a[high] - a[cut] + repeated[cut], lambda x, high=high: (x, high)),
+    ):
+      gain = np.where(tokens <= room, tokens - repeated[cut], 0)
+      if len(gain) and gain.max() > most:
+        most = int(gain.max())
+        found = (number, *ends(int(cut[np.argmax(gain)])))
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,19 +127,25 @@ class PackedRows:
   R is the largest number of reads in any row, so every row has the same shape.
   """
 
-  trees: Sequence[TokenTree]
+  trees: Sequence[TokenTree]  # their reads in order of position
   row_length: int
   round_reads_to: int = 1  # R is rounded up to a multiple of this
 
   def __post_init__(self):
-    rows = plan([len(t) for t in self.trees], self.row_length)
-    reads = [sum(len(self.trees[i].read_targets) for i in row) for row in rows]
-    object.__setattr__(self, "plan", rows)
-    most = -(-max(reads, default=0) // self.round_reads_to) * self.round_reads_to
-    object.__setattr__(self, "reads", most)
+    object.__setattr__(self, "plan", plan(self.trees, self.row_length))
+    reads = max((ends[-1].stop for ends in map(self.reads_of, range(len(self.plan)))), default=0)
+    object.__setattr__(self, "reads", -(-reads // self.round_reads_to) * self.round_reads_to)
 
   def __len__(self) -> int:
     return len(self.plan)
+
+  def reads_of(self, row: int) -> list[slice]:
+    """Where the reads of each piece of the row stand in it."""
+    counts = [
+      np.diff(np.searchsorted(self.trees[i].read_positions, ends)) for i, *ends in self.plan[row]
+    ]
+    ends = np.cumsum(np.concatenate([[0], *counts]))
+    return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
 
   def __getitem__(self, row: int) -> dict[str, np.ndarray]:
     T = self.row_length
@@ -76,23 +157,38 @@ class PackedRows:
       "read_positions": np.zeros(self.reads, np.int32),
       "read_targets": np.full(self.reads, -1, np.int32),
     }
-    start = read = 0
-    for i in self.plan[row]:
-      tree = self.trees[i]
-      span, reads = slice(start, start + len(tree)), slice(read, read + len(tree.read_targets))
+    start = 0
+    for (i, *ends), reads in zip(self.plan[row], self.reads_of(row)):
+      tree = tries.piece(self.trees[i], *ends)
+      span = slice(start, start + len(tree))
       out["tokens"][span] = tree.tokens
       out["positions"][span] = tree.positions
       out["subtree_end"][span] = tree.subtree_end + start
       out["previous"][span] = np.where(tree.previous < 0, -1, tree.previous + start)
       out["read_positions"][reads] = tree.read_positions + start
       out["read_targets"][reads] = tree.read_targets
-      start, read = span.stop, reads.stop
+      start = span.stop
+    return out
+
+  def by_tree(self, values: np.ndarray) -> list[np.ndarray]:
+    """What stands at the reads of each tree, in their order, of all rows `[N, R, ...]`."""
+    out = [np.zeros((len(tree.read_targets), *values.shape[2:])) for tree in self.trees]
+    for row, pieces in enumerate(self.plan):
+      for (i, *ends), reads in zip(pieces, self.reads_of(row)):
+        out[i][slice(*np.searchsorted(self.trees[i].read_positions, ends))] = values[row, reads]
     return out
 
   @property
+  def repeated(self) -> int:
+    """Tokens that are in the rows again because their tree was cut."""
+    pieces = (self.trees[i].positions[start] for row in self.plan for i, start, _ in row)
+    return int(sum(pieces))
+
+  @property
   def fill(self) -> float:
-    """Share of token slots that hold real tokens."""
-    return sum(len(t) for t in self.trees) / max(len(self) * self.row_length, 1)
+    """Share of token slots that hold tokens."""
+    tokens = sum(len(tree) for tree in self.trees) + self.repeated
+    return tokens / max(len(self) * self.row_length, 1)
 
   @property
   def hash(self) -> str:

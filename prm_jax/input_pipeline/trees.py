@@ -143,28 +143,3 @@ def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> Toke
 
 def _int32(values) -> np.ndarray:
   return np.asarray(values, np.int32)
-
-
-def cut(
-  tree: StepTree, tokenizer: Tokenizer, contract: StepContract, row_length: int
-) -> tuple[TokenTree | None, int]:
-  """Encodes a tree, dropping its last steps in preorder until it fits a row.
-
-  A preorder prefix of a tree is a tree, so the labels that are left keep their meaning.  An outcome
-  is the whole solution's, so a solution that does not fit is dropped with it.
-
-  Returns:
-    The tokens (None: not even one target fits) and the number of steps dropped.
-  """
-  for kept in range(len(tree.steps), 0, -1):
-    if kept < len(tree.steps) and (
-      contract.objective == "outcome" or tree.labels[kept - 1] is None
-    ):
-      continue  # an unlabelled step at the end would only take room
-    shorter = dataclasses.replace(
-      tree, steps=tree.steps[:kept], parents=tree.parents[:kept], labels=tree.labels[:kept]
-    )
-    tokens = encode(shorter, tokenizer, contract)
-    if len(tokens) <= row_length:
-      return (tokens if len(tokens.read_targets) else None), len(tree.steps) - kept
-  return None, len(tree.steps)

@@ -43,6 +43,7 @@ class PublishedScorer:
   head: Head
   mesh: jax.sharding.Mesh
   row_length: int = config_lib.Data().row_length
+  merge: bool = True  # as of score.Scorer
 
   @classmethod
   def load(
@@ -133,10 +134,12 @@ class PublishedScorer:
       )
     return tree
 
-  def read(self, token_trees: Sequence[trees.TokenTree]) -> list[np.ndarray]:
+  def read(
+    self, token_trees: Sequence[trees.TokenTree], problems: Sequence[str]
+  ) -> list[np.ndarray]:
     """Class probabilities, float64 `[r, 2]`, at the read positions of each token tree."""
     forward = functools.partial(self._forward, self.params, self.head)
-    return rows.read(token_trees, forward, self.mesh, self.row_length)
+    return rows.read(token_trees, problems, forward, self.mesh, self.row_length, self.merge)
 
   @functools.cached_property
   def _forward(self):

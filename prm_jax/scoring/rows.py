@@ -1,4 +1,4 @@
-"""Solutions to packed rows and back: one forward per distinct solution, whatever reads it."""
+"""Solutions to packed rows and back: one forward over all distinct tokens, whatever reads it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from prm_jax.input_pipeline import packing
+from prm_jax.input_pipeline import packing, tries
 from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.types import Batch
 
 BATCH_TOKENS = 16_384  # token slots of one forward
 READS = 16  # reads of a row are rounded up to a multiple of this, to keep shapes few
-MAX_TOKENS = 16_384  # of a solution; attention over a row takes memory with its square
+MAX_TOKENS = 16_384  # of a solution: a bound on what one line of a file may cost
 
 
 class SolutionError(ValueError):
@@ -35,9 +35,12 @@ class TooLongError(SolutionError):
 def score(
   solutions: Sequence[tuple[str, Sequence[str]]],
   encode: Callable[[str, Sequence[str]], TokenTree],
-  read: Callable[[Sequence[TokenTree]], list[np.ndarray]],
+  read: Callable[[Sequence[TokenTree], Sequence[str]], list[np.ndarray]],
 ) -> list[np.ndarray]:
   """What `read` gives for each (problem, steps) pair; equal pairs are encoded and read once.
+
+  Args:
+    read: of token trees and their problems.
 
   Raises:
     SolutionError: `encode` refuses a solution (ValueError).
@@ -53,37 +56,43 @@ def score(
       raise SolutionError(index.index(i), str(error)) from error
     if len(encoded[i]) > MAX_TOKENS:
       raise TooLongError(index.index(i), len(encoded[i]))
-  results = read(encoded)
+  results = read(encoded, [problem for problem, _ in distinct])
   return [results[i] for i in index]
 
 
 def read(
   token_trees: Sequence[TokenTree],
+  problems: Sequence[str],
   forward: Callable[[Batch], jax.Array],
   mesh: jax.sharding.Mesh,
   row_length: int,
+  merge: bool = True,
 ) -> list[np.ndarray]:
   """Class probabilities, float64 `[r, C]`, at the read positions of each token tree.
 
   Args:
+    problems: of each tree; those of one problem are encoded as one.
     forward: class log-probabilities `[B, R, C]` at a batch's read positions.
-    row_length: tokens of a row; a longer tree goes into a row of twice, four times, ... the length.
+    row_length: tokens of a row; with a longer path, it is twice, four times, ... as long.
+    merge: False: every solution by itself, for comparison.
   """
-  by_length: dict[int, list[int]] = {}
-  for i, tree in enumerate(token_trees):
+  groups: dict[str | int, list[int]] = {}
+  for i, problem in enumerate(problems):
+    groups.setdefault(problem if merge else i, []).append(i)
+  by_length: dict[int, list[list[int]]] = {}
+  for members in groups.values():
     length = row_length
-    while length < len(tree):
+    while length <= max(token_trees[i].positions.max() for i in members):
       length *= 2
-    by_length.setdefault(length, []).append(i)
+    by_length.setdefault(length, []).append(members)
   out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
-  for length, members in by_length.items():
-    rows = packing.PackedRows([token_trees[i] for i in members], length, READS)
-    log_probs = _run(rows, forward, mesh)
-    for row, packed in enumerate(rows.plan):
-      ends = np.cumsum([len(rows.trees[i].read_positions) for i in packed])
-      parts = np.split(log_probs[row], ends)
-      for i, part in zip(packed, parts):
-        out[members[i]] = np.exp(part.astype(np.float64))
+  for length, several in by_length.items():
+    merged = [tries.merge([token_trees[i] for i in members]) for members in several]
+    rows = packing.PackedRows([tree for tree, _ in merged], length, READS)
+    found = np.exp(_run(rows, forward, mesh).astype(np.float64))
+    for members, (tree, places), read in zip(several, merged, rows.by_tree(found)):
+      for i, place in zip(members, places):
+        out[i] = read[np.searchsorted(tree.read_positions, place[token_trees[i].read_positions])]
   return out
 
 

@@ -1,6 +1,6 @@
-"""A checkpoint and candidate solutions to probabilities: one forward per distinct solution.
+"""A checkpoint and candidate solutions to probabilities: every distinct token is encoded once.
 
-Candidates that say the same are scored once, and packed into rows like training examples.  A
+Candidates of a problem become one prefix tree, and trees are packed into rows as in training.  A
 solution longer than the model's rows is scored in a longer row, never cut.
 """
 
@@ -41,6 +41,7 @@ class Scorer:
   params: Any
   mesh: jax.sharding.Mesh
   step: int | None  # of the checkpoint; None: an export
+  merge: bool = True  # what solutions of a problem share is encoded once
 
   @classmethod
   def load(cls, workdir: str | pathlib.Path) -> Scorer:
@@ -101,10 +102,13 @@ class Scorer:
     """
     return rows.score(solutions, self._encode, self.read)
 
-  def read(self, token_trees: Sequence[trees.TokenTree]) -> list[np.ndarray]:
+  def read(
+    self, token_trees: Sequence[trees.TokenTree], problems: Sequence[str]
+  ) -> list[np.ndarray]:
     """Class probabilities, float64 `[r, C]`, at the read positions of each token tree."""
     forward = functools.partial(self._forward, self.params)
-    return rows.read(token_trees, forward, self.mesh, self.config.data.row_length)
+    length = self.config.data.row_length
+    return rows.read(token_trees, problems, forward, self.mesh, length, self.merge)
 
   def _encode(self, problem: str, steps: Sequence[str]) -> trees.TokenTree:
     return trees.encode_candidate(problem, steps, self.tokenizer, self.contract)

@@ -37,7 +37,8 @@ from prm_jax.types import Batch
 FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_every", "train.keep"}
 FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
 FREE |= {"data.text_train", "data.text_eval"}
-FREE |= {"model.remat", "model.unroll_layers", "train.microbatches"}  # rounding apart
+# rounding apart
+FREE |= {"model.remat", "model.unroll_layers", "model.attention", "train.microbatches"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +81,9 @@ def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
     neutral="negative" if recipe["neutral"] == "negative" else "positive",
   )
   print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
-  train, (eval_rows, eval_manifest) = (
-    labelled_rows.load(c.data.directory, split, tokenizer, contract, c.data.row_length)
-    for split in ("train", c.data.eval_split)
-  )
-  if c.loss.objective == "outcome":
-    last = [trees.last_read(tree) for tree in eval_rows.trees]
-    eval_rows = packing.PackedRows(last, c.data.row_length)
-  return contract, train, (eval_rows, eval_manifest)
+  train = labelled_rows.load(c.data, "train", tokenizer, contract)
+  evaluation = labelled_rows.load(c.data, c.data.eval_split, tokenizer, contract, evaluation=True)
+  return contract, train, evaluation
 
 
 def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
@@ -335,6 +331,11 @@ def summary(c: config_lib.Experiment, manifest: dict, params: int, mesh, step: i
     f"{manifest['rows']:,} rows of {c.data.row_length} ({manifest['fill']:.1%} full), "
     f"{c.train.steps} steps = {epochs:.1f} epochs",
   ]
+  if manifest.get("merged"):
+    saved = manifest["tokens_of_paths"] / manifest["tokens"]
+    lines.append(
+      f"prefix trees: {manifest['tokens_of_paths']:,} tokens path by path, {saved:.2f} times as many"
+    )
   if manifest["longer_than_a_row"]:
     lines.append(f"{len(manifest['longer_than_a_row'])} {things} were longer than a row and cut")
   if step:

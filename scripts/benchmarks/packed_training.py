@@ -165,7 +165,7 @@ def evaluate(params, rows: list[trees.TokenTree], c, read, on_mesh) -> dict:
   start = time.perf_counter()
   packed = packing.PackedRows(rows, c.data.row_length)
   scores, labels = [[] for _ in rows], [[] for _ in rows]
-  in_order = iter([i for row in packed.plan for i in row])
+  in_order = iter([i for row in packed.plan for i, _, _ in row])
   for batch in packing.eval_batches(packed, c.train.batch_rows):
     probabilities = np.exp(np.asarray(read(params, on_mesh(batch)), np.float64))[..., 1:].sum(-1)
     for each, targets in zip(probabilities, batch.read_targets):

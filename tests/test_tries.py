@@ -1,0 +1,212 @@
+"""Prefix trees of several solutions: every distinct token once, every label once, nothing moved."""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax.input_pipeline import labelled_rows, packing, trees, tries
+from prm_jax.types import StepTree
+
+
+@st.composite
+def solutions(draw, most: int = 4, max_steps: int = 6) -> list[trees.TokenTree]:
+  """Token trees of some solutions of one problem, which often begin alike."""
+  drawn = draw(st.lists(tiny.step_trees(max_steps), min_size=1, max_size=most))
+  return [encode(dataclasses.replace(tree, problem="ab")) for tree in drawn]
+
+
+def encode(tree: StepTree, objective: str = "process") -> trees.TokenTree:
+  return trees.encode(tree, tiny.TOKENIZER, tiny.contract(objective))
+
+
+def path(tree: trees.TokenTree, i: int) -> tuple[int, ...]:
+  """Token ids from the root to token i."""
+  return tuple(tree.tokens[: i + 1][tree.subtree_end[: i + 1] > i].tolist())
+
+
+def reads(tree: trees.TokenTree) -> list[tuple[tuple[int, ...], int]]:
+  """What is read: the text up to there, and the target."""
+  places = zip(tree.read_positions.tolist(), tree.read_targets.tolist())
+  return [(path(tree, i), target) for i, target in places]
+
+
+def check(tree: trees.TokenTree) -> None:
+  """A tree in preorder, whatever made it."""
+  index = np.arange(len(tree))
+  assert np.all(tree.subtree_end > index) and np.all(tree.subtree_end <= len(tree))
+  for i in index:
+    above = np.flatnonzero(tree.subtree_end[:i] > i)
+    assert tree.positions[i] == len(above)
+    assert np.all(tree.subtree_end[above] >= tree.subtree_end[i])
+    assert tree.previous[i] == -1 or tree.previous[i] == above[-1]
+  assert np.all(np.diff(tree.read_positions) >= 0)
+  assert all(getattr(tree, field.name).dtype == np.int32 for field in dataclasses.fields(tree))
+
+
+@settings(max_examples=100, deadline=None)
+@given(solutions())
+def test_a_merged_tree_has_every_prefix_once(each):
+  """As many tokens as there are distinct prefixes, and each token stands after its own."""
+  merged, places = tries.merge(each)
+  check(merged)
+  prefixes = [path(merged, i) for i in range(len(merged))]
+  wanted = {path(tree, i) for tree in each for i in range(len(tree))}
+  assert len(prefixes) == len(wanted) and set(prefixes) == wanted
+  for tree, place in zip(each, places):
+    assert [prefixes[i] for i in place] == [path(tree, i) for i in range(len(tree))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(solutions())
+def test_a_label_counts_once_and_another_rating_beside_it(each):
+  """Reads are the distinct (step, rating) pairs; or all of them, where each is an example."""
+  every = [read for tree in each for read in reads(tree)]
+  assert collections.Counter(reads(tries.merge(each)[0])) == collections.Counter(set(every))
+  all_kept = reads(tries.merge(each, every_read=True)[0])
+  assert collections.Counter(all_kept) == collections.Counter(every)
+
+
+@settings(max_examples=100, deadline=None)
+@given(solutions())
+def test_a_token_is_predicted_once(each):
+  """Every distinct token after the problem is one language-model target, and no other is."""
+  merged, _ = tries.merge(each)
+  wanted = {path(tree, i) for tree in each for i in np.flatnonzero(tree.previous >= 0)}
+  assert {path(merged, i) for i in np.flatnonzero(merged.previous >= 0)} == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(solutions())
+def test_sequences_are_the_paths_of_a_tree(each):
+  """Flattened: chains, one to a leaf, with every label and every target once between them."""
+  merged, _ = tries.merge(each)
+  chains = tries.sequences([merged])
+  leaves = np.flatnonzero(merged.subtree_end == np.arange(len(merged)) + 1)
+  assert [tuple(c.tokens.tolist()) for c in chains] == [path(merged, i) for i in leaves]
+  for c in chains:
+    check(c)
+    assert np.all(c.subtree_end == len(c))
+  assert [read for c in chains for read in reads(c)] == reads(merged)
+  targets = sum(int((c.previous >= 0).sum()) for c in chains)
+  assert targets == (merged.previous >= 0).sum()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(solutions(), min_size=1, max_size=5), st.integers(20, 60))
+def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
+  """However trees are cut: no row overflows, no label is lost, doubled or moved."""
+  merged = []
+  for i, each in enumerate(groups):  # another first token for each problem
+    tree, _ = tries.merge(each)
+    tokens = np.concatenate([[300 + i], tree.tokens[1:]]).astype(np.int32)
+    tree = tries.shorten(dataclasses.replace(tree, tokens=tokens), row_length)
+    if len(tree.read_targets):
+      merged.append(tree)
+  packed = packing.PackedRows(merged, row_length)
+  assert packed.plan == packing.PackedRows(merged, row_length).plan
+  found = []
+  tokens = 0
+  for i, row in enumerate(packed[i] for i in range(len(packed))):
+    kept = row["read_targets"] >= 0
+    assert kept.sum() == packed.reads_of(i)[-1].stop
+    row["read_positions"], row["read_targets"] = (
+      row[name][kept] for name in ("read_positions", "read_targets")
+    )
+    found += reads(trees.TokenTree(**row))
+    tokens += (row["tokens"] != 0).sum()
+  assert collections.Counter(found) == collections.Counter(r for t in merged for r in reads(t))
+  assert tokens == sum(map(len, merged)) + packed.repeated
+  assert packed.fill == pytest.approx(tokens / (len(packed) * row_length))
+
+
+def test_values_come_back_to_their_trees():
+  """`by_tree` undoes the packing: the reads of each tree, in its own order, cut or not."""
+  steps = StepTree("p", tuple("abcdefgh"), (-1,) * 8, (1,) * 8)
+  long, short = encode(steps), encode(StepTree("q", ("a",), (-1,), (1,)))
+  packed = packing.PackedRows([short, long], 12)
+  assert len(packed) > 1
+  at = np.stack([packed[i]["tokens"][packed[i]["read_positions"] - 1] for i in range(len(packed))])
+  one, many = packed.by_tree(at)
+  assert one.tolist() == [tiny.TOKENIZER.encode("a")[0]]
+  assert many.tolist() == tiny.TOKENIZER.encode("abcdefgh")
+
+
+def test_a_tree_is_cut_where_least_is_repeated():
+  """Two deep branches and a border near the root: the cut is at the root."""
+  tree = encode(StepTree("p", ("aa", "bb", "cc", "d"), (-1, 0, 0, -1), (1, 1, 1, 1)))
+  assert len(tree) == 14
+  packed = packing.PackedRows([tree], 12)
+  assert packed.repeated == len("_p\n") and len(packed) == 2
+
+
+def test_an_example_beyond_a_row_is_an_error():
+  """A path cannot be cut, so whoever packs has to shorten it: the error says which and by what."""
+  with pytest.raises(ValueError, match="example 0 has a path of 7 tokens, a row 6"):
+    packing.PackedRows([encode(StepTree("p", ("aaa",), (-1,), (1,)))], 6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(solutions(), st.integers(1, 20))
+def test_shortening_keeps_the_reads_within(each, longest):
+  """Reads up to the length stay, behind the same text; tokens that lead to none of them go."""
+  merged, _ = tries.merge(each)
+  short = tries.shorten(merged, longest)
+  check(short)
+  assert reads(short) == [(text, target) for text, target in reads(merged) if len(text) <= longest]
+  assert {path(short, i) for i in range(len(short))} == {
+    text[:end] for text, _ in reads(short) for end in range(1, len(text) + 1)
+  }
+
+
+def pack(examples, row_length, objective="process", **kwargs):
+  contract = tiny.contract(objective)
+  return labelled_rows.pack(examples, tiny.TOKENIZER, contract, row_length, **kwargs)
+
+
+def test_a_long_example_is_cut_at_a_step_and_reported():
+  """What does not fit loses whole steps from the end of its path; the rest keep their labels."""
+  tree = StepTree("p", ("aaaa", "bbbb", "cccc"), (-1, 0, 1), (1, 0, -1), source="f:3")
+  rows, about = pack([tree], 13)
+  assert tiny.TOKENIZER.decode(rows.trees[0].tokens) == "p\naaaa\nbbbb\n"
+  assert rows.trees[0].read_targets.tolist() == [2, 1]
+  assert about["longer_than_a_row"] == [{"source": "f:3", "tokens": 18, "targets_lost": 1}]
+  context = dataclasses.replace(tree, labels=(1, None, -1))
+  assert len(pack([context], 13)[0].trees[0]) == len("_p\naaaa\n")
+  with pytest.raises(ValueError, match="none of 1 process examples fits a row of 5 tokens"):
+    pack([tree], 5)
+
+
+def test_an_outcome_is_never_that_of_a_part():
+  """A solution that does not fit a row is no outcome example: its end, the answer, is missing."""
+  tree = StepTree("p", ("aaaa", "bbbb"), (-1, 0), (None, None), outcome=True)
+  short = dataclasses.replace(tree, steps=("a", "b"))
+  rows, about = pack([tree, short], 10, "outcome")
+  assert tiny.TOKENIZER.decode(rows.trees[0].tokens) == "p\na\nb\n"
+  assert about["longer_than_a_row"][0]["targets_lost"] == 10
+
+
+def test_every_outcome_counts():
+  """Solutions that begin alike pull on what they share as often as they are there."""
+  right, wrong = (
+    StepTree("p", ("a", step), (-1, 0), (None, None), outcome=step == "b") for step in "bc"
+  )
+  (tree,) = pack([right, right, wrong], 64, "outcome")[0].trees
+  shared = tree.read_targets[tree.read_positions == 3].tolist()
+  assert shared == [0, 1, 1]
+  (tree,) = pack([right, right, wrong], 64, "outcome", evaluation=True)[0].trees
+  assert sorted(tree.read_targets.tolist()) == [0, 1, 1]
+
+
+def test_the_manifest_counts_what_trees_save():
+  """Tokens of the rows, of all paths alone, and those that cutting repeats, add up."""
+  both = [StepTree("p", ("aa", step), (-1, 0), (1, 1)) for step in ("bb", "cc")]
+  _, about = pack(both, 64)
+  assert (about["tokens"], about["tokens_of_paths"], about["examples"]) == (12, 18, 2)
+  assert about["targets"] == {"-1": 0, "0": 0, "1": 3}  # "aa" is one step
+  assert about["tokens_repeated_by_cuts"] == 0
+  assert pack(both, 9)[1]["tokens_repeated_by_cuts"] == len("_p\naa\n")
