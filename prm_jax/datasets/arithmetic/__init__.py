@@ -31,6 +31,7 @@ class Generator:
   seed: int = 0  # of problems, temptations and solutions
   train_problems: int = 4000
   solutions: int = 2  # labelled solutions of each problem
+  alternatives: int = 1  # further completions of their steps, where as many are found
   test_problems: int = 200  # held out: none of them is in the training split
   candidates: int = 1024  # solutions sampled for each test problem, to rerank
 
@@ -47,7 +48,7 @@ class Generator:
     rng = self._rng(split)
     for problem in problems:
       for _ in range(self.solutions):
-        yield solver.make_row(problem, solver.solve(problem, rng), rng)
+        yield solver.make_row(problem, solver.solve(problem, rng), rng, self.alternatives)
 
   def write_candidates(self, directory: str | pathlib.Path) -> pathlib.Path:
     """Writes candidate solutions of the test problems: input of scripts/score.py."""

@@ -15,8 +15,8 @@ temptation wins is drawn anew for each solution.  A step is right when it carrie
 before it, applies the operation as written and computes correctly, so labels are exact.  Because
 only the last digit is kept, some wrong chains end in the right answer.
 
-In labelled rows most steps have one more completion with its rating, as steps of PRM800K have:
-what the solver writes when it tries again less carefully.
+In labelled rows most steps have more completions with their ratings, as steps of PRM800K have: what
+the solver writes when it tries again less carefully.  By default one more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MISREAD_RATE = (0.4, 0.9)  # how often the solver gives in, uniform per temptati
 LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
 RESTATE = 0.25  # chance of a neutral step somewhere that only repeats the value
 CARELESS = 0.3  # rate of each error, anywhere, when a step is tried again
-TRIES = 4  # to find a completion that differs
+TRIES = 4  # to find a completion that differs, for each that there is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,34 +159,50 @@ def solve(problem: Problem, rng: np.random.Generator) -> Solution:
 
 
 def try_again(
-  problem: Problem, solution: Solution, step: int, rng: np.random.Generator
+  problem: Problem, state: tuple[int, int, int], taken: list[str], rng: np.random.Generator
 ) -> tuple[str, int] | None:
-  """Another completion of a step and its rating; None where there is none to be had."""
-  if solution.states[step] is None:
-    return None
-  i, value, older = solution.states[step]
+  """Another completion of a step and its rating; None where none is found.
+
+  Args:
+    state: of `Solution.states`, before the step.
+    taken: the step's completions so far, the solution's own first.  The one after it misreads as
+      the problem tempts to; those that follow, anyhow, for there are few ways to give in.
+  """
+  i, value, older = state
+  clause = problem.clauses[i]
+  misread = clause.misread
+  if len(taken) > 1:
+    misread = (str(rng.choice(OPERATIONS)), int(rng.choice(OPERANDS)))
   careless = dataclasses.replace(
-    problem.clauses[i],
+    clause,
+    misread=misread,
     misread_rate=CARELESS,
     slip_rate=CARELESS,
     copy_rate=CARELESS if i else 0,
   )
-  for chance in rng.random((TRIES, 3)):
+  for chance in rng.random((TRIES * len(taken), 3)):
     text, rating, _ = write_step(i, careless, value, older, chance)
-    if text != solution.steps[step]:
+    if text not in taken:
       return text, rating
   return None
 
 
-def make_row(problem: Problem, solution: Solution, rng: np.random.Generator) -> dict:
-  """The solution as a row of PRM800K's phase 2: labelled up to and including the first error."""
+def make_row(
+  problem: Problem, solution: Solution, rng: np.random.Generator, alternatives: int = 1
+) -> dict:
+  """The solution as a row of PRM800K's phase 2: labelled up to and including the first error.
+
+  Args:
+    alternatives: how often a step is tried again for a completion it does not have yet.
+  """
   wrong = [i for i, rating in enumerate(solution.ratings) if rating == -1]
   labelled = wrong[0] + 1 if wrong else len(solution.steps)
 
   def step(i: int) -> dict:
     completions = [(solution.steps[i], solution.ratings[i])]
-    if other := try_again(problem, solution, i, rng):
-      completions.append(other)
+    for _ in range(alternatives if solution.states[i] else 0):
+      if other := try_again(problem, solution.states[i], [text for text, _ in completions], rng):
+        completions.append(other)
     return {
       "completions": [{"text": t, "rating": r, "flagged": False} for t, r in completions],
       "human_completion": None,

@@ -1,0 +1,44 @@
+"""The generated data: the same for everyone, with exact ratings."""
+
+import dataclasses
+import hashlib
+import json
+import re
+
+from prm_jax.datasets import arithmetic
+from prm_jax.datasets.arithmetic import solver
+
+SMALL = arithmetic.Generator(train_problems=30, test_problems=6)
+# Of the rows that the figures of configs/arithmetic.py were measured on.
+DEFAULT = {"train": "d6e18fe141847b7c", "test": "1adf3cc7d437ee20"}
+
+
+def test_the_default_data_do_not_change():
+  """Published figures and stored runs belong to these rows."""
+  for split, rows in SMALL.rows().items():
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    assert hashlib.sha256(content.encode()).hexdigest()[:16] == DEFAULT[split]
+
+
+def test_alternatives_differ_and_are_rated_exactly():
+  """Nearly every step that computes has as many as asked for, each text once."""
+  generator = dataclasses.replace(SMALL, alternatives=5)
+  counts = []
+  for row in generator.rows()["train"]:
+    clauses = dict(re.findall(r"^([A-H])(.\d)$", row["question"]["problem"], re.M))
+    value = int(row["question"]["problem"].split()[-1])
+    for step in row["label"]["steps"]:
+      texts = [completion["text"] for completion in step["completions"]]
+      assert len(set(texts)) == len(texts)
+      if "->" not in texts[0]:
+        continue
+      counts.append(len(texts) - 1)
+      for completion in step["completions"]:
+        name, operation, operand, read, result = re.fullmatch(
+          r"(.)(.)(\d) (\d)->(\d)", completion["text"]
+        ).groups()
+        right = clauses[name] == operation + operand and int(read) == value
+        right = right and solver.apply(operation, value, int(operand)) == int(result)
+        assert completion["rating"] == (1 if right else -1)
+      value = int(texts[0][-1])
+  assert max(counts) == 5 and sum(counts) > 4.5 * len(counts)
