@@ -2,6 +2,7 @@
 
   python scripts/benchmark.py aggregation --json=figures.json
   python scripts/benchmark.py training --peer=trl --source=DIR --model=FILE
+  python scripts/benchmark.py kernel
 
 Prints tables; --docs puts them into docs/benchmarks.md, where they are explained.  Standard error
 says what is being measured.
@@ -85,9 +86,26 @@ class Training(Common):
     return module.run(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class Kernel(Common):
+  """Memory of the TPU attention kernel beside splash attention's, by the TPU compiler; no TPU."""
+
+  skip: tuple[str, ...] = ()
+  """Parts to leave out: alone; step, of which each compilation takes minutes."""
+  work: pathlib.Path = ROOT / "runs/benchmark_kernel"
+  """Figures of finished compilations; what is there is not compiled again."""
+
+  def run(self, module) -> dict:
+    unknown = set(self.skip) - set(module.PARTS)
+    if unknown or len(set(self.skip)) == len(module.PARTS):
+      raise ValueError(f"--skip {' '.join(self.skip)}: expected one of {module.PARTS}")
+    return module.run(self)
+
+
 Args = (
   Annotated[Aggregation, tyro.conf.subcommand("aggregation")]
   | Annotated[Training, tyro.conf.subcommand("training")]
+  | Annotated[Kernel, tyro.conf.subcommand("kernel")]
 )
 
 

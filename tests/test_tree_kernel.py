@@ -4,11 +4,16 @@ Blocks are the smallest there are, so that rows of 512 tokens have dead ones.
 """
 
 import functools
+import json
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,8 +116,8 @@ def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
   got = value_and_gradients(kernel, *x, *ROWS, window, softcap)
   wanted = value_and_gradients(dense, *x, *ROWS, window, softcap)
   for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
-    # float32 sums of up to 512 terms in another order
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=name)
+    # of the largest: float32 sums in another order, in which a gradient of 0 is what is left of two
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.integers(1, 300))
@@ -196,3 +201,21 @@ def test_blocks_divide_the_row_and_fit():
   assert size(1, 768, 128) == (384, 384)
   with pytest.raises(ValueError, match="rows of 100 tokens"):
     size(1, 100, 64)
+
+
+def test_the_kernel_compiles_for_a_chip_without_one(tmp_path):
+  """Mosaic takes all three kernels, in VMEM; memory is that of two float32 numbers a query."""
+  pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
+  sizes = {"tokens": 4096, "heads": 16, "kv_heads": 8, "head_size": 128}
+  asked = {"what": "alone", "form": "kernel", "topology": "v5e:2x2", "sizes": sizes}
+  output = tmp_path / "figures.json"
+  (tmp_path / "settings.json").write_text(json.dumps(asked | {"output": str(output)}))
+  command = [ROOT / "scripts/benchmarks/attention_compile.py", tmp_path / "settings.json"]
+  done = subprocess.run(
+    [sys.executable, *command],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert json.loads(output.read_text())["temporaries"] < 2 * 4 * 4096 * 16 * 1.1

@@ -1,0 +1,139 @@
+"""Memory of attention on a TPU, as its compiler lays it out, in a process of its own.
+
+  python attention_compile.py SETTINGS.json
+
+Either attention alone, forward and backward, or a whole train step around it.  In a step, the
+project's kernel is replaced by a peer's at the one place where it is called.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import sys
+import time
+
+# libtpu asks for a machine's metadata and for its chips, unless told that there are none
+os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.experimental.pallas.ops.tpu import splash_attention
+from jax.sharding import PartitionSpec
+
+from prm_jax import config as config_lib
+from prm_jax import json_lines
+from prm_jax.model import attention as attention_lib
+from prm_jax.model import tree_kernel
+from prm_jax.training import ahead_of_time
+from prm_jax.training import mesh as mesh_lib
+
+
+def main() -> None:
+  settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
+  start, cpu = time.perf_counter(), time.process_time()
+  figures = {"alone": alone, "step": step}[settings["what"]](settings)
+  figures |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+  with json_lines.written(settings["output"]) as file:
+    file.write(json.dumps(figures) + "\n")
+
+
+def alone(settings: dict) -> dict:
+  """Value and gradients of q, k and v, one row a chip."""
+  sizes = settings["sizes"]
+  T, N, K, H = sizes["tokens"], sizes["heads"], sizes["kv_heads"], sizes["head_size"]
+  devices = topologies.get_topology_desc(platform="tpu", topology_name=settings["topology"]).devices
+  mesh = mesh_lib.make_mesh(config_lib.Mesh(), devices)
+  B, rows = len(devices), mesh_lib.batch_sharding(mesh)
+  shapes = ((B, K, N // K, T, H), (B, K, T, H), (B, K, T, H))
+  x = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=rows) for shape in shapes]
+  end = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=rows)
+  attend = FORMS[settings["form"]]
+  split = jax.shard_map(
+    lambda q, k, v, end: attend(q, k, v, end, None, None, 0.0),
+    mesh=mesh,
+    in_specs=PartitionSpec(attention_lib.ROWS),
+    out_specs=PartitionSpec(attention_lib.ROWS),
+    check_vma=False,
+  )
+
+  def loss(q, k, v, end):
+    return jnp.square(split(q, k, v, end).astype(jnp.float32)).sum()
+
+  memory = jax.jit(jax.value_and_grad(loss, (0, 1, 2))).lower(*x, end).compile().memory_analysis()
+  return {"temporaries": memory.temp_size_in_bytes, "peak": memory.peak_memory_in_bytes}
+
+
+def step(settings: dict) -> dict:
+  """A train step of a model, one row a chip."""
+  tree_kernel.attention = FORMS[settings["form"]]
+  c = config_lib.Experiment(
+    data=config_lib.Data(row_length=settings["sizes"]["tokens"]),
+    init=config_lib.Init(checkpoint=settings["checkpoint"]),
+    model=config_lib.Model(dtype="bfloat16", remat="full", attention="kernel"),
+    train=config_lib.Train(batch_rows=settings["chips"]),
+  )
+  found = ahead_of_time.compile_step(c, settings["topology"])
+  gib = found["gib_per_chip"]
+  return {
+    "temporaries": gib["temporaries"] * 2**30,
+    "peak": gib["peak"] * 2**30,
+    "arguments": gib["arguments"] * 2**30,
+    "parameters": found["parameters"],
+    "chips": found["chips"],
+  }
+
+
+def splash(q, k, v, subtree_end, positions, window, softcap, *, fused: bool):
+  """JAX's splash attention over the trees of a row, each as one sequence.
+
+  Which tokens of its own tree one sees, it cannot be told: segments only tell trees apart.
+  """
+  assert window is None and not softcap
+  _, K, G, T, _ = q.shape
+  block = min(tree_kernel.BLOCK, T)
+  forward = {"block_q": block, "block_kv": block}
+  backward = {"block_q_dkv": block, "block_kv_dkv": block}
+  if not fused:
+    backward |= {"block_q_dq": block, "block_kv_dq": block}
+  attend = splash_attention.make_splash_mha(
+    splash_attention.MultiHeadMask([splash_attention.CausalMask((T, T))] * (K * G)),
+    block_sizes=splash_attention.BlockSizes(**forward, **backward, use_fused_bwd_kernel=fused),
+    head_shards=1,
+    q_seq_shards=1,
+  )
+  segments = jax.lax.cummax(subtree_end, axis=1)
+
+  def of_row(q, k, v, segments):
+    out = attend(
+      q.reshape(K * G, *q.shape[2:]), k, v, splash_attention.SegmentIds(segments, segments)
+    )
+    return out.reshape(q.shape)
+
+  return jax.vmap(of_row)(q, k, v, segments)
+
+
+def dense(q, k, v, *rule):
+  """This project's own, in its own order of axes."""
+  B, K, G, T, H = q.shape
+  q = jnp.moveaxis(q, 3, 1).reshape(B, T, K * G, H)
+  k, v = jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1)
+  end, positions, window, softcap = rule
+  out = attention_lib.attention(
+    q, k, v, end, positions, window, 1.0, softcap, implementation="dense"
+  )
+  return jnp.moveaxis(out.reshape(B, T, K, G, H), 1, 3)
+
+
+FORMS = {
+  "kernel": tree_kernel.attention,
+  "splash_fused": functools.partial(splash, fused=True),
+  "splash_split": functools.partial(splash, fused=False),
+  "dense": dense,
+}
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,192 @@
+"""Memory that attention takes on a TPU beside JAX's splash attention, by the TPU compiler.
+
+No TPU is needed, and no time is measured.  Each compilation is a process of its own and leaves its
+figures in a file: an interrupted benchmark goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from importlib import metadata, util
+
+from benchmarks import training
+from benchmarks.training_report import table
+
+from prm_jax import json_lines
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = pathlib.Path(__file__).parent / "attention_compile.py"
+CODE = {  # what the figures depend on
+  "alone": ("model/attention.py", "model/live_blocks.py", "model/tree_kernel.py"),
+  "step": ("config.py", "types.py", "model", "training"),
+}
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
+PARTS = ("alone", "step")
+FORMS = {
+  "kernel": "this project",
+  "splash_fused": "splash, one backward kernel",
+  "splash_split": "splash, two",
+  "dense": "dense",
+}
+HEADS = {64: (32, 8), 128: (16, 8), 256: (8, 4)}  # by head size; queries and keys
+SLICES = {"alone": {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}}
+SLICES["step"] = {"v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"}
+STEP_CHIPS = 16
+# Llama-3.2-1B's, which a step is compiled for; a scan over layers compiles one.
+MODEL = {
+  "architectures": ["LlamaForCausalLM"],
+  "model_type": "llama",
+  "hidden_size": 2048,
+  "num_hidden_layers": 16,
+  "num_attention_heads": 32,
+  "num_key_value_heads": 8,
+  "head_dim": 64,
+  "intermediate_size": 8192,
+  "vocab_size": 128256,
+  "hidden_act": "silu",
+  "rms_norm_eps": 1e-5,
+  "rope_theta": 500000.0,
+  "max_position_embeddings": 131072,
+  "tie_word_embeddings": True,
+  "attention_bias": False,
+  "mlp_bias": False,
+}
+
+
+def run(args) -> dict:
+  """Compiles everything, or reads what was.  `args` are those of scripts/benchmark.py.
+
+  Raises:
+    RuntimeError: the TPU compiler is not installed, or a compilation failed.
+  """
+  if util.find_spec("libtpu") is None:
+    raise RuntimeError("the TPU compiler is not installed: pip install libtpu")
+  checkpoint = args.work / "model"
+  checkpoint.mkdir(parents=True, exist_ok=True)
+  (checkpoint / "config.json").write_text(json.dumps(MODEL))
+  asked = [each for part in PARTS if part not in args.skip for each in cases(part, args.quick)]
+  done = [compiled(args.work, each, checkpoint) for each in asked]
+  result = {
+    "ours": [each for each in done if each["form"] == "kernel"],
+    "peers": [each for each in done if each["form"] != "kernel"],
+    "versions": versions(),
+  }
+  result["targets"] = targets(done)
+  return result
+
+
+def cases(part: str, quick: bool) -> list[dict]:
+  """What is compiled; quick: the smallest of it."""
+  out = []
+  forms = {"alone": tuple(FORMS), "step": ("kernel", "splash_fused", "splash_split")}[part]
+  for generation, shape in SLICES[part].items():
+    for tokens in (4096, 8192):
+      for head_size in HEADS if part == "alone" else (MODEL["head_dim"],):
+        heads, kv_heads = HEADS[head_size]
+        sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
+        about = {"what": part, "topology": f"{generation}:{shape}", "sizes": sizes}
+        out += [about | {"form": form} for form in forms]
+  return out[: len(forms)] if quick else out
+
+
+def compiled(work: pathlib.Path, case: dict, checkpoint: pathlib.Path) -> dict:
+  """The figures of one compilation, from its file or from a process that writes it."""
+  digest = hashlib.sha256(json.dumps([case, versions(), MODEL], sort_keys=True).encode())
+  for name in CODE[case["what"]]:
+    for file in training.files_of(ROOT / "prm_jax" / name):
+      digest.update(file.read_bytes())
+  digest.update(SCRIPT.read_bytes())
+  sizes = case["sizes"]
+  name = f"{case['topology'].replace(':', '_')}_{sizes['tokens']}_{sizes['head_size']}"
+  name = f"{case['what']}_{name}_{case['form']}"
+  output = work / f"{name}_{digest.hexdigest()[:12]}.json"
+  if not output.exists():
+    training.say(f"{name}:", end=" ")
+    start = time.perf_counter()
+    given, log, new = (output.with_suffix(end) for end in (".settings", ".log", ".new"))
+    about = {"checkpoint": str(checkpoint.resolve()), "output": str(new.resolve())}
+    given.write_text(json.dumps(case | about | {"chips": STEP_CHIPS}))
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with log.open("w") as out:
+      command = [sys.executable, str(SCRIPT), str(given)]
+      ended = subprocess.run(command, env=environment, stdout=out, stderr=out).returncode
+    if ended:  # a compiler that aborts is no exception
+      raise RuntimeError(f"{SCRIPT.name} ended with {ended}; {log}:\n{training.tail(log)}")
+    figures = case | json.loads(new.read_text())
+    figures |= {"process_seconds": time.perf_counter() - start, "date": time.strftime("%Y-%m-%d")}
+    with json_lines.written(output) as file:
+      file.write(json.dumps(figures) + "\n")
+    for file in (given, new):
+      file.unlink()
+    training.say(f"{figures['temporaries'] / 2**20:.1f} MiB -> {output}")
+  return json.loads(output.read_text())
+
+
+def versions() -> dict[str, str]:
+  return {name: metadata.version(name) for name in PACKAGES}
+
+
+def grouped(done: list[dict], part: str) -> dict[tuple, dict[str, dict]]:
+  """Figures by form, for each slice and size."""
+  out = {}
+  for each in done:
+    if each["what"] == part:
+      sizes = each["sizes"]
+      key = each["topology"], sizes["tokens"], sizes["head_size"]
+      out.setdefault(key, {})[each["form"]] = each
+  return out
+
+
+def targets(done: list[dict]) -> list[dict]:
+  """The kernel's temporaries over the least of splash attention's at the same size: the worst."""
+  rows, words = [], {"alone": "attention alone", "step": "whole train step"}
+  for part in PARTS:
+    ratios = [
+      forms["kernel"]["temporaries"]
+      / min(forms[name]["temporaries"] for name in ("splash_fused", "splash_split"))
+      for forms in grouped(done, part).values()
+    ]
+    if ratios:
+      what = f"temporaries / the leaner splash attention's, {words[part]}, largest of {len(ratios)}"
+      rows.append({"what": what, "target": "< 1", "measured": max(ratios), "met": max(ratios) < 1})
+  return rows
+
+
+def tables(figures: dict) -> str:
+  """The figures as Markdown."""
+  done = figures["ours"] + figures["peers"]
+  rows = [
+    (r["what"], r["target"], f"{r['measured']:.3f}", "yes" if r["met"] else "**no**")
+    for r in figures["targets"]
+  ]
+  parts = [table(("target", "asked", "found", "met"), rows)]
+  for part, title, scale, unit in (
+    ("alone", "Attention alone, forward and backward: MiB a chip", 2**20, ".1f"),
+    ("step", "A whole train step: GiB a chip", 2**30, ".2f"),
+  ):
+    rows = []
+    for (topology, tokens, head_size), forms in grouped(done, part).items():
+      heads = forms["kernel"]["sizes"]
+      about = f"{heads['heads']}/{heads['kv_heads']} of {head_size}"
+      cells = [
+        f"{form['temporaries'] / scale:{unit}} ({form['peak'] / scale:{unit}})"
+        for form in forms.values()
+      ]
+      rows.append((topology, f"{tokens:,}", about, *cells))
+    if rows:
+      names = [FORMS[form] for form in forms]
+      head = (
+        "slice",
+        "tokens of a row",
+        "heads",
+        *(f"{name}: temporaries (peak)" for name in names),
+      )
+      parts += [f"### {title}", table(head, rows)]
+  installed = ", ".join(" ".join(each) for each in figures["versions"].items())
+  return "\n\n".join([*parts, f"{installed}."])
