@@ -1,11 +1,14 @@
-"""Long rows: whatever form attention takes, it is the rule of `visible` under one softmax."""
+"""Whatever form attention takes, it is the rule of `visible` under one softmax."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +16,10 @@ from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import blockwise
 from prm_jax.model import live_blocks as live_lib
+from prm_jax.training import loss as loss_lib
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import step as step_lib
+from prm_jax.types import Batch
 
 HEADS = ((2, 2), (4, 1), (6, 3))  # of queries, of keys
 
@@ -66,81 +72,6 @@ def inputs(rng, rows, T, heads, size=8, dtype=jnp.float32):
   return [jnp.asarray(rng.normal(size=(rows, T, n, size)), dtype) for n in (N, K, K)]
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-@pytest.mark.parametrize(
-  ("heads", "window", "softcap"), [(HEADS[0], None, 0.0), (HEADS[1], 60, 2.0), (HEADS[2], 60, 0.0)]
-)
-def test_long_rows_equal_one_softmax(platform, heads, window, softcap, monkeypatch):
-  """Block by block (CPU) and split in four (elsewhere): values and all gradients, random trees."""
-  rng = np.random.default_rng(0)
-  T = 512
-  end, positions = packed_trees(rng, 2, T)
-  q, k, v = inputs(rng, 2, T, heads)
-  given = (end, positions, window)
-  wanted = value_and_gradients(
-    lambda *x: reference(*x, *given, softcap), q, k, v
-  )  # float32 sums in another order: 1e-5
-  monkeypatch.setattr(attention_lib, "_platform", lambda: platform)
-  got = value_and_gradients(
-    lambda *x: attention_lib.attention(*x, *given, softcap=softcap), q, k, v
-  )
-  for a, b in zip(got, wanted):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def test_blocks_start_where_something_is_seen():
-  """An example that ended before a block of queries costs it nothing; its own block is live."""
-  lengths = (100, 28, 130, 254)
-  ends = np.repeat(np.cumsum(lengths), lengths)[None]
-  assert blockwise.SIZE == 64
-  first = blockwise.first_blocks(jnp.asarray(ends, jnp.int32))
-  assert first.tolist() == [0, 0, 2, 2, 2, 4, 4, 4]
-  both = np.concatenate([ends, np.full((1, 512), 512)])  # the other row sees everything
-  assert blockwise.first_blocks(jnp.asarray(both, jnp.int32)).tolist() == [0] * 8
-
-
-def test_blocks_in_bfloat16_are_as_near_as_dense_ones():
-  """Weights are rounded to 8 bits either way; sums are float32."""
-  rng = np.random.default_rng(1)
-  end, positions = packed_trees(rng, 1, 512)
-  q, k, v = inputs(rng, 1, 512, HEADS[1], dtype=jnp.bfloat16)
-  exact = reference(*(x.astype(jnp.float32) for x in (q, k, v)), end, positions, None, 0.0)
-  got = attention_lib.attention(q, k, v, end, positions)
-  assert got.dtype == jnp.bfloat16
-  np.testing.assert_allclose(np.asarray(got, np.float32), exact, atol=0.02)
-
-
-def test_blocks_over_devices_equal_one_device():
-  """Rows over four devices and heads over two: the same values and gradients."""
-  rng = np.random.default_rng(2)
-  end, positions = packed_trees(rng, 4, 512)
-  q, k, v = inputs(rng, 4, 512, HEADS[0])
-  attend = functools.partial(
-    attention_lib.attention, subtree_end=end, positions=positions, window=90
-  )
-  alone = value_and_gradients(attend, q, k, v)
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(fsdp=4, tensor=2))
-  spec = jax.sharding.PartitionSpec(("data", "fsdp"), None, "tensor", None)
-  with jax.set_mesh(mesh):
-    split = [jax.device_put(x, jax.NamedSharding(mesh, spec)) for x in (q, k, v)]
-    got = value_and_gradients(attend, *split)
-  for a, b in zip(got, alone):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_long_rows_make_no_array_of_tokens_by_tokens():
-  """8,192 tokens, forward and backward, in a small part of one [T, T] array's memory."""
-  T, (N, K), H = 8192, HEADS[1], 8
-  shapes = [jax.ShapeDtypeStruct((1, T, n, H), jnp.float32) for n in (N, K, K)]
-  index = jax.ShapeDtypeStruct((1, T), jnp.int32)
-
-  def loss(q, k, v, end, positions):
-    return attention_lib.attention(q, k, v, end, positions).sum()
-
-  compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*shapes, index, index).compile()
-  assert compiled.memory_analysis().temp_size_in_bytes < 4 * T * T / 16
-
-
 BLOCKS = st.sampled_from([(8, 8), (8, 24), (24, 8), (4, 48), (48, 48)])  # of queries, of keys
 
 
@@ -157,6 +88,160 @@ def packed_rows(draw, T: int = 48):
       path.append(i)
       end[path] = i + 1
   return jnp.asarray(ends), jnp.asarray(depths)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize(
+  ("T", "heads", "window", "softcap"),
+  [(512, HEADS[0], None, 0.0), (512, HEADS[1], 60, 2.0), (330, HEADS[2], 60, 0.0)],
+)
+def test_every_form_is_one_softmax(implementation, T, heads, window, softcap):
+  """Values and all gradients, on random trees, in rows that end within a block too."""
+  rng = np.random.default_rng(0)
+  end, positions = packed_trees(rng, 2, T)
+  q, k, v = inputs(rng, 2, T, heads)
+  rule = (end, positions, window)
+  wanted = value_and_gradients(
+    lambda *x: reference(*x, *rule, softcap), q, k, v
+  )  # float32 sums in another order: 1e-5
+  got = value_and_gradients(
+    lambda *x: attention_lib.attention(*x, *rule, None, softcap, implementation), q, k, v
+  )
+  for a, b in zip(got, wanted):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(packed_rows(), st.sampled_from([None, 4]), st.sampled_from([8, 20]))
+def test_blocks_of_random_trees_equal_one_softmax(rows, window, size):
+  """Rows of other trees in a batch, each with padding, which also ends within a block."""
+  q, k, v = inputs(np.random.default_rng(0), *rows[0].shape, HEADS[2])
+  for a, b in zip(by_blocks(q, k, v, *rows, window, size), at_once(q, k, v, *rows, window)):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def at_once(q, k, v, end, positions, window):
+  return value_and_gradients(lambda *x: reference(*x, end, positions, window, 0.0), q, k, v)
+
+
+@functools.partial(jax.jit, static_argnums=(5, 6))
+def by_blocks(q, k, v, end, positions, window, size):
+  def attend(q, k, v):
+    B, T, N, H = q.shape
+    q = q.reshape(B, T, k.shape[2], -1, H).transpose(0, 2, 3, 1, 4) * H**-0.5
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    out = blockwise.attention(q, k, v, end, positions, window, 0.0, size)
+    return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+
+  return value_and_gradients(attend, q, k, v)
+
+
+def test_blocks_in_bfloat16_are_as_near_as_dense_ones():
+  """Weights are rounded to 8 bits either way; sums are float32."""
+  rng = np.random.default_rng(1)
+  end, positions = packed_trees(rng, 1, 512)
+  q, k, v = inputs(rng, 1, 512, HEADS[1], dtype=jnp.bfloat16)
+  exact = reference(*(x.astype(jnp.float32) for x in (q, k, v)), end, positions, None, 0.0)
+  got = attention_lib.attention(q, k, v, end, positions)
+  assert got.dtype == jnp.bfloat16
+  np.testing.assert_allclose(np.asarray(got, np.float32), exact, atol=0.02)
+
+
+@pytest.mark.parametrize(
+  ("rows", "heads", "axes"),
+  [
+    (4, (2, 2), {"fsdp": 4, "tensor": 2}),
+    (4, (8, 2), {"data": 2, "tensor": 4}),  # each head of keys goes to two devices
+    (4, (12, 6), {"data": 2, "tensor": 4}),  # 12 of them on 4 devices
+    (3, (3, 1), {"fsdp": 4, "tensor": 2}),  # nothing to split evenly: everyone does everything
+  ],
+)
+def test_blocks_over_devices_equal_one_device(rows, heads, axes):
+  """Values and gradients, wherever rows and heads are."""
+  rng = np.random.default_rng(2)
+  end, positions = packed_trees(rng, rows, 512)
+  q, k, v = inputs(rng, rows, 512, heads)
+  attend = functools.partial(
+    attention_lib.attention, subtree_end=end, positions=positions, window=90
+  )
+  alone = value_and_gradients(attend, q, k, v)
+  mesh = mesh_lib.make_mesh(config_lib.Mesh(**{"fsdp": 1} | axes))
+  with jax.set_mesh(mesh):
+    got = value_and_gradients(attend, q, k, v)
+  for a, b in zip(got, alone):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def long_tree(trunk: int, branch: int, branches: int) -> tuple[Batch, Batch]:
+  """A row with one tree that is read at the end of each branch, and its paths, a row each."""
+  rng = np.random.default_rng(3)
+  T = trunk + branch * branches
+  tokens = rng.integers(0, tiny.TOKENIZER.vocab_size, T)
+  targets = rng.integers(0, 3, branches)
+  place = np.arange(T)
+  end = np.where(place < trunk, T, place + branch - (place - trunk) % branch)
+  depth = np.where(place < trunk, place, trunk + (place - trunk) % branch)
+  paths = np.array([
+    [*range(trunk), *range(start, start + branch)] for start in range(trunk, T, branch)
+  ])  # fmt: skip
+  length = paths.shape[1]
+
+  def rows(tokens, positions, end, reads, targets):
+    values = (tokens, positions, end, np.full_like(tokens, -1), reads, targets)
+    return Batch(*(jnp.asarray(x, jnp.int32) for x in values))
+
+  tree = rows(*(x[None] for x in (tokens, depth, end, paths[:, -1], targets)))
+  alone = rows(
+    tokens[paths],
+    np.tile(np.arange(length), (branches, 1)),
+    np.full((branches, length), length),
+    np.full((branches, 1), length - 1),
+    targets[:, None],
+  )
+  return tree, alone
+
+
+def gradient(params, batch, implementation="auto"):
+  """Of the whole model's loss on long rows."""
+  model = dataclasses.replace(tiny.MODEL, attention=implementation)
+  graph = step_lib.graph(model, tiny.TOKENIZER.vocab_size, 3)
+
+  def loss(params):
+    return loss_lib.sums(nnx.merge(graph, params), batch, config_lib.Loss())["step"]
+
+  return jax.value_and_grad(loss)(params)
+
+
+def test_a_row_of_8200_tokens_trains_as_its_paths_do():
+  """Loss and every gradient of a tree with branches of 1,000 tokens, on this machine."""
+  tree, alone = long_tree(200, 1000, 8)
+  params = tiny.model()[1]
+  loss, got = jax.jit(gradient)(params, tree)
+  wanted_loss, wanted = jax.jit(gradient, static_argnums=2)(params, alone, "dense")
+  np.testing.assert_allclose(loss, wanted_loss, rtol=1e-5)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted)):
+    np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("branch", [1024, 1025])
+def test_long_rows_make_no_array_of_tokens_by_tokens(branch):
+  """The gradient of the whole model, of 8,192 tokens and of a length that no block divides."""
+  tree, _ = long_tree(0, branch, 8)
+  T = tree.tokens.shape[1]
+  program = jax.make_jaxpr(gradient)(tiny.model()[1], tree)
+  assert max(array.size for array in arrays(program.jaxpr)) < T * T / 16
+  dense = jax.make_jaxpr(functools.partial(gradient, implementation="dense"))
+  assert max(array.size for array in arrays(dense(tiny.model()[1], tree).jaxpr)) >= T * T
+
+
+def arrays(program):
+  """Shapes of all that a jaxpr computes, in loops and calls too."""
+  for equation in program.eqns:
+    yield from (result.aval for result in equation.outvars)
+    for value in jax.tree.leaves(list(equation.params.values())):
+      if inner := getattr(value, "jaxpr", value if hasattr(value, "eqns") else None):
+        yield from arrays(inner)
 
 
 @settings(deadline=None)

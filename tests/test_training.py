@@ -197,7 +197,7 @@ def test_a_run_is_only_resumed_as_itself(experiment, short, tmp_path):
     loop.run(experiment, workdir)
   with pytest.raises(ValueError, match=r"separator: '\\n' then, ' ' now"):
     loop.run(tiny.change(short, "data", separator=" "), workdir)
-  free = tiny.change(short, "model", remat="full", unroll_layers=True)
+  free = tiny.change(short, "model", remat="full", unroll_layers=True, attention="dense")
   free = tiny.change(free, "train", microbatches=2)
   then = checkpoint.latest(workdir)[1]
   loop.check_same_run(loop.read_rows(free).metadata, then, workdir)  # no complaint

@@ -1,44 +1,46 @@
-"""Attention over packed trees."""
+"""Attention over packed trees, behind one signature: dense, block by block, or a TPU kernel."""
 
 from __future__ import annotations
 
+import functools
+import math
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from prm_jax.model import blockwise
+from prm_jax.model import blockwise, live_blocks
 
+ROWS = ("data", "fsdp")  # mesh axes over which the rows of a batch are split
+HEADS = "tensor"  # and heads
 MASKED = -jnp.inf  # every token sees itself, so no softmax is over nothing
-BLOCK = 128  # queries, at least, that share one range of keys
-BLOCKS = 4  # at most: each is compiled on its own
 LONG = 512  # tokens from which a row is worth splitting
+# Tokens of a block.  On a CPU what is at work at once fits its cache; on a GPU a loop of small
+# programs is bound by starting them, so they are fewer (by that argument, not by measurement).
+SIZES = {"cpu": blockwise.SIZE, "gpu": 4 * blockwise.SIZE}
+
+Implementation = Literal["auto", "dense", "blockwise"]
 
 
 def visible(
   subtree_end: jax.Array,
   positions: jax.Array | None = None,
   window: jax.Array | int | None = None,
-  start: int = 0,
 ) -> jax.Array:
-  """Which tokens each token sees: `j <= i < subtree_end[j]`, and within the window if there is one.
-
-  A window counts depth in the tree, `positions[i] - positions[j] < window`: along a token's own
-  path that is the distance in its sequence, whatever stands between them in the row.
+  """Which tokens each token sees, by the rule of `live_blocks.sees`.
 
   Args:
-    subtree_end: int32 `[B, S]`, index just past each token's last descendant.
-    positions: int32 `[B, S]`, depth of each token; needed only with a window.
+    subtree_end: int32 `[B, T]`, index just past each token's last descendant.
+    positions: int32 `[B, T]`, depth of each token; needed only with a window.
     window: tokens seen, oneself included; None: all.
-    start: the first query; queries end where the keys do.
 
   Returns:
-    bool `[B, S - start, S]`, query by key.  Every token sees itself.
+    bool `[B, T, T]`, query by key.  Every token sees itself.
   """
   index = jnp.arange(subtree_end.shape[1])
-  query = index[start:, None]
-  seen = (index <= query)[None] & (query[None] < subtree_end[:, None, :])
-  if window is not None:
-    seen &= positions[:, start:, None] - positions[:, None, :] < window
-  return seen
+  distance = None if window is None else positions[:, :, None] - positions[:, None]
+  return live_blocks.sees(index[:, None], index, subtree_end[:, None], distance, window)
 
 
 def soft_cap(x: jax.Array, cap: float) -> jax.Array:
@@ -54,19 +56,18 @@ def attention(
   window: jax.Array | int | None = None,
   scale: float | None = None,
   softcap: float = 0.0,
+  implementation: Implementation = "auto",
 ) -> jax.Array:
   """Grouped-query attention under the tree rule.
 
-  Long rows go block by block on a CPU (`blockwise`).  Elsewhere they are dense, but for what no
-  token sees: a row is split into blocks of queries, each of which multiplies only with the keys up
-  to its own end.
-
   Args:
     q: `[B, T, N, H]`, k and v: `[B, T, K, H]`, with N a multiple of K.
-    subtree_end, positions: int32 `[B, T]`.
+    subtree_end, positions: int32 `[B, T]`; positions are needed only with a window.
     window: see `visible`.
     scale: of the scores; None: 1 / sqrt(H).
     softcap: scores become `softcap * tanh(scores / softcap)`; 0: they stay.
+    implementation: "dense" holds all scores at once; "blockwise" (`blockwise`) takes memory that
+      grows with T; "auto": of rows of LONG tokens or more the latter, dense else.
 
   Returns:
     `[B, T, N, H]`, in q's dtype; the softmax is float32.
@@ -77,19 +78,15 @@ def attention(
   # as contracting [B, T, K, G, H] in place, and B and K stay apart for the mesh to split.
   q = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4) * (H**-0.5 if scale is None else scale)
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-  if T >= LONG and T % blockwise.SIZE == 0 and _platform() == "cpu":
-    positions = subtree_end if positions is None else positions  # not looked at without a window
-    out = blockwise.attention(q, k, v, subtree_end, positions, window, softcap)
-    return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
-  out = []
-  size = _block(T)
-  for start in range(0, T, size):
-    end = start + size
-    seen = visible(
-      subtree_end[:, :end], None if window is None else positions[:, :end], window, start
-    )
-    out.append(_block_attention(q[..., start:end, :], k[:, :, :end], v[:, :, :end], seen, softcap))
-  out = jnp.concatenate(out, 3) if len(out) > 1 else out[0]
+  platform = _platform()
+  if implementation == "auto":
+    implementation = "blockwise" if T >= LONG and platform in SIZES else "dense"
+  given = (q, k, v, subtree_end, positions, window)
+  if implementation == "dense":
+    out = _dense(*given, softcap)
+  else:
+    size = SIZES.get(platform, blockwise.SIZE)
+    out = _per_device(functools.partial(blockwise.attention, softcap=softcap, size=size), *given)
   return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
 
@@ -99,24 +96,50 @@ def _platform() -> str:
   return jax.default_backend() if device is None else device.platform
 
 
-def _block(T: int) -> int:
-  """Queries that share one range of keys: T itself for short rows and those that do not divide."""
-  if T < LONG:
-    return T
-  return T // max(n for n in range(1, BLOCKS + 1) if T % n == 0 and T // n >= BLOCK)
-
-
-def _block_attention(
-  q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, softcap: float
+def _dense(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  subtree_end: jax.Array,
+  positions: jax.Array | None,
+  window: jax.Array | int | None,
+  softcap: float,
 ) -> jax.Array:
-  """Queries `[B, K, G, Q, H]` over keys and values `[B, K, S, H]`, `seen` bool `[B, Q, S]`."""
-  B, K, G, Q, H = q.shape
-  q = q.reshape(B, K, G * Q, H)
+  """One softmax over all keys: `[B, K, G, T, H]` over `[B, K, T, H]`, scaled."""
+  B, K, G, T, H = q.shape
+  q = q.reshape(B, K, G * T, H)
   scores = jnp.einsum("BKQH,BKSH->BKQS", q, k, preferred_element_type=jnp.float32)
-  scores = soft_cap(scores, softcap)
-  scores = jnp.where(seen[:, None], scores.reshape(B, K * G, Q, -1), MASKED)
+  scores = soft_cap(scores, softcap).reshape(B, K * G, T, T)
+  scores = jnp.where(visible(subtree_end, positions, window)[:, None], scores, MASKED)
   weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-  total = weights.sum(-1).reshape(B, K, G * Q, 1)
-  weights = weights.reshape(B, K, G * Q, -1).astype(v.dtype)
+  total = weights.sum(-1).reshape(B, K, G * T, 1)
+  weights = weights.reshape(B, K, G * T, T).astype(v.dtype)
   out = jnp.einsum("BKQS,BKSH->BKQH", weights, v, preferred_element_type=jnp.float32) / total
-  return out.astype(v.dtype).reshape(B, K, G, Q, H)
+  return out.astype(v.dtype).reshape(B, K, G, T, H)
+
+
+def _per_device(attend, q, k, v, subtree_end, positions, window) -> jax.Array:
+  """`attend` on each device's own rows and heads; without a mesh, on all.
+
+  What a mesh axis does not divide is not split over it, as of parameters; but heads of keys are
+  repeated where those of queries can be split: more of the same arithmetic nowhere, and each device
+  holds the keys of its own queries.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return attend(q, k, v, subtree_end, positions, window)
+  B, K, G, T, H = q.shape
+  rows = ROWS if B % math.prod(mesh.shape[axis] for axis in ROWS) == 0 else None
+  heads = HEADS if K * G % mesh.shape[HEADS] == 0 else None
+  if heads:
+    times = math.lcm(K, mesh.shape[HEADS]) // K
+    q = q.reshape(B, K * times, G // times, T, H)
+    k, v = (jnp.repeat(x, times, axis=1) for x in (k, v))
+  spec = PartitionSpec(rows, heads)
+  split = jax.shard_map(
+    attend,
+    in_specs=(spec, spec, spec, PartitionSpec(rows), PartitionSpec(rows), PartitionSpec()),
+    out_specs=spec,
+    check_vma=False,  # a Pallas call does not say over which axes its results vary
+  )
+  return split(q, k, v, subtree_end, positions, window).reshape(B, K, G, T, H)

@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import rotary
+from prm_jax.model.attention import ROWS
 
-ROWS = ("data", "fsdp")  # mesh axes over which the rows of a batch are split
 EVERYTHING = np.iinfo(np.int32).max  # the window of a layer without one
 POLICIES = {
   "full": None,
@@ -182,6 +182,7 @@ class Block(nnx.Module):
       window=jnp.where(sliding, c.window, EVERYTHING) if c.window else None,
       scale=(c.attention_scalar or c.head_size) ** -0.5,
       softcap=c.attention_softcap,
+      implementation=c.attention,
     )
     return self.project(y, "output")
 

@@ -16,7 +16,7 @@ from prm_jax.model import config_json, gguf_files
 from prm_jax.model.config_json import File
 
 # What a run chooses and no file says.
-CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers")
+CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers", "attention")
 CHOICES += ("lora_rank", "lora_alpha", "lora_targets")
 
 

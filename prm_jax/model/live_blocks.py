@@ -1,4 +1,4 @@
-"""Which blocks of keys the blocks of queries see: what attention block by block need not touch.
+"""The tree rule, of tokens and of blocks: what attention block by block need not touch.
 
 A packed row of trees is mostly blocks in which nobody sees anybody: other examples, and what stands
 below the finished siblings of one's own ancestors.
@@ -8,6 +8,28 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+
+
+def sees(
+  query: jax.Array,
+  key: jax.Array,
+  end: jax.Array,
+  distance: jax.Array | None = None,
+  window: jax.Array | int | None = None,
+) -> jax.Array:
+  """Whether one token sees another, elementwise: `key <= query < end`, and within the window.
+
+  A window counts depth in the tree: along a token's own path that is the distance in its sequence,
+  whatever stands between them in the row.
+
+  Args:
+    query, key: indices in the row.
+    end: index just past the key's last descendant.
+    distance: depth of the query less that of the key; needed only with a window.
+    window: tokens seen, oneself included; None: all.
+  """
+  seen = (key <= query) & (query < end)
+  return seen if window is None else seen & (distance < window)
 
 
 def live(
