@@ -176,7 +176,7 @@ def test_steps_are_the_live_pairs_and_no_more():
   for by_keys in (False, True):
     seen = live_blocks.live(*ROWS, 100, 2 * BLOCK, BLOCK)
     seen = np.asarray(seen.swapaxes(1, 2) if by_keys else seen)
-    tables, count = tree_kernel.steps(jnp.asarray(seen))
+    tables, count = jax.jit(tree_kernel.steps)(seen)
     outer, inner, flags = (np.asarray(table).reshape(len(seen), -1) for table in tables)
     assert count == seen.sum((1, 2)).max() and count < seen[0].size
     for b, wanted in enumerate(seen):

@@ -222,11 +222,10 @@ def _call(
       shape = (keys, queries)
       key = j * keys + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
       query = i * queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-      seen = (key <= query) & (query < _column(end))
-      if depths:
-        of_key, of_query = depths
-        seen &= of_query[...] - _column(of_key) < window[0]
-      return seen
+      if not depths:
+        return live_blocks.sees(query, key, _column(end))
+      of_key, of_query = depths
+      return live_blocks.sees(query, key, _column(end), of_query[...] - _column(of_key), window[0])
 
     kernel(flags, seen, settings.softcap, *refs)
 

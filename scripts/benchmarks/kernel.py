@@ -22,11 +22,13 @@ from prm_jax import json_lines
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = pathlib.Path(__file__).parent / "attention_compile.py"
-CODE = {  # what the figures depend on
-  "alone": ("model/attention.py", "model/live_blocks.py", "model/tree_kernel.py"),
-  "step": ("config.py", "types.py", "model", "training"),
+STEP = ("config.py", "types.py", "model", "training")  # code that the figures of a step depend on
+ALONE = {  # and those of attention alone, by form
+  "kernel": ("model/live_blocks.py", "model/tree_kernel.py"),
+  "dense": ("model/live_blocks.py", "model/attention.py"),
 }
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
+DROPPED = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "LIBTPU_INIT_ARGS")  # of the environment
 PARTS = ("alone", "step")
 FORMS = {
   "kernel": "this project",
@@ -97,35 +99,43 @@ def cases(part: str, quick: bool) -> list[dict]:
 
 def compiled(work: pathlib.Path, case: dict, checkpoint: pathlib.Path) -> dict:
   """The figures of one compilation, from its file or from a process that writes it."""
-  digest = hashlib.sha256(json.dumps([case, versions(), MODEL], sort_keys=True).encode())
-  for name in CODE[case["what"]]:
-    for file in training.files_of(ROOT / "prm_jax" / name):
-      digest.update(file.read_bytes())
-  digest.update(SCRIPT.read_bytes())
   sizes = case["sizes"]
-  name = f"{case['topology'].replace(':', '_')}_{sizes['tokens']}_{sizes['head_size']}"
-  name = f"{case['what']}_{name}_{case['form']}"
-  output = work / f"{name}_{digest.hexdigest()[:12]}.json"
+  name = f"{case['what']}_{case['topology']}_{sizes['tokens']}_{sizes['head_size']}_{case['form']}"
+  output = work / f"{name.replace(':', '_')}_{digest(case)[:12]}.json"
   if not output.exists():
     training.say(f"{name}:", end=" ")
     start = time.perf_counter()
     given, log, new = (output.with_suffix(end) for end in (".settings", ".log", ".new"))
     about = {"checkpoint": str(checkpoint.resolve()), "output": str(new.resolve())}
     given.write_text(json.dumps(case | about | {"chips": STEP_CHIPS}))
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = {k: v for k, v in os.environ.items() if k not in DROPPED}
     with log.open("w") as out:
-      command = [sys.executable, str(SCRIPT), str(given)]
-      ended = subprocess.run(command, env=environment, stdout=out, stderr=out).returncode
+      ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(given)],
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        stdout=out,
+        stderr=out,
+      ).returncode
     if ended:  # a compiler that aborts is no exception
       raise RuntimeError(f"{SCRIPT.name} ended with {ended}; {log}:\n{training.tail(log)}")
     figures = case | json.loads(new.read_text())
     figures |= {"process_seconds": time.perf_counter() - start, "date": time.strftime("%Y-%m-%d")}
     with json_lines.written(output) as file:
       file.write(json.dumps(figures) + "\n")
-    for file in (given, new):
+    for file in (given, log, new):
       file.unlink()
     training.say(f"{figures['temporaries'] / 2**20:.1f} MiB -> {output}")
   return json.loads(output.read_text())
+
+
+def digest(case: dict) -> str:
+  """Of what the figures depend on."""
+  found = hashlib.sha256(json.dumps([case, versions(), MODEL], sort_keys=True).encode())
+  for name in STEP if case["what"] == "step" else ALONE.get(case["form"], ()):
+    for file in training.files_of(ROOT / "prm_jax" / name):
+      found.update(file.read_bytes())
+  found.update(SCRIPT.read_bytes())
+  return found.hexdigest()
 
 
 def versions() -> dict[str, str]:
