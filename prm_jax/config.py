@@ -123,8 +123,8 @@ class Model(Checked):
   unroll_layers: bool = False  # faster steps on CPU, slower compilation
   # "dense" holds the scores of all pairs of tokens at once: fastest for rows of a few hundred.
   # "blockwise" takes memory that grows with the row and skips what nobody sees, on CPU and GPU.
-  # "auto": what is fastest for the row on the platform.
-  attention: Literal["auto", "dense", "blockwise"] = "auto"
+  # "kernel" does so on a TPU.  "auto": what suits the row and the platform.
+  attention: Literal["auto", "dense", "blockwise", "kernel"] = "auto"
   # Low-rank factors beside the layers' weights (LoRA, arXiv:2106.09685), which then stay as they
   # are: optim.trained="lora".  Their product counts lora_alpha / lora_rank.
   lora_rank: Whole = 0  # 0: none

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
-from prm_jax.model import blockwise
-from prm_jax.model import live_blocks as live_lib
+from prm_jax.model import blockwise, live_blocks, tree_kernel
 from prm_jax.training import loss as loss_lib
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import step as step_lib
@@ -112,9 +111,9 @@ def test_every_form_is_one_softmax(implementation, T, heads, window, softcap):
 
 
 @settings(deadline=None, max_examples=20)
-@given(packed_rows(), st.sampled_from([None, 4]), st.sampled_from([8, 20]))
+@given(packed_rows(), st.sampled_from([None, 4]), st.sampled_from([8, 24]))
 def test_blocks_of_random_trees_equal_one_softmax(rows, window, size):
-  """Rows of other trees in a batch, each with padding, which also ends within a block."""
+  """Rows of other trees in a batch, each with padding: values and gradients."""
   q, k, v = inputs(np.random.default_rng(0), *rows[0].shape, HEADS[2])
   for a, b in zip(by_blocks(q, k, v, *rows, window, size), at_once(q, k, v, *rows, window)):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -131,7 +130,7 @@ def by_blocks(q, k, v, end, positions, window, size):
     B, T, N, H = q.shape
     q = q.reshape(B, T, k.shape[2], -1, H).transpose(0, 2, 3, 1, 4) * H**-0.5
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    out = blockwise.attention(q, k, v, end, positions, window, 0.0, size)
+    out = blockwise.attention(q, k, v, end, positions, window, 0.0, size=size)
     return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
 
   return value_and_gradients(attend, q, k, v)
@@ -143,34 +142,63 @@ def test_blocks_in_bfloat16_are_as_near_as_dense_ones():
   end, positions = packed_trees(rng, 1, 512)
   q, k, v = inputs(rng, 1, 512, HEADS[1], dtype=jnp.bfloat16)
   exact = reference(*(x.astype(jnp.float32) for x in (q, k, v)), end, positions, None, 0.0)
-  got = attention_lib.attention(q, k, v, end, positions)
+  got = jax.jit(attention_lib.attention)(q, k, v, end, positions)
   assert got.dtype == jnp.bfloat16
   np.testing.assert_allclose(np.asarray(got, np.float32), exact, atol=0.02)
 
 
+@pytest.mark.parametrize("form", ["blockwise", "kernel"])
 @pytest.mark.parametrize(
-  ("rows", "heads", "axes"),
+  ("rows", "heads", "axes", "window"),
   [
-    (4, (2, 2), {"fsdp": 4, "tensor": 2}),
-    (4, (8, 2), {"data": 2, "tensor": 4}),  # each head of keys goes to two devices
-    (4, (12, 6), {"data": 2, "tensor": 4}),  # 12 of them on 4 devices
-    (3, (3, 1), {"fsdp": 4, "tensor": 2}),  # nothing to split evenly: everyone does everything
+    (4, (2, 2), {"fsdp": 4, "tensor": 2}, 90),
+    (4, (8, 2), {"data": 2, "tensor": 4}, None),  # each head of keys goes to two devices
+    (2, (12, 6), {"data": 2, "tensor": 4}, None),  # 12 of them on 4 devices
+    (3, (3, 1), {"fsdp": 4, "tensor": 2}, None),  # nothing to split evenly: all do everything
   ],
 )
-def test_blocks_over_devices_equal_one_device(rows, heads, axes):
+def test_many_devices_equal_one(form, rows, heads, axes, window, monkeypatch):
   """Values and gradients, wherever rows and heads are."""
+  if form == "kernel":
+    pretend_tpu(monkeypatch)
   rng = np.random.default_rng(2)
-  end, positions = packed_trees(rng, rows, 512)
-  q, k, v = inputs(rng, rows, 512, heads)
+  end, positions = packed_trees(rng, rows, 256)
+  q, k, v = inputs(rng, rows, 256, heads)
   attend = functools.partial(
-    attention_lib.attention, subtree_end=end, positions=positions, window=90
+    attention_lib.attention,
+    subtree_end=end,
+    positions=positions,
+    window=window,
+    implementation=form,
   )
-  alone = value_and_gradients(attend, q, k, v)
+  wanted = value_and_gradients(lambda *x: reference(*x, end, positions, window, 0.0), q, k, v)
   mesh = mesh_lib.make_mesh(config_lib.Mesh(**{"fsdp": 1} | axes))
   with jax.set_mesh(mesh):
     got = value_and_gradients(attend, q, k, v)
-  for a, b in zip(got, alone):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+  for a, b in zip(got, wanted):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def pretend_tpu(monkeypatch):
+  """The kernel, interpreted, as if the devices were TPUs."""
+  kernel = functools.partial(tree_kernel.attention, interpret=True)
+  monkeypatch.setattr(tree_kernel, "attention", kernel)
+  monkeypatch.setattr(attention_lib, "_platform", lambda: "tpu")
+
+
+def test_each_platform_has_its_form(monkeypatch):
+  """Rows of any length come to the kernel on a TPU; elsewhere to ask for it is a mistake."""
+  rng = np.random.default_rng(4)
+  end, positions = packed_trees(rng, 1, 130)
+  q, k, v = inputs(rng, 1, 130, HEADS[1])
+  with pytest.raises(ValueError, match=r'"kernel" is for TPUs, and the devices .* platform cpu'):
+    attention_lib.attention(q, k, v, end, implementation="kernel")
+  pretend_tpu(monkeypatch)
+  got = jax.jit(attention_lib.attention)(q, k, v, end, positions, 40)
+  np.testing.assert_allclose(got, reference(q, k, v, end, positions, 40, 0.0), atol=1e-5)
+  program = jax.make_jaxpr(attention_lib.attention)
+  assert "pallas_call" in str(program(q, k, v, end))
+  assert "pallas_call" not in str(program(*(x[:, :100] for x in (q, k, v, end))))
 
 
 def long_tree(trunk: int, branch: int, branches: int) -> tuple[Batch, Batch]:
@@ -218,7 +246,7 @@ def test_a_row_of_8200_tokens_trains_as_its_paths_do():
   tree, alone = long_tree(200, 1000, 8)
   params = tiny.model()[1]
   loss, got = jax.jit(gradient)(params, tree)
-  wanted_loss, wanted = jax.jit(gradient, static_argnums=2)(params, alone, "dense")
+  wanted_loss, wanted = jax.jit(gradient)(params, alone)
   np.testing.assert_allclose(loss, wanted_loss, rtol=1e-5)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted)):
     np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
@@ -244,7 +272,7 @@ def arrays(program):
         yield from arrays(inner)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(packed_rows(), BLOCKS, st.sampled_from([None, 1, 3, 9, 40]))
 def test_live_blocks_are_those_in_which_a_token_is_seen(rows, sizes, window):
   """All of them always; without a window no others."""
@@ -252,18 +280,16 @@ def test_live_blocks_are_those_in_which_a_token_is_seen(rows, sizes, window):
   (B, T), (queries, keys) = end.shape, sizes
   seen = np.asarray(attention_lib.visible(end, positions, window))
   wanted = seen.reshape(B, T // queries, queries, T // keys, keys).any((2, 4))
-  live = np.asarray(live_lib.live(end, positions, window, queries, keys))
+  live = np.asarray(live_blocks.live(end, positions, window, queries, keys))
   assert live[wanted].all()
   if window is None:
     assert (live == wanted).all()
-  for transposed in (False, True):
-    order, count = live_lib.live_blocks(end, positions, window, *sizes, transposed)
-    table = live.swapaxes(1, 2) if transposed else live
-    assert order.dtype == count.dtype == jnp.int32 and order.shape == table.shape
-    for at in np.ndindex(count.shape):
-      blocks = np.flatnonzero(table[at]).tolist()
-      tail = [blocks[-1]] * (table.shape[-1] - len(blocks))  # repeats the last: nothing to fetch
-      assert count[at] == len(blocks) and order[at].tolist() == blocks + tail
+  order, count = live_blocks.listed(jnp.asarray(live))
+  assert order.dtype == count.dtype == jnp.int32 and order.shape == live.shape
+  for at in np.ndindex(count.shape):
+    blocks = np.flatnonzero(live[at]).tolist()
+    tail = [blocks[-1]] * (live.shape[-1] - len(blocks))  # repeats the last: nothing to fetch
+    assert count[at] == len(blocks) and order[at].tolist() == blocks + tail
 
 
 @pytest.mark.parametrize("window", [1, 17, 64, 100])
@@ -273,7 +299,7 @@ def test_live_blocks_of_a_chain_are_those_in_the_window(window):
   end, positions = jnp.full((1, T), T), jnp.arange(T)[None]
   seen = np.asarray(attention_lib.visible(end, positions, window))
   wanted = seen.reshape(T // 32, 32, T // 16, 16).any((1, 3))
-  assert (live_lib.live(end, positions, window, 32, 16)[0] == wanted).all()
+  assert (live_blocks.live(end, positions, window, 32, 16)[0] == wanted).all()
 
 
 def test_finished_siblings_are_not_live():
@@ -282,5 +308,5 @@ def test_finished_siblings_are_not_live():
   T = trunk + branch * branches
   end = np.full(T, T)
   end[trunk:] = np.repeat(trunk + branch * np.arange(1, branches + 1), branch)
-  order, count = live_lib.live_blocks(jnp.asarray(end)[None], None, None, 8, 8)
+  order, count = live_blocks.listed(live_blocks.live(jnp.asarray(end)[None], None, None, 8, 8))
   assert order[0, -1, :3].tolist() == [0, 9, 10] and count[0, -1] == 3

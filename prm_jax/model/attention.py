@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from prm_jax.model import blockwise, live_blocks
+from prm_jax.model import blockwise, live_blocks, tree_kernel
 
 ROWS = ("data", "fsdp")  # mesh axes over which the rows of a batch are split
 HEADS = "tensor"  # and heads
 MASKED = -jnp.inf  # every token sees itself, so no softmax is over nothing
-LONG = 512  # tokens from which a row is worth splitting
-# Tokens of a block.  On a CPU what is at work at once fits its cache; on a GPU a loop of small
-# programs is bound by starting them, so they are fewer (by that argument, not by measurement).
-SIZES = {"cpu": blockwise.SIZE, "gpu": 4 * blockwise.SIZE}
+LONG = 512  # tokens from which a row is worth splitting on a CPU or GPU
+# Tokens of a block.  On a CPU what is at work at once fits its cache.  On a GPU a loop of small
+# programs waits for each to start, so there are fewer: by that argument, not by measurement.
+CPU_BLOCK, GPU_BLOCK = 64, 256
 
-Implementation = Literal["auto", "dense", "blockwise"]
+Implementation = Literal["auto", "dense", "blockwise", "kernel"]
 
 
 def visible(
@@ -66,34 +67,62 @@ def attention(
     window: see `visible`.
     scale: of the scores; None: 1 / sqrt(H).
     softcap: scores become `softcap * tanh(scores / softcap)`; 0: they stay.
-    implementation: "dense" holds all scores at once; "blockwise" (`blockwise`) takes memory that
-      grows with T; "auto": of rows of LONG tokens or more the latter, dense else.
+    implementation: see `config.Model.attention`.  Rows that are too short for the blocks of one,
+      or end within one, are padded for it.
 
   Returns:
     `[B, T, N, H]`, in q's dtype; the softmax is float32.
+
+  Raises:
+    ValueError: the kernel is asked for, and the devices are no TPUs.
   """
   B, T, N, H = q.shape
   K = k.shape[2]
+  attend, block = _form(implementation, T)
+  if extra := -T % block:
+    q, k, v, subtree_end, positions = _padded(extra, q, k, v, subtree_end, positions)
   # Heads before tokens, so that both products are batches of plain matrices: twice as fast on CPU
   # as contracting [B, T, K, G, H] in place, and B and K stay apart for the mesh to split.
-  q = q.reshape(B, T, K, N // K, H).transpose(0, 2, 3, 1, 4) * (H**-0.5 if scale is None else scale)
+  q = q.reshape(B, -1, K, N // K, H).transpose(0, 2, 3, 1, 4)
+  q = q * (H**-0.5 if scale is None else scale)
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  out = attend(q, k, v, subtree_end, positions, window, softcap)
+  return out.transpose(0, 3, 1, 2, 4).reshape(B, -1, N, H)[:, :T]
+
+
+def _form(implementation: Implementation, T: int) -> tuple[Callable, int]:
+  """What computes attention of rows of T tokens, and of how many tokens they must be a multiple."""
   platform = _platform()
-  if implementation == "auto":
-    implementation = "blockwise" if T >= LONG and platform in SIZES else "dense"
-  given = (q, k, v, subtree_end, positions, window)
-  if implementation == "dense":
-    out = _dense(*given, softcap)
-  else:
-    size = SIZES.get(platform, blockwise.SIZE)
-    out = _per_device(functools.partial(blockwise.attention, softcap=softcap, size=size), *given)
-  return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+  if implementation == "auto" and platform == "tpu":
+    implementation = "kernel" if T >= tree_kernel.LANES else "dense"
+  elif implementation == "auto":
+    implementation = "blockwise" if T >= LONG else "dense"
+  if implementation == "kernel":
+    if platform != "tpu":
+      raise ValueError(
+        f'model.attention="kernel" is for TPUs, and the devices are of the platform {platform}; '
+        'leave it at "auto", or choose "blockwise" or "dense"'
+      )
+    return functools.partial(_per_device, tree_kernel.attention), tree_kernel.LANES
+  if implementation == "blockwise":
+    size = CPU_BLOCK if platform == "cpu" else GPU_BLOCK
+    return functools.partial(_per_device, functools.partial(blockwise.attention, size=size)), size
+  return _dense, 1
 
 
 def _platform() -> str:
   """Of the mesh in use, which may be of devices that are not here; without one, of those here."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
+
+
+def _padded(extra: int, *arrays: jax.Array | None) -> list[jax.Array | None]:
+  """q, k, v, subtree_end and positions of rows with so many tokens more, which see themselves."""
+  q, k, v, end, positions = (
+    x if x is None else jnp.pad(x, [(0, 0), (0, extra)] + [(0, 0)] * (x.ndim - 2)) for x in arrays
+  )
+  index = jnp.arange(end.shape[1], dtype=end.dtype)
+  return [q, k, v, jnp.maximum(end, index + 1), positions]
 
 
 def _dense(
@@ -118,7 +147,7 @@ def _dense(
   return out.astype(v.dtype).reshape(B, K, G, T, H)
 
 
-def _per_device(attend, q, k, v, subtree_end, positions, window) -> jax.Array:
+def _per_device(attend, q, k, v, subtree_end, positions, window, softcap) -> jax.Array:
   """`attend` on each device's own rows and heads; without a mesh, on all.
 
   What a mesh axis does not divide is not split over it, as of parameters; but heads of keys are
@@ -127,7 +156,7 @@ def _per_device(attend, q, k, v, subtree_end, positions, window) -> jax.Array:
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
-    return attend(q, k, v, subtree_end, positions, window)
+    return attend(q, k, v, subtree_end, positions, window, softcap)
   B, K, G, T, H = q.shape
   rows = ROWS if B % math.prod(mesh.shape[axis] for axis in ROWS) == 0 else None
   heads = HEADS if K * G % mesh.shape[HEADS] == 0 else None
@@ -137,7 +166,7 @@ def _per_device(attend, q, k, v, subtree_end, positions, window) -> jax.Array:
     k, v = (jnp.repeat(x, times, axis=1) for x in (k, v))
   spec = PartitionSpec(rows, heads)
   split = jax.shard_map(
-    attend,
+    functools.partial(attend, softcap=softcap),
     in_specs=(spec, spec, spec, PartitionSpec(rows), PartitionSpec(rows), PartitionSpec()),
     out_specs=spec,
     check_vma=False,  # a Pallas call does not say over which axes its results vary

@@ -19,17 +19,16 @@ import jax.numpy as jnp
 
 from prm_jax.model import live_blocks
 
-SIZE = 64  # tokens of a block: what is at work at once fits a CPU's cache
 HIDDEN = -1e30  # finite: a block without a visible key must not make nan of the running maximum
 
 
 class Tree(NamedTuple):
   """Who sees whom, in blocks that count through all rows; N of them."""
 
-  ends: jax.Array  # int32 [N, SIZE]: subtree ends, from the first token of the first row
-  depths: jax.Array | None  # int32 [N, SIZE], with a window
+  ends: jax.Array  # int32 [N, size]: subtree ends, from the first token of the first row
+  depths: jax.Array | None  # int32 [N, size], with a window
   window: jax.Array | int | None
-  order: jax.Array  # int32 [N, T / SIZE]: blocks of keys that a block of queries sees
+  order: jax.Array  # int32 [N, T / size]: blocks of keys that a block of queries sees
   count: jax.Array  # int32 [N]: how many
 
 
@@ -41,29 +40,22 @@ def attention(
   positions: jax.Array | None,
   window: jax.Array | int | None,
   softcap: float,
-  size: int = SIZE,
+  *,
+  size: int,
 ) -> jax.Array:
   """Grouped-query attention under the tree rule.
 
   Args:
-    q: `[B, K, G, T, H]`, scaled; k, v: `[B, K, T, H]`.
+    q: `[B, K, G, T, H]`, scaled; k, v: `[B, K, T, H]`; T a multiple of size.
     subtree_end, positions: int32 `[B, T]`; positions are needed only with a window.
     window: tokens seen, by depth; None: all.
     softcap: see `attention.attention`.
-    size: tokens of a block.  A row that ends within one is padded.
+    size: tokens of a block.
 
   Returns:
     `[B, K, G, T, H]` in v's dtype; sums are float32.
   """
-  T = q.shape[3]
-  padded = T + -T % size
-  if padded > T:
-    q, k, v = (jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, padded - T), (0, 0)]) for x in (q, k, v))
-    alone = jnp.broadcast_to(jnp.arange(T, padded, dtype=jnp.int32) + 1, (len(q), padded - T))
-    subtree_end = jnp.concatenate([subtree_end, alone], 1)  # sees itself, and is seen by no other
-    positions = jnp.pad(positions, [(0, 0), (0, padded - T)]) if positions is not None else None
-  tree = _tree(subtree_end, positions, window, size)
-  return _attention(q, k, v, tree, softcap)[:, :, :, :T]
+  return _attention(q, k, v, _tree(subtree_end, positions, window, size), softcap)
 
 
 def _tree(
@@ -74,7 +66,7 @@ def _tree(
 ) -> Tree:
   B, T = subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
-  order, count = live_blocks.live_blocks(subtree_end, positions, window, size, size)
+  order, count = live_blocks.listed(live_blocks.live(subtree_end, positions, window, size, size))
   return Tree(
     ends=(subtree_end + row * T).reshape(-1, size),
     depths=None if window is None else positions.reshape(-1, size),

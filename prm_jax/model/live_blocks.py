@@ -75,21 +75,3 @@ def listed(seen: jax.Array) -> tuple[jax.Array, jax.Array]:
   column = jnp.arange(seen.shape[-1], dtype=jnp.int32)
   last = jnp.max(jnp.where(seen, column, 0), -1, keepdims=True)
   return jnp.sort(jnp.where(seen, column, last), -1), seen.sum(-1, dtype=jnp.int32)
-
-
-def live_blocks(
-  subtree_end: jax.Array,
-  positions: jax.Array | None,
-  window: jax.Array | int | None,
-  queries: int,
-  keys: int,
-  transposed: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-  """`live` as lists: of blocks of keys for each of queries, or of queries for each of keys.
-
-  Returns:
-    order, count: as of `listed`, `[B, T / queries, T / keys]` and `[B, T / queries]`; transposed,
-    `[B, T / keys, T / queries]` and `[B, T / keys]`.
-  """
-  seen = live(subtree_end, positions, window, queries, keys)
-  return listed(seen.swapaxes(1, 2) if transposed else seen)
