@@ -2,6 +2,7 @@
 
   python scripts/benchmark.py aggregation --json=figures.json
   python scripts/benchmark.py training --peer=trl --source=DIR --model=FILE
+  python scripts/benchmark.py tree --source=DIR --model=FILE
   python scripts/benchmark.py kernel
 
 Prints tables; --docs puts them into docs/benchmarks.md, where they are explained.  Standard error
@@ -38,6 +39,11 @@ class Common:
   quick: bool = False
   """Small sizes: to see that it works. Its figures say nothing."""
 
+  @property
+  def section(self) -> str:
+    """The name in the markers of the documentation."""
+    return type(self).__name__.lower()
+
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation(Common):
@@ -59,8 +65,12 @@ class Training(Common):
 
   peer: Literal["trl", "none"] = "trl"
   """The peer, in a virtual environment of its own (.venv-trl, some GB); none: this project only."""
+  rows_of: Literal["phase2", "phase1"] = "phase2"
+  """The phase of PRM800K; phase 1, of many alternatives, is small: nothing is held out to test."""
+  layouts: tuple[Literal["packed", "trees"], ...] = ("packed", "trees")
+  """Of this project: the peer's rows each by itself, or those of a problem as one tree."""
   source: pathlib.Path = ROOT / "data/prm800k_upstream"
-  """Directory of phase2_train.jsonl and phase2_test.jsonl of PRM800K."""
+  """Directory of PRM800K's files, of the phase."""
   model: pathlib.Path = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
   """What both start from (scripts/fetch_smollm2.py)."""
   config: pathlib.Path = ROOT / "configs/prm800k_smollm2_135m.py"
@@ -80,9 +90,38 @@ class Training(Common):
   work: pathlib.Path = ROOT / "runs/benchmark_training"
   """Figures of finished runs; what is there is not measured again."""
 
+  @property
+  def section(self) -> str:
+    return "training" if self.rows_of == "phase2" else f"training_{self.rows_of}"
+
   def run(self, module) -> dict:
-    if min(self.rows, self.test_rows, self.threads) < 1 or not self.seeds or not self.peer_seeds:
-      raise ValueError("--rows, --test_rows and --threads: at least 1; --seeds: at least one")
+    if min(self.rows, self.test_rows, self.threads) < 1:
+      raise ValueError("--rows, --test_rows and --threads: at least 1")
+    for name in ("layouts", "seeds", "peer_seeds"):
+      given = getattr(self, name)
+      if not given or len(set(given)) < len(given):
+        raise ValueError(f"--{name}: at least one, each once")
+    return module.run(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree(Common):
+  """Prefix trees beside flattened sequences in this code, on the CPU: training and scoring."""
+
+  source: pathlib.Path = ROOT / "data/prm800k_upstream"
+  """Directory of phase1_train.jsonl, phase1_test.jsonl and phase2_train.jsonl of PRM800K."""
+  model: pathlib.Path = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+  """Whose shape and tokenizer are used (scripts/fetch_smollm2.py); its weights are not."""
+  config: pathlib.Path = ROOT / "configs/prm800k_smollm2_135m.py"
+  """This project's settings."""
+  layers: int = 2
+  """Of the model's layers, how many."""
+  rows: int = 240
+  """Paths from a problem to a last step, of whole problems at random, of each phase."""
+
+  def run(self, module) -> dict:
+    if min(self.layers, self.rows) < 1:
+      raise ValueError("--layers and --rows: at least 1")
     return module.run(self)
 
 
@@ -105,6 +144,7 @@ class Kernel(Common):
 Args = (
   Annotated[Aggregation, tyro.conf.subcommand("aggregation")]
   | Annotated[Training, tyro.conf.subcommand("training")]
+  | Annotated[Tree, tyro.conf.subcommand("tree")]
   | Annotated[Kernel, tyro.conf.subcommand("kernel")]
 )
 
@@ -126,7 +166,7 @@ def benchmark(args: Common) -> None:
   name = type(args).__name__.lower()
   module = importlib.import_module(f"benchmarks.{name}")
   if args.docs:
-    between_markers(args.docs_file, name)  # fails here rather than at the end
+    between_markers(args.docs_file, args.section)  # fails here rather than at the end
   figures = {"machine": machine(), "command": command(args), "quick": args.quick}
   start = time.perf_counter()
   figures |= args.run(module)
@@ -137,7 +177,7 @@ def benchmark(args: Common) -> None:
   if args.json:
     args.json.write_text(json.dumps(figures, indent=1) + "\n")
   if args.docs:
-    before, after = between_markers(args.docs_file, name)
+    before, after = between_markers(args.docs_file, args.section)
     args.docs_file.write_text(f"{before}\n\n{text}\n\n{after}")
 
 

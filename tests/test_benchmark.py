@@ -1,16 +1,19 @@
 """scripts/benchmark.py: all methods measure the same, and the figures go where they should."""
 
+import itertools
 import json
+import os
 import pathlib
 import types
 
 import jax
 import numpy as np
 import pytest
+import tiny
 from conftest import ROOT, completion, make_row, run_script, step
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import tokenizers, trees
+from prm_jax.input_pipeline import tokenizers, trees, tries
 from prm_jax.training import step as step_lib
 
 EXACT = ("numpy_sort", "numpy_argsort", "library", "library_bfloat16", "library_all_n")
@@ -108,6 +111,10 @@ def test_documentation_without_markers_is_an_error_before_any_work(tmp_path):
     (("aggregation", "--skip", "reranking"), "reranking"),
     (("training", "--source=nowhere", "--model=none.gguf"), "none.gguf: no such file"),
     (("training", "--rows=0"), "at least 1"),
+    (("training", "--layouts", "trees", "trees"), "--layouts: at least one, each once"),
+    (("tree", "--layers=0"), "at least 1"),
+    (("tree", "--source=nowhere"), "no such file"),
+    (("training", "--rows_of=phase1", "--source=nowhere", f"--model={__file__}"), "phase1_train"),
     (("training", "--peer=openr"), "openr"),
     (("training", "--threads=9999"), "9999: only"),
   ],
@@ -118,7 +125,7 @@ def test_mistakes_are_errors_before_any_work(arguments, message):
   assert done.returncode != 0 and message in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["aggregation", "training"])
+@pytest.mark.parametrize("name", ["aggregation", "training", "training_phase1", "tree"])
 def test_the_documentation_has_the_markers(name):
   """--docs finds its place in docs/benchmarks.md."""
   text = pathlib.Path(ROOT, "docs/benchmarks.md").read_text()
@@ -148,12 +155,18 @@ def write_source(directory):
 
 def test_the_peer_gets_one_row_a_leaf(training, tmp_path):
   """As TRL's converter: each alternative repeats its prefix; neutral counts as right."""
-  rows, left_out = training.peer_rows(write_source(tmp_path / "source") / "phase2_train.jsonl")
+  file = write_source(tmp_path / "source") / "phase2_train.jsonl"
+  rows, left_out = training.peer_rows([file], "paper")
   assert len(rows) == 10 and not left_out
   assert rows[:2] == [
     {"prompt": "train 0?", "completions": ["Add.", "Two."], "labels": [True, False]},
     {"prompt": "train 0?", "completions": ["Add.", "6."], "labels": [True, True]},
   ]
+  rows, _ = training.peer_rows([file, file], "trl")  # its neutral is wrong; nothing of phase 2
+  assert not rows
+  file = file.rename(file.with_name("phase1_train.jsonl"))
+  rows, _ = training.peer_rows([file, file], "trl")
+  assert len(rows) == 20 and [row["labels"][1] for row in rows[:2]] == [False, False]
 
 
 def figures_of(settings, good):
@@ -180,7 +193,10 @@ def benchmark(training, tmp_path, monkeypatch):
     if settings.get("task") == "export":
       return pathlib.Path(settings["output"]).mkdir()
     figures = figures_of(settings, 1 if side == "packed" else -1)
-    figures |= {"train_seconds": 1.0, "compile_seconds": 2.0} if side == "packed" else {}
+    if side == "packed":
+      seconds = {"packed": 1.0, "trees": 0.5}[settings["layout"]]
+      figures |= {"layout": settings["layout"], "targets": 15}
+      figures |= {"train_seconds": seconds, "compile_seconds": 2.0}
     return pathlib.Path(settings["output"]).write_text(json.dumps(figures))
 
   words = types.SimpleNamespace(encode=lambda text: text.split() or [text], bos_id=None)
@@ -191,7 +207,8 @@ def benchmark(training, tmp_path, monkeypatch):
   args = types.SimpleNamespace(
     source=write_source(tmp_path / "source"), model=tmp_path / "model.gguf", quick=False, rows=6,
     config=ROOT / "configs/prm800k_smollm2_135m.py", test_rows=8, seeds=(0, 1), peer="trl",
-    peer_seeds=(0,), threads=3, peer_python="python", work=tmp_path / "work",
+    peer_seeds=(0,), threads=3, peer_python="python", work=tmp_path / "work", rows_of="phase2",
+    layouts=("packed",),
   )  # fmt: skip
   return args, calls
 
@@ -227,17 +244,44 @@ def test_a_training_benchmark_goes_on_where_it_was(training, benchmark, monkeypa
 
 def test_the_comparison_and_its_tables(training, benchmark):
   """Rates over all runs of a side, AUROC by seed, differences with their noise, and names."""
-  result = training.run(benchmark[0])
-  assert [t["measured"] for t in result["targets"]] == [2.0, pytest.approx(2 / 3), 1.0]
-  assert result["auroc"]["ours"]["by_seed"] == {"before": [0.5, 0.5], "after": [1.0, 1.0]}
-  assert result["auroc"]["difference"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+  args, calls = benchmark
+  args.layouts = ("packed", "trees")
+  result = training.run(args)
+  assert calls == EXPORT + [OURS[0]] * 2 + [OURS[1]] * 2 + PEER
+  measured = [t["measured"] for t in result["targets"]]
+  assert measured == [2.0, pytest.approx(2 / 3), 1.0, 4.0, pytest.approx(0.8), 1.0]
+  assert [t["target"] for t in result["targets"]] == [">= 1.3", "", ">= 0", ">= 2", "", ">= 0"]
+  auroc = result["auroc"]
+  by_seed = {"before": [0.5, 0.5], "after": [1.0, 1.0]}
+  assert auroc["sides"]["this project, trees"]["by_seed"] == by_seed
+  assert auroc["differences"]["this project, packed"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
   text = training.tables(result | {"quick": False})
-  assert "| TRL, seed 0 |" in text and "| this project, seed 1 |" in text and "| yes |" in text
-  assert "this project (seeds 0 1) - TRL (seed 0)" in text and "not distinguishable" not in text
+  assert "| TRL, seed 0 | 3 | 20 | 20 |" in text and "| yes |" in text
+  assert "| this project, trees, seed 1 | 3 | 20 | 15 |" in text
+  assert "this project, packed (seeds 0 1) - TRL (seed 0)" in text
+  assert "not distinguishable" not in text
   assert "Model model.gguf; this project's settings prm800k_smollm2_135m.py; 3 threads" in text
-  result["auroc"]["difference"] |= {"low": -0.1}
+  auroc["differences"]["this project, trees"] |= {"low": -0.1}
   text = training.tables(result | {"quick": False})
-  assert "| yes, within noise: not distinguishable |" in text
+  assert text.count("| yes, within noise: not distinguishable |") == 1
+
+
+def test_phase_1_has_no_test_rows(training, benchmark, monkeypatch):
+  """Both files are trained on, in longer rows, with a target of their own and no AUROC."""
+  args, calls = benchmark
+  for split in training.SPLITS:
+    file = args.source / f"phase2_{split}.jsonl"
+    file.rename(file.with_name(f"phase1_{split}.jsonl"))
+  args.rows_of, args.rows, args.layouts = "phase1", 99, ("trees",)
+  args.seeds = (0,)
+  result = training.run(args)
+  assert calls == EXPORT + OURS[:1] + PEER
+  assert result["rows"] == {"train": 20, "test": 0}
+  assert result["settings"]["max_length"] == 2048 and result["auroc"] is None
+  assert [t["target"] for t in result["targets"]] == [">= 10", ""]
+  assert [t["met"] for t in result["targets"]] == [False, None]
+  text = training.tables(result | {"quick": False})
+  assert "AUROC" not in text and "20 training rows; left out of train: 0" in text
 
 
 def test_rows_that_do_not_fit_are_left_out(training, benchmark, monkeypatch):
@@ -260,6 +304,10 @@ def test_the_heading_describes_the_runs(monkeypatch):
 
   args = script.Training(source=pathlib.Path("/a/some"), rows=7, work=pathlib.Path("/b"))
   assert script.command(args).endswith(" training --source some --rows 7")
+  assert (args.section, script.Training(rows_of="phase1").section) == (
+    "training",
+    "training_phase1",
+  )
   machine = script.machine() | {"date": "2030-03-03", "load_at_end": 0.0}
   figures = {"machine": machine, "command": "c", "quick": False, "seconds": 60.0}
   assert "1 minutes, 2030-03-03" in script.heading(figures)
@@ -274,6 +322,15 @@ def test_a_failed_side_shows_its_last_words(training, tmp_path):
   script.write_text("raise SystemExit('no such trainer')")
   with pytest.raises(RuntimeError, match="no such trainer"):
     training.child(training.sys.executable, script, "none", tmp_path / "log", 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say cores")
+def test_a_side_has_as_many_cores_as_threads(training, tmp_path):
+  """The child is pinned, the process that starts it only meanwhile."""
+  script, before = tmp_path / "cores.py", os.sched_getaffinity(0)
+  script.write_text("import os; print(len(os.sched_getaffinity(0)))")
+  training.child(training.sys.executable, script, "none", tmp_path / "log", 1)
+  assert (tmp_path / "log").read_text() == "1\n" and os.sched_getaffinity(0) == before
 
 
 def test_an_environment_of_somebody_else_is_left_alone(training, tmp_path):
@@ -332,14 +389,17 @@ def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_dat
   (tmp_path / "config.py").write_text(config + "  return Experiment(train=Train(batch_rows=8))\n")
   source = write_source(tmp_path / "source")
   settings = training.SETTINGS | {"learning_rate": 0.1, "max_length": 64, "seed": 0}
+  settings["layout"] = "trees"
   settings |= {"model": str(tmp_path / "model"), "config": str(tmp_path / "config.py")}
   for split in training.SPLITS:
-    rows, _ = training.peer_rows(source / f"phase2_{split}.jsonl")
+    rows, _ = training.peer_rows([source / f"phase2_{split}.jsonl"], "paper")
     settings[split] = str(tmp_path / f"{split}.jsonl")
     pathlib.Path(settings[split]).write_text("".join(json.dumps(row) + "\n" for row in rows))
   result = packed.measure(settings)
   assert result["rows"] == 10 and result["updates"] == 1
   assert result["steps"] < result["tokens"] < result["slots"]
+  # Both alternatives of a problem repeat "Add.": of 20 labels five are there twice.
+  assert result["steps"] == round(result["targets"] * 20 / 15)
   assert result["after"]["labels"] == [[1, 0], [1, 1]] * 5
   assert np.ptp(np.concatenate(result["before"]["scores"])) < 1e-6  # the head is zero
   assert np.abs(np.subtract(result["after"]["scores"], result["before"]["scores"])).max() > 1e-3
@@ -374,7 +434,7 @@ def test_the_peer_counts_what_it_trains_on(training, tmp_path):
 
 
 def test_scores_go_back_to_their_rows(training):
-  """However rows are packed, a row's scores are those at its own separators."""
+  """However rows are packed, a row's scores are those at its own separators; of none, none."""
   from benchmarks import packed_training as packed
 
   lengths = [9, 30, 5, 22, 14, 30, 3]
@@ -402,3 +462,136 @@ def test_scores_go_back_to_their_rows(training):
   expected = [[i / 10, i / 10 + (length - 1) / 1000] for i, length in enumerate(lengths)]
   np.testing.assert_allclose(result["scores"], expected, atol=1e-9)
   assert result["labels"] == [[1, 0]] * 7
+  assert packed.evaluate(None, [], c, read, lambda batch: batch)["scores"] == []
+
+
+def test_layouts_hold_the_same_labels(training, tmp_path):
+  """A tree has each label of its problem's rows once, and two where they disagree."""
+  from benchmarks import packed_training as packed
+
+  rows = [
+    {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]},
+    {"prompt": "q", "completions": ["a"], "labels": [True]},
+    {"prompt": "p", "completions": ["a", "c"], "labels": [True, True]},
+    {"prompt": "p", "completions": ["a"], "labels": [False]},
+  ]
+  (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  contract = tiny.contract()
+  chains = packed.chains(str(tmp_path / "rows.jsonl"))
+  apart, merged = (
+    packed.laid_out(chains, tiny.TOKENIZER, contract, layout) for layout in ("packed", "trees")
+  )
+  assert [tree.read_targets.tolist() for tree in apart] == [[2, 0], [2], [2, 2], [0]]
+  assert [tree.read_targets.tolist() for tree in merged] == [[0, 2, 0, 2], [2]]
+  assert [len(tree) for tree in merged] == [9, 5]
+
+
+@pytest.fixture
+def tree(monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "scripts")
+  from benchmarks import tree
+
+  return tree
+
+
+class Slots:
+  """In place of a model: every token slot takes a second, compilation ten seconds a shape."""
+
+  tokenizer, contract = tiny.TOKENIZER, tiny.contract()
+
+  def prepare(self, batches):
+    return 10.0 * len({batch.tokens.shape for batch in batches})
+
+  def update(self, batch):
+    return float(batch.tokens.size)
+
+  def score(self, pool, row_length, merge):
+    groups = [[each] for each in pool.token_trees]
+    if merge:
+      groups = self.grouped(pool.token_trees, pool.problems)
+    return float(sum(len(tries.merge(group)[0]) for group in groups))
+
+
+def test_the_tree_benchmark(tree, tmp_path, monkeypatch):
+  """Each form's slots, labels and seconds; the arithmetic beside them; targets and tables."""
+  source = write_source(tmp_path / "source")
+  file = source / "phase2_train.jsonl"
+  for split in ("train", "test"):  # the same problems, so they merge
+    (source / f"phase1_{split}.jsonl").write_text(file.read_text())
+  (tmp_path / "model.gguf").touch()
+  (tmp_path / "reranking").mkdir()
+  samples = [{"text": "Add.\n\n6."}, {"text": "Add.\n\n5."}, {"text": "Add.\n\n6."}]
+  record = {"problem": "2 + 3?", "samples": samples}
+  (tmp_path / "reranking" / pathlib.Path(tree.POOLS).name).write_text(json.dumps(record) + "\n")
+  Slots.grouped = staticmethod(tree.grouped)
+  public, generated = Slots(), tree.generated
+  monkeypatch.setattr(tree, "public", lambda path, config, layers: public)
+  monkeypatch.setattr(tree.Model, "make", lambda *_: Slots())
+  monkeypatch.setattr(tree, "generated", lambda problems: (generated(problems)[0], Slots()))
+  lengths = {"phase 1": 64, "phase 2": 64, "arithmetic": 256, "real solutions": 64}
+  monkeypatch.setattr(tree, "ROW_LENGTH", lengths)
+  args = types.SimpleNamespace(
+    source=source, model=tmp_path / "model.gguf", quick=True, layers=4, rows=240,
+    config=ROOT / "configs/prm800k_smollm2_135m.py",
+  )  # fmt: skip
+  result = tree.run(args)
+  first, second, sums = result["training"]
+  # "bos train 0?\n", "Add.\n" and two last steps of 5 and 3 tokens; each solution twice in phase 1.
+  path, both = 10 + 5, 5 + 3
+  assert (first["problems"], first["paths"], first["labels"]) == (2, 8, 6)
+  assert (first["flattened"], first["distinct"]) == (8 * path + 4 * both, 2 * (path + both))
+  assert (second["problems"], second["paths"], second["labels"]) == (4, 8, 12)
+  assert first["forms"]["padded"] == {
+    "updates": 2, "slots": 512, "seconds": 512.0, "compile_seconds": 10.0
+  }  # fmt: skip
+  assert [first["forms"][form]["slots"] for form in ("packed", "trees")] == [192, 64]
+  assert first["measured"] == 3 and first["padded_to_trees"] == 8
+  assert first["realised"] == pytest.approx(3 * first["distinct"] / first["flattened"])
+  assert sums["arithmetic"] > 3 and sums["labels"] / sums["problems"] > 10
+  real, pool = result["scoring"]
+  assert (real["candidates"], real["flattened"], real["distinct"]) == (2, 32, 19)
+  assert pool["measured"] == pool["arithmetic"] > 1
+  assert [about["what"] for about in result["chains"]] == ["training", "training", "scoring"]
+  assert all(about["measured"] == pytest.approx(1, abs=0.01) for about in result["chains"])
+  assert all(about.get("same_rows", True) for about in result["chains"])
+  assert [t["met"] for t in result["targets"]][-1] and len(result["targets"]) == 7
+  text = tree.tables(result | {"quick": False})
+  assert "| phase 1 | c: trees, packed | 1 | 64 | 10.7 | 64.0 | 0.09 | 10 |" in text
+  assert "| arithmetic, 4 samples | 4 |" in text and "1 layers of model.gguf's shape" in text
+
+
+def test_epochs_run_side_by_side(tree):
+  """Forms take turns in proportion; of padded batches two of a length stand for the others."""
+  shapes = {"padded": [8, 4, 8, 8, 8], "packed": [6] * 4, "trees": [6]}
+  batches = {
+    form: [types.SimpleNamespace(tokens=np.zeros((1, n)), form=form, i=i) for i, n in enumerate(ns)]
+    for form, ns in shapes.items()
+  }
+  turns = []
+
+  def update(batch):
+    turns.append((batch.form, batch.i))
+    return 10.0 * (batch.i + 1)
+
+  seconds = tree.side_by_side(update, batches, 2)
+  assert seconds == {"padded": 4 * (10 + 50) / 2 + 20, "packed": 100.0, "trees": 10.0}
+  assert [form for form, _ in turns].count("trees") == 2
+  assert {i for form, i in turns if form == "padded"} == {0, 1, 4}
+  assert [i for form, i in turns if form == "packed"] == [0, 1, 2, 3]
+  places = [turns.index(("packed", i)) for i in range(4)]
+  assert all(later - place > 1 for place, later in itertools.pairwise(places))
+
+
+def test_the_tree_benchmark_runs_the_project_s_own_code(tree, monkeypatch):
+  """A real train step and a real forward, compiled apart and once for each shape."""
+  c = config_lib.Experiment(data=config_lib.Data(separator="\n"), model=tiny.MODEL)
+  model = tree.Model.make(c, tiny.TOKENIZER, tiny.TOKENIZER.vocab_size)
+  monkeypatch.setitem(tree.ROW_LENGTH, "phase 2", 64)
+  chain = ("p", ("a", "b"), (-1, 0), (1, -1))
+  about = tree.chains("phase 2", model, [tree.StepTree(*chain)], tree.QUICK)
+  assert about["same_rows"] and about["measured"] > 0
+  assert int(model.state.step) == 2 and len(model.step._found) == 1
+  pool = tree.make_pool(model, [("p", ("a", "b")), ("p", ("a", "c")), ("p", ("a", "c"))])
+  compiled = model.forward.seconds
+  assert len(pool.problems) == 2 and all(model.score(pool, 64, merge) > 0 for merge in (1, 0))
+  assert model.forward.seconds > compiled and len(model.forward._found) == 1

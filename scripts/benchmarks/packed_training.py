@@ -4,7 +4,7 @@
 
 The code that is timed is that of `prm_jax.training.loop`: its compiled programs, batches and
 evaluation rows.  What a run does between updates (metrics, checkpoints) is left out, as it is of
-the peer.
+the peer.  Rows are packed as the peer has them, or merged into the trees of their problems first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax import json_lines
-from prm_jax.input_pipeline import packing, trees
+from prm_jax.input_pipeline import packing, trees, tries
 from prm_jax.model import export
 from prm_jax.training import loop
 from prm_jax.training import mesh as mesh_lib
@@ -72,12 +72,11 @@ def experiment(settings: dict) -> config_lib.Experiment:
 def measure(settings: dict) -> dict:
   start = time.perf_counter()
   c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
-  contract = trees.step_contract(tokenizer, c.data.separator, "process", "peer rows, each apart")
-  rows, test = (
-    [encode(chain, tokenizer, contract, c) for chain in chains(settings[key])]
-    for key in ("train", "test")
-  )
-  packed = packing.PackedRows(rows, c.data.row_length)
+  contract = trees.step_contract(tokenizer, c.data.separator, "process", "rows of the peer")
+  given, test = (chains(settings[key]) for key in ("train", "test"))
+  test = [trees.encode(chain, tokenizer, contract) for chain in test]
+  token_trees = laid_out(given, tokenizer, contract, settings["layout"])
+  packed = packing.PackedRows(token_trees, c.data.row_length)
   updates = settings["max_updates"]
   if updates < 0:
     updates = -(-len(packed) // c.train.batch_rows)  # one epoch
@@ -101,19 +100,23 @@ def measure(settings: dict) -> dict:
     start = time.perf_counter()
     train_step = programs.train_step.lower(state, on_mesh(batches[0])).compile()
     compiled = time.perf_counter() - start
-    counts, losses = {"slots": 0, "tokens": 0, "steps": 0}, []
+    counts, losses = {"slots": 0, "tokens": 0, "targets": 0}, []
     times, cpu = [time.perf_counter()], [time.process_time()]
     for step in range(updates):
       batch = batches[step]
       counts["slots"] += batch.tokens.size
       counts["tokens"] += real_tokens(batch)
-      counts["steps"] += int((batch.read_targets >= 0).sum())
+      counts["targets"] += int((batch.read_targets >= 0).sum())
       state, metrics = train_step(state, on_mesh(batch))
       losses.append(float(metrics["loss"]))  # waits
       times.append(time.perf_counter())
       cpu.append(time.process_time())
     after = evaluate(state.params, test, c, programs.read, on_mesh)
+  # Of a part of an epoch, labels in proportion.
+  labels = sum(len(chain.labels) for chain in given)
+  targets = sum(len(tree.read_targets) for tree in token_trees)
   return {
+    "layout": settings["layout"],
     "prepare_seconds": prepared,
     "load_seconds": loaded,
     "compile_seconds": compiled,
@@ -121,11 +124,13 @@ def measure(settings: dict) -> dict:
     "train_cpu_seconds": cpu[-1] - cpu[0],
     "update_seconds": np.diff(times).tolist(),
     "updates": updates,
-    "rows": len(rows),
+    "rows": len(given),
     "packed_rows": len(packed),
+    "tokens_repeated_by_cuts": packed.repeated,
     "batch_rows": c.train.batch_rows,
     "row_length": c.data.row_length,
     **counts,
+    "steps": round(counts["targets"] * labels / targets),
     "losses": losses,
     "before": before,
     "after": after,
@@ -146,11 +151,15 @@ def chains(path: str) -> list[StepTree]:
   ]
 
 
-def encode(chain: StepTree, tokenizer, contract, c: config_lib.Experiment) -> trees.TokenTree:
-  tokens, _ = trees.cut(chain, tokenizer, contract, c.data.row_length)
-  if tokens is None:
-    raise ValueError(f"{chain.source}: no label within {c.data.row_length} tokens")
-  return tokens
+def laid_out(rows: list[StepTree], tokenizer, contract, layout: str) -> list[trees.TokenTree]:
+  """The rows as they are ("packed"), or those of each problem as one ("trees")."""
+  encoded = [trees.encode(row, tokenizer, contract) for row in rows]
+  if layout == "packed":
+    return encoded
+  by_problem: dict[str, list[trees.TokenTree]] = {}
+  for row, tree in zip(rows, encoded):
+    by_problem.setdefault(row.problem, []).append(tree)
+  return [tries.merge(group)[0] for group in by_problem.values()]
 
 
 def real_tokens(batch: Batch) -> int:
@@ -162,21 +171,18 @@ def real_tokens(batch: Batch) -> int:
 
 def evaluate(params, rows: list[trees.TokenTree], c, read, on_mesh) -> dict:
   """P(not -1) at each labelled separator, by row; and the labels, 0 or 1."""
+  if not rows:
+    return {"scores": [], "labels": [], "seconds": 0.0}
   start = time.perf_counter()
   packed = packing.PackedRows(rows, c.data.row_length)
-  scores, labels = [[] for _ in rows], [[] for _ in rows]
-  in_order = iter([i for row in packed.plan for i, _, _ in row])
-  for batch in packing.eval_batches(packed, c.train.batch_rows):
-    probabilities = np.exp(np.asarray(read(params, on_mesh(batch)), np.float64))[..., 1:].sum(-1)
-    for each, targets in zip(probabilities, batch.read_targets):
-      at, total = 0, int((targets >= 0).sum())
-      while at < total:
-        i = next(in_order)
-        span = slice(at, at + len(rows[i].read_targets))
-        scores[i] = each[span].tolist()
-        labels[i] = (targets[span] != 0).astype(int).tolist()
-        at = span.stop
-  return {"scores": scores, "labels": labels, "seconds": time.perf_counter() - start}
+  batches = packing.eval_batches(packed, c.train.batch_rows)
+  found = [np.asarray(read(params, on_mesh(batch)), np.float64) for batch in batches]
+  by_row = packed.by_tree(np.exp(np.concatenate(found))[..., 1:].sum(-1))
+  return {
+    "scores": [scores.tolist() for scores in by_row],
+    "labels": [(row.read_targets != 0).astype(int).tolist() for row in rows],
+    "seconds": time.perf_counter() - start,
+  }
 
 
 def export_model(settings: dict) -> None:

@@ -1,12 +1,20 @@
 """Fine-tuning a process reward model on a CPU, beside TRL's PRMTrainer on the same rows.
 
+Both sides train one epoch of the peer's rows: a row for each path from a problem to a last step, in
+which alternatives repeat the steps before them, labels and all.  This project does so in one or
+both of two layouts: "packed", each of those rows by itself, and "trees", in which the rows of a
+problem are one tree and every distinct label is trained once.  The work that is done is the same
+however often a label is encoded for it, so labelled steps a second are those of the peer's rows.
+
 Each run is a process of its own, alone on the same cores, and leaves its figures in a file: an
 interrupted benchmark goes on where it was.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 
 from benchmarks import training_report
@@ -38,6 +47,23 @@ versions = {name: importlib.metadata.version(name) for name in names}
 print(json.dumps(versions | {"python": platform.python_version()}))
 """
 SPLITS = ("train", "test")
+# Of each phase: the files of the splits, the recipe that makes labels of them, and what differs
+# from SETTINGS.  Phase 1 is here for its alternatives; it is small, so that both its files are
+# trained on and nothing is evaluated.
+PHASES = {
+  "phase2": {
+    "train": ("phase2_train.jsonl",),
+    "test": ("phase2_test.jsonl",),
+    "recipe": "paper",
+    "settings": {},
+  },
+  "phase1": {
+    "train": ("phase1_train.jsonl", "phase1_test.jsonl"),
+    "test": (),
+    "recipe": "trl",
+    "settings": {"max_length": 2048},
+  },
+}
 PATHS = ("model", "tokenizer", "config", *SPLITS)
 SCRIPTS = {"ours": HERE / "packed_training.py", "trl": HERE / "trl_peer.py"}
 QUICK = {"train": 8, "test": 4}  # the shortest rows
@@ -61,10 +87,13 @@ def run(args) -> dict:
   """Measures both sides.  `args` are those of scripts/benchmark.py."""
   if args.threads > len(usable_cores()):
     raise ValueError(f"--threads {args.threads}: only {len(usable_cores())} cores may be used here")
-  for path in (args.model, args.config, *(args.source / f"phase2_{s}.jsonl" for s in SPLITS)):
+  phase = PHASES[args.rows_of]
+  files = [args.source / name for split in SPLITS for name in phase[split]]
+  for path in (args.model, args.config, *files):
     if not path.is_file():
       raise FileNotFoundError(f"{path}: no such file; --source, --model and --config say where")
-  settings = SETTINGS | {"threads": args.threads, "model": str(args.model.resolve())}
+  settings = SETTINGS | phase["settings"] | {"threads": args.threads}
+  settings["model"] = str(args.model.resolve())
   settings["model_sha256"] = sha256(args.model)
   if args.quick:
     settings |= {"max_updates": 1, "max_length": 256}
@@ -88,10 +117,15 @@ def run(args) -> dict:
     peer |= {"tokenizer": f"{exported}/tokenizer.json", "model": str(exported)}
     peer["script"] = sha256(SCRIPTS["trl"])
   result = {
+    "rows_of": args.rows_of,
     "settings": settings | {"config": own["config"]},
     "rows": {split: len(kept) for split, kept in rows.items()},
-    "left_out": left_out,
-    "ours": [part(args, "ours", settings | own | {"seed": s}, sys.executable) for s in args.seeds],
+    "left_out": {split: about for split, about in left_out.items() if phase[split]},
+    "ours": [
+      part(args, "ours", settings | own | {"layout": layout, "seed": seed}, sys.executable)
+      for seed in args.seeds
+      for layout in args.layouts
+    ],
     "peers": [],
   }
   if peer:
@@ -99,7 +133,7 @@ def run(args) -> dict:
       part(args, "trl", settings | peer | {"seed": s}, python) for s in args.peer_seeds
     ]
   problems = [row["prompt"] for row in rows["test"]]
-  result["auroc"] = training_report.aurocs(result["ours"], result["peers"], problems)
+  result["auroc"] = training_report.aurocs(result, problems) if problems else None
   result["targets"] = training_report.targets(result)
   return result
 
@@ -108,7 +142,7 @@ def write_rows(args, split: str, settings: dict) -> tuple[list[dict], dict, str]
   """A split's rows, chosen at random (quick: the shortest), in a file for both sides.
 
   Training rows are those of whole problems, as a training set has them: what the solutions of a
-  problem share is there to be shared.
+  problem share is there to be shared.  Of a split that the phase does not have, the file is empty.
 
   Returns:
     the rows; how many were left out, and why; the file.
@@ -116,8 +150,9 @@ def write_rows(args, split: str, settings: dict) -> tuple[list[dict], dict, str]
   Raises:
     ValueError: none is left.
   """
-  source = args.source / f"phase2_{split}.jsonl"
-  rows, unlabelled = peer_rows(source)
+  phase = PHASES[args.rows_of]
+  files = [args.source / name for name in phase[split]]
+  rows, unlabelled = peer_rows(files, phase["recipe"])
   random.Random(0).shuffle(rows)
   if split == "train":
     place = {prompt: i for i, prompt in enumerate(dict.fromkeys(row["prompt"] for row in rows))}
@@ -128,15 +163,16 @@ def write_rows(args, split: str, settings: dict) -> tuple[list[dict], dict, str]
     count = min(count, QUICK[split])
   tokenizer, limit = tokenizers.load(args.model), settings["max_length"]
   kept, long = choose(rows, count, limit, lambda row: length(row, tokenizer, settings["separator"]))
-  if not kept:
-    raise ValueError(f"{source}: no path of labelled steps within {limit} tokens")
-  path = args.work / f"{split}_{count}{'_quick' * args.quick}.jsonl"
+  if files and not kept:
+    raise ValueError(f"{files[0]}: no path of labelled steps within {limit} tokens")
+  path = args.work / f"{args.rows_of}_{split}_{count}{'_quick' * args.quick}.jsonl"
   with json_lines.written(path) as file:
     file.writelines(json.dumps(row) + "\n" for row in kept)
-  say(
-    f"{path}: {len(kept)} of {len(rows)} rows; left out: {unlabelled} with unlabelled steps, and, "
-    f"before there were enough, {long} of more than {limit} tokens"
-  )
+  if files:
+    say(
+      f"{path}: {len(kept)} of {len(rows)} rows; left out: {unlabelled} with unlabelled steps, "
+      f"and, before there were enough, {long} of more than {limit} tokens"
+    )
   return kept, {"unlabelled": unlabelled, "long": long}, str(path.resolve())
 
 
@@ -163,18 +199,17 @@ def length(row: dict, tokenizer, separator: str) -> int:
   return tokens + len(texts) * len(tokenizer.encode(separator)) + (tokenizer.bos_id is not None)
 
 
-def peer_rows(path: pathlib.Path) -> tuple[list[dict], int]:
-  """A PRM800K file as TRL takes it: one row for each path from the problem to a leaf.
+def peer_rows(files: list[pathlib.Path], recipe: str) -> tuple[list[dict], int]:
+  """PRM800K files as TRL takes them: one row for each path from the problem to a leaf.
 
-  Conversion is the paper's; neutral counts as right.  TRL has no unlabelled steps, so a path that
-  has one is left out.
+  What the recipe keeps as neutral counts as right.  TRL has no unlabelled steps, so a path that has
+  one is left out.
 
   Returns:
     rows {"prompt", "completions", "labels"}, and how many paths were left out.
   """
-  solutions, _ = conversion.convert_all(prm800k.read_records(path), conversion.RECIPES["paper"])
   rows, left_out = [], 0
-  for tree in solutions:
+  for tree in solutions(files, recipe):
     for steps in paths(tree):
       labels = [tree.labels[i] for i in steps]
       if None in labels:
@@ -188,6 +223,12 @@ def peer_rows(path: pathlib.Path) -> tuple[list[dict], int]:
         }
       )
   return rows, left_out
+
+
+def solutions(files: list[pathlib.Path], recipe: str) -> list[StepTree]:
+  """The labelled solutions of PRM800K files."""
+  records = itertools.chain.from_iterable(map(prm800k.read_records, files))
+  return conversion.convert_all(records, conversion.RECIPES[recipe])[0]
 
 
 def paths(tree: StepTree) -> list[list[int]]:
@@ -225,9 +266,10 @@ def part(args, name: str, settings: dict, python: str) -> dict:
   content = json.dumps(said, sort_keys=True)
   rows = b"".join(pathlib.Path(settings[split]).read_bytes() for split in SPLITS)
   key = hashlib.sha256(content.encode() + rows).hexdigest()[:12]
-  output = args.work / f"{name}_seed{settings['seed']}_{key}.json"
+  label = "_".join(filter(None, [name, settings.get("layout"), f"seed{settings['seed']}"]))
+  output = args.work / f"{label}_{key}.json"
   if not output.exists():
-    say(f"{name}, seed {settings['seed']}, load average {os.getloadavg()[0]:.1f}:", end=" ")
+    say(f"{label}, load average {os.getloadavg()[0]:.1f}:", end=" ")
     start = time.perf_counter()
     given, unfinished = output.with_suffix(".settings"), output.with_suffix(".new")
     given.write_text(json.dumps(settings | {"output": str(unfinished.resolve())}))
@@ -241,7 +283,7 @@ def part(args, name: str, settings: dict, python: str) -> dict:
       file.unlink()
     say(f"{figures['process_seconds']:.0f} s -> {output}")
   else:
-    say(f"{name}, seed {settings['seed']}: as measured before, {output}")
+    say(f"{label}: as measured before, {output}")
   return json.loads(output.read_text())
 
 
@@ -266,20 +308,29 @@ def child(python: str, script: pathlib.Path, given, log: pathlib.Path, threads: 
   }
   if script == SCRIPTS["ours"]:
     environment["PYTHONPATH"] = str(ROOT)
-  pin = None
-  if hasattr(os, "sched_setaffinity"):
-    cores = usable_cores()[-threads:]
-    pin = lambda: os.sched_setaffinity(0, cores)
-  with log.open("w") as out:
-    done = subprocess.run(
-      [python, str(script), str(given)], env=environment, stdout=out, stderr=out, preexec_fn=pin
-    )
+  command = [python, str(script), str(given)]
+  with log.open("w") as out, pinned(usable_cores()[-threads:]):
+    done = subprocess.run(command, env=environment, stdout=out, stderr=out)
   if done.returncode:
     raise RuntimeError(f"{script.name} ended with {done.returncode}; {log}:\n{tail(log)}")
 
 
 def tail(log: pathlib.Path) -> str:
   return log.read_text(errors="replace")[-2000:]
+
+
+@contextlib.contextmanager
+def pinned(cores: list[int]) -> Iterator[None]:
+  """This thread, and so the processes it starts, on these cores only, where the system can."""
+  if not hasattr(os, "sched_setaffinity"):
+    yield
+    return
+  before = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores)
+  try:
+    yield
+  finally:
+    os.sched_setaffinity(0, before)
 
 
 def usable_cores() -> list[int]:

@@ -9,6 +9,17 @@ import numpy as np
 from prm_jax.training import metrics
 
 RESAMPLES = 2000
+PEER, OURS = "TRL", "this project, {}"
+# Of labelled steps a second, this project's by the peer's: by rows and layout.
+FASTER = {("phase2", "packed"): 1.3, ("phase2", "trees"): 2.0, ("phase1", "trees"): 10.0}
+
+
+def sides(result: dict) -> dict[str, list[dict]]:
+  """The runs of the peer, if it was measured, and of each layout of this project."""
+  out = {PEER: result["peers"]} if result["peers"] else {}
+  for run in result["ours"]:
+    out.setdefault(OURS.format(run["layout"]), []).append(run)
+  return out
 
 
 def auroc(side: dict, when: str, rows: np.ndarray) -> float:
@@ -19,17 +30,21 @@ def auroc(side: dict, when: str, rows: np.ndarray) -> float:
   return float("nan") if value is None else value
 
 
-def aurocs(ours: list[dict], peers: list[dict], problems: list[str]) -> dict:
-  """AUROC before and after by run; of the means over seeds, and their difference, 95 % intervals.
+def aurocs(result: dict, problems: list[str]) -> dict:
+  """AUROC before and after by run; of the means over seeds, and differences, 95 % intervals.
 
   Intervals are percentiles over resampled test problems, each with all its rows, the same ones for
-  both sides: they do not say how much seeds vary; `by_seed` does.
+  all sides: they do not say how much seeds vary; `by_seed` does.
+
+  Returns:
+    "problems", their number; "sides" by name; "differences" of this project's sides to the peer.
   """
-  for side in ours + peers:
-    if len(side["after"]["labels"]) != len(problems):
-      raise ValueError(f"{len(side['after']['labels'])} test rows scored, not {len(problems)}")
-    if side["after"]["labels"] != ours[0]["after"]["labels"]:
-      raise ValueError("the two sides scored other test labels; figures are not comparable")
+  runs = sides(result)
+  labels = result["ours"][0]["after"]["labels"]
+  if len(labels) != len(problems):
+    raise ValueError(f"{len(labels)} test rows scored, not {len(problems)}")
+  if any(run["after"]["labels"] != labels for each in runs.values() for run in each):
+    raise ValueError("the sides scored other test labels; figures are not comparable")
   groups = [[i for i, p in enumerate(problems) if p == each] for each in dict.fromkeys(problems)]
   everything = np.arange(len(problems))
   rng = np.random.default_rng(0)
@@ -37,19 +52,17 @@ def aurocs(ours: list[dict], peers: list[dict], problems: list[str]) -> dict:
     np.concatenate([groups[g] for g in rng.integers(len(groups), size=len(groups))])
     for _ in range(RESAMPLES)
   ]
-  out, means = {"problems": len(groups)}, {}
-  for name, sides in (("ours", ours), ("peers", peers)):
-    if not sides:
-      continue
-    by_seed = {w: [auroc(s, w, everything) for s in sides] for w in ("before", "after")}
-    means[name] = np.array([[auroc(s, "after", rows) for s in sides] for rows in draws]).mean(1)
+  out, means = {"problems": len(groups), "sides": {}, "differences": {}}, {}
+  for name, each in runs.items():
+    by_seed = {w: [auroc(run, w, everything) for run in each] for w in ("before", "after")}
+    means[name] = np.array([[auroc(run, "after", rows) for run in each] for rows in draws]).mean(1)
     low, high = np.nanpercentile(means[name], [2.5, 97.5])
     mean = float(np.mean(by_seed["after"]))
-    out[name] = {"by_seed": by_seed, "after": mean, "low": low, "high": high}
-  if len(means) == 2:
-    low, high = np.nanpercentile(means["ours"] - means["peers"], [2.5, 97.5])
-    difference = out["ours"]["after"] - out["peers"]["after"]
-    out["difference"] = {"mean": difference, "low": low, "high": high}
+    out["sides"][name] = {"by_seed": by_seed, "after": mean, "low": low, "high": high}
+  for name in [name for name in means if PEER in means and name != PEER]:
+    low, high = np.nanpercentile(means[name] - means[PEER], [2.5, 97.5])
+    difference = out["sides"][name]["after"] - out["sides"][PEER]["after"]
+    out["differences"][name] = {"mean": difference, "low": low, "high": high}
   return out
 
 
@@ -63,26 +76,25 @@ def with_compilation(side: dict) -> float:
 
 
 def targets(result: dict) -> list[dict]:
-  """What issue and project ask of the comparison, and what was measured; nothing without a peer."""
-  ours, peers = result["ours"], result["peers"]
-  if not peers:
-    return []
-  ratio = rate(ours, "steps") / rate(peers, "steps")
-  with_compile = sum(s["steps"] for s in ours) / sum(map(with_compilation, ours))
-  difference = result["auroc"]["difference"]
-  mean, low, high = (difference[name] for name in ("mean", "low", "high"))
-  rows = [
-    ("labelled steps a second, this project / TRL", ">= 1.3", ratio, ratio >= 1.3, ""),
-    ("the same with compilation counted", "", with_compile / rate(peers, "steps"), None, ""),
-    (
-      f"step AUROC on the test rows, this project ({seeds(ours)}) - TRL ({seeds(peers)}) "
-      f"(95 % [{low:.3f}, {high:.3f}])",
-      ">= 0",
-      mean,
-      mean >= 0,
-      ", within noise: not distinguishable" if low <= 0 <= high else "",
-    ),
-  ]
+  """What the project asks of the comparison, and what was measured; nothing without a peer."""
+  runs = sides(result)
+  peers = runs.pop(PEER, [])
+  rows = []
+  for name, ours in runs.items() if peers else ():
+    asked = FASTER.get((result["rows_of"], ours[0]["layout"]))
+    ratio = rate(ours, "steps") / rate(peers, "steps")
+    with_compile = sum(s["steps"] for s in ours) / sum(map(with_compilation, ours))
+    met = None if asked is None else ratio >= asked
+    what = f"labelled steps a second, {name} / {PEER}"
+    rows.append((what, "" if asked is None else f">= {asked:g}", ratio, met, ""))
+    what = f"the same with compilation counted, {name}"
+    rows.append((what, "", with_compile / rate(peers, "steps"), None, ""))
+    if result["auroc"]:
+      difference = result["auroc"]["differences"][name]
+      mean, low, high = (difference[key] for key in ("mean", "low", "high"))
+      what = f"step AUROC on the test rows, {name} ({seeds(ours)}) - {PEER} ({seeds(peers)})"
+      note = ", within noise: not distinguishable" if low <= 0 <= high else ""
+      rows.append((f"{what} (95 % [{low:.3f}, {high:.3f}])", ">= 0", mean, mean >= 0, note))
   names = ("what", "target", "measured", "met", "note")
   return [dict(zip(names, row)) for row in rows]
 
@@ -106,26 +118,26 @@ def tables(figures: dict) -> str:
       for r in targets(figures)
     ]
     parts.append(table(("target", "asked", "measured", "met"), rows))
-  sides = [("TRL", s) for s in figures["peers"]] + [("this project", s) for s in figures["ours"]]
-  parts.append(speed_table(sides))
-  parts.append(auroc_table(figures["auroc"], figures["peers"], figures["ours"]))
-  parts.append(footer(figures, dict(reversed(sides))))
+  parts.append(speed_table(sides(figures)))
+  if figures["auroc"]:
+    parts.append(auroc_table(figures))
+  parts.append(footer(figures))
   return "\n\n".join(parts)
 
 
-def footer(figures: dict, sides: dict[str, dict]) -> str:
-  """What was measured, in words.  `sides`: a run of each."""
+def footer(figures: dict) -> str:
+  """What was measured, in words."""
   settings, rows = figures["settings"], figures["rows"]
   model, config = (pathlib.Path(settings[name]).name for name in ("model", "config"))
   parts = [f"Model {model}", f"this project's settings {config}", f"{settings['threads']} threads"]
-  for name, side in sides.items():
-    installed = ", ".join(" ".join(each) for each in side["versions"].items())
-    parts.append(f"{name}: {installed}")
-  parts.append(
-    f"{rows['train']} training rows, {rows['test']} test rows of "
-    f"{figures['auroc']['problems']} problems"
-  )
-  for split, about in figures.get("left_out", {}).items():
+  for name, side in (("this project", figures["ours"]), (PEER, figures["peers"])):
+    if side:
+      installed = ", ".join(" ".join(each) for each in side[0]["versions"].items())
+      parts.append(f"{name}: {installed}")
+  parts.append(f"{rows['train']} training rows")
+  if figures["auroc"]:
+    parts.append(f"{rows['test']} test rows of {figures['auroc']['problems']} problems")
+  for split, about in figures["left_out"].items():
     parts.append(
       f"left out of {split}: {about['unlabelled']} with unlabelled steps, {about['long']} of more "
       f"than {settings['max_length']} tokens"
@@ -133,40 +145,42 @@ def footer(figures: dict, sides: dict[str, dict]) -> str:
   return "; ".join(parts) + "."
 
 
-def speed_table(sides: list[tuple[str, dict]]) -> str:
+def speed_table(runs: dict[str, list[dict]]) -> str:
+  """Of each run.  Labelled steps are those of the peer's rows; "labels read", its targets."""
   rows = []
-  for name, s in sides:
+  for name, s in ((name, run) for name, each in runs.items() for run in each):
     seconds = s["train_seconds"]
     compiled = f"{s['compile_seconds']:.0f}" if "compile_seconds" in s else ""
     rows.append(
       (
         f"{name}, seed {s['seed']}",
         s["updates"],
+        f"{s['steps']:,}",
+        f"{s.get('targets', s['steps']):,}",
+        f"{s['tokens']:,}",
+        f"{1 - s['tokens'] / s['slots']:.1%}",
         f"{seconds:.0f}",
         compiled,
         f"{s['train_cpu_seconds']:.0f}",
         f"{s['slots'] / seconds:.1f}",
-        f"{1 - s['tokens'] / s['slots']:.1%}",
-        f"{s['tokens'] / seconds:.1f}",
         f"{s['steps'] / seconds:.2f}",
         f"{s['load_at_end']:.1f}",
       )
     )
-  head = ("run", "updates", "training s", "compilation s", "CPU s", "slots/s", "padding")
-  return table((*head, "real tokens/s", "labelled steps/s", "load average"), rows)
+  head = ("run", "updates", "labelled steps", "labels read", "tokens", "padding", "training s")
+  head += ("compilation s", "CPU s", "slots/s", "labelled steps/s", "load average")
+  return table(head, rows)
 
 
-def auroc_table(about: dict, peers: list[dict], ours: list[dict]) -> str:
+def auroc_table(figures: dict) -> str:
   rows = []
-  for label, name, sides in (("TRL", "peers", peers), ("this project", "ours", ours)):
-    if not sides:
-      continue
-    for i, side in enumerate(sides):
-      by_seed = about[name]["by_seed"]
-      values = (f"{by_seed[when][i]:.3f}" for when in ("before", "after"))
-      rows.append((f"{label}, seed {side['seed']}", *values, "", f"{np.mean(side['losses']):.3f}"))
-    interval = f"[{about[name]['low']:.3f}, {about[name]['high']:.3f}]"
-    rows.append((f"{label}, mean", "", f"{about[name]['after']:.3f}", interval, ""))
+  for name, runs in sides(figures).items():
+    about = figures["auroc"]["sides"][name]
+    for i, run in enumerate(runs):
+      values = (f"{about['by_seed'][when][i]:.3f}" for when in ("before", "after"))
+      rows.append((f"{name}, seed {run['seed']}", *values, "", f"{np.mean(run['losses']):.3f}"))
+    interval = f"[{about['low']:.3f}, {about['high']:.3f}]"
+    rows.append((f"{name}, mean", "", f"{about['after']:.3f}", interval, ""))
   head = ("run", "step AUROC before", "after", "95 % over problems", "mean training loss")
   return table(head, rows)
 
