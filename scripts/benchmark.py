@@ -69,6 +69,8 @@ class Training(Common):
   """The phase of PRM800K; phase 1, of many alternatives, is small: nothing is held out to test."""
   layouts: tuple[Literal["packed", "trees"], ...] = ("packed", "trees")
   """Of this project: the peer's rows each by itself, or those of a problem as one tree."""
+  row_length: int | None = None
+  """Tokens of this project's packed rows; by default those of the longest row that is allowed."""
   source: pathlib.Path = ROOT / "data/prm800k_upstream"
   """Directory of PRM800K's files, of the phase."""
   model: pathlib.Path = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -208,7 +208,7 @@ def benchmark(training, tmp_path, monkeypatch):
     source=write_source(tmp_path / "source"), model=tmp_path / "model.gguf", quick=False, rows=6,
     config=ROOT / "configs/prm800k_smollm2_135m.py", test_rows=8, seeds=(0, 1), peer="trl",
     peer_seeds=(0,), threads=3, peer_python="python", work=tmp_path / "work", rows_of="phase2",
-    layouts=("packed",),
+    layouts=("packed",), row_length=None,
   )  # fmt: skip
   return args, calls
 
@@ -230,6 +230,8 @@ def test_a_training_benchmark_goes_on_where_it_was(training, benchmark, monkeypa
   assert calls == EXPORT + OURS + PEER  # the peer is prepared before anything long
   calls.clear()
   assert training.run(args) == result and not calls
+  args.row_length = 2048
+  assert measured() == OURS  # the peer has no packed rows
   args.rows = 5
   assert measured() == OURS + PEER
   args.model.write_text("two")
@@ -260,7 +262,7 @@ def test_the_comparison_and_its_tables(training, benchmark):
   assert "| this project, trees, seed 1 | 3 | 20 | 15 |" in text
   assert "this project, packed (seeds 0 1) - TRL (seed 0)" in text
   assert "not distinguishable" not in text
-  assert "Model model.gguf; this project's settings prm800k_smollm2_135m.py; 3 threads" in text
+  assert "Model model.gguf; 3 threads; this project's settings prm800k_smollm2_135m.py" in text
   auroc["differences"]["this project, trees"] |= {"low": -0.1}
   text = training.tables(result | {"quick": False})
   assert text.count("| yes, within noise: not distinguishable |") == 1
@@ -388,7 +390,7 @@ def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_dat
   config = "from prm_jax.config import *\ndef config():\n"
   (tmp_path / "config.py").write_text(config + "  return Experiment(train=Train(batch_rows=8))\n")
   source = write_source(tmp_path / "source")
-  settings = training.SETTINGS | {"learning_rate": 0.1, "max_length": 64, "seed": 0}
+  settings = training.SETTINGS | {"learning_rate": 0.1, "row_length": 64, "seed": 0}
   settings["layout"] = "trees"
   settings |= {"model": str(tmp_path / "model"), "config": str(tmp_path / "config.py")}
   for split in training.SPLITS:

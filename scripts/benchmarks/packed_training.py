@@ -52,7 +52,7 @@ def experiment(settings: dict) -> config_lib.Experiment:
       c.data,
       tokenizer=settings["model"],
       separator=settings["separator"],
-      row_length=settings["max_length"],
+      row_length=settings["row_length"],
     ),
     init=dataclasses.replace(c.init, checkpoint=settings["model"]),
     optim=dataclasses.replace(

@@ -102,8 +102,12 @@ def run(args) -> dict:
   for split in SPLITS:
     rows[split], left_out[split], settings[split] = write_rows(args, split, settings)
   versions = {name: metadata.version(name) for name in OWN_PACKAGES}
+  row_length = args.row_length or settings["max_length"]
+  if row_length < settings["max_length"]:
+    raise ValueError(f"--row_length {row_length}: rows may have {settings['max_length']} tokens")
   own = {
     "task": "train",
+    "row_length": row_length,
     "config": str(args.config.resolve()),
     "code": source_hash(args.config),
     "script": sha256(SCRIPTS["ours"]),
@@ -118,7 +122,7 @@ def run(args) -> dict:
     peer["script"] = sha256(SCRIPTS["trl"])
   result = {
     "rows_of": args.rows_of,
-    "settings": settings | {"config": own["config"]},
+    "settings": settings | {name: own[name] for name in ("config", "row_length")},
     "rows": {split: len(kept) for split, kept in rows.items()},
     "left_out": {split: about for split, about in left_out.items() if phase[split]},
     "ours": [

@@ -129,7 +129,8 @@ def footer(figures: dict) -> str:
   """What was measured, in words."""
   settings, rows = figures["settings"], figures["rows"]
   model, config = (pathlib.Path(settings[name]).name for name in ("model", "config"))
-  parts = [f"Model {model}", f"this project's settings {config}", f"{settings['threads']} threads"]
+  parts = [f"Model {model}", f"{settings['threads']} threads", f"this project's settings {config}"]
+  parts.append(f"packed rows of {settings['row_length']:,} tokens")
   for name, side in (("this project", figures["ours"]), (PEER, figures["peers"])):
     if side:
       installed = ", ".join(" ".join(each) for each in side[0]["versions"].items())
