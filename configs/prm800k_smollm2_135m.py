@@ -43,6 +43,6 @@ def config() -> Experiment:
       b2=0.999,
     ),
     train=Train(
-      steps=224, batch_rows=1, log_every=8, eval_every=112, eval_rows=24, save_every=56, keep=1
+      steps=200, batch_rows=1, log_every=8, eval_every=100, eval_rows=24, save_every=50, keep=1
     ),
   )
