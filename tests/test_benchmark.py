@@ -527,9 +527,9 @@ def test_the_tree_benchmark(tree, tmp_path, monkeypatch):
   (tmp_path / "reranking" / pathlib.Path(tree.POOLS).name).write_text(json.dumps(record) + "\n")
   Slots.grouped = staticmethod(tree.grouped)
   public, generated = Slots(), tree.generated
-  monkeypatch.setattr(tree, "public", lambda path, config, layers: public)
+  monkeypatch.setattr(tree, "public", lambda *_: public)
   monkeypatch.setattr(tree.Model, "make", lambda *_: Slots())
-  monkeypatch.setattr(tree, "generated", lambda problems: (generated(problems)[0], Slots()))
+  monkeypatch.setattr(tree, "generated", lambda *given: (generated(*given)[0], Slots()))
   lengths = {"phase 1": 64, "phase 2": 64, "arithmetic": 256, "real solutions": 64}
   monkeypatch.setattr(tree, "ROW_LENGTH", lengths)
   args = types.SimpleNamespace(
@@ -559,7 +559,7 @@ def test_the_tree_benchmark(tree, tmp_path, monkeypatch):
   assert [t["met"] for t in result["targets"]][-1] and len(result["targets"]) == 7
   text = tree.tables(result | {"quick": False})
   assert "| phase 1 | c: trees, packed | 1 | 64 | 10.7 | 64.0 | 0.09 | 10 |" in text
-  assert "| arithmetic, 4 samples | 4 |" in text and "1 layers of model.gguf's shape" in text
+  assert "| arithmetic, 4 samples | 4 |" in text and "4 layers of model.gguf's shape" in text
 
 
 def test_epochs_run_side_by_side(tree):

@@ -67,22 +67,26 @@ ROUND = 64  # rows of (a) are as long as the longest of the batch, rounded up: f
 # shorter ones would be cut or stay half empty, which a larger set's are not.
 ROW_LENGTH = {"phase 1": 5632, "phase 2": 2048, "arithmetic": 1024, "real solutions": 4096}
 SIZES = {
-  "problems": 100,  # arithmetic, of two solutions each
+  "sums": 200,  # solutions of arithmetic problems trained on, two of each
   "least": 4,  # updates of a form: shorter epochs are repeated
   "pools": ((3200, 4), (800, 16), (200, 64)),  # arithmetic: problems, candidates of each
   "real_pools": 35,  # problems
-  "chains": {"phase 2": 16, "arithmetic": 400},  # problems trained on
+  "chains": {"phase 2": 16, "arithmetic": 400},  # problems trained on, a path of each
   "lone": 3200,  # candidates scored, one a problem
   "repeats": 3,  # with and without merging
+  "paths": None,  # of each phase; as --rows says
+  "model": None,  # in place of the public model's layers and the quickstart's
 }
 QUICK = {
-  "problems": 4,
+  "sums": 8,
   "least": 1,
   "pools": ((4, 4),),
   "real_pools": 1,
   "chains": {"phase 2": 2, "arithmetic": 4},
   "lone": 4,
   "repeats": 1,
+  "paths": 8,
+  "model": config_lib.Model(width=32, layers=1, heads=2, kv_heads=1, head_size=16, mlp_width=32),
 }
 
 
@@ -169,7 +173,6 @@ class Pool:
 def run(args) -> dict:
   """Measures all parts.  `args` are those of scripts/benchmark.py."""
   sizes = QUICK if args.quick else SIZES
-  layers, paths = (1, 8) if args.quick else (args.layers, args.rows)
   phases = {
     "phase 1": [args.source / name for name in ("phase1_train.jsonl", "phase1_test.jsonl")],
     "phase 2": [args.source / "phase2_train.jsonl"],
@@ -178,12 +181,12 @@ def run(args) -> dict:
     if not path.exists():
       raise FileNotFoundError(f"{path}: no such file; --source, --model and --config say where")
   jax.config.update("jax_platforms", "cpu")
-  result = {"layers": layers, "model": args.model.name, "config": args.config.name}
+  result = {"layers": args.layers, "model": args.model.name, "config": args.config.name}
   result |= {"training": [], "scoring": [], "chains": []}
 
-  model = public(args.model, args.config, layers)
+  model = public(args.model, args.config, args.layers, sizes["model"])
   for name, recipe in (("phase 1", "trl"), ("phase 2", "paper")):
-    solutions = some(training.solutions(phases[name], recipe), paths)
+    solutions = some(training.solutions(phases[name], recipe), sizes["paths"] or args.rows)
     result["training"].append(train(name, model, solutions, sizes))
   result["chains"].append(chains("phase 2", model, solutions, sizes))
   path = args.source.resolve().parent / POOLS
@@ -193,12 +196,11 @@ def run(args) -> dict:
   else:
     say(f"{path}: not there, so real solutions are not scored")
 
-  solutions, model = generated(sizes["problems"])
-  result["training"].append(train("arithmetic", model, solutions, sizes))
+  solutions, model = generated(sizes["chains"]["arithmetic"], sizes["model"])
+  result["training"].append(train("arithmetic", model, solutions[: sizes["sums"]], sizes))
   for problems, count in sizes["pools"]:
     pool = sampled_pool(model, problems, count)
     result["scoring"].append(score("arithmetic", model, pool, sizes) | {"sampled": count})
-  solutions, model = generated(sizes["chains"]["arithmetic"])
   result["chains"].append(chains("arithmetic", model, solutions, sizes))
   about = score("arithmetic", model, sampled_pool(model, sizes["lone"], 1), sizes)
   result["chains"].append(about | {"what": "scoring"})
@@ -206,25 +208,29 @@ def run(args) -> dict:
   return result
 
 
-def public(path: pathlib.Path, config: pathlib.Path, layers: int) -> Model:
-  """The shape and tokenizer of a public model, some of its layers, random weights."""
+def public(
+  path: pathlib.Path, config: pathlib.Path, layers: int, other: config_lib.Model | None
+) -> Model:
+  """The shape and tokenizer of a public model, some of its layers, random weights.
+
+  Args:
+    other: in place of that shape.
+  """
   c = config_lib.read(config)
   c = dataclasses.replace(c, init=config_lib.Init(checkpoint=str(path)))
   c, tokenizer, vocab_size = start_lib.find(c, None)
-  c = dataclasses.replace(
-    c,
-    init=config_lib.Init(),
-    model=dataclasses.replace(c.model, layers=min(layers, c.model.layers)),
-  )
+  shape = other or dataclasses.replace(c.model, layers=min(layers, c.model.layers))
+  c = dataclasses.replace(c, init=config_lib.Init(), model=shape)
   return Model.make(c, tokenizer, vocab_size)
 
 
-def generated(problems: int) -> tuple[list[StepTree], Model]:
-  """Arithmetic with five alternatives a step, and the model of configs/arithmetic.py."""
+def generated(problems: int, other: config_lib.Model | None) -> tuple[list[StepTree], Model]:
+  """Arithmetic with five alternatives a step, and the model of configs/arithmetic.py or another."""
   generator = arithmetic.Generator(train_problems=problems, test_problems=0, alternatives=5)
   records = prm800k.numbered(generator.rows()["train"], "arithmetic_train")
   solutions, _ = conversion.convert_all(records, conversion.RECIPES["paper"])
   c = config_lib.read(ROOT / "configs/arithmetic.py")
+  c = dataclasses.replace(c, model=other or c.model)
   with tempfile.TemporaryDirectory() as directory:
     texts = (text for tree in solutions for text in (tree.problem, *tree.steps))
     path = pathlib.Path(directory) / "tokenizer.model"
