@@ -80,6 +80,17 @@ def test_the_kernel_is_held_against_the_leaner_splash(kernel, calls, tmp_path):
   assert "| v6e:4x4 | 8,192 | 32/8 of 64 | 0.00 (1.00) | 0.00 (1.00) | 0.00 (1.00) |" in text
 
 
+def test_what_does_not_fit_is_said(kernel, calls, tmp_path):
+  """Not on the chip at all: more than any, and no number."""
+  figures = kernel.run(arguments(tmp_path, skip=("step",)))
+  figures["peers"][0] |= {"temporaries": None, "peak": None}  # splash attention, fused
+  figures["targets"] = kernel.targets(figures["ours"] + figures["peers"])
+  assert figures["targets"][0]["measured"] == pytest.approx(1 / 3)  # of the other's
+  assert "| 1.0 (1024.0) | does not fit | 3.0 (1024.0) |" in kernel.tables(figures)
+  figures["ours"][0] |= {"temporaries": None, "peak": None}
+  assert not kernel.targets(figures["ours"] + figures["peers"])[0]["met"]
+
+
 def test_a_failed_compilation_shows_its_last_words(kernel, tmp_path, monkeypatch):
   """And leaves no figures, so that the next run tries again."""
 

@@ -3,7 +3,8 @@
   python attention_compile.py SETTINGS.json
 
 Either attention alone, forward and backward, or a whole train step around it.  In a step, the
-project's kernel is replaced by a peer's at the one place where it is called.
+project's kernel is replaced by a peer's at the one place where it is called.  Figures are bytes a
+chip, or null where the program does not fit on it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,12 @@ from prm_jax.training import mesh as mesh_lib
 def main() -> None:
   settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
   start, cpu = time.perf_counter(), time.process_time()
-  figures = {"alone": alone, "step": step}[settings["what"]](settings)
+  try:
+    figures = {"alone": alone, "step": step}[settings["what"]](settings)
+  except jax.errors.JaxRuntimeError as error:
+    if "memory space hbm" not in str(error):  # what does not fit in VMEM is a mistake of a kernel
+      raise
+    figures = {"temporaries": None, "peak": None}
   figures |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
   with json_lines.written(settings["output"]) as file:
     file.write(json.dumps(figures) + "\n")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -36,6 +37,7 @@ FORMS = {
   "splash_split": "splash, two",
   "dense": "dense",
 }
+SPLASH = ("splash_fused", "splash_split")
 HEADS = {64: (32, 8), 128: (16, 8), 256: (8, 4)}  # by head size; queries and keys
 SLICES = {"alone": {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}}
 SLICES["step"] = {"v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"}
@@ -86,7 +88,7 @@ def run(args) -> dict:
 def cases(part: str, quick: bool) -> list[dict]:
   """What is compiled; quick: the smallest of it."""
   out = []
-  forms = {"alone": tuple(FORMS), "step": ("kernel", "splash_fused", "splash_split")}[part]
+  forms = {"alone": tuple(FORMS), "step": ("kernel", *SPLASH)}[part]
   for generation, shape in SLICES[part].items():
     for tokens in (4096, 8192):
       for head_size in HEADS if part == "alone" else (MODEL["head_dim"],):
@@ -124,7 +126,7 @@ def compiled(work: pathlib.Path, case: dict, checkpoint: pathlib.Path) -> dict:
       file.write(json.dumps(figures) + "\n")
     for file in (given, log, new):
       file.unlink()
-    training.say(f"{figures['temporaries'] / 2**20:.1f} MiB -> {output}")
+    training.say(f"{size(figures) / 2**20:.1f} MiB -> {output}")
   return json.loads(output.read_text())
 
 
@@ -153,13 +155,17 @@ def grouped(done: list[dict], part: str) -> dict[tuple, dict[str, dict]]:
   return out
 
 
+def size(figures: dict) -> float:
+  """Bytes of temporaries; of what does not fit on a chip, more than any."""
+  return math.inf if figures["temporaries"] is None else figures["temporaries"]
+
+
 def targets(done: list[dict]) -> list[dict]:
   """The kernel's temporaries over the least of splash attention's at the same size: the worst."""
   rows, words = [], {"alone": "attention alone", "step": "whole train step"}
   for part in PARTS:
     ratios = [
-      forms["kernel"]["temporaries"]
-      / min(forms[name]["temporaries"] for name in ("splash_fused", "splash_split"))
+      size(forms["kernel"]) / min(size(forms[name]) for name in SPLASH)
       for forms in grouped(done, part).values()
     ]
     if ratios:
@@ -186,6 +192,8 @@ def tables(figures: dict) -> str:
       about = f"{heads['heads']}/{heads['kv_heads']} of {head_size}"
       cells = [
         f"{form['temporaries'] / scale:{unit}} ({form['peak'] / scale:{unit}})"
+        if form["peak"]
+        else "does not fit"
         for form in forms.values()
       ]
       rows.append((topology, f"{tokens:,}", about, *cells))
