@@ -532,6 +532,7 @@ def test_the_tree_benchmark(tree, tmp_path, monkeypatch):
   monkeypatch.setattr(tree, "generated", lambda *given: (generated(*given)[0], Slots()))
   lengths = {"phase 1": 64, "phase 2": 64, "arithmetic": 256, "real solutions": 64}
   monkeypatch.setattr(tree, "ROW_LENGTH", lengths)
+  monkeypatch.setitem(tree.QUICK, "round", 64)
   args = types.SimpleNamespace(
     source=source, model=tmp_path / "model.gguf", quick=True, layers=4, rows=240,
     config=ROOT / "configs/prm800k_smollm2_135m.py",

@@ -62,12 +62,12 @@ FORMS = {
   "trees": "c: trees, packed",
 }
 BATCH = 4  # rows of (a), as TRL's
-ROUND = 64  # rows of (a) are as long as the longest of the batch, rounded up: few shapes to compile
 # Tokens of a row.  Phase 1's sample is one tree a problem, six in all: a row that holds them, as
 # shorter ones would be cut or stay half empty, which a larger set's are not.
 ROW_LENGTH = {"phase 1": 5632, "phase 2": 2048, "arithmetic": 1024, "real solutions": 4096}
 SIZES = {
   "sums": 200,  # solutions of arithmetic problems trained on, two of each
+  "round": 64,  # a batch of (a) is as long as its longest row, rounded up: few shapes to compile
   "least": 4,  # updates of a form: shorter epochs are repeated
   "pools": ((3200, 4), (800, 16), (200, 64)),  # arithmetic: problems, candidates of each
   "real_pools": 35,  # problems
@@ -79,6 +79,7 @@ SIZES = {
 }
 QUICK = {
   "sums": 8,
+  "round": 1024,
   "least": 1,
   "pools": ((4, 4),),
   "real_pools": 1,
@@ -269,7 +270,7 @@ def train(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> di
   plans = [packing.PackedRows(each, row_length) for each in (paths, merged)]
   reads = max(plan.reads for plan in plans)  # one shape, and so one program, for both
   plans = [dataclasses.replace(plan, round_reads_to=reads) for plan in plans]
-  batches = dict(zip(FORMS, (padded(paths), *map(packed, plans))))
+  batches = dict(zip(FORMS, (padded(paths, sizes["round"]), *map(packed, plans))))
   compilation = {form: model.prepare(batches[form]) for form in FORMS}
   for form in FORMS:
     model.update(batches[form][0])  # not counted: the first touches new memory
@@ -338,14 +339,14 @@ def ratios(arithmetic_ratio: float, measured: float) -> dict:
   }
 
 
-def padded(paths: list[TokenTree]) -> list[Batch]:
-  """Batches of paths in a shuffled order, each as long as its longest."""
+def padded(paths: list[TokenTree], multiple: int) -> list[Batch]:
+  """Batches of paths in a shuffled order, each as long as its longest, rounded up."""
   reads = max(len(path.read_targets) for path in paths)
   order = random.Random(0).sample(paths, len(paths))
   out = []
   for start in range(0, len(order), BATCH):
     group = order[start : start + BATCH]
-    length = -(-max(map(len, group)) // ROUND) * ROUND
+    length = -(-max(map(len, group)) // multiple) * multiple
     rows = [packing.PackedRows([path], length, reads)[0] for path in group]
     out.append(Batch(**{key: np.stack([row[key] for row in rows]) for key in rows[0]}))
   return out
