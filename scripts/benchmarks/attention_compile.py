@@ -39,7 +39,8 @@ def main() -> None:
   try:
     figures = {"alone": alone, "step": step}[settings["what"]](settings)
   except jax.errors.JaxRuntimeError as error:
-    if "memory space hbm" not in str(error):  # what does not fit in VMEM is a mistake of a kernel
+    full = any(words in str(error) for words in ("out of memory on HBM", "memory space hbm"))
+    if not full:  # what does not fit in VMEM is a mistake of a kernel
       raise
     figures = {"temporaries": None, "peak": None}
   figures |= {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
