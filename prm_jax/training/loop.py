@@ -332,10 +332,9 @@ def summary(c: config_lib.Experiment, manifest: dict, params: int, mesh, step: i
     f"{c.train.steps} steps = {epochs:.1f} epochs",
   ]
   if manifest.get("merged"):
-    saved = manifest["tokens_of_paths"] / manifest["tokens"]
-    lines.append(
-      f"prefix trees: {manifest['tokens_of_paths']:,} tokens path by path, {saved:.2f} times as many"
-    )
+    paths = manifest["tokens_of_paths"]
+    times = paths / manifest["tokens"]
+    lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
   if manifest["longer_than_a_row"]:
     lines.append(f"{len(manifest['longer_than_a_row'])} {things} were longer than a row and cut")
   if step:
