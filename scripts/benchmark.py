@@ -128,6 +128,21 @@ class Tree(Common):
 
 
 @dataclasses.dataclass(frozen=True)
+class Loading(Common):
+  """Time and memory of loading public weights (Linux)."""
+
+  model: pathlib.Path = ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"
+  """A model's directory or GGUF file (scripts/fetch_smollm2.py)."""
+  layers: int = 4
+  """Of the directory with a 7B model's widths, which is written for this: 2.0 GB + 0.47 each."""
+
+  def run(self, module) -> dict:
+    if self.layers < 1:
+      raise ValueError(f"--layers {self.layers}: at least 1")
+    return module.run(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class Kernel(Common):
   """Memory of the TPU attention kernel beside splash attention's, by the TPU compiler; no TPU."""
 
@@ -147,6 +162,7 @@ Args = (
   Annotated[Aggregation, tyro.conf.subcommand("aggregation")]
   | Annotated[Training, tyro.conf.subcommand("training")]
   | Annotated[Tree, tyro.conf.subcommand("tree")]
+  | Annotated[Loading, tyro.conf.subcommand("loading")]
   | Annotated[Kernel, tyro.conf.subcommand("kernel")]
 )
 

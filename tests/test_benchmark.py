@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import sys
 import types
 
 import jax
@@ -598,3 +599,19 @@ def test_the_tree_benchmark_runs_the_project_s_own_code(tree, monkeypatch):
   compiled = model.forward.seconds
   assert len(pool.problems) == 2 and all(model.score(pool, 64, merge) > 0 for merge in (1, 0))
   assert model.forward.seconds > compiled and len(model.forward._found) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_loading_is_measured_in_processes_of_its_own(arithmetic_data, tmp_path):
+  """Both loads are there, with all their tensors: what was asked for is what was measured."""
+  model = tmp_path / "model"
+  tiny.public(model, 320, arithmetic_data / "tokenizer.model")
+  figures = tmp_path / "loading.json"
+  options = ["--quick", "--layers=1", f"--model={model}", f"--json={figures}"]
+  done = run_script("benchmark.py", "loading", *options)
+  assert done.returncode == 0, done.stderr
+  small, large = json.loads(figures.read_text())["loads"]
+  assert small["shards"] == 4 * small["parameters"]  # float32
+  assert large["parameters"] > 2 * 152_064 * 64  # embedding and language-model head
+  assert large["peak"] >= large["growth"] > 0 and large["seconds"] > 0
+  assert "| model | 1 |" in done.stdout
