@@ -594,7 +594,7 @@ def test_the_tree_benchmark_runs_the_project_s_own_code(tree, monkeypatch):
   chain = ("p", ("a", "b"), (-1, 0), (1, -1))
   about = tree.chains("phase 2", model, [tree.StepTree(*chain)], tree.QUICK)
   assert about["same_rows"] and about["measured"] > 0
-  assert int(model.state.step) == 2 and len(model.step._found) == 1
+  assert int(model.state.step) == 4 and len(model.step._found) == 1
   pool = tree.make_pool(model, [("p", ("a", "b")), ("p", ("a", "c")), ("p", ("a", "c"))])
   compiled = model.forward.seconds
   assert len(pool.problems) == 2 and all(model.score(pool, 64, merge) > 0 for merge in (1, 0))

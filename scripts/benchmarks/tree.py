@@ -69,11 +69,11 @@ SIZES = {
   "sums": 200,  # solutions of arithmetic problems trained on, two of each
   "round": 64,  # a batch of (a) is as long as its longest row, rounded up: few shapes to compile
   "least": 4,  # updates of a form: shorter epochs are repeated
-  "pools": ((3200, 4), (800, 16), (200, 64)),  # arithmetic: problems, candidates of each
+  "pools": ((800, 4), (400, 16), (200, 64)),  # arithmetic: problems, samples of each
   "real_pools": 35,  # problems
   "chains": {"phase 2": 16, "arithmetic": 400},  # problems trained on, a path of each
-  "lone": 3200,  # candidates scored, one a problem
-  "repeats": 3,  # with and without merging
+  "lone": 1600,  # candidates scored, one a problem
+  "repeats": {"chains": 4, "pools": 2, "real": 1},  # with and without merging
   "paths": None,  # of each phase; as --rows says
   "model": None,  # in place of the public model's layers and the quickstart's
 }
@@ -85,18 +85,22 @@ QUICK = {
   "real_pools": 1,
   "chains": {"phase 2": 2, "arithmetic": 4},
   "lone": 4,
-  "repeats": 1,
+  "repeats": {"chains": 1, "pools": 1, "real": 1},
   "paths": 8,
   "model": config_lib.Model(width=32, layers=1, heads=2, kv_heads=1, head_size=16, mlp_width=32),
 }
 
 
 class Compiled:
-  """A jitted function that is compiled for every new shape of its last argument; `seconds`."""
+  """A jitted function that is compiled for each shape of its last argument, apart from its calls.
 
-  def __init__(self, function):
+  `seconds`: what that took so far.  With `run_once` the first call's overhead is in it as well; a
+  function that donates its arguments cannot be run for that.
+  """
+
+  def __init__(self, function, run_once: bool = False):
     self.seconds = 0.0
-    self._function, self._found = function, {}
+    self._function, self._run_once, self._found = function, run_once, {}
 
   def __call__(self, *args):
     self.prepare(*args)
@@ -107,6 +111,8 @@ class Compiled:
     if shapes not in self._found:
       start = time.perf_counter()
       self._found[shapes] = self._function.lower(*args).compile()
+      if self._run_once:
+        jax.block_until_ready(self._found[shapes](*args))
       self.seconds += time.perf_counter() - start
 
   @staticmethod
@@ -133,7 +139,7 @@ class Model:
     with jax.set_mesh(mesh):
       programs = loop.make_programs(c, vocab_size, len(contract.classes), mesh)
       state = programs.init(jax.random.key(0))
-    compiled = Compiled(programs.train_step), Compiled(programs.read)
+    compiled = Compiled(programs.train_step), Compiled(programs.read, run_once=True)
     return cls(tokenizer, contract, mesh, state, *compiled)
 
   def on_mesh(self, batch: Batch) -> Batch:
@@ -193,7 +199,7 @@ def run(args) -> dict:
   path = args.source.resolve().parent / POOLS
   if path.is_file():
     pool = real_pool(path, model, sizes["real_pools"])
-    result["scoring"].append(score("real solutions", model, pool, sizes))
+    result["scoring"].append(score("real solutions", model, pool, sizes["repeats"]["real"]))
   else:
     say(f"{path}: not there, so real solutions are not scored")
 
@@ -201,9 +207,11 @@ def run(args) -> dict:
   result["training"].append(train("arithmetic", model, solutions[: sizes["sums"]], sizes))
   for problems, count in sizes["pools"]:
     pool = sampled_pool(model, problems, count)
-    result["scoring"].append(score("arithmetic", model, pool, sizes) | {"sampled": count})
+    about = score("arithmetic", model, pool, sizes["repeats"]["pools"])
+    result["scoring"].append(about | {"sampled": count})
   result["chains"].append(chains("arithmetic", model, solutions, sizes))
-  about = score("arithmetic", model, sampled_pool(model, sizes["lone"], 1), sizes)
+  pool = sampled_pool(model, sizes["lone"], 1)
+  about = score("arithmetic", model, pool, sizes["repeats"]["chains"])
   result["chains"].append(about | {"what": "scoring"})
   result["targets"] = targets(result)
   return result
@@ -267,6 +275,9 @@ def train(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> di
   paths = tries.sequences(kept)
   problems = [tree.problem for tree, fit in zip(solutions, fits) if fit]
   merged = [tries.merge(group)[0] for group in grouped(kept, problems)]
+  labels = sum(len(tree.read_targets) for tree in merged)
+  flattened, distinct = (sum(map(len, several)) for several in (paths, merged))
+  say(f"{name}: {len(paths):,} paths of {flattened:,} tokens, of which {distinct:,} are distinct")
   plans = [packing.PackedRows(each, row_length) for each in (paths, merged)]
   reads = max(plan.reads for plan in plans)  # one shape, and so one program, for both
   plans = [dataclasses.replace(plan, round_reads_to=reads) for plan in plans]
@@ -275,8 +286,6 @@ def train(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> di
   for form in FORMS:
     model.update(batches[form][0])  # not counted: the first touches new memory
   seconds = side_by_side(model.update, batches, sizes["least"])
-  labels = sum(len(tree.read_targets) for tree in merged)
-  flattened, distinct = (sum(map(len, several)) for several in (paths, merged))
   forms = {
     form: {
       "updates": len(batches[form]),
@@ -365,13 +374,14 @@ def chains(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> d
   plans = {merge: labelled_rows.pack(*given, merge)[0] for merge in (True, False)}
   for rows in plans.values():
     model.prepare(packed(rows)[:1])
+    model.update(packed(rows)[0])  # not counted, as in training
 
   def measure(merge: bool) -> float:
     start = time.perf_counter()
     batches = packed(labelled_rows.pack(*given, merge)[0])
     return time.perf_counter() - start + sum(map(model.update, batches))
 
-  seconds = alternately(measure, sizes["repeats"])
+  seconds = alternately(measure, sizes["repeats"]["chains"])
   about = {
     "name": name,
     "what": "training",
@@ -433,13 +443,13 @@ def make_pool(model: Model, solutions: list[tuple[str, tuple[str, ...]]]) -> Poo
   return Pool([encode(each) for each in distinct], [problem for problem, _ in distinct])
 
 
-def score(name: str, model: Model, pool: Pool, sizes: dict) -> dict:
+def score(name: str, model: Model, pool: Pool, repeats: int) -> dict:
   """A pool read flattened and as trees, in turn."""
   groups = grouped(pool.token_trees, pool.problems)
   flattened = sum(map(len, pool.token_trees))
   distinct = sum(len(tries.merge(group)[0]) for group in groups)
   measure = lambda merge: model.score(pool, ROW_LENGTH[name], merge)
-  seconds = alternately(measure, sizes["repeats"])
+  seconds = alternately(measure, repeats)
   about = {
     "name": name,
     "problems": len(groups),
