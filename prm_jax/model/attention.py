@@ -148,11 +148,11 @@ def _dense(
 
 
 def _per_device(attend, q, k, v, subtree_end, positions, window, softcap) -> jax.Array:
-  """`attend` on each device's own rows and heads; without a mesh, on all.
+  """`attend` on each device's own rows and heads; without a mesh, on all of them.
 
-  What a mesh axis does not divide is not split over it, as of parameters; but heads of keys are
-  repeated where those of queries can be split: more of the same arithmetic nowhere, and each device
-  holds the keys of its own queries.
+  What a mesh axis does not divide is not split over it, as of parameters: all devices along it
+  compute the same.  Where it divides the heads of queries but not those of keys, these are repeated
+  until it does, and each device has the keys of its own queries.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:

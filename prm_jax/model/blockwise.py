@@ -94,7 +94,7 @@ def _at(x: jax.Array, block: jax.Array) -> jax.Array:
   return jax.lax.dynamic_index_in_dim(x, block, keepdims=False)
 
 
-product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _scores(
@@ -110,7 +110,7 @@ def _scores(
     None if tree.window is None else _at(tree.depths, i)[:, None] - _at(tree.depths, j),
     tree.window,
   )
-  scores = product("KQH,KSH->KQS", q, k)
+  scores = _product("KQH,KSH->KQS", q, k)
   slope = jnp.ones(())
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
@@ -138,7 +138,7 @@ def _forward(q, k, v, tree, softcap) -> tuple[jax.Array, Any]:
       scores, _ = _scores(q, _at(keys, j), i, j, tree, softcap)
       new = jnp.maximum(most, scores.max(-1))
       weights, kept = jnp.exp(scores - new[..., None]), jnp.exp(most - new)
-      added = product("KQS,KSH->KQH", weights.astype(v.dtype), _at(values, j))
+      added = _product("KQS,KSH->KQH", weights.astype(v.dtype), _at(values, j))
       return new, total * kept + weights.sum(-1), out * kept[..., None] + added
 
     zeros = jnp.zeros(q.shape[:2], jnp.float32)
@@ -167,11 +167,11 @@ def _backward(softcap, saved, gradient):
       key, value = _at(keys, j), _at(values, j)
       scores, slope = _scores(q, key, i, j, tree, softcap)
       weights = jnp.exp(scores - normaliser[..., None])
-      ds = weights * (product("KQH,KSH->KQS", outer, value) - along[..., None]) * slope
+      ds = weights * (_product("KQH,KSH->KQS", outer, value) - along[..., None]) * slope
       ds, weights = ds.astype(q.dtype), weights.astype(q.dtype)
-      dq += product("KQS,KSH->KQH", ds, key)
-      for_key = product("KQS,KQH->KSH", ds, q)
-      for_value = product("KQS,KQH->KSH", weights, outer)
+      dq += _product("KQS,KSH->KQH", ds, key)
+      for_key = _product("KQS,KQH->KSH", ds, q)
+      for_value = _product("KQS,KQH->KSH", weights, outer)
 
       def put(x, new):
         return jax.lax.dynamic_update_index_in_dim(x, _at(x, j) + new, j, 0)
