@@ -615,3 +615,15 @@ def test_loading_is_measured_in_processes_of_its_own(arithmetic_data, tmp_path):
   assert large["parameters"] > 2 * 152_064 * 64  # embedding and language-model head
   assert large["peak"] >= large["growth"] > 0 and large["seconds"] > 0
   assert "| model | 1 |" in done.stdout
+
+
+def test_short_measurements_are_repeated_in_turn(tree):
+  """Until there are enough repeats and enough seconds; the best of each counts."""
+  order, seconds = [], iter([5.0, 4.0, 3.0, 6.0, 2.0, 7.0])
+
+  def measure(merge):
+    order.append(merge)
+    return next(seconds)
+
+  assert tree.alternately(measure, 2, 20.0) == {False: 2.0, True: 3.0}
+  assert order == [False, True, True, False, False, True]

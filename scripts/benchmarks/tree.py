@@ -66,26 +66,28 @@ BATCH = 4  # rows of (a), as TRL's
 # shorter ones would be cut or stay half empty, which a larger set's are not.
 ROW_LENGTH = {"phase 1": 5632, "phase 2": 2048, "arithmetic": 1024, "real solutions": 4096}
 SIZES = {
-  "sums": 200,  # solutions of arithmetic problems trained on, two of each
   "round": 64,  # a batch of (a) is as long as its longest row, rounded up: few shapes to compile
   "least": 4,  # updates of a form: shorter epochs are repeated
-  "pools": ((800, 4), (400, 16), (200, 64)),  # arithmetic: problems, samples of each
+  "sums": 400,  # arithmetic problems, of two solutions each
+  "pools": ((1600, 4), (800, 16), (800, 64)),  # arithmetic problems, samples of each
   "real_pools": 35,  # problems
-  "chains": {"phase 2": 16, "arithmetic": 400},  # problems trained on, a path of each
+  "chains": {"phase 2": 16, "arithmetic": 400},  # problems, a path of each
   "lone": 1600,  # candidates scored, one a problem
-  "repeats": {"chains": 4, "pools": 2, "real": 1},  # with and without merging
+  "repeats": {"chains": 4, "pools": 2, "real": 1},  # with and without merging, in turn
+  "seconds": 20.0,  # of chains, at least, together: a few per cent are looked for
   "paths": None,  # of each phase; as --rows says
   "model": None,  # in place of the public model's layers and the quickstart's
 }
 QUICK = {
-  "sums": 8,
   "round": 1024,
   "least": 1,
+  "sums": 4,
   "pools": ((4, 4),),
   "real_pools": 1,
   "chains": {"phase 2": 2, "arithmetic": 4},
   "lone": 4,
   "repeats": {"chains": 1, "pools": 1, "real": 1},
+  "seconds": 0.0,
   "paths": 8,
   "model": config_lib.Model(width=32, layers=1, heads=2, kv_heads=1, head_size=16, mlp_width=32),
 }
@@ -203,15 +205,15 @@ def run(args) -> dict:
   else:
     say(f"{path}: not there, so real solutions are not scored")
 
-  solutions, model = generated(sizes["chains"]["arithmetic"], sizes["model"])
-  result["training"].append(train("arithmetic", model, solutions[: sizes["sums"]], sizes))
+  solutions, model = generated(sizes["sums"], sizes["model"])
+  result["training"].append(train("arithmetic", model, solutions, sizes))
   for problems, count in sizes["pools"]:
     pool = sampled_pool(model, problems, count)
     about = score("arithmetic", model, pool, sizes["repeats"]["pools"])
     result["scoring"].append(about | {"sampled": count})
   result["chains"].append(chains("arithmetic", model, solutions, sizes))
   pool = sampled_pool(model, sizes["lone"], 1)
-  about = score("arithmetic", model, pool, sizes["repeats"]["chains"])
+  about = score("arithmetic", model, pool, sizes["repeats"]["chains"], sizes["seconds"])
   result["chains"].append(about | {"what": "scoring"})
   result["targets"] = targets(result)
   return result
@@ -381,7 +383,7 @@ def chains(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> d
     batches = packed(labelled_rows.pack(*given, merge)[0])
     return time.perf_counter() - start + sum(map(model.update, batches))
 
-  seconds = alternately(measure, sizes["repeats"]["chains"])
+  seconds = alternately(measure, sizes["repeats"]["chains"], sizes["seconds"])
   about = {
     "name": name,
     "what": "training",
@@ -406,13 +408,17 @@ def first_path(tree: StepTree) -> StepTree:
   )
 
 
-def alternately(measure: Callable[[bool], float], repeats: int) -> dict[bool, float]:
-  """Median seconds with and without merging, in turn; which is first changes."""
+def alternately(measure: Callable[[bool], float], repeats: int, least: float) -> dict[bool, float]:
+  """The fewest seconds with and without merging, in turn; which is first changes.
+
+  Args:
+    least: seconds of all repeats together, at least.
+  """
   seconds = {True: [], False: []}
-  for i in range(repeats):
-    for merge in (True, False) if i % 2 else (False, True):
+  while len(seconds[True]) < repeats or sum(map(sum, seconds.values())) < least:
+    for merge in (True, False) if len(seconds[True]) % 2 else (False, True):
       seconds[merge].append(measure(merge))
-  return {merge: statistics.median(values) for merge, values in seconds.items()}
+  return {merge: min(values) for merge, values in seconds.items()}
 
 
 def sampled_pool(model: Model, problems: int, count: int) -> Pool:
@@ -443,13 +449,13 @@ def make_pool(model: Model, solutions: list[tuple[str, tuple[str, ...]]]) -> Poo
   return Pool([encode(each) for each in distinct], [problem for problem, _ in distinct])
 
 
-def score(name: str, model: Model, pool: Pool, repeats: int) -> dict:
-  """A pool read flattened and as trees, in turn."""
+def score(name: str, model: Model, pool: Pool, repeats: int, least: float = 0.0) -> dict:
+  """A pool read flattened and as trees, as `alternately` says."""
   groups = grouped(pool.token_trees, pool.problems)
   flattened = sum(map(len, pool.token_trees))
   distinct = sum(len(tries.merge(group)[0]) for group in groups)
   measure = lambda merge: model.score(pool, ROW_LENGTH[name], merge)
-  seconds = alternately(measure, repeats)
+  seconds = alternately(measure, repeats, least)
   about = {
     "name": name,
     "problems": len(groups),
