@@ -120,6 +120,12 @@ class Model(Checked):
   # What the backward pass recomputes of a layer: "none" of it; all but products of activations and
   # weights ("dots_no_batch"); all but matrix products, those of attention too ("dots"); all of it.
   remat: Literal["none", "dots", "dots_no_batch", "full"] = "none"
+  # With remat="full", what is kept all the same: outputs of PROJECTIONS, and of "attention".
+  saved: tuple[str, ...] = ()
+  # In which devices add up their gradients of the layers' matrices and of the embedding.
+  # "activations": in their dtype, as for all else (norms, biases, a language-model head); bfloat16
+  # halves the bytes and has three digits.
+  gradient_dtype: Literal["float32", "activations"] = "float32"
   unroll_layers: bool = False  # faster steps on CPU, slower compilation
   # "dense" holds the scores of all pairs of tokens at once: fastest for rows of a few hundred.
   # "blockwise" takes memory that grows with the row and skips what nobody sees, on CPU and GPU.
@@ -156,6 +162,16 @@ class Model(Checked):
         f"model.lora_targets={self.lora_targets!r}: {', '.join(sorted(unknown))} is none of "
         f"{', '.join(PROJECTIONS)}"
       )
+    if self.saved and self.remat != "full":
+      raise ValueError(
+        f'model.saved={self.saved!r} with model.remat={self.remat!r}: only remat="full" has what '
+        "it keeps listed"
+      )
+    if unknown := set(self.saved) - {*PROJECTIONS, "attention"}:
+      raise ValueError(
+        f"model.saved={self.saved!r}: {', '.join(sorted(unknown))} is none of "
+        f"{', '.join(PROJECTIONS)}, attention"
+      )
     if not self.lora_targets or len(set(self.lora_targets)) < len(self.lora_targets):
       raise ValueError(
         f"model.lora_targets={self.lora_targets!r}: expected some weights, each once; without "
@@ -168,8 +184,8 @@ class Init(Checked):
   """What the parameters are before the first update."""
 
   # Directory of a public model (config.json and safetensors), a .gguf file, or the work directory
-  # of another run; its architecture takes the place of the section model, but for dtype and the
-  # like.  "": from scratch.
+  # of another run, also in a bucket; its architecture takes the place of the section model, but for
+  # dtype and the like.  "": from scratch.
   checkpoint: str = ""
   # Step head.  "zeros": uniform probabilities, unless the checkpoint has a head of these classes: a
   # run's own, or a `score` of this shape; not one whose prm_jax.json names other classes.
@@ -251,6 +267,9 @@ class Mesh(Checked):
   tensor: Axis = 1  # heads and feed-forward columns
 
 
+LOWER_IS_BETTER = ("nll", "ece")  # of the metrics that train.best_metric may name
+
+
 @dataclasses.dataclass(frozen=True)
 class Train(Checked):
   steps: Count = 1000  # optimiser updates
@@ -260,7 +279,13 @@ class Train(Checked):
   eval_every: Count = 500  # updates between evaluations (there is always one at the end)
   eval_rows: Count = 256  # rows of the evaluation split used during training, at most
   save_every: Count = 500  # updates between checkpoints (there is always one at the end)
-  keep: Count = 2  # checkpoints kept
+  keep: Count = 2  # newest checkpoints kept
+  # Checkpoints kept beside them: the best by a metric of the evaluation, of those saved at a step
+  # that was evaluated (save_every and eval_every have such steps in common).
+  keep_best: Whole = 1
+  best_metric: Literal["nll", "accuracy", "auroc", "ece"] = "nll"
+  # Writes a profiler trace of three updates from this one on to WORKDIR/profile; 0: none.
+  profile_at: Whole = 0
   seed: Whole = 0  # of initialisation and row order
 
 
@@ -281,12 +306,37 @@ class Experiment(Checked):
         f"loss.objective={self.loss.objective!r} with data.text_train={self.data.text_train!r}: "
         "text is given when, and only when, a language model is trained"
       )
+    if self.loss.objective == "language_model" and self.train.best_metric != "nll":
+      raise ValueError(
+        f"train.best_metric={self.train.best_metric!r}: of a language model there is only nll"
+      )
     if bool(self.data.text_train) != bool(self.data.text_eval):
       raise ValueError("data.text_train and data.text_eval are given together")
     if (self.optim.trained == "lora") != (self.model.lora_rank > 0):
       raise ValueError(
         f"optim.trained={self.optim.trained!r} with model.lora_rank={self.model.lora_rank}: "
         'low-rank factors are there when, and only when, they are what is trained ("lora")'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts(Checked):
+  """The processes of one job, where JAX cannot find out by itself (it does on TPU slices)."""
+
+  coordinator_address: str = ""  # HOST:PORT of process 0, the port any free one; "": found, or none
+  num_processes: Count = 1
+  process_id: Whole = 0  # of this one
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.process_id >= self.num_processes:
+      raise ValueError(
+        f"hosts.process_id={self.process_id}: expected below hosts.num_processes="
+        f"{self.num_processes}"
+      )
+    if self.num_processes > 1 and not re.fullmatch(r".+:\d+", self.coordinator_address):
+      raise ValueError(
+        f"hosts.coordinator_address={self.coordinator_address!r}: expected HOST:PORT of process 0"
       )
 
 

@@ -8,11 +8,14 @@ import io
 import json
 import os
 import pathlib
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import orjson
+
+from prm_jax import storage
 
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
@@ -119,9 +122,15 @@ def written(path: str | pathlib.Path, mode: Literal["wt", "wb"] = "wt"):
   error nothing is left of the file.
 
   Raises:
-    OSError: before the block: a file cannot be written there.
+    OSError: before the block: a file cannot be written there.  (In a bucket, after it.)
   """
-  path = pathlib.Path(path)
+  path = storage.path(path)
+  if storage.in_bucket(path):
+    with tempfile.TemporaryDirectory() as folder:
+      with written(os.path.join(folder, path.name), mode) as file:
+        yield file
+      storage.upload(pathlib.Path(folder), path.parent)
+    return
   if path.exists() and not path.is_file():
     raise OSError(f"{path}: is a directory, or no plain file; give the name of a file")
   path.parent.mkdir(parents=True, exist_ok=True)

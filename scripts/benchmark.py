@@ -4,6 +4,7 @@
   python scripts/benchmark.py training --peer=trl --source=DIR --model=FILE
   python scripts/benchmark.py tree --source=DIR --model=FILE
   python scripts/benchmark.py kernel
+  python scripts/benchmark.py scaling
 
 Prints tables; --docs puts them into docs/benchmarks.md, where they are explained.  Standard error
 says what is being measured.
@@ -143,13 +144,9 @@ class Loading(Common):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel(Common):
-  """Memory of the TPU attention kernel beside splash attention's, by the TPU compiler; no TPU."""
-
+class OfParts(Common):
   skip: tuple[str, ...] = ()
-  """Parts to leave out: alone; step, of which each compilation takes minutes."""
-  work: pathlib.Path = ROOT / "runs/benchmark_kernel"
-  """Figures of finished compilations; what is there is not compiled again."""
+  """Parts to leave out."""
 
   def run(self, module) -> dict:
     unknown = set(self.skip) - set(module.PARTS)
@@ -158,12 +155,35 @@ class Kernel(Common):
     return module.run(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class Kernel(OfParts):
+  """Memory of the TPU attention kernel beside splash attention's, by the TPU compiler; no TPU.
+
+  Parts: alone; step, of which each compilation takes minutes.
+  """
+
+  work: pathlib.Path = ROOT / "runs/benchmark_kernel"
+  """Figures of finished compilations; what is there is not compiled again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling(OfParts):
+  """The same run on more simulated devices and hosts, and train steps compiled for TPU slices.
+
+  Parts: simulated; compiled, up to 1,024 chips: memory, exchanges, estimated time.
+  """
+
+  work: pathlib.Path = ROOT / "runs/benchmark_scaling"
+  """What was compiled; it is not compiled again. Each compilation takes some minutes."""
+
+
 Args = (
   Annotated[Aggregation, tyro.conf.subcommand("aggregation")]
   | Annotated[Training, tyro.conf.subcommand("training")]
   | Annotated[Tree, tyro.conf.subcommand("tree")]
   | Annotated[Loading, tyro.conf.subcommand("loading")]
   | Annotated[Kernel, tyro.conf.subcommand("kernel")]
+  | Annotated[Scaling, tyro.conf.subcommand("scaling")]
 )
 
 

@@ -16,7 +16,7 @@ environment() {
     echo "$PWD/$directory is there and was not made by this script: move it away first." >&2
     exit 1
   fi
-  echo "Making $directory and installing the project and what it needs (some minutes, 1.3 GB)." >&2
+  echo "Making $directory and installing the project and what it needs (some minutes, 1 to 2 GB)." >&2
   rm -rf "$directory"
   if ! "$base" -m venv "$directory"; then
     echo "$base cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2

@@ -23,16 +23,17 @@ class Args:
   output: pathlib.Path  # JSON with every number
   benchmark: Literal["prm800k"] = "prm800k"
   split: str = "test"  # of the prepared dataset
+  hosts: config_lib.Hosts = config_lib.Hosts()
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax import json_lines
   from prm_jax.evaluation import labelled_steps
   from prm_jax.scoring.score import Scorer
+  from prm_jax.training import hosts
 
   try:
-    with json_lines.written(args.output) as out:
+    with hosts.job(args.hosts), hosts.written_once(args.output) as out:
       scorer = Scorer.load(args.checkpoint)
       result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
       out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")

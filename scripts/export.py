@@ -79,11 +79,11 @@ def main() -> None:
 
   try:
     export.refuse_existing(args.output)  # before the slow part
-    step, about, tokenizer = score.newest(args.checkpoint)
+    _, about, tokenizer = score.newest(args.checkpoint)
     if args.kind == "token-classification":
       export.refuse_headless(about.contract)
+    step, about, params, _ = score.restore(args.checkpoint)
     config = about.config.model
-    params, _ = score.restore(args.checkpoint, step, about)
     export.write(
       args.output,
       parameters.merge(params, config),

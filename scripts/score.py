@@ -45,27 +45,32 @@ class Args:
   separator: str = ""
   # What candidates of a problem have in common is encoded once; False: each by itself, to compare.
   merge: bool = True
+  hosts: config_lib.Hosts = config_lib.Hosts()
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax import json_lines
+  from prm_jax.training import hosts
 
   if bool(args.checkpoint) == bool(args.model):
     raise SystemExit("score.py: give one of --checkpoint=DIR and --model=DIR")
   note = pathlib.Path(f"{args.output}.contract.json")
-  beside = json_lines.written(note) if args.model else contextlib.nullcontext()
   try:
-    # The outputs first: a place that cannot be written is an error before any work.
-    with json_lines.written(args.output) as out, beside as contract:
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(hosts.job(args.hosts))
+      # The outputs first: a place that cannot be written is an error before any work.
+      out = stack.enter_context(hosts.written_once(args.output))
+      contract = stack.enter_context(hosts.written_once(note)) if args.model else None
       scorer, facts = load(args)
       scorer = dataclasses.replace(scorer, merge=args.merge)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)
       if args.model:
         contract.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-      elif note.is_file():
-        note.unlink()  # of an earlier run with --model: it does not say what these scores are
+      elif hosts.is_first():
+        note.unlink(
+          missing_ok=True
+        )  # of an earlier run with --model: it does not say what these scores are
   except (ValueError, OSError) as error:
     raise SystemExit(f"score.py: {error}") from error
   seconds = time.perf_counter() - started

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time, step
+from prm_jax.training import ahead_of_time, estimate, step
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -33,6 +33,7 @@ def compiled(tmp_path, topology, *options):
       f"--config.data.tokenizer={tokenizer}",
       f"--topology={topology}",
       f"--output={tmp_path}/compile.json",
+      f"--work={tmp_path}/work",
       *options,
     ],
     capture_output=True,
@@ -51,12 +52,49 @@ def test_a_step_compiles_for_a_slice_without_one(tmp_path):
   # parameters and two moments, float32, most of them split four ways
   assert 12 * found["parameters"] / 4 < found["gib_per_chip"]["arguments"] * 2**30
   assert found["gib_per_chip"]["arguments"] * 2**30 < 12 * found["parameters"]
+  assert found["headroom"] == 1 - found["gib_per_chip"]["needed"] / 15.75
+  assert found["involuntary_rematerialisations"] == 0
+  # what stands in the estimate was read from the program
+  assert found["estimate"]["parts"]["compiled_code"] > 0
+  assert any("cycles" in each for each in found["estimate"]["assumptions"])
+  kinds = {row["kind"] for row in found["collectives"]["by_kind"]}
+  assert "all-gather" in kinds and kinds & {"all-reduce", "reduce-scatter"}
+  seconds = found["estimate"]["seconds_per_step"]
+  assert found["run"]["chip_hours"] == pytest.approx(4 * 5000 * seconds / 3600)
+  # and is not compiled again
+  kept = next((tmp_path / "work").glob("*.json"))
+  written = kept.stat().st_mtime_ns
+  assert compiled(tmp_path, "v5e:2x2", "--config.train.batch_rows=8").returncode == 0
+  assert kept.stat().st_mtime_ns == written
+
+
+def verdict(c, gib, needed):
+  """A report on a compilation that was none."""
+  found = ahead_of_time.Compiled(gib, needed, None, "no reason", 1.0, 0)
+  return ahead_of_time.report(ahead_of_time.Job(c, "v5e:2x2"), found)
+
+
+def test_what_does_not_fit_says_what_to_change(tmp_path):
+  """By arithmetic; and no time is estimated of what cannot run."""
+  from prm_jax.input_pipeline import tokenizers
+
+  tokenizers.train_sentencepiece(["1 + 2 = 3\n"] * 50, tmp_path / "tokenizer.model", 320)
+  c = config_lib.Experiment(
+    data=config_lib.Data(tokenizer=str(tmp_path / "tokenizer.model")), model=tiny.MODEL
+  )
+  found = verdict(c, None, 20.0)
+  assert not found["fits"] and "estimate" not in found
+  assert found["changes"][0].startswith("--config.model.remat=full")
+  gib = {"arguments": 1.0, "temporaries": 2.0, "peak": 2.5}
+  found = verdict(c, gib, 3.0)
+  assert found["fits"] and found["collectives"] is None
+  assert found["no_collectives_because"] == "no reason"
 
 
 def test_what_is_no_slice_is_refused_and_leaves_no_file(tmp_path):
   """A generation that is not known is named with those that are."""
   done = compiled(tmp_path, "v9:2x2")
-  assert done.returncode and "v9:2x2: expected one of v4, v5e" in done.stderr
+  assert done.returncode and "v9:2x2: expected one of v5e, v5p" in done.stderr
   assert not (tmp_path / "compile.json").exists()
 
 
@@ -72,7 +110,7 @@ def multiply_adds(weight=0.0, untied=False, text=False, rank=0, **optim):
   )
   init = functools.partial(step.init_params, config=c.model, vocab_size=50, num_classes=3)
   params = jax.eval_shape(init, jax.random.key(0))
-  return ahead_of_time.step_flops(c, rows=2, params=params) / (2 * 2 * 10)
+  return estimate.step_flops(c, rows=2, params=params) / (2 * 2 * 10)
 
 
 WEIGHTS = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # query and output, key and value, feed-forward

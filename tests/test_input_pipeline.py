@@ -132,27 +132,26 @@ def test_a_share_of_the_evaluation_is_a_sample():
     for n in range(1, 30)
   ]
   rows = packing.PackedRows(encoded, 34)
-  (part,) = packing.eval_batches(rows, 8, limit=6)
-  lengths = (part.tokens != 0).sum(1)[:6]
+  (part,) = packing.eval_order(rows, 8, limit=6)
+  assert part[6:] == [packing.EMPTY] * 2 and not rows[packing.EMPTY]["tokens"].any()
+  lengths = np.array([(rows[i]["tokens"] != 0).sum() for i in part[:6]])
   whole = np.mean([(rows[i]["tokens"] != 0).sum() for i in range(len(rows))])
   assert lengths.mean() == pytest.approx(whole, rel=0.2)
 
 
 def test_rows_are_a_pure_function_of_their_index():
-  """Batches by step: asked in any order, or by another process, they are the same."""
+  """Asked in any order, or by another process, they are the same; an epoch has each once."""
   encoded = [
     trees.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
     for n in range(1, 30)
   ]
-  first, second = (
-    packing.batches(packing.PackedRows(encoded, 40), batch_rows=3, seed=5) for _ in range(2)
-  )
-  for step in (17, 0, 3):
-    np.testing.assert_array_equal(first[step].tokens, second[step].tokens)
-  per_epoch = len(packing.PackedRows(encoded, 40))
-  seen = np.concatenate([first[step].tokens for step in range(per_epoch)])
-  rows, counts = np.unique(seen, axis=0, return_counts=True)
-  assert len(rows) == per_epoch and set(counts) == {3}  # three epochs of three rows a step
+  rows = packing.PackedRows(encoded, 40)
+  first, second = packing.shuffled(rows, 5), packing.shuffled(packing.PackedRows(encoded, 40), 5)
+  for i in (17, 0, 3):
+    np.testing.assert_array_equal(first[i]["tokens"], second[i]["tokens"])
+  for epoch in range(3):
+    seen = [first[epoch * len(rows) + i]["tokens"].tobytes() for i in range(len(rows))]
+    assert len(set(seen)) == len(rows)
 
 
 @pytest.mark.shared_data

@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from prm_jax.datasets import math_splits, prm800k
 from prm_jax.datasets.arithmetic import arithmetic_dataset_builder
 from prm_jax.datasets.prm800k import codec
-from prm_jax.datasets.prm800k.rows import MAX_LINE_BYTES, parse_line
+from prm_jax.datasets.prm800k.rows import MAX_LINE_BYTES, parse_line, parts
 
 tfds.disable_progress_bar()
 
@@ -72,6 +72,24 @@ def test_codec_tells_apart_what_equals_in_python(raw_rows):
   row["question"]["pre_generated_steps"] = None
   del row["question"]["ground_truth_solution"]
   assert same(codec.decode(codec.encode(prm800k.Record(row, "f", 1))).row, row)
+
+
+def test_the_same_bytes_in_every_process(tmp_path, raw_rows):
+  """Shards are the same to the byte whoever writes them, so workers' can be compared and hashed."""
+  source = write_source(tmp_path / "source", raw_rows)
+  program = (
+    "import sys; from prm_jax.datasets import prm800k;"
+    "prm800k.Builder(source=sys.argv[1], config='phase2', data_dir=sys.argv[2])"
+    ".download_and_prepare()"
+  )
+  for out in ("a", "b"):
+    command = [sys.executable, "-c", program, str(source), str(tmp_path / out)]
+    subprocess.run(command, check=True, capture_output=True)
+  shards = sorted((tmp_path / "a").rglob("*.array_record*"))
+  assert len(shards) == 2
+  for shard in shards:
+    twin = tmp_path / "b" / shard.relative_to(tmp_path / "a")
+    assert shard.read_bytes() == twin.read_bytes()
 
 
 @pytest.mark.shared_data
@@ -216,6 +234,42 @@ def test_skip_counts_and_passes_over_bad_records(tmp_path, raw_rows):
     list(prm800k.read_records(path))
 
 
+@pytest.mark.parametrize("size", [1, 700, 3000, 10**6])
+def test_parts_of_a_file(tmp_path, raw_rows, size):
+  """Wherever a file is cut, its parts give the rows and the bad lines of the whole, in order."""
+  rows = [line(row) for split in raw_rows.values() for row in split]
+  path = tmp_path / "f.jsonl"
+  path.write_bytes(rows[0] + b"\n{}\n" + b"".join(rows[1:]) + b"[]\n" + rows[0][:-1])
+  whole, skipped, skipped_by_parts = prm800k.BadRecords(), prm800k.BadRecords(), []
+  expected = list(prm800k.read_records(path, skipped=whole))
+  found, sizes = [], []
+  for part in parts(path, size):
+    skipped_by_parts.append(prm800k.BadRecords())
+    found += prm800k.read_records(part, skipped=skipped_by_parts[-1], on_bytes=sizes.append)
+  for bad in skipped_by_parts:
+    skipped.update(bad)
+  assert found == expected and len(found) == 6
+  assert skipped == whole and whole.count == 2
+  assert sum(sizes) == path.stat().st_size
+  assert size > 1 or len(parts(path, size)) == 9  # a part is never less than a line
+
+
+def test_many_shards(tmp_path, raw_rows, monkeypatch):
+  """Rows of many shards, among them empty ones, are in the order of the files."""
+  monkeypatch.setattr(prm800k.Builder, "SHARD_BYTES", 1000)
+  source = write_source(tmp_path, raw_rows)
+  write_source(tmp_path, raw_rows, "phase1")
+  (source / "phase1_test.jsonl").write_bytes(b"")
+  (source / "phase2_train.jsonl").write_bytes(b"{}\n" * 400 + line(raw_rows["train"][1]))
+  builder = prm800k.Builder(source=source, data_dir=tmp_path / "out", on_bad_record="skip")
+  builder.download_and_prepare()
+  assert builder.info.splits["train"].num_shards > 3
+  assert builder.skipped["train"].count == 400 and len(builder.skipped["train"].examples) == 10
+  stored = [record.source for record in prm800k.read_rows(tmp_path / "out", "train")]
+  assert stored == [*(f"phase1_train.jsonl:{i}" for i in (1, 2, 3)), "phase2_train.jsonl:401"]
+  assert len(prm800k.read_rows(tmp_path / "out", "test")) == 2
+
+
 @pytest.mark.parametrize(
   ("content", "message"),
   [
@@ -245,6 +299,9 @@ def test_missing_files_are_named(tmp_path, raw_rows):
 def test_an_empty_split_is_an_error(tmp_path, raw_rows):
   """A file without one good row ends in a message that says so, even under skip."""
   source = write_source(tmp_path / "s", raw_rows)
+  (source / "phase2_test.jsonl").write_bytes(b"")
+  with pytest.raises(ValueError, match=r"'test' has no rows in .*phase2_test.jsonl"):
+    prm800k.Builder(source=source, config="phase2", data_dir=tmp_path).download_and_prepare()
   (source / "phase2_test.jsonl").write_bytes(b"{}\n")
   builder = prm800k.Builder(source=source, config="phase2", data_dir=tmp_path, on_bad_record="skip")
   with pytest.raises(ValueError, match=r"'test' has no rows in .*all 1 are bad, .*:1: labeler"):

@@ -80,6 +80,50 @@ def test_shared_prefixes_change_no_score(process_run, samples, monkeypatch):
   assert scorer.config.data.row_length < merged < flat / 5
 
 
+def test_a_run_trained_with_the_kernel_is_scored_without_a_tpu(process_run, samples):
+  """How attention was computed in training is no part of the model."""
+  scorer = Scorer.load(process_run)
+  model = dataclasses.replace(scorer.config.model, attention="kernel")
+  other = dataclasses.replace(scorer, config=dataclasses.replace(scorer.config, model=model))
+  solution = [(samples[0]["problem"], samples[0]["steps"])]
+  np.testing.assert_array_equal(other.probabilities(solution)[0], scorer.probabilities(solution)[0])
+
+
+@pytest.mark.parametrize(
+  ("count", "most", "batches"),
+  [
+    (63, 7, [4, 4]),  # not 7 and 1
+    (24, 16, [4]),  # three fit, of the sizes that are compiled four
+    (64, 4, [4, 4]),
+    (400, 30, [30, 30]),  # 32 would be more than fit at once
+    (1, 16, [1]),
+  ],
+)
+def test_batches_of_scoring_are_full(process_run, samples, count, most, batches):
+  """As few batches as can be, of one size, none nearly empty; in the smallest of few sizes."""
+  scorer = Scorer.load(process_run)
+  length = scorer.config.data.row_length
+  tree = scorer._encode(samples[0]["problem"], samples[0]["steps"])
+  filled = dataclasses.replace(
+    tree,
+    tokens=np.ones(length, np.int32),
+    positions=np.arange(length, dtype=np.int32),
+    subtree_end=np.full(length, length, np.int32),
+    previous=np.full(length, -1, np.int32),
+  )
+  shapes = []
+
+  def forward(batch):
+    shapes.append(len(batch.tokens))
+    return np.zeros((*batch.read_positions.shape, 3), np.float32)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(rows, "BATCH_TOKENS", most * scorer.mesh.size * length)
+    problems = [str(i) for i in range(count)]
+    rows.read([filled] * count, problems, forward, scorer.mesh, length)
+  assert shapes == [scorer.mesh.size * size for size in batches]
+
+
 def test_a_solution_longer_than_a_row_is_scored_whole(process_run, samples):
   """No step is cut off in scoring: every step of a 100-step solution has a probability."""
   scorer = Scorer.load(process_run)
@@ -91,7 +135,7 @@ def test_a_solution_longer_than_a_row_is_scored_whole(process_run, samples):
 
 
 def test_a_solution_beyond_all_bounds_is_refused(process_run, samples):
-  """Attention takes memory with the square of the length, so there is a limit."""
+  """What a line of a file may cost is bounded, so there is a longest solution."""
   solutions = [(samples[0]["problem"], ("1",)), (samples[0]["problem"], ("1 " * 9000,))]
   with pytest.raises(TooLongError, match="at most 16384") as error:
     Scorer.load(process_run).probabilities(solutions)

@@ -179,8 +179,8 @@ def test_a_run_stores_all_it_needs(whole, public, tmp_path):
   class KilledError(Exception):
     pass
 
-  def killed(self, state, metadata, save=checkpoint.Checkpointer.save):
-    save(self, state, metadata)
+  def killed(self, *arguments, save=checkpoint.Checkpointer.save):
+    save(self, *arguments)
     raise KilledError
 
   with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):

@@ -21,7 +21,7 @@ MAY_IMPORT = {
   "aggregation": set(),
   "evaluation": {"input_pipeline", "scoring", "training", "aggregation"},
 }
-EVERYONE = {"types", "config", "json_lines", "gguf_metadata"}
+EVERYONE = {"types", "config", "json_lines", "gguf_metadata", "storage"}
 
 
 def imports(path):
@@ -40,7 +40,7 @@ def test_imports_go_one_way(folder):
   """No folder imports one that stands further down the pipeline."""
   allowed = MAY_IMPORT[folder] | EVERYONE | {folder}
   if folder == "aggregation":
-    allowed -= {"config", "json_lines", "gguf_metadata"}
+    allowed -= {"config", "json_lines", "gguf_metadata", "storage"}
   for path in (ROOT / "prm_jax" / folder).rglob("*.py"):
     assert set(imports(path)) <= allowed, path
 
@@ -106,6 +106,8 @@ def test_the_config_file_may_follow_a_space(monkeypatch):
     ("Train(steps=True)", "train.steps=True: expected int"),
     ("Optim(learning_rate='1')", "optim.learning_rate='1': expected float"),
     ("Model(remat=True)", "model.remat=True: expected one of none, dots, dots_no_batch, full"),
+    ("Model(saved=('gate',))", "model.saved=('gate',) with model.remat='none'"),
+    ("Model(remat='full', saved=('gates',))", "gates is none of query, key, value"),
     ("Model(tied_embeddings=1)", "model.tied_embeddings=1: expected bool"),
     ("Model(lora_targets=('head',))", "head is none of query, key, value"),
     ("Model(lora_targets=('query', 'key', 'query'))", "expected some weights, each once"),
@@ -114,6 +116,11 @@ def test_the_config_file_may_follow_a_space(monkeypatch):
     (
       "Loss(objective='language_model', language_model_weight=0.5)",
       "loss.language_model_weight=0.5 weighs a loss beside",
+    ),
+    (
+      "Experiment(loss=Loss(objective='language_model'), data=Data(text_train='a', text_eval='b'), "
+      "train=Train(best_metric='ece'))",
+      "train.best_metric='ece': of a language model there is only nll",
     ),
     ("Experiment(optim=Optim(trained='lora'))", "with model.lora_rank=0"),
     ("Experiment(model=Model(lora_rank=4))", "optim.trained='all' with model.lora_rank=4"),

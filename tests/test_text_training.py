@@ -188,8 +188,8 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   message = script(monkeypatch, "export.py", *flags)
   assert "'language_model', which has no step head; --kind=causal-lm" in message
   assert not script(monkeypatch, "export.py", *flags, "--kind=causal-lm")
-  step, about, tokenizer = score.newest(workdir)
-  params, on = score.restore(workdir, step, about)
+  tokenizer = score.newest(workdir)[2]
+  _, about, params, on = score.restore(workdir)
   expected = parameters.merge(params, about.config.model)
   preset = families.read(tmp_path / "lm")
   assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)

@@ -247,6 +247,20 @@ def test_recomputation_changes_no_gradient():
   for policy in ("dots", "dots_no_batch", "full"):
     model = dataclasses.replace(FEW, remat=policy)
     close(gradient(model, parameters.EVERYTHING), whole_gradient())
+  kept = dataclasses.replace(FEW, remat="full", saved=("attention", "gate", "output"))
+  close(gradient(kept, parameters.EVERYTHING), whole_gradient())
+
+
+def test_what_is_kept_is_not_computed_again():
+  """A product less in the backward pass for each that `saved` names, and what only it needed."""
+
+  def products(*saved):
+    model = dataclasses.replace(FEW, remat="full", saved=saved)
+    text = str(jax.make_jaxpr(lambda: gradient(model, parameters.EVERYTHING))())
+    return text.count("dot_general")
+
+  assert products("gate") == products("up") == products() - 1
+  assert products("query", "key", "value", "gate", "up") <= products() - 5
 
 
 def test_a_choice_of_nothing_is_an_error():

@@ -71,6 +71,7 @@ ROWS = rule(
   packed(random_trees(0, 300), alone(20), random_trees(1, 192)),
   packed(chain(200), random_trees(2, 250, 0.2), alone(62)),
   chain(512),
+  alone(512),
 )
 
 
@@ -82,7 +83,7 @@ def dense(q, k, v, end, positions, window, softcap):
   return jnp.einsum("BKGQS,BKSH->BKGQH", weights, v)
 
 
-def inputs(seed, K, G, H, B=3, T=512, dtype=jnp.float32):
+def inputs(seed, K, G, H, B=4, T=512, dtype=jnp.float32):
   rng = np.random.default_rng(seed)
   shapes = ((B, K, G, T, H), (B, K, T, H), (B, K, T, H))
   q, k, v = (rng.normal(size=shape) for shape in shapes)
@@ -108,6 +109,7 @@ def value_and_gradients(attend, q, k, v, end, positions, window, softcap):
     (64, 2, 1, 70, 0.0),
     (32, 1, 4, None, 3.0),
     (128, 1, 2, 200, 3.0),
+    (256, 1, 1, None, 0.0),
   ],
 )
 def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
@@ -117,6 +119,30 @@ def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
   wanted = value_and_gradients(dense, *x, *ROWS, window, softcap)
   for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
     # of the largest: float32 sums in another order, in which a gradient of 0 is what is left of two
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
+
+
+def test_blocks_of_unequal_length():
+  """A block of queries is shorter than one of keys where many heads share them."""
+  q, k, v = inputs(0, 1, 8, 256, B=1, dtype=jnp.float32)
+  assert tree_kernel.block_sizes(q.shape, q.dtype) == (128, 512)
+  end, depth = (x[:1] for x in ROWS)
+  whole = functools.partial(tree_kernel.attention, interpret=True)
+  got = value_and_gradients(whole, q, k, v, end, depth, None, 0.0)
+  wanted = value_and_gradients(dense, q, k, v, end, depth, None, 0.0)
+  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
+@settings(max_examples=15, deadline=None)
+def test_gradients_of_any_trees(seed, branching):
+  """Values and gradients of random trees, without a window."""
+  x = inputs(seed, 1, 2, 32, B=1, T=256)
+  end, depth = rule(random_trees(seed, 256, branching))
+  got = value_and_gradients(kernel, *x, end, depth, None, 0.0)
+  wanted = value_and_gradients(dense, *x, end, depth, None, 0.0)
+  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
 
 

@@ -63,6 +63,17 @@ def test_a_merged_tree_has_every_prefix_once(each):
 
 @settings(max_examples=100, deadline=None)
 @given(solutions())
+def test_the_largest_branch_stands_first(each):
+  """Siblings are in descending order of their subtrees, so that a trunk is not interrupted."""
+  merged, _ = tries.merge(each)
+  branches = collections.defaultdict(list)
+  for i in range(len(merged)):
+    branches[path(merged, i)[:-1]].append(int(merged.subtree_end[i]) - i)
+  assert all(sizes == sorted(sizes, reverse=True) for sizes in branches.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(solutions())
 def test_a_label_counts_once_and_another_rating_beside_it(each):
   """Reads are the distinct (step, rating) pairs; or all of them, where each is an example."""
   every = [read for tree in each for read in reads(tree)]

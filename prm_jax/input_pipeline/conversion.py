@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from prm_jax.datasets.prm800k import Record
 from prm_jax.datasets.prm800k.rows import UNFINISHED
 from prm_jax.types import StepTree
 
+OBJECTIVES = ("process", "outcome")
 ANSWER = "# Answer"  # opens the answer in a solution's last step
 
 
@@ -277,6 +279,18 @@ class Counts:
       group.update({"rows_read": 1, "rows_kept": int(kept)})
       group.update(labels)
 
+  def update(self, other: Counts) -> None:
+    """Adds what another conversion counted."""
+    for field in dataclasses.fields(self):
+      mine, others = getattr(self, field.name), getattr(other, field.name)
+      if isinstance(mine, int):
+        setattr(self, field.name, mine + others)
+      elif type(mine) is dict:  # of counters
+        for key, group in others.items():
+          mine.setdefault(key, collections.Counter()).update(group)
+      else:
+        mine.update(others)
+
   def to_json(self) -> dict[str, Any]:
     """`labels_read` counts ratings, null ones too: each is in `labels` or in `labels_dropped`."""
     return {
@@ -288,8 +302,10 @@ class Counts:
       "labels_dropped": dict(sorted(self.labels_dropped.items())),
       "human_labels": self.human_labels,
       "duplicates": self.duplicates,
-      "by_phase": {key: dict(value) for key, value in sorted(self.by_phase.items())},
-      "by_finish_reason": {key: dict(v) for key, v in sorted(self.by_finish_reason.items())},
+      "by_phase": {key: dict(sorted(v.items())) for key, v in sorted(self.by_phase.items())},
+      "by_finish_reason": {
+        key: dict(sorted(v.items())) for key, v in sorted(self.by_finish_reason.items())
+      },
     }
 
 
@@ -298,19 +314,28 @@ def problem_key(problem: str) -> str:
   return " ".join(problem.split())
 
 
+def content_key(tree: StepTree) -> bytes:
+  """The same for trees of the same problem, steps and labels, in every process."""
+  content = repr((tree.problem, tree.steps, tree.parents, tree.labels, tree.outcome))
+  return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
 class Converter:
-  """Converts one record after the other; `counts` tells what became of them."""
+  """Converts one record after the other; `counts` tells what became of them.
+
+  `seen` has the content of all trees so far.
+  """
 
   def __init__(
     self, recipe: Recipe, objective: str = "process", excluded_problems: Collection[str] = ()
   ):
     """Args as of `convert_all`."""
-    if objective not in ("process", "outcome"):
-      raise ValueError(f"objective={objective!r}; expected 'process' or 'outcome'")
+    if objective not in OBJECTIVES:
+      raise ValueError(f"objective={objective!r}; expected one of {', '.join(OBJECTIVES)}")
     self.counts = Counts()
     self._recipe, self._objective = recipe, objective
     self._excluded = {problem_key(problem) for problem in excluded_problems}
-    self._seen: set[int] = set()
+    self.seen: set[bytes] = set()
 
   def __call__(self, record: Record) -> StepTree | None:
     row, source = record.row, record.source
@@ -324,12 +349,12 @@ class Converter:
     else:
       result, dropped, humans = _convert(row, self._recipe, source)
     if isinstance(result, StepTree):
-      content = hash((problem, result.steps, result.parents, result.labels, result.outcome))
-      if content in self._seen:
+      content = content_key(result)
+      if content in self.seen:
         self.counts.duplicates += 1
         if self._recipe.duplicates == "drop":
           result = "duplicate"
-      self._seen.add(content)
+      self.seen.add(content)
     self.counts.add(row, result, source, dropped, humans)
     return None if isinstance(result, str) else result
 

@@ -1,7 +1,8 @@
 """Packing: a plan made once, and rows that are a pure function of their index.
 
-The plan is data.  `batches(...)[step]` is the batch of that step, so the whole state of the input
-pipeline is the step number: resuming, replaying and changing the number of hosts are all the same.
+The plan is data.  Which rows an update has is a pure function of its number (`shuffled`), so the
+whole state of the input pipeline is the step: resuming, replaying and changing the number of hosts
+are all the same.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.types import Batch
 
 DONORS = 64  # pieces, the shortest that do not fit, looked at for a part that does
+
+EMPTY = -1  # number of a row of padding, which fills a batch
 
 Piece = tuple[int, int, int]  # tree, and first and last of the leaves' starts: see `tries`
 
@@ -148,6 +151,7 @@ class PackedRows:
     return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(ends)]
 
   def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+    """A row of the plan; or `EMPTY`."""
     T = self.row_length
     out = {
       "tokens": np.full(T, PAD, np.int32),
@@ -157,6 +161,8 @@ class PackedRows:
       "read_positions": np.zeros(self.reads, np.int32),
       "read_targets": np.full(self.reads, -1, np.int32),
     }
+    if row == EMPTY:
+      return out
     start = 0
     for (i, *ends), reads in zip(self.plan[row], self.reads_of(row)):
       tree = tries.piece(self.trees[i], *ends)
@@ -200,29 +206,27 @@ class PackedRows:
     return digest.hexdigest()
 
 
-def batches(rows: PackedRows, batch_rows: int, seed: int) -> grain.MapDataset:
-  """Endless shuffled batches; `batches(...)[step]` is a pure function of the step.
+def shuffled(rows: PackedRows, seed: int) -> grain.MapDataset:
+  """Endless rows: epoch after epoch, each in another order; entry i is a pure function of i.
 
-  Epochs follow one another without a gap: a batch may hold the end of one and start the next.
+  Row j of the batch of update s is entry `s * batch_rows + j`, so a batch may hold the end of one
+  epoch and the start of the next.
   """
-  dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
-  return dataset.batch(batch_rows).map(lambda fields: Batch(**fields))
+  return grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
 
 
-def eval_batches(rows: PackedRows, batch_rows: int, limit: int | None = None) -> list[Batch]:
-  """Every row once, or `limit` of them evenly spread; the last batch is filled with empty rows.
+def eval_order(rows: PackedRows, batch_rows: int, limit: int | None = None) -> list[list[int]]:
+  """Row numbers of each batch: every row once, or `limit` of them evenly spread.
 
-  The first rows of a plan hold the longest examples, so a share of them would be no sample.
+  The first rows of a plan hold the longest examples, so a share of them would be no sample.  The
+  last batch is filled with `EMPTY`.
   """
   count = len(rows) if limit is None else min(len(rows), limit)
   chosen = [i * len(rows) // count for i in range(count)]
-  empty = {k: np.zeros_like(v) for k, v in rows[0].items()}
-  empty["subtree_end"] = np.arange(1, rows.row_length + 1, dtype=np.int32)
-  empty["previous"] -= 1
-  empty["read_targets"] -= 1
-  out = []
-  for start in range(0, count, batch_rows):
-    part = [rows[i] for i in chosen[start : start + batch_rows]]
-    part += [empty] * (batch_rows - len(part))
-    out.append(Batch(**{k: np.stack([row[k] for row in part]) for k in empty}))
-  return out
+  chosen += [EMPTY] * (-count % batch_rows)
+  return [chosen[start : start + batch_rows] for start in range(0, len(chosen), batch_rows)]
+
+
+def stack(rows: Sequence[dict[str, np.ndarray]]) -> Batch:
+  """Rows as a batch on the host."""
+  return Batch(**{key: np.stack([row[key] for row in rows]) for key in rows[0]})

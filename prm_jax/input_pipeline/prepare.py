@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 import tqdm
 
 from prm_jax.datasets import math_splits, prm800k, upstream
-from prm_jax.input_pipeline import conversion
+from prm_jax.input_pipeline import conversion, on_beam
 
 MANIFEST = "manifest.json"
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
@@ -35,6 +35,7 @@ def prepare_prm800k(
   on_bad_record: str = "fail",
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
+  beam: on_beam.Beam | None = None,
 ) -> dict[str, Any]:
   """Writes PRM800K to `output`, and what `recipe` makes of it to `output/manifest.json`.
 
@@ -50,6 +51,7 @@ def prepare_prm800k(
     on_bad_record: "fail" or "skip".
     overwrite: replace an earlier output.
     download_dir: where downloaded files are kept.
+    beam: rows are read, written and counted there; the output is the same.
 
   Returns:
     the manifest.
@@ -65,9 +67,9 @@ def prepare_prm800k(
         config=config,
         data_dir=temporary,
         on_bad_record=on_bad_record,
-        on_bytes=advance,
+        **({} if beam else {"on_bytes": advance}),
       )
-      _build(builder, download_dir)
+      _build(builder, download_dir, beam)
     test_file = _test_file(source, download_dir)
     test_problems = set() if test_file is None else _problems(test_file)
     manifest = {
@@ -81,7 +83,7 @@ def prepare_prm800k(
         "examples": [text for bad in builder.skipped.values() for text in bad.examples],
       },
     }
-    manifest |= summarize(temporary, builder, recipe_name, recipe, test_problems)
+    manifest |= summarize(temporary, builder, recipe_name, recipe, test_problems, beam)
     for split, bad in builder.skipped.items():
       if bad.count:
         manifest["splits"][split]["rows"]["read"] += bad.count
@@ -155,37 +157,36 @@ def summarize(
   recipe_name: str,
   recipe: conversion.Recipe,
   test_problems: set[str],
+  beam: on_beam.Beam | None = None,
 ) -> dict[str, Any]:
   """What `recipe` keeps of the dataset in `directory`, by split, with both objectives.
 
   Training rows of `test_problems`, and of the problems of the dataset's own test split, are dropped
   and the problems listed.
   """
-  splits = list(builder.info.splits)
+  splits = sorted(builder.info.splits, reverse=True)  # train, test
   excluded = set(test_problems)
   if "test" in splits:
     excluded |= {r.row["question"]["problem"] for r in prm800k.read_rows(directory, "test")}
+  out = {split: excluded if split == "train" else set() for split in splits}
+  if beam:
+    sizes = {split: builder.info.splits[split].num_examples for split in splits}
+    counted = on_beam.count(beam, directory, sizes, recipe, out)
+  else:
+    counted = _count(directory, recipe, out)
   leaked: set[str] = set()
   summary: dict[str, Any] = {}
-  with _progress("counting labels", "row") as advance:
-    for split in splits:
-      out = excluded if split == "train" else ()
-      process = conversion.Converter(recipe, "process", out)
-      outcome = conversion.Converter(recipe, "outcome", out)
-      for record in prm800k.read_rows(directory, split):
-        process(record)
-        outcome(record)
-        advance(1)
-      counts, outcomes = process.counts, outcome.counts
-      leaked |= counts.test_problems
-      summary[split] = counts.to_json() | {
-        "outcome": {
-          "rows": {"read": outcomes.rows_read, "kept": outcomes.rows_kept},
-          "right": outcomes.outcomes["right"],
-          "wrong": outcomes.outcomes["wrong"],
-          "dropped": dict(sorted(outcomes.rows_dropped.items())),
-        }
+  for split in splits:
+    counts, outcomes = (counted[split][objective] for objective in conversion.OBJECTIVES)
+    leaked |= counts.test_problems
+    summary[split] = counts.to_json() | {
+      "outcome": {
+        "rows": {"read": outcomes.rows_read, "kept": outcomes.rows_kept},
+        "right": outcomes.outcomes["right"],
+        "wrong": outcomes.outcomes["wrong"],
+        "dropped": dict(sorted(outcomes.rows_dropped.items())),
       }
+    }
   for split, counts in summary.items():
     if not counts["rows"]["kept"]:
       raise ValueError(
@@ -203,6 +204,22 @@ def summarize(
     },
     "test_problems": sorted(leaked),
   }
+
+
+def _count(
+  directory: pathlib.Path, recipe: conversion.Recipe, excluded: dict[str, set[str]]
+) -> dict[str, dict[str, conversion.Counts]]:
+  """As `on_beam.count`, in this process."""
+  counted = {}
+  with _progress("counting labels", "row") as advance:
+    for split, problems in excluded.items():
+      converters = {o: conversion.Converter(recipe, o, problems) for o in conversion.OBJECTIVES}
+      for record in prm800k.read_rows(directory, split):
+        for converter in converters.values():
+          converter(record)
+        advance(1)
+      counted[split] = {objective: c.counts for objective, c in converters.items()}
+  return counted
 
 
 @contextlib.contextmanager
@@ -253,11 +270,12 @@ def _alive(pid: str) -> bool:
   return True
 
 
-def _build(builder, download_dir) -> None:
+def _build(builder, download_dir, beam: on_beam.Beam | None = None) -> None:
   """Runs a TFDS builder without its chatter: progress is told by `_progress` and the download."""
   tfds.disable_progress_bar()
+  config = beam.download_config() if beam else None
   with contextlib.redirect_stdout(io.StringIO()):
-    builder.download_and_prepare(download_dir=download_dir)
+    builder.download_and_prepare(download_dir=download_dir, download_config=config)
 
 
 @contextlib.contextmanager

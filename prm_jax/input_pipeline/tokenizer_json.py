@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
 
-from prm_jax import json_lines
+from prm_jax import json_lines, storage
 
 FILE = "tokenizer.json"
 CONFIG = (
@@ -69,9 +68,9 @@ class TokenizerJson:
   def token_id(self, name: str) -> int | None:
     return self._plain.token_to_id(name)
 
-  def save(self, directory: str | pathlib.Path) -> None:
+  def save(self, directory: str | storage.Path) -> None:
     """Writes `tokenizer.json`, and the files that stood beside it, last the tokenizer itself."""
-    directory = pathlib.Path(directory)
+    directory = storage.path(directory)
     for name, data in {**self._companions, FILE: self._data}.items():
       with json_lines.written(directory / name, "wb") as file:
         file.write(data)
@@ -111,7 +110,7 @@ class TokenizerJson:
     return self._plain.token_to_id(names[0]) if len(names) == 1 else None
 
 
-def load(path: pathlib.Path) -> TokenizerJson:
+def load(path: storage.Path) -> TokenizerJson:
   """The tokenizer in a `tokenizer.json`, with the files beside it.
 
   Raises:
@@ -121,15 +120,15 @@ def load(path: pathlib.Path) -> TokenizerJson:
   return TokenizerJson(read_bytes(path), companions(path), str(path))
 
 
-def companions(path: pathlib.Path) -> dict[str, bytes]:
+def companions(path: storage.Path) -> dict[str, bytes]:
   """The files of COMPANIONS beside a tokenizer, by name."""
   beside = {name: path.parent / name for name in COMPANIONS}
   return {name: read_bytes(file) for name, file in beside.items() if file.is_file()}
 
 
-def read_bytes(path: pathlib.Path) -> bytes:
+def read_bytes(path: storage.Path) -> bytes:
   """A whole file of at most MAX_BYTES."""
-  size = path.stat().st_size
+  size = storage.size(path)
   if size > MAX_BYTES:
     raise ValueError(f"{path}: {size} bytes; no tokenizer has more than {MAX_BYTES}")
   return path.read_bytes()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import pathlib
 import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import sentencepiece
 
-from prm_jax import json_lines
+from prm_jax import json_lines, storage
 from prm_jax.input_pipeline import gguf_vocabulary, tokenizer_json
 
 _META = "\u2581"  # how SentencePiece writes a space; in a text it is escaped to its UTF-8 bytes
@@ -39,18 +38,18 @@ class Tokenizer(Protocol):
   def token_id(self, name: str) -> int | None:
     """The id of the token that the vocabulary calls `name`, special or not; None: there is none."""
 
-  def save(self, directory: str | pathlib.Path) -> None:
+  def save(self, directory: str | storage.Path) -> None:
     """Writes the tokenizer to a directory; `load` of it gives the same ids and hash."""
 
 
-def find(directory: str | pathlib.Path) -> pathlib.Path:
+def find(directory: str | storage.Path) -> storage.Path:
   """The tokenizer's file in a directory: tokenizer.json, else tokenizer.model, else the one .gguf.
 
   Raises:
     FileNotFoundError: there is none.
     ValueError: there are several GGUF files.
   """
-  directory = pathlib.Path(directory)
+  directory = storage.path(directory)
   for name in (tokenizer_json.FILE, MODEL):
     if (directory / name).is_file():
       return directory / name
@@ -66,14 +65,14 @@ def find(directory: str | pathlib.Path) -> pathlib.Path:
   return files[0]
 
 
-def load(path: str | pathlib.Path) -> Tokenizer:
+def load(path: str | storage.Path) -> Tokenizer:
   """The tokenizer in a tokenizer.json, a tokenizer.model, a .gguf, or a directory with one of them.
 
   Raises:
     ValueError: the file is of another kind, or broken.
     OSError: there is none, or it cannot be read.
   """
-  path = pathlib.Path(path)
+  path = storage.path(path)
   if path.is_dir():
     path = find(path)
   with _present(path).open("rb") as file:
@@ -97,9 +96,9 @@ class SentencePiece:
   encoded on its own.
   """
 
-  def __init__(self, path: str | pathlib.Path, files: dict[str, bytes] | None = None):
+  def __init__(self, path: str | storage.Path, files: dict[str, bytes] | None = None):
     """`files`: what a GGUF file at `path` holds, by name."""
-    path = _present(pathlib.Path(path))
+    path = _present(storage.path(path))
     given = tokenizer_json.companions(path) if files is None else files
     self._companions = {name: data for name, data in given.items() if name != MODEL}
     self._data = tokenizer_json.read_bytes(path) if files is None else files[MODEL]
@@ -146,13 +145,13 @@ class SentencePiece:
     number = self._model.PieceToId(name)  # of a name that it has not: the unknown token's
     return number if self._model.IdToPiece(number) == name else None
 
-  def save(self, directory: str | pathlib.Path) -> None:
+  def save(self, directory: str | storage.Path) -> None:
     """Writes `tokenizer.model`, and the files that stood beside it.
 
     Raises:
       ValueError: the directory holds a tokenizer.json, which `load` would take instead.
     """
-    directory = pathlib.Path(directory)
+    directory = storage.path(directory)
     if (directory / tokenizer_json.FILE).exists():
       raise ValueError(f"{directory}: has a {tokenizer_json.FILE}: two tokenizers in one directory")
     for name, data in {**self._companions, MODEL: self._data}.items():
@@ -189,7 +188,7 @@ class SentencePiece:
       )
 
 
-def _present(path: pathlib.Path) -> pathlib.Path:
+def _present(path: storage.Path) -> storage.Path:
   if not path.is_file():
     raise FileNotFoundError(
       f"{path}: no tokenizer here; before training, scripts/train_tokenizer.py makes one from "
@@ -200,7 +199,7 @@ def _present(path: pathlib.Path) -> pathlib.Path:
 
 
 def train_sentencepiece(
-  texts: Iterable[str], path: str | pathlib.Path, vocab_size: int
+  texts: Iterable[str], path: str | storage.Path, vocab_size: int
 ) -> SentencePiece:
   """Trains a byte-pair model on `texts` and writes it to `path`.
 

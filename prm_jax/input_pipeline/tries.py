@@ -29,7 +29,10 @@ def starts(tree: TokenTree) -> np.ndarray:
 def merge(
   trees: Sequence[TokenTree], every_read: bool = False
 ) -> tuple[TokenTree, list[np.ndarray]]:
-  """One tree of the distinct tokens of many; branches in the order of their token ids.
+  """One tree of the distinct tokens of many; of branches, the largest comes first.
+
+  Small branches then stand together behind the large one instead of between its tokens, so that
+  fewer blocks of attention are live for a few tokens.
 
   Args:
     every_read: keep a read that several trees have at the same token with the same target, so that
@@ -63,6 +66,13 @@ def merge(
   subtree_end = np.full(total, total)
   for closed, end in ends:
     subtree_end[closed] = end
+  tokens, positions, parents = map(np.concatenate, (tokens, positions, parents))
+  moved = _largest_first(parents, subtree_end)
+  old = np.argsort(moved)
+  tokens, positions = tokens[old], positions[old]
+  parents = np.append(moved, -1)[parents[old]]
+  subtree_end = np.arange(total) + (subtree_end - np.arange(total))[old]
+  places = [moved[place] for place in places]
   predicted = np.zeros(total, bool)
   for tree, place in zip(trees, places):
     predicted[place[tree.previous >= 0]] = True
@@ -76,14 +86,20 @@ def merge(
     reads = reads[:, np.lexsort(reads[::-1])]
   else:
     reads = np.unique(reads, axis=1)
-  fields = (
-    np.concatenate(tokens),
-    np.concatenate(positions),
-    subtree_end,
-    np.where(predicted, np.concatenate(parents), -1),
-    *reads,
-  )
+  fields = (tokens, positions, subtree_end, np.where(predicted, parents, -1), *reads)
   return TokenTree(*(np.asarray(field, np.int32) for field in fields)), places
+
+
+def _largest_first(parents: np.ndarray, subtree_end: np.ndarray) -> np.ndarray:
+  """Where each token goes when siblings stand by the size of their subtrees; -1 is no parent."""
+  size = subtree_end - np.arange(len(parents))
+  order = np.lexsort((-size, parents))  # stable: equals stay in their order
+  before = np.cumsum(size[order]) - size[order]
+  first = np.searchsorted(parents[order], parents[order])  # of each one's siblings
+  step = np.zeros(len(parents) + 1, np.int64)  # from one's parent's place to one's own
+  step[order] = before - before[first] + (parents[order] >= 0)
+  # A place is the sum of such steps along the path: each counts until its subtree ends.
+  return np.cumsum(step[:-1] - np.bincount(subtree_end, step[:-1], len(step))[:-1]).astype(int)
 
 
 def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:

@@ -103,7 +103,9 @@ def _form(implementation: Implementation, T: int) -> tuple[Callable, int]:
         f'model.attention="kernel" is for TPUs, and the devices are of the platform {platform}; '
         'leave it at "auto", or choose "blockwise" or "dense"'
       )
-    return functools.partial(_per_device, tree_kernel.attention), tree_kernel.LANES
+    # of a length that large blocks divide, if it is long enough for them
+    block = tree_kernel.LANES if T < tree_kernel.BLOCK else tree_kernel.BLOCK
+    return functools.partial(_per_device, tree_kernel.attention), block
   if implementation == "blockwise":
     size = CPU_BLOCK if platform == "cpu" else GPU_BLOCK
     return functools.partial(_per_device, functools.partial(blockwise.attention, size=size)), size

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax.model import live_blocks
 
@@ -149,6 +150,7 @@ def _forward(q, k, v, tree, softcap) -> tuple[jax.Array, Any]:
 
   inputs = (jnp.arange(len(queries)), queries, tree.order, tree.count)
   _, (out, normaliser) = jax.lax.scan(block, None, inputs)
+  out, normaliser = (checkpoint_name(x, "attention") for x in (out, normaliser))
   saved = (queries, keys, values, tree, out, normaliser)
   return _rows(out, q.shape).astype(v.dtype), saved
 

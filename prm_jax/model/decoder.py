@@ -12,12 +12,14 @@ by one and fails on layers that are merged inside a scan (IndexError, with JAX 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from prm_jax import config as config_lib
@@ -27,7 +29,6 @@ from prm_jax.model.attention import ROWS
 
 EVERYTHING = np.iinfo(np.int32).max  # the window of a layer without one
 POLICIES = {
-  "full": None,
   "dots": jax.checkpoint_policies.dots_saveable,
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
@@ -74,6 +75,70 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   if c.norm_offset:
     return (normal * (1 + scale.astype(jnp.float32))).astype(x.dtype)
   return normal.astype(x.dtype) * scale.astype(x.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def product(equation: str, x: jax.Array, weight: jax.Array, wide: bool) -> jax.Array:
+  """`einsum(equation, x, weight)` in x's dtype.
+
+  The gradient of the weight leaves the product of backward in float32 if `wide`, otherwise in x's
+  dtype.  Each device has summed its own tokens by then, so that is also the dtype in which it is
+  summed over devices, of which plain differentiation would leave no choice: the one of x.
+  """
+  return jnp.einsum(equation, x, weight.astype(x.dtype))
+
+
+def _product_forward(equation, x, weight, wide):
+  return product(equation, x, weight, wide), (x, weight)
+
+
+def _product_backward(equation, wide, saved, gradient):
+  x, weight = saved
+  inputs, of_weight, output = equation.replace("->", ",").split(",")
+  for_x = jnp.einsum(f"{output},{of_weight}->{inputs}", gradient, weight.astype(x.dtype))
+  dtype = jnp.float32 if wide else x.dtype
+  equation = f"{inputs},{output}->{of_weight}"
+  for_weight = jnp.einsum(equation, x, gradient, preferred_element_type=dtype)
+  return for_x, for_weight.astype(weight.dtype)
+
+
+product.defvjp(_product_forward, _product_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def look_up(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
+  """Rows of the embedding `[V, D]`, in the dtype of activations: `[B, T, D]`.
+
+  Its gradient is added up, over tokens and devices, in the dtype of `product`'s.
+  """
+  return table.astype(c.dtype).at[tokens].get(mode="clip")
+
+
+def _look_up_forward(table, tokens, c):
+  return look_up(table, tokens, c), (table, tokens)
+
+
+def _look_up_backward(c, saved, gradient):
+  table, tokens = saved
+  dtype = jnp.float32 if c.gradient_dtype == "float32" else gradient.dtype
+  out = jnp.zeros(table.shape, dtype).at[tokens].add(gradient.astype(dtype), mode="clip")
+  return out.astype(table.dtype), None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+def recomputed(layer: Callable, c: config_lib.Model) -> Callable:
+  """A layer of which the backward pass computes again what `c.remat` says."""
+  if c.remat == "none":
+    return layer
+  if c.remat == "full":
+    policy = jax.checkpoint_policies.save_only_these_names(*c.saved)
+  else:
+    policy = POLICIES[c.remat]
+  # Inside a loop nothing can be merged with the forward pass: no barriers are needed, and they
+  # would keep the compiler from fusing.
+  return jax.checkpoint(layer, policy=policy, prevent_cse=c.unroll_layers)
 
 
 def low_rank(equation: str) -> tuple[str, str, str, str]:
@@ -130,14 +195,15 @@ class Block(nnx.Module):
     Rows and tokens are one axis: XLA's CPU backend multiplies matrices a third faster than stacks.
     """
     c, equation, (B, T, *_) = self.config, EQUATIONS[name], x.shape
+    wide = c.gradient_dtype == "float32"
     x = x.reshape(B * T, *x.shape[2:])
-    y = jnp.einsum(equation, x, getattr(self, name)[...].astype(x.dtype))
+    y = product(equation, x, getattr(self, name)[...], wide)
     if c.lora_rank and name in c.lora_targets:
       inputs, summed, new, output = low_rank(equation)
-      low = getattr(self, f"{name}_lora_in")[...].astype(x.dtype)
-      low = jnp.einsum(f"{inputs},{summed}r->Sr", x, low)
-      high = getattr(self, f"{name}_lora_out")[...].astype(x.dtype)
-      y += c.lora_alpha / c.lora_rank * jnp.einsum(f"Sr,r{new}->{output}", low, high)
+      low = product(f"{inputs},{summed}r->Sr", x, getattr(self, f"{name}_lora_in")[...], wide)
+      high = getattr(self, f"{name}_lora_out")[...]
+      y += c.lora_alpha / c.lora_rank * product(f"Sr,r{new}->{output}", low, high, wide)
+    y = checkpoint_name(y, name)
     return y.reshape(B, T, *y.shape[1:])
 
   def __call__(
@@ -222,7 +288,7 @@ class StepScorer(nnx.Module):
         only they are trained, the layers before them have no part in the gradient.
     """
     c = self.config
-    x = self.embedding[...].astype(c.dtype).at[tokens].get(mode="clip")
+    x = look_up(self.embedding[...], tokens, c)
     if c.scale_embeddings:
       x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first: bfloat16 checkpoints expect it
     x = constrain(x, ROWS, None, None)
@@ -237,9 +303,9 @@ class StepScorer(nnx.Module):
       count = len(jax.tree.leaves(inputs)[0])
       return jax.lax.scan(layer, x, inputs, unroll=count if c.unroll_layers else 1)[0]
 
-    recomputed = layer if c.remat == "none" else jax.checkpoint(layer, policy=POLICIES[c.remat])
+    trained = recomputed(layer, c)
     if last is None:
-      x = run(recomputed, x, (layers, slides))
+      x = run(trained, x, (layers, slides))
     else:
       before = c.layers - len(jax.tree.leaves(last)[0])
 
@@ -247,7 +313,7 @@ class StepScorer(nnx.Module):
         return layer(x, (jax.tree.map(lambda w: w[i], layers), jnp.asarray(slides)[i]))
 
       x = run(frozen, x, np.arange(before)) if before else x
-      x = run(recomputed, x, (last, slides[before:]))
+      x = run(trained, x, (last, slides[before:]))
     return rms_norm(x, self.final_norm[...], c)
 
   def read(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:

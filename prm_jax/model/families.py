@@ -17,7 +17,7 @@ from prm_jax.model.config_json import File
 
 # What a run chooses and no file says.
 CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers", "attention")
-CHOICES += ("lora_rank", "lora_alpha", "lora_targets")
+CHOICES += ("saved", "gradient_dtype", "lora_rank", "lora_alpha", "lora_targets")
 
 
 @dataclasses.dataclass(frozen=True)

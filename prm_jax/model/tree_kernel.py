@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -139,6 +140,8 @@ def _forward(q, k, v, rule, settings):
     [(G, queries), (G, queries), (G, H, queries)],
     products=2,
   )
+  # Kept by name (config.Model.saved), they spare recomputation this kernel.
+  out, normaliser = (checkpoint_name(x, "attention") for x in (out, normaliser))
   return out, (q, k, v, rule, out, normaliser)
 
 

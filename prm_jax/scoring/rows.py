@@ -101,10 +101,16 @@ def _run(
 ) -> np.ndarray:
   """Class log-probabilities, float32 `[rows, R, C]`."""
   spread = mesh.shape["data"] * mesh.shape["fsdp"]
-  batch_rows = max(BATCH_TOKENS // rows.row_length // spread, 1) * spread
-  sharding = mesh_lib.batch_sharding(mesh)
+  most = max(BATCH_TOKENS // rows.row_length // spread, 1)
+  groups = -(-len(rows) // spread)
+  # As many batches as there must be, all of one size, so that the last one is nearly full too.  Of
+  # the sizes, each of which is compiled, there are few: powers of two, and multiples of eight.
+  needed = -(-groups // -(-groups // most))
+  rounded = 2 ** (needed - 1).bit_length() if needed <= 8 else -(-needed // 8) * 8
+  batch_rows = min(rounded, most) * spread
   with jax.set_mesh(mesh):
     results = [
-      forward(jax.device_put(batch, sharding)) for batch in packing.eval_batches(rows, batch_rows)
+      forward(mesh_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh))
+      for batch in packing.eval_order(rows, batch_rows)
     ]
   return np.concatenate([np.asarray(r) for r in results])

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax import storage
 from prm_jax.input_pipeline import tokenizers, trees
 from prm_jax.model import export, families, weights
 from prm_jax.scoring import rows
@@ -44,7 +45,7 @@ class Scorer:
   merge: bool = True  # what solutions of a problem share is encoded once
 
   @classmethod
-  def load(cls, workdir: str | pathlib.Path) -> Scorer:
+  def load(cls, workdir: str | storage.Path) -> Scorer:
     """Loads the newest checkpoint of a training run onto whatever devices there are.
 
     Raises:
@@ -52,13 +53,13 @@ class Scorer:
       ContractError: the tokenizer beside it is not the one it was trained with, or it was trained
         on text, so that there is nothing to read.
     """
-    step, about, tokenizer = newest(workdir)
+    _, about, tokenizer = newest(workdir)
     if about.contract.objective == "language_model":
       raise ContractError(
         f"{workdir}: trained on text, so it has no step probabilities; start a process model from "
         f"it with --config.init.checkpoint={workdir}"
       )
-    params, mesh = restore(workdir, step, about)
+    step, about, params, mesh = restore(workdir)
     return cls(about.contract, tokenizer, about.config, about.vocab_size, params, mesh, step)
 
   @classmethod
@@ -115,7 +116,9 @@ class Scorer:
 
   @functools.cached_property
   def _forward(self):
-    graphdef = step_lib.graph(self.config.model, self.vocab_size, len(self.contract.classes))
+    # Scoring may be on other devices than training was, where its kernel does not run.
+    model = dataclasses.replace(self.config.model, attention="auto")
+    graphdef = step_lib.graph(model, self.vocab_size, len(self.contract.classes))
     return jax.jit(
       functools.partial(step_lib.read_log_probs, graphdef=graphdef),
       out_shardings=mesh_lib.replicated(self.mesh),
@@ -123,7 +126,7 @@ class Scorer:
 
 
 def newest(
-  workdir: str | pathlib.Path,
+  workdir: str | storage.Path,
 ) -> tuple[int, checkpoint_lib.Metadata, tokenizers.Tokenizer]:
   """Step, metadata and tokenizer of a run's newest checkpoint, whatever it was trained for.
 
@@ -131,7 +134,7 @@ def newest(
     FileNotFoundError: there is no finished checkpoint.
     ContractError: the tokenizer beside it is not the one it was trained with.
   """
-  if not (pathlib.Path(workdir) / "checkpoints").is_dir():
+  if not (storage.path(workdir) / "checkpoints").is_dir():
     raise FileNotFoundError(f"{workdir}: no checkpoints/ in it; give the --workdir of train.py")
   latest = checkpoint_lib.latest(workdir)
   if latest is None:
@@ -143,18 +146,29 @@ def newest(
 
 
 def restore(
-  workdir: str | pathlib.Path, step: int, about: checkpoint_lib.Metadata
-) -> tuple[Any, jax.sharding.Mesh]:
-  """The parameters of a run's checkpoint, and the mesh of all devices that they are on."""
+  workdir: str | storage.Path,
+) -> tuple[int, checkpoint_lib.Metadata, Any, jax.sharding.Mesh]:
+  """The newest checkpoint of a run that reads back as saved, on a mesh of all devices.
+
+  Returns:
+    Its step, metadata and parameters, and the mesh.  A warning names later ones that do not.
+
+  Raises:
+    checkpoint.Unreadable: none does.
+  """
   mesh = mesh_lib.make_mesh(config_lib.Mesh())
-  classes = len(about.contract.classes)
-  abstract = mesh_lib.abstract_params(about.config.model, about.vocab_size, classes, mesh)
   with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
-    return checkpointer.restore_params(step, abstract), mesh
+
+    def params(step: int, about: checkpoint_lib.Metadata) -> Any:
+      shape = (about.vocab_size, len(about.contract.classes))
+      abstract = mesh_lib.abstract_params(about.config.model, *shape, mesh)
+      return checkpointer.restore_params(step, abstract)
+
+    return *checkpointer.newest(params), mesh
 
 
 def check_contract(
-  contract: StepContract, tokenizer: tokenizers.Tokenizer, where: str | pathlib.Path
+  contract: StepContract, tokenizer: tokenizers.Tokenizer, where: str | storage.Path
 ) -> None:
   """Raises ContractError if `tokenizer` is not the one the contract was made with."""
   if tokenizer.hash != contract.tokenizer_hash:

@@ -1,111 +1,313 @@
-"""Does a run fit a TPU slice?  Its train step is compiled for the slice, without one.
+"""Does a run fit a TPU slice?  Its train or score step is compiled for the slice, without one.
 
-Compiling shards, lowers and lays out memory as on the chips; it says nothing of numerics, and the
-step's time here is arithmetic on stated assumptions.
+Compiling shards, lowers and lays out memory as on the chips; it says nothing of numerics.  Time is
+an estimate (`estimate.seconds`).  Each compilation is a process of its own (`compiled`), because
+the compiler may abort, and its result stays in a file, so that it is done once.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
+import hashlib
+import json
+import math
+import os
 import pathlib
+import pickle
+import re
+import subprocess
+import sys
 import time
+from importlib import metadata
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.experimental import topologies
 
 from prm_jax import config as config_lib
+from prm_jax import json_lines
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.training import loop, parameters, start
+from prm_jax.training import estimate, hlo, loop, parameters, start
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import step as step_lib
+from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
 
 TOKENS_PER_READ = 8  # room for the head's reads: a step of PRM800K has about 30 tokens
-UTILISATION = 0.4  # share of a chip's peak that the time estimate assumes
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+# of the package, what a compiled step depends on
+CODE = ("model/*.py", *(f"training/{name}.py" for name in ("loss", "mesh", "parameters", "step")))
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
+# libtpu asks for a machine's metadata and for its chips, unless told that there are none
+ENVIRONMENT = {
+  "JAX_PLATFORMS": "cpu",
+  "TPU_SKIP_MDS_QUERY": "1",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+DROPPED = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
+NOT_FITTING = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
+REMATERIALISED = "Involuntary full rematerialization"
 
 
 @dataclasses.dataclass(frozen=True)
-class Chip:
-  memory: float  # GiB
-  flops: float  # bfloat16 multiply-adds count two, a second
+class Job:
+  """What is compiled, and for which chips."""
+
+  config: config_lib.Experiment
+  topology: str  # generation and shape of a slice, as "v5e:4x4" (16 chips) or "v5p:2x4x4" (32)
+  step: Literal["train", "score"] = "train"
+  slices: int = 1
+
+  def chip(self) -> estimate.Chip:
+    """ValueError: a generation that is not known."""
+    kind = self.topology.split(":")[0]
+    if kind not in estimate.CHIPS:
+      names = ", ".join(estimate.CHIPS)
+      raise ValueError(f"--topology={self.topology}: expected one of {names} and a shape")
+    return estimate.CHIPS[kind]
+
+  def chips(self) -> int:
+    """How many they are; ValueError: the shape is none."""
+    shape = re.fullmatch(r"\w+:(\d+(?:x\d+)*)", self.topology)
+    if not shape:
+      raise ValueError(f"--topology={self.topology}: expected a shape, as in v5e:4x4 or v5p:2x4x4")
+    return math.prod(int(size) for size in shape[1].split("x")) * self.slices
 
 
-# As the Cloud TPU documentation gives them.
-CHIPS = {
-  "v4": Chip(32, 275e12),
-  "v5e": Chip(16, 197e12),
-  "v5p": Chip(95, 459e12),
-  "v6e": Chip(32, 918e12),
-}
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """What the compiler said."""
+
+  gib: dict[str, float] | None  # of a chip: arguments, temporaries, peak; None: it does not fit
+  needed: float  # GiB of a chip
+  text: str | None  # of the program; None: there is none
+  why_no_text: str  # in the compiler's words
+  seconds: float
+  date: str = ""
+  rematerialised: int | None = None  # warnings of copies that no one asked for; None: not listened
 
 
-def compile_step(c: config_lib.Experiment, topology: str) -> dict:
-  """Compiles the train step of an experiment for a slice.
+def compile_step(
+  c: config_lib.Experiment, topology: str, step: Literal["train", "score"] = "train"
+) -> dict:
+  """Compiles a step of an experiment for a slice, here and now.
 
   Of `init.checkpoint` only config.json is read, or the metadata of a run; of weights, data and,
   with a checkpoint, tokenizer nothing.
 
-  Args:
-    topology: generation and shape, as "v5e:4x4" (16 chips) or "v5p:2x4x4" (32).
-
   Returns:
-    What `compile.json` holds: GiB a chip and whether they fit, floating-point operations, and the
-    time of a step if the chips did them at `UTILISATION` of their peak.
+    What `compile.json` holds: see `report`.
 
   Raises:
     ValueError: no such topology, or the rows of a batch cannot be split over its chips.
     FileNotFoundError: there is neither a checkpoint nor a tokenizer to say how many rows the
       embedding has.
+    jax.errors.JaxRuntimeError: it cannot be compiled, for another reason than the chip's memory.
   """
-  kind = topology.split(":")[0]
-  if kind not in CHIPS:
-    raise ValueError(f"--topology={topology}: expected one of {', '.join(CHIPS)} and a shape")
+  job = Job(c, topology, step)
+  return report(job, compile_here(job))
+
+
+def compile_here(job: Job) -> Compiled:
+  """As `compile_step`, but what the compiler said."""
+  chip = job.chip()
+  options = {"num_slices": job.slices} if job.slices > 1 else {}
   try:
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
+    devices = topologies.get_topology_desc(
+      platform="tpu", topology_name=job.topology, **options
+    ).devices
   except Exception as error:  # of libtpu, in whatever class
-    raise ValueError(f"--topology={topology}: {str(error).splitlines()[0]}") from error
+    raise ValueError(f"--topology={job.topology}: {str(error).splitlines()[0]}") from error
+  c, vocab_size = resolved(job.config)
   mesh = mesh_lib.make_mesh(c.mesh, devices)
   loop.check_rows(c.train, mesh)
-  c, vocab_size = resolved(c)
   programs = loop.make_programs(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
-  T, rows = c.data.row_length, c.train.batch_rows
-  sizes = {"read_positions": T // TOKENS_PER_READ, "read_targets": T // TOKENS_PER_READ}
-  batch = Batch(
-    **{
-      field.name: jax.ShapeDtypeStruct(
-        (rows, sizes.get(field.name, T)), np.int32, sharding=mesh_lib.batch_sharding(mesh)
-      )
-      for field in dataclasses.fields(Batch)
-    }
-  )
-  clock = time.perf_counter()
+  batch = abstract_batch(c, mesh)
+  clock, today = time.perf_counter(), time.strftime("%Y-%m-%d")
   with jax.set_mesh(mesh):
-    compiled = programs.train_step.lower(programs.abstract, batch).compile()
-  memory, chip = compiled.memory_analysis(), CHIPS[kind]
+    if job.step == "train":
+      lowered = programs.train_step.lower(programs.abstract, batch)
+    else:
+      lowered = programs.read.lower(programs.abstract.params, batch)
+    try:
+      compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+      if not (used := NOT_FITTING.search(str(error))):
+        raise
+      needed = float(used[1]) * {"K": 2**-20, "M": 2**-10, "G": 1.0}[used[2]]
+      needed += chip.memory - float(used[3])  # which the compiler keeps for itself, if it does
+      return Compiled(None, needed, None, "it does not fit", time.perf_counter() - clock, today)
+  memory = compiled.memory_analysis()
   gib = {
     "arguments": memory.argument_size_in_bytes / 2**30,
     "temporaries": memory.temp_size_in_bytes / 2**30,
     "peak": memory.peak_memory_in_bytes / 2**30,
   }
-  gib["needed"] = max(gib["peak"], gib["arguments"] + gib["temporaries"])
-  flops = step_flops(c, rows, programs.abstract.params)
-  seconds = flops / (len(devices) * chip.flops * UTILISATION)
-  return {
+  needed = max(gib["peak"], gib["arguments"] + gib["temporaries"])
+  text, why = None, ""
+  try:
+    text = compiled.as_text()
+  except jax.errors.JaxRuntimeError as error:  # of some generations libtpu cannot write it
+    why = str(error).splitlines()[0]
+  return Compiled(gib, needed, text, why, time.perf_counter() - clock, today)
+
+
+def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
+  """A batch as `ShapeDtypeStruct`s, with `TOKENS_PER_READ`."""
+  T, rows = c.data.row_length, c.train.batch_rows
+  sizes = {"read_positions": T // TOKENS_PER_READ, "read_targets": T // TOKENS_PER_READ}
+  sharding = mesh_lib.batch_sharding(mesh)
+  shapes = {field.name: (rows, sizes.get(field.name, T)) for field in dataclasses.fields(Batch)}
+  return Batch(
+    **{
+      name: jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+      for name, shape in shapes.items()
+    }
+  )
+
+
+def compiled(job: Job, work: pathlib.Path) -> Compiled:
+  """What the compiler said, from its file in `work` or from a process that writes it.
+
+  Raises:
+    ValueError, OSError: as `compile_step`, before anything is compiled.
+    RuntimeError: the process ended without a result; its last words are in the message.
+  """
+  job.chip()
+  job.chips()
+  work.mkdir(parents=True, exist_ok=True)
+  kept = work / f"{fingerprint(job)[:16]}.json"
+  hlo_file = kept.with_suffix(".hlo.gz")
+  if not kept.exists():
+    environment = {k: v for k, v in os.environ.items() if k not in DROPPED}
+    paths = [str(PACKAGE.parent), *filter(None, [environment.get("PYTHONPATH")])]
+    with (work / f"{kept.stem}.log").open("w+") as log:
+      done = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import answer; answer()"],
+        input=pickle.dumps(job),
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)},
+      )
+      log.seek(0)
+      words = log.read()
+    if done.returncode:
+      lines = [line for line in words.splitlines() if line.strip()]
+      for line in reversed(lines[-5:]):  # libtpu may talk after the error
+        if line.startswith(("ValueError: ", "FileNotFoundError: ")):
+          raise ValueError(line.split(": ", 1)[1])
+      last = "\n".join(lines[-15:])
+      raise RuntimeError(f"{job.topology}: the compiler ended with {done.returncode}:\n{last}")
+    found = pickle.loads(done.stdout)
+    if found.text is not None:
+      with gzip.open(hlo_file, "wt") as file:
+        file.write(found.text)
+    facts = dataclasses.asdict(dataclasses.replace(found, text=None))
+    with json_lines.written(kept) as file:
+      file.write(json.dumps(facts | {"rematerialised": words.count(REMATERIALISED)}) + "\n")
+    (work / f"{kept.stem}.log").unlink()
+  facts = json.loads(kept.read_text())
+  if hlo_file.exists():
+    with gzip.open(hlo_file, "rt") as file:
+      facts["text"] = file.read()
+  return Compiled(**facts)
+
+
+def fingerprint(job: Job) -> str:
+  """Of what a compiled step depends on."""
+  c, vocab_size = resolved(job.config)
+  sections = (c.model, c.loss, c.optim, c.mesh)
+  sizes = (vocab_size, c.data.row_length, c.train.batch_rows, c.train.microbatches)
+  asked = [*map(repr, (*sections, sizes)), job.topology, job.slices, job.step]
+  asked += [loop.TPU_OPTIONS, *(metadata.version(name) for name in PACKAGES)]
+  found = hashlib.sha256("\n".join(map(str, asked)).encode())
+  for file in sorted(path for name in CODE for path in PACKAGE.glob(name)):
+    found.update(file.read_bytes())
+  return found.hexdigest()
+
+
+def report(job: Job, found: Compiled) -> dict[str, Any]:
+  """What `compile.json` holds.
+
+  Memory in GiB of a chip against what it has, and what would make it fit; collectives, by kind and
+  dtype, with the bytes that reach a chip in a step (None: the compiler gave no text to read them
+  from); operations; an estimate of time with its assumptions; the cost of the run.
+  """
+  (c, state), chip = described(job), job.chip()
+  mesh = state.step.sharding.mesh
+  training, sizes = job.step == "train", dict(mesh.shape)
+  flops = estimate.step_flops(c, c.train.batch_rows, state.params, training)
+  program = None if found.text is None else hlo.read(found.text)
+  out = {
     "checkpoint": pathlib.Path(c.init.checkpoint).name,
-    "topology": topology,
-    "chips": len(devices),
-    "mesh": dict(mesh.shape),
-    "parameters": sum(x.size for x in jax.tree.leaves(programs.abstract.params)),
-    "rows": rows,
-    "row_length": T,
-    "gib_per_chip": gib,
+    "topology": job.topology,
+    "slices": job.slices,
+    "chips": mesh.size,
+    "mesh": sizes,
+    "step": job.step,
+    "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
+    "rows": c.train.batch_rows,
+    "row_length": c.data.row_length,
+    "microbatches": c.train.microbatches,
+    "remat": c.model.remat,
+    "saved": list(c.model.saved),
+    "gradient_dtype": c.model.gradient_dtype,
+    "gib_per_chip": (found.gib or {}) | {"needed": found.needed},
     "gib_of_a_chip": chip.memory,
-    "fits": gib["needed"] < chip.memory,
+    "headroom": 1 - found.needed / chip.memory,
+    "fits": found.gib is not None and found.needed <= chip.memory,
+    "collectives": None if program is None else collectives(program),
+    "no_collectives_because": found.why_no_text if program is None else "",
+    "involuntary_rematerialisations": found.rematerialised,
     "flops_per_step": flops,
-    "assumed_utilisation": UTILISATION,
-    "estimated_seconds_per_step": seconds,
-    "estimated_tokens_per_second": rows * T / seconds,
-    "compile_seconds": time.perf_counter() - clock,
+    "compile_seconds": found.seconds,
+    "date": found.date,
+  }
+  if not out["fits"]:
+    arguments = mesh_lib.bytes_of_a_device(state) / 2**30
+    out["changes"] = estimate.changes(c, sizes, arguments, found.needed - chip.memory)
+    return out
+  guess = estimate.seconds(c, chip, mesh.size, sizes, flops, program, training)
+  if program is not None:
+    guess["without_cycles"] = program.without_cycles
+  out["estimate"] = guess
+  if training:
+    hours = guess["seconds_per_step"] * c.train.steps / 3600
+    out["run"] = {"steps": c.train.steps, "hours": hours, "chip_hours": hours * mesh.size}
+  return out
+
+
+def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
+  """The experiment as resolved, and its training state on the chips, which need not be there."""
+  c, vocab_size = resolved(job.config)
+  mesh = mesh_lib.abstract_mesh(c.mesh, job.chips())
+  params = mesh_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
+  return c, mesh_lib.abstract_state(params, optimizer, mesh, parameters.Choice.of(c))
+
+
+def collectives(program: hlo.Program) -> dict[str, Any]:
+  """By kind, dtype, and whether arithmetic hides them; and how many a trip of each loop has."""
+  groups: dict[tuple, list[hlo.Collective]] = {}
+  for each in program.collectives:
+    groups.setdefault((each.kind, each.dtype, each.hidden), []).append(each)
+  rows = [
+    {
+      "kind": kind,
+      "dtype": dtype,
+      "beside_arithmetic": hidden,
+      "times": sum(each.times for each in several),
+      "gib": sum(each.times * each.bytes for each in several) / 2**30,
+      "gib_over_links": sum(each.traffic for each in several) / 2**30,
+    }
+    for (kind, dtype, hidden), several in groups.items()
+  ]
+  return {
+    "by_kind": sorted(rows, key=lambda row: -row["gib_over_links"]),
+    "in_a_trip": [{"trips": trips} | program.in_loop(i) for i, trips in enumerate(program.loops)],
+    "loops_of_unknown_length": program.unknown_loops,
   }
 
 
@@ -117,27 +319,6 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
   return c, tokenizers.load(start.named_tokenizer(c)).vocab_size
 
 
-def step_flops(c: config_lib.Experiment, rows: int, params: parameters.Params) -> float:
-  """Floating-point operations of an update that the arithmetic needs; recomputation is not counted.
-
-  For each token and entry of a matrix two forward; two more where the gradient passes through, on
-  its way to what is trained; two more if the entry itself is trained.  Attention is to half of the
-  row, which is causal.  Left out: norms, biases, and the step head, which reads few tokens.
-
-  Args:
-    c: as resolved.
-    params: the parameters, described.
-  """
-  m, T, trained = c.model, c.data.row_length, parameters.Choice.of(c).cut(params)
-  # layers that the gradient passes through
-  passed = {"head": 0, "last_layers": c.optim.last_layers}.get(c.optim.trained, m.layers)
-  scores = 2 * T * m.heads * m.head_size  # and values: two products with half of the row
-  a_token = scores * (m.layers + 2 * passed)
-  for name, x in params["blocks"].items():
-    if not name.endswith(("norm", "bias")):
-      own = 2 * (name in trained.get("blocks", {}))
-      a_token += x.size // m.layers * (2 * m.layers + (2 + own) * passed)
-  if c.loss.objective == "language_model" or c.loss.language_model_weight:
-    name = "embedding" if m.tied_embeddings else "language_model"
-    a_token += params[name].size * (2 + 2 * (passed > 0) + 2 * (name in trained))
-  return float(rows * T * a_token)
+def answer() -> None:
+  """The other side of `compiled`: a job from standard input, what the compiler said to output."""
+  sys.stdout.buffer.write(pickle.dumps(compile_here(pickle.load(sys.stdin.buffer))))

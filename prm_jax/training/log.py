@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import pathlib
+import os
 import sys
 from typing import Any
 
 import tqdm
 
-from prm_jax import json_lines
+from prm_jax import json_lines, storage
 
 
 class Log:
-  """Writes one JSON line per record; `{"step": 50, "split": "train", "loss": 0.61, ...}`."""
+  """Writes one JSON line per record; `{"step": 50, "split": "train", "loss": 0.61, ...}`.
 
-  def __init__(self, workdir: pathlib.Path, steps: int, step: int):
-    """Opens the log of a run of `steps` updates at `step`; later records of a killed run go."""
-    self._path = workdir / "metrics.jsonl"
-    self._forget_after(step)
+  In a bucket the files are as they were at the last `sync`.
+  """
+
+  def __init__(self, workdir: storage.Path, steps: int, step: int, again: str | None = None):
+    """Opens the log of a run of `steps` updates at `step`; later records of a killed run go.
+
+    Args:
+      again: a split whose record at `step` goes as well: it will be written again.
+    """
+    self._workdir, self._stack = workdir, contextlib.ExitStack()
+    self._folder = self._stack.enter_context(storage.local(workdir))
+    self._path = self._folder / "metrics.jsonl"
+    if storage.in_bucket(workdir) and (workdir / self._path.name).exists():
+      self._path.write_bytes((workdir / self._path.name).read_bytes())
+    self._forget_after(step, again)
     self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
     self._terminal = sys.stderr.isatty()
     self._bar = tqdm.tqdm(
@@ -28,22 +40,32 @@ class Log:
     try:
       import tensorboardX
 
-      self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+      events = str(self._folder / "tensorboard")
+      self._board = tensorboardX.SummaryWriter(events, purge_step=step + 1)
     except ImportError:
       self._board = None
 
-  def _forget_after(self, step: int) -> None:
+  def _forget_after(self, step: int, again: str | None) -> None:
     if not self._path.exists():
       return
     kept = []
     for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
       try:
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
+        record = json.loads(line) if line.endswith("\n") else {"step": math.inf}
+        if record["step"] < step or (record["step"] == step and record["split"] != again):
           kept.append(line)
       except (ValueError, KeyError):
         pass  # a line half written when the run was killed
     with json_lines.written(self._path) as file:
       file.writelines(kept)
+
+  def sync(self) -> None:
+    """Waits until all records are on disk, or in the bucket."""
+    os.fsync(self._file.fileno())
+    if storage.in_bucket(self._workdir):
+      if self._board is not None:
+        self._board.flush()
+      storage.upload(self._folder, self._workdir)
 
   def advance(self) -> None:
     self._bar.update()
@@ -51,8 +73,11 @@ class Log:
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
     """Records metrics of `split` at `step`; nested ones are joined by "/" in TensorBoard."""
     stored = {k: finite_or_none(v) for k, v in values.items()}
-    self._file.write(json.dumps({"step": step, "split": split, **stored}, allow_nan=False) + "\n")
-    self._file.flush()
+    try:
+      self._file.write(json.dumps({"step": step, "split": split, **stored}, allow_nan=False) + "\n")
+      self._file.flush()
+    except OSError as error:  # which names no file
+      raise OSError(f"{self._path}: {error}") from error
     scalars = dict(flat(values))
     if self._board is not None:
       for name, value in scalars.items():
@@ -76,6 +101,26 @@ class Log:
     self._file.close()
     if self._board is not None:
       self._board.close()
+    self._stack.close()
+
+
+class Silent:
+  """What a host that is not the first has in place of a log."""
+
+  def sync(self) -> None:
+    pass
+
+  def advance(self) -> None:
+    pass
+
+  def write(self, step: int, split: str, values: dict[str, Any]) -> None:
+    pass
+
+  def say(self, text: str) -> None:
+    pass
+
+  def close(self) -> None:
+    pass
 
 
 def flat(values: dict[str, Any], prefix: str = ""):

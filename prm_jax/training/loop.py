@@ -1,4 +1,4 @@
-"""The training loop: the only file of training with a clock.
+"""The training loop.
 
 Reads top to bottom: what to train on, the state (new or restored), then steps, each followed by
 what is due: a line of metrics, an evaluation, a checkpoint.
@@ -11,34 +11,40 @@ import dataclasses
 import functools
 import json
 import math
-import pathlib
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import grain
 import jax
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
+from prm_jax import json_lines, storage
 from prm_jax.input_pipeline import labelled_rows, packing, text_rows, tokenizers, trees
 from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.training import goodput as goodput_lib
+from prm_jax.training import hosts, parameters, preemption, work_directory
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import metrics as metrics_lib
-from prm_jax.training import parameters
 from prm_jax.training import start as start_lib
 from prm_jax.training import step as step_lib
-from prm_jax.training.log import Log
+from prm_jax.training.log import Log, Silent
 from prm_jax.types import Batch
+
+PREFETCHED = 2  # batches built ahead
+PROFILED = 3  # updates of a profiler trace
+AHEAD = 2  # updates that the host may be ahead of the devices
 
 # Settings a run may be resumed with although it was started with others: they change what is
 # reported and where sums are made, not what is learnt.
 FREE = {"train.log_every", "train.eval_every", "train.eval_rows", "train.save_every", "train.keep"}
+FREE |= {"train.profile_at", "train.keep_best", "train.best_metric"}
 FREE |= {"mesh.data", "mesh.fsdp", "mesh.tensor", "data.directory", "data.tokenizer"}
 FREE |= {"data.text_train", "data.text_eval"}
 # rounding apart
-FREE |= {"model.remat", "model.unroll_layers", "model.attention", "train.microbatches"}
+FREE |= {"model.remat", "model.saved", "model.unroll_layers", "model.attention"}
+FREE |= {"train.microbatches"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Rows:
   metadata: checkpoint_lib.Metadata  # of the run's checkpoints; its config is resolved
 
 
-def read_rows(c: config_lib.Experiment, workdir: pathlib.Path | None = None) -> Rows:
+def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> Rows:
   """Reads, converts, tokenises and packs both splits.
 
   Args:
@@ -95,6 +101,11 @@ def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   return text_rows.contract(tokenizer), train, evaluation
 
 
+# Of the TPU compiler.  Its windowed products gather a matrix slice by slice and add to the whole
+# output for each: on v5p, slices of 112 columns, nine times the cycles of one product.
+TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Programs:
   """The compiled functions of a run, and the state they work on, described abstractly."""
@@ -104,6 +115,7 @@ class Programs:
   begin: Callable  # params -> state at step 0; the params are gone
   train_step: Callable  # state, batch -> state, metrics; the old state is gone
   read: Callable  # params, batch -> class log-probabilities; of text, its loss and tokens
+  gather: Callable  # an array of the batch, on every host
 
 
 def make_programs(
@@ -136,6 +148,7 @@ def make_programs(
   text = c.loss.objective == "language_model"
   read = step_lib.text_nll if text else step_lib.read_log_probs
   read = functools.partial(read, graphdef=graphdef)
+  options = TPU_OPTIONS if mesh.devices.flat[0].platform == "tpu" else None
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),
@@ -145,90 +158,183 @@ def make_programs(
       out_shardings=shardings,
     ),
     # with out_shardings the step's outputs are laid out like its inputs: it compiles once
-    train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, everywhere)),
-    read=jax.jit(read, out_shardings=everywhere),
+    train_step=jax.jit(
+      train_step,
+      donate_argnums=0,
+      out_shardings=(shardings, everywhere),
+      compiler_options=options,
+    ),
+    read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
+    gather=jax.jit(lambda x: x, out_shardings=everywhere),
   )
 
 
-def run(c: config_lib.Experiment, workdir: str | pathlib.Path) -> dict[str, Any]:
+def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]:
   """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
 
   Returns:
     The metrics of the last evaluation.
 
   Raises:
-    ValueError: the work directory belongs to another run, or the loss is not finite.
+    ValueError: the work directory belongs to another run or is in use, none of its checkpoints can
+      be read, or the loss is not finite.
+    OSError: a file cannot be read or written.
+    preemption.Preempted: SIGTERM came; the state is saved.
   """
-  workdir = pathlib.Path(workdir).resolve()
-  workdir.mkdir(parents=True, exist_ok=True)
-  rows = read_rows(c, workdir)
+  workdir = storage.absolute(workdir)
+  with preemption.Notice() as notice, work_directory.locked(workdir):
+    return _run(c, workdir, notice)
+
+
+def _run(
+  c: config_lib.Experiment, workdir: storage.Path, notice: preemption.Notice
+) -> dict[str, Any]:
+  goodput = goodput_lib.Goodput()
+  with goodput.spent_on("start"):
+    rows = read_rows(c, workdir)
   c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
   check_rows(c.train, mesh)
+  hosts.check_same(facts(rows.metadata, workdir))
   about = rows.metadata
   programs = make_programs(c, about.vocab_size, len(about.contract.classes), mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
-  batches = packing.batches(rows.train, c.train.batch_rows, c.train.seed)
-  evaluation = packing.eval_batches(rows.evaluation, c.train.batch_rows, c.train.eval_rows)
-
-  def on_mesh(batch: Batch) -> Batch:
-    return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
 
   def evaluated(state: step_lib.TrainState) -> dict[str, Any]:
-    return evaluate(state.params, evaluation, programs.read, on_mesh, c.loss.objective)
+    with goodput.spent_on("evaluation"):
+      batches = eval_batches(rows.evaluation, c.train, mesh)
+      return evaluate(state.params, batches, programs, c.loss.objective)
 
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     # closed, whatever happens: a save under way is finished
     checkpointer = stack.enter_context(
-      contextlib.closing(checkpoint_lib.Checkpointer(workdir, c.train.keep))
+      contextlib.closing(checkpoint_lib.Checkpointer(workdir, c.train))
     )
-    latest = checkpointer.latest()
-    if latest is None:
-      if c.init.checkpoint:
-        state = programs.begin(start_lib.public_params(c, rows.tokenizer, programs.abstract.params))
+    hosts.check_same({"steps of the checkpoints": checkpointer.steps()})
+
+    def restored(step: int, then: checkpoint_lib.Metadata) -> step_lib.TrainState:
+      check_same_run(about, then, workdir)
+      return checkpointer.restore(step, programs.abstract)
+
+    with goodput.spent_on("start"):
+      found = checkpointer.newest(restored)
+      if found is None:
+        if c.init.checkpoint:
+          params = start_lib.public_params(c, rows.tokenizer, programs.abstract.params)
+          state = programs.begin(params)
+        else:
+          state = programs.init(jax.random.key(c.train.seed))
+        if hosts.is_first():
+          rows.tokenizer.save(workdir)
       else:
-        state = programs.init(jax.random.key(c.train.seed))
-      rows.tokenizer.save(workdir)
-    else:
-      check_same_run(rows.metadata, latest[1], workdir)
-      state = checkpointer.restore(latest[0], programs.abstract)
-    with json_lines.written(workdir / "manifest.json") as file:
-      file.write(json.dumps(rows.manifest, indent=1) + "\n")
-    step = int(state.step)
-    log = stack.enter_context(contextlib.closing(Log(workdir, c.train.steps, step)))
+        state = found[2]
+      if hosts.is_first():
+        with json_lines.written(workdir / "manifest.json") as file:
+          file.write(json.dumps(rows.manifest, indent=1) + "\n")
+      step = int(state.step)  # waits
+    # stopped by SIGTERM before it could be done: then it is done now, and stands in the log once
+    missing = step > 0 and step % c.train.eval_every == 0
+    missing = missing and checkpointer.evaluation(step) is None
+    again = c.data.eval_split if missing else None
+    log = Log(workdir, c.train.steps, step, again) if hosts.is_first() else Silent()
+    stack.enter_context(contextlib.closing(log))
     log.say(summary(c, rows.manifest["train"], params_of(state), mesh, step))
 
+    trace = stack.enter_context(contextlib.ExitStack())  # a short run ends within it
+    batches = train_batches(rows.train, c.train, mesh, step)
     tokens = c.train.batch_rows * c.data.row_length * rows.train.fill  # of a step, on average
-    result, window, due, clock = {}, [], None, None
+    result, pending, due, window = {}, [], None, None
+    if missing:
+      log.write(step, c.data.eval_split, evaluated(state))
+    notice.defer()
     while step < c.train.steps:
-      state, metrics = programs.train_step(state, on_mesh(batches[step]))
-      clock = clock or Clock(tokens)  # from here: the first step is compiled
+      with goodput.spent_on("data"):
+        batch = next(batches)
+      if step + 1 == c.train.profile_at:
+        jax.block_until_ready(state)
+        profile = trace.enter_context(storage.local(workdir / "profile"))
+        trace.enter_context(jax.profiler.trace(str(profile)))
+      with goodput.spent_on("compilation") if window is None else contextlib.nullcontext():
+        state, metrics = programs.train_step(state, batch)
+      window = window or goodput_lib.Window(goodput, tokens)  # from here: the step is compiled
       step += 1
-      window.append(metrics)
+      pending.append(metrics)
       log.advance()
+      checkpointer.check()
+      if c.train.profile_at and step == c.train.profile_at + PROFILED - 1:
+        jax.block_until_ready(state)
+        trace.close()
       if due:  # read the numbers of earlier steps only once the next one is under way
-        record(log, clock, *due)
+        record(log, window, *due)
         due = None
+      if len(pending) > AHEAD:  # so that a save at the next step does not wait for many
+        jax.block_until_ready(pending[-1 - AHEAD])
       last = step == c.train.steps
-      save_now = last or step % c.train.save_every == 0
-      evaluate_now = last or step % c.train.eval_every == 0
+      preempted = notice.reached(step) and not last
+      save_now = last or preempted or step % c.train.save_every == 0
+      evaluate_now = last or (step % c.train.eval_every == 0 and not preempted)
       if evaluate_now or save_now or step % c.train.log_every == 0:
-        due, window = (step, window, {"learning_rate": rates[step - 1].item()}), []
+        due, pending = (step, pending, {"learning_rate": rates[step - 1].item()}), []
         if save_now or evaluate_now:
-          record(log, clock, *due)  # stops here rather than keep a diverged state
+          record(log, window, *due)  # stops here rather than keep a diverged state
           due = None
       if evaluate_now:
         result = evaluated(state)
         log.write(step, c.data.eval_split, result)
       if save_now:
-        checkpointer.save(state, rows.metadata)
+        log.sync()  # what a checkpoint counts as done is in the log, even if the machine dies
+        with goodput.spent_on("checkpoint"):
+          checkpointer.save(state, rows.metadata, result if evaluate_now else None)
+      if preempted:
+        checkpointer.finish()
+        raise preemption.Preempted(f"told to stop (SIGTERM); step {step} is saved")
       if evaluate_now or save_now:
-        clock.restart()
+        window.restart()
     if not result:  # the run had ended before
       result = evaluated(state)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
+    else:
+      log.write(step, "goodput", goodput.summary())
   return result
+
+
+def facts(metadata: checkpoint_lib.Metadata, workdir: storage.Path) -> dict[str, Any]:
+  """What all hosts of a job must have alike: settings, data, packages, place.
+
+  Where a host has its data is its own affair, so long as the rows are the same.
+  """
+  own = {"directory", "tokenizer", "text_train", "text_eval"}
+  values = metadata.to_json()
+  settings = {
+    f"{section}.{key}": value
+    for section, fields in values.pop("config").items()
+    for key, value in fields.items()
+    if section != "data" or key not in own
+  }
+  python = sys.version.split()[0]
+  return settings | values | {"python": python, "workdir": str(workdir)}
+
+
+def train_batches(
+  rows: packing.PackedRows, c: config_lib.Train, mesh: jax.sharding.Mesh, step: int
+) -> Iterator[Batch]:
+  """The batches of the updates from `step` on, built ahead by a thread."""
+  order = packing.shuffled(rows, c.seed)
+
+  def batch(step: int) -> Batch:
+    return mesh_lib.global_batch(lambda i: order[step * c.batch_rows + i], c.batch_rows, mesh)
+
+  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED)
+  return iter(grain.MapDataset.range(step, c.steps).map(batch).to_iter_dataset(options))
+
+
+def eval_batches(
+  rows: packing.PackedRows, c: config_lib.Train, mesh: jax.sharding.Mesh
+) -> Iterator[Batch]:
+  """The rows of an evaluation during training, each once."""
+  for numbers in packing.eval_order(rows, c.batch_rows, c.eval_rows):
+    yield mesh_lib.global_batch(lambda i, of=numbers: rows[of[i]], c.batch_rows, mesh)
 
 
 def check_rows(c: config_lib.Train, mesh: jax.sharding.Mesh) -> None:
@@ -241,30 +347,20 @@ def check_rows(c: config_lib.Train, mesh: jax.sharding.Mesh) -> None:
     )
 
 
-class Clock:
-  """Speed between the moments when results are there (steps are dispatched long before)."""
-
-  def __init__(self, tokens_per_step: float):
-    self._tokens = tokens_per_step
-    self.restart()
-
-  def restart(self) -> None:
-    self._then = time.perf_counter()
-
-  def tokens_per_second(self, steps: int) -> float:
-    then = self._then
-    self.restart()
-    return steps * self._tokens / (self._then - then)
-
-
 def record(
-  log: Log, clock: Clock, step: int, window: list[dict[str, jax.Array]], extra: dict[str, float]
+  log: Log,
+  window: goodput_lib.Window,
+  step: int,
+  pending: list[dict[str, jax.Array]],
+  extra: dict[str, float],
 ) -> None:
   """Writes the means of a window of steps; stops the run on a loss that is not finite."""
-  values = jax.device_get(window)  # waits for them
+  values = jax.device_get(pending)  # waits for them
   means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
-  speed = {"tokens_per_second": clock.tokens_per_second(len(window))}
-  log.write(step, "train", means | extra | speed)
+  means |= extra | window.close(len(pending))
+  log.write(step, "train", means)
+  if warning := goodput_lib.data_bound(means):
+    log.say(warning)
   if not (math.isfinite(means["loss"]) and math.isfinite(means["gradient_norm"])):
     raise ValueError(
       f"loss {means['loss']}, gradient norm {means['gradient_norm']} in the steps up to {step}: "
@@ -272,18 +368,24 @@ def record(
     )
 
 
-def evaluate(params, batches: list[Batch], read, on_mesh, objective: str) -> dict[str, Any]:
-  """Step metrics over all read positions of some batches; of text, the mean loss of a token."""
+def evaluate(
+  params: Any, batches: Iterable[Batch], programs: Programs, objective: str
+) -> dict[str, Any]:
+  """Step metrics over all read positions of some batches; of text, the mean loss of a token.
+
+  Every host computes its rows' probabilities, and every host has all of them in the end.
+  """
   if objective == "language_model":
-    pairs = [jax.device_get(read(params, on_mesh(batch))) for batch in batches]
+    pairs = [jax.device_get(programs.read(params, batch)) for batch in batches]
     count = sum(int(count) for _, count in pairs)
     nll = sum(float(nll) for nll, _ in pairs) / max(count, 1)
     return {"count": count, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
   log_probs, targets = [], []
   for batch in batches:
-    kept = batch.read_targets >= 0
-    log_probs.append(np.asarray(read(params, on_mesh(batch)))[kept])
-    targets.append(batch.read_targets[kept])
+    of_batch = np.asarray(programs.gather(batch.read_targets))
+    kept = of_batch >= 0
+    log_probs.append(np.asarray(programs.read(params, batch))[kept])
+    targets.append(of_batch[kept])
   probabilities = np.exp(np.concatenate(log_probs).astype(np.float64))
   targets = np.concatenate(targets)
   if objective == "process":
@@ -292,7 +394,7 @@ def evaluate(params, batches: list[Batch], read, on_mesh, objective: str) -> dic
 
 
 def check_same_run(
-  now: checkpoint_lib.Metadata, then: checkpoint_lib.Metadata, workdir: pathlib.Path
+  now: checkpoint_lib.Metadata, then: checkpoint_lib.Metadata, workdir: storage.Path
 ) -> None:
   """Refuses to go on with a run under other settings or on other rows."""
   differences = []

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
+from prm_jax import storage
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import export, families, weights
 from prm_jax.training import checkpoint as checkpoint_lib
@@ -65,12 +66,16 @@ def architecture(path: str) -> tuple[config_lib.Model, int]:
   """
   if latest := checkpoint_lib.latest(path):
     return parameters.without_factors(latest[1].config.model), latest[1].vocab_size
+  if storage.in_bucket(storage.path(path)):
+    raise FileNotFoundError(
+      f"{path}: no run with a checkpoint; a public model is read from a local disk: copy it first"
+    )
   preset = families.read(path)
   return preset.config, preset.vocab_size
 
 
 def find(
-  c: config_lib.Experiment, workdir: pathlib.Path | None
+  c: config_lib.Experiment, workdir: storage.Path | None
 ) -> tuple[config_lib.Experiment, tokenizers.Tokenizer, int]:
   """The resolved experiment, its tokenizer, and the number of rows of its embedding.
 
@@ -126,8 +131,8 @@ def public_params(
   source, objective = c.init.checkpoint, c.loss.objective
   factors = {name: x for name, x in abstract["blocks"].items() if "_lora_" in name}
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
-  if latest := checkpoint_lib.latest(source):
-    params = run_params(source, *latest, abstract | {"blocks": blocks}, objective)
+  if checkpoint_lib.latest(source):
+    params = run_params(source, abstract | {"blocks": blocks}, objective)
   else:
     check_language_model(c)
     params = weights.load(source, abstract | {"blocks": blocks}, c.model)
@@ -185,18 +190,22 @@ def check_language_model(c: config_lib.Experiment) -> None:
     )
 
 
-def run_params(
-  workdir: str, step: int, metadata: checkpoint_lib.Metadata, abstract: Any, objective: str
-) -> dict[str, Any]:
-  """Parameters of another run's checkpoint, low-rank factors merged.
+def run_params(workdir: str, abstract: Any, objective: str) -> dict[str, Any]:
+  """Parameters of another run's newest checkpoint that reads back, low-rank factors merged.
 
   Its step head is kept if it has the classes of `objective`; otherwise the head is zeros.
   """
-  c, classes = metadata.config.model, len(metadata.contract.classes)
   mesh = abstract["head"].sharding.mesh
-  stored = mesh_lib.abstract_params(c, metadata.vocab_size, classes, mesh)
   with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
-    params = checkpointer.restore_params(step, stored)
+
+    def stored(step: int, metadata: checkpoint_lib.Metadata) -> Any:
+      shape = (metadata.vocab_size, len(metadata.contract.classes))
+      return checkpointer.restore_params(
+        step, mesh_lib.abstract_params(metadata.config.model, *shape, mesh)
+      )
+
+    _, metadata, params = checkpointer.newest(stored)
+  c = metadata.config.model
 
   def begin(params):
     merged = parameters.merge(params, c)

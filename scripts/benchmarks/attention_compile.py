@@ -85,6 +85,8 @@ def step(settings: dict) -> dict:
   )
   found = ahead_of_time.compile_step(c, settings["topology"])
   gib = found["gib_per_chip"]
+  if not found["fits"]:
+    return {"temporaries": None, "peak": None}
   return {
     "temporaries": gib["temporaries"] * 2**30,
     "peak": gib["peak"] * 2**30,

@@ -16,7 +16,7 @@ import sys
 import time
 from importlib import metadata, util
 
-from benchmarks import training
+from benchmarks import public_shapes, training
 from benchmarks.training_report import table
 
 from prm_jax import json_lines
@@ -27,6 +27,9 @@ STEP = ("config.py", "types.py", "model", "training")  # code that the figures o
 ALONE = {  # and those of attention alone, by form
   "kernel": ("model/live_blocks.py", "model/tree_kernel.py"),
   "dense": ("model/live_blocks.py", "model/attention.py"),
+  # its blocks are as long
+  "splash_fused": ("model/tree_kernel.py",),
+  "splash_split": ("model/tree_kernel.py",),
 }
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 DROPPED = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "LIBTPU_INIT_ARGS")  # of the environment
@@ -42,25 +45,8 @@ HEADS = {64: (32, 8), 128: (16, 8), 256: (8, 4)}  # by head size; queries and ke
 SLICES = {"alone": {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}}
 SLICES["step"] = {"v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"}
 STEP_CHIPS = 16
-# Llama-3.2-1B's, which a step is compiled for; a scan over layers compiles one.
-MODEL = {
-  "architectures": ["LlamaForCausalLM"],
-  "model_type": "llama",
-  "hidden_size": 2048,
-  "num_hidden_layers": 16,
-  "num_attention_heads": 32,
-  "num_key_value_heads": 8,
-  "head_dim": 64,
-  "intermediate_size": 8192,
-  "vocab_size": 128256,
-  "hidden_act": "silu",
-  "rms_norm_eps": 1e-5,
-  "rope_theta": 500000.0,
-  "max_position_embeddings": 131072,
-  "tie_word_embeddings": True,
-  "attention_bias": False,
-  "mlp_bias": False,
-}
+# which a step is compiled for; a scan over layers compiles one
+MODEL = public_shapes.SHAPES["Llama-3.2-1B"]
 
 
 def run(args) -> dict:

@@ -88,6 +88,12 @@ def measure(settings: dict) -> dict:
   def on_mesh(batch: Batch) -> Batch:
     return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
 
+  order = packing.shuffled(packed, c.train.seed)
+
+  def of_update(step: int) -> Batch:
+    first = step * c.train.batch_rows
+    return packing.stack([order[first + i] for i in range(c.train.batch_rows)])
+
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     start = time.perf_counter()
@@ -96,14 +102,13 @@ def measure(settings: dict) -> dict:
     loaded = time.perf_counter() - start
     before = evaluate(state.params, test, c, programs.read, on_mesh)
 
-    batches = packing.batches(packed, c.train.batch_rows, c.train.seed)
     start = time.perf_counter()
-    train_step = programs.train_step.lower(state, on_mesh(batches[0])).compile()
+    train_step = programs.train_step.lower(state, on_mesh(of_update(0))).compile()
     compiled = time.perf_counter() - start
     counts, losses = {"slots": 0, "tokens": 0, "targets": 0}, []
     times, cpu = [time.perf_counter()], [time.process_time()]
     for step in range(updates):
-      batch = batches[step]
+      batch = of_update(step)
       counts["slots"] += batch.tokens.size
       counts["tokens"] += real_tokens(batch)
       counts["targets"] += int((batch.read_targets >= 0).sum())
@@ -175,7 +180,8 @@ def evaluate(params, rows: list[trees.TokenTree], c, read, on_mesh) -> dict:
     return {"scores": [], "labels": [], "seconds": 0.0}
   start = time.perf_counter()
   packed = packing.PackedRows(rows, c.data.row_length)
-  batches = packing.eval_batches(packed, c.train.batch_rows)
+  order = packing.eval_order(packed, c.train.batch_rows)
+  batches = [packing.stack([packed[i] for i in batch]) for batch in order]
   found = [np.asarray(read(params, on_mesh(batch)), np.float64) for batch in batches]
   by_row = packed.by_tree(np.exp(np.concatenate(found))[..., 1:].sum(-1))
   return {

@@ -89,6 +89,9 @@ def targets(result: dict) -> list[dict]:
     rows.append((what, "" if asked is None else f">= {asked:g}", ratio, met, ""))
     what = f"the same with compilation counted, {name}"
     rows.append((what, "", with_compile / rate(peers, "steps"), None, ""))
+    own, other = (rate(each, "steps", "train_cpu_seconds") for each in (ours, peers))
+    what = f"labelled steps a second of processor time, {name}"  # whatever else the machine does
+    rows.append((what, "", own / other, None, ""))
     if result["auroc"]:
       difference = result["auroc"]["differences"][name]
       mean, low, high = (difference[key] for key in ("mean", "low", "high"))

@@ -67,8 +67,9 @@ BATCH = 4  # rows of (a), as TRL's
 ROW_LENGTH = {"phase 1": 5632, "phase 2": 2048, "arithmetic": 1024, "real solutions": 4096}
 SIZES = {
   "round": 64,  # a batch of (a) is as long as its longest row, rounded up: few shapes to compile
-  "least": 4,  # updates of a form: shorter epochs are repeated
-  "sums": 400,  # arithmetic problems, of two solutions each
+  # updates of a form: shorter epochs are repeated
+  "least": {"phase 1": 4, "phase 2": 4, "arithmetic": 300},
+  "sums": 800,  # arithmetic problems, of two solutions each
   "pools": ((1600, 4), (800, 16), (800, 64)),  # arithmetic problems, samples of each
   "real_pools": 35,  # problems
   "chains": {"phase 2": 16, "arithmetic": 400},  # problems, a path of each
@@ -80,7 +81,7 @@ SIZES = {
 }
 QUICK = {
   "round": 1024,
-  "least": 1,
+  "least": {"phase 1": 1, "phase 2": 1, "arithmetic": 1},
   "sums": 4,
   "pools": ((4, 4),),
   "real_pools": 1,
@@ -287,7 +288,7 @@ def train(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> di
   compilation = {form: model.prepare(batches[form]) for form in FORMS}
   for form in FORMS:
     model.update(batches[form][0])  # not counted: the first touches new memory
-  seconds = side_by_side(model.update, batches, sizes["least"])
+  seconds = side_by_side(model.update, batches, sizes["least"][name])
   forms = {
     form: {
       "updates": len(batches[form]),
@@ -359,13 +360,13 @@ def padded(paths: list[TokenTree], multiple: int) -> list[Batch]:
     group = order[start : start + BATCH]
     length = -(-max(map(len, group)) // multiple) * multiple
     rows = [packing.PackedRows([path], length, reads)[0] for path in group]
-    out.append(Batch(**{key: np.stack([row[key] for row in rows]) for key in rows[0]}))
+    out.append(packing.stack(rows))
   return out
 
 
 def packed(rows: packing.PackedRows) -> list[Batch]:
   """A batch for each row."""
-  return [Batch(**{k: v[None] for k, v in rows[i].items()}) for i in range(len(rows))]
+  return [packing.stack([rows[i]]) for i in range(len(rows))]
 
 
 def chains(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> dict:

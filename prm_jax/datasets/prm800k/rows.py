@@ -12,6 +12,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,9 +54,36 @@ class BadRecords:
     if len(self.examples) < MAX_EXAMPLES:
       self.examples.append(str(error))
 
+  def update(self, later: BadRecords) -> None:
+    self.count += later.count
+    self.examples = (self.examples + later.examples)[:MAX_EXAMPLES]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """Some whole lines of a file."""
+
+  path: pathlib.Path
+  start: int  # offset of the first byte
+  stop: int  # and of the first byte after it
+  line: int  # 1-based number of the first line
+
+
+def parts(path: str | pathlib.Path, size: int) -> list[Part]:
+  """The file at `path`, cut after the first line end at or beyond each `size` bytes."""
+  found, start, line = [], 0, 1
+  with open(path, "rb") as f:
+    while chunk := f.read(size):
+      if not chunk.endswith(b"\n"):
+        chunk += f.readline()
+      found.append(Part(pathlib.Path(path), start, start + len(chunk), line))
+      start += len(chunk)
+      line += chunk.count(b"\n")
+  return found
+
 
 def read_records(
-  path: str | pathlib.Path,
+  path: str | pathlib.Path | Part,
   name: str | None = None,
   skipped: BadRecords | None = None,
   on_bytes: Callable[[int], None] = lambda n: None,
@@ -63,7 +91,7 @@ def read_records(
   """The rows of a JSON lines file, in order.  Blank lines are ignored.
 
   Args:
-    path: the file.
+    path: the file, or a part of it.
     name: what to call it in records; its own name if None.
     skipped: bad records are counted here and passed over; if None the first one raises.
     on_bytes: called with the size of each line read (for a progress bar).
@@ -71,18 +99,20 @@ def read_records(
   Raises:
     BadRecord: names file, line, key and value.
   """
-  path = pathlib.Path(path)
+  part = path if isinstance(path, Part) else Part(pathlib.Path(path), 0, sys.maxsize, 1)
+  path, position, number = part.path, part.start, part.line - 1
   name = name or path.name
   with open(path, "rb") as f:
-    number = 0
-    while line := f.readline(MAX_LINE_BYTES + 1):
+    f.seek(position)
+    while position < part.stop and (line := f.readline(MAX_LINE_BYTES + 1)):
       number += 1
-      on_bytes(len(line))
       too_long = len(line) > MAX_LINE_BYTES
-      rest = line
+      size, rest = len(line), line
       while too_long and rest and not rest.endswith(b"\n"):
         rest = f.readline(MAX_LINE_BYTES)
-        on_bytes(len(rest))
+        size += len(rest)
+      position += size
+      on_bytes(size)
       if not line.strip():
         continue
       try:

@@ -1,0 +1,79 @@
+"""Paths on a file system or in a bucket of Cloud Storage (`gs://BUCKET/DIRECTORY`)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterator
+
+from etils import epath
+
+Path = pathlib.Path | epath.Path
+
+
+def path(text: str | os.PathLike[str]) -> Path:
+  """The path, with the methods of pathlib; of a bucket they read and write its objects.
+
+  Raises:
+    ValueError: a URL of another kind, or the package that reads buckets is not there.
+  """
+  if isinstance(text, os.PathLike):
+    text = os.fspath(text)
+  if not re.match("[a-z0-9]+://", text):
+    return pathlib.Path(text)
+  if not re.match("gs://[^/]", text):
+    raise ValueError(f"{text}: expected a path of a file system, or gs://BUCKET/DIRECTORY")
+  if importlib.util.find_spec("gcsfs") is None:
+    raise ValueError(f"{text}: buckets need the package gcsfs: pip install gcsfs")
+  return epath.Path(text)
+
+
+def absolute(text: str | os.PathLike[str]) -> Path:
+  """`path`, from the root on."""
+  found = path(text)
+  return found if in_bucket(found) else found.resolve()
+
+
+def in_bucket(path: Path) -> bool:
+  return isinstance(path, epath.Path)
+
+
+def size(path: Path) -> int:
+  """Of a file, in bytes."""
+  stat = path.stat()
+  return stat.length if in_bucket(path) else stat.st_size
+
+
+@contextlib.contextmanager
+def local(folder: Path) -> Iterator[pathlib.Path]:
+  """The folder; for one in a bucket a local one, whose files are copied there in the end.
+
+  Objects cannot be appended to, and some libraries write to file systems only.
+  """
+  if not in_bucket(folder):
+    yield folder
+    return
+  with tempfile.TemporaryDirectory() as name:
+    try:
+      yield pathlib.Path(name)
+    finally:
+      upload(pathlib.Path(name), folder)
+
+
+def upload(source: pathlib.Path, folder: epath.Path) -> None:
+  """Copies all files below a local folder to the same names below one in a bucket."""
+  for file in sorted(source.rglob("*")):
+    if file.is_file():
+      write(folder / file.relative_to(source), file.read_bytes())
+
+
+def write(path: epath.Path, data: bytes) -> None:
+  """Writes an object of a bucket; OSError, whatever is in the way."""
+  try:
+    path.write_bytes(data)
+  except Exception as error:  # of gcsfs, of Google's authentication, or of HTTP
+    raise OSError(f"{path}: cannot be written: {type(error).__name__}: {error}") from error

@@ -1,0 +1,175 @@
+"""Train steps compiled for TPU slices up to 1,024 chips, without one: memory, collectives, time.
+
+Each compilation is a process of its own and stays in a file: an interrupted run goes on where it
+was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from importlib import util
+
+from benchmarks import public_shapes
+from benchmarks.training_report import table
+
+from prm_jax import config as config_lib
+from prm_jax.training import ahead_of_time, estimate
+from prm_jax.training.ahead_of_time import Job
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A config file of the project on a slice, with some of its settings changed."""
+
+  config: str
+  topology: str
+  shape: str = ""  # of public_shapes, in place of the config's own model
+  rows: int | None = None
+  tensor: int | None = None
+  saved: tuple[str, ...] | None = None
+  step: str = "train"
+
+
+# In the order of importance.  A config's own slice and settings are its production.
+CASES = (
+  Case("qwen2.5_math_7b", "v5e:8x8", rows=64),
+  Case("qwen2.5_math_1.5b", "v5e:4x4", shape="Llama-3.2-1B"),
+  Case("qwen2.5_math_7b", "v5p:2x4x4"),
+  Case("qwen2.5_math_1.5b", "v5e:4x4"),
+  Case("qwen2.5_math_7b", "v6e:8x8", rows=64),
+  Case("qwen2.5_math_7b", "v5p:4x4x4", rows=64),
+  Case("qwen2.5_math_7b", "v5p:8x8x16", rows=256, tensor=4),
+  Case("qwen2.5_32b", "v5p:8x8x16", rows=256, tensor=4),
+  Case("qwen2.5_math_72b", "v5p:4x4x8"),
+  Case("gemma3_4b", "v5p:2x4x4"),
+  Case("qwen2.5_32b", "v5p:4x4x4"),
+  Case("qwen2.5_math_7b", "v5p:2x4x4", step="score"),
+)
+
+
+def job(case: Case, models: pathlib.Path) -> Job:
+  """What is compiled; `models` is where config.json files of public models are written."""
+  c = config_lib.read(str(ROOT / f"configs/prm800k_{case.config}.py"))
+  shape = case.shape or pathlib.Path(c.init.checkpoint).name
+  rows = case.rows or c.train.batch_rows
+  steps = c.train.steps * c.train.batch_rows // rows  # over as much data
+  c = dataclasses.replace(
+    c,
+    init=dataclasses.replace(c.init, checkpoint=public_shapes.write(models, shape)),
+    mesh=dataclasses.replace(c.mesh, tensor=case.tensor or c.mesh.tensor),
+    train=dataclasses.replace(c.train, batch_rows=rows, steps=steps),
+    model=dataclasses.replace(c.model, saved=c.model.saved if case.saved is None else case.saved),
+  )
+  return Job(c, case.topology, case.step)
+
+
+def run(work: pathlib.Path, cases: tuple[Case, ...] = CASES) -> list[dict]:
+  """Compiles everything, or reads what was.
+
+  Returns:
+    Reports (`ahead_of_time.report`), each with the name of its config.
+
+  Raises:
+    RuntimeError: the TPU compiler is not installed, or a compilation failed.
+  """
+  if util.find_spec("libtpu") is None:
+    raise RuntimeError("the TPU compiler is not installed: pip install libtpu")
+  done = []
+  for case in cases:
+    asked = job(case, work / "models")
+    print(f"{case.config} on {case.topology}:", end=" ", file=sys.stderr, flush=True)
+    found = ahead_of_time.report(asked, ahead_of_time.compiled(asked, work))
+    print(f"{found['gib_per_chip']['needed']:.2f} GiB a chip", file=sys.stderr, flush=True)
+    done.append(found | {"config": case.config, "process_seconds": found["compile_seconds"]})
+  return done
+
+
+def cycles_alone(found: dict) -> float | None:
+  """MFU if nothing took time but what the compiler estimates cycles of; None: it estimates none.
+
+  That leaves out the attention kernel and collectives, and is what the target was set in.
+  """
+  if not found["fits"] or found["estimate"]["compiled_code_from"] != "cycles":
+    return None
+  chip = estimate.CHIPS[found["topology"].split(":")[0]]
+  seconds = found["estimate"]["parts"]["compiled_code"]
+  return found["flops_per_step"] / (found["chips"] * chip.flops * seconds)
+
+
+def targets(done: list[dict]) -> list[dict]:
+  """All fit; the 7B step on v5e:8x8 uses 65 % of the peak."""
+  fit = sum(found["fits"] for found in done)
+  rows = [{"what": "steps that fit", "target": len(done), "measured": fit, "met": fit == len(done)}]
+  for found in done:
+    if (found["checkpoint"], found["topology"]) == ("Qwen2.5-Math-7B", "v5e:8x8"):
+      share = cycles_alone(found) or 0.0
+      what = "MFU of the 7B step on v5e:8x8, by the compiler's cycles alone"
+      rows.append({"what": what, "target": 0.65, "measured": share, "met": share >= 0.65})
+  return rows
+
+
+def tables(done: list[dict], met: list[dict]) -> str:
+  """The reports as Markdown."""
+  asked = table(
+    ("target", "asked", "found", "met"),
+    [
+      (
+        each["what"],
+        f">= {each['target']:.0%}" if isinstance(each["target"], float) else each["target"],
+        f"{each['measured']:.1%}" if isinstance(each["target"], float) else each["measured"],
+        "yes" if each["met"] else "**no**",
+      )
+      for each in met
+    ],
+  )
+  head = (
+    "model",
+    "slice (chips)",
+    "mesh",
+    "rows",
+    "GiB a chip: arguments + temporaries",
+    "headroom",
+    "GiB over the links: beside arithmetic + alone",
+    "s a step",
+    "MFU: cycles alone",
+    "MFU",
+    "chip-hours",
+  )
+  return "\n\n".join([asked, table(head, [row(found) for found in done])])
+
+
+def row(found: dict) -> tuple[str, ...]:
+  """A report as a line of the table."""
+  gib = found["gib_per_chip"]
+  about = (
+    found["checkpoint"] + (", scoring" if found["step"] == "score" else ""),
+    f"{found['topology']} ({found['chips']:,})",
+    " x ".join(str(size) for size in found["mesh"].values()),
+    f"{found['rows']:,}",
+  )
+  if not found["fits"]:
+    needed = f"**does not fit**: {gib['needed']:.2f} of {found['gib_of_a_chip']:.2f}"
+    return (*about, needed, *[""] * 6)
+  over = "not known"
+  if found["collectives"] is not None:
+    kinds = found["collectives"]["by_kind"]
+    alone, beside = (
+      sum(each["gib_over_links"] for each in kinds if each["beside_arithmetic"] == hidden)
+      for hidden in (False, True)
+    )
+    over = f"{beside:.1f} + {alone:.1f}"
+  guess, share = found["estimate"], cycles_alone(found)
+  return (
+    *about,
+    f"{gib['arguments']:.2f} + {gib['temporaries']:.2f} of {found['gib_of_a_chip']:.2f}",
+    f"{found['headroom']:.0%}",
+    over,
+    f"{guess['seconds_per_step']:.2f}",
+    "" if share is None else f"{share:.1%}",
+    f"{guess['mfu']:.1%}" + ("" if share else " (no cycles)"),
+    f"{found['run']['chip_hours']:.1f}" if "run" in found else "",
+  )

@@ -1,0 +1,160 @@
+"""Runs that are stopped, killed or started twice lose nothing, and say what is wrong."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from conftest import ROOT, run_script
+
+from prm_jax import config as config_lib
+from prm_jax.datasets import prm800k
+from prm_jax.training import checkpoint, loop, mesh, preemption, work_directory
+from prm_jax.training import step as step_lib
+
+
+@pytest.fixture
+def experiment(arithmetic_data, monkeypatch):
+  """A run on one device, with a line for every step."""
+  alone = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(mesh, "make_mesh", alone)
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  return tiny.change(experiment, "train", log_every=1)
+
+
+def records(workdir):
+  """Lines of metrics.jsonl, but for what depends on the clock."""
+  times = {"tokens_per_second", "step_seconds", "data_wait_seconds"}
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  kept = [line for line in lines if line["split"] != "goodput"]
+  return [{k: v for k, v in line.items() if k not in times} for line in kept]
+
+
+def test_sigterm_saves_and_loses_nothing(experiment, tmp_path, monkeypatch):
+  """The step under way is finished and saved, though SIGTERM comes twice; resuming goes on there.
+
+  The evaluation that was due at that step is made up for, and stands in the log once.
+  """
+  loop.run(experiment, tmp_path / "whole")
+
+  def told(self, step, split, values, write=loop.Log.write):
+    write(self, step, split, values)
+    if step == 2:  # written while step 3 is under way
+      os.kill(os.getpid(), signal.SIGTERM)
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  c = tiny.change(experiment, "train", eval_every=3)
+  c = tiny.change(c, "train", save_every=8)
+  loop.run(c, tmp_path / "every_three")
+  with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="step 3 is saved"):
+    patch.setattr(loop.Log, "write", told)
+    loop.run(c, tmp_path / "stopped")
+  assert checkpoint.latest(tmp_path / "stopped")[0] == 3
+  assert [(r["step"], r["split"]) for r in records(tmp_path / "stopped")][-1] == (3, "train")
+  loop.run(c, tmp_path / "stopped")
+  final = [tiny.final_state(tmp_path / name) for name in ("whole", "stopped")]
+  jax.tree.map(np.testing.assert_array_equal, *final)
+  assert records(tmp_path / "stopped") == records(tmp_path / "every_three")
+  assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_sigterm_before_the_first_step_ends_at_once(experiment, tmp_path, monkeypatch):
+  """There is nothing to save while data are read, so there is nothing to wait for."""
+  monkeypatch.setattr(loop, "read_rows", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+  with pytest.raises(preemption.Preempted, match="before the first step"):
+    loop.run(experiment, tmp_path)
+
+
+def test_one_run_at_a_time(tmp_path):
+  """A second run in a work directory is refused, and told who is there; SIGKILL frees it."""
+  code = (
+    "import pathlib, sys, time\nfrom prm_jax.training import work_directory\n"
+    "with work_directory.locked(pathlib.Path(sys.argv[1])):\n  print('mine', flush=True)\n"
+    "  time.sleep(600)"
+  )
+  first = subprocess.Popen(
+    [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, cwd=ROOT, text=True
+  )
+  try:
+    assert first.stdout.readline() == "mine\n"
+    with (
+      pytest.raises(ValueError, match=rf"another run is writing here \(process {first.pid} on "),
+      work_directory.locked(tmp_path),
+    ):
+      pass
+  finally:
+    first.kill()
+    first.wait()
+  with work_directory.locked(tmp_path):
+    pass
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+  """It is named before anything is read or trained.  (/proc refuses even root.)"""
+  with (
+    pytest.raises(OSError, match="--workdir=/proc/run cannot be written"),
+    work_directory.locked(pathlib.Path("/proc/run")),
+  ):
+    pass
+
+
+@pytest.mark.parametrize("damage", ["changed", "truncated", "missing"])
+def test_a_damaged_shard_is_named(arithmetic_data, tmp_path, damage):
+  """Reading prepared data that were damaged since ends with the file and what to do."""
+  shutil.copytree(arithmetic_data, tmp_path / "data")
+  (shard,) = (tmp_path / "data").rglob("*train.array_record*")
+  data = bytearray(shard.read_bytes())
+  data[len(data) // 2] ^= 1
+  if damage == "missing":
+    shard.unlink()
+  else:
+    shard.write_bytes(data if damage == "changed" else data[: len(data) // 2])
+  with pytest.raises(ValueError, match=rf"{shard.name}: row 0 .* write the dataset again"):
+    list(prm800k.read_rows(tmp_path / "data", "train"))
+
+
+def test_memory_does_not_grow_and_nothing_is_compiled_again(experiment, tmp_path, monkeypatch):
+  """Over 2,000 steps with evaluations and checkpoints, from the 500th on.
+
+  16 MB are for the allocator: 1,500 batches of this run, or their metrics as arrays, are more.
+  """
+  experiment = tiny.change(
+    experiment, "train", steps=2000, log_every=50, eval_every=500, save_every=500
+  )
+  memory, programs, real_jit = {}, [], jax.jit
+
+  def jit(fun, **kwargs):
+    jitted = real_jit(fun, **kwargs)
+    if getattr(fun, "func", None) in (step_lib.train_step, step_lib.read_log_probs):
+      programs.append(jitted)
+    return jitted
+
+  def measured(self, step, split, values, write=loop.Log.write):
+    write(self, step, split, values)
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    memory[step] = pages * os.sysconf("SC_PAGE_SIZE")
+
+  monkeypatch.setattr(jax, "jit", jit)
+  monkeypatch.setattr(loop.Log, "write", measured)
+  loop.run(experiment, tmp_path)
+  assert memory[2000] - memory[550] < 16e6
+  assert [program._cache_size() for program in programs] == [1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [5, 100])
+def test_a_killed_run_ends_as_one_left_alone(tmp_path, kills):
+  """SIGKILL and SIGTERM at random moments, also inside saves: the same bits, every step once."""
+  output = tmp_path / "kills.json"
+  arguments = (f"--directory={tmp_path / 'runs'}", f"--kills={kills}", f"--output={output}")
+  done = run_script("kill_campaign.py", *arguments)
+  assert done.returncode == 0, done.stderr
+  assert json.loads(output.read_text())["kills"] == kills

@@ -1,0 +1,168 @@
+"""How state and work are split over devices: tables that show in review, and what is exchanged.
+
+`python tests/test_sharding.py` writes the tables anew.
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import NamedSharding, PartitionSpec
+
+from prm_jax import config as config_lib
+from prm_jax.model import decoder
+from prm_jax.training import ahead_of_time, hlo, loop
+from prm_jax.training import mesh as mesh_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests/golden"
+SLICES = {  # of the production configs, as their docstrings say
+  "prm800k_gemma3_4b": "v5p:2x4x4",
+  "prm800k_qwen2.5_math_1.5b": "v5e:4x4",
+  "prm800k_qwen2.5_math_7b": "v5p:2x4x4",
+  "prm800k_qwen2.5_32b": "v5p:4x4x4",
+  "prm800k_qwen2.5_math_72b": "v5p:4x4x8",
+}
+# Sizes of their own, so that nothing else in the suite compiles (and caches) the same program.
+MODEL = dataclasses.replace(
+  tiny.MODEL,
+  width=32,
+  layers=3,
+  heads=4,
+  kv_heads=4,
+  head_size=8,
+  mlp_width=48,
+  remat="full",
+  saved=("attention", "query", "key", "value", "output", "gate", "up"),
+)
+
+
+def table(name, models):
+  """The sharding table of a production config, whose config.json goes to `models`."""
+  sys.path.insert(0, str(ROOT / "scripts"))
+  try:
+    from benchmarks import public_shapes
+  finally:
+    sys.path.pop(0)
+  path = ROOT / f"configs/{name}.py"
+  c = config_lib.read(str(path))
+  assert f"--topology={SLICES[name]}" in path.read_text()
+  checkpoint = public_shapes.write(models, pathlib.Path(c.init.checkpoint).name)
+  c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
+  _, state = ahead_of_time.described(ahead_of_time.Job(c, SLICES[name]))
+  mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())
+  return f"{name} on {SLICES[name]}: {mesh}\n\n{mesh_lib.table(state)}"
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_shardings_are_those_of_the_table(name, tmp_path):
+  """Of every array of the training state; a change of a split shows in review."""
+  expected = (GOLDEN / f"{name}.txt").read_text()
+  assert table(name, tmp_path) == expected, (
+    f"tests/golden/{name}.txt says otherwise; if the change is meant: python tests/test_sharding.py"
+  )
+
+
+def test_every_config_for_a_slice_has_a_table():
+  """A config that names a slice is a production config."""
+  named = {p.stem for p in (ROOT / "configs").glob("*.py") if "--topology=" in p.read_text()}
+  assert named == set(SLICES) == {p.stem for p in GOLDEN.glob("*.txt")}
+
+
+def program(sizes, dtype="bfloat16", **model):
+  """A train step of three layers on eight devices, compiled and read."""
+  mesh = mesh_lib.make_mesh(config_lib.Mesh(*sizes))
+  c = config_lib.Experiment(
+    model=dataclasses.replace(MODEL, dtype=dtype, attention="dense", **model),
+    train=config_lib.Train(batch_rows=8),
+  )
+  programs = loop.make_programs(c, 64, 3, mesh)
+  batch = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)),
+    tiny.batch(8, 64),
+  )
+  with jax.set_mesh(mesh):
+    return hlo.read(programs.train_step.lower(programs.abstract, batch).compile().as_text())
+
+
+# Of one layer, forward and backward.  Seven matrices are gathered.  With heads and feed-forward
+# split, each half of the layer ends in a sum of activations, and backward begins with one; XLA
+# puts gradients that the same devices add up into one reduction.
+PINNED = {
+  (1, 8, 1): ({"all-gather": 7}, {"all-gather": 7, "all-reduce": 1}),
+  (1, 4, 2): (
+    {"all-gather": 7, "all-reduce": 2},
+    {"all-gather": 7, "all-reduce": 3},
+  ),
+  (2, 2, 2): (
+    {"all-gather": 7, "all-reduce": 2},
+    {"all-gather": 7, "all-reduce": 5},
+  ),
+}
+
+
+@pytest.mark.parametrize("sizes", PINNED, ids=str)
+def test_collectives_of_a_layer_are_pinned(sizes, capfd):
+  """No more exchanges than were counted, and no copy of an array that XLA could not split."""
+  found = program(sizes)
+  assert ahead_of_time.REMATERIALISED not in capfd.readouterr().err
+  assert found.loops[:2] == (3, 3) and not found.unknown_loops
+  assert (found.in_loop(0), found.in_loop(1)) == PINNED[sizes]
+
+
+def test_a_copy_that_nobody_asked_for_is_heard(capfd):
+  """What the test above listens for is what XLA says."""
+  mesh = mesh_lib.make_mesh(config_lib.Mesh(1, 4, 2))
+  before = NamedSharding(mesh, PartitionSpec("tensor", None, "fsdp"))
+  after = NamedSharding(mesh, PartitionSpec(None, ("fsdp", "tensor")))
+  x = jax.ShapeDtypeStruct((16, 16, 16), jnp.float32, sharding=before)
+  jax.jit(lambda x: x + 1, out_shardings=after).lower(x).compile()
+  assert ahead_of_time.REMATERIALISED in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_gradients_are_added_up_in_the_dtype_that_was_chosen(wide):
+  """They leave the products of backward in it (on a CPU, XLA itself always adds in float32)."""
+  x, weight = jnp.ones((8, 4), jnp.bfloat16), jnp.ones((4, 6))
+  c = dataclasses.replace(MODEL, gradient_dtype="float32" if wide else "activations")
+
+  def both(weight, table):
+    y = decoder.product("SD,DF->SF", x, weight, wide)
+    looked_up = decoder.look_up(
+      table, jnp.zeros((1, 2), int), dataclasses.replace(c, dtype="bfloat16")
+    )
+    return y.astype(jnp.float32).sum() + looked_up.astype(jnp.float32).sum()
+
+  text = str(jax.make_jaxpr(jax.grad(both, (0, 1)))(weight, jnp.ones((5, 4))))
+  dtype = "f32" if wide else "bf16"
+  assert f"{dtype}[4,6] = dot_general" in text and f"{dtype}[5,4] = scatter-add" in text
+
+
+def test_an_axis_that_is_no_whole_number_of_slices_is_refused():
+  """Copies of the model keep to their slices: the network between them is slow."""
+  device = lambda i: type("Device", (), {"platform": "tpu", "slice_index": i % 2})()
+  with pytest.raises(ValueError, match=r"mesh.data=1: expected a multiple of the 2 slices"):
+    mesh_lib.make_mesh(config_lib.Mesh(), [device(i) for i in range(8)])
+
+
+def test_bytes_of_a_device_are_those_of_its_shards():
+  """Counted by hand: two dimensions of which the mesh splits one or both."""
+  mesh = mesh_lib.abstract_mesh(config_lib.Mesh(1, 4, 2), 8)
+  describe = lambda shape, *spec: jax.ShapeDtypeStruct(
+    shape, np.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+  )
+  tree = [describe((8, 6), "fsdp"), describe((8, 6), "fsdp", "tensor"), describe((3,))]
+  assert mesh_lib.bytes_of_a_device(tree) == 4 * (2 * 6 + 2 * 3 + 3)
+
+
+if __name__ == "__main__":
+  import tempfile
+
+  GOLDEN.mkdir(exist_ok=True)
+  for each in SLICES:
+    (GOLDEN / f"{each}.txt").write_text(table(each, pathlib.Path(tempfile.mkdtemp())))
