@@ -88,6 +88,8 @@ class Training(Common):
   """Of the peer's runs: order of the rows and first head."""
   threads: int = 2
   """Cores of either side."""
+  devices: int = 1
+  """CPU devices that this project's rows of an update are split over, at least one row for each."""
   peer_python: str = ""
   """The Python of an environment that has the peer already."""
   work: pathlib.Path = ROOT / "runs/benchmark_training"
@@ -98,8 +100,8 @@ class Training(Common):
     return "training" if self.rows_of == "phase2" else f"training_{self.rows_of}"
 
   def run(self, module) -> dict:
-    if min(self.rows, self.test_rows, self.threads) < 1:
-      raise ValueError("--rows, --test_rows and --threads: at least 1")
+    if min(self.rows, self.test_rows, self.threads, self.devices) < 1:
+      raise ValueError("--rows, --test_rows, --threads and --devices: at least 1")
     for name in ("layouts", "seeds", "peer_seeds"):
       given = getattr(self, name)
       if not given or len(set(given)) < len(given):

@@ -196,7 +196,7 @@ def benchmark(training, tmp_path, monkeypatch):
     figures = figures_of(settings, 1 if side == "packed" else -1)
     if side == "packed":
       seconds = {"packed": 1.0, "trees": 0.5}[settings["layout"]]
-      figures |= {"layout": settings["layout"], "targets": 15}
+      figures |= {"layout": settings["layout"], "targets": 15, "batch_rows": 1}
       figures |= {
         "train_seconds": seconds,
         "train_cpu_seconds": 3 * seconds,
@@ -213,7 +213,7 @@ def benchmark(training, tmp_path, monkeypatch):
     source=write_source(tmp_path / "source"), model=tmp_path / "model.gguf", quick=False, rows=6,
     config=ROOT / "configs/prm800k_smollm2_135m.py", test_rows=8, seeds=(0, 1), peer="trl",
     peer_seeds=(0,), threads=3, peer_python="python", work=tmp_path / "work", rows_of="phase2",
-    layouts=("packed",), row_length=None,
+    layouts=("packed",), row_length=None, devices=1,
   )  # fmt: skip
   return args, calls
 
@@ -398,7 +398,7 @@ def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_dat
   (tmp_path / "config.py").write_text(config + "  return Experiment(train=Train(batch_rows=8))\n")
   source = write_source(tmp_path / "source")
   settings = training.SETTINGS | {"learning_rate": 0.1, "row_length": 64, "seed": 0}
-  settings["layout"] = "trees"
+  settings |= {"layout": "trees", "devices": 1}
   settings |= {"model": str(tmp_path / "model"), "config": str(tmp_path / "config.py")}
   for split in training.SPLITS:
     rows, _ = training.peer_rows([source / f"phase2_{split}.jsonl"], "paper")

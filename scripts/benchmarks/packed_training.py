@@ -35,6 +35,7 @@ def main() -> None:
   settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
   if settings["task"] == "export":
     return export_model(settings)
+  jax.config.update("jax_num_cpu_devices", settings["devices"])
   result = measure(settings)
   packages = ("jax", "jaxlib", "flax", "optax")
   result["versions"] = {name: metadata.version(name) for name in packages}
@@ -65,7 +66,9 @@ def experiment(settings: dict) -> config_lib.Experiment:
       b2=settings["b2"],
       clip_norm=settings["clip_norm"],
     ),
-    train=dataclasses.replace(c.train, seed=settings["seed"]),
+    train=dataclasses.replace(
+      c.train, seed=settings["seed"], batch_rows=max(c.train.batch_rows, settings["devices"])
+    ),
   )
 
 

@@ -108,6 +108,7 @@ def run(args) -> dict:
   own = {
     "task": "train",
     "row_length": row_length,
+    "devices": args.devices,
     "config": str(args.config.resolve()),
     "code": source_hash(args.config),
     "script": sha256(SCRIPTS["ours"]),
@@ -122,7 +123,7 @@ def run(args) -> dict:
     peer["script"] = sha256(SCRIPTS["trl"])
   result = {
     "rows_of": args.rows_of,
-    "settings": settings | {name: own[name] for name in ("config", "row_length")},
+    "settings": settings | {name: own[name] for name in ("config", "row_length", "devices")},
     "rows": {split: len(kept) for split, kept in rows.items()},
     "left_out": {split: about for split, about in left_out.items() if phase[split]},
     "ours": [

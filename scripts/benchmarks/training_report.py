@@ -133,7 +133,11 @@ def footer(figures: dict) -> str:
   settings, rows = figures["settings"], figures["rows"]
   model, config = (pathlib.Path(settings[name]).name for name in ("model", "config"))
   parts = [f"Model {model}", f"{settings['threads']} threads", f"this project's settings {config}"]
-  parts.append(f"packed rows of {settings['row_length']:,} tokens")
+  batch, devices = figures["ours"][0]["batch_rows"], settings["devices"]
+  parts.append(
+    f"{batch} packed row{'s' * (batch > 1)} of {settings['row_length']:,} tokens an update, on "
+    f"{devices} CPU device{'s' * (devices > 1)}"
+  )
   for name, side in (("this project", figures["ours"]), (PEER, figures["peers"])):
     if side:
       installed = ", ".join(" ".join(each) for each in side[0]["versions"].items())
