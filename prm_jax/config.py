@@ -15,7 +15,8 @@ import re
 import runpy
 import sys
 import traceback
-from typing import Annotated, Literal, TypeVar, get_args, get_origin, get_type_hints
+import types
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -361,6 +362,19 @@ def read(path: str) -> Experiment:
   if not isinstance(experiment, Experiment):
     raise SystemExit(f"{path}: config() returned {type(experiment).__name__}, not Experiment")
   return experiment
+
+
+def from_json(kind: Any, value: Any) -> Any:
+  """A value read from JSON as the dataclass, tuple or plain value it was written from."""
+  if isinstance(kind, types.UnionType) and value is not None:
+    kind = next(each for each in get_args(kind) if each is not type(None))
+  if isinstance(value, dict) and dataclasses.is_dataclass(kind):
+    hints = get_type_hints(kind)
+    return kind(**{key: from_json(hints.get(key), each) for key, each in value.items()})
+  if isinstance(value, list):
+    inner = get_args(kind)[0] if get_origin(kind) is tuple else None
+    return tuple(from_json(inner, each) for each in value)
+  return value
 
 
 def _mistake(path: str, error: Exception) -> str:

@@ -23,6 +23,7 @@ class Args:
   output: pathlib.Path  # JSON with every number
   benchmark: Literal["prm800k"] = "prm800k"
   split: str = "test"  # of the prepared dataset
+  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
   hosts: config_lib.Hosts = config_lib.Hosts()
 
 
@@ -34,7 +35,7 @@ def main() -> None:
 
   try:
     with hosts.job(args.hosts), hosts.written_once(args.output) as out:
-      scorer = Scorer.load(args.checkpoint)
+      scorer = Scorer.load(args.checkpoint, args.step)
       result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
       out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")
   except (ValueError, OSError) as error:

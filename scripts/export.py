@@ -27,6 +27,7 @@ from prm_jax import config as config_lib
 class Args:
   checkpoint: str  # work directory of train.py
   output: pathlib.Path  # a new directory
+  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
   kind: Literal["token-classification", "causal-lm"] = "token-classification"
   dtype: Literal["", "float32", "bfloat16"] = ""  # of the file's tensors; "": the parameters' own
 
@@ -82,7 +83,7 @@ def main() -> None:
     _, about, tokenizer = score.newest(args.checkpoint)
     if args.kind == "token-classification":
       export.refuse_headless(about.contract)
-    step, about, params, _ = score.restore(args.checkpoint)
+    step, about, params, _ = score.restore(args.checkpoint, args.step)
     config = about.config.model
     export.write(
       args.output,

@@ -142,14 +142,14 @@ def compare(whole: pathlib.Path, killed: pathlib.Path) -> None:
   import jax
   import numpy as np
 
-  from prm_jax.training import checkpoint, loop, mesh
+  from prm_jax.training import checkpoint, mesh, programs
 
   def state(workdir):
     with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
       step, about = checkpointer.latest()
       on = mesh.make_mesh(config_lib.Mesh())
       shape = (about.vocab_size, len(about.contract.classes))
-      abstract = loop.make_programs(about.config, *shape, on).abstract
+      abstract = programs.make(about.config, *shape, on).abstract
       return jax.tree.map(np.asarray, checkpointer.restore(step, abstract))
 
   jax.tree.map(np.testing.assert_array_equal, state(whole), state(killed))

@@ -38,6 +38,7 @@ class Args:
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # the same with scores
   checkpoint: str = ""  # work directory of train.py
+  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
   model: str = ""  # or directory of a published or exported model
   readout: str = ""  # of a published model
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
@@ -92,7 +93,7 @@ def load(args: Args):
       raise ValueError(
         "--readout, --separator and --dtype go with --model: a checkpoint has its own"
       )
-    return Scorer.load(args.checkpoint), None
+    return Scorer.load(args.checkpoint, args.step), None
   if (pathlib.Path(args.model) / export.CONTRACT).is_file() and not args.readout:
     if separator:
       raise ValueError(f"--separator: {args.model}/{export.CONTRACT} says which it is")

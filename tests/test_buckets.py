@@ -6,16 +6,14 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import fake_bucket
 import jax
+import jobs
 import numpy as np
 import pytest
 import tiny
-from conftest import CACHE, ROOT
+from conftest import ROOT
 from etils import epath
 
 from prm_jax import config as config_lib
@@ -48,14 +46,6 @@ def experiment(arithmetic_data, monkeypatch):
   return tiny.change(experiment, "train", log_every=1, save_every=2, profile_at=2)
 
 
-def records(path):
-  """Lines of metrics.jsonl, but for what depends on the clock."""
-  times = {"tokens_per_second", "step_seconds", "data_wait_seconds"}
-  lines = [json.loads(line) for line in path.read_text().splitlines()]
-  kept = [line for line in lines if line["split"] != "goodput"]
-  return [{k: v for k, v in line.items() if k not in times} for line in kept]
-
-
 def assert_identical(*trees):
   jax.tree.map(np.testing.assert_array_equal, *trees)
 
@@ -77,14 +67,14 @@ def test_a_run_in_a_bucket_is_one_on_a_disk(bucket, experiment, tmp_path, monkey
     loop.run(experiment, "gs://bucket/runs/prm")
   stopped = checkpoint.latest("gs://bucket/runs/prm")[0]
   assert 4 <= stopped < experiment.train.steps
-  assert records(storage.path("gs://bucket/runs/prm/metrics.jsonl"))[-1]["step"] == stopped
+  assert tiny.records(storage.path("gs://bucket/runs/prm"))[-1]["step"] == stopped
   capfd.readouterr()
   loop.run(experiment, "gs://bucket/runs/prm")
   assert f"resuming at step {stopped}" in capfd.readouterr().err
 
   assert_identical(tiny.final_state("gs://bucket/runs/prm"), tiny.final_state(tmp_path / "run"))
   there = storage.path("gs://bucket/runs/prm")
-  assert records(there / "metrics.jsonl") == records(tmp_path / "run/metrics.jsonl")
+  assert tiny.records(there) == tiny.records(tmp_path / "run")
   for name in ("manifest.json", "tokenizer.model"):
     assert (there / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
   names = [name.removeprefix("runs/prm/") for name in bucket.objects]
@@ -117,62 +107,74 @@ def config():
 """
 
 
-def start(bucket, script, *arguments):
-  return subprocess.Popen(
-    [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)],
-    stderr=subprocess.PIPE,
-    text=True,
-    cwd=ROOT,
-    env=os.environ
-    | bucket.environment()
-    | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": CACHE},
-  )
-
-
-def finish(process, code=0):
-  """What the process printed; it ends with this code."""
-  said = process.communicate(timeout=300)[1]
-  assert process.returncode == code, said
-  return said
+@pytest.fixture(scope="module")
+def config(arithmetic_data, tmp_path_factory):
+  """A config file of sixty steps."""
+  path = tmp_path_factory.mktemp("config") / "config.py"
+  path.write_text(CONFIG.format(tests=str(ROOT / "tests"), data=str(arithmetic_data)))
+  return path
 
 
 @pytest.fixture(scope="module")
-def killed(bucket, arithmetic_data, tmp_path_factory):
+def killed(bucket, config):
   """A run of train.py in a bucket that was killed in the middle, and the arguments of it."""
-  config = tmp_path_factory.mktemp("config") / "config.py"
-  config.write_text(CONFIG.format(tests=str(ROOT / "tests"), data=str(arithmetic_data)))
   arguments = (f"--config={config}", "--workdir=gs://bucket/killed")
-  process = start(bucket, "train.py", *arguments)
-  end = time.monotonic() + 240
-  try:
-    while "killed/checkpoints/6/commit_success.txt" not in bucket.objects:
-      assert process.poll() is None and time.monotonic() < end
-      time.sleep(0.05)
-  finally:
-    process.kill()
-    print(process.communicate()[1])
+  processes = jobs.start("train.py", *arguments, environment=bucket.environment())
+  jobs.wait_for(saved(bucket, "killed", 6), processes)
+  jobs.kill(processes)
+  print(processes[0].communicate()[1])
   return arguments
+
+
+def saved(bucket, workdir, step):
+  """Asks whether the step's checkpoint is whole."""
+  return lambda: f"{workdir}/checkpoints/{step}/commit_success.txt" in bucket.objects
 
 
 @pytest.mark.slow
 def test_scripts_take_a_bucket(bucket, killed, arithmetic_data, tmp_path):
   """A killed run goes on; evaluate.py, score.py and export.py read what it saved."""
-  said = finish(start(bucket, "train.py", *killed))
-  assert "resuming at step" in said
-  steps = [r["step"] for r in records(storage.path("gs://bucket/killed/metrics.jsonl"))]
+
+  def run(script, *arguments):
+    return jobs.finish(jobs.start(script, *arguments, environment=bucket.environment()))[0]
+
+  assert "resuming at step" in run("train.py", *killed)
+  steps = [r["step"] for r in tiny.records(storage.path("gs://bucket/killed"))]
   assert [step for step in steps if step % 20] == [step for step in range(1, 60) if step % 20]
   assert checkpoint.latest("gs://bucket/killed")[0] == 60
 
-  run = "--checkpoint=gs://bucket/killed"
+  checkpoint_flag = "--checkpoint=gs://bucket/killed"
   source = arithmetic_data / "candidates.jsonl"
   flags = (f"--input={source}", f"--output={tmp_path / 'scored.jsonl'}")
-  finish(start(bucket, "score.py", run, *flags))
+  run("score.py", checkpoint_flag, *flags)
   assert len(list(json_lines.read(tmp_path / "scored.jsonl"))) == len(list(json_lines.read(source)))
   flags = (f"--data_dir={arithmetic_data}", f"--output={tmp_path / 'evaluation.json'}")
-  finish(start(bucket, "evaluate.py", run, *flags))
+  run("evaluate.py", checkpoint_flag, *flags)
   assert json.loads((tmp_path / "evaluation.json").read_text())["accuracy"] > 0
-  finish(start(bucket, "export.py", run, f"--output={tmp_path / 'exported'}"))
+  run("export.py", checkpoint_flag, f"--output={tmp_path / 'exported'}")
   assert (tmp_path / "exported" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_two_hosts_in_a_bucket(bucket, config, tmp_path):
+  """Told to stop and started again: the records of one host on a disk, and its parameters."""
+  flags = ("train.py", f"--config={config}")
+  jobs.finish(jobs.start(*flags, f"--workdir={tmp_path / 'run'}", devices=2))
+  flags += ("--workdir=gs://bucket/two",)
+  start = functools.partial(jobs.start, hosts=2, devices=2, environment=bucket.environment())
+  processes = start(*flags)
+  jobs.wait_for(saved(bucket, "two", 6), processes)
+  processes[1].send_signal(signal.SIGTERM)
+  jobs.finish(processes, code=75)
+  said = jobs.finish(start(*flags))
+  assert "resuming at step" in said[0] and "rror" not in "".join(said)
+  steps = [
+    [(r["step"], r["split"]) for r in tiny.records(where)]
+    for where in (storage.path("gs://bucket/two"), tmp_path / "run")
+  ]
+  assert steps[0] == steps[1]
+  final = [tiny.final_state(where).params for where in ("gs://bucket/two", tmp_path / "run")]
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *final)
 
 
 @pytest.mark.parametrize("damage", ["a changed bit", "unfinished"])

@@ -1,17 +1,18 @@
 """Checkpoints: what is kept, what is refused, and that nothing is used but what was saved."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 
 import jax
 import jax.numpy as jnp
+import jobs
 import numpy as np
 import pytest
 import tiny
@@ -174,6 +175,7 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
   A step without evaluation, or whose metric is undefined, is not the best.
   """
   c = config_lib.Train(keep=2, keep_best=1, best_metric=metric)
+  metadata = dataclasses.replace(METADATA, config=config_lib.Experiment(train=c))
   nll = [0.5, 0.1, 0.4, 0.3, None, float("nan")]
   auroc = [0.5, 0.6, 0.9, 0.8, None, None]
   accuracy = [0.5, 0.6, 0.7, 0.7, None, 0.1]  # of equals, the later
@@ -182,10 +184,16 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
       for i in half:
         values = {"nll": nll[i], "auroc": auroc[i], "accuracy": accuracy[i]}
         small = step_lib.TrainState(jnp.int32(i + 1), {"a": jnp.ones(2)}, {"b": jnp.ones(2)})
-        checkpointer.save(small, METADATA, None if i == 4 else values)
+        checkpointer.save(small, metadata, None if i == 4 else values)
   with opened(tmp_path, None) as reader:
     assert reader.steps() == expected
     assert reader.evaluation(5) is None and reader.evaluation(6)["accuracy"] == 0.1
+    found = lambda which: reader.newest(lambda step, _: step, which)[2]
+    assert [found(which) for which in ("latest", "best", "5")] == [6, min(expected), 5]
+    with pytest.raises(
+      ValueError, match=f"step 1; expected latest, best or one of 6, 5, {min(expected)}"
+    ):
+      found("1")
 
 
 def test_a_full_disk_loses_nothing(saved, tmp_path):
@@ -295,9 +303,7 @@ jax.distributed.shutdown()
 
 def test_two_hosts_save_and_restore_together(tmp_path):
   """SIGTERM to one stops both at the same step; what one cannot read, both leave aside."""
-  with socket.socket() as free:
-    free.bind(("localhost", 0))
-    address = f"localhost:{free.getsockname()[1]}"
+  address = jobs.free_address()
   (tmp_path / "host.py").write_text(HOST)
   env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
   command = [sys.executable, tmp_path / "host.py"]

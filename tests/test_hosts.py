@@ -2,19 +2,19 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
-import time
 
 import jax
+import jobs
 import numpy as np
 import pytest
 import tiny
-from conftest import CACHE, ROOT
+from conftest import ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.training import hosts
@@ -40,46 +40,9 @@ def config(arithmetic_data, tmp_path_factory):
   return path
 
 
-def start(script: str, *arguments, hosts: int = 1, devices: int = 8, each=None):
-  """The processes of a job of so many hosts, which have so many devices together.
-
-  Args:
-    each: further arguments of one of them, by its number.
-  """
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{free.getsockname()[1]}"
-  environment = {
-    "PATH": "/usr/bin:/bin",
-    "PYTHONPATH": str(ROOT),
-    "JAX_PLATFORMS": "cpu",
-    "JAX_NUM_CPU_DEVICES": str(devices // hosts),
-    "JAX_COMPILATION_CACHE_DIR": CACHE,
-  }
-  processes = []
-  for i in range(hosts):
-    command = [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
-    if hosts > 1:
-      command += [f"--hosts.coordinator_address={address}", f"--hosts.num_processes={hosts}"]
-      command += [f"--hosts.process_id={i}"]
-    command += (each or {}).get(i, [])
-    processes.append(
-      subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    )
-  return processes
-
-
-def finish(processes, timeout: float = 300.0) -> list[str]:
-  """What each of them printed; all end well."""
-  said = [process.communicate(timeout=timeout)[1] for process in processes]
-  for process, text in zip(processes, said):
-    assert process.returncode == 0, text
-  return said
-
-
 def train(config, workdir, *arguments, hosts: int = 1, devices: int = 8) -> pathlib.Path:
   flags = (f"--config={config}", f"--workdir={workdir}", *arguments)
-  finish(start("train.py", *flags, hosts=hosts, devices=devices))
+  jobs.finish(jobs.start("train.py", *flags, hosts=hosts, devices=devices))
   return workdir
 
 
@@ -118,36 +81,33 @@ def test_two_hosts_are_one(config, whole, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-@pytest.mark.parametrize("mesh", [(1, 8, 1), (1, 4, 2), (2, 2, 2)])
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2)])
 def test_hosts_and_meshes_are_one(config, whole, tmp_path, hosts, mesh):
   """One, two and four hosts, rows and parameters split this way or that: the same run."""
+  devices = math.prod(mesh)
+  if devices < hosts:
+    pytest.skip("a host without a device")
   sizes = [f"--config.mesh.{name}={n}" for name, n in zip(("data", "fsdp", "tensor"), mesh)]
-  assert_same_run(whole, train(config, tmp_path, *sizes, hosts=hosts))
+  assert_same_run(whole, train(config, tmp_path, *sizes, hosts=hosts, devices=devices))
 
 
 def test_another_number_of_hosts_goes_on(config, whole, tmp_path):
   """Two hosts are stopped half way; one host with two devices ends what they began."""
-  (first, second) = start("train.py", f"--config={config}", f"--workdir={tmp_path}", *MESH, hosts=2)
-  wait_for(tmp_path / "checkpoints" / "10", first)
-  for process in (first, second):
-    process.kill()
+  flags = (f"--config={config}", f"--workdir={tmp_path}", *MESH)
+  pair = jobs.start("train.py", *flags, hosts=2, devices=8)
+  jobs.wait_for((tmp_path / "checkpoints" / "10").exists, pair)
+  jobs.kill(pair)
+  for process in pair:
     process.communicate()
   train(config, tmp_path, devices=2)
   assert_same_run(whole, tmp_path)
-
-
-def wait_for(path: pathlib.Path, process: subprocess.Popen, seconds: float = 240.0) -> None:
-  end = time.monotonic() + seconds
-  while not path.exists():
-    assert process.poll() is None and time.monotonic() < end, process.communicate()[1]
-    time.sleep(0.1)
 
 
 def test_hosts_with_other_settings_are_told(config, tmp_path):
   """Every host ends, and says in what it differs from which."""
   other = {1: ["--config.optim.learning_rate=0.5"]}
   flags = (f"--config={config}", f"--workdir={tmp_path}")
-  for process in start("train.py", *flags, hosts=2, each=other):
+  for process in jobs.start("train.py", *flags, hosts=2, devices=8, each=other):
     said = process.communicate(timeout=240)[1]
     assert process.returncode == 1
     assert "optim.learning_rate: 0.003 on host 0, 0.5 on host 1" in said
@@ -158,13 +118,13 @@ def test_hosts_with_other_settings_are_told(config, tmp_path):
 def test_a_dead_host_ends_the_job(config, tmp_path, victim):
   """The other one ends within a minute, says that a host is gone, and asks to be started again."""
   flags = (f"--config={config}", f"--workdir={tmp_path}", "--config.train.steps=100000")
-  processes = start("train.py", *flags, hosts=2, devices=2)
-  wait_for(tmp_path / "checkpoints" / "10", processes[0])
+  processes = jobs.start("train.py", *flags, hosts=2, devices=2)
+  jobs.wait_for((tmp_path / "checkpoints" / "10").exists, processes)
   processes[victim].send_signal(signal.SIGKILL)
   survivor = processes[1 - victim]
   said = survivor.communicate(timeout=60)[1]
   # by its own exit code, or by JAX, which aborts
-  assert survivor.returncode in (hosts.LOST, -signal.SIGABRT)
+  assert survivor.returncode in (hosts.LOST, -signal.SIGABRT), said
   assert "another one has ended" in said or "another task died" in said
 
 
@@ -174,14 +134,12 @@ def test_a_missing_host_is_named(tmp_path):
 from prm_jax import config
 from prm_jax.training import hosts
 hosts.PATIENCE, hosts.CONNECT = 1, 4
-with hosts.job(config.Hosts("127.0.0.1:{port}", 2, 0)):
+with hosts.job(config.Hosts("{address}", 2, 0)):
   pass
 """
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
+  address = jobs.free_address()
   done = subprocess.run(
-    [sys.executable, "-c", code.format(port=port)],
+    [sys.executable, "-c", code.format(address=address)],
     env=os.environ | {"PYTHONPATH": str(ROOT)},
     capture_output=True,
     text=True,
@@ -208,7 +166,7 @@ def test_scores_of_two_hosts_are_those_of_one(whole, arithmetic_data, tmp_path):
   for count in (1, 2):
     out = tmp_path / f"{count}.jsonl"
     flags = (f"--checkpoint={whole}", f"--input={source}", f"--output={out}")
-    finish(start("score.py", *flags, hosts=count, devices=4))
+    jobs.finish(jobs.start("score.py", *flags, hosts=count, devices=4))
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     found.append([line["prm_score"] for line in lines])
   np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

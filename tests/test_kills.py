@@ -30,14 +30,6 @@ def experiment(arithmetic_data, monkeypatch):
   return tiny.change(experiment, "train", log_every=1)
 
 
-def records(workdir):
-  """Lines of metrics.jsonl, but for what depends on the clock."""
-  times = {"tokens_per_second", "step_seconds", "data_wait_seconds"}
-  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-  kept = [line for line in lines if line["split"] != "goodput"]
-  return [{k: v for k, v in line.items() if k not in times} for line in kept]
-
-
 def test_sigterm_saves_and_loses_nothing(experiment, tmp_path, monkeypatch):
   """The step under way is finished and saved, though SIGTERM comes twice; resuming goes on there.
 
@@ -58,11 +50,11 @@ def test_sigterm_saves_and_loses_nothing(experiment, tmp_path, monkeypatch):
     patch.setattr(loop.Log, "write", told)
     loop.run(c, tmp_path / "stopped")
   assert checkpoint.latest(tmp_path / "stopped")[0] == 3
-  assert [(r["step"], r["split"]) for r in records(tmp_path / "stopped")][-1] == (3, "train")
+  assert [(r["step"], r["split"]) for r in tiny.records(tmp_path / "stopped")][-1] == (3, "train")
   loop.run(c, tmp_path / "stopped")
   final = [tiny.final_state(tmp_path / name) for name in ("whole", "stopped")]
   jax.tree.map(np.testing.assert_array_equal, *final)
-  assert records(tmp_path / "stopped") == records(tmp_path / "every_three")
+  assert tiny.records(tmp_path / "stopped") == tiny.records(tmp_path / "every_three")
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

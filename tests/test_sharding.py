@@ -16,8 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
-from prm_jax.training import ahead_of_time, hlo, loop
+from prm_jax.training import ahead_of_time, hlo
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import programs as programs_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/golden"
@@ -81,7 +82,7 @@ def program(sizes, dtype="bfloat16", **model):
     model=dataclasses.replace(MODEL, dtype=dtype, attention="dense", **model),
     train=config_lib.Train(batch_rows=8),
   )
-  programs = loop.make_programs(c, 64, 3, mesh)
+  programs = programs_lib.make(c, 64, 3, mesh)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)),
     tiny.batch(8, 64),

@@ -13,7 +13,7 @@ import tiny
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import export, safetensors_files, weights
-from prm_jax.training import ahead_of_time, checkpoint, loop, mesh, parameters, start
+from prm_jax.training import ahead_of_time, checkpoint, loop, mesh, parameters, programs, start
 
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
 
@@ -74,7 +74,7 @@ def public_params(experiment):
   with jax.set_mesh(on := mesh.make_mesh(config_lib.Mesh())):
     about = rows.metadata
     shape = (about.vocab_size, len(about.contract.classes))
-    abstract = loop.make_programs(about.config, *shape, on).abstract
+    abstract = programs.make(about.config, *shape, on).abstract
     params = start.public_params(rows.metadata.config, rows.tokenizer, abstract.params)
   return rows.metadata, params
 

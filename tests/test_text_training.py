@@ -20,7 +20,7 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import text_rows, tokenizers
 from prm_jax.model import families, weights
 from prm_jax.scoring import score
-from prm_jax.training import loop, mesh, parameters, start
+from prm_jax.training import loop, mesh, parameters, programs, start
 from prm_jax.training import loss as loss_lib
 
 TEXT = config_lib.Loss(objective="language_model")
@@ -162,8 +162,8 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
   assert rows.metadata.config.model == dataclasses.replace(tiny.MODEL, embedding_std=std)
   about = rows.metadata
   on = mesh.make_mesh(config_lib.Mesh())
-  programs = loop.make_programs(about.config, about.vocab_size, len(about.contract.classes), on)
-  params = start.public_params(rows.metadata.config, rows.tokenizer, programs.abstract.params)
+  made = programs.make(about.config, about.vocab_size, len(about.contract.classes), on)
+  params = start.public_params(rows.metadata.config, rows.tokenizer, made.abstract.params)
   trained = tiny.final_state(workdir).params
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, trees
 from prm_jax.model import families, safetensors_files, weights
-from prm_jax.training import checkpoint, loop, mesh
+from prm_jax.training import checkpoint, mesh, programs
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepContract, StepTree
 
@@ -140,8 +140,8 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
   with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
     step, metadata = checkpointer.latest()
     shape = (metadata.vocab_size, len(metadata.contract.classes))
-    programs = loop.make_programs(metadata.config, *shape, mesh.make_mesh(config_lib.Mesh()))
-    return jax.tree.map(np.asarray, checkpointer.restore(step, programs.abstract))
+    made = programs.make(metadata.config, *shape, mesh.make_mesh(config_lib.Mesh()))
+    return jax.tree.map(np.asarray, checkpointer.restore(step, made.abstract))
 
 
 def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
@@ -172,3 +172,11 @@ def batch(rows: int = 8, row_length: int = 64) -> Batch:
     encoded.append(trees.encode(tree, TOKENIZER, contract()))
   packed = [packing.PackedRows([t], row_length, round_reads_to=4)[0] for t in encoded]
   return Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})
+
+
+def records(workdir) -> list[dict]:
+  """Lines of a run's metrics.jsonl, but for what depends on the clock."""
+  times = {"tokens_per_second", "step_seconds", "data_wait_seconds"}
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  kept = [line for line in lines if line["split"] != "goodput"]
+  return [{k: v for k, v in line.items() if k not in times} for line in kept]

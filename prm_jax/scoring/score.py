@@ -45,11 +45,15 @@ class Scorer:
   merge: bool = True  # what solutions of a problem share is encoded once
 
   @classmethod
-  def load(cls, workdir: str | storage.Path) -> Scorer:
-    """Loads the newest checkpoint of a training run onto whatever devices there are.
+  def load(cls, workdir: str | storage.Path, which: str = "latest") -> Scorer:
+    """Loads a checkpoint of a training run onto whatever devices there are.
+
+    Args:
+      which: as in `checkpoint.Checkpointer.newest`.
 
     Raises:
       FileNotFoundError: there is no finished checkpoint.
+      ValueError: there is not what `which` asks for, or it cannot be read.
       ContractError: the tokenizer beside it is not the one it was trained with, or it was trained
         on text, so that there is nothing to read.
     """
@@ -59,7 +63,7 @@ class Scorer:
         f"{workdir}: trained on text, so it has no step probabilities; start a process model from "
         f"it with --config.init.checkpoint={workdir}"
       )
-    step, about, params, mesh = restore(workdir)
+    step, about, params, mesh = restore(workdir, which)
     return cls(about.contract, tokenizer, about.config, about.vocab_size, params, mesh, step)
 
   @classmethod
@@ -146,15 +150,19 @@ def newest(
 
 
 def restore(
-  workdir: str | storage.Path,
+  workdir: str | storage.Path, which: str = "latest"
 ) -> tuple[int, checkpoint_lib.Metadata, Any, jax.sharding.Mesh]:
-  """The newest checkpoint of a run that reads back as saved, on a mesh of all devices.
+  """A checkpoint of a run that reads back as saved, on a mesh of all devices.
+
+  Args:
+    which: as in `checkpoint.Checkpointer.newest`.
 
   Returns:
-    Its step, metadata and parameters, and the mesh.  A warning names later ones that do not.
+    Its step, metadata and parameters, and the mesh.  A warning names those that should have been
+    used and do not read back.
 
   Raises:
-    checkpoint.Unreadable: none does.
+    ValueError: none does, or there is not what `which` asks for.
   """
   mesh = mesh_lib.make_mesh(config_lib.Mesh())
   with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
@@ -164,7 +172,7 @@ def restore(
       abstract = mesh_lib.abstract_params(about.config.model, *shape, mesh)
       return checkpointer.restore_params(step, abstract)
 
-    return *checkpointer.newest(params), mesh
+    return *checkpointer.newest(params, which), mesh
 
 
 def check_contract(

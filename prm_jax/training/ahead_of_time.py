@@ -14,7 +14,6 @@ import json
 import math
 import os
 import pathlib
-import pickle
 import re
 import subprocess
 import sys
@@ -29,8 +28,9 @@ from jax.experimental import topologies
 from prm_jax import config as config_lib
 from prm_jax import json_lines
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.training import estimate, hlo, loop, parameters, start
+from prm_jax.training import estimate, hlo, parameters, start
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import programs as programs_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
@@ -38,7 +38,8 @@ from prm_jax.types import CLASSES, Batch
 TOKENS_PER_READ = 8  # room for the head's reads: a step of PRM800K has about 30 tokens
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # of the package, what a compiled step depends on
-CODE = ("model/*.py", *(f"training/{name}.py" for name in ("loss", "mesh", "parameters", "step")))
+TRAINING = ("loss", "mesh", "parameters", "programs", "step")
+CODE = ("model/*.py", *(f"training/{name}.py" for name in TRAINING))
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 # libtpu asks for a machine's metadata and for its chips, unless told that there are none
 ENVIRONMENT = {
@@ -122,8 +123,7 @@ def compile_here(job: Job) -> Compiled:
     raise ValueError(f"--topology={job.topology}: {str(error).splitlines()[0]}") from error
   c, vocab_size = resolved(job.config)
   mesh = mesh_lib.make_mesh(c.mesh, devices)
-  loop.check_rows(c.train, mesh)
-  programs = loop.make_programs(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  programs = programs_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   batch = abstract_batch(c, mesh)
   clock, today = time.perf_counter(), time.strftime("%Y-%m-%d")
   with jax.set_mesh(mesh):
@@ -186,9 +186,10 @@ def compiled(job: Job, work: pathlib.Path) -> Compiled:
     with (work / f"{kept.stem}.log").open("w+") as log:
       done = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import answer; answer()"],
-        input=pickle.dumps(job),
+        input=json.dumps(dataclasses.asdict(job)),
         stdout=subprocess.PIPE,
         stderr=log,
+        text=True,
         env=environment | ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)},
       )
       log.seek(0)
@@ -200,13 +201,14 @@ def compiled(job: Job, work: pathlib.Path) -> Compiled:
           raise ValueError(line.split(": ", 1)[1])
       last = "\n".join(lines[-15:])
       raise RuntimeError(f"{job.topology}: the compiler ended with {done.returncode}:\n{last}")
-    found = pickle.loads(done.stdout)
-    if found.text is not None:
+    facts = json.loads(done.stdout)
+    if facts["text"] is not None:
       with gzip.open(hlo_file, "wt") as file:
-        file.write(found.text)
-    facts = dataclasses.asdict(dataclasses.replace(found, text=None))
+        file.write(facts["text"])
     with json_lines.written(kept) as file:
-      file.write(json.dumps(facts | {"rematerialised": words.count(REMATERIALISED)}) + "\n")
+      file.write(
+        json.dumps(facts | {"text": None, "rematerialised": words.count(REMATERIALISED)}) + "\n"
+      )
     (work / f"{kept.stem}.log").unlink()
   facts = json.loads(kept.read_text())
   if hlo_file.exists():
@@ -221,7 +223,7 @@ def fingerprint(job: Job) -> str:
   sections = (c.model, c.loss, c.optim, c.mesh)
   sizes = (vocab_size, c.data.row_length, c.train.batch_rows, c.train.microbatches)
   asked = [*map(repr, (*sections, sizes)), job.topology, job.slices, job.step]
-  asked += [loop.TPU_OPTIONS, *(metadata.version(name) for name in PACKAGES)]
+  asked += [programs_lib.TPU_OPTIONS, *(metadata.version(name) for name in PACKAGES)]
   found = hashlib.sha256("\n".join(map(str, asked)).encode())
   for file in sorted(path for name in CODE for path in PACKAGE.glob(name)):
     found.update(file.read_bytes())
@@ -321,4 +323,5 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
 
 def answer() -> None:
   """The other side of `compiled`: a job from standard input, what the compiler said to output."""
-  sys.stdout.buffer.write(pickle.dumps(compile_here(pickle.load(sys.stdin.buffer))))
+  job = config_lib.from_json(Job, json.load(sys.stdin))
+  json.dump(dataclasses.asdict(compile_here(job)), sys.stdout)

@@ -21,9 +21,8 @@ import importlib.metadata
 import json
 import math
 import sys
-import types
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -61,20 +60,9 @@ class Metadata:
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Metadata:
     """The inverse of `to_json`; JSON's lists become tuples again."""
-    return _typed(cls, {field.name: values[field.name] for field in dataclasses.fields(cls)})
-
-
-def _typed(kind: Any, value: Any) -> Any:
-  """A value read from JSON as the dataclass, tuple or plain value it was written from."""
-  if isinstance(kind, types.UnionType) and value is not None:
-    kind = next(each for each in get_args(kind) if each is not type(None))
-  if isinstance(value, dict) and dataclasses.is_dataclass(kind):
-    hints = get_type_hints(kind)
-    return kind(**{key: _typed(hints.get(key), each) for key, each in value.items()})
-  if isinstance(value, list):
-    inner = get_args(kind)[0] if get_origin(kind) is tuple else None
-    return tuple(_typed(inner, each) for each in value)
-  return value
+    return config_lib.from_json(
+      cls, {field.name: values[field.name] for field in dataclasses.fields(cls)}
+    )
 
 
 def versions() -> dict[str, str]:
@@ -183,7 +171,9 @@ class Checkpointer:
     found, _ = self._newest(lambda step, metadata: None)
     return found and found[:2]
 
-  def newest(self, read: Callable[[int, Metadata], Read]) -> tuple[int, Metadata, Read] | None:
+  def newest(
+    self, read: Callable[[int, Metadata], Read], which: str = "latest"
+  ) -> tuple[int, Metadata, Read] | None:
     """The newest checkpoint that can be read: step, metadata and what `read` makes of them.
 
     A warning names each later one that cannot.  The run that writes the directory renames these to
@@ -191,24 +181,27 @@ class Checkpointer:
 
     Args:
       read: may raise Unreadable (`restore` does): then the checkpoint before is tried.
+      which: "best": the best of those that were evaluated, by the run's `train.best_metric`, and
+        the next best if it cannot be read; a number: the checkpoint of that step and no other.
 
     Returns:
       None: there is no checkpoint.
 
     Raises:
       Unreadable: there are checkpoints, but none that can be read; they stay as they are.
+      ValueError: there are checkpoints, but not what `which` asks for.
     """
-    found, problems = self._newest(read)
+    found, problems = self._newest(read, which)
     for step, problem in problems.items():
       print(f"warning: {problem}; step {found[0]} is used instead", file=sys.stderr, flush=True)
       if self._c is not None:
         self._set_aside(step)
     return found
 
-  def _newest(self, read):
+  def _newest(self, read, which="latest"):
     """What `newest` returns, and by step the errors of those that could not be read."""
     problems = {}
-    for step in reversed(self.steps()):
+    for step in self._ordered(which):
       try:
         metadata = Metadata.from_json(self._stored(step))
         return (step, metadata, read(step, metadata)), problems
@@ -221,6 +214,29 @@ class Checkpointer:
       + f"\nno checkpoint is left to go on from; put one back, or move {self._directory} away to "
       "begin again from step 0"
     )
+
+  def _ordered(self, which: str) -> list[int]:
+    """The steps of `newest`, in the order in which they are tried."""
+    steps = self.steps()[::-1]
+    if which == "latest" or not steps:
+      return steps
+    if which != "best":
+      if which not in map(str, steps):
+        raise ValueError(
+          f"{self._directory}: no checkpoint of step {which}; expected latest, best or one of "
+          f"{', '.join(map(str, steps))}"
+        )
+      return [int(which)]
+    metric, merits = None, {}
+    for step in steps:
+      with contextlib.suppress(Unreadable):
+        stored = self._stored(step)
+        metric = metric or stored["config"]["train"]["best_metric"]  # as the run has it by now
+        merits[step] = _merit(stored["evaluation"], metric)
+    merits = {step: merit for step, merit in merits.items() if merit is not None}
+    if not merits:
+      raise ValueError(f"{self._directory}: no checkpoint there was evaluated, so none is the best")
+    return sorted(merits, key=merits.get, reverse=True)
 
   def evaluation(self, step: int) -> dict[str, Any] | None:
     """What was saved with a checkpoint of the evaluation at its step; None: there was none."""
@@ -299,10 +315,9 @@ class Checkpointer:
     return self._checkpointer.directory
 
   def _rank(self, step: int, evaluation: dict[str, Any] | None) -> None:
-    name = self._c.best_metric
-    value = (evaluation or {}).get(name)
-    if value is not None and math.isfinite(value):
-      self._best.values[step] = -value if name in config_lib.LOWER_IS_BETTER else value
+    merit = _merit(evaluation, self._c.best_metric)
+    if merit is not None:
+      self._best.values[step] = merit
 
   def _stored(self, step: int) -> dict[str, Any]:
     """The metadata of a checkpoint, as in `save`; Unreadable if that is not what it is."""
@@ -361,6 +376,14 @@ class Checkpointer:
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices(f"{step} is set aside")
     self._checkpointer.reload()
+
+
+def _merit(evaluation: dict[str, Any] | None, metric: str) -> float | None:
+  """The higher the better; None: not evaluated, or not finite."""
+  value = (evaluation or {}).get(metric)
+  if value is None or not math.isfinite(value):
+    return None
+  return -value if metric in config_lib.LOWER_IS_BETTER else value
 
 
 def _brief(error: Exception, limit: int = 300) -> str:

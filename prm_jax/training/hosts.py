@@ -55,13 +55,19 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
     os._exit(LOST if _left_alone(error) else 1)
 
 
+# What a collective, or a barrier of a checkpoint, says of a host that is gone: Gloo (CPUs), and the
+# status codes of JAX's coordination service.
+GONE = re.compile(
+  r"Gloo|Connection (closed|reset) by peer|\b(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): "
+)
+
+
 def _left_alone(error: BaseException | None) -> bool:
-  """Whether a collective failed.  On CPUs Gloo says so, in errors of several classes."""
-  while error is not None:
-    if re.search("Gloo .* failed", str(error)):
-      return True
-    error = error.__cause__
-  return False
+  """Whether another host's end is among the causes, which may be of several classes."""
+  if error is None:
+    return False
+  causes = (error.__cause__ or error.__context__, *getattr(error, "exceptions", ()))
+  return bool(GONE.search(str(error))) or any(map(_left_alone, causes))
 
 
 def join(c: config_lib.Hosts) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import grain
@@ -24,9 +23,10 @@ from prm_jax import json_lines, storage
 from prm_jax.input_pipeline import labelled_rows, packing, text_rows, tokenizers, trees
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import goodput as goodput_lib
-from prm_jax.training import hosts, parameters, preemption, work_directory
+from prm_jax.training import hosts, preemption, work_directory
 from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import metrics as metrics_lib
+from prm_jax.training import programs as programs_lib
 from prm_jax.training import start as start_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.log import Log, Silent
@@ -34,6 +34,8 @@ from prm_jax.types import Batch
 
 PREFETCHED = 2  # batches built ahead
 PROFILED = 3  # updates of a profiler trace
+TRACE = jax.profiler.ProfileOptions()
+TRACE.python_tracer_level = 0  # its hooks have crashed a process in which other threads run Python
 AHEAD = 2  # updates that the host may be ahead of the devices
 
 # Settings a run may be resumed with although it was started with others: they change what is
@@ -101,74 +103,6 @@ def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   return text_rows.contract(tokenizer), train, evaluation
 
 
-# Of the TPU compiler.  Its windowed products gather a matrix slice by slice and add to the whole
-# output for each: on v5p, slices of 112 columns, nine times the cycles of one product.
-TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Programs:
-  """The compiled functions of a run, and the state they work on, described abstractly."""
-
-  abstract: step_lib.TrainState
-  init: Callable  # key -> state
-  begin: Callable  # params -> state at step 0; the params are gone
-  train_step: Callable  # state, batch -> state, metrics; the old state is gone
-  read: Callable  # params, batch -> class log-probabilities; of text, its loss and tokens
-  gather: Callable  # an array of the batch, on every host
-
-
-def make_programs(
-  c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: jax.sharding.Mesh
-) -> Programs:
-  """The functions of a run, sharded over `mesh`; `c` as resolved (`start.resolve`)."""
-  shape = (vocab_size, num_classes)
-  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  graphdef, choice = step_lib.graph(c.model, *shape), parameters.Choice.of(c)
-  abstract = mesh_lib.abstract_state(
-    mesh_lib.abstract_params(c.model, *shape, mesh), optimizer, mesh, choice
-  )
-  shardings, everywhere = mesh_lib.shardings(abstract), mesh_lib.replicated(mesh)
-  init = functools.partial(
-    step_lib.init,
-    config=c.model,
-    vocab_size=vocab_size,
-    num_classes=num_classes,
-    optimizer=optimizer,
-    choice=choice,
-  )
-  train_step = functools.partial(
-    step_lib.train_step,
-    graphdef=graphdef,
-    optimizer=optimizer,
-    config=c.loss,
-    microbatches=c.train.microbatches,
-    choice=choice,
-  )
-  text = c.loss.objective == "language_model"
-  read = step_lib.text_nll if text else step_lib.read_log_probs
-  read = functools.partial(read, graphdef=graphdef)
-  options = TPU_OPTIONS if mesh.devices.flat[0].platform == "tpu" else None
-  return Programs(
-    abstract=abstract,
-    init=jax.jit(init, out_shardings=shardings),
-    begin=jax.jit(
-      functools.partial(step_lib.begin, optimizer=optimizer, choice=choice),
-      donate_argnums=0,
-      out_shardings=shardings,
-    ),
-    # with out_shardings the step's outputs are laid out like its inputs: it compiles once
-    train_step=jax.jit(
-      train_step,
-      donate_argnums=0,
-      out_shardings=(shardings, everywhere),
-      compiler_options=options,
-    ),
-    read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
-    gather=jax.jit(lambda x: x, out_shardings=everywhere),
-  )
-
-
 def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]:
   """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
 
@@ -194,10 +128,9 @@ def _run(
     rows = read_rows(c, workdir)
   c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
-  check_rows(c.train, mesh)
   hosts.check_same(facts(rows.metadata, workdir))
   about = rows.metadata
-  programs = make_programs(c, about.vocab_size, len(about.contract.classes), mesh)
+  programs = programs_lib.make(c, about.vocab_size, len(about.contract.classes), mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
 
   def evaluated(state: step_lib.TrainState) -> dict[str, Any]:
@@ -254,7 +187,7 @@ def _run(
       if step + 1 == c.train.profile_at:
         jax.block_until_ready(state)
         profile = trace.enter_context(storage.local(workdir / "profile"))
-        trace.enter_context(jax.profiler.trace(str(profile)))
+        trace.enter_context(jax.profiler.trace(str(profile), profiler_options=TRACE))
       with goodput.spent_on("compilation") if window is None else contextlib.nullcontext():
         state, metrics = programs.train_step(state, batch)
       window = window or goodput_lib.Window(goodput, tokens)  # from here: the step is compiled
@@ -337,16 +270,6 @@ def eval_batches(
     yield mesh_lib.global_batch(lambda i, of=numbers: rows[of[i]], c.batch_rows, mesh)
 
 
-def check_rows(c: config_lib.Train, mesh: jax.sharding.Mesh) -> None:
-  """Raises ValueError if the rows of a batch cannot be dealt out to passes and devices."""
-  devices = mesh.shape["data"] * mesh.shape["fsdp"]
-  if c.batch_rows % (c.microbatches * devices):
-    raise ValueError(
-      f"train.batch_rows={c.batch_rows} must be a multiple of train.microbatches="
-      f"{c.microbatches} times the {devices} devices over which rows are split"
-    )
-
-
 def record(
   log: Log,
   window: goodput_lib.Window,
@@ -369,7 +292,7 @@ def record(
 
 
 def evaluate(
-  params: Any, batches: Iterable[Batch], programs: Programs, objective: str
+  params: Any, batches: Iterable[Batch], programs: programs_lib.Programs, objective: str
 ) -> dict[str, Any]:
   """Step metrics over all read positions of some batches; of text, the mean loss of a token.
 

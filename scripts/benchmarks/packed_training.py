@@ -2,7 +2,7 @@
 
   python packed_training.py SETTINGS.json
 
-The code that is timed is that of `prm_jax.training.loop`: its compiled programs, batches and
+The code that is timed is that of `prm_jax.training`: its compiled programs, batches and
 evaluation rows.  What a run does between updates (metrics, checkpoints) is left out, as it is of
 the peer.  Rows are packed as the peer has them, or merged into the trees of their problems first.
 """
@@ -25,8 +25,8 @@ from prm_jax import config as config_lib
 from prm_jax import json_lines
 from prm_jax.input_pipeline import packing, trees, tries
 from prm_jax.model import export
-from prm_jax.training import loop
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import programs as programs_lib
 from prm_jax.training import start as start_lib
 from prm_jax.types import Batch, StepTree
 
@@ -85,7 +85,7 @@ def measure(settings: dict) -> dict:
     updates = -(-len(packed) // c.train.batch_rows)  # one epoch
   c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=updates))
   mesh = mesh_lib.make_mesh(c.mesh)
-  programs = loop.make_programs(c, vocab_size, len(contract.classes), mesh)
+  programs = programs_lib.make(c, vocab_size, len(contract.classes), mesh)
   prepared = time.perf_counter() - start
 
   def on_mesh(batch: Batch) -> Batch:

@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks.training_report import table
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time, hlo, loop
+from prm_jax.training import ahead_of_time, hlo
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import programs as programs_lib
 from prm_jax.types import CLASSES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -151,7 +152,7 @@ def exchanged(c: config_lib.Experiment) -> dict:
   """What a device holds and exchanges in a step, by the program compiled for simulated devices."""
   mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[: c.mesh.data * c.mesh.fsdp * c.mesh.tensor])
   vocabulary = ahead_of_time.resolved(c)[1]
-  programs = loop.make_programs(c, vocabulary, len(CLASSES[c.loss.objective]), mesh)
+  programs = programs_lib.make(c, vocabulary, len(CLASSES[c.loss.objective]), mesh)
   batch = ahead_of_time.abstract_batch(c, mesh)
   with jax.set_mesh(mesh):
     compiled = programs.train_step.lower(programs.abstract, batch).compile()

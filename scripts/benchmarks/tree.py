@@ -49,8 +49,8 @@ from prm_jax.input_pipeline import (
 from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.scoring import candidates
 from prm_jax.scoring import rows as scoring_rows
-from prm_jax.training import loop
 from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import programs as programs_lib
 from prm_jax.training import start as start_lib
 from prm_jax.types import Batch, StepContract, StepTree
 
@@ -140,7 +140,7 @@ class Model:
     contract = trees.step_contract(tokenizer, c.data.separator, "process", "benchmark")
     mesh = mesh_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-      programs = loop.make_programs(c, vocab_size, len(contract.classes), mesh)
+      programs = programs_lib.make(c, vocab_size, len(contract.classes), mesh)
       state = programs.init(jax.random.key(0))
     compiled = Compiled(programs.train_step), Compiled(programs.read, run_once=True)
     return cls(tokenizer, contract, mesh, state, *compiled)
