@@ -48,7 +48,6 @@ def main() -> None:
       raise ValueError(f"--sweep is for the train step, not --step={args.step}")
     job = ahead_of_time.Job(args.config, args.topology, args.step, args.slices)
     job.chip()
-    job.chips()
     if util.find_spec("libtpu") is None:
       raise ValueError("the TPU compiler is not installed: pip install libtpu")
     with json_lines.written(args.output) as out:
@@ -101,6 +100,12 @@ def lines(found: dict) -> list[str]:
     f"estimated: {guess['seconds_per_step']:.3f} s a step, {guess['tokens_per_second']:,.0f} "
     f"tokens/s, {guess['mfu']:.1%} of the chips' peak ({parts.replace('_', ' ')})"
   )
+  if "mfu_by_cycles_alone" in guess:
+    out.append(
+      f"by the compiler's cycles alone, which leave out attention and collectives: "
+      f"{guess['mfu_by_cycles_alone']:.1%} of the peak, "
+      f"{guess['mfu_by_cycles_without_attention']:.1%} without attention's operations"
+    )
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
   if "run" in found:

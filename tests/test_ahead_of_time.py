@@ -91,6 +91,22 @@ def test_what_does_not_fit_says_what_to_change(tmp_path):
   assert found["no_collectives_because"] == "no reason"
 
 
+@pytest.mark.parametrize(
+  ("topology", "wrap", "links"),
+  [
+    ("v5p:4x4x8", (True, True, True), 600e9),
+    ("v5p:2x4x4", (False, False, False), 300e9),
+    ("v5e:8x8", (False, False), 100e9),
+    ("v5e:16x8", (True, False), 100e9),
+    ("v6e:16x16", (True, True), 400e9),
+  ],
+)
+def test_rings_are_those_of_the_slice(topology, wrap, links):
+  """Where links do not close to a ring, half as many bytes reach a chip in a second."""
+  job = ahead_of_time.Job(config_lib.Experiment(), topology)
+  assert job.wrap() == wrap and job.chip().links == links
+
+
 def test_what_is_no_slice_is_refused_and_leaves_no_file(tmp_path):
   """A generation that is not known is named with those that are."""
   done = compiled(tmp_path, "v9:2x2")

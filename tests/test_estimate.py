@@ -10,7 +10,7 @@ from prm_jax.training import ahead_of_time, estimate, hlo, sweep
 
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}
 ALL = ("attention", "query", "key", "value", "output", "gate", "up")
-CHIP = estimate.Chip(memory=1.0, flops=1e12, clock=1e9, links=1e9)
+CHIP = estimate.Chip(memory=1.0, flops=1e12, clock=1e9, links=1e9, network=1e8)
 
 
 def experiment(saved=ALL, remat="full", rows=16, **train):
@@ -51,6 +51,23 @@ def test_the_kernel_is_counted_by_live_blocks():
   assert estimate.kernel_flops(experiment(), 3, training=False) == 3 * once * 2 / 9
 
 
+def test_what_has_no_gradient_takes_no_backward_time():
+  """Of the head alone: no recomputation, the kernel forward, no sums of gradients; of LoRA, none
+  of the layers' matrices.
+  """
+  head = dataclasses.replace(experiment(()), optim=config_lib.Optim(trained="head"))
+  assert estimate.recomputed_flops(head) == 0
+  assert estimate.kernel_flops(head, 1, True) == estimate.kernel_flops(head, 1, False)
+  alone = {"data": 1, "fsdp": 8, "tensor": 1}
+  assert estimate.expected_traffic(head, alone, True) == 0
+  last = dataclasses.replace(head, optim=config_lib.Optim(trained="last_layers"))  # of two
+  every = experiment(())
+  assert estimate.recomputed_flops(last) == estimate.recomputed_flops(every) / 2
+  assert estimate.expected_traffic(last, alone, True) == (
+    estimate.expected_traffic(every, alone, True) / 2
+  )
+
+
 def collective(kind, size, hidden):
   return hlo.Collective(kind, "f32", size, 2, 1, None, hidden)
 
@@ -64,6 +81,9 @@ def test_seconds_add_up():
   assert found["mfu"] == pytest.approx(1.2e13 / (3 * 8 * 1e12))
   unsure = dataclasses.replace(program, unknown_loops=1)  # cycles of one trip are not the loop's
   assert estimate.seconds(c, CHIP, 8, MESH, 1.2e13, unsure)["compiled_code_from"] == "arithmetic"
+  apart = dataclasses.replace(program, collectives=(collective(hlo.BETWEEN, 10**8, False),))
+  found = estimate.seconds(c, CHIP, 8, MESH, 1.2e13, apart)
+  assert found["seconds_per_step"] == 2 + 1 and found["parts"]["between_slices"] == 1
   hidden = collective("all-gather", 10 * 10**9, True)
   slow = dataclasses.replace(program, collectives=(*program.collectives, hidden))
   assert estimate.seconds(c, CHIP, 8, MESH, 1.2e13, slow)["seconds_per_step"] == 5 + 1

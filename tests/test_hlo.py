@@ -46,6 +46,9 @@ ENTRY %main (x: f32[16]) -> f32[16] {
 """
 
 
+GROUP = "replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+
+
 def test_a_loop_multiplies_what_is_in_it():
   """Cycles, kernels and collectives of 28 trips; the condition says how many."""
   found = hlo.read(TEXT)
@@ -64,6 +67,28 @@ def test_collectives_are_counted_in_bytes_that_arrive():
   assert reduction.traffic == 28 * 2 * 192 * 3 / 4 and not reduction.hidden
   assert (scatter.bytes, scatter.chips, scatter.loop) == (4 * 2 * 8, 8, None)
   assert scatter.traffic == 64 * 7 / 8
+
+
+def test_an_asynchronous_reduction_takes_as_many_bytes():
+  """Its type is the result, or operands and results."""
+  line = "  %reduce-scatter.4 = f32[2]{0} reduce-scatter("
+  for shape in ("f32[16]{0}", "(f32[16]{0}, f32[16]{0})"):
+    text = TEXT.replace(line, f"  %start = {shape} all-reduce-start(%x), {GROUP}\n{line}")
+    (start,) = [each for each in hlo.read(text).collectives if each.hidden and each.loop != 0]
+    assert (start.bytes, start.traffic) == (64, 2 * 64 * 7 / 8)
+
+
+def test_what_other_slices_send_is_counted():
+  """It comes through the hosts, as a transfer and not as a collective."""
+  line = "  %reduce-scatter.4 = f32[2]{0} reduce-scatter("
+  shape = "(bf16[8,4]{1,0:T(8,128)(2,1)}, u32[], token[])"
+  received = f"  %recv = {shape} recv(%after-all), channel_id=1, is_host_transfer=true\n"
+  (found,) = [
+    each
+    for each in hlo.read(TEXT.replace(line, received + line)).collectives
+    if each.kind == hlo.BETWEEN
+  ]
+  assert (found.dtype, found.traffic, found.hidden) == ("bf16", 64, False)
 
 
 def test_an_annotated_loop_needs_no_condition():

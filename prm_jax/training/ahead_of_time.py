@@ -62,19 +62,35 @@ class Job:
   slices: int = 1
 
   def chip(self) -> estimate.Chip:
-    """ValueError: a generation that is not known."""
+    """One of the slice; ValueError: a generation that is not known, or no shape."""
     kind = self.topology.split(":")[0]
     if kind not in estimate.CHIPS:
       names = ", ".join(estimate.CHIPS)
       raise ValueError(f"--topology={self.topology}: expected one of {names} and a shape")
-    return estimate.CHIPS[kind]
+    chip = estimate.CHIPS[kind]
+    return chip if all(self.wrap()) else dataclasses.replace(chip, links=chip.links / 2)
 
   def chips(self) -> int:
     """How many they are; ValueError: the shape is none."""
+    return math.prod(self.shape()) * self.slices
+
+  def shape(self) -> tuple[int, ...]:
+    """Of one slice; ValueError: it is none."""
     shape = re.fullmatch(r"\w+:(\d+(?:x\d+)*)", self.topology)
     if not shape:
       raise ValueError(f"--topology={self.topology}: expected a shape, as in v5e:4x4 or v5p:2x4x4")
-    return math.prod(int(size) for size in shape[1].split("x")) * self.slices
+    return tuple(int(size) for size in shape[1].split("x"))
+
+  def wrap(self) -> tuple[bool, ...]:
+    """Along which axes the links close to a ring, which libtpu does not assume by itself.
+
+    Of v5p in slices of whole cubes of 4 x 4 x 4; of v5e and v6e where an axis is the pod's (Cloud
+    TPU documentation, "TPU v5p" and "TPU v5e").
+    """
+    shape = self.shape()
+    if self.topology.startswith("v5p"):
+      return (all(size % 4 == 0 for size in shape),) * len(shape)
+    return tuple(size == 16 for size in shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +131,8 @@ def compile_here(job: Job) -> Compiled:
   """As `compile_step`, but what the compiler said."""
   chip = job.chip()
   options = {"num_slices": job.slices} if job.slices > 1 else {}
+  if any(job.wrap()):
+    options["wrap"] = job.wrap()
   try:
     devices = topologies.get_topology_desc(
       platform="tpu", topology_name=job.topology, **options
@@ -176,7 +194,6 @@ def compiled(job: Job, work: pathlib.Path) -> Compiled:
     RuntimeError: the process ended without a result; its last words are in the message.
   """
   job.chip()
-  job.chips()
   work.mkdir(parents=True, exist_ok=True)
   kept = work / f"{fingerprint(job)[:16]}.json"
   hlo_file = kept.with_suffix(".hlo.gz")
@@ -223,7 +240,7 @@ def fingerprint(job: Job) -> str:
   sections = (c.model, c.loss, c.optim, c.mesh)
   sizes = (vocab_size, c.data.row_length, c.train.batch_rows, c.train.microbatches)
   asked = [*map(repr, (*sections, sizes)), job.topology, job.slices, job.step]
-  asked += [programs_lib.TPU_OPTIONS, *(metadata.version(name) for name in PACKAGES)]
+  asked += [job.wrap(), programs_lib.TPU_OPTIONS, *(metadata.version(name) for name in PACKAGES)]
   found = hashlib.sha256("\n".join(map(str, asked)).encode())
   for file in sorted(path for name in CODE for path in PACKAGE.glob(name)):
     found.update(file.read_bytes())
@@ -246,6 +263,7 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
     "checkpoint": pathlib.Path(c.init.checkpoint).name,
     "topology": job.topology,
     "slices": job.slices,
+    "wrapped_axes": list(job.wrap()),
     "chips": mesh.size,
     "mesh": sizes,
     "step": job.step,
@@ -266,6 +284,7 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
     "flops_per_step": flops,
     "compile_seconds": found.seconds,
     "date": found.date,
+    "versions": {name: metadata.version(name) for name in PACKAGES},
   }
   if not out["fits"]:
     arguments = mesh_lib.bytes_of_a_device(state) / 2**30
@@ -273,7 +292,13 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
     return out
   guess = estimate.seconds(c, chip, mesh.size, sizes, flops, program, training)
   if program is not None:
-    guess["without_cycles"] = program.without_cycles
+    guess |= {"cycles": program.cycles, "without_cycles": program.without_cycles}
+  if guess["compiled_code_from"] == "cycles":
+    # in this, attention counts as work but takes no time; and with it left out of both
+    peak = guess["parts"]["compiled_code"] * mesh.size * chip.flops
+    attention = estimate.attention_flops(c, c.train.batch_rows, training)
+    guess["mfu_by_cycles_alone"] = flops / peak
+    guess["mfu_by_cycles_without_attention"] = (flops - attention) / peak
   out["estimate"] = guess
   if training:
     hours = guess["seconds_per_step"] * c.train.steps / 3600

@@ -27,15 +27,19 @@ class Chip:
   memory: float  # GiB that a program may have
   flops: float  # bfloat16 multiply-adds count two, a second
   clock: float  # cycles a second: the peak over the multiply-adds of one cycle
-  links: float  # bytes a second that reach a chip from its neighbours, all links together
+  links: (
+    float  # bytes a second that reach a chip of a torus from its neighbours, all links together
+  )
+  network: float  # bytes a second that reach a chip from other slices
 
 
-# As the Cloud TPU documentation gives them: links are half of the "bidirectional" figure.  Memory
-# is what the compiler allows, which says so when it is exceeded.
+# As the Cloud TPU documentation gives them: links are half of the "bidirectional" figure; a network
+# of 25, 50 and 100 Gbit/s a chip.  Memory is what the compiler allows, which says so when it is
+# exceeded.
 CHIPS = {
-  "v5e": Chip(15.75, 197e12, 1.5e9, 200e9),
-  "v5p": Chip(95.0, 459e12, 1.75e9, 600e9),
-  "v6e": Chip(31.25, 918e12, 1.75e9, 400e9),
+  "v5e": Chip(15.75, 197e12, 1.5e9, 200e9, 3.125e9),
+  "v5p": Chip(95.0, 459e12, 1.75e9, 600e9, 6.25e9),
+  "v6e": Chip(31.25, 918e12, 1.75e9, 400e9, 12.5e9),
 }
 
 
@@ -55,11 +59,8 @@ def step_flops(
   """
   m, T = c.model, c.data.row_length
   trained = parameters.Choice.of(c).cut(params) if training else {}
-  # layers that the gradient passes through
-  passed = {"head": 0, "last_layers": c.optim.last_layers}.get(c.optim.trained, m.layers)
-  passed = passed if training else 0
-  scores = 2 * T * m.heads * m.head_size  # and values: two products with half of the row
-  a_token = scores * (m.layers + 2 * passed)
+  passed = layers_passed(c) if training else 0
+  a_token = 0
   for name, x in params["blocks"].items():
     if not name.endswith(("norm", "bias")):
       own = 2 * (name in trained.get("blocks", {}))
@@ -67,7 +68,20 @@ def step_flops(
   if training and (c.loss.objective == "language_model" or c.loss.language_model_weight):
     name = "embedding" if m.tied_embeddings else "language_model"
     a_token += params[name].size * (2 + 2 * (passed > 0) + 2 * (name in trained))
-  return float(rows * T * a_token)
+  return attention_flops(c, rows, training) + float(rows * T * a_token)
+
+
+def layers_passed(c: config_lib.Experiment) -> int:
+  """Layers that the gradient passes through."""
+  known = {"head": 0, "last_layers": c.optim.last_layers}
+  return known.get(c.optim.trained, c.model.layers)
+
+
+def attention_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:
+  """Of `step_flops`, those of scores and of sums of values."""
+  m, T = c.model, c.data.row_length
+  a_layer = 2 * T * m.heads * m.head_size  # two products with half of the row
+  return float(rows * T * a_layer * (m.layers + (2 * layers_passed(c) if training else 0)))
 
 
 def widths(m: config_lib.Model) -> dict[str, int]:
@@ -107,7 +121,7 @@ def recomputed_flops(c: config_lib.Experiment) -> float:
   inputs = dict.fromkeys(("query", "key", "value", "gate", "up"), D) | {"output": heads}
   size = widths(m)
   a_token = sum(2 * inputs[n] * size[n] for n in inputs if n not in m.saved)
-  return float(c.train.batch_rows * c.data.row_length * m.layers * a_token)
+  return float(c.train.batch_rows * c.data.row_length * layers_passed(c) * a_token)
 
 
 def expected_traffic(c: config_lib.Experiment, mesh: Mapping[str, int], training: bool) -> float:
@@ -118,12 +132,14 @@ def expected_traffic(c: config_lib.Experiment, mesh: Mapping[str, int], training
   """
   m, apart = c.model, mesh["data"] * mesh["fsdp"]
   heads = (2 * m.heads + 2 * m.kv_heads) * m.head_size
-  weights = m.layers * m.width * (heads + 3 * m.mlp_width) / mesh["tensor"]
+  passed = layers_passed(c) if training else 0
+  layers = 0 if c.optim.trained == "lora" else passed  # whose matrices are trained
+  weights = layers * m.width * (heads + 3 * m.mlp_width) / mesh["tensor"]
   narrow = m.dtype == "bfloat16"
   size = 2 if narrow and m.gradient_dtype == "activations" else 4
   total = 2 * size * weights * (apart - 1) / apart * c.train.microbatches if training else 0.0
-  activations = c.train.batch_rows / apart * c.data.row_length * m.width * m.layers
-  sums = (4 if training else 2) * (mesh["tensor"] - 1) / mesh["tensor"]
+  activations = c.train.batch_rows / apart * c.data.row_length * m.width
+  sums = 2 * (m.layers + passed) * (mesh["tensor"] - 1) / mesh["tensor"]
   return total + 2 * sums * activations * (2 if narrow else 4)
 
 
@@ -134,14 +150,12 @@ def kernel_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:
   shape = (1, m.kv_heads, m.heads // m.kv_heads, T, m.head_size)
   queries, keys = tree_kernel.block_sizes(shape, m.dtype)
   pattern = [m.window_pattern[i % len(m.window_pattern)] == "s" for i in range(m.layers)]
-  blocks = 0
-  for sliding in (False, True):
-    window = m.window if sliding and m.window else None
-    blocks += _live(T, window, queries, keys) * pattern.count(sliding)
+  live = [_live(T, m.window if slides and m.window else None, queries, keys) for slides in pattern]
+  passed = live[m.layers - layers_passed(c) :] if training else []
   again = m.remat in ("dots", "dots_no_batch") or (m.remat == "full" and "attention" not in m.saved)
-  products = FORWARD * (1 + again) + BACKWARD if training else FORWARD
+  blocks = FORWARD * sum(live) + (FORWARD * again + BACKWARD) * sum(passed)
   # a head smaller than the matrix unit takes as long as one that fills it
-  return float(2 * max(m.head_size, lanes) * m.heads * blocks * queries * keys * products * rows)
+  return float(2 * max(m.head_size, lanes) * m.heads * blocks * queries * keys * rows)
 
 
 @functools.cache
@@ -179,10 +193,9 @@ def seconds(
     compiled = program.cycles / chip.clock
     assumptions.append(f"compiled code: the compiler's estimated cycles at {chip.clock:.3g} Hz")
   else:
-    scores = 2 * c.data.row_length * c.model.heads * c.model.head_size * c.model.layers
-    scores *= c.train.batch_rows * c.data.row_length * (3 if training else 1)
     extra = recomputed_flops(c) if training else 0.0
-    compiled = (flops - scores + extra) / (chips * chip.flops * MATMUL_SHARE)
+    products = flops - attention_flops(c, c.train.batch_rows, training) + extra
+    compiled = products / (chips * chip.flops * MATMUL_SHARE)
     assumptions.append(
       f"no cycles from the compiler: products of weights at {MATMUL_SHARE:.0%} of the peak"
     )
@@ -197,10 +210,17 @@ def seconds(
       f"and sums of split layers, at {chip.links / 1e9:.0f} GB/s"
     )
   else:
-    hidden = sum(x.traffic for x in program.collectives if x.hidden) / chip.links
-    exposed = sum(x.traffic for x in program.collectives if not x.hidden) / chip.links
+    by_links = [x for x in program.collectives if x.kind != hlo.BETWEEN]
+    hidden = sum(x.traffic for x in by_links if x.hidden) / chip.links
+    exposed = sum(x.traffic for x in by_links if not x.hidden) / chip.links
     parts |= {"collectives_alone": exposed, "collectives_beside_arithmetic": hidden}
     total = max(total, hidden) + exposed
+    if between := sum(x.traffic for x in program.collectives if x.kind == hlo.BETWEEN):
+      parts["between_slices"] = between / chip.network
+      total += parts["between_slices"]
+      assumptions.append(
+        f"between slices: {chip.network * 8 / 1e9:.0f} Gbit/s a chip, beside nothing else"
+      )
     assumptions.append(
       f"collectives: their bytes at {chip.links / 1e9:.0f} GB/s; asynchronous ones cost nothing "
       "while they are shorter than the arithmetic"
@@ -212,7 +232,7 @@ def seconds(
     "mfu": flops / (total * chips * chip.flops),
     "tokens_per_second": c.train.batch_rows * c.data.row_length / total,
     "assumptions": assumptions,
-    "left_out": ["input", "host", "waiting for other slices", "what the compiler's cycles miss"],
+    "left_out": ["input", "host", "waiting for other chips", "operations in without_cycles"],
   }
 
 
@@ -236,7 +256,7 @@ def changes(
     if freed >= excess:
       kept = [name for name in c.model.saved if name not in dropped]
       out.append(
-        f"--config.model.saved {' '.join(kept) or '()'}: without {', '.join(dropped)} "
+        f"{' '.join(['--config.model.saved', *kept])}: without {', '.join(dropped)} "
         f"{freed:.1f} GiB less"
       )
       break

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+BETWEEN = "between slices"  # the kind of what arrives over the network that joins slices
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "f64": 8}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z\d\-]*)\((.*)$")
@@ -27,7 +28,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 class Collective:
   """One operation that chips do together, a number of times."""
 
-  kind: str  # of KINDS
+  kind: str  # of KINDS, or BETWEEN
   dtype: str  # of most of its bytes
   bytes: int  # of the whole: what all chips have together of a gather, of one chip's of a reduction
   chips: int | None  # that take part; None: the text does not say
@@ -39,7 +40,7 @@ class Collective:
   def traffic(self) -> float:
     """Bytes that reach a chip in a run, by the ring algorithm."""
     share = 1.0 if not self.chips else (self.chips - 1) / self.chips
-    if self.kind == "collective-permute":
+    if self.kind in ("collective-permute", BETWEEN):
       share = 1.0
     return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
@@ -91,6 +92,9 @@ def read(text: str) -> Program:
         hidden = fused or each.opcode.endswith("-start")
         if key not in found:
           found[key] = _collective(each, kind, times, loop, hidden)
+        continue
+      if each.opcode == "recv" and "is_host_transfer=true" in each.rest:
+        found[f"{name} {each.name}"] = _received(each, times, loop)
         continue
       if each.opcode == "while":
         condition = re.search(r"condition=%?([\w.\-]+)", each.rest)[1]
@@ -158,13 +162,19 @@ def _collective(
   for dtype, size in _arrays(each.type):
     by_dtype[dtype] += size
   chips, total = _group(each.rest), sum(by_dtype.values())
-  if each.opcode.endswith("-start"):  # the type has operands and results
+  if each.opcode.endswith("-start") and each.type.startswith("("):  # operands and results
     operand = total // (1 + (chips or 1)) if kind in ("all-gather", "reduce-scatter") else total / 2
     total = int(total - operand if kind == "all-gather" else operand)
   if kind == "reduce-scatter" and not each.opcode.endswith("-start"):
     total *= chips or 1
   dtype = max(by_dtype, key=by_dtype.get, default="?")
   return Collective(kind, dtype, total, chips, times, loop, hidden)
+
+
+def _received(each: _Instruction, times: int, loop: int | None) -> Collective:
+  """What arrives from other slices, through the hosts: the type is (data, u32[], token[])."""
+  dtype, size = next(_arrays(each.type), ("?", 0))
+  return Collective(BETWEEN, dtype, size, None, times, loop, hidden=False)
 
 
 def _group(rest: str) -> int | None:

@@ -15,7 +15,7 @@ from benchmarks import public_shapes
 from benchmarks.training_report import table
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time, estimate
+from prm_jax.training import ahead_of_time
 from prm_jax.training.ahead_of_time import Job
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ class Case:
   shape: str = ""  # of public_shapes, in place of the config's own model
   rows: int | None = None
   tensor: int | None = None
-  saved: tuple[str, ...] | None = None
+  slices: int = 1
   step: str = "train"
 
 
@@ -48,6 +48,7 @@ CASES = (
   Case("gemma3_4b", "v5p:2x4x4"),
   Case("qwen2.5_32b", "v5p:4x4x4"),
   Case("qwen2.5_math_7b", "v5p:2x4x4", step="score"),
+  Case("qwen2.5_math_7b", "v5p:4x4x4", rows=128, slices=2),
 )
 
 
@@ -60,11 +61,10 @@ def job(case: Case, models: pathlib.Path) -> Job:
   c = dataclasses.replace(
     c,
     init=dataclasses.replace(c.init, checkpoint=public_shapes.write(models, shape)),
-    mesh=dataclasses.replace(c.mesh, tensor=case.tensor or c.mesh.tensor),
+    mesh=dataclasses.replace(c.mesh, data=case.slices, tensor=case.tensor or c.mesh.tensor),
     train=dataclasses.replace(c.train, batch_rows=rows, steps=steps),
-    model=dataclasses.replace(c.model, saved=c.model.saved if case.saved is None else case.saved),
   )
-  return Job(c, case.topology, case.step)
+  return Job(c, case.topology, case.step, case.slices)
 
 
 def run(work: pathlib.Path, cases: tuple[Case, ...] = CASES) -> list[dict]:
@@ -88,27 +88,20 @@ def run(work: pathlib.Path, cases: tuple[Case, ...] = CASES) -> list[dict]:
   return done
 
 
-def cycles_alone(found: dict) -> float | None:
-  """MFU if nothing took time but what the compiler estimates cycles of; None: it estimates none.
-
-  That leaves out the attention kernel and collectives, and is what the target was set in.
-  """
-  if not found["fits"] or found["estimate"]["compiled_code_from"] != "cycles":
-    return None
-  chip = estimate.CHIPS[found["topology"].split(":")[0]]
-  seconds = found["estimate"]["parts"]["compiled_code"]
-  return found["flops_per_step"] / (found["chips"] * chip.flops * seconds)
-
-
 def targets(done: list[dict]) -> list[dict]:
-  """All fit; the 7B step on v5e:8x8 uses 65 % of the peak."""
+  """All fit, without unasked copies; the 7B step on v5e:8x8 uses 65 % of the peak."""
   fit = sum(found["fits"] for found in done)
   rows = [{"what": "steps that fit", "target": len(done), "measured": fit, "met": fit == len(done)}]
   for found in done:
     if (found["checkpoint"], found["topology"]) == ("Qwen2.5-Math-7B", "v5e:8x8"):
-      share = cycles_alone(found) or 0.0
       what = "MFU of the 7B step on v5e:8x8, by the compiler's cycles alone"
-      rows.append({"what": what, "target": 0.65, "measured": share, "met": share >= 0.65})
+      for key, words in (("alone", ""), ("without_attention", ", without attention's operations")):
+        share = found.get("estimate", {}).get(f"mfu_by_cycles_{key}", 0.0)
+        about = {"what": what + words, "target": 0.65, "measured": share, "met": share >= 0.65}
+        rows.append(about)
+  copies = sum(found["involuntary_rematerialisations"] for found in done)
+  what = "copies of arrays that the compiler could not split (involuntary rematerialisation)"
+  rows.append({"what": what, "target": 0, "measured": copies, "met": copies == 0})
   return rows
 
 
@@ -147,7 +140,8 @@ def row(found: dict) -> tuple[str, ...]:
   gib = found["gib_per_chip"]
   about = (
     found["checkpoint"] + (", scoring" if found["step"] == "score" else ""),
-    f"{found['topology']} ({found['chips']:,})",
+    " x ".join([found["topology"], *([f"{n} slices"] if (n := found["slices"]) > 1 else [])])
+    + f" ({found['chips']:,})",
     " x ".join(str(size) for size in found["mesh"].values()),
     f"{found['rows']:,}",
   )
@@ -162,7 +156,8 @@ def row(found: dict) -> tuple[str, ...]:
       for hidden in (False, True)
     )
     over = f"{beside:.1f} + {alone:.1f}"
-  guess, share = found["estimate"], cycles_alone(found)
+  guess = found["estimate"]
+  share = guess.get("mfu_by_cycles_alone")
   return (
     *about,
     f"{gib['arguments']:.2f} + {gib['temporaries']:.2f} of {found['gib_of_a_chip']:.2f}",
