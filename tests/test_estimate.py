@@ -164,3 +164,19 @@ def test_a_sweep_learns_from_what_does_not_fit(job, monkeypatch, tmp_path):
   assert len(tried) == 1 and not found[0]["fits"]  # nothing else could fit either
   monkeypatch.setattr(ahead_of_time, "report", lambda job, _: report(job, 1.5, fits=False))
   assert len(sweep.run(job, tmp_path, most=3)) == 3
+
+
+def test_a_sweep_goes_on_where_the_compiler_failed(job, monkeypatch, tmp_path):
+  """What it aborts on is said and left out; if that is everything, it is the error."""
+  first, said = sweep.candidates(job)[0].job, []
+
+  def compiled(job, work):
+    if job == first:
+      raise RuntimeError("the compiler ended with -6")
+
+  monkeypatch.setattr(ahead_of_time, "compiled", compiled)
+  monkeypatch.setattr(ahead_of_time, "report", lambda job, _: report(job, 0.5))
+  assert len(sweep.run(job, tmp_path, 2, said.append)) == 1
+  assert said[0] == "the compiler ended with -6"
+  with pytest.raises(RuntimeError, match="ended with -6"):
+    sweep.run(job, tmp_path, 1)

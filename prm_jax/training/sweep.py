@@ -53,9 +53,10 @@ def candidates(job: Job) -> list[Candidate]:
       mesh = state.step.sharding.mesh.shape
       if not batch or batch % (mesh["data"] * mesh["fsdp"] * passes):
         continue
+      steps = max(c.train.steps * c.train.batch_rows // batch, 1)  # over as much data
       changes = {
         "model": {"saved": names},
-        "train": {"batch_rows": batch, "microbatches": passes},
+        "train": {"batch_rows": batch, "microbatches": passes, "steps": steps},
       }
       now = Job(_changed(asked, changes), job.topology, job.step, job.slices)
       speed, gib = promised(_changed(c, changes), state, job.chip())
@@ -92,6 +93,7 @@ def run(
 
   Raises:
     ValueError: no candidate could be run on the slice at all.
+    RuntimeError: the compiler failed on each.
   """
   left = candidates(job)
   if not left:
@@ -99,20 +101,28 @@ def run(
       f"--topology={job.topology}: {job.config.train.batch_rows} rows, half, two and four times as "
       "many cannot be split over its chips; set --config.train.batch_rows"
     )
-  memory, slack, ratio, done = job.chip().memory, SLACK, 1.0, []
-  while left and len(done) < most:
+  memory, slack, ratio = job.chip().memory, SLACK, 1.0
+  done, failed = [], []
+  while left and len(done) + len(failed) < most:
     best = max((speed(each) for each in done), default=0.0)
     fitting = [each for each in left if each.gib + slack <= memory]
     if not fitting or fitting[0].tokens_per_second * ratio <= best:
       break
     now = fitting[0]
     left.remove(now)
-    found = ahead_of_time.report(now.job, ahead_of_time.compiled(now.job, work))
+    try:
+      found = ahead_of_time.report(now.job, ahead_of_time.compiled(now.job, work))
+    except RuntimeError as error:  # a compiler that aborts is no reason to lose the others
+      failed.append(error)
+      say(str(error))
+      continue
     done.append(found)
     slack = max(slack, found["gib_per_chip"]["needed"] - now.gib)
     if found["fits"]:
       ratio = speed(found) / now.tokens_per_second
     say(row(found))
+  if not done:
+    raise failed[0]
   return sorted(done, key=lambda each: -speed(each))
 
 
