@@ -67,6 +67,8 @@ def test_every_size_is_compiled(kernel):
   chips, lengths = ("v5e", "v5p", "v6e"), (4096, 8192)
   assert sizes("alone") == {(c, t, h) for c in chips for t in lengths for h in (64, 128, 256)}
   assert sizes("step") == {(c, t, 64) for c in chips for t in lengths}
+  windowed = [c for c in kernel.cases("alone", quick=False) if c["sizes"].get("softcap")]
+  assert len(windowed) == 2 * 6 and {c["form"] for c in windowed} == {"kernel", "dense"}
 
 
 def test_the_kernel_is_held_against_the_leaner_splash(kernel, calls, tmp_path):
@@ -77,6 +79,8 @@ def test_the_kernel_is_held_against_the_leaner_splash(kernel, calls, tmp_path):
   assert "largest of 18 | < 1 | 0.500 | yes |" in text and "largest of 6 |" in text
   cells = " | ".join(f"{mib}.0 (1024.0)" for mib in (1, 2, 3, 4))
   assert f"| v5e:2x2 | 4,096 | 16/8 of 128 | {cells} |" in text
+  about, cells = "8/4 of 256, window 1,024, soft cap 50", "1.0 (1024.0) |  |  | 4.0 (1024.0)"
+  assert f"| v5e:2x2 | 4,096 | {about} | {cells} |" in text  # splash is not given it
   assert "| v6e:4x4 | 8,192 | 32/8 of 64 | 0.00 (1.00) | 0.00 (1.00) | 0.00 (1.00) |" in text
 
 

@@ -59,8 +59,10 @@ def alone(settings: dict) -> dict:
   x = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=rows) for shape in shapes]
   end = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=rows)
   attend = FORMS[settings["form"]]
+  window, softcap = sizes.get("window"), sizes.get("softcap", 0.0)
   split = jax.shard_map(
-    lambda q, k, v, end: attend(q, k, v, end, None, None, 0.0),
+    # for memory, any positions will do
+    lambda q, k, v, end: attend(q, k, v, end, end if window else None, window, softcap),
     mesh=mesh,
     in_specs=PartitionSpec(attention_lib.ROWS),
     out_specs=PartitionSpec(attention_lib.ROWS),

@@ -44,6 +44,7 @@ SPLASH = ("splash_fused", "splash_split")
 HEADS = {64: (32, 8), 128: (16, 8), 256: (8, 4)}  # by head size; queries and keys
 SLICES = {"alone": {"v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}}
 SLICES["step"] = {"v5e": "4x4", "v5p": "2x2x4", "v6e": "4x4"}
+GEMMA = {"window": 1024, "softcap": 50.0}  # as Gemma 2 has them, which splash is not given
 STEP_CHIPS = 16
 # which a step is compiled for; a scan over layers compiles one
 MODEL = public_shapes.SHAPES["Llama-3.2-1B"]
@@ -82,13 +83,17 @@ def cases(part: str, quick: bool) -> list[dict]:
         sizes = {"tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_size": head_size}
         about = {"what": part, "topology": f"{generation}:{shape}", "sizes": sizes}
         out += [about | {"form": form} for form in forms]
+      if part == "alone":  # after the others of the last head size
+        about["sizes"] = sizes | GEMMA
+        out += [about | {"form": form} for form in ("kernel", "dense")]
   return out[: len(forms)] if quick else out
 
 
 def compiled(work: pathlib.Path, case: dict, checkpoint: pathlib.Path) -> dict:
   """The figures of one compilation, from its file or from a process that writes it."""
   sizes = case["sizes"]
-  name = f"{case['what']}_{case['topology']}_{sizes['tokens']}_{sizes['head_size']}_{case['form']}"
+  parts = (case["what"], case["topology"], sizes["tokens"], sizes["head_size"], case["form"])
+  name = "_".join(map(str, (*parts, *(["windowed"] if "window" in sizes else []))))
   output = work / f"{name.replace(':', '_')}_{digest(case)[:12]}.json"
   if not output.exists():
     training.say(f"{name}:", end=" ")
@@ -136,7 +141,7 @@ def grouped(done: list[dict], part: str) -> dict[tuple, dict[str, dict]]:
   for each in done:
     if each["what"] == part:
       sizes = each["sizes"]
-      key = each["topology"], sizes["tokens"], sizes["head_size"]
+      key = each["topology"], sizes["tokens"], sizes["head_size"], "window" in sizes
       out.setdefault(key, {})[each["form"]] = each
   return out
 
@@ -153,6 +158,7 @@ def targets(done: list[dict]) -> list[dict]:
     ratios = [
       size(forms["kernel"]) / min(size(forms[name]) for name in SPLASH)
       for forms in grouped(done, part).values()
+      if "splash_split" in forms
     ]
     if ratios:
       what = f"temporaries / the leaner splash attention's, {words[part]}, largest of {len(ratios)}"
@@ -173,23 +179,26 @@ def tables(figures: dict) -> str:
     ("step", "A whole train step: GiB a chip", 2**30, ".2f"),
   ):
     rows = []
-    for (topology, tokens, head_size), forms in grouped(done, part).items():
+    names = tuple(FORMS) if part == "alone" else ("kernel", *SPLASH)
+    for (topology, tokens, head_size, windowed), forms in grouped(done, part).items():
       heads = forms["kernel"]["sizes"]
       about = f"{heads['heads']}/{heads['kv_heads']} of {head_size}"
-      cells = [
-        f"{form['temporaries'] / scale:{unit}} ({form['peak'] / scale:{unit}})"
-        if form["peak"]
-        else "does not fit"
-        for form in forms.values()
-      ]
+      if windowed:
+        about += f", window {heads['window']:,}, soft cap {heads['softcap']:.0f}"
+      cells = []
+      for name in names:
+        form = forms.get(name, {"peak": None, "temporaries": 0})
+        cell = "does not fit" if form["temporaries"] is None else ""
+        if form["peak"]:
+          cell = f"{form['temporaries'] / scale:{unit}} ({form['peak'] / scale:{unit}})"
+        cells.append(cell)
       rows.append((topology, f"{tokens:,}", about, *cells))
     if rows:
-      names = [FORMS[form] for form in forms]
       head = (
         "slice",
         "tokens of a row",
         "heads",
-        *(f"{name}: temporaries (peak)" for name in names),
+        *(f"{FORMS[name]}: temporaries (peak)" for name in names),
       )
       parts += [f"### {title}", table(head, rows)]
   installed = ", ".join(" ".join(each) for each in figures["versions"].items())
