@@ -118,7 +118,7 @@ upload_log() {
 # systemd says how the service ended in EXIT_CODE (exited, killed) and EXIT_STATUS.  The first worker
 # tells of the end of the run; of an error, whoever has one: the others only lost a host.
 ended() {
-  local count newest
+  local count newest pause
   upload || true
   case $EXIT_STATUS in
     75 | 143 | TERM)  # a preemption: its start does not count
@@ -131,7 +131,10 @@ ended() {
   if [ "$EXIT_CODE" != exited ]; then return; fi
   case ,$RESTART_CODES, in *",$EXIT_STATUS,"*) return ;; esac
   if [ "$EXIT_STATUS" != 0 ] || [ "$(metadata attributes/agent-worker-number)" = 0 ]; then
-    gcloud storage cp - "$LAUNCH/state" <<< "$EXIT_STATUS"
+    for pause in 0 1 10 60 300; do  # --watch gives the slice back when it hears of it
+      sleep "$pause"
+      if gcloud storage cp - "$LAUNCH/state" <<< "$EXIT_STATUS"; then break; fi
+    done
   fi
 }
 

@@ -482,6 +482,14 @@ def test_the_end_of_a_run_is_told(machine, launcher, code, status, worker_number
   assert copied == [f"{folder}/w-{worker_number}.log"] + [f"{folder}/state"] * told
 
 
+def test_the_end_is_told_again_if_that_failed(machine, launcher):
+  """One failed call does not leave --watch waiting beside a slice that is paid for."""
+  _, call = machine
+  (launcher.answers / "-").write_text("503\ndone\n")
+  calls = call("ended", EXIT_CODE="exited", EXIT_STATUS="1")
+  assert sum(c[-1].endswith("/state") for c in calls) == 2
+
+
 def test_a_crash_that_comes_again(machine, launcher):
   """Ten starts without a new checkpoint are an error; what a preemption ended does not count."""
   _, call = machine
