@@ -24,6 +24,7 @@
 #   --spot                      cheaper, may be taken away at any time
 #   --slices=N                  more than one slice: --config.mesh.data=N
 #   --commit=REV                what to run; by default HEAD, which must have no changes beside it
+#   --force                     although a run in --workdir has not ended, by its DIR/launch/state
 #   --cluster=C --image=I       on GKE: the cluster, and the image's name in Artifact Registry
 set -euo pipefail
 
@@ -35,16 +36,21 @@ fail() {
   exit 2
 }
 
-# Prints a command as a shell reads it; runs it, unless it is a dry run.
-run() {
+# Prints a command as a shell reads it.
+show() {
   printf '%q ' "$@" | sed 's/ $//'
   echo
+}
+
+# Prints a command; runs it, unless it is a dry run.
+run() {
+  show "$@"
   if ! $dry_run; then "$@"; fi
 }
 
 # --- the command line ---
 
-action=launch dry_run=false watch=false spot=false slices=1 commit='' cluster='' image=''
+action=launch dry_run=false watch=false spot=false force=false slices=1 commit='' cluster='' image=''
 project='' zone='' name='' topology='' config='' workdir=''
 copies=() overrides=()
 while [ $# -gt 0 ]; do
@@ -62,6 +68,7 @@ while [ $# -gt 0 ]; do
     --image=*) image=${1#*=} ;;
     --spot) spot=true ;;
     --watch) watch=true ;;
+    --force) force=true ;;
     --logs) action=logs ;;
     --delete) action=delete ;;
     --dry_run) dry_run=true ;;
@@ -188,7 +195,34 @@ request() {
     "--metadata-from-file=startup-script=$startup"
 }
 
+tell() { run gcloud storage cp "$state" "$workdir/launch/state"; }
+
+# Until it is done, which the list knows if the call does not: it can fail after it has worked.
+persist() {
+  local pause=${WATCH_SECONDS:-60} found
+  until "$1"; do
+    echo "launch_tpu.sh: $1 failed for $name; trying again in $pause seconds" >&2
+    sleep "$pause"
+    if found=$("${list[@]}"); then
+      if grep -qE "(^|/)$name\$" <<< "$found"; then found=request; else found=delete; fi
+      if [ "$1" = "$found" ]; then return; fi
+    fi
+  done
+}
+
+read_state=(gcloud storage cat "$workdir/launch/state")  # `running`, and then the exit code
+describe=(gcloud compute tpus queued-resources describe "$name" "${place[@]}"
+  '--format=value(state.state)')
+list=(gcloud compute tpus queued-resources list "${place[@]}" '--format=value(name)')
+
 run git archive --format=tar.gz "--output=$archive" "$commit"
+if ! $force; then
+  show "${read_state[@]}"
+  if ! $dry_run && [ "$("${read_state[@]}" 2>/dev/null)" = running ]; then
+    fail "a run in $workdir has not ended, and two would spoil each other's files; if its slice is \
+gone (--logs shows it, --delete gives it back), go on with --force"
+  fi
+fi
 if [ -n "$cluster" ]; then
   run gcloud builds submit "$archive" "--project=$project" "--tag=$image:$commit"
   run xpk workload create "${place[@]}" "--cluster=$cluster" "--workload=$name" \
@@ -205,28 +239,32 @@ else
   echo running > "$state"
 fi
 run gcloud storage cp "$archive" "$workdir/launch/source-$commit.tar.gz"
-run gcloud storage cp "$state" "$workdir/launch/state"
 request
+persist tell  # after the request: one that is refused leaves no run behind
 if ! $watch; then exit; fi
 
-read_state=(gcloud storage cat "$workdir/launch/state")  # `running`, and then the exit code
-describe=(gcloud compute tpus queued-resources describe "$name" "${place[@]}"
-  '--format=value(state.state)')
 if $dry_run; then
   echo '# then, every minute:'
   run "${read_state[@]}"
   run "${describe[@]}"
+  echo '# after a preemption:'
+  delete
+  request
+  echo '# at the end:'
+  delete
+  echo '# when one of these has failed, before it is tried again:'
+  run "${list[@]}"
   exit
 fi
 while sleep "${WATCH_SECONDS:-60}"; do
   ended=$("${read_state[@]}") || continue  # a lost connection does not end the watch
   if [ "$ended" != running ]; then
-    delete
+    persist delete
     echo "the run ended with code $ended; its logs are in $workdir/launch/"
     exit "$ended"
   fi
   case $("${describe[@]}") in
-    SUSPENDED) delete; request ;;
+    SUSPENDED) persist delete; persist request ;;
     FAILED) fail "the request for $name failed; --logs and --delete, then start again" ;;
   esac
 done

@@ -15,6 +15,7 @@ if [ ! -x "$python" ]; then python=python; fi  # in a container
 # Copies what is missing, and becomes the training process, so that signals reach it.
 run() {
   local copy source folder
+  if [ -n "${LAUNCH-}" ]; then count_start; fi  # a cluster counts by itself
   while [ "$1" != -- ]; do
     copy=${1#--copy=} source=${copy%=*} folder=${copy##*=}
     if [ ! -e "$folder" ]; then
@@ -29,6 +30,20 @@ files.get(path.rstrip("/") + "/", sys.argv[2], recursive=True)' "$source" "$fold
   done
   shift
   exec "$python" scripts/train.py "$@"
+}
+
+# The slice is paid for while a run that always dies before its next checkpoint starts again.
+count_start() {
+  local count=0 newest=0 now
+  if [ -s starts ]; then read -r count newest < starts; fi
+  now=$(gcloud storage ls "${LAUNCH%/launch}/checkpoints/" 2>/dev/null |
+    sed -n 's|.*/\([0-9]\{1,\}\)/$|\1|p' | sort -n | tail -n 1) || true  # there may be none
+  if [ "${now:-0}" -gt "$newest" ]; then count=0 newest=$now; fi
+  if [ "$count" -ge 10 ]; then
+    echo "tpu_worker.sh: $count starts and no new checkpoint: not started again" >&2
+    exit 1
+  fi
+  echo "$((count + 1)) $newest" > starts
 }
 
 install() {
@@ -103,11 +118,23 @@ upload_log() {
 # systemd says how the service ended in EXIT_CODE (exited, killed) and EXIT_STATUS.  The first worker
 # tells of the end of the run; of an error, whoever has one: the others only lost a host.
 ended() {
+  local count newest pause
   upload || true
+  case $EXIT_STATUS in
+    75 | 143 | TERM)  # a preemption: its start does not count
+      if [ -s starts ]; then
+        read -r count newest < starts
+        echo "$((count - 1)) $newest" > starts
+      fi
+      ;;
+  esac
   if [ "$EXIT_CODE" != exited ]; then return; fi
   case ,$RESTART_CODES, in *",$EXIT_STATUS,"*) return ;; esac
   if [ "$EXIT_STATUS" != 0 ] || [ "$(metadata attributes/agent-worker-number)" = 0 ]; then
-    gcloud storage cp - "$LAUNCH/state" <<< "$EXIT_STATUS"
+    for pause in 0 1 10 60 300; do  # --watch gives the slice back when it hears of it
+      sleep "$pause"
+      if gcloud storage cp - "$LAUNCH/state" <<< "$EXIT_STATUS"; then break; fi
+    done
   fi
 }
 

@@ -18,13 +18,15 @@ from prm_jax.training import hosts, preemption
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Records its call as a shell would read it; answers with the next line of the file that is named
-# as one of its arguments, the last line again and again.
+# as one of its arguments, the last line again and again; `503` is a failure.
 GCLOUD = """#!/bin/bash
 { printf '%q ' "${0##*/}" "$@"; echo; } >> "$RECORD"
 for answers in "$ANSWERS"/*; do
   case " $* " in *" ${answers##*/} "*)
-    head -n 1 "$answers"
+    answer=$(head -n 1 "$answers")
     if [ "$(wc -l < "$answers")" -gt 1 ]; then sed -i 1d "$answers"; fi
+    if [ "$answer" = 503 ]; then exit 1; fi
+    echo "$answer"
   esac
 done
 """
@@ -114,6 +116,7 @@ RUN = (
   "--commit=HEAD",
 )
 CLUSTER = ("--cluster=tpus", "--image=us-docker.pkg.dev/my-project/images/prm_jax")
+CREATE = ("gcloud", "compute", "tpus", "queued-resources", "create")
 OVERRIDES = ("--", "--config.data.separator=a 'b' $(c)", "--config.train.steps=7")
 
 
@@ -122,6 +125,11 @@ def command(commands, *start):
   found = [c for c in commands if c[: len(start)] == list(start)]
   assert len(found) == 1, commands
   return found[0]
+
+
+def verbs(commands):
+  """What each of gcloud's commands does: create, cp ..."""
+  return [c[4] if c[1] == "compute" else c[2] for c in commands]
 
 
 def value(arguments, flag):
@@ -136,11 +144,11 @@ def test_tpu_vms(launcher, commit):
   assert command(commands, "gcloud", "storage", "cp", archive)[-1] == (
     f"gs://my-bucket/runs/qwen 7b/launch/source-{commit}.tar.gz"
   )
-  create = command(commands, "gcloud", "compute", "tpus", "queued-resources", "create", "qwen-7b")
+  create = command(commands, *CREATE, "qwen-7b")
   assert {*PLACE, "--spot", "--type=v5p", "--topology=2x4x4", "--node-id=qwen-7b"} <= set(create)
   assert "--runtime-version=v2-alpha-tpuv5" in create
   assert value(create, "--metadata-from-file").startswith("startup-script=")
-  assert "--spot" not in launcher.printed(*RUN)[-1]
+  assert "--spot" not in command(launcher.printed(*RUN), *CREATE)
 
 
 def test_the_startup_script(launcher, commit):
@@ -174,7 +182,7 @@ def test_the_startup_script(launcher, commit):
 def test_generations(launcher, commit, topology, type_, runtime, xpk):
   """The notation of compile_for_tpu.py becomes that of gcloud and of XPK."""
   flags = [f for f in RUN if not f.startswith("--topology")]
-  create = launcher.printed(*flags, f"--topology={topology}")[-1]
+  create = command(launcher.printed(*flags, f"--topology={topology}"), *CREATE)
   assert {f"--type={type_}", f"--runtime-version={runtime}"} <= set(create)
   create = launcher.printed(*flags, f"--topology={topology}", *CLUSTER)[-1]
   assert value(create, "--tpu-type") == xpk
@@ -206,7 +214,7 @@ def test_exit_codes_are_the_documented_ones():
 
 def test_several_slices(launcher, commit):
   """More slices are one request of as many nodes, and each has its logs."""
-  create = launcher.printed(*RUN, "--slices=2")[-1]
+  create = command(launcher.printed(*RUN, "--slices=2"), *CREATE)
   assert {"--node-count=2", "--node-prefix=qwen-7b"} <= set(create)
   nodes = [c[5] for c in launcher.printed(*RUN, "--slices=2", "--logs")[1:]]
   assert nodes == ["qwen-7b-0", "qwen-7b-1"]
@@ -239,17 +247,71 @@ def test_a_dry_run_prints_what_is_run(launcher, commit, flags):
     assert pathlib.Path(value(printed[0], "--output")).stat().st_size > 0
 
 
+def test_a_dry_run_prints_what_a_watch_runs(launcher, commit):
+  """Also what --watch runs later, after a preemption, a failure and the end, is printed before."""
+  printed = launcher.printed(*RUN, "--spot", "--watch")
+  states = {"cat": ["", "running", "0"], "describe": ["SUSPENDED"], "delete": ["503", "done"]}
+  done = launcher(*RUN, "--spot", "--watch", **states, list=["qwen-7b"])
+  assert done.returncode == 0, done.stderr
+  assert {*map(tuple, launcher.recorded())} == {tuple(c) for c in printed if c[0] != "git"}
+  watched = ["cat", "describe", "delete", "create", "delete", "list"]
+  assert verbs(printed[1:]) == ["cat", "cp", "create", "cp", *watched]
+
+
 def test_watch(launcher, commit):
   """A slice that was taken away is asked for again; at the end it is given back."""
-  states = {"cat": ["running"] * 3 + ["0"], "describe": ["ACTIVE", "SUSPENDED", "PROVISIONING"]}
+  states = {"cat": ["1"] + ["running"] * 3 + ["0"], "describe": ["ACTIVE", "SUSPENDED", "ACTIVE"]}
   done = launcher(*RUN, "--spot", "--watch", **states)
   assert done.returncode == 0, done.stderr
-  words = [w[4] if w[1] == "compute" else w[2] for w in launcher.recorded()]
-  assert words[:3] == ["cp", "cp", "create"]
+  words = verbs(launcher.recorded())
+  assert words[:4] == ["cat", "cp", "create", "cp"]
   look = ["cat", "describe"]
-  assert words[3:] == [*look, *look, "delete", "create", *look, "cat", "delete"]
+  assert words[4:] == [*look, *look, "delete", "create", *look, "cat", "delete"]
   assert launcher(*RUN, "--watch", cat=["1"]).returncode == 1
   assert launcher.recorded()[-1][4] == "delete"
+
+
+def test_watch_outlives_failures(launcher, commit):
+  """A call that fails is made again until it is done; nothing is left behind that is paid for."""
+  listed = "projects/p/locations/z/queuedResources/"
+  answers = {
+    "cat": ["", "503", "running", "1"],
+    "describe": ["SUSPENDED"],
+    # After the preemption: it failed, then the connection was lost, then it has worked, whatever
+    # the call says; the same at the end.
+    "delete": ["503"] * 2 + ["503"] * 2 + ["done"],
+    "create": ["done", "503", "503"],
+    "list": [listed + "qwen-7b", listed + "other-qwen-7b"]  # after the two of delete
+    + ["503", listed + "qwen-7b"]  # after the two of create
+    + ["503", "503"],  # at the end
+  }
+  done = launcher(*RUN, "--watch", **answers)
+  assert done.returncode == 1, done.stderr
+  again = ["delete", "list"] * 2 + ["create", "list"] * 2
+  end = ["delete", "list"] * 2 + ["delete"]
+  words = verbs(launcher.recorded())
+  assert words == ["cat", "cp", "create", "cp", "cat", "cat", "describe", *again, "cat", *end]
+  for what, times in (("delete", 4), ("request", 2)):
+    line = f"launch_tpu.sh: {what} failed for qwen-7b; trying again in 0 seconds"
+    assert done.stderr.count(line) == times
+
+
+def test_a_request_that_is_refused_leaves_no_run(launcher, commit):
+  """Only a run that was asked for is recorded as running: the next try needs no --force."""
+  assert launcher(*RUN, create=["503"]).returncode == 1
+  assert verbs(launcher.recorded()) == ["cat", "cp", "create"]
+
+
+@pytest.mark.parametrize("road", [(), CLUSTER])
+def test_a_second_run_in_a_directory(launcher, commit, road):
+  """A directory in which a run goes on is refused and left alone, unless --force is given."""
+  done = launcher(*RUN, *road, cat=["running"])
+  assert done.returncode == 2 and "--force" in done.stderr
+  assert "gs://my-bucket/runs/qwen 7b has not ended" in done.stderr
+  assert verbs(launcher.recorded()) == ["cat"]
+  done = launcher(*RUN, *road, "--force")
+  assert done.returncode == 0 and len(launcher.recorded()) > 1, done.stderr
+  assert launcher(*RUN, *road, cat=["0"]).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -418,6 +480,46 @@ def test_the_end_of_a_run_is_told(machine, launcher, code, status, worker_number
   copied = [c[-1] for c in call("ended", EXIT_CODE=code, EXIT_STATUS=status) if c[2] == "cp"]
   folder = "gs://my-bucket/runs/qwen 7b/launch"
   assert copied == [f"{folder}/w-{worker_number}.log"] + [f"{folder}/state"] * told
+
+
+def test_the_end_is_told_again_if_that_failed(machine, launcher):
+  """One failed call does not leave --watch waiting beside a slice that is paid for."""
+  _, call = machine
+  (launcher.answers / "-").write_text("503\ndone\n")
+  calls = call("ended", EXIT_CODE="exited", EXIT_STATUS="1")
+  assert sum(c[-1].endswith("/state") for c in calls) == 2
+
+
+def test_a_crash_that_comes_again(machine, launcher):
+  """Ten starts without a new checkpoint are an error; what a preemption ended does not count."""
+  _, call = machine
+
+  def checkpoint(step):
+    url = f"gs://my-bucket/runs/qwen 7b/checkpoints/{step}/"
+    (launcher.answers / "ls").write_text(f"{url}\n")
+
+  def starts(times):
+    for _ in range(times):
+      call("run", "--")
+
+  starts(1)  # before there is a checkpoint
+  checkpoint(100)
+  starts(10)
+  for code, status in (("exited", "75"), ("exited", "143"), ("killed", "TERM")):
+    call("ended", EXIT_CODE=code, EXIT_STATUS=status)
+  starts(2)
+  call("ended", EXIT_CODE="killed", EXIT_STATUS="KILL")
+  call("ended", EXIT_CODE="exited", EXIT_STATUS="134")
+  checkpoint("200.unreadable")
+  starts(1)
+  with pytest.raises(subprocess.CalledProcessError) as error:
+    starts(1)
+  assert error.value.returncode == 1  # of which `ended` tells
+  assert launcher.recorded() == [
+    ["gcloud", "storage", "ls", "gs://my-bucket/runs/qwen 7b/checkpoints/"]
+  ]
+  checkpoint(200)
+  starts(1)
 
 
 def test_the_image(commit):
