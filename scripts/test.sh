@@ -12,5 +12,6 @@ export JAX_PLATFORMS=cpu
 "$python" -m ruff format --check --quiet .
 case " $* " in
   *" -m "*) exec "$python" -m pytest "$@" ;;
-  *) exec "$python" -m pytest -m "not slow" --numprocesses=2 "$@" ;;
+  # whole files to a process first, so that it makes what their tests share once
+  *) exec "$python" -m pytest -m "not slow" --numprocesses=2 --dist=worksteal "$@" ;;
 esac

@@ -17,6 +17,8 @@ from prm_jax.input_pipeline import prepare
 from prm_jax.training import checkpoint, loop, mesh, parameters
 from prm_jax.training import step as step_lib
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data):
@@ -71,7 +73,7 @@ def metrics(workdir):
   return {line["step"]: line for line in records(workdir) if line["split"] == "train"}
 
 
-@pytest.mark.parametrize("kind", ["process", "outcome", "lora"])
+@pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=SLOW), "lora"])
 def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypatch, kind):
   """A run killed between checkpoints and started again ends in the same state and log.
 
@@ -124,7 +126,7 @@ def watch_steps(monkeypatch):
   return compiled
 
 
-@pytest.mark.parametrize("trained", ["all", "head"])
+@pytest.mark.parametrize("trained", ["all", pytest.param("head", marks=SLOW)])
 def test_eight_devices_equal_one(experiment, tmp_path, all_devices, trained):
   """Sharding rows and parameters changes where sums are made, not what is learnt."""
   experiment = tiny.change(experiment, "train", steps=4)
