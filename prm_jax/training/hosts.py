@@ -55,19 +55,22 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
     os._exit(LOST if _left_alone(error) else 1)
 
 
-# What a collective, or a barrier of a checkpoint, says of a host that is gone: Gloo (CPUs), and the
-# status codes of JAX's coordination service.
-GONE = re.compile(
-  r"Gloo|Connection (closed|reset) by peer|\b(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): "
-)
+# What is said of a host that is gone, in whatever class: by collectives on CPUs, and by JAX's
+# coordination service, also of barriers.
+GONE = re.compile(r"\bGloo\b|gloo/transport|CoordinationService|\b[Bb]arrier\b")
+# The same as a status of JAX's own errors.  Storage has these codes too, where no host is gone.
+STATUS = re.compile(r"\b(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 
 
 def _left_alone(error: BaseException | None) -> bool:
   """Whether another host's end is among the causes, which may be of several classes."""
   if error is None:
     return False
-  causes = (error.__cause__ or error.__context__, *getattr(error, "exceptions", ()))
-  return bool(GONE.search(str(error))) or any(map(_left_alone, causes))
+  said, of_jax = str(error), isinstance(error, jax.errors.JaxRuntimeError)
+  if GONE.search(said) or (of_jax and STATUS.search(said)):
+    return True
+  before = None if error.__suppress_context__ else error.__context__
+  return any(map(_left_alone, (error.__cause__ or before, *getattr(error, "exceptions", ()))))
 
 
 def join(c: config_lib.Hosts) -> None:
