@@ -17,7 +17,7 @@ import tiny
 from conftest import ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.training import hosts
+from prm_jax.training import hosts, loop
 
 CONFIG = """
 import dataclasses, pathlib, sys
@@ -112,6 +112,26 @@ def test_hosts_with_other_settings_are_told(config, tmp_path):
     assert process.returncode == 1
     assert "optim.learning_rate: 0.003 on host 0, 0.5 on host 1" in said
   assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_evaluation_rows_are_compared(arithmetic_data, tmp_path):
+  """Hosts with others would make other numbers of batches, and wait for each other."""
+  rows = loop.read_rows(tiny.experiment(arithmetic_data, config_lib.Loss()))
+  other = dataclasses.replace(rows, evaluation=rows.train)
+  facts, others = loop.facts(rows, tmp_path), loop.facts(other, tmp_path)
+  assert {name for name in facts if facts[name] != others[name]} == {"hash of the evaluation rows"}
+
+
+def test_scoring_hosts_with_other_input_or_flags_are_told(whole, arithmetic_data, tmp_path):
+  """Every host ends before it scores, and says in what it differs; nothing is written."""
+  source, short = arithmetic_data / "candidates.jsonl", tmp_path / "short.jsonl"
+  short.write_text(source.read_text().partition("\n")[0])
+  flags = (f"--checkpoint={whole}", f"--output={tmp_path / 'out.jsonl'}", f"--input={source}")
+  other = {1: [f"--input={short}", "--step=20"]}
+  for said in jobs.finish(jobs.start("score.py", *flags, hosts=2, devices=2, each=other), code=1):
+    assert "sha256 of what is read: " in said
+    assert "--step: 'latest' on host 0, '20' on host 1" in said
+  assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])

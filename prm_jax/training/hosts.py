@@ -8,13 +8,16 @@ plan everywhere, and builds of every batch only the rows that its own devices ho
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
@@ -27,6 +30,7 @@ from prm_jax import json_lines
 PATIENCE = 20  # seconds until it is said that hosts are missing
 CONNECT = 300  # seconds until a job is given up of which hosts are missing
 SILENCE = 30  # seconds without a sign of life after which a host counts as dead
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "prm_jax")
 LOST = os.EX_TEMPFAIL  # exit code where another host is gone: start the job again
 
 
@@ -155,3 +159,41 @@ def check_same(facts: Mapping[str, Any]) -> None:
       "the hosts of this job do not run the same; give all the same command, packages and data:\n"
       + "\n".join(differences)
     )
+
+
+def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
+  """`check_same` of a script: its flags, what it reads, and the packages.
+
+  Hosts that read other rows would compute other numbers of batches, and wait for each other.
+
+  Args:
+    args: the flags, as a dataclass.  Paths may differ, so long as what they hold does not.
+    files: what is read; by several hosts only, once more here.
+
+  Raises:
+    ValueError: two hosts differ; says in what.
+    OSError: a file cannot be read.
+  """
+  if jax.process_count() == 1:
+    return
+  digest = hashlib.sha256()
+  for path in files:
+    with path.open("rb") as file:
+      digest.update(hashlib.file_digest(file, "sha256").digest())
+  flags = {
+    f"--{name}": value
+    for name, value in dataclasses.asdict(args).items()
+    if name != "hosts" and not isinstance(value, pathlib.Path)
+  }
+  check_same(flags | {"sha256 of what is read": digest.hexdigest()} | versions())
+
+
+def versions() -> dict[str, str]:
+  """Of the packages that decide what is computed."""
+  found = {}
+  for package in PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = "not installed as a package"
+  return found

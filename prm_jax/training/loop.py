@@ -128,7 +128,7 @@ def _run(
     rows = read_rows(c, workdir)
   c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
-  hosts.check_same(facts(rows.metadata, workdir))
+  hosts.check_same(facts(rows, workdir))
   about = rows.metadata
   programs = programs_lib.make(c, about.vocab_size, len(about.contract.classes), mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
@@ -144,7 +144,6 @@ def _run(
     checkpointer = stack.enter_context(
       contextlib.closing(checkpoint_lib.Checkpointer(workdir, c.train))
     )
-    hosts.check_same({"steps of the checkpoints": checkpointer.steps()})
 
     def restored(step: int, then: checkpoint_lib.Metadata) -> step_lib.TrainState:
       check_same_run(about, then, workdir)
@@ -173,6 +172,8 @@ def _run(
     log = Log(workdir, c.train.steps, step, again) if hosts.is_first() else Silent()
     stack.enter_context(contextlib.closing(log))
     log.say(summary(c, rows.manifest["train"], params_of(state), mesh, step))
+    if step and (changed := other_packages(checkpointer.versions(step))):
+      log.say(f"warning: packages have changed since step {step} was saved: {changed}")
 
     trace = stack.enter_context(contextlib.ExitStack())  # a short run ends within it
     batches = train_batches(rows.train, c.train, mesh, step)
@@ -232,13 +233,13 @@ def _run(
   return result
 
 
-def facts(metadata: checkpoint_lib.Metadata, workdir: storage.Path) -> dict[str, Any]:
+def facts(rows: Rows, workdir: storage.Path) -> dict[str, Any]:
   """What all hosts of a job must have alike: settings, data, packages, place.
 
   Where a host has its data is its own affair, so long as the rows are the same.
   """
   own = {"directory", "tokenizer", "text_train", "text_eval"}
-  values = metadata.to_json()
+  values = rows.metadata.to_json() | {"hash of the evaluation rows": rows.evaluation.hash}
   settings = {
     f"{section}.{key}": value
     for section, fields in values.pop("config").items()
@@ -338,6 +339,13 @@ def check_same_run(
       f"{workdir} holds a run with other settings; give this one its own --workdir, or go back to "
       "the old settings:\n" + "\n".join(differences)
     )
+
+
+def other_packages(then: dict[str, str]) -> str:
+  """Packages of which a checkpoint was written by another version than is here."""
+  now = hosts.versions()
+  changed = [name for name in now if name in then and then[name] != now[name]]
+  return ", ".join(f"{name} {then[name]}, now {now[name]}" for name in changed)
 
 
 def params_of(state: step_lib.TrainState) -> int:
