@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
@@ -91,9 +90,7 @@ def _digest(values: dict[str, Any]) -> str:
 
 def _anywhere(problem: str | None) -> str | None:
   """The problem; if only other processes have one, a sentence that says so."""
-  if jax.process_count() == 1:
-    return problem
-  somewhere = multihost_utils.process_allgather(np.array(problem is not None)).any()
+  somewhere = hosts.somewhere(problem is not None)
   return problem or ("another host could not read it" if somewhere else None)
 
 

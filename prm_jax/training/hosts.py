@@ -132,6 +132,13 @@ def written_once(path: str | pathlib.Path) -> Iterator[TextIO]:
     yield file
 
 
+def somewhere(here: bool) -> bool:
+  """Whether it is so on any host; all hosts ask at the same point."""
+  if jax.process_count() == 1:
+    return here
+  return bool(multihost_utils.process_allgather(np.array(here)).any())
+
+
 def check_same(facts: Mapping[str, Any]) -> None:
   """Compares what every host should have alike; all hosts call it at the same point.
 

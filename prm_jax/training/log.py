@@ -12,6 +12,7 @@ from typing import Any
 import tqdm
 
 from prm_jax import json_lines, storage
+from prm_jax.training import work_directory
 
 
 class Log:
@@ -20,14 +21,15 @@ class Log:
   In a bucket the files are as they were at the last `sync`.
   """
 
-  def __init__(self, workdir: storage.Path, steps: int, step: int, again: str | None = None):
+  def __init__(self, hold: work_directory.Hold, steps: int, step: int, again: str | None = None):
     """Opens the log of a run of `steps` updates at `step`; later records of a killed run go.
 
     Args:
+      hold: of the work directory; once it is lost, nothing is copied to a bucket.
       again: a split whose record at `step` goes as well: it will be written again.
     """
-    self._workdir, self._stack = workdir, contextlib.ExitStack()
-    self._folder = self._stack.enter_context(storage.local(workdir))
+    self._workdir, self._stack = (workdir := hold.workdir), contextlib.ExitStack()
+    self._folder = self._stack.enter_context(storage.local(workdir, unless=hold.taken_by))
     self._path = self._folder / "metrics.jsonl"
     if storage.in_bucket(workdir) and (workdir / self._path.name).exists():
       self._path.write_bytes((workdir / self._path.name).read_bytes())

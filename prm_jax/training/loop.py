@@ -116,13 +116,14 @@ def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]
     preemption.Preempted: SIGTERM came; the state is saved.
   """
   workdir = storage.absolute(workdir)
-  with preemption.Notice() as notice, work_directory.locked(workdir):
-    return _run(c, workdir, notice)
+  with preemption.Notice() as notice, work_directory.locked(workdir) as hold:
+    return _run(c, hold, notice)
 
 
 def _run(
-  c: config_lib.Experiment, workdir: storage.Path, notice: preemption.Notice
+  c: config_lib.Experiment, hold: work_directory.Hold, notice: preemption.Notice
 ) -> dict[str, Any]:
+  workdir = hold.workdir
   goodput = goodput_lib.Goodput()
   with goodput.spent_on("start"):
     rows = read_rows(c, workdir)
@@ -169,7 +170,7 @@ def _run(
     missing = step > 0 and step % c.train.eval_every == 0
     missing = missing and checkpointer.evaluation(step) is None
     again = c.data.eval_split if missing else None
-    log = Log(workdir, c.train.steps, step, again) if hosts.is_first() else Silent()
+    log = Log(hold, c.train.steps, step, again) if hosts.is_first() else Silent()
     stack.enter_context(contextlib.closing(log))
     log.say(summary(c, rows.manifest["train"], params_of(state), mesh, step))
     if step and (changed := other_packages(checkpointer.versions(step))):
@@ -187,7 +188,7 @@ def _run(
         batch = next(batches)
       if step + 1 == c.train.profile_at:
         jax.block_until_ready(state)
-        profile = trace.enter_context(storage.local(workdir / "profile"))
+        profile = trace.enter_context(storage.local(workdir / "profile", unless=hold.taken_by))
         trace.enter_context(jax.profiler.trace(str(profile), profiler_options=TRACE))
       with goodput.spent_on("compilation") if window is None else contextlib.nullcontext():
         state, metrics = programs.train_step(state, batch)
@@ -217,6 +218,7 @@ def _run(
         result = evaluated(state)
         log.write(step, c.data.eval_split, result)
       if save_now:
+        hold.check()
         log.sync()  # what a checkpoint counts as done is in the log, even if the machine dies
         with goodput.spent_on("checkpoint"):
           checkpointer.save(state, rows.metadata, result if evaluate_now else None)
@@ -229,6 +231,8 @@ def _run(
       result = evaluated(state)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
     else:
+      checkpointer.finish()
+      hold.check()
       log.write(step, "goodput", goodput.summary())
   return result
 
