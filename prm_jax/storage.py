@@ -91,10 +91,8 @@ def read(path: epath.Path) -> bytes:
     FileNotFoundError: it is not there.
     OSError: it cannot be read, whatever is in the way.
   """
-  import fsspec  # with gcsfs; `path` has looked
-
   try:
-    return fsspec.filesystem("gs").cat_file(os.fspath(path))
+    return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))
   except FileNotFoundError:
     raise
   except Exception as error:  # as in `write`

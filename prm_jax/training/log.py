@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import tqdm
 
@@ -33,6 +33,7 @@ class Log:
     self._path = self._folder / "metrics.jsonl"
     if storage.in_bucket(workdir) and (workdir / self._path.name).exists():
       self._path.write_bytes((workdir / self._path.name).read_bytes())
+    self.last: dict[str, dict[str, Any]] = {}  # record of each split, of those kept
     self._forget_after(step, again)
     self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
     self._terminal = sys.stderr.isatty()
@@ -56,6 +57,7 @@ class Log:
         record = json.loads(line) if line.endswith("\n") else {"step": math.inf}
         if record["step"] < step or (record["step"] == step and record["split"] != again):
           kept.append(line)
+          self.last[record["split"]] = record
       except (ValueError, KeyError):
         pass  # a line half written when the run was killed
     with json_lines.written(self._path) as file:
@@ -89,7 +91,8 @@ class Log:
       self._bar.set_postfix(short)
       self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()), bar_says_it=True)
     else:
-      text = "  ".join(f"{k} {v:.4g}" for k, v in scalars.items() if "count" not in k)
+      said = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
+      text = "  ".join(f"{k} {v:.4g}" for k, v in said)
       self.say(f"step {step} {split}: {text}")
 
   def say(self, text: str, bar_says_it: bool = False) -> None:
@@ -108,6 +111,8 @@ class Log:
 
 class Silent:
   """What a host that is not the first has in place of a log."""
+
+  last: ClassVar[dict[str, dict[str, Any]]] = {}
 
   def sync(self) -> None:
     pass

@@ -172,6 +172,8 @@ def _run(
     again = c.data.eval_split if missing else None
     log = Log(hold, c.train.steps, step, again) if hosts.is_first() else Silent()
     stack.enter_context(contextlib.closing(log))
+    if past := log.last.get("goodput"):
+      goodput.resume(past)
     log.say(summary(c, rows.manifest["train"], params_of(state), mesh, step))
     if step and (changed := other_packages(checkpointer.versions(step))):
       log.say(f"warning: packages have changed since step {step} was saved: {changed}")
@@ -219,21 +221,23 @@ def _run(
         log.write(step, c.data.eval_split, result)
       if save_now:
         hold.check()
+        if not (last or preempted):
+          log.write(step, "goodput", goodput.summary())  # what the next process goes on from
         log.sync()  # what a checkpoint counts as done is in the log, even if the machine dies
         with goodput.spent_on("checkpoint"):
           checkpointer.save(state, rows.metadata, result if evaluate_now else None)
+      if preempted or last:
+        with goodput.spent_on("checkpoint"):
+          checkpointer.finish()
+        hold.check()
+        log.write(step, "goodput", goodput.summary())
       if preempted:
-        checkpointer.finish()
         raise preemption.Preempted(f"told to stop (SIGTERM); step {step} is saved")
       if evaluate_now or save_now:
         window.restart()
     if not result:  # the run had ended before
       result = evaluated(state)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
-    else:
-      checkpointer.finish()
-      hold.check()
-      log.write(step, "goodput", goodput.summary())
   return result
 
 
