@@ -5,11 +5,12 @@ import os
 import signal
 import time
 
+import jax
 import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.training import goodput, loop, mesh, preemption
+from prm_jax.training import goodput, log, loop, mesh, preemption
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,17 @@ def test_waiting_for_data_is_said(experiment, tmp_path, monkeypatch, capsys):
   assert "data is the bottleneck" in capsys.readouterr().err
   quick = {"data_wait_seconds": 0.01, "step_seconds": 1.0}
   assert goodput.data_bound(quick) is None
+
+
+def test_every_host_says_that_it_waits_for_data(monkeypatch, capsys):
+  """With its number, also those that keep no log: their machines may be the slow ones."""
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  window = goodput.Window(timer := goodput.Goodput(), 1.0)
+  with timer.spent_on("data"):
+    time.sleep(0.05)
+  loop.record(log.Silent(), window, 3, [{"loss": 1.0, "gradient_norm": 1.0}], {})
+  assert "host 1 of 2: data is the bottleneck: " in capsys.readouterr().err
 
 
 def test_a_trace_is_written_on_request(experiment, tmp_path):

@@ -49,9 +49,10 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     print(
-      f"host {jax.process_index()} of {jax.process_count()}: {type(error).__name__}: {error}\n"
-      "The job's other hosts end too.  If another one has ended before this one, its log says why. "
+      of_this(f"{type(error).__name__}: {error}"),
+      "The job's other hosts end too.  If another one has ended before this one, its log says why.",
       "Started again on all hosts, training goes on from the newest checkpoint.",
+      sep="\n",
       file=sys.stderr,
     )
     sys.stdout.flush()
@@ -123,6 +124,12 @@ def _say_who_is_missing(c: config_lib.Hosts) -> None:
 def is_first() -> bool:
   """Whether this host writes what all hosts know."""
   return jax.process_index() == 0
+
+
+def of_this(text: str) -> str:
+  """The text with this host's number before it, where there are others."""
+  count = jax.process_count()
+  return text if count == 1 else f"host {jax.process_index()} of {count}: {text}"
 
 
 @contextlib.contextmanager

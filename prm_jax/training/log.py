@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import tqdm
 
 from prm_jax import json_lines, storage
-from prm_jax.training import work_directory
+from prm_jax.training import hosts, work_directory
 
 
 class Log:
@@ -101,6 +101,10 @@ class Log:
       return
     self._bar.write(text, file=sys.stderr)
 
+  def warn(self, text: str) -> None:
+    """A line about this host."""
+    self.say(hosts.of_this(text))
+
   def close(self) -> None:
     self._bar.close()
     self._file.close()
@@ -125,6 +129,9 @@ class Silent:
 
   def say(self, text: str) -> None:
     pass
+
+  def warn(self, text: str) -> None:
+    print(hosts.of_this(text), file=sys.stderr, flush=True)
 
   def close(self) -> None:
     pass

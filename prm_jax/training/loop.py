@@ -291,8 +291,8 @@ def record(
   means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
   means |= extra | window.close(len(pending))
   log.write(step, "train", means)
-  if warning := goodput_lib.data_bound(means):
-    log.say(warning)
+  if warning := goodput_lib.data_bound(means):  # of this host: others may have other machines
+    log.warn(warning)
   if not (math.isfinite(means["loss"]) and math.isfinite(means["gradient_norm"])):
     raise ValueError(
       f"loss {means['loss']}, gradient norm {means['gradient_norm']} in the steps up to {step}: "
