@@ -64,7 +64,7 @@ def main() -> None:
       contract = stack.enter_context(hosts.written_once(note)) if args.model else None
       hosts.check_same_command(args, [args.input])
       scorer, facts = load(args)
-      hosts.check_same({"step of the checkpoint": getattr(scorer, "step", None)})
+      hosts.check_same({"step": getattr(scorer, "step", None), "model": facts})
       scorer = dataclasses.replace(scorer, merge=args.merge)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)

@@ -181,7 +181,7 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
   Hosts that read other rows would compute other numbers of batches, and wait for each other.
 
   Args:
-    args: the flags, as a dataclass.  Paths may differ, so long as what they hold does not.
+    args: the flags, as a dataclass.  `pathlib.Path`s may differ, so long as `files` do not.
     files: what is read; by several hosts only, once more here.
 
   Raises:

@@ -43,7 +43,7 @@ class Hold:
     who = f" ({by})" if by else ""
     return ValueError(
       f"{self.workdir}: another run has taken over this work directory{who}; this one ends, and "
-      "has written over nothing of the other's.  Start one only, or give each its own --workdir"
+      "saves nothing more.  Start one only, or give each its own --workdir"
     )
 
 
