@@ -74,8 +74,9 @@ def _left_alone(error: BaseException | None) -> bool:
   said, of_jax = str(error), isinstance(error, jax.errors.JaxRuntimeError)
   if GONE.search(said) or (of_jax and STATUS.search(said)):
     return True
-  before = None if error.__suppress_context__ else error.__context__
-  return any(map(_left_alone, (error.__cause__ or before, *getattr(error, "exceptions", ()))))
+  # The context also where there is a cause: closing what was open may end with an error of its own.
+  causes = (error.__cause__, error.__context__, *getattr(error, "exceptions", ()))
+  return any(map(_left_alone, causes))
 
 
 def join(c: config_lib.Hosts) -> None:
