@@ -182,6 +182,7 @@ def test_a_second_run_takes_over(bucket, experiment, tmp_path, monkeypatch):
   """Nothing keeps it out of a bucket: it completes, and the first ends before its next save, says
   who has come, and has written over neither checkpoints nor records.
   """
+  experiment = tiny.change(experiment, "train", profile_at=0)  # one profiler in a process
   loop.run(experiment, tmp_path / "run")
   after = {}
 
