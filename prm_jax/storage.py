@@ -8,7 +8,8 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from etils import epath
 
@@ -49,10 +50,13 @@ def size(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def local(folder: Path) -> Iterator[pathlib.Path]:
+def local(folder: Path, unless: Callable[[], Any] = bool) -> Iterator[pathlib.Path]:
   """The folder; for one in a bucket a local one, whose files are copied there in the end.
 
   Objects cannot be appended to, and some libraries write to file systems only.
+
+  Args:
+    unless: asked in the end: if true, nothing is copied.
   """
   if not in_bucket(folder):
     yield folder
@@ -61,7 +65,8 @@ def local(folder: Path) -> Iterator[pathlib.Path]:
     try:
       yield pathlib.Path(name)
     finally:
-      upload(pathlib.Path(name), folder)
+      if not unless():
+        upload(pathlib.Path(name), folder)
 
 
 def upload(source: pathlib.Path, folder: epath.Path) -> None:
@@ -77,3 +82,18 @@ def write(path: epath.Path, data: bytes) -> None:
     path.write_bytes(data)
   except Exception as error:  # of gcsfs, of Google's authentication, or of HTTP
     raise OSError(f"{path}: cannot be written: {type(error).__name__}: {error}") from error
+
+
+def read(path: epath.Path) -> bytes:
+  """An object of a bucket as it is there now: `path.read_bytes` may go by what was listed before.
+
+  Raises:
+    FileNotFoundError: it is not there.
+    OSError: it cannot be read, whatever is in the way.
+  """
+  try:
+    return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # as in `write`
+    raise OSError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error

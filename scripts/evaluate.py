@@ -35,7 +35,11 @@ def main() -> None:
 
   try:
     with hosts.job(args.hosts), hosts.written_once(args.output) as out:
+      # its manifest.json says how the split's rows are read
+      files = [args.data_dir / "manifest.json", *args.data_dir.rglob(f"*-{args.split}.*")]
+      hosts.check_same_command(args, sorted(files))
       scorer = Scorer.load(args.checkpoint, args.step)
+      hosts.check_same({"step": scorer.step})
       result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
       out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")
   except (ValueError, OSError) as error:

@@ -220,6 +220,7 @@ def main() -> None:
   print(f"seed {args.seed}; {startup:.1f} s to the first step", flush=True)
 
   draw, counts, rounds, kills, inside = random.Random(args.seed), collections.Counter(), 0, 0, 0
+  longest = 0.0
   clock = time.monotonic()
   while kills < args.kills:
     workdir = directory / f"run_{rounds}"
@@ -229,7 +230,9 @@ def main() -> None:
       child = Child(functools.partial(train, config, workdir), log)
       kind = draw.choices(("start", "step", "save"), (15, 40, 45))[0]
       name = draw.choices(("SIGKILL", "SIGTERM", "SIGTERM twice"), (6, 2, 1))[0]
+      told = None
       if kills < args.kills and moment(kind, child, workdir, expected, startup, draw):
+        told = None if name == "SIGKILL" else time.monotonic()
         child.kill(signal.SIGKILL if name == "SIGKILL" else signal.SIGTERM)
         if name == "SIGTERM twice":
           time.sleep(draw.uniform(0, 0.1))
@@ -237,6 +240,7 @@ def main() -> None:
         kills += 1
         counts[f"{name}, {kind}"] += 1
       code, said = child.wait(), log.read_text()
+      longest = max(longest, time.monotonic() - told if told else 0.0)
       inside += code == -signal.SIGKILL and bool(unfinished(workdir))
       resumed = re.search(r"resuming at step (\d+)", said)
       # ended by SIGTERM itself: before the run listened, or after it had done
@@ -254,6 +258,7 @@ def main() -> None:
     "kills": kills,
     "kinds": dict(sorted(counts.items())),
     "sigkills_that_left_an_unfinished_save": inside,
+    "seconds_from_sigterm_to_exit_at_most": round(longest, 2),
     "runs": rounds,
     "steps_of_a_run": args.steps,
     "minutes": round((time.monotonic() - clock) / 60, 1),

@@ -62,7 +62,9 @@ def main() -> None:
       # The outputs first: a place that cannot be written is an error before any work.
       out = stack.enter_context(hosts.written_once(args.output))
       contract = stack.enter_context(hosts.written_once(note)) if args.model else None
+      hosts.check_same_command(args, [args.input])
       scorer, facts = load(args)
+      hosts.check_same({"step": getattr(scorer, "step", None), "model": facts})
       scorer = dataclasses.replace(scorer, merge=args.merge)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)

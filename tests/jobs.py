@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -63,6 +64,22 @@ def wait_for(there: Callable[[], bool], processes, seconds: float = 240.0) -> No
         kill(processes)
         raise AssertionError(process.communicate()[1])
     time.sleep(0.1)
+
+
+def wait_for_line(text: str, processes, seconds: float = 240.0) -> None:
+  """Until the first process has printed a line with this text; the processes go on."""
+  timer = threading.Timer(seconds, kill, [processes])
+  timer.start()
+  try:
+    said = []
+    for line in processes[0].stderr:  # ends with the process
+      said.append(line)
+      if text in line:
+        return
+  finally:
+    timer.cancel()
+  kill(processes)
+  raise AssertionError("".join(said))
 
 
 def kill(processes) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import time
 
 import fake_bucket
 import jax
@@ -175,6 +176,47 @@ def test_two_hosts_in_a_bucket(bucket, config, tmp_path):
   assert steps[0] == steps[1]
   final = [tiny.final_state(where).params for where in ("gs://bucket/two", tmp_path / "run")]
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *final)
+
+
+def test_a_second_run_takes_over(bucket, experiment, tmp_path, monkeypatch):
+  """Nothing keeps it out of a bucket: it completes, and the first ends before its next save, says
+  who has come, and has written over neither checkpoints nor records.
+  """
+  experiment = tiny.change(experiment, "train", profile_at=0)  # one profiler in a process
+  loop.run(experiment, tmp_path / "run")
+  after = {}
+
+  def meanwhile(self, step, split, values, write=loop.Log.write):
+    write(self, step, split, values)
+    if step == 3 and not after:
+      while not saved(bucket, "contested", 2)():
+        time.sleep(0.01)
+      with monkeypatch.context() as patch:
+        patch.setattr(loop.Log, "write", write)
+        loop.run(experiment, "gs://bucket/contested")
+      after.update(bucket.objects)
+
+  monkeypatch.setattr(loop.Log, "write", meanwhile)
+  who = rf"process {os.getpid()} on "
+  with pytest.raises(ValueError, match=rf"contested: another run has taken over .*\({who}"):
+    loop.run(experiment, "gs://bucket/contested")
+  assert bucket.objects == after
+  there = storage.path("gs://bucket/contested")
+  assert tiny.records(there) == tiny.records(tmp_path / "run")
+  assert_identical(tiny.final_state(there), tiny.final_state(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_all_hosts_end_when_another_run_takes_over(bucket, config):
+  """By exit code 1, not by one that asks for a restart, which would take over in its turn."""
+  flags = (f"--config={config}", "--workdir=gs://bucket/taken", "--config.train.steps=100000")
+  processes = jobs.start("train.py", *flags, hosts=2, devices=2, environment=bucket.environment())
+  jobs.wait_for(saved(bucket, "taken", 2), processes)
+  with bucket.lock:
+    bucket.objects["taken/train.lock"] = b"process 1 elsewhere", bucket.generation + 1
+  said = jobs.finish(processes, code=1)
+  assert "has taken over this work directory (process 1 elsewhere)" in said[0]
+  assert "has taken over this work directory" in said[1]
 
 
 @pytest.mark.parametrize("damage", ["a changed bit", "unfinished"])

@@ -132,6 +132,15 @@ def test_damaged_checkpoints_alone_are_an_error(saved, tmp_path):
   assert {"1", "2"} == {path.name for path in (workdir / "checkpoints").iterdir()}
 
 
+def test_packages_of_other_versions_are_named(saved):
+  """Those of the checkpoint beside those here; what it does not know of is no difference."""
+  with opened(saved, None) as reader:
+    then = reader.versions(2)
+  assert loop.other_packages(then) == loop.other_packages({}) == ""
+  changed = loop.other_packages(then | {"jax": "0.1.2"})
+  assert changed == f"jax 0.1.2, now {jax.__version__}"
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 31), st.integers(0, 23), st.sampled_from(["float32", "bfloat16", "int32"]))
 def test_a_checksum_changes_with_every_bit(bit, place, dtype):

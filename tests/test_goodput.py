@@ -1,13 +1,16 @@
 """Where a run's time goes is in its metrics, and what slows it down is said."""
 
 import json
+import os
+import signal
 import time
 
+import jax
 import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.training import goodput, loop, mesh
+from prm_jax.training import goodput, log, loop, mesh, preemption
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +28,57 @@ def test_every_second_of_a_run_is_accounted_for(experiment, tmp_path):
   start = time.perf_counter()
   loop.run(experiment, tmp_path)
   elapsed = time.perf_counter() - start
-  (end,) = records(tmp_path, "goodput")
-  parts = ("updates", "start", "compilation", "data", "evaluation", "checkpoint")
+  end = records(tmp_path, "goodput")[-1]
+  assert end["step"] == experiment.train.steps
+  parts = ("updates", "start", "compilation", "data", "evaluation", "checkpoint", "away")
   assert sum(end[part] for part in parts) == pytest.approx(end["total"], rel=1e-6)
   assert end["total"] < elapsed
+  assert end["away"] == 0
   assert end["goodput"] == pytest.approx(end["updates"] / end["total"])
   assert min(end[part] for part in parts) >= 0
   for line in records(tmp_path, "train"):
     assert 0 <= line["data_wait_seconds"] <= line["step_seconds"]
+
+
+def test_goodput_is_of_the_whole_run(experiment, tmp_path, monkeypatch):
+  """A run that was stopped, and killed with work undone: the last record is of all its processes.
+
+  What a kill undid is "away", as is the time in which nothing ran.
+  """
+  write, began = loop.Log.write, time.time()
+
+  def told(self, step, split, values):
+    write(self, step, split, values)
+    if (step, split) == (4, "train"):
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  def killed(self, step, split, values):
+    write(self, step, split, values)
+    if (step, split) == (8, "train"):  # the last checkpoint is of step 6
+      raise RuntimeError("killed")
+
+  monkeypatch.setattr(loop.Log, "write", told)
+  with pytest.raises(preemption.Preempted):
+    loop.run(experiment, tmp_path)
+  stopped = records(tmp_path, "goodput")[-1]
+  monkeypatch.setattr(loop.Log, "write", killed)
+  time.sleep(1)
+  with pytest.raises(RuntimeError, match="killed"):
+    loop.run(experiment, tmp_path)
+  saved = records(tmp_path, "goodput")[-1]
+  assert saved["step"] == 6
+  assert 1 <= saved["away"] < saved["total"] - stopped["total"]
+  undone = time.time() - saved["unix"]
+  monkeypatch.setattr(loop.Log, "write", write)
+  loop.run(experiment, tmp_path)
+  end = records(tmp_path, "goodput")[-1]
+  assert end["away"] >= saved["away"] + undone
+  for part in ("updates", "start", "compilation"):
+    assert end[part] > saved[part] > stopped[part] > 0
+  assert end["total"] == pytest.approx(end["unix"] - began, rel=0.1)
+  assert end["goodput"] == pytest.approx(end["updates"] / end["total"])
+  steps = [record["step"] for record in records(tmp_path, "goodput")]
+  assert steps == [3, stopped["step"], 6, 8]
 
 
 def test_waiting_for_data_is_said(experiment, tmp_path, monkeypatch, capsys):
@@ -48,6 +94,17 @@ def test_waiting_for_data_is_said(experiment, tmp_path, monkeypatch, capsys):
   assert "data is the bottleneck" in capsys.readouterr().err
   quick = {"data_wait_seconds": 0.01, "step_seconds": 1.0}
   assert goodput.data_bound(quick) is None
+
+
+def test_every_host_says_that_it_waits_for_data(monkeypatch, capsys):
+  """With its number, also those that keep no log: their machines may be the slow ones."""
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  window = goodput.Window(timer := goodput.Goodput(), 1.0)
+  with timer.spent_on("data"):
+    time.sleep(0.05)
+  loop.record(log.Silent(), window, 3, [{"loss": 1.0, "gradient_norm": 1.0}], {})
+  assert "host 1 of 2: data is the bottleneck: " in capsys.readouterr().err
 
 
 def test_a_trace_is_written_on_request(experiment, tmp_path):

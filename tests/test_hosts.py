@@ -17,7 +17,7 @@ import tiny
 from conftest import ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.training import hosts
+from prm_jax.training import hosts, loop
 
 CONFIG = """
 import dataclasses, pathlib, sys
@@ -114,11 +114,35 @@ def test_hosts_with_other_settings_are_told(config, tmp_path):
   assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_evaluation_rows_are_compared(arithmetic_data, tmp_path):
+  """Hosts with others would make other numbers of batches, and wait for each other."""
+  rows = loop.read_rows(tiny.experiment(arithmetic_data, config_lib.Loss()))
+  other = dataclasses.replace(rows, evaluation=rows.train)
+  facts, others = loop.facts(rows, tmp_path), loop.facts(other, tmp_path)
+  assert {name for name in facts if facts[name] != others[name]} == {"hash of the evaluation rows"}
+
+
+def test_scoring_hosts_with_other_input_or_flags_are_told(whole, arithmetic_data, tmp_path):
+  """Every host ends before it scores, and says in what it differs; nothing is written."""
+  source, short = arithmetic_data / "candidates.jsonl", tmp_path / "short.jsonl"
+  short.write_text(source.read_text().partition("\n")[0])
+  flags = (f"--checkpoint={whole}", f"--output={tmp_path / 'out.jsonl'}", f"--input={source}")
+  other = {1: [f"--input={short}", "--step=20"]}
+  for said in jobs.finish(jobs.start("score.py", *flags, hosts=2, devices=2, each=other), code=1):
+    assert "sha256 of what is read: " in said
+    assert "--step: 'latest' on host 0, '20' on host 1" in said
+  assert [path.name for path in tmp_path.iterdir()] == ["short.jsonl"]
+
+
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_dead_host_ends_the_job(config, tmp_path, victim):
-  """The other one ends within a minute, says that a host is gone, and asks to be started again."""
-  flags = (f"--config={config}", f"--workdir={tmp_path}", "--config.train.steps=100000")
-  processes = jobs.start("train.py", *flags, hosts=2, devices=2)
+  """The other one ends within a minute, says that a host is gone, and asks to be started again.
+
+  Started again, both go on from a checkpoint.
+  """
+  command = ("train.py", f"--config={config}", f"--workdir={tmp_path}")
+  command += ("--config.train.steps=100000",)
+  processes = jobs.start(*command, hosts=2, devices=2)
   jobs.wait_for((tmp_path / "checkpoints" / "10").exists, processes)
   processes[victim].send_signal(signal.SIGKILL)
   survivor = processes[1 - victim]
@@ -126,6 +150,47 @@ def test_a_dead_host_ends_the_job(config, tmp_path, victim):
   # by its own exit code, or by JAX, which aborts
   assert survivor.returncode in (hosts.LOST, -signal.SIGABRT), said
   assert "another one has ended" in said or "another task died" in said
+  again = jobs.start(*command, hosts=2, devices=2)
+  jobs.wait_for_line("resuming at step", again)
+  jobs.kill(again)
+
+
+REFUSED = "UNAVAILABLE: failed to connect to all addresses; last error: Connection refused"
+GONE = {
+  "a collective": ValueError(
+    "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error "
+    "[127.0.0.1]:1458: Connection reset by peer"
+  ),
+  "a step": jax.errors.JaxRuntimeError(
+    "INTERNAL: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
+  ),
+  "the coordinator": jax.errors.JaxRuntimeError(REFUSED),
+  "a dead task": jax.errors.JaxRuntimeError(
+    "ABORTED: The following tasks are unhealthy (stopped sending heartbeats): task:1"
+  ),
+  "a barrier": ValueError("Barrier timed out. Id: save/20. This usually happens because a task"),
+}
+OWN = {
+  "settings": ValueError("optim.learning_rate=0: expected above 0"),
+  "a full disk": OSError(28, "No space left on device"),
+  "memory": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"),
+  "the compiler": jax.errors.JaxRuntimeError("INTERNAL: Mosaic failed to compile"),
+  "storage": OSError("gs://b/1: cannot be written: ValueError: UNAVAILABLE: error 503"),
+  "a file server": ConnectionResetError(104, "Connection reset by peer"),
+}
+
+
+@pytest.mark.parametrize("case", [*GONE, *OWN])
+def test_another_hosts_end_is_told_from_ones_own_errors(case):
+  """Only the first asks to be started again; as itself, as a cause or context, or in a group."""
+  error = (GONE | OWN)[case]
+  wrapped = OSError("saving step 20 failed")
+  wrapped.__cause__ = error
+  later = ValueError("while cleaning up")
+  later.__cause__, later.__context__ = OSError("closed"), wrapped
+  group = ExceptionGroup("two threads", [ValueError("nothing"), error])
+  for each in (error, wrapped, later, group):
+    assert hosts._left_alone(each) == (case in GONE)
 
 
 def test_a_missing_host_is_named(tmp_path):

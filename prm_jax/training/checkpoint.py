@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import math
 import sys
@@ -26,7 +25,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
@@ -35,8 +33,6 @@ from prm_jax import storage
 from prm_jax.training import hosts
 from prm_jax.training.step import TrainState
 from prm_jax.types import StepContract
-
-PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "prm_jax")
 
 Read = TypeVar("Read")
 
@@ -55,7 +51,7 @@ class Metadata:
   rows_hash: str
 
   def to_json(self) -> dict[str, Any]:
-    return dataclasses.asdict(self) | {"versions": versions()}
+    return dataclasses.asdict(self) | {"versions": hosts.versions()}
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Metadata:
@@ -63,16 +59,6 @@ class Metadata:
     return config_lib.from_json(
       cls, {field.name: values[field.name] for field in dataclasses.fields(cls)}
     )
-
-
-def versions() -> dict[str, str]:
-  found = {}
-  for package in PACKAGES:
-    try:
-      found[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      found[package] = "not installed as a package"
-  return found
 
 
 def checksums(tree: Any) -> dict[str, int]:
@@ -104,9 +90,7 @@ def _digest(values: dict[str, Any]) -> str:
 
 def _anywhere(problem: str | None) -> str | None:
   """The problem; if only other processes have one, a sentence that says so."""
-  if jax.process_count() == 1:
-    return problem
-  somewhere = multihost_utils.process_allgather(np.array(problem is not None)).any()
+  somewhere = hosts.somewhere(problem is not None)
   return problem or ("another host could not read it" if somewhere else None)
 
 
@@ -200,6 +184,7 @@ class Checkpointer:
 
   def _newest(self, read, which="latest"):
     """What `newest` returns, and by step the errors of those that could not be read."""
+    hosts.check_same({f"steps of the checkpoints in {self._directory}": self.steps()})
     problems = {}
     for step in self._ordered(which):
       try:
@@ -241,6 +226,10 @@ class Checkpointer:
   def evaluation(self, step: int) -> dict[str, Any] | None:
     """What was saved with a checkpoint of the evaluation at its step; None: there was none."""
     return self._stored(step)["evaluation"]
+
+  def versions(self, step: int) -> dict[str, str]:
+    """The packages that wrote a checkpoint, as `hosts.versions`."""
+    return self._stored(step)["versions"]
 
   def save(
     self, state: TrainState, metadata: Metadata, evaluation: dict[str, Any] | None = None

@@ -7,15 +7,17 @@ import contextlib
 import time
 from collections.abc import Iterator
 
+NO_PART = {"step", "split", "goodput", "total", "unix"}  # of a record: no seconds of their own
 DATA_BOUND = 0.1  # share of the time spent waiting for rows that is worth a warning
 
 
 class Goodput:
-  """Seconds of one process of a run, by what they went to."""
+  """Seconds of a run, by what they went to: of its processes so far, and of this one."""
 
   def __init__(self):
-    self._began = time.perf_counter()
-    self.seconds: collections.Counter[str] = collections.Counter()
+    self._began, self._time = time.perf_counter(), time.time()
+    self._before: collections.Counter[str] = collections.Counter()
+    self.seconds: collections.Counter[str] = collections.Counter()  # of this process
 
   @contextlib.contextmanager
   def spent_on(self, name: str) -> Iterator[None]:
@@ -25,11 +27,28 @@ class Goodput:
     finally:
       self.seconds[name] += time.perf_counter() - start
 
+  def resume(self, last: dict[str, float]) -> None:
+    """Adds the processes before this one.
+
+    Args:
+      last: their `summary` at the step that this one goes on from.  What came after it is "away":
+        work that a kill has undone, and the time in which nothing ran.
+    """
+    self._before.update({name: x for name, x in last.items() if name not in NO_PART})
+    self._before["away"] += max(self._time - last["unix"], 0.0)  # clocks of two hosts may differ
+
   def summary(self) -> dict[str, float]:
-    """Seconds of everything, "updates" being what is left; and "goodput", the share of those."""
-    total = time.perf_counter() - self._began
-    updates = max(total - self.seconds.total(), 0.0)
-    return {"goodput": updates / total, "total": total, "updates": updates, **self.seconds}
+    """Seconds of everything, which add up to the "total" since the run first began.
+
+    "updates" are what is left in each process; "goodput" is their share of the total; "unix" is the
+    time now, in seconds since 1970.
+    """
+    updates = time.perf_counter() - self._began - self.seconds.total()
+    seconds = collections.Counter(updates=updates, away=0.0)
+    seconds.update(self._before)
+    seconds.update(self.seconds)
+    total = seconds.total()
+    return {"goodput": seconds["updates"] / total, "total": total, **seconds, "unix": time.time()}
 
 
 class Window:

@@ -8,13 +8,16 @@ plan everywhere, and builds of every batch only the rows that its own devices ho
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
@@ -27,6 +30,7 @@ from prm_jax import json_lines
 PATIENCE = 20  # seconds until it is said that hosts are missing
 CONNECT = 300  # seconds until a job is given up of which hosts are missing
 SILENCE = 30  # seconds without a sign of life after which a host counts as dead
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "prm_jax")
 LOST = os.EX_TEMPFAIL  # exit code where another host is gone: start the job again
 
 
@@ -45,9 +49,10 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     print(
-      f"host {jax.process_index()} of {jax.process_count()}: {type(error).__name__}: {error}\n"
-      "The job's other hosts end too.  If another one has ended before this one, its log says why. "
+      of_this(f"{type(error).__name__}: {error}"),
+      "The job's other hosts end too.  If another one has ended before this one, its log says why.",
       "Started again on all hosts, training goes on from the newest checkpoint.",
+      sep="\n",
       file=sys.stderr,
     )
     sys.stdout.flush()
@@ -55,19 +60,23 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
     os._exit(LOST if _left_alone(error) else 1)
 
 
-# What a collective, or a barrier of a checkpoint, says of a host that is gone: Gloo (CPUs), and the
-# status codes of JAX's coordination service.
-GONE = re.compile(
-  r"Gloo|Connection (closed|reset) by peer|\b(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): "
-)
+# What is said of a host that is gone, in whatever class: by collectives on CPUs, and by JAX's
+# coordination service, also of barriers.
+GONE = re.compile(r"\bGloo\b|gloo/transport|CoordinationService|\b[Bb]arrier\b")
+# The same as a status of JAX's own errors.  Storage has these codes too, where no host is gone.
+STATUS = re.compile(r"\b(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
 
 
 def _left_alone(error: BaseException | None) -> bool:
   """Whether another host's end is among the causes, which may be of several classes."""
   if error is None:
     return False
-  causes = (error.__cause__ or error.__context__, *getattr(error, "exceptions", ()))
-  return bool(GONE.search(str(error))) or any(map(_left_alone, causes))
+  said, of_jax = str(error), isinstance(error, jax.errors.JaxRuntimeError)
+  if GONE.search(said) or (of_jax and STATUS.search(said)):
+    return True
+  # The context also where there is a cause: closing what was open may end with an error of its own.
+  causes = (error.__cause__, error.__context__, *getattr(error, "exceptions", ()))
+  return any(map(_left_alone, causes))
 
 
 def join(c: config_lib.Hosts) -> None:
@@ -118,11 +127,24 @@ def is_first() -> bool:
   return jax.process_index() == 0
 
 
+def of_this(text: str) -> str:
+  """The text with this host's number before it, where there are others."""
+  count = jax.process_count()
+  return text if count == 1 else f"host {jax.process_index()} of {count}: {text}"
+
+
 @contextlib.contextmanager
 def written_once(path: str | pathlib.Path) -> Iterator[TextIO]:
   """`json_lines.written` on the first host; what the others write goes nowhere."""
   with json_lines.written(path) if is_first() else open(os.devnull, "w") as file:
     yield file
+
+
+def somewhere(here: bool) -> bool:
+  """Whether it is so on any host; all hosts ask at the same point."""
+  if jax.process_count() == 1:
+    return here
+  return bool(multihost_utils.process_allgather(np.array(here)).any())
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
@@ -152,3 +174,41 @@ def check_same(facts: Mapping[str, Any]) -> None:
       "the hosts of this job do not run the same; give all the same command, packages and data:\n"
       + "\n".join(differences)
     )
+
+
+def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
+  """`check_same` of a script: its flags, what it reads, and the packages.
+
+  Hosts that read other rows would compute other numbers of batches, and wait for each other.
+
+  Args:
+    args: the flags, as a dataclass.  `pathlib.Path`s may differ, so long as `files` do not.
+    files: what is read; by several hosts only, once more here.
+
+  Raises:
+    ValueError: two hosts differ; says in what.
+    OSError: a file cannot be read.
+  """
+  if jax.process_count() == 1:
+    return
+  digest = hashlib.sha256()
+  for path in files:
+    with path.open("rb") as file:
+      digest.update(hashlib.file_digest(file, "sha256").digest())
+  flags = {
+    f"--{name}": value
+    for name, value in dataclasses.asdict(args).items()
+    if name != "hosts" and not isinstance(value, pathlib.Path)
+  }
+  check_same(flags | {"sha256 of what is read": digest.hexdigest()} | versions())
+
+
+def versions() -> dict[str, str]:
+  """Of the packages that decide what is computed."""
+  found = {}
+  for package in PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = "not installed as a package"
+  return found

@@ -7,11 +7,12 @@ import json
 import math
 import os
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import tqdm
 
 from prm_jax import json_lines, storage
+from prm_jax.training import hosts, work_directory
 
 
 class Log:
@@ -20,17 +21,19 @@ class Log:
   In a bucket the files are as they were at the last `sync`.
   """
 
-  def __init__(self, workdir: storage.Path, steps: int, step: int, again: str | None = None):
+  def __init__(self, hold: work_directory.Hold, steps: int, step: int, again: str | None = None):
     """Opens the log of a run of `steps` updates at `step`; later records of a killed run go.
 
     Args:
+      hold: of the work directory; once it is lost, nothing is copied to a bucket.
       again: a split whose record at `step` goes as well: it will be written again.
     """
-    self._workdir, self._stack = workdir, contextlib.ExitStack()
-    self._folder = self._stack.enter_context(storage.local(workdir))
+    self._workdir, self._stack = (workdir := hold.workdir), contextlib.ExitStack()
+    self._folder = self._stack.enter_context(storage.local(workdir, unless=hold.taken_by))
     self._path = self._folder / "metrics.jsonl"
     if storage.in_bucket(workdir) and (workdir / self._path.name).exists():
       self._path.write_bytes((workdir / self._path.name).read_bytes())
+    self.last: dict[str, dict[str, Any]] = {}  # record of each split, of those kept
     self._forget_after(step, again)
     self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
     self._terminal = sys.stderr.isatty()
@@ -54,6 +57,7 @@ class Log:
         record = json.loads(line) if line.endswith("\n") else {"step": math.inf}
         if record["step"] < step or (record["step"] == step and record["split"] != again):
           kept.append(line)
+          self.last[record["split"]] = record
       except (ValueError, KeyError):
         pass  # a line half written when the run was killed
     with json_lines.written(self._path) as file:
@@ -87,7 +91,8 @@ class Log:
       self._bar.set_postfix(short)
       self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()), bar_says_it=True)
     else:
-      text = "  ".join(f"{k} {v:.4g}" for k, v in scalars.items() if "count" not in k)
+      said = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
+      text = "  ".join(f"{k} {v:.4g}" for k, v in said)
       self.say(f"step {step} {split}: {text}")
 
   def say(self, text: str, bar_says_it: bool = False) -> None:
@@ -95,6 +100,10 @@ class Log:
     if self._terminal and bar_says_it:
       return
     self._bar.write(text, file=sys.stderr)
+
+  def warn(self, text: str) -> None:
+    """A line about this host."""
+    self.say(hosts.of_this(text))
 
   def close(self) -> None:
     self._bar.close()
@@ -107,6 +116,8 @@ class Log:
 class Silent:
   """What a host that is not the first has in place of a log."""
 
+  last: ClassVar[dict[str, dict[str, Any]]] = {}
+
   def sync(self) -> None:
     pass
 
@@ -118,6 +129,9 @@ class Silent:
 
   def say(self, text: str) -> None:
     pass
+
+  def warn(self, text: str) -> None:
+    print(hosts.of_this(text), file=sys.stderr, flush=True)
 
   def close(self) -> None:
     pass

@@ -116,19 +116,20 @@ def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]
     preemption.Preempted: SIGTERM came; the state is saved.
   """
   workdir = storage.absolute(workdir)
-  with preemption.Notice() as notice, work_directory.locked(workdir):
-    return _run(c, workdir, notice)
+  with preemption.Notice() as notice, work_directory.locked(workdir) as hold:
+    return _run(c, hold, notice)
 
 
 def _run(
-  c: config_lib.Experiment, workdir: storage.Path, notice: preemption.Notice
+  c: config_lib.Experiment, hold: work_directory.Hold, notice: preemption.Notice
 ) -> dict[str, Any]:
+  workdir = hold.workdir
   goodput = goodput_lib.Goodput()
   with goodput.spent_on("start"):
     rows = read_rows(c, workdir)
   c = rows.metadata.config
   mesh = mesh_lib.make_mesh(c.mesh)
-  hosts.check_same(facts(rows.metadata, workdir))
+  hosts.check_same(facts(rows, workdir))
   about = rows.metadata
   programs = programs_lib.make(c, about.vocab_size, len(about.contract.classes), mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
@@ -144,7 +145,6 @@ def _run(
     checkpointer = stack.enter_context(
       contextlib.closing(checkpoint_lib.Checkpointer(workdir, c.train))
     )
-    hosts.check_same({"steps of the checkpoints": checkpointer.steps()})
 
     def restored(step: int, then: checkpoint_lib.Metadata) -> step_lib.TrainState:
       check_same_run(about, then, workdir)
@@ -170,9 +170,13 @@ def _run(
     missing = step > 0 and step % c.train.eval_every == 0
     missing = missing and checkpointer.evaluation(step) is None
     again = c.data.eval_split if missing else None
-    log = Log(workdir, c.train.steps, step, again) if hosts.is_first() else Silent()
+    log = Log(hold, c.train.steps, step, again) if hosts.is_first() else Silent()
     stack.enter_context(contextlib.closing(log))
+    if past := log.last.get("goodput"):
+      goodput.resume(past)
     log.say(summary(c, rows.manifest["train"], params_of(state), mesh, step))
+    if step and (changed := other_packages(checkpointer.versions(step))):
+      log.say(f"warning: packages have changed since step {step} was saved: {changed}")
 
     trace = stack.enter_context(contextlib.ExitStack())  # a short run ends within it
     batches = train_batches(rows.train, c.train, mesh, step)
@@ -186,7 +190,7 @@ def _run(
         batch = next(batches)
       if step + 1 == c.train.profile_at:
         jax.block_until_ready(state)
-        profile = trace.enter_context(storage.local(workdir / "profile"))
+        profile = trace.enter_context(storage.local(workdir / "profile", unless=hold.taken_by))
         trace.enter_context(jax.profiler.trace(str(profile), profiler_options=TRACE))
       with goodput.spent_on("compilation") if window is None else contextlib.nullcontext():
         state, metrics = programs.train_step(state, batch)
@@ -216,29 +220,34 @@ def _run(
         result = evaluated(state)
         log.write(step, c.data.eval_split, result)
       if save_now:
+        hold.check()
+        if not (last or preempted):
+          log.write(step, "goodput", goodput.summary())  # what the next process goes on from
         log.sync()  # what a checkpoint counts as done is in the log, even if the machine dies
         with goodput.spent_on("checkpoint"):
           checkpointer.save(state, rows.metadata, result if evaluate_now else None)
+      if preempted or last:
+        with goodput.spent_on("checkpoint"):
+          checkpointer.finish()
+        hold.check()
+        log.write(step, "goodput", goodput.summary())
       if preempted:
-        checkpointer.finish()
         raise preemption.Preempted(f"told to stop (SIGTERM); step {step} is saved")
       if evaluate_now or save_now:
         window.restart()
     if not result:  # the run had ended before
       result = evaluated(state)
       log.say(f"nothing left to do: {workdir} is at step {step} of {c.train.steps}")
-    else:
-      log.write(step, "goodput", goodput.summary())
   return result
 
 
-def facts(metadata: checkpoint_lib.Metadata, workdir: storage.Path) -> dict[str, Any]:
+def facts(rows: Rows, workdir: storage.Path) -> dict[str, Any]:
   """What all hosts of a job must have alike: settings, data, packages, place.
 
   Where a host has its data is its own affair, so long as the rows are the same.
   """
   own = {"directory", "tokenizer", "text_train", "text_eval"}
-  values = metadata.to_json()
+  values = rows.metadata.to_json() | {"hash of the evaluation rows": rows.evaluation.hash}
   settings = {
     f"{section}.{key}": value
     for section, fields in values.pop("config").items()
@@ -282,8 +291,8 @@ def record(
   means = {key: float(np.mean([v[key] for v in values])) for key in values[0]}
   means |= extra | window.close(len(pending))
   log.write(step, "train", means)
-  if warning := goodput_lib.data_bound(means):
-    log.say(warning)
+  if warning := goodput_lib.data_bound(means):  # of this host: others may have other machines
+    log.warn(warning)
   if not (math.isfinite(means["loss"]) and math.isfinite(means["gradient_norm"])):
     raise ValueError(
       f"loss {means['loss']}, gradient norm {means['gradient_norm']} in the steps up to {step}: "
@@ -338,6 +347,13 @@ def check_same_run(
       f"{workdir} holds a run with other settings; give this one its own --workdir, or go back to "
       "the old settings:\n" + "\n".join(differences)
     )
+
+
+def other_packages(then: dict[str, str]) -> str:
+  """Packages of which a checkpoint was written by another version than is here."""
+  now = hosts.versions()
+  changed = [name for name in now if name in then and then[name] != now[name]]
+  return ", ".join(f"{name} {then[name]}, now {now[name]}" for name in changed)
 
 
 def params_of(state: step_lib.TrainState) -> int:
