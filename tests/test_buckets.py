@@ -20,7 +20,7 @@ from etils import epath
 from prm_jax import config as config_lib
 from prm_jax import json_lines, storage
 from prm_jax.scoring import score
-from prm_jax.training import checkpoint, loop, mesh, preemption
+from prm_jax.training import checkpoint, loop, preemption
 
 pytestmark = [
   pytest.mark.skipif(not importlib.util.find_spec("gcsfs"), reason="it reads buckets"),
@@ -39,10 +39,8 @@ def bucket():
 
 
 @pytest.fixture
-def experiment(arithmetic_data, monkeypatch):
+def experiment(arithmetic_data, one_device):
   """Eight steps on one device."""
-  alone = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(mesh, "make_mesh", alone)
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   return tiny.change(experiment, "train", log_every=1, save_every=2, profile_at=2)
 

@@ -12,6 +12,8 @@ import tiny
 from prm_jax import config as config_lib
 from prm_jax.training import goodput, log, loop, mesh, preemption
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data):

@@ -1,6 +1,5 @@
 """Runs that are stopped, killed or started twice lose nothing, and say what is wrong."""
 
-import functools
 import json
 import os
 import pathlib
@@ -17,15 +16,13 @@ from conftest import ROOT, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
-from prm_jax.training import checkpoint, loop, mesh, preemption, work_directory
+from prm_jax.training import checkpoint, loop, preemption, work_directory
 from prm_jax.training import step as step_lib
 
 
 @pytest.fixture
-def experiment(arithmetic_data, monkeypatch):
+def experiment(arithmetic_data, one_device):
   """A run on one device, with a line for every step."""
-  alone = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(mesh, "make_mesh", alone)
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   return tiny.change(experiment, "train", log_every=1)
 
@@ -113,13 +110,17 @@ def test_a_damaged_shard_is_named(arithmetic_data, tmp_path, damage):
     list(prm800k.read_rows(tmp_path / "data", "train"))
 
 
-def test_memory_does_not_grow_and_nothing_is_compiled_again(experiment, tmp_path, monkeypatch):
-  """Over 2,000 steps with evaluations and checkpoints, from the 500th on.
+@pytest.mark.parametrize("steps", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_memory_does_not_grow_and_nothing_is_compiled_again(
+  experiment, tmp_path, monkeypatch, steps
+):
+  """Over so many steps with evaluations and checkpoints, from the first quarter on.
 
   16 MB are for the allocator: 1,500 batches of this run, or their metrics as arrays, are more.
   """
+  quarter = steps // 4
   experiment = tiny.change(
-    experiment, "train", steps=2000, log_every=50, eval_every=500, save_every=500
+    experiment, "train", steps=steps, log_every=10, eval_every=quarter, save_every=quarter
   )
   memory, programs, real_jit = {}, [], jax.jit
 
@@ -137,7 +138,7 @@ def test_memory_does_not_grow_and_nothing_is_compiled_again(experiment, tmp_path
   monkeypatch.setattr(jax, "jit", jit)
   monkeypatch.setattr(loop.Log, "write", measured)
   loop.run(experiment, tmp_path)
-  assert memory[2000] - memory[550] < 16e6
+  assert memory[steps] - memory[quarter + 10] < 16e6
   assert [program._cache_size() for program in programs] == [1, 1]
 
 

@@ -92,7 +92,8 @@ def join(c: config_lib.Hosts) -> None:
   if c.coordinator_address:
     given = {name: getattr(c, name) for name in ("coordinator_address", "num_processes")}
     given["process_id"] = c.process_id
-  # On CPUs two programs under way at once may meet in another order on another host, and wait.
+  # On CPUs two programs under way at once may meet in another order on another host, and wait; or
+  # take, on many simulated devices, the threads that each needs for all of its devices at once.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
   timer = threading.Timer(PATIENCE, _say_who_is_missing, [c])
   timer.daemon = True
@@ -105,7 +106,8 @@ def join(c: config_lib.Hosts) -> None:
     alone = ("coordinator_address should be defined", "must be called before any JAX calls")
     if given or not any(text in str(error) for text in alone):
       raise
-    jax.config.update("jax_cpu_enable_async_dispatch", True)
+    simulated = jax.config.jax_num_cpu_devices > 1 or "device_count" in os.getenv("XLA_FLAGS", "")
+    jax.config.update("jax_cpu_enable_async_dispatch", not simulated)
     return  # nothing here says that there are others, or JAX is in use already, as in a notebook
   finally:
     timer.cancel()
