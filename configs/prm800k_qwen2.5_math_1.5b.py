@@ -5,8 +5,8 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_1.5b.py --workdir=runs/qwen_1.5b
   python scripts/export.py --checkpoint=runs/qwen_1.5b --output=exports/qwen_1.5b
 
-Cost: about 6.3 minutes of steps (1.7 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.40 s a step, 47% of the chips' peak; loading, compilation, evaluation and checkpoints
+Cost: about 7.1 minutes of steps (1.9 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.45 s a step, 42% of the chips' peak; loading, compilation, evaluation and checkpoints
 come on top. The 950 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 1.08 GiB of
 parameters, optimiser state and batch and 6.30 of temporaries a chip, of 15.75: headroom 53%. Both
