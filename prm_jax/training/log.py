@@ -90,7 +90,7 @@ class Log:
       short = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:.0f}"}
       self._bar.set_postfix(short)
       self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()), bar_says_it=True)
-    else:
+    elif split != "goodput" or step == self._bar.total:  # shown once, at the end
       said = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
       text = "  ".join(f"{k} {v:.4g}" for k, v in said)
       self.say(f"step {step} {split}: {text}")
