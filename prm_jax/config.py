@@ -400,12 +400,17 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   """Command-line flags of a script, from a frozen dataclass.
 
   A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
-  `--config.SECTION.KEY=VALUE` for overrides.
+  `--config.SECTION.KEY=VALUE` for overrides.  For what is False by default, `--NAME` alone will do.
 
   Raises:
     SystemExit: a flag or the config file is wrong; the message is in it or on standard error.
   """
   argv, fields = sys.argv[1:], {f.name for f in dataclasses.fields(args)}
+  switches = {f"--{f.name}" for f in dataclasses.fields(args) if f.default is False}
+  argv = [
+    f"{each}=True" if each in switches and after not in ("True", "False") else each
+    for each, after in zip(argv, [*argv[1:], ""])
+  ]
   default = None
   if "config" in fields:
     file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -236,3 +236,17 @@ def test_scores_of_two_hosts_are_those_of_one(whole, arithmetic_data, tmp_path):
     found.append([line["prm_score"] for line in lines])
   np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
   assert sorted(p.name for p in tmp_path.iterdir()) == ["1.jsonl", "2.jsonl"]
+
+
+@pytest.mark.slow
+def test_the_evaluation_of_two_hosts_is_that_of_one(whole, arithmetic_data, tmp_path):
+  """Every figure, whichever host computed what."""
+  found = []
+  for count in (1, 2):
+    out = tmp_path / f"{count}.json"
+    flags = (f"--checkpoint={whole}", f"--data_dir={arithmetic_data}", f"--output={out}")
+    jobs.finish(jobs.start("evaluate.py", *flags, hosts=count, devices=4))
+    found.append(json.loads(out.read_text()))
+  assert found[0].keys() == found[1].keys()
+  for name in ("nll", "accuracy", "auroc", "ece", "count"):
+    assert found[0][name] == pytest.approx(found[1][name], rel=1e-6)

@@ -75,6 +75,7 @@ def parse(monkeypatch, *argv):
   @dataclasses.dataclass(frozen=True)
   class Args:
     workdir: str
+    quick: bool = False
     config: config_lib.Experiment = config_lib.Experiment()
 
   monkeypatch.setattr(sys, "argv", ["train.py", *argv])
@@ -91,6 +92,22 @@ def test_the_config_file_may_follow_a_space(monkeypatch):
   given = config_lib.read(f"{ROOT}/configs/arithmetic.py")
   assert args.workdir == "w"
   assert args.config == dataclasses.replace(given, train=dataclasses.replace(given.train, steps=7))
+
+
+@pytest.mark.parametrize(
+  ("given", "quick"),
+  [
+    ((), False),
+    (("--quick",), True),
+    (("--quick=True",), True),
+    (("--quick", "True"), True),
+    (("--quick", "False"), False),
+  ],
+)
+def test_a_switch_needs_no_value(monkeypatch, given, quick):
+  """What is off by default is switched on by its name alone, as documentation writes it."""
+  args = parse(monkeypatch, CONFIG, *given, "--workdir=w")
+  assert args.quick == quick and args.workdir == "w"
 
 
 @pytest.mark.parametrize(
