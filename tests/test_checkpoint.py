@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_not_used(saved, tmp_path, capfd, damage):
 
 
 def test_a_half_deleted_checkpoint_is_passed_over(saved, tmp_path):
-  """One that was being deleted when the run was killed: nobody needs it; the next save ends that."""
+  """One that was being deleted when the run was killed: the next save ends the deletion."""
   workdir = tmp_path / "run"
   shutil.copytree(saved, workdir)
   shutil.rmtree(workdir / "checkpoints/1/params")
