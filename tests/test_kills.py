@@ -62,6 +62,29 @@ def test_sigterm_before_the_first_step_ends_at_once(experiment, tmp_path, monkey
     loop.run(experiment, tmp_path)
 
 
+def test_sigterm_while_a_checkpoint_is_read_leaves_it_whole(experiment, tmp_path, monkeypatch):
+  """A read that is broken off is not a damaged checkpoint: the next start goes on from it."""
+  loop.run(tiny.change(experiment, "train", steps=4, save_every=2, keep=2), tmp_path)
+  kept = sorted((tmp_path / "checkpoints").iterdir())
+  shutil.rmtree(kept.pop())  # as if the run had been killed before its last save
+  real = checkpoint.ocp.load_checkpointables
+
+  def load(*args):
+    try:
+      os.kill(os.getpid(), signal.SIGTERM)
+    except BaseException as error:  # as orbax does
+      raise RuntimeError("broken off") from error
+    return real(*args)
+
+  again = tiny.change(experiment, "train", steps=4, save_every=2, keep=2)
+  with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="the first step"):
+    patch.setattr(checkpoint.ocp, "load_checkpointables", load)
+    loop.run(again, tmp_path)
+  assert sorted((tmp_path / "checkpoints").iterdir()) == kept
+  loop.run(again, tmp_path)
+  assert checkpoint.latest(tmp_path)[0] == 4
+
+
 def test_one_run_at_a_time(tmp_path):
   """A second run in a work directory is refused, and told who is there; SIGKILL frees it."""
   code = (

@@ -139,6 +139,7 @@ def _run(
       batches = eval_batches(rows.evaluation, c.train, mesh)
       return evaluate(state.params, batches, programs, c.loss.objective)
 
+  notice.defer()
   with contextlib.ExitStack() as stack:
     stack.enter_context(jax.set_mesh(mesh))
     # closed, whatever happens: a save under way is finished
@@ -184,7 +185,7 @@ def _run(
     result, pending, due, window = {}, [], None, None
     if missing:
       log.write(step, c.data.eval_split, evaluated(state))
-    notice.defer()
+    notice.heed()
     while step < c.train.steps:
       with goodput.spent_on("data"):
         batch = next(batches)

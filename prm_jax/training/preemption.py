@@ -16,6 +16,7 @@ import jax
 from jax.experimental import multihost_utils
 
 EXIT_CODE = os.EX_TEMPFAIL  # 75
+TOO_EARLY = "told to stop (SIGTERM) before the first step; nothing was to be saved"
 
 
 class Preempted(BaseException):  # as KeyboardInterrupt: not to be caught with other errors
@@ -44,8 +45,17 @@ class Notice:
       signal.signal(signal.SIGTERM, self._before)
 
   def defer(self) -> None:
-    """From here on there is something to save: SIGTERM no longer raises Preempted on the spot."""
+    """From here on SIGTERM no longer raises Preempted on the spot.
+
+    What it would break off is reading a checkpoint, which would be taken for a damaged one; later
+    there is something to save.
+    """
     self._deferring = True
+
+  def heed(self) -> None:
+    """Raises Preempted if SIGTERM came since `defer`: there is nothing to save yet."""
+    if self._told:
+      raise Preempted(TOO_EARLY)
 
   def reached(self, step: int) -> bool:
     """Whether to save now, after `step` updates, and stop.  To be asked after every update."""
@@ -55,5 +65,5 @@ class Notice:
 
   def _on_signal(self, *_) -> None:
     if not self._deferring:
-      raise Preempted("told to stop (SIGTERM) before the first step; nothing was to be saved")
+      raise Preempted(TOO_EARLY)
     self._told = True  # once more changes nothing: the save goes on
