@@ -1,5 +1,6 @@
 """Runs that are stopped, killed or started twice lose nothing, and say what is wrong."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -58,6 +59,20 @@ def test_sigterm_saves_and_loses_nothing(experiment, tmp_path, monkeypatch):
 def test_sigterm_before_the_first_step_ends_at_once(experiment, tmp_path, monkeypatch):
   """There is nothing to save while data are read, so there is nothing to wait for."""
   monkeypatch.setattr(loop, "read_rows", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+  with pytest.raises(preemption.Preempted, match="before the first step"):
+    loop.run(experiment, tmp_path)
+
+
+def test_sigterm_that_is_swallowed_is_heeded_all_the_same(experiment, tmp_path, monkeypatch):
+  """An exception in the garbage collector's callbacks is printed and forgotten."""
+  real = loop.read_rows
+
+  def read_rows(*args):
+    with contextlib.suppress(preemption.Preempted):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return real(*args)
+
+  monkeypatch.setattr(loop, "read_rows", read_rows)
   with pytest.raises(preemption.Preempted, match="before the first step"):
     loop.run(experiment, tmp_path)
 

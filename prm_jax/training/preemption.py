@@ -64,6 +64,6 @@ class Notice:
     return self._told
 
   def _on_signal(self, *_) -> None:
-    if not self._deferring:
-      raise Preempted(TOO_EARLY)
     self._told = True  # once more changes nothing: the save goes on
+    if not self._deferring:  # lost if this interrupts Python's garbage collector: `heed` asks again
+      raise Preempted(TOO_EARLY)
