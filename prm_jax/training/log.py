@@ -28,7 +28,8 @@ class Log:
       hold: of the work directory; once it is lost, nothing is copied to a bucket.
       again: a split whose record at `step` goes as well: it will be written again.
     """
-    self._workdir, self._stack = (workdir := hold.workdir), contextlib.ExitStack()
+    self._workdir = workdir = hold.workdir
+    self._stack = contextlib.ExitStack()
     self._folder = self._stack.enter_context(storage.local(workdir, unless=hold.taken_by))
     self._path = self._folder / "metrics.jsonl"
     if storage.in_bucket(workdir) and (workdir / self._path.name).exists():
