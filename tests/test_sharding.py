@@ -75,20 +75,20 @@ def test_every_config_for_a_slice_has_a_table():
   assert named == set(SLICES) == {p.stem for p in GOLDEN.glob("*.txt")}
 
 
-def program(sizes, dtype="bfloat16", **model):
-  """A train step of three layers on eight devices, compiled and read."""
+def program(sizes, vocab_size=64):
+  """The text of a train step of three layers, compiled for eight devices."""
   mesh = mesh_lib.make_mesh(config_lib.Mesh(*sizes))
   c = config_lib.Experiment(
-    model=dataclasses.replace(MODEL, dtype=dtype, attention="dense", **model),
+    model=dataclasses.replace(MODEL, dtype="bfloat16", attention="dense"),
     train=config_lib.Train(batch_rows=8),
   )
-  programs = programs_lib.make(c, 64, 3, mesh)
+  programs = programs_lib.make(c, vocab_size, 3, mesh)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)),
     tiny.batch(8, 64),
   )
   with jax.set_mesh(mesh):
-    return hlo.read(programs.train_step.lower(programs.abstract, batch).compile().as_text())
+    return programs.train_step.lower(programs.abstract, batch).compile().as_text()
 
 
 # Of one layer, forward and backward.  Seven matrices are gathered.  With heads and feed-forward
@@ -110,10 +110,19 @@ PINNED = {
 @pytest.mark.parametrize("sizes", PINNED, ids=str)
 def test_collectives_of_a_layer_are_pinned(sizes, capfd):
   """No more exchanges than were counted, and no copy of an array that XLA could not split."""
-  found = program(sizes)
+  found = hlo.read(program(sizes))
   assert ahead_of_time.REMATERIALISED not in capfd.readouterr().err
   assert found.loops[:2] == (3, 3) and not found.unknown_loops
   assert (found.in_loop(0), found.in_loop(1)) == PINNED[sizes]
+
+
+@pytest.mark.parametrize("sizes", PINNED, ids=str)
+def test_no_device_holds_the_embedding_whole(sizes):
+  """Nor its gradient: each looks up some of the columns, in a table of all rows."""
+  vocab_size, pieces = 1016, sizes[1] * sizes[2]
+  text = program(sizes, vocab_size)
+  assert f"[{vocab_size},{MODEL.width // pieces}]" in text
+  assert f"[{vocab_size},{MODEL.width}]" not in text
 
 
 def test_a_copy_that_nobody_asked_for_is_heard(capfd):

@@ -13,6 +13,7 @@ by one and fails on layers that are merged inside a scan (IndexError, with JAX 0
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 
 import jax
@@ -42,6 +43,7 @@ EQUATIONS = {  # of input and weight, for each of config.PROJECTIONS; S is B tim
   "down": "SF,FD->SD",
 }
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
+COLUMNS = ("tensor", "fsdp")  # mesh axes of the embedding's columns where rows of it are looked up
 
 
 def weight(
@@ -66,6 +68,13 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+
+def constrain_columns(width: int) -> Callable[..., jax.Array]:
+  """`constrain`, or what does nothing where the mesh in use cannot split so many columns."""
+  sizes = jax.sharding.get_abstract_mesh().shape
+  pieces = math.prod(sizes.get(axis, 1) for axis in COLUMNS)
+  return constrain if width % pieces == 0 else lambda x, *axes: x
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
@@ -110,8 +119,14 @@ def look_up(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Arr
   """Rows of the embedding `[V, D]`, in the dtype of activations: `[B, T, D]`.
 
   Its gradient is added up, over tokens and devices, in the dtype of `product`'s.
+
+  Each device looks up some columns, for all rows of its part of "data": what it has of the table,
+  and of its gradient, is never more than the stored part.  By rows, XLA would hold all of both.
   """
-  return table.astype(c.dtype).at[tokens].get(mode="clip")
+  split = constrain_columns(table.shape[1])
+  table = split(table.astype(c.dtype), None, COLUMNS)
+  x = split(table.at[split(tokens, "data", None)].get(mode="clip"), "data", None, COLUMNS)
+  return split(x, ROWS, None, "tensor")
 
 
 def _look_up_forward(table, tokens, c):
@@ -121,8 +136,11 @@ def _look_up_forward(table, tokens, c):
 def _look_up_backward(c, saved, gradient):
   table, tokens = saved
   dtype = jnp.float32 if c.gradient_dtype == "float32" else gradient.dtype
-  out = jnp.zeros(table.shape, dtype).at[tokens].add(gradient.astype(dtype), mode="clip")
-  return out.astype(table.dtype), None
+  split = constrain_columns(table.shape[1])
+  gradient = split(split(gradient, ROWS, None, "tensor"), "data", None, COLUMNS)
+  out = split(jnp.zeros(table.shape, dtype), None, COLUMNS)
+  out = out.at[split(tokens, "data", None)].add(gradient.astype(dtype), mode="clip")
+  return split(out, None, COLUMNS).astype(table.dtype), None
 
 
 look_up.defvjp(_look_up_forward, _look_up_backward)
