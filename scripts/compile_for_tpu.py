@@ -82,7 +82,7 @@ def lines(found: dict) -> list[str]:
     return [*out, f"memory: {needed}: DOES NOT FIT"]
   out.append(
     f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
-    f"a chip (peak {gib['peak']:.2f}) of {found['gib_of_a_chip']:.2f}: fits, "
+    f"a chip of {found['gib_of_a_chip']:.2f}: fits, "
     f"{found['headroom']:.0%} left"
   )
   if found["collectives"] is None:

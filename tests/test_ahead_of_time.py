@@ -85,10 +85,22 @@ def test_what_does_not_fit_says_what_to_change(tmp_path):
   found = verdict(c, None, 20.0)
   assert not found["fits"] and "estimate" not in found
   assert found["changes"][0].startswith("--config.model.remat=full")
-  gib = {"arguments": 1.0, "temporaries": 2.0, "peak": 2.5}
+  gib = {"arguments": 1.0, "temporaries": 2.0, "temp_size": 2.5}
   found = verdict(c, gib, 3.0)
   assert found["fits"] and found["collectives"] is None
   assert found["no_collectives_because"] == "no reason"
+
+
+def test_what_the_compiler_refuses_for_its_size():
+  """In both of its messages; one leaves out arguments.  Another error is none of size."""
+  used = "It requires 20.58G. Used 16.58G of 15.50G hbm. Exceeded hbm capacity by 1.08G."
+  assert ahead_of_time.refused(used, 1.25, 15.75) == pytest.approx(16.83)
+  temporaries = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+    "(16.85G) exceeds available HBM (15.75G)."
+  )
+  assert ahead_of_time.refused(temporaries, 1.25, 15.75) == pytest.approx(18.10)
+  assert ahead_of_time.refused("Used 17.2M of 16.0M vmem", 1.25, 15.75) is None
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_run_on_other_rows_goes_over_as_much_data(topologies, tmp_path):
 
 def test_tables_say_what_is_not_known(topologies, monkeypatch, tmp_path):
   """No text, no collectives and no cycles: none of them is a zero; and the target is not met."""
-  gib = {"arguments": 1.0, "temporaries": 4.0, "peak": 4.5}
+  gib = {"arguments": 1.0, "temporaries": 4.0, "temp_size": 4.5}
   said = topologies.ahead_of_time.Compiled(gib, 5.0, None, "no text", 60.0, "2026-01-01", 0)
   monkeypatch.setattr(topologies.ahead_of_time, "compiled", lambda job, work: said)
   (each,) = topologies.run(tmp_path, topologies.CASES[:1])

@@ -247,4 +247,4 @@ def test_the_kernel_compiles_for_a_chip_without_one(tmp_path):
     env=os.environ | {"PYTHONPATH": str(ROOT)},
   )
   assert done.returncode == 0, done.stderr[-2000:]
-  assert json.loads(output.read_text())["temporaries"] < 2 * 4 * 4096 * 16 * 1.1
+  assert json.loads(output.read_text())["temp_size"] < 2 * 4 * 4096 * 16 * 1.1

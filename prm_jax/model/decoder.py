@@ -43,27 +43,26 @@ EQUATIONS = {  # of input and weight, for each of config.PROJECTIONS; S is B tim
   "down": "SF,FD->SD",
 }
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
-COLUMNS = ("tensor", "fsdp")  # mesh axes of the embedding's columns where rows of it are looked up
+COLUMNS = ("tensor", "fsdp")  # mesh axes over which the columns of the embedding are split
+Axis = str | tuple[str, ...] | None  # of the mesh, or several: over which a dimension is split
 
 
 def weight(
   rngs: nnx.Rngs,
   shape: tuple[int, ...],
   std: float,
-  axes: tuple[str | None, ...],
+  axes: tuple[Axis, ...],
   dtype: str = "float32",
 ) -> nnx.Param:
   """A random parameter; `axes` are the mesh axes it is split over, one per dimension."""
   return nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(dtype), axes=axes)
 
 
-def constant(
-  value: float, shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: str
-) -> nnx.Param:
+def constant(value: float, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str) -> nnx.Param:
   return nnx.Param(jnp.full(shape, value, dtype), axes=axes)
 
 
-def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
+def constrain(x: jax.Array, *axes: Axis) -> jax.Array:
   """Splits an activation over the mesh in use; without one, does nothing."""
   if jax.sharding.get_abstract_mesh().empty:
     return x
@@ -120,8 +119,8 @@ def look_up(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Arr
 
   Its gradient is added up, over tokens and devices, in the dtype of `product`'s.
 
-  Each device looks up some columns, for all rows of its part of "data": what it has of the table,
-  and of its gradient, is never more than the stored part.  By rows, XLA would hold all of both.
+  Each device looks up its own columns, for all rows of its part of "data", and none ever holds more
+  of the table, or of its gradient, than it stores.  Of a table split by rows XLA would gather all.
   """
   split = constrain_columns(table.shape[1])
   table = split(table.astype(c.dtype), None, COLUMNS)
@@ -281,7 +280,7 @@ class StepScorer(nnx.Module):
 
   def __init__(self, c: config_lib.Model, vocab_size: int, num_classes: int, rngs: nnx.Rngs):
     D, dtype = c.width, c.param_dtype
-    self.embedding = weight(rngs, (vocab_size, D), c.embedding_std, ("fsdp", "tensor"), dtype)
+    self.embedding = weight(rngs, (vocab_size, D), c.embedding_std, (None, COLUMNS), dtype)
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)

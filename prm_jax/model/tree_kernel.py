@@ -6,8 +6,9 @@ once for keys and values.  What is skipped is decided by the grid: its steps are
 blocks, listed beforehand, so that a pair in which no token sees another costs no arithmetic, no
 memory traffic and no step.
 
-Scores stand with keys along sublanes and queries along lanes.  Maxima, sums and normalisers are
-then rows `[1, queries]`, and of the operands of a product only a small one is ever transposed.
+Tokens lie along lanes throughout.  Arrays are `[..., H, T]`, so that heads of 64 fill registers and
+memory, too.  Scores have keys along sublanes and queries along lanes; maxima, sums and normalisers
+are then rows `[1, queries]`, and of a product's operands only a small one is ever transposed.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def attention(
   if window is not None:
     rule = Rule(subtree_end, positions, jnp.asarray(window, jnp.int32).reshape(1))
   settings = Settings(softcap, *block_sizes(q.shape, q.dtype, block), interpret)
-  return _attention(q, k, v, rule, settings)
+  q, k, v = (x.swapaxes(-1, -2) for x in (q, k, v))
+  return _attention(q, k, v, rule, settings).swapaxes(-1, -2)
 
 
 def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple[int, int]:
@@ -93,7 +95,7 @@ def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple
   if T % LANES:
     raise ValueError(f"rows of {T} tokens: the TPU kernel needs a multiple of {LANES}")
   sizes = [size for size in range(LANES, min(block, T) + 1, LANES) if T % size == 0]
-  bytes_a_token = G * max(H, LANES) * jnp.dtype(dtype).itemsize
+  bytes_a_token = G * H * jnp.dtype(dtype).itemsize
   fitting = [size for size in sizes if size * bytes_a_token <= QUERY_BYTES]
   return max(fitting, default=LANES), max(sizes)
 
@@ -126,7 +128,7 @@ def _attention(q, k, v, rule: Rule, settings: Settings) -> jax.Array:
 
 
 def _forward(q, k, v, rule, settings):
-  B, K, G, T, H = q.shape
+  B, K, G, H, T = q.shape
   queries = settings.queries
   out, normaliser = _call(
     _forward_kernel,
@@ -147,9 +149,9 @@ def _forward(q, k, v, rule, settings):
 
 def _backward(settings, saved, gradient):
   q, k, v, rule, out, normaliser = saved
-  G, H = q.shape[2], q.shape[4]
+  G, H = q.shape[2:4]
   # of the softmax's own derivative, float32 [B, K, G, T]
-  along = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
+  along = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-2)
   inputs = [("queries", q), ("keys", k), ("keys", v)]
   inputs += [("queries", gradient), ("sums", normaliser), ("sums", along)]
   call = functools.partial(_call, rule=rule, settings=settings, inputs=inputs)
@@ -159,7 +161,7 @@ def _backward(settings, saved, gradient):
   dk, dv = call(
     _keys_kernel,
     outputs=[("keys", k), ("keys", v)],
-    scratch=[(settings.keys, H)] * 2,
+    scratch=[(H, settings.keys)] * 2,
     products=4,
     by_keys=True,
   )
@@ -189,7 +191,7 @@ def _call(
     products: of matrices, for each pair of blocks and head.
     by_keys: the outer blocks are those of keys, not of queries.
   """
-  B, K, G, T, H = inputs[0][1].shape
+  B, K, G, H, T = inputs[0][1].shape
   queries, keys = settings.queries, settings.keys
   seen = live_blocks.live(*rule, queries, keys)
   (outer, inner, flags), count = steps(seen.swapaxes(1, 2) if by_keys else seen)
@@ -204,10 +206,10 @@ def _call(
 
   cut = {
     "queries": pl.BlockSpec(
-      (None, None, G, queries, H), lambda b, h, s, t, _: (b, h, 0, query(b, s, t), 0)
+      (None, None, G, H, queries), lambda b, h, s, t, _: (b, h, 0, 0, query(b, s, t))
     ),
     "sums": pl.BlockSpec((None, None, G, queries), lambda b, h, s, t, _: (b, h, 0, query(b, s, t))),
-    "keys": pl.BlockSpec((None, None, keys, H), lambda b, h, s, t, _: (b, h, key(b, s, t), 0)),
+    "keys": pl.BlockSpec((None, None, H, keys), lambda b, h, s, t, _: (b, h, 0, key(b, s, t))),
     "of query": pl.BlockSpec((None, 1, queries), lambda b, h, s, t, _: (b, 0, query(b, s, t))),
     "of key": pl.BlockSpec((None, 1, keys), lambda b, h, s, t, _: (b, 0, key(b, s, t))),
   }
@@ -265,8 +267,8 @@ def _product(a: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
 
 
 def _scores(key, query, seen, softcap: float) -> tuple[jax.Array, jax.Array | float]:
-  """Masked scores `[keys, queries]`, and the soft cap's derivative."""
-  scores, slope = _product(key, query, transposed=True), 1.0
+  """Masked scores `[keys, queries]`, of a transposed key, and the soft cap's derivative."""
+  scores, slope = _product(key, query), 1.0
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
     slope = 1 - jnp.square(scores / softcap)
@@ -284,7 +286,7 @@ def _forward_kernel(flags, seen, softcap, q, k, v, out, normaliser, most, total,
 
   @pl.when(flags & LIVE != 0)
   def _():
-    visible, key, value = seen(), k[...], v[...].T
+    visible, key, value = seen(), k[...].T, v[...]
     for g in range(q.shape[0]):
       row = slice(g, g + 1)
       scores, _ = _scores(key, q[g], visible, softcap)
@@ -299,16 +301,19 @@ def _forward_kernel(flags, seen, softcap, q, k, v, out, normaliser, most, total,
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):
-      out[g] = (sums[g] / total[g : g + 1]).T.astype(out.dtype)
+      out[g] = (sums[g] / total[g : g + 1]).astype(out.dtype)
     normaliser[...] = most[...] + jnp.log(total[...])
 
 
 def _weights(g, visible, softcap, q, key, value, outer, normaliser, along):
-  """Weights `[keys, queries]` of a head, and the gradient of the scores before the soft cap."""
+  """Weights `[keys, queries]` of a head, and the gradient of the scores before the soft cap.
+
+  Key and value are transposed, `[keys, H]`.
+  """
   row = slice(g, g + 1)
   scores, slope = _scores(key, q[g], visible, softcap)
   weights = jnp.exp(scores - normaliser[row])
-  return weights, weights * (_product(value, outer[g], transposed=True) - along[row]) * slope
+  return weights, weights * (_product(value, outer[g]) - along[row]) * slope
 
 
 def _queries_kernel(flags, seen, softcap, q, k, v, outer, normaliser, along, dq, sums):
@@ -320,16 +325,15 @@ def _queries_kernel(flags, seen, softcap, q, k, v, outer, normaliser, along, dq,
 
   @pl.when(flags & LIVE != 0)
   def _():
-    visible, key, value = seen(), k[...], v[...]
-    transposed = key.T
+    visible, key, value = seen(), k[...].T, v[...].T
     for g in range(q.shape[0]):
       _, ds = _weights(g, visible, softcap, q, key, value, outer, normaliser, along)
-      sums[g] += _product(transposed, ds.astype(key.dtype))
+      sums[g] += _product(k[...], ds.astype(key.dtype))
 
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):
-      dq[g] = sums[g].T.astype(dq.dtype)
+      dq[g] = sums[g].astype(dq.dtype)
 
 
 def _keys_kernel(
@@ -344,11 +348,11 @@ def _keys_kernel(
 
   @pl.when(flags & LIVE != 0)
   def _():
-    visible, key, value = seen(), k[...], v[...]
+    visible, key, value = seen(), k[...].T, v[...].T
     for g in range(q.shape[0]):
       weights, ds = _weights(g, visible, softcap, q, key, value, outer, normaliser, along)
-      for_key[...] += _product(ds.astype(q.dtype), q[g])
-      for_value[...] += _product(weights.astype(outer.dtype), outer[g])
+      for_key[...] += _product(q[g], ds.astype(q.dtype), transposed=True)
+      for_value[...] += _product(outer[g], weights.astype(outer.dtype), transposed=True)
 
   @pl.when(flags & LAST != 0)
   def _():

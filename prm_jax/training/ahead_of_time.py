@@ -48,7 +48,12 @@ ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 DROPPED = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
-NOT_FITTING = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)([KMG]) hbm")
+UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0}
+# "Used 16.58G of 15.75G hbm", or, where temporaries alone are too many, "HLO temporaries (16.85G)
+# exceeds available HBM (15.75G)"
+NOT_FITTING = re.compile(
+  r"(Used|temporaries) \(?([\d.]+)([KMG])\)? (?:of|exceeds available HBM) \(?([\d.]+)G"
+)
 REMATERIALISED = "Involuntary full rematerialization"
 
 
@@ -97,8 +102,8 @@ class Job:
 class Compiled:
   """What the compiler said."""
 
-  gib: dict[str, float] | None  # of a chip: arguments, temporaries, peak; None: it does not fit
-  needed: float  # GiB of a chip
+  gib: dict[str, float] | None  # of a chip: arguments, temporaries, temp_size; None: does not fit
+  needed: float  # GiB of a chip: arguments and temporaries
   text: str | None  # of the program; None: there is none
   why_no_text: str  # in the compiler's words
   seconds: float
@@ -152,24 +157,39 @@ def compile_here(job: Job) -> Compiled:
     try:
       compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-      if not (used := NOT_FITTING.search(str(error))):
+      state = programs.abstract if job.step == "train" else programs.abstract.params
+      arguments = mesh_lib.bytes_of_a_device((state, batch)) / 2**30
+      needed = refused(str(error), arguments, chip.memory)
+      if needed is None:
         raise
-      needed = float(used[1]) * {"K": 2**-20, "M": 2**-10, "G": 1.0}[used[2]]
-      needed += chip.memory - float(used[3])  # which the compiler keeps for itself, if it does
       return Compiled(None, needed, None, "it does not fit", time.perf_counter() - clock, today)
   memory = compiled.memory_analysis()
+  needed, arguments = memory.peak_memory_in_bytes / 2**30, memory.argument_size_in_bytes / 2**30
   gib = {
-    "arguments": memory.argument_size_in_bytes / 2**30,
-    "temporaries": memory.temp_size_in_bytes / 2**30,
-    "peak": memory.peak_memory_in_bytes / 2**30,
+    "arguments": arguments,
+    "temporaries": needed - arguments,
+    # may be more than a chip ever holds, and even than it has
+    "temp_size": memory.temp_size_in_bytes / 2**30,
   }
-  needed = max(gib["peak"], gib["arguments"] + gib["temporaries"])
   text, why = None, ""
   try:
     text = compiled.as_text()
   except jax.errors.JaxRuntimeError as error:  # of some generations libtpu cannot write it
     why = str(error).splitlines()[0]
   return Compiled(gib, needed, text, why, time.perf_counter() - clock, today)
+
+
+def refused(error: str, arguments: float, memory: float) -> float | None:
+  """GiB that a program needs which the compiler refused for its size; None: for something else.
+
+  Args:
+    arguments: GiB of them, which are not always in the message.
+    memory: GiB of a chip, of which the compiler may keep some for itself.
+  """
+  if not (found := NOT_FITTING.search(error)):
+    return None
+  needed = float(found[2]) * UNITS[found[3]] + memory - float(found[4])
+  return needed + (arguments if found[1] == "temporaries" else 0.0)
 
 
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
@@ -250,9 +270,10 @@ def fingerprint(job: Job) -> str:
 def report(job: Job, found: Compiled) -> dict[str, Any]:
   """What `compile.json` holds.
 
-  Memory in GiB of a chip against what it has, and what would make it fit; collectives, by kind and
-  dtype, with the bytes that reach a chip in a step (None: the compiler gave no text to read them
-  from); operations; an estimate of time with its assumptions; the cost of the run.
+  Memory in GiB of a chip, at the fullest, against what it has, and what would make it fit;
+  collectives, by kind and dtype, with the bytes that reach a chip in a step (None: the compiler
+  gave no text to read them from); operations; an estimate of time with its assumptions; the cost of
+  the run.
   """
   (c, state), chip = described(job), job.chip()
   mesh = state.step.sharding.mesh

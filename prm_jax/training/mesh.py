@@ -20,7 +20,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
-from prm_jax.model.decoder import ROWS, StepScorer
+from prm_jax.model.decoder import ROWS, Axis, StepScorer
 from prm_jax.training.parameters import EVERYTHING, Choice
 from prm_jax.training.step import TrainState
 from prm_jax.types import Batch
@@ -109,14 +109,17 @@ def abstract_params(
   """The parameters as `ShapeDtypeStruct`s, each split over the axes it was declared with.
 
   Stacked layers have a leading axis more than declared; it is not split.  A dimension that the
-  mesh axis does not divide is not split either (small models on many devices).
+  mesh axes do not divide is not split either (small models on many devices).
   """
+
+  def pieces(axis: Axis) -> int:
+    return math.prod(mesh.shape[name] for name in ([axis] if isinstance(axis, str) else axis or ()))
 
   def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
     axes = param.get_metadata()["axes"]
     shape, dtype = param.get_value().shape, param.get_value().dtype
     axes = (None,) * (len(shape) - len(axes)) + axes
-    fits = [a if a and size % mesh.shape[a] == 0 else None for a, size in zip(axes, shape)]
+    fits = [axis if size % pieces(axis) == 0 else None for axis, size in zip(axes, shape)]
     sharding = NamedSharding(mesh, PartitionSpec(*fits))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
@@ -177,7 +180,7 @@ def table(state: TrainState) -> str:
   for path, x in jax.tree_util.tree_leaves_with_path(state):
     spec = (*x.sharding.spec, *[None] * (len(x.shape) - len(x.sharding.spec)))
     name = jax.tree_util.keystr(path, simple=True, separator=".")
-    axes = ", ".join(axis or "-" for axis in spec)
+    axes = ", ".join("-" if not a else a if isinstance(a, str) else " + ".join(a) for a in spec)
     rows.append((name, str(list(x.shape)), x.dtype.name, f"[{axes}]", f"{bytes_of_a_device(x):,}"))
   rows.append(("all", "", "", "", f"{bytes_of_a_device(state):,}"))
   widths = [max(len(row[i]) for row in rows) for i in range(5)]
