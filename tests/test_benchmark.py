@@ -624,12 +624,14 @@ def test_loading_is_measured_in_processes_of_its_own(arithmetic_data, tmp_path):
 
 
 def test_short_measurements_are_repeated_in_turn(tree):
-  """Until there are enough repeats and enough seconds; the best of each counts."""
+  """Until there are enough repeats and enough seconds; the ratio is the median of the turns'."""
   order, seconds = [], iter([5.0, 4.0, 3.0, 6.0, 2.0, 7.0])
 
   def measure(merge):
     order.append(merge)
     return next(seconds)
 
-  assert tree.alternately(measure, 2, 20.0) == {False: 2.0, True: 3.0}
+  found = tree.alternately(measure, 2, 20.0)
+  assert found["seconds"] == {"flattened": 5.0, "trees": 4.0}
+  assert found["measured"] == 5 / 4  # of 5 / 4, 6 / 3 and 2 / 7
   assert order == [False, True, True, False, False, True]

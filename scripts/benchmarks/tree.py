@@ -74,8 +74,8 @@ SIZES = {
   "real_pools": 35,  # problems
   "chains": {"phase 2": 16, "arithmetic": 400},  # problems, a path of each
   "lone": 1600,  # candidates scored, one a problem
-  "repeats": {"chains": 4, "pools": 2, "real": 1},  # with and without merging, in turn
-  "seconds": 20.0,  # of chains, at least, together: a few per cent are looked for
+  "repeats": {"chains": 4, "pools": 3, "real": 1},  # with and without merging, in turn
+  "seconds": 40.0,  # of chains, at least, together: a few per cent are looked for
   "paths": None,  # of each phase; as --rows says
   "model": None,  # in place of the public model's layers and the quickstart's
 }
@@ -384,15 +384,12 @@ def chains(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> d
     batches = packed(labelled_rows.pack(*given, merge)[0])
     return time.perf_counter() - start + sum(map(model.update, batches))
 
-  seconds = alternately(measure, sizes["repeats"]["chains"], sizes["seconds"])
   about = {
     "name": name,
     "what": "training",
     "problems": len(alone),
     "same_rows": plans[True].hash == plans[False].hash,
-    "seconds": {"flattened": seconds[False], "trees": seconds[True]},
-    "measured": seconds[False] / seconds[True],
-  }
+  } | alternately(measure, sizes["repeats"]["chains"], sizes["seconds"])
   say(f"{name}, chains: flattened / trees {about['measured']:.3f}")
   return about
 
@@ -409,8 +406,10 @@ def first_path(tree: StepTree) -> StepTree:
   )
 
 
-def alternately(measure: Callable[[bool], float], repeats: int, least: float) -> dict[bool, float]:
-  """The fewest seconds with and without merging, in turn; which is first changes.
+def alternately(measure: Callable[[bool], float], repeats: int, least: float) -> dict:
+  """Seconds with and without merging, in turn; which is first changes.
+
+  Medians, and that of the ratio in each turn, whose two measurements are neighbours in time.
 
   Args:
     least: seconds of all repeats together, at least.
@@ -419,7 +418,12 @@ def alternately(measure: Callable[[bool], float], repeats: int, least: float) ->
   while len(seconds[True]) < repeats or sum(map(sum, seconds.values())) < least:
     for merge in (True, False) if len(seconds[True]) % 2 else (False, True):
       seconds[merge].append(measure(merge))
-  return {merge: min(values) for merge, values in seconds.items()}
+  ratios = [flattened / trees for flattened, trees in zip(seconds[False], seconds[True])]
+  forms = {"flattened": seconds[False], "trees": seconds[True]}
+  return {
+    "seconds": {form: statistics.median(values) for form, values in forms.items()},
+    "measured": statistics.median(ratios),
+  }
 
 
 def sampled_pool(model: Model, problems: int, count: int) -> Pool:
@@ -456,15 +460,15 @@ def score(name: str, model: Model, pool: Pool, repeats: int, least: float = 0.0)
   flattened = sum(map(len, pool.token_trees))
   distinct = sum(len(tries.merge(group)[0]) for group in groups)
   measure = lambda merge: model.score(pool, ROW_LENGTH[name], merge)
-  seconds = alternately(measure, repeats, least)
+  taken = alternately(measure, repeats, least)
   about = {
     "name": name,
     "problems": len(groups),
     "candidates": len(pool.token_trees),
     "flattened": flattened,
     "distinct": distinct,
-    "seconds": {"flattened": seconds[False], "trees": seconds[True]},
-  } | ratios(flattened / distinct, seconds[False] / seconds[True])
+    "seconds": taken["seconds"],
+  } | ratios(flattened / distinct, taken["measured"])
   say(f"scoring {name}: measured {about['measured']:.2f}, arithmetic {about['arithmetic']:.2f}")
   return about
 
