@@ -125,6 +125,17 @@ def test_no_device_holds_the_embedding_whole(sizes):
   assert f"[{vocab_size},{MODEL.width}]" not in text
 
 
+@pytest.mark.parametrize(
+  ("width", "spec"), [(3584, ("fsdp", "tensor")), (4096, (None, ("tensor", "fsdp")))]
+)
+def test_an_embedding_is_split_by_rows_where_columns_are_too_few(width, spec):
+  """Over 1,024 chips 3,584 columns are; unsplit it would be 2 GiB a chip, three times."""
+  mesh = mesh_lib.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
+  c = dataclasses.replace(MODEL, width=width)
+  params = mesh_lib.abstract_params(c, 152_064, 3, mesh)
+  assert params["embedding"].sharding.spec == PartitionSpec(*spec)
+
+
 def test_a_copy_that_nobody_asked_for_is_heard(capfd):
   """What the test above listens for is what XLA says."""
   mesh = mesh_lib.make_mesh(config_lib.Mesh(1, 4, 2))

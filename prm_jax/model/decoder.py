@@ -53,9 +53,16 @@ def weight(
   std: float,
   axes: tuple[Axis, ...],
   dtype: str = "float32",
+  otherwise: tuple[Axis, ...] | None = None,
 ) -> nnx.Param:
-  """A random parameter; `axes` are the mesh axes it is split over, one per dimension."""
-  return nnx.Param((std * jax.random.normal(rngs.params(), shape)).astype(dtype), axes=axes)
+  """A random parameter.
+
+  Args:
+    axes: the mesh axes it is split over, one per dimension.
+    otherwise: where they do not divide it.
+  """
+  value = (std * jax.random.normal(rngs.params(), shape)).astype(dtype)
+  return nnx.Param(value, axes=axes, otherwise=otherwise)
 
 
 def constant(value: float, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str) -> nnx.Param:
@@ -280,7 +287,9 @@ class StepScorer(nnx.Module):
 
   def __init__(self, c: config_lib.Model, vocab_size: int, num_classes: int, rngs: nnx.Rngs):
     D, dtype = c.width, c.param_dtype
-    self.embedding = weight(rngs, (vocab_size, D), c.embedding_std, (None, COLUMNS), dtype)
+    self.embedding = weight(
+      rngs, (vocab_size, D), c.embedding_std, (None, COLUMNS), dtype, otherwise=("fsdp", "tensor")
+    )
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)

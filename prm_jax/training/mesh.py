@@ -108,16 +108,19 @@ def abstract_params(
 ) -> Any:
   """The parameters as `ShapeDtypeStruct`s, each split over the axes it was declared with.
 
-  Stacked layers have a leading axis more than declared; it is not split.  A dimension that the
-  mesh axes do not divide is not split either (small models on many devices).
+  Stacked layers have a leading axis more than declared; it is not split.  Where the mesh axes do
+  not divide a parameter, it is split as declared for that case.  A dimension that even these do not
+  divide is not split (small models on many devices).
   """
 
   def pieces(axis: Axis) -> int:
     return math.prod(mesh.shape[name] for name in ([axis] if isinstance(axis, str) else axis or ()))
 
   def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
-    axes = param.get_metadata()["axes"]
+    axes, otherwise = map(param.get_metadata().get, ("axes", "otherwise"))
     shape, dtype = param.get_value().shape, param.get_value().dtype
+    if otherwise and any(size % pieces(axis) for axis, size in zip(axes, shape)):
+      axes = otherwise
     axes = (None,) * (len(shape) - len(axes)) + axes
     fits = [axis if size % pieces(axis) == 0 else None for axis, size in zip(axes, shape)]
     sharding = NamedSharding(mesh, PartitionSpec(*fits))
