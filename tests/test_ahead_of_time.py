@@ -52,7 +52,9 @@ def test_a_step_compiles_for_a_slice_without_one(tmp_path):
   # parameters and two moments, float32, most of them split four ways
   assert 12 * found["parameters"] / 4 < found["gib_per_chip"]["arguments"] * 2**30
   assert found["gib_per_chip"]["arguments"] * 2**30 < 12 * found["parameters"]
-  assert found["headroom"] == 1 - found["gib_per_chip"]["needed"] / 15.75
+  gib = found["gib_per_chip"]
+  assert gib["needed"] == gib["arguments"] + gib["temporaries"] and gib["temporaries"] > 0
+  assert found["headroom"] == 1 - gib["needed"] / 15.75
   assert found["involuntary_rematerialisations"] == 0
   # what stands in the estimate was read from the program
   assert found["estimate"]["parts"]["compiled_code"] > 0
@@ -101,6 +103,7 @@ def test_what_the_compiler_refuses_for_its_size():
   )
   assert ahead_of_time.refused(temporaries, 1.25, 15.75) == pytest.approx(18.10)
   assert ahead_of_time.refused("Used 17.2M of 16.0M vmem", 1.25, 15.75) is None
+  assert ahead_of_time.refused("Used 300.00G of 200.00G host", 1.25, 15.75) is None
 
 
 @pytest.mark.parametrize(

@@ -563,7 +563,8 @@ def test_the_tree_benchmark(tree, tmp_path, monkeypatch):
   assert pool["measured"] == pool["arithmetic"] > 1
   assert [about["what"] for about in result["chains"]] == ["training", "training", "scoring"]
   assert all(about["measured"] == pytest.approx(1, abs=0.01) for about in result["chains"])
-  assert all(about.get("same_rows", True) for about in result["chains"])
+  *trained, scored = result["chains"]
+  assert all(about["same_rows"] for about in trained) and scored["flattened"] == scored["distinct"]
   assert [t["met"] for t in result["targets"]][-1] and len(result["targets"]) == 7
   text = tree.tables(result | {"quick": False})
   assert "| phase 1 | c: trees, packed | 1 | 64 | 10.7 | 64.0 | 0.09 | 10 |" in text

@@ -17,6 +17,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from importlib import metadata
 from typing import Any, Literal
@@ -37,8 +38,8 @@ from prm_jax.types import CLASSES, Batch
 
 TOKENS_PER_READ = 8  # room for the head's reads: a step of PRM800K has about 30 tokens
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-# of the package, what a compiled step depends on
-TRAINING = ("loss", "mesh", "parameters", "programs", "step")
+# of the package, what a compiled step and its figures depend on
+TRAINING = ("ahead_of_time", "loss", "mesh", "parameters", "programs", "step")
 CODE = ("model/*.py", *(f"training/{name}.py" for name in TRAINING))
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")
 # libtpu asks for a machine's metadata and for its chips, unless told that there are none
@@ -48,11 +49,11 @@ ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 DROPPED = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
+ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
 UNITS = {"K": 2**-20, "M": 2**-10, "G": 1.0}
-# "Used 16.58G of 15.75G hbm", or, where temporaries alone are too many, "HLO temporaries (16.85G)
-# exceeds available HBM (15.75G)"
-NOT_FITTING = re.compile(
-  r"(Used|temporaries) \(?([\d.]+)([KMG])\)? (?:of|exceeds available HBM) \(?([\d.]+)G"
+NOT_FITTING = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)G hbm")
+TEMPORARIES_ALONE = re.compile(
+  r"temporaries \(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)G\)"
 )
 REMATERIALISED = "Involuntary full rematerialization"
 
@@ -155,7 +156,7 @@ def compile_here(job: Job) -> Compiled:
     else:
       lowered = programs.read.lower(programs.abstract.params, batch)
     try:
-      compiled = lowered.compile()
+      compiled, gib = measured(lowered)
     except jax.errors.JaxRuntimeError as error:
       state = programs.abstract if job.step == "train" else programs.abstract.params
       arguments = mesh_lib.bytes_of_a_device((state, batch)) / 2**30
@@ -163,20 +164,35 @@ def compile_here(job: Job) -> Compiled:
       if needed is None:
         raise
       return Compiled(None, needed, None, "it does not fit", time.perf_counter() - clock, today)
-  memory = compiled.memory_analysis()
-  needed, arguments = memory.peak_memory_in_bytes / 2**30, memory.argument_size_in_bytes / 2**30
-  gib = {
-    "arguments": arguments,
-    "temporaries": needed - arguments,
-    # may be more than a chip ever holds, and even than it has
-    "temp_size": memory.temp_size_in_bytes / 2**30,
-  }
+  needed = gib["arguments"] + gib["temporaries"]
   text, why = None, ""
   try:
     text = compiled.as_text()
   except jax.errors.JaxRuntimeError as error:  # of some generations libtpu cannot write it
     why = str(error).splitlines()[0]
   return Compiled(gib, needed, text, why, time.perf_counter() - clock, today)
+
+
+def measured(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[str, float]]:
+  """Compiles for a TPU; and GiB of a chip.
+
+  They are arguments; temporaries, which is all that the compiler's report has beside them, results
+  included that do not take the place of an argument; and temp_size, the temporaries as JAX has
+  them, which may be far more than is allocated, as its peak may be less.
+  """
+  with tempfile.TemporaryDirectory() as directory:
+    options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True}
+    compiled = lowered.compile(compiler_options=options)
+    (report,) = pathlib.Path(directory).rglob("*memory-usage-report.txt")
+    allocated = int(ALLOCATED.search(report.read_text())[1])
+  memory = compiled.memory_analysis()
+  arguments = memory.argument_size_in_bytes
+  sizes = {
+    "arguments": arguments,
+    "temporaries": allocated - arguments,
+    "temp_size": memory.temp_size_in_bytes,
+  }
+  return compiled, {name: size / 2**30 for name, size in sizes.items()}
 
 
 def refused(error: str, arguments: float, memory: float) -> float | None:
@@ -186,10 +202,11 @@ def refused(error: str, arguments: float, memory: float) -> float | None:
     arguments: GiB of them, which are not always in the message.
     memory: GiB of a chip, of which the compiler may keep some for itself.
   """
-  if not (found := NOT_FITTING.search(error)):
+  if found := NOT_FITTING.search(error):
+    arguments = 0.0
+  elif not (found := TEMPORARIES_ALONE.search(error)):
     return None
-  needed = float(found[2]) * UNITS[found[3]] + memory - float(found[4])
-  return needed + (arguments if found[1] == "temporaries" else 0.0)
+  return float(found[1]) * UNITS[found[2]] + arguments + memory - float(found[3])
 
 
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:

@@ -33,8 +33,7 @@ from prm_jax.model import tree_kernel
 from prm_jax.training import ahead_of_time
 from prm_jax.training import mesh as mesh_lib
 
-# Bytes a chip: of arguments; of what it holds beside them at the fullest; as JAX sums up the latter
-SIZES = ("arguments", "temporaries", "temp_size")
+SIZES = ("arguments", "temporaries", "temp_size")  # of ahead_of_time.measured
 
 
 def main() -> None:
@@ -53,9 +52,9 @@ def main() -> None:
 
 
 def alone(settings: dict) -> dict:
-  """Value and gradients of q, k and v, one row a chip.
+  """Gradients of q, k and v, one row a chip; they count as temporaries.
 
-  These are laid out as the compiler likes, which in a model has a choice, too: they come from
+  All are laid out as the compiler likes, which in a model has a choice, too: they come from
   products and go to them.
   """
   sizes = settings["sizes"]
@@ -83,9 +82,8 @@ def alone(settings: dict) -> dict:
 
   shardings = {"in_shardings": (free, free, free, rows), "out_shardings": free}
   gradients = jax.jit(jax.grad(loss, (0, 1, 2)), **shardings)
-  memory = gradients.lower(*x, end).compile().memory_analysis()
-  arguments, peak = memory.argument_size_in_bytes, memory.peak_memory_in_bytes
-  return dict(zip(SIZES, (arguments, peak - arguments, memory.temp_size_in_bytes)))
+  _, gib = ahead_of_time.measured(gradients.lower(*x, end))
+  return {name: size * 2**30 for name, size in gib.items()}
 
 
 def step(settings: dict) -> dict:
@@ -100,8 +98,7 @@ def step(settings: dict) -> dict:
   found = ahead_of_time.compile_step(c, settings["topology"])
   if not found["fits"]:
     return dict.fromkeys(SIZES)
-  gib = found["gib_per_chip"]
-  return {name: gib[name] * 2**30 for name in SIZES} | {
+  return {name: found["gib_per_chip"][name] * 2**30 for name in SIZES} | {
     "parameters": found["parameters"],
     "chips": found["chips"],
   }

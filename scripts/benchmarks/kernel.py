@@ -147,7 +147,7 @@ def grouped(done: list[dict], part: str) -> dict[tuple, dict[str, dict]]:
 
 
 def size(figures: dict, which: str) -> float:
-  """Bytes of temporaries, held or as JAX sums them up; of what does not fit, more than any."""
+  """Bytes of temporaries, allocated or JAX's temp_size; of what does not fit, more than any."""
   return math.inf if figures[which] is None else figures[which]
 
 
@@ -156,7 +156,7 @@ def targets(done: list[dict]) -> list[dict]:
   rows, words = [], {"alone": "attention alone", "step": "whole train step"}
   for part in PARTS:
     several = [forms for forms in grouped(done, part).values() if "splash_split" in forms]
-    for which, what in (("temporaries", "held at the fullest"), ("temp_size", "summed up")):
+    for which, what in (("temporaries", "allocated"), ("temp_size", "by temp_size")):
       ratios = [
         size(forms["kernel"], which) / min(size(forms[name], which) for name in SPLASH)
         for forms in several
@@ -201,7 +201,7 @@ def tables(figures: dict) -> str:
         "slice",
         "tokens of a row",
         "heads",
-        *(f"{FORMS[name]}: at the fullest (summed)" for name in names),
+        *(f"{FORMS[name]}: allocated (temp_size)" for name in names),
       )
       parts += [f"### {title}", table(head, rows)]
   installed = ", ".join(" ".join(each) for each in figures["versions"].items())
