@@ -43,30 +43,37 @@ def merge(
   """
   paths = []  # (token ids as bytes that sort like them, tree, the path's tokens in it)
   for i, tree in enumerate(trees):
-    for leaf in starts(tree)[1:] - 1:
+    chain = tree.positions[-1] == len(tree) - 1
+    for leaf in [len(tree) - 1] if chain else starts(tree)[1:] - 1:
       path = np.flatnonzero(tree.subtree_end[: leaf + 1] > leaf)
       paths.append((tree.tokens[path].astype(">u4").tobytes(), i, path))
   paths.sort(key=lambda path: path[:2])
-  places = [np.zeros(len(tree), np.int64) for tree in trees]
-  tokens, positions, parents, ends = [], [], [], []
-  ids = place = np.zeros(0, np.int64)  # of the path before
-  total = 0
-  for _, i, path in paths:
-    new = trees[i].tokens[path]
-    both = min(len(ids), len(new))
-    shared = int(np.argmin(np.append(ids[:both] == new[:both], False)))
-    ends.append((place[shared:], total))  # nothing after here descends from these
-    added = np.arange(total, total + len(new) - shared)
-    total += len(added)
-    ids, place = new, np.concatenate([place[:shared], added])
-    tokens.append(new[shared:])
-    positions.append(np.arange(shared, len(new)))
-    parents.append(np.append(-1, place)[shared : len(new)])
-    places[i][path] = place
+  # One path after another in flat arrays, `edges` between them.
+  ids = np.frombuffer(b"".join(path[0] for path in paths), ">u4").astype(np.int32)
+  lengths = np.array([len(path) for *_, path in paths])
+  edges = np.append(0, np.cumsum(lengths))
+  index = np.arange(len(ids))
+  depth = index - np.repeat(edges[:-1], lengths)
+  before = np.repeat(np.append(0, lengths[:-1]), lengths)  # tokens of the path before
+  differs = np.flatnonzero((depth >= before) | (ids != ids[index - before]))
+  first = np.append(differs, len(ids))[np.searchsorted(differs, edges[:-1])]
+  first = np.minimum(first, edges[1:])  # token of each path that is not of the path before
+  new = index >= np.repeat(first, lengths)
+  place = np.cumsum(new) - 1
+  # A token that is not new has the place of the last new one above it, in the paths before.
+  column = np.argsort(depth, kind="stable")
+  place[column] = place[column][np.maximum.accumulate(np.where(new[column], index, 0))]
+  tokens, positions, total = ids[new], depth[new], np.count_nonzero(new)
+  parents = np.where(depth > 0, place[index - 1], -1)[new]
   subtree_end = np.full(total, total)
-  for closed, end in ends:
-    subtree_end[closed] = end
-  tokens, positions, parents = map(np.concatenate, (tokens, positions, parents))
+  ends = np.append(0, np.cumsum(new))[edges[1:]]
+  kept = (first - edges[:-1])[1:]
+  spans = list(itertools.pairwise(edges))
+  for (start, stop), shared, end in zip(spans, kept, ends):
+    subtree_end[place[start + shared : stop]] = end  # nothing after here descends from these
+  places = [np.zeros(len(tree), np.int64) for tree in trees]
+  for (start, stop), (_, i, path) in zip(spans, paths):
+    places[i][path] = place[start:stop]
   moved = _largest_first(parents, subtree_end)
   old = np.argsort(moved)
   tokens, positions = tokens[old], positions[old]

@@ -74,7 +74,7 @@ SIZES = {
   "real_pools": 35,  # problems
   "chains": {"phase 2": 16, "arithmetic": 400},  # problems, a path of each
   "lone": 1600,  # candidates scored, one a problem
-  "repeats": {"chains": 4, "pools": 3, "real": 1},  # with and without merging, in turn
+  "repeats": {"chains": 4, "pools": 5, "real": 1},  # with and without merging, in turn
   "seconds": 40.0,  # of chains, at least, together: a few per cent are looked for
   "paths": None,  # of each phase; as --rows says
   "model": None,  # in place of the public model's layers and the quickstart's
