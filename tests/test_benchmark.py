@@ -335,11 +335,12 @@ def test_a_failed_side_shows_its_last_words(training, tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system does not say cores")
 def test_a_side_has_as_many_cores_as_threads(training, tmp_path):
-  """The child is pinned, the process that starts it only meanwhile."""
+  """The child is pinned, the process that starts it only meanwhile; large pages are asked for."""
   script, before = tmp_path / "cores.py", os.sched_getaffinity(0)
-  script.write_text("import os; print(len(os.sched_getaffinity(0)))")
+  script.write_text("import os; print(len(os.sched_getaffinity(0)), os.environ['GLIBC_TUNABLES'])")
   training.child(training.sys.executable, script, "none", tmp_path / "log", 1)
-  assert (tmp_path / "log").read_text() == "1\n" and os.sched_getaffinity(0) == before
+  assert (tmp_path / "log").read_text() == "1 glibc.malloc.hugetlb=1\n"
+  assert os.sched_getaffinity(0) == before
 
 
 def test_an_environment_of_somebody_else_is_left_alone(training, tmp_path):

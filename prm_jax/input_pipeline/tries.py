@@ -43,34 +43,22 @@ def merge(
   """
   paths = []  # (token ids as bytes that sort like them, tree, the path's tokens in it)
   for i, tree in enumerate(trees):
-    chain = tree.positions[-1] == len(tree) - 1
-    for leaf in [len(tree) - 1] if chain else starts(tree)[1:] - 1:
+    for leaf in starts(tree)[1:] - 1:
       path = np.flatnonzero(tree.subtree_end[: leaf + 1] > leaf)
       paths.append((tree.tokens[path].astype(">u4").tobytes(), i, path))
   paths.sort(key=lambda path: path[:2])
-  # One path after another in flat arrays, `edges` between them.
-  ids = np.frombuffer(b"".join(path[0] for path in paths), ">u4").astype(np.int32)
-  lengths = np.array([len(path) for *_, path in paths])
-  edges = np.append(0, np.cumsum(lengths))
-  index = np.arange(len(ids))
-  depth = index - np.repeat(edges[:-1], lengths)
-  before = np.repeat(np.append(0, lengths[:-1]), lengths)  # tokens of the path before
-  differs = np.flatnonzero((depth >= before) | (ids != ids[index - before]))
-  first = np.append(differs, len(ids))[np.searchsorted(differs, edges[:-1])]
-  first = np.minimum(first, edges[1:])  # token of each path that is not of the path before
-  new = index >= np.repeat(first, lengths)
-  place = np.cumsum(new) - 1
-  # A token that is not new has the place of the last new one above it, in the paths before.
-  column = np.argsort(depth, kind="stable")
-  place[column] = place[column][np.maximum.accumulate(np.where(new[column], index, 0))]
+  ids = np.frombuffer(b"".join(ids for ids, *_ in paths), ">u4").astype(np.int32)
+  edges = np.append(0, np.cumsum([len(path) for *_, path in paths]))
+  spans = list(itertools.pairwise(edges))
+  depth, new, place = _overlay(ids, edges)
   tokens, positions, total = ids[new], depth[new], np.count_nonzero(new)
-  parents = np.where(depth > 0, place[index - 1], -1)[new]
+  parents = np.where(positions > 0, place[np.flatnonzero(new) - 1], -1)
+  # Where a path leaves the one before, what is left of that one ends.
   subtree_end = np.full(total, total)
   ends = np.append(0, np.cumsum(new))[edges[1:]]
-  kept = (first - edges[:-1])[1:]
-  spans = list(itertools.pairwise(edges))
+  kept = np.add.reduceat(~new, edges[:-1], dtype=int)[1:]
   for (start, stop), shared, end in zip(spans, kept, ends):
-    subtree_end[place[start + shared : stop]] = end  # nothing after here descends from these
+    subtree_end[place[start + shared : stop]] = end
   places = [np.zeros(len(tree), np.int64) for tree in trees]
   for (start, stop), (_, i, path) in zip(spans, paths):
     places[i][path] = place[start:stop]
@@ -95,6 +83,26 @@ def merge(
     reads = np.unique(reads, axis=1)
   fields = (tokens, positions, subtree_end, np.where(predicted, parents, -1), *reads)
   return TokenTree(*(np.asarray(field, np.int32) for field in fields)), places
+
+
+def _overlay(ids: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Lays paths over one another: sorted token ids of all, one after another, `edges` between them.
+
+  Returns:
+    For each token how deep in its path it stands, whether it is new, that is, not shared with the
+    path before, and its place among the new ones: the one it is or the one it shares.
+  """
+  index, lengths = np.arange(len(ids)), np.diff(edges)
+  depth = index - np.repeat(edges[:-1], lengths)
+  before = np.repeat(np.append(0, lengths[:-1]), lengths)  # tokens of the path before
+  differs = np.flatnonzero((depth >= before) | (ids != ids[index - before]))
+  first = np.append(differs, len(ids))[np.searchsorted(differs, edges[:-1])]
+  new = index >= np.repeat(np.minimum(first, edges[1:]), lengths)
+  place = np.cumsum(new) - 1
+  # What is shared has the place of the last new token of its depth.
+  column = np.argsort(depth, kind="stable")
+  place[column] = place[column][np.maximum.accumulate(np.where(new[column], index, 0))]
+  return depth, new, place
 
 
 def _largest_first(parents: np.ndarray, subtree_end: np.ndarray) -> np.ndarray:

@@ -68,6 +68,9 @@ PATHS = ("model", "tokenizer", "config", *SPLITS)
 SCRIPTS = {"ours": HERE / "packed_training.py", "trl": HERE / "trl_peer.py"}
 QUICK = {"train": 8, "test": 4}  # the shortest rows
 tables = training_report.tables
+# Of both sides' processes: memory in large pages, where Linux gives them to those who ask.  Small
+# ones cost a tenth of a step whose temporaries are gigabytes and new in each.
+ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 # Of both sides.  Optimiser settings are those of transformers' Trainer, so PRMTrainer's.
 SETTINGS = {
   "batch": 4,  # rows of the peer; this project's batches are packed rows, as the config says
@@ -92,7 +95,7 @@ def run(args) -> dict:
   for path in (args.model, args.config, *files):
     if not path.is_file():
       raise FileNotFoundError(f"{path}: no such file; --source, --model and --config say where")
-  settings = SETTINGS | phase["settings"] | {"threads": args.threads}
+  settings = SETTINGS | phase["settings"] | {"threads": args.threads, "environment": ENVIRONMENT}
   settings["model"] = str(args.model.resolve())
   settings["model_sha256"] = sha256(args.model)
   if args.quick:
@@ -307,10 +310,8 @@ def export(args, settings: dict) -> pathlib.Path:
 def child(python: str, script: pathlib.Path, given, log: pathlib.Path, threads: int) -> None:
   """Runs a side to its end, on as many cores as it has threads."""
   dropped = ("JAX_COMPILATION_CACHE_DIR", "PYTHONPATH")  # compilation is part of the figures
-  environment = {k: v for k, v in os.environ.items() if k not in dropped} | {
-    "JAX_PLATFORMS": "cpu",
-    "OMP_NUM_THREADS": str(threads),
-  }
+  environment = {k: v for k, v in os.environ.items() if k not in dropped}
+  environment |= ENVIRONMENT | {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": str(threads)}
   if script == SCRIPTS["ours"]:
     environment["PYTHONPATH"] = str(ROOT)
   command = [python, str(script), str(given)]
