@@ -18,10 +18,10 @@ newline inside a step is not mistaken for it: a score is read where a step was e
 The head starts random, as TRL's does.  At this learning rate one of zeros spends most of 69 updates
 on learning that seven steps in eight are right (docs/benchmarks.md).
 
-Cost: one epoch of 716 solutions (5,304 labels, 231,294 tokens of paths as 187,796 of trees in 200
-rows) on two CPU cores: 38 minutes with other work on the machine, some 25 without (6.5 to 8 seconds
-an update); 5 GB of memory.  With GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before the command an update
-takes a tenth less (glibc 2.35 or later).
+Cost: one epoch of 716 solutions (5,304 labels, 231,294 tokens of paths as 187,796 of trees in 201
+rows, one of them left out) on two CPU cores: 38 minutes with other work on the machine, some 25
+without (6.5 to 8 seconds an update); 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before
+the command saves a tenth (docs/benchmarks.md, "Training").
 
 Expected, on 1,722 labels of 217 test solutions (seed 0, one run):
 

@@ -136,6 +136,25 @@ def test_an_embedding_is_split_by_rows_where_columns_are_too_few(width, spec):
   assert params["embedding"].sharding.spec == PartitionSpec(*spec)
 
 
+@pytest.mark.parametrize("width", [32, 30])
+def test_what_is_looked_up_does_not_depend_on_the_mesh(width):
+  """Nor does its gradient, where 4 devices split the columns and where they cannot."""
+  c, rng = dataclasses.replace(MODEL, width=width), np.random.default_rng(0)
+  values, weights = rng.normal(size=(24, width)), rng.normal(size=(8, 5, width))
+  tokens = rng.integers(0, 24, (8, 5))
+
+  def product(table):
+    x = decoder.look_up(table, jnp.asarray(tokens), c)
+    return (x * weights).sum(), x
+
+  gradient = np.zeros_like(values)
+  np.add.at(gradient, tokens, weights)
+  with jax.set_mesh(mesh_lib.make_mesh(config_lib.Mesh(2, 2, 2))):
+    found, x = jax.jit(jax.grad(product, has_aux=True))(values.astype(np.float32))
+  np.testing.assert_allclose(x, values[tokens], rtol=1e-6)
+  np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-6)
+
+
 def test_a_copy_that_nobody_asked_for_is_heard(capfd):
   """What the test above listens for is what XLA says."""
   mesh = mesh_lib.make_mesh(config_lib.Mesh(1, 4, 2))

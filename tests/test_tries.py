@@ -62,6 +62,26 @@ def test_a_merged_tree_has_every_prefix_once(each):
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=6))
+def test_chains_that_begin_or_end_anywhere_are_merged(each):
+  """Single tokens, first tokens that differ, chains that are equal or the beginning of another."""
+  given = [chain(ids) for ids in each]
+  merged, places = tries.merge(given)
+  check(merged)
+  wanted = {tuple(ids[:end]) for ids in each for end in range(1, len(ids) + 1)}
+  assert sorted(path(merged, i) for i in range(len(merged))) == sorted(wanted)
+  for ids, place in zip(each, places):
+    assert [path(merged, i) for i in place] == [tuple(ids[:end]) for end in range(1, len(ids) + 1)]
+
+
+def chain(ids: list[int]) -> trees.TokenTree:
+  """Tokens without a branch, the last of which is read."""
+  T = len(ids)
+  fields = (ids, range(T), [T] * T, range(-1, T - 1), [T - 1], [0])
+  return trees.TokenTree(*(np.array(field, np.int32) for field in fields))
+
+
+@settings(max_examples=100, deadline=None)
 @given(solutions())
 def test_the_largest_branch_stands_first(each):
   """Siblings are in descending order of their subtrees, so that a trunk is not interrupted."""

@@ -47,21 +47,21 @@ def merge(
       path = np.flatnonzero(tree.subtree_end[: leaf + 1] > leaf)
       paths.append((tree.tokens[path].astype(">u4").tobytes(), i, path))
   paths.sort(key=lambda path: path[:2])
-  ids = np.frombuffer(b"".join(ids for ids, *_ in paths), ">u4").astype(np.int32)
+  ids = np.frombuffer(b"".join(path[0] for path in paths), ">u4").astype(np.int32)
   edges = np.append(0, np.cumsum([len(path) for *_, path in paths]))
   spans = list(itertools.pairwise(edges))
-  depth, new, place = _overlay(ids, edges)
+  depth, new, overlaid = _overlay(ids, edges)
   tokens, positions, total = ids[new], depth[new], np.count_nonzero(new)
-  parents = np.where(positions > 0, place[np.flatnonzero(new) - 1], -1)
+  parents = np.where(positions > 0, overlaid[np.flatnonzero(new) - 1], -1)
   # Where a path leaves the one before, what is left of that one ends.
   subtree_end = np.full(total, total)
   ends = np.append(0, np.cumsum(new))[edges[1:]]
   kept = np.add.reduceat(~new, edges[:-1], dtype=int)[1:]
   for (start, stop), shared, end in zip(spans, kept, ends):
-    subtree_end[place[start + shared : stop]] = end
+    subtree_end[overlaid[start + shared : stop]] = end
   places = [np.zeros(len(tree), np.int64) for tree in trees]
   for (start, stop), (_, i, path) in zip(spans, paths):
-    places[i][path] = place[start:stop]
+    places[i][path] = overlaid[start:stop]
   moved = _largest_first(parents, subtree_end)
   old = np.argsort(moved)
   tokens, positions = tokens[old], positions[old]
@@ -86,7 +86,7 @@ def merge(
 
 
 def _overlay(ids: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Lays paths over one another: sorted token ids of all, one after another, `edges` between them.
+  """Lays sorted paths over one another: their token ids, one path after another between `edges`.
 
   Returns:
     For each token how deep in its path it stands, whether it is new, that is, not shared with the
@@ -99,7 +99,7 @@ def _overlay(ids: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray
   first = np.append(differs, len(ids))[np.searchsorted(differs, edges[:-1])]
   new = index >= np.repeat(np.minimum(first, edges[1:]), lengths)
   place = np.cumsum(new) - 1
-  # What is shared has the place of the last new token of its depth.
+  # What is shared has the place of the last new token of its depth before it.
   column = np.argsort(depth, kind="stable")
   place[column] = place[column][np.maximum.accumulate(np.where(new[column], index, 0))]
   return depth, new, place

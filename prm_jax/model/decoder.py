@@ -127,11 +127,13 @@ def look_up(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Arr
   Its gradient is added up, over tokens and devices, in the dtype of `product`'s.
 
   Each device looks up its own columns, for all rows of its part of "data", and none ever holds more
-  of the table, or of its gradient, than it stores.  Of a table split by rows XLA would gather all.
+  of the table, or of its gradient, than it stores.  Where the mesh does not divide the columns, the
+  table is split by rows (`StepScorer`), and XLA gathers all of it.
   """
   split = constrain_columns(table.shape[1])
   table = split(table.astype(c.dtype), None, COLUMNS)
   x = split(table.at[split(tokens, "data", None)].get(mode="clip"), "data", None, COLUMNS)
+  # In two exchanges, one axis each: for both at once XLA would gather x whole.
   return split(x, ROWS, None, "tensor")
 
 

@@ -174,11 +174,12 @@ def compile_here(job: Job) -> Compiled:
 
 
 def measured(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[str, float]]:
-  """Compiles for a TPU; and GiB of a chip.
+  """Compiles for a TPU; and what a chip then holds, in GiB.
 
-  They are arguments; temporaries, which is all that the compiler's report has beside them, results
-  included that do not take the place of an argument; and temp_size, the temporaries as JAX has
-  them, which may be far more than is allocated, as its peak may be less.
+  Returns:
+    The program; "arguments"; "temporaries", all that the compiler's own report allocates beside
+    them, results included that do not take an argument's place; and "temp_size", temporaries as JAX
+    has them, which may be far more than is allocated.
   """
   with tempfile.TemporaryDirectory() as directory:
     options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True}
@@ -287,7 +288,7 @@ def fingerprint(job: Job) -> str:
 def report(job: Job, found: Compiled) -> dict[str, Any]:
   """What `compile.json` holds.
 
-  Memory in GiB of a chip, at the fullest, against what it has, and what would make it fit;
+  Memory in GiB of a chip, as allocated, against what it has, and what would make it fit;
   collectives, by kind and dtype, with the bytes that reach a chip in a step (None: the compiler
   gave no text to read them from); operations; an estimate of time with its assumptions; the cost of
   the run.

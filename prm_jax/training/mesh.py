@@ -117,11 +117,13 @@ def abstract_params(
     return math.prod(mesh.shape[name] for name in ([axis] if isinstance(axis, str) else axis or ()))
 
   def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
-    axes, otherwise = map(param.get_metadata().get, ("axes", "otherwise"))
     shape, dtype = param.get_value().shape, param.get_value().dtype
+    axes, otherwise = (
+      axes and (None,) * (len(shape) - len(axes)) + axes
+      for axes in map(param.get_metadata().get, ("axes", "otherwise"))
+    )
     if otherwise and any(size % pieces(axis) for axis, size in zip(axes, shape)):
       axes = otherwise
-    axes = (None,) * (len(shape) - len(axes)) + axes
     fits = [axis if size % pieces(axis) == 0 else None for axis, size in zip(axes, shape)]
     sharding = NamedSharding(mesh, PartitionSpec(*fits))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
