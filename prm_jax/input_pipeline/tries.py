@@ -51,13 +51,13 @@ def merge(
   edges = np.append(0, np.cumsum([len(path) for *_, path in paths]))
   spans = list(itertools.pairwise(edges))
   depth, new, overlaid = _overlay(ids, edges)
-  tokens, positions, total = ids[new], depth[new], np.count_nonzero(new)
+  added = np.add.reduceat(new, edges[:-1], dtype=int)  # tokens that each path brings
+  tokens, positions, total = ids[new], depth[new], added.sum()
   parents = np.where(positions > 0, overlaid[np.flatnonzero(new) - 1], -1)
   # Where a path leaves the one before, what is left of that one ends.
   subtree_end = np.full(total, total)
-  ends = np.append(0, np.cumsum(new))[edges[1:]]
-  kept = np.add.reduceat(~new, edges[:-1], dtype=int)[1:]
-  for (start, stop), shared, end in zip(spans, kept, ends):
+  kept = (np.diff(edges) - added)[1:]
+  for (start, stop), shared, end in zip(spans, kept, np.cumsum(added)):
     subtree_end[overlaid[start + shared : stop]] = end
   places = [np.zeros(len(tree), np.int64) for tree in trees]
   for (start, stop), (_, i, path) in zip(spans, paths):
