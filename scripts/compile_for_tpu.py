@@ -38,15 +38,15 @@ class Args:
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   os.environ["JAX_PLATFORMS"] = "cpu"  # this process only counts
-  from prm_jax import json_lines
-  from prm_jax.training import ahead_of_time, sweep
+  from prm_jax.runtime import json_lines
+  from prm_jax.tpu import compile, sweep
 
   try:
     if args.slices < 1 or args.compiles < 1:
       raise ValueError("--slices and --compiles: at least 1")
     if args.sweep and args.step != "train":
       raise ValueError(f"--sweep is for the train step, not --step={args.step}")
-    job = ahead_of_time.Job(args.config, args.topology, args.step, args.slices)
+    job = compile.Job(args.config, args.topology, args.step, args.slices)
     job.chip()
     if util.find_spec("libtpu") is None:
       raise ValueError("the TPU compiler is not installed: pip install libtpu")
@@ -55,7 +55,7 @@ def main() -> None:
         say = lambda line: print(line, file=sys.stderr, flush=True)
         found = sweep.run(job, args.work, args.compiles, say)
       else:
-        found = ahead_of_time.report(job, ahead_of_time.compiled(job, args.work))
+        found = compile.report(job, compile.compiled(job, args.work))
       out.write(json.dumps(found, indent=1) + "\n")
   except (ValueError, OSError, RuntimeError) as error:
     raise SystemExit(f"compile_for_tpu.py: {error}") from error

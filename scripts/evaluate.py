@@ -29,22 +29,22 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.evaluation import labelled_steps
-  from prm_jax.scoring.score import Scorer
-  from prm_jax.training import hosts
+  from prm_jax.evaluation import prm800k_steps
+  from prm_jax.runtime import distributed
+  from prm_jax.scoring.scorer import Scorer
 
   try:
-    with hosts.job(args.hosts), hosts.written_once(args.output) as out:
+    with distributed.job(args.hosts), distributed.written_once(args.output) as out:
       # its manifest.json says how the split's rows are read
       files = [args.data_dir / "manifest.json", *args.data_dir.rglob(f"*-{args.split}.*")]
-      hosts.check_same_command(args, sorted(files))
+      distributed.check_same_command(args, sorted(files))
       scorer = Scorer.load(args.checkpoint, args.step)
-      hosts.check_same({"step": scorer.step})
-      result = labelled_steps.evaluate(scorer, args.data_dir, args.split)
+      distributed.check_same({"step": scorer.step})
+      result = prm800k_steps.evaluate(scorer, args.data_dir, args.split)
       out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")
   except (ValueError, OSError) as error:
     raise SystemExit(f"evaluate.py: {error}") from error
-  print(labelled_steps.table(result))
+  print(prm800k_steps.table(result))
   print(f"-> {args.output}")
 
 

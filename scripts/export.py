@@ -74,21 +74,21 @@ def _of_sentencepiece(tokenizer, data: bytes) -> dict:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.model import export
-  from prm_jax.scoring import score
-  from prm_jax.training import parameters
+  from prm_jax.pretrained import export
+  from prm_jax.scoring import scorer
+  from prm_jax.training import trainable
 
   try:
     export.refuse_existing(args.output)  # before the slow part
-    _, about, tokenizer = score.newest(args.checkpoint)
+    _, about, tokenizer = scorer.newest(args.checkpoint)
     if args.kind == "token-classification":
       export.refuse_headless(about.contract)
-    step, about, params, _ = score.restore(args.checkpoint, args.step)
+    step, about, params, _ = scorer.restore(args.checkpoint, args.step)
     config = about.config.model
     export.write(
       args.output,
-      parameters.merge(params, config),
-      parameters.without_factors(config),
+      trainable.merge(params, config),
+      trainable.without_factors(config),
       about.vocab_size,
       contract=about.contract if args.kind == "token-classification" else None,
       kind=args.kind,

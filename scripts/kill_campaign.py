@@ -112,12 +112,12 @@ class Child:
 
 
 def prepare(directory: pathlib.Path) -> None:
-  from prm_jax.datasets import arithmetic
-  from prm_jax.input_pipeline import labelled_rows, prepare, tokenizers
+  from prm_jax.datasets import arithmetic, prepare
+  from prm_jax.input_pipeline import step_dataset, tokenizers
 
   generator = arithmetic.Generator(train_problems=30, test_problems=6, candidates=8)
   prepare.prepare_rows(directory, arithmetic.Builder, generator.rows())
-  texts = labelled_rows.texts(directory, "train", 100)
+  texts = step_dataset.texts(directory, "train", 100)
   tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
 
 
@@ -142,12 +142,13 @@ def compare(whole: pathlib.Path, killed: pathlib.Path) -> None:
   import jax
   import numpy as np
 
-  from prm_jax.training import checkpoint, mesh, programs
+  from prm_jax.model import sharding as sharding_lib
+  from prm_jax.training import checkpoint, programs
 
   def state(workdir):
     with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
       step, about = checkpointer.latest()
-      on = mesh.make_mesh(config_lib.Mesh())
+      on = sharding_lib.make_mesh(config_lib.Mesh())
       shape = (about.vocab_size, len(about.contract.classes))
       abstract = programs.make(about.config, *shape, on).abstract
       return jax.tree.map(np.asarray, checkpointer.restore(step, abstract))

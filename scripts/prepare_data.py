@@ -20,9 +20,8 @@ import typing
 from typing import Literal
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import arithmetic
-from prm_jax.input_pipeline import on_beam, prepare
-from prm_jax.input_pipeline.conversion import RECIPES, Recipe
+from prm_jax.datasets import arithmetic, on_beam, prepare
+from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 
 _types = typing.get_type_hints(Recipe)
 RecipeOptions = dataclasses.make_dataclass(

@@ -51,26 +51,26 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.training import hosts
+  from prm_jax.runtime import distributed
 
   if bool(args.checkpoint) == bool(args.model):
     raise SystemExit("score.py: give one of --checkpoint=DIR and --model=DIR")
   note = pathlib.Path(f"{args.output}.contract.json")
   try:
     with contextlib.ExitStack() as stack:
-      stack.enter_context(hosts.job(args.hosts))
+      stack.enter_context(distributed.job(args.hosts))
       # The outputs first: a place that cannot be written is an error before any work.
-      out = stack.enter_context(hosts.written_once(args.output))
-      contract = stack.enter_context(hosts.written_once(note)) if args.model else None
-      hosts.check_same_command(args, [args.input])
+      out = stack.enter_context(distributed.written_once(args.output))
+      contract = stack.enter_context(distributed.written_once(note)) if args.model else None
+      distributed.check_same_command(args, [args.input])
       scorer, facts = load(args)
-      hosts.check_same({"step": getattr(scorer, "step", None), "model": facts})
+      distributed.check_same({"step": getattr(scorer, "step", None), "model": facts})
       scorer = dataclasses.replace(scorer, merge=args.merge)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)
       if args.model:
         contract.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-      elif hosts.is_first():
+      elif distributed.is_first():
         note.unlink(
           missing_ok=True
         )  # of an earlier run with --model: it does not say what these scores are
@@ -85,9 +85,9 @@ def main() -> None:
 
 def load(args: Args):
   """The scorer, and what is to be said beside the output (None: the checkpoint says it)."""
-  from prm_jax.model import export
+  from prm_jax.pretrained import export
   from prm_jax.scoring import published
-  from prm_jax.scoring.score import Scorer
+  from prm_jax.scoring.scorer import Scorer
 
   separator = args.separator.replace("\\n", "\n")
   if args.checkpoint:
@@ -110,9 +110,9 @@ def score(args: Args, scorer, out) -> tuple[int, int]:
   import numpy as np
   import tqdm
 
-  from prm_jax import json_lines
+  from prm_jax.runtime import json_lines
   from prm_jax.scoring import candidates
-  from prm_jax.scoring.rows import SolutionError
+  from prm_jax.scoring.batching import SolutionError
   from prm_jax.types import RATINGS
 
   contract = scorer.contract

@@ -26,10 +26,11 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.training import hosts, loop, preemption  # after the flags: mistakes answer at once
+  from prm_jax.runtime import distributed, preemption
+  from prm_jax.training import loop  # after the flags: mistakes answer at once
 
   try:
-    with hosts.job(args.hosts):
+    with distributed.job(args.hosts):
       loop.run(args.config, args.workdir)
   except (ValueError, OSError) as error:
     raise SystemExit(f"train.py: {error}") from error

@@ -19,10 +19,10 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.input_pipeline import labelled_rows, tokenizers
+  from prm_jax.input_pipeline import step_dataset, tokenizers
 
   try:
-    texts = labelled_rows.texts(args.data, "train", args.max_rows)
+    texts = step_dataset.texts(args.data, "train", args.max_rows)
     tokenizer = tokenizers.train_sentencepiece(texts, args.output, args.vocab_size)
   except (ValueError, OSError, RuntimeError) as error:
     raise SystemExit(f"train_tokenizer.py: {error}") from error

@@ -49,10 +49,10 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture
 def one_device(monkeypatch):
   """Runs take one of the eight devices: that compiles faster."""
-  from prm_jax.training import mesh
+  from prm_jax.model import sharding as sharding_lib
 
-  alone = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(mesh, "make_mesh", alone)
+  alone = functools.partial(sharding_lib.make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(sharding_lib, "make_mesh", alone)
 
 
 def run_script(name, *arguments):
@@ -191,14 +191,14 @@ def outcome_row():
 @pytest.fixture(scope="session")
 def arithmetic_data(tmp_path_factory):
   """A small generated dataset, prepared as by scripts/prepare_data.py, with its tokenizer."""
-  from prm_jax.datasets import arithmetic
-  from prm_jax.input_pipeline import labelled_rows, prepare, tokenizers
+  from prm_jax.datasets import arithmetic, prepare
+  from prm_jax.input_pipeline import step_dataset, tokenizers
 
   directory = tmp_path_factory.mktemp("arithmetic") / "data"
   generator = arithmetic.Generator(train_problems=30, test_problems=6, candidates=8)
   prepare.prepare_rows(
     directory, arithmetic.Builder, generator.rows(), beside=generator.write_candidates
   )
-  texts = labelled_rows.texts(directory, "train", 100)
+  texts = step_dataset.texts(directory, "train", 100)
   tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
   return directory

@@ -19,7 +19,7 @@ import tokenizers as hf
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax.model import families, safetensors_files, weights
+from prm_jax.pretrained import families, safetensors_files, weights
 from prm_jax.training import step as step_lib
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."

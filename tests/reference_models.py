@@ -20,8 +20,8 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
-from prm_jax.model import families, weights
+from prm_jax.pretrained import families, weights
+from prm_jax.runtime import json_lines
 from prm_jax.training import step as step_lib
 
 GOLDEN = pathlib.Path(__file__).parent / "data" / "family_logits.json"

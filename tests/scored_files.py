@@ -11,7 +11,7 @@ import pytest
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation.reranking import rerank
 from prm_jax.evaluation.scored_samples import ScoredSamples, read_scored_samples
-from prm_jax.json_lines import BadLine
+from prm_jax.runtime.json_lines import BadLine
 
 FINE = {"-1": 0.25, "0": 0.0, "1": 0.75}
 QUICK = {"resamples": 256, "permutations": 20}  # of rerank

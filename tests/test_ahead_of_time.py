@@ -13,7 +13,8 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time, estimate, step
+from prm_jax.tpu import compile, cost_model
+from prm_jax.training import step
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -72,8 +73,8 @@ def test_a_step_compiles_for_a_slice_without_one(tmp_path):
 
 def verdict(c, gib, needed):
   """A report on a compilation that was none."""
-  found = ahead_of_time.Compiled(gib, needed, None, "no reason", 1.0, 0)
-  return ahead_of_time.report(ahead_of_time.Job(c, "v5e:2x2"), found)
+  found = compile.Compiled(gib, needed, None, "no reason", 1.0, 0)
+  return compile.report(compile.Job(c, "v5e:2x2"), found)
 
 
 def test_what_does_not_fit_says_what_to_change(tmp_path):
@@ -96,14 +97,14 @@ def test_what_does_not_fit_says_what_to_change(tmp_path):
 def test_what_the_compiler_refuses_for_its_size():
   """In both of its messages; one leaves out arguments.  Another error is none of size."""
   used = "It requires 20.58G. Used 16.58G of 15.50G hbm. Exceeded hbm capacity by 1.08G."
-  assert ahead_of_time.refused(used, 1.25, 15.75) == pytest.approx(16.83)
+  assert compile.refused(used, 1.25, 15.75) == pytest.approx(16.83)
   temporaries = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
     "(16.85G) exceeds available HBM (15.75G)."
   )
-  assert ahead_of_time.refused(temporaries, 1.25, 15.75) == pytest.approx(18.10)
-  assert ahead_of_time.refused("Used 17.2M of 16.0M vmem", 1.25, 15.75) is None
-  assert ahead_of_time.refused("Used 300.00G of 200.00G host", 1.25, 15.75) is None
+  assert compile.refused(temporaries, 1.25, 15.75) == pytest.approx(18.10)
+  assert compile.refused("Used 17.2M of 16.0M vmem", 1.25, 15.75) is None
+  assert compile.refused("Used 300.00G of 200.00G host", 1.25, 15.75) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_what_the_compiler_refuses_for_its_size():
 )
 def test_rings_are_those_of_the_slice(topology, wrap, links):
   """Where links do not close to a ring, half as many bytes reach a chip in a second."""
-  job = ahead_of_time.Job(config_lib.Experiment(), topology)
+  job = compile.Job(config_lib.Experiment(), topology)
   assert job.wrap() == wrap and job.chip().links == links
 
 
@@ -141,7 +142,7 @@ def multiply_adds(weight=0.0, untied=False, text=False, rank=0, **optim):
   )
   init = functools.partial(step.init_params, config=c.model, vocab_size=50, num_classes=3)
   params = jax.eval_shape(init, jax.random.key(0))
-  return estimate.step_flops(c, rows=2, params=params) / (2 * 2 * 10)
+  return cost_model.step_flops(c, rows=2, params=params) / (2 * 2 * 10)
 
 
 WEIGHTS = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # query and output, key and value, feed-forward

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
-from prm_jax.model import blockwise, live_blocks, tree_kernel
+from prm_jax.model import block_mask, blockwise, tree_kernel
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.training import loss as loss_lib
-from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch
 
@@ -172,7 +172,7 @@ def test_many_devices_equal_one(form, rows, heads, axes, window, monkeypatch):
     implementation=form,
   )
   wanted = value_and_gradients(lambda *x: reference(*x, end, positions, window, 0.0), q, k, v)
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(**{"fsdp": 1} | axes))
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(**{"fsdp": 1} | axes))
   with jax.set_mesh(mesh):
     got = value_and_gradients(attend, q, k, v)
   for a, b in zip(got, wanted):
@@ -280,11 +280,11 @@ def test_live_blocks_are_those_in_which_a_token_is_seen(rows, sizes, window):
   (B, T), (queries, keys) = end.shape, sizes
   seen = np.asarray(attention_lib.visible(end, positions, window))
   wanted = seen.reshape(B, T // queries, queries, T // keys, keys).any((2, 4))
-  live = np.asarray(live_blocks.live(end, positions, window, queries, keys))
+  live = np.asarray(block_mask.live(end, positions, window, queries, keys))
   assert live[wanted].all()
   if window is None:
     assert (live == wanted).all()
-  order, count = live_blocks.listed(jnp.asarray(live))
+  order, count = block_mask.listed(jnp.asarray(live))
   assert order.dtype == count.dtype == jnp.int32 and order.shape == live.shape
   for at in np.ndindex(count.shape):
     blocks = np.flatnonzero(live[at]).tolist()
@@ -299,7 +299,7 @@ def test_live_blocks_of_a_chain_are_those_in_the_window(window):
   end, positions = jnp.full((1, T), T), jnp.arange(T)[None]
   seen = np.asarray(attention_lib.visible(end, positions, window))
   wanted = seen.reshape(T // 32, 32, T // 16, 16).any((1, 3))
-  assert (live_blocks.live(end, positions, window, 32, 16)[0] == wanted).all()
+  assert (block_mask.live(end, positions, window, 32, 16)[0] == wanted).all()
 
 
 def test_finished_siblings_are_not_live():
@@ -308,5 +308,5 @@ def test_finished_siblings_are_not_live():
   T = trunk + branch * branches
   end = np.full(T, T)
   end[trunk:] = np.repeat(trunk + branch * np.arange(1, branches + 1), branch)
-  order, count = live_blocks.listed(live_blocks.live(jnp.asarray(end)[None], None, None, 8, 8))
+  order, count = block_mask.listed(block_mask.live(jnp.asarray(end)[None], None, None, 8, 8))
   assert order[0, -1, :3].tolist() == [0, 9, 10] and count[0, -1] == 3

@@ -5,8 +5,8 @@ import json
 import conftest
 import pytest
 
-from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion, on_beam, prepare
+from prm_jax.datasets import on_beam, prepare, prm800k
+from prm_jax.datasets.prm800k import recipes
 
 try:
   import apache_beam  # noqa: F401
@@ -48,7 +48,7 @@ def test_the_same_output(tmp_path, source, monkeypatch, duplicates):
   monkeypatch.setattr(on_beam, "ROWS", 4)
   with open(source / "phase2_train.jsonl", "a") as f:
     f.write('{"labeler": 3}\n' + json.dumps(conftest.phase1_row()) + "\n")
-  recipe = conversion.Recipe(duplicates=duplicates)
+  recipe = recipes.Recipe(duplicates=duplicates)
   options = {"source": source, "recipe": recipe, "on_bad_record": "skip"}
   manifest = prepare.prepare_prm800k(tmp_path / "here", **options)
   prepare.prepare_prm800k(tmp_path / "beam", **options, beam=BEAM)
@@ -90,9 +90,9 @@ def test_counts_add_up(raw_rows):
   """The counts of two halves of the rows add up to those of all, the empty groups too."""
   rows = [row for split in raw_rows.values() for row in split]
   records = list(prm800k.numbered(rows, "phase2_x.jsonl"))
-  recipe = conversion.RECIPES["paper"]
-  total = conversion.Counts()
+  recipe = recipes.RECIPES["paper"]
+  total = recipes.Counts()
   for half in (records[:2], records[2:]):
-    total.update(conversion.convert_all(half, recipe)[1])
-  assert total.to_json() == conversion.convert_all(records, recipe)[1].to_json()
+    total.update(recipes.convert_all(half, recipe)[1])
+  assert total.to_json() == recipes.convert_all(records, recipe)[1].to_json()
   assert total.to_json()["by_finish_reason"]["give_up"] == {"rows_read": 1, "rows_kept": 0}

@@ -14,7 +14,7 @@ import tiny
 from conftest import ROOT, completion, make_row, run_script, step
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import tokenizers, trees, tries
+from prm_jax.input_pipeline import prefix_tree, token_tree, tokenizers
 from prm_jax.training import step as step_lib
 
 EXACT = ("numpy_sort", "numpy_argsort", "library", "library_bfloat16", "library_all_n")
@@ -380,7 +380,7 @@ def test_our_side_runs_the_project_s_own_code(training, tmp_path, arithmetic_dat
   """A tiny public model is trained on the rows; its scores move."""
   from benchmarks import packed_training as packed
 
-  from prm_jax.model import export
+  from prm_jax.pretrained import export
 
   model = config_lib.Model(width=16, layers=1, heads=2, kv_heads=1, head_size=8, mlp_width=16)
   tokenizer = tokenizers.load(arithmetic_data / "tokenizer.model")
@@ -449,7 +449,7 @@ def test_scores_go_back_to_their_rows(training):
 
   lengths = [9, 30, 5, 22, 14, 30, 3]
   rows = [
-    trees.TokenTree(
+    token_tree.TokenTree(
       tokens=np.full(length, i),
       positions=np.arange(length),
       subtree_end=np.full(length, length),
@@ -519,7 +519,7 @@ class Slots:
     groups = [[each] for each in pool.token_trees]
     if merge:
       groups = self.grouped(pool.token_trees, pool.problems)
-    return float(sum(len(tries.merge(group)[0]) for group in groups))
+    return float(sum(len(prefix_tree.merge(group)[0]) for group in groups))
 
 
 def test_the_tree_benchmark(tree, tmp_path, monkeypatch):

@@ -18,9 +18,9 @@ from conftest import ROOT
 from etils import epath
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines, storage
-from prm_jax.scoring import score
-from prm_jax.training import checkpoint, loop, preemption
+from prm_jax.runtime import json_lines, preemption, storage
+from prm_jax.scoring import scorer
+from prm_jax.training import checkpoint, loop
 
 pytestmark = [
   pytest.mark.skipif(not importlib.util.find_spec("gcsfs"), reason="it reads buckets"),
@@ -82,7 +82,7 @@ def test_a_run_in_a_bucket_is_one_on_a_disk(bucket, experiment, tmp_path, monkey
   kept = lambda path: sorted(p.name for p in (path / "checkpoints").iterdir())
   assert kept(there) == kept(tmp_path / "run")
 
-  scorers = [score.Scorer.load(where) for where in ("gs://bucket/runs/prm", tmp_path / "run")]
+  scorers = [scorer.Scorer.load(where) for where in ("gs://bucket/runs/prm", tmp_path / "run")]
   solutions = [("1 + 2", ["3", "so 3"])]
   assert_identical(*(scorer.probabilities(solutions) for scorer in scorers))
   assert scorers[0].contract == scorers[1].contract
@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
   epath.backend.fsspec_backend.fs(workdir).invalidate_cache()
   before = dict(bucket.objects)
   capfd.readouterr()
-  assert score.Scorer.load(workdir).step == 6
+  assert scorer.Scorer.load(workdir).step == 6
   assert bucket.objects == before  # a reader changes nothing
   loop.run(experiment, workdir)
   said = capfd.readouterr().err

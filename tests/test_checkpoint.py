@@ -21,8 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
-from prm_jax.scoring import score
-from prm_jax.training import checkpoint, loop, mesh
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.scoring import scorer
+from prm_jax.training import checkpoint, loop
+from prm_jax.training import state as state_lib
 from prm_jax.training import step as step_lib
 
 # orbax leaves behind what it had begun to read of a damaged checkpoint
@@ -173,8 +175,10 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   optimizer = step_lib.make_optimizer(config_lib.Optim(), 10)
   layouts = []
   for (data, fsdp, tensor), some in shapes.items():
-    on = mesh.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
-    layouts.append(mesh.abstract_state(mesh.abstract_params(tiny.MODEL, 256, 3, on), optimizer, on))
+    on = sharding_lib.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
+    layouts.append(
+      state_lib.abstract_state(sharding_lib.abstract_params(tiny.MODEL, 256, 3, on), optimizer, on)
+    )
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), x.dtype), layouts[0])
   for i, layout in enumerate(layouts):
@@ -248,15 +252,15 @@ def test_a_full_disk_loses_nothing(saved, tmp_path):
 
 def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, monkeypatch, capfd):
   """With the newest one damaged a run ends as if it were not, and scoring takes the one before."""
-  alone = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(mesh, "make_mesh", alone)
+  alone = functools.partial(sharding_lib.make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(sharding_lib, "make_mesh", alone)
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   experiment = tiny.change(experiment, "train", steps=4, save_every=2)
   loop.run(experiment, tmp_path)
   expected, records = tiny.final_state(tmp_path), (tmp_path / "metrics.jsonl").read_text()
   flip(largest(tmp_path / "checkpoints/4/params"))
   capfd.readouterr()
-  assert score.Scorer.load(tmp_path).step == 2
+  assert scorer.Scorer.load(tmp_path).step == 2
   assert "checkpoints/4 does not read back: the numbers of params/" in capfd.readouterr().err
   loop.run(experiment, tmp_path)
   assert "resuming at step 2" in capfd.readouterr().err
@@ -274,10 +278,12 @@ from test_checkpoint import KEEP, METADATA  # and eight devices
 jax.distributed.initialize(address, 2, index)
 import numpy as np
 from prm_jax import config as config_lib
-from prm_jax.training import checkpoint, mesh, preemption
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import preemption
+from prm_jax.training import checkpoint
 from prm_jax.training.step import TrainState
 
-on = mesh.make_mesh(config_lib.Mesh())
+on = sharding_lib.make_mesh(config_lib.Mesh())
 split = jax.NamedSharding(on, jax.P("fsdp"))
 
 def state(step):
@@ -288,9 +294,9 @@ def state(step):
 def abstract(like):
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), like)
 
-like = TrainState(jax.ShapeDtypeStruct((), np.int32, sharding=mesh.replicated(on)),
+like = TrainState(jax.ShapeDtypeStruct((), np.int32, sharding=sharding_lib.replicated(on)),
                   *(abstract(x) for x in (state(0).params, state(0).opt_state)))
-with preemption.Notice() as notice:
+with preemption.PreemptionGuard() as notice:
   notice.defer()
   with contextlib.closing(checkpoint.Checkpointer(workdir, KEEP)) as checkpointer:
     assert checkpointer.newest(lambda *_: None) is None

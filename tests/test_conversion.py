@@ -9,8 +9,8 @@ import pytest
 from conftest import completion, make_row, step
 
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion
-from prm_jax.input_pipeline.conversion import RECIPES, convert, convert_outcome
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.datasets.prm800k.recipes import RECIPES, convert, convert_outcome
 
 PAPER = RECIPES["paper"]
 
@@ -108,7 +108,7 @@ def test_each_option():
 def test_a_broken_path_ends_the_tree():
   """Steps after one where nothing was chosen hang on an unknown prefix: they are not glued on."""
   row = make_row([step(completion("a", 0), chosen=None), step(completion("b", 1))])
-  trees, counts = conversion.convert_all([prm800k.Record(row, "phase1_train.jsonl", 1)], PAPER)
+  trees, counts = recipes.convert_all([prm800k.Record(row, "phase1_train.jsonl", 1)], PAPER)
   assert nodes(trees[0]) == [("a", -1, 0)]
   assert counts.labels_dropped == {"unreachable": 1}
 
@@ -149,15 +149,15 @@ def test_duplicates_and_test_problems():
   """Repeats are counted and, by option, dropped; problems tested on never train."""
   rows = [conftest.phase2_row(), conftest.outcome_row(), conftest.phase2_row()]
   records = [prm800k.Record(row, "phase2_train.jsonl", i) for i, row in enumerate(rows, 1)]
-  trees, counts = conversion.convert_all(records, PAPER)
+  trees, counts = recipes.convert_all(records, PAPER)
   assert (len(trees), counts.duplicates) == (3, 1)
   drop = dataclasses.replace(PAPER, duplicates="drop")
-  trees, counts = conversion.convert_all(records, drop, excluded_problems={"Add  2 to 3."})
+  trees, counts = recipes.convert_all(records, drop, excluded_problems={"Add  2 to 3."})
   assert [tree.source for tree in trees] == ["phase2_train.jsonl:1"]
   assert counts.rows_dropped == {"duplicate": 1, "test_problem": 1}
   assert counts.test_problems == {"Add 2 to 3."}
   with pytest.raises(ValueError, match="objective='both'"):
-    conversion.convert_all(records, PAPER, "both")
+    recipes.convert_all(records, PAPER, "both")
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ REAL = {
 @pytest.mark.parametrize(("recipe", "split"), REAL)
 def test_recipes_on_real_rows(records, recipe, split):
   """Each recipe's labels on real rows are the counted ones, and every rating is accounted for."""
-  trees, counts = conversion.convert_all(records[split], RECIPES[recipe])
+  trees, counts = recipes.convert_all(records[split], RECIPES[recipe])
   kept, positive, neutral, negative, dropped = REAL[recipe, split]
   assert (counts.rows_read, counts.rows_kept) == (len(records[split]), kept)
   assert counts.labels == collections.Counter({"1": positive, "0": neutral, "-1": negative})

@@ -10,11 +10,11 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import tokenizers, trees
-from prm_jax.model import export, families, safetensors_files, weights
-from prm_jax.scoring.score import Scorer
+from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export, families, safetensors_files, weights
+from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
-from prm_jax.training import mesh as mesh_lib
 
 BASE = config_lib.Model(width=32, layers=3, heads=4, kv_heads=2, head_size=8, mlp_width=48)
 CONTRACT = tiny.contract()
@@ -61,8 +61,8 @@ def random_params(config, dtype="float32"):
 
 
 def described(config, dtype="float32"):
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(tensor=2))
-  tree = mesh_lib.abstract_params(config, VOCABULARY, 3, mesh)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
+  tree = sharding_lib.abstract_params(config, VOCABULARY, 3, mesh)
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), tree)
 
 
@@ -259,6 +259,6 @@ def test_transformers_gets_the_same_step_probabilities(trained):
   assert [model.config.id2label[i] for i in range(3)] == contract["classes"]
   assert tokenizer("a").input_ids[0] == model.config.bos_token_id
   own = tokenizers.load(out)
-  assert trees.step_contract(own, contract["separator"], "process", contract["recipe"]) == (
+  assert token_tree.step_contract(own, contract["separator"], "process", contract["recipe"]) == (
     export.read_contract(out)
   )

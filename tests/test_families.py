@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from reference_models import CASES, GEMMA2, GEMMA3, LLAMA3, SLIDES
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder, families, rotary
+from prm_jax.model import decoder, rotary
+from prm_jax.pretrained import families
 from prm_jax.training import step as step_lib
 
 GOLDEN = json.loads(reference_models.GOLDEN.read_text())

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
-from prm_jax.model import families, gguf_files, weights
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import families, gguf_files, weights
 
 gguf = pytest.importorskip("gguf", reason="the gguf extra is not installed")
 
@@ -116,8 +116,8 @@ def write(path, family, tensors, kind=None, change=None, extra=None):
 
 
 def load(path, preset):
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(tensor=2))
-  abstract = mesh_lib.abstract_params(preset.config, preset.vocab_size, 3, mesh)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
+  abstract = sharding_lib.abstract_params(preset.config, preset.vocab_size, 3, mesh)
   return weights.load(path, abstract, preset.config)
 
 

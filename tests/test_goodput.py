@@ -10,7 +10,9 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.training import goodput, log, loop, mesh, preemption
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import preemption
+from prm_jax.training import goodput, loop, metric_log
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -85,13 +87,13 @@ def test_goodput_is_of_the_whole_run(experiment, tmp_path, monkeypatch):
 
 def test_waiting_for_data_is_said(experiment, tmp_path, monkeypatch, capsys):
   """Rows that come slower than updates: a warning that names the share and what to do."""
-  build = mesh.global_batch
+  build = sharding_lib.global_batch
 
   def slowly(*args):
     time.sleep(0.3)
     return build(*args)
 
-  monkeypatch.setattr(mesh, "global_batch", slowly)
+  monkeypatch.setattr(sharding_lib, "global_batch", slowly)
   loop.run(experiment, tmp_path)
   assert "data is the bottleneck" in capsys.readouterr().err
   quick = {"data_wait_seconds": 0.01, "step_seconds": 1.0}
@@ -105,7 +107,7 @@ def test_every_host_says_that_it_waits_for_data(monkeypatch, capsys):
   window = goodput.Window(timer := goodput.Goodput(), 1.0)
   with timer.spent_on("data"):
     time.sleep(0.05)
-  loop.record(log.Silent(), window, 3, [{"loss": 1.0, "gradient_norm": 1.0}], {})
+  loop.record(metric_log.Silent(), window, 3, [{"loss": 1.0, "gradient_norm": 1.0}], {})
   assert "host 1 of 2: data is the bottleneck: " in capsys.readouterr().err
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prm_jax.training import hlo
+from prm_jax.tpu import hlo
 
 TEXT = """HloModule jit_step, is_scheduled=true
 

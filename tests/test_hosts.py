@@ -17,7 +17,8 @@ import tiny
 from conftest import ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.training import hosts, loop
+from prm_jax.runtime import distributed
+from prm_jax.training import loop
 
 CONFIG = """
 import dataclasses, pathlib, sys
@@ -148,7 +149,7 @@ def test_a_dead_host_ends_the_job(config, tmp_path, victim):
   survivor = processes[1 - victim]
   said = survivor.communicate(timeout=60)[1]
   # by its own exit code, or by JAX, which aborts
-  assert survivor.returncode in (hosts.LOST, -signal.SIGABRT), said
+  assert survivor.returncode in (distributed.LOST, -signal.SIGABRT), said
   assert "another one has ended" in said or "another task died" in said
   again = jobs.start(*command, hosts=2, devices=2)
   jobs.wait_for_line("resuming at step", again)
@@ -190,14 +191,14 @@ def test_another_hosts_end_is_told_from_ones_own_errors(case):
   later.__cause__, later.__context__ = OSError("closed"), wrapped
   group = ExceptionGroup("two threads", [ValueError("nothing"), error])
   for each in (error, wrapped, later, group):
-    assert hosts._left_alone(each) == (case in GONE)
+    assert distributed._left_alone(each) == (case in GONE)
 
 
 def test_a_missing_host_is_named(tmp_path):
   """The host that waits says what to look at, and does not wait for ever."""
   code = """
 from prm_jax import config
-from prm_jax.training import hosts
+from prm_jax.runtime import distributed as hosts
 hosts.PATIENCE, hosts.CONNECT = 1, 4
 with hosts.job(config.Hosts("{address}", 2, 0)):
   pass
@@ -216,8 +217,8 @@ with hosts.job(config.Hosts("{address}", 2, 0)):
 
 def test_a_host_alone_joins_nobody():
   """Where nothing says that there are others, there is nothing to wait for or to compare."""
-  hosts.check_same({"a": 1})
-  assert hosts.is_first()
+  distributed.check_same({"a": 1})
+  assert distributed.is_first()
   with pytest.raises(ValueError, match=r"hosts\.process_id=2: expected below"):
     config_lib.Hosts("h:1", 2, 2)
   with pytest.raises(ValueError, match="expected HOST:PORT"):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion, labelled_rows, packing, tokenizers, trees
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.input_pipeline import packing, step_dataset, token_tree, tokenizers
 from prm_jax.types import StepTree
 
 CORPUS = ["Let $x = 12345$.", "So\n\n# Answer\n\n42", "  two  spaces\tand a tab", "π ≈ 3.14 ▁"] * 9
@@ -65,7 +66,7 @@ def test_other_files_are_refused(tmp_path):
 def test_layout_of_a_tree():
   """Preorder tokens, depth as position, and the read at each labelled step's separator."""
   tree = StepTree("p", ("a", "b", "cc"), (-1, -1, 1), (-1, None, 1))
-  t = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
+  t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
   assert tiny.TOKENIZER.decode(t.tokens) == "p\na\nb\ncc\n"
   assert t.positions.tolist() == [0, 1, 2, 3, 4, 3, 4, 5, 6, 7]
   assert t.subtree_end.tolist() == [10, 10, 10, 5, 5, 10, 10, 10, 10, 10]
@@ -78,9 +79,9 @@ def test_layout_of_a_tree():
 @given(tiny.step_trees())
 def test_visible_tokens_are_the_path(tree):
   """The rule j <= i < subtree_end[j] selects exactly the text before a token on its own path."""
-  t = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
+  t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
   for chain in tiny.flatten(tree):
-    alone = trees.encode(chain, tiny.TOKENIZER, tiny.contract())
+    alone = token_tree.encode(chain, tiny.TOKENIZER, tiny.contract())
     found = False
     for i in t.read_positions:
       seen = [j for j in range(i + 1) if i < t.subtree_end[j]]
@@ -93,12 +94,12 @@ def test_visible_tokens_are_the_path(tree):
 def test_outcome_is_trained_on_every_solution_token():
   """The ORM has the solution's label at each of its tokens and at none of the problem's."""
   tree = StepTree("pp", ("a", "b"), (-1, 0), (None, None), outcome=True)
-  t = trees.encode(tree, tiny.TOKENIZER, tiny.contract("outcome"))
+  t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract("outcome"))
   assert t.read_positions.tolist() == list(range(4, 8))
   assert set(t.read_targets.tolist()) == {1}
   with pytest.raises(ValueError, match="no outcome"):
     unknown = dataclasses.replace(tree, outcome=None, source="f:3")
-    trees.encode(unknown, tiny.TOKENIZER, tiny.contract("outcome"))
+    token_tree.encode(unknown, tiny.TOKENIZER, tiny.contract("outcome"))
 
 
 def test_candidates_are_read_where_training_read():
@@ -107,8 +108,8 @@ def test_candidates_are_read_where_training_read():
   tree = StepTree("p", steps, (-1, 0, 1), (1, 1, -1), outcome=False)
   for objective in ("process", "outcome"):
     contract = tiny.contract(objective)
-    trained = trees.encode(tree, tiny.TOKENIZER, contract)
-    scored = trees.encode_candidate("p", steps, tiny.TOKENIZER, contract)
+    trained = token_tree.encode(tree, tiny.TOKENIZER, contract)
+    scored = token_tree.encode_candidate("p", steps, tiny.TOKENIZER, contract)
     np.testing.assert_array_equal(trained.tokens, scored.tokens)
     reads = trained.read_positions if objective == "process" else trained.read_positions[-1:]
     np.testing.assert_array_equal(reads, scored.read_positions)
@@ -119,7 +120,7 @@ def test_the_rows_hash_sees_structure():
   chain = StepTree("p", ("a", "b"), (-1, 0), (1, 1))
   siblings = dataclasses.replace(chain, parents=(-1, -1))
   hashes = {
-    packing.PackedRows([trees.encode(t, tiny.TOKENIZER, tiny.contract())], 32).hash
+    packing.PackedRows([token_tree.encode(t, tiny.TOKENIZER, tiny.contract())], 32).hash
     for t in (chain, siblings)
   }
   assert len(hashes) == 2
@@ -128,7 +129,7 @@ def test_the_rows_hash_sees_structure():
 def test_a_share_of_the_evaluation_is_a_sample():
   """Best-fit decreasing puts the longest first; limited evaluation is spread over all rows."""
   encoded = [
-    trees.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
+    token_tree.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
     for n in range(1, 30)
   ]
   rows = packing.PackedRows(encoded, 34)
@@ -142,7 +143,7 @@ def test_a_share_of_the_evaluation_is_a_sample():
 def test_rows_are_a_pure_function_of_their_index():
   """Asked in any order, or by another process, they are the same; an epoch has each once."""
   encoded = [
-    trees.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
+    token_tree.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
     for n in range(1, 30)
   ]
   rows = packing.PackedRows(encoded, 40)
@@ -162,11 +163,11 @@ def test_real_rows_fill_97_percent(prm800k_sample, tmp_path):
     for name in ("phase1_train.jsonl", "phase2_train.jsonl")
     for record in prm800k.read_records(prm800k_sample / name)
   ]
-  solutions, _ = conversion.convert_all(records, conversion.RECIPES["paper"])
+  solutions, _ = recipes.convert_all(records, recipes.RECIPES["paper"])
   text = [part for tree in solutions for part in (tree.problem, *tree.steps)]
   tokenizer = tokenizers.train_sentencepiece(text, tmp_path / "t.model", vocab_size=2000)
-  contract = trees.step_contract(tokenizer, "\n\n", "process", "paper")
+  contract = token_tree.step_contract(tokenizer, "\n\n", "process", "paper")
   for merge in (True, False):
-    rows, about = labelled_rows.pack(solutions, tokenizer, contract, 2048, merge)
+    rows, about = step_dataset.pack(solutions, tokenizer, contract, 2048, merge)
     assert rows.fill >= 0.97 and not about["longer_than_a_row"]
   assert all(tokenizer.decode(tokenizer.encode(part)) == part for part in text)

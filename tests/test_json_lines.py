@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prm_jax import json_lines
+from prm_jax.runtime import json_lines
 
 WRITABLE = st.recursive(
   st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text(),

@@ -17,7 +17,8 @@ from conftest import ROOT, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
-from prm_jax.training import checkpoint, loop, preemption, work_directory
+from prm_jax.runtime import preemption, workdir_lock
+from prm_jax.training import checkpoint, loop
 from prm_jax.training import step as step_lib
 
 
@@ -103,8 +104,8 @@ def test_sigterm_while_a_checkpoint_is_read_leaves_it_whole(experiment, tmp_path
 def test_one_run_at_a_time(tmp_path):
   """A second run in a work directory is refused, and told who is there; SIGKILL frees it."""
   code = (
-    "import pathlib, sys, time\nfrom prm_jax.training import work_directory\n"
-    "with work_directory.locked(pathlib.Path(sys.argv[1])):\n  print('mine', flush=True)\n"
+    "import pathlib, sys, time\nfrom prm_jax.runtime import workdir_lock\n"
+    "with workdir_lock.locked(pathlib.Path(sys.argv[1])):\n  print('mine', flush=True)\n"
     "  time.sleep(600)"
   )
   first = subprocess.Popen(
@@ -114,13 +115,13 @@ def test_one_run_at_a_time(tmp_path):
     assert first.stdout.readline() == "mine\n"
     with (
       pytest.raises(ValueError, match=rf"another run is writing here \(process {first.pid} on "),
-      work_directory.locked(tmp_path),
+      workdir_lock.locked(tmp_path),
     ):
       pass
   finally:
     first.kill()
     first.wait()
-  with work_directory.locked(tmp_path):
+  with workdir_lock.locked(tmp_path):
     pass
 
 
@@ -128,7 +129,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
   """It is named before anything is read or trained.  (/proc refuses even root.)"""
   with (
     pytest.raises(OSError, match="--workdir=/proc/run cannot be written"),
-    work_directory.locked(pathlib.Path("/proc/run")),
+    workdir_lock.locked(pathlib.Path("/proc/run")),
   ):
     pass
 

@@ -14,7 +14,7 @@ import sys
 import conftest
 import pytest
 
-from prm_jax.training import hosts, preemption
+from prm_jax.runtime import distributed, preemption
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Records its call as a shell would read it; answers with the next line of the file that is named
@@ -204,7 +204,7 @@ def test_gke(launcher, commit):
 
 def test_exit_codes_are_the_documented_ones():
   """What the code exits with when it is to be started again stands in the table as such."""
-  codes = {preemption.EXIT_CODE, hosts.LOST}
+  codes = {preemption.EXIT_CODE, distributed.LOST}
   codes |= {128 + number for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)}
   assert {*map(int, RESTARTED)} == codes
   assert {code for code in documented_codes() if code not in RESTARTED} == {"0", "1", "2"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prm_jax.training import metrics as step_metrics
+from prm_jax import step_metrics
 
 
 def test_by_hand():

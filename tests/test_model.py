@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import packing, trees, tries
+from prm_jax.input_pipeline import packing, prefix_tree, token_tree
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.training import loss as loss_lib
-from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
 
@@ -162,7 +162,7 @@ def test_a_layer_equals_plain_numpy():
   for scale in (block.attention_norm, block.mlp_norm):
     scale[...] = jnp.asarray(rng.uniform(0.3, 2, config.width), jnp.float32)
   tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
-  batch = batch_of([trees.encode(tree, tiny.TOKENIZER, tiny.contract())], 24)
+  batch = batch_of([token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())], 24)
   assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
   x = rng.normal(size=(24, config.width))
   run = jax.jit(lambda x: block(x, batch.positions, batch.subtree_end)[0])
@@ -191,7 +191,7 @@ def test_no_token_depends_on_a_later_one(model):
 def test_packed_equals_alone(model, examples):
   """A solution's probabilities do not depend on what else is in its row."""
   graphdef, params = model()
-  encoded = [trees.encode(t, tiny.TOKENIZER, tiny.contract()) for t in examples]
+  encoded = [token_tree.encode(t, tiny.TOKENIZER, tiny.contract()) for t in examples]
   packed = packing.PackedRows(encoded, 256, round_reads_to=32)
   batch = packing.stack([packed[i] for i in range(len(packed))])
   together = np.asarray(probabilities(params, batch, graphdef))
@@ -213,8 +213,8 @@ def test_tree_equals_flattened(model, language_model_weight):
     parents=(-1, -1, 1, 1, 1, 4, 4),
     labels=(-1, 1, 0, -1, 1, 1, -1),
   )
-  whole = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
-  chains = [trees.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
+  whole = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
+  chains = [token_tree.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
   if language_model_weight:  # each token is predicted once: from its own step's chain
     last = [len(tiny.TOKENIZER.encode(step)) + 1 for step in tree.steps]
     chains = [
@@ -240,12 +240,12 @@ def assert_gradients_equal(gradient, expected):
   )
 
 
-def paths_of(tree: trees.TokenTree) -> list[trees.TokenTree]:
+def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
   """Each read, and each language-model target, of a tree on a chain of its own."""
   chains = []
   for i in range(len(tree)):
     path = np.flatnonzero(tree.subtree_end[: i + 1] > i)
-    alone = trees.chain(tree.tokens[path], first=i if tree.previous[i] < 0 else len(path) - 1)
+    alone = token_tree.chain(tree.tokens[path], first=i if tree.previous[i] < 0 else len(path) - 1)
     if tree.previous[i] < 0:
       alone = dataclasses.replace(alone, previous=np.full_like(alone.previous, -1))
     reads = tree.read_positions == i
@@ -268,10 +268,10 @@ def test_merged_and_cut_trees_equal_flattened(model, solutions):
   graphdef, params = model()
   config = config_lib.Loss(language_model_weight=1.0)
   encoded = [
-    trees.encode(dataclasses.replace(t, problem="ab"), tiny.TOKENIZER, tiny.contract())
+    token_tree.encode(dataclasses.replace(t, problem="ab"), tiny.TOKENIZER, tiny.contract())
     for t in solutions
   ]
-  merged, _ = tries.merge(encoded)
+  merged, _ = prefix_tree.merge(encoded)
   gradient, sums = loss_and_gradient(params, batch_of([merged], 32, 64, 32), config, graphdef)
   flat = batch_of(paths_of(merged), 32, 64, 32)
   expected, expected_sums = loss_and_gradient(params, flat, config, graphdef)
@@ -284,14 +284,14 @@ def test_everything_sharded_equals_single():
   """Biases, norms and windows split over heads, slices and rows of eight devices change nothing."""
   graphdef, params = everything()
   tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
-  batch = batch_of([trees.encode(tree, tiny.TOKENIZER, tiny.contract())], 24, rows=4)
+  batch = batch_of([token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())], 24, rows=4)
   expected = step_lib.read_log_probs(params, batch, graphdef=graphdef)
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(data=2, fsdp=2, tensor=2))
-  abstract = mesh_lib.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=2, tensor=2))
+  abstract = sharding_lib.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
   assert abstract["blocks"]["query_bias"].sharding.spec[1] == "tensor"
   with jax.set_mesh(mesh):
-    placed = jax.device_put(params, mesh_lib.shardings(abstract))
-    rows = jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+    placed = jax.device_put(params, sharding_lib.shardings(abstract))
+    rows = jax.device_put(batch, sharding_lib.batch_sharding(mesh))
     got = probabilities(placed, rows, graphdef)
   np.testing.assert_allclose(got, expected, **CLOSE)
 
@@ -301,8 +301,8 @@ def test_everything_sharded_equals_single():
 def test_random_trees_equal_their_chains(tree):
   """Siblings never see one another: every read of a tree equals the read of its own chain."""
   _, params = tiny.model()
-  whole = trees.encode(tree, tiny.TOKENIZER, tiny.contract())
-  chains = [trees.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
+  whole = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
+  chains = [token_tree.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
   together = np.asarray(probabilities(params, batch_of([whole])))[0]
   for i, c in enumerate(chains):
     alone = np.asarray(probabilities(params, batch_of([c])))[0, 0]
@@ -313,7 +313,7 @@ def test_garbage_in_padding_changes_nothing():
   """Padding-proof: other tokens, positions and unused reads leave loss and gradient bit for bit."""
   _, params = tiny.model()
   config = config_lib.Loss(language_model_weight=1.0)
-  encoded = trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())
+  encoded = token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())
   clean = batch_of([encoded], rows=2)
   padding = (jnp.arange(ROW) >= len(encoded)) | (jnp.arange(2) > 0)[:, None]
   dirty = dataclasses.replace(
@@ -333,7 +333,7 @@ def test_garbage_in_padding_changes_nothing():
 def test_without_language_model_loss_no_vocabulary_logits_exist():
   """The step head reads C classes at the reads only; no array of the program ends in V."""
   graphdef, params = tiny.model()
-  batch = batch_of([trees.encode(chain("ab", ["a"]), tiny.TOKENIZER, tiny.contract())])
+  batch = batch_of([token_tree.encode(chain("ab", ["a"]), tiny.TOKENIZER, tiny.contract())])
 
   def text(weight):
     config = config_lib.Loss(language_model_weight=weight)
@@ -349,7 +349,7 @@ def test_without_language_model_loss_no_vocabulary_logits_exist():
 def test_ways_to_run_the_layers_agree(change):
   """Rematerialisation and unrolling change speed and memory, not numbers."""
   _, params = tiny.model()
-  batch = batch_of([trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
+  batch = batch_of([token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
   graphdef = step_lib.graph(dataclasses.replace(tiny.MODEL, **change), tiny.TOKENIZER.vocab_size, 3)
   got = step_lib.read_log_probs(params, batch, graphdef=graphdef)
   np.testing.assert_allclose(got, probabilities(params, batch), **CLOSE)
@@ -358,7 +358,7 @@ def test_ways_to_run_the_layers_agree(change):
 def test_bfloat16_activations_keep_float32_heads():
   """bf16 rounds hidden states (8 bits: about 1 %), not the probabilities read from them."""
   _, params = tiny.model()
-  batch = batch_of([trees.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
+  batch = batch_of([token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
   bf16 = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
   got = step_lib.read_log_probs(
     params, batch, graphdef=step_lib.graph(bf16, tiny.TOKENIZER.vocab_size, 3)

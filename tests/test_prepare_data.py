@@ -12,9 +12,9 @@ import time
 import conftest
 import pytest
 
-from prm_jax.datasets import prm800k
+from prm_jax.datasets import prepare, prm800k
 from prm_jax.datasets.arithmetic import arithmetic_dataset_builder
-from prm_jax.input_pipeline import conversion, prepare
+from prm_jax.datasets.prm800k import recipes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "prepare_data.py"
@@ -75,7 +75,7 @@ def test_the_command(tmp_path, source):
   assert test["by_finish_reason"]["give_up"] == {"rows_read": 2, "rows_kept": 0}
   assert manifest["total"]["rows"] == {"read": 10, "kept": 6}
   assert manifest["source"]["data/phase1_train.jsonl"]["is_upstream"] is False
-  assert conversion.recipe_of(manifest) == conversion.RECIPES["paper"]
+  assert recipes.recipe_of(manifest) == recipes.RECIPES["paper"]
   assert len(prm800k.read_rows(output, "train")) == 6  # stored whole, dropped by the recipe
   assert leftovers(tmp_path) == []
 
@@ -103,8 +103,8 @@ def test_options_of_a_recipe(tmp_path, source):
   assert code == 0, err
   manifest = json.loads((output / "manifest.json").read_text())
   assert manifest["recipe"]["name"] == "paper(neutral=drop, unfinished=keep)"
-  expected = dataclasses.replace(conversion.RECIPES["paper"], neutral="drop", unfinished="keep")
-  assert conversion.recipe_of(manifest) == expected
+  expected = dataclasses.replace(recipes.RECIPES["paper"], neutral="drop", unfinished="keep")
+  assert recipes.recipe_of(manifest) == expected
   assert set(manifest["source"]) == {"data/phase2_train.jsonl", "data/phase2_test.jsonl"}
 
 

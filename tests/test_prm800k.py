@@ -16,7 +16,7 @@ import tensorflow_datasets as tfds
 from prm_jax.datasets import math_splits, prm800k
 from prm_jax.datasets.arithmetic import arithmetic_dataset_builder
 from prm_jax.datasets.prm800k import codec
-from prm_jax.datasets.prm800k.rows import MAX_LINE_BYTES, parse_line, parts
+from prm_jax.datasets.prm800k.records import MAX_LINE_BYTES, parse_line, parts
 
 tfds.disable_progress_bar()
 

@@ -14,8 +14,8 @@ from conftest import ROOT, run_script
 
 from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import safetensors_files, weights
-from prm_jax.scoring import layouts, rows
+from prm_jax.pretrained import safetensors_files, weights
+from prm_jax.scoring import batching, layouts
 from prm_jax.scoring.published import PublishedScorer
 from prm_jax.scoring.readouts import READOUTS
 
@@ -208,7 +208,7 @@ def test_a_tag_inside_a_step_is_not_read(published):
 def test_a_step_that_brings_its_tag_is_refused(published):
   """Steps of Math-Shepherd's own files end with the tag: two in a row would be silent nonsense."""
   _, scorer = published("math-shepherd")
-  with pytest.raises(rows.SolutionError, match="step 1 ends with the tag 'ки'") as error:
+  with pytest.raises(batching.SolutionError, match="step 1 ends with the tag 'ки'") as error:
     scorer.probabilities([("p", ("a",)), ("p", ("a", "b ки "))])
   assert error.value.index == 1
 
@@ -314,7 +314,7 @@ def test_damaged_directories_say_what_is_wrong(published, tmp_path):
     PublishedScorer.load(changed(own, tmp_path / "first", bos_token=None), "skywork-o1-prm")
   own, scorer = published("trl")
   small = dataclasses.replace(scorer, vocab_size=300)
-  with pytest.raises(rows.SolutionError, match="beyond the embedding's 300 rows"):
+  with pytest.raises(batching.SolutionError, match="beyond the embedding's 300 rows"):
     small.probabilities([("Janet has 16 eggs", ("sells the others.",))])
 
 

@@ -11,7 +11,7 @@ from scored_files import candidate, check_equal, drawn, fails, in_groups, write
 from prm_jax.evaluation import score_bundle
 from prm_jax.evaluation.score_bundle import write_bundle
 from prm_jax.evaluation.scored_samples import MissingSource, read_scored_samples, read_solutions
-from prm_jax.json_lines import BadLine
+from prm_jax.runtime.json_lines import BadLine
 
 
 @pytest.mark.parametrize(

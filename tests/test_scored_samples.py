@@ -11,7 +11,7 @@ from scored_files import FINE, candidate, check_equal, drawn, fails, in_groups, 
 
 from prm_jax.evaluation import candidate_table
 from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions
-from prm_jax.json_lines import BadLine
+from prm_jax.runtime.json_lines import BadLine
 
 
 @pytest.mark.shared_data

@@ -10,14 +10,14 @@ import tiny
 from conftest import run_script
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
 from prm_jax.datasets import prm800k
-from prm_jax.evaluation import labelled_steps
-from prm_jax.input_pipeline import labelled_rows, tokenizers
-from prm_jax.model import export, safetensors_files, weights
-from prm_jax.scoring import candidates, rows
-from prm_jax.scoring.rows import TooLongError
-from prm_jax.scoring.score import ContractError, Scorer
+from prm_jax.evaluation import prm800k_steps
+from prm_jax.input_pipeline import step_dataset, tokenizers
+from prm_jax.pretrained import export, safetensors_files, weights
+from prm_jax.runtime import json_lines
+from prm_jax.scoring import batching, candidates
+from prm_jax.scoring.batching import TooLongError
+from prm_jax.scoring.scorer import ContractError, Scorer
 from prm_jax.training import loop
 
 
@@ -62,13 +62,13 @@ def test_shared_prefixes_change_no_score(process_run, samples, monkeypatch):
   they share is encoded once."""
   scorer = Scorer.load(process_run)
   slots = []
-  run = rows._run
+  run = batching._run
 
   def counted(packed, *args):
     slots.append(sum(len(tree) for tree in packed.trees))
     return run(packed, *args)
 
-  monkeypatch.setattr(rows, "_run", counted)
+  monkeypatch.setattr(batching, "_run", counted)
   problem = samples[0]["problem"]
   pool = [s["steps"] for s in samples if s["problem"] == problem]
   pool += [steps[:-1] + [f"{i}"] for steps in pool for i in range(20)]
@@ -118,9 +118,9 @@ def test_batches_of_scoring_are_full(process_run, samples, count, most, batches)
     return np.zeros((*batch.read_positions.shape, 3), np.float32)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(rows, "BATCH_TOKENS", most * scorer.mesh.size * length)
+    patch.setattr(batching, "BATCH_TOKENS", most * scorer.mesh.size * length)
     problems = [str(i) for i in range(count)]
-    rows.read([filled] * count, problems, forward, scorer.mesh, length)
+    batching.read([filled] * count, problems, forward, scorer.mesh, length)
   assert shapes == [scorer.mesh.size * size for size in batches]
 
 
@@ -167,12 +167,12 @@ def test_data_of_another_recipe_is_refused(process_run, arithmetic_data):
   scorer = Scorer.load(process_run)
   other = dataclasses.replace(scorer, contract=dataclasses.replace(scorer.contract, recipe="qwen"))
   with pytest.raises(ContractError, match="recipe=paper"):
-    labelled_steps.evaluate(other, arithmetic_data, "test")
+    prm800k_steps.evaluate(other, arithmetic_data, "test")
 
 
 def test_evaluation_counts_every_label(process_run, arithmetic_data):
   """As many labels as the manifest has for the split, in bins that add up."""
-  result = labelled_steps.evaluate(Scorer.load(process_run), arithmetic_data, "test")
+  result = prm800k_steps.evaluate(Scorer.load(process_run), arithmetic_data, "test")
   manifest = json.loads((arithmetic_data / "manifest.json").read_text())
   assert result["count_by_class"] == manifest["splits"]["test"]["labels"]
   assert sum(b["count"] for b in result["calibration"]) == result["count"]
@@ -336,7 +336,7 @@ def test_another_manifest_is_an_error(tmp_path, text, message):
   path = tmp_path / "manifest.json"
   path.write_text(text)
   with pytest.raises(ValueError, match=message) as error:
-    labelled_rows.read_manifest(tmp_path)
+    step_dataset.read_manifest(tmp_path)
   assert str(error.value).startswith(f"{path}: ")
   assert "scripts/prepare_data.py" in str(error.value)
 
@@ -350,9 +350,9 @@ def test_a_limit_is_on_the_rows_read(arithmetic_data, monkeypatch):
       read.append(record)
       yield record
 
-  monkeypatch.setattr(labelled_rows, "prm800k", types.SimpleNamespace(read_rows=rows))
-  few = list(labelled_rows.texts(arithmetic_data, "train", 3))
+  monkeypatch.setattr(step_dataset, "prm800k", types.SimpleNamespace(read_rows=rows))
+  few = list(step_dataset.texts(arithmetic_data, "train", 3))
   assert len(read) == 3
   assert few[0] == read[0].row["question"]["problem"]
   with pytest.raises(ValueError, match="limit=0"):
-    list(labelled_rows.texts(arithmetic_data, "train", 0))
+    list(step_dataset.texts(arithmetic_data, "train", 0))

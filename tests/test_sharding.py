@@ -16,9 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
-from prm_jax.training import ahead_of_time, hlo
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.tpu import compile, hlo
 from prm_jax.training import programs as programs_lib
+from prm_jax.training import state as state_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/golden"
@@ -55,9 +56,9 @@ def table(name, models):
   assert f"--topology={SLICES[name]}" in path.read_text()
   checkpoint = public_shapes.write(models, pathlib.Path(c.init.checkpoint).name)
   c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
-  _, state = ahead_of_time.described(ahead_of_time.Job(c, SLICES[name]))
+  _, state = compile.described(compile.Job(c, SLICES[name]))
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())
-  return f"{name} on {SLICES[name]}: {mesh}\n\n{mesh_lib.table(state)}"
+  return f"{name} on {SLICES[name]}: {mesh}\n\n{state_lib.table(state)}"
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -77,14 +78,14 @@ def test_every_config_for_a_slice_has_a_table():
 
 def program(sizes, vocab_size=64):
   """The text of a train step of three layers, compiled for eight devices."""
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(*sizes))
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(*sizes))
   c = config_lib.Experiment(
     model=dataclasses.replace(MODEL, dtype="bfloat16", attention="dense"),
     train=config_lib.Train(batch_rows=8),
   )
   programs = programs_lib.make(c, vocab_size, 3, mesh)
   batch = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh)),
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_lib.batch_sharding(mesh)),
     tiny.batch(8, 64),
   )
   with jax.set_mesh(mesh):
@@ -111,7 +112,7 @@ PINNED = {
 def test_collectives_of_a_layer_are_pinned(sizes, capfd):
   """No more exchanges than were counted, and no copy of an array that XLA could not split."""
   found = hlo.read(program(sizes))
-  assert ahead_of_time.REMATERIALISED not in capfd.readouterr().err
+  assert compile.REMATERIALISED not in capfd.readouterr().err
   assert found.loops[:2] == (3, 3) and not found.unknown_loops
   assert (found.in_loop(0), found.in_loop(1)) == PINNED[sizes]
 
@@ -130,9 +131,9 @@ def test_no_device_holds_the_embedding_whole(sizes):
 )
 def test_an_embedding_is_split_by_rows_where_columns_are_too_few(width, spec):
   """Over 1,024 chips 3,584 columns are; unsplit it would be 2 GiB a chip, three times."""
-  mesh = mesh_lib.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
+  mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
   c = dataclasses.replace(MODEL, width=width)
-  params = mesh_lib.abstract_params(c, 152_064, 3, mesh)
+  params = sharding_lib.abstract_params(c, 152_064, 3, mesh)
   assert params["embedding"].sharding.spec == PartitionSpec(*spec)
 
 
@@ -149,7 +150,7 @@ def test_what_is_looked_up_does_not_depend_on_the_mesh(width):
 
   gradient = np.zeros_like(values)
   np.add.at(gradient, tokens, weights)
-  with jax.set_mesh(mesh_lib.make_mesh(config_lib.Mesh(2, 2, 2))):
+  with jax.set_mesh(sharding_lib.make_mesh(config_lib.Mesh(2, 2, 2))):
     found, x = jax.jit(jax.grad(product, has_aux=True))(values.astype(np.float32))
   np.testing.assert_allclose(x, values[tokens], rtol=1e-6)
   np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-6)
@@ -157,12 +158,12 @@ def test_what_is_looked_up_does_not_depend_on_the_mesh(width):
 
 def test_a_copy_that_nobody_asked_for_is_heard(capfd):
   """What the test above listens for is what XLA says."""
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(1, 4, 2))
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(1, 4, 2))
   before = NamedSharding(mesh, PartitionSpec("tensor", None, "fsdp"))
   after = NamedSharding(mesh, PartitionSpec(None, ("fsdp", "tensor")))
   x = jax.ShapeDtypeStruct((16, 16, 16), jnp.float32, sharding=before)
   jax.jit(lambda x: x + 1, out_shardings=after).lower(x).compile()
-  assert ahead_of_time.REMATERIALISED in capfd.readouterr().err
+  assert compile.REMATERIALISED in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -187,17 +188,17 @@ def test_an_axis_that_is_no_whole_number_of_slices_is_refused():
   """Copies of the model keep to their slices: the network between them is slow."""
   device = lambda i: type("Device", (), {"platform": "tpu", "slice_index": i % 2})()
   with pytest.raises(ValueError, match=r"mesh.data=1: expected a multiple of the 2 slices"):
-    mesh_lib.make_mesh(config_lib.Mesh(), [device(i) for i in range(8)])
+    sharding_lib.make_mesh(config_lib.Mesh(), [device(i) for i in range(8)])
 
 
 def test_bytes_of_a_device_are_those_of_its_shards():
   """Counted by hand: two dimensions of which the mesh splits one or both."""
-  mesh = mesh_lib.abstract_mesh(config_lib.Mesh(1, 4, 2), 8)
+  mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 4, 2), 8)
   describe = lambda shape, *spec: jax.ShapeDtypeStruct(
     shape, np.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))
   )
   tree = [describe((8, 6), "fsdp"), describe((8, 6), "fsdp", "tensor"), describe((3,))]
-  assert mesh_lib.bytes_of_a_device(tree) == 4 * (2 * 6 + 2 * 3 + 3)
+  assert sharding_lib.bytes_of_a_device(tree) == 4 * (2 * 6 + 2 * 3 + 3)
 
 
 if __name__ == "__main__":

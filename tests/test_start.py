@@ -12,8 +12,10 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import export, safetensors_files, weights
-from prm_jax.training import ahead_of_time, checkpoint, loop, mesh, parameters, programs, start
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export, safetensors_files, weights
+from prm_jax.tpu import compile
+from prm_jax.training import checkpoint, initialization, loop, programs, trainable
 
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
 
@@ -23,7 +25,9 @@ def one_device():
   """Runs take one of the eight CPU devices: that compiles faster."""
   devices = jax.devices()[:1]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+    patch.setattr(
+      sharding_lib, "make_mesh", functools.partial(sharding_lib.make_mesh, devices=devices)
+    )
     yield
 
 
@@ -71,11 +75,11 @@ def classifier(public, tmp_path):
 
 def public_params(experiment):
   rows = loop.read_rows(experiment)
-  with jax.set_mesh(on := mesh.make_mesh(config_lib.Mesh())):
+  with jax.set_mesh(on := sharding_lib.make_mesh(config_lib.Mesh())):
     about = rows.metadata
     shape = (about.vocab_size, len(about.contract.classes))
     abstract = programs.make(about.config, *shape, on).abstract
-    params = start.public_params(rows.metadata.config, rows.tokenizer, abstract.params)
+    params = initialization.public_params(rows.metadata.config, rows.tokenizer, abstract.params)
   return rows.metadata, params
 
 
@@ -103,7 +107,7 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
   np.testing.assert_array_equal(params["head"], public[1]["embedding"][np.array(ids)].T)
   untied = {"language_model": np.arange(12.0).reshape(3, 4)}
   np.testing.assert_array_equal(
-    start.head_rows(untied, (3, 0), np.float32), untied["language_model"][:, [3, 0]]
+    initialization.head_rows(untied, (3, 0), np.float32), untied["language_model"][:, [3, 0]]
   )
   many = tiny.change(asked, "init", head_tokens=("1", "no such token", "+"))
   with pytest.raises(ValueError, match=r"'no such token' is .* tokens"):
@@ -132,9 +136,9 @@ def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifi
   def heads(experiment=from_it, contract=None):
     if contract:
       (directory / export.CONTRACT).write_text(json.dumps(dataclasses.asdict(contract)))
-    return [np.asarray(public_params(experiment)[1][name]) for name in parameters.HEAD]
+    return [np.asarray(public_params(experiment)[1][name]) for name in trainable.HEAD]
 
-  theirs = [original[name] for name in parameters.HEAD]
+  theirs = [original[name] for name in trainable.HEAD]
   jax.tree.map(np.testing.assert_array_equal, heads(), theirs)
   jax.tree.map(np.testing.assert_array_equal, heads(contract=tiny.contract()), theirs)
   other = dataclasses.replace(tiny.contract(), classes=("1", "0", "-1"))
@@ -166,7 +170,7 @@ def test_a_run_starts_from_another(experiment, whole):
   metadata, params = public_params(from_it)
   assert np.any(params["head"])
   jax.tree.map(np.testing.assert_array_equal, params, state.params)
-  assert ahead_of_time.resolved(from_it) == (metadata.config, PUBLIC_ROWS)
+  assert compile.resolved(from_it) == (metadata.config, PUBLIC_ROWS)
   _, params = public_params(tiny.change(from_it, "loss", objective="outcome"))
   assert params["head"].shape == (tiny.MODEL.width, 2) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], state.params["embedding"])
@@ -201,12 +205,12 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   """A field of the architecture, or a tokenizer with ids beyond the embedding, is named."""
   with pytest.raises(ValueError, match=r"model\.width=32, but .* has 16"):
     loop.read_rows(tiny.change(experiment, "model", width=32))
-  same = start.resolve(tiny.change(experiment, "model", width=16))
-  assert same == start.resolve(experiment)
+  same = initialization.resolve(tiny.change(experiment, "model", width=16))
+  assert same == initialization.resolve(experiment)
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=""))
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
-    ahead_of_time.resolved(tiny.change(experiment, "init", checkpoint=""))
+    compile.resolved(tiny.change(experiment, "init", checkpoint=""))
   small = tmp_path / "small"
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from prm_jax.input_pipeline import text_rows, tokenizers
+from prm_jax.input_pipeline import text_dataset, tokenizers
 
 
 @pytest.fixture(scope="module", params=["tokenizer.model", "tokenizer.json"])
@@ -28,7 +28,7 @@ def tokens(tmp_path, tokenizer, **line):
   """The ids of the one row that a line becomes."""
   path = tmp_path / "lines.jsonl"
   path.write_text(json.dumps(line) + "\n")
-  rows, _ = text_rows.load(path, tokenizer, 64)
+  rows, _ = text_dataset.load(path, tokenizer, 64)
   (piece,) = rows.trees
   return piece.tokens.tolist()
 

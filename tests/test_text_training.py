@@ -17,10 +17,11 @@ import tiny
 from conftest import ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import text_rows, tokenizers
-from prm_jax.model import families, weights
-from prm_jax.scoring import score
-from prm_jax.training import loop, mesh, parameters, programs, start
+from prm_jax.input_pipeline import text_dataset, tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import families, weights
+from prm_jax.scoring import scorer
+from prm_jax.training import initialization, loop, programs, trainable
 from prm_jax.training import loss as loss_lib
 
 TEXT = config_lib.Loss(objective="language_model")
@@ -33,8 +34,8 @@ def one_device(monkeypatch):
 
 def on_one_device(monkeypatch):
   """Runs take one of the eight CPU devices: that compiles faster."""
-  whole = functools.partial(mesh.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(mesh, "make_mesh", whole)
+  whole = functools.partial(sharding_lib.make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(sharding_lib, "make_mesh", whole)
 
 
 def write(path, *records):
@@ -52,7 +53,7 @@ def targets(piece):
 def test_a_document_is_continued_in_other_rows(length):
   """Whatever the row, each token but the first is predicted once, from the one before it."""
   text = "0123456789"
-  pieces, lost = text_rows.encode(None, text, tiny.TOKENIZER, length)
+  pieces, lost = text_dataset.encode(None, text, tiny.TOKENIZER, length)
   whole = [tiny.TOKENIZER.bos_id, *tiny.TOKENIZER.encode(text), tiny.TOKENIZER.eos_id]
   assert [pair for piece in pieces for pair in targets(piece)] == list(itertools.pairwise(whole))
   assert max(map(len, pieces)) <= length and lost == 0
@@ -61,13 +62,13 @@ def test_a_document_is_continued_in_other_rows(length):
 def test_only_completions_are_learnt():
   """A prompt is read and not predicted; what does not fit the row is counted."""
   t = tiny.TOKENIZER
-  (piece,), lost = text_rows.encode("ab", "cd", t, 64)
+  (piece,), lost = text_dataset.encode("ab", "cd", t, 64)
   c, d = t.encode("cd")
   assert targets(piece) == [(t.encode("b")[0], c), (c, d), (d, t.eos_id)]
   assert lost == 0
-  (piece,), lost = text_rows.encode("ab", "cd", t, 4)
+  (piece,), lost = text_dataset.encode("ab", "cd", t, 4)
   assert targets(piece) == [(t.encode("b")[0], c)] and lost == 2
-  assert text_rows.encode("abcdef", "g", t, 4) == ([], 5)
+  assert text_dataset.encode("abcdef", "g", t, 4) == ([], 5)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_bad_line_is_named(tmp_path, record, message):
   """A line of neither kind is an error with file and line."""
   path = write(tmp_path / "f.jsonl", {"text": "fine"}, record)
   with pytest.raises(ValueError, match=message):
-    text_rows.load(path, tiny.TOKENIZER, 16)
+    text_dataset.load(path, tiny.TOKENIZER, 16)
 
 
 def test_files_may_be_compressed_or_useless(tmp_path):
@@ -92,12 +93,12 @@ def test_files_may_be_compressed_or_useless(tmp_path):
   path = write(tmp_path / "f.jsonl", {"text": "abc"}, {"prompt": "", "completion": "de"})
   packed = tmp_path / "f.jsonl.gz"
   packed.write_bytes(gzip.compress(path.read_bytes()))
-  rows, manifest = text_rows.load(path, tiny.TOKENIZER, 16)
-  assert rows.hash == text_rows.load(packed, tiny.TOKENIZER, 16)[0].hash
+  rows, manifest = text_dataset.load(path, tiny.TOKENIZER, 16)
+  assert rows.hash == text_dataset.load(packed, tiny.TOKENIZER, 16)[0].hash
   assert manifest["targets"] == {"tokens": 4 + 3} and manifest["rows"] == 1
   empty = write(tmp_path / "empty.jsonl")
   with pytest.raises(ValueError, match=r"empty\.jsonl: nothing to train on in 0 lines"):
-    text_rows.load(empty, tiny.TOKENIZER, 16)
+    text_dataset.load(empty, tiny.TOKENIZER, 16)
 
 
 def test_logits_in_parts_change_nothing(monkeypatch):
@@ -161,9 +162,9 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
   std = config_lib.Model().embedding_std
   assert rows.metadata.config.model == dataclasses.replace(tiny.MODEL, embedding_std=std)
   about = rows.metadata
-  on = mesh.make_mesh(config_lib.Mesh())
+  on = sharding_lib.make_mesh(config_lib.Mesh())
   made = programs.make(about.config, about.vocab_size, len(about.contract.classes), on)
-  params = start.public_params(rows.metadata.config, rows.tokenizer, made.abstract.params)
+  params = initialization.public_params(rows.metadata.config, rows.tokenizer, made.abstract.params)
   trained = tiny.final_state(workdir).params
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])
@@ -188,14 +189,14 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   message = script(monkeypatch, "export.py", *flags)
   assert "'language_model', which has no step head; --kind=causal-lm" in message
   assert not script(monkeypatch, "export.py", *flags, "--kind=causal-lm")
-  tokenizer = score.newest(workdir)[2]
-  _, about, params, on = score.restore(workdir)
-  expected = parameters.merge(params, about.config.model)
+  tokenizer = scorer.newest(workdir)[2]
+  _, about, params, on = scorer.restore(workdir)
+  expected = trainable.merge(params, about.config.model)
   preset = families.read(tmp_path / "lm")
   assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)
-  abstract = mesh.abstract_params(preset.config, about.vocab_size, 1, on)
+  abstract = sharding_lib.abstract_params(preset.config, about.vocab_size, 1, on)
   loaded = weights.load(tmp_path / "lm", abstract, preset.config)
-  heads = {name: np.zeros_like(expected[name]) for name in parameters.HEAD}
+  heads = {name: np.zeros_like(expected[name]) for name in trainable.HEAD}
   jax.tree.map(np.testing.assert_array_equal, loaded, expected | heads)
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
 

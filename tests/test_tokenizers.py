@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from prm_jax import json_lines
 from prm_jax.input_pipeline import tokenizer_json, tokenizers
+from prm_jax.runtime import json_lines
 
 GOLDEN = json.loads(
   (pathlib.Path(__file__).parent / "data" / "smollm2_ids.json").read_text(encoding="utf-8")

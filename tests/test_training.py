@@ -12,9 +12,10 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import arithmetic
-from prm_jax.input_pipeline import prepare
-from prm_jax.training import checkpoint, loop, mesh, parameters
+from prm_jax.datasets import arithmetic, prepare
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.training import checkpoint, loop, trainable
+from prm_jax.training import state as state_lib
 from prm_jax.training import step as step_lib
 
 SLOW = pytest.mark.slow
@@ -30,7 +31,9 @@ def first_device():
   """Runs in the block take one of the eight CPU devices: that compiles faster."""
   devices = jax.devices()[:1]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+    patch.setattr(
+      sharding_lib, "make_mesh", functools.partial(sharding_lib.make_mesh, devices=devices)
+    )
     yield
 
 
@@ -148,22 +151,24 @@ def test_eight_devices_equal_one(experiment, tmp_path, all_devices, trained):
 
 def test_parameters_are_sharded(all_devices):
   """On a 4 x 2 mesh each device holds an eighth of every matrix that divides."""
-  on = mesh.make_mesh(config_lib.Mesh(fsdp=4, tensor=2))
-  params = mesh.abstract_params(tiny.MODEL, 256, 3, on)
+  on = sharding_lib.make_mesh(config_lib.Mesh(fsdp=4, tensor=2))
+  params = sharding_lib.abstract_params(tiny.MODEL, 256, 3, on)
   assert params["blocks"]["gate"].sharding.spec == jax.P(None, "fsdp", "tensor")
   assert params["blocks"]["gate"].sharding.shard_shape((2, 16, 24)) == (2, 4, 12)
-  state = mesh.abstract_state(params, step_lib.make_optimizer(config_lib.Optim(), 10), on).opt_state
+  state = state_lib.abstract_state(
+    params, step_lib.make_optimizer(config_lib.Optim(), 10), on
+  ).opt_state
   moments = [x for x in jax.tree.leaves(state) if x.shape == (2, 16, 24)]
   assert len(moments) == 4  # two of `gate`, two of `up`
   assert all(m.sharding.shard_shape(m.shape) == (2, 4, 12) for m in moments)
   with pytest.raises(ValueError, match="does not use the 8 devices"):
-    mesh.make_mesh(config_lib.Mesh(fsdp=3))
+    sharding_lib.make_mesh(config_lib.Mesh(fsdp=3))
 
 
 def make_step(microbatches):
   optimizer = step_lib.make_optimizer(config_lib.Optim(learning_rate=1e-2, warmup_steps=0), 10)
   graphdef, params = tiny.model()
-  choice = parameters.Choice("last_layers", last_layers=1)  # of a part as of everything
+  choice = trainable.Choice("last_layers", last_layers=1)  # of a part as of everything
   begin = functools.partial(step_lib.begin, optimizer=optimizer, choice=choice)
   state = jax.jit(begin)(params)
   step = jax.jit(

@@ -11,9 +11,10 @@ import tiny
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.training import loss as loss_lib
-from prm_jax.training import mesh, parameters
 from prm_jax.training import step as step_lib
+from prm_jax.training import trainable
 
 LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_alpha=3.0)
 # Factors of each kind of product, where all seven would only take longer to compile.
@@ -26,7 +27,9 @@ HEAD = {"head", "head_bias"}
 def one_device(request, monkeypatch):
   """Runs take one of the eight CPU devices, unless a test says otherwise: that compiles faster."""
   devices = jax.devices()[:1]
-  monkeypatch.setattr(mesh, "make_mesh", functools.partial(mesh.make_mesh, devices=devices))
+  monkeypatch.setattr(
+    sharding_lib, "make_mesh", functools.partial(sharding_lib.make_mesh, devices=devices)
+  )
 
 
 def experiment(model=tiny.MODEL, weight=0.0, **optim):
@@ -91,7 +94,7 @@ def gradient(model, choice):
 
 @functools.cache
 def whole_gradient():
-  return gradient(FEW, parameters.EVERYTHING)
+  return gradient(FEW, trainable.EVERYTHING)
 
 
 def close(a, b, **tolerance):
@@ -103,7 +106,7 @@ def close(a, b, **tolerance):
 @pytest.mark.parametrize("name", ["head", "last_layers", "lora"])
 def test_gradients_are_those_of_the_whole(name):
   """Training a part has the loss and the gradient that training everything has there."""
-  choice = parameters.Choice(name, last_layers=1)
+  choice = trainable.Choice(name, last_layers=1)
   whole_loss, whole = whole_gradient()
   loss, part = gradient(FEW, choice)
   close(loss, whole_loss)
@@ -116,7 +119,7 @@ def two_updates(name, param_dtype="float32"):
   """(state before, state after, metrics) of two updates on the same batch."""
   c = CHOICES[name]
   c = tiny.change(c, "model", param_dtype=param_dtype)
-  choice = parameters.Choice.of(c)
+  choice = trainable.Choice.of(c)
   optimizer = step_lib.make_optimizer(c.optim, 10)
   begin = functools.partial(step_lib.begin, optimizer=optimizer, choice=choice)
   state = before = jax.jit(begin)(params(c.model))
@@ -168,7 +171,7 @@ def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
     assert found == expected
   else:
     assert found == expected[name]
-  trained = parameters.Choice.of(CHOICES[name]).cut(before.params)
+  trained = trainable.Choice.of(CHOICES[name]).cut(before.params)
   moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
   copies = 2 + (param_dtype == "bfloat16")  # of the moments, and the float32 master
   assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
@@ -178,7 +181,7 @@ def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
 def test_bfloat16_parameters_follow_a_float32_master(name):
   """Updates too small for bfloat16 are kept: parameters are the master, rounded."""
   _, after, _ = two_updates(name, param_dtype="bfloat16")
-  master, trained = after.opt_state[0], parameters.Choice.of(CHOICES[name]).cut(after.params)
+  master, trained = after.opt_state[0], trainable.Choice.of(CHOICES[name]).cut(after.params)
   rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, trained)
   jax.tree.map(np.testing.assert_array_equal, rounded, trained)
   assert {x.dtype for x in jax.tree.leaves(master)} == {jnp.dtype("float32")}
@@ -197,7 +200,7 @@ def test_a_master_is_kept_where_something_is_not_float32():
     (experiment(low, weight=0.5, trained="lora"), False, False),
     (experiment(UNTIED, weight=0.5), True, False),
   ]:
-    chosen, every = parameters.Choice.of(c), described(c.model)
+    chosen, every = trainable.Choice.of(c), described(c.model)
     assert ("language_model" in chosen.cut(every)) == trains
     assert chosen.has_master(every) == has_master
 
@@ -210,18 +213,18 @@ def test_factors_start_as_nothing_and_merge_to_the_same():
   def read(params, model):
     return step_lib.read_log_probs(params, batch, graphdef=graph(model))
 
-  base_of = parameters.without_factors(LORA)
+  base_of = trainable.without_factors(LORA)
   assert base_of == tiny.MODEL
   trained = params(LORA)
   base = trained | {"blocks": {k: x for k, x in trained["blocks"].items() if "_lora_" not in k}}
   fresh = {k: x * (not k.endswith("lora_out")) for k, x in trained["blocks"].items()}
   close(read(trained | {"blocks": fresh}, LORA), read(base, base_of), atol=1e-5)
-  merged = parameters.merge(trained, LORA)
+  merged = trainable.merge(trained, LORA)
   assert jax.tree.structure(merged) == jax.tree.structure(base)
   apart = read(trained, LORA)
   close(apart, read(merged, base_of), atol=1e-5)
   assert np.abs(apart - read(base, base_of)).max() > 0.1
-  assert parameters.merge(base, tiny.MODEL) is base
+  assert trainable.merge(base, tiny.MODEL) is base
 
 
 def test_groups_scale_their_updates_exactly():
@@ -246,9 +249,9 @@ def test_recomputation_changes_no_gradient():
   """Every policy has the loss and gradients of keeping all."""
   for policy in ("dots", "dots_no_batch", "full"):
     model = dataclasses.replace(FEW, remat=policy)
-    close(gradient(model, parameters.EVERYTHING), whole_gradient())
+    close(gradient(model, trainable.EVERYTHING), whole_gradient())
   kept = dataclasses.replace(FEW, remat="full", saved=("attention", "gate", "output"))
-  close(gradient(kept, parameters.EVERYTHING), whole_gradient())
+  close(gradient(kept, trainable.EVERYTHING), whole_gradient())
 
 
 def test_what_is_kept_is_not_computed_again():
@@ -256,7 +259,7 @@ def test_what_is_kept_is_not_computed_again():
 
   def products(*saved):
     model = dataclasses.replace(FEW, remat="full", saved=saved)
-    text = str(jax.make_jaxpr(lambda: gradient(model, parameters.EVERYTHING))())
+    text = str(jax.make_jaxpr(lambda: gradient(model, trainable.EVERYTHING))())
     return text.count("dot_general")
 
   assert products("gate") == products("up") == products() - 1
@@ -266,6 +269,6 @@ def test_what_is_kept_is_not_computed_again():
 def test_a_choice_of_nothing_is_an_error():
   """More layers than there are, and heads that neither train nor matter, are named."""
   with pytest.raises(ValueError, match=r"optim\.last_layers=3, but the model has 2"):
-    parameters.Choice.of(experiment(trained="last_layers", last_layers=3))
+    trainable.Choice.of(experiment(trained="last_layers", last_layers=3))
   with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss that is nothing"):
-    parameters.Choice.of(experiment(trained="head", head_scale=0)).cut(params())
+    trainable.Choice.of(experiment(trained="head", head_scale=0)).cut(params())

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax.model import attention as attention_lib
-from prm_jax.model import live_blocks, tree_kernel
+from prm_jax.model import block_mask, tree_kernel
 
 BLOCK = 128
 kernel = functools.partial(tree_kernel.attention, block=BLOCK, interpret=True)
@@ -203,7 +203,7 @@ def test_dead_blocks_are_not_read(parents, window, dead):
 def test_steps_are_the_live_pairs_and_no_more():
   """Each once, outer blocks in order; a shorter row waits at its last pair."""
   for by_keys in (False, True):
-    seen = live_blocks.live(*ROWS, 100, 2 * BLOCK, BLOCK)
+    seen = block_mask.live(*ROWS, 100, 2 * BLOCK, BLOCK)
     seen = np.asarray(seen.swapaxes(1, 2) if by_keys else seen)
     tables, count = jax.jit(tree_kernel.steps)(seen)
     outer, inner, flags = (np.asarray(table).reshape(len(seen), -1) for table in tables)

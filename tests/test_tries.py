@@ -9,40 +9,40 @@ import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prm_jax.input_pipeline import labelled_rows, packing, trees, tries
+from prm_jax.input_pipeline import packing, prefix_tree, step_dataset, token_tree
 from prm_jax.types import StepTree
 
 
 @st.composite
-def solutions(draw, most: int = 4, max_steps: int = 6) -> list[trees.TokenTree]:
+def solutions(draw, most: int = 4, max_steps: int = 6) -> list[token_tree.TokenTree]:
   """Token trees of some solutions of one problem, which often begin alike."""
   drawn = draw(st.lists(tiny.step_trees(max_steps), min_size=1, max_size=most))
   return [encode(dataclasses.replace(tree, problem="ab")) for tree in drawn]
 
 
-def encode(tree: StepTree, objective: str = "process") -> trees.TokenTree:
-  return trees.encode(tree, tiny.TOKENIZER, tiny.contract(objective))
+def encode(tree: StepTree, objective: str = "process") -> token_tree.TokenTree:
+  return token_tree.encode(tree, tiny.TOKENIZER, tiny.contract(objective))
 
 
-def chain(ids: list[int]) -> trees.TokenTree:
+def chain(ids: list[int]) -> token_tree.TokenTree:
   """Tokens without a branch, the last of which is read."""
   T = len(ids)
   fields = (ids, range(T), [T] * T, range(-1, T - 1), [T - 1], [0])
-  return trees.TokenTree(*(np.array(field, np.int32) for field in fields))
+  return token_tree.TokenTree(*(np.array(field, np.int32) for field in fields))
 
 
-def path(tree: trees.TokenTree, i: int) -> tuple[int, ...]:
+def path(tree: token_tree.TokenTree, i: int) -> tuple[int, ...]:
   """Token ids from the root to token i."""
   return tuple(tree.tokens[: i + 1][tree.subtree_end[: i + 1] > i].tolist())
 
 
-def reads(tree: trees.TokenTree) -> list[tuple[tuple[int, ...], int]]:
+def reads(tree: token_tree.TokenTree) -> list[tuple[tuple[int, ...], int]]:
   """What is read: the text up to there, and the target."""
   places = zip(tree.read_positions.tolist(), tree.read_targets.tolist())
   return [(path(tree, i), target) for i, target in places]
 
 
-def check(tree: trees.TokenTree) -> None:
+def check(tree: token_tree.TokenTree) -> None:
   """A tree in preorder, whatever made it."""
   index = np.arange(len(tree))
   assert np.all(tree.subtree_end > index) and np.all(tree.subtree_end <= len(tree))
@@ -63,7 +63,7 @@ CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(chain)
 @given(solutions() | CHAINS)
 def test_a_merged_tree_has_every_prefix_once(each):
   """As many tokens as there are distinct prefixes, and each token stands after its own."""
-  merged, places = tries.merge(each)
+  merged, places = prefix_tree.merge(each)
   check(merged)
   prefixes = [path(merged, i) for i in range(len(merged))]
   wanted = {path(tree, i) for tree in each for i in range(len(tree))}
@@ -76,7 +76,7 @@ def test_a_merged_tree_has_every_prefix_once(each):
 @given(solutions())
 def test_the_largest_branch_stands_first(each):
   """Siblings are in descending order of their subtrees, so that a trunk is not interrupted."""
-  merged, _ = tries.merge(each)
+  merged, _ = prefix_tree.merge(each)
   branches = collections.defaultdict(list)
   for i in range(len(merged)):
     branches[path(merged, i)[:-1]].append(int(merged.subtree_end[i]) - i)
@@ -88,8 +88,8 @@ def test_the_largest_branch_stands_first(each):
 def test_a_label_counts_once_and_another_rating_beside_it(each):
   """Reads are the distinct (step, rating) pairs; or all of them, where each is an example."""
   every = [read for tree in each for read in reads(tree)]
-  assert collections.Counter(reads(tries.merge(each)[0])) == collections.Counter(set(every))
-  all_kept = reads(tries.merge(each, every_read=True)[0])
+  assert collections.Counter(reads(prefix_tree.merge(each)[0])) == collections.Counter(set(every))
+  all_kept = reads(prefix_tree.merge(each, every_read=True)[0])
   assert collections.Counter(all_kept) == collections.Counter(every)
 
 
@@ -97,7 +97,7 @@ def test_a_label_counts_once_and_another_rating_beside_it(each):
 @given(solutions())
 def test_a_token_is_predicted_once(each):
   """Every distinct token after the problem is one language-model target, and no other is."""
-  merged, _ = tries.merge(each)
+  merged, _ = prefix_tree.merge(each)
   wanted = {path(tree, i) for tree in each for i in np.flatnonzero(tree.previous >= 0)}
   assert {path(merged, i) for i in np.flatnonzero(merged.previous >= 0)} == wanted
 
@@ -106,8 +106,8 @@ def test_a_token_is_predicted_once(each):
 @given(solutions())
 def test_sequences_are_the_paths_of_a_tree(each):
   """Flattened: chains, one to a leaf, with every label and every target once between them."""
-  merged, _ = tries.merge(each)
-  chains = tries.sequences([merged])
+  merged, _ = prefix_tree.merge(each)
+  chains = prefix_tree.sequences([merged])
   leaves = np.flatnonzero(merged.subtree_end == np.arange(len(merged)) + 1)
   assert [tuple(c.tokens.tolist()) for c in chains] == [path(merged, i) for i in leaves]
   for c in chains:
@@ -124,9 +124,9 @@ def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
   """However trees are cut: no row overflows, no label is lost, doubled or moved."""
   merged = []
   for i, each in enumerate(groups):  # another first token for each problem
-    tree, _ = tries.merge(each)
+    tree, _ = prefix_tree.merge(each)
     tokens = np.concatenate([[300 + i], tree.tokens[1:]]).astype(np.int32)
-    tree = tries.shorten(dataclasses.replace(tree, tokens=tokens), row_length)
+    tree = prefix_tree.shorten(dataclasses.replace(tree, tokens=tokens), row_length)
     if len(tree.read_targets):
       merged.append(tree)
   packed = packing.PackedRows(merged, row_length)
@@ -139,7 +139,7 @@ def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
     row["read_positions"], row["read_targets"] = (
       row[name][kept] for name in ("read_positions", "read_targets")
     )
-    found += reads(trees.TokenTree(**row))
+    found += reads(token_tree.TokenTree(**row))
     tokens += (row["tokens"] != 0).sum()
   assert collections.Counter(found) == collections.Counter(r for t in merged for r in reads(t))
   assert tokens == sum(map(len, merged)) + packed.repeated
@@ -176,8 +176,8 @@ def test_an_example_beyond_a_row_is_an_error():
 @given(solutions(), st.integers(1, 20))
 def test_shortening_keeps_the_reads_within(each, longest):
   """Reads up to the length stay, behind the same text; tokens that lead to none of them go."""
-  merged, _ = tries.merge(each)
-  short = tries.shorten(merged, longest)
+  merged, _ = prefix_tree.merge(each)
+  short = prefix_tree.shorten(merged, longest)
   check(short)
   assert reads(short) == [(text, target) for text, target in reads(merged) if len(text) <= longest]
   assert {path(short, i) for i in range(len(short))} == {
@@ -187,7 +187,7 @@ def test_shortening_keeps_the_reads_within(each, longest):
 
 def pack(examples, row_length, objective="process", **kwargs):
   contract = tiny.contract(objective)
-  return labelled_rows.pack(examples, tiny.TOKENIZER, contract, row_length, **kwargs)
+  return step_dataset.pack(examples, tiny.TOKENIZER, contract, row_length, **kwargs)
 
 
 def test_a_long_example_is_cut_at_a_step_and_reported():

@@ -15,9 +15,10 @@ from flax import nnx
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import packing, trees
-from prm_jax.model import families, safetensors_files, weights
-from prm_jax.training import checkpoint, mesh, programs
+from prm_jax.input_pipeline import packing, token_tree
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import families, safetensors_files, weights
+from prm_jax.training import checkpoint, programs
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepContract, StepTree
 
@@ -47,7 +48,7 @@ TOKENIZER = Bytes()
 
 
 def contract(objective: str = "process") -> StepContract:
-  return trees.step_contract(TOKENIZER, "\n", objective, "paper")
+  return token_tree.step_contract(TOKENIZER, "\n", objective, "paper")
 
 
 @st.composite
@@ -140,7 +141,7 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
   with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
     step, metadata = checkpointer.latest()
     shape = (metadata.vocab_size, len(metadata.contract.classes))
-    made = programs.make(metadata.config, *shape, mesh.make_mesh(config_lib.Mesh()))
+    made = programs.make(metadata.config, *shape, sharding_lib.make_mesh(config_lib.Mesh()))
     return jax.tree.map(np.asarray, checkpointer.restore(step, made.abstract))
 
 
@@ -169,7 +170,7 @@ def batch(rows: int = 8, row_length: int = 64) -> Batch:
     labels = tuple(int(r) for r in rng.integers(-1, 2, i % 3 + 1))
     steps = tuple("abc"[: r + 2] for r in labels)
     tree = StepTree("p" * (i + 1), steps, tuple(range(-1, len(steps) - 1)), labels)
-    encoded.append(trees.encode(tree, TOKENIZER, contract()))
+    encoded.append(token_tree.encode(tree, TOKENIZER, contract()))
   packed = [packing.PackedRows([t], row_length, round_reads_to=4)[0] for t in encoded]
   return Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.json_lines import BadLine, show
+from prm_jax.runtime.json_lines import BadLine, show
 
 STRICT = ("rating_probs", "orm_score", "answer", "unique_id")  # on every candidate or on none
 BLOCK = 3 * 2**16  # probabilities that are checked at a time

@@ -9,12 +9,12 @@ import pathlib
 import jinja2
 import numpy as np
 
-from prm_jax import json_lines
 from prm_jax.evaluation.methods import LABELS
 from prm_jax.evaluation.report_figures import draw_curves, draw_groups, group_name
 from prm_jax.evaluation.report_tables import shown, vote_note
 from prm_jax.evaluation.reranking import BREAKDOWNS
 from prm_jax.evaluation.scored_samples import MissingSource, ScoredSamples, read_solutions
+from prm_jax.runtime import json_lines
 
 EXAMPLES = 4  # problems whose solutions the page shows
 MAX_GROUPS = 20  # of a breakdown in a figure

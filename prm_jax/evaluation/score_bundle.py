@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prm_jax import json_lines
-from prm_jax.json_lines import BadLine, show
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import BadLine, show
 
 if TYPE_CHECKING:
   from prm_jax.evaluation.scored_samples import ScoredSamples

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from prm_jax import json_lines
 from prm_jax.evaluation import score_bundle
 from prm_jax.evaluation.candidate_table import GroupAnswers, Table, by_text, place
-from prm_jax.json_lines import BadLine, show
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import BadLine, show
 
 
 class MissingSource(OSError):

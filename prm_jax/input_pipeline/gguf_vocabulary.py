@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from prm_jax import gguf_metadata
-from prm_jax.json_lines import show
+from prm_jax.runtime.json_lines import show
 
 # Of tokenizer.ggml.token_type; 1 is an ordinary token, 5 an unused one.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6

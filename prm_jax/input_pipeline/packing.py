@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import grain
 import numpy as np
 
-from prm_jax.input_pipeline import tries
+from prm_jax.input_pipeline import prefix_tree
+from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import PAD
-from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.types import Batch
 
 DONORS = 64  # pieces, the shortest that do not fit, looked at for a part that does
@@ -41,7 +41,7 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[Piece]]:
   Raises:
     ValueError: a path is longer than a row.
   """
-  at = [tries.starts(tree) for tree in trees]
+  at = [prefix_tree.starts(tree) for tree in trees]
   shared = [np.append(tree.positions[a[:-1]], 0) for tree, a in zip(trees, at)]
 
   def size(piece: Piece) -> int:
@@ -165,7 +165,7 @@ class PackedRows:
       return out
     start = 0
     for (i, *ends), reads in zip(self.plan[row], self.reads_of(row)):
-      tree = tries.piece(self.trees[i], *ends)
+      tree = prefix_tree.piece(self.trees[i], *ends)
       span = slice(start, start + len(tree))
       out["tokens"][span] = tree.tokens
       out["positions"][span] = tree.positions

@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-from prm_jax import json_lines, storage
+from prm_jax.runtime import json_lines, storage
 
 FILE = "tokenizer.json"
 CONFIG = (

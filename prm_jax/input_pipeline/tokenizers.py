@@ -10,8 +10,8 @@ from typing import Protocol
 
 import sentencepiece
 
-from prm_jax import json_lines, storage
 from prm_jax.input_pipeline import gguf_vocabulary, tokenizer_json
+from prm_jax.runtime import json_lines, storage
 
 _META = "\u2581"  # how SentencePiece writes a space; in a text it is escaped to its UTF-8 bytes
 PAD = 0  # id of padding; the attention rule hides it, so no tokenizer needs a pad token

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from prm_jax.model import blockwise, live_blocks, tree_kernel
+from prm_jax.model import block_mask, blockwise, tree_kernel
 
 ROWS = ("data", "fsdp")  # mesh axes over which the rows of a batch are split
 HEADS = "tensor"  # and heads
@@ -41,7 +41,7 @@ def visible(
   """
   index = jnp.arange(subtree_end.shape[1])
   distance = None if window is None else positions[:, :, None] - positions[:, None]
-  return live_blocks.sees(index[:, None], index, subtree_end[:, None], distance, window)
+  return block_mask.sees(index[:, None], index, subtree_end[:, None], distance, window)
 
 
 def soft_cap(x: jax.Array, cap: float) -> jax.Array:

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from prm_jax.model import live_blocks
+from prm_jax.model import block_mask
 
-HIDDEN = -1e30  # finite: a block without a visible key must not make nan of the running maximum
+MASK_VALUE = -1e30  # finite: a block without a visible key must not make nan of the running maximum
 
 
 class Tree(NamedTuple):
@@ -67,7 +67,7 @@ def _tree(
 ) -> Tree:
   B, T = subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
-  order, count = live_blocks.listed(live_blocks.live(subtree_end, positions, window, size, size))
+  order, count = block_mask.listed(block_mask.live(subtree_end, positions, window, size, size))
   return Tree(
     ends=(subtree_end + row * T).reshape(-1, size),
     depths=None if window is None else positions.reshape(-1, size),
@@ -104,7 +104,7 @@ def _scores(
   """Masked scores float32 `[K, G * size, size]` of two blocks, and the soft-cap's derivative."""
   K, size, _ = k.shape
   index = jnp.arange(size)
-  seen = live_blocks.sees(
+  seen = block_mask.sees(
     (i * size + index)[:, None],
     j * size + index,
     _at(tree.ends, j),
@@ -116,7 +116,7 @@ def _scores(
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
     slope = 1 - jnp.square(scores / softcap)
-  masked = jnp.where(seen, scores.reshape(K, -1, size, size), HIDDEN)
+  masked = jnp.where(seen, scores.reshape(K, -1, size, size), MASK_VALUE)
   return masked.reshape(scores.shape), slope
 
 
@@ -143,8 +143,8 @@ def _forward(q, k, v, tree, softcap) -> tuple[jax.Array, Any]:
       return new, total * kept + weights.sum(-1), out * kept[..., None] + added
 
     zeros = jnp.zeros(q.shape[:2], jnp.float32)
-    start = (zeros + HIDDEN, zeros, jnp.zeros(q.shape, jnp.float32))
-    # A token sees itself, so the last block leaves nothing of what HIDDEN put into the sums.
+    start = (zeros + MASK_VALUE, zeros, jnp.zeros(q.shape, jnp.float32))
+    # A token sees itself, so the last block leaves nothing of what MASK_VALUE put into the sums.
     most, total, out = jax.lax.fori_loop(0, count, with_keys, start)
     return None, (out / total[..., None], most + jnp.log(total))
 

@@ -23,12 +23,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from prm_jax.model import live_blocks
+from prm_jax.model import block_mask
 
 BLOCK = 512  # tokens of a block of queries or of keys, at most
 LANES = 128  # of a vector register: tokens of a block are a multiple
 QUERY_BYTES = 2**19  # of a block of queries with its G heads, so that everything fits in VMEM
-HIDDEN = -1e30  # finite: a block without a visible key must not make nan of the running maximum
+MASK_VALUE = -1e30  # finite: a block without a visible key must not make nan of the running maximum
 LIVE, FIRST, LAST = 1, 2, 4  # flags of a step: it counts; it begins, it ends an outer block
 
 
@@ -112,7 +112,7 @@ def steps(seen: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.
     How many of its I * J steps the longest row needs, int32 `[]`.
   """
   B, _, inner_blocks = seen.shape
-  pairs, count = live_blocks.listed(seen.reshape(B, -1))
+  pairs, count = block_mask.listed(seen.reshape(B, -1))
   outer, inner = pairs // inner_blocks, pairs % inner_blocks
   step, end = jnp.arange(pairs.shape[1]), count[:, None] - 1
   changes, edge = outer[:, 1:] != outer[:, :-1], jnp.ones((B, 1), bool)
@@ -193,7 +193,7 @@ def _call(
   """
   B, K, G, H, T = inputs[0][1].shape
   queries, keys = settings.queries, settings.keys
-  seen = live_blocks.live(*rule, queries, keys)
+  seen = block_mask.live(*rule, queries, keys)
   (outer, inner, flags), count = steps(seen.swapaxes(1, 2) if by_keys else seen)
   tables = (inner, outer, flags) if by_keys else (outer, inner, flags)
   longest = flags.size // B
@@ -228,9 +228,9 @@ def _call(
       key = j * keys + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
       query = i * queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
       if not depths:
-        return live_blocks.sees(query, key, _column(end))
+        return block_mask.sees(query, key, _column(end))
       of_key, of_query = depths
-      return live_blocks.sees(query, key, _column(end), of_query[...] - _column(of_key), window[0])
+      return block_mask.sees(query, key, _column(end), of_query[...] - _column(of_key), window[0])
 
     kernel(flags, seen, settings.softcap, *refs)
 
@@ -272,7 +272,7 @@ def _scores(key, query, seen, softcap: float) -> tuple[jax.Array, jax.Array | fl
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
     slope = 1 - jnp.square(scores / softcap)
-  return jnp.where(seen, scores, HIDDEN), slope
+  return jnp.where(seen, scores, MASK_VALUE), slope
 
 
 def _forward_kernel(flags, seen, softcap, q, k, v, out, normaliser, most, total, sums):
@@ -280,7 +280,7 @@ def _forward_kernel(flags, seen, softcap, q, k, v, out, normaliser, most, total,
 
   @pl.when(flags & FIRST != 0)
   def _():
-    most[...] = jnp.full(most.shape, HIDDEN, jnp.float32)
+    most[...] = jnp.full(most.shape, MASK_VALUE, jnp.float32)
     total[...] = jnp.zeros(total.shape, jnp.float32)
     sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
@@ -297,7 +297,7 @@ def _forward_kernel(flags, seen, softcap, q, k, v, out, normaliser, most, total,
       total[row] = total[row] * kept + weights.sum(0, keepdims=True)
       sums[g] = sums[g] * kept + _product(value, weights.astype(value.dtype))
 
-  # A token sees itself, so its own block leaves nothing of what HIDDEN put into the sums.
+  # A token sees itself, so its own block leaves nothing of what MASK_VALUE put into the sums.
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):

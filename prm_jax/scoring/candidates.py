@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prm_jax.json_lines import BadLine, show
+from prm_jax.runtime.json_lines import BadLine, show
 from prm_jax.types import StepContract
 
 

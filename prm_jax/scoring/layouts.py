@@ -15,9 +15,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from prm_jax.input_pipeline.token_tree import TokenTree, chain
 from prm_jax.input_pipeline.tokenizer_json import token_name
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.input_pipeline.trees import TokenTree, chain
 
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 QWEN_TAG = "<extra_0>"

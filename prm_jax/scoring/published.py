@@ -15,12 +15,12 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import tokenizer_json, tokenizers, trees
-from prm_jax.model import export, families, weights
+from prm_jax.input_pipeline import token_tree, tokenizer_json, tokenizers
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.decoder import StepScorer
-from prm_jax.scoring import layouts, rows
+from prm_jax.pretrained import export, families, weights
+from prm_jax.scoring import batching, layouts
 from prm_jax.scoring.readouts import ANSWERS, CLASSES, READOUTS, Head, Readout
-from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepContract
 
@@ -100,10 +100,10 @@ class PublishedScorer:
     config = dataclasses.replace(
       preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype
     )
-    mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    abstract = mesh_lib.abstract_params(config, preset.vocab_size, len(CLASSES), mesh)
+    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    abstract = sharding_lib.abstract_params(config, preset.vocab_size, len(CLASSES), mesh)
     params = weights.load(directory, abstract, config, others=tuple(readout.tensors))
-    head = jax.device_put(head, mesh_lib.replicated(mesh))
+    head = jax.device_put(head, sharding_lib.replicated(mesh))
     return cls(
       directory, name, layout, contract, tokenizer, config, preset.vocab_size, params, head, mesh
     )
@@ -123,9 +123,9 @@ class PublishedScorer:
     Raises:
       rows.SolutionError: a solution is too long, or the layout cannot hold it.
     """
-    return rows.score(solutions, self.encode, self.read)
+    return batching.score(solutions, self.encode, self.read)
 
-  def encode(self, problem: str, steps: Sequence[str]) -> trees.TokenTree:
+  def encode(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
     tree = self.layout.encode(problem, steps)
     if (highest := tree.tokens.max()) >= self.vocab_size:
       raise ValueError(
@@ -135,11 +135,11 @@ class PublishedScorer:
     return tree
 
   def read(
-    self, token_trees: Sequence[trees.TokenTree], problems: Sequence[str]
+    self, token_trees: Sequence[token_tree.TokenTree], problems: Sequence[str]
   ) -> list[np.ndarray]:
     """Class probabilities, float64 `[r, 2]`, at the read positions of each token tree."""
     forward = functools.partial(self._forward, self.params, self.head)
-    return rows.read(token_trees, problems, forward, self.mesh, self.row_length, self.merge)
+    return batching.read(token_trees, problems, forward, self.mesh, self.row_length, self.merge)
 
   @functools.cached_property
   def _forward(self):
@@ -147,7 +147,7 @@ class PublishedScorer:
     run = functools.partial(
       _log_probs, graphdef=graphdef, readout=READOUTS[self.name], softcap=self.config.logit_softcap
     )
-    return jax.jit(run, out_shardings=mesh_lib.replicated(self.mesh))
+    return jax.jit(run, out_shardings=sharding_lib.replicated(self.mesh))
 
 
 def _log_probs(

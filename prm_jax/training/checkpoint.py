@@ -29,8 +29,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from prm_jax import config as config_lib
-from prm_jax import storage
-from prm_jax.training import hosts
+from prm_jax.runtime import distributed, storage
 from prm_jax.training.step import TrainState
 from prm_jax.types import StepContract
 
@@ -51,7 +50,7 @@ class Metadata:
   rows_hash: str
 
   def to_json(self) -> dict[str, Any]:
-    return dataclasses.asdict(self) | {"versions": hosts.versions()}
+    return dataclasses.asdict(self) | {"versions": distributed.versions()}
 
   @classmethod
   def from_json(cls, values: dict[str, Any]) -> Metadata:
@@ -90,7 +89,7 @@ def _digest(values: dict[str, Any]) -> str:
 
 def _anywhere(problem: str | None) -> str | None:
   """The problem; if only other processes have one, a sentence that says so."""
-  somewhere = hosts.somewhere(problem is not None)
+  somewhere = distributed.somewhere(problem is not None)
   return problem or ("another host could not read it" if somewhere else None)
 
 
@@ -184,7 +183,7 @@ class Checkpointer:
 
   def _newest(self, read, which="latest"):
     """What `newest` returns, and by step the errors of those that could not be read."""
-    hosts.check_same({f"steps of the checkpoints in {self._directory}": self.steps()})
+    distributed.check_same({f"steps of the checkpoints in {self._directory}": self.steps()})
     problems = {}
     for step in self._ordered(which):
       try:
@@ -360,7 +359,7 @@ class Checkpointer:
     )
 
   def _set_aside(self, step: int) -> None:
-    if hosts.is_first():
+    if distributed.is_first():
       source, number = self._directory / str(step), 0
       while (target := self._directory / f"{step}.unreadable{number or ''}").exists():
         number += 1

@@ -19,17 +19,16 @@ import jax
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines, storage
-from prm_jax.input_pipeline import labelled_rows, packing, text_rows, tokenizers, trees
+from prm_jax import step_metrics as metrics_lib
+from prm_jax.input_pipeline import packing, step_dataset, text_dataset, token_tree, tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import distributed, json_lines, preemption, storage, workdir_lock
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import goodput as goodput_lib
-from prm_jax.training import hosts, preemption, work_directory
-from prm_jax.training import mesh as mesh_lib
-from prm_jax.training import metrics as metrics_lib
+from prm_jax.training import initialization as start_lib
 from prm_jax.training import programs as programs_lib
-from prm_jax.training import start as start_lib
 from prm_jax.training import step as step_lib
-from prm_jax.training.log import Log, Silent
+from prm_jax.training.metric_log import Log, Silent
 from prm_jax.types import Batch
 
 PREFETCHED = 2  # batches built ahead
@@ -80,8 +79,8 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
 
 def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   """The contract, and (rows, manifest) of both splits."""
-  recipe = labelled_rows.read_manifest(c.data.directory)["recipe"]
-  contract = trees.step_contract(
+  recipe = step_dataset.read_manifest(c.data.directory)["recipe"]
+  contract = token_tree.step_contract(
     tokenizer,
     c.data.separator,
     c.loss.objective,
@@ -89,18 +88,18 @@ def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
     neutral="negative" if recipe["neutral"] == "negative" else "positive",
   )
   print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
-  train = labelled_rows.load(c.data, "train", tokenizer, contract)
-  evaluation = labelled_rows.load(c.data, c.data.eval_split, tokenizer, contract, evaluation=True)
+  train = step_dataset.load(c.data, "train", tokenizer, contract)
+  evaluation = step_dataset.load(c.data, c.data.eval_split, tokenizer, contract, evaluation=True)
   return contract, train, evaluation
 
 
 def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   """The same of text."""
   train, evaluation = (
-    text_rows.load(path, tokenizer, c.data.row_length)
+    text_dataset.load(path, tokenizer, c.data.row_length)
     for path in (c.data.text_train, c.data.text_eval)
   )
-  return text_rows.contract(tokenizer), train, evaluation
+  return text_dataset.contract(tokenizer), train, evaluation
 
 
 def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]:
@@ -116,20 +115,20 @@ def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]
     preemption.Preempted: SIGTERM came; the state is saved.
   """
   workdir = storage.absolute(workdir)
-  with preemption.Notice() as notice, work_directory.locked(workdir) as hold:
+  with preemption.PreemptionGuard() as notice, workdir_lock.locked(workdir) as hold:
     return _run(c, hold, notice)
 
 
 def _run(
-  c: config_lib.Experiment, hold: work_directory.Hold, notice: preemption.Notice
+  c: config_lib.Experiment, hold: workdir_lock.WorkdirLock, notice: preemption.PreemptionGuard
 ) -> dict[str, Any]:
   workdir = hold.workdir
   goodput = goodput_lib.Goodput()
   with goodput.spent_on("start"):
     rows = read_rows(c, workdir)
   c = rows.metadata.config
-  mesh = mesh_lib.make_mesh(c.mesh)
-  hosts.check_same(facts(rows, workdir))
+  mesh = sharding_lib.make_mesh(c.mesh)
+  distributed.check_same(facts(rows, workdir))
   about = rows.metadata
   programs = programs_lib.make(c, about.vocab_size, len(about.contract.classes), mesh)
   rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
@@ -159,11 +158,11 @@ def _run(
           state = programs.begin(params)
         else:
           state = programs.init(jax.random.key(c.train.seed))
-        if hosts.is_first():
+        if distributed.is_first():
           rows.tokenizer.save(workdir)
       else:
         state = found[2]
-      if hosts.is_first():
+      if distributed.is_first():
         with json_lines.written(workdir / "manifest.json") as file:
           file.write(json.dumps(rows.manifest, indent=1) + "\n")
       step = int(state.step)  # waits
@@ -171,7 +170,7 @@ def _run(
     missing = step > 0 and step % c.train.eval_every == 0
     missing = missing and checkpointer.evaluation(step) is None
     again = c.data.eval_split if missing else None
-    log = Log(hold, c.train.steps, step, again) if hosts.is_first() else Silent()
+    log = Log(hold, c.train.steps, step, again) if distributed.is_first() else Silent()
     stack.enter_context(contextlib.closing(log))
     if past := log.last.get("goodput"):
       goodput.resume(past)
@@ -266,7 +265,7 @@ def train_batches(
   order = packing.shuffled(rows, c.seed)
 
   def batch(step: int) -> Batch:
-    return mesh_lib.global_batch(lambda i: order[step * c.batch_rows + i], c.batch_rows, mesh)
+    return sharding_lib.global_batch(lambda i: order[step * c.batch_rows + i], c.batch_rows, mesh)
 
   options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=PREFETCHED)
   return iter(grain.MapDataset.range(step, c.steps).map(batch).to_iter_dataset(options))
@@ -277,7 +276,7 @@ def eval_batches(
 ) -> Iterator[Batch]:
   """The rows of an evaluation during training, each once."""
   for numbers in packing.eval_order(rows, c.batch_rows, c.eval_rows):
-    yield mesh_lib.global_batch(lambda i, of=numbers: rows[of[i]], c.batch_rows, mesh)
+    yield sharding_lib.global_batch(lambda i, of=numbers: rows[of[i]], c.batch_rows, mesh)
 
 
 def record(
@@ -352,7 +351,7 @@ def check_same_run(
 
 def other_packages(then: dict[str, str]) -> str:
   """Packages of which a checkpoint was written by another version than is here."""
-  now = hosts.versions()
+  now = distributed.versions()
   changed = [name for name in now if name in then and then[name] != now[name]]
   return ", ".join(f"{name} {then[name]}, now {now[name]}" for name in changed)
 

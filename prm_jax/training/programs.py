@@ -9,9 +9,10 @@ from collections.abc import Callable
 import jax
 
 from prm_jax import config as config_lib
-from prm_jax.training import mesh as mesh_lib
-from prm_jax.training import parameters
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.training import state as state_lib
 from prm_jax.training import step as step_lib
+from prm_jax.training import trainable
 
 # Of the TPU compiler.  Its windowed products gather a matrix slice by slice and add to the whole
 # output for each: on v5p, slices of 112 columns, nine times the cycles of one product.
@@ -46,11 +47,11 @@ def make(
     )
   shape = (vocab_size, num_classes)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  graphdef, choice = step_lib.graph(c.model, *shape), parameters.Choice.of(c)
-  abstract = mesh_lib.abstract_state(
-    mesh_lib.abstract_params(c.model, *shape, mesh), optimizer, mesh, choice
+  graphdef, choice = step_lib.graph(c.model, *shape), trainable.Choice.of(c)
+  abstract = state_lib.abstract_state(
+    sharding_lib.abstract_params(c.model, *shape, mesh), optimizer, mesh, choice
   )
-  shardings, everywhere = mesh_lib.shardings(abstract), mesh_lib.replicated(mesh)
+  shardings, everywhere = sharding_lib.shardings(abstract), sharding_lib.replicated(mesh)
   init = functools.partial(
     step_lib.init,
     config=c.model,

@@ -14,8 +14,8 @@ from flax import nnx
 from prm_jax import config as config_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.training import loss as loss_lib
-from prm_jax.training import parameters
-from prm_jax.training.parameters import EVERYTHING, Choice
+from prm_jax.training import trainable
+from prm_jax.training.trainable import EVERYTHING, Choice
 from prm_jax.types import Batch
 
 
@@ -47,7 +47,7 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
     learning_rate(c, steps), b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=decayed
   )
   groups = {"embedding": c.embedding_scale}
-  groups |= dict.fromkeys((*parameters.HEAD, "language_model"), c.head_scale)
+  groups |= dict.fromkeys((*trainable.HEAD, "language_model"), c.head_scale)
 
   def scale(path, update):
     return update * groups.get(path[0].key, 1.0)
@@ -84,7 +84,7 @@ def begin(
   params: Any, *, optimizer: optax.GradientTransformation, choice: Choice = EVERYTHING
 ) -> TrainState:
   """The state at step 0 of a run that starts from these parameters."""
-  trained = parameters.in_float32(choice.cut(params))
+  trained = trainable.in_float32(choice.cut(params))
   opt_state = optimizer.init(trained)
   opt_state = (trained, opt_state) if choice.has_master(params) else opt_state
   return TrainState(jnp.zeros((), jnp.int32), params, opt_state)

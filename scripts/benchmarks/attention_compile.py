@@ -27,11 +27,11 @@ from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import PartitionSpec
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
 from prm_jax.model import attention as attention_lib
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.model import tree_kernel
-from prm_jax.training import ahead_of_time
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.runtime import json_lines
+from prm_jax.tpu import compile
 
 SIZES = ("arguments", "temporaries", "temp_size")  # of ahead_of_time.measured
 
@@ -60,8 +60,8 @@ def alone(settings: dict) -> dict:
   sizes = settings["sizes"]
   T, N, K, H = sizes["tokens"], sizes["heads"], sizes["kv_heads"], sizes["head_size"]
   devices = topologies.get_topology_desc(platform="tpu", topology_name=settings["topology"]).devices
-  mesh = mesh_lib.make_mesh(config_lib.Mesh(), devices)
-  B, rows = len(devices), mesh_lib.batch_sharding(mesh)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices)
+  B, rows = len(devices), sharding_lib.batch_sharding(mesh)
   shapes = ((B, K, N // K, T, H), (B, K, T, H), (B, K, T, H))
   free = Format(Layout.AUTO, rows)
   x = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
@@ -82,7 +82,7 @@ def alone(settings: dict) -> dict:
 
   shardings = {"in_shardings": (free, free, free, rows), "out_shardings": free}
   gradients = jax.jit(jax.grad(loss, (0, 1, 2)), **shardings)
-  _, gib = ahead_of_time.measured(gradients.lower(*x, end))
+  _, gib = compile.measured(gradients.lower(*x, end))
   return {name: size * 2**30 for name, size in gib.items()}
 
 
@@ -95,7 +95,7 @@ def step(settings: dict) -> dict:
     model=config_lib.Model(dtype="bfloat16", remat="full", attention="kernel"),
     train=config_lib.Train(batch_rows=settings["chips"]),
   )
-  found = ahead_of_time.compile_step(c, settings["topology"])
+  found = compile.compile_step(c, settings["topology"])
   if not found["fits"]:
     return dict.fromkeys(SIZES)
   return {name: found["gib_per_chip"][name] * 2**30 for name in SIZES} | {

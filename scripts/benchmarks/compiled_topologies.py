@@ -15,8 +15,8 @@ from benchmarks import public_shapes
 from benchmarks.training_report import table
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time
-from prm_jax.training.ahead_of_time import Job
+from prm_jax.tpu import compile
+from prm_jax.tpu.compile import Job
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -82,7 +82,7 @@ def run(work: pathlib.Path, cases: tuple[Case, ...] = CASES) -> list[dict]:
   for case in cases:
     asked = job(case, work / "models")
     print(f"{case.config} on {case.topology}:", end=" ", file=sys.stderr, flush=True)
-    found = ahead_of_time.report(asked, ahead_of_time.compiled(asked, work))
+    found = compile.report(asked, compile.compiled(asked, work))
     print(f"{found['gib_per_chip']['needed']:.2f} GiB a chip", file=sys.stderr, flush=True)
     done.append(found | {"config": case.config, "process_seconds": found["compile_seconds"]})
   return done

@@ -19,7 +19,7 @@ from importlib import metadata, util
 from benchmarks import public_shapes, training
 from benchmarks.training_report import table
 
-from prm_jax import json_lines
+from prm_jax.runtime import json_lines
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = pathlib.Path(__file__).parent / "attention_compile.py"

@@ -98,18 +98,18 @@ def measure(settings: str) -> None:
   jax.config.update("jax_num_cpu_devices", given["devices"])
 
   from prm_jax import config as config_lib
-  from prm_jax.model import safetensors_files, weights
-  from prm_jax.training import mesh as mesh_lib
-  from prm_jax.training import start
+  from prm_jax.model import sharding as sharding_lib
+  from prm_jax.pretrained import safetensors_files, weights
+  from prm_jax.training import initialization
 
-  mesh = mesh_lib.make_mesh(config_lib.Mesh())
+  mesh = sharding_lib.make_mesh(config_lib.Mesh())
   if "widths" in given:
     model, vocabulary = config_lib.Model(**given["widths"]), VOCABULARY
   else:
     c = config_lib.Experiment(init=config_lib.Init(checkpoint=given["path"]))
-    c, _, vocabulary = start.find(c, None)
+    c, _, vocabulary = initialization.find(c, None)
     model = c.model
-  abstract = mesh_lib.abstract_params(model, vocabulary, 3, mesh)
+  abstract = sharding_lib.abstract_params(model, vocabulary, 3, mesh)
   if given.get("write"):
     trunk = {name: leaf for name, leaf in abstract.items() if not name.startswith("head")}
     tensors = [

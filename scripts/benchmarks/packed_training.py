@@ -22,12 +22,12 @@ import jax
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
-from prm_jax.input_pipeline import packing, trees, tries
-from prm_jax.model import export
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.input_pipeline import packing, prefix_tree, token_tree
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export
+from prm_jax.runtime import json_lines
+from prm_jax.training import initialization as start_lib
 from prm_jax.training import programs as programs_lib
-from prm_jax.training import start as start_lib
 from prm_jax.types import Batch, StepTree
 
 
@@ -75,21 +75,21 @@ def experiment(settings: dict) -> config_lib.Experiment:
 def measure(settings: dict) -> dict:
   start = time.perf_counter()
   c, tokenizer, vocab_size = start_lib.find(experiment(settings), None)
-  contract = trees.step_contract(tokenizer, c.data.separator, "process", "rows of the peer")
+  contract = token_tree.step_contract(tokenizer, c.data.separator, "process", "rows of the peer")
   given, test = (chains(settings[key]) for key in ("train", "test"))
-  test = [trees.encode(chain, tokenizer, contract) for chain in test]
+  test = [token_tree.encode(chain, tokenizer, contract) for chain in test]
   token_trees = laid_out(given, tokenizer, contract, settings["layout"])
   packed = packing.PackedRows(token_trees, c.data.row_length)
   updates = settings["max_updates"]
   if updates < 0:
     updates = -(-len(packed) // c.train.batch_rows)  # one epoch
   c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=updates))
-  mesh = mesh_lib.make_mesh(c.mesh)
+  mesh = sharding_lib.make_mesh(c.mesh)
   programs = programs_lib.make(c, vocab_size, len(contract.classes), mesh)
   prepared = time.perf_counter() - start
 
   def on_mesh(batch: Batch) -> Batch:
-    return jax.device_put(batch, mesh_lib.batch_sharding(mesh))
+    return jax.device_put(batch, sharding_lib.batch_sharding(mesh))
 
   order = packing.shuffled(packed, c.train.seed)
 
@@ -159,15 +159,15 @@ def chains(path: str) -> list[StepTree]:
   ]
 
 
-def laid_out(rows: list[StepTree], tokenizer, contract, layout: str) -> list[trees.TokenTree]:
+def laid_out(rows: list[StepTree], tokenizer, contract, layout: str) -> list[token_tree.TokenTree]:
   """The rows as they are ("packed"), or those of each problem as one ("trees")."""
-  encoded = [trees.encode(row, tokenizer, contract) for row in rows]
+  encoded = [token_tree.encode(row, tokenizer, contract) for row in rows]
   if layout == "packed":
     return encoded
-  by_problem: dict[str, list[trees.TokenTree]] = {}
+  by_problem: dict[str, list[token_tree.TokenTree]] = {}
   for row, tree in zip(rows, encoded):
     by_problem.setdefault(row.problem, []).append(tree)
-  return [tries.merge(group)[0] for group in by_problem.values()]
+  return [prefix_tree.merge(group)[0] for group in by_problem.values()]
 
 
 def real_tokens(batch: Batch) -> int:
@@ -177,7 +177,7 @@ def real_tokens(batch: Batch) -> int:
   return int(padding.size - padding.sum())
 
 
-def evaluate(params, rows: list[trees.TokenTree], c, read, on_mesh) -> dict:
+def evaluate(params, rows: list[token_tree.TokenTree], c, read, on_mesh) -> dict:
   """P(not -1) at each labelled separator, by row; and the labels, 0 or 1."""
   if not rows:
     return {"scores": [], "labels": [], "seconds": 0.0}
@@ -201,9 +201,9 @@ def export_model(settings: dict) -> None:
     init=config_lib.Init(checkpoint=settings["model"]),
   )
   c, tokenizer, vocab_size = start_lib.find(c, None)
-  mesh = mesh_lib.make_mesh(c.mesh)
+  mesh = sharding_lib.make_mesh(c.mesh)
   params = start_lib.public_params(
-    c, tokenizer, mesh_lib.abstract_params(c.model, vocab_size, len("-01"), mesh)
+    c, tokenizer, sharding_lib.abstract_params(c.model, vocab_size, len("-01"), mesh)
   )
   with export.written_directory(settings["output"]) as new:
     export.write(new, params, c.model, vocab_size, contract=None, kind="causal-lm")

@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.training_report import table
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time, hlo
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.tpu import compile, hlo
 from prm_jax.training import programs as programs_lib
 from prm_jax.types import CLASSES
 
@@ -150,15 +150,15 @@ def train(c: config_lib.Experiment, data: pathlib.Path, hosts: int) -> np.ndarra
 
 def exchanged(c: config_lib.Experiment) -> dict:
   """What a device holds and exchanges in a step, by the program compiled for simulated devices."""
-  mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[: c.mesh.data * c.mesh.fsdp * c.mesh.tensor])
-  vocabulary = ahead_of_time.resolved(c)[1]
+  mesh = sharding_lib.make_mesh(c.mesh, jax.devices()[: c.mesh.data * c.mesh.fsdp * c.mesh.tensor])
+  vocabulary = compile.resolved(c)[1]
   programs = programs_lib.make(c, vocabulary, len(CLASSES[c.loss.objective]), mesh)
-  batch = ahead_of_time.abstract_batch(c, mesh)
+  batch = compile.abstract_batch(c, mesh)
   with jax.set_mesh(mesh):
     compiled = programs.train_step.lower(programs.abstract, batch).compile()
   found = hlo.read(compiled.as_text()).collectives
   return {
-    "state": mesh_lib.bytes_of_a_device(programs.abstract),
+    "state": sharding_lib.bytes_of_a_device(programs.abstract),
     "collectives": sum(each.times for each in found),
     "bytes": sum(each.traffic for each in found),
   }

@@ -29,9 +29,10 @@ from importlib import metadata
 
 from benchmarks import training_report
 
-from prm_jax import json_lines
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion, tokenizers
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.runtime import json_lines
 from prm_jax.types import StepTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -236,7 +237,7 @@ def peer_rows(files: list[pathlib.Path], recipe: str) -> tuple[list[dict], int]:
 def solutions(files: list[pathlib.Path], recipe: str) -> list[StepTree]:
   """The labelled solutions of PRM800K files."""
   records = itertools.chain.from_iterable(map(prm800k.read_records, files))
-  return conversion.convert_all(records, conversion.RECIPES[recipe])[0]
+  return recipes.convert_all(records, recipes.RECIPES[recipe])[0]
 
 
 def paths(tree: StepTree) -> list[list[int]]:

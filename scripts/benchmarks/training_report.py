@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from prm_jax.training import metrics
+from prm_jax import step_metrics
 
 RESAMPLES = 2000
 PEER, OURS = "TRL", "this project, {}"
@@ -26,7 +26,7 @@ def auroc(side: dict, when: str, rows: np.ndarray) -> float:
   """Step AUROC over some of the test rows, which may be drawn several times."""
   scores = np.concatenate([side[when]["scores"][i] for i in rows])
   labels = np.concatenate([side[when]["labels"][i] for i in rows])
-  value = metrics.auroc(scores, labels == 1)
+  value = step_metrics.auroc(scores, labels == 1)
   return float("nan") if value is None else value
 
 

@@ -35,23 +35,17 @@ from benchmarks import training
 from benchmarks.training_report import table
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.arithmetic import solver
-from prm_jax.input_pipeline import (
-  conversion,
-  labelled_rows,
-  packing,
-  tokenizers,
-  trees,
-  tries,
-)
-from prm_jax.input_pipeline.trees import TokenTree
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.input_pipeline import packing, prefix_tree, step_dataset, token_tree, tokenizers
+from prm_jax.input_pipeline.token_tree import TokenTree
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import json_lines
+from prm_jax.scoring import batching as scoring_rows
 from prm_jax.scoring import candidates
-from prm_jax.scoring import rows as scoring_rows
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.training import initialization as start_lib
 from prm_jax.training import programs as programs_lib
-from prm_jax.training import start as start_lib
 from prm_jax.types import Batch, StepContract, StepTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -137,8 +131,8 @@ class Model:
   @classmethod
   def make(cls, c: config_lib.Experiment, tokenizer, vocab_size: int) -> Model:
     """Random weights; `c` as resolved."""
-    contract = trees.step_contract(tokenizer, c.data.separator, "process", "benchmark")
-    mesh = mesh_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+    contract = token_tree.step_contract(tokenizer, c.data.separator, "process", "benchmark")
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
     with jax.set_mesh(mesh):
       programs = programs_lib.make(c, vocab_size, len(contract.classes), mesh)
       state = programs.init(jax.random.key(0))
@@ -146,7 +140,7 @@ class Model:
     return cls(tokenizer, contract, mesh, state, *compiled)
 
   def on_mesh(self, batch: Batch) -> Batch:
-    return jax.device_put(batch, mesh_lib.batch_sharding(self.mesh))
+    return jax.device_put(batch, sharding_lib.batch_sharding(self.mesh))
 
   def prepare(self, batches: Iterable[Batch]) -> float:
     """Compiles the train step for their shapes; the seconds that took."""
@@ -240,7 +234,7 @@ def generated(problems: int, other: config_lib.Model | None) -> tuple[list[StepT
   """Arithmetic with five alternatives a step, and the model of configs/arithmetic.py or another."""
   generator = arithmetic.Generator(train_problems=problems, test_problems=0, alternatives=5)
   records = prm800k.numbered(generator.rows()["train"], "arithmetic_train")
-  solutions, _ = conversion.convert_all(records, conversion.RECIPES["paper"])
+  solutions, _ = recipes.convert_all(records, recipes.RECIPES["paper"])
   c = config_lib.read(ROOT / "configs/arithmetic.py")
   c = dataclasses.replace(c, model=other or c.model)
   with tempfile.TemporaryDirectory() as directory:
@@ -272,12 +266,12 @@ def grouped(values: list, problems: list[str]) -> list[list]:
 def train(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> dict:
   """An epoch in each form, side by side."""
   row_length = ROW_LENGTH[name]
-  encoded = [trees.encode(tree, model.tokenizer, model.contract) for tree in solutions]
+  encoded = [token_tree.encode(tree, model.tokenizer, model.contract) for tree in solutions]
   fits = [tree.positions.max() < row_length for tree in encoded]
   kept = [tree for tree, fit in zip(encoded, fits) if fit]
-  paths = tries.sequences(kept)
+  paths = prefix_tree.sequences(kept)
   problems = [tree.problem for tree, fit in zip(solutions, fits) if fit]
-  merged = [tries.merge(group)[0] for group in grouped(kept, problems)]
+  merged = [prefix_tree.merge(group)[0] for group in grouped(kept, problems)]
   labels = sum(len(tree.read_targets) for tree in merged)
   flattened, distinct = (sum(map(len, several)) for several in (paths, merged))
   say(f"{name}: {len(paths):,} paths of {flattened:,} tokens, of which {distinct:,} are distinct")
@@ -374,14 +368,14 @@ def chains(name: str, model: Model, solutions: list[StepTree], sizes: dict) -> d
   first = {tree.problem: tree for tree in reversed(solutions)}
   alone = [first_path(tree) for tree in first.values()][: sizes["chains"][name]]
   given = (alone, model.tokenizer, model.contract, ROW_LENGTH[name])
-  plans = {merge: labelled_rows.pack(*given, merge)[0] for merge in (True, False)}
+  plans = {merge: step_dataset.pack(*given, merge)[0] for merge in (True, False)}
   for rows in plans.values():
     model.prepare(packed(rows)[:1])
     model.update(packed(rows)[0])  # not counted, as in training
 
   def measure(merge: bool) -> float:
     start = time.perf_counter()
-    batches = packed(labelled_rows.pack(*given, merge)[0])
+    batches = packed(step_dataset.pack(*given, merge)[0])
     return time.perf_counter() - start + sum(map(model.update, batches))
 
   about = {
@@ -450,7 +444,7 @@ def real_pool(path: pathlib.Path, model: Model, problems: int) -> Pool:
 def make_pool(model: Model, solutions: list[tuple[str, tuple[str, ...]]]) -> Pool:
   """Equal candidates are one, as in scoring."""
   distinct = list(dict.fromkeys(solutions))
-  encode = lambda each: trees.encode_candidate(*each, model.tokenizer, model.contract)
+  encode = lambda each: token_tree.encode_candidate(*each, model.tokenizer, model.contract)
   return Pool([encode(each) for each in distinct], [problem for problem, _ in distinct])
 
 
@@ -458,7 +452,7 @@ def score(name: str, model: Model, pool: Pool, repeats: int, least: float = 0.0)
   """A pool read flattened and as trees, as `alternately` says."""
   groups = grouped(pool.token_trees, pool.problems)
   flattened = sum(map(len, pool.token_trees))
-  distinct = sum(len(tries.merge(group)[0]) for group in groups)
+  distinct = sum(len(prefix_tree.merge(group)[0]) for group in groups)
   measure = lambda merge: model.score(pool, ROW_LENGTH[name], merge)
   taken = alternately(measure, repeats, least)
   about = {

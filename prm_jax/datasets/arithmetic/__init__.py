@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax import json_lines
 from prm_jax.datasets.arithmetic import solver
 from prm_jax.datasets.arithmetic.arithmetic_dataset_builder import Builder
+from prm_jax.runtime import json_lines
 
 __all__ = ["Builder", "Generator"]
 

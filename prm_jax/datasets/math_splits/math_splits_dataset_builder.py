@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow_datasets as tfds
 
-from prm_jax.datasets import upstream
+from prm_jax.datasets import download
 
 _TEXTS = ("problem", "solution", "answer", "subject", "unique_id")
 _KINDS = dict.fromkeys(_TEXTS, str) | {"level": int}
@@ -46,7 +46,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager):
     files = {split: f"math_splits/{split}.jsonl" for split in self._splits}
-    self.paths = upstream.fetch(
+    self.paths = download.fetch(
       list(files.values()), self.source, self.BASE_URL, self.url_infos, dl_manager.download_dir
     )
     return {split: self._generate_examples(self.paths[file]) for split, file in files.items()}

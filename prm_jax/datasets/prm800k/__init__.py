@@ -8,7 +8,7 @@ from prm_jax.datasets.prm800k.prm800k_dataset_builder import (
   numbered,
   read_rows,
 )
-from prm_jax.datasets.prm800k.rows import BadRecord, BadRecords, Record, check_row, read_records
+from prm_jax.datasets.prm800k.records import BadRecord, BadRecords, Record, check_row, read_records
 
 __all__ = [
   "BadRecord",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from prm_jax.datasets.prm800k.rows import Record
+from prm_jax.datasets.prm800k.records import Record
 
 NULL_RATING = -2  # ratings are -1, 0, 1
 NO_RATING = -3  # the key is missing

@@ -22,9 +22,9 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
-from prm_jax.datasets import upstream
+from prm_jax.datasets import download
 from prm_jax.datasets.prm800k import codec
-from prm_jax.datasets.prm800k.rows import (
+from prm_jax.datasets.prm800k.records import (
   BadRecord,
   BadRecords,
   Part,
@@ -189,7 +189,7 @@ class Builder(RowsBuilder):
   def _shard_iterators_per_split(self, dl_manager):
     files = self.files()
     needed = [name for names in files.values() for name in names]
-    self.paths = upstream.fetch(
+    self.paths = download.fetch(
       needed, self.source, self.BASE_URL, self.url_infos, dl_manager.download_dir
     )
     shards: dict[str, list[_Shard]] = {split: [] for split in files}

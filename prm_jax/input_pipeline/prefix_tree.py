@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from prm_jax.input_pipeline.trees import TokenTree
+from prm_jax.input_pipeline.token_tree import TokenTree
 
 
 def starts(tree: TokenTree) -> np.ndarray:

@@ -14,10 +14,10 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from prm_jax import json_lines
 from prm_jax.input_pipeline.packing import PackedRows
+from prm_jax.input_pipeline.token_tree import TokenTree, chain
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.input_pipeline.trees import TokenTree, chain
+from prm_jax.runtime import json_lines
 from prm_jax.types import CLASSES, StepContract
 
 

@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from prm_jax.json_lines import show
+from prm_jax.runtime.json_lines import show
 
 MAX_BYTES = 10 * 2**20  # of a file; real ones have a few thousand
 MAX = 2**31 - 1  # of any number in it

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import tensorflow_datasets as tfds
 
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline.conversion import OBJECTIVES, Converter, Counts, Recipe
+from prm_jax.datasets.prm800k.recipes import OBJECTIVES, Converter, Counts, Recipe
 
 ROWS = 500  # a worker's portion; PRM800K has 101,599
 Key = tuple[str, str, bytes]  # split, objective, content

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import tqdm
 
-from prm_jax import json_lines, storage
-from prm_jax.training import hosts, work_directory
+from prm_jax.runtime import distributed, json_lines, storage, workdir_lock
 
 
 class Log:
@@ -21,7 +20,9 @@ class Log:
   In a bucket the files are as they were at the last `sync`.
   """
 
-  def __init__(self, hold: work_directory.Hold, steps: int, step: int, again: str | None = None):
+  def __init__(
+    self, hold: workdir_lock.WorkdirLock, steps: int, step: int, again: str | None = None
+  ):
     """Opens the log of a run of `steps` updates at `step`; later records of a killed run go.
 
     Args:
@@ -104,7 +105,7 @@ class Log:
 
   def warn(self, text: str) -> None:
     """A line about this host."""
-    self.say(hosts.of_this(text))
+    self.say(distributed.of_this(text))
 
   def close(self) -> None:
     self._bar.close()
@@ -132,7 +133,7 @@ class Silent:
     pass
 
   def warn(self, text: str) -> None:
-    print(hosts.of_this(text), file=sys.stderr, flush=True)
+    print(distributed.of_this(text), file=sys.stderr, flush=True)
 
   def close(self) -> None:
     pass

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.input_pipeline import labelled_rows, trees
-from prm_jax.scoring.score import ContractError, Scorer
-from prm_jax.training import metrics as metrics_lib
+from prm_jax import step_metrics as metrics_lib
+from prm_jax.input_pipeline import step_dataset, token_tree
+from prm_jax.scoring.scorer import ContractError, Scorer
 
 
 def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[str, Any]:
@@ -27,18 +27,18 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
     ValueError: the split is not there, or holds nothing to evaluate on.
   """
   contract = scorer.contract
-  recipe = labelled_rows.read_manifest(directory)["recipe"]["name"]
+  recipe = step_dataset.read_manifest(directory)["recipe"]["name"]
   if recipe != contract.recipe:
     raise ContractError(
       f"{directory} was prepared with --recipe={recipe}, the model's training data with "
       f"{contract.recipe}: their labels mean different things"
     )
-  solutions, _ = labelled_rows.examples(directory, split, contract.objective)
+  solutions, _ = step_dataset.examples(directory, split, contract.objective)
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
-  encoded = [trees.encode(tree, scorer.tokenizer, contract) for tree in solutions]
+  encoded = [token_tree.encode(tree, scorer.tokenizer, contract) for tree in solutions]
   if contract.objective == "outcome":
-    encoded = [trees.last_read(tree) for tree in encoded]
+    encoded = [token_tree.last_read(tree) for tree in encoded]
   read = scorer.read(encoded, [tree.problem for tree in solutions])
   probabilities = np.concatenate(read)
   targets = np.concatenate([tree.read_targets for tree in encoded])

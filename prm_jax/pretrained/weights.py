@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax.model import gguf_files, safetensors_files
+from prm_jax.pretrained import gguf_files, safetensors_files
 
 DTYPES = ("float32", "bfloat16", "float16")  # of a file
 SHOWN = 10  # names in an error
@@ -230,7 +230,7 @@ def load(
   language-model head too, if the directory is a classifier, which has none.
 
   Args:
-    abstract: tree of `ShapeDtypeStruct` with shardings (mesh.abstract_params).
+    abstract: tree of `ShapeDtypeStruct` with shardings (sharding_lib.abstract_params).
     others: patterns (as of file names) of tensors that may be there and are left alone.
 
   Raises:

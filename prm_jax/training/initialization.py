@@ -20,13 +20,13 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
-from prm_jax import storage
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import export, families, weights
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export, families, weights
+from prm_jax.runtime import storage
 from prm_jax.training import checkpoint as checkpoint_lib
-from prm_jax.training import mesh as mesh_lib
-from prm_jax.training import parameters
 from prm_jax.training import step as step_lib
+from prm_jax.training import trainable
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -65,7 +65,7 @@ def architecture(path: str) -> tuple[config_lib.Model, int]:
     ValueError, OSError: as `families.read`.
   """
   if latest := checkpoint_lib.latest(path):
-    return parameters.without_factors(latest[1].config.model), latest[1].vocab_size
+    return trainable.without_factors(latest[1].config.model), latest[1].vocab_size
   if storage.in_bucket(storage.path(path)):
     raise FileNotFoundError(
       f"{path}: no run with a checkpoint; a public model is read from a local disk: copy it first"
@@ -138,7 +138,7 @@ def public_params(
     params = weights.load(source, abstract | {"blocks": blocks}, c.model)
     exported = (pathlib.Path(source) / export.CONTRACT).is_file()
     if exported and not same_classes(export.read_contract(source), objective):
-      params |= {name: _zeros(abstract[name]) for name in parameters.HEAD}
+      params |= {name: _zeros(abstract[name]) for name in trainable.HEAD}
   if ids:
     layout = abstract["head"]
     take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
@@ -201,19 +201,19 @@ def run_params(workdir: str, abstract: Any, objective: str) -> dict[str, Any]:
     def stored(step: int, metadata: checkpoint_lib.Metadata) -> Any:
       shape = (metadata.vocab_size, len(metadata.contract.classes))
       return checkpointer.restore_params(
-        step, mesh_lib.abstract_params(metadata.config.model, *shape, mesh)
+        step, sharding_lib.abstract_params(metadata.config.model, *shape, mesh)
       )
 
     _, metadata, params = checkpointer.newest(stored)
   c = metadata.config.model
 
   def begin(params):
-    merged = parameters.merge(params, c)
+    merged = trainable.merge(params, c)
     if not same_classes(metadata.contract, objective):
-      merged |= {name: jnp.zeros(abstract[name].shape) for name in parameters.HEAD}
+      merged |= {name: jnp.zeros(abstract[name].shape) for name in trainable.HEAD}
     return jax.tree.map(lambda x, like: x.astype(like.dtype), merged, abstract)
 
-  return jax.jit(begin, out_shardings=mesh_lib.shardings(abstract))(params)
+  return jax.jit(begin, out_shardings=sharding_lib.shardings(abstract))(params)
 
 
 def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes: int) -> list[int]:

@@ -11,9 +11,9 @@ import pathlib
 from typing import Any
 
 from prm_jax import config as config_lib
-from prm_jax.json_lines import show
-from prm_jax.model import config_json, gguf_files
-from prm_jax.model.config_json import File
+from prm_jax.pretrained import config_json, gguf_files
+from prm_jax.pretrained.config_json import File
+from prm_jax.runtime.json_lines import show
 
 # What a run chooses and no file says.
 CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers", "attention")

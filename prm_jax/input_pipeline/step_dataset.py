@@ -12,10 +12,11 @@ from typing import Any
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
-from prm_jax.input_pipeline import conversion, packing, trees, tries
-from prm_jax.input_pipeline.prepare import MANIFEST
+from prm_jax.datasets.prepare import MANIFEST
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.input_pipeline import packing, prefix_tree, token_tree
+from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.input_pipeline.trees import TokenTree
 from prm_jax.types import StepContract, StepTree
 
 _PREPARE = "write the dataset with scripts/prepare_data.py --dataset=prm800k (or arithmetic)"
@@ -39,7 +40,7 @@ def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
   except ValueError as error:  # also bytes that are not UTF-8
     raise ValueError(f"{path}: not JSON ({error}); {_PREPARE}") from None
   try:
-    conversion.recipe_of(manifest)
+    recipes.recipe_of(manifest)
     complete = isinstance(manifest["recipe"]["name"], str)
     complete = complete and isinstance(manifest["test_problems"], list)
   except (AttributeError, KeyError, TypeError):
@@ -55,7 +56,7 @@ def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
 
 def examples(
   directory: str | pathlib.Path, split: str, objective: str, limit: int | None = None
-) -> tuple[list[StepTree], conversion.Counts]:
+) -> tuple[list[StepTree], recipes.Counts]:
   """The converted solutions of a split, by the recipe the dataset was prepared with.
 
   Training leaves out the problems that are tested on; they are listed in the manifest.
@@ -65,9 +66,9 @@ def examples(
   """
   manifest = read_manifest(directory)
   excluded = frozenset(manifest["test_problems"]) if split == "train" else frozenset()
-  recipe = conversion.recipe_of(manifest)
+  recipe = recipes.recipe_of(manifest)
   records = itertools.islice(prm800k.read_rows(directory, split), limit)
-  return conversion.convert_all(records, recipe, objective, excluded)
+  return recipes.convert_all(records, recipe, objective, excluded)
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
@@ -108,9 +109,9 @@ def pack(
   by_problem: dict[str, list[TokenTree]] = {}
   too_long = []
   for tree in solutions:
-    encoded = trees.encode(tree, tokenizer, contract)
+    encoded = token_tree.encode(tree, tokenizer, contract)
     if evaluation and contract.objective == "outcome":
-      encoded = trees.last_read(encoded)
+      encoded = token_tree.last_read(encoded)
     if (longest := int(encoded.positions.max()) + 1) > row_length:
       read = len(encoded.read_targets)
       encoded = within_row(encoded, contract, row_length)
@@ -128,16 +129,16 @@ def pack(
   each = list(itertools.chain(*by_problem.values()))
   # Each solution has an outcome of its own; a step that was rated alike twice is still one step.
   every_read = evaluation or contract.objective == "outcome"
-  token_trees = [tries.merge(group, every_read)[0] for group in by_problem.values()]
+  token_trees = [prefix_tree.merge(group, every_read)[0] for group in by_problem.values()]
   if not merge:
-    token_trees = tries.sequences(token_trees)
+    token_trees = prefix_tree.sequences(token_trees)
   rows = packing.PackedRows(token_trees, row_length)
   targets = collections.Counter(t for tree in token_trees for t in tree.read_targets.tolist())
   return rows, {
     "examples": len(each),
     "merged": merge,
     "tokens": sum(len(tree) for tree in token_trees),
-    "tokens_of_paths": sum(len(path) for path in tries.sequences(each)),
+    "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(each)),
     "tokens_repeated_by_cuts": rows.repeated,
     "targets": {name: targets[i] for i, name in enumerate(contract.classes)},
     "rows": len(rows),
@@ -156,7 +157,7 @@ def within_row(tree: TokenTree, contract: StepContract, row_length: int) -> Toke
   """
   if contract.objective == "outcome":
     return None
-  tree = tries.shorten(tree, row_length)
+  tree = prefix_tree.shorten(tree, row_length)
   return tree if len(tree.read_targets) else None
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from prm_jax import config as config_lib
-from prm_jax.training import ahead_of_time, estimate
-from prm_jax.training import mesh as mesh_lib
-from prm_jax.training.ahead_of_time import Job
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.tpu import compile, cost_model
+from prm_jax.tpu.compile import Job
 from prm_jax.training.step import TrainState
 
 # What is kept of a layer, from least to most; each spares about as much work for its bytes.
@@ -43,7 +43,7 @@ def candidates(job: Job) -> list[Candidate]:
       model=dataclasses.replace(asked.model, remat="full"),
     )
     try:
-      c, state = ahead_of_time.described(dataclasses.replace(job, config=asked))
+      c, state = compile.described(dataclasses.replace(job, config=asked))
     except ValueError:  # the chips make no such mesh
       continue
     if c.model.heads % split:
@@ -70,16 +70,16 @@ def _changed(c: config_lib.Experiment, changes: dict[str, dict[str, Any]]) -> co
 
 
 def promised(
-  c: config_lib.Experiment, state: TrainState, chip: estimate.Chip
+  c: config_lib.Experiment, state: TrainState, chip: cost_model.Chip
 ) -> tuple[float, float]:
   """Tokens a second, and GiB of a chip that state and activations take, by arithmetic."""
   mesh, rows = state.step.sharding.mesh, c.train.batch_rows
   sizes = dict(mesh.shape)
-  flops = estimate.step_flops(c, rows, state.params)
-  seconds = estimate.seconds(c, chip, mesh.size, sizes, flops, None)["seconds_per_step"]
-  kept = estimate.kept_bytes(c, sizes)
+  flops = cost_model.step_flops(c, rows, state.params)
+  seconds = cost_model.seconds(c, chip, mesh.size, sizes, flops, None)["seconds_per_step"]
+  kept = cost_model.kept_bytes(c, sizes)
   kept = kept["residual"] + sum(kept[name] for name in c.model.saved)
-  gib = (mesh_lib.bytes_of_a_device(state) + kept) / 2**30
+  gib = (sharding_lib.bytes_of_a_device(state) + kept) / 2**30
   return rows * c.data.row_length / seconds, gib
 
 
@@ -111,7 +111,7 @@ def run(
     now = fitting[0]
     left.remove(now)
     try:
-      found = ahead_of_time.report(now.job, ahead_of_time.compiled(now.job, work))
+      found = compile.report(now.job, compile.compiled(now.job, work))
     except RuntimeError as error:  # a compiler that aborts is no reason to lose the others
       failed.append(error)
       say(str(error))

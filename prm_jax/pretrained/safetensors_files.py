@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from prm_jax import json_lines
+from prm_jax.runtime import json_lines
 
 MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
 MAX_DIMENSIONS = 8

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from prm_jax import gguf_metadata
-from prm_jax.json_lines import show
+from prm_jax.runtime.json_lines import show
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3")
 REALS = ("epsilon", "base", "factor", "linear", "softcapping")  # ends of keys; others are whole

@@ -1,8 +1,4 @@
-"""Devices as a mesh, and the sharding of every array of the training state.
-
-The state is described once, abstractly: shape, dtype and sharding (`abstract_state`).
-Initialisation, restoring and ahead-of-time compilation all start from that one tree.
-"""
+"""The device mesh, and the sharding of parameters and batches over it."""
 
 from __future__ import annotations
 
@@ -12,17 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model.decoder import ROWS, Axis, StepScorer
-from prm_jax.training.parameters import EVERYTHING, Choice
-from prm_jax.training.step import TrainState
 from prm_jax.types import Batch
 
 AXES = ("data", "fsdp", "tensor")
@@ -134,36 +126,6 @@ def abstract_params(
   )
 
 
-def abstract_state(
-  params: Any,
-  optimizer: optax.GradientTransformation,
-  mesh: Mesh | AbstractMesh,
-  choice: Choice = EVERYTHING,
-) -> TrainState:
-  """The training state as `ShapeDtypeStruct`s with shardings.
-
-  Optimiser moments are split like their parameter, the rest is replicated.
-  """
-  everywhere = NamedSharding(mesh, PartitionSpec())
-  trained = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), choice.cut(params)
-  )
-  opt_state = jax.eval_shape(optimizer.init, trained)
-  shardings_of = optax.tree_map_params(
-    optimizer,
-    lambda _, param: param.sharding,
-    opt_state,
-    trained,
-    transform_non_params=lambda _: everywhere,
-  )
-  opt_state = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), opt_state, shardings_of
-  )
-  opt_state = (trained, opt_state) if choice.has_master(params) else opt_state
-  step = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-  return TrainState(step, params, opt_state)
-
-
 def shardings(abstract: Any) -> Any:
   return jax.tree.map(lambda x: x.sharding, abstract)
 
@@ -173,24 +135,3 @@ def bytes_of_a_device(state: Any) -> int:
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
   )
-
-
-def table(state: TrainState) -> str:
-  """Every array of a state as a line: name, shape, dtype, mesh axes by dimension, bytes a device.
-
-  Args:
-    state: as `abstract_state` describes it.
-  """
-  rows = [("array", "shape", "dtype", "axes", "bytes of a device")]
-  for path, x in jax.tree_util.tree_leaves_with_path(state):
-    spec = (*x.sharding.spec, *[None] * (len(x.shape) - len(x.sharding.spec)))
-    name = jax.tree_util.keystr(path, simple=True, separator=".")
-    axes = ", ".join("-" if not a else a if isinstance(a, str) else " + ".join(a) for a in spec)
-    rows.append((name, str(list(x.shape)), x.dtype.name, f"[{axes}]", f"{bytes_of_a_device(x):,}"))
-  rows.append(("all", "", "", "", f"{bytes_of_a_device(state):,}"))
-  widths = [max(len(row[i]) for row in rows) for i in range(5)]
-  lines = [
-    "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths)), row[4].rjust(widths[4])])
-    for row in rows
-  ]
-  return "\n".join(lines) + "\n"

@@ -27,11 +27,13 @@ import numpy as np
 from jax.experimental import topologies
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.training import estimate, hlo, parameters, start
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import json_lines
+from prm_jax.tpu import cost_model, hlo
+from prm_jax.training import initialization, trainable
 from prm_jax.training import programs as programs_lib
+from prm_jax.training import state as state_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
@@ -67,13 +69,13 @@ class Job:
   step: Literal["train", "score"] = "train"
   slices: int = 1
 
-  def chip(self) -> estimate.Chip:
+  def chip(self) -> cost_model.Chip:
     """One of the slice; ValueError: a generation that is not known, or no shape."""
     kind = self.topology.split(":")[0]
-    if kind not in estimate.CHIPS:
-      names = ", ".join(estimate.CHIPS)
+    if kind not in cost_model.CHIPS:
+      names = ", ".join(cost_model.CHIPS)
       raise ValueError(f"--topology={self.topology}: expected one of {names} and a shape")
-    chip = estimate.CHIPS[kind]
+    chip = cost_model.CHIPS[kind]
     return chip if all(self.wrap()) else dataclasses.replace(chip, links=chip.links / 2)
 
   def chips(self) -> int:
@@ -146,7 +148,7 @@ def compile_here(job: Job) -> Compiled:
   except Exception as error:  # of libtpu, in whatever class
     raise ValueError(f"--topology={job.topology}: {str(error).splitlines()[0]}") from error
   c, vocab_size = resolved(job.config)
-  mesh = mesh_lib.make_mesh(c.mesh, devices)
+  mesh = sharding_lib.make_mesh(c.mesh, devices)
   programs = programs_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   batch = abstract_batch(c, mesh)
   clock, today = time.perf_counter(), time.strftime("%Y-%m-%d")
@@ -159,7 +161,7 @@ def compile_here(job: Job) -> Compiled:
       compiled, gib = measured(lowered)
     except jax.errors.JaxRuntimeError as error:
       state = programs.abstract if job.step == "train" else programs.abstract.params
-      arguments = mesh_lib.bytes_of_a_device((state, batch)) / 2**30
+      arguments = sharding_lib.bytes_of_a_device((state, batch)) / 2**30
       needed = refused(str(error), arguments, chip.memory)
       if needed is None:
         raise
@@ -214,7 +216,7 @@ def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
   """A batch as `ShapeDtypeStruct`s, with `TOKENS_PER_READ`."""
   T, rows = c.data.row_length, c.train.batch_rows
   sizes = {"read_positions": T // TOKENS_PER_READ, "read_targets": T // TOKENS_PER_READ}
-  sharding = mesh_lib.batch_sharding(mesh)
+  sharding = sharding_lib.batch_sharding(mesh)
   shapes = {field.name: (rows, sizes.get(field.name, T)) for field in dataclasses.fields(Batch)}
   return Batch(
     **{
@@ -296,7 +298,7 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
   (c, state), chip = described(job), job.chip()
   mesh = state.step.sharding.mesh
   training, sizes = job.step == "train", dict(mesh.shape)
-  flops = estimate.step_flops(c, c.train.batch_rows, state.params, training)
+  flops = cost_model.step_flops(c, c.train.batch_rows, state.params, training)
   program = None if found.text is None else hlo.read(found.text)
   out = {
     "checkpoint": pathlib.Path(c.init.checkpoint).name,
@@ -326,16 +328,16 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
     "versions": {name: metadata.version(name) for name in PACKAGES},
   }
   if not out["fits"]:
-    arguments = mesh_lib.bytes_of_a_device(state) / 2**30
-    out["changes"] = estimate.changes(c, sizes, arguments, found.needed - chip.memory)
+    arguments = sharding_lib.bytes_of_a_device(state) / 2**30
+    out["changes"] = cost_model.changes(c, sizes, arguments, found.needed - chip.memory)
     return out
-  guess = estimate.seconds(c, chip, mesh.size, sizes, flops, program, training)
+  guess = cost_model.seconds(c, chip, mesh.size, sizes, flops, program, training)
   if program is not None:
     guess |= {"cycles": program.cycles, "without_cycles": program.without_cycles}
   if guess["compiled_code_from"] == "cycles":
     # in this, attention counts as work but takes no time; and with it left out of both
     peak = guess["parts"]["compiled_code"] * mesh.size * chip.flops
-    attention = estimate.attention_flops(c, c.train.batch_rows, training)
+    attention = cost_model.attention_flops(c, c.train.batch_rows, training)
     guess["mfu_by_cycles_alone"] = flops / peak
     guess["mfu_by_cycles_without_attention"] = (flops - attention) / peak
   out["estimate"] = guess
@@ -348,10 +350,10 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
 def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
   """The experiment as resolved, and its training state on the chips, which need not be there."""
   c, vocab_size = resolved(job.config)
-  mesh = mesh_lib.abstract_mesh(c.mesh, job.chips())
-  params = mesh_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  mesh = sharding_lib.abstract_mesh(c.mesh, job.chips())
+  params = sharding_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  return c, mesh_lib.abstract_state(params, optimizer, mesh, parameters.Choice.of(c))
+  return c, state_lib.abstract_state(params, optimizer, mesh, trainable.Choice.of(c))
 
 
 def collectives(program: hlo.Program) -> dict[str, Any]:
@@ -380,9 +382,9 @@ def collectives(program: hlo.Program) -> dict[str, Any]:
 def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
   """The experiment with its checkpoint's architecture, and the number of rows of its embedding."""
   if c.init.checkpoint:
-    known, rows = start.architecture(c.init.checkpoint)
-    return start.resolve(c, known), rows
-  return c, tokenizers.load(start.named_tokenizer(c)).vocab_size
+    known, rows = initialization.architecture(c.init.checkpoint)
+    return initialization.resolve(c, known), rows
+  return c, tokenizers.load(initialization.named_tokenizer(c)).vocab_size
 
 
 def answer() -> None:

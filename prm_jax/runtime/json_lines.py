@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from prm_jax import storage
+from prm_jax.runtime import storage
 
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from prm_jax.input_pipeline import packing, tries
-from prm_jax.input_pipeline.trees import TokenTree
-from prm_jax.training import mesh as mesh_lib
+from prm_jax.input_pipeline import packing, prefix_tree
+from prm_jax.input_pipeline.token_tree import TokenTree
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.types import Batch
 
 BATCH_TOKENS = 16_384  # token slots of one forward
@@ -87,7 +87,7 @@ def read(
     by_length.setdefault(length, []).append(members)
   out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
   for length, several in by_length.items():
-    merged = [tries.merge([token_trees[i] for i in members]) for members in several]
+    merged = [prefix_tree.merge([token_trees[i] for i in members]) for members in several]
     rows = packing.PackedRows([tree for tree, _ in merged], length, READS)
     found = np.exp(_run(rows, forward, mesh).astype(np.float64))
     for members, (tree, places), read in zip(several, merged, rows.by_tree(found)):
@@ -110,7 +110,7 @@ def _run(
   batch_rows = min(rounded, most) * spread
   with jax.set_mesh(mesh):
     results = [
-      forward(mesh_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh))
+      forward(sharding_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh))
       for batch in packing.eval_order(rows, batch_rows)
     ]
   return np.concatenate([np.asarray(r) for r in results])

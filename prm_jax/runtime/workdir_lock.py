@@ -11,14 +11,13 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from prm_jax import storage
-from prm_jax.training import hosts
+from prm_jax.runtime import distributed, storage
 
 LOCK = "train.lock"
 
 
 @dataclasses.dataclass(frozen=True)
-class Hold:
+class WorkdirLock:
   """That a work directory is this run's; in a bucket, until another run takes it over."""
 
   workdir: storage.Path
@@ -26,7 +25,7 @@ class Hold:
 
   def taken_by(self) -> str:
     """Who has taken it over; "": nobody.  Only the first host looks, and only in a bucket."""
-    if not storage.in_bucket(self.workdir) or not hosts.is_first():
+    if not storage.in_bucket(self.workdir) or not distributed.is_first():
       return ""
     try:
       found = storage.read(self.workdir / LOCK)
@@ -36,7 +35,7 @@ class Hold:
 
   def check(self) -> None:
     """To be called by all hosts before they write; ValueError if another run has taken over."""
-    if storage.in_bucket(self.workdir) and hosts.somewhere(bool(by := self.taken_by())):
+    if storage.in_bucket(self.workdir) and distributed.somewhere(bool(by := self.taken_by())):
       raise self.lost(by)
 
   def lost(self, by: str) -> ValueError:
@@ -48,12 +47,12 @@ class Hold:
 
 
 @contextlib.contextmanager
-def locked(workdir: storage.Path) -> Iterator[Hold]:
+def locked(workdir: storage.Path) -> Iterator[WorkdirLock]:
   """Holds the work directory, which is made if it is not there; of several hosts the first does.
 
   The lock is the operating system's, on an open file: it goes with the process, however that ends,
   so the file that stays behind means nothing.  In a bucket there are no locks: the file says who
-  started there last, and the run before finds that out by `Hold.check`.
+  started there last, and the run before finds that out by `WorkdirLock.check`.
 
   Raises:
     ValueError: another process holds it; or has taken it over, whatever error that led to.
@@ -61,8 +60,8 @@ def locked(workdir: storage.Path) -> Iterator[Hold]:
   """
   path = workdir / LOCK
   own = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n"
-  hold = Hold(workdir, own.encode())
-  if not hosts.is_first():
+  hold = WorkdirLock(workdir, own.encode())
+  if not distributed.is_first():
     yield hold
     return
   if storage.in_bucket(workdir):

@@ -17,8 +17,8 @@ from typing import Any
 import tensorflow_datasets as tfds
 import tqdm
 
-from prm_jax.datasets import math_splits, prm800k, upstream
-from prm_jax.input_pipeline import conversion, on_beam
+from prm_jax.datasets import download, math_splits, on_beam, prm800k
+from prm_jax.datasets.prm800k import recipes
 
 MANIFEST = "manifest.json"
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
@@ -31,7 +31,7 @@ def prepare_prm800k(
   source: str | pathlib.Path | None,
   config: str = "all",
   recipe_name: str = "paper",
-  recipe: conversion.Recipe | None = None,
+  recipe: recipes.Recipe | None = None,
   on_bad_record: str = "fail",
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
@@ -59,7 +59,7 @@ def prepare_prm800k(
   Raises:
     BadRecord, FileNotFoundError, FileExistsError, RuntimeError: say what is wrong and what to do.
   """
-  recipe = recipe or conversion.RECIPES[recipe_name]
+  recipe = recipe or recipes.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
     with _progress("reading", "B") as advance:
       builder = prm800k.Builder(
@@ -74,7 +74,7 @@ def prepare_prm800k(
     test_problems = set() if test_file is None else _problems(test_file)
     manifest = {
       "source": {
-        file: upstream.describe(path, file, builder.BASE_URL, builder.url_infos)
+        file: download.describe(path, file, builder.BASE_URL, builder.url_infos)
         for file, path in builder.paths.items()
       },
       "test_problems_from": None if test_file is None else str(test_file),
@@ -98,7 +98,7 @@ def prepare_rows(
   rows,
   *,
   recipe_name: str = "paper",
-  recipe: conversion.Recipe | None = None,
+  recipe: recipes.Recipe | None = None,
   overwrite: bool = False,
   generator: dict[str, Any] | None = None,
   beside: Callable[[pathlib.Path], Any] = lambda directory: None,
@@ -108,7 +108,7 @@ def prepare_rows(
   `generator` says how they were made, for the manifest.  `beside(directory)` writes further files
   into the output, such as candidates to rerank.
   """
-  recipe = recipe or conversion.RECIPES[recipe_name]
+  recipe = recipe or recipes.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
     writer = builder(rows=rows, data_dir=temporary)
     _build(writer, DOWNLOADS)
@@ -139,7 +139,7 @@ def prepare_math_splits(
       "dataset": "math_splits",
       "data": str(prm800k.find_dataset(temporary).relative_to(temporary)),
       "source": {
-        file: upstream.describe(path, file, builder.BASE_URL, builder.url_infos)
+        file: download.describe(path, file, builder.BASE_URL, builder.url_infos)
         for file, path in builder.paths.items()
       },
       "splits": {
@@ -155,7 +155,7 @@ def summarize(
   directory: pathlib.Path,
   builder,
   recipe_name: str,
-  recipe: conversion.Recipe,
+  recipe: recipes.Recipe,
   test_problems: set[str],
   beam: on_beam.Beam | None = None,
 ) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def summarize(
   leaked: set[str] = set()
   summary: dict[str, Any] = {}
   for split in splits:
-    counts, outcomes = (counted[split][objective] for objective in conversion.OBJECTIVES)
+    counts, outcomes = (counted[split][objective] for objective in recipes.OBJECTIVES)
     leaked |= counts.test_problems
     summary[split] = counts.to_json() | {
       "outcome": {
@@ -207,13 +207,13 @@ def summarize(
 
 
 def _count(
-  directory: pathlib.Path, recipe: conversion.Recipe, excluded: dict[str, set[str]]
-) -> dict[str, dict[str, conversion.Counts]]:
+  directory: pathlib.Path, recipe: recipes.Recipe, excluded: dict[str, set[str]]
+) -> dict[str, dict[str, recipes.Counts]]:
   """As `on_beam.count`, in this process."""
   counted = {}
   with _progress("counting labels", "row") as advance:
     for split, problems in excluded.items():
-      converters = {o: conversion.Converter(recipe, o, problems) for o in conversion.OBJECTIVES}
+      converters = {o: recipes.Converter(recipe, o, problems) for o in recipes.OBJECTIVES}
       for record in prm800k.read_rows(directory, split):
         for converter in converters.values():
           converter(record)
@@ -309,7 +309,7 @@ def _test_file(source, download_dir) -> pathlib.Path | None:
       )
     return found[0] if found else None
   builder = math_splits.Builder
-  files = upstream.fetch([TEST_FILE], None, builder.BASE_URL, builder.url_infos, download_dir)
+  files = download.fetch([TEST_FILE], None, builder.BASE_URL, builder.url_infos, download_dir)
   return files[TEST_FILE]
 
 

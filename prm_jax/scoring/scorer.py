@@ -17,12 +17,12 @@ import jax
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax import storage
-from prm_jax.input_pipeline import tokenizers, trees
-from prm_jax.model import export, families, weights
-from prm_jax.scoring import rows
+from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export, families, weights
+from prm_jax.runtime import storage
+from prm_jax.scoring import batching
 from prm_jax.training import checkpoint as checkpoint_lib
-from prm_jax.training import mesh as mesh_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import StepContract
 
@@ -89,8 +89,8 @@ class Scorer:
     check_contract(contract, tokenizer, directory)
     # Tied, so that no language-model head is looked for: scoring has no use for one.
     model = dataclasses.replace(preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype)
-    mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    abstract = mesh_lib.abstract_params(model, preset.vocab_size, len(contract.classes), mesh)
+    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    abstract = sharding_lib.abstract_params(model, preset.vocab_size, len(contract.classes), mesh)
     params = weights.load(directory, abstract, model)
     config = config_lib.Experiment(model=model)
     return cls(contract, tokenizer, config, preset.vocab_size, params, mesh, None)
@@ -105,18 +105,18 @@ class Scorer:
     Raises:
       rows.TooLongError: a solution has more than `rows.MAX_TOKENS` tokens.
     """
-    return rows.score(solutions, self._encode, self.read)
+    return batching.score(solutions, self._encode, self.read)
 
   def read(
-    self, token_trees: Sequence[trees.TokenTree], problems: Sequence[str]
+    self, token_trees: Sequence[token_tree.TokenTree], problems: Sequence[str]
   ) -> list[np.ndarray]:
     """Class probabilities, float64 `[r, C]`, at the read positions of each token tree."""
     forward = functools.partial(self._forward, self.params)
     length = self.config.data.row_length
-    return rows.read(token_trees, problems, forward, self.mesh, length, self.merge)
+    return batching.read(token_trees, problems, forward, self.mesh, length, self.merge)
 
-  def _encode(self, problem: str, steps: Sequence[str]) -> trees.TokenTree:
-    return trees.encode_candidate(problem, steps, self.tokenizer, self.contract)
+  def _encode(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
+    return token_tree.encode_candidate(problem, steps, self.tokenizer, self.contract)
 
   @functools.cached_property
   def _forward(self):
@@ -125,7 +125,7 @@ class Scorer:
     graphdef = step_lib.graph(model, self.vocab_size, len(self.contract.classes))
     return jax.jit(
       functools.partial(step_lib.read_log_probs, graphdef=graphdef),
-      out_shardings=mesh_lib.replicated(self.mesh),
+      out_shardings=sharding_lib.replicated(self.mesh),
     )
 
 
@@ -164,12 +164,12 @@ def restore(
   Raises:
     ValueError: none does, or there is not what `which` asks for.
   """
-  mesh = mesh_lib.make_mesh(config_lib.Mesh())
+  mesh = sharding_lib.make_mesh(config_lib.Mesh())
   with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
 
     def params(step: int, about: checkpoint_lib.Metadata) -> Any:
       shape = (about.vocab_size, len(about.contract.classes))
-      abstract = mesh_lib.abstract_params(about.config.model, *shape, mesh)
+      abstract = sharding_lib.abstract_params(about.config.model, *shape, mesh)
       return checkpointer.restore_params(step, abstract)
 
     return *checkpointer.newest(params, which), mesh

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
-from prm_jax.model import families, safetensors_files, weights
+from prm_jax.pretrained import families, safetensors_files, weights
+from prm_jax.runtime import json_lines
 from prm_jax.types import StepContract
 
 CONTRACT = "prm_jax.json"

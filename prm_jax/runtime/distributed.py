@@ -2,7 +2,7 @@
 
 Every host runs the same program with the same settings.  Each packs all rows, which is the same
 plan everywhere, and builds of every batch only the rows that its own devices hold
-(`mesh.global_batch`).  The first host writes what is not sharded.
+(`sharding.global_batch`).  The first host writes what is not sharded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from prm_jax import config as config_lib
-from prm_jax import json_lines
+from prm_jax.runtime import json_lines
 
 PATIENCE = 20  # seconds until it is said that hosts are missing
 CONNECT = 300  # seconds until a job is given up of which hosts are missing

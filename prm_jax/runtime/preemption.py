@@ -23,7 +23,7 @@ class Preempted(BaseException):  # as KeyboardInterrupt: not to be caught with o
   """The run was told to stop, and has saved what it had."""
 
 
-class Notice:
+class PreemptionGuard:
   """In a `with` block: whether the run has been told to stop.
 
   With `jax.distributed`, whichever host is told, all hosts stop at the same step; jax listens to
@@ -34,7 +34,7 @@ class Notice:
     self._told = self._deferring = False
     self._before = None
 
-  def __enter__(self) -> Notice:
+  def __enter__(self) -> PreemptionGuard:
     main = threading.current_thread() is threading.main_thread()
     if main and not jax.distributed.is_initialized():
       self._before = signal.signal(signal.SIGTERM, self._on_signal)

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
-from prm_jax.model import live_blocks, tree_kernel
-from prm_jax.training import hlo, parameters
+from prm_jax.model import block_mask, tree_kernel
+from prm_jax.tpu import hlo
+from prm_jax.training import trainable
 
 KERNEL_SHARE = 0.5  # of a chip's peak, in the attention kernel's products
 MATMUL_SHARE = 0.75  # of the peak, in all else, where the compiler gives no cycles
@@ -44,7 +45,7 @@ CHIPS = {
 
 
 def step_flops(
-  c: config_lib.Experiment, rows: int, params: parameters.Params, training: bool = True
+  c: config_lib.Experiment, rows: int, params: trainable.Params, training: bool = True
 ) -> float:
   """Floating-point operations of an update that the arithmetic needs; recomputation is not counted.
 
@@ -58,7 +59,7 @@ def step_flops(
     training: False: of a forward pass that reads step probabilities.
   """
   m, T = c.model, c.data.row_length
-  trained = parameters.Choice.of(c).cut(params) if training else {}
+  trained = trainable.Choice.of(c).cut(params) if training else {}
   passed = layers_passed(c) if training else 0
   a_token = 0
   for name, x in params["blocks"].items():
@@ -162,7 +163,7 @@ def kernel_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:
 def _live(T: int, window: int | None, queries: int, keys: int) -> int:
   """Pairs of blocks in which a token of a chain sees another."""
   end, depth = jnp.full((1, T), T), jnp.arange(T)[None]
-  return int(live_blocks.live(end, depth, window, queries, keys).sum())
+  return int(block_mask.live(end, depth, window, queries, keys).sum())
 
 
 def seconds(

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 from prm_jax.datasets.prm800k import Record
-from prm_jax.datasets.prm800k.rows import UNFINISHED
+from prm_jax.datasets.prm800k.records import UNFINISHED
 from prm_jax.types import StepTree
 
 OBJECTIVES = ("process", "outcome")
