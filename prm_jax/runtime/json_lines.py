@@ -44,16 +44,16 @@ def opened(path: str | pathlib.Path):
       yield raw, raw
 
 
-def read(
+def lines(
   path: str | pathlib.Path, on_position: Callable[[int], None] = lambda position: None
-) -> Iterator[tuple[int, int, dict[str, Any]]]:
-  """(line number from 1, byte offset, object) of each line; blank lines are left out.
+) -> Iterator[tuple[int, int, bytes]]:
+  """(line number from 1, byte offset, bytes) of each line that is not blank.
 
   Args:
     on_position: called now and then with the number of (compressed) bytes read.
 
   Raises:
-    BadLine: a line that `parse` refuses, one too long, or a broken gzip.
+    BadLine: a line longer than `MAX_LINE_BYTES`, a broken gzip, or a file of another format.
     OSError: the file cannot be read.
   """
   offset = number = 0
@@ -63,16 +63,37 @@ def read(
     try:
       while line := buffered.readline(MAX_LINE_BYTES + 1):
         number += 1
+        if number == 1 and (other := _other_format(line)):
+          raise BadLine(f"{name}:1: {other}")
         if len(line) > MAX_LINE_BYTES:
           raise BadLine(f"{name}:{number}: a line of over {MAX_LINE_BYTES} bytes is not JSON lines")
         if not line.isspace():
-          yield number, offset, parse(line, f"{name}:{number}")
+          yield number, offset, line
         offset += len(line)
         if number % 256 == 0:
           on_position(raw.tell())
     except BROKEN_GZIP as error:
       raise BadLine(f"{name}:{number + 1}: broken gzip file: {error}") from None
     on_position(raw.tell())
+
+
+def _other_format(line: bytes) -> str | None:
+  """The format of a file whose first line is not JSON; None if it may be JSON lines."""
+  if line.startswith(b"version https://git-lfs.github.com/spec/"):
+    return "a Git LFS pointer, not the data; run `git lfs pull` where it was cloned"
+  for magic, kind in ((b"\x1f\x8b", "gzip"), (b"PAR1", "Parquet"), (b"PK\x03\x04", "zip")):
+    if line.startswith(magic):
+      return f"a {kind} file; expected JSON lines" + (", or a name in .gz" * (kind == "gzip"))
+  return None
+
+
+def read(
+  path: str | pathlib.Path, on_position: Callable[[int], None] = lambda position: None
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+  """(line number, byte offset, object) of each line, as `lines` and `parse`."""
+  name = str(path)
+  for number, offset, line in lines(path, on_position):
+    yield number, offset, parse(line, f"{name}:{number}")
 
 
 def parse(line: bytes, where: str) -> dict[str, Any]:
