@@ -1,5 +1,6 @@
-# A worker of a GKE cluster.  scripts/launch_tpu.sh builds it from one commit, on Cloud Build:
-#   gcloud builds submit prm_jax-COMMIT.tar.gz --tag=REGION-docker.pkg.dev/PROJECT/REPOSITORY/prm_jax:COMMIT
+# A worker of a GKE cluster (docs/tpu.md).  Built from a commit by Cloud Build:
+#   git archive --format=tar.gz --output=/tmp/prm_jax.tar.gz HEAD
+#   gcloud builds submit /tmp/prm_jax.tar.gz --tag=REGION-docker.pkg.dev/PROJECT/images/prm_jax:TAG
 # The user is root: TPU devices are opened by a privileged container, as XPK starts it.
 FROM python:3.12-slim
 ENV PYTHONUNBUFFERED=1

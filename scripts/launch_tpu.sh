@@ -1,270 +1,120 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU slice: of TPU VMs, or of a GKE cluster that XPK made.  docs/tpu.md has all
-# steps before and after.
+# Trains a commit on a Cloud TPU slice, watches the run, and gives the slice back when it ends.
 #
 #   bash scripts/launch_tpu.sh --project=P --zone=Z --name=qwen-7b --topology=v5p:2x4x4 --spot \
 #     --config=configs/prm800k_qwen2.5_math_7b.py --workdir=gs://BUCKET/runs/qwen_7b \
 #     --copy=gs://BUCKET/data/prm800k=data/prm800k -- --config.train.save_every=50
-#
-# What it does
-#   (nothing)          asks for the slice and returns; it trains when it comes, and resumes --workdir
-#   --watch            the same, then stays: asks again after a preemption, gives the slice back at
-#                      the end and exits with the run's code
-#   --logs             what the workers say
-#   --delete           gives the slice back; the work directory stays
-#   --dry_run          prints the commands of any of these and runs none
-#
-# What it needs
-#   --project --zone --name     of the slice and the run; the name is a word of a-z, 0-9 and -
 #   --topology=v5p:2x4x4        generation (v5e, v5p, v6e) and shape, as for compile_for_tpu.py
-#   --config=FILE               in the repository; after --, what train.py is to be told besides
-#   --workdir=gs://BUCKET/DIR   of the run; DIR/launch/ gets the source, the logs and the state
-# What it may be given
-#   --copy=gs://BUCKET/DIR=DIR  a folder that every worker copies before it trains; more than once
-#   --spot                      cheaper, may be taken away at any time
-#   --slices=N                  more than one slice: --config.mesh.data=N
-#   --commit=REV                what to run; by default HEAD, which must have no changes beside it
-#   --force                     although a run in --workdir has not ended, by its DIR/launch/state
-#   --cluster=C --image=I       on GKE: the cluster, and the image's name in Artifact Registry
+#   --config=FILE               in the repository; other flags of train.py follow after --
+#   --workdir=gs://BUCKET/DIR   of the run: a directory on the slice would be deleted with it
+#   --copy=gs://BUCKET/DIR=DIR  a folder that every worker copies before it trains; repeatable
+#   --commit=REV                what to run; by default HEAD, with no uncommitted changes
+#   --spot                      cheaper; may be taken away, and is then asked for again
+#   --delete                    only gives the slice of this project, zone and name back
+#   --dry_run                   prints every command and runs none
+# It stays until the run ends and exits with the run's code.  If it is interrupted, it gives the
+# slice back too; launched again, the run resumes from its last checkpoint.  More: docs/tpu.md.
 set -euo pipefail
 
-# A run that ends with one of these is started again: the table in docs/checkpoints.md.
-RESTART_CODES=75,134,137,143
+fail() { echo "launch_tpu.sh: $1" >&2; exit 2; }
+check() { if ! [[ $2 =~ ^($3)$ ]]; then fail "--$1=$2: expected $4"; fi; }
+run() { printf '%q ' "$@"; echo; if ! $dry_run; then "$@"; fi; }
 
-fail() {
-  echo "launch_tpu.sh: $1" >&2
-  exit 2
-}
-
-# Prints a command as a shell reads it.
-show() {
-  printf '%q ' "$@" | sed 's/ $//'
-  echo
-}
-
-# Prints a command; runs it, unless it is a dry run.
-run() {
-  show "$@"
-  if ! $dry_run; then "$@"; fi
-}
-
-# --- the command line ---
-
-action=launch dry_run=false watch=false spot=false force=false slices=1 commit='' cluster='' image=''
-project='' zone='' name='' topology='' config='' workdir=''
-copies=() overrides=()
+delete=false dry_run=false project='' zone='' name='' topology='' config='' workdir='' commit=''
+spot=() copies=() overrides=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --project=*) project=${1#*=} ;;
-    --zone=*) zone=${1#*=} ;;
-    --name=*) name=${1#*=} ;;
-    --topology=*) topology=${1#*=} ;;
-    --config=*) config=${1#*=} ;;
-    --workdir=*) workdir=${1#*=} ;;
-    --copy=*) copies+=("${1#*=}") ;;
-    --slices=*) slices=${1#*=} ;;
-    --commit=*) commit=${1#*=} ;;
-    --cluster=*) cluster=${1#*=} ;;
-    --image=*) image=${1#*=} ;;
-    --spot) spot=true ;;
-    --watch) watch=true ;;
-    --force) force=true ;;
-    --logs) action=logs ;;
-    --delete) action=delete ;;
-    --dry_run) dry_run=true ;;
+    --project=* | --zone=* | --name=* | --topology=* | --config=* | --workdir=* | --commit=*)
+      key=${1%%=*}; printf -v "${key#--}" %s "${1#*=}" ;;
+    --copy=gs://?*=[A-Za-z0-9_]*) copies+=("${1#*=}") ;;
+    --spot) spot=(--spot) ;;
+    --delete | --dry_run) printf -v "${1#--}" true ;;
     --help) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$0"; exit ;;
     --) shift; overrides=("$@"); break ;;
-    *) fail "unknown argument $1; --help lists them (--key=value, and overrides after --)" ;;
+    *) fail "unknown argument $1; --help lists them" ;;
   esac
   shift
 done
-
-# matches NAME VALUE PATTERN WHAT: names reach other machines' shells, so they are checked, not
-# quoted.
-matches() {
-  if ! [[ $2 =~ ^$3$ ]]; then fail "--$1=$2: expected $4"; fi
+for key in project zone name; do check $key "${!key}" '[a-z][-.:a-z0-9]*' 'a-z, 0-9 and -'; done
+queue=(gcloud compute tpus queued-resources) place=("--project=$project" "--zone=$zone")
+exists() {  # prints yes or no, and nothing if the cloud does not answer
+  names=$("${queue[@]}" list "${place[@]}" '--format=value(name)') || return 0
+  if grep -qE "(^|/)$name\$" <<< "$names"; then echo yes; else echo no; fi
 }
-
-matches name "$name" '[a-z]([-a-z0-9]{0,38}[a-z0-9])?' 'a word of a-z, 0-9 and -, up to 40 letters'
-matches project "$project" '[a-z][-a-z0-9.:]*[a-z0-9]' 'the ID of a Google Cloud project'
-matches zone "$zone" '[a-z]+-[a-z]+[0-9]+-[a-z]' 'a zone, such as us-east5-a'
-matches slices "$slices" '[1-9][0-9]{0,2}' 'a number of slices'
-if [ -n "$cluster" ]; then
-  matches cluster "$cluster" '[a-z]([-a-z0-9]{0,38}[a-z0-9])?' 'the name of a cluster'
-  if $spot; then fail '--spot with --cluster: a cluster is spot or not: xpk cluster create --spot'; fi
-  if $watch; then fail '--watch with --cluster: the cluster restarts the run by itself'; fi
-fi
-place=("--project=$project" "--zone=$zone")
-nodes=("$name")
-if [ "$slices" -gt 1 ]; then
-  nodes=()
-  for ((i = 0; i < slices; i++)); do nodes+=("$name-$i"); done
-fi
-
-# --- looking after a run ---
-
-logs() {
-  if [ -n "$cluster" ]; then
-    run gcloud logging read "resource.type=\"k8s_container\" \
-resource.labels.cluster_name=\"$cluster\" \
-labels.\"k8s-pod/jobset_sigs_k8s_io/jobset-name\"=\"$name\"" \
-      "--project=$project" --limit=200 '--format=value(textPayload)'  # the newest first
-    return
-  fi
-  run gcloud compute tpus queued-resources describe "$name" "${place[@]}" \
-    '--format=value(state.state)'
-  for node in "${nodes[@]}"; do
-    run gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker=all \
-      '--command=tail -n 50 /var/log/prm_jax.log'
+give_back() {
+  until run "${queue[@]}" delete "$name" "${place[@]}" --force --quiet || [ "$(exists)" = no ]; do
+    echo "launch_tpu.sh: $name could not be deleted and is still paid for; trying again" >&2
+    sleep 60
   done
 }
-
-delete() {
-  if [ -n "$cluster" ]; then
-    run xpk workload delete "${place[@]}" "--cluster=$cluster" "--workload=$name" --force
-  else
-    run gcloud compute tpus queued-resources delete "$name" "${place[@]}" --force --quiet
-  fi
-}
-
-case $action in logs | delete) "$action"; exit ;; esac
-
-# --- starting a run ---
-
-shape=${topology#*:} generation=${topology%%:*}
-case $generation in
-  v5e) type=v5litepod runtime=v2-alpha-tpuv5-lite dimensions='[0-9]+x[0-9]+' ;;
-  v5p) type=v5p runtime=v2-alpha-tpuv5 dimensions='[0-9]+x[0-9]+x[0-9]+' ;;
-  v6e) type=v6e runtime=v2-alpha-tpuv6e dimensions='[0-9]+x[0-9]+' ;;
-  *) fail "--topology=$topology: expected v5e:AxB, v5p:AxBxC or v6e:AxB" ;;
+if $delete; then give_back; exit; fi
+check topology "$topology" '(v5e|v6e):[0-9]+x[0-9]+|v5p:[0-9]+x[0-9]+x[0-9]+' 'v5p:2x4x4 or v5e:8x8'
+shape=${topology#*:} chips=$((${shape//x/*}))
+case ${topology%%:*} in
+  v5e) type=v5litepod-$chips runtime=v2-alpha-tpuv5-lite ;;
+  v5p) type=v5p-$((2 * chips)) runtime=v2-alpha-tpuv5 ;;  # counts the two cores of each chip
+  v6e) type=v6e-$chips runtime=v2-alpha-tpuv6e ;;
 esac
-matches topology "$topology" "$generation:$dimensions" "v5e:AxB, v5p:AxBxC or v6e:AxB"
-bucket='gs://[a-z0-9][-a-z0-9._]+/[-A-Za-z0-9._/ =+@,]*[-A-Za-z0-9._=+@,]'
-matches workdir "$workdir" "$bucket" 'gs://BUCKET/DIRECTORY, without a / at the end'
-for copy in ${copies[@]+"${copies[@]}"}; do
-  matches copy "$copy" "$bucket=[A-Za-z0-9_][-A-Za-z0-9._/]*" 'gs://BUCKET/DIRECTORY=DIRECTORY'
-  if [[ /$copy/ = */../* ]]; then fail "--copy=$copy: expected a folder below the repository"; fi
-done
-if [[ "${overrides[*]-}" = *[[:cntrl:]]* ]]; then fail 'a control character after --'; fi
-if [ -n "$cluster" ]; then
-  matches image "$image" '[a-z0-9][-a-z0-9._/]*[a-z0-9]' 'REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME'
-fi
-
+check workdir "$workdir" 'gs://[^/]+/.*[^/]' 'gs://BUCKET/DIRECTORY, which outlives the slice'
 cd "$(dirname "$0")/.."
-if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
-  fail 'there are changes that are not committed; commit them, or run what is: --commit=HEAD'
+[ -n "$commit" ] || [ -z "$(git status --porcelain)" ] ||
+  fail 'there are uncommitted changes; commit them, or run without them: --commit=HEAD'
+commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") || fail '--commit: not found'
+git cat-file -e "$commit:$config" 2>/dev/null || fail "--config=$config: not in commit $commit"
+launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # gets the source, the logs and the exit code
+arguments=("--config=$config" "--workdir=$workdir" ${overrides[@]+"${overrides[@]}"})
+folder=$(mktemp -d)
+{ echo '#!/bin/bash'; declare -p launch copies arguments; cat <<'JOB'; } > "$folder/job.sh"
+# Runs as root on every worker at each boot; as a service, so that a shutdown lets the run save.
+if [ "${1-}" != service ]; then
+  cp "$0" /root/job.sh
+  exec systemd-run --unit=prm_jax -p After=network-online.target bash /root/job.sh service
 fi
-revision=${commit:-HEAD}
-commit=$(git rev-parse --verify --quiet "$revision^{commit}") ||
-  fail "--commit=$revision: no such commit"
-git cat-file -e "$commit:$config" 2>/dev/null ||
-  fail "--config=$config: not in commit $commit; expected a file such as configs/arithmetic.py"
-
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/prm_jax/launch
-mkdir -p "$folder"
-archive=$folder/$commit.tar.gz startup=$folder/$name-startup.sh state=$folder/$name-state
-job=(bash scripts/tpu_worker.sh run)
-for copy in ${copies[@]+"${copies[@]}"}; do job+=("--copy=$copy"); done
-job+=(-- "--config=$config" "--workdir=$workdir" ${overrides[@]+"${overrides[@]}"})
-job_line=$(printf '%q ' "${job[@]}")
-
-# Runs as root on every worker, each time it boots.
-startup_script() {
-  cat <<SCRIPT
-#!/bin/bash
-set -euo pipefail
-export PATH=\$PATH:/snap/bin  # gcloud on Ubuntu
-mkdir -p /opt/prm_jax
-cd /opt/prm_jax
-if [ ! -e scripts/tpu_worker.sh ]; then
-  gcloud storage cp $(printf %q "$workdir/launch/source-$commit.tar.gz") /tmp/source.tar.gz
-  tar -xzf /tmp/source.tar.gz
-fi
-RESTART_CODES=$RESTART_CODES LAUNCH=$(printf %q "$workdir/launch") \\
-  bash scripts/tpu_worker.sh install $(printf %q "$job_line")
-SCRIPT
-}
-
-request() {
-  local node=("--node-id=$name") tier=()
-  if [ "$slices" -gt 1 ]; then node=("--node-count=$slices" "--node-prefix=$name"); fi
-  if $spot; then tier=(--spot); fi
-  run gcloud compute tpus queued-resources create "$name" "${place[@]}" "${node[@]}" \
-    "--type=$type" "--topology=$shape" "--runtime-version=$runtime" ${tier[@]+"${tier[@]}"} \
-    --scopes=https://www.googleapis.com/auth/cloud-platform \
-    "--metadata-from-file=startup-script=$startup"
-}
-
-tell() { run gcloud storage cp "$state" "$workdir/launch/state"; }
-
-# Until it is done, which the list knows if the call does not: it can fail after it has worked.
-persist() {
-  local pause=${WATCH_SECONDS:-60} found
-  until "$1"; do
-    echo "launch_tpu.sh: $1 failed for $name; trying again in $pause seconds" >&2
-    sleep "$pause"
-    if found=$("${list[@]}"); then
-      if grep -qE "(^|/)$name\$" <<< "$found"; then found=request; else found=delete; fi
-      if [ "$1" = "$found" ]; then return; fi
-    fi
+exec >> /var/log/prm_jax.log 2>&1
+export HOME=/root PATH=$PATH:/snap/bin
+trap exit TERM  # as soon as the training process, which is told too, has saved
+install() {
+  mkdir -p /opt/prm_jax && cd /opt/prm_jax &&
+    gcloud storage cp "$launch/source.tar.gz" . && tar -xzf source.tar.gz &&
+    python3 -m pip install --quiet uv && python3 -m uv venv --allow-existing --python=3.12 &&
+    python3 -m uv pip install --quiet '.[tpu,tensorboard]' || return
+  for copy in "${copies[@]}"; do
+    mkdir -p "${copy##*=}" && gcloud storage rsync -r "${copy%=*}" "${copy##*=}" || return
   done
 }
-
-read_state=(gcloud storage cat "$workdir/launch/state")  # `running`, and then the exit code
-describe=(gcloud compute tpus queued-resources describe "$name" "${place[@]}"
-  '--format=value(state.state)')
-list=(gcloud compute tpus queued-resources list "${place[@]}" '--format=value(name)')
-
-run git archive --format=tar.gz "--output=$archive" "$commit"
-if ! $force; then
-  show "${read_state[@]}"
-  if ! $dry_run && [ "$("${read_state[@]}" 2>/dev/null)" = running ]; then
-    fail "a run in $workdir has not ended, and two would spoil each other's files; if its slice is \
-gone (--logs shows it, --delete gives it back), go on with --force"
-  fi
-fi
-if [ -n "$cluster" ]; then
-  run gcloud builds submit "$archive" "--project=$project" "--tag=$image:$commit"
-  run xpk workload create "${place[@]}" "--cluster=$cluster" "--workload=$name" \
-    "--tpu-type=$type-$shape" "--num-slices=$slices" "--docker-image=$image:$commit" \
-    "--restart-on-exit-codes=$RESTART_CODES" --max-restarts=100 \
-    --termination-grace-period-seconds=300 "--command=exec ${job_line% }"
-  exit
-fi
-if $dry_run; then
-  echo "# $startup:"
-  startup_script | sed 's/^/#   /'
-else
-  startup_script > "$startup"
-  echo running > "$state"
-fi
-run gcloud storage cp "$archive" "$workdir/launch/source-$commit.tar.gz"
-request
-persist tell  # after the request: one that is refused leaves no run behind
-if ! $watch; then exit; fi
-
-if $dry_run; then
-  echo '# then, every minute:'
-  run "${read_state[@]}"
-  run "${describe[@]}"
-  echo '# after a preemption:'
-  delete
-  request
-  echo '# at the end:'
-  delete
-  echo '# when one of these has failed, before it is tried again:'
-  run "${list[@]}"
-  exit
-fi
-while sleep "${WATCH_SECONDS:-60}"; do
-  ended=$("${read_state[@]}") || continue  # a lost connection does not end the watch
-  if [ "$ended" != running ]; then
-    persist delete
-    echo "the run ended with code $ended; its logs are in $workdir/launch/"
-    exit "$ended"
-  fi
-  case $("${describe[@]}") in
-    SUSPENDED) persist delete; persist request ;;
-    FAILED) fail "the request for $name failed; --logs and --delete, then start again" ;;
-  esac
+for start in {1..20}; do
+  code=75  # if the installation fails, it is tried again
+  install && { .venv/bin/python scripts/train.py "${arguments[@]}"; code=$?; }
+  gcloud storage cp /var/log/prm_jax.log "$launch/$(hostname).log"
+  case $code in 75 | 134 | 137 | 143) sleep 10 ;; *) break ;; esac  # docs/checkpoints.md
 done
+until gcloud storage cp - "$launch/exit" <<< "$code"; do sleep 60; done
+JOB
+request() {
+  run "${queue[@]}" create "$name" "${place[@]}" "--node-id=$name" ${spot[@]+"${spot[@]}"} \
+    "--accelerator-type=$type" "--runtime-version=$runtime" \
+    --scopes=https://www.googleapis.com/auth/cloud-platform \
+    "--metadata-from-file=startup-script=$folder/job.sh" || [ "$(exists)" = yes ]
+}
+told=(gcloud storage cat "$launch/exit")
+state=("${queue[@]}" describe "$name" "${place[@]}" '--format=value(state.state)')
+trap 'rm -rf "$folder"' EXIT
+run git archive --format=tar.gz "--output=$folder/source.tar.gz" "$commit"
+run gcloud storage cp "$folder/source.tar.gz" "$launch/source.tar.gz"
+if $dry_run; then
+  sed 's/^/#   /' "$folder/job.sh"
+  request; run "${told[@]}"; run "${state[@]}"; give_back; exit
+fi
+if [ "$(exists)" != no ]; then fail "--name=$name: taken (--delete gives it back), or no answer"; fi
+trap 'give_back; rm -rf "$folder"' EXIT
+trap 'exit 130' INT TERM HUP
+request || fail 'the slice was refused'
+while ! code=$("${told[@]}" 2>/dev/null); do
+  case $("${state[@]}") in
+    SUSPENDED) give_back; until request; do sleep 60; done ;;
+    FAILED) fail 'the request failed: quota, or a shape that this zone does not have' ;;
+  esac
+  sleep 60
+done
+echo "exit code $code; logs are in $launch"
+exit "${code:-1}"
