@@ -1,19 +1,24 @@
 """Runs that are stopped, killed or started twice lose nothing, and say what is wrong."""
 
+import collections
 import contextlib
-import json
+import multiprocessing
 import os
 import pathlib
+import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
+import forked_train
 import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT, run_script
+from conftest import ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
@@ -181,12 +186,102 @@ def test_memory_does_not_grow_and_nothing_is_compiled_again(
   assert [program._cache_size() for program in programs] == [1, 1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [5, 100])
-def test_a_killed_run_ends_as_one_left_alone(tmp_path, kills):
-  """SIGKILL and SIGTERM at random moments, also inside saves: the same bits, every step once."""
-  output = tmp_path / "kills.json"
-  arguments = (f"--directory={tmp_path / 'runs'}", f"--kills={kills}", f"--output={output}")
-  done = run_script("kill_campaign.py", *arguments)
-  assert done.returncode == 0, done.stderr
-  assert json.loads(output.read_text())["kills"] == kills
+CAMPAIGN = int(os.environ.get("PRM_JAX_KILLS", "20"))
+
+
+@pytest.mark.parametrize(
+  ("kills", "steps"), [(2, 20), pytest.param(CAMPAIGN, 60, marks=pytest.mark.slow)]
+)
+def test_campaign_of_kills(experiment, tmp_path, monkeypatch, kills, steps):
+  """A run that is killed at random moments ends bit for bit as one that was left alone.
+
+  Each kill comes while the run starts, after a random step, or inside a save.  Two of three are
+  SIGKILL, the others SIGTERM, some of these twice.  Each start goes on from the newest finished
+  checkpoint; every run ends with the state and the metrics of the uninterrupted one.
+
+    PRM_JAX_KILLS=100 bash scripts/test.sh -m slow -k campaign -s
+  """
+  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
+  monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+  seed = 0
+  experiment = tiny.change(experiment, "train", steps=steps, eval_every=7, save_every=5)
+  config = tmp_path / "config.py"
+  config.write_text(f"from prm_jax.config import *\ndef config():\n  return {experiment!r}\n")
+  fork = multiprocessing.get_context("forkserver")
+  fork.set_forkserver_preload(["prm_jax.training.loop"])
+
+  def start(workdir):
+    child = fork.Process(target=forked_train.run, args=(config, workdir, tmp_path / "log"))
+    child.start()
+    return child
+
+  for name in ("compile", "whole"):  # the second finds its programs compiled, as the killed do
+    began, child = time.monotonic(), start(tmp_path / name)
+    while child.is_alive() and not steps_done(tmp_path / name):
+      time.sleep(0.01)
+    startup = time.monotonic() - began
+    child.join(600)
+    assert child.exitcode == 0, (tmp_path / "log").read_text()
+  expected = tiny.final_state(tmp_path / "whole"), tiny.records(tmp_path / "whole")
+  draw, counts, rounds = random.Random(seed), collections.Counter(), 0
+  while (done := sum(v for k, v in counts.items() if k.startswith("SIG"))) < kills:
+    workdir = tmp_path / f"run_{rounds}"
+    while saved(workdir) < steps:
+      before, child = saved(workdir), start(workdir)
+      name = draw.choices(("SIGKILL", "SIGTERM", "SIGTERM twice"), (6, 2, 1))[0]
+      kind = draw.choices(("start", "step", "save"), (15, 40, 45))[0]
+      if done < kills and moment(kind, child, workdir, startup, draw):
+        os.kill(child.pid, signal.SIGKILL if name == "SIGKILL" else signal.SIGTERM)
+        if name == "SIGTERM twice":
+          time.sleep(draw.uniform(0, 0.1))
+          child.terminate()
+        counts[f"{name}, {kind}"] += 1
+        done += 1
+      child.join(600)
+      log = (tmp_path / "log").read_text()
+      counts["unfinished saves"] += child.exitcode == -signal.SIGKILL and bool(unfinished(workdir))
+      # -SIGTERM: before the run listened, or after it had done
+      known = (0, os.EX_TEMPFAIL, -signal.SIGKILL, -signal.SIGTERM)
+      assert child.exitcode in known and saved(workdir) >= before, (child.exitcode, log)
+      # Python prints an exception inside its garbage collector; the run heeds the signal later
+      assert "Traceback" not in re.sub(r"(?m)^Exception ignored in: .*\nTraceback", "", log), log
+      resumed = [int(step) for step in re.findall(r"resuming at step (\d+)", log)]
+      assert resumed == [before] or (child.exitcode != 0 and not resumed) or before == 0, log
+    jax.tree.map(np.testing.assert_array_equal, tiny.final_state(workdir), expected[0])
+    assert tiny.records(workdir) == expected[1]
+    rounds += 1
+  print(f"{kills} kills, seed {seed}, {rounds} runs of {steps} steps: {dict(counts)}")
+
+
+def steps_done(workdir) -> int:
+  """The last step in metrics.jsonl, whose last line may be half written."""
+  path = workdir / "metrics.jsonl"
+  found = re.findall(r'"step": ?(\d+)', path.read_text()) if path.exists() else []
+  return int(found[-1]) if found else 0
+
+
+def saved(workdir) -> int:
+  """The step of the newest finished checkpoint; 0 without one."""
+  return max(
+    (int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()), default=0
+  )
+
+
+def unfinished(workdir) -> set[str]:
+  """Names of the checkpoints that are being written, or were when the run was killed."""
+  return {path.name for path in (workdir / "checkpoints").glob("*orbax-checkpoint-tmp*")}
+
+
+def moment(kind, child, workdir, startup, draw) -> bool:
+  """Waits for a random moment of this kind; False if the run ends first."""
+  delay = draw.uniform(0, {"start": startup, "step": 0.02, "save": 0.3}[kind])
+  goal, left = steps_done(workdir) + draw.randint(1, 10), unfinished(workdir)
+  while child.is_alive():
+    now = unfinished(workdir)
+    reached = {"start": True, "step": steps_done(workdir) >= goal, "save": bool(now - left)}
+    if reached[kind]:
+      break
+    left &= now  # the run deletes what the last kill left
+    time.sleep(0.001)
+  time.sleep(delay)
+  return child.is_alive()
