@@ -40,14 +40,16 @@ setuptools.setup(
     "tyro>=1.0.17",
     "tqdm>=4.66",
     "orjson>=3.10",
+    "msgspec>=0.22",
+    "safetensors>=0.8",
     "matplotlib>=3.9",
     "jinja2>=3.1",
   ],
   extras_require={
     "beam": ["apache-beam>=2.77"],
-    "gguf": ["gguf>=0.17"],
-    # what public models are compared with, in tests only
-    "reference": ["torch>=2.6", "transformers>=4.57", "safetensors>=0.5"],
+    "gguf": ["gguf>=0.17"],  # scripts/fetch_model.py only
+    # what public models are compared with, in tests only; torch without CUDA: scripts/environment.sh
+    "reference": ["torch>=2.6", "transformers>=4.57"],
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
     "test": [
@@ -58,7 +60,7 @@ setuptools.setup(
       "gcsfs>=2026.2",
       "ruff>=0.9",
       "tensorboardX>=2.6",
-      "jax[tpu]>=0.10.2",  # its compiler: a step is compiled for a slice that is not there
+      "jax[tpu]>=0.10.2",  # its compiler, which needs no TPU
     ],
   },
 )

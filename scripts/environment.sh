@@ -1,8 +1,9 @@
-# Sourced by quickstart.sh and test.sh: makes a virtual environment and installs the project in it.
-# `environment DIRECTORY EXTRAS` sets $python.  One that is up to date is used as it is.
+# Sourced by quickstart.sh and test.sh.  `environment DIRECTORY EXTRAS` sets $python to that of a
+# virtual environment with the project and these extras.  It is made once, and again when setup.py,
+# the Python or the checkout's place has changed, or when an installation was interrupted.
 
 environment() {
-  local directory=$1 extras=$2 base=${PYTHON:-python3} wanted stamp=$1/made_by_prm_jax
+  local directory=$1 extras=$2 stamp=$1/made_by_prm_jax base=${PYTHON:-python3} wanted
   if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "Python 3.11 or newer is needed; $base is $("$base" --version 2>&1)." >&2
     echo "Name another one: PYTHON=python3.12 bash $0" >&2
@@ -16,16 +17,26 @@ environment() {
     echo "$PWD/$directory is there and was not made by this script: move it away first." >&2
     exit 1
   fi
-  echo "Making $directory and installing the project and what it needs (some minutes, 1 to 2 GB)." >&2
+  echo "Making $directory and installing the project and what it needs (minutes, 1 to 2 GB)." >&2
   rm -rf "$directory"
+  mkdir "$directory"
+  echo unfinished > "$stamp"
   if ! "$base" -m venv "$directory"; then
-    echo "$base cannot make virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2
-    rm -rf "$directory"
+    echo "$base makes no virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2
     exit 1
   fi
-  echo unfinished > "$stamp"
   "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip
+  case $extras in *reference*) install_torch ;; esac
   # setuptools warns about editable installs, which this one is on purpose
   PYTHONWARNINGS=ignore "$python" -m pip install --quiet --editable ".$extras"
   echo "$wanted" > "$stamp"
+}
+
+# Torch without CUDA, which would be gigabytes: from where pip looks, if it has that build there;
+# otherwise by uv, which knows where torch's own builds are.
+install_torch() {
+  if ! "$python" -m pip install --quiet torch==2.13.0+cpu 2>/dev/null; then
+    "$python" -m pip install --quiet uv
+    "$python" -m uv pip install --quiet --python="$python" --torch-backend=cpu torch
+  fi
 }

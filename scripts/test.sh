@@ -3,11 +3,22 @@
 #   bash scripts/test.sh                      the whole suite
 #   bash scripts/test.sh -k packing           some of it
 #   bash scripts/test.sh -m slow              what takes longer than the suite allows
+#   bash scripts/test.sh --reference          what needs torch and transformers, or Apache Beam: in
+#                                             .venv-reference and .venv-beam, as Beam caps protobuf
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
-environment .venv-test '[test]'
 export JAX_PLATFORMS=cpu
+if [ "${1-}" = --reference ]; then
+  shift
+  status=0
+  for mark in reference beam; do
+    environment ".venv-$mark" "[test,$mark]"
+    "$python" -m pytest -m "$mark and not slow" --no_skips -rs "$@" || status=$?
+  done
+  exit $status
+fi
+environment .venv-test '[test]'
 "$python" -m ruff check .
 "$python" -m ruff format --check --quiet .
 case " $* " in

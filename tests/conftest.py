@@ -5,6 +5,7 @@ any machine.  Tests marked `shared_data` read the folder beside the checkout tha
 """
 
 import functools
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -27,14 +28,32 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 MISSING = f"{SHARED} is missing: it holds real data that is not part of the project"
+# What tests with these marks need besides; `scripts/test.sh --reference` installs it.
+NEEDED = {"reference": ("torch", "transformers"), "beam": ("apache_beam",)}
+
+
+def pytest_addoption(parser):
+  parser.addoption("--no_skips", action="store_true", help="a skipped test counts as a failure")
 
 
 def pytest_collection_modifyitems(items):
-  if SHARED.is_dir():
-    return
+  absent = {
+    mark: [name for name in names if importlib.util.find_spec(name) is None]
+    for mark, names in NEEDED.items()
+  }
   for item in items:
-    if "shared_data" in item.keywords:
+    if "shared_data" in item.keywords and not SHARED.is_dir():
       item.add_marker(pytest.mark.skip(reason=MISSING))
+    for mark, names in absent.items():
+      if names and mark in item.keywords:
+        reason = f"{', '.join(names)} not installed: bash scripts/test.sh --reference"
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_sessionfinish(session):
+  reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+  if session.config.getoption("no_skips") and reporter and reporter.stats.get("skipped"):
+    session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure():

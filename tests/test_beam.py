@@ -8,13 +8,6 @@ import pytest
 from prm_jax.datasets import on_beam, prepare, prm800k
 from prm_jax.datasets.prm800k import recipes
 
-try:
-  import apache_beam  # noqa: F401
-except ImportError:
-  MISSING = "apache_beam is not installed: python -m pip install '.[beam]'"
-else:
-  MISSING = ""
-on_beam_only = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 BEAM = on_beam.Beam("DirectRunner", ("direct_num_workers=1",))
 
 
@@ -40,7 +33,7 @@ def files(folder):
   }
 
 
-@on_beam_only
+@pytest.mark.beam
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
 def test_the_same_output(tmp_path, source, monkeypatch, duplicates):
   """Every file is the same to the byte: shards, TFDS's description, the manifest."""
@@ -59,7 +52,7 @@ def test_the_same_output(tmp_path, source, monkeypatch, duplicates):
   assert here == beam
 
 
-@on_beam_only
+@pytest.mark.beam
 def test_a_bad_record_is_named(tmp_path, source):
   """What a worker finds wrong ends the command in the same words, and leaves nothing."""
   path = source / "phase1_train.jsonl"
@@ -71,7 +64,7 @@ def test_a_bad_record_is_named(tmp_path, source):
   assert not (tmp_path / "out").exists()
 
 
-@on_beam_only
+@pytest.mark.beam
 def test_unknown_options_are_refused():
   """Beam would ignore an option it does not know."""
   with pytest.raises(ValueError, match="Apache Beam has no direct_workers=3"):

@@ -162,14 +162,16 @@ def test_a_broken_contract_is_an_error(tmp_path, change, message):
     export.read_contract(tmp_path)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tmp_path, family):
   """The export, opened by transformers' own classes, computes what we compute.
 
   Step probabilities and next-token probabilities, in float32, within 1e-4 absolute.
   """
-  torch = pytest.importorskip("torch", reason="the reference extra is not installed")
-  transformers = pytest.importorskip("transformers", reason="the reference extra is not installed")
+  import torch
+  import transformers
+
   config, params = FAMILIES[family], random_params(FAMILIES[family])
   export.write(tmp_path / "lm", params, config, VOCABULARY, contract=None, kind="causal-lm")
   ids = np.random.default_rng(0).integers(0, VOCABULARY, (2, 24)).astype(np.int32)
@@ -239,10 +241,12 @@ def test_a_trained_model_exports_and_scores_alike(trained):
   assert again.returncode == 1 and "is there already" in again.stderr
 
 
+@pytest.mark.reference
 def test_transformers_gets_the_same_step_probabilities(trained):
   """AutoTokenizer and AutoModelForTokenClassification, by the contract's words alone: 1e-4."""
-  torch = pytest.importorskip("torch", reason="the reference extra is not installed")
-  transformers = pytest.importorskip("transformers", reason="the reference extra is not installed")
+  import torch
+  import transformers
+
   workdir, out = trained
   contract = json.loads((out / "prm_jax.json").read_text())
   model = transformers.AutoModelForTokenClassification.from_pretrained(out).eval()

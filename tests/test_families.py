@@ -23,13 +23,6 @@ from prm_jax.training import step as step_lib
 GOLDEN = json.loads(reference_models.GOLDEN.read_text())
 # Sums of up to fifty float32 terms, in two orders, through four layers; logits are below 20.
 CLOSE = 1e-4
-NO_TRANSFORMERS = "compares with transformers on torch: pip install prm_jax[reference]"
-
-
-@pytest.fixture(scope="module")
-def transformers():
-  pytest.importorskip("torch", reason=NO_TRANSFORMERS)
-  return pytest.importorskip("transformers", reason=NO_TRANSFORMERS)
 
 
 def saved(directory: pathlib.Path, values) -> pathlib.Path:
@@ -44,17 +37,21 @@ def test_logits_are_those_of_transformers(case):
   np.testing.assert_allclose(got, GOLDEN["logits"][case], rtol=0, atol=CLOSE)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers_today(case, transformers):
+def test_logits_are_those_of_transformers_today(case):
   """The same against the transformers that is installed, at every position."""
   got = reference_models.logits(reference_models.config(case))
   expected = reference_models.transformers_logits(case)
   np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("case", CASES)
-def test_config_json_comes_back(case, tmp_path, transformers):
+def test_config_json_comes_back(case, tmp_path):
   """What transformers writes of a model reads as the same model, and it opens what we write."""
+  import transformers
+
   preset = families.preset(CASES[case], case)
   reference_models.transformers_config(copy.deepcopy(CASES[case])).save_pretrained(tmp_path)
   assert families.read(tmp_path).config == preset.config
@@ -67,11 +64,13 @@ def test_config_json_comes_back(case, tmp_path, transformers):
 NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 
 
-@pytest.mark.parametrize("model_type", families.MODEL_TYPES)
-def test_defaults_are_those_of_transformers(model_type, tmp_path, transformers):
-  """A key that a file leaves out has the value that transformers gives it."""
-  if model_type == "gemma3":
-    pytest.skip("its text_config is the case gemma3_text")
+@pytest.mark.reference
+@pytest.mark.parametrize("model_type", sorted({*families.MODEL_TYPES} - {"gemma3"}))
+def test_defaults_are_those_of_transformers(model_type, tmp_path):
+  """A key that a file leaves out has the value that transformers gives it.
+
+  The text_config of gemma3 is the case gemma3_text.
+  """
   values = {"model_type": model_type} | {key: CASES["llama2"][key] for key in NEEDED}
   values |= {"num_attention_heads": 32, "hidden_size": 128, "num_hidden_layers": 31}
   values["rope_theta"] = 10_000.0

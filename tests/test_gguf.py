@@ -337,12 +337,13 @@ def test_broken_files_are_errors_or_harmless(tmp_path_factory, data):
     assert str(path) in str(error)
 
 
+@pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.shared_data
 def test_real_smollm2_is_the_reference(shared):
   """Real weights: logits within 2e-3 and the same top token on 50 real problems as transformers."""
-  torch = pytest.importorskip("torch", reason="the reference extra is not installed")
-  transformers = pytest.importorskip("transformers", reason="the reference extra is not installed")
+  import torch
+  import transformers
   from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
   path = pathlib.Path(os.environ.get("PRM_JAX_SMOLLM2", ""))

@@ -1,5 +1,6 @@
 """Published readouts against torch: the authors' procedures on models that transformers makes."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 from prm_jax.scoring.published import PublishedScorer
 from prm_jax.scoring.readouts import READOUTS
 
-torch = pytest.importorskip("torch", reason="the reference: pip install prm_jax[reference]")
-transformers = pytest.importorskip("transformers", reason="pip install prm_jax[reference]")
-safetensors = pytest.importorskip("safetensors.torch", reason="pip install prm_jax[reference]")
+pytestmark = pytest.mark.reference
+with contextlib.suppress(ModuleNotFoundError):  # the mark skips the tests then
+  import safetensors.torch
+  import torch
+  import transformers
 
 SIZES = {
   "hidden_size": 32,
@@ -93,8 +96,8 @@ def torch_model(directory, name):
 
 def add(directory, tensors):
   path = directory / "model.safetensors"
-  found = safetensors.load_file(path) | tensors
-  safetensors.save_file(found, path, metadata={"format": "pt"})
+  found = safetensors.torch.load_file(path) | tensors
+  safetensors.torch.save_file(found, path, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("name", READOUTS)

@@ -177,12 +177,13 @@ def test_what_begins_and_ends_a_text(made, kind, config, bos, eos):
   assert bos is None or tokenizer.encode("a")[:1] != [bos]
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama3"])  # of Llama 2, v5 sets spaces anew
 @pytest.mark.parametrize("add", [True, False, None])
 def test_transformers_begins_a_text_alike(made, tmp_path, kind, add):
   """`bos_id` and `encode` give the `input_ids` of a saved directory, whatever its config says."""
-  reason = "the `reference` extra is not installed"
-  transformers = pytest.importorskip("transformers", reason=reason)
+  import transformers
+
   tokenizer = wrapped(made[kind], bos_token="<bos>", eos_token="</s>", add_bos_token=add)
   tokenizer.save(tmp_path)
   reference = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
@@ -421,16 +422,17 @@ def test_real_smollm2_ids(smollm2):
   assert tokenizer.encode("<|im_start|>user\n", special=True)[0] == 1
 
 
+@pytest.mark.reference
 @pytest.mark.shared_data
+@pytest.mark.slow
 def test_real_smollm2_ids_are_the_references(smollm2, prm800k_sample, tmp_path):
   """Problems and steps of PRM800K: the ids of transformers, for the GGUF and for what we save.
 
   transformers gives the GGUF the pre-tokenizer of GPT-2; the model was published with digits split
   off first, which differs where several white space characters stand before a digit.
   """
-  transformers = pytest.importorskip(
-    "transformers", reason="the `reference` extra is not installed"
-  )
+  import transformers
+
   tokenizer = tokenizers.load(smollm2)
   reference = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
   texts = list(GOLDEN)
