@@ -1,61 +1,72 @@
-"""The one-way rule of imports, the light aggregator, and the command line."""
+"""The rules of the house: imports, sizes, documentation, and the command line."""
 
 import ast
 import dataclasses
+import graphlib
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+from conftest import ROOT
 
 from prm_jax import config as config_lib
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Each folder may import what stands before it on its line.
-MAY_IMPORT = {
-  "runtime": set(),
-  "datasets": {"runtime"},
-  "input_pipeline": {"runtime", "datasets"},
-  "model": set(),
-  "pretrained": {"runtime", "model"},
-  "training": {"runtime", "datasets", "input_pipeline", "model", "pretrained"},
-  "tpu": {"runtime", "input_pipeline", "model", "training"},
-  "scoring": {"runtime", "input_pipeline", "model", "pretrained", "training"},
-  "aggregation": set(),
-  "evaluation": {"runtime", "input_pipeline", "scoring", "aggregation"},
-}
-EVERYONE = {"types", "config", "step_metrics", "gguf_metadata"}
+PACKAGE = ROOT / "prm_jax"
+# Each room may import those before it.
+ORDER = ("runtime", "datasets", "input_pipeline", "model", "pretrained")
+ORDER += ("training", "tpu", "scoring", "aggregation", "evaluation")
+ALONE = ("model", "aggregation")  # these import no other room
 
 
-def imports(path):
-  """Parts of prm_jax that a file imports."""
-  for node in ast.walk(ast.parse(path.read_text())):
-    names = []
-    if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("prm_jax"):
-      names = [f"{node.module}.{alias.name}" for alias in node.names]
+def dotted(path: pathlib.Path) -> str:
+  """The module's name: prm_jax.model.decoder."""
+  return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {dotted(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def imports(module: str) -> set[str]:
+  """Modules of the package that one of them imports, anywhere in its text."""
+  names = []
+  for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    if isinstance(node, ast.ImportFrom) and node.module:
+      names += [f"{node.module}.{alias.name}" for alias in node.names]
     elif isinstance(node, ast.Import):
-      names = [alias.name for alias in node.names if alias.name.startswith("prm_jax")]
-    yield from (name.split(".")[1] for name in names)
+      names += [alias.name for alias in node.names]
+  # `from a.b import c`: the module a.b.c, or the name c of the module a.b
+  modules = {name if name in MODULES else name.rpartition(".")[0] for name in names}
+  return modules & MODULES.keys() - {"prm_jax"}
 
 
-@pytest.mark.parametrize("folder", sorted(MAY_IMPORT))
-def test_imports_go_one_way(folder):
-  """No folder imports one that stands further down the pipeline."""
-  allowed = MAY_IMPORT[folder] | EVERYONE | {folder}
-  if folder == "aggregation":
-    allowed -= EVERYONE - {"types"}
-  for path in (ROOT / "prm_jax" / folder).rglob("*.py"):
-    assert set(imports(path)) <= allowed, path
+def room(module: str) -> str | None:
+  """The folder of a module; None for one beside the folders."""
+  parent = MODULES[module].parent
+  return None if parent == PACKAGE else parent.relative_to(PACKAGE).parts[0]
 
 
-def test_every_folder_has_a_rule():
-  """A new folder states what it may import."""
-  folders = {p.parent.name for p in (ROOT / "prm_jax").glob("*/__init__.py")}
-  assert folders == set(MAY_IMPORT)
+def test_imports_go_one_way():
+  """No room imports one that stands further down the pipeline."""
+  assert {room(module) for module in MODULES} == {None, *ORDER}
+  for module in MODULES:
+    own = room(module)
+    before = set(ORDER[: ORDER.index(own)]) if own and own not in ALONE else set()
+    others = {room(other) for other in imports(module)} - {own}
+    assert others <= before | {None}, module
+
+
+def test_there_is_no_circle():
+  """No module imports itself through others."""
+  list(graphlib.TopologicalSorter({module: imports(module) for module in MODULES}).static_order())
 
 
 def test_the_aggregator_loads_nothing_heavy():
-  """Someone who trains elsewhere installs it for its own sake: jax and types only."""
+  """Whoever trains elsewhere installs it for its own sake: it needs jax and types only."""
+  for module in MODULES:
+    if room(module) == "aggregation":
+      assert {m for m in imports(module) if room(m) is None} <= {"prm_jax.types"}, module
   code = "import sys, prm_jax.aggregation; print(' '.join(sys.modules))"
   done = subprocess.run(
     [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
@@ -63,6 +74,40 @@ def test_the_aggregator_loads_nothing_heavy():
   loaded = {name.split(".")[0] for name in done.stdout.split()}
   heavy = {"flax", "orbax", "grain", "tensorflow_datasets", "tensorflow", "matplotlib", "optax"}
   assert not loaded & heavy
+
+
+def test_files_and_functions_are_short():
+  """A file has 400 lines at most, a function 60."""
+  long = []
+  for module, path in MODULES.items():
+    text = path.read_text()
+    if len(text.splitlines()) > 400:
+      long.append(module)
+    for node in ast.walk(ast.parse(text)):
+      function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+      if function and node.end_lineno - node.lineno >= 60:
+        long.append(f"{module}.{node.name}")
+  assert not long
+
+
+def test_documentation_is_narrow():
+  """No line has more than 100 columns, except in generated tables."""
+  wide = []
+  for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+    for i, line in enumerate(path.read_text().splitlines(), 1):
+      if len(line) > 100 and path.name != "benchmark_tables.md":
+        wide.append(f"{path.name}:{i}")
+  assert not wide
+
+
+def test_tests_that_need_other_packages_are_marked():
+  """A comparison with torch, transformers or Beam runs under `scripts/test.sh --reference`."""
+  packages = r"(?:torch|transformers|apache_beam)\b"
+  for path in (ROOT / "tests").glob("test_*.py"):
+    text = path.read_text()
+    if 'importorskip("trl"' not in text:  # the peer of a benchmark, which installs it
+      assert not re.search(rf'importorskip\(\s*"{packages}', text), path.name
+      assert not re.search(rf"(?m)^(?:import|from) {packages}", text), path.name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
@@ -108,7 +153,7 @@ def test_the_config_file_may_follow_a_space(monkeypatch):
   ],
 )
 def test_a_switch_needs_no_value(monkeypatch, given, quick):
-  """What is off by default is switched on by its name alone, as documentation writes it."""
+  """A flag that is off by default is switched on by its name alone, or by a value."""
   args = parse(monkeypatch, CONFIG, *given, "--workdir=w")
   assert args.quick == quick and args.workdir == "w"
 
@@ -121,38 +166,14 @@ def test_a_switch_needs_no_value(monkeypatch, given, quick):
     ("def config(:", "config.py:1: SyntaxError"),
     ("def config():\n  return 3", "config.py: config() returned int, not Experiment"),
     ("Train(step=3)", "config.py:3: Train has no step; did you mean steps?"),
-    ("Train(zzz=3)", "config.py:3: Train has no zzz; there are steps, "),
     ("Train(steps='3')", "config.py:3: train.steps='3': expected int"),
-    ("Train(steps=True)", "train.steps=True: expected int"),
-    ("Optim(learning_rate='1')", "optim.learning_rate='1': expected float"),
-    ("Model(remat=True)", "model.remat=True: expected one of none, dots, dots_no_batch, full"),
-    ("Model(saved=('gate',))", "model.saved=('gate',) with model.remat='none'"),
-    ("Model(remat='full', saved=('gates',))", "gates is none of query, key, value"),
-    ("Model(tied_embeddings=1)", "model.tied_embeddings=1: expected bool"),
-    ("Model(lora_targets=('head',))", "head is none of query, key, value"),
-    ("Model(lora_targets=('query', 'key', 'query'))", "expected some weights, each once"),
-    ("Model(lora_targets=())", "model.lora_targets=(): expected some weights"),
-    ("Optim(last_layers=2)", "optim.last_layers=2 with optim.trained='all'"),
-    (
-      "Loss(objective='language_model', language_model_weight=0.5)",
-      "loss.language_model_weight=0.5 weighs a loss beside",
-    ),
-    (
-      "Experiment(loss=Loss(objective='language_model'), data=Data(text_train='a', text_eval='b'), "
-      "train=Train(best_metric='ece'))",
-      "train.best_metric='ece': of a language model there is only nll",
-    ),
-    ("Experiment(optim=Optim(trained='lora'))", "with model.lora_rank=0"),
-    ("Experiment(model=Model(lora_rank=4))", "optim.trained='all' with model.lora_rank=4"),
-    ("Model(dtype='float64')", "model.dtype='float64': expected one of float32, bfloat16"),
-    ("Experiment(train=Optim())", "experiment.train=Optim("),
     ("Train(keep=0)", "train.keep=0: expected at least 1"),
-    ("Optim(final_fraction=2)", "optim.final_fraction=2: expected 0 to 1"),
-    ("Loss(language_model_weight=-1)", "loss.language_model_weight=-1: expected at least 0"),
+    ("Model(dtype='float64')", "model.dtype='float64': expected one of float32, bfloat16"),
+    ("Experiment(model=Model(lora_rank=4))", "optim.trained='all' with model.lora_rank=4"),
   ],
 )
 def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
-  """A config file that makes no experiment ends in one message, whatever is wrong with it."""
+  """A config file that makes no experiment ends in one message with file, line and value."""
   if text[0].isupper():
     text = f"from prm_jax.config import *\ndef config():\n  return {text}"
   path = tmp_path / "config.py"
@@ -164,7 +185,7 @@ def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
 
 
 def test_an_int_is_fine_where_a_float_is_meant():
-  """`Optim(learning_rate=1)` is no mistake."""
+  """`Optim(learning_rate=1)` is valid."""
   assert config_lib.Optim(learning_rate=1, weight_decay=0).learning_rate == 1
 
 
@@ -182,18 +203,11 @@ def test_overrides_reach_the_experiment(monkeypatch):
     (["--workdir=w", CONFIG, "--config.optim.learning_rte=1"], "config.optim.learning_rate"),
     (["--workdir=w", CONFIG, "--config.train.steps=many"], "many"),
     (["--workdir=w", CONFIG, "--config.loss.objective=both"], "outcome"),
+    (["--workdir=w", CONFIG, "--config.optim.b2=1"], "optim.b2=1.0"),
     ([CONFIG], "workdir"),
     (["--workdir=w"], "--config=FILE is required"),
     (["--workdir=w", "--config=none.py"], "none.py: no such file"),
     (["--workdir=w", "--config"], "expected one argument"),
-    (["--workdir=w", CONFIG, "--config.train.log_every=0"], "train.log_every=0"),
-    (["--workdir=w", CONFIG, "--config.train.eval_rows=-1"], "train.eval_rows=-1"),
-    (["--workdir=w", CONFIG, "--config.data.row_length=0"], "data.row_length=0"),
-    (["--workdir=w", CONFIG, "--config.model.heads=6"], "model.heads=6"),
-    (["--workdir=w", CONFIG, "--config.model.head_size=7"], "model.head_size=7"),
-    (["--workdir=w", CONFIG, "--config.optim.b2=1"], "optim.b2=1.0"),
-    (["--workdir=w", CONFIG, "--config.optim.learning_rate=nan"], "optim.learning_rate=nan"),
-    (["--workdir=w", CONFIG, "--config.mesh.fsdp=0"], "mesh.fsdp=0"),
   ],
 )
 def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, message):
