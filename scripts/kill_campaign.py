@@ -116,7 +116,7 @@ def prepare(directory: pathlib.Path) -> None:
   from prm_jax.input_pipeline import step_dataset, tokenizers
 
   generator = arithmetic.Generator(train_problems=30, test_problems=6, candidates=8)
-  prepare.prepare_rows(directory, arithmetic.Builder, generator.rows())
+  prepare.prepare_arithmetic(directory, generator)
   texts = step_dataset.texts(directory, "train", 100)
   tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
 

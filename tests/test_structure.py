@@ -22,7 +22,7 @@ MAY_IMPORT = {
   "tpu": {"runtime", "input_pipeline", "model", "training"},
   "scoring": {"runtime", "input_pipeline", "model", "pretrained", "training"},
   "aggregation": set(),
-  "evaluation": {"runtime", "input_pipeline", "scoring", "aggregation"},
+  "evaluation": {"runtime", "datasets", "input_pipeline", "scoring", "aggregation"},
 }
 EVERYONE = {"types", "config", "step_metrics", "gguf_metadata"}
 
