@@ -21,6 +21,7 @@ from typing import Literal
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, on_beam, prepare
+from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 
 _types = typing.get_type_hints(Recipe)
@@ -41,7 +42,7 @@ class Args:
   phases: Literal["all", "phase1", "phase2"] = "all"
   """Which phases of PRM800K to read."""
   recipe: Literal[tuple(RECIPES)] = "paper"  # type: ignore[valid-type]
-  """How rows become labels: docs/data.md."""
+  """How records become labels: docs/data.md."""
   recipe_options: RecipeOptions = dataclasses.field(default_factory=RecipeOptions)  # type: ignore
   """Options that differ from the recipe's, e.g. --recipe_options.neutral=positive."""
   on_bad_record: Literal["fail", "skip"] = "fail"
@@ -64,52 +65,35 @@ def main() -> None:
     raise SystemExit(f"prepare_data.py: {error}") from error
   print(table(manifest))
   print(f"dataset    {args.output / manifest['data']}")
-  print(f"manifest   {args.output / prepare.MANIFEST}")
+  print(f"manifest   {args.output / MANIFEST}")
   if args.dataset == "arithmetic":
     print(f"candidates {args.output / arithmetic.CANDIDATES}")
 
 
 def prepared(args: Args) -> dict:
+  """Writes the dataset; returns its manifest."""
   options = {k: v for k, v in dataclasses.asdict(args.recipe_options).items() if v is not None}
-  recipe = dataclasses.replace(RECIPES[args.recipe], **options)
-  name = args.recipe  # part of the step contract, so it tells what was changed
+  name = args.recipe  # part of the step contract, so it says what was changed
   if options:
     name += "(" + ", ".join(f"{key}={value}" for key, value in options.items()) + ")"
-  beam = args.beam if args.beam.runner else None
-  if args.beam.options and not beam:
-    raise ValueError("--beam.options are of a runner: give --beam.runner too, such as DirectRunner")
-  if beam and args.dataset != "prm800k":
+  recipe = dataclasses.replace(RECIPES[args.recipe], **options)
+  labels = {"recipe_name": name, "recipe": recipe, "overwrite": args.overwrite}
+  files = {"source": args.source, "download_dir": args.download_dir}
+  if args.beam.runner and args.dataset != "prm800k":
     raise ValueError(
       f"--beam.runner is for --dataset=prm800k; {args.dataset} takes seconds without"
     )
-  if args.dataset == "prm800k":
-    return prepare.prepare_prm800k(
-      args.output,
-      source=args.source,
-      config=args.phases,
-      recipe_name=name,
-      recipe=recipe,
-      on_bad_record=args.on_bad_record,
-      overwrite=args.overwrite,
-      download_dir=args.download_dir,
-      beam=beam,
-    )
+  if args.dataset == "arithmetic":
+    return prepare.prepare_arithmetic(args.output, args.arithmetic, **labels)
   if args.dataset == "math_splits":
-    return prepare.prepare_math_splits(
-      args.output,
-      source=args.source,
-      overwrite=args.overwrite,
-      download_dir=args.download_dir,
-    )
-  return prepare.prepare_rows(
+    return prepare.prepare_math_splits(args.output, overwrite=args.overwrite, **files)
+  return prepare.prepare_prm800k(
     args.output,
-    arithmetic.Builder,
-    args.arithmetic.rows(),
-    recipe_name=name,
-    recipe=recipe,
-    overwrite=args.overwrite,
-    generator=dataclasses.asdict(args.arithmetic),
-    beside=args.arithmetic.write_candidates,
+    config=args.phases,
+    on_bad_record=args.on_bad_record,
+    beam=args.beam.download_config(),
+    **labels,
+    **files,
   )
 
 

@@ -215,9 +215,7 @@ def arithmetic_data(tmp_path_factory):
 
   directory = tmp_path_factory.mktemp("arithmetic") / "data"
   generator = arithmetic.Generator(train_problems=30, test_problems=6, candidates=8)
-  prepare.prepare_rows(
-    directory, arithmetic.Builder, generator.rows(), beside=generator.write_candidates
-  )
+  prepare.prepare_arithmetic(directory, generator)
   texts = step_dataset.texts(directory, "train", 100)
   tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
   return directory

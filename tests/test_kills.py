@@ -150,8 +150,8 @@ def test_a_damaged_shard_is_named(arithmetic_data, tmp_path, damage):
     shard.unlink()
   else:
     shard.write_bytes(data if damage == "changed" else data[: len(data) // 2])
-  with pytest.raises(ValueError, match=rf"{shard.name}: row 0 .* write the dataset again"):
-    list(prm800k.read_rows(tmp_path / "data", "train"))
+  with pytest.raises(ValueError, match=rf"{shard.name}: record 0 .* write the dataset again"):
+    list(prm800k.stored_records(tmp_path / "data", "train"))
 
 
 @pytest.mark.parametrize("steps", [200, pytest.param(2000, marks=pytest.mark.slow)])

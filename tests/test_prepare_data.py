@@ -12,9 +12,9 @@ import time
 import conftest
 import pytest
 
-from prm_jax.datasets import prepare, prm800k
-from prm_jax.datasets.arithmetic import arithmetic_dataset_builder
+from prm_jax.datasets import arithmetic, labelled, prepare, prm800k
 from prm_jax.datasets.prm800k import recipes
+from prm_jax.runtime.json_lines import BadLine
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "scripts" / "prepare_data.py"
@@ -76,7 +76,7 @@ def test_the_command(tmp_path, source):
   assert manifest["total"]["rows"] == {"read": 10, "kept": 6}
   assert manifest["source"]["data/phase1_train.jsonl"]["is_upstream"] is False
   assert recipes.recipe_of(manifest) == recipes.RECIPES["paper"]
-  assert len(prm800k.read_rows(output, "train")) == 6  # stored whole, dropped by the recipe
+  assert len(prm800k.stored_records(output, "train")) == 6  # stored whole, dropped by the recipe
   assert leftovers(tmp_path) == []
 
 
@@ -86,7 +86,7 @@ def test_a_recipe_that_keeps_nothing(tmp_path, source):
     f"--source={source}", f"--output={tmp_path / 'out'}", "--recipe_options.phases"
   )
   assert code == 1
-  assert "keeps none of the 6 rows of train" in err and "'phase': 4" in err
+  assert "keeps none of the 6 records of train" in err and "'phase': 4" in err
   assert leftovers(tmp_path) == []
 
 
@@ -127,9 +127,7 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
   code, _, err = run(*flags)
   assert code == 1
-  expected = (
-    f"prepare_data.py: {file}:4: label.steps[0].completions[0].rating is 2; expected -1, 0, 1"
-  )
+  expected = f"prepare_data.py: {file}:4: label.steps[0].completions[0].rating is 2: Expected"
   assert expected in err
   assert "Traceback" not in err
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
@@ -164,9 +162,9 @@ def test_a_failed_overwrite_keeps_the_earlier_output(tmp_path, source):
   output = tmp_path / "out"
   prepare.prepare_prm800k(output, source=source)
   (source / "data" / "phase1_test.jsonl").write_text("{}\n")
-  with pytest.raises(prm800k.BadRecord):
+  with pytest.raises(BadLine):
     prepare.prepare_prm800k(output, source=source, overwrite=True)
-  assert len(prm800k.read_rows(output, "test")) == 4
+  assert len(prm800k.stored_records(output, "test")) == 4
 
 
 def test_killed_midway(tmp_path, source):
@@ -190,14 +188,24 @@ def test_killed_midway(tmp_path, source):
   assert leftovers(tmp_path) == []
 
 
-def test_generated_rows(tmp_path, raw_rows):
-  """Rows from a generator get the same manifest."""
-  manifest = prepare.prepare_rows(
-    tmp_path / "out", arithmetic_dataset_builder.Builder, {k: iter(v) for k, v in raw_rows.items()}
-  )
-  assert manifest["dataset"] == "arithmetic"
-  assert manifest["splits"]["train"]["rows"] == {"read": 3, "kept": 2}
-  assert manifest["splits"]["train"]["by_phase"].keys() == {"2"}
+def test_training_reads_what_the_manifest_counts(tmp_path, source):
+  """The trees of a split have the labels that the manifest counts, whatever the dataset."""
+  generator = arithmetic.Generator(train_problems=10, test_problems=5, candidates=2)
+  manifests = {
+    "arithmetic": prepare.prepare_arithmetic(tmp_path / "arithmetic", generator),
+    "prm800k": prepare.prepare_prm800k(tmp_path / "prm800k_out", source=source),
+  }
+  for directory, manifest in zip(("arithmetic", "prm800k_out"), manifests.values()):
+    for split, summary in manifest["splits"].items():
+      trees, counts = labelled.step_trees(tmp_path / directory, split, "process")
+      assert counts == {key: summary[key] for key in counts}
+      assert len(trees) == summary["rows"]["kept"]
+      assert sum(sum(label is not None for label in tree.labels) for tree in trees) == sum(
+        summary["labels"].values()
+      )
+      trees, counts = labelled.step_trees(tmp_path / directory, split, "outcome")
+      assert sum(tree.outcome for tree in trees) == summary["outcome"]["right"]
+  assert manifests["arithmetic"]["splits"]["train"]["by_phase"].keys() == {"2"}
 
 
 def test_wrong_flags(tmp_path):

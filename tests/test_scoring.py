@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import tiny
 from conftest import run_script
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import prm800k
+from prm_jax.datasets import labelled, prm800k
 from prm_jax.evaluation import prm800k_steps
 from prm_jax.input_pipeline import step_dataset, tokenizers
 from prm_jax.pretrained import export, safetensors_files, weights
@@ -325,9 +324,9 @@ def test_a_missing_tokenizer_says_what_to_do_in_both_cases(tmp_path):
   ("text", "message"),
   [
     ("{", "not JSON"),
-    ("{}", "not the manifest of labelled rows; write"),
-    ("[]", "not the manifest of labelled rows; write"),
-    ('{"dataset": "math_splits"}', "labelled rows, but of math_splits; write"),
+    ("{}", "not the manifest of labelled solutions; write"),
+    ("[]", "not the manifest of labelled solutions; write"),
+    ('{"dataset": "math_splits"}', "labelled solutions, but of math_splits; write"),
     ('{"recipe": {"name": "paper", "phases": [1], "colour": 1}, "test_problems": []}', "not the"),
   ],
 )
@@ -336,7 +335,7 @@ def test_another_manifest_is_an_error(tmp_path, text, message):
   path = tmp_path / "manifest.json"
   path.write_text(text)
   with pytest.raises(ValueError, match=message) as error:
-    step_dataset.read_manifest(tmp_path)
+    labelled.read_manifest(tmp_path)
   assert str(error.value).startswith(f"{path}: ")
   assert "scripts/prepare_data.py" in str(error.value)
 
@@ -345,14 +344,14 @@ def test_a_limit_is_on_the_rows_read(arithmetic_data, monkeypatch):
   """Texts for a tokenizer come from the first rows; the others are not even read."""
   read = []
 
-  def rows(*args):
-    for record in prm800k.read_rows(*args):
+  def records(*args):
+    for record in prm800k.stored_records(*args):
       read.append(record)
       yield record
 
-  monkeypatch.setattr(step_dataset, "prm800k", types.SimpleNamespace(read_rows=rows))
+  monkeypatch.setattr("prm_jax.datasets.prm800k.recipes.stored_records", records)
   few = list(step_dataset.texts(arithmetic_data, "train", 3))
   assert len(read) == 3
-  assert few[0] == read[0].row["question"]["problem"]
+  assert few[0] == read[0].solution.question.problem
   with pytest.raises(ValueError, match="limit=0"):
     list(step_dataset.texts(arithmetic_data, "train", 0))

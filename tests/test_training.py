@@ -212,8 +212,8 @@ def test_a_run_is_only_resumed_as_itself(experiment, short, tmp_path):
   free = tiny.change(free, "train", microbatches=2)
   then = checkpoint.latest(workdir)[1]
   loop.check_same_run(loop.read_rows(free).metadata, then, workdir)  # no complaint
-  rows = arithmetic.Generator(seed=1, train_problems=30, test_problems=6).rows()
-  prepare.prepare_rows(tmp_path / "other", arithmetic.Builder, rows)
+  other = arithmetic.Generator(seed=1, train_problems=30, test_problems=6, candidates=1)
+  prepare.prepare_arithmetic(tmp_path / "other", other)
   with pytest.raises(ValueError, match="other data than then"):
     loop.run(tiny.change(short, "data", directory=str(tmp_path / "other")), workdir)
   assert (workdir / "manifest.json").read_text() == before

@@ -13,6 +13,7 @@ import pathlib
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tqdm
 
@@ -113,10 +114,9 @@ def sha256_of(path: pathlib.Path) -> str:
     return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def describe(path: pathlib.Path, file: str, base_url: str, url_infos: Mapping) -> dict:
-  """What a manifest says about a source file: bytes, sha256, and is it upstream's own file?"""
+def describe(path: pathlib.Path, upstream) -> dict[str, Any]:
+  """What a manifest says about a source file; `upstream` is the file's entry of `url_infos`."""
   sha256 = sha256_of(path)
-  upstream = url_infos.get(base_url + file)
   return {
     "path": str(path),
     "bytes": path.stat().st_size,

@@ -1,4 +1,4 @@
-"""Writes a dataset and its manifest under one folder, all or nothing."""
+"""Writes a dataset and its manifest to one folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow_datasets as tfds
 import tqdm
 
-from prm_jax.datasets import download, math_splits, on_beam, prm800k
+from prm_jax.datasets import arithmetic, download, math_splits, prm800k
+from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
 
-MANIFEST = "manifest.json"
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
 TEST_FILE = "math_splits/test.jsonl"
 
@@ -35,86 +35,75 @@ def prepare_prm800k(
   on_bad_record: str = "fail",
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
-  beam: on_beam.Beam | None = None,
+  beam: tfds.download.DownloadConfig | None = None,
 ) -> dict[str, Any]:
-  """Writes PRM800K to `output`, and what `recipe` makes of it to `output/manifest.json`.
+  """Writes PRM800K to `output`, and counts of what `recipe` makes of it to its manifest.json.
 
-  The dataset holds every row whole: a recipe is applied when training reads it
-  (`conversion.recipe_of` the manifest).
+  The dataset holds every record whole; the recipe is applied when training reads it.
 
   Args:
     output: a new folder (see `new_directory`).
     source: folder with upstream's files; None downloads them.
     config: "all", "phase1" or "phase2".
-    recipe_name: of `conversion.RECIPES`.
+    recipe_name: of `recipes.RECIPES`.
     recipe: its options, if they were changed.
     on_bad_record: "fail" or "skip".
     overwrite: replace an earlier output.
     download_dir: where downloaded files are kept.
-    beam: rows are read, written and counted there; the output is the same.
+    beam: of `on_beam.Beam`, if Apache Beam writes the shards; the output is the same.
 
   Returns:
     the manifest.
 
   Raises:
-    BadRecord, FileNotFoundError, FileExistsError, RuntimeError: say what is wrong and what to do.
+    BadLine, ValueError, FileNotFoundError, FileExistsError, RuntimeError: say what is wrong and
+      what to do.
   """
   recipe = recipe or recipes.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
-    with _progress("reading", "B") as advance:
+    with _progress("reading") as advance:
       builder = prm800k.Builder(
         source=source,
         config=config,
         data_dir=temporary,
         on_bad_record=on_bad_record,
-        **({} if beam else {"on_bytes": advance}),
+        **({} if beam else {"on_record": advance}),
       )
       _build(builder, download_dir, beam)
     test_file = _test_file(source, download_dir)
-    test_problems = set() if test_file is None else _problems(test_file)
+    problems = math_splits.read_problems(test_file) if test_file else ()
+    bad = [message for messages in builder.skipped.values() for message in messages]
+    quoted = [text for messages in builder.skipped.values() for text in messages[:10]]
     manifest = {
-      "source": {
-        file: download.describe(path, file, builder.BASE_URL, builder.url_infos)
-        for file, path in builder.paths.items()
-      },
-      "test_problems_from": None if test_file is None else str(test_file),
-      "bad_records": {
-        "count": sum(bad.count for bad in builder.skipped.values()),
-        "examples": [text for bad in builder.skipped.values() for text in bad.examples],
-      },
+      "source": _sources(builder),
+      "test_problems_from": str(test_file) if test_file else None,
+      "bad_records": {"count": len(bad), "examples": quoted},
     }
-    manifest |= summarize(temporary, builder, recipe_name, recipe, test_problems, beam)
-    for split, bad in builder.skipped.items():
-      if bad.count:
-        manifest["splits"][split]["rows"]["read"] += bad.count
-        manifest["splits"][split]["dropped"]["bad_record"] = bad.count
+    manifest |= summarize(temporary, builder, recipe_name, recipe, {p.problem for p in problems})
+    for split, messages in builder.skipped.items():
+      if messages:
+        manifest["splits"][split]["rows"]["read"] += len(messages)
+        manifest["splits"][split]["dropped"]["bad_record"] = len(messages)
     _write_manifest(temporary, manifest)
   return manifest
 
 
-def prepare_rows(
+def prepare_arithmetic(
   output: str | pathlib.Path,
-  builder: type[prm800k.RowsBuilder],
-  rows,
+  generator: arithmetic.Generator,
   *,
   recipe_name: str = "paper",
   recipe: recipes.Recipe | None = None,
   overwrite: bool = False,
-  generator: dict[str, Any] | None = None,
-  beside: Callable[[pathlib.Path], Any] = lambda directory: None,
 ) -> dict[str, Any]:
-  """As `prepare_prm800k`, for generated rows: `builder(rows=rows)`, `rows` by split.
-
-  `generator` says how they were made, for the manifest.  `beside(directory)` writes further files
-  into the output, such as candidates to rerank.
-  """
+  """As `prepare_prm800k`, for generated records; also writes candidate solutions to rerank."""
   recipe = recipe or recipes.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
-    writer = builder(rows=rows, data_dir=temporary)
-    _build(writer, DOWNLOADS)
-    manifest = summarize(temporary, writer, recipe_name, recipe, set())
-    manifest["generator"] = generator
-    beside(temporary)
+    builder = arithmetic.Builder(rows=generator.rows(), data_dir=temporary)
+    _build(builder)
+    manifest = summarize(temporary, builder, recipe_name, recipe, set())
+    manifest["generator"] = dataclasses.asdict(generator)
+    generator.write_candidates(temporary)
     _write_manifest(temporary, manifest)
   return manifest
 
@@ -135,17 +124,12 @@ def prepare_math_splits(
   with new_directory(output, overwrite) as temporary:
     builder = math_splits.Builder(source=source, splits=splits, data_dir=temporary)
     _build(builder, download_dir)
+    sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
     manifest = {
       "dataset": "math_splits",
       "data": str(prm800k.find_dataset(temporary).relative_to(temporary)),
-      "source": {
-        file: download.describe(path, file, builder.BASE_URL, builder.url_infos)
-        for file, path in builder.paths.items()
-      },
-      "splits": {
-        split: {"rows": {"read": info.num_examples, "kept": info.num_examples}}
-        for split, info in builder.info.splits.items()
-      },
+      "source": _sources(builder),
+      "splits": {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()},
     }
     _write_manifest(temporary, manifest)
   return manifest
@@ -153,45 +137,45 @@ def prepare_math_splits(
 
 def summarize(
   directory: pathlib.Path,
-  builder,
+  builder: tfds.core.DatasetBuilder,
   recipe_name: str,
   recipe: recipes.Recipe,
   test_problems: set[str],
-  beam: on_beam.Beam | None = None,
 ) -> dict[str, Any]:
   """What `recipe` keeps of the dataset in `directory`, by split, with both objectives.
 
-  Training rows of `test_problems`, and of the problems of the dataset's own test split, are dropped
-  and the problems listed.
+  Training records of `test_problems`, and of the problems of the dataset's own test split, are
+  dropped and the problems listed.
   """
+  excluded, leaked, summary = set(test_problems), set(), {}
   splits = sorted(builder.info.splits, reverse=True)  # train, test
-  excluded = set(test_problems)
   if "test" in splits:
-    excluded |= {r.row["question"]["problem"] for r in prm800k.read_rows(directory, "test")}
-  out = {split: excluded if split == "train" else set() for split in splits}
-  if beam:
-    sizes = {split: builder.info.splits[split].num_examples for split in splits}
-    counted = on_beam.count(beam, directory, sizes, recipe, out)
-  else:
-    counted = _count(directory, recipe, out)
-  leaked: set[str] = set()
-  summary: dict[str, Any] = {}
+    records = prm800k.stored_records(directory, "test")
+    excluded |= {record.solution.question.problem for record in records}
   for split in splits:
-    counts, outcomes = (counted[split][objective] for objective in recipes.OBJECTIVES)
-    leaked |= counts.test_problems
-    summary[split] = counts.to_json() | {
+    counts = {objective: recipes.Counts() for objective in recipes.OBJECTIVES}
+    for objective in recipes.OBJECTIVES:
+      with _progress(f"counting {split} for the {objective} objective") as advance:
+        records = prm800k.stored_records(directory, split)
+        problems = excluded if split == "train" else set()
+        each = recipes.convert_each(records, recipe, objective, problems, counts[objective])
+        for _ in each:
+          advance()
+    process, outcome = counts["process"], counts["outcome"].to_json()
+    leaked |= process.test_problems
+    summary[split] = process.to_json() | {
       "outcome": {
-        "rows": {"read": outcomes.rows_read, "kept": outcomes.rows_kept},
-        "right": outcomes.outcomes["right"],
-        "wrong": outcomes.outcomes["wrong"],
-        "dropped": dict(sorted(outcomes.rows_dropped.items())),
+        "rows": outcome["rows"],
+        "right": counts["outcome"].outcomes["right"],
+        "wrong": counts["outcome"].outcomes["wrong"],
+        "dropped": outcome["dropped"],
       }
     }
   for split, counts in summary.items():
     if not counts["rows"]["kept"]:
       raise ValueError(
-        f"recipe {recipe_name} keeps none of the {counts['rows']['read']} rows of {split}; dropped "
-        f"by rule: {counts['dropped']}"
+        f"recipe {recipe_name} keeps none of the {counts['rows']['read']} records of {split}; "
+        f"dropped by rule: {counts['dropped']}"
       )
   return {
     "dataset": builder.name,
@@ -206,28 +190,12 @@ def summarize(
   }
 
 
-def _count(
-  directory: pathlib.Path, recipe: recipes.Recipe, excluded: dict[str, set[str]]
-) -> dict[str, dict[str, recipes.Counts]]:
-  """As `on_beam.count`, in this process."""
-  counted = {}
-  with _progress("counting labels", "row") as advance:
-    for split, problems in excluded.items():
-      converters = {o: recipes.Converter(recipe, o, problems) for o in recipes.OBJECTIVES}
-      for record in prm800k.read_rows(directory, split):
-        for converter in converters.values():
-          converter(record)
-        advance(1)
-      counted[split] = {objective: c.counts for objective, c in converters.items()}
-  return counted
-
-
 @contextlib.contextmanager
 def new_directory(output: str | pathlib.Path, overwrite: bool) -> Iterator[pathlib.Path]:
   """A temporary folder beside `output` that takes its name when the block succeeds.
 
-  Whatever stops the block, even SIGKILL, `output` is never half written; what a killed run left
-  is removed by the next.
+  Whatever stops the block, even SIGKILL, `output` is never half written.  The next run removes
+  what a killed one left.
 
   Raises:
     FileExistsError: `output` is there and not empty, and may not or must not be overwritten.
@@ -252,7 +220,7 @@ def new_directory(output: str | pathlib.Path, overwrite: bool) -> Iterator[pathl
   try:
     yield temporary
     replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
-    if output.exists():
+    if output.exists():  # a folder that is not empty cannot be replaced in one step
       output.rename(replaced)
     temporary.rename(output)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -270,40 +238,53 @@ def _alive(pid: str) -> bool:
   return True
 
 
-def _build(builder, download_dir, beam: on_beam.Beam | None = None) -> None:
-  """Runs a TFDS builder without its chatter: progress is told by `_progress` and the download."""
+def _build(
+  builder: tfds.core.DatasetBuilder,
+  download_dir: str | pathlib.Path = DOWNLOADS,
+  beam: tfds.download.DownloadConfig | None = None,
+) -> None:
+  """Runs a TFDS builder without its chatter: `_progress` and `download` report instead."""
   tfds.disable_progress_bar()
-  config = beam.download_config() if beam else None
   with contextlib.redirect_stdout(io.StringIO()):
-    builder.download_and_prepare(download_dir=download_dir, download_config=config)
+    builder.download_and_prepare(download_dir=download_dir, download_config=beam)
 
 
 @contextlib.contextmanager
-def _progress(what: str, unit: str):
-  """A function to call with work done: a bar on a terminal, a plain line now and then elsewhere."""
-  bar = tqdm.tqdm(desc=what, unit=unit, unit_scale=True, leave=False, disable=None)
+def _progress(what: str) -> Iterator[Callable[[], None]]:
+  """A function to call after each record: a bar on a terminal, a line every 10 s elsewhere."""
+  bar = tqdm.tqdm(desc=what, unit="record", leave=False, disable=None)
   done, last = 0, time.monotonic()
 
-  def advance(n: int) -> None:
+  def advance() -> None:
     nonlocal done, last
-    bar.update(n)
-    done += n
+    bar.update()
+    done += 1
     if bar.disable and time.monotonic() - last > 10:
       last = time.monotonic()
-      print(f"{what}: {done:,} {unit}", file=sys.stderr, flush=True)
+      print(f"{what}: {done:,} records", file=sys.stderr, flush=True)
 
   with bar:
     yield advance
 
 
-def _test_file(source, download_dir) -> pathlib.Path | None:
+def _sources(builder: prm800k.Builder | math_splits.Builder) -> dict[str, dict[str, Any]]:
+  """What the manifest says about each source file."""
+  return {
+    file: download.describe(path, builder.url_infos.get(builder.BASE_URL + file))
+    for file, path in builder.paths.items()
+  }
+
+
+def _test_file(
+  source: str | pathlib.Path | None, download_dir: str | pathlib.Path
+) -> pathlib.Path | None:
   """Upstream's list of the 500 test problems: beside a local source, or downloaded."""
   if source is not None:
     folder = pathlib.Path(source).expanduser().absolute()
     found = [f / TEST_FILE for f in (folder, folder.parent) if (f / TEST_FILE).is_file()]
     if not found:
       print(
-        f"warning: no {TEST_FILE} in or beside {source}: training rows are checked against the "
+        f"warning: no {TEST_FILE} in or beside {source}: training records are checked against the "
         "problems of this dataset's own test split only",
         file=sys.stderr,
       )
@@ -311,10 +292,6 @@ def _test_file(source, download_dir) -> pathlib.Path | None:
   builder = math_splits.Builder
   files = download.fetch([TEST_FILE], None, builder.BASE_URL, builder.url_infos, download_dir)
   return files[TEST_FILE]
-
-
-def _problems(path: pathlib.Path) -> set[str]:
-  return {row["problem"] for row in math_splits.read_problems(path)}
 
 
 def _write_manifest(directory: pathlib.Path, manifest: dict[str, Any]) -> None:

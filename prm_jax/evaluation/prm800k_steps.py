@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from prm_jax import step_metrics as metrics_lib
-from prm_jax.input_pipeline import step_dataset, token_tree
+from prm_jax.datasets import labelled
+from prm_jax.input_pipeline import token_tree
 from prm_jax.scoring.scorer import ContractError, Scorer
 
 
@@ -27,13 +28,13 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
     ValueError: the split is not there, or holds nothing to evaluate on.
   """
   contract = scorer.contract
-  recipe = step_dataset.read_manifest(directory)["recipe"]["name"]
+  recipe = labelled.read_manifest(directory)["recipe"]["name"]
   if recipe != contract.recipe:
     raise ContractError(
       f"{directory} was prepared with --recipe={recipe}, the model's training data with "
       f"{contract.recipe}: their labels mean different things"
     )
-  solutions, _ = step_dataset.examples(directory, split, contract.objective)
+  solutions, _ = labelled.step_trees(directory, split, contract.objective)
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
   encoded = [token_tree.encode(tree, scorer.tokenizer, contract) for tree in solutions]

@@ -5,81 +5,27 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import prm800k
-from prm_jax.datasets.prepare import MANIFEST
-from prm_jax.datasets.prm800k import recipes
+from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.types import StepContract, StepTree
-
-_PREPARE = "write the dataset with scripts/prepare_data.py --dataset=prm800k (or arithmetic)"
-
-
-def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
-  """What prepare_data.py wrote about the dataset in `directory`.
-
-  Raises:
-    FileNotFoundError: there is none.
-    ValueError: it is damaged, or of a dataset without labelled rows.
-  """
-  path = pathlib.Path(directory) / MANIFEST
-  if not directory or not path.is_file():
-    raise FileNotFoundError(
-      f"no prepared dataset in {str(directory)!r}: it has no manifest.json; "
-      "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
-    )
-  try:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:  # also bytes that are not UTF-8
-    raise ValueError(f"{path}: not JSON ({error}); {_PREPARE}") from None
-  try:
-    recipes.recipe_of(manifest)
-    complete = isinstance(manifest["recipe"]["name"], str)
-    complete = complete and isinstance(manifest["test_problems"], list)
-  except (AttributeError, KeyError, TypeError):
-    complete = False
-  if not complete:
-    dataset = manifest.get("dataset") if isinstance(manifest, dict) else None
-    raise ValueError(
-      f"{path}: not the manifest of labelled rows"
-      f"{f', but of {dataset}' if dataset else ''}; {_PREPARE}"
-    )
-  return manifest
-
-
-def examples(
-  directory: str | pathlib.Path, split: str, objective: str, limit: int | None = None
-) -> tuple[list[StepTree], recipes.Counts]:
-  """The converted solutions of a split, by the recipe the dataset was prepared with.
-
-  Training leaves out the problems that are tested on; they are listed in the manifest.
-
-  Args:
-    limit: rows to read, at most; None: all.
-  """
-  manifest = read_manifest(directory)
-  excluded = frozenset(manifest["test_problems"]) if split == "train" else frozenset()
-  recipe = recipes.recipe_of(manifest)
-  records = itertools.islice(prm800k.read_rows(directory, split), limit)
-  return recipes.convert_all(records, recipe, objective, excluded)
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
   """Problems and steps of the first `limit` rows of a split, to train a tokenizer on.
 
   Raises:
-    ValueError: `limit` is below 1; also as `read_manifest`.
+    ValueError: `limit` is below 1; also as `labelled.step_trees`.
   """
   if limit < 1:
     raise ValueError(f"limit={limit}: at least 1 row")
-  solutions, _ = examples(directory, split, "process", limit)
+  solutions, _ = labelled.step_trees(directory, split, "process", limit)
   for tree in solutions:
     yield tree.problem
     yield from tree.steps
@@ -169,6 +115,6 @@ def load(
   evaluation: bool = False,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Reads, converts, tokenises and packs one split: rows, and how they came to be."""
-  solutions, counts = examples(data.directory, split, contract.objective)
+  solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
   rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
-  return rows, {"conversion": counts.to_json()} | packed
+  return rows, {"conversion": counts} | packed

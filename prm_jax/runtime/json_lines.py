@@ -8,11 +8,14 @@ import io
 import json
 import os
 import pathlib
+import re
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import msgspec
 import orjson
 
 from prm_jax.runtime import storage
@@ -45,23 +48,32 @@ def opened(path: str | pathlib.Path):
 
 
 def lines(
-  path: str | pathlib.Path, on_position: Callable[[int], None] = lambda position: None
+  path: str | pathlib.Path,
+  on_position: Callable[[int], None] = lambda position: None,
+  *,
+  start: int = 0,
+  stop: int = sys.maxsize,
+  first: int = 1,
 ) -> Iterator[tuple[int, int, bytes]]:
   """(line number from 1, byte offset, bytes) of each line that is not blank.
 
   Args:
     on_position: called now and then with the number of (compressed) bytes read.
+    start: byte offset at which a line begins: the first one to read.
+    stop: lines that begin at this offset or later are not read.
+    first: number of the line at `start`.
 
   Raises:
     BadLine: a line longer than `MAX_LINE_BYTES`, a broken gzip, or a file of another format.
     OSError: the file cannot be read.
   """
-  offset = number = 0
+  offset, number = start, first - 1
   name = str(path)  # once, not for every line
   with opened(path) as (file, raw):
+    file.seek(start)
     buffered = io.BufferedReader(file, READ_BYTES)
     try:
-      while line := buffered.readline(MAX_LINE_BYTES + 1):
+      while offset < stop and (line := buffered.readline(MAX_LINE_BYTES + 1)):
         number += 1
         if number == 1 and (other := _other_format(line)):
           raise BadLine(f"{name}:1: {other}")
@@ -133,6 +145,25 @@ def _parse_slowly(line: bytes, where: str) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise BadLine(f"{where}: expected an object, got {show(value)}")
   return value
+
+
+def decode(line: bytes, decoder: msgspec.json.Decoder, where: str) -> Any:
+  """The value on a line, of the type that `decoder` has.  `where` opens an error's message.
+
+  Raises:
+    BadLine: not JSON, or `WHERE: FIELD is VALUE: REASON` where the type is another.
+  """
+  try:
+    value = orjson.loads(line)  # also checks the keys that the decoder skips
+    return decoder.decode(line)
+  except msgspec.ValidationError as error:
+    reason, _, path = str(error).removesuffix("`").partition(" - at `$")
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path):
+      value = value[key or int(index)]
+    field = path.removeprefix(".") or "the record"
+    raise BadLine(f"{where}: {field} is {show(value)}: {reason}") from None
+  except (ValueError, RecursionError) as error:
+    raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax import step_metrics as metrics_lib
+from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, step_dataset, text_dataset, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import distributed, json_lines, preemption, storage, workdir_lock
@@ -79,7 +80,7 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
 
 def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   """The contract, and (rows, manifest) of both splits."""
-  recipe = step_dataset.read_manifest(c.data.directory)["recipe"]
+  recipe = labelled.read_manifest(c.data.directory)["recipe"]
   contract = token_tree.step_contract(
     tokenizer,
     c.data.separator,

@@ -1,28 +1,28 @@
-"""The generated default dataset, in PRM800K's own row format: it takes the same road.
-
-rows = {"train": generate_rows(seed=0, ...), "test": generate_rows(seed=1, ...)}
-Builder(rows=rows, data_dir="out").download_and_prepare()
-prm800k.read_rows("out", "train")
-"""
+"""The generated default dataset, stored as records of PRM800K's format."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow_datasets as tfds
 
-from prm_jax.datasets import prm800k
+from prm_jax.datasets.prm800k import RecordsBuilder, examples, numbered
 
 
-class Builder(prm800k.RowsBuilder):
+class Builder(RecordsBuilder):
   """Arithmetic problems with simulated step-by-step solutions and exact labels."""
 
   VERSION = tfds.core.Version("1.0.0")
 
   def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
-    """Args: rows: PRM800K rows of each split; needed to write, not to read."""
-    splits = None
-    if rows is not None:
-      splits = {s: prm800k.numbered(r, f"arithmetic_{s}") for s, r in rows.items()}
-    super().__init__(splits=splits, **kwargs)
+    """Args: rows: JSON objects of each split; needed to write, not to read."""
+    self._rows = rows
+    super().__init__(**kwargs)
+
+  def _shard_iterators_per_split(self, dl_manager):
+    return {
+      split: [functools.partial(examples, numbered(objects, f"arithmetic_{split}"))]
+      for split, objects in (self._rows or {}).items()
+    }

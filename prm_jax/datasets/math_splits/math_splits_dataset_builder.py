@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import tensorflow_datasets as tfds
 
 from prm_jax.datasets import download
+from prm_jax.runtime import json_lines
 
-_TEXTS = ("problem", "solution", "answer", "subject", "unique_id")
-_KINDS = dict.fromkeys(_TEXTS, str) | {"level": int}
+
+class Problem(msgspec.Struct):
+  """A line of a `math_splits` file."""
+
+  problem: str
+  solution: str
+  answer: str
+  subject: str
+  unique_id: str
+  level: int
 
 
 class Builder(tfds.core.GeneratorBasedBuilder):
@@ -39,7 +48,8 @@ class Builder(tfds.core.GeneratorBasedBuilder):
     super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
-    features = {key: tfds.features.Text() for key in _TEXTS} | {"level": np.int32}
+    types = {str: tfds.features.Text(), int: np.int32}
+    features = {field.name: types[field.type] for field in msgspec.structs.fields(Problem)}
     return self.dataset_info_from_configs(
       features=tfds.features.FeaturesDict(features), disable_shuffling=True
     )
@@ -52,25 +62,16 @@ class Builder(tfds.core.GeneratorBasedBuilder):
     return {split: self._generate_examples(self.paths[file]) for split, file in files.items()}
 
   def _generate_examples(self, path):
-    yield from enumerate(read_problems(path))
+    for i, problem in enumerate(read_problems(path)):
+      yield i, msgspec.structs.asdict(problem)
 
 
-def read_problems(path: str | pathlib.Path) -> Iterator[dict]:
-  """The problems of a `math_splits` file: problem, solution, answer, subject, level, unique_id.
+def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
+  """The problems of a `math_splits` file.
 
   Raises:
-    ValueError: names file, line and what is wrong.
+    BadLine: names file, line and what is wrong.
   """
-  with open(path, "rb") as f:
-    for number, line in enumerate(f, 1):
-      if number == 1 and line.startswith(b"version https://git-lfs"):
-        raise ValueError(f"{path}: this is a Git LFS pointer, not the data; run `git lfs pull`")
-      try:
-        row = json.loads(line.decode("utf-8"))
-      except (ValueError, RecursionError) as error:  # not UTF-8 and not JSON among them
-        raise ValueError(f"{path}:{number}: not a JSON line: {error}") from None
-      for key, kind in _KINDS.items():
-        value = row.get(key) if isinstance(row, dict) else None
-        if not isinstance(value, kind):
-          raise ValueError(f"{path}:{number}: {key} is {value!r}; expected {kind.__name__}")
-      yield {key: row[key] for key in _KINDS}
+  decoder = msgspec.json.Decoder(Problem)
+  for number, _, line in json_lines.lines(path):
+    yield json_lines.decode(line, decoder, f"{path}:{number}")

@@ -1,25 +1,22 @@
-"""PRM800K: raw rows, their exact stored form, and the TFDS builder."""
+"""PRM800K: the format of its records, the TFDS dataset of them, and recipes for its labels."""
 
 from prm_jax.datasets.prm800k.prm800k_dataset_builder import (
   Builder,
-  Rows,
-  RowsBuilder,
-  find_dataset,
-  numbered,
-  read_rows,
+  RecordsBuilder,
+  examples,
 )
-from prm_jax.datasets.prm800k.records import BadRecord, BadRecords, Record, check_row, read_records
+from prm_jax.datasets.prm800k.recipes import step_trees
+from prm_jax.datasets.prm800k.records import Record, numbered, read_records
+from prm_jax.datasets.prm800k.stored import find_dataset, stored_records
 
 __all__ = [
-  "BadRecord",
-  "BadRecords",
   "Builder",
   "Record",
-  "Rows",
-  "RowsBuilder",
-  "check_row",
+  "RecordsBuilder",
+  "examples",
   "find_dataset",
   "numbered",
   "read_records",
-  "read_rows",
+  "step_trees",
+  "stored_records",
 ]

@@ -2,7 +2,7 @@
 
     builder = Builder(source="prm800k/data", config="all", data_dir="out")
     builder.download_and_prepare()
-    rows = read_rows("out", "train")     # rows[17].row is upstream's JSON object
+    records = stored_records("out", "train")     # records[17].solution
 
 Without `source` the files are downloaded from github.com/openai/prm800k and verified.
 """
@@ -10,12 +10,11 @@ Without `source` the files are downloaded from github.com/openai/prm800k and ver
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -23,105 +22,95 @@ from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
 from prm_jax.datasets import download
-from prm_jax.datasets.prm800k import codec
-from prm_jax.datasets.prm800k.records import (
-  BadRecord,
-  BadRecords,
-  Part,
-  Record,
-  check_row,
-  parts,
-  read_records,
-)
+from prm_jax.datasets.prm800k.records import Record, read_records
+from prm_jax.runtime.json_lines import BadLine
 
 ON_BAD_RECORD = ("fail", "skip")
 
 
-class RowsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
-  """Writes rows in PRM800K's format.  A dataset of such rows is a subclass named `Builder`.
+class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
+  """Writes records of PRM800K's format; each dataset of them is a subclass named `Builder`.
 
-  TFDS holds one shard in memory while it writes it.  Rows stay in the order in which they are
-  given, shard after shard.
+  An example is the record's JSON, byte for byte, beside the fields that one searches by.  TFDS
+  holds one shard in memory while it writes it, and keeps the order of records and shards.
   """
 
   VERSION = tfds.core.Version("1.0.0")
 
-  def __init__(self, *, splits: Mapping[str, Iterable[Record]] | None = None, **kwargs):
-    """Args: splits: the records of each split; needed to write, not to read."""
-    self._splits = splits
+  def __init__(self, **kwargs):
     super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
-    return self.dataset_info_from_configs(features=codec.features(), disable_shuffling=True)
+    names = ("json", "source", "problem", "finish_reason")
+    features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
+    return self.dataset_info_from_configs(features=features, disable_shuffling=True)
 
   def _example_writer(self) -> writer.ExampleWriter:
-    return _Writer(self.info.file_format)
-
-  def _shard_iterators_per_split(self, dl_manager):
-    del dl_manager
-    if self._splits is None:
-      raise ValueError(f"{self.name}: no rows to write; give splits=")
-    shards = {}
-    for split, records in self._splits.items():
-      records = iter(records)
-      first = next(records, None)
-      if first is None:
-        raise ValueError(f"{self.name}: split {split!r} has no rows")
-      shards[split] = [functools.partial(_examples, itertools.chain([first], records))]
-    return shards
+    return _DeterministicWriter(self.info.file_format)
 
 
-class _Writer(writer.ExampleWriter):
-  """Stores the same bytes for the same rows: an example is a map, whose order varies by process."""
+class _DeterministicWriter(writer.ExampleWriter):
+  """Writes the same bytes in every process; the order of an example's map would vary."""
 
   def write(self, path, examples):
-    return super().write(path, ((key, _in_order(example)) for key, example in examples))
+    example = tf_example_pb2.Example.FromString
+    ordered = ((k, example(data).SerializeToString(deterministic=True)) for k, data in examples)
+    return super().write(path, ordered)
 
 
-def _in_order(example: bytes) -> bytes:
-  return tf_example_pb2.Example.FromString(example).SerializeToString(deterministic=True)
-
-
-def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
-  for i, record in enumerate(records):
-    yield i, codec.encode(record)
+def examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Key and features of each record, as TFDS wants them."""
+  for key, record in enumerate(records):
+    yield (
+      key,
+      {
+        "json": record.json,
+        "source": record.source,
+        "problem": record.solution.question.problem,
+        "finish_reason": record.solution.label.finish_reason,
+      },
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-  """The examples of a part of a file.  Apache Beam sends it to the process that writes the shard.
+  """Reads the examples of a part of a source file.  Apache Beam may call it in another process.
 
-  What is bad in it comes back as files, as that process may be anywhere: `note`.json has the
-  BadRecords that were skipped, `note`.error the one that was not.
+  What it says about bad records is therefore left in files: `report`.error has the message of the
+  one that ended it, `report`.skipped a JSON list of the messages of those that were skipped.
   """
 
-  part: Part
-  name: str  # of the file, in records
+  path: pathlib.Path
+  start: int  # byte offset
+  stop: int
+  first: int  # number of its first line
+  report: pathlib.Path
   skip: bool  # bad records; otherwise the first one raises
-  note: pathlib.Path
-  on_bytes: Callable[[int], None]
+  on_record: Callable[[], None]
 
   def __call__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-    skipped = BadRecords() if self.skip else None
+    skipped: list[str] | None = [] if self.skip else None
+    part = {"start": self.start, "stop": self.stop, "first": self.first}
     try:
-      yield from _examples(read_records(self.part, self.name, skipped, self.on_bytes))
-    except BadRecord as error:
-      self.note.with_suffix(".error").write_text(str(error), encoding="utf-8")
+      for example in examples(read_records(self.path, skipped, **part)):
+        self.on_record()
+        yield example
+    except BadLine as error:
+      self.report.with_suffix(".error").write_text(str(error), encoding="utf-8")
       raise
-    if skipped is not None:
-      text = json.dumps(dataclasses.asdict(skipped))
-      self.note.with_suffix(".json").write_text(text, encoding="utf-8")
+    if skipped:
+      self.report.with_suffix(".skipped").write_text(json.dumps(skipped), encoding="utf-8")
 
 
-def _nothing(size: int) -> None:
-  """The default of `on_bytes`; a lambda could not be sent to another process."""
+def _ignore() -> None:
+  """The default of `on_record`; a lambda could not be sent to another process."""
 
 
-class Builder(RowsBuilder):
+class Builder(RecordsBuilder):
   """PRM800K (Let's Verify Step by Step, Lightman et al. 2023).
 
-  A shard is a part of one of upstream's files, so that each can be written by another process:
-  with `download_config=tfds.download.DownloadConfig(beam_runner=...)`, on Apache Beam.
+  A shard is a part of one of upstream's files.  With
+  `download_config=tfds.download.DownloadConfig(beam_runner=...)` Apache Beam writes the shards.
   """
 
   BUILDER_CONFIGS = [  # noqa: RUF012 - TFDS's convention
@@ -137,54 +126,51 @@ class Builder(RowsBuilder):
     *,
     source: str | pathlib.Path | None = None,
     on_bad_record: str = "fail",
-    on_bytes: Callable[[int], None] = _nothing,
+    on_record: Callable[[], None] = _ignore,
     **kwargs,
   ):
     """Args as of TFDS's builders (`config`, `data_dir`), and
 
     source: folder with upstream's files, `data/phase1_train.jsonl` or `phase1_train.jsonl`; it may
-      hold a part of upstream's rows and is not verified.  None: download and verify.
-    on_bad_record: "fail" raises BadRecord at the first bad line; "skip" counts it in `skipped`.
-    on_bytes: called with the size of each line read; not on Beam, where it would have to be sent
-      to other processes.
+      hold a part of upstream's records and is not verified.  None: download and verify.
+    on_bad_record: "fail" raises BadLine at the first bad record; "skip" lists it in `skipped`.
+    on_record: called after each record; with Beam, a function that can be pickled.
     """
     if on_bad_record not in ON_BAD_RECORD:
       raise ValueError(f"on_bad_record={on_bad_record!r}; expected one of {ON_BAD_RECORD}")
     self.source = source
     self._skip = on_bad_record == "skip"
-    self._on_bytes = on_bytes
-    self.skipped: dict[str, BadRecords] = {}  # by split
+    self._on_record = on_record
+    self.skipped: dict[str, list[str]] = {}  # messages of bad records, by split
     self.paths: dict[str, pathlib.Path] = {}  # of the source files, once they are known
     super().__init__(**kwargs)
 
   def files(self) -> dict[str, list[str]]:
     """Upstream's files of each split, for this config."""
-    phases = (
-      ("phase1", "phase2") if self.builder_config.name == "all" else (self.builder_config.name,)
-    )
+    name = self.builder_config.name
+    phases = ("phase1", "phase2") if name == "all" else (name,)
     return {s: [f"data/{phase}_{s}.jsonl" for phase in phases] for s in ("train", "test")}
 
   def _download_and_prepare(self, dl_manager, download_config=None):
     with tempfile.TemporaryDirectory(dir=self.data_dir) as folder:
-      self._notes = {split: pathlib.Path(folder, split) for split in self.files()}
+      self._reports = pathlib.Path(folder)
       try:
         super()._download_and_prepare(dl_manager, download_config)
-      except Exception as error:
-        if bad := sorted(pathlib.Path(folder).rglob("*.error")):  # under what Beam made of it
-          raise BadRecord(bad[0].read_text(encoding="utf-8")) from error
+      except Exception as error:  # Beam wraps a worker's
+        if found := sorted(self._reports.glob("*.error")):
+          raise BadLine(found[0].read_text(encoding="utf-8")) from error
         raise
       for path in pathlib.Path(self.data_dir).glob("*.shard_infos.json"):
-        path.unlink()  # TFDS leaves its notes of a Beam pipeline
-      for split, notes in self._notes.items():
-        self.skipped[split] = BadRecords()
-        for note in sorted(notes.glob("*.json")):
-          self.skipped[split].update(BadRecords(**json.loads(note.read_text(encoding="utf-8"))))
-    for split, info in self.info.splits.items():
-      if not info.num_examples:
-        bad = self.skipped[split]
-        example = f"; all {bad.count} are bad, first {bad.examples[0]}" if bad.count else ""
+        path.unlink()  # TFDS leaves them after a Beam pipeline
+      for split in self.files():
+        paths = sorted(self._reports.glob(f"{split}-*.skipped"))
+        lists = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        self.skipped[split] = list(itertools.chain(*lists))
+    for split, bad in self.skipped.items():
+      if not self.info.splits[split].num_examples:
         where = ", ".join(str(self.paths[name]) for name in self.files()[split])
-        raise ValueError(f"{self.name}: split {split!r} has no rows in {where}{example}")
+        example = f"; all {len(bad)} are bad, first {bad[0]}" if bad else ""
+        raise ValueError(f"{self.name}: split {split!r} has no records in {where}{example}")
 
   def _shard_iterators_per_split(self, dl_manager):
     files = self.files()
@@ -192,75 +178,28 @@ class Builder(RowsBuilder):
     self.paths = download.fetch(
       needed, self.source, self.BASE_URL, self.url_infos, dl_manager.download_dir
     )
-    shards: dict[str, list[_Shard]] = {split: [] for split in files}
-    for split, names in files.items():
-      self._notes[split].mkdir()
-      for name in names:
-        for part in parts(self.paths[name], self.SHARD_BYTES):
-          note = self._notes[split] / f"{len(shards[split]):05}"
-          short = pathlib.PurePath(name).name
-          shards[split].append(_Shard(part, short, self._skip, note, self._on_bytes))
-    # On Beam, TFDS runs what it has of a split again with each split after it: the small one first.
-    return {split: shards[split] for split in ("test", "train")}
+    shards: dict[str, list[_Shard]] = {}
+    # On Beam, TFDS writes a split again together with each later one: the small one comes first.
+    for split in ("test", "train"):
+      parts = [
+        (self.paths[name], *part)
+        for name in files[split]
+        for part in cut(self.paths[name], self.SHARD_BYTES)
+      ]
+      shards[split] = [
+        _Shard(*part, self._reports / f"{split}-{i:05}", self._skip, self._on_record)
+        for i, part in enumerate(parts)
+      ]
+    return shards
 
 
-def numbered(rows: Iterable[dict[str, Any]], name: str) -> Iterator[Record]:
-  """Records of generated rows, checked like read ones; `name` stands for the file."""
-  for line, row in enumerate(rows, 1):
-    check_row(row)
-    yield Record(row, name, line)
-
-
-class Rows(Sequence):
-  """The stored records of a split: `rows[i]` reads one; ValueError if its file is damaged."""
-
-  def __init__(self, builder: tfds.core.DatasetBuilder, split: str):
-    self._files = builder.info.splits[split].file_instructions
-    self._data_source = builder.as_data_source(split)
-
-  def __len__(self) -> int:
-    return len(self._data_source)
-
-  def __getitem__(self, i):
-    if isinstance(i, slice):
-      return [self[j] for j in range(*i.indices(len(self)))]
-    if not -len(self) <= i < len(self):
-      raise IndexError(f"row {i} of {len(self)}")
-    i %= len(self)
-    try:
-      return codec.decode(self._data_source[i])
-    except Exception as error:  # of array_record, which names no file, or of what it misread
-      counts = itertools.accumulate(file.examples_in_shard for file in self._files)
-      name = next(file.filename for file, end in zip(self._files, counts) if i < end)
-      raise ValueError(
-        f"{name}: row {i} of the split cannot be read: {error}; the file is damaged: copy it "
-        "again, or write the dataset again with scripts/prepare_data.py"
-      ) from error
-
-
-def find_dataset(directory: str | pathlib.Path) -> pathlib.Path:
-  """The folder of the one TFDS dataset below `directory` (an output of prepare_data).
-
-  Raises:
-    FileNotFoundError: there is none, or more than one.
-  """
-  found = sorted(path.parent for path in pathlib.Path(directory).rglob("dataset_info.json"))
-  if len(found) != 1:
-    what = "no dataset" if not found else f"{len(found)} datasets ({', '.join(map(str, found))})"
-    raise FileNotFoundError(
-      f"{what} below {directory}; expected one, as scripts/prepare_data.py --output writes it"
-    )
-  return found[0]
-
-
-def read_rows(directory: str | pathlib.Path, split: str) -> Rows:
-  """The records of `split` below a prepare_data output: a sequence with random access.
-
-  Raises:
-    FileNotFoundError: no dataset there.
-    ValueError: it has no such split; or, where a row is read, its file is damaged.
-  """
-  builder = tfds.builder_from_directory(find_dataset(directory))
-  if split not in builder.info.splits:
-    raise ValueError(f"no split {split!r} in {directory}; there are {sorted(builder.info.splits)}")
-  return Rows(builder, split)
+def cut(path: pathlib.Path, size: int) -> Iterator[tuple[int, int, int]]:
+  """(start, stop, first line) of parts of whole lines, each of `size` bytes or a line more."""
+  start, first = 0, 1
+  with open(path, "rb") as f:
+    while chunk := f.read(size):
+      if not chunk.endswith(b"\n"):
+        chunk += f.readline()
+      yield start, start + len(chunk), first
+      start += len(chunk)
+      first += chunk.count(b"\n")

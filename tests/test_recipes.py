@@ -3,16 +3,32 @@
 import collections
 import dataclasses
 import itertools
+import json
 
 import conftest
 import pytest
 from conftest import completion, make_row, step
 
 from prm_jax.datasets import prm800k
-from prm_jax.datasets.prm800k import recipes
-from prm_jax.datasets.prm800k.recipes import RECIPES, convert, convert_outcome
+from prm_jax.datasets.prm800k import recipes, records
+from prm_jax.datasets.prm800k.recipes import RECIPES
 
 PAPER = RECIPES["paper"]
+
+
+def record(row, source="phase1_train.jsonl:1"):
+  return records.parse(json.dumps(row).encode(), source)
+
+
+def convert(row, recipe, source="phase1_train.jsonl:1"):
+  """The tree of a row, or the rule that dropped it."""
+  conversion = recipes.convert(record(row, source), recipe)
+  return conversion.tree or conversion.rule
+
+
+def convert_outcome(row, recipe):
+  conversion = recipes.convert_outcome(record(row), recipe)
+  return conversion.tree or conversion.rule
 
 
 def nodes(tree):
@@ -21,7 +37,7 @@ def nodes(tree):
 
 def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
   """Only the chosen completion is continued; a human one is the path where none was chosen."""
-  tree = convert(conftest.phase1_row(), PAPER, source="phase1_train.jsonl:1")
+  tree = convert(conftest.phase1_row(), PAPER)
   assert nodes(tree) == [
     ("Count.", -1, 0),
     ("Add.", -1, 1),  # chosen; "Add!" is not rated: omitted
@@ -37,18 +53,18 @@ def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
 
 def test_found_error_keeps_the_error_and_its_siblings():
   """Where none was chosen, the rejected step and its alternatives are children of the prefix."""
-  tree = convert(conftest.phase2_row(), PAPER, source="phase2_train.jsonl:1")
+  tree = convert(conftest.phase2_row(), PAPER)
   assert nodes(tree)[1:] == [("2+3=6", 0, -1), ("2+3=5", 0, 1), ("So?", 0, 0)]
 
 
 def test_unrated_steps_are_context():
   """An unrated step on the path stays without a label, but not after the last label."""
-  tree = convert(conftest.unrated_row(), PAPER, source="phase2_train.jsonl:2")
+  tree = convert(conftest.unrated_row(), PAPER, "phase2_train.jsonl:2")
   assert nodes(tree) == [("First.", -1, None), ("2+3=5", 0, 1)]
   trl = dataclasses.replace(RECIPES["trl"], phases=(1, 2))
-  assert convert(conftest.unrated_row(), trl, source="phase2_train.jsonl:2").labels == (-1, 1, -1)
+  assert convert(conftest.unrated_row(), trl, "phase2_train.jsonl:2").labels == (-1, 1, -1)
   row = make_row([step(completion("A", None))])
-  assert convert(row, PAPER, source="phase2_train.jsonl:2") == "no_labels"
+  assert convert(row, PAPER, "phase2_train.jsonl:2") == "no_labels"
 
 
 def test_labels_stop_at_the_first_error_on_the_path():
@@ -60,17 +76,17 @@ def test_labels_stop_at_the_first_error_on_the_path():
       step(completion("e", 1)),
     ]
   )
-  tree = convert(row, PAPER, source="phase1_train.jsonl:1")
+  tree = convert(row, PAPER)
   assert nodes(tree) == [("a", -1, -1), ("b", -1, 1), ("d", 1, 0), ("c", 1, -1)]
   keep = dataclasses.replace(PAPER, past_first_error="keep")
-  assert nodes(convert(row, keep, source="phase1_train.jsonl:1"))[4:] == [("e", 3, 1)]
+  assert nodes(convert(row, keep))[4:] == [("e", 3, 1)]
 
 
 def test_each_option():
   """Each named option does what it says, alone."""
 
   def labels(row, source="phase1_train.jsonl:1", **options):
-    tree = convert(row, dataclasses.replace(PAPER, **options), source=source)
+    tree = convert(row, dataclasses.replace(PAPER, **options), source)
     return tree if isinstance(tree, str) else dict(zip(tree.steps, tree.labels))
 
   neutral = make_row([step(completion("n", 0)), step(completion("p", 1))])
@@ -108,7 +124,7 @@ def test_each_option():
 def test_a_broken_path_ends_the_tree():
   """Steps after one where nothing was chosen hang on an unknown prefix: they are not glued on."""
   row = make_row([step(completion("a", 0), chosen=None), step(completion("b", 1))])
-  trees, counts = recipes.convert_all([prm800k.Record(row, "phase1_train.jsonl", 1)], PAPER)
+  trees, counts = recipes.convert_all([record(row)], PAPER)
   assert nodes(trees[0]) == [("a", -1, 0)]
   assert counts.labels_dropped == {"unreachable": 1}
 
@@ -125,7 +141,7 @@ def test_a_broken_path_ends_the_tree():
 )
 def test_outcomes(row, expected):
   """The outcome is the pre-generated answer's, or that of a path labelled to its end."""
-  tree = convert_outcome(row, PAPER, source="phase1_train.jsonl:1")
+  tree = convert_outcome(row, PAPER)
   if isinstance(expected, str):
     assert tree == expected
     return
@@ -140,35 +156,33 @@ def test_outcome_right_by_wrong_steps():
   """A right answer reached by wrong steps is a right outcome; without the truth there is none."""
   row = conftest.phase2_row()
   row["question"]["pre_generated_answer"] = " 5"
-  assert convert_outcome(row, PAPER, source="phase2_train.jsonl:1").outcome is True
+  assert convert_outcome(row, PAPER).outcome is True
   row["question"]["ground_truth_answer"] = None
-  assert convert_outcome(row, PAPER, source="phase2_train.jsonl:1") == "no_ground_truth"
+  assert convert_outcome(row, PAPER) == "no_ground_truth"
 
 
 def test_duplicates_and_test_problems():
   """Repeats are counted and, by option, dropped; problems tested on never train."""
   rows = [conftest.phase2_row(), conftest.outcome_row(), conftest.phase2_row()]
-  records = [prm800k.Record(row, "phase2_train.jsonl", i) for i, row in enumerate(rows, 1)]
-  trees, counts = recipes.convert_all(records, PAPER)
-  assert (len(trees), counts.duplicates) == (3, 1)
+  three = list(prm800k.numbered(rows, "phase2_train.jsonl"))
+  trees, counts = recipes.convert_all(three, PAPER)
+  assert (len(trees), counts.to_json()["duplicates"]) == (3, 1)
   drop = dataclasses.replace(PAPER, duplicates="drop")
-  trees, counts = recipes.convert_all(records, drop, excluded_problems={"Add  2 to 3."})
+  trees, counts = recipes.convert_all(three, drop, excluded_problems={"Add  2 to 3."})
   assert [tree.source for tree in trees] == ["phase2_train.jsonl:1"]
-  assert counts.rows_dropped == {"duplicate": 1, "test_problem": 1}
+  assert counts.dropped == {"duplicate": 1, "test_problem": 1}
   assert counts.test_problems == {"Add 2 to 3."}
   with pytest.raises(ValueError, match="objective='both'"):
-    recipes.convert_all(records, PAPER, "both")
+    recipes.convert_all(three, PAPER, "both")
 
 
 @pytest.fixture(scope="module")
-def records(prm800k_sample):
+def real(prm800k_sample):
+  """The records of the real sample, by split."""
+  files = {s: [f"phase{phase}_{s}.jsonl" for phase in (1, 2)] for s in ("train", "test")}
   return {
-    split: [
-      record
-      for phase in (1, 2)
-      for record in prm800k.read_records(prm800k_sample / f"phase{phase}_{split}.jsonl")
-    ]
-    for split in ("train", "test")
+    split: [each for name in names for each in prm800k.read_records(prm800k_sample / name)]
+    for split, names in files.items()
   }
 
 
@@ -186,20 +200,20 @@ REAL = {
 
 @pytest.mark.shared_data
 @pytest.mark.parametrize(("recipe", "split"), REAL)
-def test_recipes_on_real_rows(records, recipe, split):
+def test_recipes_on_real_records(real, recipe, split):
   """Each recipe's labels on real rows are the counted ones, and every rating is accounted for."""
-  trees, counts = recipes.convert_all(records[split], RECIPES[recipe])
+  trees, counts = recipes.convert_all(real[split], RECIPES[recipe])
   kept, positive, neutral, negative, dropped = REAL[recipe, split]
-  assert (counts.rows_read, counts.rows_kept) == (len(records[split]), kept)
+  assert counts.records["read"] == len(real[split]) and counts.records["kept"] == kept
   assert counts.labels == collections.Counter({"1": positive, "0": neutral, "-1": negative})
-  assert counts.rows_dropped == dropped
+  assert counts.dropped == dropped
   read = sum(counts.labels_read.values()) + counts.human_labels
   assert read == sum(counts.labels.values()) + sum(counts.labels_dropped.values())
   assert sum(counts.labels.values()) == sum(len(t.labels) - t.labels.count(None) for t in trees)
 
 
 @pytest.mark.shared_data
-def test_trl_repeats_labels_and_we_do_not(records):
+def test_trl_repeats_labels_and_we_do_not(real):
   """TRL emits 37 rows and 220 labels for 73 distinct labels of six real rows: here they are 73.
 
   A row of TRL is a root-to-leaf path of our tree, or its main path where that ends in rejected
@@ -214,16 +228,17 @@ def test_trl_repeats_labels_and_we_do_not(records):
   }
   rows = labels = 0
   distinct = set()
-  for record in itertools.chain(*records.values()):
-    if record.source not in six:
+  for each in itertools.chain(*real.values()):
+    if each.source not in six:
       continue
-    tree = convert(record.row, recipe, source=record.source)
+    tree = recipes.convert(each, recipe).tree
     prefixes = []
     for text, parent in zip(tree.steps, tree.parents):
       prefixes.append((*(prefixes[parent] if parent >= 0 else ()), text))
     leaves = [len(p) for i, p in enumerate(prefixes) if i not in tree.parents]
-    path = [s for s in record.row["label"]["steps"] if s["chosen_completion"] is not None]
-    if record.row["label"]["finish_reason"] == "found_error":
+    label = each.solution.label
+    path = [step for step in label.steps if step.chosen_completion is not None]
+    if label.finish_reason == "found_error":
       leaves.append(len(path))
     rows += len(leaves)
     labels += sum(leaves)
