@@ -7,27 +7,27 @@ import dataclasses
 import jax
 
 RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
-CLASSES = {  # of the step head, in order, by the objective it is trained for
+CLASSES = {  # of the class head, in order, by objective
   "process": tuple(str(rating) for rating in RATINGS),
   "outcome": ("incorrect", "correct"),
-  "language_model": ("none",),  # the head is there, and nothing reads it
+  "language_model": ("none",),  # the head exists and is not read
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTree:
-  """One labelled solution: the tree of its step completions, hung off the problem.
+  """A labelled solution as a tree of steps under the problem.
 
-  Steps are in preorder, so `parents[i] < i`; -1 is the problem itself.  Alternatives of a
-  step are siblings: they share a parent, and only the chosen one has children.
+  Steps are in preorder, so `parents[i] < i`; -1 is the problem itself.  Alternatives for a step
+  are siblings: they share a parent, and only the chosen one has children.
   """
 
   problem: str
   steps: tuple[str, ...]
   parents: tuple[int, ...]  # of each step
-  labels: tuple[int | None, ...]  # -1, 0, 1 of each step; None: context only, no label
-  outcome: bool | None = None  # is the final answer right?  None: unknown
-  source: str = ""  # where it came from, e.g. "phase2_train.jsonl:17"
+  labels: tuple[int | None, ...]  # -1, 0, 1 of each step; None: context without a label
+  outcome: bool | None = None  # whether the final answer is right; None: unknown
+  source: str = ""  # file and line, e.g. "phase2_train.jsonl:17"
 
   def __post_init__(self):
     if not len(self.steps) == len(self.parents) == len(self.labels):
@@ -45,21 +45,21 @@ class StepTree:
 class Batch:
   """Packed rows on device.  Token i attends to token j when j <= i < subtree_end[j].
 
-  That one rule is the causal mask, the border between packed examples and the wall between
-  sibling branches at once.  Padding tokens are their own one-token trees.
+  That one rule is the causal mask, and it separates packed examples and sibling branches.  A
+  padding token is a tree of its own.
   """
 
   tokens: jax.Array  # int32 [B, T]
   positions: jax.Array  # int32 [B, T]: depth of the token in its tree
   subtree_end: jax.Array  # int32 [B, T]: index just past the token's last descendant
-  previous: jax.Array  # int32 [B, T]: index of the token before it on its path; -1: no LM target
+  previous: jax.Array  # int32 [B, T]: index of the token's parent; -1: no language-model target
   read_positions: jax.Array  # int32 [B, R]: where the head reads
-  read_targets: jax.Array  # int32 [B, R]: class index; -1: nothing is read here
+  read_targets: jax.Array  # int32 [B, R]: class index; -1: not a target
 
 
 @dataclasses.dataclass(frozen=True)
 class StepContract:
-  """What a checkpoint's probabilities mean: travels with the weights, checked at scoring."""
+  """What a checkpoint's probabilities mean; stored with the weights and checked at scoring."""
 
   objective: str  # "process": a class per step; "outcome": a class per solution
   classes: tuple[str, ...]  # of the head's outputs, in order

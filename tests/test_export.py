@@ -212,7 +212,7 @@ def our_logits(config, params, ids):
   def run(params):
     model = nnx.merge(step_lib.graph(config, VOCABULARY, 3), params)
     hidden = model.hidden(ids, positions, ends)
-    return model.next_token_logits(hidden), model.read(hidden, positions)
+    return model.next_token_logits(hidden), model.class_logits(hidden, positions)
 
   return map(np.asarray, run(params))
 

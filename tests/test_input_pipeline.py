@@ -1,4 +1,4 @@
-"""Tokenizers, trees, packing: text becomes rows without losing or moving anything."""
+"""Tokenizers, token trees, packing: text becomes rows without losing or moving anything."""
 
 import dataclasses
 
@@ -103,7 +103,7 @@ def test_outcome_is_trained_on_every_solution_token():
 
 
 def test_candidates_are_read_where_training_read():
-  """Scoring and training agree on every position: that is the step contract."""
+  """Scoring and training agree on every read position: that is the step contract."""
   steps = ("a", "bb", "c")
   tree = StepTree("p", steps, (-1, 0, 1), (1, 1, -1), outcome=False)
   for objective in ("process", "outcome"):
@@ -116,7 +116,7 @@ def test_candidates_are_read_where_training_read():
 
 
 def test_the_rows_hash_sees_structure():
-  """Siblings and a chain of the same texts are other rows, so a run is not resumed on them."""
+  """A run is not resumed on rows with the same texts in another tree."""
   chain = StepTree("p", ("a", "b"), (-1, 0), (1, 1))
   siblings = dataclasses.replace(chain, parents=(-1, -1))
   hashes = {
@@ -126,12 +126,15 @@ def test_the_rows_hash_sees_structure():
   assert len(hashes) == 2
 
 
+def short_to_long():
+  """Solutions of one step, of 1 to 29 letters."""
+  trees = [StepTree("p", ("a" * n,), (-1,), (1,)) for n in range(1, 30)]
+  return [token_tree.encode(tree, tiny.TOKENIZER, tiny.contract()) for tree in trees]
+
+
 def test_a_share_of_the_evaluation_is_a_sample():
-  """Best-fit decreasing puts the longest first; limited evaluation is spread over all rows."""
-  encoded = [
-    token_tree.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
-    for n in range(1, 30)
-  ]
+  """The plan puts long rows first, so a limited evaluation is spread over all rows."""
+  encoded = short_to_long()
   rows = packing.PackedRows(encoded, 34)
   (part,) = packing.eval_order(rows, 8, limit=6)
   assert part[6:] == [packing.EMPTY] * 2 and not rows[packing.EMPTY]["tokens"].any()
@@ -141,11 +144,8 @@ def test_a_share_of_the_evaluation_is_a_sample():
 
 
 def test_rows_are_a_pure_function_of_their_index():
-  """Asked in any order, or by another process, they are the same; an epoch has each once."""
-  encoded = [
-    token_tree.encode(StepTree("p", ("a" * n,), (-1,), (1,)), tiny.TOKENIZER, tiny.contract())
-    for n in range(1, 30)
-  ]
+  """Rows are the same in any order of access and in another process; an epoch has each once."""
+  encoded = short_to_long()
   rows = packing.PackedRows(encoded, 40)
   first, second = packing.shuffled(rows, 5), packing.shuffled(packing.PackedRows(encoded, 40), 5)
   for i in (17, 0, 3):

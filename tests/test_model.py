@@ -1,4 +1,4 @@
-"""What the attention rule promises, on the whole model."""
+"""The properties of the whole model: causal, packed = alone, tree = flattened."""
 
 import dataclasses
 import functools
@@ -17,6 +17,7 @@ from prm_jax.input_pipeline import packing, prefix_tree, token_tree
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.model.block_mask import TreeMask
 from prm_jax.training import loss as loss_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
@@ -37,7 +38,7 @@ def chain(problem: str, steps: list[str], labels=None) -> StepTree:
   return StepTree(problem, tuple(steps), tuple(range(-1, len(steps) - 1)), tuple(labels))
 
 
-# All that sets public families apart, at once.  The window is shorter than the paths.
+# Every option that tells the public families apart.  The window is shorter than the paths.
 EVERYTHING = dataclasses.replace(
   tiny.MODEL,
   activation="gelu_tanh",
@@ -61,7 +62,7 @@ EVERYTHING = dataclasses.replace(
 
 @functools.cache
 def everything():
-  """(graph, parameters), all of them random."""
+  """(graph, random parameters) of a model with every option."""
   rng = np.random.default_rng(0)
   size = {"config": EVERYTHING, "vocab_size": tiny.TOKENIZER.vocab_size, "num_classes": 3}
   shapes = jax.eval_shape(functools.partial(step_lib.init_params, **size), jax.random.key(0))
@@ -87,11 +88,11 @@ def loss_and_gradient(params, batch, config, graphdef=None):
 
 
 def test_attention_equals_a_plain_loop():
-  """The batched-matrix form computes softmax attention over exactly the visible tokens."""
+  """Softmax attention over exactly the tokens that the mask shows."""
   rng = np.random.default_rng(0)
   q, k, v = (rng.normal(size=(2, 7, n, 4)).astype(np.float32) for n in (4, 2, 2))
   end = np.array([[7, 3, 3, 7, 5, 7, 7], [1, 4, 4, 4, 5, 7, 7]], np.int32)
-  got = attention_lib.attention(*map(jnp.asarray, (q, k, v, end)))
+  got = attention_lib.attention(*map(jnp.asarray, (q, k, v)), TreeMask(jnp.asarray(end)))
   for b in range(2):
     for i in range(7):
       seen = [j for j in range(i + 1) if i < end[b, j]]
@@ -103,11 +104,11 @@ def test_attention_equals_a_plain_loop():
 
 
 def test_a_window_counts_depth_in_the_tree():
-  """A token sees its path back to a depth, however far off in the row its branch stands."""
+  """A token attends to the nearest of its own path, wherever in the row their branch stands."""
   # A trunk of three, a branch of four, and another that hangs off the trunk where the first does.
   positions = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 3, 4, 5]])
   end = jnp.asarray([[10, 10, 10, 7, 7, 7, 7, 10, 10, 10]])
-  got = attention_lib.visible(end, positions, 3)[0]
+  got = TreeMask(end, positions, 3).dense()[0]
   paths = {6: [4, 5, 6], 3: [1, 2, 3], 7: [1, 2, 7], 8: [2, 7, 8], 9: [7, 8, 9]}
   for token, seen in paths.items():
     assert np.flatnonzero(got[token]).tolist() == seen
@@ -154,8 +155,8 @@ def plain_block(block, x, positions, end):
 
 
 def test_a_layer_equals_plain_numpy():
-  """Rotary angles by depth in the tree and the config's theta, norm scales, shared key heads,
-  SwiGLU: a whole layer does what its parts are named for, on a tree with branches."""
+  """A whole layer on a tree with branches: rotary angles by depth, norm scales, shared key heads,
+  SwiGLU."""
   config = dataclasses.replace(tiny.MODEL, head_size=8, rope_theta=50.0, norm_epsilon=0.03)
   block = decoder.Block(config, nnx.Rngs(0))
   rng = np.random.default_rng(0)
@@ -165,7 +166,7 @@ def test_a_layer_equals_plain_numpy():
   batch = batch_of([token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())], 24)
   assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
   x = rng.normal(size=(24, config.width))
-  run = jax.jit(lambda x: block(x, batch.positions, batch.subtree_end)[0])
+  run = jax.jit(lambda x: block(x, TreeMask(batch.subtree_end, batch.positions))[0])
   got = run(jnp.asarray(x[None], jnp.float32))
   positions, end = np.asarray(batch.positions[0]), np.asarray(batch.subtree_end[0])
   np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
@@ -173,7 +174,7 @@ def test_a_layer_equals_plain_numpy():
 
 @pytest.mark.parametrize("model", [tiny.model, everything])
 def test_no_token_depends_on_a_later_one(model):
-  """Causal: another token changes its own hidden state and later ones, and none before."""
+  """Causal: a changed token changes its own hidden state and later ones, and none before."""
   T = 12
   base = np.arange(T) % 7
   tokens = np.tile(base, (T + 1, 1))
@@ -189,7 +190,7 @@ def test_no_token_depends_on_a_later_one(model):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(tiny.step_trees(), min_size=2, max_size=4))
 def test_packed_equals_alone(model, examples):
-  """A solution's probabilities do not depend on what else is in its row."""
+  """Packed = alone: a solution's probabilities do not depend on the rest of its row."""
   graphdef, params = model()
   encoded = [token_tree.encode(t, tiny.TOKENIZER, tiny.contract()) for t in examples]
   packed = packing.PackedRows(encoded, 256, round_reads_to=32)
@@ -204,7 +205,7 @@ def test_packed_equals_alone(model, examples):
   ("model", "language_model_weight"), [(tiny.model, 0.0), (tiny.model, 1.0), (everything, 1.0)]
 )
 def test_tree_equals_flattened(model, language_model_weight):
-  """Loss and gradient of a tree equal those of its labelled steps, each alone on its own chain."""
+  """Loss and gradient of a tree are those of its labelled steps, each at the end of its chain."""
   graphdef, params = model()
   config = config_lib.Loss(language_model_weight=language_model_weight)
   tree = StepTree(
@@ -241,7 +242,7 @@ def assert_gradients_equal(gradient, expected):
 
 
 def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
-  """Each read, and each language-model target, of a tree on a chain of its own."""
+  """Each read and each language-model target of a tree, alone at the end of its own chain."""
   chains = []
   for i in range(len(tree)):
     path = np.flatnonzero(tree.subtree_end[: i + 1] > i)
@@ -263,8 +264,8 @@ def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
 @settings(max_examples=10, deadline=None)
 @given(st.lists(tiny.step_trees(), min_size=2, max_size=3))
 def test_merged_and_cut_trees_equal_flattened(model, solutions):
-  """Solutions of a problem as one tree, cut into short rows: the loss and every gradient of their
-  distinct steps and tokens, each alone on its own chain."""
+  """Tree = flattened for merged solutions whose tree is cut into short rows: loss and gradient are
+  those of the distinct steps and tokens, each on its own chain."""
   graphdef, params = model()
   config = config_lib.Loss(language_model_weight=1.0)
   encoded = [
@@ -281,7 +282,7 @@ def test_merged_and_cut_trees_equal_flattened(model, solutions):
 
 
 def test_everything_sharded_equals_single():
-  """Biases, norms and windows split over heads, slices and rows of eight devices change nothing."""
+  """Sharded = single for a model with every option, over rows, width and heads."""
   graphdef, params = everything()
   tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
   batch = batch_of([token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())], 24, rows=4)
@@ -299,7 +300,7 @@ def test_everything_sharded_equals_single():
 @settings(max_examples=15, deadline=None)
 @given(tiny.step_trees())
 def test_random_trees_equal_their_chains(tree):
-  """Siblings never see one another: every read of a tree equals the read of its own chain."""
+  """Siblings do not attend to each other: every read of a tree is that of its own chain."""
   _, params = tiny.model()
   whole = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
   chains = [token_tree.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
@@ -310,7 +311,7 @@ def test_random_trees_equal_their_chains(tree):
 
 
 def test_garbage_in_padding_changes_nothing():
-  """Padding-proof: other tokens, positions and unused reads leave loss and gradient bit for bit."""
+  """Other tokens, positions and reads in the padding leave loss and gradient bit for bit."""
   _, params = tiny.model()
   config = config_lib.Loss(language_model_weight=1.0)
   encoded = token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())
@@ -331,7 +332,7 @@ def test_garbage_in_padding_changes_nothing():
 
 
 def test_without_language_model_loss_no_vocabulary_logits_exist():
-  """The step head reads C classes at the reads only; no array of the program ends in V."""
+  """A training step without a language-model loss never makes `[B, T, V]`."""
   graphdef, params = tiny.model()
   batch = batch_of([token_tree.encode(chain("ab", ["a"]), tiny.TOKENIZER, tiny.contract())])
 

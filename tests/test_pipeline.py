@@ -1,4 +1,4 @@
-"""The roads of the README, from files to figures, through the scripts themselves."""
+"""The pipelines of the README, from files to figures, through the scripts themselves."""
 
 import json
 
@@ -21,7 +21,7 @@ def ok(name, *arguments):
 
 
 def test_generated_data_to_report(tmp_path):
-  """quickstart.sh in small: every stage's output is the next one's input."""
+  """quickstart.sh in small: the output of each stage is the input of the next."""
   data = tmp_path / "data"
   ok(
     "prepare_data.py",
@@ -62,7 +62,7 @@ def test_generated_data_to_report(tmp_path):
 
 @pytest.mark.shared_data
 def test_real_rows_to_evaluation(prm800k_sample, tmp_path):
-  """The road of configs/prm800k_small.py on real PRM800K: every test label is evaluated."""
+  """configs/prm800k_small.py on real PRM800K: every test label is evaluated."""
   data = tmp_path / "data"
   ok("prepare_data.py", "--dataset=prm800k", f"--source={prm800k_sample}", f"--output={data}")
   ok("train_tokenizer.py", f"--data={data}", f"--output={data}/t.model", "--vocab_size=1000")

@@ -1,4 +1,4 @@
-"""How state and work are split over devices: tables that show in review, and what is exchanged.
+"""Sharding of state and work over devices: golden tables, and the collectives of a step.
 
 `python tests/test_sharding.py` writes the tables anew.
 """
@@ -63,7 +63,7 @@ def table(name, models):
 
 @pytest.mark.parametrize("name", SLICES)
 def test_shardings_are_those_of_the_table(name, tmp_path):
-  """Of every array of the training state; a change of a split shows in review."""
+  """A change to the sharding of any array of the training state shows in review."""
   expected = (GOLDEN / f"{name}.txt").read_text()
   assert table(name, tmp_path) == expected, (
     f"tests/golden/{name}.txt says otherwise; if the change is meant: python tests/test_sharding.py"
@@ -92,9 +92,9 @@ def program(sizes, vocab_size=64):
     return programs.train_step.lower(programs.abstract, batch).compile().as_text()
 
 
-# Of one layer, forward and backward.  Seven matrices are gathered.  With heads and feed-forward
-# split, each half of the layer ends in a sum of activations, and backward begins with one; XLA
-# puts gradients that the same devices add up into one reduction.
+# Collectives of one layer, forward and backward.  Seven matrices are gathered.  Where heads and
+# feed-forward are split, each half of the layer ends in an all-reduce of activations, and its
+# backward pass begins with one; XLA combines the reductions of gradients over the same devices.
 PINNED = {
   (1, 8, 1): ({"all-gather": 7}, {"all-gather": 7, "all-reduce": 1}),
   (1, 4, 2): (
@@ -110,7 +110,7 @@ PINNED = {
 
 @pytest.mark.parametrize("sizes", PINNED, ids=str)
 def test_collectives_of_a_layer_are_pinned(sizes, capfd):
-  """No more exchanges than were counted, and no copy of an array that XLA could not split."""
+  """No more collectives than were counted, and no array that XLA rematerialises whole."""
   found = hlo.read(program(sizes))
   assert compile.REMATERIALISED not in capfd.readouterr().err
   assert found.loops[:2] == (3, 3) and not found.unknown_loops
@@ -119,7 +119,7 @@ def test_collectives_of_a_layer_are_pinned(sizes, capfd):
 
 @pytest.mark.parametrize("sizes", PINNED, ids=str)
 def test_no_device_holds_the_embedding_whole(sizes):
-  """Nor its gradient: each looks up some of the columns, in a table of all rows."""
+  """Nor its gradient: each device looks up its own columns."""
   vocab_size, pieces = 1016, sizes[1] * sizes[2]
   text = program(sizes, vocab_size)
   assert f"[{vocab_size},{MODEL.width // pieces}]" in text
@@ -130,7 +130,7 @@ def test_no_device_holds_the_embedding_whole(sizes):
   ("width", "spec"), [(3584, ("fsdp", "tensor")), (4096, (None, ("tensor", "fsdp")))]
 )
 def test_an_embedding_is_split_by_rows_where_columns_are_too_few(width, spec):
-  """Over 1,024 chips 3,584 columns are; unsplit it would be 2 GiB a chip, three times."""
+  """1,024 chips do not divide 3,584 columns; unsplit, the table would be 2 GiB a chip."""
   mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
   c = dataclasses.replace(MODEL, width=width)
   params = sharding_lib.abstract_params(c, 152_064, 3, mesh)
@@ -138,26 +138,26 @@ def test_an_embedding_is_split_by_rows_where_columns_are_too_few(width, spec):
 
 
 @pytest.mark.parametrize("width", [32, 30])
-def test_what_is_looked_up_does_not_depend_on_the_mesh(width):
-  """Nor does its gradient, where 4 devices split the columns and where they cannot."""
+def test_embedding_sharded_equals_single(width):
+  """Values and gradient, where 4 devices divide the columns and where they do not."""
   c, rng = dataclasses.replace(MODEL, width=width), np.random.default_rng(0)
   values, weights = rng.normal(size=(24, width)), rng.normal(size=(8, 5, width))
   tokens = rng.integers(0, 24, (8, 5))
 
-  def product(table):
-    x = decoder.look_up(table, jnp.asarray(tokens), c)
+  def weighted(table):
+    x = decoder.embed(table, jnp.asarray(tokens), c)
     return (x * weights).sum(), x
 
   gradient = np.zeros_like(values)
   np.add.at(gradient, tokens, weights)
   with jax.set_mesh(sharding_lib.make_mesh(config_lib.Mesh(2, 2, 2))):
-    found, x = jax.jit(jax.grad(product, has_aux=True))(values.astype(np.float32))
+    found, x = jax.jit(jax.grad(weighted, has_aux=True))(values.astype(np.float32))
   np.testing.assert_allclose(x, values[tokens], rtol=1e-6)
   np.testing.assert_allclose(found, gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_a_copy_that_nobody_asked_for_is_heard(capfd):
-  """What the test above listens for is what XLA says."""
+  """The words that the test of collectives looks for are those that XLA prints."""
   mesh = sharding_lib.make_mesh(config_lib.Mesh(1, 4, 2))
   before = NamedSharding(mesh, PartitionSpec("tensor", None, "fsdp"))
   after = NamedSharding(mesh, PartitionSpec(None, ("fsdp", "tensor")))
@@ -166,33 +166,30 @@ def test_a_copy_that_nobody_asked_for_is_heard(capfd):
   assert compile.REMATERIALISED in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("wide", [True, False])
-def test_gradients_are_added_up_in_the_dtype_that_was_chosen(wide):
-  """They leave the products of backward in it (on a CPU, XLA itself always adds in float32)."""
+@pytest.mark.parametrize(("choice", "dtype"), [("float32", "f32"), ("activations", "bf16")])
+def test_gradients_are_reduced_in_the_chosen_dtype(choice, dtype):
+  """The backward einsums return it (on a CPU, XLA itself always adds in float32)."""
+  c = dataclasses.replace(MODEL, dtype="bfloat16", gradient_dtype=choice)
   x, weight = jnp.ones((8, 4), jnp.bfloat16), jnp.ones((4, 6))
-  c = dataclasses.replace(MODEL, gradient_dtype="float32" if wide else "activations")
 
   def both(weight, table):
-    y = decoder.product("SD,DF->SF", x, weight, wide)
-    looked_up = decoder.look_up(
-      table, jnp.zeros((1, 2), int), dataclasses.replace(c, dtype="bfloat16")
-    )
-    return y.astype(jnp.float32).sum() + looked_up.astype(jnp.float32).sum()
+    y = decoder.weight_einsum("SD,DF->SF", x, weight, decoder.gradient_dtype(c))
+    embedded = decoder.embed(table, jnp.zeros((1, 2), int), c)
+    return y.astype(jnp.float32).sum() + embedded.astype(jnp.float32).sum()
 
   text = str(jax.make_jaxpr(jax.grad(both, (0, 1)))(weight, jnp.ones((5, 4))))
-  dtype = "f32" if wide else "bf16"
   assert f"{dtype}[4,6] = dot_general" in text and f"{dtype}[5,4] = scatter-add" in text
 
 
 def test_an_axis_that_is_no_whole_number_of_slices_is_refused():
-  """Copies of the model keep to their slices: the network between them is slow."""
+  """Replicas keep to their slices, because the network between slices is slow."""
   device = lambda i: type("Device", (), {"platform": "tpu", "slice_index": i % 2})()
   with pytest.raises(ValueError, match=r"mesh.data=1: expected a multiple of the 2 slices"):
     sharding_lib.make_mesh(config_lib.Mesh(), [device(i) for i in range(8)])
 
 
 def test_bytes_of_a_device_are_those_of_its_shards():
-  """Counted by hand: two dimensions of which the mesh splits one or both."""
+  """Counted by hand for arrays of which the mesh splits one dimension, both or none."""
   mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 4, 2), 8)
   describe = lambda shape, *spec: jax.ShapeDtypeStruct(
     shape, np.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))

@@ -85,8 +85,8 @@ def gradient(model, choice):
   of, batch, config = params(FEW), tiny.batch(), config_lib.Loss()
 
   def loss(trained):
-    every, last = choice.for_loss(of, trained)
-    sums = loss_lib.sums(nnx.merge(graph(model), every), batch, config, last)
+    every = choice.put(of, trained)
+    sums = loss_lib.sums(nnx.merge(graph(model), every), batch, config)
     return loss_lib.total(sums, loss_lib.weights(batch), config)
 
   return jax.jit(jax.value_and_grad(loss))(choice.cut(of))

@@ -1,6 +1,6 @@
-"""The TPU kernel, interpreted: the rule of `visible` under one softmax, dead blocks untouched.
+"""The TPU kernel, interpreted: one softmax under the tree mask, masked blocks untouched.
 
-Blocks are the smallest there are, so that rows of 512 tokens have dead ones.
+Blocks are the smallest there are, so that rows of 512 tokens have masked ones.
 """
 
 import functools
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import block_mask, tree_kernel
+from prm_jax.model.block_mask import TreeMask
 
 BLOCK = 128
 kernel = functools.partial(tree_kernel.attention, block=BLOCK, interpret=True)
@@ -40,13 +41,12 @@ def chain(T):
   return np.arange(T) - 1
 
 
-def alone(T):
-  """Trees of one token: padding is laid out so."""
+def padding(T):
   return np.full(T, -1)
 
 
 def random_trees(seed, T, branching=0.02):
-  """Chains that end, or go on from a token of the path to their last one."""
+  """Chains that end, or that branch from a token of the path to their last one."""
   rng, parents, path = np.random.default_rng(seed), [], []
   for i in range(T):
     if rng.random() < branching:
@@ -57,29 +57,28 @@ def random_trees(seed, T, branching=0.02):
 
 
 def packed(*trees):
-  """One row of several."""
+  """One row of several trees."""
   starts = np.cumsum([0] + [len(tree) for tree in trees])
   return np.concatenate([np.where(t < 0, -1, t + start) for t, start in zip(trees, starts)])
 
 
-def rule(*rows):
+def tree_mask(*rows, window=None):
   end, depth = zip(*map(row, rows))
-  return jnp.asarray(np.stack(end)), jnp.asarray(np.stack(depth))
+  return TreeMask(jnp.asarray(np.stack(end)), jnp.asarray(np.stack(depth)), window)
 
 
-ROWS = rule(
-  packed(random_trees(0, 300), alone(20), random_trees(1, 192)),
-  packed(chain(200), random_trees(2, 250, 0.2), alone(62)),
+ROWS = (
+  packed(random_trees(0, 300), padding(20), random_trees(1, 192)),
+  packed(chain(200), random_trees(2, 250, 0.2), padding(62)),
   chain(512),
-  alone(512),
+  padding(512),
 )
 
 
-def dense(q, k, v, end, positions, window, softcap):
+def dense(q, k, v, mask, softcap):
   """One softmax over all keys."""
   scores = attention_lib.soft_cap(jnp.einsum("BKGQH,BKSH->BKGQS", q, k), softcap)
-  seen = attention_lib.visible(end, positions, window)[:, None, None]
-  weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+  weights = jax.nn.softmax(jnp.where(mask.dense()[:, None, None], scores, -jnp.inf), axis=-1)
   return jnp.einsum("BKGQS,BKSH->BKGQH", weights, v)
 
 
@@ -90,14 +89,23 @@ def inputs(seed, K, G, H, B=4, T=512, dtype=jnp.float32):
   return [jnp.asarray(x, dtype) for x in (q * H**-0.5, k, v)]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 7))
-def value_and_gradients(attend, q, k, v, end, positions, window, softcap):
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def value_and_gradients(attend, q, k, v, mask, softcap=0.0):
   def loss(q, k, v):
-    out = attend(q, k, v, end, positions, window, softcap).astype(jnp.float32)
+    out = attend(q, k, v, mask, softcap).astype(jnp.float32)
     return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
 
   (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
   return out, *gradients
+
+
+def assert_equal_to_dense(attend, x, mask, softcap=0.0):
+  """Values and gradients, to 1e-5 of the largest: float32 sums are made in another order, and a
+  gradient of 0 is the remainder of two of them."""
+  got = value_and_gradients(attend, *x, mask, softcap)
+  wanted = value_and_gradients(dense, *x, mask, softcap)
+  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -113,37 +121,24 @@ def value_and_gradients(attend, q, k, v, end, positions, window, softcap):
   ],
 )
 def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
-  """Values and all gradients: random trees, deep chains, trees of one token, padding."""
-  x = inputs(0, K, G, H)
-  got = value_and_gradients(kernel, *x, *ROWS, window, softcap)
-  wanted = value_and_gradients(dense, *x, *ROWS, window, softcap)
-  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
-    # of the largest: float32 sums in another order, in which a gradient of 0 is what is left of two
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
+  """Kernel = reference, values and gradients: random trees, deep chains, padding."""
+  assert_equal_to_dense(kernel, inputs(0, K, G, H), tree_mask(*ROWS, window=window), softcap)
 
 
 def test_blocks_of_unequal_length():
-  """A block of queries is shorter than one of keys where many heads share them."""
-  q, k, v = inputs(0, 1, 8, 256, B=1, dtype=jnp.float32)
-  assert tree_kernel.block_sizes(q.shape, q.dtype) == (128, 512)
-  end, depth = (x[:1] for x in ROWS)
+  """Kernel = reference where many heads share keys, and a block of queries is the shorter one."""
+  x = inputs(0, 1, 8, 256, B=1)
+  assert tree_kernel.block_sizes(x[0].shape, x[0].dtype) == (128, 512)
   whole = functools.partial(tree_kernel.attention, interpret=True)
-  got = value_and_gradients(whole, q, k, v, end, depth, None, 0.0)
-  wanted = value_and_gradients(dense, q, k, v, end, depth, None, 0.0)
-  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
+  assert_equal_to_dense(whole, x, tree_mask(ROWS[0]))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1))
 @settings(max_examples=15, deadline=None)
-def test_gradients_of_any_trees(seed, branching):
-  """Values and gradients of random trees, without a window."""
-  x = inputs(seed, 1, 2, 32, B=1, T=256)
-  end, depth = rule(random_trees(seed, 256, branching))
-  got = value_and_gradients(kernel, *x, end, depth, None, 0.0)
-  wanted = value_and_gradients(dense, *x, end, depth, None, 0.0)
-  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
+def test_gradients_on_any_trees(seed, branching):
+  """Kernel = reference, values and gradients, on random trees."""
+  mask = tree_mask(random_trees(seed, 256, branching))
+  assert_equal_to_dense(kernel, inputs(seed, 1, 2, 32, B=1, T=256), mask)
 
 
 WINDOWS = st.integers(1, 300) | st.just(2**31 - 1)  # the last is that of a layer without one
@@ -151,76 +146,73 @@ WINDOWS = st.integers(1, 300) | st.just(2**31 - 1)  # the last is that of a laye
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), WINDOWS)
 @settings(max_examples=25, deadline=None)
-def test_any_trees(seed, branching, window):
-  """Values of random trees, with a window that is not known when the kernel is compiled."""
-  q, k, v = inputs(seed, 1, 1, 32, B=1, T=256)
-  end, depth = rule(random_trees(seed, 256, branching))
-  got = forward(kernel, q, k, v, end, depth, window)
-  np.testing.assert_allclose(got, forward(dense, q, k, v, end, depth, window), rtol=1e-5, atol=1e-5)
+def test_values_on_any_trees_with_a_window(seed, branching, window):
+  """Kernel = reference, with a window that is not known when the kernel is compiled."""
+  x = inputs(seed, 1, 1, 32, B=1, T=256)
+  mask = tree_mask(random_trees(seed, 256, branching), window=window)
+  np.testing.assert_allclose(forward(kernel, *x, mask), forward(dense, *x, mask), 1e-5, 1e-5)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def forward(attend, q, k, v, end, depth, window):
-  return attend(q, k, v, end, depth, window, 0.0)
+def forward(attend, q, k, v, mask):
+  return attend(q, k, v, mask, 0.0)
 
 
-def test_bfloat16_is_as_near_as_its_weights_are():
-  """Weights are rounded to 8 bits; sums are float32, and so is what the softmax needs."""
-  x = inputs(1, 1, 2, 64, dtype=jnp.bfloat16)
+def test_bfloat16_is_near_the_exact_result():
+  """Attention weights are rounded to 8 bits; sums and the softmax are float32."""
+  x, mask = inputs(1, 1, 2, 64, dtype=jnp.bfloat16), tree_mask(*ROWS)
   exact = [a.astype(jnp.float32) for a in x]
-  got = value_and_gradients(kernel, *x, *ROWS, None, 0.0)
-  for a, b in zip(got, value_and_gradients(dense, *exact, *ROWS, None, 0.0)):
+  got = value_and_gradients(kernel, *x, mask)
+  for a, b in zip(got, value_and_gradients(dense, *exact, mask)):
     np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=0.02 * np.abs(b).max())
 
 
 @pytest.mark.parametrize(
-  ("parents", "window", "dead"),
+  ("parents", "window", "masked"),
   [
     (packed(chain(256), chain(256)), None, slice(0, 256)),
     # two branches after the first block: one of the second, one of the others
     (np.concatenate([chain(256), [127], np.arange(256, 511)]), None, slice(128, 256)),
     (chain(512), 100, slice(0, 128)),
   ],
-  ids=["another example", "a branch that ended", "behind the window"],
+  ids=["another example", "a branch that ended", "outside the window"],
 )
-def test_dead_blocks_are_not_read(parents, window, dead):
-  """Of two blocks that do not see each other, NaN in the one leaves the other as it was."""
-  end, depth = rule(parents)
-  rest = slice(256, None)
+def test_masked_blocks_are_not_read(parents, window, masked):
+  """NaN in one of two blocks that do not attend to each other leaves the other as it was."""
+  mask, rest = tree_mask(parents, window=window), slice(256, None)
   q, k, v = inputs(2, 1, 1, 32, B=1)
   spoil = lambda x, where: x.at[..., where, :].set(jnp.nan)
-  run = functools.partial(value_and_gradients, kernel)
-  clean = run(q, k, v, end, depth, window, 0.0)
-  spoiled = run(q, spoil(k, dead), spoil(v, dead), end, depth, window, 0.0)
+  clean = value_and_gradients(kernel, q, k, v, mask)
+  spoiled = value_and_gradients(kernel, q, spoil(k, masked), spoil(v, masked), mask)
   for a, b in zip(spoiled[:2], clean[:2]):  # out, dq
     np.testing.assert_array_equal(a[..., rest, :], b[..., rest, :])
-  assert np.isnan(dense(q, k, spoil(v, dead), end, depth, window, 0.0)[..., rest, :]).all()
-  spoiled = run(spoil(q, rest), k, v, end, depth, window, 0.0)
+  assert np.isnan(dense(q, k, spoil(v, masked), mask, 0.0)[..., rest, :]).all()
+  spoiled = value_and_gradients(kernel, spoil(q, rest), k, v, mask)
   for a, b in zip(spoiled[2:], clean[2:]):  # dk, dv
-    np.testing.assert_array_equal(a[..., dead, :], b[..., dead, :])
+    np.testing.assert_array_equal(a[..., masked, :], b[..., masked, :])
 
 
-def test_steps_are_the_live_pairs_and_no_more():
-  """Each once, outer blocks in order; a shorter row waits at its last pair."""
-  for by_keys in (False, True):
-    seen = block_mask.live(*ROWS, 100, 2 * BLOCK, BLOCK)
-    seen = np.asarray(seen.swapaxes(1, 2) if by_keys else seen)
-    tables, count = jax.jit(tree_kernel.steps)(seen)
-    outer, inner, flags = (np.asarray(table).reshape(len(seen), -1) for table in tables)
-    assert count == seen.sum((1, 2)).max() and count < seen[0].size
-    for b, wanted in enumerate(seen):
-      pairs = np.argwhere(wanted)
-      n = len(pairs)
-      np.testing.assert_array_equal(np.stack([outer[b], inner[b]], 1)[:n], pairs)
-      assert (outer[b, n:] == outer[b, n - 1]).all() and (inner[b, n:] == inner[b, n - 1]).all()
-      edges = np.flatnonzero(np.diff(pairs[:, 0]))
-      assert (flags[b] & tree_kernel.LIVE > 0).sum() == n and not flags[b, n:].any()
-      assert np.flatnonzero(flags[b] & tree_kernel.FIRST).tolist() == [0, *(edges + 1)]
-      assert np.flatnonzero(flags[b] & tree_kernel.LAST).tolist() == [*edges, n - 1]
+@pytest.mark.parametrize("outer_kv", [False, True])
+def test_grid_steps_are_the_active_pairs(outer_kv):
+  """Each pair once, outer blocks in order; a row with fewer pairs repeats its last."""
+  active = block_mask.active_blocks(tree_mask(*ROWS, window=100), 2 * BLOCK, BLOCK)
+  active = np.asarray(active.swapaxes(1, 2) if outer_kv else active)
+  tables, count = jax.jit(tree_kernel.grid_steps)(active)
+  outer, inner, flags = (np.asarray(table).reshape(len(active), -1) for table in tables)
+  assert count == active.sum((1, 2)).max() and count < active[0].size
+  for b, wanted in enumerate(active):
+    pairs = np.argwhere(wanted)
+    n = len(pairs)
+    np.testing.assert_array_equal(np.stack([outer[b], inner[b]], 1)[:n], pairs)
+    assert (outer[b, n:] == outer[b, n - 1]).all() and (inner[b, n:] == inner[b, n - 1]).all()
+    edges = np.flatnonzero(np.diff(pairs[:, 0]))
+    assert (flags[b] & tree_kernel.ACTIVE > 0).sum() == n and not flags[b, n:].any()
+    assert np.flatnonzero(flags[b] & tree_kernel.FIRST).tolist() == [0, *(edges + 1)]
+    assert np.flatnonzero(flags[b] & tree_kernel.LAST).tolist() == [*edges, n - 1]
 
 
 def test_blocks_divide_the_row_and_fit():
-  """Of many heads, fewer queries a block; a row that nothing divides is refused."""
+  """Many heads make a block of queries shorter; a row of no whole number of lanes is refused."""
   size = lambda G, T, H, dtype="bfloat16": tree_kernel.block_sizes((1, 1, G, T, H), dtype)
   assert size(2, 4096, 128) == (512, 512)
   assert size(4, 4096, 64) == (512, 512)
@@ -235,7 +227,7 @@ def test_blocks_divide_the_row_and_fit():
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (14, 2)])
 def test_the_kernel_compiles_for_a_chip_without_one(heads, kv_heads, tmp_path):
-  """Mosaic takes all three kernels, in VMEM; heads of 64 fill memory, and little else is in it."""
+  """The TPU compiler accepts all three kernels, and memory holds little beside q, k and v."""
   pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
   sizes = {"tokens": 4096, "heads": heads, "kv_heads": kv_heads, "head_size": 64}
   asked = {"what": "alone", "form": "kernel", "topology": "v5e:2x2", "sizes": sizes}

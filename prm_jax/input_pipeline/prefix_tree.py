@@ -1,17 +1,15 @@
-"""Prefix trees of several solutions: what they have in common is encoded once.
+"""Prefix trees of solutions: what solutions of a problem have in common is encoded once.
 
 A decoder's state at a token depends on the tokens before it and on nothing else, so solutions that
-begin with the same tokens may share them.  `merge` makes one tree of many, `piece` cuts part of a
-tree out again with the prefix it hangs off, and `sequences` takes it apart into paths.
+begin with the same tokens can share them.  `merge` makes one tree of many, `piece` cuts a part of a
+tree out again together with the prefix before it, and `sequences` takes a tree apart into paths.
 
-The leaves of a tree in preorder are the unit of cutting.  From one leaf to the next, `starts` are
-the places where a new branch begins and `positions[starts]` is how much of the path before is kept:
-the price, in tokens encoded again, of cutting there.
+Trees are cut between leaves.  `starts` are the indices where a leaf's branch begins; cutting there
+encodes the `positions[starts]` tokens of the path before it a second time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -29,19 +27,44 @@ def starts(tree: TokenTree) -> np.ndarray:
 def merge(
   trees: Sequence[TokenTree], every_read: bool = False
 ) -> tuple[TokenTree, list[np.ndarray]]:
-  """One tree of the distinct tokens of many; of branches, the largest comes first.
+  """One tree of the distinct tokens of many; among siblings, the largest subtree comes first.
 
   Small branches then stand together behind the large one instead of between its tokens, so that
-  fewer blocks of attention are live for a few tokens.
+  fewer blocks of attention are active for a few tokens.
 
   Args:
-    every_read: keep a read that several trees have at the same token with the same target, so that
-      each counts.  Otherwise it counts once; one with another target is always kept beside it.
+    every_read: keep a read once for each tree that has it.  Otherwise reads at the same token with
+      the same target are one; another target is always another read.
 
   Returns:
-    The tree, its reads in order of position; and for each of `trees` the place of its tokens in it.
+    The tree, its reads sorted by position; and the index in it of each token of each tree.
   """
-  paths = []  # (token ids as bytes that sort like them, tree, the path's tokens in it)
+  tokens, depths, parents, sizes, indices = _union(trees)
+  moved = _largest_first(parents, sizes)
+  order = np.argsort(moved)
+  parents = np.append(moved, -1)[parents[order]]  # the appended -1 is a root's
+  indices = [moved[index] for index in indices]
+  predicted = np.zeros(len(tokens), bool)
+  for tree, index in zip(trees, indices):
+    predicted[index[tree.previous >= 0]] = True
+  merged = TokenTree.of(
+    tokens[order],
+    depths[order],
+    np.arange(len(tokens)) + sizes[order],
+    np.where(predicted, parents, -1),
+    *_reads(trees, indices, every_read),
+  )
+  return merged, indices
+
+
+def _union(trees: Sequence[TokenTree]) -> tuple:
+  """The distinct tokens of all trees, in preorder, their paths sorted.
+
+  Returns:
+    Of each token int arrays `[t]` of id, depth, parent (-1: none) and size of its subtree; and the
+    index in them of each token of each tree.
+  """
+  paths = []  # (token ids as bytes that sort like them, tree, indices of the path's tokens in it)
   for i, tree in enumerate(trees):
     for leaf in starts(tree)[1:] - 1:
       path = np.flatnonzero(tree.subtree_end[: leaf + 1] > leaf)
@@ -49,48 +72,32 @@ def merge(
   paths.sort(key=lambda path: path[:2])
   ids = np.frombuffer(b"".join(path[0] for path in paths), ">u4").astype(np.int32)
   edges = np.append(0, np.cumsum([len(path) for *_, path in paths]))
-  spans = list(itertools.pairwise(edges))
-  depth, new, overlaid = _overlay(ids, edges)
-  added = np.add.reduceat(new, edges[:-1], dtype=int)  # tokens that each path brings
-  tokens, positions, total = ids[new], depth[new], added.sum()
-  parents = np.where(positions > 0, overlaid[np.flatnonzero(new) - 1], -1)
-  # Where a path leaves the one before, what is left of that one ends.
-  subtree_end = np.full(total, total)
-  kept = (np.diff(edges) - added)[1:]
-  for (start, stop), shared, end in zip(spans, kept, np.cumsum(added)):
-    subtree_end[overlaid[start + shared : stop]] = end
-  places = [np.zeros(len(tree), np.int64) for tree in trees]
-  for (start, stop), (_, i, path) in zip(spans, paths):
-    places[i][path] = overlaid[start:stop]
-  moved = _largest_first(parents, subtree_end)
-  old = np.argsort(moved)
-  tokens, positions = tokens[old], positions[old]
-  parents = np.append(moved, -1)[parents[old]]
-  subtree_end = np.arange(total) + (subtree_end - np.arange(total))[old]
-  places = [moved[place] for place in places]
-  predicted = np.zeros(total, bool)
-  for tree, place in zip(trees, places):
-    predicted[place[tree.previous >= 0]] = True
-  reads = np.stack(
-    [
-      np.concatenate([place[tree.read_positions] for tree, place in zip(trees, places)]),
-      np.concatenate([tree.read_targets for tree in trees]),
-    ]
-  )
-  if every_read:
-    reads = reads[:, np.lexsort(reads[::-1])]
-  else:
-    reads = np.unique(reads, axis=1)
-  fields = (tokens, positions, subtree_end, np.where(predicted, parents, -1), *reads)
-  return TokenTree(*(np.asarray(field, np.int32) for field in fields)), places
+  depth, new, index = _overlay(ids, edges)
+
+  lengths, added = np.diff(edges), np.add.reduceat(new, edges[:-1], dtype=int)
+  # A path ends below what the next one shares with it, at the number of tokens there are by then.
+  kept = np.append((lengths - added)[1:], 0)
+  ends = depth >= np.repeat(kept, lengths)
+  subtree_end = np.zeros(added.sum(), int)
+  subtree_end[index[ends]] = np.repeat(np.cumsum(added), lengths)[ends]
+
+  parents = np.where(depth[new] > 0, index[np.flatnonzero(new) - 1], -1)
+  indices = [np.zeros(len(tree), np.int64) for tree in trees]
+  for (start, stop), (_, i, path) in zip(itertools.pairwise(edges), paths):
+    indices[i][path] = index[start:stop]
+  return ids[new], depth[new], parents, subtree_end - np.arange(len(subtree_end)), indices
 
 
 def _overlay(ids: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Lays sorted paths over one another: their token ids, one path after another between `edges`.
+  """Finds what each path shares with the one before it, for sorted paths.
+
+  Args:
+    ids: token ids of all paths, one path after another.
+    edges: where each path begins, and the end.
 
   Returns:
-    For each token how deep in its path it stands, whether it is new, that is, not shared with the
-    path before, and its place among the new ones: the one it is or the one it shares.
+    Of each token its depth; whether it is new, that is, not shared with the path before; and the
+    index among the new tokens of itself or of the one that it shares.
   """
   index, lengths = np.arange(len(ids)), np.diff(edges)
   depth = index - np.repeat(edges[:-1], lengths)
@@ -98,74 +105,81 @@ def _overlay(ids: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray
   differs = np.flatnonzero((depth >= before) | (ids != ids[index - before]))
   first = np.append(differs, len(ids))[np.searchsorted(differs, edges[:-1])]
   new = index >= np.repeat(np.minimum(first, edges[1:]), lengths)
-  place = np.cumsum(new) - 1
-  # What is shared has the place of the last new token of its depth before it.
+  node = np.cumsum(new) - 1
+  # A shared token is the last new one of its depth before it.
   column = np.argsort(depth, kind="stable")
-  place[column] = place[column][np.maximum.accumulate(np.where(new[column], index, 0))]
-  return depth, new, place
+  node[column] = node[column][np.maximum.accumulate(np.where(new[column], index, 0))]
+  return depth, new, node
 
 
-def _largest_first(parents: np.ndarray, subtree_end: np.ndarray) -> np.ndarray:
-  """Where each token goes when siblings stand by the size of their subtrees; -1 is no parent."""
-  size = subtree_end - np.arange(len(parents))
-  order = np.lexsort((-size, parents))  # stable: equals stay in their order
-  before = np.cumsum(size[order]) - size[order]
-  first = np.searchsorted(parents[order], parents[order])  # of each one's siblings
-  step = np.zeros(len(parents) + 1, np.int64)  # from one's parent's place to one's own
+def _largest_first(parents: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+  """The new index of each token of a tree in preorder when siblings are sorted by subtree size."""
+  order = np.lexsort((-sizes, parents))  # stable: equal siblings stay in their order
+  before = np.cumsum(sizes[order]) - sizes[order]
+  first = np.searchsorted(parents[order], parents[order])  # of each token's siblings
+  step = np.zeros(len(parents) + 1, np.int64)  # from the parent's new index to the token's
   step[order] = before - before[first] + (parents[order] >= 0)
-  # A place is the sum of such steps along the path: each counts until its subtree ends.
-  return np.cumsum(step[:-1] - np.bincount(subtree_end, step[:-1], len(step))[:-1]).astype(int)
+  # The new index is the sum of the steps along the path: each counts until its subtree ends.
+  end = np.arange(len(parents)) + sizes
+  return np.cumsum(step[:-1] - np.bincount(end, step[:-1], len(step))[:-1]).astype(int)
+
+
+def _reads(
+  trees: Sequence[TokenTree], indices: Sequence[np.ndarray], every_read: bool
+) -> np.ndarray:
+  """Read positions and targets `[2, r]` of a merged tree, sorted; see `merge`."""
+  reads = np.stack(
+    [
+      np.concatenate([index[tree.read_positions] for tree, index in zip(trees, indices)]),
+      np.concatenate([tree.read_targets for tree in trees]),
+    ]
+  )
+  return reads[:, np.lexsort(reads[::-1])] if every_read else np.unique(reads, axis=1)
 
 
 def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:
-  """The tokens from `start` to `stop`, two of `starts`, behind the path they hang off.
+  """The tokens from `start` to `stop`, two of `starts`, behind the path that leads to them.
 
-  The path's own reads and language-model targets stay with the piece that has its tokens in their
-  first place, so that pieces from the first start to the last have each of them once.
+  Reads and language-model targets of that path are left to the piece with its first occurrence: the
+  pieces from the first start to the last have each of them once.
   """
   prefix = np.flatnonzero(tree.subtree_end[:start] > start)
   index = np.concatenate([prefix, np.arange(start, stop)])
-  new = np.full(len(tree) + 1, -1)
-  new[index] = np.arange(len(index))
-  previous = tree.previous[index]
-  previous[: len(prefix)] = -1
-  read = (tree.read_positions >= start) & (tree.read_positions < stop)
-  fields = (
-    tree.tokens[index],
-    tree.positions[index],
-    new[np.clip(tree.subtree_end[index], 0, stop) - 1] + 1,
-    np.where(previous < 0, -1, new[previous]),
-    new[tree.read_positions[read]],
-    tree.read_targets[read],
-  )
-  return TokenTree(*(np.asarray(field, np.int32) for field in fields))
+  reads = (tree.read_positions >= start) & (tree.read_positions < stop)
+  return _subset(tree, index, index >= start, reads)
 
 
 def sequences(trees: Iterable[TokenTree]) -> list[TokenTree]:
-  """Each path from root to leaf by itself; what is read where paths agree stays with the first."""
+  """Each path from root to leaf by itself; a read that paths share stays with the first."""
   cuts = ((tree, starts(tree)) for tree in trees)
   return [piece(tree, *ends) for tree, at in cuts for ends in itertools.pairwise(at)]
 
 
 def shorten(tree: TokenTree, longest: int) -> TokenTree:
-  """The tree without reads beyond that many tokens of a path, and tokens that lead to no read."""
-  read = tree.positions[tree.read_positions] < longest
-  kept = tree.read_positions[read]
-  # How many kept reads stand before each place, and so between a token and its subtree's end.
-  before = np.searchsorted(np.sort(kept), np.arange(len(tree) + 1))
+  """The tree without the reads beyond `longest` tokens of a path and without tokens after them."""
+  reads = tree.positions[tree.read_positions] < longest
+  # A token is kept if there is a read between it and the end of its subtree.
+  before = np.searchsorted(np.sort(tree.read_positions[reads]), np.arange(len(tree) + 1))
   index = np.flatnonzero(before[tree.subtree_end] > before[:-1])
-  new = np.full(len(tree), -1)
-  new[index] = np.arange(len(index))
-  at = np.searchsorted(index, tree.subtree_end[index])  # tokens kept before the subtree's end
+  return _subset(tree, index, np.ones(len(index), bool), reads)
+
+
+def _subset(
+  tree: TokenTree, index: np.ndarray, predicted: np.ndarray, reads: np.ndarray
+) -> TokenTree:
+  """The tree of some tokens of a tree.
+
+  Args:
+    index: of these tokens, ascending; of each token the parent is among them.
+    predicted: which of them stay language-model targets, if they are any, bool `[t]`.
+    reads: which reads are kept, bool `[r]`.
+  """
   previous = tree.previous[index]
-  fields = (
+  return TokenTree.of(
     tree.tokens[index],
     tree.positions[index],
-    at,
-    np.where(previous < 0, -1, new[previous]),
-    new[kept],
-    tree.read_targets[read],
-  )
-  return dataclasses.replace(
-    tree, **{f.name: np.asarray(v, np.int32) for f, v in zip(dataclasses.fields(tree), fields)}
+    np.searchsorted(index, tree.subtree_end[index]),
+    np.where(predicted & (previous >= 0), np.searchsorted(index, previous), -1),
+    np.searchsorted(index, tree.read_positions[reads]),
+    tree.read_targets[reads],
   )

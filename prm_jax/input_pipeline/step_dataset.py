@@ -1,4 +1,4 @@
-"""From a prepared dataset to packed rows: the whole input pipeline of training in one call."""
+"""From a prepared dataset to packed rows: the input pipeline of training in one call."""
 
 from __future__ import annotations
 
@@ -42,29 +42,17 @@ def pack(
   """Tokenises solutions and packs them into rows.
 
   Args:
-    merge: what solutions of a problem have in common is encoded once (a step that has the same
-      rating in several is one target either way); otherwise each path of these trees by itself.
-    evaluation: every label counts, and of an outcome model's solutions only the last read.
+    merge: encode once what solutions of a problem have in common; otherwise encode each path by
+      itself.  Targets are the same: a step with the same rating in several solutions is one.
+    evaluation: count every label, and of an outcome model's solutions the last read only.
 
   Returns:
-    The rows, and counts for the run's manifest, with every example that did not fit a row.
+    The rows, and counts for the run's manifest, with the examples that did not fit a row.
 
   Raises:
     ValueError: there is nothing to train on.
   """
-  by_problem: dict[str, list[TokenTree]] = {}
-  too_long = []
-  for tree in solutions:
-    encoded = token_tree.encode(tree, tokenizer, contract)
-    if evaluation and contract.objective == "outcome":
-      encoded = token_tree.last_read(encoded)
-    if (longest := int(encoded.positions.max()) + 1) > row_length:
-      read = len(encoded.read_targets)
-      encoded = within_row(encoded, contract, row_length)
-      lost = read - (0 if encoded is None else len(encoded.read_targets))
-      too_long.append({"source": tree.source, "tokens": longest, "targets_lost": lost})
-    if encoded is not None:
-      by_problem.setdefault(tree.problem, []).append(encoded)
+  by_problem, too_long = _encode(solutions, tokenizer, contract, row_length, evaluation)
   if not by_problem:
     raise ValueError(
       f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row of "
@@ -72,8 +60,8 @@ def pack(
       if solutions
       else f"no {contract.objective} example in the data"
     )
-  each = list(itertools.chain(*by_problem.values()))
-  # Each solution has an outcome of its own; a step that was rated alike twice is still one step.
+  encoded = list(itertools.chain(*by_problem.values()))
+  # An outcome is a target of each solution; a step with the same rating in two is one target.
   every_read = evaluation or contract.objective == "outcome"
   token_trees = [prefix_tree.merge(group, every_read)[0] for group in by_problem.values()]
   if not merge:
@@ -81,10 +69,10 @@ def pack(
   rows = packing.PackedRows(token_trees, row_length)
   targets = collections.Counter(t for tree in token_trees for t in tree.read_targets.tolist())
   return rows, {
-    "examples": len(each),
+    "examples": len(encoded),
     "merged": merge,
     "tokens": sum(len(tree) for tree in token_trees),
-    "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(each)),
+    "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(encoded)),
     "tokens_repeated_by_cuts": rows.repeated,
     "targets": {name: targets[i] for i, name in enumerate(contract.classes)},
     "rows": len(rows),
@@ -96,15 +84,32 @@ def pack(
   }
 
 
-def within_row(tree: TokenTree, contract: StepContract, row_length: int) -> TokenTree | None:
-  """What is left of a tree with a path longer than a row; None: no target is.
+def _encode(
+  solutions: list[StepTree],
+  tokenizer: Tokenizer,
+  contract: StepContract,
+  row_length: int,
+  evaluation: bool,
+) -> tuple[dict[str, list[TokenTree]], list[dict[str, Any]]]:
+  """The token trees of each problem's solutions, and those with a path longer than a row.
 
-  Steps within a row keep their ratings.  An outcome is the whole solution's, so it is dropped.
+  Such a solution keeps the steps within a row.  An outcome belongs to the whole solution, so an
+  outcome model drops it.
   """
-  if contract.objective == "outcome":
-    return None
-  tree = prefix_tree.shorten(tree, row_length)
-  return tree if len(tree.read_targets) else None
+  by_problem: dict[str, list[TokenTree]] = {}
+  too_long = []
+  for solution in solutions:
+    tree = token_tree.encode(solution, tokenizer, contract)
+    if evaluation and contract.objective == "outcome":
+      tree = token_tree.last_read(tree)
+    targets, longest = len(tree.read_targets), int(tree.positions.max()) + 1
+    if longest > row_length:
+      tree = prefix_tree.shorten(tree, row_length if contract.objective == "process" else 0)
+      lost = targets - len(tree.read_targets)
+      too_long.append({"source": solution.source, "tokens": longest, "targets_lost": lost})
+    if longest <= row_length or len(tree.read_targets):
+      by_problem.setdefault(solution.problem, []).append(tree)
+  return by_problem, too_long
 
 
 def load(
@@ -114,7 +119,7 @@ def load(
   contract: StepContract,
   evaluation: bool = False,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
-  """Reads, converts, tokenises and packs one split: rows, and how they came to be."""
+  """The packed rows of a split, and counts of conversion and packing for the run's manifest."""
   solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
   rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
   return rows, {"conversion": counts} | packed

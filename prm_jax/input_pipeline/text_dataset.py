@@ -1,11 +1,11 @@
-"""Text to packed rows, for next-token training: JSON lines of documents, or of prompts to complete.
+"""Text to packed rows for next-token training, from JSON lines of documents or of prompts.
 
-A line is {"text": ...}, further pre-training on whole documents as in the paper's MathMix (section
-2.2 and appendix A), or {"prompt": ..., "completion": ...}, fine-tuning of a generator with loss on
-the completion alone.  Other keys are ignored; a file may have lines of both kinds.
+A line is {"text": ...}, a document for further pre-training as in the paper's MathMix (section 2.2
+and appendix A), or {"prompt": ..., "completion": ...}, for fine-tuning a generator with loss on the
+completion only.  Other keys are ignored; a file may have lines of both kinds.
 
-A prompt may hold the special tokens of a chat format (<|im_start|> and so on), spelled out.
-Completions and documents are text of others: what looks like a special token there is letters.
+A prompt may spell out the special tokens of a chat format (<|im_start|> and so on).  In completions
+and documents, which others wrote, the same characters are plain text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prm_jax.types import CLASSES, StepContract
 
 
 def contract(tokenizer: Tokenizer) -> StepContract:
-  """Of a model without a trained step head: it can be started from, not scored with."""
+  """The contract of a model without a trained class head, which cannot score."""
   return StepContract(
     objective="language_model",
     classes=CLASSES["language_model"],
@@ -39,7 +39,7 @@ def read(path: str | pathlib.Path) -> Iterator[tuple[str, str | None, str]]:
   """("FILE:LINE", prompt or None, text) of each line of a file, plain or .gz.
 
   Raises:
-    BadLine: neither kind of line, or not texts.
+    BadLine: a line has neither form, or a value is not a text.
     OSError: the file cannot be read.
   """
   for number, _, record in json_lines.read(path):
@@ -58,15 +58,15 @@ def read(path: str | pathlib.Path) -> Iterator[tuple[str, str | None, str]]:
 def encode(
   prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int, special: bool = False
 ) -> tuple[list[TokenTree], int]:
-  """The rows' pieces of a line, and how many of its tokens did not fit.
+  """The chains of a line, each at most a row long, and how many of its tokens did not fit.
 
-  A document, with the tokenizer's first and last token if it has them, is continued in further
-  pieces, each of which starts with the last token of the one before: every token but the first of
-  the document is predicted once.  A completion is cut at the end of a row.
+  A document, with the tokenizer's first and last token if it has them, goes on in further chains,
+  each of which repeats the last token of the one before: every token but the document's first is
+  predicted once.  A completion is cut at the end of a row.
 
   Args:
-    special: special tokens spelled out in the prompt are those tokens.  If the first of all is
-      among them, at its start, it is not put there again.
+    special: read special tokens that the prompt spells out as such; the tokenizer's first token is
+      not added to a prompt that begins with it.
   """
   begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
   if prompt:
@@ -85,10 +85,10 @@ def encode(
 def load(
   path: str | pathlib.Path, tokenizer: Tokenizer, row_length: int
 ) -> tuple[PackedRows, dict[str, Any]]:
-  """Packed rows of a file, and what became of its lines.
+  """Packed rows of a file, and counts for the run's manifest.
 
   Raises:
-    ValueError: nothing in it can be trained on; or as `read`.
+    ValueError: nothing in the file can be trained on; or as `read`.
   """
   pieces, lines, cut = [], 0, []
   for where, prompt, text in read(path):

@@ -1,77 +1,99 @@
-"""The tree rule, of tokens and of blocks: what attention block by block need not touch.
+"""The attention mask of packed trees, and which blocks of it hold anything.
 
-A packed row of trees is mostly blocks in which nobody sees anybody: other examples, and what stands
-below the finished siblings of one's own ancestors.
+Most blocks of a packed row are masked entirely: they join two examples, or a token and a sibling
+branch that ended before it.  Blockwise attention and the TPU kernel skip those.
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+MASK_VALUE = -1e30  # of masked scores; finite, so that a running maximum over them is not NaN
 
-def sees(
-  query: jax.Array,
-  key: jax.Array,
-  end: jax.Array,
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TreeMask:
+  """The mask of packed rows: token i attends to token j if `j <= i < subtree_end[j]`.
+
+  A window counts depth in the tree, which along a token's own path is the distance in its sequence,
+  whatever stands between the two in the row.
+  """
+
+  subtree_end: jax.Array  # int32 [B, T], index just past each token's last descendant
+  positions: jax.Array | None = None  # int32 [B, T], depth of each token; needed with a window only
+  window: jax.Array | int | None = None  # tokens attended to, oneself included; None: all
+
+  def dense(self) -> jax.Array:
+    """The whole mask, bool `[B, T, T]`, query by key.  Every token attends to itself."""
+    index = jnp.arange(self.subtree_end.shape[1])
+    distance = None
+    if self.window is not None:
+      distance = self.positions[:, :, None] - self.positions[:, None]
+    return attends(index[:, None], index, self.subtree_end[:, None], distance, self.window)
+
+  def padded(self, extra: int) -> TreeMask:
+    """The mask of rows with `extra` more tokens at their end, each a tree of its own."""
+    end, positions = (
+      x if x is None else jnp.pad(x, [(0, 0), (0, extra)])
+      for x in (self.subtree_end, self.positions)
+    )
+    index = jnp.arange(end.shape[1], dtype=end.dtype)
+    return TreeMask(jnp.maximum(end, index + 1), positions, self.window)
+
+
+def attends(
+  q_index: jax.Array,
+  kv_index: jax.Array,
+  kv_end: jax.Array,
   distance: jax.Array | None = None,
   window: jax.Array | int | None = None,
 ) -> jax.Array:
-  """Whether one token sees another, elementwise: `key <= query < end`, and within the window.
-
-  A window counts depth in the tree: along a token's own path that is the distance in its sequence,
-  whatever stands between them in the row.
+  """Whether a query attends to a key, elementwise, bool.
 
   Args:
-    query, key: indices in the row.
-    end: index just past the key's last descendant.
-    distance: depth of the query less that of the key; needed only with a window.
-    window: tokens seen, oneself included; None: all.
+    q_index, kv_index: indices in the row.
+    kv_end: `subtree_end` of the key.
+    distance: depth of the query less that of the key; needed with a window only.
+    window: see `TreeMask`.
   """
-  seen = (key <= query) & (query < end)
-  return seen if window is None else seen & (distance < window)
+  inside = (kv_index <= q_index) & (q_index < kv_end)
+  return inside if window is None else inside & (distance < window)
 
 
-def live(
-  subtree_end: jax.Array,
-  positions: jax.Array | None,
-  window: jax.Array | int | None,
-  queries: int,
-  keys: int,
-) -> jax.Array:
-  """Which blocks of keys each block of queries sees anything of.
+def active_blocks(mask: TreeMask, block_q: int, block_kv: int) -> jax.Array:
+  """Which blocks of the mask are not masked entirely: bool `[B, T / block_q, T / block_kv]`.
 
-  Without a window exactly those: if a token sees a key of an earlier block, so does the first token
-  of its own block, and the furthest subtree end of the keys decides; blocks that overlap share a
-  token, which sees itself.  A window is applied to the shallowest query and the deepest key of the
-  two, whether or not one sees the other: exact in a chain; in a tree too many blocks may be live.
+  Exact without a window: a query that attends to a key of an earlier block has the first query of
+  its own block between the two, which then attends to that key as well, so the largest
+  `subtree_end` of the keys decides.  A window compares the shallowest query with the deepest key of
+  the two blocks: exact in a chain, while in a tree some masked blocks may count as active.
 
   Args:
-    subtree_end: int32 `[B, T]`, index just past each token's last descendant.
-    positions: int32 `[B, T]`, depth of each token; needed only with a window.
-    window: tokens seen, by depth, oneself included; None: all.
-    queries, keys: tokens of a block; both divide T.
+    block_q, block_kv: tokens of a block of queries and of keys; both divide T.
+  """
+  B, T = mask.subtree_end.shape
+  first_q = jnp.arange(0, T, block_q)[:, None]
+  end = mask.subtree_end.reshape(B, 1, -1, block_kv).max(-1)
+  first_kv = jnp.arange(0, T, block_kv)
+  active = (first_kv < first_q + block_q) & (first_q < end)
+  if mask.window is not None:
+    shallowest = mask.positions.reshape(B, -1, 1, block_q).min(-1)
+    active &= shallowest - mask.positions.reshape(B, 1, -1, block_kv).max(-1) < mask.window
+  return active
+
+
+def active_indices(active: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The indices of the true entries along the last axis of bool `[..., I, J]`, one at least.
 
   Returns:
-    bool `[B, T / queries, T / keys]`.
+    indices: int32 `[..., I, J]`, ascending.  The last one repeats to the end, so that a pipeline
+      that prefetches by index fetches nothing new there.
+    count: int32 `[..., I]`, the number of true entries.
   """
-  B, T = subtree_end.shape
-  first, end = jnp.arange(0, T, queries)[:, None], subtree_end.reshape(B, 1, -1, keys).max(-1)
-  seen = (jnp.arange(0, T, keys) < first + queries) & (first < end)
-  if window is not None:
-    shallowest = positions.reshape(B, -1, 1, queries).min(-1)
-    seen &= shallowest - positions.reshape(B, 1, -1, keys).max(-1) < window
-  return seen
-
-
-def listed(seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The columns that are true in each row of bool `[..., I, J]`, which has one at least.
-
-  Returns:
-    order, int32 `[..., I, J]`: they, in increasing order; what is left repeats the last of them, so
-    that a pipeline which fetches it fetches nothing new.
-    count, int32 `[..., I]`: how many they are.
-  """
-  column = jnp.arange(seen.shape[-1], dtype=jnp.int32)
-  last = jnp.max(jnp.where(seen, column, 0), -1, keepdims=True)
-  return jnp.sort(jnp.where(seen, column, last), -1), seen.sum(-1, dtype=jnp.int32)
+  index = jnp.arange(active.shape[-1], dtype=jnp.int32)
+  last = jnp.max(jnp.where(active, index, 0), -1, keepdims=True)
+  return jnp.sort(jnp.where(active, index, last), -1), active.sum(-1, dtype=jnp.int32)

@@ -1,12 +1,12 @@
-"""Attention block by block: no array of tokens by tokens, and no work on blocks nobody sees.
+"""Attention by blocks, for CPU and GPU: no `[T, T]` array, and no work on masked blocks.
 
-The arithmetic is that of arXiv:2205.14135 (a running maximum and sum over blocks of keys; the
-backward pass computes weights anew).  Each block of queries goes through the blocks of keys that
-any of its tokens sees (`live_blocks`), so neither packed examples nor finished branches of one's
-own tree cost anything.
+This is FlashAttention (arXiv:2205.14135): a running maximum and sum over blocks of keys, and a
+backward pass that computes the attention weights again from the log-sum-exp.  A block of queries
+visits its active blocks of keys only (`block_mask.active_blocks`), so neither the other examples of
+a row nor the finished branches of the same tree cost time.
 
-The rows of a batch, one after another, are one long row of trees, and are treated as such: a row
-does not wait for another in which more is seen.
+The rows of a batch are laid end to end and treated as one long row, so that a row with few active
+blocks does not wait for one with many.
 """
 
 from __future__ import annotations
@@ -19,177 +19,168 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax.model import block_mask
+from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 
-MASK_VALUE = -1e30  # finite: a block without a visible key must not make nan of the running maximum
 
+class BlockMask(NamedTuple):
+  """A `TreeMask` cut into the N blocks of all rows; indices count from the first row's start."""
 
-class Tree(NamedTuple):
-  """Who sees whom, in blocks that count through all rows; N of them."""
-
-  ends: jax.Array  # int32 [N, size]: subtree ends, from the first token of the first row
-  depths: jax.Array | None  # int32 [N, size], with a window
+  subtree_end: jax.Array  # int32 [N, block]
+  positions: jax.Array | None  # int32 [N, block]; with a window only
   window: jax.Array | int | None
-  order: jax.Array  # int32 [N, T / size]: blocks of keys that a block of queries sees
-  count: jax.Array  # int32 [N]: how many
+  kv_blocks: jax.Array  # int32 [N, T / block]: active blocks of keys for each block of queries
+  count: jax.Array  # int32 [N]: how many of them are active; the rest repeat the last
 
 
 def attention(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  subtree_end: jax.Array,
-  positions: jax.Array | None,
-  window: jax.Array | int | None,
-  softcap: float,
-  *,
-  size: int,
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float, *, block: int
 ) -> jax.Array:
-  """Grouped-query attention under the tree rule.
+  """Grouped-query attention under a tree mask.
 
   Args:
-    q: `[B, K, G, T, H]`, scaled; k, v: `[B, K, T, H]`; T a multiple of size.
-    subtree_end, positions: int32 `[B, T]`; positions are needed only with a window.
-    window: tokens seen, by depth; None: all.
-    softcap: see `attention.attention`.
-    size: tokens of a block.
+    q: `[B, K, G, T, H]`, scaled.
+    k, v: `[B, K, T, H]`.
+    mask: of rows of T tokens.
+    softcap: see `attention.soft_cap`.
+    block: tokens of a block; divides T.
 
   Returns:
-    `[B, K, G, T, H]` in v's dtype; sums are float32.
+    `[B, K, G, T, H]` in the dtype of v; sums are float32.
   """
-  return _attention(q, k, v, _tree(subtree_end, positions, window, size), softcap)
+  return _attention(q, k, v, _cut(mask, block), softcap)
 
 
-def _tree(
-  subtree_end: jax.Array,
-  positions: jax.Array | None,
-  window: jax.Array | int | None,
-  size: int,
-) -> Tree:
-  B, T = subtree_end.shape
+def _cut(mask: TreeMask, block: int) -> BlockMask:
+  B, T = mask.subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
-  order, count = block_mask.listed(block_mask.live(subtree_end, positions, window, size, size))
-  return Tree(
-    ends=(subtree_end + row * T).reshape(-1, size),
-    depths=None if window is None else positions.reshape(-1, size),
-    window=window,
-    order=(order + row[:, :, None] * (T // size)).reshape(-1, T // size),
+  kv_blocks, count = block_mask.active_indices(block_mask.active_blocks(mask, block, block))
+  return BlockMask(
+    subtree_end=(mask.subtree_end + row * T).reshape(-1, block),
+    positions=None if mask.window is None else mask.positions.reshape(-1, block),
+    window=mask.window,
+    kv_blocks=(kv_blocks + row[:, :, None] * (T // block)).reshape(-1, T // block),
     count=count.reshape(-1),
   )
 
 
-def _blocks(x: jax.Array, size: int) -> jax.Array:
-  """`[B, K, G, T, H]` in the blocks of all rows, `[N, K, G * size, H]`."""
+def _to_blocks(x: jax.Array, block: int) -> jax.Array:
+  """`[B, K, G, T, H]` as the blocks of all rows, `[N, K, G * block, H]`."""
   B, K, G, _, H = x.shape
-  x = x.reshape(B, K, G, -1, size, H).transpose(0, 3, 1, 2, 4, 5)
-  return x.reshape(-1, K, G * size, H)
+  x = x.reshape(B, K, G, -1, block, H).transpose(0, 3, 1, 2, 4, 5)
+  return x.reshape(-1, K, G * block, H)
 
 
-def _rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """The inverse of `_blocks`."""
+def _to_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """The inverse of `_to_blocks`."""
   B, K, G, _, H = shape
   x = x.reshape(B, -1, K, G, x.shape[2] // G, H).transpose(0, 2, 3, 1, 4, 5)
   return x.reshape(shape)
 
 
-def _at(x: jax.Array, block: jax.Array) -> jax.Array:
-  return jax.lax.dynamic_index_in_dim(x, block, keepdims=False)
+def _take(x: jax.Array, i: jax.Array) -> jax.Array:
+  return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
 
 
-_product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+_einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _scores(
-  q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array, tree: Tree, softcap: float
+  q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array, mask: BlockMask, softcap: float
 ) -> tuple[jax.Array, jax.Array]:
-  """Masked scores float32 `[K, G * size, size]` of two blocks, and the soft-cap's derivative."""
-  K, size, _ = k.shape
-  index = jnp.arange(size)
-  seen = block_mask.sees(
-    (i * size + index)[:, None],
-    j * size + index,
-    _at(tree.ends, j),
-    None if tree.window is None else _at(tree.depths, i)[:, None] - _at(tree.depths, j),
-    tree.window,
+  """Masked scores of query block i and key block j, and the derivative of the soft cap.
+
+  Both are float32 `[K, G * block, block]`, or the derivative `[]` without a soft cap.
+  """
+  K, block, _ = k.shape
+  index = jnp.arange(block)
+  attends = block_mask.attends(
+    (i * block + index)[:, None],
+    j * block + index,
+    _take(mask.subtree_end, j),
+    None if mask.window is None else _take(mask.positions, i)[:, None] - _take(mask.positions, j),
+    mask.window,
   )
-  scores = _product("KQH,KSH->KQS", q, k)
+  scores = _einsum("KQH,KSH->KQS", q, k)
   slope = jnp.ones(())
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
     slope = 1 - jnp.square(scores / softcap)
-  masked = jnp.where(seen, scores.reshape(K, -1, size, size), MASK_VALUE)
+  masked = jnp.where(attends, scores.reshape(K, -1, block, block), MASK_VALUE)
   return masked.reshape(scores.shape), slope
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(q: jax.Array, k: jax.Array, v: jax.Array, tree: Tree, softcap: float) -> jax.Array:
-  return _forward(q, k, v, tree, softcap)[0]
+def _attention(
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: BlockMask, softcap: float
+) -> jax.Array:
+  return _forward(q, k, v, mask, softcap)[0]
 
 
-def _forward(q, k, v, tree, softcap) -> tuple[jax.Array, Any]:
-  size = tree.ends.shape[1]
-  queries = _blocks(q, size)
-  keys, values = (_blocks(x[:, :, None], size) for x in (k, v))
+def _forward(q, k, v, mask, softcap) -> tuple[jax.Array, Any]:
+  block = mask.subtree_end.shape[1]
+  queries = _to_blocks(q, block)
+  keys, values = (_to_blocks(x[:, :, None], block) for x in (k, v))
 
-  def block(_, inputs):
-    i, q, order, count = inputs
+  def query_block(_, inputs):
+    i, q, kv_blocks, count = inputs
 
-    def with_keys(n, carry):
-      most, total, out = carry
-      j = order[n]
-      scores, _ = _scores(q, _at(keys, j), i, j, tree, softcap)
-      new = jnp.maximum(most, scores.max(-1))
-      weights, kept = jnp.exp(scores - new[..., None]), jnp.exp(most - new)
-      added = _product("KQS,KSH->KQH", weights.astype(v.dtype), _at(values, j))
-      return new, total * kept + weights.sum(-1), out * kept[..., None] + added
+    def key_block(n, carry):
+      maximum, total, out = carry
+      j = kv_blocks[n]
+      scores, _ = _scores(q, _take(keys, j), i, j, mask, softcap)
+      new = jnp.maximum(maximum, scores.max(-1))
+      weights, decay = jnp.exp(scores - new[..., None]), jnp.exp(maximum - new)
+      added = _einsum("KQS,KSH->KQH", weights.astype(v.dtype), _take(values, j))
+      return new, total * decay + weights.sum(-1), out * decay[..., None] + added
 
     zeros = jnp.zeros(q.shape[:2], jnp.float32)
     start = (zeros + MASK_VALUE, zeros, jnp.zeros(q.shape, jnp.float32))
-    # A token sees itself, so the last block leaves nothing of what MASK_VALUE put into the sums.
-    most, total, out = jax.lax.fori_loop(0, count, with_keys, start)
-    return None, (out / total[..., None], most + jnp.log(total))
+    # What masked scores added to the sums is gone after the last block, in which every token
+    # attends to itself: `decay` is then exp(MASK_VALUE - score) = 0.
+    maximum, total, out = jax.lax.fori_loop(0, count, key_block, start)
+    return None, (out / total[..., None], maximum + jnp.log(total))
 
-  inputs = (jnp.arange(len(queries)), queries, tree.order, tree.count)
-  _, (out, normaliser) = jax.lax.scan(block, None, inputs)
-  out, normaliser = (checkpoint_name(x, "attention") for x in (out, normaliser))
-  saved = (queries, keys, values, tree, out, normaliser)
-  return _rows(out, q.shape).astype(v.dtype), saved
+  inputs = (jnp.arange(len(queries)), queries, mask.kv_blocks, mask.count)
+  _, (out, lse) = jax.lax.scan(query_block, None, inputs)
+  out, lse = (checkpoint_name(x, "attention") for x in (out, lse))
+  return _to_rows(out, q.shape).astype(v.dtype), (queries, keys, values, mask, out, lse)
 
 
 def _backward(softcap, saved, gradient):
-  queries, keys, values, tree, out, normaliser = saved
-  outer = _blocks(gradient, tree.ends.shape[1])
-  along = (outer.astype(jnp.float32) * out).sum(-1)  # of the softmax's own derivative
+  queries, keys, values, mask, out, lse = saved
+  do = _to_blocks(gradient, mask.subtree_end.shape[1])
+  delta = (do.astype(jnp.float32) * out).sum(-1)
 
-  def block(carry, inputs):
-    i, q, outer, normaliser, along, order, count = inputs
+  def query_block(carry, inputs):
+    i, q, do, lse, delta, kv_blocks, count = inputs
 
-    def with_keys(n, carry):
+    def key_block(n, carry):
       dq, dk, dv = carry
-      j = order[n]
-      key, value = _at(keys, j), _at(values, j)
-      scores, slope = _scores(q, key, i, j, tree, softcap)
-      weights = jnp.exp(scores - normaliser[..., None])
-      ds = weights * (_product("KQH,KSH->KQS", outer, value) - along[..., None]) * slope
+      j = kv_blocks[n]
+      key, value = _take(keys, j), _take(values, j)
+      scores, slope = _scores(q, key, i, j, mask, softcap)
+      weights = jnp.exp(scores - lse[..., None])
+      ds = weights * (_einsum("KQH,KSH->KQS", do, value) - delta[..., None]) * slope
       ds, weights = ds.astype(q.dtype), weights.astype(q.dtype)
-      dq += _product("KQS,KSH->KQH", ds, key)
-      for_key = _product("KQS,KQH->KSH", ds, q)
-      for_value = _product("KQS,KQH->KSH", weights, outer)
+      dq += _einsum("KQS,KSH->KQH", ds, key)
+      to_key = _einsum("KQS,KQH->KSH", ds, q)
+      to_value = _einsum("KQS,KQH->KSH", weights, do)
 
-      def put(x, new):
-        return jax.lax.dynamic_update_index_in_dim(x, _at(x, j) + new, j, 0)
+      def add(x, new):
+        return jax.lax.dynamic_update_index_in_dim(x, _take(x, j) + new, j, 0)
 
-      return dq, put(dk, for_key), put(dv, for_value)
+      return dq, add(dk, to_key), add(dv, to_value)
 
     start = (jnp.zeros(q.shape, jnp.float32), *carry)
-    dq, *carry = jax.lax.fori_loop(0, count, with_keys, start)
+    dq, *carry = jax.lax.fori_loop(0, count, key_block, start)
     return tuple(carry), dq
 
   zeros = jnp.zeros(keys.shape, jnp.float32)
-  inputs = (jnp.arange(len(queries)), queries, outer, normaliser, along, tree.order, tree.count)
-  (dk, dv), dq = jax.lax.scan(block, (zeros, zeros), inputs)
+  inputs = (jnp.arange(len(queries)), queries, do, lse, delta, mask.kv_blocks, mask.count)
+  (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), inputs)
   B, K, _, T, H = gradient.shape
-  dk, dv = (_rows(x, (B, K, 1, T, H))[:, :, 0] for x in (dk, dv))
-  dq = _rows(dq, gradient.shape).astype(queries.dtype)
+  dk, dv = (_to_rows(x, (B, K, 1, T, H))[:, :, 0] for x in (dk, dv))
+  dq = _to_rows(dq, gradient.shape).astype(queries.dtype)
   return dq, dk.astype(keys.dtype), dv.astype(values.dtype), None
 
 

@@ -10,7 +10,7 @@ from prm_jax import config as config_lib
 
 
 def frequencies(c: config_lib.Model) -> np.ndarray:
-  """Radians a token for each pair of a head's coordinates, float32 `[H / 2]`, of a full layer.
+  """Radians per token for each pair of a head's coordinates, float32 `[H / 2]`, of a full layer.
 
   Computed in float64: an error here is multiplied by the position.
   """
@@ -23,10 +23,10 @@ def frequencies(c: config_lib.Model) -> np.ndarray:
 
 
 def layer_frequencies(c: config_lib.Model, sliding: jax.Array | bool) -> jax.Array | np.ndarray:
-  """The same of a layer with or without a window; Gemma 3's have a theta each, the local unscaled.
+  """`frequencies` of a sliding or a full layer; they differ where `c.local_rope_theta` is set.
 
   Args:
-    sliding: bool `[]`, possibly traced.
+    sliding: bool `[]`, may be traced.
   """
   if not c.local_rope_theta:
     return frequencies(c)
@@ -39,20 +39,27 @@ def _unscaled(theta: float, head_size: int) -> np.ndarray:
 
 
 def _llama3(c: config_lib.Model, frequency: np.ndarray) -> np.ndarray:
-  """Llama 3.1: long waves are stretched by the factor, short ones kept, those between blended."""
-  turns = c.rope_original_length * frequency / (2 * np.pi)  # within the length trained on
+  """Llama 3.1's scaling: low frequencies are divided by the factor, high ones kept.
+
+  Between `rope_low_factor` and `rope_high_factor` turns within the original context length the two
+  are blended linearly.
+  """
+  turns = c.rope_original_length * frequency / (2 * np.pi)
   low, high = c.rope_low_factor, c.rope_high_factor
   kept = np.clip((turns - low) / (high - low), 0, 1)
   return frequency * (kept + (1 - kept) / c.rope_factor)
 
 
 def rotate(x: jax.Array, positions: jax.Array, frequency: jax.Array | np.ndarray) -> jax.Array:
-  """Turns each pair of coordinates by position times frequency, in float32; halves layout.
+  """Rotates each pair of coordinates by position times frequency, in float32.
 
   Args:
-    x: `[B, T, N, H]`; its coordinate j is paired with j + H / 2.
+    x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.
     positions: int32 `[B, T]`.
     frequency: float32 `[H / 2]`.
+
+  Returns:
+    `[B, T, N, H]` in the dtype of x.
   """
   angle = positions[:, :, None, None] * frequency
   cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -1,14 +1,15 @@
-"""Attention over packed trees on a TPU: a Pallas kernel for `j <= i < subtree_end[j]`.
+"""Attention over packed trees on TPU: a Pallas kernel for `j <= i < subtree_end[j]`.
 
-The arithmetic is that of arXiv:2205.14135: a running maximum and sum over blocks of keys, and a
-backward pass that computes weights anew from the logarithm of that sum, once for the queries and
-once for keys and values.  What is skipped is decided by the grid: its steps are the live pairs of
-blocks, listed beforehand, so that a pair in which no token sees another costs no arithmetic, no
-memory traffic and no step.
+This is FlashAttention (arXiv:2205.14135): a running maximum and sum over blocks of keys, and a
+backward pass that computes the attention weights again from the log-sum-exp, once for the queries
+and once for the keys and values.  As in splash attention the mask decides the grid: its steps are
+the active pairs of blocks, listed beforehand, so that a masked block costs no arithmetic, no memory
+traffic and no step.
 
 Tokens lie along lanes throughout.  Arrays are `[..., H, T]`, so that heads of 64 fill registers and
-memory, too.  Scores have keys along sublanes and queries along lanes; maxima, sums and normalisers
-are then rows `[1, queries]`, and of a product's operands only a small one is ever transposed.
+memory too.  Scores are `[block_kv, block_q]`, keys along sublanes and queries along lanes: maxima,
+sums and log-sum-exps are then rows `[1, block_q]`, and of a matmul's operands only a small one is
+ever transposed.
 """
 
 from __future__ import annotations
@@ -24,28 +25,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from prm_jax.model import block_mask
+from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 
 BLOCK = 512  # tokens of a block of queries or of keys, at most
 LANES = 128  # of a vector register: tokens of a block are a multiple
-QUERY_BYTES = 2**19  # of a block of queries with its G heads, so that everything fits in VMEM
-MASK_VALUE = -1e30  # finite: a block without a visible key must not make nan of the running maximum
-LIVE, FIRST, LAST = 1, 2, 4  # flags of a step: it counts; it begins, it ends an outer block
-
-
-class Rule(NamedTuple):
-  """Who sees whom."""
-
-  subtree_end: jax.Array  # int32 [B, T]
-  positions: jax.Array | None  # int32 [B, T]; only with a window
-  window: jax.Array | None  # int32 [1]
+QUERY_BYTES = 2**19  # of a block of queries with its G heads, at most, so that all fits in VMEM
+ACTIVE, FIRST, LAST = 1, 2, 4  # flags of a grid step; FIRST and LAST of an outer block
 
 
 class Settings(NamedTuple):
-  """What a kernel is compiled for."""
+  """The constants of a compiled kernel."""
 
   softcap: float
-  queries: int  # tokens of a block
-  keys: int
+  block_q: int
+  block_kv: int
   interpret: bool
 
 
@@ -53,36 +46,32 @@ def attention(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  subtree_end: jax.Array,
-  positions: jax.Array | None,
-  window: jax.Array | int | None,
+  mask: TreeMask,
   softcap: float,
   *,
   block: int = BLOCK,
   interpret: bool = False,
 ) -> jax.Array:
-  """Grouped-query attention under the tree rule.
+  """Grouped-query attention under a tree mask.
 
   Args:
-    q: `[B, K, G, T, H]`, scaled; k, v: `[B, K, T, H]`; T a multiple of LANES.
-    subtree_end, positions: int32 `[B, T]`; positions are needed only with a window.
-    window: tokens seen, by depth; None: all.
-    softcap: scores become `softcap * tanh(scores / softcap)`; 0: they stay.
+    q: `[B, K, G, T, H]`, scaled.
+    k, v: `[B, K, T, H]`; T is a multiple of LANES.
+    mask, softcap: as those of `blockwise.attention`, and so is the result.
     block: tokens of a block, at most; a multiple of LANES.
-    interpret: for tests, which run anywhere.
-
-  Returns:
-    `[B, K, G, T, H]` in v's dtype; sums are float32.
+    interpret: run the kernel without a TPU, for tests.
 
   Raises:
     ValueError: T is not a multiple of LANES.
   """
-  rule = Rule(subtree_end, None, None)
-  if window is not None:
-    rule = Rule(subtree_end, positions, jnp.asarray(window, jnp.int32).reshape(1))
+  if mask.window is None:
+    mask = TreeMask(mask.subtree_end)
+  else:
+    window = jnp.asarray(mask.window, jnp.int32).reshape(1)  # a table in scalar memory
+    mask = TreeMask(mask.subtree_end, mask.positions, window)
   settings = Settings(softcap, *block_sizes(q.shape, q.dtype, block), interpret)
   q, k, v = (x.swapaxes(-1, -2) for x in (q, k, v))
-  return _attention(q, k, v, rule, settings).swapaxes(-1, -2)
+  return _attention(q, k, v, mask, settings).swapaxes(-1, -2)
 
 
 def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple[int, int]:
@@ -95,75 +84,72 @@ def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple
   if T % LANES:
     raise ValueError(f"rows of {T} tokens: the TPU kernel needs a multiple of {LANES}")
   sizes = [size for size in range(LANES, min(block, T) + 1, LANES) if T % size == 0]
-  bytes_a_token = G * H * jnp.dtype(dtype).itemsize
-  fitting = [size for size in sizes if size * bytes_a_token <= QUERY_BYTES]
+  bytes_per_token = G * H * jnp.dtype(dtype).itemsize
+  fitting = [size for size in sizes if size * bytes_per_token <= QUERY_BYTES]
   return max(fitting, default=LANES), max(sizes)
 
 
-def steps(seen: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
-  """The steps of the grid: the pairs of blocks that are live, one outer block after another.
+def grid_steps(active: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
+  """The active pairs of blocks as steps of the grid, one outer block after another.
 
   Args:
-    seen: bool `[B, I, J]`; each of the I outer blocks has a live one among the J inner blocks.
+    active: bool `[B, I, J]`, for I outer and J inner blocks; each outer block has an active one.
 
   Returns:
-    Tables int32 `[B * I * J]`, as long as a row could need: outer block, inner block, flags.  After
-    its last pair a row stays there, where nothing new is fetched, with flags 0.
-    How many of its I * J steps the longest row needs, int32 `[]`.
+    Tables int32 `[B * I * J]` of outer block, inner block and flags, with room for all pairs.
+      After its last active pair a row repeats that pair, for which nothing new is fetched, with
+      flags 0.
+    The number of steps that the row with the most of them needs, int32 `[]`.
   """
-  B, _, inner_blocks = seen.shape
-  pairs, count = block_mask.listed(seen.reshape(B, -1))
+  B, _, inner_blocks = active.shape
+  pairs, count = block_mask.active_indices(active.reshape(B, -1))
   outer, inner = pairs // inner_blocks, pairs % inner_blocks
   step, end = jnp.arange(pairs.shape[1]), count[:, None] - 1
   changes, edge = outer[:, 1:] != outer[:, :-1], jnp.ones((B, 1), bool)
   first = jnp.concatenate([edge, changes], 1)
   last = jnp.concatenate([changes, edge], 1) | (step == end)
-  flags = jnp.where(step <= end, LIVE + FIRST * first + LAST * last, 0).astype(jnp.int32)
+  flags = jnp.where(step <= end, ACTIVE + FIRST * first + LAST * last, 0).astype(jnp.int32)
   return (outer.reshape(-1), inner.reshape(-1), flags.reshape(-1)), count.max()
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(q, k, v, rule: Rule, settings: Settings) -> jax.Array:
-  return _forward(q, k, v, rule, settings)[0]
+def _attention(q, k, v, mask: TreeMask, settings: Settings) -> jax.Array:
+  return _forward(q, k, v, mask, settings)[0]
 
 
-def _forward(q, k, v, rule, settings):
+def _forward(q, k, v, mask, settings):
   B, K, G, H, T = q.shape
-  queries = settings.queries
-  out, normaliser = _call(
+  block_q = settings.block_q
+  out, lse = _call(
     _forward_kernel,
-    rule,
+    mask,
     settings,
-    [("queries", q), ("keys", k), ("keys", v)],
-    [
-      ("queries", jax.ShapeDtypeStruct(q.shape, v.dtype)),
-      ("sums", jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)),
+    inputs=[("q", q), ("kv", k), ("kv", v)],
+    outputs=[
+      ("q", jax.ShapeDtypeStruct(q.shape, v.dtype)),
+      ("lse", jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)),
     ],
-    [(G, queries), (G, queries), (G, H, queries)],
-    products=2,
+    scratch=[(G, block_q), (G, block_q), (G, H, block_q)],
+    matmuls=2,
   )
-  # Kept by name (config.Model.saved), they spare recomputation this kernel.
-  out, normaliser = (checkpoint_name(x, "attention") for x in (out, normaliser))
-  return out, (q, k, v, rule, out, normaliser)
+  # Saved by name (config.Model.saved), they spare the backward pass this kernel.
+  out, lse = (checkpoint_name(x, "attention") for x in (out, lse))
+  return out, (q, k, v, mask, out, lse)
 
 
-def _backward(settings, saved, gradient):
-  q, k, v, rule, out, normaliser = saved
+def _backward(settings, saved, do):
+  q, k, v, mask, out, lse = saved
   G, H = q.shape[2:4]
-  # of the softmax's own derivative, float32 [B, K, G, T]
-  along = (gradient.astype(jnp.float32) * out.astype(jnp.float32)).sum(-2)
-  inputs = [("queries", q), ("keys", k), ("keys", v)]
-  inputs += [("queries", gradient), ("sums", normaliser), ("sums", along)]
-  call = functools.partial(_call, rule=rule, settings=settings, inputs=inputs)
-  (dq,) = call(
-    _queries_kernel, outputs=[("queries", q)], scratch=[(G, H, settings.queries)], products=3
-  )
+  delta = (do.astype(jnp.float32) * out.astype(jnp.float32)).sum(-2)  # [B, K, G, T]
+  inputs = [("q", q), ("kv", k), ("kv", v), ("q", do), ("lse", lse), ("lse", delta)]
+  call = functools.partial(_call, mask=mask, settings=settings, inputs=inputs)
+  (dq,) = call(_dq_kernel, outputs=[("q", q)], scratch=[(G, H, settings.block_q)], matmuls=3)
   dk, dv = call(
-    _keys_kernel,
-    outputs=[("keys", k), ("keys", v)],
-    scratch=[(H, settings.keys)] * 2,
-    products=4,
-    by_keys=True,
+    _dkv_kernel,
+    outputs=[("kv", k), ("kv", v)],
+    scratch=[(H, settings.block_kv)] * 2,
+    matmuls=4,
+    outer_kv=True,
   )
   return dq, dk, dv, None
 
@@ -173,188 +159,197 @@ _attention.defvjp(_forward, _backward)
 
 def _call(
   kernel: Callable,
-  rule: Rule,
+  mask: TreeMask,
   settings: Settings,
   inputs: list[tuple[str, jax.Array]],
   outputs: list[tuple[str, jax.Array | jax.ShapeDtypeStruct]],
   scratch: list[tuple[int, ...]],
-  products: int,
-  by_keys: bool = False,
+  matmuls: int,
+  outer_kv: bool = False,
 ) -> list[jax.Array]:
-  """Runs a kernel over the live pairs of blocks of each row, for each head of keys.
+  """Runs a kernel over the active pairs of blocks of each row, for each of K heads.
 
   Args:
-    kernel: of the step's flags; a function that gives who sees whom of the pair, bool `[keys,
-      queries]`; the soft cap; and references to the blocks of inputs, outputs and scratch.
-    inputs: of which the first is q; and outputs, described: each with the way in which it is cut.
+    kernel: called with the step's flags; a function that returns the pair's mask, bool `[block_kv,
+      block_q]`; the soft cap; and references to the blocks of inputs, outputs and scratch.
+    inputs, outputs: arrays or their descriptions, each with the key of its `_block_specs`; the
+      first input is q.
     scratch: shapes, float32.
-    products: of matrices, for each pair of blocks and head.
-    by_keys: the outer blocks are those of keys, not of queries.
+    matmuls: for each pair of blocks and query head.
+    outer_kv: whether blocks of keys are the outer ones; otherwise those of queries are.
   """
   B, K, G, H, T = inputs[0][1].shape
-  queries, keys = settings.queries, settings.keys
-  seen = block_mask.live(*rule, queries, keys)
-  (outer, inner, flags), count = steps(seen.swapaxes(1, 2) if by_keys else seen)
-  tables = (inner, outer, flags) if by_keys else (outer, inner, flags)
-  longest = flags.size // B
-
-  def query(b, s, tables):
-    return tables[0][b * longest + s]
-
-  def key(b, s, tables):
-    return tables[1][b * longest + s]
-
-  cut = {
-    "queries": pl.BlockSpec(
-      (None, None, G, H, queries), lambda b, h, s, t, _: (b, h, 0, 0, query(b, s, t))
-    ),
-    "sums": pl.BlockSpec((None, None, G, queries), lambda b, h, s, t, _: (b, h, 0, query(b, s, t))),
-    "keys": pl.BlockSpec((None, None, H, keys), lambda b, h, s, t, _: (b, h, 0, key(b, s, t))),
-    "of query": pl.BlockSpec((None, 1, queries), lambda b, h, s, t, _: (b, 0, query(b, s, t))),
-    "of key": pl.BlockSpec((None, 1, keys), lambda b, h, s, t, _: (b, 0, key(b, s, t))),
-  }
-  ruling = [("of key", rule.subtree_end[:, None])]
-  if rule.window is not None:
-    depths = rule.positions[:, None]
-    ruling += [("of key", depths), ("of query", depths)]
+  active = block_mask.active_blocks(mask, settings.block_q, settings.block_kv)
+  (outer, inner, flags), count = grid_steps(active.swapaxes(1, 2) if outer_kv else active)
+  tables = (inner, outer, flags) if outer_kv else (outer, inner, flags)
+  steps = flags.size // B  # of a row in the tables
+  specs = _block_specs(G, H, steps, settings)
+  mask_inputs = [("kv index", mask.subtree_end[:, None])]
+  if mask.window is not None:
+    depth = mask.positions[:, None]
+    mask_inputs += [("kv index", depth), ("q index", depth)]
 
   def body(tables, window, *refs):
-    at = pl.program_id(0) * longest + pl.program_id(2)
+    at = pl.program_id(0) * steps + pl.program_id(2)
     i, j, flags = (table[at] for table in tables)
-    (end, *depths), refs = refs[: len(ruling)], refs[len(ruling) :]
+    mask_refs, refs = refs[: len(mask_inputs)], refs[len(mask_inputs) :]
+    pair_mask = functools.partial(_pair_mask, i, j, settings, window, *mask_refs)
+    kernel(flags, pair_mask, settings.softcap, *refs)
 
-    def seen():
-      shape = (keys, queries)
-      key = j * keys + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-      query = i * queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-      if not depths:
-        return block_mask.sees(query, key, _column(end))
-      of_key, of_query = depths
-      return block_mask.sees(query, key, _column(end), of_query[...] - _column(of_key), window[0])
-
-    kernel(flags, seen, settings.softcap, *refs)
-
-  arrays, results = [x for _, x in ruling + inputs], [x for _, x in outputs]
+  arrays, results = [x for _, x in mask_inputs + inputs], [x for _, x in outputs]
   return pl.pallas_call(
     body,
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=2,
       grid=(B, K, count),
-      in_specs=[cut[how] for how, _ in ruling + inputs],
-      out_specs=[cut[how] for how, _ in outputs],
+      in_specs=[specs[key] for key, _ in mask_inputs + inputs],
+      out_specs=[specs[key] for key, _ in outputs],
       scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
     ),
     cost_estimate=pl.CostEstimate(  # of a row that is one chain: half of all pairs
-      flops=products * B * K * G * T * T * H,
+      flops=matmuls * B * K * G * T * T * H,
       transcendentals=B * K * G * T * T // 2,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays + results),
     ),
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
     interpret=settings.interpret,
-  )(tables, rule.window, *arrays)
+  )(tables, mask.window, *arrays)
 
 
-def _column(row) -> jax.Array:
-  """A block `[1, n]` as `[n, 1]`."""
-  return row[...].reshape(-1, 1)
+def _block_specs(G: int, H: int, steps: int, settings: Settings) -> dict[str, pl.BlockSpec]:
+  """How arrays are cut into the blocks of a grid step (row, head, step), by what they hold."""
+
+  def spec(table: int, *shape: int | None) -> pl.BlockSpec:
+    def index(b, h, step, tables, _):
+      leading = (b, h)[: shape.count(None)]
+      zeros = (0,) * (len(shape) - len(leading) - 1)
+      return (*leading, *zeros, tables[table][b * steps + step])
+
+    return pl.BlockSpec(shape, index)
+
+  Q, KV = 0, 1  # of the tables
+  return {
+    "q": spec(Q, None, None, G, H, settings.block_q),
+    "lse": spec(Q, None, None, G, settings.block_q),
+    "kv": spec(KV, None, None, H, settings.block_kv),
+    "q index": spec(Q, None, 1, settings.block_q),
+    "kv index": spec(KV, None, 1, settings.block_kv),
+  }
 
 
-def _product(a: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
+def _pair_mask(i, j, settings: Settings, window, kv_end, kv_depth=None, q_depth=None) -> jax.Array:
+  """The mask of query block i and key block j, bool `[block_kv, block_q]`."""
+  column = lambda row: row[...].reshape(-1, 1)
+  shape = (settings.block_kv, settings.block_q)
+  kv_index = j * settings.block_kv + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+  q_index = i * settings.block_q + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+  end = column(kv_end)
+  if q_depth is None:
+    return block_mask.attends(q_index, kv_index, end)
+  distance = q_depth[...] - column(kv_depth)
+  return block_mask.attends(q_index, kv_index, end, distance, window[0])
+
+
+def _matmul(a: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
   """a @ b, or a @ b.T, in float32."""
   dimensions = (((1,), (int(transposed),)), ((), ()))
   return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _scores(key, query, seen, softcap: float) -> tuple[jax.Array, jax.Array | float]:
-  """Masked scores `[keys, queries]`, of a transposed key, and the soft cap's derivative."""
-  scores, slope = _product(key, query), 1.0
+def _scores(k, q, mask, softcap: float) -> tuple[jax.Array, jax.Array | float]:
+  """Masked scores `[block_kv, block_q]` of k `[block_kv, H]` and q `[H, block_q]`, and the
+  derivative of the soft cap.
+  """
+  scores, slope = _matmul(k, q), 1.0
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
     slope = 1 - jnp.square(scores / softcap)
-  return jnp.where(seen, scores, MASK_VALUE), slope
+  return jnp.where(mask, scores, MASK_VALUE), slope
 
 
-def _forward_kernel(flags, seen, softcap, q, k, v, out, normaliser, most, total, sums):
-  """Values of a block of queries; `sums` is `[G, H, queries]`, `most` and `total` one of each."""
+def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total, acc):
+  """The output of a block of queries, accumulated in `acc` `[G, H, block_q]`, and its log-sum-exp.
+
+  `maximum` and `total` `[G, block_q]` are the running maximum and sum.
+  """
 
   @pl.when(flags & FIRST != 0)
   def _():
-    most[...] = jnp.full(most.shape, MASK_VALUE, jnp.float32)
+    maximum[...] = jnp.full(maximum.shape, MASK_VALUE, jnp.float32)
     total[...] = jnp.zeros(total.shape, jnp.float32)
-    sums[...] = jnp.zeros(sums.shape, jnp.float32)
+    acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-  @pl.when(flags & LIVE != 0)
+  @pl.when(flags & ACTIVE != 0)
   def _():
-    visible, key, value = seen(), k[...].T, v[...]
+    mask, key, value = pair_mask(), k[...].T, v[...]
     for g in range(q.shape[0]):
       row = slice(g, g + 1)
-      scores, _ = _scores(key, q[g], visible, softcap)
-      before = most[row]
+      scores, _ = _scores(key, q[g], mask, softcap)
+      before = maximum[row]
       new = jnp.maximum(before, scores.max(0, keepdims=True))
-      weights, kept = jnp.exp(scores - new), jnp.exp(before - new)
-      most[row] = new
-      total[row] = total[row] * kept + weights.sum(0, keepdims=True)
-      sums[g] = sums[g] * kept + _product(value, weights.astype(value.dtype))
+      weights, decay = jnp.exp(scores - new), jnp.exp(before - new)
+      maximum[row] = new
+      total[row] = total[row] * decay + weights.sum(0, keepdims=True)
+      acc[g] = acc[g] * decay + _matmul(value, weights.astype(value.dtype))
 
-  # A token sees itself, so its own block leaves nothing of what MASK_VALUE put into the sums.
+  # What masked scores added to the sums is gone by now: every token attends to itself, where
+  # `decay` was exp(MASK_VALUE - score) = 0.
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):
-      out[g] = (sums[g] / total[g : g + 1]).astype(out.dtype)
-    normaliser[...] = most[...] + jnp.log(total[...])
+      out[g] = (acc[g] / total[g : g + 1]).astype(out.dtype)
+    lse[...] = maximum[...] + jnp.log(total[...])
 
 
-def _weights(g, visible, softcap, q, key, value, outer, normaliser, along):
-  """Weights `[keys, queries]` of a head, and the gradient of the scores before the soft cap.
+def _weights(g, mask, softcap, q, key, value, do, lse, delta):
+  """Attention weights `[block_kv, block_q]` of query head g, and the gradient of its scores.
 
-  Key and value are transposed, `[keys, H]`.
+  Key and value are `[block_kv, H]`; the gradient is that of the scores before the soft cap.
   """
   row = slice(g, g + 1)
-  scores, slope = _scores(key, q[g], visible, softcap)
-  weights = jnp.exp(scores - normaliser[row])
-  return weights, weights * (_product(value, outer[g]) - along[row]) * slope
+  scores, slope = _scores(key, q[g], mask, softcap)
+  weights = jnp.exp(scores - lse[row])
+  return weights, weights * (_matmul(value, do[g]) - delta[row]) * slope
 
 
-def _queries_kernel(flags, seen, softcap, q, k, v, outer, normaliser, along, dq, sums):
-  """Gradient of a block of queries: `sums` is `[G, H, queries]`."""
+def _dq_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dq, acc):
+  """The gradient of a block of queries, accumulated in `acc` `[G, H, block_q]`."""
 
   @pl.when(flags & FIRST != 0)
   def _():
-    sums[...] = jnp.zeros(sums.shape, jnp.float32)
+    acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-  @pl.when(flags & LIVE != 0)
+  @pl.when(flags & ACTIVE != 0)
   def _():
-    visible, key, value = seen(), k[...].T, v[...].T
+    mask, key, value = pair_mask(), k[...].T, v[...].T
     for g in range(q.shape[0]):
-      _, ds = _weights(g, visible, softcap, q, key, value, outer, normaliser, along)
-      sums[g] += _product(k[...], ds.astype(key.dtype))
+      _, ds = _weights(g, mask, softcap, q, key, value, do, lse, delta)
+      acc[g] += _matmul(k[...], ds.astype(key.dtype))
 
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):
-      dq[g] = sums[g].astype(dq.dtype)
+      dq[g] = acc[g].astype(dq.dtype)
 
 
-def _keys_kernel(
-  flags, seen, softcap, q, k, v, outer, normaliser, along, dk, dv, for_key, for_value
-):
-  """Gradients of a block of keys and values, over the G heads of queries that share them."""
+def _dkv_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dk, dv, acc_k, acc_v):
+  """The gradients of a block of keys and values, over the G query heads that share them."""
 
   @pl.when(flags & FIRST != 0)
   def _():
-    for_key[...] = jnp.zeros(for_key.shape, jnp.float32)
-    for_value[...] = jnp.zeros(for_value.shape, jnp.float32)
+    acc_k[...] = jnp.zeros(acc_k.shape, jnp.float32)
+    acc_v[...] = jnp.zeros(acc_v.shape, jnp.float32)
 
-  @pl.when(flags & LIVE != 0)
+  @pl.when(flags & ACTIVE != 0)
   def _():
-    visible, key, value = seen(), k[...].T, v[...].T
+    mask, key, value = pair_mask(), k[...].T, v[...].T
     for g in range(q.shape[0]):
-      weights, ds = _weights(g, visible, softcap, q, key, value, outer, normaliser, along)
-      for_key[...] += _product(q[g], ds.astype(q.dtype), transposed=True)
-      for_value[...] += _product(outer[g], weights.astype(outer.dtype), transposed=True)
+      weights, ds = _weights(g, mask, softcap, q, key, value, do, lse, delta)
+      acc_k[...] += _matmul(q[g], ds.astype(q.dtype), transposed=True)
+      acc_v[...] += _matmul(do[g], weights.astype(do.dtype), transposed=True)
 
   @pl.when(flags & LAST != 0)
   def _():
-    dk[...] = for_key[...].astype(dk.dtype)
-    dv[...] = for_value[...].astype(dv.dtype)
+    dk[...] = acc_k[...].astype(dk.dtype)
+    dv[...] = acc_v[...].astype(dv.dtype)

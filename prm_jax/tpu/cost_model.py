@@ -162,8 +162,8 @@ def kernel_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:
 @functools.cache
 def _live(T: int, window: int | None, queries: int, keys: int) -> int:
   """Pairs of blocks in which a token of a chain sees another."""
-  end, depth = jnp.full((1, T), T), jnp.arange(T)[None]
-  return int(block_mask.live(end, depth, window, queries, keys).sum())
+  mask = block_mask.TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)
+  return int(block_mask.active_blocks(mask, queries, keys).sum())
 
 
 def seconds(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -23,12 +21,7 @@ def weights(batch: Batch) -> dict[str, jax.Array]:
   }
 
 
-def sums(
-  model: StepScorer,
-  batch: Batch,
-  config: config_lib.Loss,
-  last: Mapping[str, jax.Array] | None = None,
-) -> dict[str, jax.Array]:
+def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
   """Summed losses of a batch, in nats, and the number of right classifications.
 
   step: cross-entropy of the class at each read position (paper section 2.6 and F.1: maximise the
@@ -36,14 +29,11 @@ def sums(
   language_model: next-token cross-entropy over solution tokens, only if it has a weight or is the
     objective, which has no steps.  The token before the first of a branch is the last of the prefix
     it hangs off.
-
-  Args:
-    last: weights of the last layers, where only they are trained: see `StepScorer.hidden`.
   """
-  hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end, last)
+  hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   out = {}
   if config.objective != "language_model":
-    logits = model.read(hidden, batch.read_positions)
+    logits = model.class_logits(hidden, batch.read_positions)
     labelled = batch.read_targets >= 0
     targets = jnp.maximum(batch.read_targets, 0)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)

@@ -124,8 +124,8 @@ def train_step(
     trained, opt_state = choice.cut(state.params), state.opt_state
 
   def objective(trained, batch):
-    params, last = choice.for_loss(state.params, trained)
-    sums = loss_lib.sums(nnx.merge(graphdef, params), batch, config, last)
+    params = choice.put(state.params, trained)
+    sums = loss_lib.sums(nnx.merge(graphdef, params), batch, config)
     return loss_lib.total(sums, weights, config), sums
 
   gradient = jax.grad(objective, has_aux=True)
@@ -167,7 +167,7 @@ def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.
   """Class log-probabilities, float32 `[B, R, C]`, at the batch's read positions."""
   model: StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-  return jax.nn.log_softmax(model.read(hidden, batch.read_positions))
+  return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
 
 
 def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.Array, jax.Array]:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
-from prm_jax.model.decoder import EQUATIONS, low_rank
+from prm_jax.model.decoder import lora_einsums
 
 HEAD = ("head", "head_bias")
 Params = dict[str, Any]  # nested, of arrays or of their descriptions
@@ -143,10 +143,9 @@ def merge(params: Params, c: config_lib.Model) -> Params:
     return params
   blocks = {name: x for name, x in params["blocks"].items() if "_lora_" not in name}
   for name in c.lora_targets:
-    _, summed, new, _ = low_rank(EQUATIONS[name])
     low, high = (params["blocks"][f"{name}_lora_{side}"] for side in ("in", "out"))
-    product = jnp.einsum(f"L{summed}r,Lr{new}->L{summed}{new}", low, high)
-    weight = blocks[name] + c.lora_alpha / c.lora_rank * product
+    update = jnp.einsum(lora_einsums(name)[2], low, high)
+    weight = blocks[name] + c.lora_alpha / c.lora_rank * update
     blocks[name] = weight.astype(blocks[name].dtype)
   return params | {"blocks": blocks}
 

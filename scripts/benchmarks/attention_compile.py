@@ -28,8 +28,9 @@ from jax.sharding import PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
+from prm_jax.model import mesh_axes, tree_kernel
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.model import tree_kernel
+from prm_jax.model.block_mask import TreeMask
 from prm_jax.runtime import json_lines
 from prm_jax.tpu import compile
 
@@ -70,10 +71,10 @@ def alone(settings: dict) -> dict:
   window, softcap = sizes.get("window"), sizes.get("softcap", 0.0)
   split = jax.shard_map(
     # for memory, any positions will do
-    lambda q, k, v, end: attend(q, k, v, end, end if window else None, window, softcap),
+    lambda q, k, v, end: attend(q, k, v, TreeMask(end, end, window), softcap),
     mesh=mesh,
-    in_specs=PartitionSpec(attention_lib.ROWS),
-    out_specs=PartitionSpec(attention_lib.ROWS),
+    in_specs=PartitionSpec(mesh_axes.ROWS),
+    out_specs=PartitionSpec(mesh_axes.ROWS),
     check_vma=False,
   )
 
@@ -104,12 +105,12 @@ def step(settings: dict) -> dict:
   }
 
 
-def splash(q, k, v, subtree_end, positions, window, softcap, *, fused: bool):
+def splash(q, k, v, mask, softcap, *, fused: bool):
   """JAX's splash attention over the trees of a row, each as one sequence.
 
   Which tokens of its own tree one sees, it cannot be told: segments only tell trees apart.
   """
-  assert window is None and not softcap
+  assert mask.window is None and not softcap
   _, K, G, T, _ = q.shape
   block = min(tree_kernel.BLOCK, T)
   forward = {"block_q": block, "block_kv": block}
@@ -122,7 +123,7 @@ def splash(q, k, v, subtree_end, positions, window, softcap, *, fused: bool):
     head_shards=1,
     q_seq_shards=1,
   )
-  segments = jax.lax.cummax(subtree_end, axis=1)
+  segments = jax.lax.cummax(mask.subtree_end, axis=1)
 
   def of_row(q, k, v, segments):
     out = attend(
@@ -133,15 +134,12 @@ def splash(q, k, v, subtree_end, positions, window, softcap, *, fused: bool):
   return jax.vmap(of_row)(q, k, v, segments)
 
 
-def dense(q, k, v, *rule):
+def dense(q, k, v, mask, softcap):
   """This project's own, in its own order of axes."""
   B, K, G, T, H = q.shape
   q = jnp.moveaxis(q, 3, 1).reshape(B, T, K * G, H)
   k, v = jnp.moveaxis(k, 2, 1), jnp.moveaxis(v, 2, 1)
-  end, positions, window, softcap = rule
-  out = attention_lib.attention(
-    q, k, v, end, positions, window, 1.0, softcap, implementation="dense"
-  )
+  out = attention_lib.attention(q, k, v, mask, scale=1.0, softcap=softcap, implementation="dense")
   return jnp.moveaxis(out.reshape(B, T, K, G, H), 1, 3)
 
 

@@ -25,8 +25,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = pathlib.Path(__file__).parent / "attention_compile.py"
 STEP = ("config.py", "types.py", "model", "training")  # code that the figures of a step depend on
 ALONE = {  # and those of attention alone, by form
-  "kernel": ("model/live_blocks.py", "model/tree_kernel.py"),
-  "dense": ("model/live_blocks.py", "model/attention.py"),
+  "kernel": ("model/block_mask.py", "model/tree_kernel.py"),
+  "dense": ("model/block_mask.py", "model/attention.py"),
   # its blocks are as long
   "splash_fused": ("model/tree_kernel.py",),
   "splash_split": ("model/tree_kernel.py",),

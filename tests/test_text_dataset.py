@@ -1,4 +1,4 @@
-"""Special tokens in text for next-token training: a chat format's in prompts, letters elsewhere."""
+"""Special tokens in text for next-token training: read in prompts, plain text elsewhere."""
 
 import json
 
@@ -9,7 +9,7 @@ from prm_jax.input_pipeline import text_dataset, tokenizers
 
 @pytest.fixture(scope="module", params=["tokenizer.model", "tokenizer.json"])
 def tokenizer(request, arithmetic_data, tmp_path_factory):
-  """One with <s> and </s>, of each kind."""
+  """A tokenizer with <s> and </s>, of each kind."""
   if request.param == "tokenizer.model":
     return tokenizers.load(arithmetic_data / request.param)
   library = pytest.importorskip("tokenizers", reason="it makes a tokenizer.json")
@@ -34,7 +34,7 @@ def tokens(tmp_path, tokenizer, **line):
 
 
 def test_special_tokens_count_in_prompts_alone(tmp_path, tokenizer):
-  """A prompt's are tokens, as its author meant; a completion's or a document's are letters."""
+  """Spelled out in a prompt they are tokens; in a completion or a document, plain text."""
   (end,) = tokenizer.encode("</s>", special=True)
   found = tokens(tmp_path, tokenizer, prompt="a</s>b", completion="a</s>b")
   prompt, letters = tokenizer.encode("a</s>b", special=True), tokenizer.encode("a</s>b")
@@ -45,7 +45,7 @@ def test_special_tokens_count_in_prompts_alone(tmp_path, tokenizer):
 
 
 def test_a_prompt_that_begins_a_sequence_begins_it_once(tmp_path, tokenizer):
-  """Chat templates write the first token themselves."""
+  """A chat template writes the first token itself, and it is not added again."""
   written, plain = (
     tokens(tmp_path, tokenizer, prompt=prompt, completion="b") for prompt in ("<s>a", "a")
   )

@@ -1,4 +1,4 @@
-"""Prefix trees of several solutions: every distinct token once, every label once, nothing moved."""
+"""Prefix trees and packing: every distinct token once, every label once, nothing moved."""
 
 import collections
 import dataclasses
@@ -26,9 +26,7 @@ def encode(tree: StepTree, objective: str = "process") -> token_tree.TokenTree:
 
 def chain(ids: list[int]) -> token_tree.TokenTree:
   """Tokens without a branch, the last of which is read."""
-  T = len(ids)
-  fields = (ids, range(T), [T] * T, range(-1, T - 1), [T - 1], [0])
-  return token_tree.TokenTree(*(np.array(field, np.int32) for field in fields))
+  return token_tree.chain(ids, reads=[len(ids) - 1])
 
 
 def path(tree: token_tree.TokenTree, i: int) -> tuple[int, ...]:
@@ -37,13 +35,13 @@ def path(tree: token_tree.TokenTree, i: int) -> tuple[int, ...]:
 
 
 def reads(tree: token_tree.TokenTree) -> list[tuple[tuple[int, ...], int]]:
-  """What is read: the text up to there, and the target."""
+  """The text before each read, and its target."""
   places = zip(tree.read_positions.tolist(), tree.read_targets.tolist())
   return [(path(tree, i), target) for i, target in places]
 
 
 def check(tree: token_tree.TokenTree) -> None:
-  """A tree in preorder, whatever made it."""
+  """Asserts that a tree is well formed: preorder, depths, parents, sorted reads, int32."""
   index = np.arange(len(tree))
   assert np.all(tree.subtree_end > index) and np.all(tree.subtree_end <= len(tree))
   for i in index:
@@ -62,7 +60,7 @@ CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(chain)
 @settings(max_examples=200, deadline=None)
 @given(solutions() | CHAINS)
 def test_a_merged_tree_has_every_prefix_once(each):
-  """As many tokens as there are distinct prefixes, and each token stands after its own."""
+  """As many tokens as there are distinct prefixes, each behind its own prefix."""
   merged, places = prefix_tree.merge(each)
   check(merged)
   prefixes = [path(merged, i) for i in range(len(merged))]
@@ -75,7 +73,7 @@ def test_a_merged_tree_has_every_prefix_once(each):
 @settings(max_examples=100, deadline=None)
 @given(solutions())
 def test_the_largest_branch_stands_first(each):
-  """Siblings are in descending order of their subtrees, so that a trunk is not interrupted."""
+  """Siblings are sorted by the size of their subtrees, so that a trunk is not interrupted."""
   merged, _ = prefix_tree.merge(each)
   branches = collections.defaultdict(list)
   for i in range(len(merged)):
@@ -86,7 +84,7 @@ def test_the_largest_branch_stands_first(each):
 @settings(max_examples=100, deadline=None)
 @given(solutions())
 def test_a_label_counts_once_and_another_rating_beside_it(each):
-  """Reads are the distinct (step, rating) pairs; or all of them, where each is an example."""
+  """Reads are the distinct (step, rating) pairs; with `every_read`, all of them."""
   every = [read for tree in each for read in reads(tree)]
   assert collections.Counter(reads(prefix_tree.merge(each)[0])) == collections.Counter(set(every))
   all_kept = reads(prefix_tree.merge(each, every_read=True)[0])
@@ -96,7 +94,7 @@ def test_a_label_counts_once_and_another_rating_beside_it(each):
 @settings(max_examples=100, deadline=None)
 @given(solutions())
 def test_a_token_is_predicted_once(each):
-  """Every distinct token after the problem is one language-model target, and no other is."""
+  """Each distinct token after the problem is one language-model target; no other token is."""
   merged, _ = prefix_tree.merge(each)
   wanted = {path(tree, i) for tree in each for i in np.flatnonzero(tree.previous >= 0)}
   assert {path(merged, i) for i in np.flatnonzero(merged.previous >= 0)} == wanted
@@ -105,7 +103,7 @@ def test_a_token_is_predicted_once(each):
 @settings(max_examples=100, deadline=None)
 @given(solutions())
 def test_sequences_are_the_paths_of_a_tree(each):
-  """Flattened: chains, one to a leaf, with every label and every target once between them."""
+  """One chain per leaf, and in all of them each label and each target once."""
   merged, _ = prefix_tree.merge(each)
   chains = prefix_tree.sequences([merged])
   leaves = np.flatnonzero(merged.subtree_end == np.arange(len(merged)) + 1)
@@ -121,7 +119,7 @@ def test_sequences_are_the_paths_of_a_tree(each):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(solutions(), min_size=1, max_size=5), st.integers(20, 60))
 def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
-  """However trees are cut: no row overflows, no label is lost, doubled or moved."""
+  """However trees are cut, no row overflows and no label is lost, doubled or moved."""
   merged = []
   for i, each in enumerate(groups):  # another first token for each problem
     tree, _ = prefix_tree.merge(each)
@@ -147,7 +145,7 @@ def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
 
 
 def test_values_come_back_to_their_trees():
-  """`by_tree` undoes the packing: the reads of each tree, in its own order, cut or not."""
+  """`by_tree` undoes the packing: each tree has its reads in order, whether it was cut or not."""
   steps = StepTree("p", tuple("abcdefgh"), (-1,) * 8, (1,) * 8)
   long, short = encode(steps), encode(StepTree("q", ("a",), (-1,), (1,)))
   packed = packing.PackedRows([short, long], 12)
@@ -159,7 +157,7 @@ def test_values_come_back_to_their_trees():
 
 
 def test_a_tree_is_cut_where_least_is_repeated():
-  """Two deep branches and a border near the root: the cut is at the root."""
+  """A tree with a deep and a shallow branch point is cut at the shallow one."""
   tree = encode(StepTree("p", ("aa", "bb", "cc", "d"), (-1, 0, 0, -1), (1, 1, 1, 1)))
   assert len(tree) == 14
   packed = packing.PackedRows([tree], 12)
@@ -167,7 +165,7 @@ def test_a_tree_is_cut_where_least_is_repeated():
 
 
 def test_an_example_beyond_a_row_is_an_error():
-  """A path cannot be cut, so whoever packs has to shorten it: the error says which and by what."""
+  """The error names the example and its length: a path cannot be cut."""
   with pytest.raises(ValueError, match="example 0 has a path of 7 tokens, a row 6"):
     packing.PackedRows([encode(StepTree("p", ("aaa",), (-1,), (1,)))], 6)
 
@@ -175,7 +173,7 @@ def test_an_example_beyond_a_row_is_an_error():
 @settings(max_examples=100, deadline=None)
 @given(solutions(), st.integers(1, 20))
 def test_shortening_keeps_the_reads_within(each, longest):
-  """Reads up to the length stay, behind the same text; tokens that lead to none of them go."""
+  """Reads up to the length stay behind the same text; tokens that lead to no read go."""
   merged, _ = prefix_tree.merge(each)
   short = prefix_tree.shorten(merged, longest)
   check(short)
@@ -191,7 +189,7 @@ def pack(examples, row_length, objective="process", **kwargs):
 
 
 def test_a_long_example_is_cut_at_a_step_and_reported():
-  """What does not fit loses whole steps from the end of its path; the rest keep their labels."""
+  """A path longer than a row loses steps from its end; the others keep their labels."""
   tree = StepTree("p", ("aaaa", "bbbb", "cccc"), (-1, 0, 1), (1, 0, -1), source="f:3")
   rows, about = pack([tree], 13)
   assert tiny.TOKENIZER.decode(rows.trees[0].tokens) == "p\naaaa\nbbbb\n"
@@ -204,7 +202,7 @@ def test_a_long_example_is_cut_at_a_step_and_reported():
 
 
 def test_an_outcome_is_never_that_of_a_part():
-  """A solution that does not fit a row is no outcome example: its end, the answer, is missing."""
+  """A solution that does not fit a row is no outcome example: its answer would be missing."""
   tree = StepTree("p", ("aaaa", "bbbb"), (-1, 0), (None, None), outcome=True)
   short = dataclasses.replace(tree, steps=("a", "b"))
   rows, about = pack([tree, short], 10, "outcome")
@@ -213,7 +211,7 @@ def test_an_outcome_is_never_that_of_a_part():
 
 
 def test_every_outcome_counts():
-  """Solutions that begin alike pull on what they share as often as they are there."""
+  """A token that several solutions share has one outcome target for each of them."""
   right, wrong = (
     StepTree("p", ("a", step), (-1, 0), (None, None), outcome=step == "b") for step in "bc"
   )
@@ -225,7 +223,7 @@ def test_every_outcome_counts():
 
 
 def test_the_manifest_counts_what_trees_save():
-  """Tokens of the rows, of all paths alone, and those that cutting repeats, add up."""
+  """The manifest counts tokens of the rows, of the paths alone, and those that cutting repeats."""
   both = [StepTree("p", ("aa", step), (-1, 0), (1, 1)) for step in ("bb", "cc")]
   _, about = pack(both, 64)
   assert (about["tokens"], about["tokens_of_paths"], about["examples"]) == (12, 18, 2)
