@@ -40,6 +40,7 @@ setuptools.setup(
     "tyro>=1.0.17",
     "tqdm>=4.66",
     "orjson>=3.10",
+    "msgspec>=0.19",
     "matplotlib>=3.9",
     "jinja2>=3.1",
   ],

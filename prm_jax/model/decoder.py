@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -307,14 +307,8 @@ class StepScorer(nnx.Module):
     tokens: jax.Array,
     positions: jax.Array,
     subtree_end: jax.Array,
-    last: Mapping[str, jax.Array] | None = None,
   ) -> jax.Array:
-    """Final hidden states `[B, T, D]` of packed rows; arguments int32 `[B, T]` (types.Batch).
-
-    Args:
-      last: weights of the last layers, stacked, which are used in place of the model's own: where
-        only they are trained, the layers before them have no part in the gradient.
-    """
+    """Final hidden states `[B, T, D]` of packed rows; arguments int32 `[B, T]` (types.Batch)."""
     c = self.config
     x = look_up(self.embedding[...], tokens, c)
     if c.scale_embeddings:
@@ -327,21 +321,8 @@ class StepScorer(nnx.Module):
       weights, sliding = inputs
       return nnx.merge(block, weights)(x, positions, subtree_end, sliding), None
 
-    def run(layer, x, inputs):
-      count = len(jax.tree.leaves(inputs)[0])
-      return jax.lax.scan(layer, x, inputs, unroll=count if c.unroll_layers else 1)[0]
-
-    trained = recomputed(layer, c)
-    if last is None:
-      x = run(trained, x, (layers, slides))
-    else:
-      before = c.layers - len(jax.tree.leaves(last)[0])
-
-      def frozen(x, i):  # by index: a slice of the stack would be a copy of it
-        return layer(x, (jax.tree.map(lambda w: w[i], layers), jnp.asarray(slides)[i]))
-
-      x = run(frozen, x, np.arange(before)) if before else x
-      x = run(trained, x, (last, slides[before:]))
+    unroll = c.layers if c.unroll_layers else 1
+    x, _ = jax.lax.scan(recomputed(layer, c), x, (layers, slides), unroll=unroll)
     return rms_norm(x, self.final_norm[...], c)
 
   def read(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
