@@ -87,8 +87,8 @@ def main() -> None:
     config = about.config.model
     export.write(
       args.output,
-      trainable.merge(params, config),
-      trainable.without_factors(config),
+      trainable.merge_lora(params, config),
+      trainable.without_lora(config),
       about.vocab_size,
       contract=about.contract if args.kind == "token-classification" else None,
       kind=args.kind,

@@ -1,14 +1,14 @@
-"""Trains a process or outcome reward model, or a language model; run again to resume.
+"""Trains a process or outcome reward model, or a language model; run it again to resume.
 
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/prm
   python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2 \
-    --config.optim.trained=lora --config.model.lora_rank=16     from a public model, factors alone
+    --config.optim.trained=lora --config.model.lora_rank=16     LoRA on a public model
 
-With several hosts, run it on all of them, with one work directory that all can reach.
-Any setting can be changed: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
-Writes checkpoints/, metrics.jsonl, manifest.json (what the data became), the tokenizer and, where
+Any setting can be overridden: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
+With several hosts, run it on all of them, with a work directory that all of them can reach.
+Writes checkpoints/, metrics.jsonl, manifest.json (counts of the data), the tokenizer and, if
 tensorboardX is installed, TensorBoard events to the work directory.  After SIGTERM it saves and
-exits with 75: docs/checkpoints.md.
+exits with 75.  All exit codes: docs/checkpoints.md.
 """
 
 import dataclasses
@@ -19,23 +19,25 @@ from prm_jax import config as config_lib
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  workdir: str  # of this run; holds its checkpoints; a folder, or gs://BUCKET/DIR
+  workdir: str  # of this run, for its checkpoints and logs: a folder, or gs://BUCKET/DIR
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
   hosts: config_lib.Hosts = config_lib.Hosts()
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.runtime import distributed, preemption
-  from prm_jax.training import loop  # after the flags: mistakes answer at once
+  from prm_jax.runtime import distributed, preemption  # after the flags: mistakes answer at once
+
+  preemption.exit_on_sigterm()
+  from prm_jax.training import loop
 
   try:
     with distributed.job(args.hosts):
       loop.run(args.config, args.workdir)
   except (ValueError, OSError) as error:
     raise SystemExit(f"train.py: {error}") from error
-  except preemption.Preempted as notice:
-    print(f"train.py: {notice}; run the same command again to resume", file=sys.stderr)
+  except preemption.Preempted as stop:
+    print(f"train.py: {stop}; run the same command again to resume", file=sys.stderr)
     sys.exit(preemption.EXIT_CODE)
   except KeyboardInterrupt:
     raise SystemExit("stopped; run the same command again to resume") from None

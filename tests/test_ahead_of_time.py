@@ -155,8 +155,6 @@ VOCABULARY = 50 * 16
   [
     ({}, 3 * 3 * (WEIGHTS + SCORES)),
     ({"trained": "head"}, 3 * (WEIGHTS + SCORES)),
-    ({"trained": "last_layers"}, (2 + 3) * (WEIGHTS + SCORES)),  # one layer, by default
-    ({"trained": "last_layers", "last_layers": 2}, (1 + 6) * (WEIGHTS + SCORES)),
     ({"trained": "lora", "rank": 2}, 3 * (2 * WEIGHTS + 3 * SCORES + 3 * 2 * (16 + 24))),
   ],
 )
@@ -172,8 +170,6 @@ def test_operations_of_a_step_are_counted_by_hand(choice, expected):
     ({}, 3),
     ({"untied": True}, 3),
     ({"embedding_scale": 0.0}, 2),
-    ({"trained": "last_layers"}, 2),  # the tied embedding is not trained
-    ({"trained": "last_layers", "untied": True}, 3),
     ({"trained": "lora", "rank": 2, "untied": True}, 2),
     ({"trained": "head"}, 1),
     ({"trained": "head", "untied": True}, 2),  # forward and to its own weights

@@ -1,4 +1,4 @@
-"""Checkpoints: what is kept, what is refused, and that nothing is used but what was saved."""
+"""Checkpoints: which are kept, which are refused, and that only undamaged ones are used."""
 
 import contextlib
 import dataclasses
@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.scoring import scorer
-from prm_jax.training import checkpoint, loop
-from prm_jax.training import state as state_lib
+from prm_jax.training import checkpoint, loop, programs
 from prm_jax.training import step as step_lib
 
 # orbax leaves behind what it had begun to read of a damaged checkpoint
@@ -95,10 +94,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_not_used(saved, tmp_path, capfd, damage):
-  """The one before is, with a warning; the damaged one is set aside, and its step saved again.
-
-  A reader changes nothing on disk.
-  """
+  """The one before is used, with a warning.  A run renames the damaged one; a reader does not."""
   workdir = tmp_path / "run"
   shutil.copytree(saved, workdir)
   DAMAGES[damage](workdir / "checkpoints/2")
@@ -120,7 +116,7 @@ def test_a_damaged_checkpoint_is_not_used(saved, tmp_path, capfd, damage):
 
 
 def test_a_half_deleted_checkpoint_is_passed_over(saved, tmp_path):
-  """One that was being deleted when the run was killed: the next save ends the deletion."""
+  """If a run was killed while it deleted a checkpoint, the next save ends the deletion."""
   workdir = tmp_path / "run"
   shutil.copytree(saved, workdir)
   shutil.rmtree(workdir / "checkpoints/1/params")
@@ -149,9 +145,9 @@ def test_damaged_checkpoints_alone_are_an_error(saved, tmp_path):
 
 
 def test_packages_of_other_versions_are_named(saved):
-  """Those of the checkpoint beside those here; what it does not know of is no difference."""
+  """A checkpoint's packages are compared with those installed, where it names them."""
   with opened(saved, None) as reader:
-    then = reader.versions(2)
+    then = reader.info(2)["versions"]
   assert loop.other_packages(then) == loop.other_packages({}) == ""
   changed = loop.other_packages(then | {"jax": "0.1.2"})
   assert changed == f"jax 0.1.2, now {jax.__version__}"
@@ -176,9 +172,8 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   layouts = []
   for (data, fsdp, tensor), some in shapes.items():
     on = sharding_lib.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
-    layouts.append(
-      state_lib.abstract_state(sharding_lib.abstract_params(tiny.MODEL, 256, 3, on), optimizer, on)
-    )
+    params = sharding_lib.abstract_params(tiny.MODEL, 256, 3, on)
+    layouts.append(programs.abstract_state(params, optimizer, on))
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), x.dtype), layouts[0])
   for i, layout in enumerate(layouts):
@@ -214,7 +209,8 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
         checkpointer.save(small, metadata, None if i == 4 else values)
   with opened(tmp_path, None) as reader:
     assert reader.steps() == expected
-    assert reader.evaluation(5) is None and reader.evaluation(6)["accuracy"] == 0.1
+    evaluations = [reader.info(step)["evaluation"] for step in (5, 6)]
+    assert evaluations[0] is None and evaluations[1]["accuracy"] == 0.1
     found = lambda which: reader.newest(lambda step, _: step, which)[2]
     assert [found(which) for which in ("latest", "best", "5")] == [6, min(expected), 5]
     with pytest.raises(
@@ -296,14 +292,13 @@ def abstract(like):
 
 like = TrainState(jax.ShapeDtypeStruct((), np.int32, sharding=sharding_lib.replicated(on)),
                   *(abstract(x) for x in (state(0).params, state(0).opt_state)))
-with preemption.PreemptionGuard() as notice:
-  notice.defer()
+with preemption.PreemptionGuard() as guard:
   with contextlib.closing(checkpoint.Checkpointer(workdir, KEEP)) as checkpointer:
     assert checkpointer.newest(lambda *_: None) is None
     for step in range(1, 1000):
       if step == 5 and index == 1:
         os.kill(os.getpid(), signal.SIGTERM)  # one of them is told
-      if step == 3 or (told := notice.reached(step)):
+      if step == 3 or (told := guard.reached(step)):
         checkpointer.save(state(step), METADATA)
         checkpointer.finish()
       if step != 3 and told:

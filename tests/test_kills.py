@@ -1,7 +1,6 @@
 """Runs that are stopped, killed or started twice lose nothing, and say what is wrong."""
 
 import collections
-import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -62,55 +61,25 @@ def test_sigterm_saves_and_loses_nothing(experiment, tmp_path, monkeypatch):
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_sigterm_before_the_first_step_ends_at_once(experiment, tmp_path, monkeypatch):
-  """There is nothing to save while data are read, so there is nothing to wait for."""
-  monkeypatch.setattr(loop, "read_rows", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-  with pytest.raises(preemption.Preempted, match="before the first step"):
-    loop.run(experiment, tmp_path)
+def test_sigterm_before_the_first_step_ends_at_once():
+  """There is nothing to save while data or a checkpoint are read; the exit code asks for a restart.
 
-
-def test_sigterm_that_is_swallowed_is_heeded_all_the_same(experiment, tmp_path, monkeypatch):
-  """An exception in the garbage collector's callbacks is printed and forgotten."""
-  real = loop.read_rows
-
-  def read_rows(*args):
-    with contextlib.suppress(preemption.Preempted):
-      os.kill(os.getpid(), signal.SIGTERM)
-    return real(*args)
-
-  monkeypatch.setattr(loop, "read_rows", read_rows)
-  with pytest.raises(preemption.Preempted, match="before the first step"):
-    loop.run(experiment, tmp_path)
-
-
-def test_sigterm_while_a_checkpoint_is_read_leaves_it_whole(experiment, tmp_path, monkeypatch):
-  """A read that is broken off is not a damaged checkpoint: the next start goes on from it."""
-  loop.run(tiny.change(experiment, "train", steps=4, save_every=2, keep=2), tmp_path)
-  kept = sorted((tmp_path / "checkpoints").iterdir())
-  shutil.rmtree(kept.pop())  # as if the run had been killed before its last save
-  real = checkpoint.ocp.load_checkpointables
-
-  def load(*args):
-    try:
-      os.kill(os.getpid(), signal.SIGTERM)
-    except BaseException as error:  # as orbax does
-      raise RuntimeError("broken off") from error
-    return real(*args)
-
-  again = tiny.change(experiment, "train", steps=4, save_every=2, keep=2)
-  with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="the first step"):
-    patch.setattr(checkpoint.ocp, "load_checkpointables", load)
-    loop.run(again, tmp_path)
-  assert sorted((tmp_path / "checkpoints").iterdir()) == kept
-  loop.run(again, tmp_path)
-  assert checkpoint.latest(tmp_path)[0] == 4
+  No exception is raised, which a reader of checkpoints could take for damage.
+  """
+  code = (
+    "import os, signal\nfrom prm_jax.runtime import preemption\npreemption.exit_on_sigterm()\n"
+    "try:\n  os.kill(os.getpid(), signal.SIGTERM)\nfinally:\n  print('not reached')"
+  )
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, text=True)
+  assert (done.returncode, done.stdout) == (preemption.EXIT_CODE, "")
+  assert "before the first step" in done.stderr
 
 
 def test_one_run_at_a_time(tmp_path):
   """A second run in a work directory is refused, and told who is there; SIGKILL frees it."""
   code = (
     "import pathlib, sys, time\nfrom prm_jax.runtime import workdir_lock\n"
-    "with workdir_lock.locked(pathlib.Path(sys.argv[1])):\n  print('mine', flush=True)\n"
+    "with workdir_lock.WorkdirLock(pathlib.Path(sys.argv[1])):\n  print('mine', flush=True)\n"
     "  time.sleep(600)"
   )
   first = subprocess.Popen(
@@ -120,13 +89,13 @@ def test_one_run_at_a_time(tmp_path):
     assert first.stdout.readline() == "mine\n"
     with (
       pytest.raises(ValueError, match=rf"another run is writing here \(process {first.pid} on "),
-      workdir_lock.locked(tmp_path),
+      workdir_lock.WorkdirLock(tmp_path),
     ):
       pass
   finally:
     first.kill()
     first.wait()
-  with workdir_lock.locked(tmp_path):
+  with workdir_lock.WorkdirLock(tmp_path):
     pass
 
 
@@ -134,7 +103,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
   """It is named before anything is read or trained.  (/proc refuses even root.)"""
   with (
     pytest.raises(OSError, match="--workdir=/proc/run cannot be written"),
-    workdir_lock.locked(pathlib.Path("/proc/run")),
+    workdir_lock.WorkdirLock(pathlib.Path("/proc/run")),
   ):
     pass
 

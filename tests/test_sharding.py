@@ -19,7 +19,6 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.tpu import compile, hlo
 from prm_jax.training import programs as programs_lib
-from prm_jax.training import state as state_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/golden"
@@ -58,7 +57,25 @@ def table(name, models):
   c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
   _, state = compile.described(compile.Job(c, SLICES[name]))
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())
-  return f"{name} on {SLICES[name]}: {mesh}\n\n{state_lib.table(state)}"
+  return f"{name} on {SLICES[name]}: {mesh}\n\n{state_table(state)}"
+
+
+def state_table(state):
+  """A line for each array of an abstract state: name, shape, dtype, mesh axes, bytes per device."""
+  rows = [("array", "shape", "dtype", "axes", "bytes of a device")]
+  for path, x in jax.tree_util.tree_leaves_with_path(state):
+    spec = (*x.sharding.spec, *[None] * (len(x.shape) - len(x.sharding.spec)))
+    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    axes = ", ".join("-" if not a else a if isinstance(a, str) else " + ".join(a) for a in spec)
+    size = f"{sharding_lib.bytes_of_a_device(x):,}"
+    rows.append((name, str(list(x.shape)), x.dtype.name, f"[{axes}]", size))
+  rows.append(("all", "", "", "", f"{sharding_lib.bytes_of_a_device(state):,}"))
+  widths = [max(len(row[i]) for row in rows) for i in range(5)]
+  lines = [
+    "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths)), row[4].rjust(widths[4])])
+    for row in rows
+  ]
+  return "\n".join(lines) + "\n"
 
 
 @pytest.mark.parametrize("name", SLICES)

@@ -191,7 +191,7 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   assert not script(monkeypatch, "export.py", *flags, "--kind=causal-lm")
   tokenizer = scorer.newest(workdir)[2]
   _, about, params, on = scorer.restore(workdir)
-  expected = trainable.merge(params, about.config.model)
+  expected = trainable.merge_lora(params, about.config.model)
   preset = families.read(tmp_path / "lm")
   assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)
   abstract = sharding_lib.abstract_params(preset.config, about.vocab_size, 1, on)
@@ -216,10 +216,10 @@ def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch, nam
 
 def test_text_and_its_objective_come_together():
   """Text without the objective, the objective without text, and half of the text are errors."""
-  data = config_lib.Data(text_train="a", text_eval="b")
-  with pytest.raises(ValueError, match=r"loss\.objective='process' with data\.text_train='a'"):
-    config_lib.Experiment(data=data)
-  with pytest.raises(ValueError, match=r"data\.text_train=''"):
-    config_lib.Experiment(loss=TEXT)
-  with pytest.raises(ValueError, match="are given together"):
-    config_lib.Experiment(loss=TEXT, data=config_lib.Data(text_train="a"))
+  for loss, files in [
+    (config_lib.Loss(), {"text_train": "a", "text_eval": "b"}),
+    (TEXT, {}),
+    (TEXT, {"text_train": "a"}),
+  ]:
+    with pytest.raises(ValueError, match=r"language_model needs both, other objectives neither"):
+      config_lib.Experiment(loss=loss, data=config_lib.Data(**files))

@@ -1,46 +1,48 @@
-"""Several hosts as one job: joining it, and making sure that all run the same.
+"""Several hosts as one job: joining it, and checking that all hosts run the same.
 
-Every host runs the same program with the same settings.  Each packs all rows, which is the same
-plan everywhere, and builds of every batch only the rows that its own devices hold
-(`sharding.global_batch`).  The first host writes what is not sharded.
+Every host runs the same program with the same settings.  Each host packs all rows, to the same
+plan, and builds only those rows of a batch that its own devices hold (`sharding.global_batch`).
+The first host writes all files that are not sharded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
 import os
 import pathlib
-import re
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import json_lines
 
-PATIENCE = 20  # seconds until it is said that hosts are missing
-CONNECT = 300  # seconds until a job is given up of which hosts are missing
-SILENCE = 30  # seconds without a sign of life after which a host counts as dead
+PATIENCE = 20  # seconds until a message says that hosts are missing
+CONNECT = 300  # seconds until JAX gives up a job whose hosts are missing
+SILENCE = 30  # seconds without a heartbeat after which a host counts as dead
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "prm_jax")
-LOST = os.EX_TEMPFAIL  # exit code where another host is gone: start the job again
+LOST = os.EX_TEMPFAIL  # exit code when another host is gone: start the job again
 
 
 @contextlib.contextmanager
 def job(c: config_lib.Hosts) -> Iterator[None]:
-  """Joins the job's other processes, if there are; on an error leaves them at once, by exit code 1.
+  """Joins the job's other processes, if there are any, and leaves them at once after an error.
 
-  A process that waited for the others to end, as JAX does, would keep them in a collective that
-  this one has left.  The code is `LOST` if it is another host that has left.  (On TPUs JAX itself
-  then ends the process, by SIGABRT.)
+  A process that waited for the others, as JAX does at exit, would keep them in a collective that it
+  has left itself.  The exit code is `LOST` if another host is gone, else 1.  (On TPUs JAX ends the
+  process by itself when another host is gone, by SIGABRT.)
   """
   join(c)
   try:
@@ -48,54 +50,50 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
   except Exception as error:
     if jax.process_count() == 1:
       raise
-    print(
-      of_this(f"{type(error).__name__}: {error}"),
-      "The job's other hosts end too.  If another one has ended before this one, its log says why.",
-      "Started again on all hosts, training goes on from the newest checkpoint.",
-      sep="\n",
-      file=sys.stderr,
-    )
+    say = functools.partial(print, file=sys.stderr, flush=True)
+    say(of_this(f"{type(error).__name__}: {error}"))
+    say("The job's other hosts end too.  If one of them ended before this one, its log says why.")
+    say("Started again on all hosts, training goes on from the newest checkpoint.")
     sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(LOST if _left_alone(error) else 1)
+    os._exit(LOST if _another_host_is_gone() else 1)
 
 
-# What is said of a host that is gone, in whatever class: by collectives on CPUs, and by JAX's
-# coordination service, also of barriers.
-GONE = re.compile(r"\bGloo\b|gloo/transport|CoordinationService|\b[Bb]arrier\b")
-# The same as a status of JAX's own errors.  Storage has these codes too, where no host is gone.
-STATUS = re.compile(r"\b(UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
+def _another_host_is_gone() -> bool:
+  """Whether JAX's coordination service finds a host dead; called by every host with an error.
 
-
-def _left_alone(error: BaseException | None) -> bool:
-  """Whether another host's end is among the causes, which may be of several classes."""
-  if error is None:
-    return False
-  said, of_jax = str(error), isinstance(error, jax.errors.JaxRuntimeError)
-  if GONE.search(said) or (of_jax and STATUS.search(said)):
-    return True
-  # The context also where there is a cause: closing what was open may end with an error of its own.
-  causes = (error.__cause__, error.__context__, *getattr(error, "exceptions", ()))
-  return any(map(_left_alone, causes))
+  Hosts that are all alive and have failed alike meet at a barrier at once.  A dead host breaks the
+  barrier, after `SILENCE` seconds at the latest.  If the barrier just times out, the other hosts
+  are alive and wait for this one: the error is its own.
+  """
+  timeout, start = 1.5 * SILENCE, time.monotonic()
+  try:
+    multihost.get_barrier_sync_fn()(key="error", timeout_ms=int(1000 * timeout))
+  except Exception:  # whatever breaks it
+    return time.monotonic() - start < timeout
+  return False
 
 
 def join(c: config_lib.Hosts) -> None:
-  """Makes this process one of the job's, if the job has several; before JAX is used.
+  """Joins the other processes of the job, if it has several; to be called before JAX is used.
 
-  On TPU slices, Kubernetes, Slurm and MPI, JAX finds the others by itself.  If they do not come
-  within `CONNECT` seconds, JAX ends the process.
+  On TPU slices, Kubernetes, Slurm and MPI, JAX finds them by itself.  If they do not come within
+  `CONNECT` seconds, JAX ends the process.
 
   Raises:
-    ValueError: what is said of the hosts is not enough, or makes no sense.
+    ValueError: the settings in `c` are incomplete or contradict each other.
   """
-  given = {}
-  if c.coordinator_address:
-    given = {name: getattr(c, name) for name in ("coordinator_address", "num_processes")}
-    given["process_id"] = c.process_id
-  # On CPUs two programs under way at once may meet in another order on another host, and wait; or
-  # take, on many simulated devices, the threads that each needs for all of its devices at once.
+  given = dataclasses.asdict(c) if c.coordinator_address else {}
+  # On CPUs, two programs in flight could meet in different orders on different hosts and deadlock,
+  # or starve each other of threads where a host simulates many devices.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
-  timer = threading.Timer(PATIENCE, _say_who_is_missing, [c])
+  where = f" at {c.coordinator_address}" if c.coordinator_address else ""
+  message = (
+    f"waiting for the job's other hosts{where} since {PATIENCE} s, for {CONNECT} s at most.  Does "
+    "this command run on all of them (gcloud: --worker=all)?  Can they reach the first one's port?"
+  )
+  timer = threading.Timer(
+    PATIENCE, functools.partial(print, file=sys.stderr, flush=True), [message]
+  )
   timer.daemon = True
   timer.start()
   try:
@@ -108,55 +106,45 @@ def join(c: config_lib.Hosts) -> None:
       raise
     simulated = jax.config.jax_num_cpu_devices > 1 or "device_count" in os.getenv("XLA_FLAGS", "")
     jax.config.update("jax_cpu_enable_async_dispatch", not simulated)
-    return  # nothing here says that there are others, or JAX is in use already, as in a notebook
+    return  # a single host, or JAX is in use already, as in a notebook
   finally:
     timer.cancel()
   print(f"host {jax.process_index()} of {jax.process_count()}", file=sys.stderr, flush=True)
 
 
-def _say_who_is_missing(c: config_lib.Hosts) -> None:
-  where = f" at {c.coordinator_address}" if c.coordinator_address else ""
-  print(
-    f"waiting for the job's other hosts{where} since {PATIENCE} s, for {CONNECT} s at most.  Does "
-    "this command run on all of them (gcloud: --worker=all)?  Can they reach the first one's port?",
-    file=sys.stderr,
-    flush=True,
-  )
-
-
 def is_first() -> bool:
-  """Whether this host writes what all hosts know."""
+  """Whether this is the host that writes files and logs."""
   return jax.process_index() == 0
 
 
 def of_this(text: str) -> str:
-  """The text with this host's number before it, where there are others."""
+  """The text, preceded by this host's number if there are several hosts."""
   count = jax.process_count()
   return text if count == 1 else f"host {jax.process_index()} of {count}: {text}"
 
 
 @contextlib.contextmanager
 def written_once(path: str | pathlib.Path) -> Iterator[TextIO]:
-  """`json_lines.written` on the first host; what the others write goes nowhere."""
+  """`json_lines.written` on the first host; the other hosts write to the null device."""
   with json_lines.written(path) if is_first() else open(os.devnull, "w") as file:
     yield file
 
 
 def somewhere(here: bool) -> bool:
-  """Whether it is so on any host; all hosts ask at the same point."""
+  """Whether `here` is true on any host; to be called by all hosts."""
   if jax.process_count() == 1:
     return here
   return bool(multihost_utils.process_allgather(np.array(here)).any())
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
-  """Compares what every host should have alike; all hosts call it at the same point.
+  """Compares values that all hosts must have in common; to be called by all hosts.
 
   Args:
-    facts: name to value, of which JSON or its text is compared.
+    facts: name to value, compared as JSON.
 
   Raises:
-    ValueError: two hosts differ; says in what.
+    ValueError: two hosts differ; names the values and the hosts.
   """
   if jax.process_count() == 1:
     return
@@ -179,16 +167,16 @@ def check_same(facts: Mapping[str, Any]) -> None:
 
 
 def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
-  """`check_same` of a script: its flags, what it reads, and the packages.
+  """`check_same` for the flags of a script, the contents of its input files, and the packages.
 
-  Hosts that read other rows would compute other numbers of batches, and wait for each other.
+  Hosts with different input would compute different numbers of batches, and wait for each other.
 
   Args:
-    args: the flags, as a dataclass.  `pathlib.Path`s may differ, so long as `files` do not.
-    files: what is read; by several hosts only, once more here.
+    args: the flags, as a dataclass.  Paths may differ between hosts if the contents do not.
+    files: the input files.
 
   Raises:
-    ValueError: two hosts differ; says in what.
+    ValueError: two hosts differ; names the values and the hosts.
     OSError: a file cannot be read.
   """
   if jax.process_count() == 1:
@@ -206,7 +194,7 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
 
 
 def versions() -> dict[str, str]:
-  """Of the packages that decide what is computed."""
+  """Versions of the packages that decide which numbers are computed."""
   found = {}
   for package in PACKAGES:
     try:

@@ -1,8 +1,8 @@
-"""Being stopped from outside: SIGTERM becomes a checkpoint at the next step, and an exit code.
+"""SIGTERM becomes a checkpoint after the step under way, and the exit code 75.
 
-Cloud machines, Kubernetes and Slurm send SIGTERM to a process and kill it some 30 seconds later.
-The run then ends with `EXIT_CODE`, the sysexits.h code of a temporary failure: start it again.  It
-is neither 1 (an error that will come again) nor 2 (a wrong flag), and not 143 either, with which
+Cloud machines, Kubernetes and Slurm send SIGTERM to a process that they take away, and kill it some
+30 seconds later.  `EXIT_CODE` is the sysexits.h code of a temporary failure: start the job again.
+It differs from 1 (an error that will come again), from 2 (a wrong flag), and from 143, with which
 systemd and others count a service as stopped on purpose.
 """
 
@@ -16,54 +16,52 @@ import jax
 from jax.experimental import multihost_utils
 
 EXIT_CODE = os.EX_TEMPFAIL  # 75
-TOO_EARLY = "told to stop (SIGTERM) before the first step; nothing was to be saved"
 
 
-class Preempted(BaseException):  # as KeyboardInterrupt: not to be caught with other errors
-  """The run was told to stop, and has saved what it had."""
+class Preempted(BaseException):  # as KeyboardInterrupt, so that `except Exception` lets it pass
+  """The run received SIGTERM and has saved its state."""
+
+
+def exit_on_sigterm() -> None:
+  """Makes SIGTERM end this process at once with `EXIT_CODE`: for the time before the first step.
+
+  An exception would not do: libraries that read a checkpoint take it for damage, and Python drops
+  one that is raised during garbage collection.
+  """
+
+  def leave(*_) -> None:
+    os.write(2, b"stopped by SIGTERM before the first step; there was nothing to save\n")
+    os._exit(EXIT_CODE)
+
+  signal.signal(signal.SIGTERM, leave)
 
 
 class PreemptionGuard:
-  """In a `with` block: whether the run has been told to stop.
+  """Context manager that records SIGTERM instead of ending the process.
 
-  With `jax.distributed`, whichever host is told, all hosts stop at the same step; jax listens to
-  SIGTERM itself there.  Outside the main thread nobody listens.
+  With `jax.distributed`, JAX itself listens to SIGTERM, and all hosts stop after the same step,
+  whichever of them received it.  Outside of the main thread, signals are not recorded.
   """
 
   def __init__(self):
-    self._told = self._deferring = False
-    self._before = None
+    self._received = False
+    self._previous = None
 
   def __enter__(self) -> PreemptionGuard:
     main = threading.current_thread() is threading.main_thread()
     if main and not jax.distributed.is_initialized():
-      self._before = signal.signal(signal.SIGTERM, self._on_signal)
+      self._previous = signal.signal(signal.SIGTERM, self._record)
     return self
 
   def __exit__(self, *_) -> None:
-    if self._before is not None:
-      signal.signal(signal.SIGTERM, self._before)
+    if self._previous is not None:
+      signal.signal(signal.SIGTERM, self._previous)
 
-  def defer(self) -> None:
-    """From here on SIGTERM no longer raises Preempted on the spot.
-
-    What it would break off is reading a checkpoint, which would be taken for a damaged one; later
-    there is something to save.
-    """
-    self._deferring = True
-
-  def heed(self) -> None:
-    """Raises Preempted if SIGTERM came since `defer`: there is nothing to save yet."""
-    if self._told:
-      raise Preempted(TOO_EARLY)
+  def _record(self, *_) -> None:
+    self._received = True
 
   def reached(self, step: int) -> bool:
-    """Whether to save now, after `step` updates, and stop.  To be asked after every update."""
+    """Whether to save after `step` updates, and stop; to be called after every update."""
     if jax.distributed.is_initialized():
       return multihost_utils.reached_preemption_sync_point(step)
-    return self._told
-
-  def _on_signal(self, *_) -> None:
-    self._told = True  # once more changes nothing: the save goes on
-    if not self._deferring:  # lost if this interrupts Python's garbage collector: `heed` asks again
-      raise Preempted(TOO_EARLY)
+    return self._received

@@ -17,10 +17,10 @@ Path = pathlib.Path | epath.Path
 
 
 def path(text: str | os.PathLike[str]) -> Path:
-  """The path, with the methods of pathlib; of a bucket they read and write its objects.
+  """A path with the methods of pathlib, which for a bucket read and write its objects.
 
   Raises:
-    ValueError: a URL of another kind, or the package that reads buckets is not there.
+    ValueError: a URL of another kind, or gcsfs, which reads buckets, is not installed.
   """
   if isinstance(text, os.PathLike):
     text = os.fspath(text)
@@ -34,7 +34,7 @@ def path(text: str | os.PathLike[str]) -> Path:
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:
-  """`path`, from the root on."""
+  """`path`, made absolute."""
   found = path(text)
   return found if in_bucket(found) else found.resolve()
 
@@ -44,19 +44,19 @@ def in_bucket(path: Path) -> bool:
 
 
 def size(path: Path) -> int:
-  """Of a file, in bytes."""
+  """Bytes of a file."""
   stat = path.stat()
   return stat.length if in_bucket(path) else stat.st_size
 
 
 @contextlib.contextmanager
 def local(folder: Path, unless: Callable[[], Any] = bool) -> Iterator[pathlib.Path]:
-  """The folder; for one in a bucket a local one, whose files are copied there in the end.
+  """A local folder to write to: `folder` itself, or a temporary one that is uploaded at the end.
 
-  Objects cannot be appended to, and some libraries write to file systems only.
+  Objects of a bucket cannot be appended to, and some libraries write to file systems only.
 
   Args:
-    unless: asked in the end: if true, nothing is copied.
+    unless: called at the end; if it returns something true, nothing is uploaded.
   """
   if not in_bucket(folder):
     yield folder
@@ -70,26 +70,26 @@ def local(folder: Path, unless: Callable[[], Any] = bool) -> Iterator[pathlib.Pa
 
 
 def upload(source: pathlib.Path, folder: epath.Path) -> None:
-  """Copies all files below a local folder to the same names below one in a bucket."""
+  """Copies all files below a local folder to a folder of a bucket, with the same names."""
   for file in sorted(source.rglob("*")):
     if file.is_file():
       write(folder / file.relative_to(source), file.read_bytes())
 
 
 def write(path: epath.Path, data: bytes) -> None:
-  """Writes an object of a bucket; OSError, whatever is in the way."""
+  """Writes an object of a bucket; OSError if that fails for any reason."""
   try:
     path.write_bytes(data)
-  except Exception as error:  # of gcsfs, of Google's authentication, or of HTTP
+  except Exception as error:  # from gcsfs, Google's authentication or HTTP
     raise OSError(f"{path}: cannot be written: {type(error).__name__}: {error}") from error
 
 
 def read(path: epath.Path) -> bytes:
-  """An object of a bucket as it is there now: `path.read_bytes` may go by what was listed before.
+  """The present contents of an object of a bucket (`path.read_bytes` may use a cached listing).
 
   Raises:
-    FileNotFoundError: it is not there.
-    OSError: it cannot be read, whatever is in the way.
+    FileNotFoundError: there is no such object.
+    OSError: it cannot be read for any other reason.
   """
   try:
     return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))

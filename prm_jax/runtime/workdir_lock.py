@@ -1,96 +1,87 @@
-"""One run at a time writes a work directory."""
+"""A lock, so that one run at a time writes a work directory."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
 
 from prm_jax.runtime import distributed, storage
 
-LOCK = "train.lock"
+NAME = "train.lock"
 
 
-@dataclasses.dataclass(frozen=True)
 class WorkdirLock:
-  """That a work directory is this run's; in a bucket, until another run takes it over."""
+  """Context manager that locks a work directory, which it makes if needed; on the first host.
 
-  workdir: storage.Path
-  own: bytes  # what the lock file says while it is
-
-  def taken_by(self) -> str:
-    """Who has taken it over; "": nobody.  Only the first host looks, and only in a bucket."""
-    if not storage.in_bucket(self.workdir) or not distributed.is_first():
-      return ""
-    try:
-      found = storage.read(self.workdir / LOCK)
-    except FileNotFoundError:
-      return ""
-    return "" if found == self.own else found.decode(errors="replace").strip() or "unknown"
-
-  def check(self) -> None:
-    """To be called by all hosts before they write; ValueError if another run has taken over."""
-    if storage.in_bucket(self.workdir) and distributed.somewhere(bool(by := self.taken_by())):
-      raise self.lost(by)
-
-  def lost(self, by: str) -> ValueError:
-    who = f" ({by})" if by else ""
-    return ValueError(
-      f"{self.workdir}: another run has taken over this work directory{who}; this one ends, and "
-      "saves nothing more.  Start one only, or give each its own --workdir"
-    )
-
-
-@contextlib.contextmanager
-def locked(workdir: storage.Path) -> Iterator[WorkdirLock]:
-  """Holds the work directory, which is made if it is not there; of several hosts the first does.
-
-  The lock is the operating system's, on an open file: it goes with the process, however that ends,
-  so the file that stays behind means nothing.  In a bucket there are no locks: the file says who
-  started there last, and the run before finds that out by `WorkdirLock.check`.
-
-  Raises:
-    ValueError: another process holds it; or has taken it over, whatever error that led to.
-    OSError: it cannot be written.
+  The operating system locks the open file and unlocks it when the process ends in any way, so a
+  file that is left behind means nothing.  A bucket has no locks: there the file names the run that
+  started last, and an earlier run finds that out by `check`.
   """
-  path = workdir / LOCK
-  own = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n"
-  hold = WorkdirLock(workdir, own.encode())
-  if not distributed.is_first():
-    yield hold
-    return
-  if storage.in_bucket(workdir):
-    storage.write(path, hold.own)
+
+  def __init__(self, workdir: storage.Path):
+    self.workdir = workdir
+    self._mark = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}\n"
+    self._stack = contextlib.ExitStack()
+
+  def __enter__(self) -> WorkdirLock:
+    """Raises ValueError if another process has the lock, OSError if it cannot be written."""
+    if distributed.is_first():
+      if storage.in_bucket(self.workdir):
+        storage.write(self.workdir / NAME, self._mark.encode())
+      else:
+        self._lock_file()
+    return self
+
+  def _lock_file(self) -> None:
+    path = self.workdir / NAME
     try:
-      yield hold
-    except Exception as error:  # such as of a save whose files the other run has deleted
-      with contextlib.suppress(OSError):
-        if by := hold.taken_by():
-          raise hold.lost(by) from error
-      raise
-    return
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
-  except OSError as error:
-    raise OSError(f"--workdir={workdir} cannot be written: {error}") from error
-  with file:
+      self.workdir.mkdir(parents=True, exist_ok=True)
+      file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - closed by the stack
+    except OSError as error:
+      raise OSError(f"--workdir={self.workdir} cannot be written: {error}") from error
+    self._stack.enter_context(file)
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       file.seek(0)
       raise ValueError(
-        f"{workdir}: another run is writing here ({file.read().strip() or 'unknown'}); wait for "
-        "its end, or give this one its own --workdir"
+        f"{self.workdir}: another run is writing here ({file.read().strip() or 'unknown'}); wait "
+        "for its end, or give this one its own --workdir"
       ) from None
     except OSError as error:  # some network file systems have no locks
       print(f"warning: {path}: no locks here ({error}); start one run only", file=sys.stderr)
     file.truncate(0)
-    file.write(own)
+    file.write(self._mark)
     file.flush()
-    yield hold
+
+  def __exit__(self, kind, error, traceback) -> None:
+    self._stack.close()
+    if isinstance(error, Exception):  # such as a failed save, whose files another run has deleted
+      with contextlib.suppress(OSError):
+        if other := self.taken_by():
+          raise self._lost(other) from error
+
+  def taken_by(self) -> str:
+    """The run that has taken over the bucket since, as seen by the first host; "": none."""
+    if not storage.in_bucket(self.workdir) or not distributed.is_first():
+      return ""
+    try:
+      found = storage.read(self.workdir / NAME).decode(errors="replace")
+    except FileNotFoundError:
+      return ""
+    return "" if found == self._mark else found.strip() or "unknown"
+
+  def check(self) -> None:
+    """ValueError if another run has taken over; to be called by all hosts before they write."""
+    if storage.in_bucket(self.workdir) and distributed.somewhere(bool(other := self.taken_by())):
+      raise self._lost(other)
+
+  def _lost(self, other: str) -> ValueError:
+    return ValueError(
+      f"{self.workdir}: another run has taken over this work directory{f' ({other})' * bool(other)}"
+      "; this one ends, and saves nothing more.  Start one only, or give each its own --workdir"
+    )

@@ -23,6 +23,7 @@ from importlib import metadata
 from typing import Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 from jax.experimental import topologies
 
@@ -33,7 +34,6 @@ from prm_jax.runtime import json_lines
 from prm_jax.tpu import cost_model, hlo
 from prm_jax.training import initialization, trainable
 from prm_jax.training import programs as programs_lib
-from prm_jax.training import state as state_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
@@ -353,7 +353,7 @@ def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
   mesh = sharding_lib.abstract_mesh(c.mesh, job.chips())
   params = sharding_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  return c, state_lib.abstract_state(params, optimizer, mesh, trainable.Choice.of(c))
+  return c, programs_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
 
 
 def collectives(program: hlo.Program) -> dict[str, Any]:
@@ -389,5 +389,5 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
 
 def answer() -> None:
   """The other side of `compiled`: a job from standard input, what the compiler said to output."""
-  job = config_lib.from_json(Job, json.load(sys.stdin))
+  job = msgspec.convert(json.load(sys.stdin), Job)
   json.dump(dataclasses.asdict(compile_here(job)), sys.stdout)

@@ -59,7 +59,7 @@ def step_flops(
     training: False: of a forward pass that reads step probabilities.
   """
   m, T = c.model, c.data.row_length
-  trained = trainable.Choice.of(c).cut(params) if training else {}
+  trained = trainable.Trainable.of(c).select(params) if training else {}
   passed = layers_passed(c) if training else 0
   a_token = 0
   for name, x in params["blocks"].items():
@@ -74,8 +74,7 @@ def step_flops(
 
 def layers_passed(c: config_lib.Experiment) -> int:
   """Layers that the gradient passes through."""
-  known = {"head": 0, "last_layers": c.optim.last_layers}
-  return known.get(c.optim.trained, c.model.layers)
+  return 0 if c.optim.trained == "head" else c.model.layers
 
 
 def attention_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:

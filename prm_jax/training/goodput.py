@@ -1,4 +1,4 @@
-"""Where a run's seconds go: what share of them are updates, and what takes the rest."""
+"""What share of a run's time are updates, and what takes the rest."""
 
 from __future__ import annotations
 
@@ -7,81 +7,45 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-NO_PART = {"step", "split", "goodput", "total", "unix"}  # of a record: no seconds of their own
-DATA_BOUND = 0.1  # share of the time spent waiting for rows that is worth a warning
+NO_PART = {"step", "split", "goodput", "total", "unix"}  # fields of a summary that are not a part
 
 
 class Goodput:
-  """Seconds of a run, by what they went to: of its processes so far, and of this one."""
+  """Seconds of a run by what they were spent on, over all its processes."""
 
   def __init__(self):
-    self._began, self._time = time.perf_counter(), time.time()
-    self._before: collections.Counter[str] = collections.Counter()
+    self._began, self._began_unix = time.perf_counter(), time.time()
+    self._before: collections.Counter[str] = collections.Counter()  # seconds of earlier processes
     self.seconds: collections.Counter[str] = collections.Counter()  # of this process
 
   @contextlib.contextmanager
-  def spent_on(self, name: str) -> Iterator[None]:
+  def spent_on(self, part: str) -> Iterator[None]:
+    """Adds the time of the block to `part`."""
     start = time.perf_counter()
     try:
       yield
     finally:
-      self.seconds[name] += time.perf_counter() - start
+      self.seconds[part] += time.perf_counter() - start
 
   def resume(self, last: dict[str, float]) -> None:
-    """Adds the processes before this one.
+    """Adds the time of earlier processes.
 
     Args:
-      last: their `summary` at the step that this one goes on from.  What came after it is "away":
-        work that a kill has undone, and the time in which nothing ran.
+      last: their `summary` at the step that is resumed.  The time since then is "away": nothing
+        ran, or it did work that a kill undid.
     """
-    self._before.update({name: x for name, x in last.items() if name not in NO_PART})
-    self._before["away"] += max(self._time - last["unix"], 0.0)  # clocks of two hosts may differ
+    self._before.update({part: x for part, x in last.items() if part not in NO_PART})
+    self._before["away"] += max(self._began_unix - last["unix"], 0.0)  # host clocks may differ
 
   def summary(self) -> dict[str, float]:
-    """Seconds of everything, which add up to the "total" since the run first began.
+    """Seconds of each part, and their "total" since the run first began.
 
-    "updates" are what is left in each process; "goodput" is their share of the total; "unix" is the
-    time now, in seconds since 1970.
+    "updates" is all time of a process that no other part claims, and "goodput" the share of
+    "updates" in the total.  "unix" is the present time in seconds since 1970.
     """
-    updates = time.perf_counter() - self._began - self.seconds.total()
-    seconds = collections.Counter(updates=updates, away=0.0)
+    rest = time.perf_counter() - self._began - self.seconds.total()
+    seconds = collections.Counter(updates=rest, away=0.0)
     seconds.update(self._before)
     seconds.update(self.seconds)
     total = seconds.total()
     return {"goodput": seconds["updates"] / total, "total": total, **seconds, "unix": time.time()}
-
-
-class Window:
-  """The updates since the last line of metrics: their speed, and how long rows kept them waiting.
-
-  Evaluation and saving, which come between two windows, count for neither.
-  """
-
-  def __init__(self, goodput: Goodput, tokens_per_update: float):
-    self._goodput, self._tokens = goodput, tokens_per_update
-    self.restart()
-
-  def restart(self) -> None:
-    self._then, self._waited = time.perf_counter(), self._goodput.seconds["data"]
-
-  def close(self, updates: int) -> dict[str, float]:
-    """Means over the updates of the window; the next one begins."""
-    then, waited = self._then, self._waited
-    self.restart()
-    seconds = self._then - then
-    return {
-      "tokens_per_second": updates * self._tokens / seconds,
-      "step_seconds": seconds / updates,
-      "data_wait_seconds": (self._waited - waited) / updates,
-    }
-
-
-def data_bound(values: dict[str, float]) -> str | None:
-  """What to say of a window whose updates waited for their rows; None: they did not."""
-  share = values["data_wait_seconds"] / values["step_seconds"]
-  if share < DATA_BOUND:
-    return None
-  return (
-    f"data is the bottleneck: {share:.0%} of the time went to waiting for rows, which the host's "
-    "processor builds; give it more cores, or each host fewer rows of a batch (more hosts)"
-  )

@@ -1,20 +1,16 @@
-"""Where a run starts: its architecture, its tokenizer and its parameters at step 0.
+"""The state at step 0 of a run: architecture, tokenizer and parameters.
 
-From scratch, or from a public checkpoint (`init.checkpoint`): then the directory's config.json says
-the architecture, its tokenizer is the default, and its weights are streamed into their shardings.
-The work directory of another run serves as well: of a language model say, or of the same classes,
-whose step head is then trained on.
-What was found is stored with the run's own checkpoints, so that resuming and scoring do without
-the directory.
+A run starts from random parameters, or from a checkpoint (`init.checkpoint`), which then gives the
+architecture, the default tokenizer and the weights.  That is the directory of a public model, or
+the work directory of another run: for example a language model, or a reward model whose step head
+is trained further.  All of it is stored with the run's own checkpoints, so that resuming and
+scoring do not need that directory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import pathlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +25,8 @@ from prm_jax.training import step as step_lib
 from prm_jax.training import trainable
 from prm_jax.types import CLASSES, StepContract
 
+Params = trainable.Params
+
 
 def resolve(
   c: config_lib.Experiment, known: config_lib.Model | None = None
@@ -36,11 +34,11 @@ def resolve(
   """The experiment with the architecture of `init.checkpoint`; unchanged without one.
 
   Args:
-    known: that architecture, where a run's own checkpoint has kept it; the directory is not read.
+    known: that architecture, if it is known already; then the directory is not read.
 
   Raises:
-    ValueError: a field of the section model is set (differs from its default) to something else
-      than the directory says; or as `families.read`.
+    ValueError: a field of the section model differs both from its default and from the
+      checkpoint's architecture; or as `families.read`.
   """
   if not c.init.checkpoint:
     return c
@@ -59,13 +57,13 @@ def resolve(
 
 
 def architecture(path: str) -> tuple[config_lib.Model, int]:
-  """Of a public model, or of the work directory of a run: its configuration, its embedding's rows.
+  """Architecture and vocabulary size (rows of the embedding) of a public model or another run.
 
   Raises:
     ValueError, OSError: as `families.read`.
   """
   if latest := checkpoint_lib.latest(path):
-    return trainable.without_factors(latest[1].config.model), latest[1].vocab_size
+    return trainable.without_lora(latest[1].config.model), latest[1].vocab_size
   if storage.in_bucket(storage.path(path)):
     raise FileNotFoundError(
       f"{path}: no run with a checkpoint; a public model is read from a local disk: copy it first"
@@ -77,10 +75,13 @@ def architecture(path: str) -> tuple[config_lib.Model, int]:
 def find(
   c: config_lib.Experiment, workdir: storage.Path | None
 ) -> tuple[config_lib.Experiment, tokenizers.Tokenizer, int]:
-  """The resolved experiment, its tokenizer, and the number of rows of its embedding.
+  """The resolved experiment, its tokenizer and its vocabulary size.
 
-  A run that is resumed takes them from its work directory: the public checkpoint may be gone.  (If
-  `init` is not what it was, the loop refuses to go on.)
+  A resumed run takes them from its work directory, as the public checkpoint may be gone.  (If the
+  section init has changed, the loop refuses to resume.)
+
+  Args:
+    workdir: of a run that may have checkpoints; None: of a new run.
 
   Raises:
     FileNotFoundError: no tokenizer is named.
@@ -105,7 +106,7 @@ def find(
 
 
 def named_tokenizer(c: config_lib.Experiment) -> str:
-  """Where a new run's tokenizer is; FileNotFoundError if nothing says it."""
+  """Path of a new run's tokenizer; FileNotFoundError if the configuration names none."""
   if not (named := c.data.tokenizer or c.init.checkpoint):
     raise FileNotFoundError(
       "no tokenizer: give --config.data.tokenizer=FILE (scripts/train_tokenizer.py makes one), or "
@@ -115,9 +116,9 @@ def named_tokenizer(c: config_lib.Experiment) -> str:
 
 
 def public_params(
-  c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, abstract: Any
-) -> dict[str, Any]:
-  """Parameters of `init.checkpoint`, the head that `init.head` asks for, new low-rank factors.
+  c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, abstract: Params
+) -> Params:
+  """Parameters of `init.checkpoint`, with the step head of `init.head` and new low-rank factors.
 
   Args:
     c: as resolved.
@@ -127,53 +128,56 @@ def public_params(
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
       a language-model head is needed and not there; or as `weights.load`.
   """
-  ids = head_ids(c.init, tokenizer, abstract["head"].shape[1])  # before the slow part
-  source, objective = c.init.checkpoint, c.loss.objective
-  factors = {name: x for name, x in abstract["blocks"].items() if "_lora_" in name}
+  ids = head_ids(c.init, tokenizer, abstract["head"].shape[1])  # fails before the slow part
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
-  if checkpoint_lib.latest(source):
-    params = run_params(source, abstract | {"blocks": blocks}, objective)
-  else:
-    check_language_model(c)
-    params = weights.load(source, abstract | {"blocks": blocks}, c.model)
-    exported = (pathlib.Path(source) / export.CONTRACT).is_file()
-    if exported and not same_classes(export.read_contract(source), objective):
-      params |= {name: _zeros(abstract[name]) for name in trainable.HEAD}
-  if ids:
-    layout = abstract["head"]
-    take = functools.partial(head_rows, ids=tuple(ids), dtype=layout.dtype)
-    params["head"] = jax.jit(take, out_shardings=layout.sharding)(params)
-  if c.init.head == "random":
-    draw = functools.partial(jax.random.normal, shape=abstract["head"].shape)
-    drawn = jax.jit(draw, out_shardings=abstract["head"].sharding)(jax.random.key(c.train.seed))
-    params["head"] = c.init.head_std * drawn
-  if c.init.head != "zeros":
-    params["head_bias"] = _zeros(abstract["head_bias"])  # a classifier's may be something else
-  if factors:
-    rows, classes = abstract["embedding"].shape[0], abstract["head"].shape[1]
+  base = abstract | {"blocks": blocks}
+  from_run = checkpoint_lib.latest(c.init.checkpoint) is not None
+  params = run_params(c, base) if from_run else model_params(c, base)
+  params |= new_head(c, params, ids, abstract)
+  return params | {"blocks": params["blocks"] | new_factors(c, abstract)}
 
-    def new(key):
-      fresh = step_lib.init_params(key, config=c.model, vocab_size=rows, num_classes=classes)
-      return {name: fresh["blocks"][name] for name in factors}
 
-    make = jax.jit(new, out_shardings=jax.tree.map(lambda x: x.sharding, factors))
-    params["blocks"] |= make(jax.random.key(c.train.seed))
+def run_params(c: config_lib.Experiment, abstract: Params) -> Params:
+  """Parameters of another run's newest readable checkpoint, with low-rank factors merged.
+
+  Its step head is kept if it has the classes of the objective, else replaced by zeros.
+  """
+  mesh = abstract["head"].sharding.mesh
+  _, metadata, params = checkpoint_lib.restore_params(c.init.checkpoint, mesh)
+
+  def convert(params: Params) -> Params:
+    merged = trainable.merge_lora(params, metadata.config.model)
+    if not same_classes(metadata.contract, c.loss.objective):
+      merged |= {name: jnp.zeros(abstract[name].shape) for name in trainable.HEAD}
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged, abstract)
+
+  return jax.jit(convert, out_shardings=sharding_lib.shardings(abstract))(params)
+
+
+def model_params(c: config_lib.Experiment, abstract: Params) -> Params:
+  """Parameters of a public model.
+
+  The step head is a classifier's, if there is one of the right shape and `prm_jax.json`, where it
+  exists, gives it the classes of the objective; else zeros.
+  """
+  check_language_model(c)
+  directory = c.init.checkpoint
+  params = weights.load(directory, abstract, c.model)
+  exported = (pathlib.Path(directory) / export.CONTRACT).is_file()
+  if exported and not same_classes(export.read_contract(directory), c.loss.objective):
+    params |= {name: _zeros(abstract[name]) for name in trainable.HEAD}
   return params
 
 
-def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-
-
-def same_classes(then: StepContract, objective: str) -> bool:
-  """Whether the step head of a checkpoint has the classes, by name, that the objective trains."""
-  return (then.objective, then.classes) == (objective, CLASSES[objective])
+def same_classes(contract: StepContract, objective: str) -> bool:
+  """Whether a step head with this contract has the classes, by name, of the objective."""
+  return (contract.objective, contract.classes) == (objective, CLASSES[objective])
 
 
 def check_language_model(c: config_lib.Experiment) -> None:
-  """ValueError if the run uses a language-model head that the public directory leaves out.
+  """ValueError if the run needs a language-model head that the public directory does not have.
 
-  Token classifiers have none, and `weights.load` gives zeros in its place.
+  Token classifiers have none, and `weights.load` returns zeros in its place.
   """
   uses = {
     'init.head="tokens"': c.init.head == "tokens",
@@ -190,34 +194,24 @@ def check_language_model(c: config_lib.Experiment) -> None:
     )
 
 
-def run_params(workdir: str, abstract: Any, objective: str) -> dict[str, Any]:
-  """Parameters of another run's newest checkpoint that reads back, low-rank factors merged.
-
-  Its step head is kept if it has the classes of `objective`; otherwise the head is zeros.
-  """
-  mesh = abstract["head"].sharding.mesh
-  with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
-
-    def stored(step: int, metadata: checkpoint_lib.Metadata) -> Any:
-      shape = (metadata.vocab_size, len(metadata.contract.classes))
-      return checkpointer.restore_params(
-        step, sharding_lib.abstract_params(metadata.config.model, *shape, mesh)
-      )
-
-    _, metadata, params = checkpointer.newest(stored)
-  c = metadata.config.model
-
-  def begin(params):
-    merged = trainable.merge(params, c)
-    if not same_classes(metadata.contract, objective):
-      merged |= {name: jnp.zeros(abstract[name].shape) for name in trainable.HEAD}
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged, abstract)
-
-  return jax.jit(begin, out_shardings=sharding_lib.shardings(abstract))(params)
+def new_head(
+  c: config_lib.Experiment, params: Params, ids: list[int], abstract: Params
+) -> dict[str, jax.Array]:
+  """The step head that `init.head` asks for; with "zeros" nothing, as `params` has it already."""
+  head = abstract["head"]
+  if c.init.head == "zeros":
+    return {}
+  if c.init.head == "tokens":
+    made = jax.jit(lambda p: head_columns(p, ids).astype(head.dtype), out_shardings=head.sharding)
+    weight = made(params)
+  else:
+    draw = jax.jit(lambda key: jax.random.normal(key, head.shape), out_shardings=head.sharding)
+    weight = c.init.head_std * draw(jax.random.key(c.train.seed))
+  return {"head": weight, "head_bias": _zeros(abstract["head_bias"])}
 
 
 def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes: int) -> list[int]:
-  """The token of each class, for a head of tokens; else nothing."""
+  """The token of each class in `init.head_tokens`, in class order; [] for other heads."""
   if init.head != "tokens":
     return []
   if len(init.head_tokens) != num_classes:
@@ -235,8 +229,27 @@ def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes
   return [ids[0] for ids in encoded]
 
 
-def head_rows(params: dict[str, Any], ids: tuple[int, ...], dtype: Any) -> jax.Array:
-  """Step head `[D, C]` of the language-model head's columns, which may be the embedding's rows."""
+def head_columns(params: Params, ids: list[int]) -> jax.Array:
+  """Columns `[D, C]` of the language-model head, which may be the embedding transposed."""
   if "language_model" in params:
-    return params["language_model"][:, jnp.array(ids)].astype(dtype)
-  return params["embedding"][jnp.array(ids)].T.astype(dtype)
+    return params["language_model"][:, jnp.array(ids)]
+  return params["embedding"][jnp.array(ids)].T
+
+
+def new_factors(c: config_lib.Experiment, abstract: Params) -> dict[str, jax.Array]:
+  """Low-rank factors of the layers at step 0, whose product is zero; {} without LoRA."""
+  factors = {name: x for name, x in abstract["blocks"].items() if "_lora_" in name}
+  if not factors:
+    return {}
+  rows, classes = abstract["embedding"].shape[0], abstract["head"].shape[1]
+
+  def draw(key: jax.Array) -> Params:
+    params = step_lib.init_params(key, config=c.model, vocab_size=rows, num_classes=classes)
+    return {name: params["blocks"][name] for name in factors}
+
+  made = jax.jit(draw, out_shardings=sharding_lib.shardings(factors))
+  return made(jax.random.key(c.train.seed))
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+  return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)

@@ -1,4 +1,4 @@
-"""The training loss, as sums: they add up over microbatches, hosts and evaluation batches."""
+"""The training loss, as sums that add up over microbatches, hosts and evaluation batches."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from prm_jax import config as config_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.types import Batch
 
-LOGITS = 256  # tokens of a row whose vocabulary logits are in memory at once
+LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same time
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
-  """Number of targets of each kind: what the sums of `sums` are divided by."""
+  """Number of targets of each kind, int32 `[]`: the sums of `sums` are divided by them."""
   return {
     "step": (batch.read_targets >= 0).sum(),
     "language_model": (batch.previous >= 0).sum(),
@@ -22,18 +22,18 @@ def weights(batch: Batch) -> dict[str, jax.Array]:
 
 
 def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
-  """Summed losses of a batch, in nats, and the number of right classifications.
+  """Summed losses of a batch, in nats, and the number of right classifications; float32 `[]`.
 
   step: cross-entropy of the class at each read position (paper section 2.6 and F.1: maximise the
     log-likelihood of the rating after each labelled step; appendix E for the outcome model).
-  language_model: next-token cross-entropy over solution tokens, only if it has a weight or is the
-    objective, which has no steps.  The token before the first of a branch is the last of the prefix
-    it hangs off.
+  language_model: next-token cross-entropy over solution tokens, if it has a weight or is the
+    objective (which has no steps).  The first token of a branch is predicted from the last token
+    of the prefix that the branch hangs off.
   """
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   out = {}
   if config.objective != "language_model":
-    logits = model.class_logits(hidden, batch.read_positions)
+    logits = model.read(hidden, batch.read_positions)
     labelled = batch.read_targets >= 0
     targets = jnp.maximum(batch.read_targets, 0)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
@@ -48,27 +48,27 @@ def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, 
 def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Array:
   """Summed next-token cross-entropy, float32 `[]`, over the tokens that have a previous one.
 
-  Of a long row the logits, `[B, T, V]`, would be the largest array there is: they are made for some
-  tokens at a time, and again in the backward pass.
+  The logits of a long row, `[B, T, V]`, would be the largest array in memory.  They are computed
+  for `LOGITS` tokens at a time, and again in the backward pass.
   """
   B, T = batch.tokens.shape
 
-  def some(hidden, tokens, counted):
+  def chunk_nll(hidden, tokens, counted):
     nll = optax.softmax_cross_entropy_with_integer_labels(model.next_token_logits(hidden), tokens)
     return jnp.sum(nll, where=counted)
 
   before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], axis=1)
   parts = (before, batch.tokens, batch.previous >= 0)
   if T <= LOGITS:
-    return some(*parts)
+    return chunk_nll(*parts)
   chunks = -(-T // LOGITS)
 
-  def split(x):  # [B, T, ...] -> [chunks, B, LOGITS, ...]; what is added counts for nothing
+  def split(x):  # [B, T, ...] -> [chunks, B, LOGITS, ...]; padding is not counted
     x = jnp.pad(x, [(0, 0), (0, chunks * LOGITS - T)] + [(0, 0)] * (x.ndim - 2))
     return x.reshape(B, chunks, LOGITS, *x.shape[2:]).swapaxes(0, 1)
 
-  def add(so_far, part):
-    return so_far + jax.checkpoint(some)(*part), None
+  def add(total, part):
+    return total + jax.checkpoint(chunk_nll)(*part), None
 
   return jax.lax.scan(add, jnp.zeros((), jnp.float32), jax.tree.map(split, parts))[0]
 
@@ -76,7 +76,7 @@ def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Ar
 def total(
   sums: dict[str, jax.Array], weights: dict[str, jax.Array], config: config_lib.Loss
 ) -> jax.Array:
-  """The objective: mean step loss, plus the weighted mean language-model loss; or that alone."""
+  """The objective: mean step loss plus weighted mean language-model loss, or the latter alone."""
   if config.objective == "language_model":
     return sums["language_model"] / jnp.maximum(weights["language_model"], 1)
   loss = sums["step"] / jnp.maximum(weights["step"], 1)

@@ -119,7 +119,7 @@ def test_evaluation_rows_are_compared(arithmetic_data, tmp_path):
   """Hosts with others would make other numbers of batches, and wait for each other."""
   rows = loop.read_rows(tiny.experiment(arithmetic_data, config_lib.Loss()))
   other = dataclasses.replace(rows, evaluation=rows.train)
-  facts, others = loop.facts(rows, tmp_path), loop.facts(other, tmp_path)
+  facts, others = rows.facts(tmp_path), other.facts(tmp_path)
   assert {name for name in facts if facts[name] != others[name]} == {"hash of the evaluation rows"}
 
 
@@ -137,7 +137,7 @@ def test_scoring_hosts_with_other_input_or_flags_are_told(whole, arithmetic_data
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_dead_host_ends_the_job(config, tmp_path, victim):
-  """The other one ends within a minute, says that a host is gone, and asks to be started again.
+  """The other one ends within a minute and a half, says why, and asks to be started again.
 
   Started again, both go on from a checkpoint.
   """
@@ -147,60 +147,46 @@ def test_a_dead_host_ends_the_job(config, tmp_path, victim):
   jobs.wait_for((tmp_path / "checkpoints" / "10").exists, processes)
   processes[victim].send_signal(signal.SIGKILL)
   survivor = processes[1 - victim]
-  said = survivor.communicate(timeout=60)[1]
+  said = survivor.communicate(timeout=90)[1]
   # by its own exit code, or by JAX, which aborts
   assert survivor.returncode in (distributed.LOST, -signal.SIGABRT), said
-  assert "another one has ended" in said or "another task died" in said
+  assert "one of them ended before" in said or "another task died" in said
   again = jobs.start(*command, hosts=2, devices=2)
   jobs.wait_for_line("resuming at step", again)
   jobs.kill(again)
 
 
-REFUSED = "UNAVAILABLE: failed to connect to all addresses; last error: Connection refused"
-GONE = {
-  "a collective": ValueError(
-    "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error "
-    "[127.0.0.1]:1458: Connection reset by peer"
-  ),
-  "a step": jax.errors.JaxRuntimeError(
-    "INTERNAL: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
-  ),
-  "the coordinator": jax.errors.JaxRuntimeError(REFUSED),
-  "a dead task": jax.errors.JaxRuntimeError(
-    "ABORTED: The following tasks are unhealthy (stopped sending heartbeats): task:1"
-  ),
-  "a barrier": ValueError("Barrier timed out. Id: save/20. This usually happens because a task"),
-}
-OWN = {
-  "settings": ValueError("optim.learning_rate=0: expected above 0"),
-  "a full disk": OSError(28, "No space left on device"),
-  "memory": jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"),
-  "the compiler": jax.errors.JaxRuntimeError("INTERNAL: Mosaic failed to compile"),
-  "storage": OSError("gs://b/1: cannot be written: ValueError: UNAVAILABLE: error 503"),
-  "a file server": ConnectionResetError(104, "Connection reset by peer"),
-}
+OWN_ERROR = """
+import sys, time
+from prm_jax import config
+from prm_jax.runtime import distributed
+distributed.SILENCE = 8
+with distributed.job(config.Hosts({address!r}, 2, {index})):
+  if {index} == 1:
+    raise OSError("No space left on device")
+  time.sleep(60)
+"""
 
 
-@pytest.mark.parametrize("case", [*GONE, *OWN])
-def test_another_hosts_end_is_told_from_ones_own_errors(case):
-  """Only the first asks to be started again; as itself, as a cause or context, or in a group."""
-  error = (GONE | OWN)[case]
-  wrapped = OSError("saving step 20 failed")
-  wrapped.__cause__ = error
-  later = ValueError("while cleaning up")
-  later.__cause__, later.__context__ = OSError("closed"), wrapped
-  group = ExceptionGroup("two threads", [ValueError("nothing"), error])
-  for each in (error, wrapped, later, group):
-    assert distributed._left_alone(each) == (case in GONE)
+def test_a_hosts_own_error_asks_for_no_restart():
+  """A host that fails while the others are alive ends with exit code 1, after waiting for them."""
+  address, processes = jobs.free_address(), []
+  for index in range(2):
+    code = OWN_ERROR.format(address=address, index=index)
+    processes.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT))
+  try:
+    assert processes[1].wait(timeout=60) == 1
+  finally:
+    jobs.kill(processes)
 
 
 def test_a_missing_host_is_named(tmp_path):
   """The host that waits says what to look at, and does not wait for ever."""
   code = """
 from prm_jax import config
-from prm_jax.runtime import distributed as hosts
-hosts.PATIENCE, hosts.CONNECT = 1, 4
-with hosts.job(config.Hosts("{address}", 2, 0)):
+from prm_jax.runtime import distributed
+distributed.PATIENCE, distributed.CONNECT = 1, 4
+with distributed.job(config.Hosts("{address}", 2, 0)):
   pass
 """
   address = jobs.free_address()

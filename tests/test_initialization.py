@@ -6,6 +6,7 @@ import json
 import shutil
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 import tiny
@@ -107,7 +108,7 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
   np.testing.assert_array_equal(params["head"], public[1]["embedding"][np.array(ids)].T)
   untied = {"language_model": np.arange(12.0).reshape(3, 4)}
   np.testing.assert_array_equal(
-    initialization.head_rows(untied, (3, 0), np.float32), untied["language_model"][:, [3, 0]]
+    initialization.head_columns(untied, [3, 0]), untied["language_model"][:, [3, 0]]
   )
   many = tiny.change(asked, "init", head_tokens=("1", "no such token", "+"))
   with pytest.raises(ValueError, match=r"'no such token' is .* tokens"):
@@ -223,7 +224,6 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
     ({"head": "tokens", "checkpoint": "d"}, "init.head_tokens="),
     ({"head_tokens": ("+",), "checkpoint": "d"}, "init.head_tokens="),
     ({"head": "tokens", "head_tokens": ("+",)}, "needs init.checkpoint"),
-    ({"head_tokens": ["+"]}, "expected a tuple of texts"),
   ],
 )
 def test_half_an_initial_head_is_an_error(values, message):
@@ -236,4 +236,5 @@ def test_metadata_survives_json(experiment):
   """Nested settings, tuples and all, come back as they were."""
   asked = tiny.change(experiment, "init", head="tokens", head_tokens=("-", "0", "+"))
   metadata = checkpoint.Metadata(asked, tiny.contract(), 7, "hash")
-  assert checkpoint.Metadata.from_json(json.loads(json.dumps(metadata.to_json()))) == metadata
+  text = json.dumps(dataclasses.asdict(metadata))
+  assert msgspec.convert(json.loads(text), checkpoint.Metadata) == metadata

@@ -1,4 +1,4 @@
-"""What is trained, and how: heads, last layers, low-rank factors, groups, dtypes, recomputation."""
+"""Trained and frozen parameters, LoRA, parameter groups, master copies, rematerialisation."""
 
 import dataclasses
 import functools
@@ -11,7 +11,6 @@ import tiny
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax.model import sharding as sharding_lib
 from prm_jax.training import loss as loss_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training import trainable
@@ -23,17 +22,8 @@ UNTIED = dataclasses.replace(tiny.MODEL, tied_embeddings=False)
 HEAD = {"head", "head_bias"}
 
 
-@pytest.fixture(autouse=True)
-def one_device(request, monkeypatch):
-  """Runs take one of the eight CPU devices, unless a test says otherwise: that compiles faster."""
-  devices = jax.devices()[:1]
-  monkeypatch.setattr(
-    sharding_lib, "make_mesh", functools.partial(sharding_lib.make_mesh, devices=devices)
-  )
-
-
 def experiment(model=tiny.MODEL, weight=0.0, **optim):
-  """An experiment for `Choice.of`; no data."""
+  """An experiment for `Trainable.of`, without data."""
   optim = {"learning_rate": 1e-2, "warmup_steps": 0} | optim
   return config_lib.Experiment(
     model=model,
@@ -42,10 +32,9 @@ def experiment(model=tiny.MODEL, weight=0.0, **optim):
   )
 
 
-CHOICES = {
+RULES = {
   "all": experiment(),
   "head": experiment(trained="head"),
-  "last_layers": experiment(trained="last_layers"),
   "lora": experiment(FEW, trained="lora"),
   "no_embedding": experiment(embedding_scale=0),
   "untied_head": experiment(UNTIED, weight=0.5, trained="head"),
@@ -80,21 +69,21 @@ def graph(model=tiny.MODEL):
   return step_lib.graph(model, VOCABULARY, 3)
 
 
-def gradient(model, choice):
-  """(loss, gradient) of what is trained of `params(FEW)`, by the path of the training step."""
-  of, batch, config = params(FEW), tiny.batch(), config_lib.Loss()
+def gradient(model, rule=trainable.EVERYTHING):
+  """Loss and gradient of the trained part of `params(FEW)`, as in the training step."""
+  whole, batch, config = params(FEW), tiny.batch(), config_lib.Loss()
 
   def loss(trained):
-    every = choice.put(of, trained)
-    sums = loss_lib.sums(nnx.merge(graph(model), every), batch, config)
+    merged = trainable.merge(whole, trained)
+    sums = loss_lib.sums(nnx.merge(graph(model), merged), batch, config)
     return loss_lib.total(sums, loss_lib.weights(batch), config)
 
-  return jax.jit(jax.value_and_grad(loss))(choice.cut(of))
+  return jax.jit(jax.value_and_grad(loss))(rule.select(whole))
 
 
 @functools.cache
 def whole_gradient():
-  return gradient(FEW, trainable.EVERYTHING)
+  return gradient(FEW)
 
 
 def close(a, b, **tolerance):
@@ -103,25 +92,25 @@ def close(a, b, **tolerance):
   jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), a, b)
 
 
-@pytest.mark.parametrize("name", ["head", "last_layers", "lora"])
+@pytest.mark.parametrize("name", ["head", "lora"])
 def test_gradients_are_those_of_the_whole(name):
-  """Training a part has the loss and the gradient that training everything has there."""
-  choice = trainable.Choice(name, last_layers=1)
+  """The gradient of trained parameters is the same, whether or not the others are frozen."""
+  rule = trainable.Trainable(name)
   whole_loss, whole = whole_gradient()
-  loss, part = gradient(FEW, choice)
+  loss, part = gradient(FEW, rule)
   close(loss, whole_loss)
-  close(part, choice.cut(whole))
+  close(part, rule.select(whole))
   assert all(np.any(x) for x in jax.tree.leaves(part))
 
 
 @functools.cache
 def two_updates(name, param_dtype="float32"):
   """(state before, state after, metrics) of two updates on the same batch."""
-  c = CHOICES[name]
+  c = RULES[name]
   c = tiny.change(c, "model", param_dtype=param_dtype)
-  choice = trainable.Choice.of(c)
+  rule = trainable.Trainable.of(c)
   optimizer = step_lib.make_optimizer(c.optim, 10)
-  begin = functools.partial(step_lib.begin, optimizer=optimizer, choice=choice)
+  begin = functools.partial(step_lib.begin, optimizer=optimizer, trainable=rule)
   state = before = jax.jit(begin)(params(c.model))
   step = jax.jit(
     functools.partial(
@@ -130,7 +119,7 @@ def two_updates(name, param_dtype="float32"):
       optimizer=optimizer,
       config=c.loss,
       microbatches=1,
-      choice=choice,
+      trainable=rule,
     )
   )
   for _ in range(2):
@@ -149,17 +138,16 @@ def changed(before, after):
 
 @pytest.mark.parametrize(
   ("name", "param_dtype"),
-  [(name, "float32") for name in ("head", "last_layers", "lora", "no_embedding")]
-  + [(name, "bfloat16") for name in ("all", "last_layers", "untied_head")],
+  [(name, "float32") for name in ("head", "lora", "no_embedding")]
+  + [(name, "bfloat16") for name in ("all", "untied_head")],
 )
-def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
-  """Two updates change what was chosen, all of it, and nothing else; the rest has no moments."""
+def test_frozen_parameters_stay_bit_for_bit(name, param_dtype):
+  """Two updates change all trained parameters and no other, and only these have moments."""
   before, after, _ = two_updates(name, param_dtype=param_dtype)
   layer = [key for key in before.params["blocks"] if "_lora_" not in key]
   factors = [f"{w}_lora_{side}" for w in FEW.lora_targets for side in ("in", "out")]
   expected = {
     "head": HEAD,
-    "last_layers": HEAD | {"final_norm"} | {f"{key}.1" for key in layer},
     "lora": HEAD | {f"{key}.{i}" for key in factors for i in (0, 1)},
     "all": HEAD | {"final_norm", "embedding"} | {f"{key}.{i}" for key in layer for i in (0, 1)},
   }
@@ -171,7 +159,7 @@ def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
     assert found == expected
   else:
     assert found == expected[name]
-  trained = trainable.Choice.of(CHOICES[name]).cut(before.params)
+  trained = trainable.Trainable.of(RULES[name]).select(before.params)
   moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
   copies = 2 + (param_dtype == "bfloat16")  # of the moments, and the float32 master
   assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
@@ -181,7 +169,7 @@ def test_what_is_not_trained_stays_bit_for_bit(name, param_dtype):
 def test_bfloat16_parameters_follow_a_float32_master(name):
   """Updates too small for bfloat16 are kept: parameters are the master, rounded."""
   _, after, _ = two_updates(name, param_dtype="bfloat16")
-  master, trained = after.opt_state[0], trainable.Choice.of(CHOICES[name]).cut(after.params)
+  master, trained = after.opt_state[0], trainable.Trainable.of(RULES[name]).select(after.params)
   rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, trained)
   jax.tree.map(np.testing.assert_array_equal, rounded, trained)
   assert {x.dtype for x in jax.tree.leaves(master)} == {jnp.dtype("float32")}
@@ -190,41 +178,40 @@ def test_bfloat16_parameters_follow_a_float32_master(name):
 
 
 def test_a_master_is_kept_where_something_is_not_float32():
-  """Step heads and factors are float32 anyway; a language-model head is not, nor part of LoRA."""
+  """Step heads and factors are float32 anyway; a language-model head is not, and LoRA leaves it."""
   half = dataclasses.replace(UNTIED, param_dtype="bfloat16")
   low = dataclasses.replace(half, lora_rank=2)
   for c, trains, has_master in [
     (experiment(half, trained="head"), False, False),
     (experiment(half, weight=0.5, trained="head"), True, True),
-    (experiment(half, weight=0.5, trained="last_layers"), True, True),
     (experiment(low, weight=0.5, trained="lora"), False, False),
     (experiment(UNTIED, weight=0.5), True, False),
   ]:
-    chosen, every = trainable.Choice.of(c), described(c.model)
-    assert ("language_model" in chosen.cut(every)) == trains
-    assert chosen.has_master(every) == has_master
+    rule, every = trainable.Trainable.of(c), described(c.model)
+    assert ("language_model" in rule.select(every)) == trains
+    assert rule.has_master(every) == has_master
 
 
 def test_factors_start_as_nothing_and_merge_to_the_same():
-  """At step 0 the model is the base; later, its weights with the product added are the model."""
+  """At step 0 the model is its base; later, merging the factors does not change its output."""
   batch = tiny.batch()
 
   @functools.partial(jax.jit, static_argnums=1)
   def read(params, model):
     return step_lib.read_log_probs(params, batch, graphdef=graph(model))
 
-  base_of = trainable.without_factors(LORA)
+  base_of = trainable.without_lora(LORA)
   assert base_of == tiny.MODEL
   trained = params(LORA)
   base = trained | {"blocks": {k: x for k, x in trained["blocks"].items() if "_lora_" not in k}}
   fresh = {k: x * (not k.endswith("lora_out")) for k, x in trained["blocks"].items()}
   close(read(trained | {"blocks": fresh}, LORA), read(base, base_of), atol=1e-5)
-  merged = trainable.merge(trained, LORA)
+  merged = trainable.merge_lora(trained, LORA)
   assert jax.tree.structure(merged) == jax.tree.structure(base)
   apart = read(trained, LORA)
   close(apart, read(merged, base_of), atol=1e-5)
   assert np.abs(apart - read(base, base_of)).max() > 0.1
-  assert trainable.merge(base, tiny.MODEL) is base
+  assert trainable.merge_lora(base, tiny.MODEL) is base
 
 
 def test_groups_scale_their_updates_exactly():
@@ -246,29 +233,28 @@ def test_groups_scale_their_updates_exactly():
 
 
 def test_recomputation_changes_no_gradient():
-  """Every policy has the loss and gradients of keeping all."""
+  """Every rematerialisation policy has the loss and gradients of keeping everything."""
   for policy in ("dots", "dots_no_batch", "full"):
     model = dataclasses.replace(FEW, remat=policy)
-    close(gradient(model, trainable.EVERYTHING), whole_gradient())
+    close(gradient(model), whole_gradient())
   kept = dataclasses.replace(FEW, remat="full", saved=("attention", "gate", "output"))
-  close(gradient(kept, trainable.EVERYTHING), whole_gradient())
+  close(gradient(kept), whole_gradient())
 
 
-def test_what_is_kept_is_not_computed_again():
-  """A product less in the backward pass for each that `saved` names, and what only it needed."""
+def test_saved_outputs_are_not_computed_again():
+  """The backward pass has a product less for each name in `saved`, and what only it needed."""
 
   def products(*saved):
     model = dataclasses.replace(FEW, remat="full", saved=saved)
-    text = str(jax.make_jaxpr(lambda: gradient(model, trainable.EVERYTHING))())
+    text = str(jax.make_jaxpr(lambda: gradient(model))())
     return text.count("dot_general")
 
   assert products("gate") == products("up") == products() - 1
   assert products("query", "key", "value", "gate", "up") <= products() - 5
 
 
-def test_a_choice_of_nothing_is_an_error():
-  """More layers than there are, and heads that neither train nor matter, are named."""
-  with pytest.raises(ValueError, match=r"optim\.last_layers=3, but the model has 2"):
-    trainable.Choice.of(experiment(trained="last_layers", last_layers=3))
-  with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss that is nothing"):
-    trainable.Choice.of(experiment(trained="head", head_scale=0)).cut(params())
+def test_training_nothing_is_an_error():
+  """A head that is neither trained nor scaled above 0 leaves nothing."""
+  nothing = trainable.Trainable.of(experiment(trained="head", head_scale=0))
+  with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss nothing is trained"):
+    nothing.select(params())

@@ -1,4 +1,4 @@
-"""Where a run's time goes is in its metrics, and what slows it down is said."""
+"""metrics.jsonl: every record once, the time of a run by its parts, warnings, profiles."""
 
 import json
 import os
@@ -6,12 +6,13 @@ import signal
 import time
 
 import jax
+import numpy as np
 import pytest
 import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import preemption
+from prm_jax.runtime import preemption, workdir_lock
 from prm_jax.training import goodput, loop, metric_log
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -45,9 +46,9 @@ def test_every_second_of_a_run_is_accounted_for(experiment, tmp_path):
 
 
 def test_goodput_is_of_the_whole_run(experiment, tmp_path, monkeypatch):
-  """A run that was stopped, and killed with work undone: the last record is of all its processes.
+  """After a stop and a kill, the last record counts the time of all processes of the run.
 
-  What a kill undid is "away", as is the time in which nothing ran.
+  "away" is the time in which nothing ran, or work was done that the kill undid.
   """
   write, began = loop.Log.write, time.time()
 
@@ -96,19 +97,23 @@ def test_waiting_for_data_is_said(experiment, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(sharding_lib, "global_batch", slowly)
   loop.run(experiment, tmp_path)
   assert "data is the bottleneck" in capsys.readouterr().err
-  quick = {"data_wait_seconds": 0.01, "step_seconds": 1.0}
-  assert goodput.data_bound(quick) is None
 
 
-def test_every_host_says_that_it_waits_for_data(monkeypatch, capsys):
-  """With its number, also those that keep no log: their machines may be the slow ones."""
+def test_every_host_says_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
+  """A host that writes no log warns as well, with its number: its machine may be the slow one."""
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  window = goodput.Window(timer := goodput.Goodput(), 1.0)
-  with timer.spent_on("data"):
-    time.sleep(0.05)
-  loop.record(metric_log.Silent(), window, 3, [{"loss": 1.0, "gradient_norm": 1.0}], {})
-  assert "host 1 of 2: data is the bottleneck: " in capsys.readouterr().err
+  log = metric_log.Log(workdir_lock.WorkdirLock(tmp_path), steps=4, step=0)
+  updates = metric_log.UpdateMetrics(log, timer := goodput.Goodput(), np.ones(4), 1.0)
+  for step in (1, 2):
+    updates.add({"loss": 1.0, "gradient_norm": 1.0})
+    with timer.spent_on("data"):
+      time.sleep(0.05)
+    updates.close_record(step)
+  updates.write()
+  log.close()
+  assert capsys.readouterr().err.startswith("host 1 of 2: data is the bottleneck: ")
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_is_written_on_request(experiment, tmp_path):

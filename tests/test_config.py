@@ -1,0 +1,123 @@
+"""Config files, overrides on the command line, and errors that name what is wrong."""
+
+import ast
+import dataclasses
+import pathlib
+import sys
+
+import pytest
+
+from prm_jax import config as config_lib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CONFIG = f"--config={ROOT}/configs/arithmetic.py"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+def test_config_files_say_how_to_run_them(path):
+  """Every config is an Experiment, and opens with its command, cost and expected result."""
+  assert isinstance(config_lib.read(str(path)), config_lib.Experiment)
+  docstring = ast.get_docstring(ast.parse(path.read_text()))
+  assert f"--config=configs/{path.name}" in docstring
+  assert "Cost: " in docstring and "Expected" in docstring
+
+
+def parse(monkeypatch, *argv):
+  @dataclasses.dataclass(frozen=True)
+  class Args:
+    workdir: str
+    quick: bool = False
+    config: config_lib.Experiment = config_lib.Experiment()
+
+  monkeypatch.setattr(sys, "argv", ["train.py", *argv])
+  return config_lib.parse(Args)
+
+
+def test_overrides_reach_the_experiment(monkeypatch):
+  """Dotted overrides change one field each; "--config FILE" and "--config=FILE" are the same."""
+  argv = ["--config", CONFIG.removeprefix("--config="), "--workdir", "w"]
+  args = parse(monkeypatch, *argv, "--config.mesh.fsdp", "-1", "--config.optim.learning_rate=1e-5")
+  given = config_lib.read(f"{ROOT}/configs/arithmetic.py")
+  optim = dataclasses.replace(given.optim, learning_rate=1e-5)
+  assert args.workdir == "w"
+  assert args.config == dataclasses.replace(given, optim=optim)
+
+
+@pytest.mark.parametrize(
+  ("given", "quick"),
+  [((), False), (("--quick",), True), (("--quick=True",), True), (("--quick", "False"), False)],
+)
+def test_a_switch_needs_no_value(monkeypatch, given, quick):
+  """A field that is False by default is switched on by its name alone."""
+  args = parse(monkeypatch, CONFIG, *given, "--workdir=w")
+  assert args.quick == quick and args.workdir == "w"
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ('{"train": 1}', "config.py: there is no function config()"),
+    ("def config(:", "config.py:1: SyntaxError"),
+    ("def config():\n  return 3", "config.py: config() returned int, not Experiment"),
+    ("Train(step=3)", "config.py:3: TypeError: Train.__init__() got an unexpected keyword"),
+    ("Train(step=3)", "'step'; the nearest key is steps"),
+    ("Train(steps='3')", "config.py:3: train.steps='3': Expected `int`, got `str`"),
+    ("Train(steps=True)", "train.steps=True: Expected `int`, got `bool`"),
+    ("Train(keep=0)", "train.keep=0: Expected `int` >= 1"),
+    ("Model(remat=True)", "model.remat=True: Expected `str`, got `bool`"),
+    ("Model(dtype='float64')", "model.dtype='float64': expected one of float32, bfloat16"),
+    ("Experiment(train=Optim())", "experiment.train=Optim("),
+    ("Model(lora_targets=('head',))", "expected distinct names among query, key, value"),
+    ("Experiment(model=Model(lora_rank=4))", "optim.trained='all' with model.lora_rank=4"),
+  ],
+)
+def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
+  """A config file that makes no experiment ends in one message, whatever is wrong with it."""
+  if text[0].isupper():
+    text = f"from prm_jax.config import *\ndef config():\n  return {text}"
+  path = tmp_path / "config.py"
+  path.write_text(text)
+  with pytest.raises(SystemExit) as error:
+    config_lib.read(str(path))
+  assert str(error.value).startswith(str(path))
+  assert message in str(error.value)
+
+
+def test_values_are_converted_where_nothing_is_lost():
+  """An int where a float is meant, and a list where a tuple is meant, are no mistakes."""
+  optim = config_lib.Optim(learning_rate=1, weight_decay=0)
+  assert optim == config_lib.Optim(learning_rate=1.0, weight_decay=0.0)
+  model = config_lib.Model(lora_targets=["query"])
+  assert model.lora_targets == ("query",) and hash(model)
+
+
+def test_settings_leave_out_what_is_marked():
+  """What may change on resuming and what may differ between hosts are marked at the fields."""
+  c = config_lib.Experiment()
+  fixed = config_lib.settings(c, config_lib.CHANGEABLE)
+  shared = config_lib.settings(c, config_lib.PER_HOST)
+  assert fixed.keys() < shared.keys()
+  assert fixed["optim.learning_rate"] == 1e-4 and "train.log_every" not in fixed
+  assert "data.directory" not in shared and "train.log_every" in shared
+
+
+@pytest.mark.parametrize(
+  ("argv", "message"),
+  [
+    (["--workdir=w", CONFIG, "--config.optim.learning_rte=1"], "config.optim.learning_rate"),
+    (["--workdir=w", CONFIG, "--config.train.steps=many"], "many"),
+    (["--workdir=w", CONFIG, "--config.loss.objective=both"], "outcome"),
+    ([CONFIG], "workdir"),
+    (["--workdir=w"], "--config=FILE is required"),
+    (["--workdir=w", "--config=none.py"], "none.py: no such file"),
+    (["--workdir=w", CONFIG, "--config.train.log_every=0"], "train.log_every=0"),
+    (["--workdir=w", CONFIG, "--config.model.heads=6"], "model.heads=6"),
+    (["--workdir=w", CONFIG, "--config.optim.learning_rate=nan"], "optim.learning_rate=nan"),
+  ],
+)
+def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, message):
+  """An unknown key names the nearest one; a wrong value, itself; a missing file, its path."""
+  with pytest.raises(SystemExit) as error:
+    parse(monkeypatch, *argv)
+  assert error.value.code != 0
+  assert message in capsys.readouterr().err + str(error.value)
