@@ -8,11 +8,13 @@ import io
 import json
 import os
 import pathlib
+import re
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import msgspec
 import orjson
 
 from prm_jax.runtime import storage
@@ -20,6 +22,7 @@ from prm_jax.runtime import storage
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class BadLine(ValueError):
@@ -133,6 +136,31 @@ def _parse_slowly(line: bytes, where: str) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise BadLine(f"{where}: expected an object, got {show(value)}")
   return value
+
+
+def convert(record: dict[str, Any], kind: type[Struct]) -> Struct:
+  """The record as a msgspec struct, whose fields document the format.
+
+  Raises:
+    BadLine: a key is missing or holds a wrong value.  The message has the key, its value and what
+      is expected; the caller adds file and line.
+  """
+  try:
+    return msgspec.convert(record, kind)
+  except msgspec.ValidationError as error:
+    raise BadLine(_explained(error, record)) from None
+
+
+def _explained(error: msgspec.ValidationError, record: Any) -> str:
+  """The message of `error`, such as "Expected `str`, got `int` - at `$.a[0]`", with the value."""
+  message, _, path = str(error).partition(" - at `$")
+  path = path.rstrip("`")
+  for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
+    record = record[int(index)] if index else record[key]
+  if missing := re.search("missing required field `(.*)`", message):
+    message = f'no "{missing[1]}"'
+  message = message[0].lower() + message[1:].replace("`", "")
+  return f'"{path.lstrip(".")}" is {show(record)}: {message}' if path else message
 
 
 @contextlib.contextmanager
