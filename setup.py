@@ -37,6 +37,8 @@ setuptools.setup(
     "sentencepiece>=0.2.3",
     "tokenizers>=0.22",
     "numpy>=2.0",
+    "scipy>=1.13",
+    "msgspec>=0.19",
     "tyro>=1.0.17",
     "tqdm>=4.66",
     "orjson>=3.10",

@@ -1,6 +1,6 @@
-"""How good are the probabilities of single steps?  NumPy only; called from training too.
+"""Metrics of step probabilities: AUROC, calibration, accuracy by class; used in training too.
 
-Every figure that a class's absence leaves undefined is None, so that it prints and stores as such.
+A metric that the absence of a class leaves undefined is None.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import numpy as np
 
 from prm_jax.types import RATINGS
 
-BINS = 10  # of the calibration error: equal widths over [0, 1]
-TINY = float(np.finfo(np.float32).tiny)  # a probability below this counts as this in a logarithm
+BINS = 10  # equal-width bins of the calibration error over [0, 1]
+TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a logarithm
 
 
 def step_metrics(probs, labels, bins: int = BINS) -> dict:
@@ -19,19 +19,19 @@ def step_metrics(probs, labels, bins: int = BINS) -> dict:
   Args:
     probs: `[n, 3]` class probabilities of the ratings -1, 0, 1, in that order.
     labels: `[n]` ratings in {-1, 0, 1}.
-    bins: how many equal-width bins the calibration error has.
+    bins: number of equal-width bins of the calibration error.
 
   Returns:
-    count: n; count_by_class: of each label.
-    nll: mean negative log likelihood, in nats.
+    count: n; count_by_class: by label.
+    nll: mean negative log-likelihood, in nats.
     accuracy: of the most probable class; accuracy_by_class: among the steps of each label.
-    auroc: area under the ROC of P(not -1) for label != -1: the chance that a random step that is
-      not wrong scores above a random wrong one, ties counting half.
+    auroc: area under the ROC curve of P(not -1) for label != -1: the probability that a random
+      step that is not wrong scores above a random wrong one, ties counting half.
     ece: expected calibration error of P(not -1), the score that the paper multiplies: the mean
       over steps of |mean score - share not wrong| of the step's bin.
 
   Raises:
-    ValueError: wrong shapes, or a label that is none of -1, 0, 1.
+    ValueError: wrong shapes, or a label other than -1, 0, 1.
   """
   probs, labels = _checked(probs, labels, RATINGS)
   not_wrong = probs[:, 1:].sum(axis=1) if len(probs) else np.zeros(0)
@@ -54,41 +54,57 @@ def outcome_metrics(probs, labels, bins: int = BINS) -> dict:
 
 
 def auroc(scores, positive) -> float | None:
-  """Area under the ROC curve by ranks, ties counting half; None where a class is absent.
+  """Area under the ROC curve, ties counting half; None where a class is absent.
 
   Args:
     scores: `[n]` higher means more likely positive.
     positive: `[n]` bool.
   """
-  scores, positive = np.asarray(scores, np.float64), np.asarray(positive, bool)
+  import scipy.stats  # takes most of a second, which jobs without an evaluation need not spend
+
+  positive = np.asarray(positive, bool)
   right, wrong = int(positive.sum()), int((~positive).sum())
   if not right or not wrong:
     return None
-  if np.isnan(scores).any():
-    return float("nan")
-  _, group, size = np.unique(scores, return_inverse=True, return_counts=True)
-  mean_rank = np.cumsum(size) - (size - 1) / 2  # 1-based, shared by the tied
-  above = mean_rank[group][positive].sum() - right * (right + 1) / 2
-  return float(above / (right * wrong))
+  ranks = scipy.stats.rankdata(np.asarray(scores, np.float64))  # 1-based; NaN if any score is
+  return float((ranks[positive].sum() - right * (right + 1) / 2) / (right * wrong))
 
 
 def calibration_error(scores, positive, bins: int = BINS) -> float | None:
-  """Expected calibration error over equal-width bins of [0, 1]; None of nothing.
+  """Expected calibration error over equal-width bins of [0, 1]; None for no scores.
 
   Args:
     scores: `[n]` probabilities of being positive.
     positive: `[n]` bool.
-    bins: how many.
+    bins: number of bins.
   """
   scores, positive = np.asarray(scores, np.float64), np.asarray(positive, bool)
   if not scores.size:
     return None
   if np.isnan(scores).any():
     return float("nan")
-  # Probabilities that add up to a hair over 1 belong to the last bin, as 1 does.
-  bin_of = np.clip((scores * bins).astype(int), 0, bins - 1)
-  gap = np.bincount(bin_of, scores - positive, minlength=bins)
+  gap = np.bincount(_bin(scores, bins), scores - positive, minlength=bins)
   return float(np.abs(gap).sum() / scores.size)
+
+
+def calibration(scores: np.ndarray, positive: np.ndarray, bins: int = BINS) -> list[dict]:
+  """The bins of `calibration_error` that are not empty, as rows of a reliability diagram."""
+  bin_of = _bin(scores, bins)
+  return [
+    {
+      "low": b / bins,
+      "high": (b + 1) / bins,
+      "count": int((bin_of == b).sum()),
+      "mean_probability": float(scores[bin_of == b].mean()),
+      "share_not_wrong": float(positive[bin_of == b].mean()),
+    }
+    for b in np.unique(bin_of)
+  ]
+
+
+def _bin(scores: np.ndarray, bins: int) -> np.ndarray:
+  # Probabilities that add up to a hair over 1 belong to the last bin, as 1 does.
+  return np.clip((scores * bins).astype(int), 0, bins - 1)
 
 
 def _checked(probs, labels, classes) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,8 @@ import dataclasses
 import jax
 
 RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
+# Ratings of a right step, by how neutral counts (*Let's Verify Step by Step*, appendix F.2).
+RIGHT_RATINGS = {"positive": (0, 1), "negative": (1,)}
 CLASSES = {  # of the class head, in order, by objective
   "process": tuple(str(rating) for rating in RATINGS),
   "outcome": ("incorrect", "correct"),
@@ -69,3 +71,11 @@ class StepContract:
   neutral: str  # "positive" or "negative": how the neutral class counts in a solution score
   tokenizer_hash: str  # sha256 of the tokenizer's file
   recipe: str  # conversion recipe of the training labels
+
+  @property
+  def right_classes(self) -> list[int]:
+    """Indices of the classes whose probabilities add up to P(right)."""
+    if self.objective == "outcome":
+      return [self.classes.index("correct")]
+    ratings = RIGHT_RATINGS.get(self.neutral, (1,))  # a published model may have no neutral class
+    return [self.classes.index(str(rating)) for rating in ratings]

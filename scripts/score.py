@@ -11,11 +11,11 @@ of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P
 P(neutral) (paper section 2.6 and F.2); of P(positive) alone if the model's recipe counts neutral as
 negative (then give rerank.py --neutral=negative).
 
-A published model is a directory of the hub (config.json, safetensors, tokenizer); its readout says
-how it is prompted and where its probabilities stand: qwen2.5-math-prm, math-shepherd, rlhflow,
-skywork-o1-prm or trl.  They have two classes; "0" gets probability 0.  A directory that was
-exported by this project needs no readout.  With --model, OUTPUT.contract.json says what was read;
-with --checkpoint, one that an earlier run left there is removed.
+A published model is a hub directory (config.json, safetensors, tokenizer); its readout says how it
+is prompted and where its probabilities are read: qwen2.5-math-prm, math-shepherd, rlhflow,
+skywork-o1-prm or trl.  These have two classes; "0" gets probability 0.  A directory that this
+project exported needs no readout.  With --model, OUTPUT.contract.json says how the model was read;
+with --checkpoint, such a file of an earlier run is removed.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Args:
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
   # Of a published model: text between steps (\n is a line break); by default its authors'.
   separator: str = ""
-  # What candidates of a problem have in common is encoded once; False: each by itself, to compare.
+  # Encode what candidates of a problem share once; False: each by itself, to compare.
   merge: bool = True
   hosts: config_lib.Hosts = config_lib.Hosts()
 
@@ -64,16 +64,14 @@ def main() -> None:
       contract = stack.enter_context(distributed.written_once(note)) if args.model else None
       distributed.check_same_command(args, [args.input])
       scorer, facts = load(args)
-      distributed.check_same({"step": getattr(scorer, "step", None), "model": facts})
+      distributed.check_same({"step": scorer.step, "model": facts})
       scorer = dataclasses.replace(scorer, merge=args.merge)
       started = time.perf_counter()
       count, steps = score(args, scorer, out)
       if args.model:
         contract.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
       elif distributed.is_first():
-        note.unlink(
-          missing_ok=True
-        )  # of an earlier run with --model: it does not say what these scores are
+        note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores
   except (ValueError, OSError) as error:
     raise SystemExit(f"score.py: {error}") from error
   seconds = time.perf_counter() - started
@@ -84,9 +82,8 @@ def main() -> None:
 
 
 def load(args: Args):
-  """The scorer, and what is to be said beside the output (None: the checkpoint says it)."""
+  """The scorer, and the facts that go beside the output (None: the checkpoint has them)."""
   from prm_jax.pretrained import export
-  from prm_jax.scoring import published
   from prm_jax.scoring.scorer import Scorer
 
   separator = args.separator.replace("\\n", "\n")
@@ -100,31 +97,26 @@ def load(args: Args):
     if separator:
       raise ValueError(f"--separator: {args.model}/{export.CONTRACT} says which it is")
     scorer = Scorer.load_export(args.model, args.dtype)
-    return scorer, published.describe(args.model, scorer.contract) | {"dtype": args.dtype}
-  scorer = published.PublishedScorer.load(args.model, args.readout, args.dtype, separator)
+  else:
+    scorer = Scorer.load_published(args.model, args.readout, args.dtype, separator)
   return scorer, scorer.facts()
 
 
 def score(args: Args, scorer, out) -> tuple[int, int]:
-  """Writes the scored lines; returns how many there are, and how many probabilities."""
-  import numpy as np
+  """Writes the scored lines; returns the numbers of solutions and of probabilities."""
   import tqdm
 
   from prm_jax.runtime import json_lines
   from prm_jax.scoring import candidates
   from prm_jax.scoring.batching import SolutionError
-  from prm_jax.types import RATINGS
 
-  contract = scorer.contract
-  none = {str(rating): 0.0 for rating in RATINGS}
-  right = candidates.right_classes(contract)
   count = steps = 0
   size = os.path.getsize(args.input)
   with tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None, desc="scoring") as bar:
     lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
     while chunk := list(itertools.islice(lines, CHUNK)):
       solutions = [
-        candidates.solution(record, contract.separator, f"{args.input}:{number}")
+        candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
         for number, _, record in chunk
       ]
       try:
@@ -132,15 +124,7 @@ def score(args: Args, scorer, out) -> tuple[int, int]:
       except SolutionError as error:
         raise json_lines.BadLine(f"{args.input}:{chunk[error.index][0]}: {error}") from error
       for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
-        record["steps"] = texts
-        chance = float(np.prod(probabilities[:, right].sum(1)))
-        if contract.objective == "process":
-          record["rating_probs"] = [
-            none | dict(zip(contract.classes, map(float, p))) for p in probabilities
-          ]
-          record["prm_score"] = chance
-        else:
-          record["orm_score"] = chance
+        record = candidates.scored(record, texts, probabilities, scorer.contract)
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
         steps += len(probabilities)
       count += len(chunk)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from prm_jax.evaluation import report as report_files
-from prm_jax.evaluation.reranking import rerank
-from prm_jax.evaluation.scored_samples import ScoredSamples, read_scored_samples
+from prm_jax.evaluation.reranking import Options, rerank
+from prm_jax.evaluation.sample_files import read_scored_samples
+from prm_jax.evaluation.scored_samples import ScoredSamples
 from prm_jax.runtime.json_lines import BadLine
 
 FINE = {"-1": 0.25, "0": 0.0, "1": 0.75}
-QUICK = {"resamples": 256, "permutations": 20}  # of rerank
+QUICK = {"resamples": 256, "permutations": 20}  # options of rerank
 
 
 def candidate(problem="Add 1 and 2.", right=True, answer="3", orm=0.5, **extra):
@@ -126,8 +127,14 @@ def fails(paths, *parts, error=BadLine, **options):
   return message
 
 
-def written(samples, directory, **options):
-  """The report's three files, written; and the report."""
-  report, scores = rerank(samples, **(QUICK | options))
+def ranked(samples, n=(), **options):
+  """The report and scores of `rerank`, with few resamples unless `options` say otherwise."""
+  options = {k: tuple(v) if isinstance(v, list) else v for k, v in (QUICK | options).items()}
+  return rerank(samples, Options(n=tuple(n), **options))
+
+
+def written(samples, directory, n=(), **options):
+  """The report, and the paths of its three files."""
+  report, scores = ranked(samples, n, **options)
   report = report_files.with_examples(report, samples, scores)
   return report, report_files.write_report(report, directory)

@@ -7,8 +7,8 @@ import numpy as np
 import published_models as models
 import pytest
 
-from prm_jax.scoring.published import PublishedScorer
-from prm_jax.scoring.readouts import READOUTS
+from prm_jax.scoring.readouts import PUBLISHED
+from prm_jax.scoring.scorer import Scorer
 
 pytestmark = pytest.mark.reference
 with contextlib.suppress(ModuleNotFoundError):  # the mark skips the tests then
@@ -100,7 +100,7 @@ def add(directory, tensors):
   safetensors.torch.save_file(found, path, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("name", READOUTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_scores_equal_the_authors_on_torch(tmp_path, name):
   """Published weights, tokenizer and template, read by transformers: the same step scores."""
   forward = torch_model(tmp_path, name)
@@ -115,7 +115,7 @@ def test_scores_equal_the_authors_on_torch(tmp_path, name):
   solutions = list(PROBLEMS.items())
   if name == "math-shepherd":
     solutions = [(p, tuple(s.translate(LETTERS) for s in steps)) for p, steps in solutions]
-  scorer = dataclasses.replace(PublishedScorer.load(tmp_path, name), row_length=256)
+  scorer = dataclasses.replace(Scorer.load_published(tmp_path, name), row_length=256)
   given = scorer.probabilities(solutions)
   worst = 0.0
   for (problem, steps), probabilities in zip(solutions, given):

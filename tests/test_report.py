@@ -8,11 +8,10 @@ import pathlib
 import subprocess
 import sys
 
-from scored_files import QUICK, generated, rated, write, written
+from scored_files import generated, ranked, rated, write, written
 
 from prm_jax.evaluation import report_figures, report_tables
-from prm_jax.evaluation.reranking import rerank
-from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax.evaluation.sample_files import read_scored_samples
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -27,7 +26,7 @@ def test_csv(tmp_path):
   """Every number of the report is a row, whatever stands in a name, and none is rounded."""
   records = [r | {"subject": 'a "b",\nc'} for r in generated()]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = rerank(samples, [1, 3], band="generation", methods=["orm", "majority"], **QUICK)
+  report, _ = ranked(samples, [1, 3], band="generation", methods=["orm", "majority"])
   noise = [0.0, 0.25]  # as if the vote were sampled
   report["curves"]["majority"]["standard_error"] = noise
   text = report_tables.format_csv(report)
@@ -56,7 +55,7 @@ def test_csv_has_no_formulas(tmp_path):
   names = ["=1+1", "+1", "-1", "@A", "\tA"]
   records = [r | {"subject": names[int(r["unique_id"][3:])]} for r in generated(5)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = rerank(samples, [2], by=["subject"], methods=["random", "oracle", "orm"], **QUICK)
+  report, _ = ranked(samples, [2], by=["subject"], methods=["random", "oracle", "orm"])
   text = report_tables.format_csv(report)
   rows = list(csv.DictReader(io.StringIO(text, newline="")))
   groups = {row["group"] for row in rows if row["breakdown"] == "subject"}
@@ -69,7 +68,7 @@ def test_table_shows_no_control_characters(tmp_path):
   """A name from a file cannot move the terminal's cursor or break the line."""
   records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = rerank(samples, methods=["orm"], **QUICK)
+  report, _ = ranked(samples, methods=["orm"])
   report["notices"].append("warning: a\x1b]0;b\x07\nc.jsonl:1")
   table = report_tables.format_table(report)
   assert "\x1b" not in table

@@ -8,12 +8,14 @@ import pathlib
 
 import numpy as np
 import pytest
-from scored_files import QUICK, generated, rated, write, written
+from scored_files import generated, ranked, rated, write, written
 
 from prm_jax.evaluation import methods as methods_lib
-from prm_jax.evaluation import report_figures, report_tables, score_bundle
-from prm_jax.evaluation.reranking import powers_of_two, rerank, solution_scores
-from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax.evaluation import report_figures, report_tables
+from prm_jax.evaluation.methods import solution_scores
+from prm_jax.evaluation.reranking import powers_of_two
+from prm_jax.evaluation.sample_files import read_scored_samples
+from prm_jax.evaluation.scored_samples import write_bundle
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -44,7 +46,7 @@ def without(record, key):
 
 def check_released_row(path):
   samples = read_scored_samples([path])
-  report, scores = rerank(samples, methods=["prm_product"], **QUICK)
+  report, scores = ranked(samples, methods=["prm_product"])
   assert np.exp(scores["prm_product"][0, 0]) == pytest.approx(0.09157553704097245, rel=1e-12)
   assert report["n"] == [1]
   assert report["curves"]["prm_product"]["accuracy"] == [1.0]
@@ -70,7 +72,7 @@ def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
   """A prm_score that its rating_probs contradict is said, once, with the first line."""
   records = [rated(prm_score=0.1), rated(prm_score=0.5)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  (notice,) = rerank(samples, methods=["oracle"], **QUICK)[0]["notices"]
+  (notice,) = ranked(samples, methods=["oracle"])[0]["notices"]
   assert "scored.jsonl:1: prm_score is 0.1" in notice
   assert "(2 such lines)" in notice
 
@@ -81,7 +83,7 @@ def test_curves_equal_counting(tmp_path):
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   methods = ["oracle", "random", "all_correct", "majority", "weighted_orm", "weighted_mean_orm"]
   methods += ["orm", "prm_product", "prm_min", "prm_last", "prm_mean"]
-  report, _ = rerank(samples, [1, 2, 3, 4], methods=methods, resamples=256, permutations=500)
+  report, _ = ranked(samples, [1, 2, 3, 4], methods=methods, permutations=500)
   assert list(report["curves"]) == methods
   pools = {}
   for record in records:
@@ -135,7 +137,7 @@ def test_real_samples_equal_counting(shared):
   """On real candidates, a direct count at N = 8; below it, every subset in whole fractions."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   pools = [json.loads(line)["samples"] for line in path.read_text().splitlines()]
-  report, _ = rerank(read_scored_samples([path]), range(1, 9), **QUICK)
+  report, _ = ranked(read_scored_samples([path]), range(1, 9))
   assert (report["problems"], report["candidates"]) == (35, 8)
   assert list(report["curves"]) == ["orm", "majority", "oracle", "random"]
   assert any("orm_score is negative" in notice for notice in report["notices"])
@@ -213,44 +215,44 @@ def test_methods_without_their_keys_are_absent(tmp_path):
   assert "Some solutions" not in page
   only_orm = [rated(rating_probs=..., orm=0.1 * i) for i in range(2)]
   samples = read_scored_samples([write(tmp_path / "orm.jsonl", only_orm)])
-  assert list(rerank(samples, **QUICK)[0]["paired"]) == ["orm - majority"]
+  assert list(ranked(samples)[0]["paired"]) == ["orm - majority"]
 
 
 def test_chosen_methods(tmp_path):
   """Only the methods asked for, in their order; what is not there is an error that says why."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
-  alone, _ = rerank(samples, methods=["weighted_prm_min", "orm"], **QUICK)
+  alone, _ = ranked(samples, methods=["weighted_prm_min", "orm"])
   assert list(alone["curves"]) == alone["drawn"] == ["weighted_prm_min", "orm"]
   assert list(alone["paired"]) == ["weighted_prm_min - orm"]  # the first and each other
-  more, _ = rerank(samples, methods=["orm", "majority", "weighted_prm_min"], **QUICK)
+  more, _ = ranked(samples, methods=["orm", "majority", "weighted_prm_min"])
   assert list(more["paired"]) == ["orm - majority", "orm - weighted_prm_min"]
   for name in alone["curves"]:  # whatever else is computed
     assert more["curves"][name]["accuracy"] == alone["curves"][name]["accuracy"]
   with pytest.raises(
     ValueError, match=r"prm_mni: unknown \(nearest: prm_min\); there are prm_product"
   ):
-    rerank(samples, methods=["orm", "prm_mni"], **QUICK)
+    ranked(samples, methods=["orm", "prm_mni"])
   logits = [rated(rating_probs=..., orm=-1.5), rated(rating_probs=..., orm=0.5)]
   samples = read_scored_samples([write(tmp_path / "logits.jsonl", logits)])
-  report, _ = rerank(samples, **QUICK)
+  report, _ = ranked(samples)
   assert list(report["curves"]) == ["orm", "majority", "oracle", "random"]
   assert "some orm_score is negative: no weighted vote by it" in report["notices"]
   with pytest.raises(ValueError, match=r'weighted_orm: an "orm_score" is negative, -1\.5'):
-    rerank(samples, methods=["weighted_orm"], **QUICK)
+    ranked(samples, methods=["weighted_orm"])
   with pytest.raises(ValueError, match='the file has no "rating_probs"; there are orm, majority'):
-    rerank(samples, methods=["prm_last"], **QUICK)
+    ranked(samples, methods=["prm_last"])
   unanswered = [rated(answer=...)]
   samples = read_scored_samples([write(tmp_path / "unanswered.jsonl", unanswered)])
   with pytest.raises(ValueError, match='majority: the file has no "answer"'):
-    rerank(samples, methods=["majority"], **QUICK)
+    ranked(samples, methods=["majority"])
 
 
 def test_breakdowns(tmp_path):
   """Groups are disjoint and whole: their curves, weighted by size, make the curve of all."""
   records = [r | {"subject": "AB"[r["level"] - 1]} for r in generated(problems=12)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  options = QUICK | {"methods": ["orm", "majority", "oracle"]}
-  report, _ = rerank(samples, **options)
+  options = {"methods": ["orm", "majority", "oracle"]}
+  report, _ = ranked(samples, **options)
   sizes = {
     kind: [group["problems"] for group in report[f"by_{kind}"].values()]
     for kind in ("level", "subject", "difficulty")
@@ -261,12 +263,12 @@ def test_breakdowns(tmp_path):
       groups = [g["curves"][name]["accuracy"] for g in report[f"by_{kind}"].values()]
       mean = np.average(groups, axis=0, weights=weights)
       np.testing.assert_allclose(mean, curve["accuracy"], atol=1e-9)
-  only, _ = rerank(samples, by=["subject"], **options)
+  only, _ = ranked(samples, by=["subject"], **options)
   assert only["by_subject"] == report["by_subject"]
   assert only["by_level"] == only["by_difficulty"] == {}
   samples = read_scored_samples([write(tmp_path / "b.jsonl", [rated()])])
   with pytest.raises(ValueError, match="--by level: no candidate has a level; there are diff"):
-    rerank(samples, by=["level"], **QUICK)
+    ranked(samples, by=["level"])
 
 
 def test_difficulty(tmp_path):
@@ -278,7 +280,7 @@ def test_difficulty(tmp_path):
     for i in range(4 if p != 3 else 3)
   ]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  padded, _ = rerank(samples, methods=["orm", "random"], **QUICK)
+  padded, _ = ranked(samples, methods=["orm", "random"])
   groups = padded["by_difficulty"]
   assert list(groups) == ["1", "2", "3", "4", "5"]
   # The first of five takes the sixth problem: 4 of 4, and 3 of 3, one of 4 lacking.
@@ -289,7 +291,7 @@ def test_difficulty(tmp_path):
     low, high = group["pass_rate"]
     assert low - 1e-9 <= group["curves"]["random"]["accuracy"][0] <= high + 1e-9
   assert groups["2"]["curves"]["orm"]["low"] == [None] * 3  # one problem has no spread
-  own, _ = rerank(samples, pad_short=False, methods=["orm", "random"], **QUICK)
+  own, _ = ranked(samples, pad_short=False, methods=["orm", "random"])
   assert own["by_difficulty"]["1"]["pass_rate"] == [1.0, 1.0]
 
 
@@ -298,7 +300,7 @@ def test_bands(tmp_path, band):
   """The band asked for is what is drawn, and what the report, page, table and figure name."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
   some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
-  pointwise, _ = rerank(samples, **some, **QUICK)
+  pointwise, _ = ranked(samples, **some)
   report, paths = written(samples, tmp_path, band=band, **some)
   assert report["band"] == band
   assert report["interval"] in paths[2].read_text().replace("\n", " ")
@@ -312,7 +314,7 @@ def test_bands(tmp_path, band):
     assert "established at every N where its band leaves out 0" in page
     one = read_scored_samples([write(tmp_path / "one.jsonl", [rated()])])
     with pytest.raises(ValueError, match="--band simultaneous takes at least 2 problems"):
-      rerank(one, band=band, **QUICK)
+      ranked(one, band=band)
   else:
     assert report["paired"] == pointwise["paired"]
     assert "established at an N where its interval leaves out 0, at that N alone" in page
@@ -326,8 +328,6 @@ def test_bands(tmp_path, band):
       np.testing.assert_allclose(curve["high"], expected, atol=1e-9)
     else:  # the jackknife can say nothing of votes, or where half of the candidates are drawn
       assert there == [name in ("orm", "oracle")] * 2 + [False, False]
-  with pytest.raises(ValueError, match="band='none': expected one of pointwise"):
-    rerank(samples, band="none", **QUICK)
 
 
 def test_noise_of_votes(tmp_path):
@@ -337,7 +337,7 @@ def test_noise_of_votes(tmp_path):
   """
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
   methods = ["orm", "majority", "weighted_orm", "weighted_mean_orm"]
-  report, _ = rerank(samples, [1, 3, 10], methods=methods, by=["level"], **QUICK)
+  report, _ = ranked(samples, [1, 3, 10], methods=methods, by=["level"])
   curves, paired = report["curves"], report["paired"]
   noise = {name: np.array(curves[name]["standard_error"]) for name in methods[1:]}
   assert noise["weighted_orm"][1] > 0 and not noise["majority"].any()
@@ -346,7 +346,7 @@ def test_noise_of_votes(tmp_path):
   groups = [g["curves"]["weighted_orm"]["standard_error"] for g in report["by_level"].values()]
   both = np.sqrt(np.square(groups).sum(axis=0)) / 2  # six problems each
   np.testing.assert_allclose(both, noise["weighted_orm"], atol=1e-12)
-  other, _ = rerank(samples, [1, 3, 10], methods=methods[:1:-1], by=["level"], **QUICK)
+  other, _ = ranked(samples, [1, 3, 10], methods=methods[:1:-1], by=["level"])
   error = other["paired"]["weighted_mean_orm - weighted_orm"]["standard_error"]
   expected = np.hypot(noise["weighted_orm"], noise["weighted_mean_orm"])
   np.testing.assert_allclose(error, expected, atol=1e-12)
@@ -371,9 +371,9 @@ def test_every_n(tmp_path):
   assert set(chosen) == set(methods_lib.STANDARD) - set(methods_lib.VOTES)
   assert "name them in --methods" in notice
   methods = ["orm", "majority"]
-  report, paths = written(samples, tmp_path, n="all", methods=methods)
+  report, paths = written(samples, tmp_path, n=["all"], methods=methods)
   assert report["n"] == list(range(1, 51))
-  some, _ = rerank(samples, [3, 17], methods=methods, **QUICK)
+  some, _ = ranked(samples, [3, 17], methods=methods)
   for name, curve in report["curves"].items():
     assert len(curve["low"]) == 50
     picked = [curve["accuracy"][2], curve["accuracy"][16]]
@@ -389,9 +389,9 @@ def test_bundle_without_its_sources(tmp_path):
   """A bundle gives the same curves; where the texts are gone, no examples, and that is said."""
   path = write(tmp_path / "scored.jsonl", generated())
   samples = read_scored_samples([path])
-  score_bundle.write_bundle(samples, tmp_path / "bundle")
+  write_bundle(samples, tmp_path / "bundle")
   again = read_scored_samples([tmp_path / "bundle"])
-  whole, _ = rerank(samples, methods=["orm", "prm_product"], **QUICK)
+  whole, _ = ranked(samples, methods=["orm", "prm_product"])
   path.unlink()
   report, _ = written(again, tmp_path / "out", methods=["orm", "prm_product"])
   assert report["curves"] == whole["curves"]
@@ -407,10 +407,10 @@ def test_missing_candidates(tmp_path):
     rated("B", score=0.5),
   ]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  padded, _ = rerank(samples, methods=["prm_product"], **QUICK)
+  padded, _ = ranked(samples, methods=["prm_product"])
   assert padded["curves"]["prm_product"]["accuracy"] == [0.5, 1.0]
   assert len(padded["notices"]) == 2
-  own, _ = rerank(samples, pad_short=False, methods=["prm_product"], **QUICK)
+  own, _ = ranked(samples, pad_short=False, methods=["prm_product"])
   assert own["curves"]["prm_product"]["accuracy"] == [0.75, 1.0]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from prm_jax.types import RATINGS
+from prm_jax.types import RATINGS, RIGHT_RATINGS
 
 REDUCTIONS = ("product", "min", "mean", "last", "soft_min")
 
@@ -30,11 +30,12 @@ def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = F
   class_values = jnp.asarray(class_values)
   if class_values.shape[-1:] != (len(RATINGS),):
     raise ValueError(f"class_values {class_values.shape}: expected [..., 3], for {RATINGS}")
-  if neutral not in ("positive", "negative"):
+  if neutral not in RIGHT_RATINGS:
     raise ValueError(f'neutral={neutral!r}: expected "positive" or "negative"')
-  wrong, zero, one = jnp.moveaxis(class_values, -1, 0)
   if not logits:
-    return jnp.log(one + zero if neutral == "positive" else one)
+    right = [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]
+    return jnp.log(sum(class_values[..., i] for i in right))
+  wrong, zero, one = jnp.moveaxis(class_values, -1, 0)
   if neutral == "positive":
     return -jax.nn.softplus(wrong - jnp.logaddexp(zero, one))
   return -jax.nn.softplus(jnp.logaddexp(wrong, zero) - one)

@@ -31,90 +31,43 @@ LABELS = (
   | VOTES
   | {"oracle": "Oracle (any right)", "random": "Random pick", "all_correct": "All N right"}
 )
-# Without --methods: what the file allows of these.
-STANDARD = (
-  *RANKED,
-  "majority",
-  "weighted_prm_product",
-  "weighted_orm",
-  "oracle",
-  "random",
-)
+# Without --methods: those of these that the file allows.
+STANDARD = (*RANKED, "majority", "weighted_prm_product", "weighted_orm", "oracle", "random")
 # Exact majority voting takes a millisecond or so for each problem and N, more for large pools.
 EXACT_VOTES, EXACT_POOL = 20_000, 100_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-  """How candidates are drawn, for all methods alike."""
+  """How N candidates are drawn, for all methods alike."""
 
-  n: np.ndarray  # [K]
+  n: np.ndarray  # [K] values of N
   sizes: np.ndarray | None  # [P] how many candidates exist; None: all slots, missing or not
-  key: jax.Array  # of the orders of the votes
-  permutations: int  # how many orders
+  key: jax.Array  # random key of the candidate orders of sampled votes
+  permutations: int  # number of these orders
 
   @property
   def options(self) -> dict:
     return {"n": self.n, "sizes": self.sizes}
 
 
-def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[str, np.ndarray]:
-  """Every score of a solution that the samples allow: `prm_product`, ... and `orm`.
-
-  Args:
-    samples: the candidates.
-    neutral: how a neutral step counts, "positive" or "negative".
-
-  Returns:
-    `[P, M]` float64 each, higher is better, the PRM's in log space; NaN where there is no line.
-  """
-  scores = {}
-  if samples.step_probs is not None:
-    with jax.enable_x64(True):  # products of many steps that differ in their last digits
-      steps = agg.step_log_scores(samples.step_probs, neutral)
-      size = samples.correct.size
-      reduced = agg.reduce_steps(steps, samples.step_slots, size, agg.REDUCTIONS)
-    for how, score in zip(agg.REDUCTIONS, np.asarray(reduced)):
-      scores[f"prm_{how}"] = score.reshape(samples.correct.shape)
-  if samples.orm is not None:
-    scores["orm"] = np.asarray(samples.orm, np.float64)
-  return scores
-
-
-def why_not(name: str, samples: ScoredSamples) -> str | None:
-  """What the samples lack for a method; None: nothing."""
-  if name in VOTES and samples.answer_ids is None:
-    return 'no "answer"'
-  if "prm_" in name and samples.step_probs is None:
-    return 'no "rating_probs"'
-  if name.endswith("orm") and samples.orm is None:
-    return 'no "orm_score"'
-  if name in VOTES and name.endswith("orm"):
-    least = samples.orm[samples.valid].min(initial=0)
-    if least < 0:
-      return f'an "orm_score" is negative, {least:.6g}: no weight of a vote'
-  return None
-
-
 def choose(samples: ScoredSamples, names: Sequence[str], every_n: bool) -> tuple[list, list[str]]:
-  """The methods to compute, and what to say about those left out.
+  """The methods to compute, and notices about those left out.
 
   Args:
     samples: the candidates.
-    names: methods asked for; none: the standard ones that the samples allow.
-    every_n: curves at every N, where votes that nobody asked for would take too long.
+    names: methods asked for; none: those of `STANDARD` that the samples allow.
+    every_n: curves at every N, where votes are computed only if asked for: they take long.
 
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
   """
-  missing = {name: reason for name in LABELS if (reason := why_not(name, samples))}
+  missing = {name: reason for name in LABELS if (reason := _lacking(name, samples))}
   for name in names:
-    if name not in LABELS or name in missing:
-      reason = f"the file has {missing[name]}" if name in missing else "unknown"
-      if missing.get(name, "").startswith("an "):
-        reason = missing[name]
-      if name not in LABELS and (near := difflib.get_close_matches(name, LABELS, n=1)):
-        reason += f" (nearest: {near[0]})"
+    reason = missing.get(name) if name in LABELS else "unknown"
+    if name not in LABELS and (near := difflib.get_close_matches(name, LABELS, n=1)):
+      reason += f" (nearest: {near[0]})"
+    if reason:
       there = ", ".join(name for name in LABELS if name not in missing)
       raise ValueError(f"--methods {name}: {reason}; there are {there}")
   if names:
@@ -129,6 +82,44 @@ def choose(samples: ScoredSamples, names: Sequence[str], every_n: bool) -> tuple
   return chosen, notices
 
 
+def _lacking(name: str, samples: ScoredSamples) -> str | None:
+  """Why the samples do not allow a method; None: they do."""
+  if name in VOTES and samples.answer_ids is None:
+    return 'the file has no "answer"'
+  if "prm_" in name and samples.step_probs is None:
+    return 'the file has no "rating_probs"'
+  if name.endswith("orm") and samples.orm is None:
+    return 'the file has no "orm_score"'
+  if name in VOTES and name.endswith("orm"):
+    least = samples.orm[samples.valid].min(initial=0)
+    if least < 0:
+      return f'an "orm_score" is negative, {least:.6g}: no weight of a vote'
+  return None
+
+
+def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[str, np.ndarray]:
+  """Every score of a solution that the samples allow: `prm_product`, ... and `orm`.
+
+  Args:
+    samples: the candidates.
+    neutral: how a neutral step counts, "positive" or "negative".
+
+  Returns:
+    `[P, M]` float64 each, higher is better, the PRM's in log space; NaN for padding.
+  """
+  scores = {}
+  if samples.step_probs is not None:
+    with jax.enable_x64(True):  # products of many steps that differ in their last digits
+      steps = agg.step_log_scores(samples.step_probs, neutral)
+      size = samples.correct.size
+      reduced = agg.reduce_steps(steps, samples.step_slots, size, agg.REDUCTIONS)
+    for how, score in zip(agg.REDUCTIONS, np.asarray(reduced)):
+      scores[f"prm_{how}"] = score.reshape(samples.correct.shape)
+  if samples.orm is not None:
+    scores["orm"] = np.asarray(samples.orm, np.float64)
+  return scores
+
+
 def solve(
   samples: ScoredSamples,
   scores: dict[str, np.ndarray],
@@ -136,15 +127,15 @@ def solve(
   draws: Draws,
   progress: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """How often each method is right.
+  """The probability that each method's pick is right.
 
   Returns:
-    `[P, K]` expected correctness by each method, and for each vote its `[P, K]` Monte-Carlo
-    standard error: zero where it is exact.
+    `[P, K]` for each method, and for each vote its `[P, K]` Monte-Carlo standard error, zero where
+    it is exact.
   """
   solved, vote_error = {}, {}
   votes = [name for name in names if name in VOTES]
-  # The exact majority vote steadies weighted ones, so it comes first, wanted or not.
+  # The exact majority vote is the control variate of the weighted ones: first, wanted or not.
   order = ["majority"] * bool(votes) + [name for name in names if name != "majority"]
   hidden = None if progress else True  # None: hidden unless standard error is a terminal
   exact = None
@@ -158,14 +149,24 @@ def solve(
     elif name == "all_correct":
       solved[name] = agg.all_correct_at_n(samples.correct, samples.valid, **draws.options)
     else:
-      score = ranking(name, samples, scores)
+      score = _ranking(name, samples, scores)
       solved[name] = agg.best_of_n(score, samples.correct, samples.valid, **draws.options)
     solved[name] = np.asarray(solved[name])
   return {name: solved[name] for name in names}, {name: vote_error[name] for name in votes}
 
 
-def ranking(name: str, samples: ScoredSamples, scores: dict) -> np.ndarray | None:
-  """The `[P, M]` score by which a method is a best-of-N; None: it is none."""
+def generation_error(
+  name: str, samples: ScoredSamples, scores: dict[str, np.ndarray], draws: Draws
+) -> np.ndarray | None:
+  """`[P, K]` standard error of a method over generations of the candidates; None: not known."""
+  score = _ranking(name, samples, scores)
+  if score is None:
+    return None
+  return np.asarray(agg.generation_error(score, samples.correct, samples.valid, **draws.options))
+
+
+def _ranking(name: str, samples: ScoredSamples, scores: dict) -> np.ndarray | None:
+  """The `[P, M]` score of which a method is the best-of-N; None: it is not a best-of-N."""
   if name == "oracle":
     return samples.correct.astype(np.float64)
   if name == "random":  # all tie
@@ -174,26 +175,24 @@ def ranking(name: str, samples: ScoredSamples, scores: dict) -> np.ndarray | Non
 
 
 def _vote(name, samples, scores, draws, exact) -> tuple[np.ndarray, np.ndarray]:
-  """`[P, K]` expected correctness of a vote, and its standard error."""
+  """`[P, K]` expected correctness of a vote, and its Monte-Carlo standard error."""
   candidates = (samples.answer_ids, samples.correct, samples.valid)
+  sampled = {"key": draws.key, "permutations": draws.permutations}
   (problems, pool), options = samples.correct.shape, draws.options
   if name == "majority":
     if problems * len(draws.n) > EXACT_VOTES or pool > EXACT_POOL:
-      options |= {"key": draws.key, "permutations": draws.permutations}
+      options |= sampled
   else:
-    combine = "mean" if name.startswith("weighted_mean_") else "sum"
     score = scores[name.removeprefix("weighted_").removeprefix("mean_")]
     if "prm_" in name:
       # Only ratios matter: relative to the best, so that long products do not underflow.
       score = np.where(samples.valid, score, -np.inf)
       best = score.max(axis=1, keepdims=True)
       score = np.exp(score - np.where(np.isfinite(best), best, 0))
-    options |= {
+    options |= sampled | {
       "weights": np.where(samples.valid, score, 0),
-      "combine": combine,
+      "combine": "mean" if name.startswith("weighted_mean_") else "sum",
       "control": exact,
-      "key": draws.key,
-      "permutations": draws.permutations,
     }
   mean, error = agg.majority_vote(*candidates, **options)
   return np.asarray(mean), np.asarray(error)

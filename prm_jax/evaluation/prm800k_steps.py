@@ -1,4 +1,4 @@
-"""Step-level evaluation on labelled solutions, such as PRM800K's test split."""
+"""Step-level evaluation of a model on labelled solutions, such as PRM800K's test split."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   A process model is read after every labelled step, an outcome model at the end of each solution.
 
   Returns:
-    The keys of `training.metrics.step_metrics` (or `outcome_metrics`), and `calibration`: for each
-    of ten bins of the probability of "not wrong", its count, mean probability and share not wrong.
+    The keys of `step_metrics.step_metrics` (or `outcome_metrics`), and `calibration`: for each bin
+    of the probability of "not wrong", its count, mean probability and share not wrong.
 
   Raises:
     ContractError: the data was prepared by another recipe than the model's training data.
@@ -55,27 +55,12 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
     "objective": contract.objective,
     "checkpoint_step": scorer.step,
     **result,
-    "calibration": calibration(score, right),
+    "calibration": metrics_lib.calibration(score, right),
   }
 
 
-def calibration(score: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
-  """The bins behind the expected calibration error; empty ones are left out."""
-  bins = np.clip((score * metrics_lib.BINS).astype(int), 0, metrics_lib.BINS - 1)
-  return [
-    {
-      "low": b / metrics_lib.BINS,
-      "high": (b + 1) / metrics_lib.BINS,
-      "count": int((bins == b).sum()),
-      "mean_probability": float(score[bins == b].mean()),
-      "share_not_wrong": float(right[bins == b].mean()),
-    }
-    for b in np.unique(bins)
-  ]
-
-
 def table(result: dict[str, Any]) -> str:
-  """The result, for people."""
+  """The result as text for a terminal."""
 
   def number(value):
     return "-" if value is None else f"{value:.3f}"

@@ -10,8 +10,8 @@ import numpy as np
 
 from prm_jax.evaluation.methods import LABELS
 
-# Okabe and Ito's colours, told apart with any colour vision; markers tell them apart in print.
-# The paper's three methods keep theirs.
+# Okabe and Ito's palette, distinct with any colour vision; markers distinguish in print.
+# The paper's three methods always have the same.
 STYLES = {"prm_product": ("#0072B2", "o"), "orm": ("#D55E00", "s"), "majority": ("#555555", "^")}
 MORE_STYLES = (
   ("#009E73", "D"),
@@ -35,7 +35,7 @@ def draw_curves(report: dict) -> bytes:
   axes = figure.subplots()
   n = report["n"]
   ends = []
-  reach = []  # what is drawn, lowest to highest
+  reach = []  # all values that are drawn, for the limits of the axis
   for name, (colour, marker) in _styles(report).items():
     low, middle, high = _percent(report["curves"][name])
     axes.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -66,7 +66,7 @@ def draw_curves(report: dict) -> bytes:
 
 
 def draw_groups(report: dict, breakdown: str) -> bytes:
-  """The drawn methods in every group of a breakdown, at the largest N: one line a group."""
+  """The drawn methods by group of a breakdown, at the largest N: a line for each group."""
   groups = report[f"by_{breakdown}"]
   styles = _styles(report)
   figure = matplotlib.figure.Figure(
@@ -76,7 +76,7 @@ def draw_groups(report: dict, breakdown: str) -> bytes:
   rows = np.arange(len(groups))
   for i, (name, (colour, marker)) in enumerate(styles.items()):
     low, middle, high = np.transpose([_percent(g["curves"][name])[:, -1] for g in groups.values()])
-    apart = 0.5 * ((i + 0.5) / len(styles) - 0.5)  # of the methods of a group, in lines
+    apart = 0.5 * ((i + 0.5) / len(styles) - 0.5)  # offset of the method within its group's line
     axes.hlines(rows + apart, low, high, color=colour, alpha=0.45, linewidth=2)
     axes.plot(middle, rows + apart, marker, color=colour, markersize=5, label=LABELS[name])
   axes.set_yticks(rows, [f"{group_name(breakdown, k)}" for k in groups], parse_math=False)
@@ -90,7 +90,7 @@ def draw_groups(report: dict, breakdown: str) -> bytes:
 
 
 def group_name(breakdown: str, group: str) -> str:
-  """A group as people read it, on one line."""
+  """The label of a group, on one line."""
   if breakdown == "difficulty":
     return {"1": "1 (easiest)", "5": "5 (hardest)"}.get(group, group)
   group = printable(group)
@@ -98,13 +98,13 @@ def group_name(breakdown: str, group: str) -> str:
 
 
 def printable(text: str) -> str:
-  """Text of a file for one line of a terminal or figure: "?" for control characters."""
+  """The text with "?" for control characters: one safe line of a terminal or figure."""
   return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _styles(report: dict) -> dict[str, tuple[str, str]]:
-  """Colour and marker of each method that is drawn."""
-  drawn = report["drawn"]  # no more than there are styles
+  """Colour and marker of each drawn method; there are at least as many styles."""
+  drawn = report["drawn"]
   spare = iter((*MORE_STYLES, *(style for name, style in STYLES.items() if name not in drawn)))
   return {name: STYLES.get(name) or next(spare) for name in drawn}
 
@@ -115,7 +115,7 @@ def _percent(curve: dict) -> np.ndarray:
 
 
 def _label_ends(axes, x: float, ends) -> None:
-  """Names each curve at its right end, pushed apart where they would overlap."""
+  """Writes each curve's name at its right end; overlapping names are pushed apart."""
   low, high = axes.get_ylim()
   line = (high - low) * 0.05
   leader = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "relpos": (0, 0.5)}

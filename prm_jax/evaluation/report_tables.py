@@ -1,4 +1,4 @@
-"""A reranking report as text: a table for the terminal, and rows for other programs."""
+"""A reranking report as text: a table for the terminal, CSV for other programs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from prm_jax.evaluation.report_figures import group_name, printable
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 
-WIDTH = 100  # of the notes below the table
-MAX_COLUMNS = 16  # values of N; of more, about the powers of two are shown
+WIDTH = 100  # columns of the terminal, for the notes below the table
+MAX_COLUMNS = 16  # values of N in the table; of more, about the powers of two are shown
 ERRORS = ("problem_standard_error", "standard_error")
 HEADER = ("breakdown", "group", "curve", "n", "value", "low", "high", *ERRORS)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
 
 
 def shown(n: Sequence[int]) -> list[int]:
-  """Positions in `n` of those that a table shows."""
+  """Indices of the values of N that a table shows."""
   if len(n) <= MAX_COLUMNS:
     return list(range(len(n)))
   wanted = powers_of_two(n[-1])
@@ -65,7 +65,7 @@ def format_table(report: dict) -> str:
 
 
 def _groups(report: dict, breakdown: str) -> list[str]:
-  """One line a group, at the largest N, of the methods that the figure draws."""
+  """A table of the groups: the methods that the figure draws, at the largest N."""
   drawn = report["drawn"]
   width = max(22, *(len(name) + 2 for name in drawn))
   lines = [
@@ -105,11 +105,11 @@ def vote_note(report: dict) -> str:
 
 
 def format_csv(report: dict) -> str:
-  """Every curve, difference and group, a row for each N (RFC 4180); empty: not there.
+  """The report as CSV (RFC 4180): every curve, difference and group, a row for each N.
 
   `value` is a share of problems, or a difference of two; `breakdown` and `group` are empty for
   all problems together; `standard_error` is Monte-Carlo, empty where the value is exact.  A group
-  that a spreadsheet would take for a formula gets an apostrophe before it.
+  that a spreadsheet would take for a formula is prefixed with an apostrophe.
   """
   file = io.StringIO()
   writer = csv.writer(file)

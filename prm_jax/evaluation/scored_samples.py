@@ -1,39 +1,49 @@
-"""Reads scored candidate solutions into arrays.
+"""Scored candidate solutions as arrays, and the bundle: all these arrays in one file.
 
-Three forms are told apart by their content:
+A bundle is an uncompressed .npz file that loads in a fraction of a second, whatever its name:
 
-* JSON lines of one candidate each, with the keys of `scored-test-samples.jsonl` of openai/prm800k:
-  `problem`, `steps`, `answer`, `is_correct`, `rating_probs` (`{"-1": p, "0": p, "1": p}` per step),
-  `prm_score`, `orm_score`, and optionally `level`, `subject`, `unique_id`;
-* JSON lines of one problem each, `{"problem", "samples": [{...}, ...]}`: a sample has such keys
-  too, the line those that all its samples share.  A sample's bare `score` is a score of the whole
-  solution, and counts as its `orm_score`;
-* a score bundle, which `score_bundle.write_bundle` makes of either for the next time.
+* `header`: JSON in UTF-8 with `format`, `version`, the source files (`files`, `file_bytes`) and
+  by problem `problems`, `levels` and `subjects`;
+* the arrays of `ARRAYS`; an array of `OPTIONAL` is absent where it is not known.
 
-Lines are streamed and their text is not kept: `read_solutions` fetches the few that a page shows.
+Integers are stored in the smallest type that holds them, floats as float32 where that loses
+nothing, else as float64.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
+import json
 import pathlib
-import stat
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tqdm
 
-from prm_jax.evaluation import score_bundle
-from prm_jax.evaluation.candidate_table import GroupAnswers, Table, by_text, place
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.json_lines import BadLine, show
+from prm_jax.runtime.json_lines import BadLine
 
-
-class MissingSource(OSError):
-  """A file that solutions were scored from is gone, or is not as it was."""
+FORMAT = "prm_jax score bundle"
+VERSION = 2
+# By name: dtype in memory, and shape.  F files, P problems, M candidates, T steps, 3 ratings,
+# R solutions with steps.
+ARRAYS = {
+  "sizes": (np.int64, "P"),
+  "lines": (np.int64, "PM"),
+  "indices": (np.int64, "PM"),
+  "offsets": (np.int64, "FPM"),
+  "correct": (np.bool_, "PM"),
+  "valid": (np.bool_, "PM"),
+  "answer_ids": (np.int32, "PM"),
+  "orm": (np.float64, "PM"),
+  "prm_score": (np.float64, "PM"),
+  "step_probs": (np.float64, "T3"),
+  # Run-length encoding of `step_slots`: the steps of one solution follow each other.
+  "run_slots": (np.int64, "R"),
+  "run_lengths": (np.int64, "R"),
+}
+OPTIONAL = {"indices", "answer_ids", "orm", "step_probs", "run_slots", "run_lengths"}
+TEXTS = ("problems", "levels", "subjects")
+BLOCK = 2**16  # steps whose probabilities are checked at once: bounds temporary memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +60,9 @@ class ScoredSamples:
   indices: np.ndarray | None  # [P, M] place in the line's "samples", from 0; None: no such lines
   offsets: np.ndarray  # [files, P, M] where that line begins, in (decompressed) bytes
   correct: np.ndarray  # [P, M] bool
-  valid: np.ndarray  # [P, M] bool; False: padding, or no answer: such are never chosen
-  answer_ids: np.ndarray | None  # [P, M] answers of a problem that are the same have equal numbers
-  step_probs: np.ndarray | None  # [T, 3] of the ratings -1, 0, 1, all solutions' steps in a row
+  valid: np.ndarray  # [P, M] bool; False: padding or no answer: never chosen
+  answer_ids: np.ndarray | None  # [P, M] equal answers of a problem have equal numbers
+  step_probs: np.ndarray | None  # [T, 3] of the ratings -1, 0, 1; solutions in file order
   step_slots: np.ndarray | None  # [T] the solution of each step, as p * M + m
   orm: np.ndarray | None  # [P, M]; NaN: padding
   prm_score: np.ndarray  # [P, M] as the file gives it; NaN: not given
@@ -63,164 +73,133 @@ class ScoredSamples:
     return place(self.files[0], int(self.lines[p, m]), index)
 
 
-def read_scored_samples(
-  paths: Sequence[pathlib.Path | str],
-  progress: bool = False,
-  group_answers: GroupAnswers = by_text,
-) -> ScoredSamples:
-  """Reads one or more files of scored samples; a name ending in .gz is decompressed.
+def place(path: pathlib.Path | str, line: int, index: int | None) -> str:
+  """File and line of a candidate, for messages; `index` is its place in the line's "samples"."""
+  return f"{path}:{line}" if index is None else f'{path}:{line}: "samples"[{index}]'
 
-  Several files hold the same candidates in the same order, scored by different models: their keys
-  are merged, and a key that two of them hold must be equal.  Candidates are grouped by `unique_id`,
-  or by the problem's text where none has one.  `rating_probs`, `orm_score`, `answer` and
-  `unique_id` are each on every candidate or on none.  An `answer` of null or "" marks a candidate
-  that never reached one.
+
+def first_bad_step(step_probs: np.ndarray) -> int | None:
+  """The first step of `[T, 3]` whose numbers are no probabilities; None: all are."""
+  for start in range(0, len(step_probs), BLOCK):
+    minus, zero, plus = step_probs[start : start + BLOCK].T
+    with np.errstate(invalid="ignore"):  # a NaN fails every comparison
+      total = minus + zero + plus
+      fine = (minus >= 0) & (zero >= 0) & (plus >= 0)
+      # Probabilities that were rounded to bfloat16 may sum to 0.99 or 1.01.
+      fine &= (total >= 0.99) & (total <= 1.01)
+    if not fine.all():
+      return start + int(fine.argmin())
+  return None
+
+
+def write_bundle(samples: ScoredSamples, path: pathlib.Path | str) -> None:
+  """Writes a bundle, from which `read_bundle` gives the same samples.
+
+  The texts of the solutions are not in it: `sample_files.read_solutions` finds them in the source
+  files for as long as these are where they were, and unchanged.
 
   Args:
-    paths: the files, all with one candidate a line or all with one problem a line; or one bundle.
-    progress: show a progress bar, if standard error is a terminal.
-    group_answers: takes the distinct answers of a problem in order of first appearance, and gives
-      an integer for each: equal ones are the same answer.  Default: equal texts.
-
-  Returns:
-    ScoredSamples.
+    samples: what to write.
+    path: the file; it takes its name only when it is whole.
 
   Raises:
-    BadLine: a line is not JSON, lacks a key, holds a wrong value or contradicts another; a bundle
-      is damaged.
-    ValueError: `group_answers` gives no integer for each answer, or is given for a bundle, whose
-      answers have been grouped.
-    OSError: a file cannot be read.
+    OSError: a file cannot be written there.
   """
-  paths = tuple(pathlib.Path(path) for path in paths)
-  for path in paths:
-    if path.exists() and not path.is_file():
-      raise OSError(f"{path}: is a folder or a pipe: only a file can be read more than once")
-    if score_bundle.is_bundle(path):
-      if len(paths) > 1:
-        raise BadLine(f"{path}: is a score bundle, which is read alone: it holds all the scores")
-      if group_answers is not by_text:
-        raise ValueError(f"{path}: is a score bundle: group its answers before it is written")
-      return ScoredSamples(**score_bundle.read_bundle(path))
-  sizes = tuple(path.stat().st_size for path in paths)
-  table = Table(paths[0], len(paths))
-  with contextlib.ExitStack() as stack:
-    readers = [stack.enter_context(contextlib.closing(_candidates(p, progress))) for p in paths]
-    try:
-      if len(readers) == 1:
-        for line, offset, index, record in readers[0]:
-          table.add(line, index, record, (offset,))
-      else:
-        for records in itertools.zip_longest(*readers):
-          merged = _merge(paths, records)
-          table.add(records[0][0], records[0][2], merged, [offset for _, offset, _, _ in records])
-    except BadLine:
-      table.check_steps()  # an earlier mistake, if there is one, is the one to report
-      raise
-  return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(group_answers))
+  header = {"format": FORMAT, "version": VERSION}
+  header["files"] = [str(file.absolute()) for file in samples.files]
+  header["file_bytes"] = samples.file_bytes
+  header |= {name: getattr(samples, name) for name in TEXTS}
+  arrays = {name: getattr(samples, name, None) for name in ARRAYS}
+  if samples.step_slots is not None:
+    starts = np.flatnonzero(np.diff(samples.step_slots, prepend=-1))
+    arrays["run_slots"] = samples.step_slots[starts]
+    arrays["run_lengths"] = np.diff(starts, append=len(samples.step_slots))
+  stored = {name: _smallest(array) for name, array in arrays.items() if array is not None}
+  stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+  with json_lines.written(path, "wb") as file:
+    np.savez(file, allow_pickle=False, **stored)
 
 
-def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> list[dict]:
-  """The full records of a few candidates (p, m), read again from where they stand.
+def is_bundle(path: pathlib.Path) -> bool:
+  """Whether the file begins as an .npz file does, and JSON does not."""
+  try:
+    with json_lines.opened(path) as (file, _):
+      return file.read(2) == b"PK"
+  except json_lines.BROKEN_GZIP:
+    return False  # the reader of its lines reports where it is broken
 
-  A sample of a problem's line has the keys of the line too.
+
+def read_bundle(path: pathlib.Path) -> ScoredSamples:
+  """Reads a bundle; shapes, dtypes and ranges are checked, nothing is unpickled.
 
   Raises:
-    MissingSource: a file is gone, or has changed since it was read.
+    BadLine: the file is not a bundle of this version, or is damaged.
   """
-  records = [{} for _ in slots]
-  for path, size, offsets in zip(samples.files, samples.file_bytes, samples.offsets):
+  with json_lines.opened(path) as (file, _):
     try:
-      about = path.stat()
-      if not stat.S_ISREG(about.st_mode):  # a pipe or a device might never end
-        raise OSError("is a folder, a pipe or a device")
-      if about.st_size != size:
-        raise ValueError(f"{about.st_size} bytes, not {size}")
-      with json_lines.opened(path) as (file, _):
-        for i in sorted(range(len(slots)), key=lambda i: offsets[slots[i]]):
-          file.seek(offsets[slots[i]])
-          line = file.readline(json_lines.MAX_LINE_BYTES)
-          record = json_lines.parse(line, f"byte {offsets[slots[i]]}")
-          if samples.indices is not None:
-            index = int(samples.indices[slots[i]])
-            record = _sample(record, record["samples"][index], place(path, 0, index))
-          if record["problem"] != samples.problems[slots[i][0]]:
-            raise ValueError("another problem")
-          records[i].update(record)
-    except OSError as error:
-      raise MissingSource(f"{path}: cannot be read again: {error.strerror or error}") from None
-    except (ValueError, LookupError, TypeError, *json_lines.BROKEN_GZIP) as error:
-      raise MissingSource(f"{path}: has changed since it was read ({error})") from None
-  return records
-
-
-def _candidates(
-  path: pathlib.Path, progress: bool
-) -> Iterator[tuple[int, int, int | None, dict[str, Any]]]:
-  """(line number, byte offset, place in its "samples" or None, record) of each candidate."""
-  grouped = None
-  for line, offset, record in _records(path, progress):
-    if grouped is None:
-      grouped = "samples" in record and "is_correct" not in record
-    if not grouped:
-      yield line, offset, None, record
-      continue
-    samples = record.get("samples")
-    if not isinstance(samples, list) or not samples:
+      with np.load(file, allow_pickle=False) as stored:
+        return _from_arrays(stored)
+    except Exception as error:  # a damaged file makes zipfile and numpy raise a dozen kinds
+      reason = error.args[0] if isinstance(error, KeyError) else error
       raise BadLine(
-        f'{path}:{line}: "samples" is {show(samples)}: expected a list of objects, not empty'
-      )
-    for index, sample in enumerate(samples):
-      yield line, offset, index, _sample(record, sample, place(path, line, index))
-  if grouped is None:
-    raise BadLine(f"{path}: empty")
+        f"{path}: not a score bundle of version {VERSION}, or damaged: {reason}"
+      ) from None
 
 
-def _merge(paths, records) -> dict[str, Any]:
-  """One record of every file's; None: the file has ended."""
-  if None in records:
-    ended = paths[records.index(None)]
-    there = next(place(p, r[0], r[2]) for p, r in zip(paths, records) if r is not None)
-    raise BadLine(f"{ended}: ends before the candidate at {there}")
-  (first_line, _, first, merged), *others = records
-  for path, (line, _, index, record) in zip(paths[1:], others):
-    here = place(path, line, index)
-    if index != first:
-      raise BadLine(
-        f"{here}: the same candidate is at {place(paths[0], first_line, first)}: all files must "
-        "have one candidate a line, or all the same samples on a line"
-      )
-    for key in merged.keys() & record.keys():
-      if merged[key] != record[key]:
-        raise BadLine(
-          f'{here}: "{key}" is {show(record[key])}, but {show(merged[key])} for the same '
-          "candidate of an earlier input: the files must hold the same candidates"
-        )
-    merged = merged | record
-  return merged
+def _from_arrays(stored: Any) -> ScoredSamples:
+  """The samples of a bundle's arrays; ValueError or KeyError if they do not fit each other."""
+  header = json.loads(stored["header"].tobytes())
+  for key, expected in (("format", FORMAT), ("version", VERSION)):
+    if header[key] != expected:
+      raise ValueError(f'"{key}" is {header[key]!r}, expected {expected!r}')
+  if unknown := sorted(set(stored.files) - ARRAYS.keys() - {"header"}):
+    raise ValueError(f"unknown arrays {', '.join(unknown)}")
+  dimensions = {"F": len(header["files"]), "P": len(header["problems"]), "3": 3}
+  fields: dict[str, Any] = {}
+  for name, (dtype, letters) in ARRAYS.items():
+    absent = name in OPTIONAL and name not in stored
+    fields[name] = None if absent else _checked(name, stored[name], dtype, letters, dimensions)
+  sizes, slots = fields["sizes"], fields.pop("run_slots")
+  if sizes.min() < 1 or sizes.max() != dimensions["M"]:
+    raise ValueError(f'"sizes" is within {sizes.min()}..{sizes.max()}, expected 1..M')
+  lengths, fields["step_slots"] = fields.pop("run_lengths"), None
+  if fields["step_probs"] is not None:
+    if slots.min() < 0 or slots.max() >= fields["lines"].size or lengths.min() < 1:
+      raise ValueError('"run_slots" or "run_lengths" is out of range')
+    fields["step_slots"] = np.repeat(slots, lengths)
+    if lengths.sum() != dimensions["T"]:
+      raise ValueError(f'"run_lengths" adds up to {lengths.sum()} of {dimensions["T"]} steps')
+    if (bad := first_bad_step(fields["step_probs"])) is not None:
+      shown = fields["step_probs"][bad].tolist()
+      raise ValueError(f'"step_probs" of step {bad}, from 0, is {shown}')
+  return ScoredSamples(
+    files=tuple(map(pathlib.Path, header["files"])),
+    file_bytes=tuple(header["file_bytes"]),
+    **{name: tuple(header[name]) for name in TEXTS},
+    **fields,
+  )
 
 
-def _sample(line: dict[str, Any], sample: Any, where: str) -> dict[str, Any]:
-  """A sample's record: its own keys and its line's."""
-  if not isinstance(sample, dict):
-    raise BadLine(f"{where}: is {show(sample)}: expected an object")
-  for key in line.keys() & sample.keys():
-    if line[key] != sample[key]:
-      raise BadLine(
-        f'{where}: "{key}" is {show(sample[key])}, but {show(line[key])} for the whole line'
-      )
-  record = line | sample
-  del record["samples"]
-  if "score" in sample:
-    if "orm_score" in record:
-      raise BadLine(f'{where}: "score" and "orm_score" are both here: which ranks the solutions?')
-    record["orm_score"] = record.pop("score")
-  return record
+def _checked(
+  name: str, column: np.ndarray, dtype: Any, letters: str, dimensions: dict[str, int]
+) -> np.ndarray:
+  """The array in its dtype in memory; a dimension that is met first is noted in `dimensions`."""
+  if len(letters) == column.ndim and np.can_cast(column.dtype, dtype, "same_kind"):
+    shape = [dimensions.setdefault(letter, n) for letter, n in zip(letters, column.shape)]
+    if list(column.shape) == shape:
+      return column.astype(dtype, copy=False)
+  known = [dimensions.get(letter, letter) for letter in letters]
+  raise ValueError(
+    f'"{name}" is {column.dtype} {list(column.shape)}, expected {np.dtype(dtype)} {known}'
+  )
 
 
-def _records(path: pathlib.Path, progress: bool) -> Iterator[tuple[int, int, dict[str, Any]]]:
-  """As `json_lines.read`, with a progress bar."""
-  hidden = None if progress else True  # None: hidden unless standard error is a terminal
-  size = path.stat().st_size
-  with tqdm.tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=hidden) as bar:
-    yield from json_lines.read(path, lambda position: bar.update(position - bar.n))
+def _smallest(column: np.ndarray) -> np.ndarray:
+  """The same values in the smallest dtype that holds them all."""
+  if column.dtype == np.float64:
+    with np.errstate(over="ignore"):  # to infinity: not equal
+      single = column.astype(np.float32)
+    return single if np.array_equal(single, column, equal_nan=True) else column
+  if column.dtype.kind == "i" and column.size:
+    return column.astype(np.result_type(*map(np.min_scalar_type, (column.min(), column.max()))))
+  return column

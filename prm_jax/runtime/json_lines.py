@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -23,6 +23,7 @@ from prm_jax.runtime import storage
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
+Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 
 class BadLine(ValueError):
@@ -151,19 +152,40 @@ def decode(line: bytes, decoder: msgspec.json.Decoder, where: str) -> Any:
   """The value on a line, of the type that `decoder` has.  `where` opens an error's message.
 
   Raises:
-    BadLine: not JSON, or `WHERE: FIELD is VALUE: REASON` where the type is another.
+    BadLine: not JSON, or a value of another type; the message names field and value.
   """
   try:
     value = orjson.loads(line)  # also checks the keys that the decoder skips
     return decoder.decode(line)
   except msgspec.ValidationError as error:
-    reason, _, path = str(error).removesuffix("`").partition(" - at `$")
-    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+)\]", path):
-      value = value[key or int(index)]
-    field = path.removeprefix(".") or "the record"
-    raise BadLine(f"{where}: {field} is {show(value)}: {reason}") from None
+    raise BadLine(f"{where}: {_explained(error, value)}") from None
   except (ValueError, RecursionError) as error:
     raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
+
+
+def convert(record: dict[str, Any], kind: type[Struct]) -> Struct:
+  """The record as a msgspec struct, whose fields document the format.
+
+  Raises:
+    BadLine: a key is missing or holds a wrong value.  The message has the key, its value and what
+      is expected; the caller adds file and line.
+  """
+  try:
+    return msgspec.convert(record, kind)
+  except msgspec.ValidationError as error:
+    raise BadLine(_explained(error, record)) from None
+
+
+def _explained(error: msgspec.ValidationError, record: Any) -> str:
+  """The message of `error`, such as "Expected `str`, got `int` - at `$.a[0]`", with the value."""
+  message, _, path = str(error).partition(" - at `$")
+  path = path.rstrip("`")
+  for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
+    record = record[int(index)] if index else record[key]
+  if missing := re.search("missing required field `(.*)`", message):
+    message = f'no "{missing[1]}"'
+  message = message[0].lower() + message[1:].replace("`", "")
+  return f'"{path.lstrip(".")}" is {show(record)}: {message}' if path else message
 
 
 @contextlib.contextmanager

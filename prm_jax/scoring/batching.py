@@ -1,4 +1,4 @@
-"""Solutions to packed rows and back: one forward over all distinct tokens, whatever reads it."""
+"""Solutions to packed rows and back: every distinct token of a problem is encoded once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.types import Batch
 
-BATCH_TOKENS = 16_384  # token slots of one forward
-READS = 16  # reads of a row are rounded up to a multiple of this, to keep shapes few
-MAX_TOKENS = 16_384  # of a solution: a bound on what one line of a file may cost
+BATCH_TOKENS = 16_384  # tokens of one forward, padding included
+READS = 16  # reads of a row are padded to a multiple of this, to keep the number of shapes small
+MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
 
 
 class SolutionError(ValueError):
@@ -25,26 +25,18 @@ class SolutionError(ValueError):
     self.index = index
 
 
-class TooLongError(SolutionError):
-  """A solution is too long to score."""
-
-  def __init__(self, index: int, tokens: int):
-    super().__init__(index, f"a solution of {tokens} tokens; at most {MAX_TOKENS} can be scored")
-
-
 def score(
   solutions: Sequence[tuple[str, Sequence[str]]],
   encode: Callable[[str, Sequence[str]], TokenTree],
   read: Callable[[Sequence[TokenTree], Sequence[str]], list[np.ndarray]],
 ) -> list[np.ndarray]:
-  """What `read` gives for each (problem, steps) pair; equal pairs are encoded and read once.
+  """Class probabilities of each (problem, steps) pair; equal pairs are encoded and read once.
 
   Args:
-    read: of token trees and their problems.
+    read: class probabilities from token trees and their problems.
 
   Raises:
-    SolutionError: `encode` refuses a solution (ValueError).
-    TooLongError: a solution has more than `MAX_TOKENS` tokens.
+    SolutionError: `encode` refuses a solution, or it has more than `MAX_TOKENS` tokens.
   """
   distinct: dict[tuple[str, tuple[str, ...]], int] = {}
   index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
@@ -52,10 +44,10 @@ def score(
   for i, (problem, steps) in enumerate(distinct):
     try:
       encoded.append(encode(problem, steps))
+      if (tokens := len(encoded[i])) > MAX_TOKENS:
+        raise ValueError(f"a solution of {tokens} tokens; at most {MAX_TOKENS} can be scored")
     except ValueError as error:
       raise SolutionError(index.index(i), str(error)) from error
-    if len(encoded[i]) > MAX_TOKENS:
-      raise TooLongError(index.index(i), len(encoded[i]))
   results = read(encoded, [problem for problem, _ in distinct])
   return [results[i] for i in index]
 
@@ -71,9 +63,9 @@ def read(
   """Class probabilities, float64 `[r, C]`, at the read positions of each token tree.
 
   Args:
-    problems: of each tree; those of one problem are encoded as one.
+    problems: of each tree; the trees of one problem are merged into a prefix tree.
     forward: class log-probabilities `[B, R, C]` at a batch's read positions.
-    row_length: tokens of a row; with a longer path, it is twice, four times, ... as long.
+    row_length: tokens of a row; doubled as often as the longest path of a problem needs.
     merge: False: every solution by itself, for comparison.
   """
   groups: dict[str | int, list[int]] = {}
@@ -89,10 +81,10 @@ def read(
   for length, several in by_length.items():
     merged = [prefix_tree.merge([token_trees[i] for i in members]) for members in several]
     rows = packing.PackedRows([tree for tree, _ in merged], length, READS)
-    found = np.exp(_run(rows, forward, mesh).astype(np.float64))
-    for members, (tree, places), read in zip(several, merged, rows.by_tree(found)):
+    probabilities = np.exp(_run(rows, forward, mesh).astype(np.float64))
+    for members, (tree, places), found in zip(several, merged, rows.by_tree(probabilities)):
       for i, place in zip(members, places):
-        out[i] = read[np.searchsorted(tree.read_positions, place[token_trees[i].read_positions])]
+        out[i] = found[np.searchsorted(tree.read_positions, place[token_trees[i].read_positions])]
   return out
 
 
@@ -100,14 +92,14 @@ def _run(
   rows: packing.PackedRows, forward: Callable[[Batch], jax.Array], mesh: jax.sharding.Mesh
 ) -> np.ndarray:
   """Class log-probabilities, float32 `[rows, R, C]`."""
-  spread = mesh.shape["data"] * mesh.shape["fsdp"]
-  most = max(BATCH_TOKENS // rows.row_length // spread, 1)
-  groups = -(-len(rows) // spread)
-  # As many batches as there must be, all of one size, so that the last one is nearly full too.  Of
-  # the sizes, each of which is compiled, there are few: powers of two, and multiples of eight.
-  needed = -(-groups // -(-groups // most))
-  rounded = 2 ** (needed - 1).bit_length() if needed <= 8 else -(-needed // 8) * 8
-  batch_rows = min(rounded, most) * spread
+  shards = mesh.shape["data"] * mesh.shape["fsdp"]
+  most = max(BATCH_TOKENS // rows.row_length // shards, 1)  # rows of a shard that fit
+  needed = -(-len(rows) // shards)
+  # The fewest batches possible, all of one size, so that the last is nearly full too.  Sizes are
+  # powers of two and multiples of eight: each is compiled.
+  size = -(-needed // -(-needed // most))
+  rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
+  batch_rows = min(rounded, most) * shards
   with jax.set_mesh(mesh):
     results = [
       forward(sharding_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh))

@@ -1,43 +1,60 @@
-"""Candidate solutions as they stand in files."""
+"""Candidate solutions in files: what scoring reads of a record, and what it adds."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from prm_jax.runtime.json_lines import BadLine, show
-from prm_jax.types import StepContract
+import msgspec
+import numpy as np
+
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import BadLine
+from prm_jax.types import RATINGS, StepContract
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+NO_RATING = {str(rating): 0.0 for rating in RATINGS}
+
+
+class Solution(msgspec.Struct):
+  """The keys of a record that are read; the others are kept as they are."""
+
+  problem: Text
+  steps: Annotated[list[Text], msgspec.Meta(min_length=1)]
 
 
 def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, tuple[str, ...]]:
-  """Problem and steps of a record; `text` is split into steps at `separator`.
+  """Problem and steps of a record; without `steps`, its `text` is split at `separator`.
 
   Args:
     where: "FILE:LINE", for messages.
 
   Raises:
-    BadLine: a key is missing, or is not what it should be.
+    BadLine: a key is missing or holds a wrong value.
   """
-  problem = record.get("problem")
-  if not isinstance(problem, str) or not problem:
-    raise BadLine(f'{where}: "problem" is {show(problem)}; expected a non-empty text')
-  if "steps" in record:
-    steps = record["steps"]
-  else:
+  if "steps" not in record:
     text = record.get("text")
     if not isinstance(text, str):
       raise BadLine(f'{where}: neither "steps" (a list of texts) nor "text" is there')
-    steps = [step for step in text.split(separator) if step.strip()]
-  if not isinstance(steps, list) or not steps:
-    raise BadLine(f'{where}: "steps" is {show(steps)}; expected at least one step')
-  for i, step in enumerate(steps):
-    if not isinstance(step, str) or not step:
-      raise BadLine(f'{where}: "steps"[{i}] is {show(step)}; expected a non-empty text')
-  return problem, tuple(steps)
+    record = record | {"steps": [step for step in text.split(separator) if step.strip()]}
+  try:
+    found = json_lines.convert(record, Solution)
+  except BadLine as error:
+    raise BadLine(f"{where}: {error}") from None
+  return found.problem, tuple(found.steps)
 
 
-def right_classes(contract: StepContract) -> list[int]:
-  """Indices of the classes that count as right: of a step, or of a whole solution."""
+def scored(
+  record: dict[str, Any], steps: Sequence[str], probabilities: np.ndarray, contract: StepContract
+) -> dict[str, Any]:
+  """The record with its scores: `rating_probs` and `prm_score`, or `orm_score`.
+
+  Args:
+    probabilities: `[steps, C]`, or `[1, C]` of an outcome model, in the contract's class order.
+  """
+  score = float(np.prod(probabilities[:, contract.right_classes].sum(1)))
+  record = record | {"steps": steps}
   if contract.objective == "outcome":
-    return [contract.classes.index("correct")]
-  names = ["1", "0"] if contract.neutral == "positive" else ["1"]
-  return [contract.classes.index(name) for name in names]
+    return record | {"orm_score": score}
+  ratings = [NO_RATING | dict(zip(contract.classes, map(float, p))) for p in probabilities]
+  return record | {"rating_probs": ratings, "prm_score": score}

@@ -16,7 +16,7 @@ WRONG_ANSWERS = 44  # distinct ones of a problem, beside the right one
 MEAN_STEPS = 12
 RELOAD = """
 import sys, time
-from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax.evaluation.sample_files import read_scored_samples
 start = time.perf_counter()
 read_scored_samples(sys.argv[1:])
 print(time.perf_counter() - start)
