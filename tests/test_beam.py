@@ -51,7 +51,7 @@ def test_a_bad_record_is_named(tmp_path, source):
   """A bad record that a worker finds ends the command in the same words, and leaves nothing."""
   path = source / "phase1_train.jsonl"
   path.write_text(path.read_text() + '{"labeler": 3}\n')
-  with pytest.raises(BadLine, match=r"phase1_train.jsonl:10: labeler is 3: Expected `str`"):
+  with pytest.raises(BadLine, match=r"phase1_train.jsonl:10: \"labeler\" is 3: expected str"):
     prepare.prepare_prm800k(tmp_path / "out", source=source, beam=BEAM.download_config())
   assert not (tmp_path / "out").exists()
 

@@ -127,13 +127,13 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
   code, _, err = run(*flags)
   assert code == 1
-  expected = f"prepare_data.py: {file}:4: label.steps[0].completions[0].rating is 2: Expected"
+  expected = f'prepare_data.py: {file}:4: "label.steps[0].completions[0].rating" is 2: '
   assert expected in err
   assert "Traceback" not in err
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
   code, out, err = run(*flags, "--on_bad_record=skip")
   assert code == 0, err
-  assert "rating is 2" in out
+  assert 'rating" is 2' in out
   manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
   assert manifest["bad_records"]["count"] == 1
   train = manifest["splits"]["train"]

@@ -179,13 +179,16 @@ def convert(record: dict[str, Any], kind: type[Struct]) -> Struct:
 def _explained(error: msgspec.ValidationError, record: Any) -> str:
   """The message of `error`, such as "Expected `str`, got `int` - at `$.a[0]`", with the value."""
   message, _, path = str(error).partition(" - at `$")
+  message = message.replace(r" matching regex '\\S'", " that is not blank")
   path = path.rstrip("`")
   for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
     record = record[int(index)] if index else record[key]
   if missing := re.search("missing required field `(.*)`", message):
     message = f'no "{missing[1]}"'
-  message = message[0].lower() + message[1:].replace("`", "")
-  return f'"{path.lstrip(".")}" is {show(record)}: {message}' if path else message
+    if not path:
+      return message
+  field = f'"{path.lstrip(".")}"' if path else "the record"
+  return f"{field} is {show(record)}: {message[0].lower()}{message[1:].replace('`', '')}"
 
 
 @contextlib.contextmanager
