@@ -361,7 +361,7 @@ def test_generated_records_are_stored_like_upstreams(tmp_path, raw_rows):
   assert [record.source for record in stored] == ["arithmetic_test:1", "arithmetic_test:2"]
   assert json.loads(stored[1].json) == raw_rows["test"][1]
   raw_rows["test"][0]["label"]["finish_reason"] = "tired"
-  with pytest.raises(BadLine, match="finish_reason\\" is 'tired'"):
+  with pytest.raises(BadLine, match="finish_reason\" is 'tired'"):
     list(prm800k.numbered(raw_rows["test"], "x"))
 
 
