@@ -152,6 +152,33 @@ def test_no_slice_is_left_behind(tmp_path, there, told, states, code, calls):
   assert " ".join(made) == calls
 
 
+@pytest.mark.parametrize(
+  ("codes", "told"), [([0], "0"), ([75, 134, 1], "1"), ([75] * 20, "75"), ([], "75")]
+)
+def test_workers_restart_and_tell_the_end(tmp_path, codes, told):
+  """The job trains again after a preemption, at most 20 times, and not after an error.
+
+  Without a code the installation fails each time.
+  """
+  job = dry_run(*RUN)[1].replace("/opt", str(tmp_path)).replace("/var/log", str(tmp_path))
+  train = f"#!/bin/bash\ncode=$(head -n 1 {tmp_path}/codes); sed -i 1d {tmp_path}/codes; exit $code"
+  files = {"job.sh": job, "codes": "".join(f"{code}\n" for code in codes), "train": train}
+  files |= {"sleep": "#!/bin/bash\n", "tar": "#!/bin/bash\n", "python3": "#!/bin/bash\n"}
+  files["gcloud"] = f'#!/bin/bash\n[[ $* = *" - "*/exit ]] && cat > {tmp_path}/exit\ntrue'
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(0o755)
+  if codes:
+    (tmp_path / "prm_jax/.venv/bin").mkdir(parents=True)
+    (tmp_path / "prm_jax/.venv/bin/python").symlink_to(tmp_path / "train")
+  else:
+    (tmp_path / "tar").write_text("#!/bin/bash\nexit 1\n")
+  environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+  subprocess.run(["bash", str(tmp_path / "job.sh"), "service"], check=True, env=environment)
+  assert (tmp_path / "exit").read_text() == f"{told}\n"
+  assert (tmp_path / "codes").read_text() == ""
+
+
 def test_exit_codes_are_the_documented_ones():
   """Workers restart on the codes that docs/checkpoints.md says to restart on, and on no other."""
   text = (ROOT / "docs" / "checkpoints.md").read_text()
