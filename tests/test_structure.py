@@ -1,17 +1,13 @@
-"""The rules of the house: imports, sizes, documentation, and the command line."""
+"""The rules of the house: imports, sizes, documentation, marks of tests."""
 
 import ast
-import dataclasses
 import graphlib
 import pathlib
 import re
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT
-
-from prm_jax import config as config_lib
 
 PACKAGE = ROOT / "prm_jax"
 # Each room may import those before it.
@@ -108,101 +104,3 @@ def test_tests_that_need_other_packages_are_marked():
     if 'importorskip("trl"' not in text:  # the peer of a benchmark, which installs it
       assert not re.search(rf'importorskip\(\s*"{packages}', text), path.name
       assert not re.search(rf"(?m)^(?:import|from) {packages}", text), path.name
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
-def test_config_files_say_how_to_run_them(path):
-  """Every config is an Experiment, and opens with its command, cost and expected result."""
-  assert isinstance(config_lib.read(str(path)), config_lib.Experiment)
-  docstring = ast.get_docstring(ast.parse(path.read_text()))
-  assert f"--config=configs/{path.name}" in docstring
-  assert "Cost: " in docstring and "Expected" in docstring
-
-
-def parse(monkeypatch, *argv):
-  @dataclasses.dataclass(frozen=True)
-  class Args:
-    workdir: str
-    quick: bool = False
-    config: config_lib.Experiment = config_lib.Experiment()
-
-  monkeypatch.setattr(sys, "argv", ["train.py", *argv])
-  return config_lib.parse(Args)
-
-
-CONFIG = f"--config={ROOT}/configs/arithmetic.py"
-
-
-@pytest.mark.parametrize("between", ["=", " "])
-def test_overrides_reach_the_experiment(monkeypatch, between):
-  """Overrides change single fields of the config file's experiment, after `=` or a space."""
-  flags = [CONFIG, "--workdir=w", "--config.optim.learning_rate=1", "--config.mesh.fsdp=-1"]
-  argv = [word for flag in flags for word in flag.replace("=", between, 1).split(" ")]
-  args, given = parse(monkeypatch, *argv), config_lib.read(f"{ROOT}/configs/arithmetic.py")
-  optim = dataclasses.replace(given.optim, learning_rate=1.0)  # an int where a float is meant
-  mesh = dataclasses.replace(given.mesh, fsdp=-1)
-  assert args.workdir == "w"
-  assert args.config == dataclasses.replace(given, optim=optim, mesh=mesh)
-
-
-@pytest.mark.parametrize(
-  ("given", "quick"),
-  [
-    ((), False),
-    (("--quick",), True),
-    (("--quick=True",), True),
-    (("--quick", "True"), True),
-    (("--quick", "False"), False),
-  ],
-)
-def test_a_switch_needs_no_value(monkeypatch, given, quick):
-  """A flag that is off by default is switched on by its name alone, or by a value."""
-  args = parse(monkeypatch, CONFIG, *given, "--workdir=w")
-  assert args.quick == quick and args.workdir == "w"
-
-
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
-    ('{"train": 1}', "config.py: there is no function config()"),
-    ('{"train": null}', "config.py:1: NameError"),
-    ("def config(:", "config.py:1: SyntaxError"),
-    ("def config():\n  return 3", "config.py: config() returned int, not Experiment"),
-    ("Train(step=3)", "config.py:3: Train has no step; did you mean steps?"),
-    ("Train(steps='3')", "config.py:3: train.steps='3': expected int"),
-    ("Train(keep=0)", "train.keep=0: expected at least 1"),
-    ("Model(dtype='float64')", "model.dtype='float64': expected one of float32, bfloat16"),
-    ("Experiment(model=Model(lora_rank=4))", "optim.trained='all' with model.lora_rank=4"),
-  ],
-)
-def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
-  """A config file that makes no experiment ends in one message with file, line and value."""
-  if text[0].isupper():
-    text = f"from prm_jax.config import *\ndef config():\n  return {text}"
-  path = tmp_path / "config.py"
-  path.write_text(text)
-  with pytest.raises(SystemExit) as error:
-    config_lib.read(str(path))
-  assert str(error.value).startswith(str(path))
-  assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-  ("argv", "message"),
-  [
-    (["--workdir=w", CONFIG, "--config.optim.learning_rte=1"], "config.optim.learning_rate"),
-    (["--workdir=w", CONFIG, "--config.train.steps=many"], "many"),
-    (["--workdir=w", CONFIG, "--config.loss.objective=both"], "outcome"),
-    (["--workdir=w", CONFIG, "--config.optim.b2=1"], "optim.b2=1.0"),
-    ([CONFIG], "workdir"),
-    (["--workdir=w"], "--config=FILE is required"),
-    (["--workdir=w", "--config=none.py"], "none.py: no such file"),
-    (["--workdir=w", "--config"], "expected one argument"),
-  ],
-)
-def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, message):
-  """An unknown key names the nearest one; a wrong value, itself; a missing file, its path."""
-  with pytest.raises(SystemExit) as error:
-    parse(monkeypatch, *argv)
-  assert error.value.code != 0
-  assert message in capsys.readouterr().err + str(error.value)
