@@ -50,7 +50,7 @@ setuptools.setup(
   extras_require={
     "beam": ["apache-beam>=2.77"],
     "gguf": ["gguf>=0.17"],  # scripts/fetch_model.py only
-    # peers in tests of public models; torch without CUDA: scripts/environment.sh
+    # what public models are compared with, in tests only
     "reference": ["torch>=2.6", "transformers>=4.57"],
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
