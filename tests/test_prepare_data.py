@@ -75,7 +75,7 @@ def test_the_command(tmp_path, source):
   assert test["by_finish_reason"]["give_up"] == {"rows_read": 2, "rows_kept": 0}
   assert manifest["total"]["rows"] == {"read": 10, "kept": 6}
   assert manifest["source"]["data/phase1_train.jsonl"]["is_upstream"] is False
-  assert recipes.recipe_of(manifest) == recipes.RECIPES["paper"]
+  assert recipes.recipe_of(manifest["recipe"]) == recipes.RECIPES["paper"]
   assert len(prm800k.stored_records(output, "train")) == 6  # stored whole, dropped by the recipe
   assert leftovers(tmp_path) == []
 
@@ -104,7 +104,7 @@ def test_options_of_a_recipe(tmp_path, source):
   manifest = json.loads((output / "manifest.json").read_text())
   assert manifest["recipe"]["name"] == "paper(neutral=drop, unfinished=keep)"
   expected = dataclasses.replace(recipes.RECIPES["paper"], neutral="drop", unfinished="keep")
-  assert recipes.recipe_of(manifest) == expected
+  assert recipes.recipe_of(manifest["recipe"]) == expected
   assert set(manifest["source"]) == {"data/phase2_train.jsonl", "data/phase2_test.jsonl"}
 
 

@@ -80,7 +80,7 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
 
 def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   """The contract, and (rows, manifest) of both splits."""
-  recipe = labelled.read_manifest(c.data.directory)["recipe"]
+  recipe = labelled.read_manifest(c.data.directory).recipe
   contract = token_tree.step_contract(
     tokenizer,
     c.data.separator,
