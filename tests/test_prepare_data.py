@@ -208,15 +208,6 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
   assert manifests["arithmetic"]["splits"]["train"]["by_phase"].keys() == {"2"}
 
 
-def test_wrong_flags(tmp_path):
-  """A source that is not there, or lacks files, is named with what to do."""
-  code, _, err = run(f"--source={tmp_path / 'nowhere'}", f"--output={tmp_path / 'out'}")
-  assert code == 1 and "nowhere is not a folder; give the one that holds data/phase1_train" in err
-  code, _, err = run(f"--source={tmp_path}", f"--output={tmp_path / 'out'}", "--phases=phase1")
-  assert code == 1 and "lacks data/phase1_train.jsonl, data/phase1_test.jsonl" in err
-  assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.shared_data
 def test_the_real_sample(tmp_path, prm800k_sample):
   """The real rows are prepared whole, with no training problem among the test problems."""
