@@ -8,8 +8,8 @@
     --beam.options direct_num_workers=8 direct_running_mode=multi_processing
 
 Without --source the files are downloaded (prm800k: 477 MB, kept in --download_dir) and verified.
-The full PRM800K (101,599 rows) takes about 5 minutes in one process; on Apache Beam (pip install
-'.[beam]') many share them, and the output is the same.
+The full PRM800K (101,599 records) takes about a minute of one core.  On Apache Beam (pip install
+'.[beam]') many processes write it, and the output is the same.
 """
 
 from __future__ import annotations

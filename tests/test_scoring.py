@@ -337,10 +337,8 @@ def test_a_missing_tokenizer_says_what_to_do_in_both_cases(tmp_path):
   ("text", "message"),
   [
     ("{", "not JSON"),
-    ("{}", "not the manifest of labelled solutions; write"),
-    ("[]", "not the manifest of labelled solutions; write"),
-    ('{"dataset": "math_splits"}', "labelled solutions, but of math_splits; write"),
-    ('{"recipe": {"name": "paper", "phases": [1], "colour": 1}, "test_problems": []}', "not the"),
+    ("[]", "Expected `object`"),
+    ('{"dataset": "math_splits"}', "dataset is 'math_splits'"),
   ],
 )
 def test_another_manifest_is_an_error(tmp_path, text, message):

@@ -1,21 +1,22 @@
 """Labelled solutions of a prepared dataset, whatever its records look like.
 
-A dataset of labelled solutions takes part by one function, named in `READERS`:
+A new dataset of labelled solutions takes part by one line in `READERS` and one function:
 
-    step_trees(directory, split, objective, manifest, limit) -> (trees, counts)
+    step_trees(directory, split, objective, recipe, excluded_problems, limit) -> (trees, counts)
 
-with the arguments and results of `step_trees` below.  It reads what the dataset's builder wrote,
-turns it into labels as `manifest["recipe"]` says, and leaves `manifest["test_problems"]` out of
-the training split.
+It reads what the dataset's builder wrote below `directory` and labels it as the manifest's
+`recipe` says, without the solutions of `excluded_problems`; the rest as `step_trees` below.
 """
 
 from __future__ import annotations
 
-import json
 import pathlib
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from prm_jax.datasets import prm800k
+from prm_jax.runtime import json_lines
 from prm_jax.types import StepTree
 
 MANIFEST = "manifest.json"
@@ -23,10 +24,17 @@ READERS = {  # by the manifest's "dataset"
   "prm800k": prm800k.step_trees,
   "arithmetic": prm800k.step_trees,  # stored as records of PRM800K's format
 }
-_PREPARE = "write the dataset with scripts/prepare_data.py --dataset=prm800k (or arithmetic)"
 
 
-def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
+class Manifest(msgspec.Struct):
+  """What training needs of manifest.json."""
+
+  dataset: Literal[tuple(READERS)]  # type: ignore[valid-type]
+  recipe: dict[str, Any]  # its name and options
+  test_problems: list[str]  # not to be trained on, although the training split has them
+
+
+def read_manifest(directory: str | pathlib.Path) -> Manifest:
   """What prepare_data.py wrote about the dataset of labelled solutions in `directory`.
 
   Raises:
@@ -40,19 +48,12 @@ def read_manifest(directory: str | pathlib.Path) -> dict[str, Any]:
       "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
     )
   try:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-  except ValueError as error:  # also bytes that are not UTF-8
-    raise ValueError(f"{path}: not JSON ({error}); {_PREPARE}") from None
-  dataset = manifest.get("dataset") if isinstance(manifest, dict) else None
-  try:
-    complete = dataset in READERS and isinstance(manifest["recipe"]["name"], str)
-    complete = complete and isinstance(manifest["test_problems"], list)
-  except (KeyError, TypeError):
-    complete = False
-  if not complete:
-    of = f", but of {dataset}" if dataset else ""
-    raise ValueError(f"{path}: not the manifest of labelled solutions{of}; {_PREPARE}")
-  return manifest
+    return json_lines.decode(path.read_bytes(), msgspec.json.Decoder(Manifest), str(path))
+  except json_lines.BadLine as error:
+    raise ValueError(
+      f"{error}; write labelled solutions with scripts/prepare_data.py --dataset=prm800k (or "
+      "arithmetic)"
+    ) from None
 
 
 def step_trees(
@@ -62,7 +63,7 @@ def step_trees(
 
   Args:
     directory: an output of scripts/prepare_data.py.
-    split: "train" or "test".
+    split: "train" or "test".  Training leaves out the problems that are tested on.
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
     limit: records to read, at most; None: all.
 
@@ -73,4 +74,6 @@ def step_trees(
     FileNotFoundError, ValueError: as `read_manifest`; no such split; a damaged file.
   """
   manifest = read_manifest(directory)
-  return READERS[manifest["dataset"]](directory, split, objective, manifest, limit)
+  excluded = manifest.test_problems if split == "train" else ()
+  reader = READERS[manifest.dataset]
+  return reader(directory, split, objective, manifest.recipe, excluded, limit)

@@ -10,8 +10,7 @@ import os
 import pathlib
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -61,21 +60,16 @@ def prepare_prm800k(
   """
   recipe = recipe or recipes.RECIPES[recipe_name]
   with new_directory(output, overwrite) as temporary:
-    with _progress("reading") as advance:
-      builder = prm800k.Builder(
-        source=source,
-        config=config,
-        data_dir=temporary,
-        on_bad_record=on_bad_record,
-        **({} if beam else {"on_record": advance}),
-      )
-      _build(builder, download_dir, beam)
+    builder = prm800k.Builder(
+      source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
+    )
+    _build(builder, download_dir, beam)
     test_file = _test_file(source, download_dir)
     problems = math_splits.read_problems(test_file) if test_file else ()
     bad = [message for messages in builder.skipped.values() for message in messages]
     quoted = [text for messages in builder.skipped.values() for text in messages[:10]]
     manifest = {
-      "source": _sources(builder),
+      "source": download.describe(builder),
       "test_problems_from": str(test_file) if test_file else None,
       "bad_records": {"count": len(bad), "examples": quoted},
     }
@@ -128,7 +122,7 @@ def prepare_math_splits(
     manifest = {
       "dataset": "math_splits",
       "data": str(prm800k.find_dataset(temporary).relative_to(temporary)),
-      "source": _sources(builder),
+      "source": download.describe(builder),
       "splits": {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()},
     }
     _write_manifest(temporary, manifest)
@@ -147,20 +141,19 @@ def summarize(
   Training records of `test_problems`, and of the problems of the dataset's own test split, are
   dropped and the problems listed.
   """
+  print("counting labels", file=sys.stderr, flush=True)
   excluded, leaked, summary = set(test_problems), set(), {}
   splits = sorted(builder.info.splits, reverse=True)  # train, test
   if "test" in splits:
     records = prm800k.stored_records(directory, "test")
     excluded |= {record.solution.question.problem for record in records}
   for split in splits:
-    counts = {objective: recipes.Counts() for objective in recipes.OBJECTIVES}
+    counts = {}
     for objective in recipes.OBJECTIVES:
-      with _progress(f"counting {split} for the {objective} objective") as advance:
-        records = prm800k.stored_records(directory, split)
-        problems = excluded if split == "train" else set()
-        each = recipes.convert_each(records, recipe, objective, problems, counts[objective])
-        for _ in each:
-          advance()
+      records = prm800k.stored_records(directory, split)
+      bar = tqdm.tqdm(records, f"{split}, {objective}", leave=False, disable=None)
+      problems = excluded if split == "train" else ()
+      counts[objective] = recipes.convert_all(bar, recipe, objective, problems)[1]
     process, outcome = counts["process"], counts["outcome"].to_json()
     leaked |= process.test_problems
     summary[split] = process.to_json() | {
@@ -243,36 +236,11 @@ def _build(
   download_dir: str | pathlib.Path = DOWNLOADS,
   beam: tfds.download.DownloadConfig | None = None,
 ) -> None:
-  """Runs a TFDS builder without its chatter: `_progress` and `download` report instead."""
+  """Runs a TFDS builder, without what it prints."""
+  print(f"writing {builder.name}", file=sys.stderr, flush=True)
   tfds.disable_progress_bar()
   with contextlib.redirect_stdout(io.StringIO()):
     builder.download_and_prepare(download_dir=download_dir, download_config=beam)
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[], None]]:
-  """A function to call after each record: a bar on a terminal, a line every 10 s elsewhere."""
-  bar = tqdm.tqdm(desc=what, unit="record", leave=False, disable=None)
-  done, last = 0, time.monotonic()
-
-  def advance() -> None:
-    nonlocal done, last
-    bar.update()
-    done += 1
-    if bar.disable and time.monotonic() - last > 10:
-      last = time.monotonic()
-      print(f"{what}: {done:,} records", file=sys.stderr, flush=True)
-
-  with bar:
-    yield advance
-
-
-def _sources(builder: prm800k.Builder | math_splits.Builder) -> dict[str, dict[str, Any]]:
-  """What the manifest says about each source file."""
-  return {
-    file: download.describe(path, builder.url_infos.get(builder.BASE_URL + file))
-    for file, path in builder.paths.items()
-  }
 
 
 def _test_file(
@@ -289,9 +257,7 @@ def _test_file(
         file=sys.stderr,
       )
     return found[0] if found else None
-  builder = math_splits.Builder
-  files = download.fetch([TEST_FILE], None, builder.BASE_URL, builder.url_infos, download_dir)
-  return files[TEST_FILE]
+  return download.fetch(math_splits.Builder, [TEST_FILE], None, download_dir)[TEST_FILE]
 
 
 def _write_manifest(directory: pathlib.Path, manifest: dict[str, Any]) -> None:

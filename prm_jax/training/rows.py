@@ -66,7 +66,7 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
 
 def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
   """The step contract, and (rows, manifest) of the training and of the evaluation split."""
-  recipe = labelled.read_manifest(c.data.directory)["recipe"]
+  recipe = labelled.read_manifest(c.data.directory).recipe
   contract = token_tree.step_contract(
     tokenizer,
     c.data.separator,

@@ -1,4 +1,4 @@
-"""The embedded default: generated problems, labelled rows and candidate solutions to rerank."""
+"""Generated arithmetic: problems, labelled solutions, and candidate solutions to rerank."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ CANDIDATES = "candidates.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class Generator:
-  """All the data of one seed; no problem is in both its splits.
+  """The data of one seed; no problem is in both splits.
 
-  Seeds draw independently: about one held-out text in six, mostly of level 1, is also among another
-  seed's problems, with other temptations.  Tune on seeds from 100 up, report on others.
+  Seeds are independent: about one test problem in six, mostly of level 1, is also among another
+  seed's problems, with other likely mistakes.  Tune on seeds from 100 up, report on others.
   """
 
-  seed: int = 0  # of problems, temptations and solutions
+  seed: int = 0  # of problems, mistakes and solutions
   train_problems: int = 4000
   solutions: int = 2  # labelled solutions of each problem
-  alternatives: int = 1  # further completions of their steps, where as many are found
-  test_problems: int = 200  # held out: none of them is in the training split
+  alternatives: int = 1  # further completions of a step, if as many are found
+  test_problems: int = 200
   candidates: int = 1024  # solutions sampled for each test problem, to rerank
 
   def problems(self) -> dict[str, list[solver.Problem]]:
@@ -41,7 +41,7 @@ class Generator:
     return {"train": list(stream), "test": test}
 
   def rows(self) -> dict[str, Iterator[dict[str, Any]]]:
-    """Labelled rows of each split, in PRM800K's format."""
+    """Labelled solutions of each split, as JSON objects of PRM800K's format."""
     return {split: self._rows(split, problems) for split, problems in self.problems().items()}
 
   def _rows(self, split: str, problems: list[solver.Problem]) -> Iterator[dict[str, Any]]:

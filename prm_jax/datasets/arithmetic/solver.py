@@ -1,22 +1,21 @@
-"""The embedded default: generated arithmetic problems, and a solver that errs like a person.
+"""Generates arithmetic problems and simulates a solver that makes systematic mistakes.
 
-A problem applies two to four operations to a digit, keeping only the last digit.  A step names the
-operation, the value before it and the value after it:
+A problem applies two to four operations to a digit and keeps only the last digit.  A step names
+the operation, the value before it and the value after it:
 
     A*4                A*4 7->8
     B+3                B+3 8->1
     C-2                C-2 1->9
     from 7             # Answer 9
 
-Each problem tempts its solver in its own ways, drawn once per problem: an operation it tends to
-misread (a misconception, often the likelier reading, so that the commonest answer is wrong), a
-result it tends to get wrong (a slip), a step at which it tends to copy an older value.  Whether a
-temptation wins is drawn anew for each solution.  A step is right when it carries on from the value
-before it, applies the operation as written and computes correctly, so labels are exact.  Because
-only the last digit is kept, some wrong chains end in the right answer.
+The likely mistakes of a problem are drawn once: a clause that is misread (often with the likelier
+reading, so that the commonest answer is wrong), a slip in a result, an older value that is copied.
+Whether a mistake happens is drawn for each solution.  A step is right if it carries on from the
+value before it, applies the operation as written and computes correctly, so labels are exact.
+Because only the last digit is kept, some wrong chains end in the right answer.
 
-In labelled rows most steps have more completions with their ratings, as steps of PRM800K have: what
-the solver writes when it tries again less carefully.  By default one more.
+In labelled records most steps have further completions, as in PRM800K: less careful tries at the
+same step, each with its rating.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ import numpy as np
 
 OPERATIONS = ("*", "+", "-")
 OPERANDS = (1, 2, 3, 4)  # 5 would undo too many errors: v + 5 = v - 5, and 10 divides 2 * 5
-CONFUSED = {"+": "-", "-": "+", "*": "+"}  # misread operations
+CONFUSED = {"+": "-", "-": "+", "*": "+"}  # what an operation is misread as
 LEVELS = (1, 2, 3, 4, 5)
 LENGTH = {1: 2, 2: 3, 3: 3, 4: 4, 5: 4}  # clauses of a problem, by level
-MISREAD = {1: 0.35, 2: 0.35, 3: 0.4, 4: 0.45, 5: 0.5}  # chance that a clause invites a misreading
-OPERATOR = 0.75  # share of misreadings that take the wrong operation; the rest, a wrong operand
-SLIP = 0.12  # chance that a clause invites a slip in its result
-COPY = 0.15  # chance that a clause invites copying an older value
-MISREAD_RATE = (0.4, 0.9)  # how often the solver gives in, uniform per temptation
+MISREAD = {1: 0.35, 2: 0.35, 3: 0.4, 4: 0.45, 5: 0.5}  # chance that a clause can be misread
+OPERATOR = 0.75  # share of misreadings of the operation; the rest misread the operand
+SLIP = 0.12  # chance that a clause can have a slip in its result
+COPY = 0.15  # chance that an older value can be copied at a clause
+MISREAD_RATE = (0.4, 0.9)  # how often it is then misread: uniform in this range
 LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
-RESTATE = 0.25  # chance of a neutral step somewhere that only repeats the value
-CARELESS = 0.3  # rate of each error, anywhere, when a step is tried again
-TRIES = 4  # to find a completion that differs, for each that there is
+RESTATE = 0.25  # chance that a solution has a neutral step that only repeats the value
+CARELESS = 0.3  # rate of each mistake when a step is tried again
+TRIES = 4  # at another completion, times the completions the step has
 
 
 @dataclasses.dataclass(frozen=True)
 class Clause:
-  """One operation, and what tempts the solver there.  A rate of 0: nothing does."""
+  """One operation and its likely mistakes; at a rate of 0 a mistake never happens."""
 
   operation: str
   operand: int
@@ -92,7 +91,7 @@ def apply(operation: str, value: int, operand: int) -> int:
 
 
 def make_problem(rng: np.random.Generator, level: int) -> Problem:
-  """A problem of a level (1 to 5) and what tempts its solver, drawn from the rates above."""
+  """A problem of a level (1 to 5) with its likely mistakes, drawn from the rates above."""
   clauses = []
   for i in range(LENGTH[level]):
     operation = str(rng.choice(OPERATIONS))
@@ -122,7 +121,7 @@ def write_step(
 
   Args:
     older: the value before `value`, which may be copied in its place.
-    chance: three numbers in [0, 1) that decide which temptations win.
+    chance: three numbers in [0, 1): misread, copied or slipped if below the clause's rate.
   """
   operation, operand = clause.operation, clause.operand
   if chance[0] < clause.misread_rate:
@@ -161,12 +160,12 @@ def solve(problem: Problem, rng: np.random.Generator) -> Solution:
 def try_again(
   problem: Problem, state: tuple[int, int, int], taken: list[str], rng: np.random.Generator
 ) -> tuple[str, int] | None:
-  """Another completion of a step and its rating; None where none is found.
+  """Another completion of a step and its rating; None if no other was found.
 
   Args:
     state: of `Solution.states`, before the step.
-    taken: the step's completions so far, the solution's own first.  The one after it misreads as
-      the problem tempts to; those that follow, anyhow, for there are few ways to give in.
+    taken: the step's completions so far, the solution's own first.  The second one may misread the
+      clause as the problem has it; further ones misread it at random, or few would differ.
   """
   i, value, older = state
   clause = problem.clauses[i]
@@ -190,10 +189,10 @@ def try_again(
 def make_row(
   problem: Problem, solution: Solution, rng: np.random.Generator, alternatives: int = 1
 ) -> dict:
-  """The solution as a row of PRM800K's phase 2: labelled up to and including the first error.
+  """The solution as JSON of PRM800K's phase 2: labelled up to and including the first error.
 
   Args:
-    alternatives: how often a step is tried again for a completion it does not have yet.
+    alternatives: how often each step is tried again for another completion.
   """
   wrong = [i for i, rating in enumerate(solution.ratings) if rating == -1]
   labelled = wrong[0] + 1 if wrong else len(solution.steps)
@@ -232,7 +231,11 @@ def make_row(
 
 
 def problems(seed: int, count: int) -> Iterator[Problem]:
-  """`count` distinct problems; levels in turn."""
+  """`count` distinct problems of levels 1 to 5 in turn.
+
+  Raises:
+    ValueError: there are fewer.
+  """
   rng = np.random.default_rng(seed)
   seen, misses = set(), 0
   while len(seen) < count:

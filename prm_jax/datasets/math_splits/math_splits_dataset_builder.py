@@ -56,9 +56,8 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager):
     files = {split: f"math_splits/{split}.jsonl" for split in self._splits}
-    self.paths = download.fetch(
-      list(files.values()), self.source, self.BASE_URL, self.url_infos, dl_manager.download_dir
-    )
+    needed = list(files.values())
+    self.paths = download.fetch(self, needed, self.source, dl_manager.download_dir)
     return {split: self._generate_examples(self.paths[file]) for split, file in files.items()}
 
   def _generate_examples(self, path):

@@ -14,10 +14,11 @@ import itertools
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
+import tqdm
 from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
@@ -53,8 +54,9 @@ class _DeterministicWriter(writer.ExampleWriter):
   """Writes the same bytes in every process; the order of an example's map would vary."""
 
   def write(self, path, examples):
+    bar = tqdm.tqdm(examples, path.name, leave=False, disable=None)
     example = tf_example_pb2.Example.FromString
-    ordered = ((k, example(data).SerializeToString(deterministic=True)) for k, data in examples)
+    ordered = ((key, example(data).SerializeToString(deterministic=True)) for key, data in bar)
     return super().write(path, ordered)
 
 
@@ -86,24 +88,17 @@ class _Shard:
   first: int  # number of its first line
   report: pathlib.Path
   skip: bool  # bad records; otherwise the first one raises
-  on_record: Callable[[], None]
 
   def __call__(self) -> Iterator[tuple[int, dict[str, Any]]]:
     skipped: list[str] | None = [] if self.skip else None
     part = {"start": self.start, "stop": self.stop, "first": self.first}
     try:
-      for example in examples(read_records(self.path, skipped, **part)):
-        self.on_record()
-        yield example
+      yield from examples(read_records(self.path, skipped, **part))
     except BadLine as error:
       self.report.with_suffix(".error").write_text(str(error), encoding="utf-8")
       raise
     if skipped:
       self.report.with_suffix(".skipped").write_text(json.dumps(skipped), encoding="utf-8")
-
-
-def _ignore() -> None:
-  """The default of `on_record`; a lambda could not be sent to another process."""
 
 
 class Builder(RecordsBuilder):
@@ -126,7 +121,6 @@ class Builder(RecordsBuilder):
     *,
     source: str | pathlib.Path | None = None,
     on_bad_record: str = "fail",
-    on_record: Callable[[], None] = _ignore,
     **kwargs,
   ):
     """Args as of TFDS's builders (`config`, `data_dir`), and
@@ -134,13 +128,11 @@ class Builder(RecordsBuilder):
     source: folder with upstream's files, `data/phase1_train.jsonl` or `phase1_train.jsonl`; it may
       hold a part of upstream's records and is not verified.  None: download and verify.
     on_bad_record: "fail" raises BadLine at the first bad record; "skip" lists it in `skipped`.
-    on_record: called after each record; with Beam, a function that can be pickled.
     """
     if on_bad_record not in ON_BAD_RECORD:
       raise ValueError(f"on_bad_record={on_bad_record!r}; expected one of {ON_BAD_RECORD}")
     self.source = source
     self._skip = on_bad_record == "skip"
-    self._on_record = on_record
     self.skipped: dict[str, list[str]] = {}  # messages of bad records, by split
     self.paths: dict[str, pathlib.Path] = {}  # of the source files, once they are known
     super().__init__(**kwargs)
@@ -175,9 +167,7 @@ class Builder(RecordsBuilder):
   def _shard_iterators_per_split(self, dl_manager):
     files = self.files()
     needed = [name for names in files.values() for name in names]
-    self.paths = download.fetch(
-      needed, self.source, self.BASE_URL, self.url_infos, dl_manager.download_dir
-    )
+    self.paths = download.fetch(self, needed, self.source, dl_manager.download_dir)
     shards: dict[str, list[_Shard]] = {}
     # On Beam, TFDS writes a split again together with each later one: the small one comes first.
     for split in ("test", "train"):
@@ -187,8 +177,7 @@ class Builder(RecordsBuilder):
         for part in cut(self.paths[name], self.SHARD_BYTES)
       ]
       shards[split] = [
-        _Shard(*part, self._reports / f"{split}-{i:05}", self._skip, self._on_record)
-        for i, part in enumerate(parts)
+        _Shard(*part, self._reports / f"{split}-{i:05}", self._skip) for i, part in enumerate(parts)
       ]
     return shards
 

@@ -15,10 +15,10 @@ import hashlib
 import itertools
 import pathlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
-from prm_jax.datasets.prm800k.records import UNFINISHED, LabelledSolution, Record, Step
+from prm_jax.datasets.prm800k.records import UNFINISHED, Record, Step
 from prm_jax.datasets.prm800k.stored import stored_records
 from prm_jax.types import StepTree
 
@@ -80,9 +80,13 @@ RECIPES = {
 }
 
 
-def recipe_of(manifest: dict[str, Any]) -> Recipe:
-  """The recipe that a prepared dataset's manifest names, with the options that were changed."""
-  options = {key: value for key, value in manifest["recipe"].items() if key != "name"}
+def recipe_of(entry: dict[str, Any]) -> Recipe:
+  """The recipe that a manifest's "recipe" describes, with the options that were changed.
+
+  Raises:
+    ValueError: it has other options.
+  """
+  options = {key: value for key, value in entry.items() if key != "name"}
   try:
     return Recipe(**options | {"phases": tuple(options["phases"])})
   except (KeyError, TypeError) as error:
@@ -228,8 +232,11 @@ def convert_outcome(record: Record, recipe: Recipe) -> Conversion:
   solved = record.solution.label.finish_reason == "solution"
   steps, answer = question.pre_generated_steps, question.pre_generated_answer
   if not steps or answer is None:
-    steps = _path_texts(record.solution) if solved else None
-    _, found, answer = steps[-1].rpartition(ANSWER) if steps else ("", "", "")
+    path = [decide(step, recipe).next for step in record.solution.label.steps]
+    if not solved or None in path:
+      return Conversion(rule="no_answer")
+    steps = [text for text, _ in path]
+    _, found, answer = steps[-1].rpartition(ANSWER)
     if not found:
       return Conversion(rule="no_answer")
   truth = question.ground_truth_answer
@@ -246,36 +253,21 @@ def convert_outcome(record: Record, recipe: Recipe) -> Conversion:
   return Conversion(tree)
 
 
-def _path_texts(solution: LabelledSolution) -> list[str] | None:
-  """The solution's own steps; None if some step has none."""
-  texts = []
-  for step in solution.label.steps:
-    if step.chosen_completion is not None:
-      texts.append(step.completions[step.chosen_completion].text)
-    elif step.human_completion is not None:
-      texts.append(step.human_completion.text)
-    else:
-      return None
-  return texts
-
-
-@dataclasses.dataclass
 class Counts:
   """What a conversion read, kept and dropped: a split's part of manifest.json."""
 
-  records: Counter = dataclasses.field(default_factory=Counter)  # read, kept, duplicates
-  dropped: Counter = dataclasses.field(default_factory=Counter)  # records by rule
-  labels: Counter = dataclasses.field(default_factory=Counter)  # kept
-  labels_read: Counter = dataclasses.field(default_factory=Counter)
-  labels_dropped: Counter = dataclasses.field(default_factory=Counter)  # by rule
-  human_labels: int = 0  # of `labels`
-  unlabelled_steps: int = 0  # kept as context
-  outcomes: Counter = dataclasses.field(default_factory=Counter)
-  by_phase: dict = dataclasses.field(default_factory=lambda: collections.defaultdict(Counter))
-  by_finish_reason: dict = dataclasses.field(
-    default_factory=lambda: collections.defaultdict(Counter)
-  )
-  test_problems: set[str] = dataclasses.field(default_factory=set)
+  def __init__(self):
+    self.records: Counter = Counter()  # read, kept, duplicates
+    self.dropped: Counter = Counter()  # records by rule
+    self.labels: Counter = Counter()  # kept
+    self.labels_read: Counter = Counter()
+    self.labels_dropped: Counter = Counter()  # by rule
+    self.human_labels = 0  # of `labels`
+    self.unlabelled_steps = 0  # kept as context
+    self.outcomes: Counter = Counter()  # right, wrong
+    self.by_phase: dict[str, Counter] = collections.defaultdict(Counter)
+    self.by_finish_reason: dict[str, Counter] = collections.defaultdict(Counter)
+    self.test_problems: set[str] = set()  # that were dropped
 
   def add(self, record: Record, conversion: Conversion) -> None:
     """Counts one record and what became of it."""
@@ -323,14 +315,13 @@ class Counts:
     }
 
 
-def convert_each(
+def convert_all(
   records: Iterable[Record],
   recipe: Recipe,
-  objective: str,
-  excluded_problems: Collection[str],
-  counts: Counts,
-) -> Iterator[StepTree]:
-  """The trees of the records that the recipe keeps, in order; `counts` is updated with each record.
+  objective: str = "process",
+  excluded_problems: Collection[str] = (),
+) -> tuple[list[StepTree], Counts]:
+  """The trees of the records that the recipe keeps, in order, and counts of all.
 
   Args:
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
@@ -341,7 +332,9 @@ def convert_each(
     raise ValueError(f"objective={objective!r}; expected one of {', '.join(OBJECTIVES)}")
   function = convert if objective == "process" else convert_outcome
   excluded = {" ".join(problem.split()) for problem in excluded_problems}
-  seen: set[bytes] = set()
+  trees: list[StepTree] = []
+  counts = Counts()
+  seen: set[bytes] = set()  # digests of trees
   for record in records:
     problem = record.solution.question.problem
     if " ".join(problem.split()) in excluded:
@@ -350,8 +343,8 @@ def convert_each(
     else:
       conversion = function(record, recipe)
     if (tree := conversion.tree) is not None:
-      content = repr((tree.problem, tree.steps, tree.parents, tree.labels, tree.outcome))
-      digest = hashlib.blake2b(content.encode(), digest_size=16).digest()
+      content = repr(dataclasses.replace(tree, source="")).encode()
+      digest = hashlib.blake2b(content, digest_size=16).digest()
       if digest in seen:
         counts.records["duplicates"] += 1
         if recipe.duplicates == "drop":
@@ -359,29 +352,19 @@ def convert_each(
       seen.add(digest)
     counts.add(record, conversion)
     if conversion.tree is not None:
-      yield conversion.tree
-
-
-def convert_all(
-  records: Iterable[Record],
-  recipe: Recipe,
-  objective: str = "process",
-  excluded_problems: Collection[str] = (),
-) -> tuple[list[StepTree], Counts]:
-  """The trees of `convert_each`, and the counts of what was read, kept and dropped."""
-  counts = Counts()
-  return list(convert_each(records, recipe, objective, excluded_problems, counts)), counts
+      trees.append(conversion.tree)
+  return trees, counts
 
 
 def step_trees(
   directory: str | pathlib.Path,
   split: str,
   objective: str,
-  manifest: dict[str, Any],
+  recipe: dict[str, Any],
+  excluded_problems: Collection[str],
   limit: int | None = None,
 ) -> tuple[list[StepTree], dict[str, Any]]:
   """The trees of a prepared split and their counts: a reader of `datasets.labelled`."""
-  excluded = manifest["test_problems"] if split == "train" else ()
   records = itertools.islice(stored_records(directory, split), limit)
-  trees, counts = convert_all(records, recipe_of(manifest), objective, excluded)
+  trees, counts = convert_all(records, recipe_of(recipe), objective, excluded_problems)
   return trees, counts.to_json()

@@ -22,11 +22,8 @@ class StoredRecords(Sequence[Record]):
     return len(self._data_source)
 
   def __getitem__(self, i):
-    if isinstance(i, slice):
-      return [self[j] for j in range(*i.indices(len(self)))]
-    if not -len(self) <= i < len(self):
+    if not 0 <= i < len(self):
       raise IndexError(f"record {i} of {len(self)}")
-    i %= len(self)
     try:
       example = self._data_source[i]
       return parse(example["json"], example["source"].decode())
