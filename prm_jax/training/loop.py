@@ -56,7 +56,11 @@ class Due:
 
   @classmethod
   def after(cls, step: int, c: config_lib.Train, told_to_stop: bool) -> Due:
-    """The last update is always evaluated and saved.  A preempted run only saves, to be quick."""
+    """What is due after `step` updates.
+
+    The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
+    killed; the evaluation is made up for when it is resumed.
+    """
     last = step == c.steps
     preempted = told_to_stop and not last
     evaluate = last or (step % c.eval_every == 0 and not preempted)
