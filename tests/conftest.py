@@ -19,7 +19,7 @@ import jax
 import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_cpu_enable_async_dispatch", False)  # as train.py does (hosts.join)
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # as distributed.join
 # Tests compile the same small programs again and again: once a session and worker is enough.
 CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)

@@ -1,4 +1,4 @@
-"""A stand-in of Google Cloud Storage: of its JSON API, what gcsfs, tensorstore and orbax use."""
+"""A local server with those parts of Cloud Storage that gcsfs, tensorstore and orbax use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "bucket"
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves one bucket from memory.  `objects`: by name, their bytes and generation."""
+  """Serves one bucket from memory.  `objects`: name to bytes and generation."""
 
   daemon_threads = True
   request_queue_size = 128  # connections at once; beyond, they wait for seconds
@@ -31,7 +31,7 @@ class Server(http.server.ThreadingHTTPServer):
     return f"http://localhost:{self.server_port}"
 
   def environment(self) -> dict[str, str]:
-    """What makes a process take this for Cloud Storage."""
+    """Environment variables that make a process use this server as Cloud Storage."""
     return {
       "STORAGE_EMULATOR_HOST": self.url,
       "TENSORSTORE_GCS_HTTP_URL": self.url,

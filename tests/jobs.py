@@ -12,18 +12,18 @@ from conftest import CACHE, ROOT
 
 
 def free_address() -> str:
-  """HOST:PORT that nobody listens at."""
+  """HOST:PORT with a free port."""
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def start(script: str, *arguments, hosts: int = 1, devices: int = 1, each=None, environment=None):
-  """The processes of a job of so many hosts, which have so many devices together.
+  """Starts a script on `hosts` processes with `devices` CPU devices in total; returns them.
 
   Args:
-    each: further arguments of one of them, by its number.
-    environment: further variables.
+    each: further arguments of single hosts, by number.
+    environment: further environment variables.
   """
   variables = {
     "PATH": "/usr/bin:/bin",
@@ -48,7 +48,7 @@ def start(script: str, *arguments, hosts: int = 1, devices: int = 1, each=None, 
 
 
 def finish(processes, code: int = 0, timeout: float = 300.0) -> list[str]:
-  """What each of them printed; all end with this code."""
+  """Standard error of each process; asserts that all end with this exit code."""
   said = [process.communicate(timeout=timeout)[1] for process in processes]
   for process, text in zip(processes, said):
     assert process.returncode == code, text
@@ -56,7 +56,7 @@ def finish(processes, code: int = 0, timeout: float = 300.0) -> list[str]:
 
 
 def wait_for(there: Callable[[], bool], processes, seconds: float = 240.0) -> None:
-  """Until it is so; the processes go on."""
+  """Waits until `there()` is true, while the processes run."""
   end = time.monotonic() + seconds
   while not there():
     for process in processes:
@@ -67,7 +67,7 @@ def wait_for(there: Callable[[], bool], processes, seconds: float = 240.0) -> No
 
 
 def wait_for_line(text: str, processes, seconds: float = 240.0) -> None:
-  """Until the first process has printed a line with this text; the processes go on."""
+  """Waits until the first process has printed a line with this text, while all of them run."""
   timer = threading.Timer(seconds, kill, [processes])
   timer.start()
   try:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import resource
@@ -246,14 +245,13 @@ def test_a_full_disk_loses_nothing(saved, tmp_path):
     assert checkpointer.newest(restore)[0] == 3
 
 
-def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, monkeypatch, capfd):
+@pytest.mark.usefixtures("one_device")
+def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, capfd):
   """With the newest one damaged a run ends as if it were not, and scoring takes the one before."""
-  alone = functools.partial(sharding_lib.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(sharding_lib, "make_mesh", alone)
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   experiment = tiny.change(experiment, "train", steps=4, save_every=2)
   loop.run(experiment, tmp_path)
-  expected, records = tiny.final_state(tmp_path), (tmp_path / "metrics.jsonl").read_text()
+  expected, records = tiny.final_state(tmp_path), tiny.records(tmp_path)
   flip(largest(tmp_path / "checkpoints/4/params"))
   capfd.readouterr()
   assert scorer.Scorer.load(tmp_path).step == 2
@@ -261,9 +259,7 @@ def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, mon
   loop.run(experiment, tmp_path)
   assert "resuming at step 2" in capfd.readouterr().err
   assert_identical(expected, tiny.final_state(tmp_path))
-  lines = lambda text: [line for line in text.splitlines() if "goodput" not in line]
-  drop = lambda text: [line.partition("tokens_per_second")[0] for line in lines(text)]
-  assert drop(records) == drop((tmp_path / "metrics.jsonl").read_text())
+  assert tiny.records(tmp_path) == records
 
 
 HOST = """

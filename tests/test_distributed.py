@@ -1,4 +1,4 @@
-"""Several hosts as processes on the CPU: one job, the same numbers, and no host left waiting."""
+"""Several hosts, as processes on the CPU: the same numbers as one, and no host is left waiting."""
 
 import dataclasses
 import json
@@ -48,14 +48,14 @@ def train(config, workdir, *arguments, hosts: int = 1, devices: int = 8) -> path
 
 
 def numbers(workdir, split: str = "train") -> np.ndarray:
-  """Losses of every update, or all figures of every evaluation."""
+  """Losses of every update, or metrics of every evaluation."""
   lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
   names = ["loss", "language_model_loss", "gradient_norm"] if split == "train" else ["nll", "ece"]
   return np.array([[line[name] for name in names] for line in lines if line["split"] == split])
 
 
 def assert_same_run(one, other):
-  """Losses of twenty updates to 1e-6, evaluations too, and the same last checkpoint."""
+  """Asserts equal losses and evaluations (to 1e-6), and equal last checkpoints."""
   assert len(numbers(one)) == 20 and len(numbers(one, "test")) == 2
   for split in ("train", "test"):
     np.testing.assert_allclose(numbers(one, split), numbers(other, split), rtol=1e-6)
@@ -76,7 +76,7 @@ def whole(config, tmp_path_factory):
 
 
 def test_two_hosts_are_one(config, whole, tmp_path):
-  """The same losses, evaluations and checkpoint, whichever host read and computed what."""
+  """A run on two hosts has the losses, evaluations and checkpoint of a run on one."""
   assert_same_run(whole, train(config, tmp_path, *MESH, hosts=2))
 
 
@@ -84,7 +84,7 @@ def test_two_hosts_are_one(config, whole, tmp_path):
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2)])
 def test_hosts_and_meshes_are_one(config, whole, tmp_path, hosts, mesh):
-  """One, two and four hosts, rows and parameters split this way or that: the same run."""
+  """One, two and four hosts with different meshes make the same run."""
   devices = math.prod(mesh)
   if devices < hosts:
     pytest.skip("a host without a device")
@@ -93,7 +93,7 @@ def test_hosts_and_meshes_are_one(config, whole, tmp_path, hosts, mesh):
 
 
 def test_another_number_of_hosts_goes_on(config, whole, tmp_path):
-  """Two hosts are stopped half way; one host with two devices ends what they began."""
+  """A run of two hosts that was killed half way is finished by one host with two devices."""
   flags = (f"--config={config}", f"--workdir={tmp_path}", *MESH)
   pair = jobs.start("train.py", *flags, hosts=2, devices=8)
   jobs.wait_for((tmp_path / "checkpoints" / "10").exists, pair)
@@ -105,7 +105,7 @@ def test_another_number_of_hosts_goes_on(config, whole, tmp_path):
 
 
 def test_hosts_with_other_settings_are_told(config, tmp_path):
-  """Every host ends, and says in what it differs from which."""
+  """Every host ends with an error that names the setting, both values and the hosts."""
   other = {1: ["--config.optim.learning_rate=0.5"]}
   flags = (f"--config={config}", f"--workdir={tmp_path}")
   for process in jobs.start("train.py", *flags, hosts=2, devices=8, each=other):
@@ -116,7 +116,7 @@ def test_hosts_with_other_settings_are_told(config, tmp_path):
 
 
 def test_evaluation_rows_are_compared(arithmetic_data, tmp_path):
-  """Hosts with others would make other numbers of batches, and wait for each other."""
+  """Hosts with different evaluation rows would wait for each other: they differ in one fact."""
   rows = loop.read_rows(tiny.experiment(arithmetic_data, config_lib.Loss()))
   other = dataclasses.replace(rows, evaluation=rows.train)
   facts, others = rows.facts(tmp_path), other.facts(tmp_path)
@@ -124,7 +124,7 @@ def test_evaluation_rows_are_compared(arithmetic_data, tmp_path):
 
 
 def test_scoring_hosts_with_other_input_or_flags_are_told(whole, arithmetic_data, tmp_path):
-  """Every host ends before it scores, and says in what it differs; nothing is written."""
+  """Every host ends before it scores and names the differences; nothing is written."""
   source, short = arithmetic_data / "candidates.jsonl", tmp_path / "short.jsonl"
   short.write_text(source.read_text().partition("\n")[0])
   flags = (f"--checkpoint={whole}", f"--output={tmp_path / 'out.jsonl'}", f"--input={source}")
@@ -181,7 +181,7 @@ def test_a_hosts_own_error_asks_for_no_restart():
 
 
 def test_a_missing_host_is_named(tmp_path):
-  """The host that waits says what to look at, and does not wait for ever."""
+  """A host that waits for others says what to check, and gives up in the end."""
   code = """
 from prm_jax import config
 from prm_jax.runtime import distributed
@@ -202,7 +202,7 @@ with distributed.job(config.Hosts("{address}", 2, 0)):
 
 
 def test_a_host_alone_joins_nobody():
-  """Where nothing says that there are others, there is nothing to wait for or to compare."""
+  """A single host compares nothing; incomplete settings of several hosts are errors."""
   distributed.check_same({"a": 1})
   assert distributed.is_first()
   with pytest.raises(ValueError, match=r"hosts\.process_id=2: expected below"):
@@ -212,7 +212,7 @@ def test_a_host_alone_joins_nobody():
 
 
 def test_scores_of_two_hosts_are_those_of_one(whole, arithmetic_data, tmp_path):
-  """Every host scores its share of the rows, and one file has all of them."""
+  """Each host scores a part of the rows; the first writes all scores to one file."""
   source = arithmetic_data / "candidates.jsonl"
   found = []
   for count in (1, 2):
@@ -227,7 +227,7 @@ def test_scores_of_two_hosts_are_those_of_one(whole, arithmetic_data, tmp_path):
 
 @pytest.mark.slow
 def test_the_evaluation_of_two_hosts_is_that_of_one(whole, arithmetic_data, tmp_path):
-  """Every figure, whichever host computed what."""
+  """Evaluation on two hosts gives the metrics of one host."""
   found = []
   for count in (1, 2):
     out = tmp_path / f"{count}.json"

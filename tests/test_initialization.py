@@ -1,7 +1,6 @@
-"""Starting a run from a public checkpoint: what is read, what is refused, what is stored."""
+"""Starting a run from a public model or from another run."""
 
 import dataclasses
-import functools
 import json
 import shutil
 
@@ -23,12 +22,7 @@ PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer ha
 
 @pytest.fixture(autouse=True, scope="module")
 def one_device():
-  """Runs take one of the eight CPU devices: that compiles faster."""
-  devices = jax.devices()[:1]
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      sharding_lib, "make_mesh", functools.partial(sharding_lib.make_mesh, devices=devices)
-    )
+  with tiny.first_device():
     yield
 
 
@@ -64,9 +58,7 @@ def whole(experiment, public, tmp_path_factory):
 
 @pytest.fixture
 def classifier(public, tmp_path):
-  """(directory of the public model as a token classifier, without a language-model head of its own,
-  its parameters).
-  """
+  """(directory of the public model as a token classifier, its parameters)."""
   directory, params = tmp_path / "classifier", dict(public[1])
   shutil.copytree(public[0], directory, ignore=shutil.ignore_patterns("*.safetensors"))
   params["head_bias"] = np.arange(3, dtype=np.float32)
@@ -85,7 +77,7 @@ def public_params(experiment):
 
 
 def test_the_first_state_is_the_public_model(experiment, public):
-  """Its hidden states are those of the weights in the files, under a head of zeros."""
+  """Parameters are those of the files, with a step head of zeros."""
   metadata, params = public_params(experiment)
   assert metadata.config.model == dataclasses.replace(
     tiny.MODEL, unroll_layers=True, embedding_std=config_lib.Model().embedding_std
@@ -118,7 +110,7 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
 
 
 def test_a_random_head_is_the_seeds(experiment, public):
-  """Drawn with the given deviation from the run's seed, without bias; the trunk is as it was."""
+  """A random head depends on the run's seed and `head_std`, has no bias, and leaves the trunk."""
   asked = tiny.change(experiment, "init", head="random", head_std=0.5)
   _, params = public_params(asked)
   _, again = public_params(asked)
@@ -130,7 +122,7 @@ def test_a_random_head_is_the_seeds(experiment, public):
 
 
 def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifier):
-  """Its classes are those of prm_jax.json, if that is there; a head of tokens has no bias of it."""
+  """A classifier's head is kept if prm_jax.json, where it exists, gives it the same classes."""
   directory, original = classifier
   from_it = tiny.change(experiment, "init", checkpoint=str(directory))
 
@@ -150,7 +142,7 @@ def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifi
 
 
 def test_a_missing_language_model_head_is_only_missed_when_used(experiment, classifier):
-  """An untied classifier has none: what needs it is refused, and the rest starts from it."""
+  """A classifier without a language-model head is refused only by runs that need one."""
   directory, original = classifier
   values = json.loads((directory / "config.json").read_text())
   (directory / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": False}))
@@ -165,7 +157,7 @@ def test_a_missing_language_model_head_is_only_missed_when_used(experiment, clas
 
 
 def test_a_run_starts_from_another(experiment, whole):
-  """With the same classes its head is trained on; with others, or other objectives, it is zeros."""
+  """Another run's head is kept for the same objective, and replaced by zeros for another."""
   state = tiny.final_state(whole[1])
   from_it = tiny.change(experiment, "init", checkpoint=str(whole[1]))
   metadata, params = public_params(from_it)
@@ -178,7 +170,7 @@ def test_a_run_starts_from_another(experiment, whole):
 
 
 def test_a_run_stores_all_it_needs(whole, public, tmp_path):
-  """It is resumed, bit for bit, and read without the public model, which has gone by then."""
+  """A run is resumed, bit for bit, and read after the public model has been deleted."""
   experiment, finished = whole
 
   class KilledError(Exception):
@@ -203,37 +195,21 @@ def test_a_run_stores_all_it_needs(whole, public, tmp_path):
 
 
 def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_path):
-  """A field of the architecture, or a tokenizer with ids beyond the embedding, is named."""
+  """The error names the field of the architecture, or the tokenizer with too many ids."""
   with pytest.raises(ValueError, match=r"model\.width=32, but .* has 16"):
     loop.read_rows(tiny.change(experiment, "model", width=32))
   same = initialization.resolve(tiny.change(experiment, "model", width=16))
   assert same == initialization.resolve(experiment)
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=""))
-  with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
-    compile.resolved(tiny.change(experiment, "init", checkpoint=""))
   small = tmp_path / "small"
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=str(small)))
 
 
-@pytest.mark.parametrize(
-  ("values", "message"),
-  [
-    ({"head": "tokens", "checkpoint": "d"}, "init.head_tokens="),
-    ({"head_tokens": ("+",), "checkpoint": "d"}, "init.head_tokens="),
-    ({"head": "tokens", "head_tokens": ("+",)}, "needs init.checkpoint"),
-  ],
-)
-def test_half_an_initial_head_is_an_error(values, message):
-  """Tokens and their use come together, and only with a model to take them from."""
-  with pytest.raises(ValueError, match=message):
-    config_lib.Init(**values)
-
-
 def test_metadata_survives_json(experiment):
-  """Nested settings, tuples and all, come back as they were."""
+  """Nested settings and tuples are equal after a round trip through JSON."""
   asked = tiny.change(experiment, "init", head="tokens", head_tokens=("-", "0", "+"))
   metadata = checkpoint.Metadata(asked, tiny.contract(), 7, "hash")
   text = json.dumps(dataclasses.asdict(metadata))

@@ -25,21 +25,10 @@ def experiment(arithmetic_data):
   return tiny.experiment(arithmetic_data, config_lib.Loss(language_model_weight=1.0))
 
 
-@contextlib.contextmanager
-def first_device():
-  """Runs in the block take one of the eight CPU devices: that compiles faster."""
-  devices = jax.devices()[:1]
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(
-      sharding_lib, "make_mesh", functools.partial(sharding_lib.make_mesh, devices=devices)
-    )
-    yield
-
-
 @pytest.fixture(autouse=True)
 def one_device(request):
   """Runs take one device, unless marked otherwise."""
-  with contextlib.nullcontext() if "all_devices" in request.fixturenames else first_device():
+  with contextlib.nullcontext() if "all_devices" in request.fixturenames else tiny.first_device():
     yield
 
 
@@ -52,7 +41,7 @@ def all_devices():
 def short(experiment, tmp_path_factory):
   """(an experiment of two steps, the work directory of its run)."""
   short, workdir = tiny.change(experiment, "train", steps=2), tmp_path_factory.mktemp("short")
-  with first_device():
+  with tiny.first_device():
     loop.run(short, workdir)
   return short, workdir
 
@@ -123,7 +112,7 @@ def test_eight_devices_equal_one(experiment, tmp_path, all_devices, trained):
   """Sharding rows and parameters changes where sums are made, not what is learnt."""
   experiment = tiny.change(experiment, "train", steps=4)
   experiment = tiny.change(experiment, "optim", trained=trained)
-  with first_device():
+  with tiny.first_device():
     loop.run(experiment, tmp_path / "one")
   loop.run(tiny.change(experiment, "mesh", fsdp=4, tensor=2), tmp_path / "eight")
   one, eight = metrics(tmp_path / "one"), metrics(tmp_path / "eight")

@@ -11,6 +11,7 @@ import shutil
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 from hypothesis import strategies as st
 
@@ -134,6 +135,15 @@ def change(experiment: config_lib.Experiment, section: str, **values) -> config_
   """The experiment with some fields of a section changed."""
   changed = dataclasses.replace(getattr(experiment, section), **values)
   return dataclasses.replace(experiment, **{section: changed})
+
+
+@contextlib.contextmanager
+def first_device():
+  """Runs in the block take one of the eight CPU devices: that compiles faster."""
+  alone = functools.partial(sharding_lib.make_mesh, devices=jax.devices()[:1])
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sharding_lib, "make_mesh", alone)
+    yield
 
 
 def final_state(workdir: pathlib.Path) -> step_lib.TrainState:

@@ -38,11 +38,11 @@ LOST = os.EX_TEMPFAIL  # exit code when another host is gone: start the job agai
 
 @contextlib.contextmanager
 def job(c: config_lib.Hosts) -> Iterator[None]:
-  """Joins the job's other processes, if there are any, and leaves them at once after an error.
+  """Joins the job's other processes, if there are any; ends this one if the block raises an error.
 
-  A process that waited for the others, as JAX does at exit, would keep them in a collective that it
-  has left itself.  The exit code is `LOST` if another host is gone, else 1.  (On TPUs JAX ends the
-  process by itself when another host is gone, by SIGABRT.)
+  The exit code is `LOST` if another host is gone, else 1.  (On TPUs JAX itself ends the process
+  when another host is gone, by SIGABRT.)  JAX's own shutdown would wait minutes for hosts that wait
+  for this one in a collective.
   """
   join(c)
   try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -118,7 +119,7 @@ class Checkpointer:
     self._directory = storage.absolute(workdir) / "checkpoints"
     policies, keep = ocp.training.preservation_policies, None
     if c is not None:
-      best = _Best(c.keep_best, c.best_metric, self._read_info)
+      best = _Best(c.keep_best, functools.partial(self._ranked, metric=c.best_metric))
       keep = policies.AnyPreservationPolicy([policies.LatestN(c.keep), best])
     self._checkpointer = ocp.training.Checkpointer(
       self._directory, preservation_policy=keep, cleanup_tmp_directories=self._writes
@@ -166,8 +167,9 @@ class Checkpointer:
   def _newest(self, read: Callable[[int, Metadata], T], which: str):
     """What `newest` returns, and by step the errors of the checkpoints that cannot be read."""
     distributed.check_same({f"steps of the checkpoints in {self._directory}": self.steps()})
-    errors = {}
-    for step in self._candidates(which):
+    candidates, errors = self._candidates(which), {}
+    distributed.check_same({f"readable checkpoints in {self._directory}": candidates})
+    for step in candidates:
       try:
         metadata = msgspec.convert(self.info(step), Metadata)
         return (step, metadata, read(step, metadata)), errors
@@ -187,22 +189,27 @@ class Checkpointer:
     if which == "latest" or not steps:
       return steps
     if which == "best":
-      infos = {}
-      for step in steps:
-        with contextlib.suppress(Unreadable):
-          infos[step] = self.info(step)
-      metric = next((info["config"]["train"]["best_metric"] for info in infos.values()), "")
-      merits = {step: _merit(info["evaluation"], metric) for step, info in infos.items()}
-      evaluated = [step for step, merit in merits.items() if merit is not None]
-      if not evaluated:
+      if not (ranked := self._ranked(steps)):
         raise ValueError(f"{self._directory}: no checkpoint was evaluated, so none is the best")
-      return sorted(evaluated, key=merits.get, reverse=True)
+      return ranked
     if which in map(str, steps):
       return [int(which)]
     raise ValueError(
       f"{self._directory}: no checkpoint of step {which}; expected latest, best or one of "
       f"{', '.join(map(str, steps))}"
     )
+
+  def _ranked(self, steps: Sequence[int], metric: str = "") -> list[int]:
+    """The steps that were evaluated, best first; by the run's latest `best_metric` if not given."""
+    ranked = []
+    for step in sorted(steps, reverse=True):
+      with contextlib.suppress(Exception):  # a damaged one is reported when it is to be used
+        info = self._read_info(step)
+        metric = metric or info["config"]["train"]["best_metric"]
+        value = (info["evaluation"] or {}).get(metric)
+        if value is not None and math.isfinite(value):
+          ranked.append((-value if metric in config_lib.LOWER_IS_BETTER else value, step))
+    return [step for _, step in sorted(ranked, reverse=True)]
 
   def info(self, step: int) -> dict[str, Any]:
     """The fields of `Metadata` as JSON, and "evaluation" (or None), "versions" and "checksums".
@@ -342,25 +349,11 @@ class _Best:
   """
 
   keep: int
-  metric: str
-  info: Callable[[int], dict[str, Any]]  # step -> metadata
+  ranked: Callable[[list[int]], list[int]]
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    merits = {}
-    for step in (each.step for each in checkpoints):
-      with contextlib.suppress(Exception):  # a damaged one is reported when it is to be used
-        merits[step] = _merit(self.info(step)["evaluation"], self.metric)
-    ranked = sorted((merit, step) for step, merit in merits.items() if merit is not None)
-    best = {step for _, step in ranked[::-1][: self.keep]}
+    best = self.ranked([each.step for each in checkpoints])[: self.keep]
     return [each.step in best for each in checkpoints]
-
-
-def _merit(evaluation: dict[str, Any] | None, metric: str) -> float | None:
-  """A number that is higher for better evaluations; None: not evaluated, or not finite."""
-  value = (evaluation or {}).get(metric)
-  if value is None or not math.isfinite(value):
-    return None
-  return -value if metric in config_lib.LOWER_IS_BETTER else value
 
 
 def _brief(error: Exception, limit: int = 300) -> str:

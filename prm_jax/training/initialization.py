@@ -179,17 +179,17 @@ def check_language_model(c: config_lib.Experiment) -> None:
 
   Token classifiers have none, and `weights.load` returns zeros in its place.
   """
-  uses = {
+  used = {
     'init.head="tokens"': c.init.head == "tokens",
     'loss.objective="language_model"': c.loss.objective == "language_model",
     f"loss.language_model_weight={c.loss.language_model_weight}": c.loss.language_model_weight > 0,
   }
-  used = [name for name, does in uses.items() if does]
-  if not used or c.model.tied_embeddings:
+  if c.model.tied_embeddings or not any(used.values()):
     return
   if "lm_head.weight" not in weights.tensors(c.init.checkpoint):
+    user = next(name for name, uses in used.items() if uses)
     raise ValueError(
-      f"{c.init.checkpoint}: no lm_head.weight, as in a classifier, but {used[0]} needs the "
+      f"{c.init.checkpoint}: no lm_head.weight, as in a classifier, but {user} needs the "
       "language-model head; start from the language model that it was made from"
     )
 

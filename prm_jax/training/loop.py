@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -57,7 +56,11 @@ class Due:
 
   @classmethod
   def after(cls, step: int, c: config_lib.Train, told_to_stop: bool) -> Due:
-    """The last update is always evaluated and saved.  A preempted run only saves, to be quick."""
+    """What is due after `step` updates.
+
+    The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
+    killed; the evaluation is made up for when it is resumed.
+    """
     last = step == c.steps
     preempted = told_to_stop and not last
     evaluate = last or (step % c.eval_every == 0 and not preempted)
@@ -70,8 +73,8 @@ def train(run: Run, state: step_lib.TrainState) -> dict[str, Any]:
   c, log, split = run.config.train, run.log, run.config.data.eval_split
   if run.owes_evaluation:
     log.write(run.start, split, run.evaluate(state))
-  result, batches = {}, train_batches(run.rows.train, c, run.mesh, run.start)
-  updates = run.update_metrics()
+  result, updates = {}, run.updates
+  batches = train_batches(run.rows.train, c, run.mesh, run.start)
   for step in range(run.start + 1, c.steps + 1):
     with run.goodput.spent_on("data"):
       batch = next(batches)
@@ -110,18 +113,11 @@ class Run:
   checkpointer: checkpoint_lib.Checkpointer
   guard: preemption.PreemptionGuard
   log: Log
+  updates: UpdateMetrics
   goodput: Goodput
   trace: contextlib.ExitStack  # the profiler's, while it traces
   start: int  # updates made before this process
   owes_evaluation: bool  # SIGTERM came when an evaluation was due at `start`
-
-  def update_metrics(self) -> UpdateMetrics:
-    c = self.config
-    schedule = step_lib.learning_rate(c.optim, c.train.steps)
-    tokens = c.train.batch_rows * c.data.row_length * self.rows.train.fill
-    return UpdateMetrics(
-      self.log, self.goodput, np.asarray(schedule(np.arange(c.train.steps))), tokens
-    )
 
   def update(
     self, step: int, state: step_lib.TrainState, batch: Batch
@@ -139,10 +135,28 @@ class Run:
     return state, metrics
 
   def evaluate(self, state: step_lib.TrainState) -> dict[str, Any]:
-    """Metrics of the evaluation rows."""
+    """Step metrics over the evaluation rows; for a language model, loss per token.
+
+    Every host computes the probabilities of its rows, and receives those of all rows.
+    """
+    objective, programs = self.config.loss.objective, self.programs
     with self.goodput.spent_on("evaluation"):
       batches = eval_batches(self.rows.evaluation, self.config.train, self.mesh)
-      return evaluate(state.params, batches, self.programs, self.config.loss.objective)
+      if objective == "language_model":
+        pairs = [jax.device_get(programs.read(state.params, batch)) for batch in batches]
+        count = sum(int(count) for _, count in pairs)
+        nll = sum(float(nll) for nll, _ in pairs) / max(count, 1)
+        return {"count": count, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+      log_probs, targets = [], []
+      for batch in batches:
+        batch_targets = np.asarray(programs.gather(batch.read_targets))
+        kept = batch_targets >= 0
+        log_probs.append(np.asarray(programs.read(state.params, batch))[kept])
+        targets.append(batch_targets[kept])
+      probabilities = np.exp(np.concatenate(log_probs).astype(np.float64))
+      if objective == "process":
+        return step_metrics.step_metrics(probabilities, np.concatenate(targets) - 1)
+      return step_metrics.outcome_metrics(probabilities, np.concatenate(targets))
 
   def save(self, state: step_lib.TrainState, evaluation: dict[str, Any] | None, stop: bool) -> None:
     """Starts to save a checkpoint; if the process stops after it, waits until it is on disk.
@@ -178,14 +192,7 @@ def open_run(
   checkpointer = checkpoint_lib.Checkpointer(workdir, c.train)
   stack.enter_context(contextlib.closing(checkpointer))
   with goodput.spent_on("start"):
-    state = restored_state(checkpointer, metadata, programs, workdir)
-    if state is None:
-      state = initial_state(rows, programs)
-      if distributed.is_first():
-        rows.tokenizer.save(workdir)
-    if distributed.is_first():
-      with json_lines.written(workdir / "manifest.json") as file:
-        file.write(json.dumps(rows.manifest, indent=1) + "\n")
+    state = first_state(rows, programs, checkpointer, workdir)
     start = int(state.step)  # waits
   saved = checkpointer.info(start) if start else {}
   owes_evaluation = bool(saved) and start % c.train.eval_every == 0 and not saved["evaluation"]
@@ -197,35 +204,55 @@ def open_run(
   log.say(summary(rows, sum(x.size for x in jax.tree.leaves(state.params)), mesh, start))
   if changed := other_packages(saved.get("versions", {})):
     log.say(f"warning: packages have changed since step {start} was saved: {changed}")
-  trace = stack.enter_context(contextlib.ExitStack())
+  rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
+  tokens = c.train.batch_rows * c.data.row_length * rows.train.fill  # of an update, on average
   opened = Run(
-    c, rows, mesh, programs, lock, checkpointer, guard, log, goodput, trace, start, owes_evaluation
+    config=c,
+    rows=rows,
+    mesh=mesh,
+    programs=programs,
+    lock=lock,
+    checkpointer=checkpointer,
+    guard=guard,
+    log=log,
+    updates=UpdateMetrics(log, goodput, rates, tokens),
+    goodput=goodput,
+    trace=stack.enter_context(contextlib.ExitStack()),
+    start=start,
+    owes_evaluation=owes_evaluation,
   )
   return opened, state
 
 
-def restored_state(
-  checkpointer: checkpoint_lib.Checkpointer,
-  metadata: checkpoint_lib.Metadata,
+def first_state(
+  rows: Rows,
   programs: programs_lib.Programs,
+  checkpointer: checkpoint_lib.Checkpointer,
   workdir: storage.Path,
-) -> step_lib.TrainState | None:
-  """The state of the newest readable checkpoint; None: there is none."""
+) -> step_lib.TrainState:
+  """The state of the newest readable checkpoint; without one, random or from `init.checkpoint`.
+
+  The first host writes the manifest and, for a new run, the tokenizer to the work directory.
+  """
+  c = rows.metadata.config
 
   def restore(step: int, then: checkpoint_lib.Metadata) -> step_lib.TrainState:
-    check_same_run(metadata, then, workdir)
+    check_same_run(rows.metadata, then, workdir)
     return checkpointer.restore(step, programs.abstract)
 
-  found = checkpointer.newest(restore)
-  return found and found[2]
-
-
-def initial_state(rows: Rows, programs: programs_lib.Programs) -> step_lib.TrainState:
-  """The state at step 0: random, or from `init.checkpoint`."""
-  c = rows.metadata.config
-  if not c.init.checkpoint:
-    return programs.init(jax.random.key(c.train.seed))
-  return programs.begin(initialization.public_params(c, rows.tokenizer, programs.abstract.params))
+  if found := checkpointer.newest(restore):
+    state = found[2]
+  elif c.init.checkpoint:
+    params = initialization.public_params(c, rows.tokenizer, programs.abstract.params)
+    state = programs.begin(params)
+  else:
+    state = programs.init(jax.random.key(c.train.seed))
+  if distributed.is_first():
+    if not found:
+      rows.tokenizer.save(workdir)
+    with json_lines.written(workdir / "manifest.json") as file:
+      file.write(json.dumps(rows.manifest, indent=1) + "\n")
+  return state
 
 
 @contextlib.contextmanager
@@ -239,31 +266,6 @@ def _profiled(lock: workdir_lock.WorkdirLock):
     jax.profiler.trace(str(local), profiler_options=options),
   ):
     yield
-
-
-def evaluate(
-  params: Any, batches: Iterable[Batch], programs: programs_lib.Programs, objective: str
-) -> dict[str, Any]:
-  """Step metrics over the read positions of some batches; for a language model, loss per token.
-
-  Every host computes the probabilities of its rows, and receives those of all rows.
-  """
-  if objective == "language_model":
-    pairs = [jax.device_get(programs.read(params, batch)) for batch in batches]
-    count = sum(int(count) for _, count in pairs)
-    nll = sum(float(nll) for nll, _ in pairs) / max(count, 1)
-    return {"count": count, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
-  log_probs, targets = [], []
-  for batch in batches:
-    batch_targets = np.asarray(programs.gather(batch.read_targets))
-    kept = batch_targets >= 0
-    log_probs.append(np.asarray(programs.read(params, batch))[kept])
-    targets.append(batch_targets[kept])
-  probabilities = np.exp(np.concatenate(log_probs).astype(np.float64))
-  targets = np.concatenate(targets)
-  if objective == "process":
-    return step_metrics.step_metrics(probabilities, targets - 1)
-  return step_metrics.outcome_metrics(probabilities, targets)
 
 
 def check_same_run(

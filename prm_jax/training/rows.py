@@ -53,40 +53,30 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
     workdir: of the run, which may have checkpoints; None: of a new run.
   """
   c, tokenizer, vocab_size = initialization.find(c, workdir)
-  read = _read_text if c.loss.objective == "language_model" else _read_labelled
-  contract, (train, manifest), (evaluation, eval_manifest) = read(c, tokenizer)
+  data, split = c.data, c.data.eval_split
+  if c.loss.objective == "language_model":
+    contract = text_dataset.contract(tokenizer)
+    train = text_dataset.load(data.text_train, tokenizer, data.row_length)
+    evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
+  else:
+    recipe = labelled.read_manifest(data.directory).recipe
+    contract = token_tree.step_contract(
+      tokenizer,
+      data.separator,
+      c.loss.objective,
+      recipe=recipe["name"],
+      neutral="negative" if recipe["neutral"] == "negative" else "positive",
+    )
+    print(f"reading {data.directory}", file=sys.stderr, flush=True)
+    train = step_dataset.load(data, "train", tokenizer, contract)
+    evaluation = step_dataset.load(data, split, tokenizer, contract, evaluation=True)
   return Rows(
-    train=train,
-    evaluation=evaluation,
-    manifest={"train": manifest, c.data.eval_split: eval_manifest},
+    train=train[0],
+    evaluation=evaluation[0],
+    manifest={"train": train[1], split: evaluation[1]},
     tokenizer=tokenizer,
-    metadata=Metadata(c, contract, vocab_size, train.hash),
+    metadata=Metadata(c, contract, vocab_size, train[0].hash),
   )
-
-
-def _read_labelled(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
-  """The step contract, and (rows, manifest) of the training and of the evaluation split."""
-  recipe = labelled.read_manifest(c.data.directory).recipe
-  contract = token_tree.step_contract(
-    tokenizer,
-    c.data.separator,
-    c.loss.objective,
-    recipe=recipe["name"],
-    neutral="negative" if recipe["neutral"] == "negative" else "positive",
-  )
-  print(f"reading {c.data.directory}", file=sys.stderr, flush=True)
-  train = step_dataset.load(c.data, "train", tokenizer, contract)
-  evaluation = step_dataset.load(c.data, c.data.eval_split, tokenizer, contract, evaluation=True)
-  return contract, train, evaluation
-
-
-def _read_text(c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer):
-  """As `_read_labelled`, for text."""
-  train, evaluation = (
-    text_dataset.load(path, tokenizer, c.data.row_length)
-    for path in (c.data.text_train, c.data.text_eval)
-  )
-  return text_dataset.contract(tokenizer), train, evaluation
 
 
 def train_batches(
