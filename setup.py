@@ -34,12 +34,14 @@ setuptools.setup(
     "tensorflow-datasets>=4.9.10",
     "etils[epath]>=1.15",
     "importlib_resources",
+    "safetensors>=0.5",
     "sentencepiece>=0.2.3",
     "tokenizers>=0.22",
     "numpy>=2.0",
     "tyro>=1.0.17",
     "tqdm>=4.66",
     "orjson>=3.10",
+    "msgspec>=0.19",
     "matplotlib>=3.9",
     "jinja2>=3.1",
   ],
@@ -47,7 +49,7 @@ setuptools.setup(
     "beam": ["apache-beam>=2.77"],
     "gguf": ["gguf>=0.17"],
     # what public models are compared with, in tests only
-    "reference": ["torch>=2.6", "transformers>=4.57", "safetensors>=0.5"],
+    "reference": ["torch>=2.6", "transformers>=4.57"],
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
     "test": [

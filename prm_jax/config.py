@@ -66,8 +66,8 @@ class Checked:
 @dataclasses.dataclass(frozen=True)
 class Data(Checked):
   directory: str = ""  # what prepare_data.py wrote
-  # A tokenizer.json, tokenizer.model (train_tokenizer.py writes one) or .gguf, or a directory that
-  # holds one.  "": that of init.checkpoint.
+  # A tokenizer.json or tokenizer.model (train_tokenizer.py writes one), or a directory that holds
+  # one.  "": that of init.checkpoint.
   tokenizer: str = ""
   separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens; examples are packed into rows of this length
@@ -184,9 +184,9 @@ class Model(Checked):
 class Init(Checked):
   """What the parameters are before the first update."""
 
-  # Directory of a public model (config.json and safetensors), a .gguf file, or the work directory
-  # of another run, also in a bucket; its architecture takes the place of the section model, but for
-  # dtype and the like.  "": from scratch.
+  # Directory of a public model (config.json and safetensors), or the work directory of another run,
+  # also in a bucket; its architecture takes the place of the section model, but for dtype and the
+  # like.  "": from scratch.
   checkpoint: str = ""
   # Step head.  "zeros": uniform probabilities, unless the checkpoint has a head of these classes: a
   # run's own, or a `score` of this shape; not one whose prm_jax.json names other classes.

@@ -24,7 +24,7 @@ MAY_IMPORT = {
   "aggregation": set(),
   "evaluation": {"runtime", "input_pipeline", "scoring", "aggregation"},
 }
-EVERYONE = {"types", "config", "step_metrics", "gguf_metadata"}
+EVERYONE = {"types", "config", "step_metrics"}
 
 
 def imports(path):
