@@ -25,7 +25,7 @@ from prm_jax.types import StepContract
 
 CONTRACT = "prm_jax.json"
 Kind = Literal["token-classification", "causal-lm"]
-# Families by the kinds that transformers has a class for (models/auto/modeling_auto.py).
+# The classes of transformers (models/auto/modeling_auto.py).
 CLASSES = {
   "token-classification": {
     "llama": "LlamaForTokenClassification",
@@ -43,7 +43,7 @@ CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
   },
 }
-# For whoever reads the directory without this package: trees.encode_candidate in words.
+# token_tree.encode_candidate in words, for readers without this package.
 _PARTS = (
   "token ids: bos_token_id (if the model has one), the problem, separator_ids, then each step "
   "followed by separator_ids; problem and steps are encoded apart, without special tokens; "
@@ -55,10 +55,10 @@ LAYOUTS = {
 
 
 def family(config: config_lib.Model) -> str:
-  """The public family that computes what this configuration computes: the first that can say it.
+  """The first public family whose config.json can express this configuration.
 
   Raises:
-    ValueError: none can.
+    ValueError: there is none.
   """
   problems = []
   for name in families.FAMILIES:
@@ -169,7 +169,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
-  """A new directory that takes its name only when the block ends well.
+  """A new directory that takes its name only when the block ends without an error.
 
   Raises:
     FileExistsError: before the block: something is there, and it is not an empty directory.
@@ -188,7 +188,7 @@ def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def refuse_headless(contract: StepContract) -> None:
-  """ValueError: a model under this contract has no step head to classify tokens with."""
+  """ValueError if a model under this contract has no step head."""
   if contract.objective not in LAYOUTS:
     raise ValueError(
       f"trained for the objective {contract.objective!r}, which has no step head; "
@@ -197,7 +197,7 @@ def refuse_headless(contract: StepContract) -> None:
 
 
 def refuse_existing(path: str | pathlib.Path) -> None:
-  """FileExistsError: something is there that is not an empty directory."""
+  """FileExistsError if something is there that is not an empty directory."""
   path = pathlib.Path(path)
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise FileExistsError(f"{path}: is there already; give the name of a new directory")
@@ -207,7 +207,7 @@ def read_contract(directory: str | pathlib.Path) -> StepContract:
   """The step-token contract of an exported directory.
 
   Raises:
-    ValueError: there is none in it, or it is broken.
+    ValueError: a field is missing or has a wrong type.
     OSError: it cannot be read.
   """
   path = pathlib.Path(directory) / CONTRACT
