@@ -34,6 +34,7 @@ setuptools.setup(
     "tensorflow-datasets>=4.9.10",
     "etils[epath]>=1.15",
     "importlib_resources",
+    "safetensors>=0.5",
     "sentencepiece>=0.2.3",
     "tokenizers>=0.22",
     "numpy>=2.0",

@@ -1,7 +1,7 @@
 """A real model on real labels: SmolLM2-135M becomes a process reward model on PRM800K.
 
   python -m pip install ".[gguf]"
-  python scripts/fetch_smollm2.py --output=models
+  python scripts/fetch_model.py smollm2-135m --output=models
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --output=data/prm800k
   python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2
   python scripts/evaluate.py --checkpoint=runs/smollm2 --benchmark=prm800k \
@@ -35,7 +35,7 @@ from prm_jax.config import Data, Experiment, Init, Loss, Model, Optim, Train
 def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n", row_length=1024),
-    init=Init(checkpoint="models/SmolLM2-135M-Instruct.Q4_1.gguf", head="random"),
+    init=Init(checkpoint="models/smollm2-135m", head="random"),
     model=Model(unroll_layers=True),
     loss=Loss(objective="process"),
     optim=Optim(

@@ -8,8 +8,8 @@ contract, in prm_jax.json and in config.json under "prm_jax".  With transformers
   model = AutoModelForTokenClassification.from_pretrained("exported").eval()
   tokenizer = AutoTokenizer.from_pretrained("exported")
 
-Class probabilities are the softmax of the logits at the contract's read positions, of a sequence
-laid out as it says ("layout" in prm_jax.json); id2label has the classes in order.
+Lay out a sequence as "layout" in prm_jax.json describes.  Class probabilities are the softmax of
+the logits at the contract's read positions; id2label has the classes in order.
 
 --kind=causal-lm exports the trunk and the language-model head instead (a fine-tuned generator).
 """
@@ -33,7 +33,7 @@ class Args:
 
 
 def tokenizer_files(tokenizer) -> dict[str, bytes]:
-  """The tokenizer's files by name, with all that AutoTokenizer asks for."""
+  """The tokenizer's files by name, with a tokenizer_config.json for AutoTokenizer."""
   with tempfile.TemporaryDirectory() as directory:
     tokenizer.save(directory)
     files = {path.name: path.read_bytes() for path in sorted(pathlib.Path(directory).iterdir())}
@@ -79,7 +79,7 @@ def main() -> None:
   from prm_jax.training import trainable
 
   try:
-    export.refuse_existing(args.output)  # before the slow part
+    export.refuse_existing(args.output)  # before restoring, which is slow
     _, about, tokenizer = scorer.newest(args.checkpoint)
     if args.kind == "token-classification":
       export.refuse_headless(about.contract)

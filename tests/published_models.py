@@ -198,8 +198,7 @@ def write(directory: pathlib.Path, name: str) -> Own:
   head = {k: rng.normal(size=s).astype(np.float32) for k, s in HEADS[name].items()}
   tensors = dict(weights.unload(params, config)) | head
   tensors = {k: v for k, v in tensors.items() if not k.startswith("score.") or k in head}
-  listed = [(k, v.shape, v.dtype, lambda v=v: v) for k, v in tensors.items()]
-  safetensors_files.write_directory(directory, listed, 10**9)
+  safetensors_files.write_directory(directory, tensors.items())
   values = families.write(config, vocab_size, family)
   (directory / "config.json").write_text(json.dumps(values))
   return Own(directory, config, vocab_size, params, head)

@@ -17,7 +17,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
+from flax import nnx, traverse_util
 
 from prm_jax import config as config_lib
 from prm_jax.pretrained import families, weights
@@ -96,18 +96,18 @@ def config(case: str) -> config_lib.Model:
 def params(c: config_lib.Model) -> dict:
   """The same random parameters everywhere: numpy promises never to change RandomState's numbers."""
   init = functools.partial(step_lib.init_params, config=c, vocab_size=VOCABULARY, num_classes=3)
-  leaves = weights.flatten(jax.eval_shape(init, jax.random.key(0)))
-  rows = {row.path: row for row in weights.table(c)}
+  leaves = traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep=".")
+  layouts = weights.layouts(c)
   out = {}
   for path, leaf in leaves.items():
     x = np.random.RandomState(zlib.crc32(path.encode())).standard_normal(leaf.shape)
     if "norm" in path:
       x = 0.3 * x + (not c.norm_offset)
     elif path != "embedding" and "bias" not in path:
-      fan_in = rows[path].public_shape(leaf.shape[rows[path].stacked :])[-1]
+      fan_in = layouts[path].public_shape(leaf.shape[layouts[path].stacked :])[-1]
       x *= (2 if path.endswith(("query", "key")) else 1) * fan_in**-0.5
     out[path] = jnp.asarray(x, jnp.float32)
-  return weights.unflatten(out)
+  return traverse_util.unflatten_dict(out, sep=".")
 
 
 @functools.cache

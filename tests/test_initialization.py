@@ -62,7 +62,7 @@ def classifier(public, tmp_path):
   directory, params = tmp_path / "classifier", dict(public[1])
   shutil.copytree(public[0], directory, ignore=shutil.ignore_patterns("*.safetensors"))
   params["head_bias"] = np.arange(3, dtype=np.float32)
-  safetensors_files.write_directory(directory, weights.listing(params, tiny.MODEL), 2**30)
+  safetensors_files.write_directory(directory, weights.unload(params, tiny.MODEL))
   return directory, params
 
 

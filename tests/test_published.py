@@ -292,8 +292,7 @@ def changed(own, directory, tensors=None, **settings):
   path.write_text(json.dumps(json.loads(path.read_text()) | settings))
   if tensors:
     found = {n: t.read() for n, t in weights.tensors(own.directory).items()} | tensors
-    listed = [(n, v.shape, v.dtype, lambda v=v: v) for n, v in found.items()]
-    safetensors_files.write_directory(directory, listed, 10**9)
+    safetensors_files.write_directory(directory, found.items())
   return directory
 
 

@@ -165,7 +165,7 @@ def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), abstract)
   directory.mkdir()
   trunk = {name: value for name, value in params.items() if not name.startswith("head")}
-  safetensors_files.write_directory(directory, weights.listing(trunk, MODEL), 2**30)
+  safetensors_files.write_directory(directory, weights.unload(trunk, MODEL))
   values = families.write(MODEL, vocab_size, "llama")
   (directory / "config.json").write_text(json.dumps(values))
   shutil.copyfile(tokenizer, directory / "tokenizer.model")

@@ -5,30 +5,59 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import tokenizers
 
 from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime.json_lines import parse as parse
 
 FILE = "tokenizer.json"
-CONFIG = (
-  "tokenizer_config.json"  # says which tokens begin and end a text; kept beside the tokenizer
-)
-COMPANIONS = (CONFIG, "special_tokens_map.json", "chat_template.jinja")
+CONFIG = "tokenizer_config.json"  # names the special tokens
+SPECIAL = "special_tokens_map.json"  # names them too, in older directories
+COMPANIONS = (CONFIG, SPECIAL, "chat_template.jinja")  # kept beside the tokenizer
 MAX_BYTES = 256 * 2**20  # the largest known, of Gemma 3, is 33 MB
 MAX_IDS = 10_000_000  # the largest vocabularies have a quarter of a million
-# Names of the last token, for a file that nothing beside it explains.
+# Names of the last token, for a file without companions.
 _ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+
+
+class AddedToken(msgspec.Struct, omit_defaults=True):
+  content: str
+  single_word: bool = False
+  lstrip: bool = False
+  rstrip: bool = False
+  normalized: bool | None = None  # null: the library's default
+  special: bool = False
+
+
+class Config(msgspec.Struct):
+  """The keys of `tokenizer_config.json` and `special_tokens_map.json` that are read."""
+
+  eos_token: str | AddedToken | None = None
+  add_bos_token: bool | None = None
+  added_tokens_decoder: dict[Annotated[int, msgspec.Meta(ge=0, lt=MAX_IDS)], AddedToken] = {}
+
+  @property
+  def eos(self) -> str | None:
+    return self.eos_token.content if isinstance(self.eos_token, AddedToken) else self.eos_token
+
+
+def read_config(companions: Mapping[str, bytes], where: str, name: str = CONFIG) -> Config:
+  """One of the companions; ValueError if a key has a wrong type."""
+  try:
+    return msgspec.json.decode(companions.get(name, b"{}"), type=Config)
+  except (msgspec.DecodeError, RecursionError) as error:
+    raise ValueError(f"{where}: {name} beside it: {error}") from error
 
 
 class TokenizerJson:
   """A `tokenizer.json` whose ids are the library's own, for any text.
 
-  `encode` adds no token, and cuts and pads nothing, whatever the file says.  Special tokens that
-  are spelled out in a text are plain text unless `special=True`.  Added tokens that are not special
-  (runs of spaces, `<think>`) are ordinary vocabulary, matched either way, as the reference does.  A
-  file with a normalizer (Qwen: NFC) decodes to the normalized text.
+  `encode` adds no token, and neither truncates nor pads, whatever the file says.  Added tokens that
+  are not special (runs of spaces, `<think>`) are ordinary vocabulary with and without `special`, as
+  in the library.  A file with a normalizer (Qwen: NFC) decodes to the normalized text.
   """
 
   def __init__(self, data: bytes, companions: Mapping[str, bytes] | None = None, where: str = FILE):
@@ -36,25 +65,27 @@ class TokenizerJson:
     Args:
       data: the bytes of a `tokenizer.json`.
       companions: files of COMPANIONS that stand beside it, by name.
-      where: names the file in errors.
+      where: the file's name in errors.
 
     Raises:
-      ValueError: not a tokenizer, or one that would put several tokens before a text.
+      ValueError: not a tokenizer, or one that puts several tokens before a text.
     """
     self._where = where
     self._companions = dict(companions or {})
-    config = parse(self._companions.get(CONFIG, b"{}"), f"{where}: {CONFIG} beside it")
+    config = read_config(self._companions, where)
     self._plain = _build(data, where)
-    size = _size(self._plain, where)
     self._data = _with_added_tokens(self._plain, data, config, where)
-    self._plain.encode_special_tokens = True  # special tokens in a text are encoded as its letters
+    self._plain.encode_special_tokens = True  # a special token in a text is encoded as its letters
     self.hash = hashlib.sha256(self._data).hexdigest()
-    self.vocab_size = size if self._data is data else _size(self._plain, where)
+    highest = max(self._plain.get_vocab(with_added_tokens=True).values(), default=-1)
+    if not 0 <= highest < MAX_IDS:
+      raise ValueError(f"{where}: the highest id is {highest:,}; expected 0 to {MAX_IDS - 1:,}")
+    self.vocab_size = highest + 1
     before, after = self._around()
     if len(before) > 1:
       raise ValueError(f"{where}: puts {len(before)} tokens before a text; one is supported")
     self.bos_id = before[0] if before else None
-    self.eos_id = self._last(config, after)
+    self.eos_id = self._last(config.eos or read_config(self._companions, where, SPECIAL).eos, after)
 
   def __reduce__(self):  # the library forgets encode_special_tokens when it is copied
     return type(self), (self._data, self._companions, self._where)
@@ -69,19 +100,16 @@ class TokenizerJson:
     return self._plain.token_to_id(name)
 
   def save(self, directory: str | storage.Path) -> None:
-    """Writes `tokenizer.json`, and the files that stood beside it, last the tokenizer itself."""
-    directory = storage.path(directory)
-    for name, data in {**self._companions, FILE: self._data}.items():
-      with json_lines.written(directory / name, "wb") as file:
-        file.write(data)
+    """Writes `tokenizer.json` and its companions, the tokenizer itself last."""
+    write(directory, {**self._companions, FILE: self._data})
 
   @functools.cached_property
   def _special(self) -> tokenizers.Tokenizer:
-    """A second one, because a flag that is switched for each call is shared between threads."""
+    """A second instance: a flag set for each call would be shared between threads."""
     return _build(self._data, self._where)
 
   def _around(self) -> tuple[list[int], list[int]]:
-    """What the file's post-processor puts before and after a text.
+    """The tokens that the file's post-processor puts before and after a text.
 
     It alone decides, as in transformers 5: `add_bos_token` counts for a `tokenizer.model` only.
     """
@@ -96,22 +124,19 @@ class TokenizerJson:
       raise ValueError(f"{self._where}: the letter 'a' has no token in it")
     return whole.ids[: own[0]], whole.ids[own[-1] + 1 :]
 
-  def _last(self, config: Mapping[str, Any], after: list[int]) -> int | None:
-    name = token_name(config, "eos_token")
-    if name is None and "special_tokens_map.json" in self._companions:
-      beside = f"{self._where}: special_tokens_map.json beside it"
-      name = token_name(parse(self._companions["special_tokens_map.json"], beside), "eos_token")
-    if name is not None:
-      return self._plain.token_to_id(name)
-    if after:
+  def _last(self, name: str | None, after: list[int]) -> int | None:
+    """The id of the token that ends a text: by its name, by the post-processor, or by habit."""
+    if name is None and after:
       return after[-1]
-    added = {str(t.content) for t in self._plain.get_added_tokens_decoder().values()}
-    names = [name for name in _ENDS if name in added]
-    return self._plain.token_to_id(names[0]) if len(names) == 1 else None
+    if name is None:
+      added = {token.content for token in self._plain.get_added_tokens_decoder().values()}
+      names = [each for each in _ENDS if each in added]
+      name = names[0] if len(names) == 1 else None
+    return None if name is None else self._plain.token_to_id(name)
 
 
 def load(path: storage.Path) -> TokenizerJson:
-  """The tokenizer in a `tokenizer.json`, with the files beside it.
+  """The tokenizer in a `tokenizer.json`, with its companions.
 
   Raises:
     ValueError: not a tokenizer.json.
@@ -127,16 +152,18 @@ def companions(path: storage.Path) -> dict[str, bytes]:
 
 
 def read_bytes(path: storage.Path) -> bytes:
-  """A whole file of at most MAX_BYTES."""
+  """A whole file; ValueError above MAX_BYTES."""
   size = storage.size(path)
   if size > MAX_BYTES:
     raise ValueError(f"{path}: {size} bytes; no tokenizer has more than {MAX_BYTES}")
   return path.read_bytes()
 
 
-def parse(data: bytes, where: str) -> dict[str, Any]:
-  """A JSON object of any layout."""
-  return json_lines.parse(data, where)
+def write(directory: str | storage.Path, files: Mapping[str, bytes]) -> None:
+  """Writes files by name, each whole or not at all."""
+  for name, data in files.items():
+    with json_lines.written(storage.path(directory) / name, "wb") as file:
+      file.write(data)
 
 
 def token_name(config: Mapping[str, Any], key: str) -> str | None:
@@ -147,67 +174,31 @@ def token_name(config: Mapping[str, Any], key: str) -> str | None:
   return value if isinstance(value, str) else None
 
 
-def added_tokens(config: Mapping[str, Any], where: str) -> list[tuple[int, str, dict[str, Any]]]:
-  """(id, text, entry) of each token that `tokenizer_config.json` lists, in the order of ids.
-
-  Raises:
-    ValueError: the list is of another form, or an id is none; `where` begins the message.
-  """
-  given, added = config.get("added_tokens_decoder"), []
-  where = f"{where}: {CONFIG} beside it: added_tokens_decoder"
-  if given is None:
-    return []
-  if not isinstance(given, dict):
-    raise ValueError(f"{where}={json_lines.show(given)}: expected an object")
-  for number, spec in given.items():
-    name = token_name(given, number)
-    if name is None or not isinstance(spec, dict):
-      raise ValueError(f"{where}[{json_lines.show(number)}] has no text")
-    short = number.isascii() and number.isdecimal() and len(number) < 9
-    if not short or int(number) >= MAX_IDS:
-      raise ValueError(f"{where}[{json_lines.show(number)}]: expected an id below {MAX_IDS:,}")
-    added.append((int(number), name, spec))
-  return sorted(added, key=lambda each: each[0])
-
-
-def _size(tokenizer: tokenizers.Tokenizer, where: str) -> int:
-  """The highest id + 1."""
-  size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-  if not 0 < size <= MAX_IDS:
-    found = f"an id of {size - 1:,}" if size else "no tokens"
-    raise ValueError(f"{where}: {found}; expected ids below {MAX_IDS:,}")
-  return size
-
-
 def _build(data: bytes, where: str) -> tokenizers.Tokenizer:
   try:
     tokenizer = tokenizers.Tokenizer.from_str(data.decode())
   except Exception as error:  # the library raises this class itself
-    raise ValueError(
-      f"{where}: not a whole tokenizer.json ({json_lines.show(str(error))})"
-    ) from error
+    shown = json_lines.show(str(error))
+    raise ValueError(f"{where}: not a whole tokenizer.json ({shown})") from error
   tokenizer.no_truncation()
   tokenizer.no_padding()
   if getattr(tokenizer.model, "dropout", None) is not None:
-    tokenizer.model.dropout = None  # random merges are for training; ids are to be the same again
+    tokenizer.model.dropout = None  # random merges are for training; here ids must repeat
   return tokenizer
 
 
 def _with_added_tokens(
-  tokenizer: tokenizers.Tokenizer, data: bytes, config: Mapping[str, Any], where: str
+  tokenizer: tokenizers.Tokenizer, data: bytes, config: Config, where: str
 ) -> bytes:
-  """Adds the tokens that only `tokenizer_config.json` has, as the reference does; the new file."""
-  added = added_tokens(config, where)
-  missing = [each for each in added if tokenizer.token_to_id(each[1]) is None]
-  if not missing:
-    return data
-  flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-  for number, name, spec in missing:
-    token = tokenizers.AddedToken(name, **{k: bool(spec[k]) for k in flags if k in spec})
+  """Adds the tokens that only `tokenizer_config.json` has, as transformers does; the new file."""
+  added = sorted(config.added_tokens_decoder.items())
+  missing = [each for each in added if tokenizer.token_to_id(each[1].content) is None]
+  for number, spec in missing:
+    token = tokenizers.AddedToken(**msgspec.structs.asdict(spec))
     (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
-    if tokenizer.token_to_id(name) != number:
+    if (given := tokenizer.token_to_id(spec.content)) != number:
       raise ValueError(
-        f"{where}: {CONFIG} beside it gives {name!r} the id {number}, which would be "
-        f"{tokenizer.token_to_id(name)}: the two files do not belong together"
+        f"{where}: {CONFIG} beside it gives {spec.content!r} the id {number}, which would be "
+        f"{given}: the two files do not belong together"
       )
-  return tokenizer.to_str().encode()
+  return tokenizer.to_str().encode() if missing else data

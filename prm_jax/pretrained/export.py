@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from prm_jax import config as config_lib
@@ -24,9 +24,8 @@ from prm_jax.runtime import json_lines
 from prm_jax.types import StepContract
 
 CONTRACT = "prm_jax.json"
-SHARD_BYTES = 5_000_000_000
 Kind = Literal["token-classification", "causal-lm"]
-# Families by the kinds that transformers has a class for (models/auto/modeling_auto.py).
+# The classes of transformers (models/auto/modeling_auto.py).
 CLASSES = {
   "token-classification": {
     "llama": "LlamaForTokenClassification",
@@ -44,7 +43,7 @@ CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
   },
 }
-# For whoever reads the directory without this package: trees.encode_candidate in words.
+# token_tree.encode_candidate in words, for readers without this package.
 _PARTS = (
   "token ids: bos_token_id (if the model has one), the problem, separator_ids, then each step "
   "followed by separator_ids; problem and steps are encoded apart, without special tokens; "
@@ -56,10 +55,10 @@ LAYOUTS = {
 
 
 def family(config: config_lib.Model) -> str:
-  """The public family that computes what this configuration computes: the first that can say it.
+  """The first public family whose config.json can express this configuration.
 
   Raises:
-    ValueError: none can.
+    ValueError: there is none.
   """
   problems = []
   for name in families.FAMILIES:
@@ -125,9 +124,9 @@ def write(
   dtype: str | None = None,
   files: Mapping[str, bytes] | None = None,
   tokens: Mapping[str, int | None] | None = None,
-  shard_bytes: int = SHARD_BYTES,
+  shard_bytes: int = safetensors_files.SHARD_BYTES,
 ) -> None:
-  """Writes the directory whole or not at all, holding one tensor at a time.
+  """Writes the directory whole or not at all, with one shard of it in memory at a time.
 
   Args:
     dtype: of the file's tensors, "float32" or "bfloat16"; None: those of the parameters.
@@ -142,40 +141,35 @@ def write(
     if contract is None:
       raise ValueError("a token classifier is exported with its step-token contract")
     refuse_headless(contract)
-  trunk = np.dtype(weights.flatten(params)["embedding"].dtype).name
+  trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
   left_out = {
     "token-classification": ("lm_head.weight",),
     "causal-lm": ("score.weight", "score.bias"),
   }[kind]
-  listed = (
-    _cast(each, dtype) for each in weights.listing(params, config) if each[0] not in left_out
+  tensors = (
+    (name, value.astype(dtype or value.dtype))
+    for name, value in weights.unload(params, config)
+    if name not in left_out
   )
   with written_directory(directory) as new:
-    safetensors_files.write_directory(new, listed, shard_bytes)
+    safetensors_files.write_directory(new, tensors, shard_bytes)
     for name, data in (files or {}).items():
       (new / name).write_bytes(data)
     if contract is not None:
       layout = LAYOUTS[contract.objective]
-      _write_json(new / CONTRACT, dataclasses.asdict(contract) | {"layout": layout})
-    _write_json(new / "config.json", values)
+      write_json(new / CONTRACT, dataclasses.asdict(contract) | {"layout": layout})
+    write_json(new / "config.json", values)
 
 
-def _cast(listed: safetensors_files.Listed, dtype: str | None) -> safetensors_files.Listed:
-  name, shape, _, value = listed
-  if dtype is None:
-    return listed
-  wanted = np.dtype(jnp.dtype(dtype))
-  return name, shape, wanted, lambda: value().astype(wanted)
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
+def write_json(path: pathlib.Path, value: Any) -> None:
+  """Writes a value as indented JSON."""
   path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
 def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
-  """A new directory that takes its name only when the block ends well.
+  """A new directory that takes its name only when the block ends without an error.
 
   Raises:
     FileExistsError: before the block: something is there, and it is not an empty directory.
@@ -194,7 +188,7 @@ def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def refuse_headless(contract: StepContract) -> None:
-  """ValueError: a model under this contract has no step head to classify tokens with."""
+  """ValueError if a model under this contract has no step head."""
   if contract.objective not in LAYOUTS:
     raise ValueError(
       f"trained for the objective {contract.objective!r}, which has no step head; "
@@ -203,7 +197,7 @@ def refuse_headless(contract: StepContract) -> None:
 
 
 def refuse_existing(path: str | pathlib.Path) -> None:
-  """FileExistsError: something is there that is not an empty directory."""
+  """FileExistsError if something is there that is not an empty directory."""
   path = pathlib.Path(path)
   if path.exists() and (not path.is_dir() or any(path.iterdir())):
     raise FileExistsError(f"{path}: is there already; give the name of a new directory")
@@ -213,18 +207,12 @@ def read_contract(directory: str | pathlib.Path) -> StepContract:
   """The step-token contract of an exported directory.
 
   Raises:
-    ValueError: there is none in it, or it is broken.
+    ValueError: a field is missing or has a wrong type.
     OSError: it cannot be read.
   """
   path = pathlib.Path(directory) / CONTRACT
-  text = path.read_bytes()
-  values = json_lines.parse(text, str(path))
-  names = [field.name for field in dataclasses.fields(StepContract)]
-  if missing := sorted(set(names) - values.keys()):
-    raise ValueError(f"{path}: no {', '.join(missing)} in the step-token contract")
-  values = {name: values[name] for name in names}
-  for name in ("classes", "separator_ids"):
-    if not isinstance(values[name], list):
-      raise ValueError(f"{path}: {name}: expected a list, got {json_lines.show(values[name])}")
-    values[name] = tuple(values[name])
-  return StepContract(**values)
+  values = json_lines.parse(path.read_bytes(), str(path))
+  try:
+    return msgspec.convert(values, StepContract)
+  except msgspec.ValidationError as error:
+    raise ValueError(f"{path}: {error}") from error

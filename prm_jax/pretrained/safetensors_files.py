@@ -1,48 +1,26 @@
-"""Safetensors files: read without trusting the header, written one tensor at a time.
-
-Format: https://github.com/huggingface/safetensors#format.  A file is the length of the header (8
-bytes, little-endian), the header (JSON: name to dtype, shape and place), and the tensors' bytes,
-row-major, without holes.
-"""
+"""Tensors of a hub directory: one safetensors file, or shards with an index."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
-import math
 import pathlib
-import struct
-from collections.abc import Callable, Iterable
+import shutil
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from prm_jax.runtime import json_lines
 
-MAX_HEADER_BYTES = 100_000_000  # as the format's own reader
-MAX_DIMENSIONS = 8
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = {
-  "F64": np.dtype(np.float64),
-  "F32": np.dtype(np.float32),
-  "F16": np.dtype(np.float16),
-  "BF16": np.dtype(ml_dtypes.bfloat16),
-  "I64": np.dtype(np.int64),
-  "I32": np.dtype(np.int32),
-  "I16": np.dtype(np.int16),
-  "I8": np.dtype(np.int8),
-  "U64": np.dtype(np.uint64),
-  "U32": np.dtype(np.uint32),
-  "U16": np.dtype(np.uint16),
-  "U8": np.dtype(np.uint8),
-  "BOOL": np.dtype(np.bool_),
-  "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-  "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-}
-CODES = {dtype.name: code for code, dtype in DTYPES.items()}
+MAX_INDEX_BYTES = 100_000_000
+SHARD_BYTES = 5_000_000_000
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # that parameters can come in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,100 +28,49 @@ class Tensor:
   """A tensor of a file, not read yet."""
 
   path: pathlib.Path
+  name: str  # in the file
   shape: tuple[int, ...]
-  dtype: str  # numpy's name
-  offset: int  # in the file
+  dtype: str  # numpy's name if it is one of DTYPES, else the file's code, such as "I8"
 
-  def read(self) -> np.ndarray:
-    """The values, mapped: only what is used is read, and the map goes with the array."""
-    dtype = DTYPES[CODES[self.dtype]]
-    if not math.prod(self.shape):
-      return np.zeros(self.shape, dtype)
-    nbytes = math.prod(self.shape) * dtype.itemsize
-    data = np.asarray(np.memmap(self.path, np.uint8, "r", self.offset, nbytes))
-    return data.view(dtype).reshape(self.shape)
+  def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
+    """The values, or a slice of them; only that slice is copied into memory.
+
+    The file is opened for each call: its pages do not stay in the process.
+    """
+    with _opened(self.path) as file:
+      if index is None:
+        return file.get_tensor(self.name)
+      return file.get_slice(self.name)[index]
+
+
+def _opened(path: pathlib.Path) -> Any:
+  """The open file; its header has been checked against the file's size."""
+  try:
+    return safetensors.safe_open(path, framework="numpy")
+  except safetensors.SafetensorError as error:
+    raise ValueError(
+      f"{path}: {error}: cut off in copying, or not a safetensors file; fetch it again"
+    ) from error
 
 
 def read_file(path: str | pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of one file.  Nothing is allocated for what the header claims and is not there.
+  """The tensors of one file.
 
   Raises:
-    ValueError: not a safetensors file, or its header does not describe the file; names both.
+    ValueError: not a safetensors file, or its header does not describe the file.
     OSError: the file cannot be read.
   """
-  path = pathlib.Path(path)
-  size = path.stat().st_size
-  with path.open("rb") as file:
-    start = file.read(8)
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-    if length > MAX_HEADER_BYTES or length > size - 8:
-      raise ValueError(
-        f"{path}: claims a header of {length:,} bytes in a file of {size:,}: cut off in copying, "
-        "or no safetensors file"
-      )
-    header = _json(path, file.read(length))
-  header.pop("__metadata__", None)
-  first, room, found, places = 8 + length, size - 8 - length, {}, []
-  for name, entry in header.items():
-    tensor, begin, end = _tensor(f"{path}: tensor {json_lines.show(name)}", path, entry, first)
-    if end > room:
-      raise ValueError(
-        f"{path}: tensor {json_lines.show(name)} ends at byte {first + end:,}, and the file has "
-        f"{size:,}: cut off in copying; fetch it again"
-      )
-    found[name] = tensor
-    places.append((begin, end))
-  at = 0
-  for begin, end in sorted(places):
-    if begin != at:
-      raise ValueError(f"{path}: tensors overlap or leave a hole at byte {first + at:,}")
-    at = end
-  if at != room:
-    raise ValueError(f"{path}: {room - at:,} bytes after the last tensor")
+  path, found = pathlib.Path(path), {}
+  with _opened(path) as file:
+    for name in file.keys():  # noqa: SIM118 (not a dict)
+      view = file.get_slice(name)
+      code = view.get_dtype()
+      found[name] = Tensor(path, name, tuple(view.get_shape()), DTYPES.get(code, code))
   return found
 
 
-def _json(path: pathlib.Path, text: bytes) -> dict[str, Any]:
-  def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-      raise ValueError("a name is there twice")
-    return out
-
-  try:
-    value = json.loads(text.decode(), object_pairs_hook=unique)
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f"{path}: the header is not JSON ({error})") from None
-  if not isinstance(value, dict):
-    raise ValueError(f"{path}: the header is JSON, but no object: {json_lines.show(value)}")
-  return value
-
-
-def _tensor(where: str, path: pathlib.Path, entry: Any, first: int) -> tuple[Tensor, int, int]:
-  """(tensor, where it begins and ends behind the header) of a checked entry of the header."""
-
-  def whole(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
-
-  if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-    raise ValueError(f"{where}: expected dtype, shape and data_offsets: {json_lines.show(entry)}")
-  dtype, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))
-  if not isinstance(dtype, str) or dtype not in DTYPES:
-    raise ValueError(f"{where}: dtype {json_lines.show(dtype)} is not known")
-  if not whole(shape) or len(shape) > MAX_DIMENSIONS:
-    raise ValueError(f"{where}: shape {json_lines.show(shape)}")
-  if not whole(offsets) or len(offsets) != 2:
-    raise ValueError(f"{where}: data_offsets {json_lines.show(offsets)}")
-  begin, end = offsets
-  if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
-    raise ValueError(
-      f"{where}: {dtype} {json_lines.show(shape)} does not fill data_offsets {offsets}"
-    )
-  return Tensor(path, tuple(shape), DTYPES[dtype].name, first + begin), begin, end
-
-
 def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of a model's directory: one file, or shards with an index.
+  """The tensors of a model's directory.
 
   Raises:
     ValueError: a file or the index is broken, or the weights are pickled, which are never opened.
@@ -151,105 +78,87 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
   """
   directory = pathlib.Path(directory)
   if not directory.is_dir():
-    raise FileNotFoundError(f"{directory}: no such directory; give a model's, or a .gguf file")
+    raise FileNotFoundError(f"{directory}: no such directory; expected a model's directory")
   if (directory / INDEX).is_file():
     return _sharded(directory)
   if (directory / SINGLE).is_file():
     return read_file(directory / SINGLE)
-  pickles = [p.name for p in itertools.chain(directory.glob("*.bin"), directory.glob("*.pt*"))]
-  if pickles:
+  if pickles := sorted(itertools.chain(directory.glob("*.bin"), directory.glob("*.pt*"))):
     raise ValueError(
-      f"{directory}: the weights are pickled ({pickles[0]}), and opening a pickle runs code of "
-      "whoever made it: none is ever opened here.  Where you trust it, convert it once with "
-      "transformers: AutoModel....from_pretrained(DIR).save_pretrained(NEW)"
+      f"{directory}: the weights are pickled ({pickles[0].name}).  Opening a pickle runs the code "
+      "in it, so none is ever opened here.  If you trust it, convert it once with transformers: "
+      "AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
     )
   raise FileNotFoundError(f"{directory}: neither {SINGLE} nor {INDEX} in it")
 
 
 def _sharded(directory: pathlib.Path) -> dict[str, Tensor]:
   index = directory / INDEX
-  if index.stat().st_size > MAX_HEADER_BYTES:
-    raise ValueError(f"{index}: over {MAX_HEADER_BYTES:,} bytes")
-  names = _json(index, index.read_bytes()).get("weight_map")
-  if not isinstance(names, dict) or not names:
+  if index.stat().st_size > MAX_INDEX_BYTES:
+    raise ValueError(f"{index}: over {MAX_INDEX_BYTES:,} bytes")
+  places = json_lines.parse(index.read_bytes(), str(index)).get("weight_map")
+  if not isinstance(places, dict) or not places:
     raise ValueError(f"{index}: expected weight_map, an object of tensor names to files")
-  for file in names.values():
-    plain = isinstance(file, str) and file == pathlib.PurePosixPath(file).name and "\\" not in file
-    if not plain or file == ".." or not file.endswith(".safetensors"):
-      raise ValueError(f"{index}: {json_lines.show(file)} is no safetensors file of this directory")
+  for file in places.values():
+    plain = isinstance(file, str) and file == pathlib.PurePath(file).name and "\\" not in file
+    if not plain or not file.endswith(".safetensors"):
+      shown = json_lines.show(file)
+      raise ValueError(f"{index}: {shown} is not the name of a safetensors file of this directory")
   found: dict[str, Tensor] = {}
-  for file in sorted(set(names.values())):
+  for file in sorted(set(places.values())):
     if not (directory / file).is_file():
-      raise FileNotFoundError(f"{directory / file}: missing, and {INDEX} names it")
+      raise FileNotFoundError(f"{directory / file}: missing, but named in {INDEX}")
     for name, tensor in read_file(directory / file).items():
-      if names.get(name) != file:
-        raise ValueError(f"{directory / file}: {json_lines.show(name)} is not there in {INDEX}")
+      if places.get(name) != file:
+        raise ValueError(f"{directory / file}: {json_lines.show(name)} is not in {INDEX}")
       found[name] = tensor
-  if absent := sorted(names.keys() - found.keys()):
+  if absent := sorted(places.keys() - found.keys()):
     raise ValueError(f"{index}: {len(absent):,} tensors are in no file: {', '.join(absent[:10])}")
   return found
 
 
-# (name, shape, dtype, function that gives the value): a tensor that need not be in memory yet
-Listed = tuple[str, tuple[int, ...], np.dtype, Callable[[], np.ndarray]]
+def write_directory(
+  directory: str | pathlib.Path,
+  tensors: Iterable[tuple[str, np.ndarray]],
+  limit: int = SHARD_BYTES,
+) -> None:
+  """Writes named tensors: one file, or shards of at most `limit` bytes each and their index.
 
-
-def write_directory(directory: str | pathlib.Path, tensors: Iterable[Listed], limit: int) -> None:
-  """Writes tensors to `directory`, one in memory at a time.
-
-  One file, or shards of at most `limit` bytes (a tensor larger than that has one of its own) and
-  their index.
+  One shard is in memory at a time.  A tensor larger than `limit` has a shard of its own.
 
   Raises:
     OSError: a file cannot be written.
   """
   directory = pathlib.Path(directory)
-  shards: list[list[Listed]] = []
-  room = 0
-  for each in tensors:
-    nbytes = _nbytes(each)
-    if not shards or nbytes > room:
-      shards.append([])
-      room = limit
-    shards[-1].append(each)
-    room -= nbytes
-  if len(shards) == 1:
-    _write(directory / SINGLE, shards[0])
-    return
-  places = {}
-  for i, shard in enumerate(shards, 1):
-    file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-    _write(directory / file, shard)
-    places |= {name: file for name, *_ in shard}
-  total = sum(map(_nbytes, itertools.chain(*shards)))
-  index = {"metadata": {"total_size": total}, "weight_map": places}
-  with json_lines.written(directory / INDEX) as file:
-    json.dump(index, file, indent=2)
+  shards: list[list[str]] = []
+  total = 0
+  for shard in _shards(tensors, limit):
+    path = directory / f"{len(shards)}.unfinished"  # the final name says how many there are
+    safetensors.numpy.save_file(shard, path, metadata={"format": "pt"})  # transformers asks for it
+    shards.append(list(shard))
+    total += sum(tensor.nbytes for tensor in shard.values())
+  count, places = len(shards), {}
+  for i, names in enumerate(shards):
+    file = SINGLE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+    (directory / file).touch()
+    shutil.copymode(directory / file, directory / f"{i}.unfinished")  # the library's are private
+    (directory / f"{i}.unfinished").replace(directory / file)
+    places |= dict.fromkeys(names, file)
+  if count > 1:
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    with json_lines.written(directory / INDEX) as file:
+      json.dump(index, file, indent=2)
 
 
-def _nbytes(listed: Listed) -> int:
-  _, shape, dtype, _ = listed
-  return math.prod(shape) * dtype.itemsize
-
-
-def _write(path: pathlib.Path, tensors: list[Listed]) -> None:
-  header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
-  at = 0
-  for each in tensors:
-    name, shape, dtype, _ = each
-    end = at + _nbytes(each)
-    header[name] = {
-      "dtype": CODES[dtype.name],
-      "shape": list(shape),
-      "data_offsets": [at, end],
-    }
-    at = end
-  text = json.dumps(header).encode()
-  text += b" " * (-len(text) % 8)
-  with json_lines.written(path, "wb") as file:
-    file.write(struct.pack("<Q", len(text)) + text)
-    for _, shape, dtype, value in tensors:
-      array = np.ascontiguousarray(value(), dtype)
-      if array.shape != shape:
-        raise ValueError(f"{path}: a tensor of shape {array.shape} where {shape} was announced")
-      file.write(array.reshape(-1).view(np.uint8).data)
+def _shards(
+  tensors: Iterable[tuple[str, np.ndarray]], limit: int
+) -> Iterator[dict[str, np.ndarray]]:
+  shard: dict[str, np.ndarray] = {}
+  room = limit
+  for name, tensor in tensors:
+    if shard and tensor.nbytes > room:
+      yield shard
+      shard, room = {}, limit
+    shard[name] = np.ascontiguousarray(tensor)
+    room -= tensor.nbytes
+  yield shard

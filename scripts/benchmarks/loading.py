@@ -112,11 +112,8 @@ def measure(settings: str) -> None:
   abstract = sharding_lib.abstract_params(model, vocabulary, 3, mesh)
   if given.get("write"):
     trunk = {name: leaf for name, leaf in abstract.items() if not name.startswith("head")}
-    tensors = [
-      (name, shape, dtype, lambda shape=shape, dtype=dtype: np.ones(shape, dtype))
-      for name, shape, dtype, _ in weights.listing(trunk, model)
-    ]
-    safetensors_files.write_directory(given["path"], tensors, SHARD)
+    ones = jax.tree.map(lambda leaf: np.broadcast_to(np.ones((), leaf.dtype), leaf.shape), trunk)
+    safetensors_files.write_directory(given["path"], weights.unload(ones, model), SHARD)
     print("{}")
     return
   before, began = memory("VmRSS"), time.perf_counter()
