@@ -1,4 +1,4 @@
-"""The aggregator's slow twins: every subset counted, in rational arithmetic."""
+"""Exact oracles of the aggregator: the mean over every subset, in rational arithmetic."""
 
 import itertools
 from fractions import Fraction
@@ -44,10 +44,6 @@ def slow_best_of_n(size, scores, correct, valid, n):
     return mean(Fraction(int(correct[i])) for i in best) if best else Fraction(0)
 
   return mean(pick(drawn) for drawn in subsets(size, n))
-
-
-def slow_pass_at_n(size, correct, valid, n):
-  return mean(Fraction(any(correct[i] and valid[i] for i in s)) for s in subsets(size, n))
 
 
 def slow_vote(size, answers, correct, valid, n, weights=None):

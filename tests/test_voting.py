@@ -152,7 +152,7 @@ def test_control_is_unbiased_and_sharpens():
 
 
 def test_equal_weights_are_a_majority_and_their_control_is_exact():
-  """Weights that say nothing change nothing, whatever their value; ties survive rounding."""
+  """Equal weights give the plain vote, ties included; with the exact control, the exact vote."""
   _, correct, _, answers = generated(4, 16)
   constant = np.full(correct.shape, 0.1, np.float32)  # a sum of 0.1s depends on its order
   weighted, _ = majority_vote(answers, correct, n=N, weights=constant, **VOTE)
@@ -198,7 +198,7 @@ def test_problems_with_fewer_candidates():
 
 
 def test_everything_missing_is_wrong_and_never_an_error():
-  """A problem without votes is never solved, and that is certain."""
+  """A problem without votes is wrong, with standard error 0."""
   scores, correct, valid, answers = generated(4, 16)
   valid[2] = False
   for options in ({}, VOTE, {"weights": weights_like(scores), **VOTE}):
@@ -244,26 +244,8 @@ def test_jit_vmap_and_sharding_agree_with_plain_calls():
     np.testing.assert_allclose(jax.jit(vote)(*sharded), plain, atol=1e-6)
 
 
-def test_plan_covers_every_n_in_few_groups():
-  """Blocks fit into an order, sums into the blocks they add up, and all N into few programs."""
-  powers = voting._plan(2 ** np.arange(11), 500, 1860, 2)
-  assert powers[-1][2] is not None  # 1024 adds up what smaller N counted
-  for values in (np.arange(1, 1860), 2 ** np.arange(11), np.array([7, 100, 300, 1000, 1859])):
-    for answers in (2, 64, 10_000):
-      plan = voting._plan(values, 500 if answers < 10_000 else 1, 1860, answers)
-      assert [n for members, _, _ in plan for n in members] == values.tolist()
-      assert len(plan) <= 20
-      for members, blocks, source in plan:
-        assert 1 <= blocks <= voting.MAX_BLOCKS
-        assert blocks * members[-1] <= 1860
-        if source is not None:
-          times, rest = divmod(members[-1], plan[source][0][-1])
-          assert rest == 0
-          assert times * blocks <= plan[source][1]
-
-
 def test_bad_arguments_are_errors_that_show_the_value():
-  """What does not fit together, or is no weight, is said where it enters."""
+  """Values, shapes and options are checked: one case for each kind of error."""
   _, correct, valid, answers = generated(2, M)
   key = jax.random.key(0)
   vote = {"key": key, "permutations": 4}
@@ -278,15 +260,12 @@ def test_bad_arguments_are_errors_that_show_the_value():
     ("-1", lambda: majority_vote(answers - 1, correct, **vote)),
     ("float", lambda: majority_vote(ones, correct, **vote)),
     ("weight -0.5 .*not negative", lambda: weighted(-0.5)),
-    ("weight nan", lambda: weighted(np.nan)),
     ("weight inf", lambda: weighted(np.inf)),
     (r"weights \(2, 3\)", lambda: majority_vote(answers, correct, weights=ones[:, :3], **vote)),
     ("permutations=1: .*at least 2", lambda: majority_vote(answers, correct, permutations=1)),
     ("both", lambda: majority_vote(answers, correct, permutations=4)),
-    ("both", lambda: majority_vote(answers, correct, key=key)),
     ("weights without a key", lambda: majority_vote(answers, correct, weights=ones)),
     ("combine='max'", lambda: majority_vote(answers, correct, combine="max", **vote)),
-    ("weights=None", lambda: majority_vote(answers, correct, combine="mean", **vote)),
     ("weights=None", lambda: majority_vote(answers, correct, control=ones, **vote)),
     (
       r"control \(2, 7\)",
@@ -340,15 +319,11 @@ def test_large_pools_tie_still():
 
 
 def test_many_answers_at_every_n_stay_within_memory(monkeypatch):
-  """Groups of N are cut where their tally would grow too large; estimates stay as good."""
+  """A limit on the size of a tally splits the values of N; estimates stay as good."""
   rng = np.random.default_rng(0)
   answers = rng.integers(0, 20, (2, 24))
   right = answers < 3
   exact, _ = majority_vote(answers, right)
-  whole = voting._plan(np.arange(1, 24), 2, 24, 20)
   monkeypatch.setattr(voting, "GROUP_CELLS", 200)
-  cut = voting._plan(np.arange(1, 24), 2, 24, 20)
-  assert len(cut) > len(whole)
-  assert max(len(members) * blocks for members, blocks, _ in cut) < 24
   mean, error = majority_vote(answers, right, key=jax.random.key(0), permutations=400)
   assert np.all(np.abs(mean - exact) <= 5 * error + 0.02)

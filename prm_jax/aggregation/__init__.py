@@ -1,17 +1,18 @@
 """From scored candidate solutions to best-of-N curves: exact, with error bars.
 
-A generator writes M candidate solutions for each of P problems, a reward model scores them, and
-a method picks one of N: the best-scored, or the answer most of them give.  How often is the pick
-right?  Drawing N at random and counting is an estimate, and a slow one; these functions return
-the expectation over all draws of N from the M itself.  They need arrays and JAX only: any reward
-model's scores will do.
+A generator writes M candidate solutions for each of P problems, a reward model scores them, and a
+method picks one of N: the best-scored, or the answer that most of them give.  These functions
+return how often the pick is right, as the exact expectation over all draws of N from the M.  They
+need arrays and JAX only, and take the scores of any reward model.
+
+Shapes: P problems, M candidates of each, K values of N, S solutions, T steps of all solutions.
 
   >>> import jax, numpy as np
   >>> from prm_jax import aggregation as agg
 
 Steps to solutions.  A process reward model gives each step the probabilities of the ratings
--1, 0, 1.  The probability that every step is right is their product; `reduce_steps` works in log
-space over the steps of all solutions laid end to end, here two of one problem:
+-1, 0, 1.  The probability that every step is right is their product.  `reduce_steps` works in log
+space, on the steps of all solutions laid end to end; here, two solutions of one problem:
 
   >>> rating_probs = np.array([[0.1, 0.1, 0.8], [0.5, 0.0, 0.5], [0.2, 0.0, 0.8]], np.float32)
   >>> steps = agg.step_log_scores(rating_probs, neutral="positive")
@@ -19,8 +20,8 @@ space over the steps of all solutions laid end to end, here two of one problem:
   >>> print(np.exp(np.asarray(log_scores)).round(3))
   [0.45 0.8 ]
 
-Solutions to curves.  Two problems of four candidates; the last candidate of the second one never
-reached an answer, so it is missing: it counts as drawn, and is never chosen.
+Solutions to curves.  Two problems of four candidates.  The last candidate of the second problem
+never reached an answer, so it is missing: it counts as drawn, and is never picked.
 
   >>> scores = np.array([[0.9, 0.7, 0.4, 0.2], [0.8, 0.8, 0.3, 0.0]], np.float32)
   >>> correct = np.array([[1, 0, 1, 0], [1, 0, 0, 0]], bool)
@@ -32,19 +33,19 @@ reached an answer, so it is missing: it counts as drawn, and is never chosen.
   [[0.5   0.833 1.   ]
    [0.25  0.5   1.   ]]
 
-With a problem's candidates sorted best first, the one at depth d is chosen when it is drawn and
-nothing above it is, so
+With a problem's candidates sorted best first, the candidate at depth d is picked if it is drawn
+and nothing above it is, so
 
   E(N) = sum_d a_d C(M-1-d, N-1) / C(M, N),
 
-where a_d is the mean correctness of the candidates tied with depth d: **tied scores share the
-pick evenly**, whatever the order in the file (above, 0.8 is scored twice, once rightly: 0.5 at
-N = 4).  Ties matter: scores rounded to bfloat16 tie by the hundred.  pass@N, the oracle, is
-1 - C(M-c, N) / C(M, N) with c right candidates; `all_correct_at_n` is C(c, N) / C(M, N).  Leave
-out `n` for every N = 1..M at little more cost.
+where a_d is the mean correctness of the candidates tied with depth d.  **Tied scores share the
+pick evenly**, whatever their order in the file: above, two candidates score 0.8 and one of them is
+right, which gives 0.5 at N = 4.  Ties matter, as scores rounded to bfloat16 tie by the hundred.
+pass@N, the oracle, is 1 - C(M-c, N) / C(M, N) with c right candidates; `all_correct_at_n` is
+C(c, N) / C(M, N).  Leave out `n` for every N = 1..M, at little more cost.
 
-Voting.  The answer that most of the N give wins, ties shared evenly.  The expectation is exact
-too, by a Fourier sum in place of a closed form, and computed on the host:
+Voting.  The answer that most of the N give wins, and ties share evenly.  This expectation is exact
+too, a Fourier sum computed on the host:
 
   >>> answers = np.array([[0, 1, 0, 2], [0, 1, 1, 0]])
   >>> mean, standard_error = agg.majority_vote(answers, correct, valid, n=[1, 2, 4])
@@ -52,8 +53,8 @@ too, by a Fourier sum in place of a closed form, and computed on the host:
   [[0.5   0.5   1.   ]
    [0.25  0.333 0.   ]] 0.0
 
-Weights turn it into a weighted vote, an average over random orders that says how exact it is.
-The exact vote as `control` takes out the noise that both share:
+A weighted vote is estimated from random orders, with a standard error.  The exact plain vote as
+`control` takes out the noise that both votes share:
 
   >>> mean, standard_error = agg.majority_vote(
   ...   answers, correct, valid, [1, 2, 4], weights=scores,
@@ -62,13 +63,12 @@ The exact vote as `control` takes out the noise that both share:
   >>> bool((abs(mean[:, 1] - exact) < 4 * standard_error[:, 1]).all())
   True
 
-Curves to claims.  The mean over problems would differ for other problems: `bootstrap` says by how
-much, over problems, each N by itself; `simultaneous_band` for the whole curve at once;
-`standard_error` by formula.  All three hold the noise of generation too, which
-`generation_error` tells apart.  (The spread between random draws of N from the same candidates,
-which the paper's Figure 3 shades, is no such error: it shrinks to nothing at N = M.)  To compare
-two methods, resample their differences, `paired_bootstrap`: what makes a problem hard for both
-cancels.
+Curves to claims.  Other problems would give another mean.  `bootstrap` gives its interval at each
+N by itself, `simultaneous_band` for the whole curve at once, and `standard_error` by formula.  All
+three hold the noise of generation too; `generation_error` is that noise alone.  (The paper's
+Figure 3 shades the spread between random draws of N from the same candidates.  That is neither: it
+is 0 at N = M.)  To compare two methods, resample their differences with `paired_bootstrap`: the
+difficulty of a problem cancels.
 
   >>> per_problem = agg.best_of_n(scores, correct, valid, n=[1, 2])
   >>> low, high = agg.bootstrap(per_problem, jax.random.key(1), resamples=1000)
@@ -76,8 +76,9 @@ cancels.
   [0.25 0.42] [0.5  0.67]
 
 All but the exact vote work under `jax.jit` and `jax.vmap`, with `n` and the other sizes concrete,
-and sharded over problems.  Called with arrays on a CPU, `best_of_n` leaves its sort to numpy, which
-is much faster there than XLA's: for speed, do not wrap it in `jax.jit` on a CPU.
+and sharded over problems.  On a CPU, call `best_of_n` outside of `jax.jit`: it then sorts with
+numpy, which is much faster there than XLA.
+
 Source: *Let's Verify Step by Step* (arXiv 2305.20050), sections 2.6 and 3, Figure 3, appendix F.2.
 """
 

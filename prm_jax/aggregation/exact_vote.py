@@ -1,23 +1,24 @@
 """Majority vote: the exact expectation over draws without replacement, in float64 on the host.
 
 Take each of M candidates with probability p = N/M, independently.  The votes X_g of answer g, of
-m_g candidates, are then independent Binomial(m_g, p), and given a total S = N (missing candidates
-included) the draw is one of N without replacement.  A Fourier sum over L angles theta = 2 pi l / L
-picks S = N out of phi_c(theta) = E[z^S; c wins], z = e^{i theta}:
+m_g candidates, are then independent Binomial(m_g, p).  Given that S = N candidates are taken, they
+are a uniform draw of N without replacement.  A Fourier sum over L angles theta = 2 pi l / L
+conditions on S = N.  With z = e^{i theta}, Z = 1-p + p z and phi_c(theta) = E[z^S; c wins],
 
-  P(c wins | N) = 1 / P(S = N)  1/L sum_theta z^-N phi_c(theta)
-  phi_c = (1-p + p z)^missing  sum_{k>=1} b_c(k) z^k  int_0^1 prod_{g!=c} (F_g + u b_g(k) z^k) du
+  P(c wins | N) = 1 / (L P(S = N))  sum_theta z^-N phi_c(theta)                     (`_win_chance`)
+  phi_c = Z^missing sum_{k>=1} b_c(k) z^k int_0^1 prod_{g!=c} (F_g + u b_g(k) z^k) du      (`_phi`)
+  b_g(k) = P(X_g = k) = C(m_g, k) p^k (1-p)^(m_g-k)                                  (`_binomials`)
+  F_g = sum_{j<k} b_g(j) z^j = Z^m_g - sum_{j>=k} b_g(j) z^j                     (`_large_answers`)
 
-with b_g(k) = P(X_g = k) and F_g = sum_{j<k} b_g(j) z^j.  As int u^t du = 1 / (t+1), the integral
-over u gives c an even share when t others tie with it.  The expected correctness is the sum over
-the answers c that are right.
+As int u^t du = 1 / (t+1), the integral gives c an even share when t others tie with it.  The
+expected correctness is the sum over the right answers c.
 
-What makes this cheap leaves out less than about 1e-10 each time:
-  * only k at which c may win, and among them only answers that may reach k, are multiplied out;
-    the others enter to first order, 1 - sum of chances to reach k;
-  * the integral takes as few Gauss-Legendre nodes as an error bound allows (`_shares`);
-  * c wins or not whatever is added to all counts alike, so that phi_c vanishes like a Gaussian's
-    transform: about ten angles matter, not L (`_angles`);
+Each of these shortcuts leaves out less than about 1e-10:
+  * only k at which c may win are summed (`_contests`);
+  * answers that hardly reach k enter to first order (`_small_answers`);
+  * the integral takes as few Gauss-Legendre nodes as an error bound allows (`_quadrature`);
+  * candidates added to all counts alike do not change the winner, so phi_c falls off like the
+    transform of a Gaussian: about ten angles matter, not L (`_angles`);
   * values of N within some standard deviations of S share one phi_c.
 
 Answers of equal size are one factor to a power.  The error is below 3e-12 against integer
@@ -30,13 +31,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from prm_jax.aggregation.best_of_n import as_array, check_candidates, check_n
+from prm_jax.aggregation.candidates import (
+  as_array,
+  check_ids,
+  check_n,
+  check_shapes,
+  is_traced,
+  mask,
+)
 
 NEGLIGIBLE = 1e-11  # what a term left out may add to a probability
 DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
@@ -69,20 +76,17 @@ def exact_majority(
     ValueError: as in `best_of_n`; answer ids that are not integers, or negative where valid;
       arrays traced by `jax.jit` or `jax.vmap`.
   """
-  traced = isinstance(answer_ids, jax.core.Tracer)
   answer_ids = as_array(answer_ids)
-  correct, valid = check_candidates(answer_ids.shape, correct, valid, sizes)
-  if traced or any(isinstance(x, jax.core.Tracer) for x in (correct, valid)):
+  check_shapes(answer_ids.shape, correct, valid, sizes)
+  if is_traced(answer_ids, correct, valid):
     raise ValueError(
       "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "
       "use key and permutations"
     )
-  answer_ids, correct, valid = (np.asarray(x) for x in (answer_ids, correct, valid))
   if answer_ids.dtype.kind not in "iu":
     raise ValueError(f"answer_ids of dtype {answer_ids.dtype}: expected integers")
-  if (valid & (answer_ids < 0)).any():
-    lowest = answer_ids[valid].min()
-    raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
+  answer_ids, correct, valid = map(np.asarray, (answer_ids, *mask(correct, valid, sizes)))
+  check_ids(answer_ids, valid)
   problems, m = answer_ids.shape
   values, column = np.unique(check_n(n, m), return_inverse=True)
   log_factorial = np.array([math.lgamma(i + 1) for i in range(m + 1)])
@@ -93,6 +97,37 @@ def exact_majority(
       drawn = np.minimum(values, size)
       result[p] = _one_problem(answer_ids[p, votes], correct[p, votes], drawn, size, log_factorial)
   return result[:, column]
+
+
+class _Draw(NamedTuple):
+  """Values of N close together, conditioned on from one distribution of S."""
+
+  n: np.ndarray  # [K] ascending, below m
+  m: int  # candidates
+  p: float  # probability to take a candidate
+  chance: np.ndarray  # [K] P(S = N)
+  angles: int  # L, odd
+  log_factorial: np.ndarray  # of 0..m
+
+  @property
+  def tolerance(self) -> float:
+    """What a term left out may add to phi."""
+    return NEGLIGIBLE * self.chance.min()
+
+
+class _Contest(NamedTuple):
+  """A right answer c against the R sizes of other answers, k `[V]` descending."""
+
+  k: np.ndarray
+  start: int  # c cannot win with more than k[start] votes
+  size_c: int  # candidates of c
+  b_c: np.ndarray  # [V]
+  b: np.ndarray  # [R, V]
+  size: np.ndarray  # [R] descending
+  alike: np.ndarray  # [R] number of answers of this size
+  missing: int  # candidates that do not vote, or whose answers are too small to win
+  wins: np.ndarray  # [V] chance that c has k votes and no answer has more
+  tied: np.ndarray  # [V] expected number of others at k, given that none is above
 
 
 def _one_problem(answers, correct, n, m, log_factorial):
@@ -109,130 +144,152 @@ def _one_problem(answers, correct, n, m, log_factorial):
     middle = (n[first:] + n[first]) / 2
     near = n[first:] - n[first] <= SPAN * np.sqrt(middle * (1 - middle / m))
     last = first + int((near & (n[first:] < m)).sum())
-    result[first:last] = _nearby(n[first:last], m, size, alike, right, log_factorial)
+    draw = _draw(n[first:last], m, log_factorial)
+    result[first:last] = sum(
+      share * _win_chance(contest, draw) for share, contest in _contests(draw, size, alike, right)
+    )
     first = last
   return np.clip(result, 0, 1)
 
 
-class _Contest(NamedTuple):
-  """One right answer c against the R sizes of other answers, k `[V]` descending."""
-
-  k: np.ndarray
-  b_c: np.ndarray  # [V]
-  b: np.ndarray  # [R, V]
-  size: np.ndarray  # [R] descending
-  alike: np.ndarray  # [R] how many answers have this size
-  missing: int  # candidates that do not vote, or whose answers are too small to win
-  wins: np.ndarray  # [V] chance that c has k votes and no answer has more
-  tied: np.ndarray  # [V] expected number of others at k, given that none is above
-
-
-def _nearby(n, m, size, alike, right, log_factorial):
-  """Expected correctness `[K]` for values of N close together, all below m."""
+def _draw(n, m, log_factorial) -> _Draw:
+  """P(S = N) = C(M, N) p^N (1-p)^(M-N), and L such that N +- L, which the sum takes for N, are
+  7.5 standard deviations away."""
   p = (n[0] + n[-1]) / 2 / m
-  q = 1 - p
-  log_pmf = log_factorial[m] - log_factorial[n] - log_factorial[m - n]
-  pmf = np.exp(log_pmf + n * math.log(p) + (m - n) * math.log(q))  # P(S = N)
-  # The sum over L angles takes N + L, N - L, ... for N.
-  angles = math.ceil(7.5 * math.sqrt(m * p * q)) + 10 + int(n[-1] - n[0]) // 2
-  angles = min(m, angles) | 1
-  # Bernstein's inequality bounds what counts can be.
-  slack = DEVIATIONS * np.sqrt(size * (p * q)) + DEVIATIONS**2 / 3
-  low = max(1, math.ceil(size[0] * p - slack[0]))
-  high = int(min(size[0], size[0] * p + slack[0]))
-  if angles < FEW_ANGLES:  # a sharp cut in k would not vanish at far angles
-    high = min(high, int(n[-1]))
-  able = int((np.minimum(size, size * p + slack) >= low).sum())
-  size, alike, right = size[:able], alike[:able], right[:able]
-  missing = m - int(size @ alike)
-  k = np.arange(high, low - 1, -1)  # descending, so that running sums are upper tails
+  log_ways = log_factorial[m] - log_factorial[n] - log_factorial[m - n]
+  chance = np.exp(log_ways + n * math.log(p) + (m - n) * math.log(1 - p))
+  angles = math.ceil(7.5 * math.sqrt(m * p * (1 - p))) + 10 + int(n[-1] - n[0]) // 2
+  return _Draw(n, m, p, chance, min(m, angles) | 1, log_factorial)
+
+
+def _binomials(size, k, draw: _Draw):
+  """b_g(k) = C(m_g, k) p^k (1-p)^(m_g-k), `[R, V]`."""
+  p, log_factorial = draw.p, draw.log_factorial
   rest = size[:, None] - k
-  log_rest = log_factorial[np.maximum(rest, 0)] + log_factorial[k] - k * math.log(p / q)
-  b = np.exp((log_factorial[size] + size * math.log(q))[:, None] - log_rest)
+  log_rest = log_factorial[np.maximum(rest, 0)] + log_factorial[k] - k * math.log(p / (1 - p))
+  b = np.exp((log_factorial[size] + size * math.log(1 - p))[:, None] - log_rest)
   b[rest < 0] = 0
+  return b
+
+
+def _contests(draw: _Draw, size, alike, right) -> Iterator[tuple[float, _Contest]]:
+  """Each right answer's contest, with the number of such answers.
+
+  Bernstein's inequality bounds the counts; beyond it, a vote count k is kept if c wins with it
+  with more than a negligible chance: wins = b_c(k) prod_{g!=c} P(X_g <= k).
+  """
+  variance = draw.p * (1 - draw.p)
+  slack = DEVIATIONS * np.sqrt(size * variance) + DEVIATIONS**2 / 3
+  low = max(1, math.ceil(size[0] * draw.p - slack[0]))
+  high = int(min(size[0], size[0] * draw.p + slack[0]))
+  if draw.angles < FEW_ANGLES:  # a sharp cut in k would not vanish at far angles
+    high = min(high, int(draw.n[-1]))
+  able = int((np.minimum(size, size * draw.p + slack) >= low).sum())
+  size, alike, right = size[:able], alike[:able], right[:able]
+  missing = draw.m - int(size @ alike)
+  k = np.arange(high, low - 1, -1)  # descending, so that running sums are upper tails
+  b = _binomials(size, k, draw)
   log_no_more = np.log1p(b - np.minimum(b.cumsum(axis=1), 1 - 1e-16))  # log P(X_g <= k)
   at_k = b * np.exp(-log_no_more)
-  result = np.zeros(n.size)
   for c in np.flatnonzero(right):
     others = alike - (np.arange(able) == c)
     wins = b[c] * np.exp(others @ log_no_more)
-    kept = np.flatnonzero(wins > NEGLIGIBLE * pmf.min() / k.size)
+    kept = np.flatnonzero(wins > draw.tolerance / k.size)
     if kept.size:
       rows, stop = np.flatnonzero(others), kept[-1] + 1
-      contest = _Contest(
-        k[:stop], b[c, :stop], b[rows, :stop], size[rows], others[rows], missing,
+      yield right[c], _Contest(
+        k[:stop], kept[0], size[c], b[c, :stop], b[rows, :stop], size[rows], others[rows], missing,
         wins[:stop], (others @ at_k)[:stop],
       )  # fmt: skip
-      result += right[c] * _win_chance(contest, kept[0], size[c], n, m, p, angles, pmf)
-  return result
 
 
-def _win_chance(contest, start, size_c, n, m, p, angles, pmf):
-  """P(c wins | N) `[K]`; phi_c summed over k[start:]."""
-  tolerance = NEGLIGIBLE * pmf.min()
-  l = np.arange(angles // 2 + 1)  # the others are conjugate
-  if angles >= FEW_ANGLES:
-    l = _angles(contest, start, size_c, l, 2 * np.pi / angles * l, m, p, tolerance)
-  root = np.exp(2j * np.pi / angles * np.arange(angles))
-  pieces = 1 + 4 * contest.b.size * l.size // BLOCK
-  total = np.zeros(n.size)
-  for part in np.array_split(l, pieces):
-    theta = 2 * np.pi / angles * part
-    # log(1-p + p z), free of cancellation.
-    log_z = 0.5 * np.log1p(-4 * p * (1 - p) * np.sin(theta / 2) ** 2)
-    log_z = log_z + 1j * np.arctan2(p * np.sin(theta), 1 - p + p * np.cos(theta))
-    phi = _phi(contest, start, root[contest.k[:, None] * part % angles], log_z, tolerance)
+def _win_chance(contest: _Contest, draw: _Draw):
+  """P(c wins | N) = 1 / (L P(S = N)) sum_l z^-N phi_c(2 pi l / L), `[K]`."""
+  l = np.arange(draw.angles // 2 + 1)  # the others are conjugate
+  if draw.angles >= FEW_ANGLES:
+    l = _angles(contest, draw, l)
+  root = np.exp(2j * np.pi / draw.angles * np.arange(draw.angles))
+  total = np.zeros(draw.n.size)
+  for part in np.array_split(l, 1 + 4 * contest.b.size * l.size // BLOCK):
+    z_k = root[contest.k[:, None] * part % draw.angles]
+    phi = _phi(contest, z_k, _log_z(2 * np.pi / draw.angles * part, draw.p), draw.tolerance)
     phi = phi * np.where(part == 0, 1, 2)
-    total += (root[-n[:, None] * part % angles] * phi).sum(axis=1).real
-  return total / (angles * pmf)
+    total += (root[-draw.n[:, None] * part % draw.angles] * phi).sum(axis=1).real
+  return total / (draw.angles * draw.chance)
 
 
-def _angles(contest, start, size_c, l, theta, m, p, tolerance):
+def _log_z(theta, p):
+  """log Z = log(1-p + p e^{i theta}), free of cancellation."""
+  modulus = 0.5 * np.log1p(-4 * p * (1 - p) * np.sin(theta / 2) ** 2)
+  return modulus + 1j * np.arctan2(p * np.sin(theta), 1 - p + p * np.cos(theta))
+
+
+def _angles(contest: _Contest, draw: _Draw, l):
   """The l at which phi_c may exceed the tolerance.
 
-  Where c ties with r-1 others at k, their votes turn as z^(rk), which adds up in step at theta =
-  2 pi j / r and else dies out with the spread of k; all other candidates die out by themselves.
-  The r-1 largest answers leave the fewest others.  Tying at all costs the expected number of ties,
-  s^(r-1) / (r-1)!, over |1 - z| each.
+  Where c ties with r-1 others at k, their votes turn as z^(rk).  These add up in step at theta =
+  2 pi j / r, and cancel elsewhere by the spread of k; all other candidates cancel on their own.
+  The r-1 largest answers leave the fewest others.  The chance of tying is at most the expected
+  number of ties, s^(r-1) / (r-1)!, and each costs a factor 1 / |1 - z|.
   """
+  theta = 2 * np.pi / draw.angles * l
   size, alike = contest.size[:11], np.minimum(contest.alike[:11], 11)
-  tying = np.concatenate([[size_c], np.repeat(size, alike)[:11]])
+  tying = np.concatenate([[contest.size_c], np.repeat(size, alike)[:11]])
   r = np.arange(1, tying.size + 1)[:, None]
-  factors = np.vstack([contest.wins[start:], contest.tied[start:] / np.maximum(r[1:] - 1, 1)])
+  wins, tied = contest.wins[contest.start :], contest.tied[contest.start :]
+  factors = np.vstack([wins, tied / np.maximum(r[1:] - 1, 1)])
   ties = np.log(np.cumprod(factors, axis=0).sum(axis=1) + 1e-300)[:, None]
   half = np.maximum(np.sin(theta / 2), 1e-3)
   spread = np.sin(r * theta / 2) ** 2 / np.cumsum(1 / tying)[:, None]
-  spread += half**2 * (m - np.cumsum(tying))[:, None]
-  bound = ties - (r - 1) * np.log(2 * half) - 2 * p * (1 - p) * spread
-  return l[(bound.max(axis=0) > math.log(tolerance)) | (l < 3)]
+  spread += half**2 * (draw.m - np.cumsum(tying))[:, None]
+  bound = ties - (r - 1) * np.log(2 * half) - 2 * draw.p * (1 - draw.p) * spread
+  return l[(bound.max(axis=0) > math.log(draw.tolerance)) | (l < 3)]
 
 
-def _phi(contest, start, z_k, log_z, tolerance):
-  """phi_c `[A]` at the angles whose z^k `[V, A]` and log(1-p + p z) `[A]` are given."""
-  k, b_c, b, size, alike, missing, wins, tied = contest
-  chance = (alike[:, None] * b.cumsum(axis=1))[::-1].cumsum(axis=0)[::-1]
-  # From where on each answer is multiplied out: two smaller ones reach k with chance < tolerance.
-  enter = (chance < math.sqrt(tolerance)).sum(axis=1)
-  whole = np.exp(size[:, None] * log_z)
-  phi = 0
-  while start < k.size:  # stretches of k, down from the highest, as more answers come in
+def _phi(contest: _Contest, z_k, log_z, tolerance):
+  """phi_c `[A]` at angles A, from z^k `[V, A]` and log Z `[A]`.
+
+  k descends in stretches.  The lower k, the more answers reach it: an answer is multiplied out
+  from where two as small or smaller reach k with a chance above the tolerance.
+  """
+  chance = (contest.alike[:, None] * contest.b.cumsum(axis=1))[::-1].cumsum(axis=0)[::-1]
+  enter = (chance < math.sqrt(tolerance)).sum(axis=1)  # [R] place in k
+  phi, start = 0, contest.start
+  while start < contest.k.size:
     more = 2 * int((enter <= start).sum()) + 1
-    end = enter[more] if more < enter.size else k.size
-    seen = int((enter < end).sum())
-    here = slice(start, end)
-    vote = b[:seen, here, None] * z_k[here]
-    below = whole[:seen] - b[:seen, :start] @ z_k[:start]
-    below = below[:, None] - vote.cumsum(axis=1)
-    free = missing + int(size[seen:] @ alike[seen:])
-    without = alike[seen:, None] * np.exp((free - size[seen:, None]) * log_z)
-    few_vote = (b[seen:, :end].T @ without) * z_k[:end]
-    few_below = np.exp(free * log_z) - few_vote.cumsum(axis=0)[start:]
-    u, weight = _shares(wins[here], tied[here], int(alike[:seen].sum()) + 1, tolerance)
-    product = weight * (few_below + u * few_vote[start:])
-    product = product * _product(below[:, None] + u * vote[:, None], alike[:seen])
-    phi = phi + (b_c[here, None] * z_k[here] * product.sum(axis=0)).sum(axis=0)
+    end = enter[more] if more < enter.size else contest.k.size
+    large, here = int((enter < end).sum()), slice(start, end)
+    below, vote = _large_answers(contest, large, here, z_k, log_z)
+    few_below, few_vote = _small_answers(contest, large, here, z_k, log_z)
+    factors = int(contest.alike[:large].sum()) + 1
+    u, weight = _quadrature(contest.wins[here], contest.tied[here], factors, tolerance)
+    product = weight * (few_below + u * few_vote)
+    product = product * _product(below[:, None] + u * vote[:, None], contest.alike[:large])
+    phi = phi + (contest.b_c[here, None] * z_k[here] * product.sum(axis=0)).sum(axis=0)
     start = end
   return phi
+
+
+def _large_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
+  """F_g = Z^m_g - sum_{j>=k} b_g(j) z^j and b_g(k) z^k of the first `large` sizes: `[R, V, A]`."""
+  whole = np.exp(contest.size[:large, None] * log_z)
+  vote = contest.b[:large, here, None] * z_k[here]
+  below = whole - contest.b[:large, : here.start] @ z_k[: here.start]
+  return below[:, None] - vote.cumsum(axis=1), vote
+
+
+def _small_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
+  """The other answers and the missing candidates as one factor below + u vote, each `[V, A]`.
+
+  To first order in b_g, with f candidates in all: vote = sum_g Z^(f-m_g) b_g(k) z^k and
+  below = Z^f - sum_{j>=k} vote(j).
+  """
+  size, alike = contest.size[large:], contest.alike[large:]
+  free = contest.missing + int(size @ alike)
+  without = alike[:, None] * np.exp((free - size[:, None]) * log_z)
+  vote = (contest.b[large:, : here.stop].T @ without) * z_k[: here.stop]
+  below = np.exp(free * log_z) - vote.cumsum(axis=0)
+  return below[here.start :], vote[here.start :]
 
 
 def _product(x, power):
@@ -243,15 +300,19 @@ def _product(x, power):
   return result * _product(x[more] ** 2, power[more] // 2) if more.any() else result
 
 
-def _shares(wins, tied, others, tolerance):
-  """Gauss-Legendre nodes and weights for int_0^1 du, `[U, 1, 1]`, of products of `others` factors.
+def _quadrature(wins, tied, factors: int, tolerance):
+  """Gauss-Legendre nodes and weights `[U, 1, 1]` for int_0^1 du of a product of `factors`.
 
-  With s = tied the product falls at least as fast as exp(-s (1-u)): the integral starts at 1-h.
-  Off the interval it grows no faster than exp(s (u-1)); the best ellipse in the quadrature's error
-  bound gives s h (sqrt(1 + x^2) - 1) / 2 - 2 U asinh(x), x = 4 U / (s h), as the error's
-  logarithm.  At angles other than 0 both are smaller.
+  U nodes integrate degree 2U - 1 exactly; fewer do where an error bound says so.  With s = tied
+  the product falls at least as fast as exp(-s (1-u)), so the integral starts at 1-h.  In the
+  complex plane it grows no faster than exp(s (u-1)), and the best ellipse in the error bound of
+  the quadrature gives, with x = 4 U / (s h),
+
+    log error = s h (sqrt(1 + x^2) - 1) / 2 - 2 U asinh(x).
+
+  At angles other than 0 both are smaller.
   """
-  exact = others // 2 + 1  # U nodes integrate degree 2 U - 1
+  exact = factors // 2 + 1
   nodes = NODES[: np.searchsorted(NODES, exact)]
   if not nodes.size:
     return _gauss(exact, 1.0)
@@ -266,11 +327,11 @@ def _shares(wins, tied, others, tolerance):
 
 
 @functools.cache
-def _legendre(nodes):
+def _legendre(nodes: int):
   return np.polynomial.legendre.leggauss(nodes)
 
 
-def _gauss(nodes, h):
+def _gauss(nodes: int, h: float):
   """Nodes and weights on [1-h, 1]."""
   x, weight = _legendre(nodes)
   return (1 - h / 2 * (1 - x))[:, None, None], (h / 2 * weight)[:, None, None]

@@ -1,4 +1,4 @@
-"""Error bars over problems: would another set of problems like these say the same?"""
+"""Error bars over problems: how much a mean curve would differ for other problems."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ BATCH = 256  # resamples drawn at once
 def standard_error(per_problem) -> jax.Array:
   """Standard error of the mean over problems: standard deviation (ddof 1) / sqrt(P).
 
-  It holds the sampling of problems and the noise of the generated candidates together, since each
-  problem has candidates of its own, independent of the others'.  The spread over random draws of
-  N from the same candidates, which OpenAI's evaluation prints, holds neither: it goes to 0 at
-  N = M, where every draw is the same.
+  It holds the sampling of problems and the noise of generation together, as each problem has
+  candidates of its own.  The spread over random draws of N from the same candidates, which
+  OpenAI's evaluation prints, holds neither: it is 0 at N = M, where all draws are the same.
 
   Args:
     per_problem: `[P, K]` expected correctness, as `best_of_n` returns it.
 
   Returns:
-    `[K]`; NaN for a single problem, which says nothing about others.
+    `[K]`; NaN for a single problem.
+
+  Raises:
+    ValueError: `per_problem` is not `[P, K]`.
   """
   per_problem = _check(per_problem)
   problems = len(per_problem)
@@ -36,21 +38,22 @@ def standard_error(per_problem) -> jax.Array:
 def bootstrap(
   per_problem, key, resamples: int = 10_000, *, level: float = 0.95
 ) -> tuple[jax.Array, jax.Array]:
-  """Percentile bootstrap interval of the mean over problems.
+  """Percentile bootstrap interval of the mean over problems, for each column by itself.
 
-  Problems are resampled with replacement, whole: all columns share a resample.  The interval
-  holds the noise of the generated candidates too, since each problem has its own.  It is
-  pointwise: each column's own interval, not a band that holds for all at once
-  (`simultaneous_band`).
+  Problems are resampled with replacement, and all columns share a resample.  For a band that
+  holds for all columns at once, see `simultaneous_band`.
 
   Args:
     per_problem: `[P, K]` expected correctness, as `best_of_n` returns it.
     key: a `jax.random` key.  The same key gives the same resamples.
-    resamples: how many.  Their means are held at once: resamples x K numbers.
-    level: the coverage.
+    resamples: the number of resamples.  Memory: resamples x K numbers.
+    level: the coverage, between 0 and 1.
 
   Returns:
-    low `[K]` and high `[K]`.
+    low `[K]` and high `[K]`; NaN for a column with a NaN.
+
+  Raises:
+    ValueError: `per_problem` is not `[P, K]`, or `resamples` or `level` is out of range.
   """
   per_problem = _check(per_problem, resamples, level)
   means = _over_resamples(per_problem, key, resamples, lambda means: means)
@@ -64,24 +67,26 @@ def paired_bootstrap(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """The mean difference of two methods on the same problems, with its bootstrap interval.
 
-  Each resample takes the same problems for both, so what makes a problem hard for both cancels:
-  the interval is far narrower than the two curves' own intervals suggest.
+  Both methods share their resamples, so the difficulty of a problem cancels.  The interval is far
+  narrower than the intervals of the two curves suggest.
 
   Args:
     a: `[P, K]` expected correctness by one method.
     b: `[P, K]` by the other.
-    key: a `jax.random` key.
-    resamples: how many.
-    level: the coverage.
+    key: as in `bootstrap`.
+    resamples: as in `bootstrap`.
+    level: as in `bootstrap`.
 
   Returns:
     difference `[K]` of the means, a - b; its low `[K]` and high `[K]`.
+
+  Raises:
+    ValueError: the shapes of `a` and `b` differ; or as `bootstrap`.
   """
   if jnp.shape(a) != jnp.shape(b):
     raise ValueError(f"a {jnp.shape(a)}, b {jnp.shape(b)}: expected equal shapes")
-  a, b = _check(a), _check(b)  # floats: 0 - 1 of unsigned integers is not -1
-  low, high = bootstrap(a - b, key, resamples, level=level)
-  return (a - b).mean(axis=0), low, high
+  difference = _check(a) - _check(b)  # floats: 0 - 1 of unsigned integers is not -1
+  return difference.mean(axis=0), *bootstrap(difference, key, resamples, level=level)
 
 
 @functools.partial(jax.jit, static_argnames=("resamples", "level"))
@@ -90,31 +95,34 @@ def simultaneous_band(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """A band around the mean curve that holds at every column at once (sup-t bootstrap).
 
-  mean -+ critical * standard error, where critical is the `level` quantile, over resamples of
-  problems, of max_k |resampled mean_k - mean_k| / standard error_k.  Neighbouring N nearly agree,
-  so it lies well below a Bonferroni correction: 2.6 over N = 1..1860 of one synthetic set, against
-  1.96 for a single column.  For claims about a whole curve, or about where two cross (give it
-  their differences).  The band may leave 0..1.
+  The band is mean -+ critical * standard error.  The critical value is the `level` quantile, over
+  resamples of problems, of max_k |resampled mean_k - mean_k| / standard error_k.  Columns of
+  neighbouring N nearly agree, so it is well below a Bonferroni correction: 2.6 over N = 1..1860
+  of one synthetic set, against 1.96 for a single column.  Use it for claims about a whole curve,
+  or, given differences, about where two curves cross.  The band may leave 0..1.
 
   Args:
     per_problem: `[P, K]` expected correctness, or differences of two methods; P at least 2.
     key: a `jax.random` key.
-    resamples: how many.  Their maxima are held, not their means.
+    resamples: the number of resamples.
     level: the chance that the whole true curve lies inside.
 
   Returns:
     low `[K]`, high `[K]` and the critical value, a scalar.  A column equal for all problems has
-    width 0 and no part in the critical value, which is 0 if all are; one with a NaN stays NaN,
-    and has no part in it either.
+    width 0 and does not affect the critical value, which is 0 if all are; a column with a NaN is
+    NaN, and does not affect it either.
+
+  Raises:
+    ValueError: as `bootstrap`; fewer than 2 problems.
   """
   per_problem = _check(per_problem, resamples, level)
   if len(per_problem) < 2:
     raise ValueError(f"per_problem {per_problem.shape}: a band takes at least 2 problems")
   mean = per_problem.mean(axis=0)
-  # A mean may round: a column of equal values would get a spread of its rounding error.
+  # The mean of equal values may round, which would give their column a spread.
   constant = (per_problem == per_problem[0]).all(axis=0)
   error = jnp.where(constant, 0, standard_error(per_problem))
-  # Centred and in standard errors, so that a resample's mean is its deviation.
+  # In standard errors from the mean, so that the mean of a resample is its deviation.
   deviations = jnp.where(constant, 0, (per_problem - mean) / jnp.where(constant, 1, error))
   largest = _over_resamples(deviations, key, resamples, lambda x: jnp.nanmax(jnp.abs(x), axis=1))
   critical = _quantile(_sorted(largest), level)
@@ -122,7 +130,7 @@ def simultaneous_band(
 
 
 def _check(per_problem, resamples: int = 1, level: float = 0.5) -> jax.Array:
-  """`per_problem` as an array `[P, K]`, or a ValueError."""
+  """`per_problem` as floats `[P, K]`; a ValueError if an argument is out of range."""
   per_problem = jnp.asarray(per_problem, jax.dtypes.canonicalize_dtype(np.float64))
   if per_problem.ndim != 2 or not per_problem.size:
     raise ValueError(f"per_problem {per_problem.shape}: expected [P, K] with at least one of each")
@@ -132,7 +140,7 @@ def _check(per_problem, resamples: int = 1, level: float = 0.5) -> jax.Array:
 
 
 def _over_resamples(per_problem, key, resamples: int, statistic):
-  """`statistic` of the means `[BATCH, K]` of every batch of resamples, laid end to end."""
+  """`statistic` of the resampled means `[BATCH, K]`, over all batches: `[resamples, ...]`."""
   problems = len(per_problem)
   rows = jnp.arange(BATCH)[:, None]
 
@@ -147,19 +155,21 @@ def _over_resamples(per_problem, key, resamples: int, statistic):
 
 
 def _sorted(x):
-  """`x` sorted along its last axis, NaN at the ends, as integers: XLA's CPU sorts them 5 to 8
-  times faster than floats."""
-  integer, mask = {4: (jnp.int32, 2**31 - 1), 8: (jnp.int64, 2**63 - 1)}[x.dtype.itemsize]
+  """`x` sorted along its last axis, NaN at the ends.
 
-  def flip(bits):  # the order of negative floats; its own inverse
-    return jnp.where(bits < 0, bits ^ integer(mask), bits)
+  Floats are sorted as integers in the same order, which XLA does 5 to 8 times faster on a CPU.
+  """
+  integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+
+  def flip(bits):  # reverses the order of negative floats; its own inverse
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)
 
   bits = flip(jax.lax.bitcast_convert_type(x, integer))
   return jax.lax.bitcast_convert_type(flip(jnp.sort(bits, axis=-1)), x.dtype)
 
 
 def _quantile(ranked, probability: float):
-  """Between the two nearest of sorted values, linearly, as numpy's default."""
+  """The quantile of sorted values, interpolated linearly as by `numpy.quantile`."""
   place = probability * (ranked.shape[-1] - 1)
   below = int(place)
   above = min(below + 1, ranked.shape[-1] - 1)

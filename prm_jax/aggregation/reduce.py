@@ -15,17 +15,20 @@ REDUCTIONS = ("product", "min", "mean", "last", "soft_min")
 
 @functools.partial(jax.jit, static_argnames=("neutral", "logits"))
 def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = False) -> jax.Array:
-  """log P(the step is right), from its ratings.
+  """log P(the step is right), from the probabilities of its ratings.
 
   Args:
     class_values: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order; or their logits,
-      which lose nothing near probability 1, where float32 probabilities run together.
-    neutral: "positive": a step scores P(1) + P(0), the paper's default; "negative": P(1).
-      (*Let's Verify Step by Step*, appendix F.2, compares the two.)
-    logits: whether `class_values` are logits: any numbers, of which the softmax is the probability.
+      which keep steps apart whose float32 probabilities all round to 1.
+    neutral: how a neutral step counts.  "positive": P(right) = P(1) + P(0), the default of *Let's
+      Verify Step by Step*, whose appendix F.2 compares the two.  "negative": P(right) = P(1).
+    logits: whether `class_values` are logits.
 
   Returns:
-    `[...]` log scores; -inf for a score of zero.
+    `[...]` log scores; -inf for a probability of zero.
+
+  Raises:
+    ValueError: the last axis does not have 3 classes, or `neutral` is another word.
   """
   class_values = jnp.asarray(class_values)
   if class_values.shape[-1:] != (len(RATINGS),):
@@ -51,23 +54,23 @@ def reduce_steps(
 ) -> jax.Array:
   """One log score per solution, from the log scores of its steps.
 
-  Steps lie flat, as segments.  On a CPU, laying them out in buckets of like length first costs more
-  than it saves; other platforms were not measured.
-
   Args:
-    log_probs: `[T]` log scores of the steps of all solutions, one after the other.
-    solution_ids: `[T]` the solution of each step, 0..S-1; a solution's steps stand in their own
-      order, but solutions may interleave.  Steps with any other id are padding, and ignored.
+    log_probs: `[T]` log scores of the steps of all solutions, laid end to end.
+    solution_ids: `[T]` the solution of each step, 0..S-1.  The steps of a solution are in order;
+      solutions may interleave.  A step with any other id is padding.
     num_solutions: S.
     how: "product": the probability that every step is right (the paper's score, section 2.6);
       "min": the weakest step; "mean": the arithmetic mean of the step probabilities;
-      "last": the last step; "soft_min": their mean weighted by exp(-probability / temperature),
-      after PURE (arXiv 2504.15275).  Several names share one pass.
-    temperature: of "soft_min", positive: near 0 it comes to "min", at infinity to "mean".
+      "last": the last step; "soft_min": the mean weighted by exp(-probability / temperature),
+      after PURE (arXiv 2504.15275).  Several names share one pass over the steps.
+    temperature: of "soft_min", positive: towards 0 it becomes "min", towards infinity "mean".
 
   Returns:
-    `[S]` log scores, or `[H, S]` for H names, in float32, or in float64 where `log_probs` is
-    (which needs `jax.enable_x64`).  A solution without steps has no score: NaN.
+    `[S]` log scores, or `[H, S]` for H names; float32, or float64 if `log_probs` is (under
+    `jax.enable_x64`).  NaN for a solution without steps.
+
+  Raises:
+    ValueError: shapes or dtypes are wrong, a name is unknown, or temperature is not positive.
   """
   log_probs = jnp.asarray(log_probs)
   solution_ids = jnp.asarray(solution_ids)
@@ -86,7 +89,7 @@ def reduce_steps(
     raise ValueError(f"temperature={temperature}: expected a positive number")
   if not log_probs.size:  # one step of no solution
     log_probs, solution_ids = jnp.zeros(1, log_probs.dtype), jnp.full(1, -1)
-  # Sums of many steps in 16 bits would lose most of them.
+  # A sum of many steps in 16 bits would lose most of them.
   log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
   result = _reduce(log_probs, solution_ids, num_solutions, names, temperature)
   return result[0] if isinstance(how, str) else result
@@ -94,7 +97,7 @@ def reduce_steps(
 
 @functools.partial(jax.jit, static_argnames=("num_solutions", "names"))
 def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...], temperature):
-  """`[H, S]`."""
+  """The reductions `[H, S]`."""
 
   def over_solution(reduce, values):
     return reduce(values, solution_ids, num_solutions)
@@ -107,13 +110,13 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   if {"min", "soft_min"} & set(names):
     scores["min"] = over_solution(jax.ops.segment_min, log_probs)
   if {"mean", "soft_min"} & set(names):
-    # Sums of probabilities about the largest step, since all of them may be tiny, or zero.
+    # log-sum-exp: probabilities relative to the largest, since all may be tiny, or zero.
     top = over_solution(jax.ops.segment_max, log_probs)
     top = jnp.where(jnp.isfinite(top), top, 0)
     share = jnp.exp(log_probs - top[solution_ids])
     scores["mean"] = top + jnp.log(total(share) / count)
   if "soft_min" in names:
-    # Weights about the weakest step's, which is then 1.
+    # Weights relative to the weakest step's, which is then 1.
     weakest = jnp.exp(scores["min"])[solution_ids]
     weight = jnp.exp((weakest - jnp.exp(log_probs)) / temperature)
     scores["soft_min"] = top + jnp.log(total(share * weight) / total(weight))

@@ -1,0 +1,83 @@
+"""Checks of the arguments that all estimators share: scores, labels and values of N."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_array(x) -> np.ndarray | jax.Array | None:
+  """`x` if it is None or a JAX array, else as a numpy array."""
+  return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
+
+
+def is_traced(*arrays) -> bool:
+  """Whether `jax.jit` or `jax.vmap` is tracing any of the arrays."""
+  return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def on_one_cpu(*arrays) -> bool:
+  """Whether all arrays are concrete and on a single CPU device, so that numpy can read them."""
+  if is_traced(*arrays) or jax.default_backend() != "cpu":
+    return False
+  devices = [[d.platform for d in x.devices()] for x in arrays if isinstance(x, jax.Array)]
+  return all(platforms == ["cpu"] for platforms in devices)
+
+
+def check_scores(scores) -> np.ndarray | jax.Array:
+  """`scores` as an array; a ValueError unless it holds floats."""
+  scores = as_array(scores)
+  if not jnp.issubdtype(scores.dtype, jnp.floating):
+    raise ValueError(f"scores of dtype {scores.dtype}: expected floats")
+  return scores
+
+
+def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
+  """The values of N as an array `[K]`; None stands for all of 1..M."""
+  n = np.arange(1, m + 1) if n is None else np.asarray(n)
+  if n.ndim != 1 or not n.size or n.dtype.kind not in "iu" or n.min() < 1 or n.max() > m:
+    raise ValueError(f"n={n}: expected whole numbers in 1..{m}, the number of candidates")
+  return n
+
+
+def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
+  """`(P, M)`; a ValueError where shapes disagree or a dtype or value is wrong."""
+  if len(shape) != 2 or not all(shape):
+    raise ValueError(f"candidates {tuple(shape)}: expected [P, M] with at least one of each")
+  for name, array in (("correct", correct), ("valid", valid)):
+    if array is None:
+      continue
+    array = as_array(array)
+    if array.shape != tuple(shape):
+      raise ValueError(f"{name} {array.shape}: expected {tuple(shape)}")
+    if array.dtype == bool:
+      continue
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+      raise ValueError(f"{name} of dtype {array.dtype}: expected bool")
+    if not is_traced(array) and (array.min() < 0 or array.max() > 1):
+      raise ValueError(f"{name} holds {array.min()} to {array.max()}: expected 0 and 1")
+  if sizes is not None:
+    sizes = np.asarray(sizes)
+    whole = sizes.shape == (shape[0],) and sizes.dtype.kind in "iu"
+    if not whole or sizes.min() < 1 or sizes.max() > shape[1]:
+      raise ValueError(f"sizes {sizes}: expected {shape[0]} whole numbers in 1..{shape[1]}")
+  return tuple(shape)
+
+
+def check_ids(answer_ids: np.ndarray, valid: np.ndarray) -> None:
+  """A ValueError if the id of a valid candidate is negative."""
+  if (valid & (answer_ids < 0)).any():
+    lowest = answer_ids[valid].min()
+    raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
+
+
+def mask(correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
+  """`correct`, False where missing, and `valid`, False beyond `sizes`: bool `[P, M]`."""
+  correct = jnp.asarray(correct).astype(bool)
+  valid = jnp.ones(correct.shape, bool) if valid is None else jnp.asarray(valid).astype(bool)
+  if sizes is not None:
+    valid &= jnp.arange(correct.shape[1]) < jnp.asarray(sizes)[:, None]
+  return correct & valid, valid
