@@ -14,7 +14,7 @@ class Args:
   data: pathlib.Path  # what prepare_data.py wrote
   output: pathlib.Path  # the model file
   vocab_size: int = 8000  # at most; at least 300
-  max_rows: int = 20_000  # rows to read, at most; at least 1
+  max_rows: int = 20_000  # records to read, at most; at least 1
 
 
 def main() -> None:

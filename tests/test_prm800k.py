@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 
+import conftest
 import msgspec
 import pytest
 import tensorflow_datasets as tfds
@@ -58,7 +59,7 @@ def test_every_form_of_record_survives_the_dataset(tmp_path, raw_rows):
 
 @pytest.mark.shared_data
 def test_real_records_survive_the_dataset(tmp_path, prm800k_sample):
-  """Every line of the real sample is stored as it is; parsed, it has upstream's values."""
+  """Every line of the real sample is stored as it is, and the structs have its values."""
   prm800k.Builder(source=prm800k_sample, data_dir=tmp_path).download_and_prepare()
   for split, count in (("train", 721), ("test", 219)):
     names = [f"phase{phase}_{split}.jsonl" for phase in (1, 2)]
@@ -71,7 +72,6 @@ def test_real_records_survive_the_dataset(tmp_path, prm800k_sample):
     assert len(stored) == len(raw) == count
     for record, (source, text) in zip(stored, raw):
       assert (record.source, record.json) == (source, text)
-      # upstream has every key of ours, and leaves out only those that may be absent
       ours, theirs = msgspec.to_builtins(record.solution), json.loads(text)
       assert ours["label"].keys() == theirs["label"].keys()
       for step, their_step in zip(ours["label"]["steps"], theirs["label"]["steps"], strict=True):
@@ -194,8 +194,6 @@ def test_skip_passes_over_bad_records(tmp_path, raw_rows):
 @given(size=st.integers(1, 8000), order=st.permutations(range(7)))
 def test_parts_of_a_file(tmp_path_factory, size, order):
   """Wherever a file is cut, its parts hold the records and bad lines of the whole, in order."""
-  import conftest
-
   rows = [conftest.phase1_row(), conftest.phase2_row(), conftest.gave_up_row()]
   lines = [*map(line, rows), b"\n", b"{}\n", b"[]\n", line(conftest.outcome_row())]
   path = tmp_path_factory.mktemp("parts") / "f.jsonl"
