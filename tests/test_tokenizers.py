@@ -207,7 +207,7 @@ def test_several_tokens_before_a_text_are_refused(made):
 def test_tokens_of_the_config_file_are_added(made, tmp_path):
   """A token only `tokenizer_config.json` knows gets its id; another id means other files."""
   size = made["gpt2"].get_vocab_size()
-  spec = {"content": "<extra_1>", "special": True, "normalized": False}
+  spec = {"content": "<extra_1>", "special": True}
   tokenizer = wrapped(made["gpt2"], added_tokens_decoder={str(size): spec})
   assert tokenizer.encode("<extra_1>", special=True) == [size] == [tokenizer.vocab_size - 1]
   assert len(tokenizer.encode("<extra_1>")) > 1

@@ -23,6 +23,9 @@ MAX_IDS = 10_000_000  # the largest vocabularies have a quarter of a million
 _ENDS = ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=MAX_IDS)]
+
+
 class AddedToken(msgspec.Struct, omit_defaults=True):
   content: str
   single_word: bool = False
@@ -37,7 +40,7 @@ class Config(msgspec.Struct):
 
   eos_token: str | AddedToken | None = None
   add_bos_token: bool | None = None
-  added_tokens_decoder: dict[Annotated[int, msgspec.Meta(ge=0, lt=MAX_IDS)], AddedToken] = {}
+  added_tokens_decoder: dict[TokenId, AddedToken] | None = None
 
   @property
   def eos(self) -> str | None:
@@ -191,10 +194,10 @@ def _with_added_tokens(
   tokenizer: tokenizers.Tokenizer, data: bytes, config: Config, where: str
 ) -> bytes:
   """Adds the tokens that only `tokenizer_config.json` has, as transformers does; the new file."""
-  added = sorted(config.added_tokens_decoder.items())
+  added = sorted((config.added_tokens_decoder or {}).items())
   missing = [each for each in added if tokenizer.token_to_id(each[1].content) is None]
   for number, spec in missing:
-    token = tokenizers.AddedToken(**msgspec.structs.asdict(spec))
+    token = tokenizers.AddedToken(**msgspec.to_builtins(spec))  # without defaults
     (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
     if (given := tokenizer.token_to_id(spec.content)) != number:
       raise ValueError(

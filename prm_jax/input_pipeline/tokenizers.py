@@ -165,7 +165,7 @@ class SentencePiece:
     if file.is_file():
       added = list(json_lines.parse(tokenizer_json.read_bytes(file), str(file)))
     else:
-      added = [token.content for token in config.added_tokens_decoder.values()]
+      added = [token.content for token in (config.added_tokens_decoder or {}).values()]
     if unknown := [name for name in added if self.token_id(name) is None]:
       raise ValueError(
         f"{self.path}: tokens added beside it are not in it ({json_lines.show(unknown)}); save it "
