@@ -9,17 +9,16 @@ import numpy as np
 
 from prm_jax.types import RATINGS
 
-BINS = 10  # equal-width bins of the calibration error over [0, 1]
+BINS = 10  # of the calibration error: equal widths over [0, 1]
 TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a logarithm
 
 
-def step_metrics(probs, labels, bins: int = BINS) -> dict:
+def step_metrics(probs, labels) -> dict:
   """Metrics of step probabilities against step labels.
 
   Args:
     probs: `[n, 3]` class probabilities of the ratings -1, 0, 1, in that order.
     labels: `[n]` ratings in {-1, 0, 1}.
-    bins: number of equal-width bins of the calibration error.
 
   Returns:
     count: n; count_by_class: by label.
@@ -35,22 +34,21 @@ def step_metrics(probs, labels, bins: int = BINS) -> dict:
   """
   probs, labels = _checked(probs, labels, RATINGS)
   not_wrong = probs[:, 1:].sum(axis=1) if len(probs) else np.zeros(0)
-  return _metrics(probs, labels, RATINGS, not_wrong, labels != -1, bins)
+  return _metrics(probs, labels, RATINGS, not_wrong, labels != -1)
 
 
-def outcome_metrics(probs, labels, bins: int = BINS) -> dict:
+def outcome_metrics(probs, labels) -> dict:
   """Metrics of solution probabilities against outcomes.
 
   Args:
     probs: `[n, 2]` probabilities of wrong and of right, in that order.
     labels: `[n]` outcomes, 0 wrong or 1 right.
-    bins: as in `step_metrics`.
 
   Returns:
     The keys of `step_metrics`, for the classes 0 and 1; auroc and ece are of P(right).
   """
   probs, labels = _checked(probs, labels, (0, 1))
-  return _metrics(probs, labels, (0, 1), probs[:, 1], labels == 1, bins)
+  return _metrics(probs, labels, (0, 1), probs[:, 1], labels == 1)
 
 
 def auroc(scores, positive) -> float | None:
@@ -70,30 +68,29 @@ def auroc(scores, positive) -> float | None:
   return float((ranks[positive].sum() - right * (right + 1) / 2) / (right * wrong))
 
 
-def calibration_error(scores, positive, bins: int = BINS) -> float | None:
+def calibration_error(scores, positive) -> float | None:
   """Expected calibration error over equal-width bins of [0, 1]; None for no scores.
 
   Args:
     scores: `[n]` probabilities of being positive.
     positive: `[n]` bool.
-    bins: number of bins.
   """
   scores, positive = np.asarray(scores, np.float64), np.asarray(positive, bool)
   if not scores.size:
     return None
   if np.isnan(scores).any():
     return float("nan")
-  gap = np.bincount(_bin(scores, bins), scores - positive, minlength=bins)
+  gap = np.bincount(_bin(scores), scores - positive, minlength=BINS)
   return float(np.abs(gap).sum() / scores.size)
 
 
-def calibration(scores: np.ndarray, positive: np.ndarray, bins: int = BINS) -> list[dict]:
+def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
   """The bins of `calibration_error` that are not empty, as rows of a reliability diagram."""
-  bin_of = _bin(scores, bins)
+  bin_of = _bin(scores)
   return [
     {
-      "low": b / bins,
-      "high": (b + 1) / bins,
+      "low": b / BINS,
+      "high": (b + 1) / BINS,
       "count": int((bin_of == b).sum()),
       "mean_probability": float(scores[bin_of == b].mean()),
       "share_not_wrong": float(positive[bin_of == b].mean()),
@@ -102,9 +99,10 @@ def calibration(scores: np.ndarray, positive: np.ndarray, bins: int = BINS) -> l
   ]
 
 
-def _bin(scores: np.ndarray, bins: int) -> np.ndarray:
+def _bin(scores: np.ndarray) -> np.ndarray:
+  """The bin of each score, 0..BINS-1."""
   # Probabilities that add up to a hair over 1 belong to the last bin, as 1 does.
-  return np.clip((scores * bins).astype(int), 0, bins - 1)
+  return np.clip((scores * BINS).astype(int), 0, BINS - 1)
 
 
 def _checked(probs, labels, classes) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +117,7 @@ def _checked(probs, labels, classes) -> tuple[np.ndarray, np.ndarray]:
   return probs, labels
 
 
-def _metrics(probs, labels, classes, scores, positive, bins) -> dict:
+def _metrics(probs, labels, classes, scores, positive) -> dict:
   target = np.searchsorted(classes, labels)
   hit = probs.argmax(axis=1) == target
   likelihood = probs[np.arange(len(target)), target]
@@ -130,7 +128,7 @@ def _metrics(probs, labels, classes, scores, positive, bins) -> dict:
     "accuracy": _mean(hit),
     "accuracy_by_class": {str(c): _mean(hit[labels == c]) for c in classes},
     "auroc": auroc(scores, positive),
-    "ece": calibration_error(scores, positive, bins),
+    "ece": calibration_error(scores, positive),
   }
 
 

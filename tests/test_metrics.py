@@ -44,7 +44,10 @@ def test_calibration_bins():
   assert step_metrics.calibration_error([0.42, 0.48], [True, False]) == pytest.approx(0.05)
   assert step_metrics.calibration_error([0.35, 0.65], [True, False]) == pytest.approx(0.65)
   assert step_metrics.calibration_error([1.0, 0.95], [True, True]) == pytest.approx(0.025)
-  assert step_metrics.calibration_error([0.35, 0.65], [True, False], bins=1) == pytest.approx(0)
+  (row,) = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
+  assert (row["count"], row["share_not_wrong"]) == (2, 0.5)
+  assert (row["low"], row["high"]) == (0.3, 0.4)
+  assert row["mean_probability"] == pytest.approx(0.365)
 
 
 def test_absent_classes_and_no_steps_are_not_errors():

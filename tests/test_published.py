@@ -1,4 +1,4 @@
-"""Published readouts: the authors' scores, wherever their procedures are easy to get wrong."""
+"""Published readouts give the scores of their authors' own procedures."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ def authors(own, name, steps, problem=PROBLEM):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_scores_are_those_of_the_authors_procedure(published, name):
-  """One forward per solution, packed with others, gives what one (or several) alone gave them."""
+  """Packed scoring gives the scores of the authors' procedure, run on each solution alone."""
   own, scorer = published(name)
   steps = ORDINARY + ODD
   if name == "math-shepherd":
@@ -71,7 +71,7 @@ def test_scores_are_those_of_the_authors_procedure(published, name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_neighbouring_positions_say_something_else(published, name):
-  """Reading a token too early or too late would be seen: trap 1 of them all."""
+  """Reads one token earlier or later give other scores, so the comparison above can fail."""
   own, scorer = published(name)
   tree = scorer.encode(PROBLEM, ORDINARY)
   for shift in (-1, 1):
@@ -83,7 +83,7 @@ def test_the_neighbouring_positions_say_something_else(published, name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_ids_are_those_of_the_authors_text(published, name):
-  """Pieces are encoded apart, or as one text, as the authors do it; reads stand at the tags."""
+  """Token ids equal those of the authors' procedure, and reads are at its tags."""
   _, scorer = published(name)
   encode, tree = tokenizer_of(name), scorer.encode(PROBLEM, ORDINARY)
   seen = []
@@ -135,7 +135,7 @@ def test_several_separator_tokens_are_read_at_the_last(published):
   [({"bos_token": "<|im_start|>"}, "<|im_start|>"), ({"bos_token": None}, ""), ({}, "")],
 )
 def test_trl_puts_a_first_token_that_the_tokenizer_would_not(published, settings, first):
-  """`tokenizer.bos_token_id` decides, not what the tokenizer puts before a text by itself."""
+  """TRL's first token is the configured bos_token, even if the tokenizer adds none by itself."""
   own, _ = published("trl")
   tokenizer = tokenizers.load(own.directory)
   assert tokenizer.bos_id is None
@@ -147,7 +147,7 @@ def test_trl_puts_a_first_token_that_the_tokenizer_would_not(published, settings
 
 @pytest.mark.parametrize("name", ["trl", "skywork-o1-prm"])
 def test_a_first_token_that_decodes_to_nothing(tmp_path, name):
-  """In a `tokenizer.model` the first token is a control symbol, without text: known by its name."""
+  """A first token that is a control symbol without text is found by its name."""
   tokenizers.train_sentencepiece(["a b c 1 2 3"] * 9, tmp_path / "tokenizer.model", 310)
   settings = {"bos_token": "<s>", "add_bos_token": False}
   (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -162,7 +162,7 @@ def test_a_first_token_that_decodes_to_nothing(tmp_path, name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_probabilities_of_exactly_zero_stay_in_place(published, name):
-  """The authors of Qwen's drop zeros (`sample != 0`), and the steps after them slip forward."""
+  """Probabilities of exactly 0 and 1 stay at their steps (Qwen's authors drop zeros)."""
   _, scorer = published(name)
   # Larger weights: each step is surely right or surely wrong.
   extreme = dataclasses.replace(scorer, head={k: 1e6 * v for k, v in scorer.head.items()})
@@ -176,7 +176,7 @@ def test_probabilities_of_exactly_zero_stay_in_place(published, name):
 
 @pytest.mark.parametrize("name", ["qwen2.5-math-prm", "rlhflow", "skywork-o1-prm", "trl"])
 def test_special_tokens_in_a_text_are_letters(published, name):
-  """A step that spells out <extra_0> or the end of a turn adds no read and closes no turn."""
+  """Special tokens spelled out in a step are plain letters: they add no read and end no turn."""
   _, scorer = published(name)
   specials = models.LLAMA_SPECIALS if name == "rlhflow" else models.QWEN_SPECIALS
   special = tokenizer_of(name)("".join(specials))
@@ -191,7 +191,7 @@ def test_special_tokens_in_a_text_are_letters(published, name):
 
 
 def test_a_tag_inside_a_step_is_not_read(published):
-  """Math-Shepherd's tag is an ordinary word: one of the text's own shifts no position."""
+  """Math-Shepherd's tag inside a problem or step is not read, and shifts no read."""
   own, scorer = published("math-shepherd")
   encode = tokenizer_of("math-shepherd")
   steps = ("the ки is 3", "ки ки 4", "5")
@@ -206,7 +206,7 @@ def test_a_tag_inside_a_step_is_not_read(published):
 
 
 def test_a_step_that_brings_its_tag_is_refused(published):
-  """Steps of Math-Shepherd's own files end with the tag: two in a row would be silent nonsense."""
+  """A step that ends with Math-Shepherd's tag, as in its own files, is refused with its index."""
   _, scorer = published("math-shepherd")
   with pytest.raises(batching.SolutionError, match="step 1 ends with the tag 'ки'") as error:
     scorer.probabilities([("p", ("a",)), ("p", ("a", "b ки "))])
@@ -214,7 +214,7 @@ def test_a_step_that_brings_its_tag_is_refused(published):
 
 
 def test_a_step_of_several_lines_is_read_at_its_end(published):
-  """Skywork takes each line for a step; here the lines of a step are the same ids, one read."""
+  """A step of several lines has Skywork's ids, and is read at its last line."""
   own, scorer = published("skywork-o1-prm")
   steps = ("first\n\nof three", "second", "\n")
   (given,) = scorer.probabilities([(PROBLEM, steps)])
@@ -234,7 +234,7 @@ def test_a_step_of_several_lines_is_read_at_its_end(published):
   ],
 )
 def test_the_system_turn_is_the_templates(published, template, system):
-  """Llama 3.1 begins every chat with a date, Llama 3 does not: no fixed offset holds for both.
+  """The system turn follows the chat template: Llama 3.1 has one with a date, Llama 3 none.
 
   What is taken without a template is said in the contract's prompt.
   """
@@ -250,17 +250,12 @@ def test_the_system_turn_is_the_templates(published, template, system):
   assert tree.tokens[-1] == encode("\n\n")[0]
 
 
-def test_another_chat_template_is_refused(published):
-  """A model that was not trained on Llama 3's turns would be asked in words it does not know."""
-  own, _ = published("rlhflow")
-  with pytest.raises(ValueError, match="not Llama 3's"):
-    readouts.rlhflow(tokenizers.load(own.directory), {"chat_template": "[INST]"}, "")
-
-
-def test_an_answer_that_merges_with_the_line_break_is_refused(published):
-  """Where "+" is not a token of its own after the turn's head, no position predicts it."""
+def test_a_model_without_llama_turns_is_refused(published):
+  """RLHFlow's readout refuses another chat template, and answers that are not one token each."""
   own, _ = published("rlhflow")
   tokenizer = tokenizers.load(own.directory)
+  with pytest.raises(ValueError, match="not Llama 3's"):
+    readouts.rlhflow(tokenizer, {"chat_template": "[INST]"}, "")
   whole = tokenizer.encode
   tokenizer.encode = lambda text, special=False: [9] if text == "\n\n-" else whole(text, special)
   with pytest.raises(ValueError, match="'-' after a line break is no token of its own"):
@@ -278,43 +273,36 @@ def test_an_answer_that_merges_with_the_line_break_is_refused(published):
   ],
 )
 def test_the_wrong_readout_says_what_is_missing(published, directory_of, name, message):
-  """Nothing is scored with a head that is not there or a tag that is no token."""
+  """A directory without the readout's head, tag or special token is an error that names it."""
   own, _ = published(directory_of)
   with pytest.raises(ValueError, match=message):
     Scorer.load_published(own.directory, name)
 
 
-def changed(own, directory, tensors=None, **settings):
-  """A copy of a directory with other tensors or tokenizer settings."""
+def changed(own, directory, tensors):
+  """A copy of a directory with other tensors."""
   for file in own.directory.iterdir():
     (directory / file.name).write_bytes(file.read_bytes())
-  path = directory / "tokenizer_config.json"
-  path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-  if tensors:
-    found = {n: t.read() for n, t in weights.tensors(own.directory).items()} | tensors
-    safetensors_files.write_directory(directory, found.items())
+  found = {n: t.read() for n, t in weights.tensors(own.directory).items()} | tensors
+  safetensors_files.write_directory(directory, found.items())
   return directory
 
 
 def test_damaged_directories_say_what_is_wrong(published, tmp_path):
-  """A head of three classes, no first token, ids beyond the embedding: errors that name them."""
+  """A head of another shape and tokens beyond the embedding are errors that show the numbers."""
   own, _ = published("trl")
   three = {"score.weight": np.zeros((3, 16), np.float32), "score.bias": np.zeros(3, np.float32)}
   (tmp_path / "three").mkdir()
   with pytest.raises(ValueError, match=r"score.weight is \[3, 16\], expected \[2, 16\]"):
     Scorer.load_published(changed(own, tmp_path / "three", three), "trl")
-  own, _ = published("skywork-o1-prm")
-  (tmp_path / "first").mkdir()
-  with pytest.raises(ValueError, match=r"no bos_token in tokenizer_config\.json"):
-    Scorer.load_published(changed(own, tmp_path / "first", bos_token=None), "skywork-o1-prm")
-  own, scorer = published("trl")
+  _, scorer = published("trl")
   small = dataclasses.replace(scorer, vocab_size=300)
   with pytest.raises(batching.SolutionError, match="beyond the embedding's 300 rows"):
     small.probabilities([("Janet has 16 eggs", ("sells the others.",))])
 
 
 def test_other_heads_may_lie_beside_the_one_that_is_read(published, tmp_path):
-  """Qwen's files hold a language-model head too: what a readout does not use is left alone."""
+  """A language-model head that the readout does not use is ignored; unknown tensors are not."""
   own, scorer = published("qwen2.5-math-prm")
   assert "lm_head.weight" in weights.tensors(own.directory)
   extra = {"model.layers.0.adapter.weight": np.zeros(3, np.float32)}
@@ -325,7 +313,7 @@ def test_other_heads_may_lie_beside_the_one_that_is_read(published, tmp_path):
 
 @pytest.mark.parametrize("name", ["qwen2.5-math-prm", "skywork-o1-prm"])
 def test_a_published_head_is_not_started_from(published, name):
-  """`init.checkpoint` of a published reward model: the error says which head, and what to take."""
+  """Training cannot start from a published reward head: the error says what to take instead."""
   own, _ = published(name)
   abstract = jax.eval_shape(lambda: own.params)
   message = rf"unknown: {min(models.HEADS[name])[:5]}.*own head cannot be started from: take the"
@@ -334,7 +322,7 @@ def test_a_published_head_is_not_started_from(published, name):
 
 
 def test_bfloat16_is_near(published):
-  """--dtype=bfloat16: parameters of half the size, probabilities to about its three digits."""
+  """bfloat16 parameters give probabilities near those of float32."""
   own, scorer = published("rlhflow")
   half = Scorer.load_published(own.directory, "rlhflow", "bfloat16")
   assert {str(x.dtype) for x in jax.tree.leaves(half.params["blocks"])} == {"bfloat16"}
@@ -349,7 +337,7 @@ def lines_of(path):
 
 
 def test_score_py_reads_a_published_model(published, tmp_path):
-  """From the command line: keys are kept, rerank.py reads the file, the contract lies beside."""
+  """score.py keeps keys, writes the contract beside the scores, and rerank.py reads the file."""
   own, scorer = published("rlhflow")
   record = {"problem": PROBLEM, "answer": "5", "is_correct": True, "mine": [1, None]}
   source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -386,7 +374,7 @@ def score_py(monkeypatch, *arguments):
 
 
 def test_score_py_says_which_line_a_layout_refuses(published, tmp_path, monkeypatch):
-  """File and line, and nothing half-written: neither scores nor contract."""
+  """A solution that a layout refuses is an error with file and line; nothing is written."""
   own, _ = published("math-shepherd")
   source = tmp_path / "in.jsonl"
   source.write_text('{"problem": "p", "steps": ["a"]}\n{"problem": "p", "steps": ["a ки"]}\n')
@@ -405,7 +393,7 @@ def test_score_py_says_which_line_a_layout_refuses(published, tmp_path, monkeypa
   ],
 )
 def test_score_py_wants_one_model(tmp_path, monkeypatch, flags, message):
-  """Exactly one of a checkpoint and a published model, and flags that belong to it."""
+  """score.py takes either a checkpoint or a model, with the flags that belong to it."""
   arguments = (*flags, "--input=none", f"--output={tmp_path}/o.jsonl")
   assert message in score_py(monkeypatch, *arguments)
   assert not list(tmp_path.iterdir())

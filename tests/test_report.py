@@ -1,4 +1,4 @@
-"""What rerank.py writes and prints: the page, the table, rows for other programs, errors."""
+"""What rerank.py writes and prints: page, table, CSV, JSON, errors."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ def run(*args):
 
 
 def test_csv(tmp_path):
-  """Every number of the report is a row, whatever stands in a name, and none is rounded."""
+  """The CSV has every number of the report, unrounded, whatever characters a name has."""
   records = [r | {"subject": 'a "b",\nc'} for r in generated()]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   report, _ = ranked(samples, [1, 3], band="generation", methods=["orm", "majority"])
@@ -51,7 +51,7 @@ def test_csv(tmp_path):
 
 
 def test_csv_has_no_formulas(tmp_path):
-  """A group of a file that a spreadsheet would run is text; negative numbers stay numbers."""
+  """A group name that a spreadsheet would run is escaped; negative numbers are not."""
   names = ["=1+1", "+1", "-1", "@A", "\tA"]
   records = [r | {"subject": names[int(r["unique_id"][3:])]} for r in generated(5)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
@@ -65,7 +65,7 @@ def test_csv_has_no_formulas(tmp_path):
 
 
 def test_table_shows_no_control_characters(tmp_path):
-  """A name from a file cannot move the terminal's cursor or break the line."""
+  """Control characters from a file do not reach the terminal."""
   records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   report, _ = ranked(samples, methods=["orm"])
@@ -116,7 +116,7 @@ def test_command_line(tmp_path):
 
 
 def test_json_on_standard_output(tmp_path):
-  """Other programs can read standard output whole: the report, and nothing else."""
+  """--format=json prints the report and nothing else to standard output."""
   path = write(tmp_path / "scored.jsonl", generated())
   out = tmp_path / "out"
   done = run("--input", path, "--output_dir", out, "--methods", "orm", "--format=json", "--n=all")

@@ -58,7 +58,7 @@ def check_released_row(path):
 
 
 def test_released_figures(tmp_path):
-  """The released row's numbers give its prm_score to 1e-12, and the file's own score is checked."""
+  """The product of the released row's rating_probs is its prm_score to 1e-12."""
   check_released_row(write(tmp_path / "row.jsonl", [RELEASED]))
 
 
@@ -69,7 +69,7 @@ def test_released_row(shared):
 
 
 def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
-  """A prm_score that its rating_probs contradict is said, once, with the first line."""
+  """A prm_score that contradicts its rating_probs is one notice, with the first such line."""
   records = [rated(prm_score=0.1), rated(prm_score=0.5)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   (notice,) = ranked(samples, methods=["oracle"])[0]["notices"]
@@ -134,7 +134,7 @@ def test_curves_equal_counting(tmp_path):
 
 @pytest.mark.shared_data
 def test_real_samples_equal_counting(shared):
-  """On real candidates, a direct count at N = 8; below it, every subset in whole fractions."""
+  """On real candidates every curve equals a count over all subsets, in exact fractions."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   pools = [json.loads(line)["samples"] for line in path.read_text().splitlines()]
   report, _ = ranked(read_scored_samples([path]), range(1, 9))
@@ -168,7 +168,7 @@ def test_real_samples_equal_counting(shared):
 
 @pytest.mark.shared_data
 def test_samples_without_steps(shared, tmp_path):
-  """A file of whole-solution scores gets the figure and the page, without examples."""
+  """A file without step probabilities gets figure and page, without examples."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   report, paths = written(read_scored_samples([path]), tmp_path)
   assert report["examples"] == []
@@ -205,7 +205,7 @@ def test_report_schema(tmp_path):
 
 
 def test_methods_without_their_keys_are_absent(tmp_path):
-  """A file without orm_score, answers or rating_probs gives the curves that it allows."""
+  """A file without orm_score, answers or rating_probs gives the curves that need none of them."""
   bare = [rated(answer=..., orm_score=..., rating_probs=..., steps=...) for _ in range(2)]
   samples = read_scored_samples([write(tmp_path / "bare.jsonl", bare)])
   report, paths = written(samples, tmp_path)
@@ -219,7 +219,7 @@ def test_methods_without_their_keys_are_absent(tmp_path):
 
 
 def test_chosen_methods(tmp_path):
-  """Only the methods asked for, in their order; what is not there is an error that says why."""
+  """Methods asked for are computed in their order; an impossible one is an error that says why."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
   alone, _ = ranked(samples, methods=["weighted_prm_min", "orm"])
   assert list(alone["curves"]) == alone["drawn"] == ["weighted_prm_min", "orm"]
@@ -248,7 +248,7 @@ def test_chosen_methods(tmp_path):
 
 
 def test_breakdowns(tmp_path):
-  """Groups are disjoint and whole: their curves, weighted by size, make the curve of all."""
+  """The curves of a breakdown's groups, weighted by size, average to the curve of all."""
   records = [r | {"subject": "AB"[r["level"] - 1]} for r in generated(problems=12)]
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
   options = {"methods": ["orm", "majority", "oracle"]}
@@ -272,7 +272,7 @@ def test_breakdowns(tmp_path):
 
 
 def test_difficulty(tmp_path):
-  """Fifths of the problems by the share of right candidates, easiest first, lacking ones wrong."""
+  """Difficulty groups are fifths by share of right candidates; missing ones count as wrong."""
   right = [2, 0, 4, 3, 1, 2]
   records = [
     rated(f"Problem {p}", i < count, "3" if i < count else "4")
@@ -297,7 +297,7 @@ def test_difficulty(tmp_path):
 
 @pytest.mark.parametrize("band", ["simultaneous", "generation"])
 def test_bands(tmp_path, band):
-  """The band asked for is what is drawn, and what the report, page, table and figure name."""
+  """The requested band is computed, and report, page and table name it."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
   some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
   pointwise, _ = ranked(samples, **some)
@@ -331,7 +331,7 @@ def test_bands(tmp_path, band):
 
 
 def test_noise_of_votes(tmp_path):
-  """Curves, groups and differences carry the Monte-Carlo error of a sampled vote; exact ones none.
+  """Curves, groups and differences have the Monte-Carlo error of sampled votes, exact ones none.
 
   Independent problems: the square of the mean's error is that of the groups', weighted.
   """
@@ -353,7 +353,7 @@ def test_noise_of_votes(tmp_path):
 
 
 def test_more_methods_than_styles(tmp_path):
-  """Eight methods can be told apart in a figure; those beyond are named, and in all tables."""
+  """A figure draws at most eight methods; a notice names the others, and tables have all."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
   methods = ["oracle", "random", *methods_lib.RANKED, "all_correct", "majority"]
   report, paths = written(samples, tmp_path, methods=methods)
@@ -365,7 +365,7 @@ def test_more_methods_than_styles(tmp_path):
 
 
 def test_every_n(tmp_path):
-  """--n all: every N of the exact curves; of the votes, those named; a table that can be read."""
+  """--n all gives exact curves at every N and only the votes named; tables show some N."""
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(5, 50))])
   chosen, (notice,) = methods_lib.choose(samples, [], every_n=True)
   assert set(chosen) == set(methods_lib.STANDARD) - set(methods_lib.VOTES)
@@ -386,7 +386,7 @@ def test_every_n(tmp_path):
 
 
 def test_bundle_without_its_sources(tmp_path):
-  """A bundle gives the same curves; where the texts are gone, no examples, and that is said."""
+  """A bundle gives the same curves; without its sources a notice replaces the examples."""
   path = write(tmp_path / "scored.jsonl", generated())
   samples = read_scored_samples([path])
   write_bundle(samples, tmp_path / "bundle")
@@ -400,7 +400,7 @@ def test_bundle_without_its_sources(tmp_path):
 
 
 def test_missing_candidates(tmp_path):
-  """No answer: never chosen.  Fewer lines than others: drawn and missing, or never there."""
+  """A candidate without an answer is never chosen; pad_short says how lacking ones count."""
   records = [
     rated("A", right=False, answer=None, score=0.99),
     rated("A", score=0.1),

@@ -1,4 +1,4 @@
-"""Score bundles: the same samples again, and nothing that a damaged file could do."""
+"""Score bundles: they give the same samples, and a damaged one is an error."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from prm_jax.runtime.json_lines import BadLine
 )
 @pytest.mark.parametrize("form", ["lines", "groups", "two files"])
 def test_a_bundle_gives_the_same_samples(tmp_path, missing, form):
-  """Every field of the reading comes back equal, and so do the solutions' texts."""
+  """A bundle gives equal samples, and finds the same solutions."""
   records = [{k: v for k, v in r.items() if k not in missing} for r in drawn(5)]
   paths = [write(tmp_path / "a.jsonl.gz", in_groups(records) if form == "groups" else records)]
   if form == "two files":
@@ -35,7 +35,7 @@ def test_a_bundle_gives_the_same_samples(tmp_path, missing, form):
 
 
 def test_a_bundle_is_small_and_exact(tmp_path):
-  """float32 only where every value survives it; integers and texts in few bytes."""
+  """Floats are stored as float32 only if that is exact, integers in the smallest type."""
   rounded = [candidate(orm=float(np.float32(0.1))), candidate(orm=float(np.float32(-3e-5)))]
   exact = [candidate(orm=0.1), candidate(orm=0.5)]
   for records, dtype in ((rounded, np.float32), (exact, np.float64)):
@@ -50,7 +50,7 @@ def test_a_bundle_is_small_and_exact(tmp_path):
 
 
 def test_a_bundle_from_another_folder(tmp_path, monkeypatch):
-  """Sources given by relative paths are found from wherever the bundle is read."""
+  """Sources given by relative paths are found from any working directory."""
   write(tmp_path / "scored.jsonl", [candidate()])
   monkeypatch.chdir(tmp_path)
   write_bundle(read_scored_samples(["scored.jsonl"]), "scores.npz")
@@ -61,7 +61,7 @@ def test_a_bundle_from_another_folder(tmp_path, monkeypatch):
 
 
 def test_a_bundle_without_its_source(tmp_path):
-  """The scores are all there; the texts are an error of their own, whatever became of the file."""
+  """A bundle whose source has changed or is gone has scores; reading solutions is an error."""
   path = write(tmp_path / "scored.jsonl", [candidate("A"), candidate("B")])
   write_bundle(read_scored_samples([path]), tmp_path / "scores.npz")
   samples = read_scored_samples([tmp_path / "scores.npz"])
@@ -83,7 +83,7 @@ def test_a_bundle_without_its_source(tmp_path):
 
 
 def test_a_bundle_is_read_alone(tmp_path):
-  """With another file, or with a grouping of answers that came too late: an error."""
+  """A bundle beside another file, or with a new grouping of answers, is an error."""
   path = write(tmp_path / "scored.jsonl", [candidate()])
   bundle = tmp_path / "scores.npz"
   write_bundle(read_scored_samples([path]), bundle)
@@ -141,7 +141,7 @@ def test_a_foreign_or_damaged_bundle(tmp_path, changes, message):
 
 
 def test_a_source_that_is_no_file_is_not_opened(tmp_path):
-  """A pipe in a bundle's list of sources is an error; to open it would wait for ever."""
+  """A pipe among a bundle's sources is an error: opening it could wait for ever."""
   path = write(tmp_path / "scored.jsonl", [candidate()])
   samples = dataclasses.replace(read_scored_samples([path]), file_bytes=(0,))
   path.unlink()
@@ -151,7 +151,7 @@ def test_a_source_that_is_no_file_is_not_opened(tmp_path):
 
 
 def test_a_pickle_in_a_bundle_is_not_run(tmp_path):
-  """An object array is refused before anything of it is executed."""
+  """A pickled array is refused, and nothing in it is executed."""
   bundle = tmp_path / "scores.npz"
   write_bundle(read_scored_samples([write(tmp_path / "scored.jsonl", [candidate()])]), bundle)
   evil = np.array([Evil(str(tmp_path / "run"))], object)
@@ -163,7 +163,7 @@ def test_a_pickle_in_a_bundle_is_not_run(tmp_path):
 
 
 def test_bytes_that_are_no_bundle(tmp_path):
-  """Cut short, one byte changed anywhere, of another program: always a message."""
+  """A bundle that is cut or has a changed byte, and another zip file, is a BadLine."""
   bundle = tmp_path / "scores.npz"
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", [candidate()])])
   write_bundle(samples, bundle)
@@ -183,7 +183,7 @@ def test_bytes_that_are_no_bundle(tmp_path):
 
 
 def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
-  """An error half way leaves the file of that name as it was."""
+  """An error while writing leaves the file of that name as it was."""
   bundle = tmp_path / "scores.npz"
   samples = read_scored_samples([write(tmp_path / "scored.jsonl", [candidate()])])
   bundle.write_text("before")

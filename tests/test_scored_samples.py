@@ -17,7 +17,7 @@ from prm_jax.runtime.json_lines import BadLine
 
 @pytest.mark.shared_data
 def test_a_real_file_of_groups(shared):
-  """35 problems of 8 samples with a text, an answer and a bare score, which is the ORM's."""
+  """A real file of groups: a bare score is the ORM's, and texts are found again."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   samples = read_scored_samples([path])
   groups = [json.loads(line) for line in path.read_text().splitlines()]
@@ -40,7 +40,7 @@ def test_a_real_file_of_groups(shared):
   ("size", "name"), [(None, "g.jsonl"), (3, "g.jsonl"), (None, "g.jsonl.gz")]
 )
 def test_groups_equal_lines(tmp_path, size, name):
-  """The same candidates give the same arrays, one a line or all of a problem on a line."""
+  """One candidate a line and one problem a line give the same arrays."""
   records = sorted(drawn(1), key=lambda r: r["problem"])
   lines = read_scored_samples([write(tmp_path / "lines.jsonl", records)])
   groups = read_scored_samples([write(tmp_path / name, in_groups(records, size))])
@@ -55,7 +55,7 @@ def test_groups_equal_lines(tmp_path, size, name):
 
 
 def test_files_of_groups_merge(tmp_path):
-  """A file of groups for each model merges as lines do; other forms and other samples do not."""
+  """Files of groups merge as files of lines do; files of different samples do not merge."""
   records = sorted(drawn(2), key=lambda r: r["problem"])
   whole = read_scored_samples([write(tmp_path / "whole.jsonl", in_groups(records))])
 
@@ -111,7 +111,7 @@ def test_the_step_of_a_sample_is_named(tmp_path):
 
 
 def test_answers_are_grouped_once(tmp_path):
-  """The function sees a problem's distinct answers in order; its numbers become 0, 1, 2, ..."""
+  """group_answers gets a problem's distinct answers in order; its numbers become 0, 1, 2, ..."""
   answers = ["1/2", "0.5", "7", None, "0.5", "1/2", "8"]
   records = [candidate("A", right=False, answer=a) for a in answers]
   records += [candidate("B", answer="0.5"), candidate("C", right=False, answer=None)]
@@ -133,7 +133,7 @@ def test_answers_are_grouped_once(tmp_path):
 
 
 def test_a_wrong_grouping_is_an_error(tmp_path):
-  """One integer for each answer, or a message with what was given."""
+  """A grouping that is not one integer for each answer is an error that shows it."""
   path = write(tmp_path / "scored.jsonl", [candidate(), candidate(right=False, answer="4")])
   fails([path], "gave [0] for ['3', '4']", error=ValueError, group_answers=lambda texts: [0])
   fails([path], "expected an integer for each", error=ValueError, group_answers=lambda t: t)
@@ -157,7 +157,7 @@ def plain_reading(paths, monkeypatch):
 @pytest.mark.parametrize("block", [1, 30, 2**16])
 @pytest.mark.parametrize("name", ["scored.jsonl", "scored.jsonl.gz"])
 def test_fast_reading_equals_plain_reading(tmp_path, monkeypatch, block, name):
-  """Neither the parser nor the size of a block or of a buffer changes an array by a bit."""
+  """The parser and the sizes of blocks and buffers change no bit of an array."""
   path = write(tmp_path / name, drawn(block, 150))
   plain = plain_reading([path], monkeypatch)
   monkeypatch.setattr(scored_samples, "BLOCK", block)
@@ -175,7 +175,7 @@ def test_fast_reading_equals_plain_reading(tmp_path, monkeypatch, block, name):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_of_two_mistakes_the_first_is_reported(tmp_path, monkeypatch, seed):
-  """Probabilities are checked in blocks, and yet the error is that of the first bad line."""
+  """The error is that of the first bad line, though probabilities are checked at the end."""
   rng = random.Random(seed)
   records = list(drawn(seed, 60))
   bad_probs = rng.choice(
@@ -208,7 +208,7 @@ def test_of_two_mistakes_the_first_is_reported(tmp_path, monkeypatch, seed):
 
 
 def test_solutions_are_read_as_their_scores_were(tmp_path):
-  """A byte order mark, a NaN in a key that nobody reads, numbers of any length: no change."""
+  """A byte order mark, a NaN in an unread key and huge integers are read, and found again."""
   path = tmp_path / "scored.jsonl"
   lines = [candidate(note=float("nan")), candidate(prm_score=10**30, note=10**400), candidate()]
   path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(x).encode() for x in lines))
@@ -219,7 +219,7 @@ def test_solutions_are_read_as_their_scores_were(tmp_path):
 
 
 def test_what_is_no_file_is_not_opened(tmp_path):
-  """A folder is an error, and so is a pipe, which to open twice would wait for ever."""
+  """A folder or a pipe is an error: a pipe cannot be read twice."""
   os.mkfifo(tmp_path / "pipe")
   for path in (tmp_path, tmp_path / "pipe"):
     fails([path], f"{path}: is a folder or a pipe", error=OSError)
@@ -227,7 +227,7 @@ def test_what_is_no_file_is_not_opened(tmp_path):
 
 
 def test_two_files_merge_line_by_line(tmp_path):
-  """The PRM's and the ORM's files for the same candidates equal one file with both, gzip or not."""
+  """Two files of the same candidates equal one file with the keys of both, gzip or not."""
   records = list(drawn(3))
   whole = read_scored_samples([write(tmp_path / "whole.jsonl", records)])
 
@@ -252,7 +252,7 @@ def test_files_that_disagree(tmp_path):
 
 
 def test_blank_lines_are_no_candidates(tmp_path):
-  """They are passed over, and lines after them keep their numbers, in each file its own."""
+  """Blank lines are skipped and counted: line numbers in errors are those of each file."""
   records = [candidate(), candidate(right=False, answer="4"), candidate(orm=0.1)]
   a = write(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
   b = write(tmp_path / "b.jsonl", records)
@@ -286,6 +286,6 @@ def test_blank_lines_are_no_candidates(tmp_path):
   ],
 )
 def test_malformed_lines(tmp_path, bad, message):
-  """A bad line is an error naming file, line and value; never a silent number."""
+  """A bad line is an error with file, line, key and value."""
   path = write(tmp_path / "scored.jsonl", [candidate(), bad])
   fails([path], f"{path}:2: ", message)

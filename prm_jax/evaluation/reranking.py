@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -80,8 +79,8 @@ def rerank(
     ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
       allow; a simultaneous band of one problem.
   """
-  band, pad_short = options.band, options.pad_short
-  if band == "simultaneous" and len(samples.problems) < 2:
+  pad_short = options.pad_short
+  if options.band == "simultaneous" and len(samples.problems) < 2:
     raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
   names, left_out = methods_lib.choose(samples, options.methods, options.n == ("all",))
   groups = {kind: _groups(samples, kind, pad_short) for kind in _breakdowns(samples, options.by)}
@@ -90,15 +89,13 @@ def rerank(
   n = _values_of_n(options.n, samples.correct.shape[1])
   sizes = None if pad_short else samples.sizes
   draws = methods_lib.Draws(np.array(n), sizes, vote_key, options.permutations)
-  generation = functools.partial(
-    methods_lib.generation_error, samples=samples, scores=scores, draws=draws
-  )
   with jax.enable_x64(True):
     solved, vote_error = methods_lib.solve(samples, scores, names, draws, progress)
     pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
     pairs = [(a, b) for a, b in pairs if a in solved and b in solved]
+    generation_error = lambda name: methods_lib.generation_error(name, samples, scores, draws)
     curves, paired = curves_lib.curves_and_differences(
-      solved, pairs, vote_error, band, generation, bootstrap_key, options.resamples
+      solved, pairs, vote_error, options.band, generation_error, bootstrap_key, options.resamples
     )
     by = {k: curves_lib.curves_by_group(solved, vote_error, group) for k, group in groups.items()}
   for name, chosen in groups.get("difficulty", {}).items():

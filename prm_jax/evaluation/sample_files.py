@@ -31,10 +31,9 @@ import tqdm
 from prm_jax.evaluation import scored_samples
 from prm_jax.evaluation.scored_samples import ScoredSamples, place
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.json_lines import BadLine, show
+from prm_jax.runtime.json_lines import BadLine, Text, show
 
 STRICT = ("rating_probs", "orm_score", "answer", "unique_id")  # on every candidate or on none
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 GroupAnswers = Callable[[Sequence[str]], Sequence[int]]
 # Line number, place in the line's "samples" or None, byte offset in each file, record.

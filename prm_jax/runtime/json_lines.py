@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import orjson
@@ -24,6 +24,7 @@ MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
+Text = Annotated[str, msgspec.Meta(min_length=1)]  # a field of a Struct that is not empty
 
 
 class BadLine(ValueError):

@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.json_lines import BadLine
+from prm_jax.runtime.json_lines import BadLine, Text
 from prm_jax.types import RATINGS, StepContract
 
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 NO_RATING = {str(rating): 0.0 for rating in RATINGS}
 
 

@@ -41,10 +41,10 @@ Head = Mapping[str, jax.Array]  # float32, by public names
 
 @dataclasses.dataclass(frozen=True)
 class Readout:
-  """How a model is asked.
+  """How a model is asked about a solution.
 
-  `encode(problem, steps)` gives the tokens, with one read for each step; it raises ValueError for a
-  solution that the model cannot be asked about.
+  `encode(problem, steps)` gives its tokens, with a read for each step (of an outcome model, one at
+  the end); it raises ValueError for a solution that the model cannot be asked about.
   """
 
   encode: Callable[[str, Sequence[str]], TokenTree]

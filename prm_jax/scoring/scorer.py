@@ -127,16 +127,13 @@ class Scorer:
         f"{directory}: not a directory; a published model is scored from its directory of "
         "config.json, safetensors and a tokenizer"
       )
-    if name not in PUBLISHED:
-      message = (
-        f"--readout={name}: expected"
-        if name
-        else (
-          f"{directory}: no {export.CONTRACT} in it, which says how an exported model is read, so "
-          "--readout=NAME is needed:"
-        )
+    known = ", ".join(PUBLISHED)
+    if not name:
+      raise ValueError(
+        f"{directory}: no {export.CONTRACT} in it, so --readout=NAME is needed: one of {known}"
       )
-      raise ValueError(f"{message} one of {', '.join(PUBLISHED)}")
+    if name not in PUBLISHED:
+      raise ValueError(f"--readout={name}: expected one of {known}")
     preset, tokenizer = families.read(directory), tokenizers.load(directory)
     try:
       readout = PUBLISHED[name](tokenizer, _settings(directory), separator)
