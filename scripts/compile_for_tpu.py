@@ -1,89 +1,123 @@
-"""Does a run fit a TPU slice, and how fast should it be?  Compiles its step; no TPU is needed.
+"""Compiles a step for a TPU slice: does it fit, and how fast should it be?  No TPU is needed.
 
   python -m pip install libtpu
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
     --topology=v5p:2x4x4 --output=compile.json
 
-Of a public checkpoint only config.json is read.  Memory and collectives are the compiler's.  Time
-is an estimate, with its assumptions beside it.
+Of a public checkpoint only config.json is read.  Memory and collectives are the compiler's; time is
+an estimate, printed with its assumptions.
 
-With --sweep: rows of a batch, microbatches, mesh and what is recomputed are tried, up to --compiles
-of them, and those that fit are listed by estimated tokens a second.  What was compiled stays in
---work and is not compiled again.
+With --sweep the step is compiled with one, two and four times the rows, each with as many
+activations saved as fit, --compiles times at most.  The reports are listed by estimated tokens a
+second, the fastest that fits first.
 """
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import pathlib
 import sys
+from concurrent import futures
 from importlib import util
 from typing import Literal
 
 from prm_jax import config as config_lib
+
+# Values of model.saved that a sweep tries, from the most memory to the least.
+SAVED = (
+  ("attention", "query", "key", "value", "output", "gate", "up"),
+  ("attention", "query", "key", "value", "output"),
+  ("attention",),
+  (),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
   topology: str  # generation and shape: v5e:4x4, v5p:2x4x4 (v5p-64), v5p:4x4x8 (v5p-256)
   step: Literal["train", "score"] = "train"  # score: the forward pass that reads probabilities
-  slices: int = 1  # of that topology, over which config.mesh.data is split
+  slices: int = 1  # number of slices of that topology; config.mesh.data is split over them
   output: pathlib.Path = pathlib.Path("compile.json")  # every number
-  sweep: bool = False  # look for the fastest way that fits; the output is a list of what was tried
+  sweep: bool = False  # try more rows and less recomputation; the output is a list of reports
   compiles: int = 8  # of a sweep, at most
-  work: pathlib.Path = pathlib.Path("runs/compile")  # what was compiled
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  os.environ["JAX_PLATFORMS"] = "cpu"  # this process only counts
+  os.environ["JAX_PLATFORMS"] = "cpu"
+  os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
   from prm_jax.runtime import json_lines
-  from prm_jax.tpu import compile, sweep
+  from prm_jax.tpu import compilation
 
+  job = compilation.Job(args.config, args.topology, args.step, args.slices)
   try:
     if args.slices < 1 or args.compiles < 1:
       raise ValueError("--slices and --compiles: at least 1")
-    if args.sweep and args.step != "train":
-      raise ValueError(f"--sweep is for the train step, not --step={args.step}")
-    job = compile.Job(args.config, args.topology, args.step, args.slices)
     job.chip()
     if util.find_spec("libtpu") is None:
       raise ValueError("the TPU compiler is not installed: pip install libtpu")
     with json_lines.written(args.output) as out:
-      if args.sweep:
-        say = lambda line: print(line, file=sys.stderr, flush=True)
-        found = sweep.run(job, args.work, args.compiles, say)
-      else:
-        found = compile.report(job, compile.compiled(job, args.work))
+      found = sweep(job, args.compiles) if args.sweep else compilation.compiled_report(job)
       out.write(json.dumps(found, indent=1) + "\n")
   except (ValueError, OSError, RuntimeError) as error:
     raise SystemExit(f"compile_for_tpu.py: {error}") from error
-  if args.sweep:
-    print("\n".join([*map(sweep.row, found), f"-> {args.output}"]))
-    if not found[0]["fits"]:
-      raise SystemExit("none of them fits: fewer rows (--config.train.batch_rows) or more chips")
-    return
-  print("\n".join([*lines(found), f"-> {args.output}"]))
-  if not found["fits"]:
-    raise SystemExit("does not fit; by arithmetic:\n  " + "\n  ".join(found["changes"]))
+  print("\n".join(map(one_line, found) if args.sweep else lines(found)))
+  print(f"-> {args.output}")
+  if not (found[0] if args.sweep else found)["fits"]:
+    raise SystemExit(
+      "does not fit: save fewer activations (--config.model.remat=full and fewer in "
+      "--config.model.saved), or take more microbatches, fewer rows or more chips"
+    )
+
+
+def sweep(job, compiles: int) -> list[dict]:
+  """Reports on variants of a job, the fastest that fits first."""
+  from prm_jax.tpu import compilation
+
+  c, reports, spawn = job.config, [], multiprocessing.get_context("spawn")
+  for times in (1, 2, 4):
+    steps = max(c.train.steps // times, 1)  # over as much data
+    train = dataclasses.replace(c.train, batch_rows=c.train.batch_rows * times, steps=steps)
+    for saved in SAVED[: compiles - len(reports)]:
+      model = dataclasses.replace(c.model, remat="full", saved=saved)
+      variant = dataclasses.replace(job, config=dataclasses.replace(c, model=model, train=train))
+      # a process of its own, as the compiler may abort it
+      with futures.ProcessPoolExecutor(1, spawn) as process:
+        reports.append(process.submit(compilation.compiled_report, variant).result())
+      print(one_line(reports[-1]), file=sys.stderr, flush=True)
+      if reports[-1]["fits"]:
+        break
+  speed = lambda report: report["estimate"]["tokens_per_second"] if report["fits"] else 0
+  return sorted(reports, key=speed, reverse=True)
+
+
+def one_line(found: dict) -> str:
+  """A report of a sweep in short."""
+  estimate = "does not fit"
+  if found["fits"]:
+    guess = found["estimate"]
+    estimate = f"{guess['tokens_per_second']:,.0f} tokens/s, {guess['mfu']:.1%} of the peak"
+  return (
+    f"{found['rows']} rows, saved {' '.join(found['saved']) or 'nothing'}: "
+    f"{found['gib_per_chip']['needed']:.2f} GiB, {estimate}"
+  )
 
 
 def lines(found: dict) -> list[str]:
   """A report in words."""
-  gib = found["gib_per_chip"]
+  gib, memory = found["gib_per_chip"], found["gib_of_a_chip"]
   mesh = "x".join(str(size) for size in found["mesh"].values())
   out = [
     f"{found['parameters']:,} parameters, {found['step']} step on {found['chips']} chips of "
     f"{found['topology']} as {mesh}, {found['rows']} rows of {found['row_length']}"
   ]
   if not found["fits"]:
-    needed = f"{gib['needed']:.2f} GiB a chip of {found['gib_of_a_chip']:.2f}"
-    return [*out, f"memory: {needed}: DOES NOT FIT"]
+    return [*out, f"memory: {gib['needed']:.2f} GiB a chip of {memory:.2f}: DOES NOT FIT"]
   out.append(
     f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
-    f"a chip of {found['gib_of_a_chip']:.2f}: fits, "
-    f"{found['headroom']:.0%} left"
+    f"a chip of {memory:.2f}: fits, {found['headroom']:.0%} left"
   )
   if found["collectives"] is None:
     out.append(f"collectives: not known ({found['no_collectives_because']})")
@@ -102,14 +136,13 @@ def lines(found: dict) -> list[str]:
   )
   if "mfu_by_cycles_alone" in guess:
     out.append(
-      f"by the compiler's cycles alone, which leave out attention and collectives: "
+      f"by the compiler's cycles alone, without the time of attention and collectives: "
       f"{guess['mfu_by_cycles_alone']:.1%} of the peak, "
       f"{guess['mfu_by_cycles_without_attention']:.1%} without attention's operations"
     )
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
-  if "run" in found:
-    run = found["run"]
+  if run := found.get("run"):
     out.append(
       f"the run: {run['steps']} steps, {run['hours']:.2f} hours, {run['chip_hours']:.1f} chip-hours"
     )

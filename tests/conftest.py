@@ -26,6 +26,7 @@ jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for benchmarks/, which is not installed
 SHARED = ROOT.parent / "shared"
 MISSING = f"{SHARED} is missing: it holds real data that is not part of the project"
 # What tests with these marks need besides; `scripts/test.sh --reference` installs it.

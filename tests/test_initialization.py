@@ -14,7 +14,7 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, safetensors_files, weights
-from prm_jax.tpu import compile
+from prm_jax.tpu import compilation
 from prm_jax.training import checkpoint, initialization, loop, programs, trainable
 
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
@@ -163,7 +163,7 @@ def test_a_run_starts_from_another(experiment, whole):
   metadata, params = public_params(from_it)
   assert np.any(params["head"])
   jax.tree.map(np.testing.assert_array_equal, params, state.params)
-  assert compile.resolved(from_it) == (metadata.config, PUBLIC_ROWS)
+  assert compilation.resolved(from_it) == (metadata.config, PUBLIC_ROWS)
   _, params = public_params(tiny.change(from_it, "loss", objective="outcome"))
   assert params["head"].shape == (tiny.MODEL.width, 2) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], state.params["embedding"])
@@ -202,6 +202,8 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   assert same == initialization.resolve(experiment)
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=""))
+  with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
+    compilation.resolved(tiny.change(experiment, "init", checkpoint=""))
   small = tmp_path / "small"
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):

@@ -5,22 +5,21 @@
 
 import dataclasses
 import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from conftest import ROOT
 from jax.sharding import NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.tpu import compile, hlo
+from prm_jax.tpu import compilation, hlo
 from prm_jax.training import programs as programs_lib
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests/golden"
 SLICES = {  # of the production configs, as their docstrings say
   "prm800k_gemma3_4b": "v5p:2x4x4",
@@ -45,17 +44,14 @@ MODEL = dataclasses.replace(
 
 def table(name, models):
   """The sharding table of a production config, whose config.json goes to `models`."""
-  sys.path.insert(0, str(ROOT / "scripts"))
-  try:
-    from benchmarks import public_shapes
-  finally:
-    sys.path.pop(0)
+  from benchmarks import slices
+
   path = ROOT / f"configs/{name}.py"
   c = config_lib.read(str(path))
   assert f"--topology={SLICES[name]}" in path.read_text()
-  checkpoint = public_shapes.write(models, pathlib.Path(c.init.checkpoint).name)
+  checkpoint = slices.write_config(models, pathlib.Path(c.init.checkpoint).name)
   c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
-  _, state = compile.described(compile.Job(c, SLICES[name]))
+  _, state = compilation.described(compilation.Job(c, SLICES[name]))
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())
   return f"{name} on {SLICES[name]}: {mesh}\n\n{state_table(state)}"
 
@@ -129,9 +125,9 @@ PINNED = {
 def test_collectives_of_a_layer_are_pinned(sizes, capfd):
   """No more collectives than were counted, and no array that XLA rematerialises whole."""
   found = hlo.read(program(sizes))
-  assert compile.REMATERIALISED not in capfd.readouterr().err
-  assert found.loops[:2] == (3, 3) and not found.unknown_loops
-  assert (found.in_loop(0), found.in_loop(1)) == PINNED[sizes]
+  assert compilation.REMATERIALISED not in capfd.readouterr().err
+  assert tuple(found.loops.values())[:2] == (3, 3) and not found.unknown_loops
+  assert tuple(map(found.in_loop, found.loops))[:2] == PINNED[sizes]
 
 
 @pytest.mark.parametrize("sizes", PINNED, ids=str)
@@ -180,7 +176,7 @@ def test_a_copy_that_nobody_asked_for_is_heard(capfd):
   after = NamedSharding(mesh, PartitionSpec(None, ("fsdp", "tensor")))
   x = jax.ShapeDtypeStruct((16, 16, 16), jnp.float32, sharding=before)
   jax.jit(lambda x: x + 1, out_shardings=after).lower(x).compile()
-  assert compile.REMATERIALISED in capfd.readouterr().err
+  assert compilation.REMATERIALISED in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("choice", "dtype"), [("float32", "f32"), ("activations", "bf16")])

@@ -4,16 +4,11 @@ Blocks are the smallest there are, so that rows of 512 tokens have masked ones.
 """
 
 import functools
-import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -226,20 +221,13 @@ def test_blocks_divide_the_row_and_fit():
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (14, 2)])
-def test_the_kernel_compiles_for_a_chip_without_one(heads, kv_heads, tmp_path):
+def test_the_kernel_compiles_for_a_chip_without_one(heads, kv_heads):
   """The TPU compiler accepts all three kernels, and memory holds little beside q, k and v."""
   pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
-  sizes = {"tokens": 4096, "heads": heads, "kv_heads": kv_heads, "head_size": 64}
-  asked = {"what": "alone", "form": "kernel", "topology": "v5e:2x2", "sizes": sizes}
-  output = tmp_path / "figures.json"
-  (tmp_path / "settings.json").write_text(json.dumps(asked | {"output": str(output)}))
-  command = [ROOT / "scripts/benchmarks/attention_compile.py", tmp_path / "settings.json"]
-  done = subprocess.run(
-    [sys.executable, *command],
-    capture_output=True,
-    text=True,
-    env=os.environ | {"PYTHONPATH": str(ROOT)},
-  )
-  assert done.returncode == 0, done.stderr[-2000:]
-  figures, of_qkv = json.loads(output.read_text()), 2 * 4096 * 64 * (heads + 2 * kv_heads)
+  from benchmarks import kernel as benchmark
+  from benchmarks import runner, slices
+
+  case = benchmark.Case(False, "v5e:2x2", 4096, heads, kv_heads, 64)
+  figures = runner.apart(benchmark.alone, case, **slices.COMPILER)
+  of_qkv = 2 * 4096 * 64 * (heads + 2 * kv_heads)
   assert figures["arguments"] < 1.01 * of_qkv and figures["temporaries"] < 1.1 * of_qkv  # results

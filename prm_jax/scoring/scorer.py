@@ -211,7 +211,7 @@ class Scorer:
       model: StepScorer = nnx.merge(graphdef, params)
       hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
       if self.readout.head is None:
-        return jax.nn.log_softmax(model.read(hidden, batch.read_positions))
+        return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
       at = jnp.take_along_axis(hidden, batch.read_positions[..., None], axis=1)
       return self.readout.head(head, at.astype(jnp.float32), config.logit_softcap)
 

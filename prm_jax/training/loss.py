@@ -33,7 +33,7 @@ def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, 
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   out = {}
   if config.objective != "language_model":
-    logits = model.read(hidden, batch.read_positions)
+    logits = model.class_logits(hidden, batch.read_positions)
     labelled = batch.read_targets >= 0
     targets = jnp.maximum(batch.read_targets, 0)
     nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)

@@ -153,7 +153,7 @@ def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.
   """Class log-probabilities, float32 `[B, R, C]`, at the batch's read positions."""
   model: StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-  return jax.nn.log_softmax(model.read(hidden, batch.read_positions))
+  return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
 
 
 def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.Array, jax.Array]:

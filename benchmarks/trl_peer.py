@@ -2,15 +2,13 @@
 
   python trl_peer.py SETTINGS.json
 
-Reads its settings, trains once over the rows and writes what it measured to settings["output"].
-It stands alone: no part of prm_jax is imported, nor installed beside it.
+Trains once over the rows and writes its figures to settings["output"].  It stands alone: no part of
+prm_jax is imported.
 """
 
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import sys
 import tempfile
 import time
@@ -18,37 +16,29 @@ import time
 
 def main() -> None:
   settings = json.loads(pathlib.Path(sys.argv[1]).read_text())
-  os.environ["OMP_NUM_THREADS"] = str(settings["threads"])  # before torch
   os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
   import torch
 
   torch.set_num_threads(settings["threads"])
-  result = measure(settings)
-  packages = ("trl", "torch", "transformers", "accelerate", "datasets")
-  result["versions"] = {name: importlib.metadata.version(name) for name in packages}
-  result["versions"]["python"] = platform.python_version()
-  result["threads"] = torch.get_num_threads()
-  output = pathlib.Path(settings["output"])
-  unfinished = output.with_suffix(".unfinished")
-  unfinished.write_text(json.dumps(result) + "\n")
-  unfinished.replace(output)
+  pathlib.Path(settings["output"]).write_text(json.dumps(measure(settings)))
 
 
 def measure(settings: dict) -> dict:
+  import datasets
   import torch
   import transformers
   from trl.experimental.prm import PRMConfig, PRMTrainer
 
-  start = time.perf_counter()
-  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=settings["tokenizer"])
+  tokenizer_file = os.path.join(settings["model"], "tokenizer.json")
+  tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=tokenizer_file)
   tokenizer.add_special_tokens({"pad_token": tokenizer.convert_ids_to_tokens(settings["pad_id"])})
   transformers.set_seed(settings["seed"])  # of the head, which is random
   model = transformers.AutoModelForTokenClassification.from_pretrained(
     settings["model"], num_labels=2, dtype=torch.float32
   )
-  loaded = time.perf_counter() - start
   counts = {"slots": 0, "tokens": 0, "steps": 0}
-  train, test = (read(settings[key]) for key in ("train", "test"))
+  lines = [pathlib.Path(settings[key]).read_text().splitlines() for key in ("train", "test")]
+  train, test = (datasets.Dataset.from_list([json.loads(x) for x in each]) for each in lines)
 
   class Counted(PRMTrainer):
     def training_step(self, model, inputs, *args, **kwargs):
@@ -89,8 +79,8 @@ def measure(settings: dict) -> dict:
       eval_dataset=test,
       processing_class=tokenizer,
     )
-    collate = trainer.data_collator
-    before = evaluate(trainer.model, trainer.eval_dataset, collate, settings["batch"])
+    rows = trainer.eval_dataset, trainer.data_collator, settings["batch"]
+    before = evaluate(trainer.model, *rows)
 
     class Clock(transformers.TrainerCallback):
       times, cpu = [], []
@@ -104,27 +94,16 @@ def measure(settings: dict) -> dict:
     trainer.add_callback(Clock)
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    after = evaluate(trainer.model, trainer.eval_dataset, collate, settings["batch"])
-  return {
-    "load_seconds": loaded,
+    after = evaluate(trainer.model, *rows)
+  return counts | {
     "train_seconds": Clock.times[-1] - Clock.times[0],
     "train_cpu_seconds": Clock.cpu[-1] - Clock.cpu[0],
-    "update_seconds": [b - a for a, b in zip(Clock.times, Clock.times[1:])],
     "updates": len(Clock.times) - 1,
     "rows": len(trainer.train_dataset),
-    **counts,
     "losses": losses,
     "before": before,
     "after": after,
   }
-
-
-def read(path: str):
-  """The rows of a JSON lines file as a dataset."""
-  import datasets
-
-  lines = pathlib.Path(path).read_text().splitlines()
-  return datasets.Dataset.from_list([json.loads(line) for line in lines])
 
 
 def evaluate(model, dataset, collate, batch: int) -> dict:
@@ -133,7 +112,6 @@ def evaluate(model, dataset, collate, batch: int) -> dict:
 
   model.eval()
   scores, labels = [], []
-  start = time.perf_counter()
   with torch.no_grad():
     for i in range(0, len(dataset), batch):
       rows = collate([dataset[j] for j in range(i, min(i + batch, len(dataset)))])
@@ -143,7 +121,7 @@ def evaluate(model, dataset, collate, batch: int) -> dict:
         scores.append(row[kept >= 0].tolist())
         labels.append(kept[kept >= 0].tolist())
   model.train()
-  return {"scores": scores, "labels": labels, "seconds": time.perf_counter() - start}
+  return {"scores": scores, "labels": labels}
 
 
 if __name__ == "__main__":

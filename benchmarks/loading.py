@@ -1,0 +1,116 @@
+"""Time and memory of loading public weights, each load in a process of its own (Linux).
+
+A real model goes onto one device; a folder of sharded safetensors with the widths of
+Qwen2.5-Math-7B, written first, onto eight simulated devices.  Targets: the real model under 10 s
+and 1.5 GB; the large one grows its process by no more than its shards and the largest tensor.
+Takes 1 minute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+import time
+
+from benchmarks import runner
+
+VOCABULARY = 152_064
+WIDTHS = {  # Qwen2.5-Math-7B's config.json
+  "width": 3584,
+  "heads": 28,
+  "kv_heads": 4,
+  "head_size": 128,
+  "mlp_width": 18_944,
+  "attention_bias": True,
+  "tied_embeddings": False,
+  "param_dtype": "bfloat16",
+}
+TINY = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "mlp_width": 128}  # for --quick
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(runner.Common):
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")
+  """A public model."""
+  layers: int = 4
+  """Layers of the large model, which is written for this: 2.0 GB + 0.47 each."""
+
+
+def run(args: Args) -> dict:
+  """Loads both models."""
+  if args.layers < 1:
+    raise ValueError(f"--layers {args.layers}: at least 1")
+  if not args.model.exists():
+    raise FileNotFoundError(f"{args.model}: no such file; --model says where")
+  apart = functools.partial(runner.apart, JAX_PLATFORMS="cpu")
+  widths = (WIDTHS | TINY if args.quick else WIDTHS) | {"layers": args.layers}
+  small = {"model": args.model.name} | apart(load, str(args.model.resolve()), 1)
+  with tempfile.TemporaryDirectory() as directory:
+    apart(write, directory, widths)
+    large = {"model": f"{args.layers} layers of Qwen2.5-Math-7B's widths, bfloat16"}
+    large |= apart(load, directory, 8, widths)
+  bound, growth = large["shards GB"] + large["largest tensor GB"], large["growth GB"]
+  return {
+    "targets": [
+      runner.target("seconds of the model", "<", 10, small["seconds"]),
+      runner.target("highest memory of its process, GB", "<", 1.5, small["highest GB"]),
+      runner.target("growth of the large one's process, GB", "<=", bound, growth),
+    ],
+    "tables": {"Loads": [small, large]},
+  }
+
+
+def write(directory: str, widths: dict) -> None:
+  """A folder of safetensors full of ones."""
+  import jax
+  import numpy as np
+
+  from prm_jax import config as config_lib
+  from prm_jax.model import sharding as sharding_lib
+  from prm_jax.pretrained import safetensors_files, weights
+
+  model, mesh = config_lib.Model(**widths), sharding_lib.make_mesh(config_lib.Mesh())
+  params = sharding_lib.abstract_params(model, VOCABULARY, 3, mesh)
+  trunk = {name: leaf for name, leaf in params.items() if not name.startswith("head")}
+  trunk = jax.tree.map(lambda leaf: np.broadcast_to(np.ones((), leaf.dtype), leaf.shape), trunk)
+  safetensors_files.write_directory(directory, weights.unload(trunk, model))
+
+
+def load(path: str, devices: int, widths: dict | None = None) -> dict:
+  """A row of the table: seconds and memory to load a model onto simulated devices."""
+  import jax
+
+  jax.config.update("jax_num_cpu_devices", devices)
+  from prm_jax import config as config_lib
+  from prm_jax.model import sharding as sharding_lib
+  from prm_jax.pretrained import weights
+  from prm_jax.training import initialization
+
+  if widths:
+    model, vocabulary = config_lib.Model(**widths), VOCABULARY
+  else:
+    model, vocabulary = initialization.architecture(path)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh())
+  abstract = sharding_lib.abstract_params(model, vocabulary, 3, mesh)
+  before, start = memory("VmRSS"), time.perf_counter()
+  params = jax.block_until_ready(weights.load(path, abstract, model))
+  seconds, leaves = time.perf_counter() - start, jax.tree.leaves(params)
+  stacked = [leaf.nbytes // model.layers for leaf in params["blocks"].values()]
+  rest = [leaf.nbytes for name, leaf in params.items() if name != "blocks"]
+  return {
+    "devices": devices,
+    "million parameters": sum(leaf.size for leaf in leaves) / 1e6,
+    "seconds": seconds,
+    "highest GB": memory("VmHWM") / 1e9,
+    "growth GB": (memory("VmHWM") - before) / 1e9,
+    "shards GB": sum(leaf.nbytes for leaf in leaves) / 1e9,
+    "largest tensor GB": max(*stacked, *rest) / 1e9,
+  }
+
+
+def memory(key: str) -> int:
+  """Bytes of this process: VmRSS now, VmHWM at most."""
+  lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+  return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024

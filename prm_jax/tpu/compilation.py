@@ -1,0 +1,336 @@
+"""Compiles the train or score step of an experiment for a TPU slice; no TPU is needed.
+
+The compiler partitions the step, lowers it and lays out memory as on the chips, so memory and
+collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.tpu import cost_model, hlo
+from prm_jax.training import initialization, trainable
+from prm_jax.training import programs as programs_lib
+from prm_jax.training import step as step_lib
+from prm_jax.training.step import TrainState
+from prm_jax.types import CLASSES, Batch
+
+TOKENS_PER_READ = 8  # of a described batch: a step of PRM800K has about 30 tokens
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")  # a report names their versions
+# libtpu would ask for a machine's metadata and wait for its chips; it prints what it misses
+LIBTPU = {
+  "TPU_SKIP_MDS_QUERY": "1",
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+}
+ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
+GIB = {"K": 2**-20, "M": 2**-10, "G": 1.0}
+NOT_FITTING = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)G hbm")
+TEMPORARIES_ALONE = re.compile(
+  r"temporaries \(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)G\)"
+)
+REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy it could not shard
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A step of an experiment, and the slices it is compiled for."""
+
+  config: config_lib.Experiment
+  topology: str  # generation and shape of a slice: "v5e:4x4" (16 chips), "v5p:2x4x4" (32)
+  step: Literal["train", "score"] = "train"
+  slices: int = 1
+
+  def shape(self) -> tuple[int, ...]:
+    """Chips along each axis of a slice; ValueError: `topology` has no shape."""
+    shape = re.fullmatch(r"\w+:(\d+(?:x\d+)*)", self.topology)
+    if not shape:
+      raise ValueError(f"--topology={self.topology}: expected a shape, as in v5e:4x4 or v5p:2x4x4")
+    return tuple(int(size) for size in shape[1].split("x"))
+
+  def rings(self) -> tuple[bool, ...]:
+    """Whether the links along each axis close to a ring, which libtpu has to be told.
+
+    On v5p in slices of whole cubes of 4 x 4 x 4; on v5e and v6e along an axis of 16, which is the
+    pod's (Cloud TPU documentation, "TPU v5p" and "TPU v5e").
+    """
+    shape = self.shape()
+    if self.topology.startswith("v5p"):
+      return (all(size % 4 == 0 for size in shape),) * len(shape)
+    return tuple(size == 16 for size in shape)
+
+  def chip(self) -> cost_model.Chip:
+    """The chip, with half of the link bandwidth where some axis is no ring.
+
+    Raises:
+      ValueError: an unknown generation, or no shape.
+    """
+    generation = self.topology.split(":")[0]
+    if generation not in cost_model.CHIPS:
+      names = ", ".join(cost_model.CHIPS)
+      raise ValueError(f"--topology={self.topology}: expected one of {names} and a shape")
+    chip = cost_model.CHIPS[generation]
+    return chip if all(self.rings()) else dataclasses.replace(chip, links=chip.links / 2)
+
+  def devices(self) -> list[jax.Device]:
+    """The chips of the slices, as descriptions to compile for; ValueError: no such topology."""
+    rings = self.rings()
+    options = {"num_slices": self.slices} if self.slices > 1 else {}
+    options |= {"wrap": rings} if any(rings) else {}
+    os.environ.update(LIBTPU)
+    try:
+      return topologies.get_topology_desc(
+        platform="tpu", topology_name=self.topology, **options
+      ).devices
+    except Exception as error:  # libtpu raises several classes
+      raise ValueError(f"--topology={self.topology}: {str(error).splitlines()[0]}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+  """The compiler's answer about a job.
+
+  Attributes:
+    gib: of a chip: "arguments", "temporaries" and "temp_size" (`memory_of`); None: does not fit.
+    needed: GiB of a chip, arguments and temporaries together.
+    text: HLO of the program; None: there is none.
+    why_no_text: the compiler's reason.
+    seconds: time of the compilation.
+    rematerialised: number of warnings of involuntary full rematerialisation.
+  """
+
+  gib: dict[str, float] | None
+  needed: float
+  text: str | None
+  why_no_text: str
+  seconds: float
+  rematerialised: int = 0
+
+
+def compile_step(job: Job) -> Compiled:
+  """Compiles a job in this process.
+
+  Reads config.json of `init.checkpoint` or the metadata of a run, and without a checkpoint the
+  tokenizer's size; no weights and no data.
+
+  Raises:
+    ValueError: no such topology, or the rows of a batch cannot be split over its chips.
+    FileNotFoundError: neither a checkpoint nor a tokenizer gives the rows of the embedding.
+    jax.errors.JaxRuntimeError: the compiler failed for another reason than the chip's memory.
+  """
+  memory, devices = job.chip().memory, job.devices()
+  c, vocab_size = resolved(job.config)
+  mesh = sharding_lib.make_mesh(c.mesh, devices)
+  programs = programs_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  state, batch, text, why = programs.abstract, abstract_batch(c, mesh), None, ""
+  step = programs.train_step
+  if job.step == "score":
+    step, state = programs.read, state.params
+  start = time.perf_counter()
+  with jax.set_mesh(mesh), library_messages() as messages:
+    lowered = step.lower(state, batch)
+    try:
+      compiled, gib = memory_of(lowered)
+      needed = gib["arguments"] + gib["temporaries"]
+    except jax.errors.JaxRuntimeError as error:
+      arguments = sharding_lib.bytes_of_a_device((state, batch)) / 2**30
+      gib, needed, why = None, needed_gib(str(error), arguments, memory), "it does not fit"
+      if needed is None:
+        raise
+    try:
+      text = compiled.as_text() if gib else None
+    except jax.errors.JaxRuntimeError as error:  # libtpu cannot write the text of some programs
+      why = str(error).splitlines()[0]
+  seconds = time.perf_counter() - start
+  return Compiled(gib, needed, text, why, seconds, messages[0].count(REMATERIALISED))
+
+
+@contextlib.contextmanager
+def library_messages() -> Iterator[list[str]]:
+  """A list that gets what compiled libraries print to standard error, where it still goes.
+
+  `tee` makes the copy, so that the message is seen if the compiler aborts this process.
+  """
+  with tempfile.NamedTemporaryFile("r") as copy:
+    messages, stderr = [], os.dup(2)
+    tee = subprocess.Popen(["tee", copy.name], stdin=subprocess.PIPE, stdout=stderr)
+    os.dup2(tee.stdin.fileno(), 2)
+    try:
+      yield messages
+    finally:
+      os.dup2(stderr, 2)
+      os.close(stderr)
+      tee.communicate()
+      messages.append(copy.read())
+
+
+def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[str, float]]:
+  """Compiles for a TPU and reads the compiler's own report of memory.
+
+  Returns:
+    The program, and in GiB of a chip: "arguments"; "temporaries", everything else that is
+    allocated, results included that do not reuse an argument's buffer; and "temp_size", JAX's
+    figure for temporaries, which may be far more than is allocated.
+  """
+  with tempfile.TemporaryDirectory() as directory:
+    options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True}
+    compiled = lowered.compile(compiler_options=options)
+    (report,) = pathlib.Path(directory).rglob("*memory-usage-report.txt")
+    allocated = int(ALLOCATED.search(report.read_text())[1])
+  memory = compiled.memory_analysis()
+  arguments = memory.argument_size_in_bytes
+  sizes = {
+    "arguments": arguments,
+    "temporaries": allocated - arguments,
+    "temp_size": memory.temp_size_in_bytes,
+  }
+  return compiled, {name: size / 2**30 for name, size in sizes.items()}
+
+
+def needed_gib(error: str, arguments: float, memory: float) -> float | None:
+  """GiB a chip that a program needs, from the error by which the compiler refused it.
+
+  Args:
+    error: the compiler's message.
+    arguments: GiB of the arguments, which one form of the message leaves out.
+    memory: GiB of a chip, of which the compiler may keep some for itself.
+
+  Returns:
+    None if the error is not about the size of HBM.
+  """
+  if found := NOT_FITTING.search(error):
+    arguments = 0.0
+  elif not (found := TEMPORARIES_ALONE.search(error)):
+    return None
+  return float(found[1]) * GIB[found[2]] + arguments + memory - float(found[3])
+
+
+def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
+  """A batch as `ShapeDtypeStruct`s, with a read position for each `TOKENS_PER_READ` tokens."""
+  T, sharding = c.data.row_length, sharding_lib.batch_sharding(mesh)
+  sizes = {"read_positions": T // TOKENS_PER_READ, "read_targets": T // TOKENS_PER_READ}
+
+  def describe(name: str) -> jax.ShapeDtypeStruct:
+    shape = (c.train.batch_rows, sizes.get(name, T))
+    return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+
+  return Batch(**{field.name: describe(field.name) for field in dataclasses.fields(Batch)})
+
+
+def report(job: Job, found: Compiled) -> dict[str, Any]:
+  """The contents of `compile.json`.
+
+  Memory in GiB of a chip as allocated, against what the chip has; collectives by kind and dtype
+  with the bytes that reach a chip in a step (None: the compiler gave no text); operations; an
+  estimate of time with its assumptions; and the cost of the whole run.
+  """
+  (c, state), chip = described(job), job.chip()
+  training, mesh = job.step == "train", state.step.sharding.mesh
+  flops = cost_model.step_flops(c, c.train.batch_rows, state.params, training)
+  program = None if found.text is None else hlo.read(found.text)
+  out = {
+    "checkpoint": pathlib.Path(c.init.checkpoint).name,
+    "topology": job.topology,
+    "slices": job.slices,
+    "wrapped_axes": list(job.rings()),
+    "chips": mesh.size,
+    "mesh": dict(mesh.shape),
+    "step": job.step,
+    "parameters": sum(x.size for x in jax.tree.leaves(state.params)),
+    "rows": c.train.batch_rows,
+    "row_length": c.data.row_length,
+    "microbatches": c.train.microbatches,
+    "remat": c.model.remat,
+    "saved": list(c.model.saved),
+    "gradient_dtype": c.model.gradient_dtype,
+    "gib_per_chip": (found.gib or {}) | {"needed": found.needed},
+    "gib_of_a_chip": chip.memory,
+    "headroom": 1 - found.needed / chip.memory,
+    "fits": found.gib is not None and found.needed <= chip.memory,
+    "collectives": program and collectives(program),
+    "no_collectives_because": found.why_no_text,
+    "involuntary_rematerialisations": found.rematerialised,
+    "flops_per_step": flops,
+    "compile_seconds": found.seconds,
+    "date": time.strftime("%Y-%m-%d"),
+    "versions": {name: metadata.version(name) for name in PACKAGES},
+  }
+  if not out["fits"]:
+    return out
+  out["estimate"] = guess = cost_model.estimate(c, chip, mesh.shape, flops, program, training)
+  if program:
+    guess |= {"cycles": program.cycles, "without_cycles": program.without_cycles}
+  if guess["compiled_code_from"] == "cycles":
+    # attention counts as work but its kernel takes no time; then with attention in neither
+    peak = guess["parts"]["compiled_code"] * mesh.size * chip.flops
+    attention = cost_model.attention_flops(c, c.train.batch_rows, training)
+    guess["mfu_by_cycles_alone"] = flops / peak
+    guess["mfu_by_cycles_without_attention"] = (flops - attention) / peak
+  if training:
+    hours = guess["seconds_per_step"] * c.train.steps / 3600
+    out["run"] = {"steps": c.train.steps, "hours": hours, "chip_hours": hours * mesh.size}
+  return out
+
+
+def compiled_report(job: Job) -> dict[str, Any]:
+  """The report on a job, which is compiled in this process."""
+  return report(job, compile_step(job))
+
+
+def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
+  """The resolved experiment, and its training state as shapes sharded over the job's chips."""
+  c, vocab_size = resolved(job.config)
+  mesh = sharding_lib.abstract_mesh(c.mesh, math.prod(job.shape()) * job.slices)
+  params = sharding_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
+  return c, programs_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
+
+
+def collectives(program: hlo.Program) -> dict[str, Any]:
+  """Collectives by kind, dtype and overlap, and their number in one trip of each loop."""
+  groups: dict[tuple, list[hlo.Collective]] = {}
+  for each in program.collectives:
+    groups.setdefault((each.kind, each.dtype, each.overlapped), []).append(each)
+  rows = [
+    {
+      "kind": kind,
+      "dtype": dtype,
+      "beside_arithmetic": overlapped,
+      "times": sum(each.times for each in several),
+      "gib": sum(each.times * each.bytes for each in several) / 2**30,
+      "gib_over_links": sum(each.traffic for each in several) / 2**30,
+    }
+    for (kind, dtype, overlapped), several in groups.items()
+  ]
+  return {
+    "by_kind": sorted(rows, key=lambda row: -row["gib_over_links"]),
+    "in_a_trip": [{"trips": n} | program.in_loop(name) for name, n in program.loops.items()],
+    "loops_of_unknown_length": program.unknown_loops,
+  }
+
+
+def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
+  """The experiment with its checkpoint's architecture, and the rows of its embedding."""
+  if c.init.checkpoint:
+    known, rows = initialization.architecture(c.init.checkpoint)
+    return initialization.resolve(c, known), rows
+  return c, tokenizers.load(initialization.named_tokenizer(c)).vocab_size

@@ -1,0 +1,325 @@
+"""prm_jax/tpu: steps compiled for slices, HLO text, and arithmetic against counts by hand."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tiny
+from conftest import run_script
+from jax.sharding import PartitionSpec
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.tpu import compilation, cost_model, hlo
+from prm_jax.training import step
+
+TEXT = """HloModule jit_step, is_scheduled=true
+
+%fused_gather (p: bf16[8,64]) -> bf16[64,64] {
+  %p = bf16[8,64]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather.1 = bf16[64,64]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=7, \
+replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0'}, dimensions={0}
+}
+
+%fused_gather.2 (p.2: bf16[8,64]) -> bf16[64,64] {
+  %p.2 = bf16[8,64]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %all-gather.2 = bf16[64,64]{1,0:T(8,128)(2,1)} all-gather(%p.2), channel_id=7, \
+replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0'}, dimensions={0}
+}
+
+%body (arg: (s32[], f32[16])) -> (s32[], f32[16]) {
+  %arg = (s32[]{:T(128)}, f32[16]{0:T(128)}) parameter(0)
+  %fusion.1 = bf16[64,64]{1,0} fusion(%arg), kind=kCustom, calls=%fused_gather, \
+backend_config={"window_config":{"estimated_cycles":"100"}}
+  %fusion.2 = bf16[64,64]{1,0} fusion(%arg), kind=kCustom, calls=%fused_gather.2, \
+backend_config={"window_config":{"estimated_cycles":"20"}}
+  %kernel = f32[16]{0} custom-call(%arg), custom_call_target="tpu_custom_call"
+  %all-reduce.3 = (f32[16]{0:T(128)}, /*index=1*/f32[16,2]{0,1}) all-reduce(%a, %b), \
+channel_id=8, replica_groups=[4,4]<=[16], to_apply=%add
+  ROOT %tuple = (s32[], f32[16]) tuple(%arg)
+}
+
+%condition (arg.2: (s32[], f32[16])) -> pred[] {
+  %arg.2 = (s32[]{:T(128)}, f32[16]{0:T(128)}) parameter(0)
+  %constant.9 = s32[]{:T(128)} constant(28)
+  ROOT %lt = pred[] compare(%i, %constant.9), direction=LT
+}
+
+ENTRY %main (x: f32[16]) -> f32[16] {
+  %x = f32[16]{0} parameter(0)
+  %copy.5 = f32[16]{0} copy(%x), backend_config={"estimated_cycles":"3"}
+  %while.1 = (s32[], f32[16]) while(%t), condition=%condition, body=%body
+  %reduce-scatter.4 = f32[2]{0} reduce-scatter(%x), replica_groups={{0,1,2,3,4,5,6,7}}
+  ROOT %out = f32[16]{0} get-tuple-element(%while.1), index=1
+}
+"""
+SCATTER = "  %reduce-scatter.4 = f32[2]{0} reduce-scatter("
+GROUP = "replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+ALL = ("attention", "query", "key", "value", "output", "gate", "up")
+MESH = {"data": 1, "fsdp": 4, "tensor": 2}
+CHIP = cost_model.Chip(memory=1.0, flops=1e12, clock=1e9, links=1e9, network=1e8)
+
+
+def test_a_loop_multiplies_its_instructions():
+  """Cycles, kernels and collectives count once for each of 28 trips, found in the condition."""
+  found = hlo.read(TEXT)
+  assert found.loops == {"while.1": 28} and found.unknown_loops == 0
+  assert found.cycles == 3 + 28 * (100 + 20)
+  assert found.without_cycles == {"tpu_custom_call": 28}
+  assert found.in_loop("while.1") == {"all-gather": 1, "all-reduce": 1}  # two pieces of one gather
+  annotated = 'body=%body, backend_config={"known_trip_count":{"n":"5"}}'
+  assert hlo.read(TEXT.replace("body=%body", annotated)).loops == {"while.1": 5}
+  found = hlo.read(TEXT.replace("constant(28)", "parameter(1)"))
+  assert (found.loops, found.unknown_loops, found.cycles) == ({"while.1": 1}, 1, 123)
+
+
+def test_collectives_are_counted_in_bytes_that_arrive():
+  """By the ring algorithm a reduction moves twice the bytes of a gather or a scatter."""
+  gather, reduction, scatter = hlo.read(TEXT).collectives
+  assert (gather.dtype, gather.bytes, gather.chips, gather.overlapped) == ("bf16", 8192, 8, True)
+  assert gather.traffic == 28 * 8192 * 7 / 8
+  assert (reduction.dtype, reduction.bytes, reduction.chips) == ("f32", 4 * (16 + 32), 4)
+  assert reduction.traffic == 28 * 2 * 192 * 3 / 4 and not reduction.overlapped
+  assert (scatter.bytes, scatter.chips, scatter.loop) == (4 * 2 * 8, 8, None)
+  assert scatter.traffic == 64 * 7 / 8
+
+
+def test_asynchronous_collectives_and_transfers_between_slices():
+  """An all-reduce-start's type may repeat its operands; slices exchange through host transfers."""
+  for shape in ("f32[16]{0}", "(f32[16]{0}, f32[16]{0})"):
+    text = TEXT.replace(SCATTER, f"  %start = {shape} all-reduce-start(%x), {GROUP}\n{SCATTER}")
+    (start,) = [x for x in hlo.read(text).collectives if x.overlapped and not x.loop]
+    assert (start.bytes, start.traffic) == (64, 2 * 64 * 7 / 8)
+  shape = "(bf16[8,4]{1,0:T(8,128)(2,1)}, u32[], token[])"
+  received = f"  %recv = {shape} recv(%after-all), channel_id=1, is_host_transfer=true\n"
+  found = hlo.read(TEXT.replace(SCATTER, received + SCATTER)).collectives
+  (between,) = [each for each in found if each.kind == hlo.BETWEEN_SLICES]
+  assert (between.dtype, between.traffic, between.overlapped) == ("bf16", 64, False)
+
+
+def test_a_compiled_program_is_read():
+  """A real scan of five sums over eight devices is five all-reduces of its bytes."""
+  mesh = sharding_lib.make_mesh(config_lib.Mesh())
+
+  def body(total, _):
+    return jax.lax.psum(jnp.tanh(total), "fsdp"), None
+
+  def scan(x):
+    return jax.lax.scan(body, x, length=5)[0]
+
+  specs = {"in_specs": PartitionSpec("fsdp"), "out_specs": PartitionSpec()}
+  split = jax.shard_map(scan, mesh=mesh, **specs, check_vma=False)
+  text = jax.jit(split).lower(jnp.ones((8, 16))).compile().as_text()
+  (found,) = hlo.read(text).collectives
+  assert (found.kind, found.times, found.bytes, found.chips) == ("all-reduce", 5, 4 * 16, 8)
+
+
+def test_text_without_a_program_is_an_error():
+  """An empty answer of the compiler must not read as a program without collectives."""
+  with pytest.raises(ValueError, match="no ENTRY computation"):
+    hlo.read("HloModule jit_step")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+  path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+  tokenizers.train_sentencepiece(["1 + 2 = 3\n"] * 50, path, 320)
+  return str(path)
+
+
+def compile_for_tpu(tokenizer, output, *options):
+  """scripts/compile_for_tpu.py on the arithmetic config."""
+  config = ("--config=configs/arithmetic.py", f"--config.data.tokenizer={tokenizer}")
+  return run_script("compile_for_tpu.py", *config, f"--output={output}", *options)
+
+
+def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
+  """The state's bytes a chip are those of its shards, and the verdict follows from them."""
+  pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
+  path = tmp_path / "compile.json"
+  rows = "--config.train.batch_rows=8"
+  done = compile_for_tpu(tokenizer, path, "--topology=v5e:2x2", rows)
+  assert done.returncode == 0, done.stderr[-2000:]
+  found = json.loads(path.read_text())
+  assert found["chips"] == 4 and found["fits"]
+  # parameters and two moments, float32, most of them split four ways
+  gib = found["gib_per_chip"]
+  assert 12 * found["parameters"] / 4 < gib["arguments"] * 2**30 < 12 * found["parameters"]
+  assert gib["needed"] == gib["arguments"] + gib["temporaries"] and gib["temporaries"] > 0
+  assert found["headroom"] == 1 - gib["needed"] / 15.75
+  assert found["involuntary_rematerialisations"] == 0
+  assert found["estimate"]["parts"]["compiled_code"] > 0
+  assert any("cycles" in each for each in found["estimate"]["assumptions"])
+  kinds = {row["kind"] for row in found["collectives"]["by_kind"]}
+  assert "all-gather" in kinds and kinds & {"all-reduce", "reduce-scatter"}
+  seconds = found["estimate"]["seconds_per_step"]
+  assert found["run"]["chip_hours"] == pytest.approx(4 * 5000 * seconds / 3600)
+
+
+@pytest.mark.slow
+def test_a_sweep_lists_the_fastest_first(tokenizer, tmp_path):
+  """Rows double while everything fits; each step is compiled in a process of its own."""
+  path = tmp_path / "sweep.json"
+  options = ("--topology=v5e:2x2", "--config.train.batch_rows=8", "--sweep", "--compiles=2")
+  done = compile_for_tpu(tokenizer, path, *options)
+  assert done.returncode == 0, done.stderr[-2000:]
+  reports = json.loads(path.read_text())
+  assert sorted(report["rows"] for report in reports) == [8, 16]
+  speeds = [report["estimate"]["tokens_per_second"] for report in reports]
+  assert speeds == sorted(speeds, reverse=True)
+
+
+def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
+  """The message names the generations that are known."""
+  done = compile_for_tpu(tokenizer, tmp_path / "compile.json", "--topology=v9:2x2")
+  assert done.returncode and "v9:2x2: expected one of v5e, v5p" in done.stderr
+  assert not (tmp_path / "compile.json").exists()
+
+
+def test_reports_without_a_program_or_its_text(tokenizer):
+  """A step that does not fit has no estimate; without text collectives are unknown, not none."""
+  data = config_lib.Data(tokenizer=tokenizer)
+  job = compilation.Job(config_lib.Experiment(data=data, model=tiny.MODEL), "v5e:2x2")
+  refused = compilation.Compiled(None, 20.0, None, "it does not fit", 1.0)
+  found = compilation.report(job, refused)
+  assert not found["fits"] and "estimate" not in found
+  gib = {"arguments": 1.0, "temporaries": 2.0, "temp_size": 2.5}
+  found = compilation.report(job, compilation.Compiled(gib, 3.0, None, "no reason", 1.0))
+  assert found["fits"] and found["collectives"] is None
+  assert found["no_collectives_because"] == "no reason"
+  assert "collectives" in found["estimate"]["left_out"]
+  assert found["estimate"]["compiled_code_from"] == "arithmetic"
+
+
+def test_refusals_for_size_are_read():
+  """HBM has two messages, of which one leaves out arguments; VMEM is no question of fit."""
+  used = "It requires 20.58G. Used 16.58G of 15.50G hbm. Exceeded hbm capacity by 1.08G."
+  assert compilation.needed_gib(used, 1.25, 15.75) == pytest.approx(16.83)
+  temporaries = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries "
+    "(16.85G) exceeds available HBM (15.75G)."
+  )
+  assert compilation.needed_gib(temporaries, 1.25, 15.75) == pytest.approx(18.10)
+  assert compilation.needed_gib("Used 17.2M of 16.0M vmem", 1.25, 15.75) is None
+
+
+@pytest.mark.parametrize(
+  ("topology", "rings", "links"),
+  [
+    ("v5p:4x4x8", (True, True, True), 600e9),
+    ("v5p:2x4x4", (False, False, False), 300e9),
+    ("v5e:16x8", (True, False), 100e9),
+    ("v6e:16x16", (True, True), 400e9),
+  ],
+)
+def test_links_that_close_no_ring_have_half_the_bandwidth(topology, rings, links):
+  """Rings are those of whole v5p cubes, and of axes of 16 on v5e and v6e."""
+  job = compilation.Job(config_lib.Experiment(), topology)
+  assert job.rings() == rings and job.chip().links == links
+
+
+def multiply_adds(weight=0.0, untied=False, text=False, rank=0, **optim):
+  """Multiply-adds of a token by `step_flops`: 3 layers, rows of 10 tokens, 50 ids."""
+  data = {"text_train": "a", "text_eval": "b"} if text else {}
+  sizes = {"layers": 3, "tied_embeddings": not untied, "lora_rank": rank}
+  c = config_lib.Experiment(
+    model=dataclasses.replace(tiny.MODEL, lora_targets=("gate",), **sizes),
+    data=config_lib.Data(row_length=10, **data),
+    loss=config_lib.Loss("language_model" if text else "process", weight),
+    optim=config_lib.Optim(**optim),
+  )
+  init = functools.partial(step.init_params, config=c.model, vocab_size=50, num_classes=3)
+  params = jax.eval_shape(init, jax.random.key(0))
+  return cost_model.step_flops(c, rows=2, params=params) / (2 * 2 * 10)
+
+
+WEIGHTS = 2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 24  # query and output, key and value, feed-forward
+SCORES = 2 * 5 * 16  # scores and sums of values: over half of the row, 4 heads of 4
+VOCABULARY = 50 * 16
+
+
+@pytest.mark.parametrize(
+  ("choice", "expected"),
+  [
+    ({}, 3 * 3 * (WEIGHTS + SCORES)),
+    ({"trained": "head"}, 3 * (WEIGHTS + SCORES)),
+    ({"trained": "lora", "rank": 2}, 3 * (2 * WEIGHTS + 3 * SCORES + 3 * 2 * (16 + 24))),
+  ],
+)
+def test_operations_of_a_step_are_counted_by_hand(choice, expected):
+  """Forward, back through what the gradient passes, and to what is trained; no embedding."""
+  assert multiply_adds(**choice) == expected
+  assert multiply_adds(**choice, untied=True) == expected
+
+
+@pytest.mark.parametrize(
+  ("choice", "passes"),
+  [
+    ({}, 3),
+    ({"untied": True}, 3),
+    ({"embedding_scale": 0.0}, 2),
+    ({"trained": "lora", "rank": 2, "untied": True}, 2),
+    ({"trained": "head"}, 1),
+    ({"trained": "head", "untied": True}, 2),  # forward and to its own weights
+  ],
+)
+def test_the_vocabulary_counts_only_where_the_loss_uses_it(choice, passes):
+  """Logits of a token count, and their backward pass as far as something is trained."""
+  assert multiply_adds(0.5, **choice) - multiply_adds(**choice) == passes * VOCABULARY
+  assert multiply_adds(text=True) == multiply_adds(0.5)
+
+
+def experiment(saved=ALL, remat="full", row_length=1024, **optim):
+  return config_lib.Experiment(
+    data=config_lib.Data(row_length=row_length),
+    model=dataclasses.replace(tiny.MODEL, dtype="bfloat16", remat=remat, saved=saved),
+    optim=config_lib.Optim(**optim),
+    train=config_lib.Train(batch_rows=16),
+  )
+
+
+def test_saved_projections_are_not_recomputed():
+  """Full recomputation repeats the projections whose output is not saved, but never the last."""
+  tokens = 16 * 1024 * 2
+  assert cost_model.recomputed_flops(experiment()) == 0
+  assert cost_model.recomputed_flops(experiment(ALL[:-1])) == tokens * 2 * 16 * 24
+  products = 2 * (16 * 16 + 2 * 16 * 8 + 16 * 16 + 2 * 16 * 24)
+  assert cost_model.recomputed_flops(experiment(())) == tokens * products
+  assert cost_model.recomputed_flops(experiment((), remat="none")) == 0
+  assert cost_model.recomputed_flops(experiment((), trained="head")) == 0
+
+
+def test_the_kernel_is_counted_by_live_blocks():
+  """Two blocks of 512: three of four pairs; heads of 4 as if of 128; its forward once or twice."""
+  once = 2 * 128 * 4 * 2 * 3 * 512 * 512 * (2 + 7)
+  assert cost_model.kernel_flops(experiment(), 1, training=True) == once
+  assert cost_model.kernel_flops(experiment(ALL[1:]), 1, training=True) == once * 11 / 9
+  assert cost_model.kernel_flops(experiment(), 3, training=False) == 3 * once * 2 / 9
+  head = cost_model.kernel_flops(experiment(trained="head"), 1, training=True)
+  assert head == once * 2 / 9
+
+
+def test_seconds_add_up():
+  """Cycles plus collectives; overlapped ones count where they last longer than the arithmetic."""
+  c = experiment(row_length=64)  # too short for the kernel
+  alone, overlapped = (
+    hlo.Collective(kind, "f32", size, 2, 1, None, hidden)
+    for kind, size, hidden in (("all-reduce", 10**9, False), ("all-gather", 10**10, True))
+  )
+  between = hlo.Collective(hlo.BETWEEN_SLICES, "f32", 10**8, None, 1, None, False)
+  program = hlo.Program(2 * 10**9, {}, (alone,), {}, 0)
+  estimate = functools.partial(cost_model.estimate, c, CHIP, MESH, 1.2e13)
+  found = estimate(program)
+  assert found["seconds_per_step"] == 2 + 1 and found["compiled_code_from"] == "cycles"
+  assert found["mfu"] == pytest.approx(1.2e13 / (3 * 8 * 1e12))
+  found = estimate(dataclasses.replace(program, collectives=(between,)))
+  assert found["seconds_per_step"] == 2 + 1 and found["parts"]["between_slices"] == 1
+  slow = dataclasses.replace(program, collectives=(alone, overlapped))
+  assert estimate(slow)["seconds_per_step"] == 5 + 1
+  unsure = dataclasses.replace(program, unknown_loops=1)  # the cycles of one trip are not a loop's
+  assert estimate(unsure)["compiled_code_from"] == "arithmetic"
+  assert estimate(unsure)["parts"]["collectives_alone"] == 1
