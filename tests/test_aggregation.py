@@ -75,7 +75,7 @@ def float64_best_of_n(scores, correct, valid, n):
 
 
 def test_bfloat16_ties_at_1860():
-  """The paper's M with scores rounded to bfloat16, which tie massively: right to 1e-6."""
+  """Massive ties: at the paper's M with bfloat16 scores, the error is below 1e-6."""
   scores, correct, valid, _ = generated(4, 1860)
   scores = np.asarray(jnp.asarray(scores, jnp.bfloat16).astype(jnp.float32))
   assert len(np.unique(scores[0])) < 1000
@@ -103,7 +103,7 @@ def test_large_pools(m, kind):
 
 
 def test_every_n_of_a_large_pool():
-  """All N = 1..M at M = 5,000 agree with the N asked for one by one, in float32 and float64."""
+  """n=None at M = 5,000 returns every N, within 1e-6 of the exact values."""
   scores, correct, valid, _ = generated(3, 5000)
   n = [1, 2, 17, 500, 2500, 4999, 5000]
   expected = float64_best_of_n(scores, correct, valid, n)
@@ -129,16 +129,6 @@ def test_blocks_of_problems():
 
 # The tests below share these shapes, so that each function compiles once for most of them.
 N = (1, 4, 12, 16)
-
-
-def test_all_n_equals_chosen_n():
-  """n=None returns column N-1 for N: the same numbers as asking for each N."""
-  scores, correct, valid, _ = generated(4, 16)
-  columns = np.array(N) - 1
-  every = agg.best_of_n(scores, correct, valid)
-  np.testing.assert_allclose(every[:, columns], agg.best_of_n(scores, correct, valid, N), atol=1e-6)
-  every = agg.pass_at_n(correct, valid)
-  np.testing.assert_allclose(every[:, columns], agg.pass_at_n(correct, valid, N), atol=1e-6)
 
 
 def test_order_of_candidates_and_of_n_does_not_matter():
@@ -326,7 +316,7 @@ def test_a_row_of_the_released_samples():
 
 
 def test_the_documentation_is_true():
-  """The example in the package's docstring runs and prints what it says."""
+  """The example in the package's docstring prints what it shows."""
   result = doctest.testmod(agg)
   assert result.attempted > 10
   assert result.failed == 0

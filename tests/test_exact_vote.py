@@ -101,7 +101,7 @@ def test_equals_all_subsets_of_ten(seed):
   ],
 )
 def test_equals_integer_polynomials(counts, c, missing):
-  """Right to 1e-9 at every N, alone and among others, where no approximation is exact by size.
+  """At pool sizes where every shortcut is used, each N is right to 1e-9, alone and with others.
 
   Two answers without anything else tie only at even N: the worst case for leaving out angles.
   """
@@ -149,7 +149,7 @@ def test_what_is_left_out_is_negligible(monkeypatch):
 
 @pytest.mark.parametrize("members", [1, 2, 31])
 def test_many_equal_answers_share_evenly(members):
-  """Thousands of answers that tie get the same chance, which sums to one, at every N."""
+  """3,000 answers of equal size win with the same chance, 1/3000, at every N."""
   ids, valid = pool_of((members,) * 3000)
   some = [1, 2, 50, 300, 1500, 2500, ids.size - 1, ids.size]
   got = exact_majority(ids, ids == 7, valid, n=some)[0]
@@ -166,7 +166,7 @@ def test_a_million_candidates():
 
 
 def test_names_and_order_do_not_matter():
-  """Renaming a problem's answers or moving its candidates leaves the expectation as it was."""
+  """Renaming answers or permuting candidates does not change the expectation."""
   rng = np.random.default_rng(5)
   ids = rng.integers(0, 12, (3, 90))
   correct, valid = rng.random((3, 90)) < 0.3, rng.random((3, 90)) < 0.9

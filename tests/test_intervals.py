@@ -22,7 +22,7 @@ def curves(experiments, seed=0, noise=0.05):
 
 
 def test_standard_error_is_that_of_a_mean():
-  """The analytic error is std / sqrt(P) with ddof 1, and unknown for a single problem."""
+  """The analytic error is std / sqrt(P) with ddof 1, and NaN for a single problem."""
   values = curves(1)[0]
   expected = values.std(axis=0, ddof=1) / 10
   np.testing.assert_allclose(intervals.standard_error(values), expected, rtol=1e-5)
@@ -30,7 +30,7 @@ def test_standard_error_is_that_of_a_mean():
 
 
 def test_bootstrap_agrees_with_the_analytic_standard_error():
-  """For a mean the bootstrap must say what theory says: 1.96 standard errors either side."""
+  """The bootstrap interval of a mean is 1.96 analytic standard errors on either side."""
   values = np.random.default_rng(0).random((400, 3)).astype(np.float32)
   low, high = intervals.bootstrap(values, jax.random.key(0), 4000)
   expected = 1.96 * np.asarray(intervals.standard_error(values))
@@ -145,7 +145,7 @@ def test_bad_arguments_are_errors_that_show_the_value():
 
 
 def test_differences_of_whole_numbers():
-  """0/1 outcomes, unsigned or bool, differ by -1, 0 and 1."""
+  """Differences of unsigned or bool outcomes are -1, 0 and 1."""
   for dtype in (np.uint8, bool):
     a, b = np.array([[1], [0]], dtype), np.array([[1], [1]], dtype)
     difference, low, high = intervals.paired_bootstrap(a, b, jax.random.key(0), 100)

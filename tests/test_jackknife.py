@@ -23,7 +23,7 @@ def slow_jackknife(size, scores, correct, valid, n):
 @settings(max_examples=60, deadline=None)
 @given(pools())
 def test_closed_form_equals_deleting_each_candidate(pool):
-  """With ties and missing candidates: the error is the delete-one jackknife's, exactly."""
+  """The error equals that of deleting each candidate in turn, with ties and missing ones."""
   size, scores, correct, valid, _ = pool
   got = agg.generation_error(scores[None], correct[None], valid[None], n=[1], sizes=[size])[0]
   if size < 5:
@@ -35,7 +35,7 @@ def test_closed_form_equals_deleting_each_candidate(pool):
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_several_n(ties):
-  """The same at N = 2 and 3 of 15, sizes mixed, and NaN beyond a fifth."""
+  """The same at N = 2 and 3 of 15, with different sizes; NaN beyond a fifth of a pool."""
   scores, correct, valid, _ = generated(3, 15)
   scores = scores.round() if ties else scores
   sizes = [15, 12, 15]
@@ -50,7 +50,7 @@ def test_several_n(ties):
 
 
 def test_it_is_the_spread_over_regenerated_pools():
-  """Pools made again from one distribution spread as the jackknife of one says, ties included."""
+  """The error is the spread of best-of-N over regenerated pools, ties included."""
   m, n, pools_made = 200, [5, 20, 40], 400
   scores, correct, valid, _ = generated(pools_made, m, seed=3)
   scores = scores.round(1)

@@ -9,14 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.aggregation.candidates import (
-  as_array,
-  check_n,
-  check_scores,
-  check_shapes,
-  mask,
-  on_one_cpu,
-)
+from prm_jax.aggregation import candidates
 from prm_jax.aggregation.order_statistics import draw_weights, expectation
 from prm_jax.aggregation.ranking import blocks, rank_correctness
 
@@ -61,7 +54,7 @@ def best_of_n(
   Raises:
     ValueError: shapes disagree, `correct` is of a float type, or N or a size is outside 1..M.
   """
-  scores = check_scores(scores)
+  scores = candidates.check_scores(scores)
   return _expected(rank_correctness, n, scores, correct, valid, sizes)
 
 
@@ -96,24 +89,17 @@ def all_correct_at_n(
   Returns:
     `[P, K]` probabilities.
   """
-  return 1 - _expected(_wrong_on_top, n, correct, valid, sizes)
+  candidates.check_shapes(np.shape(correct), correct, valid, sizes)
+  right, _ = candidates.mask(correct, valid, sizes)
+  return 1 - pass_at_n(~right, None, n, sizes=sizes)  # unless one of the others is drawn
 
 
 @jax.jit
 def _right_on_top(correct, valid, sizes):
   """`[P, M]`, best last: 1 for the right candidates.  The best drawn is 1 if any drawn is right."""
-  correct, _ = mask(correct, valid, sizes)
+  correct, _ = candidates.mask(correct, valid, sizes)
   m = correct.shape[1]
   return jnp.arange(m) >= m - correct.sum(axis=1, keepdims=True)
-
-
-@jax.jit
-def _wrong_on_top(correct, valid, sizes):
-  """`[P, M]`, best last: 1 for the wrong candidates.  The best drawn is 0 if all are right."""
-  correct, _ = mask(correct, valid, sizes)
-  m = correct.shape[1]
-  existing = m if sizes is None else sizes[:, None]
-  return jnp.arange(m) >= m - (existing - correct.sum(axis=1, keepdims=True))
 
 
 def _expected(rank, n, *arrays) -> jax.Array:
@@ -121,11 +107,11 @@ def _expected(rank, n, *arrays) -> jax.Array:
 
   The last three of `arrays` are correct, valid and sizes.
   """
-  p, m = check_shapes(np.shape(arrays[0]), *arrays[-3:])
+  p, m = candidates.check_shapes(np.shape(arrays[0]), *arrays[-3:])
   sizes = arrays[-1]
-  weights = draw_weights(m, check_n(n, m), sizes)
-  arrays = [as_array(x) for x in arrays]
-  if not on_one_cpu(*arrays):
+  weights = draw_weights(m, candidates.check_n(n, m), sizes)
+  arrays = [candidates.as_array(x) for x in arrays]
+  if not candidates.on_one_cpu(*arrays):
     return expectation(rank(*arrays), weights)
   arrays = [None if x is None else np.asarray(x) for x in arrays]
   parts, done = [], 0

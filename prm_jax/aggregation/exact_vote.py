@@ -13,18 +13,15 @@ conditions on S = N.  With z = e^{i theta}, Z = 1-p + p z and phi_c(theta) = E[z
 As int u^t du = 1 / (t+1), the integral gives c an even share when t others tie with it.  The
 expected correctness is the sum over the right answers c.
 
-Each of these shortcuts leaves out less than about 1e-10:
-  * only k at which c may win are summed (`_contests`);
-  * answers that hardly reach k enter to first order (`_small_answers`);
-  * the integral takes as few Gauss-Legendre nodes as an error bound allows (`_quadrature`);
-  * candidates added to all counts alike do not change the winner, so phi_c falls off like the
-    transform of a Gaussian: about ten angles matter, not L (`_angles`);
-  * values of N within some standard deviations of S share one phi_c.
+What makes this cheap leaves out less than about 1e-10 each time: only k at which c may win are
+summed (`_contests`); answers that hardly reach k enter to first order (`_small_answers`); the
+integral takes few nodes (`_quadrature`); and few angles matter, as phi_c falls off like the
+transform of a Gaussian (`_angles`).  Values of N close together share one phi_c, and answers of
+equal size are one factor to a power.
 
-Answers of equal size are one factor to a power.  The error is below 3e-12 against integer
-arithmetic at M = 60..300 and below 3e-11 at M = 1860; at 1e6, where log-factorials round, the
-chances of all answers sum to 1 within 2e-9.  500 problems x 1860 candidates x 14 values of N take
-about 3-5 s of CPU.
+The error is below 3e-12 against integer arithmetic at M = 60..300 and below 3e-11 at M = 1860; at
+1e6, where log-factorials round, the chances of all answers sum to 1 within 2e-9.  500 problems x
+1860 candidates x 14 values of N take about 3-5 s of CPU.
 """
 
 from __future__ import annotations
@@ -36,14 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prm_jax.aggregation.candidates import (
-  as_array,
-  check_ids,
-  check_n,
-  check_shapes,
-  is_traced,
-  mask,
-)
+from prm_jax.aggregation import candidates
 
 NEGLIGIBLE = 1e-11  # what a term left out may add to a probability
 DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
@@ -76,19 +66,20 @@ def exact_majority(
     ValueError: as in `best_of_n`; answer ids that are not integers, or negative where valid;
       arrays traced by `jax.jit` or `jax.vmap`.
   """
-  answer_ids = as_array(answer_ids)
-  check_shapes(answer_ids.shape, correct, valid, sizes)
-  if is_traced(answer_ids, correct, valid):
+  answer_ids = candidates.as_array(answer_ids)
+  candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
+  if candidates.is_traced(answer_ids, correct, valid):
     raise ValueError(
       "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "
       "use key and permutations"
     )
   if answer_ids.dtype.kind not in "iu":
     raise ValueError(f"answer_ids of dtype {answer_ids.dtype}: expected integers")
-  answer_ids, correct, valid = map(np.asarray, (answer_ids, *mask(correct, valid, sizes)))
-  check_ids(answer_ids, valid)
+  answer_ids = np.asarray(answer_ids)
+  correct, valid = map(np.asarray, candidates.mask(correct, valid, sizes))
+  candidates.check_ids(answer_ids, valid)
   problems, m = answer_ids.shape
-  values, column = np.unique(check_n(n, m), return_inverse=True)
+  values, column = np.unique(candidates.check_n(n, m), return_inverse=True)
   log_factorial = np.array([math.lgamma(i + 1) for i in range(m + 1)])
   result = np.zeros((problems, values.size))
   for p, votes in enumerate(valid):
@@ -326,12 +317,10 @@ def _quadrature(wins, tied, factors: int, tolerance):
   return _gauss(min(int(exact), int(NODES[-1])), h)
 
 
-@functools.cache
-def _legendre(nodes: int):
-  return np.polynomial.legendre.leggauss(nodes)
+_legendre = functools.cache(np.polynomial.legendre.leggauss)
 
 
 def _gauss(nodes: int, h: float):
-  """Nodes and weights on [1-h, 1]."""
+  """Gauss-Legendre nodes and weights on [1-h, 1]."""
   x, weight = _legendre(nodes)
   return (1 - h / 2 * (1 - x))[:, None, None], (h / 2 * weight)[:, None, None]

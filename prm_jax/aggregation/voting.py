@@ -22,14 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax.aggregation.candidates import (
-  as_array,
-  check_ids,
-  check_n,
-  check_shapes,
-  is_traced,
-  mask,
-)
+from prm_jax.aggregation import candidates
 from prm_jax.aggregation.exact_vote import exact_majority
 
 MAX_BLOCKS = 64  # draws of one N taken from one order
@@ -55,8 +48,6 @@ class _Group(NamedTuple):
 
   n: tuple[int, ...]  # ascending; the last one is the length of a block
   blocks: int  # in an order
-  source: int | None = None  # the earlier group whose blocks add up to these; None: votes counted
-  times: int = 1  # blocks of the source in a block
 
 
 class _Design(NamedTuple):
@@ -107,11 +98,11 @@ def majority_vote(
     ValueError: as in `best_of_n`; an answer id is negative; a weight is negative or not finite
       (checked if concrete); `permutations` below 2; options that exclude each other.
   """
-  answer_ids = as_array(answer_ids)
-  p, m = check_shapes(answer_ids.shape, correct, valid, sizes)
-  n = check_n(n, m)
+  answer_ids = candidates.as_array(answer_ids)
+  p, m = candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
+  n = candidates.check_n(n, m)
   _check_options(answer_ids, weights, key, permutations, num_answers, combine, control, (p, len(n)))
-  correct, valid = mask(correct, valid, sizes)
+  correct, valid = candidates.mask(correct, valid, sizes)
   if num_answers is not None:
     valid = valid & (answer_ids >= 0) & (answer_ids < num_answers)
     answer_ids = jnp.where(valid, jnp.asarray(answer_ids % num_answers, jnp.int32), 0)
@@ -140,7 +131,7 @@ def _check_options(
     )
   if num_answers is not None and num_answers < 1:
     raise ValueError(f"num_answers={num_answers}: expected at least 1")
-  if num_answers is None and key is not None and is_traced(answer_ids):
+  if num_answers is None and key is not None and candidates.is_traced(answer_ids):
     raise ValueError("under jit or vmap, give num_answers: one more than the largest answer id")
   if combine not in ("sum", "mean"):
     raise ValueError(f"combine={combine!r}: expected 'sum' or 'mean'")
@@ -150,14 +141,14 @@ def _check_options(
     raise ValueError(f"weights=None: combine={combine!r} and control are for weighted votes")
   if control is not None and jnp.shape(control) != shape:
     raise ValueError(f"control {jnp.shape(control)}: expected {shape}")
-  if control is not None and not is_traced(control) and not np.isfinite(control).all():
+  if control is not None and not candidates.is_traced(control) and not np.isfinite(control).all():
     raise ValueError("control is not finite: expected the exact vote")
 
 
 def _dense(answer_ids, valid) -> tuple[np.ndarray, int]:
   """Answer ids numbered 0, 1, ... within each problem, and the largest number of them."""
   answer_ids, valid = np.asarray(answer_ids), np.asarray(valid)
-  check_ids(answer_ids, valid)
+  candidates.check_ids(answer_ids, valid)
   dense = np.zeros(answer_ids.shape, np.int32)
   for row, ids, votes in zip(dense, answer_ids, valid):
     row[votes] = np.unique(ids[votes], return_inverse=True)[1]
@@ -168,10 +159,10 @@ def _check_weights(weights, valid) -> jax.Array | None:
   """`weights` as floats `[P, M]`, 0 where missing; if concrete, the largest of a problem is 1."""
   if weights is None:
     return None
-  weights = as_array(weights)
+  weights = candidates.as_array(weights)
   if weights.shape != valid.shape:
     raise ValueError(f"weights {weights.shape}: expected {valid.shape}")
-  if not is_traced(weights, valid):
+  if not candidates.is_traced(weights, valid):
     weights, votes = np.asarray(weights, np.float64), np.asarray(valid)
     wrong = votes & ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
@@ -201,8 +192,7 @@ def _estimate(pool, n, key, control, num_answers, permutations, combine):
 def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[_Group, ...]:
   """Groups of the ascending values of N, such that all N = 1..M take few groups.
 
-  Values that fit about equally often into M share a group.  A group of one N that is a multiple of
-  an earlier group's block adds up that group's votes instead of counting its own.
+  Values that fit about equally often into M share a group.
   """
   cap = MAX_BLOCKS
   while cap > 1 and np.minimum(m // values, cap).sum() * num_answers > CELLS_PER_CANDIDATE * m:
@@ -215,20 +205,14 @@ def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[
       groups[-1][1].append(value)
     else:
       groups.append((blocks, [value]))
-  plan = []
-  for _, n in groups:
-    group = _Group(tuple(n), min(m // n[-1], cap))
-    if problems * group.blocks * len(n) * num_answers >= MAX_CELLS:
+  plan = tuple(_Group(tuple(n), min(m // n[-1], cap)) for _, n in groups)
+  for group in plan:
+    if problems * group.blocks * len(group.n) * num_answers >= MAX_CELLS:
       raise ValueError(
-        f"{problems} problems x {len(n)} values of N x {num_answers} answers is too large a "
+        f"{problems} problems x {len(group.n)} values of N x {num_answers} answers is too large a "
         "tally: give fewer problems at once"
       )
-    for source, earlier in enumerate(plan):
-      times, rest = divmod(n[-1], earlier.n[-1])
-      if len(n) == 1 and rest == 0 and group.blocks * times <= earlier.blocks:
-        group = group._replace(source=source, times=times)
-    plan.append(group)
-  return tuple(plan)
+  return plan
 
 
 @functools.partial(jax.jit, static_argnames="design")
@@ -242,10 +226,10 @@ def _block_votes(pool: _Pool, control, key, design: _Design):
   sizes = m if pool.exists is None else pool.exists.sum(axis=1, keepdims=True)
 
   everyone = _Group((m,), 1)
-  totals = _tallies(everyone, pool, None, design.num_answers)
+  votes = _tally(everyone, pool.ids, 1, None, design.num_answers)
   right = _tally(everyone, pool.ids, pool.correct.astype(jnp.int32), None, design.num_answers)
-  shares = right / jnp.maximum(totals[0], 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
-  full = _outcomes(totals, shares, m, design)[0, :, 0]
+  shares = right / jnp.maximum(votes, 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
+  full = _outcomes(everyone, pool, None, shares, design)[0, :, 0]
   if not design.plan:
     mean = jnp.broadcast_to(full, (problems, len(design.n)))
     return mean, jnp.zeros_like(mean)
@@ -271,40 +255,26 @@ def _observation(order, pool: _Pool, shares, design: _Design):
   else:  # slots that do not exist are skipped, not drawn
     rank = jnp.cumsum(drawn.exists, axis=1, dtype=jnp.int32) - 1
     sizes = rank[:, -1:, None] + 1
-  tallies, columns = [], []
-  for group in design.plan:
-    if group.source is None:
-      tallies.append(_tallies(group, drawn, rank, design.num_answers))
-    else:
-      tallies.append([_added(group, tally) for tally in tallies[group.source]])
-    outcomes = _outcomes(tallies[-1], shares, order.size, design)
-    columns.append(_mean_over_blocks(outcomes, group, sizes))
+  columns = [
+    _mean_over_blocks(_outcomes(group, drawn, rank, shares, design), group, sizes)
+    for group in design.plan
+  ]
   return jnp.concatenate(columns, axis=-1)
 
 
-def _outcomes(tallies, shares, m: int, design: _Design):
+def _outcomes(group: _Group, drawn: _Pool, rank, shares, design: _Design):
   """`[V, P, blocks, G]` correctness of the winners; V: the vote, and the plain one for control."""
-  counts, *weights = tallies
+  counts = _tally(group, drawn.ids, 1, rank, design.num_answers)
   plain = _winner_correct(counts, counts, shares)
-  if not weights:
+  if drawn.weights is None:
     return plain[None]
-  weight = weights[0] / jnp.maximum(counts, 1) if design.combine == "mean" else weights[0]
+  weight = _tally(group, drawn.ids, drawn.weights, rank, design.num_answers)
+  if design.combine == "mean":
+    weight = weight / jnp.maximum(counts, 1)
   # Equal sums added in another order differ by rounding; they are ties all the same.
-  slack = 64 * max(1, m / 1000) ** 0.5 * jnp.finfo(weight.dtype).eps
+  slack = 64 * max(1, drawn.ids.shape[1] / 1000) ** 0.5 * jnp.finfo(weight.dtype).eps
   weighted = _winner_correct(weight, counts, shares, slack)
   return jnp.stack([weighted, plain] if design.controlled else [weighted])
-
-
-def _added(group: _Group, tally):
-  """The tally `[P, blocks, 1, answers]` of blocks that are `times` blocks of the given tally."""
-  whole = tally[:, : group.blocks * group.times, -1]
-  return whole.reshape(len(tally), group.blocks, group.times, -1).sum(axis=2)[:, :, None]
-
-
-def _tallies(group: _Group, drawn: _Pool, rank, num_answers: int) -> list[jax.Array]:
-  """The tally of votes, and that of weights if there are any."""
-  votes = [1] if drawn.weights is None else [1, drawn.weights]
-  return [_tally(group, drawn.ids, vote, rank, num_answers) for vote in votes]
 
 
 def _tally(group: _Group, ids, vote, rank, num_answers: int):
