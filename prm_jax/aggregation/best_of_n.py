@@ -13,7 +13,7 @@ from prm_jax.aggregation import candidates
 from prm_jax.aggregation.order_statistics import draw_weights, expectation
 from prm_jax.aggregation.ranking import blocks, rank_correctness
 
-BLOCK = 2**25  # candidates worked on at a time on a CPU: 128 MiB of float32
+BLOCK = 2**26  # candidates worked on at a time on a CPU: 256 MiB of float32
 
 
 def best_of_n(

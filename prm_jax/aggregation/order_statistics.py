@@ -8,8 +8,8 @@ without replacement, the best candidate drawn stands at depth d with probability
 Two properties keep all M values of N from taking M^2 weights:
 
   * w_d(N) <= N/M exp(-d N/M), so that N needs only the top REACH M/N depths.  A band holds the
-    values of N of an octave, to the depth that its smallest N needs; the first band holds all
-    N that need most depths.
+    values of N of an octave, or of several octaves with few values, to the depth that its
+    smallest N needs; the first band holds all N that need most depths.
   * w_d(N) is a polynomial in N while d + N < M.  An octave full of values, up to N = M/2, is
     evaluated at a few Chebyshev nodes and interpolated.
 
@@ -28,6 +28,7 @@ import numpy as np
 # Depths beyond REACH M/N together weigh e^-REACH: 4e-8 in float32, 9e-17 in float64.
 REACH = {np.dtype(np.float32): 17, np.dtype(np.float64): 37}
 NODES = {np.dtype(np.float32): 10, np.dtype(np.float64): 22}  # as exact as the dtype
+FEW = 8  # octaves share a band while they have at most this many values together
 CHUNK = 128  # depths in one matrix product
 MAX_ENTRIES = 2**29  # weights: 2 GiB of float32
 KEPT_ENTRIES = 2**22  # weights small enough to keep for the next call
@@ -56,8 +57,14 @@ def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
   values, column = np.unique(n, return_inverse=True)
   dtype = jax.dtypes.canonicalize_dtype(np.float64)
   octave = np.floor(np.log2(np.maximum(values / REACH[dtype], 1)))
+  bands = []
+  for some in np.split(values, np.flatnonzero(np.diff(octave)) + 1):
+    if bands and len(bands[-1]) + len(some) <= FEW:
+      bands[-1] = np.concatenate([bands[-1], some])
+    else:
+      bands.append(some)
   nodes, interpolation = [], []
-  for band in np.split(values, np.flatnonzero(np.diff(octave)) + 1):
+  for band in bands:
     full = len(band) > 2 * NODES[dtype]
     interpolate = full and band[-1] < 2 * band[0] and 2 * band[-1] <= min(different)
     at, matrix = _chebyshev(band, NODES[dtype]) if interpolate else (band, None)
@@ -70,10 +77,10 @@ def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
       f"{len(different)} sizes x {values.size} values of N x {m} candidates: more than "
       f"{MAX_ENTRIES} weights; give fewer values of n"
     )
-  tables = _kept_tables if entries <= KEPT_ENTRIES else _tables
-  bands = tables(tuple(nodes), depths, tuple(int(size) for size in different), dtype)
+  build = _kept_tables if entries <= KEPT_ENTRIES else _tables
+  tables = build(tuple(nodes), depths, tuple(int(size) for size in different), dtype)
   column = None if np.array_equal(values, n) else column
-  return DrawWeights(bands, tuple(interpolation), row, column)
+  return DrawWeights(tables, tuple(interpolation), row, column)
 
 
 def _chebyshev(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ times faster than floats or pairs, and numpy sorts them in 3 ns each where XLA t
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 import jax
@@ -35,12 +36,20 @@ def rank_correctness(scores, correct, valid=None, sizes=None) -> np.ndarray | ja
   arrays = (scores, correct, valid, sizes)
   if not on_one_cpu(*arrays):
     return _share_ties(*sorted_keys(*arrays))
-  ranked = np.empty(scores.shape, jax.dtypes.canonicalize_dtype(np.float64))
+  ranked = _aligned(scores.shape, jax.dtypes.canonicalize_dtype(np.float64))
   for block in blocks(scores.shape, BLOCK):
     keys, undefined = sorted_keys(*(None if x is None else x[block] for x in arrays))
     ranked[block] = _share_ties_on_host(keys)
     ranked[block][np.asarray(undefined)] = np.nan
   return ranked
+
+
+def _aligned(shape, dtype) -> np.ndarray:
+  """As `numpy.empty`, aligned to 64 bytes, so that JAX on a CPU reads it without a copy."""
+  size = math.prod(shape) * np.dtype(dtype).itemsize
+  buffer = np.empty(size + 64, np.uint8)
+  start = -buffer.ctypes.data % 64
+  return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def blocks(shape: tuple[int, int], most: int) -> Iterator[slice]:
