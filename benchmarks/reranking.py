@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 
+import msgspec
 import numpy as np
-import orjson
 
 from benchmarks import runner
 
@@ -24,7 +24,7 @@ DISTINCT = 4096  # step texts, and step probabilities, that samples draw from
 MEAN_STEPS = 12
 RELOAD = """
 import sys, time
-from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax.evaluation.sample_files import read_scored_samples
 start = time.perf_counter()
 read_scored_samples(sys.argv[1:])
 print(time.perf_counter() - start)
@@ -119,4 +119,4 @@ def generate(path: pathlib.Path, problems: int, candidates: int, seed: int = 0) 
           "orm_score": orm[m],
           "prm_score": prm[m],
         }
-        file.write(orjson.dumps(problem | sample, option=orjson.OPT_APPEND_NEWLINE))
+        file.write(msgspec.json.encode(problem | sample) + b"\n")

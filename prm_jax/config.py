@@ -1,8 +1,8 @@
 """The configuration of one experiment.  Each file in configs/ returns an `Experiment`.
 
-Every default stands here and nowhere else.  `parse` reads a config file and applies dotted
-overrides from the command line (`--config.optim.learning_rate=1e-5`).  An unknown key is an error
-that names the nearest one; a value of the wrong type or out of range is an error that shows it.
+Every default stands here and nowhere else.  `parse` reads a config file and applies overrides from
+the command line (`--config.optim.learning_rate=1e-5`).  The error for an unknown key names the
+nearest one; the error for a value of the wrong type or out of range shows it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import pathlib
+import operator
 import re
 import runpy
 import sys
@@ -44,19 +44,21 @@ class Checked:
   """Base of the dataclasses below: ValueError for a value of a wrong type or out of range."""
 
   def __post_init__(self):
+    section = type(self).__name__.lower()
     for key, hint in get_type_hints(type(self), include_extras=True).items():
       value = getattr(self, key)
       try:
         object.__setattr__(self, key, msgspec.convert(value, hint))  # 1 is a float, too
       except msgspec.ValidationError as error:
-        choices = get_args(get_type_hints(type(self))[key])  # of a Literal
-        expected = f"expected one of {', '.join(choices)}" if "enum" in str(error) else error
-        raise ValueError(f"{type(self).__name__.lower()}.{key}={value!r}: {expected}") from None
-    for problem in self._problems():
-      raise ValueError(problem)
+        choices = f"; expected {hint}".replace("typing.", "") if "enum" in str(error) else ""
+        raise ValueError(f"{section}.{key}={value!r}: {error}{choices}") from None
+    for wrong, keys, expected in self._rules():
+      if wrong:
+        values = [f"{section}.{key}={operator.attrgetter(key)(self)!r}" for key in keys.split()]
+        raise ValueError(f"{', '.join(values)}: expected {expected}".replace("experiment.", ""))
 
-  def _problems(self) -> Iterator[str]:
-    """Messages about fields that do not fit together."""
+  def _rules(self) -> Iterator[tuple[bool, str, str]]:
+    """(is it broken, the fields that it is about, what is expected) of rules between fields."""
     return iter(())
 
 
@@ -79,7 +81,8 @@ class Data(Checked):
   text_eval: LocalPath = ""
 
 
-PROJECTIONS = ("query", "key", "value", "output", "gate", "up", "down")  # weights of a layer
+Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]  # weights of a layer
+PROJECTIONS = get_args(Projection)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Model(Checked):
   layers: Count = 8
   heads: Count = 8
   kv_heads: Count = 8  # divides heads
-  head_size: Count = 64  # even
+  head_size: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 64
   mlp_width: Count = 1408  # of the gated hidden layer
   activation: Literal["silu", "gelu_tanh"] = "silu"  # of the feed-forward gate
   norm_epsilon: Positive = 1e-6
@@ -99,7 +102,8 @@ class Model(Checked):
   attention_scalar: Whole = 0  # scores are divided by its square root; 0: head_size
   attention_softcap: NonNegative = 0.0  # scores to cap * tanh(scores / cap) (Gemma 2); 0: none
   window: Whole = 0  # tokens that a sliding layer attends to, itself included; 0: no sliding layer
-  window_pattern: str = "s"  # sliding (s) and full (f) layers, repeated over the layers
+  # Sliding (s) and full (f) layers, repeated over the layers.
+  window_pattern: Annotated[str, msgspec.Meta(pattern="^[sf]+$")] = "s"
   rope_theta: Positive = 10_000.0
   local_rope_theta: NonNegative = 0.0  # of sliding layers (Gemma 3); 0: rope_theta, scaled alike
   rope_scaling: Literal["none", "linear", "llama3"] = "none"  # uses the next four fields
@@ -119,7 +123,7 @@ class Model(Checked):
   # attention's included.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
   # With remat="full", outputs that are kept nevertheless: of PROJECTIONS and of "attention".
-  saved: Changeable[tuple[str, ...]] = ()
+  saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
   # The dtype in which gradients of the layers' matrices and of the embedding are reduced across
   # devices.  "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
   gradient_dtype: Literal["float32", "activations"] = "float32"
@@ -132,56 +136,35 @@ class Model(Checked):
   # whose product is scaled by lora_alpha / lora_rank.
   lora_rank: Whole = 0  # 0: no factors
   lora_alpha: Positive = 16.0
-  lora_targets: tuple[str, ...] = PROJECTIONS  # the weights that have factors
+  lora_targets: tuple[Projection, ...] = PROJECTIONS  # the weights that have factors
 
-  def _problems(self):
-    if self.heads % self.kv_heads:
-      yield f"model.heads={self.heads}: expected a multiple of model.kv_heads={self.kv_heads}"
-    if self.head_size % 2:
-      yield f"model.head_size={self.head_size}: rotary embeddings need an even number"
-    if not self.window_pattern or set(self.window_pattern) - set("sf"):
-      yield f"model.window_pattern={self.window_pattern!r}: expected letters s (sliding), f (full)"
-    if self.rope_scaling == "llama3" and self.rope_high_factor <= self.rope_low_factor:
-      yield (
-        f"model.rope_high_factor={self.rope_high_factor}: expected above model.rope_low_factor="
-        f"{self.rope_low_factor}"
-      )
-    if self.saved and self.remat != "full":
-      yield f'model.saved={self.saved!r}: only model.remat="full" uses it, not {self.remat!r}'
-    for key, known in (("lora_targets", PROJECTIONS), ("saved", (*PROJECTIONS, "attention"))):
-      names = getattr(self, key)
-      if set(names) - set(known) or len(set(names)) < len(names):
-        yield f"model.{key}={names!r}: expected distinct names among {', '.join(known)}"
-    if not self.lora_targets:
-      yield "model.lora_targets=(): expected some weights; without factors, leave it out"
+  def _rules(self):
+    yield self.heads % self.kv_heads, "heads kv_heads", "a multiple of kv_heads"
+    unscaled = self.rope_scaling == "llama3" and self.rope_high_factor <= self.rope_low_factor
+    yield unscaled, "rope_high_factor rope_low_factor", "high above low"
+    yield self.saved and self.remat != "full", "saved remat", 'remat="full", which alone uses it'
 
 
 @dataclasses.dataclass(frozen=True)
 class Init(Checked):
   """Parameters before the first update."""
 
-  # Directory of a public model (config.json and safetensors), or the work directory of another run,
-  # which may be in a bucket.  Its architecture replaces the section model, except for dtypes,
-  # rematerialisation and the like.  "": random parameters.
+  # Directory of a public model (config.json and safetensors), or another run's work directory.  Its
+  # architecture replaces the section model, but for dtypes, remat and the like.  "": random.
   checkpoint: str = ""
-  # Step head.  "zeros": uniform probabilities, unless the checkpoint has a head of the same classes
-  # (a run's own, or a public classifier's), which is then used.
-  # "tokens": columns of the language-model head for `head_tokens`, without bias, so that the first
-  # probabilities are those of the next token among `head_tokens` (without Gemma 2's soft cap).
-  # "random": normal with deviation `head_std`.  The trunk receives gradients from the first update;
-  # through zeros it receives none until the head has grown, which takes long at small rates.
+  # Step head.  "zeros": uniform probabilities, or the checkpoint's own head of the same classes.
+  # "tokens": columns of the language-model head for `head_tokens`, without bias: the first
+  # probabilities are those of the next token among them (without Gemma 2's soft cap).  "random":
+  # normal; through zeros the trunk gets no gradients until the head has grown, which takes long.
   head: Literal["zeros", "random", "tokens"] = "zeros"
   head_std: Positive = 0.02  # of a random head; transformers uses 0.02 for new classifiers
   head_tokens: tuple[str, ...] = ()  # in class order: negative, neutral, positive; wrong, right
 
-  def _problems(self):
-    if (self.head == "tokens") != bool(self.head_tokens):
-      yield (
-        f'init.head={self.head!r} with init.head_tokens={self.head_tokens!r}: head="tokens" needs '
-        "head_tokens, and nothing else uses them"
-      )
-    if self.head != "zeros" and not self.checkpoint:
-      yield f'init.head="{self.head}" needs init.checkpoint: a model from scratch begins with zeros'
+  def _rules(self):
+    other = (self.head == "tokens") != bool(self.head_tokens)
+    yield other, "head head_tokens", 'head_tokens with head="tokens", and only then'
+    alone = self.head != "zeros" and not self.checkpoint
+    yield alone, "head checkpoint", 'a checkpoint; a model from scratch begins with "zeros"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,12 +177,9 @@ class Loss(Checked):
   # trained from scratch.  0: vocabulary logits are never computed.
   language_model_weight: NonNegative = 0.0
 
-  def _problems(self):
-    if self.objective == "language_model" and self.language_model_weight:
-      yield (
-        f"loss.language_model_weight={self.language_model_weight} weighs a loss beside the "
-        'objective, but loss.objective="language_model" is that loss; leave the weight at 0'
-      )
+  def _rules(self):
+    twice = self.objective == "language_model" and self.language_model_weight
+    yield twice, "objective language_model_weight", "weight 0: the objective is that loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +191,9 @@ class Optim(Checked):
   b2: Decay = 0.98
   weight_decay: NonNegative = 0.05  # on matrices only
   clip_norm: Positive = 1.0  # global gradient norm
-  # Trained parameters; the others have neither gradients nor moments.  "all": every parameter.
-  # "head": the step head.  "lora": the step head and the factors of model.lora_rank.  An untied
-  # language-model head (model.tied_embeddings=False) is trained where the loss uses it, except
-  # with "lora".
+  # Trained parameters; the others have neither gradients nor moments.  "head": the step head.
+  # "lora": the step head and the factors of model.lora_rank.  An untied language-model head
+  # (model.tied_embeddings=False) is trained where the loss uses it, except with "lora".
   trained: Literal["all", "head", "lora"] = "all"
   embedding_scale: NonNegative = 1.0  # of the embedding's learning rate; 0: not trained
   head_scale: NonNegative = 1.0  # the same of the step head and an untied language-model head
@@ -260,20 +239,15 @@ class Experiment(Checked):
   mesh: Mesh = Mesh()
   train: Train = Train()
 
-  def _problems(self):
-    text, data = self.loss.objective == "language_model", self.data
-    if not text == bool(data.text_train) == bool(data.text_eval):
-      yield (
-        f"loss.objective={self.loss.objective!r} with data.text_train={data.text_train!r} and "
-        f"data.text_eval={data.text_eval!r}: language_model needs both, other objectives neither"
-      )
-    if text and self.train.best_metric != "nll":
-      yield f"train.best_metric={self.train.best_metric!r}: a language model has only nll"
-    if (self.optim.trained == "lora") != (self.model.lora_rank > 0):
-      yield (
-        f"optim.trained={self.optim.trained!r} with model.lora_rank={self.model.lora_rank}: "
-        'trained="lora" needs a rank above 0, and nothing else has one'
-      )
+  def _rules(self):
+    text = self.loss.objective == "language_model"
+    other = not text == bool(self.data.text_train) == bool(self.data.text_eval)
+    keys = "loss.objective data.text_train data.text_eval"
+    yield other, keys, "both texts with language_model, and only then"
+    other = text and self.train.best_metric != "nll"
+    yield other, "loss.objective train.best_metric", "nll, the only metric of a language model"
+    other = (self.optim.trained == "lora") != (self.model.lora_rank > 0)
+    yield other, "optim.trained model.lora_rank", 'a rank above 0 with "lora", and only then'
 
 
 def settings(c: Experiment, leave_out: str) -> dict[str, Any]:
@@ -294,42 +268,31 @@ class Hosts(Checked):
   num_processes: Count = 1
   process_id: Whole = 0  # of this process
 
-  def _problems(self):
-    if self.process_id >= self.num_processes:
-      yield f"hosts.process_id={self.process_id}: expected below num_processes={self.num_processes}"
-    if self.num_processes > 1 and not re.fullmatch(r".+:\d+", self.coordinator_address):
-      yield f"hosts.coordinator_address={self.coordinator_address!r}: expected HOST:PORT"
+  def _rules(self):
+    yield self.process_id >= self.num_processes, "process_id num_processes", "process_id below"
+    unknown = self.num_processes > 1 and not re.fullmatch(r".+:\d+", self.coordinator_address)
+    yield unknown, "coordinator_address", "HOST:PORT"
 
 
 def read(path: str) -> Experiment:
-  """The experiment that `config()` of a config file returns.  Config files are Python, and run.
+  """The experiment that `config()` of a config file, which is Python and runs, returns.
 
   Raises:
     SystemExit: there is no such file, or it makes no experiment; names file and line.
   """
-  if not pathlib.Path(path).is_file():
-    raise SystemExit(f"--config={path}: no such file; see configs/ for examples")
   try:
     experiment = runpy.run_path(path)["config"]()
+    if not isinstance(experiment, Experiment):
+      raise TypeError(f"config() returned {experiment!r}, not an Experiment")
+    return experiment
   except Exception as error:  # whatever somebody's code may raise
-    raise SystemExit(_mistake(path, error)) from error
-  if not isinstance(experiment, Experiment):
-    raise SystemExit(f"{path}: config() returned {type(experiment).__name__}, not Experiment")
-  return experiment
-
-
-def _mistake(path: str, error: Exception) -> str:
-  """What went wrong in a config file, and at which line of it."""
-  lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-  if isinstance(error, SyntaxError) and error.filename == path:
-    lines, error = [error.lineno], SyntaxError(error.msg)
-  text = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-  if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
-    names = {f.name for section in Checked.__subclasses__() for f in dataclasses.fields(section)}
-    text += f"; the nearest key is {difflib.get_close_matches(unknown[1], names, 1, 0)[0]}"
-  elif isinstance(error, KeyError) and not lines:
-    text = "there is no function config() in it; see configs/ for examples"
-  return f"{':'.join(map(str, [path, *lines[-1:]]))}: {text}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
+    if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
+      names = {f.name for section in Checked.__subclasses__() for f in dataclasses.fields(section)}
+      text += f"; the nearest key is {difflib.get_close_matches(unknown[1], names, 1, 0)[0]}"
+    raise SystemExit(f"{text}; see configs/ for examples of config()") from error
 
 
 def parse(args: type[Args], description: str | None = None) -> Args:
@@ -337,34 +300,20 @@ def parse(args: type[Args], description: str | None = None) -> Args:
 
   A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
   `--config.SECTION.KEY=VALUE` for overrides.  A field that is False by default takes `--NAME`.
-
-  Raises:
-    SystemExit: a flag or the config file is wrong; the message is in it or on standard error.
+  A wrong flag or config file raises SystemExit, with the message in it or on standard error.
   """
-  argv, fields = sys.argv[1:], {f.name: f for f in dataclasses.fields(args)}
-  switches = {f"--{name}" for name, field in fields.items() if field.default is False}
+  argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
+  switches = {f"--{field.name}" for field in fields if field.default is False}
   argv = [
     f"{each}=True" if each in switches and after not in ("True", "False") else each
     for each, after in zip(argv, [*argv[1:], ""])
   ]
-  default = None
-  if "config" in fields:
+  if any(field.name == "config" for field in fields):
     file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    file.add_argument("--config", metavar="FILE")
+    file.add_argument("--config", metavar="FILE", required=not {"-h", "--help"} & set(argv))
     known, argv = file.parse_known_args(argv)
-    if known.config is None and not {"-h", "--help"} & set(argv):
-      raise SystemExit("--config=FILE is required; see configs/ for examples")
-    values = {
-      name: tyro.MISSING_NONPROP if field.default is dataclasses.MISSING else field.default
-      for name, field in fields.items()
-    }
-    experiment = Experiment() if known.config is None else read(known.config)
-    default = args(**(values | {"config": experiment}))
-  return tyro.cli(
-    args,
-    default=default,
-    args=argv,
-    description=description,
-    use_underscores=True,
-    config=(tyro.conf.FlagConversionOff,),
-  )
+    required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    experiment = read(known.config) if known.config else Experiment()
+    default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
+  options = {"use_underscores": True, "config": (tyro.conf.FlagConversionOff,)}
+  return tyro.cli(args, args=argv, default=default, description=description, **options)

@@ -4,7 +4,6 @@ Eight CPU devices are asked for before any JAX backend starts, so that sharded c
 any machine.  Tests marked `shared_data` read the folder beside the checkout that holds real rows.
 """
 
-import functools
 import importlib.util
 import os
 import pathlib
@@ -26,9 +25,14 @@ jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+ENVIRONMENT = {  # of the processes that tests start
+  "PATH": "/usr/bin:/bin",
+  "PYTHONPATH": str(ROOT),
+  "JAX_PLATFORMS": "cpu",
+  "JAX_COMPILATION_CACHE_DIR": CACHE,
+}
 sys.path.insert(0, str(ROOT))  # for benchmarks/, which is not installed
 SHARED = ROOT.parent / "shared"
-MISSING = f"{SHARED} is missing: it holds real data that is not part of the project"
 # What tests with these marks need besides; `scripts/test.sh --reference` installs it.
 NEEDED = {"reference": ("torch", "transformers"), "beam": ("apache_beam",)}
 
@@ -38,16 +42,10 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
-  absent = {
-    mark: [name for name in names if importlib.util.find_spec(name) is None]
-    for mark, names in NEEDED.items()
-  }
   for item in items:
-    if "shared_data" in item.keywords and not SHARED.is_dir():
-      item.add_marker(pytest.mark.skip(reason=MISSING))
-    for mark, names in absent.items():
-      if names and mark in item.keywords:
-        reason = f"{', '.join(names)} not installed: bash scripts/test.sh --reference"
+    for mark in NEEDED.keys() & item.keywords.keys():
+      if absent := [name for name in NEEDED[mark] if importlib.util.find_spec(name) is None]:
+        reason = f"{', '.join(absent)} not installed: bash scripts/test.sh --reference"
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -61,18 +59,13 @@ def pytest_unconfigure():
   shutil.rmtree(CACHE, ignore_errors=True)
 
 
-def pytest_terminal_summary(terminalreporter):
-  if any(MISSING in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())):
-    terminalreporter.write_line(f"skipped tests marked shared_data: {MISSING}")
-
-
 @pytest.fixture
-def one_device(monkeypatch):
+def one_device():
   """Runs take one of the eight devices: that compiles faster."""
-  from prm_jax.model import sharding as sharding_lib
+  import tiny
 
-  alone = functools.partial(sharding_lib.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(sharding_lib, "make_mesh", alone)
+  with tiny.first_device():
+    yield
 
 
 def run_script(name, *arguments):
@@ -82,12 +75,7 @@ def run_script(name, *arguments):
     capture_output=True,
     text=True,
     cwd=ROOT,
-    env={
-      "PATH": "/usr/bin:/bin",
-      "PYTHONPATH": str(ROOT),
-      "JAX_PLATFORMS": "cpu",
-      "JAX_COMPILATION_CACHE_DIR": CACHE,
-    },
+    env=ENVIRONMENT,
   )
 
 
@@ -95,7 +83,7 @@ def run_script(name, *arguments):
 def shared():
   """The folder of real data; tests that use it are marked shared_data."""
   if not SHARED.is_dir():
-    pytest.skip(MISSING)
+    pytest.skip(f"{SHARED} is missing: it holds real data that is not part of the project")
   return SHARED
 
 
@@ -121,16 +109,11 @@ def completion(text, rating=1, flagged=False):
 def step(*completions, chosen=0, human=None):
   if human is not None:
     human = {"text": human, "rating": None, "source": "human", "flagged": False}
-  return {
-    "completions": list(completions) or None,
-    "human_completion": human,
-    "chosen_completion": chosen,
-  }
+  keys = ("completions", "human_completion", "chosen_completion")
+  return dict(zip(keys, (list(completions) or None, human, chosen)))
 
 
-def make_row(
-  steps, finish_reason="solution", generation=None, problem="What is 2 + 3?", **question
-):
+def make_row(steps, reason="solution", generation=None, problem="What is 2 + 3?", **question):
   return {
     "labeler": "0b9e7a2c",
     "timestamp": "2022-08-01T10:00:00.123456",
@@ -138,8 +121,14 @@ def make_row(
     "is_quality_control_question": False,
     "is_initial_screening_question": False,
     "question": {"problem": problem, "ground_truth_answer": "5", **question},
-    "label": {"steps": steps, "total_time": 12345, "finish_reason": finish_reason},
+    "label": {"steps": steps, "total_time": 12345, "finish_reason": reason},
   }
+
+
+def pre_generated(steps, answer, score, solution=None):
+  """What a question of phase 2 holds besides."""
+  found = {"steps": steps, "answer": answer, "verifier_score": score}
+  return {"ground_truth_solution": solution} | {f"pre_generated_{k}": v for k, v in found.items()}
 
 
 def phase1_row():
@@ -155,57 +144,31 @@ def phase1_row():
 
 def gave_up_row():
   """The labeler left: the last step is empty, and one before it is not rated."""
-  return make_row(
-    [step(completion("Hm.", 0)), step(completion("A?", None), chosen=None), step(chosen=None)],
-    finish_reason="give_up",
-  )
+  unrated = step(completion("A?", None), chosen=None)
+  return make_row([step(completion("Hm.", 0)), unrated, step(chosen=None)], "give_up")
 
 
 def phase2_row():
   """Pre-generated; labelled up to the first error, where alternatives were added."""
-  steps = ["I add \u00e9 and \u4e8c.", "2+3=6", "# Answer\n\n6"]
-  return make_row(
-    [
-      step(completion(steps[0], 1, None)),
-      step(
-        completion(steps[1], -1, None), completion("2+3=5", 1), completion("So?", 0), chosen=None
-      ),
-    ],
-    finish_reason="found_error",
-    generation=7,
-    ground_truth_solution=None,
-    pre_generated_steps=steps,
-    pre_generated_answer="6",
-    pre_generated_verifier_score=0.10225247968817909,
-  )
+  texts = ["I add \u00e9 and \u4e8c.", "2+3=6", "# Answer\n\n6"]
+  first, wrong = completion(texts[0], 1, None), completion(texts[1], -1, None)
+  last = step(wrong, completion("2+3=5", 1), completion("So?", 0), chosen=None)
+  question = pre_generated(texts, "6", 0.10225247968817909)
+  return make_row([step(first), last], "found_error", 7, **question)
 
 
 def unrated_row():
   """Unrated steps on the path: one before a rated step, one at the end."""
-  return make_row(
-    [
-      step(completion("First.", None, None)),
-      step(completion("2+3=5", 1, None)),
-      step(completion("So it is 5.", None, None)),
-    ],
-    finish_reason="found_error",
-    generation=3,
-    problem="What is  3 + 2?",
-  )
+  ratings = {"First.": None, "2+3=5": 1, "So it is 5.": None}
+  steps = [step(completion(text, rating, None)) for text, rating in ratings.items()]
+  return make_row(steps, "found_error", 3, "What is  3 + 2?")
 
 
 def outcome_row():
   """A solution labelled right to its end."""
-  steps = ["2+3=5", "# Answer\n\n5"]
-  return make_row(
-    [step(completion(text, 1, None)) for text in steps],
-    generation=1,
-    problem="Add 2 to 3.",
-    ground_truth_solution="$5$",
-    pre_generated_steps=steps,
-    pre_generated_answer="5",
-    pre_generated_verifier_score=1,
-  )
+  texts = ["2+3=5", "# Answer\n\n5"]
+  steps = [step(completion(text, 1, None)) for text in texts]
+  return make_row(steps, "solution", 1, "Add 2 to 3.", **pre_generated(texts, "5", 1, "$5$"))
 
 
 @pytest.fixture(scope="session")

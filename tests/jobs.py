@@ -1,14 +1,33 @@
 """Scripts of the project as jobs of one or several hosts, which are processes on the CPU."""
 
+import pathlib
 import signal
 import socket
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable
 
-from conftest import CACHE, ROOT
+from conftest import ENVIRONMENT, ROOT
+
+CONFIG = """
+import pathlib, sys
+sys.path.insert(0, {tests!r})
+import tiny
+from prm_jax import config as config_lib
+
+def config():
+  c = tiny.experiment(pathlib.Path({data!r}), config_lib.Loss(language_model_weight=1.0))
+  return tiny.change(c, "train", log_every=1, **{train})
+"""
+
+
+def config_file(folder: pathlib.Path, data: pathlib.Path, **train) -> pathlib.Path:
+  """A config file of the tiny run with these settings of the section train."""
+  path = folder / "config.py"
+  path.write_text(CONFIG.format(tests=str(ROOT / "tests"), data=str(data), train=train))
+  return path
 
 
 def free_address() -> str:
@@ -25,63 +44,43 @@ def start(script: str, *arguments, hosts: int = 1, devices: int = 1, each=None, 
     each: further arguments of single hosts, by number.
     environment: further environment variables.
   """
-  variables = {
-    "PATH": "/usr/bin:/bin",
-    "PYTHONPATH": str(ROOT),
-    "JAX_PLATFORMS": "cpu",
-    "JAX_NUM_CPU_DEVICES": str(devices // hosts),
-    "JAX_COMPILATION_CACHE_DIR": CACHE,
-  }
+  env = ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices // hosts)} | (environment or {})
   address, processes = free_address(), []
   for i in range(hosts):
     command = [sys.executable, str(ROOT / "scripts" / script), *map(str, arguments)]
     if hosts > 1:
       command += [f"--hosts.coordinator_address={address}", f"--hosts.num_processes={hosts}"]
       command += [f"--hosts.process_id={i}"]
+    log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as the process
     command += (each or {}).get(i, [])
-    processes.append(
-      subprocess.Popen(
-        command, env=variables | (environment or {}), stderr=subprocess.PIPE, text=True, cwd=ROOT
-      )
-    )
+    processes.append(subprocess.Popen(command, env=env, stderr=log, cwd=ROOT))
+    processes[-1].log = log
   return processes
+
+
+def said(process) -> str:
+  """Its standard error so far."""
+  return pathlib.Path(process.log.name).read_text()
 
 
 def finish(processes, code: int = 0, timeout: float = 300.0) -> list[str]:
   """Standard error of each process; asserts that all end with this exit code."""
-  said = [process.communicate(timeout=timeout)[1] for process in processes]
-  for process, text in zip(processes, said):
-    assert process.returncode == code, text
-  return said
+  for process in processes:
+    assert process.wait(timeout) == code, said(process)
+  return [*map(said, processes)]
 
 
 def wait_for(there: Callable[[], bool], processes, seconds: float = 240.0) -> None:
   """Waits until `there()` is true, while the processes run."""
   end = time.monotonic() + seconds
   while not there():
-    for process in processes:
-      if process.poll() is not None or time.monotonic() > end:
-        kill(processes)
-        raise AssertionError(process.communicate()[1])
+    if time.monotonic() > end or any(process.poll() is not None for process in processes):
+      kill(processes)
+      raise AssertionError("\n".join(map(said, processes)))
     time.sleep(0.1)
-
-
-def wait_for_line(text: str, processes, seconds: float = 240.0) -> None:
-  """Waits until the first process has printed a line with this text, while all of them run."""
-  timer = threading.Timer(seconds, kill, [processes])
-  timer.start()
-  try:
-    said = []
-    for line in processes[0].stderr:  # ends with the process
-      said.append(line)
-      if text in line:
-        return
-  finally:
-    timer.cancel()
-  kill(processes)
-  raise AssertionError("".join(said))
 
 
 def kill(processes) -> None:
   for process in processes:
     process.send_signal(signal.SIGKILL)
+    process.wait()

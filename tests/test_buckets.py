@@ -1,10 +1,10 @@
 """Work directories in a bucket of Cloud Storage, which a local server imitates."""
 
-import dataclasses
 import functools
 import importlib.util
 import os
 import signal
+import threading
 import time
 
 import fake_bucket
@@ -13,7 +13,6 @@ import jobs
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT
 from etils import epath
 
 from prm_jax import config as config_lib
@@ -31,10 +30,12 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def bucket():
   """An empty bucket, `gs://bucket`, for this process."""
-  with fake_bucket.serving() as server, pytest.MonkeyPatch.context() as patch:
-    for name, value in server.environment().items():
+  with fake_bucket.Server() as server, pytest.MonkeyPatch.context() as patch:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in server.environment.items():
       patch.setenv(name, value)
     yield server
+    server.shutdown()
 
 
 @pytest.fixture
@@ -52,6 +53,7 @@ def test_a_run_in_a_bucket_is_one_on_a_disk(bucket, experiment, tmp_path, monkey
   """Stopped and resumed in a bucket, a run has the parameters (bit for bit), records and files of
   a run on a disk.  It can be scored with, and another run can start from it.
   """
+  workdir, there = "gs://bucket/runs/prm", storage.path("gs://bucket/runs/prm")
   loop.run(experiment, tmp_path / "run")
 
   def told(self, step, split, values, write=loop.Log.write):
@@ -61,55 +63,37 @@ def test_a_run_in_a_bucket_is_one_on_a_disk(bucket, experiment, tmp_path, monkey
 
   with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="is saved"):
     patch.setattr(loop.Log, "write", told)
-    loop.run(experiment, "gs://bucket/runs/prm")
-  stopped = checkpoint.latest("gs://bucket/runs/prm")[0]
+    loop.run(experiment, workdir)
+  stopped = checkpoint.latest(workdir)[0]
   assert 4 <= stopped < experiment.train.steps
-  assert tiny.records(storage.path("gs://bucket/runs/prm"))[-1]["step"] == stopped
-  capfd.readouterr()
-  loop.run(experiment, "gs://bucket/runs/prm")
+  assert tiny.records(there)[-1]["step"] == stopped
+  loop.run(experiment, workdir)
   assert f"resuming at step {stopped}" in capfd.readouterr().err
 
-  assert_identical(tiny.final_state("gs://bucket/runs/prm"), tiny.final_state(tmp_path / "run"))
-  there = storage.path("gs://bucket/runs/prm")
+  assert_identical(tiny.final_state(workdir), tiny.final_state(tmp_path / "run"))
   assert tiny.records(there) == tiny.records(tmp_path / "run")
   for name in ("manifest.json", "tokenizer.model"):
     assert (there / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
   names = [name.removeprefix("runs/prm/") for name in bucket.objects]
   assert {name.split("/")[0] for name in names} == {p.name for p in (tmp_path / "run").iterdir()}
   assert any(name.startswith("profile/") and name.endswith(".pb") for name in names)
-  kept = lambda path: sorted(p.name for p in (path / "checkpoints").iterdir())
-  assert kept(there) == kept(tmp_path / "run")
+  kept = [sorted(p.name for p in (w / "checkpoints").iterdir()) for w in (there, tmp_path / "run")]
+  assert kept[0] == kept[1]
 
-  scorers = [scorer.Scorer.load(where) for where in ("gs://bucket/runs/prm", tmp_path / "run")]
-  solutions = [("1 + 2", ["3", "so 3"])]
-  assert_identical(*(scorer.probabilities(solutions) for scorer in scorers))
+  scorers = [scorer.Scorer.load(where) for where in (workdir, tmp_path / "run")]
+  assert_identical(*(each.probabilities([("1 + 2", ["3", "so 3"])]) for each in scorers))
   assert scorers[0].contract == scorers[1].contract
 
-  start = config_lib.Init(checkpoint="gs://bucket/runs/prm", head="zeros")
   again = tiny.change(experiment, "train", steps=1, profile_at=0)
-  again = dataclasses.replace(again, init=start)
-  loop.run(again, "gs://bucket/runs/second")
+  loop.run(tiny.change(again, "init", checkpoint=workdir), "gs://bucket/runs/second")
   assert checkpoint.latest("gs://bucket/runs/second")[0] == 1
-
-
-CONFIG = """
-import dataclasses, pathlib, sys
-sys.path.insert(0, {tests!r})
-import tiny
-from prm_jax import config as config_lib
-
-def config():
-  c = tiny.experiment(pathlib.Path({data!r}), config_lib.Loss())
-  return tiny.change(c, "train", steps=60, log_every=1, eval_every=20, save_every=2)
-"""
 
 
 @pytest.fixture(scope="module")
 def config(arithmetic_data, tmp_path_factory):
   """A config file of sixty steps."""
-  path = tmp_path_factory.mktemp("config") / "config.py"
-  path.write_text(CONFIG.format(tests=str(ROOT / "tests"), data=str(arithmetic_data)))
-  return path
+  folder = tmp_path_factory.mktemp("config")
+  return jobs.config_file(folder, arithmetic_data, steps=60, eval_every=20, save_every=2)
 
 
 def saved(bucket, workdir, step):
@@ -118,39 +102,23 @@ def saved(bucket, workdir, step):
 
 
 @pytest.mark.slow
-def test_a_killed_run_in_a_bucket_goes_on(bucket, config):
-  """After SIGKILL the same command resumes, and records each step once."""
-  arguments = ("train.py", f"--config={config}", "--workdir=gs://bucket/killed")
-  processes = jobs.start(*arguments, environment=bucket.environment())
-  jobs.wait_for(saved(bucket, "killed", 6), processes)
-  jobs.kill(processes)
-  processes[0].communicate()
-  said = jobs.finish(jobs.start(*arguments, environment=bucket.environment()))[0]
-  assert "resuming at step" in said
-  steps = [r["step"] for r in tiny.records(storage.path("gs://bucket/killed"))]
-  assert [step for step in steps if step % 20] == [step for step in range(1, 60) if step % 20]
-  assert checkpoint.latest("gs://bucket/killed")[0] == 60
-
-
-@pytest.mark.slow
-def test_two_hosts_in_a_bucket(bucket, config, tmp_path):
-  """Two hosts, stopped and resumed, have the records and parameters of one host on a disk."""
-  flags = ("train.py", f"--config={config}")
+@pytest.mark.parametrize(("hosts", "stop"), [(1, signal.SIGKILL), (2, signal.SIGTERM)])
+def test_runs_in_a_bucket_go_on(bucket, config, tmp_path, hosts, stop):
+  """Killed, or stopped and resumed, a run has the records and parameters of one on a disk."""
+  flags, name = ("train.py", f"--config={config}"), f"run_of_{hosts}"
   jobs.finish(jobs.start(*flags, f"--workdir={tmp_path / 'run'}", devices=2))
-  flags += ("--workdir=gs://bucket/two",)
-  start = functools.partial(jobs.start, hosts=2, devices=2, environment=bucket.environment())
+  flags += (f"--workdir=gs://bucket/{name}",)
+  start = functools.partial(jobs.start, hosts=hosts, devices=2, environment=bucket.environment)
   processes = start(*flags)
-  jobs.wait_for(saved(bucket, "two", 6), processes)
-  processes[1].send_signal(signal.SIGTERM)
-  jobs.finish(processes, code=75)
+  jobs.wait_for(saved(bucket, name, 6), processes)
+  processes[-1].send_signal(stop)
+  jobs.finish(processes, code=75 if stop == signal.SIGTERM else -stop)
   said = jobs.finish(start(*flags))
   assert "resuming at step" in said[0] and "rror" not in "".join(said)
-  steps = [
-    [(r["step"], r["split"]) for r in tiny.records(where)]
-    for where in (storage.path("gs://bucket/two"), tmp_path / "run")
-  ]
+  runs = (storage.path(f"gs://bucket/{name}"), tmp_path / "run")
+  steps = [[(r["step"], r["split"]) for r in tiny.records(where)] for where in runs]
   assert steps[0] == steps[1]
-  final = [tiny.final_state(where).params for where in ("gs://bucket/two", tmp_path / "run")]
+  final = [tiny.final_state(where).params for where in runs]
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *final)
 
 
@@ -186,10 +154,10 @@ def test_a_second_run_takes_over(bucket, experiment, tmp_path, monkeypatch):
 def test_all_hosts_end_when_another_run_takes_over(bucket, config):
   """Exit code 1 asks for no restart, which would take over in its turn."""
   flags = (f"--config={config}", "--workdir=gs://bucket/taken", "--config.train.steps=100000")
-  processes = jobs.start("train.py", *flags, hosts=2, devices=2, environment=bucket.environment())
+  processes = jobs.start("train.py", *flags, hosts=2, devices=2, environment=bucket.environment)
   jobs.wait_for(saved(bucket, "taken", 2), processes)
   with bucket.lock:
-    bucket.objects["taken/train.lock"] = b"process 1 elsewhere", bucket.generation + 1
+    bucket.objects["taken/train.lock"] = b"process 1 elsewhere"
   said = jobs.finish(processes, code=1)
   assert "has taken over this work directory (process 1 elsewhere)" in said[0]
   assert "has taken over this work directory" in said[1]
@@ -206,11 +174,10 @@ def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
     del bucket.objects[f"{folder}/commit_success.txt"]
   else:
     arrays = [name for name in bucket.objects if name.startswith(f"{folder}/params/d/")]
-    largest = max(arrays, key=lambda name: len(bucket.objects[name][0]))
-    data, generation = bucket.objects[largest]
-    middle = len(data) // 2
-    data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-    bucket.objects[largest] = data, generation
+    largest = max(arrays, key=lambda name: len(bucket.objects[name]))
+    data = bytearray(bucket.objects[largest])
+    data[len(data) // 2] ^= 1
+    bucket.objects[largest] = bytes(data)
   # gcsfs remembers what it has listed; another process would look
   epath.backend.fsspec_backend.fs(workdir).invalidate_cache()
   before = dict(bucket.objects)
@@ -227,20 +194,19 @@ def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
   assert ("checkpoints/8 does not read back: " in said) == (damage != "unfinished")
 
 
-def test_a_bucket_that_cannot_be_written(bucket, experiment):
-  """It is an error before anything is read or trained."""
-  with pytest.raises(OSError, match=r"gs://missing/run/train\.lock: cannot be written: "):
-    loop.run(experiment, "gs://missing/run")
-
-
-def test_other_urls_are_refused(experiment, monkeypatch):
-  """Other URLs are not taken for local folders, and a missing package is named."""
-  for url in ("s3://bucket/run", "gs:///run"):
-    with pytest.raises(ValueError, match=f"{url}: expected a path of a file system, or gs://BUCK"):
-      loop.run(experiment, url)
-  monkeypatch.setattr(storage.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(ValueError, match=r"gs://bucket/run: buckets need .* pip install gcsfs"):
-    loop.run(experiment, "gs://bucket/run")
+@pytest.mark.parametrize(
+  ("workdir", "checkpoint", "error", "message"),
+  [
+    ("s3://bucket/run", "", ValueError, "s3://bucket/run: expected a folder, or gs://BUCKET"),
+    ("gs:///run", "", ValueError, "gs:///run: expected a folder, or gs://BUCKET"),
+    ("gs://missing/run", "", OSError, r"gs://missing/run/train\.lock: cannot be written: "),
+    ("gs://bucket/a", "gs://bucket/b", FileNotFoundError, "gs://bucket/b: no run .* copy it first"),
+  ],
+)
+def test_mistakes(bucket, experiment, workdir, checkpoint, error, message):
+  """No bucket's URL, no such bucket, and a public model in one: errors before any training."""
+  with pytest.raises(error, match=message):
+    loop.run(tiny.change(experiment, "init", checkpoint=checkpoint), workdir)
 
 
 def test_half_an_object_is_never_there(bucket):
@@ -252,11 +218,4 @@ def test_half_an_object_is_never_there(bucket):
   assert "lines.jsonl" not in bucket.objects
   with json_lines.written(path) as file:
     file.write("whole")
-  assert bucket.objects["lines.jsonl"][0] == b"whole"
-
-
-def test_a_public_model_is_not_read_from_a_bucket(bucket, experiment):
-  """The error says to copy public models to a disk first."""
-  c = dataclasses.replace(experiment, init=config_lib.Init(checkpoint="gs://bucket/llama"))
-  with pytest.raises(FileNotFoundError, match=r"gs://bucket/llama: no run .* copy it first"):
-    loop.run(c, "gs://bucket/from_public")
+  assert bucket.objects["lines.jsonl"] == b"whole"

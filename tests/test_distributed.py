@@ -1,10 +1,9 @@
 """Several hosts, as processes on the CPU: the same numbers as one, and no host is left waiting."""
 
-import dataclasses
 import json
 import math
-import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -14,31 +13,17 @@ import jobs
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT
+from conftest import ENVIRONMENT, ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import distributed
-from prm_jax.training import loop
-
-CONFIG = """
-import dataclasses, pathlib, sys
-sys.path.insert(0, {tests!r})
-import tiny
-from prm_jax import config as config_lib
-
-def config():
-  c = tiny.experiment(pathlib.Path({data!r}), config_lib.Loss(language_model_weight=1.0))
-  train = dataclasses.replace(c.train, steps=20, log_every=1, eval_every=10, save_every=10)
-  return dataclasses.replace(c, train=train)
-"""
 
 
 @pytest.fixture(scope="module")
 def config(arithmetic_data, tmp_path_factory):
   """A config file of twenty steps."""
-  path = tmp_path_factory.mktemp("config") / "config.py"
-  path.write_text(CONFIG.format(tests=str(ROOT / "tests"), data=str(arithmetic_data)))
-  return path
+  folder = tmp_path_factory.mktemp("config")
+  return jobs.config_file(folder, arithmetic_data, steps=20, eval_every=10, save_every=10)
 
 
 def train(config, workdir, *arguments, hosts: int = 1, devices: int = 8) -> pathlib.Path:
@@ -98,8 +83,6 @@ def test_another_number_of_hosts_goes_on(config, whole, tmp_path):
   pair = jobs.start("train.py", *flags, hosts=2, devices=8)
   jobs.wait_for((tmp_path / "checkpoints" / "10").exists, pair)
   jobs.kill(pair)
-  for process in pair:
-    process.communicate()
   train(config, tmp_path, devices=2)
   assert_same_run(whole, tmp_path)
 
@@ -108,19 +91,9 @@ def test_hosts_with_other_settings_are_told(config, tmp_path):
   """Every host ends with an error that names the setting, both values and the hosts."""
   other = {1: ["--config.optim.learning_rate=0.5"]}
   flags = (f"--config={config}", f"--workdir={tmp_path}")
-  for process in jobs.start("train.py", *flags, hosts=2, devices=8, each=other):
-    said = process.communicate(timeout=240)[1]
-    assert process.returncode == 1
+  for said in jobs.finish(jobs.start("train.py", *flags, hosts=2, devices=8, each=other), code=1):
     assert "optim.learning_rate: 0.003 on host 0, 0.5 on host 1" in said
   assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_evaluation_rows_are_compared(arithmetic_data, tmp_path):
-  """Hosts with different evaluation rows would wait for each other: they differ in one fact."""
-  rows = loop.read_rows(tiny.experiment(arithmetic_data, config_lib.Loss()))
-  other = dataclasses.replace(rows, evaluation=rows.train)
-  facts, others = rows.facts(tmp_path), other.facts(tmp_path)
-  assert {name for name in facts if facts[name] != others[name]} == {"hash of the evaluation rows"}
 
 
 def test_scoring_hosts_with_other_input_or_flags_are_told(whole, arithmetic_data, tmp_path):
@@ -147,20 +120,20 @@ def test_a_dead_host_ends_the_job(config, tmp_path, victim):
   jobs.wait_for((tmp_path / "checkpoints" / "10").exists, processes)
   processes[victim].send_signal(signal.SIGKILL)
   survivor = processes[1 - victim]
-  said = survivor.communicate(timeout=90)[1]
   # by its own exit code, or by JAX, which aborts
-  assert survivor.returncode in (distributed.LOST, -signal.SIGABRT), said
+  assert survivor.wait(timeout=90) in (distributed.LOST, -signal.SIGABRT), jobs.said(survivor)
+  said = jobs.said(survivor)
   assert "one of them ended before" in said or "another task died" in said
   again = jobs.start(*command, hosts=2, devices=2)
-  jobs.wait_for_line("resuming at step", again)
+  jobs.wait_for(lambda: "resuming at step" in jobs.said(again[0]), again)
   jobs.kill(again)
 
 
-OWN_ERROR = """
+HOST = """
 import sys, time
 from prm_jax import config
 from prm_jax.runtime import distributed
-distributed.SILENCE = 8
+distributed.PATIENCE, distributed.CONNECT, distributed.SILENCE = 1, {connect}, 8
 with distributed.job(config.Hosts({address!r}, 2, {index})):
   if {index} == 1:
     raise OSError("No space left on device")
@@ -168,72 +141,57 @@ with distributed.job(config.Hosts({address!r}, 2, {index})):
 """
 
 
+def host(index: int, address: str, connect: int = 60):
+  """One of two hosts, of which the second fails."""
+  code = HOST.format(index=index, address=address, connect=connect)
+  command = [sys.executable, "-c", code]
+  return subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+
+
 def test_a_hosts_own_error_asks_for_no_restart():
   """A host that fails while the others are alive ends with exit code 1, after waiting for them."""
-  address, processes = jobs.free_address(), []
-  for index in range(2):
-    code = OWN_ERROR.format(address=address, index=index)
-    processes.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT))
+  address = jobs.free_address()
+  processes = [host(index, address) for index in range(2)]
   try:
     assert processes[1].wait(timeout=60) == 1
   finally:
     jobs.kill(processes)
 
 
-def test_a_missing_host_is_named(tmp_path):
+def test_a_missing_host_is_named():
   """A host that waits for others says what to check, and gives up in the end."""
-  code = """
-from prm_jax import config
-from prm_jax.runtime import distributed
-distributed.PATIENCE, distributed.CONNECT = 1, 4
-with distributed.job(config.Hosts("{address}", 2, 0)):
-  pass
-"""
-  address = jobs.free_address()
-  done = subprocess.run(
-    [sys.executable, "-c", code.format(address=address)],
-    env=os.environ | {"PYTHONPATH": str(ROOT)},
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert done.returncode != 0
-  assert "--worker=all" in done.stderr
+  alone = host(0, jobs.free_address(), connect=4)
+  said = alone.communicate(timeout=120)[1]
+  assert alone.returncode != 0 and "--worker=all" in said
 
 
 def test_a_host_alone_joins_nobody():
   """A single host compares nothing; incomplete settings of several hosts are errors."""
   distributed.check_same({"a": 1})
   assert distributed.is_first()
-  with pytest.raises(ValueError, match=r"hosts\.process_id=2: expected below"):
+  with pytest.raises(ValueError, match=r"hosts\.process_id=2, hosts\.num_processes=2: expected"):
     config_lib.Hosts("h:1", 2, 2)
   with pytest.raises(ValueError, match="expected HOST:PORT"):
-    dataclasses.replace(config_lib.Hosts(), num_processes=2)
+    config_lib.Hosts(num_processes=2)
 
 
-def test_scores_of_two_hosts_are_those_of_one(whole, arithmetic_data, tmp_path):
-  """Each host scores a part of the rows; the first writes all scores to one file."""
-  source = arithmetic_data / "candidates.jsonl"
-  found = []
-  for count in (1, 2):
-    out = tmp_path / f"{count}.jsonl"
-    flags = (f"--checkpoint={whole}", f"--input={source}", f"--output={out}")
-    jobs.finish(jobs.start("score.py", *flags, hosts=count, devices=4))
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
-    found.append([line["prm_score"] for line in lines])
-  np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
-  assert sorted(p.name for p in tmp_path.iterdir()) == ["1.jsonl", "2.jsonl"]
-
-
-@pytest.mark.slow
-def test_the_evaluation_of_two_hosts_is_that_of_one(whole, arithmetic_data, tmp_path):
-  """Evaluation on two hosts gives the metrics of one host."""
+@pytest.mark.parametrize(
+  ("script", "given"),
+  [
+    ("score.py", "--input={}/candidates.jsonl"),
+    pytest.param("evaluate.py", "--data_dir={}", marks=pytest.mark.slow),
+  ],
+)
+def test_numbers_of_two_hosts_are_those_of_one(whole, arithmetic_data, tmp_path, script, given):
+  """Each host scores a part of the rows; the first writes all scores, or metrics, to one file."""
   found = []
   for count in (1, 2):
     out = tmp_path / f"{count}.json"
-    flags = (f"--checkpoint={whole}", f"--data_dir={arithmetic_data}", f"--output={out}")
-    jobs.finish(jobs.start("evaluate.py", *flags, hosts=count, devices=4))
-    found.append(json.loads(out.read_text()))
-  assert found[0].keys() == found[1].keys()
-  for name in ("nll", "accuracy", "auroc", "ece", "count"):
-    assert found[0][name] == pytest.approx(found[1][name], rel=1e-6)
+    flags = (f"--checkpoint={whole}", given.format(arithmetic_data), f"--output={out}")
+    jobs.finish(jobs.start(script, *flags, hosts=count, devices=4))
+    metrics = r'"(prm_score|nll|accuracy|auroc|ece|count)": ([-+.e0-9]+)'
+    names, values = zip(*re.findall(metrics, out.read_text()))
+    found.append((names, [*map(float, values)]))
+  assert found[0][0] == found[1][0]
+  np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["1.json", "2.json"]

@@ -241,7 +241,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
     (LLAMA | {"hidden_size": True}, "found hidden_size=True"),
     (GEMMA2 | {"num_hidden_layers": 2 * 10**9}, "<= 1000"),
     (LLAMA | {"num_attention_heads": 5}, "no multiple of num_attention_heads=5"),
-    (LLAMA | {"num_key_value_heads": 3}, "model.heads=4: expected a multiple"),
+    (LLAMA | {"num_key_value_heads": 3}, "model.heads=4, model.kv_heads=3: expected a multiple"),
     ([1], "expected an object, found [1]"),
     ("[" * 100_000, "not JSON"),
     ('{"hidden_size": NaN}', "not JSON"),

@@ -34,7 +34,7 @@ def test_a_line_means_what_it_means_to_the_json_module(record, ascii_only):
   assert repr(json_lines.parse(text.encode(), "here")) == repr(json.loads(text))
 
 
-def test_what_the_fast_parser_refuses(tmp_path):
+def test_every_line_that_the_json_module_takes_is_read(tmp_path):
   """A byte order mark, NaN and numbers of any length are read; long integers stay exact."""
   path = tmp_path / "a.jsonl"
   lines = [b'\xef\xbb\xbf{"id": 3}', b'{"id": NaN}', b" ", b'{"id": 1e400}']
@@ -42,45 +42,32 @@ def test_what_the_fast_parser_refuses(tmp_path):
   path.write_bytes(b"\r\n".join(lines))
   numbers, offsets, values = zip(*((n, at, r["id"]) for n, at, r in records(path)))
   assert numbers == (1, 2, 4, 5, 6, 7, 8)
-  assert values[0] == 3 and math.isnan(values[1])
-  assert values[2:] == (math.inf, 10**400, 2**64, -(2**63) - 1, 2**64 - 1)
-  assert all(type(value) is int for value in values[3:])
-  data = path.read_bytes()
+  expected = [3, math.nan, math.inf, 10**400, 2**64, -(2**63) - 1, 2**64 - 1]
+  assert repr(list(values)) == repr(expected)
   for number, offset in zip(numbers[1:], offsets[1:]):
-    assert data[offset:].startswith(lines[number - 1])
+    assert path.read_bytes()[offset:].startswith(lines[number - 1])
 
 
 @pytest.mark.parametrize(
   ("line", "message"),
   [
-    (b'{"a": "b', "not JSON (Unterminated string"),
-    (b'{"a": 01}', "not JSON (Expecting ','"),
+    (b'{"a": "b', "not JSON in UTF-8 (Unterminated string"),
     (b"[1, 2]", "expected an object, got [1, 2]"),
-    (b"null", "expected an object, got None"),
-    (b'{"a": "\\ud83d"}', "'\\ud83d' is half of a surrogate pair"),
-    (b'{"a": "\xe9"}', "not UTF-8"),
-    ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
-    ('{"a": 1}'.encode("utf-16-le"), "not UTF-8"),
-    (b'{"a": ' + b"[" * 200_000, "not JSON"),
-    (b"[" * 200_000 + b"]" * 200_000, "not JSON"),
+    (b'{"a": "\\ud83d"}', "not JSON in UTF-8 ('utf-8' codec can't encode character '\\ud83d'"),
+    (b'{"a": "\xe9"}', "not JSON in UTF-8 ('utf-8' codec can't decode byte 0xe9"),
+    ('{"a": 1}'.encode("utf-16"), "not JSON in UTF-8"),
+    ('{"a": 1}'.encode("utf-16-le"), "not JSON in UTF-8"),
+    (b'{"a": ' + b"[" * 200_000, "not JSON in UTF-8"),
+    (b'{"a": "' + b"x" * 992 + b'"}', "a line of over 1000 bytes"),
   ],
 )
-def test_a_bad_line(tmp_path, line, message):
+def test_a_bad_line(tmp_path, monkeypatch, line, message):
   """The message has the file, the line and what is wrong, in the json module's words."""
+  if "1000" in message:  # not read whole into memory in search of its end
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
   path = tmp_path / "a.jsonl"
   path.write_bytes(b'{"a": 1}\n' + line)
   fails(path, f"{path}:2: {message}")
-
-
-def test_a_line_without_end(tmp_path, monkeypatch):
-  """A file of another format is not read whole into memory in search of a line's end."""
-  monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
-  path = tmp_path / "a.jsonl"
-  path.write_text(json.dumps({"a": "x" * 991}) + "\n")
-  assert len(path.read_bytes()) == 1001
-  fails(path, f"{path}:1: a line of over 1000 bytes")
-  path.write_text(json.dumps({"a": "x" * 990}) + "\n")
-  assert len(records(path)) == 1
 
 
 def test_a_damaged_gzip_file(tmp_path):
@@ -100,22 +87,15 @@ def test_a_damaged_gzip_file(tmp_path):
 
 
 def test_the_position_ends_at_the_file_s_size(tmp_path):
-  """Progress is in bytes of the file as it is stored, and never goes back."""
+  """Files named .gz are compressed; progress is in bytes as stored, and never goes back."""
   path = tmp_path / "a.jsonl.gz"
   with json_lines.written(path) as out:
-    out.write("{}\n" * 1000)
+    out.write('{"problem": "π"}\n' * 1000)
   positions = []
-  assert len(list(json_lines.read(path, positions.append))) == 1000
+  found = [record for _, _, record in json_lines.read(path, positions.append)]
+  assert found == [{"problem": "π"}] * 1000
   assert positions == sorted(positions)
-  assert positions[-1] == path.stat().st_size
-
-
-def test_files_named_gz_are_compressed(tmp_path):
-  """What is written under a .gz name can be read again under it."""
-  with json_lines.written(tmp_path / "a.jsonl.gz") as out:
-    out.write('{"problem": "π"}\n')
-  assert (tmp_path / "a.jsonl.gz").read_bytes().startswith(b"\x1f\x8b")
-  assert [r for _, _, r in json_lines.read(tmp_path / "a.jsonl.gz")] == [{"problem": "π"}]
+  assert positions[-1] == path.stat().st_size < 1000
 
 
 def test_nothing_half_written_stays(tmp_path):
@@ -129,13 +109,5 @@ def test_nothing_half_written_stays(tmp_path):
     raise KeyboardInterrupt
   assert list(path.parent.iterdir()) == [path]
   assert path.read_text() == "old"
-
-
-def test_a_folder_without_permission_is_said_before_any_work(tmp_path, monkeypatch):
-  """The message names the folder, not a temporary file."""
-  monkeypatch.setattr(os, "access", lambda *_: False)  # the superuser may write anywhere
-  with (
-    pytest.raises(PermissionError, match="no permission to write"),
-    json_lines.written(tmp_path / "o"),
-  ):
+  with pytest.raises(OSError, match="is a directory"), json_lines.written(path.parent):
     pytest.fail("the block must not run")

@@ -143,8 +143,8 @@ def test_an_unfinished_solution_may_end_in_an_empty_step(raw_rows, reason):
 
 
 BAD_LINES = [
-  (b'{"labeler": "a", "timesta', "not JSON (unexpected end"),
-  (b'{"labeler": "caf\xe9"}\n', "not JSON (str is not valid UTF-8"),
+  (b'{"labeler": "a", "timesta', "not JSON (Input data was truncated"),
+  (b'{"labeler": "caf\xe9"}\n', "not JSON ('utf-8' codec"),
   (b'{"labeler": "\\ud800"}\n', "not JSON"),
   (b"[1, 2]\n", "the record is [1, 2]: expected object"),
   (b'{"a": NaN}\n', "not JSON"),
@@ -162,7 +162,7 @@ def test_a_broken_line_is_named(text, message):
 
 
 @pytest.mark.parametrize(
-  "value", [b'"\\ud800"', b'["x\\udfff"]', b'"\xe9"', b"NaN", b"[" * 2000 + b"]" * 2000]
+  "value", [b'"\\ud800"', b'["x\\udfff"]', b'"\xe9"', b"NaN", b"[" * 100_000 + b"]" * 100_000]
 )
 def test_unknown_keys_are_checked_too(raw_rows, value):
   """They are stored, so what no JSON parser could read back is refused in them."""

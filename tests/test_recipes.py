@@ -114,7 +114,7 @@ def test_each_option():
     assert labels(row) == rule
     assert labels(row, **{rule: "keep"}) == {"a": 1}
   for reason in ("bad_problem", "give_up"):
-    row = make_row([step(completion("a")), step(chosen=None)], finish_reason=reason)
+    row = make_row([step(completion("a")), step(chosen=None)], reason)
     assert labels(row) == reason
     assert labels(row, unfinished="keep") == {"a": 1}
   assert labels(neutral, phases=(2,)) == "phase"

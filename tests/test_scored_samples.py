@@ -4,8 +4,8 @@ import json
 import os
 import random
 
+import msgspec
 import numpy as np
-import orjson
 import pytest
 from scored_files import FINE, candidate, check_equal, drawn, fails, in_groups, write
 
@@ -144,9 +144,9 @@ def plain_reading(paths, monkeypatch):
   with monkeypatch.context() as patch:
 
     def refuse(line):
-      raise orjson.JSONDecodeError("refused", "", 0)
+      raise msgspec.DecodeError("refused")
 
-    patch.setattr(orjson, "loads", refuse)
+    patch.setattr(msgspec.json, "decode", refuse)
     patch.setattr(scored_samples, "BLOCK", 1)
     try:
       return read_scored_samples(paths)

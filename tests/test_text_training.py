@@ -210,5 +210,5 @@ def test_text_and_its_objective_come_together():
     (TEXT, {}),
     (TEXT, {"text_train": "a"}),
   ]:
-    with pytest.raises(ValueError, match=r"language_model needs both, other objectives neither"):
+    with pytest.raises(ValueError, match="expected both texts with language_model"):
       config_lib.Experiment(loss=loss, data=config_lib.Data(**files))

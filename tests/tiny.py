@@ -29,9 +29,7 @@ MODEL = config_lib.Model(
 
 
 class Bytes:
-  """UTF-8 bytes as tokens: id 1 starts a sequence, 257 (no UTF-8 byte) ends it, byte b
-  is b + 2.
-  """
+  """UTF-8 bytes as tokens: byte b is b + 2; id 1 starts a sequence, 257 ends it."""
 
   vocab_size = 258
   bos_id = 1
@@ -64,13 +62,8 @@ def step_trees(draw, max_steps: int = 6) -> StepTree:
   text = st.text("abc", min_size=1, max_size=3)
   labels = draw(st.lists(st.sampled_from([-1, 0, 1, None]), min_size=count, max_size=count))
   labels[draw(st.integers(0, count - 1))] = 1  # at least one
-  return StepTree(
-    problem=draw(text),
-    steps=tuple(draw(text) for _ in range(count)),
-    parents=tuple(parents),
-    labels=tuple(labels),
-    outcome=draw(st.booleans()),
-  )
+  problem, steps = draw(text), tuple(draw(text) for _ in range(count))
+  return StepTree(problem, steps, tuple(parents), tuple(labels), draw(st.booleans()))
 
 
 def flatten(tree: StepTree) -> list[StepTree]:
@@ -82,49 +75,32 @@ def flatten(tree: StepTree) -> list[StepTree]:
     path = [i]
     while tree.parents[path[0]] >= 0:
       path.insert(0, tree.parents[path[0]])
-    chains.append(
-      dataclasses.replace(
-        tree,
-        steps=tuple(tree.steps[j] for j in path),
-        parents=tuple(range(-1, len(path) - 1)),
-        labels=(None,) * (len(path) - 1) + (label,),
-      )
-    )
+    steps, labels = tuple(tree.steps[j] for j in path), (None,) * (len(path) - 1) + (label,)
+    parents = tuple(range(-1, len(path) - 1))
+    chains.append(dataclasses.replace(tree, steps=steps, parents=parents, labels=labels))
   return chains
 
 
 def experiment(directory: pathlib.Path, loss: config_lib.Loss) -> config_lib.Experiment:
   """A run of a few steps on the data of the fixture `arithmetic_data`."""
-  return config_lib.Experiment(
-    data=config_lib.Data(
-      directory=str(directory),
-      tokenizer=str(directory / "tokenizer.model"),
-      separator="\n",
-      row_length=128,
-    ),
-    model=MODEL,
-    loss=loss,
-    optim=config_lib.Optim(learning_rate=3e-3, warmup_steps=2),
-    train=config_lib.Train(
-      steps=8, batch_rows=8, log_every=2, eval_every=4, eval_rows=8, save_every=3
-    ),
+  tokenizer = str(directory / "tokenizer.model")
+  data = config_lib.Data(str(directory), tokenizer, separator="\n", row_length=128)
+  train = config_lib.Train(
+    steps=8, batch_rows=8, log_every=2, eval_every=4, eval_rows=8, save_every=3
   )
+  optim = config_lib.Optim(learning_rate=3e-3, warmup_steps=2)
+  return config_lib.Experiment(data=data, model=MODEL, loss=loss, optim=optim, train=train)
 
 
 @functools.cache
 def model(seed: int = 0, num_classes: int = 3):
   """(graph, parameters) with a head that is not zero."""
-  graphdef = step_lib.graph(MODEL, TOKENIZER.vocab_size, num_classes)
-
-  @jax.jit  # one program instead of one for each tensor
-  def init(key):
-    params = step_lib.init_params(
-      key, config=MODEL, vocab_size=TOKENIZER.vocab_size, num_classes=num_classes
-    )
-    params["head"] = jax.random.normal(key, params["head"].shape)
-    return params
-
-  return graphdef, init(jax.random.key(seed))
+  sizes = {"vocab_size": TOKENIZER.vocab_size, "num_classes": num_classes}
+  init = jax.jit(functools.partial(step_lib.init_params, config=MODEL, **sizes))
+  key = jax.random.key(seed)
+  params = init(key)
+  params["head"] = jax.random.normal(key, params["head"].shape)
+  return step_lib.graph(MODEL, *sizes.values()), params
 
 
 def merged(seed: int = 0):
@@ -157,17 +133,14 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
 
 def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
   """Writes the tiny model as a public Llama, as the hub has them; its parameters."""
-  abstract = jax.eval_shape(
-    functools.partial(step_lib.init_params, config=MODEL, vocab_size=vocab_size, num_classes=3),
-    jax.random.key(0),
-  )
+  init = functools.partial(step_lib.init_params, config=MODEL, vocab_size=vocab_size, num_classes=3)
+  abstract = jax.eval_shape(init, jax.random.key(0))
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), abstract)
   directory.mkdir()
   trunk = {name: value for name, value in params.items() if not name.startswith("head")}
   safetensors_files.write_directory(directory, weights.unload(trunk, MODEL))
-  values = families.write(MODEL, vocab_size, "llama")
-  (directory / "config.json").write_text(json.dumps(values))
+  (directory / "config.json").write_text(json.dumps(families.write(MODEL, vocab_size, "llama")))
   shutil.copyfile(tokenizer, directory / "tokenizer.model")
   return params
 
@@ -175,13 +148,13 @@ def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
 def batch(rows: int = 8, row_length: int = 64) -> Batch:
   """Random labelled solutions, one to a row."""
   rng = np.random.default_rng(0)
-  encoded = []
+  packed = []
   for i in range(rows):
     labels = tuple(int(r) for r in rng.integers(-1, 2, i % 3 + 1))
     steps = tuple("abc"[: r + 2] for r in labels)
     tree = StepTree("p" * (i + 1), steps, tuple(range(-1, len(steps) - 1)), labels)
-    encoded.append(token_tree.encode(tree, TOKENIZER, contract()))
-  packed = [packing.PackedRows([t], row_length, round_reads_to=4)[0] for t in encoded]
+    encoded = token_tree.encode(tree, TOKENIZER, contract())
+    packed.append(packing.PackedRows([encoded], row_length, round_reads_to=4)[0])
   return Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})
 
 

@@ -48,7 +48,7 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
       "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
     )
   try:
-    return json_lines.decode(path.read_bytes(), msgspec.json.Decoder(Manifest), str(path))
+    return json_lines.decode(path.read_bytes(), Manifest, str(path))
   except json_lines.BadLine as error:
     raise ValueError(
       f"{error}; write labelled solutions with scripts/prepare_data.py --dataset=prm800k (or "

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 import tokenizers
+from etils import epath
 
 from prm_jax.runtime import json_lines, storage
 from prm_jax.runtime.json_lines import parse as parse
@@ -156,7 +157,7 @@ def companions(path: storage.Path) -> dict[str, bytes]:
 
 def read_bytes(path: storage.Path) -> bytes:
   """A whole file; ValueError above MAX_BYTES."""
-  size = storage.size(path)
+  size = epath.Path(path).stat().length
   if size > MAX_BYTES:
     raise ValueError(f"{path}: {size} bytes; no tokenizer has more than {MAX_BYTES}")
   return path.read_bytes()

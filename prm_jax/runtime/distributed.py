@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -33,6 +32,14 @@ PATIENCE = 20  # seconds until a message says that hosts are missing
 CONNECT = 300  # seconds until JAX gives up a job whose hosts are missing
 SILENCE = 30  # seconds without a heartbeat after which a host counts as dead
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "grain", "prm_jax")
+WAITING = (
+  "waiting for the other hosts.  Does this command run on all of them (gcloud: --worker=all)?  "
+  "Can they reach the first one's port?"
+)
+ENDING = (
+  "The job's other hosts end too.  If one of them ended before this one, its log says why.  "
+  "Started again on all hosts, training goes on from the newest checkpoint."
+)
 LOST = os.EX_TEMPFAIL  # exit code when another host is gone: start the job again
 
 
@@ -40,22 +47,26 @@ LOST = os.EX_TEMPFAIL  # exit code when another host is gone: start the job agai
 def job(c: config_lib.Hosts) -> Iterator[None]:
   """Joins the job's other processes, if there are any; ends this one if the block raises an error.
 
+  To be entered before JAX is used, which finds the others by itself on TPU slices, Kubernetes,
+  Slurm and MPI, and ends this process if they do not come within `CONNECT` seconds.
+
   The exit code is `LOST` if another host is gone, else 1.  (On TPUs JAX itself ends the process
   when another host is gone, by SIGABRT.)  JAX's own shutdown would wait minutes for hosts that wait
   for this one in a collective.
   """
-  join(c)
+  _join(c)
   try:
     yield
   except Exception as error:
     if jax.process_count() == 1:
       raise
-    say = functools.partial(print, file=sys.stderr, flush=True)
-    say(of_this(f"{type(error).__name__}: {error}"))
-    say("The job's other hosts end too.  If one of them ended before this one, its log says why.")
-    say("Started again on all hosts, training goes on from the newest checkpoint.")
+    _say(of_this(f"{type(error).__name__}: {error}\n{ENDING}"))
     sys.stdout.flush()
     os._exit(LOST if _another_host_is_gone() else 1)
+
+
+def _say(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)
 
 
 def _another_host_is_gone() -> bool:
@@ -73,43 +84,29 @@ def _another_host_is_gone() -> bool:
   return False
 
 
-def join(c: config_lib.Hosts) -> None:
-  """Joins the other processes of the job, if it has several; to be called before JAX is used.
-
-  On TPU slices, Kubernetes, Slurm and MPI, JAX finds them by itself.  If they do not come within
-  `CONNECT` seconds, JAX ends the process.
-
-  Raises:
-    ValueError: the settings in `c` are incomplete or contradict each other.
-  """
+def _join(c: config_lib.Hosts) -> None:
+  """Joins the other processes of the job, if it has several."""
   given = dataclasses.asdict(c) if c.coordinator_address else {}
   # On CPUs, two programs in flight could meet in different orders on different hosts and deadlock,
   # or starve each other of threads where a host simulates many devices.
   jax.config.update("jax_cpu_enable_async_dispatch", False)
-  where = f" at {c.coordinator_address}" if c.coordinator_address else ""
-  message = (
-    f"waiting for the job's other hosts{where} since {PATIENCE} s, for {CONNECT} s at most.  Does "
-    "this command run on all of them (gcloud: --worker=all)?  Can they reach the first one's port?"
-  )
-  timer = threading.Timer(
-    PATIENCE, functools.partial(print, file=sys.stderr, flush=True), [message]
-  )
+  timer = threading.Timer(PATIENCE, _say, [WAITING])
   timer.daemon = True
   timer.start()
   try:
     jax.distributed.initialize(
       **given, initialization_timeout=CONNECT, heartbeat_timeout_seconds=SILENCE
     )
+    _say(of_this("joined"))
   except (ValueError, RuntimeError) as error:
     alone = ("coordinator_address should be defined", "must be called before any JAX calls")
     if given or not any(text in str(error) for text in alone):
       raise
+    # a single host, or JAX is in use already, as in a notebook
     simulated = jax.config.jax_num_cpu_devices > 1 or "device_count" in os.getenv("XLA_FLAGS", "")
     jax.config.update("jax_cpu_enable_async_dispatch", not simulated)
-    return  # a single host, or JAX is in use already, as in a notebook
   finally:
     timer.cancel()
-  print(f"host {jax.process_index()} of {jax.process_count()}", file=sys.stderr, flush=True)
 
 
 def is_first() -> bool:
@@ -132,37 +129,29 @@ def written_once(path: str | pathlib.Path) -> Iterator[TextIO]:
 
 def somewhere(here: bool) -> bool:
   """Whether `here` is true on any host; to be called by all hosts."""
-  if jax.process_count() == 1:
-    return here
   return bool(multihost_utils.process_allgather(np.array(here)).any())
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
-  """Compares values that all hosts must have in common; to be called by all hosts.
-
-  Args:
-    facts: name to value, compared as JSON.
+  """Compares values by name, as JSON, between the hosts; to be called by all of them.
 
   Raises:
-    ValueError: two hosts differ; names the values and the hosts.
+    ValueError: two hosts differ; the message names the values and the hosts.
   """
-  if jax.process_count() == 1:
-    return
-  own = np.frombuffer(json.dumps(facts, default=str).encode(), np.uint8)
+  own = json.dumps(facts, default=str).encode()
   length = int(multihost_utils.process_allgather(np.int32(len(own))).max())
-  padded = np.full(length, ord(" "), np.uint8)
-  padded[: len(own)] = own
+  padded = np.frombuffer(own.ljust(length), np.uint8)
   first, *others = map(json.loads, map(bytes, multihost_utils.process_allgather(padded)))
   differences = [
-    f"  {name}: {first.get(name)!r} on host 0, {other.get(name)!r} on host {i}"
+    f"\n  {name}: {first.get(name)!r} on host 0, {other.get(name)!r} on host {i}"
     for i, other in enumerate(others, 1)
     for name in first | other
     if first.get(name) != other.get(name)
   ]
   if differences:
     raise ValueError(
-      "the hosts of this job do not run the same; give all the same command, packages and data:\n"
-      + "\n".join(differences)
+      "the hosts of this job do not run the same; give all the same command, packages and data:"
+      + "".join(differences)
     )
 
 
@@ -170,14 +159,7 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
   """`check_same` for the flags of a script, the contents of its input files, and the packages.
 
   Hosts with different input would compute different numbers of batches, and wait for each other.
-
-  Args:
-    args: the flags, as a dataclass.  Paths may differ between hosts if the contents do not.
-    files: the input files.
-
-  Raises:
-    ValueError: two hosts differ; names the values and the hosts.
-    OSError: a file cannot be read.
+  The paths in `args`, a dataclass, may differ between hosts if the contents of `files` do not.
   """
   if jax.process_count() == 1:
     return
@@ -195,10 +177,8 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
 
 def versions() -> dict[str, str]:
   """Versions of the packages that decide which numbers are computed."""
-  found = {}
+  found = dict.fromkeys(PACKAGES, "not installed as a package")
   for package in PACKAGES:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       found[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      found[package] = "not installed as a package"
   return found

@@ -1,16 +1,15 @@
 """SIGTERM becomes a checkpoint after the step under way, and the exit code 75.
 
-Cloud machines, Kubernetes and Slurm send SIGTERM to a process that they take away, and kill it some
-30 seconds later.  `EXIT_CODE` is the sysexits.h code of a temporary failure: start the job again.
-It differs from 1 (an error that will come again), from 2 (a wrong flag), and from 143, with which
-systemd and others count a service as stopped on purpose.
+Cloud machines, Kubernetes and Slurm send SIGTERM to a process some 30 seconds before they kill it.
+The code is that of a temporary failure (sysexits.h): start the job again.  systemd and others take
+143, the usual code of SIGTERM, for a stop on purpose.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import threading
 
 import jax
 from jax.experimental import multihost_utils
@@ -36,26 +35,21 @@ def exit_on_sigterm() -> None:
   signal.signal(signal.SIGTERM, leave)
 
 
-class PreemptionGuard:
+class PreemptionGuard(contextlib.ExitStack):
   """Context manager that records SIGTERM instead of ending the process.
 
   With `jax.distributed`, JAX itself listens to SIGTERM, and all hosts stop after the same step,
   whichever of them received it.  Outside of the main thread, signals are not recorded.
   """
 
-  def __init__(self):
-    self._received = False
-    self._previous = None
+  _received = False
 
   def __enter__(self) -> PreemptionGuard:
-    main = threading.current_thread() is threading.main_thread()
-    if main and not jax.distributed.is_initialized():
-      self._previous = signal.signal(signal.SIGTERM, self._record)
+    if not jax.distributed.is_initialized():
+      with contextlib.suppress(ValueError):  # outside of the main thread
+        previous = signal.signal(signal.SIGTERM, self._record)
+        self.callback(signal.signal, signal.SIGTERM, previous)
     return self
-
-  def __exit__(self, *_) -> None:
-    if self._previous is not None:
-      signal.signal(signal.SIGTERM, self._previous)
 
   def _record(self, *_) -> None:
     self._received = True

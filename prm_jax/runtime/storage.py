@@ -22,14 +22,11 @@ def path(text: str | os.PathLike[str]) -> Path:
   Raises:
     ValueError: a URL of another kind, or gcsfs, which reads buckets, is not installed.
   """
-  if isinstance(text, os.PathLike):
-    text = os.fspath(text)
+  text = os.fspath(text)
   if not re.match("[a-z0-9]+://", text):
     return pathlib.Path(text)
-  if not re.match("gs://[^/]", text):
-    raise ValueError(f"{text}: expected a path of a file system, or gs://BUCKET/DIRECTORY")
-  if importlib.util.find_spec("gcsfs") is None:
-    raise ValueError(f"{text}: buckets need the package gcsfs: pip install gcsfs")
+  if not re.match("gs://[^/]", text) or importlib.util.find_spec("gcsfs") is None:
+    raise ValueError(f"{text}: expected a folder, or gs://BUCKET/DIRECTORY with gcsfs installed")
   return epath.Path(text)
 
 
@@ -43,20 +40,12 @@ def in_bucket(path: Path) -> bool:
   return isinstance(path, epath.Path)
 
 
-def size(path: Path) -> int:
-  """Bytes of a file."""
-  stat = path.stat()
-  return stat.length if in_bucket(path) else stat.st_size
-
-
 @contextlib.contextmanager
 def local(folder: Path, unless: Callable[[], Any] = bool) -> Iterator[pathlib.Path]:
   """A local folder to write to: `folder` itself, or a temporary one that is uploaded at the end.
 
-  Objects of a bucket cannot be appended to, and some libraries write to file systems only.
-
-  Args:
-    unless: called at the end; if it returns something true, nothing is uploaded.
+  Objects of a bucket cannot be appended to, and some libraries write to file systems only.  If
+  `unless()` is true at the end, nothing is uploaded.
   """
   if not in_bucket(folder):
     yield folder
@@ -85,15 +74,8 @@ def write(path: epath.Path, data: bytes) -> None:
 
 
 def read(path: epath.Path) -> bytes:
-  """The present contents of an object of a bucket (`path.read_bytes` may use a cached listing).
-
-  Raises:
-    FileNotFoundError: there is no such object.
-    OSError: it cannot be read for any other reason.
-  """
+  """The present contents of an object of a bucket (`path.read_bytes` may use a cached listing)."""
   try:
     return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))
-  except FileNotFoundError:
-    raise
   except Exception as error:  # as in `write`
     raise OSError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error

@@ -71,6 +71,5 @@ def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
   Raises:
     BadLine: names file, line and what is wrong.
   """
-  decoder = msgspec.json.Decoder(Problem)
   for number, _, line in json_lines.lines(path):
-    yield json_lines.decode(line, decoder, f"{path}:{number}")
+    yield json_lines.decode(line, Problem, f"{path}:{number}")

@@ -105,9 +105,6 @@ class Record:
   source: str  # FILE:LINE, such as "phase2_train.jsonl:17"
 
 
-_DECODER = msgspec.json.Decoder(LabelledSolution)
-
-
 def parse(line: bytes, source: str, where: str | None = None) -> Record:
   """The record on one line.
 
@@ -120,7 +117,7 @@ def parse(line: bytes, source: str, where: str | None = None) -> Record:
     BadLine: the line is not JSON or not of PRM800K's format.
   """
   line = line.strip()
-  return Record(line, json_lines.decode(line, _DECODER, where or source), source)
+  return Record(line, json_lines.decode(line, LabelledSolution, where or source), source)
 
 
 def read_records(
