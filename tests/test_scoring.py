@@ -249,11 +249,11 @@ def test_an_export_without_its_head_or_tokenizer_is_refused(process_run, tmp_pat
   """An export without a step head, or with another tokenizer, is an error."""
   exported(process_run, tmp_path / "a", kind="causal-lm")
   with pytest.raises(ValueError, match=r"its weights lack score\.weight"):
-    Scorer.load_export(tmp_path / "a")
+    Scorer.load_model(tmp_path / "a")
   exported(process_run, tmp_path / "b")
   tokenizers.train_sentencepiece(["other text 1 2"] * 9, tmp_path / "b" / "tokenizer.model", 310)
   with pytest.raises(ContractError, match="hash"):
-    Scorer.load_export(tmp_path / "b")
+    Scorer.load_model(tmp_path / "b")
 
 
 def test_a_head_of_another_shape_is_refused(process_run, tmp_path):
@@ -265,7 +265,7 @@ def test_a_head_of_another_shape_is_refused(process_run, tmp_path):
   width = scorer.config.width
   message = rf"score\.weight is \[2, {width}\], expected \[3, {width}\]"
   with pytest.raises(ValueError, match=message):
-    Scorer.load_export(tmp_path)
+    Scorer.load_model(tmp_path)
 
 
 @pytest.mark.parametrize(
