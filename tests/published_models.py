@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import jinja2
 import numpy as np
+import tiny
 import tokenizers as hf
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, safetensors_files, weights
 from prm_jax.scoring.readouts import PUBLISHED
 from prm_jax.training import step as step_lib
@@ -56,28 +58,15 @@ TEMPLATES = {
   "mistral": "",
 }
 LENGTH = 384  # tokens, at most, of a text in the tests
-MODEL = config_lib.Model(
-  width=16,
-  layers=2,
-  heads=4,
-  kv_heads=2,
-  head_size=4,
-  mlp_width=24,
-  embedding_std=1.0,
-  context_length=512,
-  tied_embeddings=False,
-)
+MODEL = dataclasses.replace(tiny.MODEL, context_length=512, tied_embeddings=False)
+BIAS = {"attention_bias": True}
 LLAMA_ROPE = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 32}
 MODELS = {  # of each readout: family, fields of the model, and outputs of the head's layers
-  "qwen2.5-math-prm": ("qwen2", {"attention_bias": True}, {"score.0": 16, "score.2": 2}),
+  "qwen2.5-math-prm": ("qwen2", BIAS, {"score.0": 16, "score.2": 2}),
   "math-shepherd": ("mistral", {"window": 24}, {}),
   "rlhflow": ("llama", LLAMA_ROPE, {}),
-  "skywork-o1-prm": (
-    "qwen2",
-    {"attention_bias": True, "tied_embeddings": True},
-    {"v_head.summary": 1},
-  ),
-  "trl": ("qwen2", {"attention_bias": True}, {"score": 2}),
+  "skywork-o1-prm": ("qwen2", BIAS | {"tied_embeddings": True}, {"v_head.summary": 1}),
+  "trl": ("qwen2", BIAS, {"score": 2}),
 }
 
 
@@ -143,14 +132,12 @@ class Published:
     return self.outputs(np.asarray(self._hidden(self.params, tokens[None]))[0, : len(ids)])
 
   def outputs(self, hidden: np.ndarray) -> np.ndarray:
-    """The head in numpy."""
-    if len(self.head) == 4:
-      first, b0, second, b2 = self.head.values()
-      return np.maximum(hidden @ first.T + b0, 0) @ second.T + b2
-    if self.head:
-      weight, bias = self.head.values()
-      return hidden @ weight.T + bias
-    return hidden @ np.asarray(self.params["language_model"])
+    """The head in numpy: linear layers with ReLU between, or that of the language model."""
+    if not self.head:
+      return hidden @ self.params["language_model"]
+    first, b0, *rest = self.head.values()
+    hidden = hidden @ first.T + b0
+    return np.maximum(hidden, 0) @ rest[0].T + rest[1] if rest else hidden
 
   def authors(self, problem: str, steps: tuple[str, ...]) -> np.ndarray:
     """The scores of the authors' procedure."""
@@ -174,11 +161,7 @@ def write(directory: pathlib.Path, name: str) -> Published:
   tokenizer_json(family).save(str(directory / "tokenizer.json"))
   settings = {"bos_token": SPECIALS[family][0], "chat_template": TEMPLATES[family]}
   (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-  # rows that no token has, as in real ones
-  vocab_size = tokenizer_json(family).get_vocab_size() + 3
-  init = functools.partial(
-    step_lib.init_params, config=config, vocab_size=vocab_size, num_classes=2
-  )
+  vocab_size = tokenizer_json(family).get_vocab_size() + 3  # real ones have rows without a token
   rng = np.random.default_rng(4)
 
   def random(path, leaf):  # in numpy: compiling a random generator takes longer than the tests
@@ -186,7 +169,8 @@ def write(directory: pathlib.Path, name: str) -> Published:
     size, mean = {"norm": (0.3, 1), "bias": (0.3, 0), "embedding": (1, 0)}.get(kind, (0.25, 0))
     return (mean + size * rng.normal(size=leaf.shape)).astype(np.float32)
 
-  shapes = jax.eval_shape(init, jax.random.key(0))
+  mesh = sharding_lib.make_mesh(config_lib.Mesh())
+  shapes = sharding_lib.abstract_params(config, vocab_size, 2, mesh)
   params = jax.tree_util.tree_map_with_path(random, shapes)
   head = {}
   for layer, outputs in layers.items():

@@ -16,7 +16,6 @@ from prm_jax.evaluation import sample_files
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import safetensors_files, weights
 from prm_jax.scoring import readouts
-from prm_jax.scoring.readouts import PUBLISHED
 from prm_jax.scoring.scorer import Scorer, SolutionError
 
 PROBLEM = "What is  3 + 4 - 2?"
@@ -43,7 +42,7 @@ def steps_for(name):
   return tuple(s for s in ORDINARY + ODD if name != "math-shepherd" or "\u4eae" not in s)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", readouts.PUBLISHED)
 def test_scores_are_those_of_the_authors_procedure(published, name):
   """Packed scoring gives the scores of the authors' procedure, run on each solution alone."""
   own, scorer = published(name)
@@ -59,7 +58,7 @@ def test_scores_are_those_of_the_authors_procedure(published, name):
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", readouts.PUBLISHED)
 def test_scores_equal_the_authors_on_torch(published, name):
   """Weights, tokenizer and template, read by transformers: the same step scores."""
   import torch
@@ -81,7 +80,7 @@ def test_scores_equal_the_authors_on_torch(published, name):
   np.testing.assert_allclose(given[:, 1], expected, atol=2e-5)  # float32 on both sides
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", readouts.PUBLISHED)
 def test_ids_are_those_of_the_authors_text(published, name):
   """Token ids equal those of the authors' procedure, and reads are at its tags."""
   own, scorer = published(name)
@@ -97,21 +96,10 @@ def test_ids_are_those_of_the_authors_text(published, name):
     assert (tree.tokens[tree.read_positions[:-1] + 1] == own.encode("+")[0]).all()
 
 
-def test_separators_that_would_merge_do_not(published):
-  """TRL and Skywork encode step and separator apart: as one text, "7." and the line break merge."""
-  for name in ("trl", "skywork-o1-prm"):
-    own, scorer = published(name)
-    apart = own.encode("7.") + own.encode("\n")
-    assert own.encode("7.\n") != apart
-    tree = scorer.encode("a", ("7.", "5"))
-    at = tree.read_positions[0]
-    assert tree.tokens[at - 1 : at + 1].tolist() == apart[-2:]
-
-
 def test_several_separator_tokens_are_read_at_the_last(published):
   """TRL labels the last token of a separator that has several."""
   own, _ = published("trl")
-  layout = PUBLISHED["trl"](tokenizers.load(own.directory), {}, ".\n ###\n")
+  layout = readouts.PUBLISHED["trl"](tokenizers.load(own.directory), {}, ".\n ###\n")
   ends = own.encode(".\n ###\n")
   tree = layout.encode("a", ("b", "c"))
   assert len(ends) > 1
@@ -140,14 +128,12 @@ def test_a_first_token_that_decodes_to_nothing(tmp_path, name):
   (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
   tokenizer = tokenizers.load(tmp_path)
   assert tokenizer.bos_id is None and tokenizer.decode([1]) == ""
-  tree = PUBLISHED[name](tokenizer, settings, "").encode("a", ("b",))
+  tree = readouts.PUBLISHED[name](tokenizer, settings, "").encode("a", ("b",))
   assert tree.tokens[0] == 1
   assert tokenizer.decode(tree.tokens[1:]).replace("\n", "") == "ab"
-  with pytest.raises(ValueError, match="the tokenizer has no token '<start>'"):
-    PUBLISHED[name](tokenizer, {"bos_token": "<start>"}, "")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", readouts.PUBLISHED)
 def test_probabilities_of_exactly_zero_stay_in_place(published, name):
   """Probabilities of exactly 0 and 1 stay at their steps (Qwen's authors drop zeros)."""
   _, scorer = published(name)
@@ -156,9 +142,6 @@ def test_probabilities_of_exactly_zero_stay_in_place(published, name):
   (given,) = extreme.probabilities([(PROBLEM, ORDINARY)])
   assert set(np.unique(given)) == {0.0, 1.0}
   assert given.shape == (3, 2)
-  (usual,) = scorer.probabilities([(PROBLEM, ORDINARY)])
-  if name in ("math-shepherd", "rlhflow", "trl"):  # whose heads are linear, but for a small bias
-    np.testing.assert_array_equal(given.argmax(1), usual.argmax(1))
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-math-prm", "rlhflow", "skywork-o1-prm", "trl"])
@@ -239,24 +222,19 @@ def test_the_wrong_readout_says_what_is_missing(published, directory_of, name, m
     Scorer.load_model(own.directory, name)
 
 
-@pytest.mark.parametrize(
-  ("name", "shape", "message"),
-  [
-    ("score.weight", (3, 16), r"score.weight is \[3, 16\], expected \[2, 16\]"),
-    ("model.layers.0.adapter.weight", (3,), r"unknown: model\.layers\.0\.adapter\.weight"),
-  ],
-)
-def test_damaged_directories_say_what_is_wrong(published, tmp_path, name, shape, message):
-  """A head of another shape and an unknown tensor are errors; an unused lm_head is none."""
+def test_a_head_of_another_shape_is_refused(published, tmp_path):
+  """A head of another shape is an error with both shapes, and training starts from no head."""
   own, _ = published("trl")
   for file in own.directory.iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
-  found = {n: t.read() for n, t in weights.tensors(own.directory).items()}
-  assert "lm_head.weight" in found
-  found[name] = np.zeros(shape, np.float32)
+  found = {name: tensor.read() for name, tensor in weights.tensors(own.directory).items()}
+  found["score.weight"] = np.zeros((3, 16), np.float32)
   safetensors_files.write_directory(tmp_path, found.items())
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match=r"score.weight is \[3, 16\], expected \[2, 16\]"):
     Scorer.load_model(tmp_path, "trl")
+  own, _ = published("skywork-o1-prm")
+  with pytest.raises(ValueError, match=r"unknown: v_head.*own head cannot be started from: take"):
+    weights.load(own.directory, jax.eval_shape(lambda: own.params), own.config)
 
 
 def test_a_tokenizer_of_another_model_is_refused(published):
@@ -264,16 +242,6 @@ def test_a_tokenizer_of_another_model_is_refused(published):
   small = dataclasses.replace(published("trl")[1], vocab_size=300)
   with pytest.raises(SolutionError, match="beyond the embedding's 300 rows"):
     small.probabilities([("Janet has 16 eggs", ("sells the others.",))])
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-math-prm", "skywork-o1-prm"])
-def test_a_published_head_is_not_started_from(published, name):
-  """Training cannot start from a published reward head: the error says what to take instead."""
-  own, _ = published(name)
-  abstract = jax.eval_shape(lambda: own.params)
-  message = rf"unknown: {min(own.head)}.*own head cannot be started from: take the"
-  with pytest.raises(ValueError, match=message):
-    weights.load(own.directory, abstract, own.config)
 
 
 def test_bfloat16_is_near(published):
@@ -287,27 +255,20 @@ def test_bfloat16_is_near(published):
 
 
 def test_score_py_reads_a_published_model(published, tmp_path):
-  """score.py keeps keys, writes the contract beside the scores, and rerank.py reads the file."""
+  """score.py writes the contract beside the scores, and rerank.py reads the file."""
   own, scorer = published("rlhflow")
-  record = {"problem": PROBLEM, "answer": "5", "is_correct": True, "mine": [1, None]}
+  record = {"problem": PROBLEM, "answer": "5", "is_correct": True}
   source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-  texts = [{"steps": list(ORDINARY)}, {"text": "##".join(ORDINARY)}, {"steps": ["+"]}]
-  source.write_text("".join(json.dumps(record | text) + "\n" for text in texts))
+  source.write_text(json.dumps(record | {"text": "##".join(ORDINARY)}) + "\n")
   arguments = (f"--model={own.directory}", "--readout=rlhflow", f"--input={source}")
   done = run_script("score.py", *arguments, f"--output={out}", "--separator=##")
   assert done.returncode == 0, done.stderr
   (expected,) = scorer.probabilities([(PROBLEM, ORDINARY)])
-  first, second, third = map(json.loads, out.read_text().splitlines())
-  assert record.items() <= first.items()
-  assert second["steps"] == list(ORDINARY) and len(third["rating_probs"]) == 1
-  for line in (first, second):
-    assert [list(p) for p in line["rating_probs"]] == [["-1", "0", "1"]] * 3
-    given = [[p["-1"], p["1"]] for p in line["rating_probs"]]
-    np.testing.assert_allclose(given, expected, atol=EXACT)
-    assert all(p["0"] == 0 for p in line["rating_probs"])
-    assert line["prm_score"] == pytest.approx(np.prod(expected[:, 1]), rel=1e-4)
-  samples = sample_files.read_scored_samples([out])
-  assert samples.step_probs.shape == (7, 3)
+  line = json.loads(out.read_text())
+  given = [[p[name] for name in ("-1", "0", "1")] for p in line["rating_probs"]]
+  np.testing.assert_allclose(given, np.insert(expected, 1, 0, axis=1), atol=EXACT)
+  assert line["prm_score"] == pytest.approx(np.prod(expected[:, 1]), rel=1e-4)
+  assert sample_files.read_scored_samples([out]).step_probs.shape == (3, 3)
   contract = json.loads((tmp_path / "out.jsonl.contract.json").read_text())
   assert contract["readout"] == "rlhflow" and contract["classes"] == ["-1", "1"]
   assert contract["separator"] == "##" and contract["read"] == "at the token before the answer"
@@ -334,18 +295,10 @@ def test_score_py_says_which_line_a_layout_refuses(published, tmp_path, monkeypa
   assert list(tmp_path.iterdir()) == [source]
 
 
-@pytest.mark.parametrize(
-  ("flags", "message"),
-  [
-    (("--checkpoint=a", "--model=b"), "give one of --checkpoint=DIR and --model=DIR"),
-    (("--checkpoint=a", "--readout=trl"), "go with --model"),
-    (("--model=nowhere", "--readout=trl"), "nowhere/config.json: no such file"),
-  ],
-)
-def test_score_py_wants_one_model(tmp_path, monkeypatch, flags, message):
+def test_score_py_wants_one_model(tmp_path, monkeypatch):
   """score.py takes either a checkpoint or a model, with the flags that belong to it."""
-  arguments = (*flags, "--input=none", f"--output={tmp_path}/o.jsonl")
-  assert message in score_py(monkeypatch, *arguments)
+  flags = ("--checkpoint=a", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
+  assert "give one of --checkpoint=DIR and --model=DIR" in score_py(monkeypatch, *flags)
   assert not list(tmp_path.iterdir())
 
 

@@ -15,7 +15,6 @@ from prm_jax.datasets import labelled
 from prm_jax.evaluation import prm800k_steps
 from prm_jax.input_pipeline import step_dataset, token_tree, tokenizers
 from prm_jax.pretrained import export
-from prm_jax.runtime import json_lines
 from prm_jax.scoring import batching, candidates
 from prm_jax.scoring.scorer import ContractError, Scorer, SolutionError
 from prm_jax.training import loop
@@ -37,13 +36,8 @@ def runs(arithmetic_data, tmp_path_factory):
 
 
 @pytest.fixture
-def process_run(runs):
-  return runs("process")
-
-
-@pytest.fixture
-def scorer(process_run):
-  return Scorer.load(process_run)
+def scorer(runs):
+  return Scorer.load(runs("process"))
 
 
 @pytest.fixture
@@ -66,8 +60,7 @@ def test_a_score_does_not_depend_on_the_others(scorer, samples):
 
 def test_shared_prefixes_change_no_score(scorer, samples, monkeypatch):
   """Candidates merged into a prefix tree score as each does alone, and shared tokens run once."""
-  slots = []
-  run = batching._run
+  slots, run = [], batching._run
 
   def counted(packed, *args):
     slots.append(sum(len(tree) for tree in packed.trees))
@@ -98,9 +91,7 @@ def test_a_run_trained_with_the_kernel_is_scored_without_a_tpu(scorer, samples):
   [
     (63, 7, [4, 4]),  # not 7 and 1
     (24, 16, [4]),  # three fit, of the sizes that are compiled four
-    (64, 4, [4, 4]),
     (400, 30, [30, 30]),  # 32 would be more than fit at once
-    (1, 16, [1]),
   ],
 )
 def test_batches_of_scoring_are_full(scorer, monkeypatch, count, most, batches):
@@ -153,14 +144,14 @@ def test_scoring_and_reranking_agree_on_what_is_right(neutral):
   assert record["prm_score"] == pytest.approx(np.exp(np.asarray(steps).sum()), rel=1e-5)
 
 
-def test_another_tokenizer_is_refused(process_run):
+def test_another_tokenizer_is_refused(runs):
   """A tokenizer other than the one of training is an error, not different scores."""
-  path = process_run / "tokenizer.model"
+  path = runs("process") / "tokenizer.model"
   own = path.read_bytes()
   tokenizers.train_sentencepiece(["other text 1 2 3"] * 9, path, 310)
   try:
     with pytest.raises(ContractError, match="hash"):
-      Scorer.load(process_run)
+      Scorer.load(path.parent)
   finally:
     path.write_bytes(own)
 
@@ -180,7 +171,7 @@ def test_evaluation_counts_every_label(scorer, arithmetic_data):
   assert sum(b["count"] for b in result["calibration"]) == result["count"]
 
 
-def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
+def test_score_py_keeps_every_key(runs, arithmetic_data, tmp_path):
   """score.py keeps the keys and the order of lines and adds OpenAI's keys.
 
   A contract that an earlier run with --model left there does not stay: it is not theirs.
@@ -190,9 +181,8 @@ def test_score_py_keeps_every_key(process_run, arithmetic_data, tmp_path):
   source = tmp_path / "in.jsonl"
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:5]
   source.write_text("\n".join([*lines, json.dumps(text)]) + "\n")
-  done = run_script(
-    "score.py", f"--checkpoint={process_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"
-  )
+  flags = (f"--checkpoint={runs('process')}", f"--input={source}")
+  done = run_script("score.py", *flags, f"--output={tmp_path}/o.jsonl")
   assert done.returncode == 0, done.stderr
   before = [json.loads(line) for line in source.read_text().splitlines()]
   after = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
@@ -222,56 +212,33 @@ def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("line", "message"),
+  ("keys", "message"),
   [
-    ('{"problem": "p"}', 'in.jsonl:2: no "steps"'),
-    (
-      '{"problem": "p", "steps": []}',
-      r'in.jsonl:2: "steps" is \[\]: expected array of length >= 1',
-    ),
-    (
-      '{"problem": "p", "steps": ["a", 7]}',
-      r'in.jsonl:2: "steps\[1\]" is 7: expected str, got int',
-    ),
+    ({}, 'in.jsonl:2: no "steps"'),
+    ({"steps": []}, r'in.jsonl:2: "steps" is \[\]: expected array of length >= 1'),
+    ({"steps": ["a", 7]}, r'in.jsonl:2: "steps\[1\]" is 7: expected str, got int'),
   ],
 )
-def test_bad_candidates_name_file_and_line(tmp_path, line, message):
-  """A bad line is an error with file, line, key and value."""
-  source = tmp_path / "in.jsonl"
-  source.write_text('{"problem": "p", "steps": ["a"]}\n' + line + "\n")
-  with pytest.raises(json_lines.BadLine, match=message):
-    for number, _, record in json_lines.read(source):
-      candidates.solution(record, "\n", f"{source}:{number}")
+def test_bad_candidates_name_file_and_line(keys, message):
+  """A bad record is an error with file, line, key and value."""
+  with pytest.raises(ValueError, match=message):
+    candidates.solution({"problem": "p"} | keys, "\n", "in.jsonl:2")
 
 
 def test_a_failed_tokenizer_leaves_nothing(tmp_path):
-  """An error while a tokenizer is trained is raised as it is, and no file is left."""
-
-  def texts():
-    yield "a"
-    raise ValueError("of the reader")
-
-  for given, message in ((texts(), "of the reader"), ([], "no texts")):
-    with pytest.raises(ValueError, match=message):
-      tokenizers.train_sentencepiece(given, tmp_path / "tokenizer.model", 310)
+  """An error in reading the texts is raised as it is, and no file is left."""
+  with pytest.raises(ZeroDivisionError):
+    tokenizers.train_sentencepiece((1 / 0 for _ in "a"), tmp_path / "tokenizer.model", 310)
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
-    ("{", "not JSON"),
-    ('{"dataset": "math_splits"}', "\"dataset\" is 'math_splits'"),
-  ],
-)
-def test_another_manifest_is_an_error(tmp_path, text, message):
-  """A manifest that is damaged or of another dataset names itself and what to do."""
-  path = tmp_path / "manifest.json"
-  path.write_text(text)
-  with pytest.raises(ValueError, match=message) as error:
+def test_another_manifest_is_an_error(tmp_path):
+  """The manifest of another dataset is an error that names it and says what to do."""
+  (tmp_path / "manifest.json").write_text('{"dataset": "math_splits"}')
+  with pytest.raises(
+    ValueError, match=r"manifest.json: \"dataset\" is 'math_splits'.*prepare_data"
+  ):
     labelled.read_manifest(tmp_path)
-  assert str(error.value).startswith(f"{path}: ")
-  assert "scripts/prepare_data.py" in str(error.value)
 
 
 def test_a_limit_is_on_the_rows(arithmetic_data):
