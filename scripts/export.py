@@ -3,13 +3,8 @@
   python scripts/export.py --checkpoint=runs/prm --output=exported
 
 The directory has config.json, model.safetensors (or shards), the tokenizer, and the step-token
-contract, in prm_jax.json and in config.json under "prm_jax".  With transformers:
-
-  model = AutoModelForTokenClassification.from_pretrained("exported").eval()
-  tokenizer = AutoTokenizer.from_pretrained("exported")
-
-Lay out a sequence as "layout" in prm_jax.json describes.  Class probabilities are the softmax of
-the logits at the contract's read positions; id2label has the classes in order.
+contract in prm_jax.json.  AutoModelForTokenClassification and AutoTokenizer open it.  Lay out a
+sequence as "layout" in prm_jax.json says; id2label has the classes of the logits in order.
 
 --kind=causal-lm exports the trunk and the language-model head instead (a fine-tuned generator).
 """
@@ -34,56 +29,45 @@ class Args:
 
 def tokenizer_files(tokenizer) -> dict[str, bytes]:
   """The tokenizer's files by name, with a tokenizer_config.json for AutoTokenizer."""
+  import sentencepiece
+  import tokenizers
+
   with tempfile.TemporaryDirectory() as directory:
     tokenizer.save(directory)
     files = {path.name: path.read_bytes() for path in sorted(pathlib.Path(directory).iterdir())}
-  if "tokenizer_config.json" not in files:
-    if "tokenizer.json" in files:
-      config = _of_json(tokenizer, files["tokenizer.json"])
-    else:
-      config = _of_sentencepiece(tokenizer, files["tokenizer.model"])
-    files["tokenizer_config.json"] = json.dumps(config, indent=2).encode()
-  return files
-
-
-def _of_json(tokenizer, data: bytes) -> dict:
-  import tokenizers
-
-  names = tokenizers.Tokenizer.from_buffer(data)
+  if "tokenizer_config.json" in files:
+    return files
   ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
-  known = {key: names.id_to_token(id) for key, id in ids.items() if id is not None}
-  return {"tokenizer_class": "PreTrainedTokenizerFast", **known}
-
-
-def _of_sentencepiece(tokenizer, data: bytes) -> dict:
-  import sentencepiece
-
-  model = sentencepiece.SentencePieceProcessor()
-  model.LoadFromSerializedProto(data)
-  ids = {"bos": model.bos_id(), "eos": model.eos_id(), "unk": model.unk_id()}
-  return {
-    "tokenizer_class": "LlamaTokenizer",
-    "legacy": False,
-    "add_bos_token": tokenizer.bos_id is not None,
-    "add_eos_token": False,
-    "add_prefix_space": model.EncodeAsPieces("a")[0].startswith("\u2581"),
-    "clean_up_tokenization_spaces": False,
-    **{f"{name}_token": model.IdToPiece(id) for name, id in ids.items() if id >= 0},
-  }
+  if "tokenizer.json" in files:
+    name_of = tokenizers.Tokenizer.from_buffer(files["tokenizer.json"]).id_to_token
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+  else:
+    model = sentencepiece.SentencePieceProcessor(model_proto=files["tokenizer.model"])
+    name_of, ids["unk_token"] = model.IdToPiece, model.unk_id()
+    config = {
+      "tokenizer_class": "LlamaTokenizer",
+      "legacy": False,
+      "add_bos_token": tokenizer.bos_id is not None,
+      "add_eos_token": False,
+      "add_prefix_space": model.EncodeAsPieces("a")[0].startswith("\u2581"),
+      "clean_up_tokenization_spaces": False,
+    }
+  config |= {key: name_of(id) for key, id in ids.items() if id is not None}
+  return files | {"tokenizer_config.json": json.dumps(config, indent=2).encode()}
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
+  from prm_jax.model import sharding
   from prm_jax.pretrained import export
   from prm_jax.scoring import scorer
-  from prm_jax.training import trainable
+  from prm_jax.training import checkpoint, trainable
 
   try:
     export.refuse_existing(args.output)  # before restoring, which is slow
-    _, about, tokenizer = scorer.newest(args.checkpoint)
-    if args.kind == "token-classification":
-      export.refuse_headless(about.contract)
-    step, about, params, _ = scorer.restore(args.checkpoint, args.step)
+    about, tokenizer = scorer.newest(args.checkpoint)
+    mesh = sharding.make_mesh(config_lib.Mesh())
+    step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
     config = about.config.model
     export.write(
       args.output,

@@ -12,10 +12,9 @@ P(neutral) (paper section 2.6 and F.2); of P(positive) alone if the model's reci
 negative (then give rerank.py --neutral=negative).
 
 A published model is a hub directory (config.json, safetensors, tokenizer); its readout says how it
-is prompted and where its probabilities are read: qwen2.5-math-prm, math-shepherd, rlhflow,
-skywork-o1-prm or trl.  These have two classes; "0" gets probability 0.  A directory that this
-project exported needs no readout.  With --model, OUTPUT.contract.json says how the model was read;
-with --checkpoint, such a file of an earlier run is removed.
+is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm or trl.
+These have two classes; "0" gets probability 0.  A directory of export.py needs no readout.  With
+--model, OUTPUT.contract.json says how the model was read; --checkpoint removes that of a past run.
 """
 
 import contextlib
@@ -42,95 +41,74 @@ class Args:
   model: str = ""  # or directory of a published or exported model
   readout: str = ""  # of a published model
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  # Of a published model: text between steps (\n is a line break); by default its authors'.
-  separator: str = ""
-  # Encode what candidates of a problem share once; False: each by itself, to compare.
-  merge: bool = True
+  separator: str = ""  # of a published model, between steps (\n: line break); "": its authors'
+  merge: bool = True  # encode what candidates of a problem share once; False: to compare
   hosts: config_lib.Hosts = config_lib.Hosts()
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.runtime import distributed
+  from prm_jax.scoring.scorer import Scorer
 
-  if bool(args.checkpoint) == bool(args.model):
-    raise SystemExit("score.py: give one of --checkpoint=DIR and --model=DIR")
+  of_model = args.readout or args.separator or args.dtype != "float32"
+  if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and of_model):
+    raise SystemExit(
+      "score.py: give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
+      "go with --model"
+    )
   note = pathlib.Path(f"{args.output}.contract.json")
+  noted = distributed.written_once(note) if args.model else contextlib.nullcontext()
   try:
-    with contextlib.ExitStack() as stack:
-      stack.enter_context(distributed.job(args.hosts))
-      # The outputs first: a place that cannot be written is an error before any work.
-      out = stack.enter_context(distributed.written_once(args.output))
-      contract = stack.enter_context(distributed.written_once(note)) if args.model else None
+    # The outputs first: a place that cannot be written is an error before any work.
+    with distributed.job(args.hosts), distributed.written_once(args.output) as out, noted as about:
       distributed.check_same_command(args, [args.input])
-      scorer, facts = load(args)
-      distributed.check_same({"step": scorer.step, "model": facts})
-      scorer = dataclasses.replace(scorer, merge=args.merge)
-      started = time.perf_counter()
-      count, steps = score(args, scorer, out)
       if args.model:
-        contract.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+        separator = args.separator.replace("\\n", "\n")
+        scorer = Scorer.load_model(args.model, args.readout, args.dtype, separator)
+      else:
+        scorer = Scorer.load(args.checkpoint, args.step)
+      facts = scorer.facts() if args.model else None
+      distributed.check_same({"step": scorer.step, "model": facts})
+      started = time.perf_counter()
+      count = score(args.input, dataclasses.replace(scorer, merge=args.merge), out)
+      if args.model:
+        about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
       elif distributed.is_first():
         note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores
   except (ValueError, OSError) as error:
     raise SystemExit(f"score.py: {error}") from error
   seconds = time.perf_counter() - started
-  print(
-    f"{count:,} solutions, {steps:,} probabilities in {seconds:.1f} s -> {args.output}",
-    file=sys.stderr,
-  )
+  print(f"{count:,} solutions in {seconds:.1f} s -> {args.output}", file=sys.stderr)
 
 
-def load(args: Args):
-  """The scorer, and the facts that go beside the output (None: the checkpoint has them)."""
-  from prm_jax.pretrained import export
-  from prm_jax.scoring.scorer import Scorer
-
-  separator = args.separator.replace("\\n", "\n")
-  if args.checkpoint:
-    if args.readout or separator or args.dtype != "float32":
-      raise ValueError(
-        "--readout, --separator and --dtype go with --model: a checkpoint has its own"
-      )
-    return Scorer.load(args.checkpoint, args.step), None
-  if (pathlib.Path(args.model) / export.CONTRACT).is_file() and not args.readout:
-    if separator:
-      raise ValueError(f"--separator: {args.model}/{export.CONTRACT} says which it is")
-    scorer = Scorer.load_export(args.model, args.dtype)
-  else:
-    scorer = Scorer.load_published(args.model, args.readout, args.dtype, separator)
-  return scorer, scorer.facts()
-
-
-def score(args: Args, scorer, out) -> tuple[int, int]:
-  """Writes the scored lines; returns the numbers of solutions and of probabilities."""
+def score(path: pathlib.Path, scorer, out) -> int:
+  """Writes the scored lines of a file; returns the number of solutions."""
   import tqdm
 
   from prm_jax.runtime import json_lines
   from prm_jax.scoring import candidates
-  from prm_jax.scoring.batching import SolutionError
+  from prm_jax.scoring.scorer import SolutionError
 
-  count = steps = 0
-  size = os.path.getsize(args.input)
+  count, size = 0, os.path.getsize(path)
   with tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None, desc="scoring") as bar:
-    lines = json_lines.read(args.input, lambda position: bar.update(position - bar.n))
+    lines = json_lines.read(path, lambda position: bar.update(position - bar.n))
     while chunk := list(itertools.islice(lines, CHUNK)):
       solutions = [
-        candidates.solution(record, scorer.contract.separator, f"{args.input}:{number}")
+        candidates.solution(record, scorer.contract.separator, f"{path}:{number}")
         for number, _, record in chunk
       ]
       try:
         scores = scorer.probabilities(solutions)
       except SolutionError as error:
-        raise json_lines.BadLine(f"{args.input}:{chunk[error.index][0]}: {error}") from error
-      for (_, _, record), (_, texts), probabilities in zip(chunk, solutions, scores):
-        record = candidates.scored(record, texts, probabilities, scorer.contract)
+        raise json_lines.BadLine(f"{path}:{chunk[error.index][0]}: {error}") from error
+      for (_, _, record), (_, steps), probabilities in zip(chunk, solutions, scores):
+        record = candidates.scored(record, steps, probabilities, scorer.contract)
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
-        steps += len(probabilities)
       count += len(chunk)
   if not count:
-    raise ValueError(f"{args.input}: empty")
-  return count, steps
+    raise ValueError(f"{path}: empty")
+  return count
 
 
 if __name__ == "__main__":

@@ -14,12 +14,16 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import jinja2
 import numpy as np
+import tiny
 import tokenizers as hf
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, safetensors_files, weights
+from prm_jax.scoring.readouts import PUBLISHED
 from prm_jax.training import step as step_lib
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -30,141 +34,114 @@ TEXTS = [
   "Janet has 16 eggs, eats 3 and sells the others.\n\nHow many? 16 - 3 = 13 .\n",
   "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n + - + - ки ки ки",
 ] * 20
-QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<extra_0>"]
-LLAMA_SPECIALS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+SPECIALS = {
+  "qwen2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<extra_0>"],
+  "llama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+  "mistral": ["<s>", "<unk>", "</s>"],
+}
+BYTE_WORDS = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = {  # how each family splits a text before it merges
+  "qwen2": BYTE_WORDS.replace("{1,3}", ""),
+  "llama": BYTE_WORDS,
+  "mistral": "\u2581?[^\u2581\n]+|\n",
+}
 # What is left of the two templates where there are no tools.
-QWEN_TEMPLATE = (
-  "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' "
-  "+ '\\n' }}{% endfor %}"
-)
-LLAMA_TEMPLATE = (
-  '{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}'
-  "{{- bos_token }}{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' }}"
-  "{{- 'Cutting Knowledge Date: December 2023\\n' }}"
-  "{{- 'Today Date: ' + date_string + '\\n\\n' }}{{- '<|eot_id|>' }}"
-  "{%- for m in messages %}{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' "
-  "+ m['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
-)
+TEMPLATES = {
+  "qwen2": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
+  "+ '<|im_end|>' + '\n' }}{% endfor %}",
+  "llama": '{%- if not date_string is defined %}{%- set date_string = "26 Jul 2024" %}{%- endif %}'
+  "{{- bos_token }}{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}"
+  "{{- 'Cutting Knowledge Date: December 2023\n' }}"
+  "{{- 'Today Date: ' + date_string + '\n\n' }}{{- '<|eot_id|>' }}"
+  "{%- for m in messages %}{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' "
+  "+ m['content'] | trim + '<|eot_id|>' }}{%- endfor %}",
+  "mistral": "",
+}
 LENGTH = 384  # tokens, at most, of a text in the tests
-MODEL = config_lib.Model(
-  width=16,
-  layers=2,
-  heads=4,
-  kv_heads=2,
-  head_size=4,
-  mlp_width=24,
-  embedding_std=1.0,
-  context_length=512,
-  tied_embeddings=False,
-)
-FAMILY = {  # of each readout: family, tokenizer, fields of the model
-  "qwen2.5-math-prm": ("qwen2", "qwen", {"attention_bias": True}),
-  "math-shepherd": ("mistral", "mistral", {"window": 24}),
-  "rlhflow": (
-    "llama",
-    "llama",
-    {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 32},
-  ),
-  "skywork-o1-prm": ("qwen2", "qwen", {"attention_bias": True, "tied_embeddings": True}),
-  "trl": ("qwen2", "qwen", {"attention_bias": True}),
-}
-HEADS = {  # tensors by name, and their shapes
-  "qwen2.5-math-prm": {
-    "score.0.weight": (16, 16),
-    "score.0.bias": (16,),
-    "score.2.weight": (2, 16),
-    "score.2.bias": (2,),
-  },
-  "math-shepherd": {},
-  "rlhflow": {},
-  "skywork-o1-prm": {"v_head.summary.weight": (1, 16), "v_head.summary.bias": (1,)},
-  "trl": {"score.weight": (2, 16), "score.bias": (2,)},
+MODEL = dataclasses.replace(tiny.MODEL, context_length=512, tied_embeddings=False)
+BIAS = {"attention_bias": True}
+LLAMA_ROPE = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 32}
+MODELS = {  # of each readout: family, fields of the model, and outputs of the head's layers
+  "qwen2.5-math-prm": ("qwen2", BIAS, {"score.0": 16, "score.2": 2}),
+  "math-shepherd": ("mistral", {"window": 24}, {}),
+  "rlhflow": ("llama", LLAMA_ROPE, {}),
+  "skywork-o1-prm": ("qwen2", BIAS | {"tied_embeddings": True}, {"v_head.summary": 1}),
+  "trl": ("qwen2", BIAS, {"score": 2}),
 }
 
 
-def tokenizer_json(kind: str) -> hf.Tokenizer:
-  """A trained tokenizer of a family: qwen and llama on bytes, mistral on SentencePiece's forms."""
-  if kind == "mistral":
-    tokenizer = hf.Tokenizer(hf.models.BPE(unk_token="<unk>", fuse_unk=True))
-    tokenizer.normalizer = hf.normalizers.Sequence(
-      [hf.normalizers.Prepend("\u2581"), hf.normalizers.Replace(" ", "\u2581")]
-    )
+@functools.cache
+def tokenizer_json(family: str) -> hf.Tokenizer:
+  """A trained tokenizer of a family: Qwen and Llama on bytes, Mistral on SentencePiece's forms."""
+  first, alphabet = SPECIALS[family][0], hf.pre_tokenizers.ByteLevel.alphabet()
+  split = [hf.pre_tokenizers.Split(hf.Regex(WORDS[family]), "isolated")]
+  if family == "mistral":
+    tokenizer, alphabet = hf.Tokenizer(hf.models.BPE(unk_token="<unk>", fuse_unk=True)), []
+    space = hf.normalizers.Replace(" ", "\u2581")
+    tokenizer.normalizer = hf.normalizers.Sequence([hf.normalizers.Prepend("\u2581"), space])
     tokenizer.decoder = hf.decoders.Sequence(
       [hf.decoders.Replace("\u2581", " "), hf.decoders.Fuse(), hf.decoders.Strip(" ", 1, 0)]
     )
-    words = hf.Regex("\u2581?[^\u2581\n]+|\n")
-    # Training needs words; the finished tokenizer, as the family's, merges whole texts.
-    tokenizer.pre_tokenizer = hf.pre_tokenizers.Split(
-      hf.Regex("\u2581?[^\u2581\n]+|\n"), "isolated"
-    )
-    trainer = hf.trainers.BpeTrainer(
-      vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.pre_tokenizer = None
-    return _with_first(tokenizer, "<s>")
-  specials = QWEN_SPECIALS if kind == "qwen" else LLAMA_SPECIALS
-  tokenizer = hf.Tokenizer(hf.models.BPE())
-  digits = r"\p{N}" if kind == "qwen" else r"\p{N}{1,3}"
-  words = rf" ?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-  if kind == "qwen":
+  else:
+    tokenizer = hf.Tokenizer(hf.models.BPE())
+    split.append(hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    tokenizer.decoder = hf.decoders.ByteLevel()
+  if family == "qwen2":
     tokenizer.normalizer = hf.normalizers.NFC()
-  tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence(
-    [
-      hf.pre_tokenizers.Split(hf.Regex(words), "isolated"),
-      hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-  tokenizer.decoder = hf.decoders.ByteLevel()
+  tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence(split)
   trainer = hf.trainers.BpeTrainer(
-    vocab_size=400,
-    special_tokens=specials,
-    initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+    vocab_size=300 if family == "mistral" else 400,
+    special_tokens=SPECIALS[family],
+    initial_alphabet=alphabet,
     show_progress=False,
   )
   tokenizer.train_from_iterator(TEXTS, trainer)
-  return tokenizer if kind == "qwen" else _with_first(tokenizer, specials[0])
-
-
-def _with_first(tokenizer: hf.Tokenizer, name: str) -> hf.Tokenizer:
-  tokenizer.post_processor = hf.processors.TemplateProcessing(
-    single=f"{name} $A", special_tokens=[(name, tokenizer.token_to_id(name))]
-  )
+  if family == "mistral":  # training needs words; the family's tokenizer merges whole texts
+    tokenizer.pre_tokenizer = None
+  if family != "qwen2":
+    tokenizer.post_processor = hf.processors.TemplateProcessing(
+      single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
+    )
   return tokenizer
 
 
-def write_tokenizer(directory: pathlib.Path, kind: str) -> None:
-  settings = {
-    "qwen": {"bos_token": "<|endoftext|>", "chat_template": QWEN_TEMPLATE, "add_bos_token": False},
-    "llama": {"bos_token": "<|begin_of_text|>", "chat_template": LLAMA_TEMPLATE},
-    "mistral": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
-  }[kind]
-  tokenizer_json(kind).save(str(directory / "tokenizer.json"))
-  (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
 @dataclasses.dataclass(frozen=True)
-class Own:
-  """A directory made without torch, and its parameters."""
+class Published:
+  """A directory of a readout's model family with random weights, and its parameters."""
 
+  name: str
   directory: pathlib.Path
   config: config_lib.Model
   vocab_size: int
   params: dict
   head: dict[str, np.ndarray]
 
+  def encode(self, text: str) -> list[int]:
+    """Ids as its authors make them: special tokens in a text are parsed."""
+    return tokenizer_json(MODELS[self.name][0]).encode(text, add_special_tokens=False).ids
+
+  def chat(self, messages: list[dict[str, str]]) -> str:
+    family = MODELS[self.name][0]
+    template = jinja2.Template(TEMPLATES[family], keep_trailing_newline=True)
+    return template.render(messages=messages, bos_token=SPECIALS[family][0])
+
   def forward(self, ids: list[int]) -> np.ndarray:
-    """What the head says at each token `[T, outputs]`: one unpacked text, the head in numpy."""
+    """What the head says at each token `[T, outputs]`: one unpacked text."""
     tokens = np.zeros(LENGTH, np.int32)  # of one length, to compile once; a decoder sees no later
     tokens[: len(ids)] = ids
-    hidden = np.asarray(self._hidden(self.params, tokens[None]))[0, : len(ids)]
-    if len(self.head) == 4:
-      first, b0, second, b2 = self.head.values()
-      return np.maximum(hidden @ first.T + b0, 0) @ second.T + b2
-    if self.head:
-      weight, bias = self.head.values()
-      return hidden @ weight.T + bias
-    return hidden @ np.asarray(self.params["language_model"])
+    return self.outputs(np.asarray(self._hidden(self.params, tokens[None]))[0, : len(ids)])
+
+  def outputs(self, hidden: np.ndarray) -> np.ndarray:
+    """The head in numpy: linear layers with ReLU between, or that of the language model."""
+    if not self.head:
+      return hidden @ self.params["language_model"]
+    first, b0, *rest = self.head.values()
+    hidden = hidden @ first.T + b0
+    return np.maximum(hidden, 0) @ rest[0].T + rest[1] if rest else hidden
+
+  def authors(self, problem: str, steps: tuple[str, ...]) -> np.ndarray:
+    """The scores of the authors' procedure."""
+    return AUTHORS[self.name](self.encode, self.chat, self.forward, problem, steps)
 
   @functools.cached_property
   def _hidden(self):
@@ -177,15 +154,14 @@ class Own:
     return jax.jit(hidden)
 
 
-def write(directory: pathlib.Path, name: str) -> Own:
-  """A directory of the readout's model family with random weights."""
-  family, kind, fields = FAMILY[name]
+def write(directory: pathlib.Path, name: str) -> Published:
+  """Writes the directory of a readout."""
+  family, fields, layers = MODELS[name]
   config = dataclasses.replace(MODEL, **fields)
-  write_tokenizer(directory, kind)
-  vocab_size = tokenizer_json(kind).get_vocab_size() + 3  # rows that no token has, as in real ones
-  init = functools.partial(
-    step_lib.init_params, config=config, vocab_size=vocab_size, num_classes=2
-  )
+  tokenizer_json(family).save(str(directory / "tokenizer.json"))
+  settings = {"bos_token": SPECIALS[family][0], "chat_template": TEMPLATES[family]}
+  (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+  vocab_size = tokenizer_json(family).get_vocab_size() + 3  # real ones have rows without a token
   rng = np.random.default_rng(4)
 
   def random(path, leaf):  # in numpy: compiling a random generator takes longer than the tests
@@ -193,15 +169,17 @@ def write(directory: pathlib.Path, name: str) -> Own:
     size, mean = {"norm": (0.3, 1), "bias": (0.3, 0), "embedding": (1, 0)}.get(kind, (0.25, 0))
     return (mean + size * rng.normal(size=leaf.shape)).astype(np.float32)
 
-  shapes = jax.eval_shape(init, jax.random.key(0))
+  mesh = sharding_lib.make_mesh(config_lib.Mesh())
+  shapes = sharding_lib.abstract_params(config, vocab_size, 2, mesh)
   params = jax.tree_util.tree_map_with_path(random, shapes)
-  head = {k: rng.normal(size=s).astype(np.float32) for k, s in HEADS[name].items()}
-  tensors = dict(weights.unload(params, config)) | head
-  tensors = {k: v for k, v in tensors.items() if not k.startswith("score.") or k in head}
-  safetensors_files.write_directory(directory, tensors.items())
-  values = families.write(config, vocab_size, family)
-  (directory / "config.json").write_text(json.dumps(values))
-  return Own(directory, config, vocab_size, params, head)
+  head = {}
+  for layer, outputs in layers.items():
+    head[f"{layer}.weight"] = rng.normal(size=(outputs, 16)).astype(np.float32)
+    head[f"{layer}.bias"] = rng.normal(size=outputs).astype(np.float32)
+  trunk = {k: v for k, v in weights.unload(params, config) if not k.startswith("score.")}
+  safetensors_files.write_directory(directory, (trunk | head).items())
+  (directory / "config.json").write_text(json.dumps(families.write(config, vocab_size, family)))
+  return Published(name, directory, config, vocab_size, params, head)
 
 
 def softmax(x):
@@ -259,28 +237,4 @@ def trl(encode, chat, forward, problem, steps):
   return softmax(forward(ids))[np.array(labels) != -100][:, 1]
 
 
-AUTHORS = {
-  "qwen2.5-math-prm": qwen_math_prm,
-  "math-shepherd": math_shepherd,
-  "rlhflow": rlhflow,
-  "skywork-o1-prm": skywork,
-  "trl": trl,
-}
-
-
-def plain_chat(name):
-  """The chat template of a readout's family in Python, where transformers is not there."""
-
-  def qwen(messages):
-    turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-    return "".join(turns)
-
-  def llama(messages):
-    system = [{"role": "system", "content": None}]
-    text = "<|begin_of_text|>"
-    for m in system + messages:
-      content = DATE if m["content"] is None else "\n\n" + m["content"].strip()
-      text += f"<|start_header_id|>{m['role']}<|end_header_id|>{content}<|eot_id|>"
-    return text
-
-  return llama if name == "rlhflow" else qwen
+AUTHORS = dict(zip(PUBLISHED, (qwen_math_prm, math_shepherd, rlhflow, skywork, trl)))

@@ -234,7 +234,7 @@ def test_a_trained_model_exports_and_scores_alike(trained):
   workdir, out = trained
   solutions = [("1+1=", ["2\n", "so 3"]), ("2+2=", ["4"])]
   expected = Scorer.load(workdir).probabilities(solutions)
-  got = Scorer.load_export(out).probabilities(solutions)
+  got = Scorer.load_model(out).probabilities(solutions)
   for a, b in zip(got, expected):
     np.testing.assert_allclose(a, b, rtol=1e-5)  # rows of another length: sums in another order
   again = conftest.run_script("export.py", f"--checkpoint={workdir}", f"--output={out}")

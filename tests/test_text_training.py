@@ -20,7 +20,7 @@ from prm_jax.input_pipeline import text_dataset, tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
 from prm_jax.scoring import scorer
-from prm_jax.training import initialization, loop, programs, trainable
+from prm_jax.training import checkpoint, initialization, loop, programs, trainable
 from prm_jax.training import loss as loss_lib
 
 TEXT = config_lib.Loss(objective="language_model")
@@ -178,8 +178,9 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   message = script(monkeypatch, "export.py", *flags)
   assert "'language_model', which has no step head; --kind=causal-lm" in message
   assert not script(monkeypatch, "export.py", *flags, "--kind=causal-lm")
-  tokenizer = scorer.newest(workdir)[2]
-  _, about, params, on = scorer.restore(workdir)
+  _, tokenizer = scorer.newest(workdir)
+  on = sharding_lib.make_mesh(config_lib.Mesh())
+  _, about, params = checkpoint.restore_params(workdir, on)
   expected = trainable.merge_lora(params, about.config.model)
   preset = families.read(tmp_path / "lm")
   assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)

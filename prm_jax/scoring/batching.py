@@ -14,42 +14,6 @@ from prm_jax.types import Batch
 
 BATCH_TOKENS = 16_384  # tokens of one forward, padding included
 READS = 16  # reads of a row are padded to a multiple of this, to keep the number of shapes small
-MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
-
-
-class SolutionError(ValueError):
-  """A solution cannot be scored; `index` is its place among those given."""
-
-  def __init__(self, index: int, message: str):
-    super().__init__(message)
-    self.index = index
-
-
-def score(
-  solutions: Sequence[tuple[str, Sequence[str]]],
-  encode: Callable[[str, Sequence[str]], TokenTree],
-  read: Callable[[Sequence[TokenTree], Sequence[str]], list[np.ndarray]],
-) -> list[np.ndarray]:
-  """Class probabilities of each (problem, steps) pair; equal pairs are encoded and read once.
-
-  Args:
-    read: class probabilities from token trees and their problems.
-
-  Raises:
-    SolutionError: `encode` refuses a solution, or it has more than `MAX_TOKENS` tokens.
-  """
-  distinct: dict[tuple[str, tuple[str, ...]], int] = {}
-  index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
-  encoded = []
-  for i, (problem, steps) in enumerate(distinct):
-    try:
-      encoded.append(encode(problem, steps))
-      if (tokens := len(encoded[i])) > MAX_TOKENS:
-        raise ValueError(f"a solution of {tokens} tokens; at most {MAX_TOKENS} can be scored")
-    except ValueError as error:
-      raise SolutionError(index.index(i), str(error)) from error
-  results = read(encoded, [problem for problem, _ in distinct])
-  return [results[i] for i in index]
 
 
 def read(

@@ -9,17 +9,14 @@ import msgspec
 import numpy as np
 
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.json_lines import BadLine, Text
-from prm_jax.types import RATINGS, StepContract
-
-NO_RATING = {str(rating): 0.0 for rating in RATINGS}
+from prm_jax.types import CLASSES, StepContract
 
 
 class Solution(msgspec.Struct):
   """The keys of a record that are read; the others are kept as they are."""
 
-  problem: Text
-  steps: Annotated[list[Text], msgspec.Meta(min_length=1)]
+  problem: json_lines.Text
+  steps: Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 
 
 def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, tuple[str, ...]]:
@@ -31,15 +28,12 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
   Raises:
     BadLine: a key is missing or holds a wrong value.
   """
-  if "steps" not in record:
-    text = record.get("text")
-    if not isinstance(text, str):
-      raise BadLine(f'{where}: neither "steps" (a list of texts) nor "text" is there')
+  if "steps" not in record and isinstance(text := record.get("text"), str):
     record = record | {"steps": [step for step in text.split(separator) if step.strip()]}
   try:
     found = json_lines.convert(record, Solution)
-  except BadLine as error:
-    raise BadLine(f"{where}: {error}") from None
+  except json_lines.BadLine as error:
+    raise json_lines.BadLine(f"{where}: {error}") from None
   return found.problem, tuple(found.steps)
 
 
@@ -55,5 +49,6 @@ def scored(
   record = record | {"steps": steps}
   if contract.objective == "outcome":
     return record | {"orm_score": score}
-  ratings = [NO_RATING | dict(zip(contract.classes, map(float, p))) for p in probabilities]
+  none = dict.fromkeys(CLASSES["process"], 0.0)  # a published model may have no neutral class
+  ratings = [none | dict(zip(contract.classes, map(float, p))) for p in probabilities]
   return record | {"rating_probs": ratings, "prm_score": score}
