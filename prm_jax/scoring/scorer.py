@@ -6,7 +6,6 @@ solution longer than the model's rows is scored in a longer row, never cut.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -309,14 +308,7 @@ def restore(
     ValueError: none can be read, or there is none as `which` asks for.
   """
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
-  with contextlib.closing(checkpoint_lib.Checkpointer(workdir)) as checkpointer:
-
-    def params(step: int, about: checkpoint_lib.Metadata) -> Any:
-      shape = (about.vocab_size, len(about.contract.classes))
-      abstract = sharding_lib.abstract_params(about.config.model, *shape, mesh)
-      return checkpointer.restore_params(step, abstract)
-
-    return *checkpointer.newest(params, which), mesh
+  return *checkpoint_lib.restore_params(workdir, mesh, which), mesh
 
 
 def check_contract(
