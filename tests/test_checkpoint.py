@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import resource
@@ -28,7 +29,8 @@ from prm_jax.training import step as step_lib
 
 # orbax leaves behind what it had begun to read of a damaged checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-METADATA = checkpoint.Metadata(config_lib.Experiment(), tiny.contract(), 7, "hash")
+INIT = config_lib.Init(head="tokens", head_tokens=("-", "0", "+"))  # tuples survive JSON
+METADATA = checkpoint.Metadata(config_lib.Experiment(init=INIT), tiny.contract(), 7, "hash")
 KEEP = config_lib.Train(keep=2, keep_best=0)
 
 
@@ -46,6 +48,12 @@ def abstract(like):
 
 def opened(workdir, c=KEEP):
   return contextlib.closing(checkpoint.Checkpointer(workdir, c))
+
+
+def newest(checkpointer):
+  """Step, metadata and state of the newest readable checkpoint."""
+  like = abstract(state(0))
+  return checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
 
 
 def assert_identical(a, b):
@@ -73,19 +81,13 @@ def largest(folder: pathlib.Path) -> pathlib.Path:
   return max((path for path in folder.rglob("*") if path.is_file()), key=os.path.getsize)
 
 
-def flip(path: pathlib.Path) -> None:
-  data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
-  path.write_bytes(data)
-
-
 DAMAGES = {
-  "a changed bit in an array": lambda folder: flip(largest(folder / "params")),
+  "a changed bit in an array": lambda folder: tiny.flip(largest(folder / "params")),
   "a truncated array": lambda folder: os.truncate(largest(folder / "params"), 100),
-  "a changed bit in an index": lambda folder: flip(folder / "params/manifest.ocdbt"),
+  "a changed bit in an index": lambda folder: tiny.flip(folder / "params/manifest.ocdbt"),
   "a file is missing": lambda folder: (folder / "optimizer/manifest.ocdbt").unlink(),
   "a folder is missing": lambda folder: shutil.rmtree(folder / "optimizer"),
-  "a changed bit in the metadata": lambda folder: flip(folder / "_CHECKPOINT_METADATA"),
+  "a changed bit in the metadata": lambda folder: tiny.flip(folder / "_CHECKPOINT_METADATA"),
   "the metadata is missing": lambda folder: (folder / "_CHECKPOINT_METADATA").unlink(),
 }
 
@@ -94,11 +96,9 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_not_used(workdir, capfd, damage):
   """The one before is used, with a warning.  A run renames the damaged one; a reader does not."""
   DAMAGES[damage](workdir / "checkpoints/2")
-  like = abstract(state(1))
   for c in (None, KEEP):
     with opened(workdir, c) as checkpointer:
-      restore = lambda step, metadata: checkpointer.restore(step, like)
-      step, metadata, restored = checkpointer.newest(restore)
+      step, metadata, restored = newest(checkpointer)
       assert (step, metadata) == (1, METADATA)
       assert_identical(state(1), restored)
       warning = capfd.readouterr().err
@@ -108,16 +108,15 @@ def test_a_damaged_checkpoint_is_not_used(workdir, capfd, damage):
       if c is not None:
         checkpointer.save(state(2), METADATA)
         checkpointer.finish()
-        assert checkpointer.newest(restore)[0] == 2
+        assert newest(checkpointer)[0] == 2
 
 
 def test_a_half_deleted_checkpoint_is_passed_over(workdir):
   """If a run was killed while it deleted a checkpoint, the next save ends the deletion."""
   shutil.rmtree(workdir / "checkpoints/1/params")
   (workdir / "checkpoints/1/_CHECKPOINT_METADATA").unlink()
-  like = abstract(state(2))
   with opened(workdir) as checkpointer:
-    assert checkpointer.newest(lambda step, _: checkpointer.restore(step, like))[0] == 2
+    assert newest(checkpointer)[0] == 2
     checkpointer.save(state(3), METADATA)
   with opened(workdir) as checkpointer:
     assert checkpointer.steps() == [2, 3]
@@ -126,12 +125,10 @@ def test_a_half_deleted_checkpoint_is_passed_over(workdir):
 def test_damaged_checkpoints_alone_are_an_error(workdir):
   """No run begins again from nothing because its checkpoints cannot be read; they stay in place."""
   for step in (1, 2):
-    flip(largest(workdir / f"checkpoints/{step}/params"))
-  like = abstract(state(1))
-  with opened(workdir) as checkpointer:
-    message = r"(?s)checkpoints/2 does not .*checkpoints/1 does not .*no checkpoint is left"
-    with pytest.raises(checkpoint.Unreadable, match=message):
-      checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
+    tiny.flip(largest(workdir / f"checkpoints/{step}/params"))
+  message = r"(?s)checkpoints/2 does not .*checkpoints/1 does not .*no checkpoint is left"
+  with opened(workdir) as checkpointer, pytest.raises(checkpoint.Unreadable, match=message):
+    newest(checkpointer)
   assert {"1", "2"} == {path.name for path in (workdir / "checkpoints").iterdir()}
 
 
@@ -213,15 +210,13 @@ def test_a_full_disk_loses_nothing(workdir):
         checkpointer.finish()
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, before)
-  like = abstract(state(3))
   with opened(workdir) as checkpointer:
-    restore = lambda step, metadata: checkpointer.restore(step, like)
-    step, _, restored = checkpointer.newest(restore)
+    step, _, restored = newest(checkpointer)
     assert step == 2
     assert_identical(state(2), restored)
     checkpointer.save(state(3), METADATA)
     checkpointer.finish()
-    assert checkpointer.newest(restore)[0] == 3
+    assert newest(checkpointer)[0] == 3
 
 
 @pytest.mark.usefixtures("one_device")
@@ -234,7 +229,7 @@ def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, cap
   experiment = tiny.change(experiment, "train", steps=4, save_every=2)
   loop.run(experiment, tmp_path)
   expected, records = tiny.final_state(tmp_path), tiny.records(tmp_path)
-  flip(largest(tmp_path / "checkpoints/4/params"))
+  tiny.flip(largest(tmp_path / "checkpoints/4/params"))
   capfd.readouterr()
   assert scorer.Scorer.load(tmp_path).step == 2
   assert "checkpoints/4 does not read back: the numbers of params/" in capfd.readouterr().err
@@ -247,65 +242,45 @@ def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, cap
 
 
 HOST = """
-import signal, time
 from test_checkpoint import *  # and eight devices
-from prm_jax.runtime import preemption
-index, address, workdir = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
+index, address, workdir = int(sys.argv[1]), *sys.argv[2:]
 jax.distributed.initialize(address, 2, index)
 on = sharding_lib.make_mesh(config_lib.Mesh())
 split = jax.NamedSharding(on, jax.P("fsdp"))
+numbers = np.arange(32.0, dtype=np.float32).reshape(16, 2)
 
 def state(step):
-  numbers = np.arange(32.0, dtype=np.float32).reshape(16, 2) + step
-  whole = jax.make_array_from_callback(numbers.shape, split, lambda index: numbers[index])
+  whole = jax.make_array_from_callback((16, 2), split, lambda index: numbers[index] + step)
   count = jax.device_put(np.int32(step), sharding_lib.replicated(on))
   return step_lib.TrainState(count, {"a": whole}, {"m": whole * 2})
 
-like = abstract(state(0))
-with preemption.PreemptionGuard() as guard, opened(workdir) as checkpointer:
-  assert checkpointer.newest(lambda *_: None) is None
-  for step in range(1, 1000):
-    if step == 5 and index == 1:
-      os.kill(os.getpid(), signal.SIGTERM)  # one of them is told
-    told = guard.reached(step)
-    if step == 3 or told:
-      checkpointer.save(state(step), METADATA)
-      checkpointer.finish()
-    if told:
-      break
-    time.sleep(0.02)
-  assert checkpointer.steps() == [3, step], checkpointer.steps()
-
-real = checkpoint.ocp.load_checkpointables
-
-def load(path, wanted):
-  if index == 1 and path.name == str(step):
+def load(path, wanted, real=checkpoint.ocp.load_checkpointables):
+  if index == 1 and path.name == "2":
     raise OSError("not here")
   return real(path, wanted)
 
 checkpoint.ocp.load_checkpointables = load
+like = abstract(state(0))
 with opened(workdir) as checkpointer:
-  found = checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
-  assert found[0] == 3
-  for x in found[2].params["a"].addressable_shards:
-    np.testing.assert_array_equal(x.data, np.arange(32.0).reshape(16, 2)[x.index] + 3)
-  assert checkpointer.steps() == [3]
-print("stopped at", step, file=sys.stderr, flush=True)
+  assert checkpointer.newest(lambda *_: None) is None
+  for step in (1, 2):
+    checkpointer.save(state(step), METADATA)
+  checkpointer.finish()
+  step, _, found = checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
+  for x in found.params["a"].addressable_shards:
+    np.testing.assert_array_equal(x.data, numbers[x.index] + 1)
+  assert (step, checkpointer.steps()) == (1, [1])
 jax.distributed.shutdown()
 """
 
 
 def test_two_hosts_save_and_restore_together(tmp_path):
-  """SIGTERM to one stops both at the same step; what one cannot read, both leave aside."""
-  address = jobs.free_address()
-  (tmp_path / "host.py").write_text(HOST)
+  """What one of them cannot read, both leave aside, and read the checkpoint before."""
+  address, code = jobs.free_address(), tmp_path / "host.py"
+  code.write_text(HOST)
   env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
-  commands = [
-    [sys.executable, tmp_path / "host.py", str(i), address, tmp_path / "run"] for i in (0, 1)
-  ]
-  hosts = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, env=env) for c in commands]
-  said = jobs.finish(hosts)
-  stopped = [text.partition("stopped at ")[2].split()[0] for text in said]
-  assert stopped[0] == stopped[1]
+  start = functools.partial(subprocess.Popen, stderr=subprocess.PIPE, text=True, env=env)
+  run = tmp_path / "run"
+  said = jobs.finish([start([sys.executable, code, i, address, run]) for i in "01"])
   assert "does not read back: another host could not read it" in said[0]
   assert "does not read back: OSError: not here" in said[1]

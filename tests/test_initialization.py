@@ -5,7 +5,6 @@ import json
 import shutil
 
 import jax
-import msgspec
 import numpy as np
 import pytest
 import tiny
@@ -138,7 +137,7 @@ def test_a_missing_language_model_head_is_only_missed_when_used(experiment, clas
   with pytest.raises(ValueError, match=r"classifier: no lm_head\.weight.*_weight=0\.5 needs"):
     tiny.public_params(weighted)
   asked = tiny.change(from_it, "init", head="tokens", head_tokens=("1", "2", "+"))
-  with pytest.raises(ValueError, match=r'no lm_head\.weight.* init\.head="tokens" needs'):
+  with pytest.raises(ValueError, match=r"no lm_head\.weight.* init\.head='tokens' with"):
     tiny.public_params(asked)
   untied = dataclasses.replace(tiny.MODEL, tied_embeddings=False)
   columns = np.arange(16.0 * PUBLIC_ROWS, dtype=np.float32).reshape(16, PUBLIC_ROWS)
@@ -196,11 +195,3 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=str(small)))
-
-
-def test_metadata_survives_json(experiment):
-  """Nested settings and tuples are equal after a round trip through JSON."""
-  asked = tiny.change(experiment, "init", head="tokens", head_tokens=("-", "0", "+"))
-  metadata = checkpoint.Metadata(asked, tiny.contract(), 7, "hash")
-  text = json.dumps(dataclasses.asdict(metadata))
-  assert msgspec.convert(json.loads(text), checkpoint.Metadata) == metadata

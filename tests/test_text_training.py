@@ -170,25 +170,19 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
 
 
-@pytest.mark.parametrize(
-  ("name", "flags"), [("score.py", ["--input=none"]), ("evaluate.py", ["--data_dir=none"])]
-)
-def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch, name, flags):
+def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch):
   """It has a head of one class that nothing trained: an error that says what to do with it."""
   workdir, _ = text_run
-  flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/o", *flags)
-  message = script(monkeypatch, name, *flags)
-  assert "trained on text, so it has no step probabilities" in message
-  assert f"--config.init.checkpoint={workdir}" in message
+  for name, flag in [("score.py", "--input=none"), ("evaluate.py", "--data_dir=none")]:
+    message = script(monkeypatch, name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
+    assert "trained on text, so it has no step probabilities" in message
+    assert f"--config.init.checkpoint={workdir}" in message
   assert not list(tmp_path.iterdir())
 
 
 def test_text_and_its_objective_come_together():
   """Text without the objective, the objective without text, and half of the text are errors."""
-  for loss, files in [
-    (config_lib.Loss(), {"text_train": "a", "text_eval": "b"}),
-    (TEXT, {}),
-    (TEXT, {"text_train": "a"}),
-  ]:
+  for loss, files in [(config_lib.Loss(), ("a", "b")), (TEXT, ("", "")), (TEXT, ("a", ""))]:
+    data = config_lib.Data(text_train=files[0], text_eval=files[1])
     with pytest.raises(ValueError, match=r"language_model needs both, other objectives neither"):
-      config_lib.Experiment(loss=loss, data=config_lib.Data(**files))
+      config_lib.Experiment(loss=loss, data=data)

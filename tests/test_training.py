@@ -68,7 +68,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
 
   def watching(fun, **kwargs):
     jitted = jit(fun, **kwargs)
-    if getattr(fun, "func", None) is step_lib.train_step:
+    if getattr(fun, "func", None) in (step_lib.train_step, step_lib.read_log_probs):
       compiled.append(jitted)
     return jitted
 
@@ -86,7 +86,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypa
       loop.run(experiment, tmp_path / "killed")
   assert checkpoint.latest(tmp_path / "killed")[0] == 3
   loop.run(experiment, tmp_path / "killed")
-  assert [jitted._cache_size() for jitted in compiled] == [1, 1, 1]
+  assert len(compiled) == 6 and max(jitted._cache_size() for jitted in compiled) == 1
 
   finals = tiny.final_state(tmp_path / "whole"), tiny.final_state(tmp_path / "killed")
   jax.tree.map(np.testing.assert_array_equal, *finals)
@@ -157,7 +157,7 @@ def test_a_run_is_only_resumed_as_itself(experiment, short, tmp_path):
   loop.check_same_run(loop.read_rows(free).metadata, then, workdir)  # raises nothing
   other = arithmetic.Generator(seed=1, train_problems=30, test_problems=6, candidates=1)
   prepare.prepare_arithmetic(tmp_path / "other", other)
-  with pytest.raises(ValueError, match="other data than then"):
+  with pytest.raises(ValueError, match="hash of the training rows: "):
     loop.run(tiny.change(short, "data", directory=str(tmp_path / "other")), workdir)
   assert (workdir / "manifest.json").read_text() == before
 

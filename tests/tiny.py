@@ -195,6 +195,13 @@ def batch(rows: int = 8, row_length: int = 64) -> Batch:
   return Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})
 
 
+def flip(path: pathlib.Path) -> None:
+  """Changes one bit in the middle of a file."""
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
 def records(workdir) -> list[dict]:
   """Lines of a run's metrics.jsonl, but for what depends on the clock."""
   times = {"tokens_per_second", "step_seconds", "data_wait_seconds"}

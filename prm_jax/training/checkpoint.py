@@ -44,6 +44,13 @@ class Metadata:
   vocab_size: int  # rows of the embedding
   rows_hash: str  # of the packed training rows
 
+  def facts(self, leave_out: str) -> dict[str, Any]:
+    """All of it by name, without the settings marked `leave_out`: to compare two runs or hosts."""
+    facts = config_lib.settings(self.config, leave_out)
+    contract = dataclasses.asdict(self.contract)
+    facts |= {f"step contract, {name}": value for name, value in contract.items()}
+    return facts | {"vocabulary size": self.vocab_size, "hash of the training rows": self.rows_hash}
+
 
 def checksums(tree: Any) -> dict[str, int]:
   """A 32-bit checksum of each array of a tree, by its path; the same on every mesh and host."""
@@ -115,14 +122,11 @@ class Checkpointer:
     )
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    """Which checkpoints orbax keeps: the newest and the best.
-
-    orbax's own `BestN` reads a file of metrics for each checkpoint when a directory is opened, and
-    fails on a damaged one.
-    """
+    """Which checkpoints orbax keeps: the newest and the best.  (Its `BestN` fails on damage.)"""
     steps = sorted(each.step for each in checkpoints)
-    best = self._ranked(steps, self._keep.best_metric)[: self._keep.keep_best]
-    return [each.step in steps[-self._keep.keep :] + best for each in checkpoints]
+    kept = steps[-self._keep.keep :]
+    kept += self._ranked(steps, self._keep.best_metric)[: self._keep.keep_best]
+    return [each.step in kept for each in checkpoints]
 
   def steps(self) -> list[int]:
     """Steps of the finished checkpoints, ascending."""
@@ -131,25 +135,21 @@ class Checkpointer:
   def newest(
     self, read: Callable[[int, Metadata], Any], which: str = "latest"
   ) -> tuple[int, Metadata, Any] | None:
-    """The newest checkpoint that can be read: its step, its metadata, and what `read` returns.
+    """Step and metadata of the newest checkpoint that can be read, and what `read` returns for it.
 
     A warning names each newer one that cannot.  The run that writes the directory renames these to
-    STEP.unreadable, so that their steps can be saved again.
+    STEP.unreadable, so that their steps can be saved again.  None: there is no checkpoint at all.
 
     Args:
       read: raises Unreadable (as `restore` does) to have the checkpoint before it tried.
       which: "latest"; "best", by the run's `train.best_metric`, or the next best if that cannot be
         read; or a step, of which there is no alternative.
 
-    Returns:
-      None if there is no checkpoint at all.
-
     Raises:
       Unreadable: there are checkpoints, but none can be read.  They stay as they are.
       ValueError: there are checkpoints, but not the one that `which` asks for.
     """
-    errors: dict[int, Unreadable] = {}
-    candidates = self._candidates(which)
+    candidates, errors = self._candidates(which), {}
     distributed.check_same({f"checkpoints in {self._directory}": candidates})
     for step in candidates:
       try:
@@ -163,13 +163,12 @@ class Checkpointer:
         if self._keep:
           self._set_aside(damaged)
       return found
-    if errors:
-      raise Unreadable(
-        "\n".join(map(str, errors.values()))
-        + f"\nno checkpoint is left to go on from; put one back, or move {self._directory} away "
-        "to begin again from step 0"
-      )
-    return None
+    if not candidates:
+      return None
+    raise Unreadable(
+      "\n".join(map(str, errors.values())) + "\nno checkpoint is left to go on from; put one back, "
+      f"or move {self._directory} away to begin again from step 0"
+    )
 
   def _candidates(self, which: str) -> list[int]:
     """The steps that `newest` tries, in order."""
@@ -224,14 +223,10 @@ class Checkpointer:
     values = dataclasses.asdict(metadata) | {"versions": distributed.versions()}
     values |= {"evaluation": evaluation, "checksums": checksums(tree)}
     self._info[step] = values
-    with self._named(step):
-      future = self._checkpointer.save_checkpointables_async(
-        step,
-        tree,
-        force=True,  # the loop decides when to save
-        custom_metadata=values | {"sha256": _digest(values)},
-      )
-    self._saving = step, future
+    custom = values | {"sha256": _digest(values)}
+    start = self._checkpointer.save_checkpointables_async
+    with self._named(step):  # by force, as the loop decides when to save
+      self._saving = step, start(step, tree, force=True, custom_metadata=custom)
 
   def finish(self, wait: bool = True) -> None:
     """Ends the save under way (if it is done by now, or else waits); OSError if it has failed."""

@@ -31,12 +31,10 @@ def resolve(c: config_lib.Experiment, found: config_lib.Model) -> config_lib.Exp
   Raises:
     ValueError: a field of the section model differs both from its default and from `found`.
   """
-  default, choices = config_lib.Model(), {}
-  for field in dataclasses.fields(c.model):
-    name, value = field.name, getattr(c.model, field.name)
-    if name in families.CHOICES:
-      choices[name] = value
-    elif value not in (getattr(default, name), getattr(found, name)):
+  choices = {name: getattr(c.model, name) for name in families.CHOICES}
+  for name, value in vars(c.model).items():
+    known = (getattr(config_lib.Model(), name), getattr(found, name))
+    if name not in choices and value not in known:
       raise ValueError(
         f"model.{name}={value!r}, but {c.init.checkpoint} has {getattr(found, name)!r}; leave it "
         "out: the architecture is the checkpoint's"
@@ -45,11 +43,7 @@ def resolve(c: config_lib.Experiment, found: config_lib.Model) -> config_lib.Exp
 
 
 def architecture(path: str) -> tuple[config_lib.Model, int]:
-  """Architecture and vocabulary size (rows of the embedding) of a public model or another run.
-
-  Raises:
-    ValueError, OSError: as `families.read`.
-  """
+  """Architecture and rows of the embedding of a public model (`families.read`) or another run."""
   if latest := checkpoint_lib.latest(path):
     return dataclasses.replace(latest[1].config.model, lora_rank=0), latest[1].vocab_size
   if storage.in_bucket(storage.path(path)):
@@ -65,11 +59,8 @@ def find(
 ) -> tuple[config_lib.Experiment, tokenizers.Tokenizer, int]:
   """The resolved experiment, its tokenizer and its vocabulary size.
 
-  A resumed run takes them from its work directory, as the public checkpoint may be gone.  (If the
-  section init has changed, the loop refuses to resume.)
-
-  Args:
-    workdir: of a run that may have checkpoints; None: of a new run.
+  A run with checkpoints in `workdir` takes them from there, as the public checkpoint may be gone.
+  (If the section init has changed, the loop refuses to resume.)
 
   Raises:
     FileNotFoundError: no tokenizer is named.
@@ -100,9 +91,7 @@ def public_params(
 ) -> Params:
   """Parameters of `init.checkpoint`, with the step head of `init.head` and new low-rank factors.
 
-  Args:
-    c: as resolved.
-    abstract: the parameters as `ShapeDtypeStruct`s with shardings.
+  `c` is resolved; `abstract` describes the parameters, as `sharding.abstract_params` does.
 
   Raises:
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
@@ -163,21 +152,18 @@ def model_params(c: config_lib.Experiment, abstract: Params) -> Params:
     ValueError: the run needs a language-model head, and the directory is a classifier's.
   """
   directory = c.init.checkpoint
-  users = {  # `weights.load` returns zeros in place of a head that is not there
-    'init.head="tokens"': c.init.head == "tokens",
-    'loss.objective="language_model"': c.loss.objective == "language_model",
-    f"loss.language_model_weight={c.loss.language_model_weight}": c.loss.language_model_weight,
-  }
-  user = next((user for user, uses in users.items() if uses), None)
-  tied = c.model.tied_embeddings
-  if user and not tied and "lm_head.weight" not in weights.tensors(directory):
+  head, objective, weight = c.init.head, c.loss.objective, c.loss.language_model_weight
+  used = head == "tokens" or objective == "language_model" or weight
+  # `weights.load` returns zeros in place of a head that is not there.
+  if used and not c.model.tied_embeddings and "lm_head.weight" not in weights.tensors(directory):
     raise ValueError(
-      f"{directory}: no lm_head.weight, as in a classifier, but {user} needs the language-model "
-      "head; start from the language model that it was made from"
+      f"{directory}: no lm_head.weight, as in a classifier, but init.head={head!r} with "
+      f"loss.objective={objective!r} and loss.language_model_weight={weight} needs a language-"
+      "model head; start from the language model that it was made from"
     )
   params = weights.load(directory, abstract, c.model)
   exported = (pathlib.Path(directory) / export.CONTRACT).is_file()
-  if exported and not same_classes(export.read_contract(directory), c.loss.objective):
+  if exported and not same_classes(export.read_contract(directory), objective):
     params |= _zeros(abstract, *HEAD)
   return params
 

@@ -55,7 +55,7 @@ def train(run: Run) -> dict[str, Any]:
   """
   c, log, updates, split = run.config.train, run.log, run.updates, run.config.data.eval_split
   result = {}
-  if run.owes_evaluation:
+  if run.start and run.start % c.eval_every == 0 and not log.has(run.start, split):
     log.write(run.start, split, run.evaluate())
   batches = train_batches(run.rows.train, c, run.mesh, run.start)
   for step in range(run.start + 1, c.steps + 1):
@@ -108,23 +108,17 @@ class Run:
     with self.goodput.spent_on("start"):
       self.state = self.first_state()
       self.start = int(self.state.step)  # updates made before this process; waits
-    saved = self.checkpointer.info(self.start) if self.start else {}
-    # SIGTERM came when an evaluation was due.
-    self.owes_evaluation = (
-      self.start > 0 and self.start % c.train.eval_every == 0 and not saved["evaluation"]
-    )
     self.guard = stack.enter_context(preemption.PreemptionGuard())
-    again = c.data.eval_split if self.owes_evaluation else None
-    self.log = Log(lock, c.train.steps, self.start, again)
+    self.log = Log(lock, c.train.steps, self.start)
     stack.enter_context(contextlib.closing(self.log))
     if "goodput" in self.log.last:
       self.goodput.resume(self.log.last["goodput"])
     self.log.say(self.summary())
-    then, now = saved.get("versions", {}), distributed.versions()
-    changed = [f"{x} {then[x]}, now {now[x]}" for x in now if then.get(x, now[x]) != now[x]]
+    now = distributed.versions()
+    then = self.checkpointer.info(self.start)["versions"] if self.start else now
+    changed = [f"{x} {then[x]}, now {now.get(x)}" for x in then if then[x] != now.get(x)]
     if changed:
-      changed = ", ".join(changed)
-      self.log.say(f"warning: packages have changed since step {self.start} was saved: {changed}")
+      self.log.say(f"warning: other packages than those of step {self.start}: {'; '.join(changed)}")
     rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
     tokens = c.train.batch_rows * c.data.row_length * self.rows.train.fill
     self.updates = UpdateMetrics(self.log, self.goodput, rates, tokens)
@@ -158,13 +152,13 @@ class Run:
   def summary(self) -> str:
     """The first lines on the screen: model, data and devices."""
     c, manifest, mesh = self.config, self.rows.manifest["train"], self.mesh
+    devices = f"{mesh.size} {mesh.devices.flat[0].platform} device(s) as {dict(mesh.shape)}"
     params = sum(x.size for x in jax.tree.leaves(self.state.params))
     targets = ", ".join(f"{count} {name}" for name, count in manifest["targets"].items())
     examples = "texts" if c.loss.objective == "language_model" else "solutions"
     epochs = c.train.steps * c.train.batch_rows / manifest["rows"]
     lines = [
-      f"{c.loss.objective.replace('_model', '')} model, {params:,} parameters, on {mesh.size} "
-      f"{mesh.devices.flat[0].platform} device(s) as {dict(mesh.shape)}",
+      f"{c.loss.objective.replace('_model', '')} model, {params:,} parameters, on {devices}",
       f"{manifest['examples']:,} {examples} ({targets}), {manifest['tokens']:,} tokens in "
       f"{manifest['rows']:,} rows of {c.data.row_length} ({manifest['fill']:.1%} full), "
       f"{c.train.steps} steps = {epochs:.1f} epochs",
@@ -246,20 +240,12 @@ def check_same_run(
   now: checkpoint_lib.Metadata, then: checkpoint_lib.Metadata, workdir: storage.Path
 ) -> None:
   """ValueError if a run would be resumed with other settings or on other rows."""
-
-  def fixed(metadata: checkpoint_lib.Metadata) -> dict[str, Any]:
-    contract = dataclasses.asdict(metadata.contract)
-    settings = config_lib.settings(metadata.config, leave_out=config_lib.CHANGEABLE)
-    return settings | {f"step contract, {name}": value for name, value in contract.items()}
-
-  old, new = fixed(then), fixed(now)
+  old, new = (metadata.facts(leave_out=config_lib.CHANGEABLE) for metadata in (then, now))
   changed = [f"{x}: {old[x]!r} then, {new[x]!r} now" for x in new if old[x] != new[x]]
-  if not changed and now.rows_hash != then.rows_hash:
-    changed = ["the packed training rows: other data than then"]
   if changed:
     raise ValueError(
-      f"{workdir} holds a run with other settings; give this one its own --workdir, or go back to "
-      "the old settings:\n  " + "\n  ".join(changed)
+      f"{workdir} holds a run with other settings or data; give this one its own --workdir, or go "
+      "back to the old ones:\n  " + "\n  ".join(changed)
     )
 
 
@@ -275,10 +261,9 @@ class Rows:
 
   def facts(self, workdir: storage.Path) -> dict[str, Any]:
     """What all hosts of a job must have in common: settings, data, packages, work directory."""
-    facts = config_lib.settings(self.metadata.config, leave_out=config_lib.PER_HOST)
-    facts |= dataclasses.asdict(self.metadata) | distributed.versions()
-    facts["hash of the evaluation rows"] = self.evaluation.hash
-    return facts | {"config": None, "python": sys.version.split()[0], "workdir": str(workdir)}
+    facts = self.metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
+    facts |= {"python": sys.version.split()[0], "workdir": str(workdir)}
+    return facts | {"hash of the evaluation rows": self.evaluation.hash}
 
 
 def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> Rows:

@@ -15,10 +15,7 @@ LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
   """Number of targets of each kind, int32 `[]`: the sums of `sums` are divided by them."""
-  return {
-    "step": (batch.read_targets >= 0).sum(),
-    "language_model": (batch.previous >= 0).sum(),
-  }
+  return {"step": (batch.read_targets >= 0).sum(), "language_model": (batch.previous >= 0).sum()}
 
 
 def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:

@@ -19,7 +19,7 @@ from flax import traverse_util
 
 from prm_jax.runtime import distributed, json_lines, storage, workdir_lock
 
-AHEAD = 2  # updates that the host may be ahead of the devices
+AHEAD = 2  # updates; a save waits for them
 DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
 NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}  # of a goodput record
 
@@ -41,11 +41,9 @@ class Goodput:
       self.seconds[part] += time.perf_counter() - start
 
   def resume(self, last: dict[str, float]) -> None:
-    """Adds the time of earlier processes.
+    """Adds the time of earlier processes, by their `summary` at the step that is resumed.
 
-    Args:
-      last: their `summary` at the step that is resumed.  The time since then is "away": nothing
-        ran, or it did work that a kill undid.
+    The time since then is "away": nothing ran, or it did work that a kill undid.
     """
     away = max(self._began_unix - last["unix"], 0.0)  # host clocks may differ
     self.seconds.update({part: x for part, x in last.items() if part not in NO_PART}, away=away)
@@ -69,24 +67,19 @@ class Log:
   Only the first host writes.  In a bucket, the files are updated by `sync` and `close`.
   """
 
-  def __init__(
-    self, lock: workdir_lock.WorkdirLock, steps: int, step: int, again: str | None = None
-  ):
+  def __init__(self, lock: workdir_lock.WorkdirLock, steps: int, step: int):
     """Opens the log of a run of `steps` updates at `step`, and deletes the records after it.
 
-    Args:
-      lock: on the work directory; if another run takes that over, nothing more is uploaded.
-      again: a split whose record at `step` is deleted as well, to be written again.
+    If another run takes over the work directory of `lock`, nothing more is uploaded.
     """
-    self._writes = distributed.is_first()
-    self._workdir = lock.workdir
+    self._writes, self._workdir = distributed.is_first(), lock.workdir
     self._stack = contextlib.ExitStack()
     self.last: dict[str, dict[str, Any]] = {}  # by split, the last record that was kept
     self._path, self._board = os.devnull, None
     if self._writes:
       self._folder = self._stack.enter_context(storage.local(lock.workdir, unless=lock.taken_by))
       self._path = self._folder / "metrics.jsonl"
-      self._keep_until(step, again)
+      self._keep_until(step)
       with contextlib.suppress(ImportError):
         import tensorboardX
 
@@ -99,16 +92,21 @@ class Log:
     self.bar = tqdm.tqdm(total=steps, initial=step, unit="step", disable=hidden, dynamic_ncols=True)
     self._stack.callback(self.bar.close)
 
-  def _keep_until(self, step: int, again: str | None) -> None:
+  def _keep_until(self, step: int) -> None:
     stored, kept = self._workdir / "metrics.jsonl", []
     for line in stored.read_text().splitlines(keepends=True) if stored.exists() else ():
       with contextlib.suppress(ValueError):  # half a line, from a run that was killed
         record = json.loads(line) if line.endswith("\n") else {"step": math.inf}
-        if record["step"] < step or (record["step"] == step and record["split"] != again):
+        if record["step"] <= step:
           kept.append(line)
           self.last[record["split"]] = record
     with json_lines.written(self._path) as file:
       file.writelines(kept)
+
+  def has(self, step: int, split: str) -> bool:
+    """Whether the last record of `split` that was kept is of `step`; called by all hosts."""
+    missing = distributed.is_first() and self.last.get(split, {}).get("step") != step
+    return not distributed.somewhere(missing)
 
   def close(self) -> None:
     self._stack.close()
@@ -139,10 +137,10 @@ class Log:
     for name, value in scalars.items() if self._board is not None else ():
       self._board.add_scalar(f"{split}/{name}", value, step)
     if split == "train":
-      short = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:.0f}"}
-      self.bar.set_postfix(short)
+      short = f"loss {values['loss']:.3f}  tokens/s {values['tokens_per_second']:.0f}"
+      self.bar.set_postfix_str(short)
       if self.bar.disable:  # else the bar shows it
-        self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()))
+        self.say(f"step {step}: {short}")
     elif split != "goodput" or step == self.bar.total:  # goodput is shown at the end
       shown = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
       self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown))
@@ -156,9 +154,8 @@ class Log:
 class UpdateMetrics:
   """Metrics of the updates since the last record, which are means over these updates.
 
-  Reading a metric waits for its update.  So a record is written one update late, when the devices
-  have the next one to work on.  The host stays at most `AHEAD` updates ahead, so that a save never
-  waits for many.
+  Reading a metric waits for its update, so a record is written one update late, when the devices
+  have the next one to work on.  The host stays at most `AHEAD` updates ahead of the devices.
   """
 
   def __init__(self, log: Log, goodput: Goodput, rates: np.ndarray, tokens: float):

@@ -51,20 +51,13 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
   multiply the updates of these groups, weight decay included.
   """
   scales = dict.fromkeys((*HEAD, "language_model"), c.head_scale) | {"embedding": c.embedding_scale}
+  scale = lambda path, update: update * scales.get(path[0].key, 1.0)
+  scaled = optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
   matrix = lambda path, _: not path[-1].key.endswith(("norm", "bias"))
-  scaled = lambda path, update: update * scales.get(path[0].key, 1.0)
-  each = jax.tree_util.tree_map_with_path
-  return optax.chain(
-    optax.clip_by_global_norm(c.clip_norm),
-    optax.adamw(
-      learning_rate(c, steps),
-      b1=c.b1,
-      b2=c.b2,
-      weight_decay=c.weight_decay,
-      mask=functools.partial(each, matrix),
-    ),
-    optax.stateless(lambda updates, _: each(scaled, updates)),
-  )
+  decay = {"weight_decay": c.weight_decay}
+  decay["mask"] = functools.partial(jax.tree_util.tree_map_with_path, matrix)
+  adamw = optax.adamw(learning_rate(c, steps), b1=c.b1, b2=c.b2, **decay)
+  return optax.chain(optax.clip_by_global_norm(c.clip_norm), adamw, scaled)
 
 
 def init_params(
@@ -123,13 +116,12 @@ def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: in
   if microbatches == 1:
     return function(batch)
   parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
-  shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+  total = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
 
   def add(total, part):
     return jax.tree.map(jnp.add, total, function(part)), None
 
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  return jax.lax.scan(add, zeros, parts)[0]
+  return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, total), parts)[0]
 
 
 def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
@@ -202,10 +194,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
     begin=jax.jit(start, donate_argnums=0, out_shardings=shardings),
     # The new state has the shardings of the old one, so the step is compiled once.
     train_step=jax.jit(
-      update,
-      donate_argnums=0,
-      out_shardings=(shardings, everywhere),
-      compiler_options=options,
+      update, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options
     ),
     read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
     gather=jax.jit(lambda x: x, out_shardings=everywhere),
