@@ -115,19 +115,6 @@ def test_eight_devices_equal_one(experiment, tmp_path, all_devices, trained):
   )
 
 
-def test_parameters_are_sharded(all_devices):
-  """On a 4 x 2 mesh each device holds an eighth of every matrix that divides."""
-  on = sharding_lib.make_mesh(config_lib.Mesh(fsdp=4, tensor=2))
-  params = sharding_lib.abstract_params(tiny.MODEL, 256, 3, on)
-  assert params["blocks"]["gate"].sharding.spec == jax.P(None, "fsdp", "tensor")
-  assert params["blocks"]["gate"].sharding.shard_shape((2, 16, 24)) == (2, 4, 12)
-  optimizer = step_lib.make_optimizer(config_lib.Optim(), 10)
-  state = step_lib.abstract_state(params, optimizer, on).opt_state
-  moments = [x for x in jax.tree.leaves(state) if x.shape == (2, 16, 24)]
-  assert len(moments) == 4  # two of `gate`, two of `up`
-  assert all(m.sharding.shard_shape(m.shape) == (2, 4, 12) for m in moments)
-
-
 def test_accumulated_gradients_equal_one_pass(experiment):
   """Microbatches with different numbers of targets give the gradients of one pass."""
   metrics = []
