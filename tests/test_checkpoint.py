@@ -29,7 +29,7 @@ from prm_jax.training import step as step_lib
 
 # orbax leaves behind what it had begun to read of a damaged checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-INIT = config_lib.Init(head="tokens", head_tokens=("-", "0", "+"))  # tuples survive JSON
+INIT = config_lib.Init("public", head="tokens", head_tokens=("-", "0", "+"))  # JSON keeps tuples
 METADATA = checkpoint.Metadata(config_lib.Experiment(init=INIT), tiny.contract(), 7, "hash")
 KEEP = config_lib.Train(keep=2, keep_best=0)
 
