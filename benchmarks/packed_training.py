@@ -18,7 +18,7 @@ from prm_jax.input_pipeline import packing, prefix_tree, token_tree
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import json_lines
 from prm_jax.training import initialization
-from prm_jax.training import programs as programs_lib
+from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
 
 
@@ -54,7 +54,7 @@ def measure(settings: dict) -> dict:
   updates = -(-len(rows) // batch_rows) if updates < 0 else updates
   c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=updates))
   mesh = sharding_lib.make_mesh(c.mesh)
-  programs = programs_lib.make(c, vocab_size, len(contract.classes), mesh)
+  programs = step_lib.make(c, vocab_size, len(contract.classes), mesh)
   on_mesh = lambda batch: jax.device_put(batch, sharding_lib.batch_sharding(mesh))
   order = packing.shuffled(rows, c.train.seed)
   batch_of = lambda i: packing.stack([order[i * batch_rows + j] for j in range(batch_rows)])

@@ -23,7 +23,7 @@ from benchmarks import runner, slices
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.tpu import compilation, hlo
-from prm_jax.training import programs as programs_lib
+from prm_jax.training import step as step_lib
 from prm_jax.types import CLASSES
 
 PARTS = ("simulated", "compiled")
@@ -171,7 +171,7 @@ def exchanged(c: config_lib.Experiment) -> dict:
   count = c.mesh.data * c.mesh.fsdp * c.mesh.tensor
   mesh = sharding_lib.make_mesh(c.mesh, jax.devices()[:count])
   vocabulary = compilation.resolved(c)[1]
-  programs = programs_lib.make(c, vocabulary, len(CLASSES[c.loss.objective]), mesh)
+  programs = step_lib.make(c, vocabulary, len(CLASSES[c.loss.objective]), mesh)
   batch = compilation.abstract_batch(c, mesh)
   with jax.set_mesh(mesh):
     compiled = programs.train_step.lower(programs.abstract, batch).compile()

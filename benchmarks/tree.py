@@ -36,7 +36,7 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import batching, candidates
 from prm_jax.training import initialization
-from prm_jax.training import programs as programs_lib
+from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
 
 POOLS = "reranking/qwen25math_math100_bo8.jsonl"  # beside --source: eight solutions to a problem
@@ -95,7 +95,7 @@ class Model:
     self.mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
     with jax.set_mesh(self.mesh):
       classes = len(self.contract.classes)
-      self.programs = programs_lib.make(self.c, self.vocab_size, classes, self.mesh)
+      self.programs = step_lib.make(self.c, self.vocab_size, classes, self.mesh)
       self.state = self.programs.init(jax.random.key(0))
     self.steps = {}  # compiled train steps, by the shapes of a batch
 

@@ -72,7 +72,7 @@ def main() -> None:
     export.write(
       args.output,
       trainable.merge_lora(params, config),
-      trainable.without_lora(config),
+      dataclasses.replace(config, lora_rank=0),
       about.vocab_size,
       contract=about.contract if args.kind == "token-classification" else None,
       kind=args.kind,

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import resource
@@ -21,34 +22,38 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import distributed
 from prm_jax.scoring import scorer
-from prm_jax.training import checkpoint, loop, programs
+from prm_jax.training import checkpoint, loop
 from prm_jax.training import step as step_lib
 
 # orbax leaves behind what it had begun to read of a damaged checkpoint
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-METADATA = checkpoint.Metadata(config_lib.Experiment(), tiny.contract(), 7, "hash")
+INIT = config_lib.Init("public", head="tokens", head_tokens=("-", "0", "+"))  # JSON keeps tuples
+METADATA = checkpoint.Metadata(config_lib.Experiment(init=INIT), tiny.contract(), 7, "hash")
 KEEP = config_lib.Train(keep=2, keep_best=0)
 
 
 def state(step):
   """A training state of random numbers."""
-  rng = np.random.default_rng(step)
-  params = {"weight": rng.normal(size=(64, 32)).astype(np.float32), "norm": {"scale": np.ones(7)}}
-  params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16 if x.ndim == 1 else None), params)
-  return step_lib.TrainState(
-    jnp.int32(step), params, (jnp.int32(step), {"m": np.arange(5.0, dtype="f")})
-  )
+  weight = jax.random.normal(jax.random.key(step), (64, 32))
+  params = {"weight": weight, "norm": {"scale": jnp.ones(7, jnp.bfloat16)}}
+  return step_lib.TrainState(jnp.int32(step), params, (jnp.int32(step), {"m": jnp.arange(5.0)}))
 
 
 def abstract(like):
-  device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  describe = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device)
-  return jax.tree.map(describe, jax.tree.map(jnp.asarray, like))
+  describe = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+  return jax.tree.map(describe, like)
 
 
 def opened(workdir, c=KEEP):
   return contextlib.closing(checkpoint.Checkpointer(workdir, c))
+
+
+def newest(checkpointer):
+  """Step, metadata and state of the newest readable checkpoint."""
+  like = abstract(state(0))
+  return checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
 
 
 def assert_identical(a, b):
@@ -61,8 +66,14 @@ def saved(tmp_path_factory):
   workdir = tmp_path_factory.mktemp("saved")
   with opened(workdir) as checkpointer:
     for step in (1, 2):
-      checkpointer.save(jax.tree.map(jnp.asarray, state(step)), METADATA)
+      checkpointer.save(state(step), METADATA)
   return workdir
+
+
+@pytest.fixture
+def workdir(saved, tmp_path):
+  """A copy of it."""
+  return pathlib.Path(shutil.copytree(saved, tmp_path / "run"))
 
 
 def largest(folder: pathlib.Path) -> pathlib.Path:
@@ -70,38 +81,24 @@ def largest(folder: pathlib.Path) -> pathlib.Path:
   return max((path for path in folder.rglob("*") if path.is_file()), key=os.path.getsize)
 
 
-def flip(path: pathlib.Path) -> None:
-  data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
-  path.write_bytes(data)
-
-
-def truncate(path: pathlib.Path) -> None:
-  os.truncate(path, path.stat().st_size // 2)
-
-
 DAMAGES = {
-  "a changed bit in an array": lambda folder: flip(largest(folder / "params")),
-  "a truncated array": lambda folder: truncate(largest(folder / "params")),
-  "a changed bit in an index": lambda folder: flip(folder / "params/manifest.ocdbt"),
+  "a changed bit in an array": lambda folder: tiny.flip(largest(folder / "params")),
+  "a truncated array": lambda folder: os.truncate(largest(folder / "params"), 100),
+  "a changed bit in an index": lambda folder: tiny.flip(folder / "params/manifest.ocdbt"),
   "a file is missing": lambda folder: (folder / "optimizer/manifest.ocdbt").unlink(),
   "a folder is missing": lambda folder: shutil.rmtree(folder / "optimizer"),
-  "a changed bit in the metadata": lambda folder: flip(folder / "_CHECKPOINT_METADATA"),
+  "a changed bit in the metadata": lambda folder: tiny.flip(folder / "_CHECKPOINT_METADATA"),
   "the metadata is missing": lambda folder: (folder / "_CHECKPOINT_METADATA").unlink(),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_not_used(saved, tmp_path, capfd, damage):
+def test_a_damaged_checkpoint_is_not_used(workdir, capfd, damage):
   """The one before is used, with a warning.  A run renames the damaged one; a reader does not."""
-  workdir = tmp_path / "run"
-  shutil.copytree(saved, workdir)
   DAMAGES[damage](workdir / "checkpoints/2")
-  like = abstract(state(1))
   for c in (None, KEEP):
     with opened(workdir, c) as checkpointer:
-      restore = lambda step, metadata: checkpointer.restore(step, like)
-      step, metadata, restored = checkpointer.newest(restore)
+      step, metadata, restored = newest(checkpointer)
       assert (step, metadata) == (1, METADATA)
       assert_identical(state(1), restored)
       warning = capfd.readouterr().err
@@ -109,47 +106,30 @@ def test_a_damaged_checkpoint_is_not_used(saved, tmp_path, capfd, damage):
       aside = workdir / "checkpoints/2.unreadable"
       assert aside.exists() == (c is not None)
       if c is not None:
-        checkpointer.save(jax.tree.map(jnp.asarray, state(2)), METADATA)
+        checkpointer.save(state(2), METADATA)
         checkpointer.finish()
-        assert checkpointer.newest(restore)[0] == 2
+        assert newest(checkpointer)[0] == 2
 
 
-def test_a_half_deleted_checkpoint_is_passed_over(saved, tmp_path):
+def test_a_half_deleted_checkpoint_is_passed_over(workdir):
   """If a run was killed while it deleted a checkpoint, the next save ends the deletion."""
-  workdir = tmp_path / "run"
-  shutil.copytree(saved, workdir)
   shutil.rmtree(workdir / "checkpoints/1/params")
   (workdir / "checkpoints/1/_CHECKPOINT_METADATA").unlink()
-  like = abstract(state(2))
   with opened(workdir) as checkpointer:
-    assert checkpointer.newest(lambda step, _: checkpointer.restore(step, like))[0] == 2
-    checkpointer.save(jax.tree.map(jnp.asarray, state(3)), METADATA)
+    assert newest(checkpointer)[0] == 2
+    checkpointer.save(state(3), METADATA)
   with opened(workdir) as checkpointer:
     assert checkpointer.steps() == [2, 3]
 
 
-def test_damaged_checkpoints_alone_are_an_error(saved, tmp_path):
+def test_damaged_checkpoints_alone_are_an_error(workdir):
   """No run begins again from nothing because its checkpoints cannot be read; they stay in place."""
-  workdir = tmp_path / "run"
-  shutil.copytree(saved, workdir)
   for step in (1, 2):
-    truncate(largest(workdir / f"checkpoints/{step}/params"))
-  like = abstract(state(1))
-  with opened(workdir) as checkpointer:
-    with pytest.raises(checkpoint.Unreadable, match="no checkpoint is left") as error:
-      checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
-    assert "checkpoints/1 does not" in str(error.value)
-    assert "checkpoints/2 does not" in str(error.value)
+    tiny.flip(largest(workdir / f"checkpoints/{step}/params"))
+  message = r"(?s)checkpoints/2 does not .*checkpoints/1 does not .*no checkpoint is left"
+  with opened(workdir) as checkpointer, pytest.raises(checkpoint.Unreadable, match=message):
+    newest(checkpointer)
   assert {"1", "2"} == {path.name for path in (workdir / "checkpoints").iterdir()}
-
-
-def test_packages_of_other_versions_are_named(saved):
-  """A checkpoint's packages are compared with those installed, where it names them."""
-  with opened(saved, None) as reader:
-    then = reader.info(2)["versions"]
-  assert loop.other_packages(then) == loop.other_packages({}) == ""
-  changed = loop.other_packages(then | {"jax": "0.1.2"})
-  assert changed == f"jax 0.1.2, now {jax.__version__}"
 
 
 @settings(deadline=None, max_examples=30)
@@ -172,7 +152,7 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   for (data, fsdp, tensor), some in shapes.items():
     on = sharding_lib.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
     params = sharding_lib.abstract_params(tiny.MODEL, 256, 3, on)
-    layouts.append(programs.abstract_state(params, optimizer, on))
+    layouts.append(step_lib.abstract_state(params, optimizer, on))
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), x.dtype), layouts[0])
   for i, layout in enumerate(layouts):
@@ -212,138 +192,95 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
     assert evaluations[0] is None and evaluations[1]["accuracy"] == 0.1
     found = lambda which: reader.newest(lambda step, _: step, which)[2]
     assert [found(which) for which in ("latest", "best", "5")] == [6, min(expected), 5]
-    with pytest.raises(
-      ValueError, match=f"step 1; expected latest, best or one of 6, 5, {min(expected)}"
-    ):
+    with pytest.raises(ValueError, match=f"no checkpoint is 1; .* one of 6, 5, {min(expected)}"):
       found("1")
 
 
-def test_a_full_disk_loses_nothing(saved, tmp_path):
+def test_a_full_disk_loses_nothing(workdir):
   """The save fails with what and why; the checkpoints before it are whole, and it can be repeated.
 
   A limit of file sizes stands in for the disk: writing fails at the same place.
   """
-  workdir = tmp_path / "run"
-  shutil.copytree(saved, workdir)
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  like, third = abstract(state(3)), jax.tree.map(jnp.asarray, state(3))
   with opened(workdir) as checkpointer:
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
       with pytest.raises(OSError, match=r"checkpoints: saving step 3 failed: .*Is there room"):
-        checkpointer.save(third, METADATA)
+        checkpointer.save(state(3), METADATA)
         checkpointer.finish()
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, before)
   with opened(workdir) as checkpointer:
-    restore = lambda step, metadata: checkpointer.restore(step, like)
-    step, _, restored = checkpointer.newest(restore)
+    step, _, restored = newest(checkpointer)
     assert step == 2
     assert_identical(state(2), restored)
-    checkpointer.save(third, METADATA)
+    checkpointer.save(state(3), METADATA)
     checkpointer.finish()
-    assert checkpointer.newest(restore)[0] == 3
+    assert newest(checkpointer)[0] == 3
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, capfd):
-  """With the newest one damaged a run ends as if it were not, and scoring takes the one before."""
+def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, capfd, monkeypatch):
+  """With the newest one damaged a run ends as if it were not, and scoring takes the one before.
+
+  Packages that have changed since are named.
+  """
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   experiment = tiny.change(experiment, "train", steps=4, save_every=2)
   loop.run(experiment, tmp_path)
   expected, records = tiny.final_state(tmp_path), tiny.records(tmp_path)
-  flip(largest(tmp_path / "checkpoints/4/params"))
+  tiny.flip(largest(tmp_path / "checkpoints/4/params"))
   capfd.readouterr()
   assert scorer.Scorer.load(tmp_path).step == 2
   assert "checkpoints/4 does not read back: the numbers of params/" in capfd.readouterr().err
+  monkeypatch.setattr(distributed, "versions", lambda: {"jax": "0.1.2"})
   loop.run(experiment, tmp_path)
-  assert "resuming at step 2" in capfd.readouterr().err
+  said = capfd.readouterr().err
+  assert "resuming at step 2" in said and f"jax {jax.__version__}, now 0.1.2" in said
   assert_identical(expected, tiny.final_state(tmp_path))
   assert tiny.records(tmp_path) == records
 
 
 HOST = """
-import contextlib, os, pathlib, signal, sys, time
-import jax
-index, address, workdir = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
-from test_checkpoint import KEEP, METADATA  # and eight devices
+from test_checkpoint import *  # and eight devices
+index, address, workdir = int(sys.argv[1]), *sys.argv[2:]
 jax.distributed.initialize(address, 2, index)
-import numpy as np
-from prm_jax import config as config_lib
-from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import preemption
-from prm_jax.training import checkpoint
-from prm_jax.training.step import TrainState
-
 on = sharding_lib.make_mesh(config_lib.Mesh())
 split = jax.NamedSharding(on, jax.P("fsdp"))
+numbers = np.arange(32.0, dtype=np.float32).reshape(16, 2)
 
 def state(step):
-  numbers = np.arange(32.0, dtype=np.float32).reshape(16, 2) + step
-  whole = jax.make_array_from_callback(numbers.shape, split, lambda index: numbers[index])
-  return TrainState(np.int32(step), {"a": whole}, {"m": whole * 2})
+  whole = jax.make_array_from_callback((16, 2), split, lambda index: numbers[index] + step)
+  count = jax.device_put(np.int32(step), sharding_lib.replicated(on))
+  return step_lib.TrainState(count, {"a": whole}, {"m": whole * 2})
 
-def abstract(like):
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split), like)
+def load(path, wanted, real=checkpoint.ocp.load_checkpointables):
+  if index == 1 and path.name == "2":
+    raise OSError("not here")
+  return real(path, wanted)
 
-like = TrainState(jax.ShapeDtypeStruct((), np.int32, sharding=sharding_lib.replicated(on)),
-                  *(abstract(x) for x in (state(0).params, state(0).opt_state)))
-with preemption.PreemptionGuard() as guard:
-  with contextlib.closing(checkpoint.Checkpointer(workdir, KEEP)) as checkpointer:
-    assert checkpointer.newest(lambda *_: None) is None
-    for step in range(1, 1000):
-      if step == 5 and index == 1:
-        os.kill(os.getpid(), signal.SIGTERM)  # one of them is told
-      if step == 3 or (told := guard.reached(step)):
-        checkpointer.save(state(step), METADATA)
-        checkpointer.finish()
-      if step != 3 and told:
-        break
-      time.sleep(0.02)
-    steps = checkpointer.steps()
-    assert steps == [3, step], steps
-  real = checkpoint.ocp.load_checkpointables
-
-  def load(path, wanted):
-    if index == 1 and path.name == str(step):
-      raise OSError("not here")
-    return real(path, wanted)
-
-  checkpoint.ocp.load_checkpointables = load
-  with contextlib.closing(checkpoint.Checkpointer(workdir, KEEP)) as checkpointer:
-    found = checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
-    assert found[0] == 3
-    for x in found[2].params["a"].addressable_shards:
-      np.testing.assert_array_equal(x.data, np.arange(32.0).reshape(16, 2)[x.index] + 3)
-    assert checkpointer.steps() == [3]
-print("stopped at", step, flush=True)
+checkpoint.ocp.load_checkpointables = load
+like = abstract(state(0))
+with opened(workdir) as checkpointer:
+  assert checkpointer.newest(lambda *_: None) is None
+  for step in (1, 2):
+    checkpointer.save(state(step), METADATA)
+  checkpointer.finish()
+  step, _, found = checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
+  for x in found.params["a"].addressable_shards:
+    np.testing.assert_array_equal(x.data, numbers[x.index] + 1)
+  assert (step, checkpointer.steps()) == (1, [1])
 jax.distributed.shutdown()
 """
 
 
 def test_two_hosts_save_and_restore_together(tmp_path):
-  """SIGTERM to one stops both at the same step; what one cannot read, both leave aside."""
-  address = jobs.free_address()
-  (tmp_path / "host.py").write_text(HOST)
+  """What one of them cannot read, both leave aside, and read the checkpoint before."""
+  address, code = jobs.free_address(), tmp_path / "host.py"
+  code.write_text(HOST)
   env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
-  command = [sys.executable, tmp_path / "host.py"]
-  hosts = [
-    subprocess.Popen(
-      [*command, str(i), address, tmp_path / "run"],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-      text=True,
-      env=env,
-    )
-    for i in range(2)
-  ]
-  try:
-    said = [host.communicate(timeout=300) for host in hosts]
-  finally:
-    for host in hosts:
-      host.kill()
-  assert [host.returncode for host in hosts] == [0, 0], said
-  assert said[0][0].splitlines()[-1] == said[1][0].splitlines()[-1]
-  assert (tmp_path / "run/checkpoints/3").is_dir()
-  assert "does not read back: another host could not read it" in said[0][1]
-  assert "does not read back: OSError: not here" in said[1][1]
+  start = functools.partial(subprocess.Popen, stderr=subprocess.PIPE, text=True, env=env)
+  run = tmp_path / "run"
+  said = jobs.finish([start([sys.executable, code, i, address, run]) for i in "01"])
+  assert "does not read back: another host could not read it" in said[0]
+  assert "does not read back: OSError: not here" in said[1]

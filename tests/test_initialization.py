@@ -5,17 +5,15 @@ import json
 import shutil
 
 import jax
-import msgspec
 import numpy as np
 import pytest
 import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, safetensors_files, weights
 from prm_jax.tpu import compilation
-from prm_jax.training import checkpoint, initialization, loop, programs, trainable
+from prm_jax.training import checkpoint, initialization, loop, trainable
 
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
 
@@ -66,19 +64,9 @@ def classifier(public, tmp_path):
   return directory, params
 
 
-def public_params(experiment):
-  rows = loop.read_rows(experiment)
-  with jax.set_mesh(on := sharding_lib.make_mesh(config_lib.Mesh())):
-    about = rows.metadata
-    shape = (about.vocab_size, len(about.contract.classes))
-    abstract = programs.make(about.config, *shape, on).abstract
-    params = initialization.public_params(rows.metadata.config, rows.tokenizer, abstract.params)
-  return rows.metadata, params
-
-
 def test_the_first_state_is_the_public_model(experiment, public):
   """Parameters are those of the files, with a step head of zeros."""
-  metadata, params = public_params(experiment)
+  metadata, params = tiny.public_params(experiment)
   assert metadata.config.model == dataclasses.replace(
     tiny.MODEL, unroll_layers=True, embedding_std=config_lib.Model().embedding_std
   )
@@ -96,25 +84,19 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
   tokens = ("1", "2", "+")
   asked = tiny.change(experiment, "init", head="tokens", head_tokens=tokens)
   ids = [tokenizer.encode(text)[0] for text in tokens]
-  _, params = public_params(asked)
+  _, params = tiny.public_params(asked)
   np.testing.assert_array_equal(params["head"], public[1]["embedding"][np.array(ids)].T)
-  untied = {"language_model": np.arange(12.0).reshape(3, 4)}
-  np.testing.assert_array_equal(
-    initialization.head_columns(untied, [3, 0]), untied["language_model"][:, [3, 0]]
-  )
-  many = tiny.change(asked, "init", head_tokens=("1", "no such token", "+"))
-  with pytest.raises(ValueError, match=r"'no such token' is .* tokens"):
-    public_params(many)
-  with pytest.raises(ValueError, match="2 texts, but the head has 3 classes"):
-    public_params(tiny.change(asked, "init", head_tokens=("1", "2")))
+  for texts in [("1", "no such token", "+"), ("1", "2")]:
+    with pytest.raises(ValueError, match=r"init\.head_tokens=.* expected 3 texts, one for each"):
+      tiny.public_params(tiny.change(asked, "init", head_tokens=texts))
 
 
 def test_a_random_head_is_the_seeds(experiment, public):
   """A random head depends on the run's seed and `head_std`, has no bias, and leaves the trunk."""
   asked = tiny.change(experiment, "init", head="random", head_std=0.5)
-  _, params = public_params(asked)
-  _, again = public_params(asked)
-  _, other = public_params(tiny.change(asked, "train", seed=1))
+  _, params = tiny.public_params(asked)
+  _, again = tiny.public_params(asked)
+  _, other = tiny.public_params(tiny.change(asked, "train", seed=1))
   np.testing.assert_array_equal(params["head"], again["head"])
   assert 0.3 < np.std(params["head"]) < 0.7 and not np.asarray(params["head_bias"]).any()
   assert np.abs(params["head"] - other["head"]).max() > 0.1
@@ -129,7 +111,7 @@ def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifi
   def heads(experiment=from_it, contract=None):
     if contract:
       (directory / export.CONTRACT).write_text(json.dumps(dataclasses.asdict(contract)))
-    return [np.asarray(public_params(experiment)[1][name]) for name in trainable.HEAD]
+    return [np.asarray(tiny.public_params(experiment)[1][name]) for name in trainable.HEAD]
 
   theirs = [original[name] for name in trainable.HEAD]
   jax.tree.map(np.testing.assert_array_equal, heads(), theirs)
@@ -142,29 +124,38 @@ def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifi
 
 
 def test_a_missing_language_model_head_is_only_missed_when_used(experiment, classifier):
-  """A classifier without a language-model head is refused only by runs that need one."""
+  """A classifier without a language-model head is refused only by runs that need one.
+
+  One with a head of its own, untied from the embedding, gives the step head its columns.
+  """
   directory, original = classifier
   values = json.loads((directory / "config.json").read_text())
   (directory / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": False}))
   from_it = tiny.change(experiment, "init", checkpoint=str(directory))
-  np.testing.assert_array_equal(public_params(from_it)[1]["embedding"], original["embedding"])
-  asked = tiny.change(from_it, "init", head="tokens", head_tokens=("1", "2", "+"))
-  with pytest.raises(ValueError, match=r'no lm_head\.weight.* init\.head="tokens" needs'):
-    public_params(asked)
-  asked = tiny.change(from_it, "loss", language_model_weight=0.5)
+  np.testing.assert_array_equal(tiny.public_params(from_it)[1]["embedding"], original["embedding"])
+  weighted = tiny.change(from_it, "loss", language_model_weight=0.5)
   with pytest.raises(ValueError, match=r"classifier: no lm_head\.weight.*_weight=0\.5 needs"):
-    public_params(asked)
+    tiny.public_params(weighted)
+  asked = tiny.change(from_it, "init", head="tokens", head_tokens=("1", "2", "+"))
+  with pytest.raises(ValueError, match=r"no lm_head\.weight.* init\.head='tokens' with"):
+    tiny.public_params(asked)
+  untied = dataclasses.replace(tiny.MODEL, tied_embeddings=False)
+  columns = np.arange(16.0 * PUBLIC_ROWS, dtype=np.float32).reshape(16, PUBLIC_ROWS)
+  tensors = weights.unload(original | {"language_model": columns}, untied)
+  safetensors_files.write_directory(directory, tensors)
+  ids = [tokenizers.load(directory).encode(text)[0] for text in ("1", "2", "+")]
+  np.testing.assert_array_equal(tiny.public_params(asked)[1]["head"], columns[:, ids])
 
 
 def test_a_run_starts_from_another(experiment, whole):
   """Another run's head is kept for the same objective, and replaced by zeros for another."""
   state = tiny.final_state(whole[1])
   from_it = tiny.change(experiment, "init", checkpoint=str(whole[1]))
-  metadata, params = public_params(from_it)
+  metadata, params = tiny.public_params(from_it)
   assert np.any(params["head"])
   jax.tree.map(np.testing.assert_array_equal, params, state.params)
   assert compilation.resolved(from_it) == (metadata.config, PUBLIC_ROWS)
-  _, params = public_params(tiny.change(from_it, "loss", objective="outcome"))
+  _, params = tiny.public_params(tiny.change(from_it, "loss", objective="outcome"))
   assert params["head"].shape == (tiny.MODEL.width, 2) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], state.params["embedding"])
 
@@ -173,14 +164,11 @@ def test_a_run_stores_all_it_needs(whole, public, tmp_path):
   """A run is resumed, bit for bit, and read after the public model has been deleted."""
   experiment, finished = whole
 
-  class KilledError(Exception):
-    pass
-
   def killed(self, *arguments, save=checkpoint.Checkpointer.save):
     save(self, *arguments)
-    raise KilledError
+    raise KeyboardInterrupt
 
-  with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
     patch.setattr(checkpoint.Checkpointer, "save", killed)
     loop.run(experiment, tmp_path / "killed")
   shutil.move(experiment.init.checkpoint, tmp_path / "elsewhere")
@@ -198,21 +186,12 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   """The error names the field of the architecture, or the tokenizer with too many ids."""
   with pytest.raises(ValueError, match=r"model\.width=32, but .* has 16"):
     loop.read_rows(tiny.change(experiment, "model", width=32))
-  same = initialization.resolve(tiny.change(experiment, "model", width=16))
-  assert same == initialization.resolve(experiment)
-  with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
-    loop.read_rows(tiny.change(experiment, "init", checkpoint=""))
+  found = initialization.architecture(str(public[0]))[0]
+  same = initialization.resolve(tiny.change(experiment, "model", width=16), found)
+  assert same == initialization.resolve(experiment, found)
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):
     compilation.resolved(tiny.change(experiment, "init", checkpoint=""))
   small = tmp_path / "small"
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=str(small)))
-
-
-def test_metadata_survives_json(experiment):
-  """Nested settings and tuples are equal after a round trip through JSON."""
-  asked = tiny.change(experiment, "init", head="tokens", head_tokens=("-", "0", "+"))
-  metadata = checkpoint.Metadata(asked, tiny.contract(), 7, "hash")
-  text = json.dumps(dataclasses.asdict(metadata))
-  assert msgspec.convert(json.loads(text), checkpoint.Metadata) == metadata

@@ -18,7 +18,7 @@ from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.tpu import compilation, hlo
-from prm_jax.training import programs as programs_lib
+from prm_jax.training import step as step_lib
 
 GOLDEN = ROOT / "tests/golden"
 SLICES = {  # of the production configs, as their docstrings say
@@ -96,7 +96,7 @@ def program(sizes, vocab_size=64):
     model=dataclasses.replace(MODEL, dtype="bfloat16", attention="dense"),
     train=config_lib.Train(batch_rows=8),
   )
-  programs = programs_lib.make(c, vocab_size, 3, mesh)
+  programs = step_lib.make(c, vocab_size, 3, mesh)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_lib.batch_sharding(mesh)),
     tiny.batch(8, 64),

@@ -20,7 +20,7 @@ from prm_jax.input_pipeline import text_dataset, tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
 from prm_jax.scoring import scorer
-from prm_jax.training import checkpoint, initialization, loop, programs, trainable
+from prm_jax.training import loop, trainable
 from prm_jax.training import loss as loss_lib
 
 TEXT = config_lib.Loss(objective="language_model")
@@ -65,22 +65,8 @@ def test_only_completions_are_learnt():
   assert text_dataset.encode("abcdef", "g", t, 4) == ([], 5)
 
 
-@pytest.mark.parametrize(
-  ("record", "message"),
-  [
-    ({"txt": "a"}, r"f.jsonl:2: "),
-    ({"prompt": "a", "completion": ["b"]}, r"f.jsonl:2: .*completion"),
-  ],
-)
-def test_a_bad_line_is_named(tmp_path, record, message):
-  """A line of neither kind is an error with file and line."""
-  path = write(tmp_path / "f.jsonl", {"text": "fine"}, record)
-  with pytest.raises(ValueError, match=message):
-    text_dataset.load(path, tiny.TOKENIZER, 16)
-
-
 def test_files_may_be_compressed_or_useless(tmp_path):
-  """The rows of a .gz are those of the file; one with nothing to learn is an error."""
+  """The rows of a .gz are those of the file; nothing to learn, or a bad line, is an error."""
   path = write(tmp_path / "f.jsonl", {"text": "abc"}, {"prompt": "", "completion": "de"})
   packed = tmp_path / "f.jsonl.gz"
   packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -90,6 +76,9 @@ def test_files_may_be_compressed_or_useless(tmp_path):
   empty = write(tmp_path / "empty.jsonl")
   with pytest.raises(ValueError, match=r"empty\.jsonl: nothing to train on in 0 lines"):
     text_dataset.load(empty, tiny.TOKENIZER, 16)
+  bad = write(tmp_path / "f.jsonl", {"text": "fine"}, {"prompt": "a", "completion": ["b"]})
+  with pytest.raises(ValueError, match=r"f.jsonl:2: .*completion"):
+    text_dataset.load(bad, tiny.TOKENIZER, 16)
 
 
 def test_logits_in_parts_change_nothing(monkeypatch):
@@ -135,25 +124,16 @@ def text_run(arithmetic_data, tmp_path_factory):
 def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run):
   """Text is learnt; the run's work directory is then a checkpoint to start from, factors merged."""
   workdir, metrics = text_run
-  records = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
-  evaluations = [r for r in records if r["split"] == "test"]
+  evaluations = [record for record in tiny.records(workdir) if record["split"] == "test"]
   assert evaluations[-1]["nll"] == metrics["nll"] < evaluations[0]["nll"]
   assert metrics["perplexity"] == pytest.approx(np.exp(metrics["nll"]))
 
-  given = tiny.experiment(arithmetic_data, config_lib.Loss())
-  process = dataclasses.replace(
-    given,
-    model=config_lib.Model(),
-    init=config_lib.Init(checkpoint=str(workdir)),
-    data=dataclasses.replace(given.data, tokenizer=""),
-  )
-  rows = loop.read_rows(process)
+  process = tiny.change(tiny.experiment(arithmetic_data, config_lib.Loss()), "data", tokenizer="")
+  init = config_lib.Init(checkpoint=str(workdir))
+  process = dataclasses.replace(process, model=config_lib.Model(), init=init)
+  about, params = tiny.public_params(process)
   std = config_lib.Model().embedding_std
-  assert rows.metadata.config.model == dataclasses.replace(tiny.MODEL, embedding_std=std)
-  about = rows.metadata
-  on = sharding_lib.make_mesh(config_lib.Mesh())
-  made = programs.make(about.config, about.vocab_size, len(about.contract.classes), on)
-  params = initialization.public_params(rows.metadata.config, rows.tokenizer, made.abstract.params)
+  assert about.config.model == dataclasses.replace(tiny.MODEL, embedding_std=std)
   trained = tiny.final_state(workdir).params
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])
@@ -191,25 +171,19 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
 
 
-@pytest.mark.parametrize(
-  ("name", "flags"), [("score.py", ["--input=none"]), ("evaluate.py", ["--data_dir=none"])]
-)
-def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch, name, flags):
+def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch):
   """It has a head of one class that nothing trained: an error that says what to do with it."""
   workdir, _ = text_run
-  flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/o", *flags)
-  message = script(monkeypatch, name, *flags)
-  assert "trained on text, so it has no step probabilities" in message
-  assert f"--config.init.checkpoint={workdir}" in message
+  for name, flag in [("score.py", "--input=none"), ("evaluate.py", "--data_dir=none")]:
+    message = script(monkeypatch, name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
+    assert "trained on text, so it has no step probabilities" in message
+    assert f"--config.init.checkpoint={workdir}" in message
   assert not list(tmp_path.iterdir())
 
 
 def test_text_and_its_objective_come_together():
   """Text without the objective, the objective without text, and half of the text are errors."""
-  for loss, files in [
-    (config_lib.Loss(), {"text_train": "a", "text_eval": "b"}),
-    (TEXT, {}),
-    (TEXT, {"text_train": "a"}),
-  ]:
+  for loss, files in [(config_lib.Loss(), ("a", "b")), (TEXT, ("", "")), (TEXT, ("a", ""))]:
+    data = config_lib.Data(text_train=files[0], text_eval=files[1])
     with pytest.raises(ValueError, match="expected both texts with language_model"):
-      config_lib.Experiment(loss=loss, data=config_lib.Data(**files))
+      config_lib.Experiment(loss=loss, data=data)

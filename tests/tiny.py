@@ -19,7 +19,7 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, token_tree
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, safetensors_files, weights
-from prm_jax.training import checkpoint, programs
+from prm_jax.training import checkpoint, initialization, loop
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepContract, StepTree
 
@@ -124,10 +124,10 @@ def first_device():
 
 def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
   """The state in a run's newest checkpoint, as numpy."""
+  step, metadata = checkpoint.latest(workdir)
   with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
-    step, metadata = checkpointer.latest()
     shape = (metadata.vocab_size, len(metadata.contract.classes))
-    made = programs.make(metadata.config, *shape, sharding_lib.make_mesh(config_lib.Mesh()))
+    made = step_lib.make(metadata.config, *shape, sharding_lib.make_mesh(config_lib.Mesh()))
     return jax.tree.map(np.asarray, checkpointer.restore(step, made.abstract))
 
 
@@ -145,6 +145,16 @@ def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
   return params
 
 
+def public_params(experiment: config_lib.Experiment):
+  """(metadata, parameters) of a new run that starts from `init.checkpoint`."""
+  rows, on = loop.read_rows(experiment), sharding_lib.make_mesh(config_lib.Mesh())
+  about = rows.metadata
+  made = step_lib.make(about.config, about.vocab_size, len(about.contract.classes), on)
+  with jax.set_mesh(on):
+    params = initialization.public_params(about.config, rows.tokenizer, made.abstract.params)
+  return about, params
+
+
 def batch(rows: int = 8, row_length: int = 64) -> Batch:
   """Random labelled solutions, one to a row."""
   rng = np.random.default_rng(0)
@@ -156,6 +166,13 @@ def batch(rows: int = 8, row_length: int = 64) -> Batch:
     encoded = token_tree.encode(tree, TOKENIZER, contract())
     packed.append(packing.PackedRows([encoded], row_length, round_reads_to=4)[0])
   return Batch(**{k: np.stack([row[k] for row in packed]) for k in packed[0]})
+
+
+def flip(path: pathlib.Path) -> None:
+  """Changes one bit in the middle of a file."""
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
 
 
 def records(workdir) -> list[dict]:

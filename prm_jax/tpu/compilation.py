@@ -24,11 +24,9 @@ import numpy as np
 from jax.experimental import topologies
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.tpu import cost_model, hlo
 from prm_jax.training import initialization, trainable
-from prm_jax.training import programs as programs_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
@@ -140,7 +138,7 @@ def compile_step(job: Job) -> Compiled:
   memory, devices = job.chip().memory, job.devices()
   c, vocab_size = resolved(job.config)
   mesh = sharding_lib.make_mesh(c.mesh, devices)
-  programs = programs_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  programs = step_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   state, batch, text, why = programs.abstract, abstract_batch(c, mesh), None, ""
   step = programs.train_step
   if job.step == "score":
@@ -302,7 +300,7 @@ def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
   mesh = sharding_lib.abstract_mesh(c.mesh, math.prod(job.shape()) * job.slices)
   params = sharding_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  return c, programs_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
+  return c, step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
 
 
 def collectives(program: hlo.Program) -> dict[str, Any]:
@@ -333,4 +331,4 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
   if c.init.checkpoint:
     known, rows = initialization.architecture(c.init.checkpoint)
     return initialization.resolve(c, known), rows
-  return c, tokenizers.load(initialization.named_tokenizer(c)).vocab_size
+  return c, initialization.find(c, None)[2]

@@ -1,15 +1,9 @@
 """Checkpoints: parameters and optimiser state, with the metadata that gives them meaning.
 
-`DIR/checkpoints/STEP` holds two trees, `params` and `optimizer` (scoring reads only the first), and
-as metadata the experiment's configuration, the step contract, the hash of the training rows, the
-versions of the packages, the evaluation of that step, and a checksum of every array.
-`DIR/tokenizer.json` (or `.model`) is the tokenizer.
-
-Storage may return an array with a changed byte as if nothing had happened.  The checksums are
-computed from the arrays on the devices, before saving and after reading, so that any change in
-between is noticed, on any mesh.
-
-With several hosts, all of them call every method, on a directory that they share.
+`DIR/checkpoints/STEP` holds the trees `params` and `optimizer`, and as metadata what `Metadata`
+describes, the versions of the packages, the evaluation, and a checksum of every array.  Storage may
+return a changed byte as if nothing had happened, so the checksums are computed on the devices,
+before saving and after reading.  With several hosts, all of them call every method.
 """
 
 from __future__ import annotations
@@ -21,8 +15,8 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +29,6 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import distributed, storage
 from prm_jax.training.step import TrainState
 from prm_jax.types import StepContract
-
-T = TypeVar("T")
 
 
 class Unreadable(ValueError):
@@ -52,21 +44,18 @@ class Metadata:
   vocab_size: int  # rows of the embedding
   rows_hash: str  # of the packed training rows
 
-  def abstract_params(self, mesh: jax.sharding.Mesh) -> Any:
-    """The parameters on a mesh, as `sharding.abstract_params` describes them."""
-    classes = len(self.contract.classes)
-    return sharding_lib.abstract_params(self.config.model, self.vocab_size, classes, mesh)
+  def facts(self, leave_out: str) -> dict[str, Any]:
+    """All of it by name, without the settings marked `leave_out`: to compare two runs or hosts."""
+    facts = config_lib.settings(self.config, leave_out)
+    contract = dataclasses.asdict(self.contract)
+    facts |= {f"step contract, {name}": value for name, value in contract.items()}
+    return facts | {"vocabulary size": self.vocab_size, "hash of the training rows": self.rows_hash}
 
 
 def checksums(tree: Any) -> dict[str, int]:
   """A 32-bit checksum of each array of a tree, by its path; the same on every mesh and host."""
   leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(_checksums(tree)))[0]
   return {jax.tree_util.keystr(path, simple=True, separator="/"): int(x) for path, x in leaves}
-
-
-@jax.jit
-def _checksums(tree: Any) -> Any:
-  return jax.tree.map(_checksum, tree)
 
 
 def _checksum(x: jax.Array) -> jax.Array:
@@ -81,26 +70,37 @@ def _checksum(x: jax.Array) -> jax.Array:
   return jnp.sum(bits.astype(jnp.uint32) * (2 * index + 1), dtype=jnp.uint32)
 
 
+_checksums = jax.jit(functools.partial(jax.tree.map, _checksum))
+
+
 def _digest(values: dict[str, Any]) -> str:
   return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def latest(workdir: str | storage.Path) -> tuple[int, Metadata] | None:
-  """Step and metadata of the newest checkpoint of a work directory; None: there is none."""
+  """Step and metadata of the newest checkpoint with undamaged metadata; None: there is none.
+
+  Its arrays may be damaged; `Checkpointer.newest` finds out.
+  """
   if not (storage.path(workdir) / "checkpoints").is_dir():
     return None
   with contextlib.closing(Checkpointer(workdir)) as reader:
-    return reader.latest()
+    found = reader.newest(lambda step, metadata: None)
+  return found and found[:2]
 
 
 def restore_params(
   workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str = "latest"
 ) -> tuple[int, Metadata, Any]:
-  """Step, metadata and parameters of a checkpoint; arguments and errors as in `newest` below."""
+  """Step, metadata and parameters of a checkpoint; which one, and errors: `Checkpointer.newest`."""
   with contextlib.closing(Checkpointer(workdir)) as reader:
-    return reader.newest(
-      lambda step, metadata: reader.restore_params(step, metadata.abstract_params(mesh)), which
-    )
+
+    def read(step: int, metadata: Metadata) -> Any:
+      shape = (metadata.vocab_size, len(metadata.contract.classes))
+      params = sharding_lib.abstract_params(metadata.config.model, *shape, mesh)
+      return reader.load(step, {"params": params})["params"]
+
+    return reader.newest(read, which)
 
 
 class Checkpointer:
@@ -113,74 +113,61 @@ class Checkpointer:
       c: which checkpoints to keep, for the run that writes them.  None: the directory is only read,
         and unfinished saves, which another process may be writing, are left alone.
     """
-    self._writes = c is not None
+    self._keep = c
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
-    policies, keep = ocp.training.preservation_policies, None
-    if c is not None:
-      best = _Best(c.keep_best, functools.partial(self._ranked, metric=c.best_metric))
-      keep = policies.AnyPreservationPolicy([policies.LatestN(c.keep), best])
     self._checkpointer = ocp.training.Checkpointer(
-      self._directory, preservation_policy=keep, cleanup_tmp_directories=self._writes
+      self._directory, preservation_policy=c and self, cleanup_tmp_directories=c is not None
     )
+
+  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+    """Which checkpoints orbax keeps: the newest and the best.  (Its `BestN` fails on damage.)"""
+    steps = sorted(each.step for each in checkpoints)
+    kept = steps[-self._keep.keep :]
+    kept += self._ranked(steps, self._keep.best_metric)[: self._keep.keep_best]
+    return [each.step in kept for each in checkpoints]
 
   def steps(self) -> list[int]:
     """Steps of the finished checkpoints, ascending."""
     return [each.step for each in self._checkpointer.checkpoints]
 
-  def latest(self) -> tuple[int, Metadata] | None:
-    """Step and metadata of the newest checkpoint with undamaged metadata; None: there is none.
-
-    Its arrays may be damaged; `newest` finds out.
-    """
-    found, _ = self._newest(lambda step, metadata: None, "latest")
-    return found and found[:2]
-
   def newest(
-    self, read: Callable[[int, Metadata], T], which: str = "latest"
-  ) -> tuple[int, Metadata, T] | None:
-    """The newest checkpoint that can be read: its step, its metadata, and what `read` returns.
+    self, read: Callable[[int, Metadata], Any], which: str = "latest"
+  ) -> tuple[int, Metadata, Any] | None:
+    """Step and metadata of the newest checkpoint that can be read, and what `read` returns for it.
 
     A warning names each newer one that cannot.  The run that writes the directory renames these to
-    STEP.unreadable, so that their steps can be saved again.
+    STEP.unreadable, so that their steps can be saved again.  None: there is no checkpoint at all.
 
     Args:
       read: raises Unreadable (as `restore` does) to have the checkpoint before it tried.
       which: "latest"; "best", by the run's `train.best_metric`, or the next best if that cannot be
         read; or a step, of which there is no alternative.
 
-    Returns:
-      None if there is no checkpoint at all.
-
     Raises:
       Unreadable: there are checkpoints, but none can be read.  They stay as they are.
       ValueError: there are checkpoints, but not the one that `which` asks for.
     """
-    found, errors = self._newest(read, which)
-    for step, error in errors.items():
-      print(f"warning: {error}; step {found[0]} is used instead", file=sys.stderr, flush=True)
-      if self._writes:
-        self._set_aside(step)
-    return found
-
-  def _newest(self, read: Callable[[int, Metadata], T], which: str):
-    """What `newest` returns, and by step the errors of the checkpoints that cannot be read."""
-    distributed.check_same({f"steps of the checkpoints in {self._directory}": self.steps()})
     candidates, errors = self._candidates(which), {}
-    distributed.check_same({f"readable checkpoints in {self._directory}": candidates})
+    distributed.check_same({f"checkpoints in {self._directory}": candidates})
     for step in candidates:
       try:
-        metadata = msgspec.convert(self.info(step), Metadata)
-        return (step, metadata, read(step, metadata)), errors
+        metadata = msgspec.convert(self._on_all_hosts(step, self.info, step), Metadata)
+        found = step, metadata, read(step, metadata)
       except Unreadable as error:
         errors[step] = error
-    if not errors:
-      return None, errors
+        continue
+      for damaged, error in errors.items():
+        print(f"warning: {error}; step {step} is used instead", file=sys.stderr, flush=True)
+        if self._keep:
+          self._set_aside(damaged)
+      return found
+    if not candidates:
+      return None
     raise Unreadable(
-      "\n".join(map(str, errors.values()))
-      + f"\nno checkpoint is left to go on from; put one back, or move {self._directory} away to "
-      "begin again from step 0"
+      "\n".join(map(str, errors.values())) + "\nno checkpoint is left to go on from; put one back, "
+      f"or move {self._directory} away to begin again from step 0"
     )
 
   def _candidates(self, which: str) -> list[int]:
@@ -188,23 +175,20 @@ class Checkpointer:
     steps = self.steps()[::-1]
     if which == "latest" or not steps:
       return steps
-    if which == "best":
-      if not (ranked := self._ranked(steps)):
-        raise ValueError(f"{self._directory}: no checkpoint was evaluated, so none is the best")
-      return ranked
-    if which in map(str, steps):
-      return [int(which)]
-    raise ValueError(
-      f"{self._directory}: no checkpoint of step {which}; expected latest, best or one of "
-      f"{', '.join(map(str, steps))}"
-    )
+    found = self._ranked(steps) if which == "best" else [s for s in steps if str(s) == which]
+    if not found:
+      raise ValueError(
+        f"{self._directory}: no checkpoint is {which}; expected latest, best (of those that were "
+        f"evaluated) or one of {', '.join(map(str, steps))}"
+      )
+    return found
 
   def _ranked(self, steps: Sequence[int], metric: str = "") -> list[int]:
     """The steps that were evaluated, best first; by the run's latest `best_metric` if not given."""
     ranked = []
     for step in sorted(steps, reverse=True):
       with contextlib.suppress(Exception):  # a damaged one is reported when it is to be used
-        info = self._read_info(step)
+        info = self.info(step)
         metric = metric or info["config"]["train"]["best_metric"]
         value = (info["evaluation"] or {}).get(metric)
         if value is not None and math.isfinite(value):
@@ -212,15 +196,7 @@ class Checkpointer:
     return [step for _, step in sorted(ranked, reverse=True)]
 
   def info(self, step: int) -> dict[str, Any]:
-    """The fields of `Metadata` as JSON, and "evaluation" (or None), "versions" and "checksums".
-
-    Raises:
-      Unreadable: they cannot be read, or are not what was saved.
-    """
-    return self._on_all_hosts(step, lambda: self._read_info(step))
-
-  def _read_info(self, step: int) -> dict[str, Any]:
-    """`info` on this host alone."""
+    """The fields of `Metadata` as JSON, and "evaluation" (or None), "versions" and "checksums"."""
     if step not in self._info:
       # orbax's own reader opens every array as well, and reports errors for a checkpoint that was
       # being deleted when its run was killed.
@@ -247,88 +223,72 @@ class Checkpointer:
     values = dataclasses.asdict(metadata) | {"versions": distributed.versions()}
     values |= {"evaluation": evaluation, "checksums": checksums(tree)}
     self._info[step] = values
-    try:
-      future = self._checkpointer.save_checkpointables_async(
-        step,
-        tree,
-        force=True,  # the loop decides when to save
-        custom_metadata=values | {"sha256": _digest(values)},
-      )
-    except Exception as error:  # of any class: from orbax, tensorstore or the file system
-      raise self._failed(step, error) from error
-    self._saving = step, future
+    custom = values | {"sha256": _digest(values)}
+    start = self._checkpointer.save_checkpointables_async
+    with self._named(step):  # by force, as the loop decides when to save
+      self._saving = step, start(step, tree, force=True, custom_metadata=custom)
 
-  def check(self) -> None:
-    """OSError if the save under way has failed by now."""
-    if not self._checkpointer.is_saving_in_progress():
-      self.finish()
+  def finish(self, wait: bool = True) -> None:
+    """Ends the save under way (if it is done by now, or else waits); OSError if it has failed."""
+    if self._saving and (wait or not self._checkpointer.is_saving_in_progress()):
+      (step, future), self._saving = self._saving, None
+      with self._named(step):
+        future.result()
 
-  def finish(self) -> None:
-    """Waits for the save under way; OSError if it fails."""
-    if self._saving is None:
-      return
-    (step, future), self._saving = self._saving, None
+  @contextlib.contextmanager
+  def _named(self, step: int) -> Iterator[None]:
+    """Turns any error of a save, from orbax, tensorstore or the file system, into an OSError."""
     try:
-      future.result()
-    except Exception as error:  # as in `save`
-      raise self._failed(step, error) from error
+      yield
+    except Exception as error:
+      raise OSError(
+        f"{self._directory}: saving step {step} failed: {_brief(error)}; the checkpoints before it "
+        "are whole.  Is there room, and may it be written?  Then run the same command again"
+      ) from error
 
   def restore(self, step: int, abstract: TrainState) -> TrainState:
     """The state that was saved, on the mesh of `abstract`; Unreadable if it cannot be had."""
-    loaded = self._load(step, {"params": abstract.params, "optimizer": abstract.opt_state})
+    loaded = self.load(step, {"params": abstract.params, "optimizer": abstract.opt_state})
     array = jax.device_put(jnp.asarray(step, jnp.int32), abstract.step.sharding)
     return TrainState(array, loaded["params"], loaded["optimizer"])
 
-  def restore_params(self, step: int, abstract: Any) -> Any:
-    """The parameters that were saved, without the optimiser; Unreadable if they cannot be had."""
-    return self._load(step, {"params": abstract})["params"]
-
-  def _load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+  def load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+    """The trees "params" and "optimizer", or one of them; Unreadable if they cannot be had."""
     # Each host reads its shards without waiting for the others, which would wait for ever for one
     # that fails.  The hosts agree right afterwards.
     alone = ocp.Context()
     alone.multiprocessing.primary_host = jax.process_index()
     alone.multiprocessing.active_processes = {jax.process_index()}
-
-    def load() -> dict[str, Any]:
-      with alone:
-        return jax.block_until_ready(
-          ocp.load_checkpointables(self._directory / str(step), abstract)
-        )
-
-    loaded, expected = self._on_all_hosts(step, load), self.info(step)["checksums"]
+    path = self._directory / str(step)
+    with alone:
+      loaded = self._on_all_hosts(step, ocp.load_checkpointables, path, abstract)
+    expected = self.info(step)["checksums"]
     changed = [name for name, found in checksums(loaded).items() if found != expected.get(name)]
     if changed:
-      raise self._unreadable(step, f"the numbers of {', '.join(changed)} are not those saved")
+      raise Unreadable(
+        f"{path} does not read back: the numbers of {', '.join(changed)} are not those saved"
+      )
     return loaded
 
-  def _on_all_hosts(self, step: int, read: Callable[[], T]) -> T:
-    """What `read` returns; Unreadable on every host if it fails on any."""
-    value, problem = None, None
+  def _on_all_hosts(self, step: int, read: Callable[..., Any], *args: Any) -> Any:
+    """What `read(*args)` returns; Unreadable on every host if it fails on any."""
+    value, problem = None, ""
     try:
-      value = read()
+      value = jax.block_until_ready(read(*args))
     except Exception as error:  # of any class: damaged files lead to all kinds of errors
       problem = _brief(error)
-    if distributed.somewhere(problem is not None):
-      raise self._unreadable(step, problem or "another host could not read it")
+    if distributed.somewhere(bool(problem)):
+      problem = problem or "another host could not read it"
+      raise Unreadable(f"{self._directory / str(step)} does not read back: {problem}")
     return value
 
-  def _unreadable(self, step: int, problem: str) -> Unreadable:
-    return Unreadable(f"{self._directory / str(step)} does not read back: {problem}")
-
-  def _failed(self, step: int, error: Exception) -> OSError:
-    return OSError(
-      f"{self._directory}: saving step {step} failed: {_brief(error)}; the checkpoints before it "
-      "are as they were.  Is there room, and may it be written?  Then run the same command again"
-    )
-
   def _set_aside(self, step: int) -> None:
+    """Renames a damaged checkpoint, and waits until all hosts see it."""
     if distributed.is_first():
       name = f"{step}.unreadable"
       count = sum(path.name.startswith(name) for path in self._directory.iterdir())
       (self._directory / str(step)).rename(self._directory / f"{name}{count or ''}")
-    if jax.process_count() > 1:
-      multihost_utils.sync_global_devices(f"{step} is set aside")
+    multihost_utils.sync_global_devices(f"{step} is set aside")
     self._checkpointer.reload()
 
   def close(self) -> None:
@@ -340,28 +300,9 @@ class Checkpointer:
         self._checkpointer.close()
 
 
-@dataclasses.dataclass
-class _Best:
-  """An orbax preservation policy that keeps the checkpoints with the best evaluations.
-
-  orbax's own `BestN` reads a file of metrics for each checkpoint when a directory is opened, and
-  fails on a damaged one.
-  """
-
-  keep: int
-  ranked: Callable[[list[int]], list[int]]
-
-  def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    best = self.ranked([each.step for each in checkpoints])[: self.keep]
-    return [each.step in best for each in checkpoints]
-
-
-def _brief(error: Exception, limit: int = 300) -> str:
+def _brief(error: Exception) -> str:
   """Class and first line of an error's innermost cause; orbax's own text may fill pages."""
   while error.__cause__ is not None:
     error = error.__cause__
-  line = next(iter(str(error).splitlines()), "").partition(" [tensorstore_spec")[0]
-  line = line if len(line) <= limit else f"{line[: limit - 3]}..."
-  if type(error) is ValueError:
-    return line
-  return f"{type(error).__name__}: {line}" if line else type(error).__name__
+  line = f"{type(error).__name__}: {error}".partition("\n")[0]
+  return line.partition(" [tensorstore_spec")[0][:300]

@@ -15,10 +15,7 @@ LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
   """Number of targets of each kind, int32 `[]`: the sums of `sums` are divided by them."""
-  return {
-    "step": (batch.read_targets >= 0).sum(),
-    "language_model": (batch.previous >= 0).sum(),
-  }
+  return {"step": (batch.read_targets >= 0).sum(), "language_model": (batch.previous >= 0).sum()}
 
 
 def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
@@ -73,14 +70,25 @@ def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Ar
   return jax.lax.scan(add, jnp.zeros((), jnp.float32), jax.tree.map(split, parts))[0]
 
 
+def means(sums: dict[str, jax.Array], weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  """Losses in nats per target, and accuracy, by the name of their metric, float32 `[]`."""
+
+  def mean(name: str, kind: str) -> jax.Array:
+    return sums[name] / jnp.maximum(weights[kind], 1)
+
+  if "step" not in sums:
+    return {"loss": mean("language_model", "language_model")}
+  out = {"loss": mean("step", "step"), "accuracy": mean("correct", "step")}
+  if "language_model" in sums:
+    out["language_model_loss"] = mean("language_model", "language_model")
+  return out
+
+
 def total(
   sums: dict[str, jax.Array], weights: dict[str, jax.Array], config: config_lib.Loss
 ) -> jax.Array:
   """The objective: mean step loss plus weighted mean language-model loss, or the latter alone."""
-  if config.objective == "language_model":
-    return sums["language_model"] / jnp.maximum(weights["language_model"], 1)
-  loss = sums["step"] / jnp.maximum(weights["step"], 1)
-  if config.language_model_weight:
-    mean = sums["language_model"] / jnp.maximum(weights["language_model"], 1)
-    loss += config.language_model_weight * mean
-  return loss
+  out = means(sums, weights)
+  if "language_model_loss" not in out:
+    return out["loss"]
+  return out["loss"] + config.language_model_weight * out["language_model_loss"]

@@ -1,7 +1,8 @@
-"""Where a run's metrics go: metrics.jsonl, TensorBoard events if installed, and a progress bar."""
+"""A run's metrics and its time: metrics.jsonl, TensorBoard events, a progress bar, goodput."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import math
@@ -14,12 +15,50 @@ from typing import Any
 import jax
 import numpy as np
 import tqdm
+from flax import traverse_util
 
 from prm_jax.runtime import distributed, json_lines, storage, workdir_lock
-from prm_jax.training import goodput as goodput_lib
 
-AHEAD = 2  # updates that the host may be ahead of the devices
+AHEAD = 2  # updates; a save waits for them
 DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
+NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}  # of a goodput record
+
+
+class Goodput:
+  """Seconds of a run by what they were spent on, over all its processes."""
+
+  def __init__(self):
+    self._began, self._began_unix = time.perf_counter(), time.time()
+    self.seconds: collections.Counter[str] = collections.Counter(away=0.0)
+
+  @contextlib.contextmanager
+  def spent_on(self, part: str) -> Iterator[None]:
+    """Adds the time of the block to `part`."""
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self.seconds[part] += time.perf_counter() - start
+
+  def resume(self, last: dict[str, float]) -> None:
+    """Adds the time of earlier processes, by their `summary` at the step that is resumed.
+
+    The time since then is "away": nothing ran, or it did work that a kill undid.
+    """
+    away = max(self._began_unix - last["unix"], 0.0)  # host clocks may differ
+    self.seconds.update({part: x for part, x in last.items() if part not in NO_PART}, away=away)
+    self._began -= last["total"] + away
+
+  def summary(self) -> dict[str, float]:
+    """Seconds of each part, and their "total" since the run first began.
+
+    "updates" is all time that no other part claims, and "goodput" its share in the total.  "unix"
+    is the present time in seconds since 1970.
+    """
+    total = time.perf_counter() - self._began
+    updates = total - self.seconds.total()
+    about = {"goodput": updates / total, "total": total, "unix": time.time(), "updates": updates}
+    return {**about, **self.seconds}
 
 
 class Log:
@@ -28,24 +67,19 @@ class Log:
   Only the first host writes.  In a bucket, the files are updated by `sync` and `close`.
   """
 
-  def __init__(
-    self, lock: workdir_lock.WorkdirLock, steps: int, step: int, again: str | None = None
-  ):
+  def __init__(self, lock: workdir_lock.WorkdirLock, steps: int, step: int):
     """Opens the log of a run of `steps` updates at `step`, and deletes the records after it.
 
-    Args:
-      lock: on the work directory; if another run takes that over, nothing more is uploaded.
-      again: a split whose record at `step` is deleted as well, to be written again.
+    If another run takes over the work directory of `lock`, nothing more is uploaded.
     """
-    self._writes = distributed.is_first()
-    self._workdir = lock.workdir
+    self._writes, self._workdir = distributed.is_first(), lock.workdir
     self._stack = contextlib.ExitStack()
     self.last: dict[str, dict[str, Any]] = {}  # by split, the last record that was kept
     self._path, self._board = os.devnull, None
     if self._writes:
       self._folder = self._stack.enter_context(storage.local(lock.workdir, unless=lock.taken_by))
       self._path = self._folder / "metrics.jsonl"
-      self._keep_until(step, again)
+      self._keep_until(step)
       with contextlib.suppress(ImportError):
         import tensorboardX
 
@@ -54,28 +88,28 @@ class Log:
         self._stack.callback(self._board.close)
     self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by the stack
     self._stack.enter_context(self._file)
-    self._bar = tqdm.tqdm(
-      total=steps,
-      initial=step,
-      unit="step",
-      disable=not (self._writes and sys.stderr.isatty()),
-      dynamic_ncols=True,
-    )
-    self._stack.callback(self._bar.close)
+    hidden = not (self._writes and sys.stderr.isatty())
+    self.bar = tqdm.tqdm(total=steps, initial=step, unit="step", disable=hidden, dynamic_ncols=True)
+    self._stack.callback(self.bar.close)
 
-  def _keep_until(self, step: int, again: str | None) -> None:
-    stored = self._workdir / "metrics.jsonl"
-    kept = []
+  def _keep_until(self, step: int) -> None:
+    stored, kept = self._workdir / "metrics.jsonl", []
     for line in stored.read_text().splitlines(keepends=True) if stored.exists() else ():
-      try:
+      with contextlib.suppress(ValueError):  # half a line, from a run that was killed
         record = json.loads(line) if line.endswith("\n") else {"step": math.inf}
-        if record["step"] < step or (record["step"] == step and record["split"] != again):
+        if record["step"] <= step:
           kept.append(line)
           self.last[record["split"]] = record
-      except (ValueError, KeyError):
-        pass  # half a line, from a run that was killed
     with json_lines.written(self._path) as file:
       file.writelines(kept)
+
+  def has(self, step: int, split: str) -> bool:
+    """Whether the last record of `split` that was kept is of `step`; called by all hosts."""
+    missing = distributed.is_first() and self.last.get(split, {}).get("step") != step
+    return not distributed.somewhere(missing)
+
+  def close(self) -> None:
+    self._stack.close()
 
   def sync(self) -> None:
     """Waits until all records are on disk, or in the bucket."""
@@ -86,61 +120,47 @@ class Log:
         self._board.flush()
       storage.upload(self._folder, self._workdir)
 
-  def advance(self) -> None:
-    """Moves the progress bar on by a step."""
-    self._bar.update()
-
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
-    """Records metrics of `split` at `step`; names of nested ones are joined in TensorBoard."""
-    record = {"step": step, "split": split} | {k: _finite_or_none(v) for k, v in values.items()}
+    """Records metrics of `split` at `step`; names of nested ones are joined in TensorBoard.
+
+    NaN and infinity, which JSON does not have, become null.
+    """
+    finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
+    record = {"step": step, "split": split} | {k: finite(x) for k, x in values.items()}
     try:
       self._file.write(json.dumps(record, allow_nan=False) + "\n")
       self._file.flush()
     except OSError as error:  # which names no file
       raise OSError(f"{self._path}: {error}") from error
-    scalars = dict(_scalars(values))
-    if self._board is not None:
-      for name, value in scalars.items():
-        self._board.add_scalar(f"{split}/{name}", value, step)
+    scalars = traverse_util.flatten_dict(values, sep="/")
+    scalars = {name: x for name, x in scalars.items() if x is not None}
+    for name, value in scalars.items() if self._board is not None else ():
+      self._board.add_scalar(f"{split}/{name}", value, step)
     if split == "train":
-      short = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:.0f}"}
-      self._bar.set_postfix(short)
-      if self._bar.disable:  # else the bar shows it
-        self.say(f"step {step}: " + "  ".join(f"{k} {v}" for k, v in short.items()))
-    elif split != "goodput" or step == self._bar.total:  # goodput is shown at the end
+      short = f"loss {values['loss']:.3f}  tokens/s {values['tokens_per_second']:.0f}"
+      self.bar.set_postfix_str(short)
+      if self.bar.disable:  # else the bar shows it
+        self.say(f"step {step}: {short}")
+    elif split != "goodput" or step == self.bar.total:  # goodput is shown at the end
       shown = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
       self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown))
 
   def say(self, text: str) -> None:
     """Prints a line for people, on the first host."""
     if self._writes:
-      self._bar.write(text, file=sys.stderr)
-
-  def warn(self, text: str) -> None:
-    """Prints a line about this host, on every host that calls it."""
-    self._bar.write(distributed.of_this(text), file=sys.stderr)
-
-  def close(self) -> None:
-    self._stack.close()
+      self.bar.write(text, file=sys.stderr)
 
 
 class UpdateMetrics:
   """Metrics of the updates since the last record, which are means over these updates.
 
-  Reading a metric waits for its update.  So a record is written one update late, when the devices
-  have the next one to work on.  The host stays at most `AHEAD` updates ahead, so that a save never
-  waits for many.
+  Reading a metric waits for its update, so a record is written one update late, when the devices
+  have the next one to work on.  The host stays at most `AHEAD` updates ahead of the devices.
   """
 
-  def __init__(
-    self,
-    log: Log,
-    goodput: goodput_lib.Goodput,
-    learning_rates: np.ndarray,
-    tokens_per_update: float,
-  ):
-    self._log, self._goodput = log, goodput
-    self._rates, self._tokens = learning_rates, tokens_per_update
+  def __init__(self, log: Log, goodput: Goodput, rates: np.ndarray, tokens: float):
+    """Args: `rates`, the learning rate of each update; `tokens` of an update, on average."""
+    self._log, self._goodput, self._rates, self._tokens = log, goodput, rates, tokens
     self._pending: list[dict[str, jax.Array]] = []
     self._due: tuple[int, list[dict[str, jax.Array]]] | None = None  # a record to be written
     self._start: tuple[float, float] | None = None  # time, and seconds spent waiting for data
@@ -149,7 +169,7 @@ class UpdateMetrics:
     """Adds the update that has just been dispatched, and writes the record that is due."""
     if self._start is None:  # the first update, whose compilation does not count
       self.restart()
-    self._log.advance()
+    self._log.bar.update()
     self.write()
     self._pending.append(metrics)
     if len(self._pending) > AHEAD:
@@ -171,41 +191,24 @@ class UpdateMetrics:
     values = jax.device_get(updates)
     means = {key: float(np.mean([each[key] for each in values])) for key in values[0]}
     (start, waited), _ = self._start, self.restart()
-    seconds = self._start[0] - start
+    seconds, waited = self._start[0] - start, self._start[1] - waited
     means["learning_rate"] = self._rates[step - 1].item()
     means["tokens_per_second"] = len(values) * self._tokens / seconds
     means["step_seconds"] = seconds / len(values)
-    means["data_wait_seconds"] = (self._start[1] - waited) / len(values)
+    means["data_wait_seconds"] = waited / len(values)
     self._log.write(step, "train", means)
-    self._warn_if_data_bound(means["data_wait_seconds"] / means["step_seconds"])
+    if waited / seconds >= DATA_BOUND:  # on each host: one machine may be slower than the others
+      text = (
+        f"data is the bottleneck: {waited / seconds:.0%} of the time went to waiting for rows, "
+        "which the host's processor builds; give it more cores, or use more hosts"
+      )
+      self._log.bar.write(distributed.of_this(text), file=sys.stderr)
     if not (math.isfinite(means["loss"]) and math.isfinite(means["gradient_norm"])):
       raise ValueError(
         f"loss {means['loss']}, gradient norm {means['gradient_norm']} in the steps up to {step}: "
         "lower optim.learning_rate or raise optim.warmup_steps; the last checkpoint is from before"
       )
 
-  def _warn_if_data_bound(self, share: float) -> None:
-    if share >= DATA_BOUND:  # on each host: one machine may be slower than the others
-      self._log.warn(
-        f"data is the bottleneck: {share:.0%} of the time went to waiting for rows, which the "
-        "host's processor builds; give it more cores, or each host fewer rows of a batch (more "
-        "hosts)"
-      )
-
   def restart(self) -> None:
     """Leaves the time until now, such as of an evaluation or a save, out of the next record."""
     self._start = time.perf_counter(), self._goodput.seconds["data"]
-
-
-def _scalars(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-  """(name, number) of nested metrics, such as accuracy_by_class/-1, without those that are None."""
-  for key, value in values.items():
-    if isinstance(value, dict):
-      yield from _scalars(value, f"{prefix}{key}/")
-    elif value is not None:
-      yield prefix + key, value
-
-
-def _finite_or_none(value: Any) -> Any:
-  """The value, with None in place of NaN and infinity, which JSON does not have."""
-  return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The training state and the pure functions over it: an update, and two kinds of evaluation."""
+"""The training state, the pure functions over it, and the compiled programs of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 
 from prm_jax import config as config_lib
+from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.training import loss as loss_lib
 from prm_jax.training.trainable import EVERYTHING, HEAD, Params, Trainable, merge
 from prm_jax.types import Batch
+
+# For the TPU compiler.  A windowed einsum gathers a matrix slice by slice and adds each product to
+# the whole output: on v5p in slices of 112 columns, with nine times the cycles of one product.
+TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 
 @jax.tree_util.register_dataclass
@@ -24,7 +30,7 @@ from prm_jax.types import Batch
 class TrainState:
   step: jax.Array  # int32 []: updates made
   params: Any  # nested dict of arrays
-  opt_state: Any  # optax's; where there is a float32 master copy, the pair (copy, optax's)
+  opt_state: Any  # the pair (float32 master copy of the trained parameters or {}, optax's)
 
 
 def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
@@ -41,29 +47,17 @@ def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
 def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformation:
   """AdamW with the schedule `learning_rate`, after clipping by the global norm.
 
-  `embedding_scale` and `head_scale` multiply the updates of these groups, weight decay included.
+  Matrices have weight decay, norm scales and biases do not.  `embedding_scale` and `head_scale`
+  multiply the updates of these groups, weight decay included.
   """
-  adamw = optax.adamw(
-    learning_rate(c, steps), b1=c.b1, b2=c.b2, weight_decay=c.weight_decay, mask=decayed
-  )
-  groups = {"embedding": c.embedding_scale}
-  groups |= dict.fromkeys((*HEAD, "language_model"), c.head_scale)
-
-  def scale(path, update):
-    return update * groups.get(path[0].key, 1.0)
-
+  scales = dict.fromkeys((*HEAD, "language_model"), c.head_scale) | {"embedding": c.embedding_scale}
+  scale = lambda path, update: update * scales.get(path[0].key, 1.0)
   scaled = optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
-  one_rate = c.embedding_scale == c.head_scale == 1
-  return optax.chain(optax.clip_by_global_norm(c.clip_norm), adamw, *([] if one_rate else [scaled]))
-
-
-def decayed(params: Any) -> Any:
-  """Whether each parameter has weight decay: matrices do, norm scales and biases do not."""
-
-  def matrix(path, _):
-    return not path[-1].key.endswith(("norm", "bias"))
-
-  return jax.tree_util.tree_map_with_path(matrix, params)
+  matrix = lambda path, _: not path[-1].key.endswith(("norm", "bias"))
+  decay = {"weight_decay": c.weight_decay}
+  decay["mask"] = functools.partial(jax.tree_util.tree_map_with_path, matrix)
+  adamw = optax.adamw(learning_rate(c, steps), b1=c.b1, b2=c.b2, **decay)
+  return optax.chain(optax.clip_by_global_norm(c.clip_norm), adamw, scaled)
 
 
 def init_params(
@@ -79,9 +73,8 @@ def begin(
 ) -> TrainState:
   """The training state at step 0 with these parameters."""
   trained = jax.tree.map(lambda x: x.astype(jnp.float32), trainable.select(params))
-  opt_state = optimizer.init(trained)
-  opt_state = (trained, opt_state) if trainable.has_master(params) else opt_state
-  return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
+  master = trained if trainable.has_master(params) else {}
+  return TrainState(jnp.zeros((), jnp.int32), params, (master, optimizer.init(trained)))
 
 
 def train_step(
@@ -107,20 +100,15 @@ def train_step(
     sums = loss_lib.sums(model, batch, config)
     return loss_lib.total(sums, weights, config), sums
 
-  has_master = trainable.has_master(state.params)
-  if has_master:
-    trained, opt_state = state.opt_state
-  else:
-    trained, opt_state = trainable.select(state.params), state.opt_state
-
+  master, opt_state = state.opt_state
+  trained = master or trainable.select(state.params)
   gradient = jax.grad(loss_fn, has_aux=True)
   grads, sums = accumulated(functools.partial(gradient, trained), batch, microbatches)
   updates, opt_state = optimizer.update(grads, opt_state, trained)
   trained = optax.apply_updates(trained, updates)
-
-  params = merge(state.params, trained)
-  opt_state = (trained, opt_state) if has_master else opt_state
-  return TrainState(state.step + 1, params, opt_state), _metrics(sums, weights, grads)
+  opt_state = (trained if master else {}, opt_state)
+  metrics = loss_lib.means(sums, weights) | {"gradient_norm": optax.global_norm(grads)}
+  return TrainState(state.step + 1, merge(state.params, trained), opt_state), metrics
 
 
 def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: int) -> Any:
@@ -128,25 +116,12 @@ def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: in
   if microbatches == 1:
     return function(batch)
   parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
-  shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
+  total = jax.eval_shape(function, jax.tree.map(lambda x: x[0], parts))
 
   def add(total, part):
     return jax.tree.map(jnp.add, total, function(part)), None
 
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-  return jax.lax.scan(add, zeros, parts)[0]
-
-
-def _metrics(sums: dict, weights: dict, grads: Any) -> dict[str, jax.Array]:
-  metrics = {"gradient_norm": optax.global_norm(grads)}
-  if "language_model" in sums:
-    metrics["loss"] = sums["language_model"] / jnp.maximum(weights["language_model"], 1)
-  if "step" in sums:
-    if "loss" in metrics:
-      metrics["language_model_loss"] = metrics["loss"]
-    targets = jnp.maximum(weights["step"], 1)
-    metrics |= {"loss": sums["step"] / targets, "accuracy": sums["correct"] / targets}
-  return metrics
+  return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, total), parts)[0]
 
 
 def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
@@ -168,3 +143,86 @@ def graph(config: config_lib.Model, vocab_size: int, num_classes: int) -> nnx.Gr
   """The model's structure without its parameters."""
   model = nnx.eval_shape(lambda: StepScorer(config, vocab_size, num_classes, nnx.Rngs(0)))
   return nnx.split(model)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+  """The compiled functions of a run."""
+
+  abstract: TrainState  # the training state, as `abstract_state` describes it
+  init: Callable  # PRNG key -> state with random parameters
+  begin: Callable  # parameters (donated) -> state at step 0
+  train_step: Callable  # state (donated), batch -> state, metrics
+  read: Callable  # parameters, batch -> `step.read_log_probs`; of a language model, `step.text_nll`
+  gather: Callable  # an array of the batch -> the same on every host
+
+
+def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
+  """The functions of a run, sharded over `mesh`; `c` as resolved (`initialization.resolve`).
+
+  Raises:
+    ValueError: the rows of a batch do not divide over passes and devices.
+  """
+  devices = mesh.shape["data"] * mesh.shape["fsdp"]
+  if c.train.batch_rows % (c.train.microbatches * devices):
+    raise ValueError(
+      f"train.batch_rows={c.train.batch_rows} must be a multiple of train.microbatches="
+      f"{c.train.microbatches} times the {devices} devices over which rows are split"
+    )
+  sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
+  optimizer = make_optimizer(c.optim, c.train.steps)
+  graphdef, trainable = graph(c.model, **sizes), Trainable.of(c)
+  params = sharding_lib.abstract_params(c.model, **sizes, mesh=mesh)
+  abstract = abstract_state(params, optimizer, mesh, trainable)
+  shardings, everywhere = sharding_lib.shardings(abstract), sharding_lib.replicated(mesh)
+  start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
+  init = lambda key: start(init_params(key, config=c.model, **sizes))
+  update = functools.partial(
+    train_step,
+    graphdef=graphdef,
+    optimizer=optimizer,
+    config=c.loss,
+    microbatches=c.train.microbatches,
+    trainable=trainable,
+  )
+  text = c.loss.objective == "language_model"
+  read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
+  options = TPU_OPTIONS if mesh.devices.flat[0].platform == "tpu" else None
+  return Programs(
+    abstract=abstract,
+    init=jax.jit(init, out_shardings=shardings),
+    begin=jax.jit(start, donate_argnums=0, out_shardings=shardings),
+    # The new state has the shardings of the old one, so the step is compiled once.
+    train_step=jax.jit(
+      update, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options
+    ),
+    read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
+    gather=jax.jit(lambda x: x, out_shardings=everywhere),
+  )
+
+
+def abstract_state(
+  params: Any,
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh | AbstractMesh,
+  trainable: Trainable = EVERYTHING,
+) -> TrainState:
+  """Shape, dtype and sharding of every array of the training state, as `ShapeDtypeStruct`s.
+
+  Optimiser moments are sharded like their parameters (of `sharding.abstract_params`); step counts
+  are replicated.
+  """
+  whole = functools.partial(jax.ShapeDtypeStruct, sharding=sharding_lib.replicated(mesh))
+  trained = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
+    trainable.select(params),
+  )
+  opt_state = optax.tree_map_params(
+    optimizer,
+    lambda _, param: param,  # a moment has the shape of its parameter
+    jax.eval_shape(optimizer.init, trained),
+    trained,
+    transform_non_params=lambda x: whole(x.shape, x.dtype),
+  )
+  master = trained if trainable.has_master(params) else {}
+  return TrainState(whole((), jnp.int32), params, (master, opt_state))

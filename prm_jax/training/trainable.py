@@ -1,14 +1,10 @@
 """Which parameters a run trains, and the merging of low-rank factors (LoRA) into weights.
 
 Gradients and optimiser moments exist for the trained parameters alone.  These are updated in
-float32, because bfloat16 loses updates smaller than 1/256 of a parameter, as most updates of
-fine-tuning are.  Where a trained parameter is stored in bfloat16, the optimiser's state holds a
-float32 master copy of all trained parameters, and the stored ones are that copy rounded
-(arXiv:1710.03740).  The step head and low-rank factors are always float32, so training only them
-needs no master copy.
-
-Bytes per parameter: 4 + 8 (moments) if trained in float32, 2 + 4 + 8 if trained in bfloat16, 4 or 2
-if not trained.
+float32, because bfloat16 loses updates smaller than 1/256 of a parameter.  Where a trained one is
+stored in bfloat16, the optimiser's state holds a float32 master copy of all trained parameters, and
+the stored ones are that copy rounded (arXiv:1710.03740).  Bytes per parameter: 4 + 8 (moments) if
+trained in float32, 2 + 4 + 8 if trained in bfloat16, 4 or 2 if not trained.
 """
 
 from __future__ import annotations
@@ -36,31 +32,19 @@ class Trainable:
   @classmethod
   def of(cls, c: config_lib.Experiment) -> Trainable:
     """The rule of an experiment.  Parameters without a part in the loss are frozen."""
-    frozen = set()
-    if c.loss.objective == "language_model":
-      frozen |= {*HEAD}
-    elif not c.loss.language_model_weight:
+    text, scale = c.loss.objective == "language_model", c.optim.head_scale
+    frozen = {*HEAD} if text or not scale else set()
+    used = text or c.loss.language_model_weight
+    if not used or c.optim.trained == "lora" or not scale:
       frozen |= {"language_model"}
-    if c.optim.trained == "lora":
-      frozen |= {"language_model"}
-    if not c.optim.head_scale:
-      frozen |= {"language_model", *HEAD}
     if not c.optim.embedding_scale:
       frozen |= {"embedding"}
     return cls(c.optim.trained, frozenset(frozen))
 
   def select(self, params: Params) -> Params:
-    """The trained parameters, nested as in `params`.
-
-    Raises:
-      ValueError: there are none.
-    """
-    heads = (*HEAD, "language_model")
-    selected = {
-      name: x
-      for name, x in params.items()
-      if name not in self.frozen and (self.trained == "all" or name in heads)
-    }
+    """The trained parameters, nested as in `params`; ValueError if there are none."""
+    names = params if self.trained == "all" else (*HEAD, "language_model")
+    selected = {name: x for name, x in params.items() if name in names and name not in self.frozen}
     if self.trained == "lora":
       selected["blocks"] = {name: x for name, x in params["blocks"].items() if "_lora_" in name}
     if not selected:
@@ -84,7 +68,7 @@ def merge(params: Params, trained: Params) -> Params:
 
 
 def merge_lora(params: Params, c: config_lib.Model) -> Params:
-  """Parameters of the architecture `without_lora(c)`: factor products are added to the weights."""
+  """Parameters of the architecture with `lora_rank=0`: factor products are added to weights."""
   if not c.lora_rank:
     return params
   blocks = {name: x for name, x in params["blocks"].items() if "_lora_" not in name}
@@ -94,10 +78,3 @@ def merge_lora(params: Params, c: config_lib.Model) -> Params:
     weight = blocks[name] + c.lora_alpha / c.lora_rank * update
     blocks[name] = weight.astype(blocks[name].dtype)
   return params | {"blocks": blocks}
-
-
-def without_lora(c: config_lib.Model) -> config_lib.Model:
-  """The architecture without low-rank factors."""
-  default = config_lib.Model()
-  names = [field.name for field in dataclasses.fields(c) if field.name.startswith("lora_")]
-  return dataclasses.replace(c, **{name: getattr(default, name) for name in names})
