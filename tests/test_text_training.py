@@ -20,7 +20,7 @@ from prm_jax.input_pipeline import text_dataset, tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
 from prm_jax.scoring import scorer
-from prm_jax.training import loop, trainable
+from prm_jax.training import checkpoint, loop, trainable
 from prm_jax.training import loss as loss_lib
 
 TEXT = config_lib.Loss(objective="language_model")
