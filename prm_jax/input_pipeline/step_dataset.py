@@ -18,17 +18,9 @@ from prm_jax.types import StepContract, StepTree
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
-  """Problems and steps of the first `limit` rows of a split, to train a tokenizer on.
-
-  Raises:
-    ValueError: `limit` is below 1; also as `labelled.step_trees`.
-  """
-  if limit < 1:
-    raise ValueError(f"limit={limit}: at least 1 row")
-  solutions, _ = labelled.step_trees(directory, split, "process", limit)
-  for tree in solutions:
-    yield tree.problem
-    yield from tree.steps
+  """Problems and steps of the first `limit` rows of a split, to train a tokenizer on."""
+  for tree in labelled.step_trees(directory, split, "process", limit)[0]:
+    yield from (tree.problem, *tree.steps)
 
 
 def pack(
@@ -57,8 +49,6 @@ def pack(
     raise ValueError(
       f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row of "
       f"{row_length} tokens"
-      if solutions
-      else f"no {contract.objective} example in the data"
     )
   encoded = list(itertools.chain(*by_problem.values()))
   # An outcome is a target of each solution; a step with the same rating in two is one target.
@@ -68,18 +58,13 @@ def pack(
     token_trees = prefix_tree.sequences(token_trees)
   rows = packing.PackedRows(token_trees, row_length)
   targets = collections.Counter(t for tree in token_trees for t in tree.read_targets.tolist())
-  return rows, {
+  return rows, rows.manifest() | {
     "examples": len(encoded),
     "merged": merge,
-    "tokens": sum(len(tree) for tree in token_trees),
     "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(encoded)),
     "tokens_repeated_by_cuts": rows.repeated,
     "targets": {name: targets[i] for i, name in enumerate(contract.classes)},
-    "rows": len(rows),
-    "row_length": row_length,
-    "fill": rows.fill,
     "longer_than_a_row": too_long,
-    "rows_hash": rows.hash,
     "contract": dataclasses.asdict(contract),
   }
 
@@ -96,19 +81,17 @@ def _encode(
   Such a solution keeps the steps within a row.  An outcome belongs to the whole solution, so an
   outcome model drops it.
   """
-  by_problem: dict[str, list[TokenTree]] = {}
-  too_long = []
+  outcome = contract.objective == "outcome"
+  by_problem, too_long = collections.defaultdict(list), []
   for solution in solutions:
-    tree = token_tree.encode(solution, tokenizer, contract)
-    if evaluation and contract.objective == "outcome":
-      tree = token_tree.last_read(tree)
+    tree = token_tree.encode(solution, tokenizer, contract, evaluation)
     targets, longest = len(tree.read_targets), int(tree.positions.max()) + 1
     if longest > row_length:
-      tree = prefix_tree.shorten(tree, row_length if contract.objective == "process" else 0)
+      tree = prefix_tree.shorten(tree, 0 if outcome else row_length)
       lost = targets - len(tree.read_targets)
       too_long.append({"source": solution.source, "tokens": longest, "targets_lost": lost})
-    if longest <= row_length or len(tree.read_targets):
-      by_problem.setdefault(solution.problem, []).append(tree)
+    if len(tree):
+      by_problem[solution.problem].append(tree)
   return by_problem, too_long
 
 
