@@ -24,10 +24,8 @@ from prm_jax.types import Batch
 DONORS = 64  # pieces too long for the room in a row that are searched for a part that fits it
 EMPTY = -1  # number of a row of padding, which completes a batch
 
-Piece = tuple[int, int, int]  # tree, and the start and stop in it: see `prefix_tree.piece`
 
-
-def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[Piece]]:
+def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, int, int]]]:
   """Which parts of which trees share which row.
 
   A tree longer than a row is cut between leaves where that repeats the fewest tokens.  Then rows
@@ -35,7 +33,7 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[Piece]]:
   part of a longer one that fills the room best, if it gains more tokens than cutting repeats.
 
   Returns:
-    The pieces of each row.  Deterministic.
+    The pieces of each row: tree, start and stop (see `prefix_tree.piece`).  Deterministic.
 
   Raises:
     ValueError: a path is longer than a row.
