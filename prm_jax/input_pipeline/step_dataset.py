@@ -12,23 +12,14 @@ from typing import Any
 from prm_jax import config as config_lib
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
-from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.types import StepContract, StepTree
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
-  """Problems and steps of the first `limit` rows of a split, to train a tokenizer on.
-
-  Raises:
-    ValueError: `limit` is below 1; also as `labelled.step_trees`.
-  """
-  if limit < 1:
-    raise ValueError(f"limit={limit}: at least 1 row")
-  solutions, _ = labelled.step_trees(directory, split, "process", limit)
-  for tree in solutions:
-    yield tree.problem
-    yield from tree.steps
+  """Problems and steps of the first `limit` rows of a split, to train a tokenizer on."""
+  for tree in labelled.step_trees(directory, split, "process", limit)[0]:
+    yield from (tree.problem, *tree.steps)
 
 
 def pack(
@@ -41,6 +32,9 @@ def pack(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Tokenises solutions and packs them into rows.
 
+  A solution with a path longer than a row keeps the steps within a row.  An outcome belongs to the
+  whole solution, so an outcome model drops it.
+
   Args:
     merge: encode once what solutions of a problem have in common; otherwise encode each path by
       itself.  Targets are the same: a step with the same rating in several solutions is one.
@@ -52,64 +46,36 @@ def pack(
   Raises:
     ValueError: there is nothing to train on.
   """
-  by_problem, too_long = _encode(solutions, tokenizer, contract, row_length, evaluation)
+  outcome = contract.objective == "outcome"
+  by_problem, too_long = collections.defaultdict(list), []
+  for solution in solutions:
+    tree = token_tree.encode(solution, tokenizer, contract, evaluation)
+    targets, longest = len(tree.read_targets), int(tree.positions.max()) + 1
+    if longest > row_length:
+      tree = prefix_tree.shorten(tree, 0 if outcome else row_length)
+      lost = targets - len(tree.read_targets)
+      too_long.append({"source": solution.source, "tokens": longest, "targets_lost": lost})
+    if len(tree):
+      by_problem[solution.problem].append(tree)
   if not by_problem:
     raise ValueError(
       f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row of "
       f"{row_length} tokens"
-      if solutions
-      else f"no {contract.objective} example in the data"
     )
   encoded = list(itertools.chain(*by_problem.values()))
   # An outcome is a target of each solution; a step with the same rating in two is one target.
-  every_read = evaluation or contract.objective == "outcome"
-  token_trees = [prefix_tree.merge(group, every_read)[0] for group in by_problem.values()]
-  if not merge:
-    token_trees = prefix_tree.sequences(token_trees)
-  rows = packing.PackedRows(token_trees, row_length)
-  targets = collections.Counter(t for tree in token_trees for t in tree.read_targets.tolist())
-  return rows, {
+  merged = [prefix_tree.merge(group, evaluation or outcome)[0] for group in by_problem.values()]
+  rows = packing.PackedRows(merged if merge else prefix_tree.sequences(merged), row_length)
+  targets = collections.Counter(t for tree in merged for t in tree.read_targets.tolist())
+  return rows, rows.manifest() | {
     "examples": len(encoded),
     "merged": merge,
-    "tokens": sum(len(tree) for tree in token_trees),
     "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(encoded)),
     "tokens_repeated_by_cuts": rows.repeated,
     "targets": {name: targets[i] for i, name in enumerate(contract.classes)},
-    "rows": len(rows),
-    "row_length": row_length,
-    "fill": rows.fill,
     "longer_than_a_row": too_long,
-    "rows_hash": rows.hash,
     "contract": dataclasses.asdict(contract),
   }
-
-
-def _encode(
-  solutions: list[StepTree],
-  tokenizer: Tokenizer,
-  contract: StepContract,
-  row_length: int,
-  evaluation: bool,
-) -> tuple[dict[str, list[TokenTree]], list[dict[str, Any]]]:
-  """The token trees of each problem's solutions, and those with a path longer than a row.
-
-  Such a solution keeps the steps within a row.  An outcome belongs to the whole solution, so an
-  outcome model drops it.
-  """
-  by_problem: dict[str, list[TokenTree]] = {}
-  too_long = []
-  for solution in solutions:
-    tree = token_tree.encode(solution, tokenizer, contract)
-    if evaluation and contract.objective == "outcome":
-      tree = token_tree.last_read(tree)
-    targets, longest = len(tree.read_targets), int(tree.positions.max()) + 1
-    if longest > row_length:
-      tree = prefix_tree.shorten(tree, row_length if contract.objective == "process" else 0)
-      lost = targets - len(tree.read_targets)
-      too_long.append({"source": solution.source, "tokens": longest, "targets_lost": lost})
-    if longest <= row_length or len(tree.read_targets):
-      by_problem.setdefault(solution.problem, []).append(tree)
-  return by_problem, too_long
 
 
 def load(

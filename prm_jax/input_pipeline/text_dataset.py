@@ -11,48 +11,12 @@ and documents, which others wrote, the same characters are plain text.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 from prm_jax.input_pipeline.packing import PackedRows
 from prm_jax.input_pipeline.token_tree import TokenTree, chain
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import json_lines
-from prm_jax.types import CLASSES, StepContract
-
-
-def contract(tokenizer: Tokenizer) -> StepContract:
-  """The contract of a model without a trained class head, which cannot score."""
-  return StepContract(
-    objective="language_model",
-    classes=CLASSES["language_model"],
-    separator="",
-    separator_ids=(),
-    read="nothing",
-    neutral="positive",
-    tokenizer_hash=tokenizer.hash,
-    recipe="text",
-  )
-
-
-def read(path: str | pathlib.Path) -> Iterator[tuple[str, str | None, str]]:
-  """("FILE:LINE", prompt or None, text) of each line of a file, plain or .gz.
-
-  Raises:
-    BadLine: a line has neither form, or a value is not a text.
-    OSError: the file cannot be read.
-  """
-  for number, _, record in json_lines.read(path):
-    where = f"{path}:{number}"
-    keys = ("prompt", "completion") if "text" not in record else ("text",)
-    for key in keys:
-      value = record.get(key)
-      if not isinstance(value, str) or (key != "prompt" and not value):
-        raise json_lines.BadLine(
-          f'{where}: "{key}" is {json_lines.show(value)}; a line has "text", or "prompt" and '
-          '"completion", each a text'
-        )
-    yield where, record.get("prompt") if len(keys) == 2 else None, record[keys[-1]]
 
 
 def encode(
@@ -60,9 +24,8 @@ def encode(
 ) -> tuple[list[TokenTree], int]:
   """The chains of a line, each at most a row long, and how many of its tokens did not fit.
 
-  A document, with the tokenizer's first and last token if it has them, goes on in further chains,
-  each of which repeats the last token of the one before: every token but the document's first is
-  predicted once.  A completion is cut at the end of a row.
+  A document goes on in further chains, each of which repeats the last token of the one before:
+  every token but the document's first is predicted once.  A completion is cut at the row's end.
 
   Args:
     special: read special tokens that the prompt spells out as such; the tokenizer's first token is
@@ -85,28 +48,33 @@ def encode(
 def load(
   path: str | pathlib.Path, tokenizer: Tokenizer, row_length: int
 ) -> tuple[PackedRows, dict[str, Any]]:
-  """Packed rows of a file, and counts for the run's manifest.
+  """Packed rows of a file, plain or .gz, and counts for the run's manifest.
 
   Raises:
-    ValueError: nothing in the file can be trained on; or as `read`.
+    ValueError: nothing in the file can be trained on; or, as BadLine, a line has neither form.
   """
   pieces, lines, cut = [], 0, []
-  for where, prompt, text in read(path):
+  for number, _, record in json_lines.read(path):
     lines += 1
-    encoded, lost = encode(prompt, text, tokenizer, row_length, special=True)
+    where = f"{path}:{number}"
+    keys = ("text",) if "text" in record else ("prompt", "completion")
+    for key in keys:
+      value = record.get(key)
+      if not isinstance(value, str) or (key != "prompt" and not value):
+        raise json_lines.BadLine(
+          f'{where}: "{key}" is {json_lines.show(value)}; a line has "text", or "prompt" and '
+          '"completion", each a text'
+        )
+    prompt = record["prompt"] if len(keys) == 2 else None
+    encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length, special=True)
     pieces += encoded
     if lost:
       cut.append({"source": where, "tokens_lost": lost})
   if not pieces:
     raise ValueError(f"{path}: nothing to train on in {lines} lines with rows of {row_length}")
   rows = PackedRows(pieces, row_length)
-  return rows, {
+  return rows, rows.manifest() | {
     "examples": lines,
-    "tokens": sum(len(piece) for piece in pieces),
     "targets": {"tokens": int(sum((piece.previous >= 0).sum() for piece in pieces))},
-    "rows": len(rows),
-    "row_length": row_length,
-    "fill": rows.fill,
     "longer_than_a_row": cut,
-    "rows_hash": rows.hash,
   }

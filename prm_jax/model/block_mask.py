@@ -55,10 +55,8 @@ def attends(
   """Whether a query attends to a key, elementwise, bool.
 
   Args:
-    q_index, kv_index: indices in the row.
     kv_end: `subtree_end` of the key.
     distance: depth of the query less that of the key; needed with a window only.
-    window: see `TreeMask`.
   """
   inside = (kv_index <= q_index) & (q_index < kv_end)
   return inside if window is None else inside & (distance < window)
@@ -67,13 +65,10 @@ def attends(
 def active_blocks(mask: TreeMask, block_q: int, block_kv: int) -> jax.Array:
   """Which blocks of the mask are not masked entirely: bool `[B, T / block_q, T / block_kv]`.
 
-  Exact without a window: a query that attends to a key of an earlier block has the first query of
-  its own block between the two, which then attends to that key as well, so the largest
-  `subtree_end` of the keys decides.  A window compares the shallowest query with the deepest key of
-  the two blocks: exact in a chain, while in a tree some masked blocks may count as active.
-
-  Args:
-    block_q, block_kv: tokens of a block of queries and of keys; both divide T.
+  Exact without a window: a key that a query of a later block attends to is also seen by that
+  block's first query, so the largest `subtree_end` of the keys decides.  A window compares the
+  shallowest query with the deepest key of the two blocks: exact in a chain, while in a tree some
+  masked blocks may count as active.
   """
   B, T = mask.subtree_end.shape
   first_q = jnp.arange(0, T, block_q)[:, None]

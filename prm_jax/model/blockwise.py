@@ -1,9 +1,8 @@
 """Attention by blocks, for CPU and GPU: no `[T, T]` array, and no work on masked blocks.
 
-This is FlashAttention (arXiv:2205.14135): a running maximum and sum over blocks of keys, and a
-backward pass that computes the attention weights again from the log-sum-exp.  A block of queries
-visits its active blocks of keys only (`block_mask.active_blocks`), so neither the other examples of
-a row nor the finished branches of the same tree cost time.
+This is FlashAttention (arXiv:2205.14135).  A block of queries visits its active blocks of keys only
+(`block_mask.active_blocks`), so neither the other examples of a row nor the finished branches of
+the same tree cost time.
 
 The rows of a batch are laid end to end and treated as one long row, so that a row with few active
 blocks does not wait for one with many.
@@ -12,7 +11,7 @@ blocks does not wait for one with many.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +21,9 @@ from prm_jax.model import block_mask
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 
 
-class BlockMask(NamedTuple):
-  """A `TreeMask` cut into the N blocks of all rows; indices count from the first row's start."""
-
-  subtree_end: jax.Array  # int32 [N, block]
-  positions: jax.Array | None  # int32 [N, block]; with a window only
-  window: jax.Array | int | None
-  kv_blocks: jax.Array  # int32 [N, T / block]: active blocks of keys for each block of queries
-  count: jax.Array  # int32 [N]: how many of them are active; the rest repeat the last
-
-
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def attention(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float, *, block: int
+  q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float, block: int
 ) -> jax.Array:
   """Grouped-query attention under a tree mask.
 
@@ -47,20 +37,23 @@ def attention(
   Returns:
     `[B, K, G, T, H]` in the dtype of v; sums are float32.
   """
-  return _attention(q, k, v, _cut(mask, block), softcap)
+  return _forward(q, k, v, mask, softcap, block)[0]
 
 
-def _cut(mask: TreeMask, block: int) -> BlockMask:
+def _cut(mask: TreeMask, block: int) -> tuple[TreeMask, jax.Array, jax.Array]:
+  """The mask in the N blocks of all rows; indices count from the first row's start.
+
+  Returns:
+    The mask, `[N, block]`; for each block of queries the active blocks of keys, int32 `[N,
+    T / block]`, and how many of them are active, `[N]` (the rest repeat the last).
+  """
   B, T = mask.subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
   kv_blocks, count = block_mask.active_indices(block_mask.active_blocks(mask, block, block))
-  return BlockMask(
-    subtree_end=(mask.subtree_end + row * T).reshape(-1, block),
-    positions=None if mask.window is None else mask.positions.reshape(-1, block),
-    window=mask.window,
-    kv_blocks=(kv_blocks + row[:, :, None] * (T // block)).reshape(-1, T // block),
-    count=count.reshape(-1),
-  )
+  kv_blocks = (kv_blocks + row[:, :, None] * (T // block)).reshape(-1, T // block)
+  end = (mask.subtree_end + row * T).reshape(-1, block)
+  positions = None if mask.window is None else mask.positions.reshape(-1, block)
+  return TreeMask(end, positions, mask.window), kv_blocks, count.reshape(-1)
 
 
 def _to_blocks(x: jax.Array, block: int) -> jax.Array:
@@ -85,7 +78,7 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 
 
 def _scores(
-  q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array, mask: BlockMask, softcap: float
+  q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array, mask: TreeMask, softcap: float
 ) -> tuple[jax.Array, jax.Array]:
   """Masked scores of query block i and key block j, and the derivative of the soft cap.
 
@@ -109,15 +102,8 @@ def _scores(
   return masked.reshape(scores.shape), slope
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(
-  q: jax.Array, k: jax.Array, v: jax.Array, mask: BlockMask, softcap: float
-) -> jax.Array:
-  return _forward(q, k, v, mask, softcap)[0]
-
-
-def _forward(q, k, v, mask, softcap) -> tuple[jax.Array, Any]:
-  block = mask.subtree_end.shape[1]
+def _forward(q, k, v, mask, softcap, block) -> tuple[jax.Array, Any]:
+  mask, kv_blocks, count = _cut(mask, block)
   queries = _to_blocks(q, block)
   keys, values = (_to_blocks(x[:, :, None], block) for x in (k, v))
 
@@ -140,15 +126,16 @@ def _forward(q, k, v, mask, softcap) -> tuple[jax.Array, Any]:
     maximum, total, out = jax.lax.fori_loop(0, count, key_block, start)
     return None, (out / total[..., None], maximum + jnp.log(total))
 
-  inputs = (jnp.arange(len(queries)), queries, mask.kv_blocks, mask.count)
+  inputs = (jnp.arange(len(queries)), queries, kv_blocks, count)
   _, (out, lse) = jax.lax.scan(query_block, None, inputs)
   out, lse = (checkpoint_name(x, "attention") for x in (out, lse))
-  return _to_rows(out, q.shape).astype(v.dtype), (queries, keys, values, mask, out, lse)
+  saved = (queries, keys, values, mask, kv_blocks, count, out, lse)
+  return _to_rows(out, q.shape).astype(v.dtype), saved
 
 
-def _backward(softcap, saved, gradient):
-  queries, keys, values, mask, out, lse = saved
-  do = _to_blocks(gradient, mask.subtree_end.shape[1])
+def _backward(softcap, block, saved, gradient):
+  queries, keys, values, mask, kv_blocks, count, out, lse = saved
+  do = _to_blocks(gradient, block)
   delta = (do.astype(jnp.float32) * out).sum(-1)
 
   def query_block(carry, inputs):
@@ -176,7 +163,7 @@ def _backward(softcap, saved, gradient):
     return tuple(carry), dq
 
   zeros = jnp.zeros(keys.shape, jnp.float32)
-  inputs = (jnp.arange(len(queries)), queries, do, lse, delta, mask.kv_blocks, mask.count)
+  inputs = (jnp.arange(len(queries)), queries, do, lse, delta, kv_blocks, count)
   (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), inputs)
   B, K, _, T, H = gradient.shape
   dk, dv = (_to_rows(x, (B, K, 1, T, H))[:, :, 0] for x in (dk, dv))
@@ -184,4 +171,4 @@ def _backward(softcap, saved, gradient):
   return dq, dk.astype(keys.dtype), dv.astype(values.dtype), None
 
 
-_attention.defvjp(_forward, _backward)
+attention.defvjp(_forward, _backward)

@@ -1,9 +1,5 @@
 """The process reward model: a decoder-only transformer with a class head that reads each step.
 
-RMSNorm, rotary positions, grouped-query attention, gated feed-forward.  The public families differ
-in fields of `config.Model` only.  `StepScorer` is the whole model with its heads and `Block` one
-layer; the functions they call come after them.
-
 A parameter is declared once, in an `__init__`: shape, standard deviation, the mesh axes of its
 dimensions.  The layers are stacked along a leading axis L and run by one scan.
 
@@ -27,7 +23,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
-from prm_jax.model import rotary
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.model.mesh_axes import ROWS, Axis, constrain, divides
 
@@ -119,10 +114,8 @@ class Block(nnx.Module):
     self.gate = weight(rngs, (D, F), D**-0.5, ("fsdp", "tensor"), dtype)
     self.up = weight(rngs, (D, F), D**-0.5, ("fsdp", "tensor"), dtype)
     self.down = weight(rngs, (F, D), F**-0.5, ("tensor", "fsdp"), dtype)
-    if c.attention_bias:
-      self.query_bias = constant(0, (N, H), ("tensor", None), dtype)
-      self.key_bias = constant(0, (K, H), ("tensor", None), dtype)
-      self.value_bias = constant(0, (K, H), ("tensor", None), dtype)
+    for name, heads in {"query": N, "key": K, "value": K}.items() if c.attention_bias else ():
+      setattr(self, f"{name}_bias", constant(0, (heads, H), ("tensor", None), dtype))
     if c.query_key_norm:
       self.query_norm, self.key_norm = scale(H), scale(H)
     if c.post_norms:
@@ -143,32 +136,29 @@ class Block(nnx.Module):
     setattr(self, f"{name}_lora_out", lora_out)
 
   def __call__(self, x: jax.Array, mask: TreeMask, sliding: jax.Array | bool = False) -> jax.Array:
-    """`[B, T, D]` to the same.
-
-    Args:
-      mask: of the rows, without a window; its positions are those of the tokens.
-      sliding: bool `[]`, whether this layer has the window of the config.
-    """
+    """`[B, T, D]` to the same; `sliding`, bool `[]`: the layer has the window of the config."""
     c = self.config
     y = self.attend(rms_norm(x, self.attention_norm[...], c), mask, sliding)
     x = x + (rms_norm(y, self.post_attention_norm[...], c) if c.post_norms else y)
-    y = self.feed_forward(rms_norm(x, self.mlp_norm[...], c))
+    y = rms_norm(x, self.mlp_norm[...], c)
+    gate, up = self.project(y, "gate"), self.project(y, "up")
+    y = constrain(ACTIVATIONS[c.activation](gate) * up, ROWS, None, "tensor")
+    y = self.project(y, "down")
     x = x + (rms_norm(y, self.post_mlp_norm[...], c) if c.post_norms else y)
     return constrain(x, ROWS, None, None)
 
   def attend(self, x: jax.Array, mask: TreeMask, sliding: jax.Array | bool) -> jax.Array:
     """Attention of normalised `[B, T, D]`, projected back to the same shape."""
-    c, dtype = self.config, x.dtype
+    c = self.config
     q, k, v = (self.project(x, name) for name in ("query", "key", "value"))
-    if c.attention_bias:
-      q = q + self.query_bias[...].astype(dtype)
-      k = k + self.key_bias[...].astype(dtype)
-      v = v + self.value_bias[...].astype(dtype)
     if c.query_key_norm:
       q, k = rms_norm(q, self.query_norm[...], c), rms_norm(k, self.key_norm[...], c)
-    frequency = rotary.layer_frequencies(c, sliding)
-    q = constrain(rotary.rotate(q, mask.positions, frequency), ROWS, None, "tensor", None)
-    k = rotary.rotate(k, mask.positions, frequency)
+    frequency = frequencies(c)
+    if c.local_rope_theta:
+      local = dataclasses.replace(c, rope_theta=c.local_rope_theta, rope_scaling="none")
+      frequency = jnp.where(sliding, frequencies(local), frequency)
+    q = constrain(rotate(q, mask.positions, frequency), ROWS, None, "tensor", None)
+    k = rotate(k, mask.positions, frequency)
     if c.window:
       mask = dataclasses.replace(mask, window=jnp.where(sliding, c.window, NO_WINDOW))
     scale = (c.attention_scalar or c.head_size) ** -0.5
@@ -177,14 +167,8 @@ class Block(nnx.Module):
     )
     return self.project(y, "output")
 
-  def feed_forward(self, x: jax.Array) -> jax.Array:
-    """The gated feed-forward of normalised `[B, T, D]`, of the same shape."""
-    gate, up = self.project(x, "gate"), self.project(x, "up")
-    y = constrain(ACTIVATIONS[self.config.activation](gate) * up, ROWS, None, "tensor")
-    return self.project(y, "down")
-
   def project(self, x: jax.Array, name: str) -> jax.Array:
-    """The einsum of `x` with one of the layer's weights, plus that with its low-rank factors.
+    """The einsum of `x` with one of the layer's weights and its low-rank factors, plus the bias.
 
     Rows and tokens are one axis: XLA's CPU backend multiplies matrices a third faster than stacks.
     """
@@ -198,7 +182,9 @@ class Block(nnx.Module):
       high = einsum(lora_out, low, getattr(self, f"{name}_lora_out")[...])
       y += c.lora_alpha / c.lora_rank * high
     y = checkpoint_name(y, name)
-    return y.reshape(B, T, *y.shape[1:])
+    y = y.reshape(B, T, *y.shape[1:])
+    bias = getattr(self, f"{name}_bias", None)
+    return y if bias is None else y + bias[...].astype(y.dtype)
 
 
 def weight(
@@ -233,11 +219,38 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   return normal.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def lora_einsums(name: str) -> tuple[str, str, str]:
-  """Einsums of a projection's low-rank factors.
+def frequencies(c: config_lib.Model) -> np.ndarray:
+  """Radians per token for each pair of a head's coordinates, float32 `[H / 2]`.
 
-  They are those of the input with the first factor, of the result with the second, and of the two
-  factors of all layers, which gives the update of the stacked weight.
+  Computed in float64: an error here is multiplied by the position.
+  """
+  frequency = float(c.rope_theta) ** -np.linspace(0, 1, c.head_size // 2, endpoint=False)
+  if c.rope_scaling == "linear":
+    frequency = frequency / c.rope_factor
+  elif c.rope_scaling == "llama3":  # low frequencies are divided, high ones kept, others blended
+    turns = c.rope_original_length * frequency / (2 * np.pi)
+    kept = np.clip((turns - c.rope_low_factor) / (c.rope_high_factor - c.rope_low_factor), 0, 1)
+    frequency = frequency * (kept + (1 - kept) / c.rope_factor)
+  return frequency.astype(np.float32)
+
+
+def rotate(x: jax.Array, positions: jax.Array, frequency: jax.Array | np.ndarray) -> jax.Array:
+  """Rotary embedding (arXiv:2104.09864): each pair turned by position times frequency, in float32.
+
+  Args:
+    x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.
+    positions: int32 `[B, T]`.
+    frequency: float32 `[H / 2]`.
+  """
+  angle = positions[:, :, None, None] * frequency
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x.dtype)
+
+
+def lora_einsums(name: str) -> tuple[str, str, str]:
+  """Einsums of a projection's low-rank factors: input with the first, result with the second, and
+  the two of all layers, which gives the update of the stacked weight.
   """
   x, _, y = PROJECTION_EINSUMS[name].replace("->", ",").split(",")
   inputs, outputs = x[1:], y[1:]  # the axes of the weight, without those of tokens
@@ -253,8 +266,7 @@ def gradient_dtype(c: config_lib.Model) -> str:
 def weight_einsum(equation: str, x: jax.Array, weight: jax.Array, gradient_dtype: str) -> jax.Array:
   """`einsum(equation, x, weight)` in x's dtype, with the weight's gradient in `gradient_dtype`.
 
-  The gradient is reduced across devices in the dtype that the einsum of the backward pass returns.
-  Without this rule that would always be the dtype of x.
+  The gradient is reduced across devices in that dtype; without this rule it would be that of x.
   """
   return jnp.einsum(equation, x, weight.astype(x.dtype))
 
@@ -278,9 +290,7 @@ weight_einsum.defvjp(_weight_einsum_forward, _weight_einsum_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Rows of the embedding `[V, D]`, `[B, T, D]` in the dtype of activations.
-
-  The gradient is summed over tokens and devices in `gradient_dtype(c)`.
+  """Rows of the embedding `[V, D]`, `[B, T, D]` in `c.dtype`; gradient sums in `gradient_dtype(c)`.
 
   Each device looks up its own columns, for all rows of its part of "data", and never holds more of
   the table or of its gradient than it stores.  Where the mesh does not divide the columns, rows are

@@ -31,19 +31,17 @@ def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -
   """
   devices = jax.devices() if devices is None else devices
   sizes = _axis_sizes(c, len(devices))
-  slices = 1
-  if devices[0].platform == "tpu":
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
-  if slices == 1:
-    # The physical axes of a slice may have to be split: 256 x 4 on one of 8 x 8 x 16.
-    grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
-  elif sizes[0] % slices:
+  on_tpu = devices[0].platform == "tpu"
+  slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
+  if sizes[0] % slices:
     raise ValueError(f"mesh.data={c.data}: expected a multiple of the {slices} slices")
+  # The physical axes of a slice may have to be split: 256 x 4 on one of 8 x 8 x 16.
+  split = {"allow_split_physical_axes": True}
+  if slices == 1:
+    grid = mesh_utils.create_device_mesh(sizes, devices, **split)
   else:
     inside = (sizes[0] // slices, *sizes[1:])
-    grid = mesh_utils.create_hybrid_device_mesh(
-      inside, (slices, 1, 1), devices, allow_split_physical_axes=True
-    )
+    grid = mesh_utils.create_hybrid_device_mesh(inside, (slices, 1, 1), devices, **split)
   return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 

@@ -1,19 +1,17 @@
 """Attention over packed trees on TPU: a Pallas kernel for `j <= i < subtree_end[j]`.
 
-This is FlashAttention (arXiv:2205.14135): a running maximum and sum over blocks of keys, and a
-backward pass that computes the attention weights again from the log-sum-exp, once for the queries
-and once for the keys and values.  As in splash attention the mask decides the grid: its steps are
-the active pairs of blocks, listed beforehand, so that a masked block costs no arithmetic, no memory
-traffic and no step.
+This is FlashAttention (arXiv:2205.14135), with a backward pass for the queries and one for the keys
+and values.  As in splash attention the mask decides the grid: its steps are the active pairs of
+blocks, listed beforehand, so that a masked block costs no arithmetic, memory traffic or step.
 
-Tokens lie along lanes throughout.  Arrays are `[..., H, T]`, so that heads of 64 fill registers and
-memory too.  Scores are `[block_kv, block_q]`, keys along sublanes and queries along lanes: maxima,
-sums and log-sum-exps are then rows `[1, block_q]`, and of a matmul's operands only a small one is
-ever transposed.
+Tokens lie along lanes.  Arrays are `[..., H, T]`, so that heads of 64 fill registers too.  Scores
+are `[block_kv, block_q]`: maxima, sums and log-sum-exps are then rows `[1, block_q]`, and of a
+matmul's operands only a small one is ever transposed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -64,11 +62,8 @@ def attention(
   Raises:
     ValueError: T is not a multiple of LANES.
   """
-  if mask.window is None:
-    mask = TreeMask(mask.subtree_end)
-  else:
-    window = jnp.asarray(mask.window, jnp.int32).reshape(1)  # a table in scalar memory
-    mask = TreeMask(mask.subtree_end, mask.positions, window)
+  if mask.window is not None:  # a table in scalar memory
+    mask = dataclasses.replace(mask, window=jnp.asarray(mask.window, jnp.int32).reshape(1))
   settings = Settings(softcap, *block_sizes(q.shape, q.dtype, block), interpret)
   q, k, v = (x.swapaxes(-1, -2) for x in (q, k, v))
   return _attention(q, k, v, mask, settings).swapaxes(-1, -2)
@@ -96,10 +91,9 @@ def grid_steps(active: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array
     active: bool `[B, I, J]`, for I outer and J inner blocks; each outer block has an active one.
 
   Returns:
-    Tables int32 `[B * I * J]` of outer block, inner block and flags, with room for all pairs.
-      After its last active pair a row repeats that pair, for which nothing new is fetched, with
-      flags 0.
-    The number of steps that the row with the most of them needs, int32 `[]`.
+    Tables int32 `[B * I * J]` of outer block, inner block and flags.  After its last active pair a
+      row repeats that pair, for which nothing new is fetched, with flags 0.
+    The number of steps of the row with the most of them, int32 `[]`.
   """
   B, _, inner_blocks = active.shape
   pairs, count = block_mask.active_indices(active.reshape(B, -1))
@@ -129,7 +123,7 @@ def _forward(q, k, v, mask, settings):
       ("q", jax.ShapeDtypeStruct(q.shape, v.dtype)),
       ("lse", jax.ShapeDtypeStruct((B, K, G, T), jnp.float32)),
     ],
-    scratch=[(G, block_q), (G, block_q), (G, H, block_q)],
+    scratch=[((G, block_q), MASK_VALUE), ((G, block_q), 0), ((G, H, block_q), 0)],
     matmuls=2,
   )
   # Saved by name (config.Model.saved), they spare the backward pass this kernel.
@@ -143,11 +137,11 @@ def _backward(settings, saved, do):
   delta = (do.astype(jnp.float32) * out.astype(jnp.float32)).sum(-2)  # [B, K, G, T]
   inputs = [("q", q), ("kv", k), ("kv", v), ("q", do), ("lse", lse), ("lse", delta)]
   call = functools.partial(_call, mask=mask, settings=settings, inputs=inputs)
-  (dq,) = call(_dq_kernel, outputs=[("q", q)], scratch=[(G, H, settings.block_q)], matmuls=3)
+  (dq,) = call(_dq_kernel, outputs=[("q", q)], scratch=[((G, H, settings.block_q), 0)], matmuls=3)
   dk, dv = call(
     _dkv_kernel,
     outputs=[("kv", k), ("kv", v)],
-    scratch=[(H, settings.block_kv)] * 2,
+    scratch=[((H, settings.block_kv), 0)] * 2,
     matmuls=4,
     outer_kv=True,
   )
@@ -163,18 +157,17 @@ def _call(
   settings: Settings,
   inputs: list[tuple[str, jax.Array]],
   outputs: list[tuple[str, jax.Array | jax.ShapeDtypeStruct]],
-  scratch: list[tuple[int, ...]],
+  scratch: list[tuple[tuple[int, ...], float]],
   matmuls: int,
   outer_kv: bool = False,
 ) -> list[jax.Array]:
   """Runs a kernel over the active pairs of blocks of each row, for each of K heads.
 
   Args:
-    kernel: called with the step's flags; a function that returns the pair's mask, bool `[block_kv,
-      block_q]`; the soft cap; and references to the blocks of inputs, outputs and scratch.
-    inputs, outputs: arrays or their descriptions, each with the key of its `_block_specs`; the
-      first input is q.
-    scratch: shapes, float32.
+    kernel: called with the step's flags, `_pair_mask` of the pair, the soft cap, and references to
+      the blocks of inputs, outputs and scratch.
+    inputs, outputs: arrays, each with the key of its `_block_specs`; the first input is q.
+    scratch: shapes, float32, and values at the first step of an outer block.
     matmuls: for each pair of blocks and query head.
     outer_kv: whether blocks of keys are the outer ones; otherwise those of queries are.
   """
@@ -194,6 +187,12 @@ def _call(
     i, j, flags = (table[at] for table in tables)
     mask_refs, refs = refs[: len(mask_inputs)], refs[len(mask_inputs) :]
     pair_mask = functools.partial(_pair_mask, i, j, settings, window, *mask_refs)
+
+    @pl.when(flags & FIRST != 0)
+    def _():
+      for ref, (shape, value) in zip(refs[-len(scratch) :], scratch):
+        ref[...] = jnp.full(shape, value, jnp.float32)
+
     kernel(flags, pair_mask, settings.softcap, *refs)
 
   arrays, results = [x for _, x in mask_inputs + inputs], [x for _, x in outputs]
@@ -205,7 +204,7 @@ def _call(
       grid=(B, K, count),
       in_specs=[specs[key] for key, _ in mask_inputs + inputs],
       out_specs=[specs[key] for key, _ in outputs],
-      scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+      scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape, _ in scratch],
     ),
     cost_estimate=pl.CostEstimate(  # of a row that is one chain: half of all pairs
       flops=matmuls * B * K * G * T * T * H,
@@ -247,8 +246,7 @@ def _pair_mask(i, j, settings: Settings, window, kv_end, kv_depth=None, q_depth=
   end = column(kv_end)
   if q_depth is None:
     return block_mask.attends(q_index, kv_index, end)
-  distance = q_depth[...] - column(kv_depth)
-  return block_mask.attends(q_index, kv_index, end, distance, window[0])
+  return block_mask.attends(q_index, kv_index, end, q_depth[...] - column(kv_depth), window[0])
 
 
 def _matmul(a: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
@@ -258,9 +256,7 @@ def _matmul(a: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
 
 
 def _scores(k, q, mask, softcap: float) -> tuple[jax.Array, jax.Array | float]:
-  """Masked scores `[block_kv, block_q]` of k `[block_kv, H]` and q `[H, block_q]`, and the
-  derivative of the soft cap.
-  """
+  """Masked scores `[block_kv, block_q]`, and the derivative of the soft cap."""
   scores, slope = _matmul(k, q), 1.0
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
@@ -269,16 +265,7 @@ def _scores(k, q, mask, softcap: float) -> tuple[jax.Array, jax.Array | float]:
 
 
 def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total, acc):
-  """The output of a block of queries, accumulated in `acc` `[G, H, block_q]`, and its log-sum-exp.
-
-  `maximum` and `total` `[G, block_q]` are the running maximum and sum.
-  """
-
-  @pl.when(flags & FIRST != 0)
-  def _():
-    maximum[...] = jnp.full(maximum.shape, MASK_VALUE, jnp.float32)
-    total[...] = jnp.zeros(total.shape, jnp.float32)
-    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+  """The output of a block of queries and its log-sum-exp, from running maximum, sum and output."""
 
   @pl.when(flags & ACTIVE != 0)
   def _():
@@ -303,10 +290,7 @@ def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total
 
 
 def _weights(g, mask, softcap, q, key, value, do, lse, delta):
-  """Attention weights `[block_kv, block_q]` of query head g, and the gradient of its scores.
-
-  Key and value are `[block_kv, H]`; the gradient is that of the scores before the soft cap.
-  """
+  """Attention weights `[block_kv, block_q]` of query head g, and the gradient of its scores."""
   row = slice(g, g + 1)
   scores, slope = _scores(key, q[g], mask, softcap)
   weights = jnp.exp(scores - lse[row])
@@ -314,11 +298,7 @@ def _weights(g, mask, softcap, q, key, value, do, lse, delta):
 
 
 def _dq_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dq, acc):
-  """The gradient of a block of queries, accumulated in `acc` `[G, H, block_q]`."""
-
-  @pl.when(flags & FIRST != 0)
-  def _():
-    acc[...] = jnp.zeros(acc.shape, jnp.float32)
+  """The gradient of a block of queries."""
 
   @pl.when(flags & ACTIVE != 0)
   def _():
@@ -335,11 +315,6 @@ def _dq_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dq, acc):
 
 def _dkv_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dk, dv, acc_k, acc_v):
   """The gradients of a block of keys and values, over the G query heads that share them."""
-
-  @pl.when(flags & FIRST != 0)
-  def _():
-    acc_k[...] = jnp.zeros(acc_k.shape, jnp.float32)
-    acc_v[...] = jnp.zeros(acc_v.shape, jnp.float32)
 
   @pl.when(flags & ACTIVE != 0)
   def _():

@@ -271,7 +271,7 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
   c, tokenizer, vocab_size = initialization.find(c, workdir)
   data, split = c.data, c.data.eval_split
   if c.loss.objective == "language_model":
-    contract = text_dataset.contract(tokenizer)
+    contract = token_tree.step_contract(tokenizer, "", c.loss.objective, "text")
     train = text_dataset.load(data.text_train, tokenizer, data.row_length)
     evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
   else:
