@@ -25,31 +25,27 @@ WIDTHS = {  # Qwen2.5-Math-7B's config.json
   "mlp_width": 18_944,
   "attention_bias": True,
   "tied_embeddings": False,
+  "layers": 4,  # 2.0 GB + 0.47 each
   "param_dtype": "bfloat16",
 }
-TINY = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "mlp_width": 128}  # for --quick
+TINY = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "mlp_width": 128, "layers": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  model: pathlib.Path = pathlib.Path("models/smollm2-135m")
-  """A public model."""
-  layers: int = 4
-  """Layers of the large model, which is written for this: 2.0 GB + 0.47 each."""
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # a public model
 
 
 def run(args: Args) -> dict:
   """Loads both models."""
-  if args.layers < 1:
-    raise ValueError(f"--layers {args.layers}: at least 1")
   if not args.model.exists():
     raise FileNotFoundError(f"{args.model}: no such file; --model says where")
   apart = functools.partial(runner.apart, JAX_PLATFORMS="cpu")
-  widths = (WIDTHS | TINY if args.quick else WIDTHS) | {"layers": args.layers}
+  widths = WIDTHS | TINY if args.quick else WIDTHS
   small = {"model": args.model.name} | apart(load, str(args.model.resolve()), 1)
   with tempfile.TemporaryDirectory() as directory:
     apart(write, directory, widths)
-    large = {"model": f"{args.layers} layers of Qwen2.5-Math-7B's widths, bfloat16"}
+    large = {"model": f"{widths['layers']} layers of Qwen2.5-Math-7B's widths, bfloat16"}
     large |= apart(load, directory, 8, widths)
   bound, growth = large["shards GB"] + large["largest tensor GB"], large["growth GB"]
   return {
