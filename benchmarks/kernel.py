@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -44,30 +45,18 @@ class Args(runner.Common):
   work: pathlib.Path = runner.ROOT / "runs/benchmark_kernel"  # figures of finished compilations
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """A slice, and a size of attention."""
-
-  topology: str
-  tokens: int
-  heads: int
-  kv_heads: int
-  head_size: int
-
-
 def run(args: Args) -> dict:
   """Compiles every form of each case."""
   runs, rows = [], []
   packages = runner.versions(*compilation.PACKAGES)
-  cases = [Case(a, b, *c) for a, b, c in itertools.product(TOPOLOGIES, TOKENS, HEADS)]
-  for case in cases[:1] if args.quick else cases:
-    row = {"slice": case.topology, "tokens of a row": case.tokens}
-    row["heads"] = f"{case.heads}/{case.kv_heads} of {case.head_size}"
+  cases = list(itertools.product(TOPOLOGIES, TOKENS, HEADS))
+  for topology, tokens, heads in cases[:1] if args.quick else cases:
+    size = "{}/{} of {}".format(*heads)
+    row = {"slice": topology, "tokens of a row": tokens, "heads": size}
     for form in FORMS:
-      name = f"{case.topology}_{case.tokens}_{case.head_size}_{form}".replace(":", "_")
-      call = functools.partial(runner.apart, memory, case, form, **COMPILER)
-      settings = [dataclasses.asdict(case), form, packages]
-      runs.append(runner.kept(args.work, name.replace(" ", "_"), settings, FILES, call))
+      name = re.sub(r"\W+", "_", f"{topology} {tokens} {size} {form}")
+      call = functools.partial(runner.apart, memory, topology, tokens, heads, form, **COMPILER)
+      runs.append(runner.kept(args.work, name, [name, packages], FILES, call))
       row[form] = runs[-1]["temporaries"] / 2**20
     rows.append(row)
   return {
@@ -84,13 +73,13 @@ def target(rows: list[dict]) -> dict:
   return runner.target(f"temporaries / the leaner splash's, largest of {len(rows)}", "<", 1, ratio)
 
 
-def memory(case: Case, form: str = FORMS[0]) -> dict:
+def memory(topology: str, T: int, heads: tuple[int, int, int], form: str = FORMS[0]) -> dict:
   """Bytes a chip, arguments and temporaries, for gradients of q, k and v, one row a chip.
 
   The compiler chooses the layouts of all of them, as in a model, where products make and use them.
   """
-  T, K, G, H = case.tokens, case.kv_heads, case.heads // case.kv_heads, case.head_size
-  devices = compilation.Job(config_lib.Experiment(), case.topology).devices()
+  (queries, K, H), devices = heads, compilation.Job(config_lib.Experiment(), topology).devices()
+  G = queries // K
   mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices)
   rows = sharding_lib.batch_sharding(mesh)
   free = Format(Layout.AUTO, rows)

@@ -14,7 +14,14 @@ import pathlib
 import tempfile
 import time
 
+import jax
+import numpy as np
+
 from benchmarks import runner
+from prm_jax import config as config_lib
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import safetensors_files, weights
+from prm_jax.training import initialization
 
 VOCABULARY = 152_064
 WIDTHS = {  # Qwen2.5-Math-7B's config.json
@@ -60,13 +67,6 @@ def run(args: Args) -> dict:
 
 def write(directory: str, widths: dict) -> None:
   """A folder of safetensors full of ones."""
-  import jax
-  import numpy as np
-
-  from prm_jax import config as config_lib
-  from prm_jax.model import sharding as sharding_lib
-  from prm_jax.pretrained import safetensors_files, weights
-
   model, mesh = config_lib.Model(**widths), sharding_lib.make_mesh(config_lib.Mesh())
   params = sharding_lib.abstract_params(model, VOCABULARY, 3, mesh)
   trunk = {name: leaf for name, leaf in params.items() if not name.startswith("head")}
@@ -76,18 +76,9 @@ def write(directory: str, widths: dict) -> None:
 
 def load(path: str, devices: int, widths: dict | None = None) -> dict:
   """A row of the table: seconds and memory to load a model onto simulated devices."""
-  import jax
-
   jax.config.update("jax_num_cpu_devices", devices)
-  from prm_jax import config as config_lib
-  from prm_jax.model import sharding as sharding_lib
-  from prm_jax.pretrained import weights
-  from prm_jax.training import initialization
-
-  if widths:
-    model, vocabulary = config_lib.Model(**widths), VOCABULARY
-  else:
-    model, vocabulary = initialization.architecture(path)
+  known = (config_lib.Model(**widths), VOCABULARY) if widths else initialization.architecture(path)
+  model, vocabulary = known
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
   abstract = sharding_lib.abstract_params(model, vocabulary, 3, mesh)
   before, start = memory("VmRSS"), time.perf_counter()

@@ -62,32 +62,16 @@ def run(args: runner.Common) -> dict:
 def generate(path: pathlib.Path, problems: int, candidates: int) -> None:
   """Writes a file in the form of OpenAI's scored-test-samples.jsonl.
 
-  Right candidates are commoner among high scores, wrong answers are unequally popular, one
-  candidate in 200 has no answer; there are 3 to 21 steps, 12 on average, of 60 to 100 characters.
+  Scores say nothing about correctness; wrong answers are unequally popular, and one candidate in
+  100 has no answer; there are 3 to 21 steps, 12 on average, of 60 to 100 characters.
   """
   rng = np.random.default_rng(0)
   text = lambda length: "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz      "), length))
   texts = np.array([text(rng.integers(60, 101)) for _ in range(DISTINCT)], object)
-  wrong = 1 / (1 + np.exp(np.linspace(9, -5, DISTINCT)))  # P(-1), ascending
-  neutral = (1 - wrong) * rng.uniform(0, 0.3, DISTINCT)
-  right = 1 - wrong - neutral
-  classes = zip(wrong.tolist(), neutral.tolist(), right.tolist())
-  ratings = np.array([dict(zip(("-1", "0", "1"), each)) for each in classes], object)
-  popularity = 1 / np.arange(1, WRONG_ANSWERS + 1)
-  popularity /= popularity.sum()
+  classes = rng.dirichlet((0.5, 0.5, 5), DISTINCT)
+  ratings = np.array([dict(zip(("-1", "0", "1"), each)) for each in classes.tolist()], object)
   with path.open("wb") as file:
     for p in range(problems):
-      correct = rng.random(candidates) < rng.beta(1.2, 1.5)
-      wrong_answers = 1 + rng.choice(WRONG_ANSWERS, candidates, p=popularity)
-      missing = ~correct & (rng.random(candidates) < 0.01)
-      ends = np.cumsum(rng.integers(3, 22, candidates))
-      starts = np.concatenate([[0], ends[:-1]])
-      # the worst step of a wrong solution tends to have a high P(-1)
-      skew = np.repeat(np.where(correct, 0.9, 1.3), ends - starts)
-      rows = (rng.beta(1, 5, ends[-1]) * DISTINCT * skew).astype(int).clip(max=DISTINCT - 1)
-      prm = np.exp(np.add.reduceat(np.log(neutral + right)[rows], starts)).tolist()
-      orm = (1 / (1 + np.exp(-rng.normal(np.where(correct, 1, -1), 1.5)))).tolist()
-      steps, probs = texts[rng.integers(DISTINCT, size=ends[-1])].tolist(), ratings[rows].tolist()
       problem = {
         "problem": f"Problem {p}: {text(150)}",
         "subject": f"Subject {p % 7}",
@@ -95,14 +79,16 @@ def generate(path: pathlib.Path, problems: int, candidates: int) -> None:
         "unique_id": f"test/{p}.json",
         "ground_truth_answer": "0",
       }
-      for m, (start, end) in enumerate(zip(starts.tolist(), ends.tolist())):
-        answer = None if missing[m] else "0" if correct[m] else str(wrong_answers[m])
+      correct = rng.random(candidates) < rng.beta(1.2, 1.5)
+      answers = np.where(correct, 0, 1 + rng.zipf(1.5, candidates) % WRONG_ANSWERS)
+      for answer, steps in zip(answers.tolist(), rng.integers(3, 22, candidates)):
+        rows = rng.integers(DISTINCT, size=(2, steps))
         sample = {
-          "steps": steps[start:end],
-          "answer": answer,
-          "is_correct": bool(correct[m]),
-          "rating_probs": probs[start:end],
-          "orm_score": orm[m],
-          "prm_score": prm[m],
+          "steps": texts[rows[0]].tolist(),
+          "answer": None if answer and rng.random() < 0.02 else str(answer),
+          "is_correct": answer == 0,
+          "rating_probs": ratings[rows[1]].tolist(),
+          "orm_score": rng.random(),
+          "prm_score": float(np.prod(1 - classes[rows[1], 0])),
         }
         file.write(orjson.dumps(problem | sample, option=orjson.OPT_APPEND_NEWLINE))

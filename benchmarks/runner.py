@@ -61,9 +61,8 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
 
 
 def usable_cores() -> list[int]:
-  if hasattr(os, "sched_getaffinity"):
-    return sorted(os.sched_getaffinity(0))
-  return list(range(os.cpu_count() or 1))
+  every = range(os.cpu_count() or 1)
+  return sorted(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else every)
 
 
 def kept(
@@ -77,7 +76,6 @@ def kept(
 
   Args:
     work: folder of the results; each is a file whose name ends in a hash of what it depends on.
-    settings: whatever else the figures depend on, as JSON.
     files: files and folders, of code and of data.
 
   Returns:
@@ -111,9 +109,8 @@ def say(text: str) -> None:
 def target(what: str, sign: str, bound: float, measured: float, note: str = "") -> dict:
   """A target that the project sets itself, the figure held against it, and whether it is met."""
   met = bool(SIGNS[sign](measured, bound))
-  return {"what": what, "target": f"{sign} {bound:g}", "measured": measured, "met": met} | (
-    {"note": note} if note else {}
-  )
+  asked = f"{sign} {bound:g}"
+  return {"target": what, "asked": asked, "measured": measured, "met": met, "note": note}
 
 
 def document(figures: dict) -> str:
@@ -131,12 +128,8 @@ def document(figures: dict) -> str:
   if figures["quick"]:
     parts.append("**Small sizes (--quick): these figures mean nothing.**")
   rows = [
-    {
-      "target": each["what"],
-      "asked": each["target"],
-      "measured": each["measured"],
-      "met": ("yes" if each["met"] else "**no**") + each.get("note", ""),
-    }
+    {name: each[name] for name in ("target", "asked", "measured")}
+    | {"met": ("yes" if each["met"] else "**no**") + each["note"]}
     for each in figures["targets"]
   ]
   parts += [table(rows)] if rows else []

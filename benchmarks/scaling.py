@@ -39,10 +39,8 @@ LAYOUTS = (
   (1, (1, 1, 1)),
   (2, (1, 4, 2)),
   (1, (1, 8, 1)),
-  (1, (1, 4, 2)),
   (1, (2, 2, 2)),
   (4, (1, 4, 2)),
-  (2, (2, 2, 2)),
   (4, (2, 2, 2)),
 )
 SHAPES = runner.ROOT / "benchmarks/public_shapes.json"  # config.json of public models, by name
@@ -109,12 +107,9 @@ def simulated(layouts: tuple, updates: int) -> list[dict]:
   with tempfile.TemporaryDirectory() as directory:
     data = f"{directory}/data"
     sizes = ("--arithmetic.train_problems=200", "--arithmetic.test_problems=20")
-    for command in (
-      ("prepare_data.py", "--dataset=arithmetic", *sizes, f"--output={data}"),
-      ("train_tokenizer.py", f"--data={data}", f"--output={data}/tokenizer.model"),
-    ):
-      options = ("--vocab_size=320",) if command[0] == "train_tokenizer.py" else ()
-      finish([start(command + options)])
+    tokenizer = (f"--data={data}", f"--output={data}/tokenizer.model", "--vocab_size=320")
+    finish([start(("prepare_data.py", "--dataset=arithmetic", *sizes, f"--output={data}"))])
+    finish([start(("train_tokenizer.py", *tokenizer))])
     for i, (hosts, axes) in enumerate(layouts):
       runner.say(f"{hosts} hosts, mesh {axes}")
       found = train(data, f"{directory}/run{i}", hosts, axes, updates)

@@ -43,7 +43,7 @@ from prm_jax.types import StepTree
 
 HERE = pathlib.Path(__file__).parent
 CONFIG = runner.ROOT / "configs/prm800k_smollm2_135m.py"
-CODE = ("config.py", "types.py", "input_pipeline", "model", "training")  # of this project's side
+CODE = ("config.py", "types.py", "input_pipeline", "model", "training", "scoring")  # of this side
 PACKAGES = ("trl==1.9.2", "torch==2.13.0", "transformers", "datasets")
 # Of each phase: files, recipe, most tokens of a row of the peer, times the peer's speed asked for.
 PHASES = {
@@ -61,7 +61,7 @@ ENVIRONMENT = {
 SETTINGS = {  # of both sides; the optimiser's are those of transformers' Trainer
   "batch": 4,  # rows of the peer; this project's batches are packed rows, as the config says
   "learning_rate": 2e-5,
-  "warmup_updates": 0,
+  "warmup_steps": 0,
   "weight_decay": 0.0,
   "b1": 0.9,
   "b2": 0.999,
@@ -105,15 +105,12 @@ def run(args: Args) -> dict:
     ("train", train, recipe, args.rows),
     ("test", [TEST], "paper", args.test_rows),
   ):
-    found, left_out = peer_rows([args.source / name for name in names], by)
+    found = peer_rows([args.source / name for name in names], by)
     kept, long = choose(found, 8 if args.quick else count, tokenizer, settings)
     files[split] = args.work / f"{args.rows_of}_{split}_{len(kept)}.jsonl"
     with json_lines.written(files[split]) as file:
       file.writelines(json.dumps(row) + "\n" for row in kept)
-    notes.append(
-      f"{len(kept)} {split} rows; left out: {left_out} with unlabelled steps, {long} of more than "
-      f"{settings['max_length']} tokens"
-    )
+    notes.append(f"{len(kept)} {split} rows, {long} longer than {settings['max_length']} tokens")
     problems = [row["prompt"] for row in kept]  # of the test rows at the end
   runs = measure_all(args, settings, files)
   notes.append(f"Model {model.name}; settings {args.config.name}")
@@ -147,18 +144,16 @@ def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> l
   versions = runner.versions("jax", "jaxlib", "flax", "optax")
   own = {"row_length": args.row_length or settings["max_length"], "devices": args.devices}
   code = [*(runner.ROOT / "prm_jax" / name for name in CODE), HERE / "training.py"]
-  sides = [(OURS, train_trees, settings | own, versions, code)]
+  sides = [(OURS, train_trees, own, versions, code)]
   if args.peer == "trl":
     python = args.peer_python or environment_of_peer(runner.ROOT / ".venv-trl")
-    train_peer = functools.partial(run_peer, python)
-    sides.append((PEER, train_peer, settings, PACKAGES, [HERE / "trl_peer.py"]))
+    sides.append((PEER, functools.partial(run_peer, python), {}, PACKAGES, [HERE / "trl_peer.py"]))
   runs = []
-  for (side, function, asked, packages, code), seed in itertools.product(sides, args.seeds):
-    asked = asked | {"seed": seed}
-    known = [asked, environment, packages]
-    asked = asked | {name: str(path) for name, path in files.items()}
-    call = functools.partial(runner.apart, function, asked, cores=cores, **environment)
-    name = f"{side.replace(' ', '_')}_seed{seed}"
+  for (side, function, own, packages, code), seed in itertools.product(sides, args.seeds):
+    asked = settings | own | {"seed": seed}
+    given = asked | {name: str(path) for name, path in files.items()}
+    call = functools.partial(runner.apart, function, given, cores=cores, **environment)
+    name, known = f"{side.replace(' ', '_')}_seed{seed}", [asked, environment, packages]
     found = runner.kept(args.work, name, known, [*code, *files.values()], call)
     runs.append({"side": side, "seed": seed, "versions": versions} | found)
   return runs
@@ -198,26 +193,22 @@ def paths(tree: StepTree) -> list[list[int]]:
   return sorted(path for i, path in enumerate(to) if i not in tree.parents)
 
 
-def peer_rows(files: list[pathlib.Path], recipe: str) -> tuple[list[dict], int]:
+def peer_rows(files: list[pathlib.Path], recipe: str) -> list[dict]:
   """PRM800K files as TRL takes them: one row for each path from the problem to a leaf.
 
-  What the recipe keeps as neutral counts as right.
-
-  Returns:
-    Rows {"prompt", "completions", "labels"}; the number of paths left out for a step without a
-    label, which TRL does not have.
+  What the recipe keeps as neutral counts as right.  Paths with a step without a label, which TRL
+  does not have, are left out.
   """
-  rows, left_out = [], 0
-  for tree in solutions(files, recipe):
-    for steps in paths(tree):
-      labels = [tree.labels[i] for i in steps]
-      if None in labels:
-        left_out += 1
-        continue
-      texts = [tree.steps[i] for i in steps]
-      row = {"prompt": tree.problem, "completions": texts, "labels": [x != -1 for x in labels]}
-      rows.append(row)
-  return rows, left_out
+  return [
+    {
+      "prompt": tree.problem,
+      "completions": [tree.steps[i] for i in steps],
+      "labels": [tree.labels[i] != -1 for i in steps],
+    }
+    for tree in solutions(files, recipe)
+    for steps in paths(tree)
+    if None not in [tree.labels[i] for i in steps]
+  ]
 
 
 def choose(
@@ -249,17 +240,17 @@ def choose(
 
 def experiment(settings: dict) -> config_lib.Experiment:
   """The config file's experiment with the optimiser, the rows and the model of the comparison."""
-  c, model = config_lib.read(settings["config"]), settings["model"]
-  same = ("learning_rate", "weight_decay", "b1", "b2", "clip_norm")
-  optim = {name: settings[name] for name in same} | {"warmup_steps": settings["warmup_updates"]}
-  data = {name: settings[name] for name in ("separator", "row_length")} | {"tokenizer": model}
+  c = config_lib.read(settings["config"])
+  of = lambda section, *names: dataclasses.replace(section, **{x: settings[x] for x in names})
+  optim = of(c.optim, "learning_rate", "weight_decay", "b1", "b2", "clip_norm", "warmup_steps")
+  data = of(c.data, "separator", "row_length")
   rows = max(c.train.batch_rows, settings["devices"])
   return dataclasses.replace(
     c,
-    data=dataclasses.replace(c.data, **data),
-    init=dataclasses.replace(c.init, checkpoint=model),
-    optim=dataclasses.replace(c.optim, final_fraction=0.0, **optim),
-    train=dataclasses.replace(c.train, seed=settings["seed"], batch_rows=rows),
+    data=dataclasses.replace(data, tokenizer=settings["model"]),
+    init=dataclasses.replace(c.init, checkpoint=settings["model"]),
+    optim=dataclasses.replace(optim, final_fraction=0.0),
+    train=dataclasses.replace(of(c.train, "seed"), batch_rows=rows),
   )
 
 
@@ -300,14 +291,13 @@ def train_trees(settings: dict) -> dict:
       losses.append(float(metrics["loss"]))  # waits for the update
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     after = evaluate(state.params, test, programs, mesh, c.data.row_length)
-  labels = sum(len(chain.labels) for chain in given)
-  targets = sum(len(tree.read_targets) for tree in trees)
+  labels = sum(len(chain.labels) for chain in given) / sum(len(x.read_targets) for x in trees)
   slots = updates * batch_rows * c.data.row_length
   return {
     "slots": slots,
     "tokens": round(slots * rows.fill),
     "targets": read,
-    "steps": round(read * labels / targets),
+    "steps": round(read * labels),
     "compile_seconds": compiled,
     "train_seconds": seconds,
     "train_cpu_seconds": cpu,
@@ -320,16 +310,12 @@ def train_trees(settings: dict) -> dict:
 
 def chains(path: str) -> list[StepTree]:
   """The peer's rows, each as a solution; right is class 1 and wrong is class -1."""
-  return [
-    StepTree(
-      problem=row["prompt"],
-      steps=tuple(row["completions"]),
-      parents=tuple(range(-1, len(row["completions"]) - 1)),
-      labels=tuple(1 if label else -1 for label in row["labels"]),
-      source=where,
-    )
-    for where, row in ((f"{path}:{number}", row) for number, _, row in json_lines.read(path))
-  ]
+  found = []
+  for number, _, row in json_lines.read(path):
+    steps, labels = tuple(row["completions"]), tuple(1 if x else -1 for x in row["labels"])
+    parents = tuple(range(-1, len(steps) - 1))
+    found.append(StepTree(row["prompt"], steps, parents, labels, source=f"{path}:{number}"))
+  return found
 
 
 def merged(rows: list[StepTree], encode) -> list[token_tree.TokenTree]:
@@ -352,8 +338,10 @@ def evaluate(params, rows: list[token_tree.TokenTree], programs, mesh, row_lengt
 
 def auroc(run: dict, when: str, rows: Iterable[int]) -> float:
   """Step AUROC of test rows of a run, "before" or "after" training; rows may repeat."""
-  scores, labels = ([run[when][key][i] for i in rows] for key in ("scores", "labels"))
-  value = step_metrics.auroc(np.concatenate(scores), np.concatenate(labels) == 1)
+  scores, labels = (
+    np.concatenate([run[when][key][i] for i in rows]) for key in ("scores", "labels")
+  )
+  value = step_metrics.auroc(scores, labels == 1)
   return float("nan") if value is None else value
 
 
@@ -363,10 +351,7 @@ def auroc_difference(
   """Mean over seeds of this side's AUROC minus the peer's, and its 95 % interval.
 
   The interval is of percentiles over resampled test problems, each with all its rows.  It does not
-  say how much seeds vary; the table of runs does.
-
-  Raises:
-    ValueError: the sides scored other test labels.
+  say how much seeds vary.  ValueError: the sides scored other test labels.
   """
   labels = [run["after"]["labels"] for run in ours + peers]
   if any(each != labels[0] or len(each) != len(problems) for each in labels):

@@ -59,7 +59,7 @@ def measure(settings: dict) -> dict:
         max_steps=settings["max_updates"],
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="cosine",
-        warmup_steps=settings["warmup_updates"],
+        warmup_steps=settings["warmup_steps"],
         weight_decay=settings["weight_decay"],
         adam_beta1=settings["b1"],
         adam_beta2=settings["b2"],

@@ -14,7 +14,6 @@
 Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.
 """
 
-import dataclasses
 import importlib
 import json
 import os
@@ -30,7 +29,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import runner
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "loading")
-UNSAID = ("json", "docs", "peer_python", "work")  # left out of the command as printed
 
 
 def main() -> None:
@@ -59,7 +57,9 @@ def run(name: str, module, args: runner.Common) -> None:
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
   if args.docs and not lines.search(args.docs.read_text()):
     raise ValueError(f"{args.docs}: no line <!-- {section}: begin --> with its end")
-  figures = {"machine": runner.machine(), "command": command(name, args), "quick": args.quick}
+  given = re.sub(r"[^\s=]*/", "", " ".join(sys.argv[1:]))  # files without their folders
+  figures = {"machine": runner.machine(), "quick": args.quick}
+  figures["command"] = f"python scripts/benchmark.py {given}"
   start = time.perf_counter()
   figures |= module.run(args)
   figures["seconds"] = time.perf_counter() - start
@@ -71,18 +71,6 @@ def run(name: str, module, args: runner.Common) -> None:
   if args.docs:
     page = lines.sub(lambda match: f"{match[1]}\n\n{text}\n\n{match[2]}", args.docs.read_text())
     args.docs.write_text(page)
-
-
-def command(name: str, args: runner.Common) -> str:
-  """The command as it was given, with the names of files and folders only."""
-  out = [f"python scripts/benchmark.py {name}"]
-  for field in dataclasses.fields(args):
-    value = getattr(args, field.name)
-    if value != field.default and field.name not in UNSAID:
-      value = value.resolve().name if isinstance(value, pathlib.Path) else value
-      values = value if isinstance(value, tuple) else (value,)
-      out += [f"--{field.name}", *(() if value is True else map(str, values))]
-  return " ".join(out)
 
 
 if __name__ == "__main__":

