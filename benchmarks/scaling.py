@@ -229,7 +229,7 @@ def row(found: dict) -> dict:
     "slice (chips)": f"{found['topology']}{slices} ({found['chips']:,})",
     "mesh": " x ".join(str(size) for size in found["mesh"].values()),
     "rows": found["rows"],
-    "GiB a chip": f"{gib['needed']:.2f} of {found['gib_of_a_chip']:.2f}",
+    "GiB a chip": f"{gib['needed'] or math.inf:.2f} of {found['gib_of_a_chip']:.2f}",
     "headroom": f"{found['headroom']:.0%}" if found["fits"] else "**does not fit**",
     "GiB over the links: beside arithmetic + alone": over,
     "s a step": guess.get("seconds_per_step"),

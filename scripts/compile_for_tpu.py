@@ -89,10 +89,10 @@ def sweep(job: compilation.Job, compiles: int) -> list[dict]:
 
 def one_line(found: dict) -> str:
   """A report in short."""
-  saved = " ".join(found["saved"]) or "nothing"
-  text = f"{found['rows']} rows, saved {saved}: {found['gib_per_chip']['needed']:.2f} GiB, "
+  text = f"{found['rows']} rows, saved {' '.join(found['saved']) or 'nothing'}: "
   if not found["fits"]:
     return text + "does not fit"
+  text += f"{found['gib_per_chip']['needed']:.2f} GiB, "
   guess = found["estimate"]
   return text + f"{guess['tokens_per_second']:,.0f} tokens/s, {guess['mfu']:.1%} of the peak"
 
@@ -103,11 +103,13 @@ def lines(found: dict) -> list[str]:
   out = [
     f"{found['parameters']:,} parameters, {found['step']} step on {found['chips']} chips of "
     f"{found['topology']} as {mesh}, {found['rows']} rows of {found['row_length']}",
-    f"memory: {gib['needed']:.2f} GiB a chip of {found['gib_of_a_chip']:.2f}: "
-    + (f"fits, {found['headroom']:.0%} left" if found["fits"] else "DOES NOT FIT"),
   ]
   if not found["fits"]:
-    return out
+    return [*out, f"memory: DOES NOT FIT: {found['no_collectives_because']}"]
+  out.append(
+    f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
+    f"a chip of {found['gib_of_a_chip']:.2f}: fits, {found['headroom']:.0%} left"
+  )
   if found["collectives"] is None:
     out.append(f"collectives: not known ({found['no_collectives_because']})")
   for row in found["collectives"]["by_kind"] if found["collectives"] else ():

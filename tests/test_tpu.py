@@ -69,7 +69,7 @@ def test_a_loop_multiplies_its_instructions():
   assert found.loops == {"while.1": 28} and found.unknown_loops == 0
   assert found.cycles == 3 + 28 * (100 + 20)
   assert found.without_cycles == {"tpu_custom_call": 28}
-  assert [x.kind for x in found.collectives if x.loop] == ["all-gather", "all-reduce"]  # two pieces
+  assert found.in_loop("while.1") == {"all-gather": 1, "all-reduce": 1}  # two pieces of one gather
   annotated = 'body=%body, backend_config={"known_trip_count":{"n":"5"}}'
   assert hlo.read(TEXT.replace("body=%body", annotated)).loops == {"while.1": 5}
   found = hlo.read(TEXT.replace("constant(28)", "parameter(1)"))
@@ -182,23 +182,13 @@ def test_reports_without_a_program_or_its_text(tokenizer):
   """A step that does not fit has no estimate; without text collectives are unknown, not none."""
   data = config_lib.Data(tokenizer=tokenizer)
   job = compilation.Job(config_lib.Experiment(data=data, model=tiny.MODEL), "v5e:2x2")
-  found = compilation.report(job, {"gib_per_chip": {"needed": 20.0}}, None)
+  found = compilation.report(job, {"gib_per_chip": {"needed": None}}, None)
   assert not found["fits"] and "estimate" not in found
   gib = {"arguments": 1.0, "temporaries": 2.0, "needed": 3.0}
   found = compilation.report(job, {"gib_per_chip": gib}, None)
   assert found["fits"] and found["collectives"] is None
   assert "collectives" in found["estimate"]["left_out"]
   assert found["estimate"]["compiled_code_from"] == "arithmetic"
-
-
-def test_refusals_for_size_are_read():
-  """HBM has two messages, of which one leaves out arguments; VMEM is no question of fit."""
-  used = "It requires 20.58G. Used 16.58G of 15.50G hbm. Exceeded hbm capacity by 1.08G."
-  assert compilation.needed_gib(RuntimeError(used), 1.25, 15.75) == pytest.approx(16.83)
-  temporaries = "HLO temporaries (16.85G) exceeds available HBM (15.75G)."
-  assert compilation.needed_gib(RuntimeError(temporaries), 1.25, 15.75) == pytest.approx(18.10)
-  with pytest.raises(RuntimeError, match="vmem"):
-    compilation.needed_gib(RuntimeError("Used 17.2M of 16.0M vmem"), 1.25, 15.75)
 
 
 def test_links_that_close_no_ring_have_half_the_bandwidth():
@@ -291,10 +281,10 @@ def test_seconds_add_up():
   found = estimate(program)
   assert found["seconds_per_step"] == 2 + 1 and found["compiled_code_from"] == "cycles"
   assert found["mfu"] == pytest.approx(1.2e13 / (3 * 8 * 1e12))
-  found = estimate(dataclasses.replace(program, collectives=(between,)))
+  found = estimate(program._replace(collectives=(between,)))
   assert found["seconds_per_step"] == 2 + 1 and found["parts"]["between_slices"] == 1
-  slow = dataclasses.replace(program, collectives=(alone, overlapped))
+  slow = program._replace(collectives=(alone, overlapped))
   assert estimate(slow)["seconds_per_step"] == 5 + 1
-  unsure = dataclasses.replace(program, unknown_loops=1)  # the cycles of one trip are not a loop's
+  unsure = program._replace(unknown_loops=1)  # the cycles of one trip are not a loop's
   assert estimate(unsure)["compiled_code_from"] == "arithmetic"
   assert estimate(unsure)["parts"]["collectives_alone"] == 1

@@ -6,7 +6,6 @@ collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import math
@@ -44,10 +43,6 @@ LIBTPU = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
-# Two messages of a program that is too large; the second leaves out its arguments.
-NOT_FITTING = re.compile(
-  r"(Used|temporaries \() ?([\d.]+)G\)? (?:of|exceeds available HBM) \(?([\d.]+)G(?: hbm|\))"
-)
 REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy it could not shard
 
 
@@ -116,19 +111,18 @@ def compile_step(job: Job) -> tuple[dict[str, Any], str | None]:
   step, state = programs.train_step, programs.abstract
   if job.step == "score":
     step, state = programs.read, state.params
-  batch, compiled, text, why = abstract_batch(c, mesh), None, None, "it does not fit"
+  batch, gib, text, why = abstract_batch(c, mesh), {"needed": None}, None, ""
   start = time.perf_counter()
   with jax.set_mesh(mesh), library_messages() as messages:
     lowered = step.lower(state, batch)
     try:
       compiled, gib = memory_of(lowered)
-      text, why = compiled.as_text(), ""
+      text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-      if compiled is None:
-        arguments = sharding_lib.bytes_of_a_device((state, batch)) / 2**30
-        gib = {"needed": needed_gib(error, arguments, job.chip().memory)}
-      else:  # libtpu cannot write the text of some programs
-        why = str(error).splitlines()[0]
+      # it does not fit, or libtpu cannot write its text, as of some programs
+      if not gib["needed"] and not re.search(r"memory (space|on) hbm", str(error), re.IGNORECASE):
+        raise
+      why = str(error).splitlines()[0]
   return {
     "gib_per_chip": gib,
     "no_collectives_because": why,
@@ -175,22 +169,6 @@ def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[st
   return compiled, {name: size / 2**30 for name, size in (sizes | {"needed": needed}).items()}
 
 
-def needed_gib(error: Exception, arguments: float, memory: float) -> float:
-  """GiB a chip that a program needs, from the error by which the compiler refused it.
-
-  Args:
-    arguments: GiB of the arguments, which one form of the message leaves out.
-    memory: GiB of a chip, of which the compiler may keep some for itself.
-
-  Raises:
-    jax.errors.JaxRuntimeError: `error`, if it is not about the size of HBM.
-  """
-  if not (found := NOT_FITTING.search(str(error))):
-    raise error
-  without = arguments if found[1].startswith("temporaries") else 0.0
-  return float(found[2]) + without + memory - float(found[3])
-
-
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
   """A batch as `ShapeDtypeStruct`s, with a read position for each `TOKENS_PER_READ` tokens."""
 
@@ -205,9 +183,10 @@ def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
 def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, Any]:
   """The contents of `compile.json`.
 
-  Memory in GiB of a chip as allocated, against what the chip has; collectives by kind and dtype
-  with the bytes that reach a chip in a step (None: the compiler gave no text); operations; an
-  estimate of time with its assumptions; and the cost of the whole run.
+  Memory in GiB of a chip as allocated, against what the chip has (None: more, as the compiler's
+  message says); collectives by kind and dtype with the bytes that reach a chip in a step (None: the
+  compiler gave no text); operations; an estimate of time with its assumptions; and the cost of the
+  whole run.
   """
   (c, state), chip, gib = described(job), job.chip(), compiled["gib_per_chip"]
   training, mesh = job.step == "train", state.step.sharding.mesh
@@ -229,8 +208,8 @@ def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, An
     "saved": list(c.model.saved),
     "gradient_dtype": c.model.gradient_dtype,
     "gib_of_a_chip": chip.memory,
-    "headroom": 1 - gib["needed"] / chip.memory,
-    "fits": "arguments" in gib and gib["needed"] <= chip.memory,
+    "headroom": gib["needed"] and 1 - gib["needed"] / chip.memory,
+    "fits": bool(gib["needed"]) and gib["needed"] <= chip.memory,
     "collectives": program and collectives_of(program),
     "flops_per_step": flops,
     "date": time.strftime("%Y-%m-%d"),
@@ -269,26 +248,18 @@ def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
 
 def collectives_of(program: hlo.Program) -> dict[str, Any]:
   """Collectives by kind, dtype and overlap, and their number in one trip of each loop."""
-  groups: dict[tuple, list[hlo.Collective]] = {}
-  trips: dict[str, collections.Counter] = {name: collections.Counter() for name in program.loops}
+  rows: dict[tuple, dict[str, Any]] = {}
   for each in program.collectives:
-    groups.setdefault((each.kind, each.dtype, each.overlapped), []).append(each)
-    if each.loop:
-      trips[each.loop][each.kind] += 1
-  rows = [
-    {
-      "kind": kind,
-      "dtype": dtype,
-      "beside_arithmetic": overlapped,
-      "times": sum(each.times for each in several),
-      "gib": sum(each.times * each.bytes for each in several) / 2**30,
-      "gib_over_links": sum(each.traffic for each in several) / 2**30,
-    }
-    for (kind, dtype, overlapped), several in groups.items()
-  ]
+    key = {"kind": each.kind, "dtype": each.dtype, "beside_arithmetic": each.overlapped}
+    row = rows.setdefault(
+      tuple(key.values()), key | {"times": 0, "gib": 0.0, "gib_over_links": 0.0}
+    )
+    row["times"] += each.times
+    row["gib"] += each.times * each.bytes / 2**30
+    row["gib_over_links"] += each.traffic / 2**30
   return {
-    "by_kind": sorted(rows, key=lambda row: -row["gib_over_links"]),
-    "in_a_trip": [{"trips": n} | trips[name] for name, n in program.loops.items()],
+    "by_kind": sorted(rows.values(), key=lambda row: -row["gib_over_links"]),
+    "in_a_trip": [{"trips": n} | program.in_loop(name) for name, n in program.loops.items()],
     "loops_of_unknown_length": program.unknown_loops,
   }
 

@@ -162,9 +162,9 @@ def _kernel_seconds(
   """Seconds in the attention kernel; 0 where the row or the config does not use it."""
   if c.data.row_length < tree_kernel.LANES or c.model.attention not in ("auto", "kernel"):
     return 0.0
-  rows = c.train.batch_rows / (mesh["data"] * mesh["fsdp"])
   heads = mesh["tensor"] if c.model.heads % mesh["tensor"] == 0 else 1
-  return kernel_flops(c, training) * rows / heads / (chip.flops * KERNEL_SHARE)
+  chips = mesh["data"] * mesh["fsdp"] * heads  # that share the batch's rows and heads
+  return kernel_flops(c, training) * c.train.batch_rows / chips / (chip.flops * KERNEL_SHARE)
 
 
 def _collective_seconds(program: hlo.Program, chip: Chip) -> dict[str, float]:

@@ -44,8 +44,7 @@ class Collective:
     return self.times * self.bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
   """Totals over one run of a program on one chip."""
 
   cycles: int  # sum of the compiler's estimates; 0: it wrote none
@@ -53,6 +52,10 @@ class Program:
   collectives: tuple[Collective, ...]
   loops: dict[str, int]  # trips of each while loop, by name
   unknown_loops: int  # loops whose trip count the text does not give; each counts as one trip
+
+  def in_loop(self, loop: str) -> dict[str, int]:
+    """Number of collectives in one trip of a loop, by kind."""
+    return dict(collections.Counter(each.kind for each in self.collectives if each.loop == loop))
 
 
 class Instruction(NamedTuple):
