@@ -106,7 +106,7 @@ def run(args: Args) -> dict:
     ("test", [TEST], "paper", args.test_rows),
   ):
     found = peer_rows([args.source / name for name in names], by)
-    kept, long = choose(found, 8 if args.quick else count, tokenizer, settings)
+    kept, long = choose(found, 8 if args.quick else count, split, tokenizer, settings)
     files[split] = args.work / f"{args.rows_of}_{split}_{len(kept)}.jsonl"
     with json_lines.written(files[split]) as file:
       file.writelines(json.dumps(row) + "\n" for row in kept)
@@ -212,19 +212,18 @@ def peer_rows(files: list[pathlib.Path], recipe: str) -> list[dict]:
 
 
 def choose(
-  rows: list[dict], count: int, tokenizer: tokenizers.Tokenizer, settings: dict
+  rows: list[dict], count: int, split: str, tokenizer: tokenizers.Tokenizer, settings: dict
 ) -> tuple[list[dict], int]:
-  """Rows of random problems that are not too long, and the number of longer ones passed over.
+  """Random rows that are not too long, and the number of longer ones passed over.
 
-  They are those of whole problems, as in a training set, where solutions share the problem.  Both
-  sides would cut a long row, at different places.
+  Training rows are those of whole problems, as in a training set, where solutions share the
+  problem.  Both sides would cut a long row, at different places.
   """
-  problems: dict[str, list[dict]] = {}
+  rows, kept, long = random.Random(0).sample(rows, len(rows)), [], 0
+  if split == "train":
+    place = {prompt: i for i, prompt in enumerate(dict.fromkeys(row["prompt"] for row in rows))}
+    rows.sort(key=lambda row: place[row["prompt"]])
   for row in rows:
-    problems.setdefault(row["prompt"], []).append(row)
-  order = random.Random(0).sample(list(problems), len(problems))
-  kept, long = [], 0
-  for row in itertools.chain.from_iterable(problems[problem] for problem in order):
     if len(kept) == count:
       break
     texts = [row["prompt"], *row["completions"]]
