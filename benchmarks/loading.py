@@ -14,7 +14,14 @@ import pathlib
 import tempfile
 import time
 
+import jax
+import numpy as np
+
 from benchmarks import runner
+from prm_jax import config as config_lib
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import safetensors_files, weights
+from prm_jax.training import initialization
 
 VOCABULARY = 152_064
 WIDTHS = {  # Qwen2.5-Math-7B's config.json
@@ -25,31 +32,27 @@ WIDTHS = {  # Qwen2.5-Math-7B's config.json
   "mlp_width": 18_944,
   "attention_bias": True,
   "tied_embeddings": False,
+  "layers": 4,  # 2.0 GB + 0.47 each
   "param_dtype": "bfloat16",
 }
-TINY = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "mlp_width": 128}  # for --quick
+TINY = {"width": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "mlp_width": 128, "layers": 1}
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  model: pathlib.Path = pathlib.Path("models/smollm2-135m")
-  """A public model."""
-  layers: int = 4
-  """Layers of the large model, which is written for this: 2.0 GB + 0.47 each."""
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # a public model
 
 
 def run(args: Args) -> dict:
   """Loads both models."""
-  if args.layers < 1:
-    raise ValueError(f"--layers {args.layers}: at least 1")
   if not args.model.exists():
     raise FileNotFoundError(f"{args.model}: no such file; --model says where")
   apart = functools.partial(runner.apart, JAX_PLATFORMS="cpu")
-  widths = (WIDTHS | TINY if args.quick else WIDTHS) | {"layers": args.layers}
+  widths = WIDTHS | TINY if args.quick else WIDTHS
   small = {"model": args.model.name} | apart(load, str(args.model.resolve()), 1)
   with tempfile.TemporaryDirectory() as directory:
     apart(write, directory, widths)
-    large = {"model": f"{args.layers} layers of Qwen2.5-Math-7B's widths, bfloat16"}
+    large = {"model": f"{widths['layers']} layers of Qwen2.5-Math-7B's widths, bfloat16"}
     large |= apart(load, directory, 8, widths)
   bound, growth = large["shards GB"] + large["largest tensor GB"], large["growth GB"]
   return {
@@ -64,13 +67,6 @@ def run(args: Args) -> dict:
 
 def write(directory: str, widths: dict) -> None:
   """A folder of safetensors full of ones."""
-  import jax
-  import numpy as np
-
-  from prm_jax import config as config_lib
-  from prm_jax.model import sharding as sharding_lib
-  from prm_jax.pretrained import safetensors_files, weights
-
   model, mesh = config_lib.Model(**widths), sharding_lib.make_mesh(config_lib.Mesh())
   params = sharding_lib.abstract_params(model, VOCABULARY, 3, mesh)
   trunk = {name: leaf for name, leaf in params.items() if not name.startswith("head")}
@@ -80,18 +76,9 @@ def write(directory: str, widths: dict) -> None:
 
 def load(path: str, devices: int, widths: dict | None = None) -> dict:
   """A row of the table: seconds and memory to load a model onto simulated devices."""
-  import jax
-
   jax.config.update("jax_num_cpu_devices", devices)
-  from prm_jax import config as config_lib
-  from prm_jax.model import sharding as sharding_lib
-  from prm_jax.pretrained import weights
-  from prm_jax.training import initialization
-
-  if widths:
-    model, vocabulary = config_lib.Model(**widths), VOCABULARY
-  else:
-    model, vocabulary = initialization.architecture(path)
+  known = (config_lib.Model(**widths), VOCABULARY) if widths else initialization.architecture(path)
+  model, vocabulary = known
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
   abstract = sharding_lib.abstract_params(model, vocabulary, 3, mesh)
   before, start = memory("VmRSS"), time.perf_counter()

@@ -2,182 +2,238 @@
 
 Simulated: the same run by scripts/train.py on more devices and hosts, which are threads and
 processes of this machine, beside one device.  Target: losses and gradient norms within 1e-6; no
-speed is measured.  25 minutes.  Compiled: see benchmarks/slices.py.
+speed is measured.  25 minutes.
+
+Compiled: train steps for TPU slices of up to 1,024 chips: memory, collectives, estimated time.  No
+TPU is needed, and no time is measured.  Targets: every step fits, the 7B step on v5e:8x8 reaches
+65 % of the peak by the compiler's cycles, and no array is copied whole because it could not be
+split.  25 minutes; compilations are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 import tempfile
+from typing import Literal
 
-import jax
 import numpy as np
 
-from benchmarks import runner, slices
+from benchmarks import kernel, runner
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.tpu import compilation, hlo
-from prm_jax.training import step as step_lib
-from prm_jax.types import CLASSES
+from prm_jax.tpu import compilation
 
-PARTS = ("simulated", "compiled")
 CONFIG = runner.ROOT / "configs/arithmetic.py"
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(runner.ROOT), "JAX_PLATFORMS": "cpu"}
-DEVICES = 8  # the most that a layout has
-CLOSE = 1e-6  # relative; float32 sums in another order
-# Hosts, and devices along (data, fsdp, tensor).  Strong: 16 rows in all; weak: 2 for each device.
-STRONG = (
+ROWS = 16  # of a batch
+# Hosts, and devices along (data, fsdp, tensor).
+LAYOUTS = (
   (1, (1, 1, 1)),
-  (1, (1, 8, 1)),
-  (1, (1, 4, 2)),
-  (1, (2, 2, 2)),
   (2, (1, 4, 2)),
+  (1, (1, 8, 1)),
+  (1, (2, 2, 2)),
   (4, (1, 4, 2)),
-  (2, (2, 2, 2)),
   (4, (2, 2, 2)),
 )
-WEAK = ((1, (1, 1, 1)), (1, (1, 2, 1)), (2, (1, 4, 1)), (2, (1, 8, 1)))
-QUICK_STRONG = (STRONG[0], STRONG[4])
+SHAPES = runner.ROOT / "benchmarks/public_shapes.json"  # config.json of public models, by name
+CODE = ("config.py", "types.py", "model", "training", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  skip: tuple[str, ...] = ()
-  """A part to leave out: simulated or compiled."""
-  work: pathlib.Path = runner.ROOT / "runs/benchmark_scaling"
-  """Reports of finished compilations."""
+  skip: Literal["none", "simulated", "compiled"] = "none"  # a part to leave out
+  work: pathlib.Path = runner.ROOT / "runs/benchmark_scaling"  # reports of finished compilations
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A config file of the project on a slice, with some of its settings changed."""
+
+  config: str
+  topology: str
+  shape: str = ""  # of SHAPES, in place of the config's own model
+  rows: int | None = None
+  tensor: int | None = None
+  slices: int = 1
+  step: str = "train"
+
+
+# The most important first.  A config's own slice and settings are its production.
+CASES = (
+  Case("qwen2.5_math_7b", "v5e:8x8", rows=64),
+  Case("qwen2.5_math_1.5b", "v5e:4x4", shape="Llama-3.2-1B"),
+  Case("qwen2.5_math_7b", "v5p:2x4x4"),
+  Case("qwen2.5_math_1.5b", "v5e:4x4"),
+  Case("qwen2.5_math_7b", "v6e:8x8", rows=64),
+  Case("qwen2.5_math_7b", "v5p:4x4x4", rows=64),
+  Case("qwen2.5_math_7b", "v5p:8x8x16", rows=256, tensor=4),
+  Case("qwen2.5_32b", "v5p:8x8x16", rows=256, tensor=4),
+  Case("qwen2.5_math_72b", "v5p:4x4x8"),
+  Case("gemma3_4b", "v5p:2x4x4"),
+  Case("qwen2.5_32b", "v5p:4x4x4"),
+  Case("qwen2.5_math_7b", "v5p:2x4x4", step="score"),
+  Case("qwen2.5_math_7b", "v5p:4x4x4", rows=128, slices=2),
+)
 
 
 def run(args: Args) -> dict:
   """Both parts, or the one that is not skipped."""
-  if set(args.skip) - set(PARTS) or set(args.skip) == set(PARTS):
-    raise ValueError(f"--skip {' '.join(args.skip)}: expected one of {PARTS}")
   out = {"targets": [], "tables": {}}
-  if "simulated" not in args.skip:
-    done = simulated(args.quick)
-    apart = max(each["differences to one device"] for each in done)
+  if args.skip != "simulated":
+    rows = simulated(*((LAYOUTS[:2], 2) if args.quick else (LAYOUTS, 20)))
     what = "largest relative difference of a loss or gradient norm to one device's"
-    out["targets"].append(runner.target(what, "<=", CLOSE, apart))
-    out["tables"]["Simulated devices and hosts"] = done
-  if "compiled" not in args.skip:
-    out["runs"] = slices.run(args.work, slices.CASES[:1] if args.quick else slices.CASES)
-    out["targets"] += slices.targets(out["runs"])
-    out["tables"]["Slices"] = [slices.row(found) for found in out["runs"]]
+    apart = max(row["difference to one device"] for row in rows)
+    # float32 sums in another order
+    out["targets"].append(runner.target(what, "<=", 1e-6, apart))
+    out["tables"]["Simulated devices and hosts"] = rows
+  if args.skip != "compiled":
+    out["runs"] = compiled(args.work, CASES[:1] if args.quick else CASES)
+    out["targets"] += targets(out["runs"])
+    out["tables"]["Slices"] = [row(found) for found in out["runs"]]
   return out
 
 
-def simulated(quick: bool) -> list[dict]:
-  """Rows of the table: every layout, held against one device with the same rows a batch."""
-  jax.config.update("jax_platforms", "cpu")
-  jax.config.update("jax_num_cpu_devices", DEVICES)
-  strong, weak, updates = (QUICK_STRONG, WEAK[:1], 2) if quick else (STRONG, WEAK, 20)
-  layouts = [("strong", *layout, 16) for layout in strong]
-  layouts += [("weak", hosts, axes, 2 * int(np.prod(axes))) for hosts, axes in weak]
-  out, alone = [], {}
+def simulated(layouts: tuple, updates: int) -> list[dict]:
+  """Rows of the table: every layout, held against the first, which is one device."""
+  out, alone = [], None
   with tempfile.TemporaryDirectory() as directory:
-    data = prepare(pathlib.Path(directory, "data"))
-    for kind, hosts, axes, rows in layouts:
-      runner.say(f"{kind}: {hosts} hosts, mesh {axes}, {rows} rows a batch")
-      flags = settings(data, axes, rows, updates)
-      if rows not in alone:
-        alone[rows] = train(settings(data, (1, 1, 1), rows, updates), directory, 1, 1)
-      found = alone[rows]
-      if axes != (1, 1, 1):
-        found = train(flags, directory, hosts, int(np.prod(axes)))
-      apart = float(np.abs(found / alone[rows] - 1).max())
+    data = f"{directory}/data"
+    sizes = ("--arithmetic.train_problems=200", "--arithmetic.test_problems=20")
+    tokenizer = (f"--data={data}", f"--output={data}/tokenizer.model", "--vocab_size=320")
+    finish([start(("prepare_data.py", "--dataset=arithmetic", *sizes, f"--output={data}"))])
+    finish([start(("train_tokenizer.py", *tokenizer))])
+    for i, (hosts, axes) in enumerate(layouts):
+      runner.say(f"{hosts} hosts, mesh {axes}")
+      found = train(data, f"{directory}/run{i}", hosts, axes, updates)
+      alone = found if alone is None else alone
       out.append(
         {
-          "scaling": kind,
           "hosts": hosts,
           "mesh": " x ".join(map(str, axes)),
-          "rows a batch": rows,
-          "differences to one device": apart,
+          "rows a batch": ROWS,
+          "difference to one device": float(np.abs(found / alone - 1).max()),
         }
-        | exchanged(changed(config_lib.read(str(CONFIG)), flags))
       )
   return out
 
 
-def prepare(data: pathlib.Path) -> pathlib.Path:
-  """Generated problems and their tokenizer, by the project's own scripts."""
-  sizes = ("--arithmetic.train_problems=200", "--arithmetic.test_problems=20")
-  for name, *options in (
-    ("prepare_data.py", "--dataset=arithmetic", *sizes, f"--output={data}"),
-    (
-      "train_tokenizer.py",
-      f"--data={data}",
-      f"--output={data}/tokenizer.model",
-      "--vocab_size=320",
-    ),
-  ):
-    command = [sys.executable, str(runner.ROOT / "scripts" / name), *options]
-    subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT)
-  return data
+def start(command: tuple[str, ...], devices: int = 1) -> subprocess.Popen:
+  """A script of the project on simulated devices, started."""
+  name, *options = command
+  return subprocess.Popen(
+    [sys.executable, str(runner.ROOT / "scripts" / name), *options],
+    env=ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices)},
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
 
 
-def settings(data: pathlib.Path, axes: tuple[int, int, int], rows: int, updates: int) -> dict:
-  """What a run changes of configs/arithmetic.py, by section."""
-  every = dict.fromkeys(("steps", "eval_every", "save_every"), updates)
-  return {
-    "data": {"directory": str(data), "tokenizer": f"{data}/tokenizer.model"},
-    "mesh": dict(zip(sharding_lib.AXES, axes)),
-    "train": every | {"batch_rows": rows, "log_every": 1},
-  }
+def finish(jobs: list[subprocess.Popen]) -> None:
+  """RuntimeError: one of the processes failed."""
+  for job, (_, text) in [(job, job.communicate()) for job in jobs]:
+    if job.returncode:
+      raise RuntimeError(f"{' '.join(job.args)} failed:\n{text[-2000:]}")
 
 
-def changed(c: config_lib.Experiment, changes: dict[str, dict]) -> config_lib.Experiment:
-  sections = {k: dataclasses.replace(getattr(c, k), **v) for k, v in changes.items()}
-  return dataclasses.replace(c, **sections)
-
-
-def train(changes: dict, directory: str, hosts: int, devices: int) -> np.ndarray:
+def train(
+  data: str, workdir: str, hosts: int, axes: tuple[int, int, int], updates: int
+) -> np.ndarray:
   """Loss and gradient norm of every update, from a job of several processes."""
-  with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    address = f"127.0.0.1:{free.getsockname()[1]}"
-  flags = [f"--config.{k}.{key}={x}" for k, v in changes.items() for key, x in v.items()]
-  with tempfile.TemporaryDirectory(dir=directory) as workdir:
-    command = [sys.executable, str(runner.ROOT / "scripts/train.py"), f"--config={CONFIG}"]
-    command += [f"--workdir={workdir}/run", *flags]
-    host = [f"--hosts.coordinator_address={address}", f"--hosts.num_processes={hosts}"]
-    jobs = [
-      subprocess.Popen(
-        command + ([*host, f"--hosts.process_id={i}"] if hosts > 1 else []),
-        env=ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices // hosts)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-      )
-      for i in range(hosts)
-    ]
-    said = [job.communicate()[1] for job in jobs]
-    for job, text in zip(jobs, said):
-      if job.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{text[-2000:]}")
-    lines = map(json.loads, pathlib.Path(workdir, "run/metrics.jsonl").read_text().splitlines())
-    return np.array(
-      [[line["loss"], line["gradient_norm"]] for line in lines if line["split"] == "train"]
-    )
+  settings = dict(zip((f"mesh.{axis}" for axis in sharding_lib.AXES), axes))
+  settings |= {f"train.{name}": updates for name in ("steps", "eval_every", "save_every")}
+  settings |= {"train.batch_rows": ROWS, "train.log_every": 1}
+  settings |= {"data.directory": data, "data.tokenizer": f"{data}/tokenizer.model"}
+  command = ("train.py", f"--config={CONFIG}", f"--workdir={workdir}")
+  command += tuple(f"--config.{name}={value}" for name, value in settings.items())
+  if hosts > 1:
+    with socket.socket() as free:
+      free.bind(("127.0.0.1", 0))
+      address = f"127.0.0.1:{free.getsockname()[1]}"
+    command += (f"--hosts.coordinator_address={address}", f"--hosts.num_processes={hosts}")
+  own = lambda i: (f"--hosts.process_id={i}",) if hosts > 1 else ()
+  finish([start(command + own(i), math.prod(axes) // hosts) for i in range(hosts)])
+  lines = map(json.loads, pathlib.Path(workdir, "metrics.jsonl").read_text().splitlines())
+  return np.array([[x["loss"], x["gradient_norm"]] for x in lines if x["split"] == "train"])
 
 
-def exchanged(c: config_lib.Experiment) -> dict:
-  """What a device holds and exchanges in a step, from the program compiled for it."""
-  count = c.mesh.data * c.mesh.fsdp * c.mesh.tensor
-  mesh = sharding_lib.make_mesh(c.mesh, jax.devices()[:count])
-  vocabulary = compilation.resolved(c)[1]
-  programs = step_lib.make(c, vocabulary, len(CLASSES[c.loss.objective]), mesh)
-  batch = compilation.abstract_batch(c, mesh)
-  with jax.set_mesh(mesh):
-    compiled = programs.train_step.lower(programs.abstract, batch).compile()
-  found = hlo.read(compiled.as_text()).collectives
+def job(case: Case, models: pathlib.Path) -> compilation.Job:
+  """The job of a case; config.json of its public model is written into `models`."""
+  c = config_lib.read(str(runner.ROOT / f"configs/prm800k_{case.config}.py"))
+  shape = case.shape or pathlib.Path(c.init.checkpoint).name
+  rows = case.rows or c.train.batch_rows
+  steps = c.train.steps * c.train.batch_rows // rows  # over as much data
+  c = dataclasses.replace(
+    c,
+    init=dataclasses.replace(c.init, checkpoint=write_config(models, shape)),
+    mesh=dataclasses.replace(c.mesh, data=case.slices, tensor=case.tensor or c.mesh.tensor),
+    train=dataclasses.replace(c.train, batch_rows=rows, steps=steps),
+  )
+  return compilation.Job(c, case.topology, case.step, case.slices)
+
+
+def write_config(directory: pathlib.Path, name: str) -> str:
+  """Writes a folder with a public model's config.json, as far as shapes; returns its path."""
+  path, shapes = directory / name, json.loads(SHAPES.read_text())
+  path.mkdir(parents=True, exist_ok=True)
+  (path / "config.json").write_text(json.dumps(shapes[name]))
+  return str(path.resolve())
+
+
+def compiled(work: pathlib.Path, cases: tuple[Case, ...]) -> list[dict]:
+  """The reports (`compilation.report`) of all cases, each compiled in a process of its own."""
+  files = [runner.ROOT / "prm_jax" / name for name in CODE]
+  packages, done = runner.versions(*compilation.PACKAGES), []
+  for case in cases:
+    asked = job(case, work / "models")
+    c = dataclasses.replace(asked.config, init=config_lib.Init())  # its path says nothing
+    settings = [dataclasses.asdict(case), dataclasses.asdict(c), packages]
+    name = f"{case.config}_{case.topology.replace(':', '_')}_{case.step}"
+    call = functools.partial(runner.apart, compilation.compiled_report, asked, **kernel.COMPILER)
+    done.append(runner.kept(work, name, settings, files, call))
+  return done
+
+
+def targets(done: list[dict]) -> list[dict]:
+  """Of the compiled part; the first report is that of the 7B step on v5e:8x8."""
+  share = done[0].get("estimate", {}).get("mfu_by_cycles_alone", 0.0)
+  copies = sum(found["involuntary_rematerialisations"] for found in done)
+  rows = (
+    ("steps that fit", "=", len(done), sum(found["fits"] for found in done)),
+    ("MFU of the 7B step on v5e:8x8, by the compiler's cycles alone", ">=", 0.65, share),
+    ("involuntary rematerialisations: copies of arrays that could not be split", "=", 0, copies),
+  )
+  return [runner.target(*each) for each in rows]
+
+
+def row(found: dict) -> dict:
+  """A report as a line of the table."""
+  gib, guess = found["gib_per_chip"], found.get("estimate", {})
+  slices = f" x {found['slices']} slices" if found["slices"] > 1 else ""
+  over, share = "not known", guess.get("mfu_by_cycles_alone")
+  if found["collectives"]:
+    over = [0.0, 0.0]
+    for each in found["collectives"]["by_kind"]:
+      over[not each["beside_arithmetic"]] += each["gib_over_links"]
+    over = "{:.1f} + {:.1f}".format(*over)
   return {
-    "MB of state a device": sharding_lib.bytes_of_a_device(programs.abstract) / 1e6,
-    "collectives a step": sum(each.times for each in found),
-    "MB a device and step": sum(each.traffic for each in found) / 1e6,
+    "model": found["checkpoint"] + (", scoring" if found["step"] == "score" else ""),
+    "slice (chips)": f"{found['topology']}{slices} ({found['chips']:,})",
+    "mesh": " x ".join(str(size) for size in found["mesh"].values()),
+    "rows": found["rows"],
+    "GiB a chip": f"{gib['needed'] or math.inf:.2f} of {found['gib_of_a_chip']:.2f}",
+    "headroom": f"{found['headroom']:.0%}" if found["fits"] else "**does not fit**",
+    "GiB over the links: beside arithmetic + alone": over,
+    "s a step": guess.get("seconds_per_step"),
+    "MFU: cycles alone": share and f"{share:.1%}",
+    "MFU": guess and f"{guess['mfu']:.1%}",
+    "chip-hours": found["run"]["chip_hours"] if "run" in found else None,
   }

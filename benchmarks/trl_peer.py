@@ -12,6 +12,7 @@ import pathlib
 import sys
 import tempfile
 import time
+from importlib import metadata
 
 
 def main() -> None:
@@ -58,7 +59,7 @@ def measure(settings: dict) -> dict:
         max_steps=settings["max_updates"],
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="cosine",
-        warmup_steps=settings["warmup_updates"],
+        warmup_steps=settings["warmup_steps"],
         weight_decay=settings["weight_decay"],
         adam_beta1=settings["b1"],
         adam_beta2=settings["b2"],
@@ -95,11 +96,12 @@ def measure(settings: dict) -> dict:
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     after = evaluate(trainer.model, *rows)
+  names = ("trl", "torch", "transformers", "accelerate", "datasets")
   return counts | {
+    "versions": {name: metadata.version(name) for name in names},
     "train_seconds": Clock.times[-1] - Clock.times[0],
     "train_cpu_seconds": Clock.cpu[-1] - Clock.cpu[0],
     "updates": len(Clock.times) - 1,
-    "rows": len(trainer.train_dataset),
     "losses": losses,
     "before": before,
     "after": after,

@@ -3,34 +3,32 @@
   python scripts/benchmark.py NAME --json=figures.json
   python scripts/benchmark.py NAME --help             what it measures, and its options
 
-  aggregation  best-of-N, votes and step reductions, beside a Python loop and numpy   6 minutes
-  reranking    scripts/rerank.py on 930,000 lines: under 60 s                          5 minutes
-  tree         training and scoring with prefix trees, beside the same flattened      15 minutes
-  training     fine-tuning on the CPU, beside TRL's PRMTrainer                        30 minutes
-  kernel       memory of the TPU attention kernel, beside splash attention            40 minutes
-  scaling      simulated devices and hosts; train steps compiled for TPU slices       50 minutes
-  loading      time and memory of loading public weights                               1 minute
+  aggregation  best-of-N and the exact vote, beside a Python loop and numpy             3 minutes
+  reranking    scripts/rerank.py on 930,000 lines: under 60 s                           5 minutes
+  tree         training and scoring with prefix trees, beside the same flattened       12 minutes
+  training     fine-tuning on the CPU, beside TRL's PRMTrainer                         25 minutes
+  kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
+  scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
+  loading      time and memory of loading public weights                                1 minute
 
-Prints tables.  --docs puts them into docs/benchmark_tables.md; docs/benchmarks.md explains them.
+Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.
 """
 
-import dataclasses
 import importlib
 import json
 import os
 import pathlib
+import re
 import sys
 import time
 
 import tyro
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from benchmarks import runner  # noqa: E402
+from benchmarks import runner
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "loading")
-UNSAID = ("json", "docs", "docs_file", "peer_python", "work")  # left out of the command as printed
 
 
 def main() -> None:
@@ -55,10 +53,13 @@ def main() -> None:
 
 def run(name: str, module, args: runner.Common) -> None:
   """Measures, prints the tables, and writes what --json and --docs ask for."""
-  section = name + (f"_{args.rows_of}" if getattr(args, "rows_of", "phase2") != "phase2" else "")
-  if args.docs:
-    runner.between_markers(args.docs_file, section)  # fails here rather than at the end
-  figures = {"machine": runner.machine(), "command": command(name, args), "quick": args.quick}
+  section = name + ("_phase1" if getattr(args, "rows_of", "") == "phase1" else "")
+  lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
+  if args.docs and not lines.search(args.docs.read_text()):
+    raise ValueError(f"{args.docs}: no line <!-- {section}: begin --> with its end")
+  given = re.sub(r"[^\s=]*/", "", " ".join(sys.argv[1:]))  # files without their folders
+  figures = {"machine": runner.machine(), "quick": args.quick}
+  figures["command"] = f"python scripts/benchmark.py {given}"
   start = time.perf_counter()
   figures |= module.run(args)
   figures["seconds"] = time.perf_counter() - start
@@ -68,21 +69,8 @@ def run(name: str, module, args: runner.Common) -> None:
   if args.json:
     args.json.write_text(json.dumps(figures, indent=1) + "\n")
   if args.docs:
-    before, after = runner.between_markers(args.docs_file, section)
-    args.docs_file.write_text(f"{before}\n\n{text}\n\n{after}")
-
-
-def command(name: str, args: runner.Common) -> str:
-  """The command as it was given, with the names of files and folders only."""
-  out = [f"python scripts/benchmark.py {name}"]
-  for field in dataclasses.fields(args):
-    value = getattr(args, field.name)
-    if value == field.default or field.name in UNSAID:
-      continue
-    value = value.resolve().name if isinstance(value, pathlib.Path) else value
-    values = value if isinstance(value, tuple) else (value,)
-    out += [f"--{field.name}", *(() if value is True else map(str, values))]
-  return " ".join(out)
+    page = lines.sub(lambda match: f"{match[1]}\n\n{text}\n\n{match[2]}", args.docs.read_text())
+    args.docs.write_text(page)
 
 
 if __name__ == "__main__":

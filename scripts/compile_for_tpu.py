@@ -22,15 +22,16 @@ from concurrent import futures
 from importlib import util
 from typing import Literal
 
-from prm_jax import config as config_lib
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
 
+from prm_jax import config as config_lib
+from prm_jax.runtime import json_lines
+from prm_jax.tpu import compilation
+
+PROJECTIONS = ("attention", "query", "key", "value", "output", "gate", "up")
 # Values of model.saved that a sweep tries, from the most memory to the least.
-SAVED = (
-  ("attention", "query", "key", "value", "output", "gate", "up"),
-  ("attention", "query", "key", "value", "output"),
-  ("attention",),
-  (),
-)
+SAVED = (PROJECTIONS, PROJECTIONS[:5], PROJECTIONS[:1], ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +47,6 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  os.environ["JAX_PLATFORMS"] = "cpu"
-  os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
-  from prm_jax.runtime import json_lines
-  from prm_jax.tpu import compilation
-
   job = compilation.Job(args.config, args.topology, args.step, args.slices)
   try:
     if args.slices < 1 or args.compiles < 1:
@@ -59,23 +55,21 @@ def main() -> None:
     if util.find_spec("libtpu") is None:
       raise ValueError("the TPU compiler is not installed: pip install libtpu")
     with json_lines.written(args.output) as out:
-      found = sweep(job, args.compiles) if args.sweep else compilation.compiled_report(job)
-      out.write(json.dumps(found, indent=1) + "\n")
+      found = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
+      out.write(json.dumps(found if args.sweep else found[0], indent=1) + "\n")
   except (ValueError, OSError, RuntimeError) as error:
     raise SystemExit(f"compile_for_tpu.py: {error}") from error
-  print("\n".join(map(one_line, found) if args.sweep else lines(found)))
+  print("\n".join(map(one_line, found) if args.sweep else lines(found[0])))
   print(f"-> {args.output}")
-  if not (found[0] if args.sweep else found)["fits"]:
+  if not found[0]["fits"]:
     raise SystemExit(
       "does not fit: save fewer activations (--config.model.remat=full and fewer in "
       "--config.model.saved), or take more microbatches, fewer rows or more chips"
     )
 
 
-def sweep(job, compiles: int) -> list[dict]:
+def sweep(job: compilation.Job, compiles: int) -> list[dict]:
   """Reports on variants of a job, the fastest that fits first."""
-  from prm_jax.tpu import compilation
-
   c, reports, spawn = job.config, [], multiprocessing.get_context("spawn")
   for times in (1, 2, 4):
     steps = max(c.train.steps // times, 1)  # over as much data
@@ -94,58 +88,48 @@ def sweep(job, compiles: int) -> list[dict]:
 
 
 def one_line(found: dict) -> str:
-  """A report of a sweep in short."""
-  estimate = "does not fit"
-  if found["fits"]:
-    guess = found["estimate"]
-    estimate = f"{guess['tokens_per_second']:,.0f} tokens/s, {guess['mfu']:.1%} of the peak"
-  return (
-    f"{found['rows']} rows, saved {' '.join(found['saved']) or 'nothing'}: "
-    f"{found['gib_per_chip']['needed']:.2f} GiB, {estimate}"
-  )
+  """A report in short."""
+  text = f"{found['rows']} rows, saved {' '.join(found['saved']) or 'nothing'}: "
+  if not found["fits"]:
+    return text + "does not fit"
+  text += f"{found['gib_per_chip']['needed']:.2f} GiB, "
+  guess = found["estimate"]
+  return text + f"{guess['tokens_per_second']:,.0f} tokens/s, {guess['mfu']:.1%} of the peak"
 
 
 def lines(found: dict) -> list[str]:
   """A report in words."""
-  gib, memory = found["gib_per_chip"], found["gib_of_a_chip"]
-  mesh = "x".join(str(size) for size in found["mesh"].values())
+  gib, mesh = found["gib_per_chip"], "x".join(str(size) for size in found["mesh"].values())
   out = [
     f"{found['parameters']:,} parameters, {found['step']} step on {found['chips']} chips of "
-    f"{found['topology']} as {mesh}, {found['rows']} rows of {found['row_length']}"
+    f"{found['topology']} as {mesh}, {found['rows']} rows of {found['row_length']}",
   ]
   if not found["fits"]:
-    return [*out, f"memory: {gib['needed']:.2f} GiB a chip of {memory:.2f}: DOES NOT FIT"]
+    return [*out, f"memory: DOES NOT FIT: {found['no_collectives_because']}"]
   out.append(
     f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
-    f"a chip of {memory:.2f}: fits, {found['headroom']:.0%} left"
+    f"a chip of {found['gib_of_a_chip']:.2f}: fits, {found['headroom']:.0%} left"
   )
   if found["collectives"] is None:
     out.append(f"collectives: not known ({found['no_collectives_because']})")
-  else:
-    out += [
-      f"  {row['kind']} {row['dtype']}, {row['times']} times, {row['gib_over_links']:.2f} GiB over "
-      f"the links{' beside arithmetic' if row['beside_arithmetic'] else ''}"
-      for row in found["collectives"]["by_kind"]
-      if row["gib_over_links"] >= 0.01
-    ]
+  for row in found["collectives"]["by_kind"] if found["collectives"] else ():
+    if row["gib_over_links"] >= 0.01:
+      beside = " beside arithmetic" if row["beside_arithmetic"] else ""
+      text = f"  {row['kind']} {row['dtype']}, {row['times']} times, "
+      out.append(f"{text}{row['gib_over_links']:.2f} GiB over the links{beside}")
   guess = found["estimate"]
   parts = ", ".join(f"{name} {value:.3f}" for name, value in guess["parts"].items())
   out.append(
     f"estimated: {guess['seconds_per_step']:.3f} s a step, {guess['tokens_per_second']:,.0f} "
     f"tokens/s, {guess['mfu']:.1%} of the chips' peak ({parts.replace('_', ' ')})"
   )
-  if "mfu_by_cycles_alone" in guess:
-    out.append(
-      f"by the compiler's cycles alone, without the time of attention and collectives: "
-      f"{guess['mfu_by_cycles_alone']:.1%} of the peak, "
-      f"{guess['mfu_by_cycles_without_attention']:.1%} without attention's operations"
-    )
+  if share := guess.get("mfu_by_cycles_alone"):
+    out.append(f"by the compiler's cycles, without attention and collectives: {share:.1%}")
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
   if run := found.get("run"):
-    out.append(
-      f"the run: {run['steps']} steps, {run['hours']:.2f} hours, {run['chip_hours']:.1f} chip-hours"
-    )
+    hours = f"{run['hours']:.2f} hours, {run['chip_hours']:.1f} chip-hours"
+    out.append(f"the run: {run['steps']} steps, {hours}")
   return out
 
 

@@ -44,12 +44,12 @@ MODEL = dataclasses.replace(
 
 def table(name, models):
   """The sharding table of a production config, whose config.json goes to `models`."""
-  from benchmarks import slices
+  from benchmarks import scaling
 
   path = ROOT / f"configs/{name}.py"
   c = config_lib.read(str(path))
   assert f"--topology={SLICES[name]}" in path.read_text()
-  checkpoint = slices.write_config(models, pathlib.Path(c.init.checkpoint).name)
+  checkpoint = scaling.write_config(models, pathlib.Path(c.init.checkpoint).name)
   c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
   _, state = compilation.described(compilation.Job(c, SLICES[name]))
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())

@@ -225,9 +225,9 @@ def test_the_kernel_compiles_for_a_chip_without_one(heads, kv_heads):
   """The TPU compiler accepts all three kernels, and memory holds little beside q, k and v."""
   pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
   from benchmarks import kernel as benchmark
-  from benchmarks import runner, slices
+  from benchmarks import runner
 
-  case = benchmark.Case(False, "v5e:2x2", 4096, heads, kv_heads, 64)
-  figures = runner.apart(benchmark.alone, case, **slices.COMPILER)
+  case = ("v5e:2x2", 4096, (heads, kv_heads, 64))
+  figures = runner.apart(benchmark.memory, *case, **benchmark.COMPILER)
   of_qkv = 2 * 4096 * 64 * (heads + 2 * kv_heads)
   assert figures["arguments"] < 1.01 * of_qkv and figures["temporaries"] < 1.1 * of_qkv  # results

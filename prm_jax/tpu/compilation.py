@@ -41,11 +41,6 @@ LIBTPU = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
-GIB = {"K": 2**-20, "M": 2**-10, "G": 1.0}
-NOT_FITTING = re.compile(r"Used ([\d.]+)([KMG]) of ([\d.]+)G hbm")
-TEMPORARIES_ALONE = re.compile(
-  r"temporaries \(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)G\)"
-)
 REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy it could not shard
 
 
@@ -59,10 +54,13 @@ class Job:
   slices: int = 1
 
   def shape(self) -> tuple[int, ...]:
-    """Chips along each axis of a slice; ValueError: `topology` has no shape."""
+    """Chips along each axis of a slice; ValueError: not a known generation with a shape."""
+    names = ", ".join(cost_model.CHIPS)
     shape = re.fullmatch(r"\w+:(\d+(?:x\d+)*)", self.topology)
-    if not shape:
-      raise ValueError(f"--topology={self.topology}: expected a shape, as in v5e:4x4 or v5p:2x4x4")
+    if not shape or self.topology.split(":")[0] not in cost_model.CHIPS:
+      raise ValueError(
+        f"--topology={self.topology}: expected one of {names} and a shape, as in v5e:4x4"
+      )
     return tuple(int(size) for size in shape[1].split("x"))
 
   def rings(self) -> tuple[bool, ...]:
@@ -77,89 +75,58 @@ class Job:
     return tuple(size == 16 for size in shape)
 
   def chip(self) -> cost_model.Chip:
-    """The chip, with half of the link bandwidth where some axis is no ring.
-
-    Raises:
-      ValueError: an unknown generation, or no shape.
-    """
-    generation = self.topology.split(":")[0]
-    if generation not in cost_model.CHIPS:
-      names = ", ".join(cost_model.CHIPS)
-      raise ValueError(f"--topology={self.topology}: expected one of {names} and a shape")
-    chip = cost_model.CHIPS[generation]
-    return chip if all(self.rings()) else dataclasses.replace(chip, links=chip.links / 2)
+    """The chip, with half of the link bandwidth where some axis is no ring."""
+    rings, chip = self.rings(), cost_model.CHIPS[self.topology.split(":")[0]]
+    return chip if all(rings) else dataclasses.replace(chip, links=chip.links / 2)
 
   def devices(self) -> list[jax.Device]:
-    """The chips of the slices, as descriptions to compile for; ValueError: no such topology."""
-    rings = self.rings()
+    """The chips of the slices, as descriptions to compile for."""
     options = {"num_slices": self.slices} if self.slices > 1 else {}
-    options |= {"wrap": rings} if any(rings) else {}
+    options |= {"wrap": self.rings()} if any(self.rings()) else {}
     os.environ.update(LIBTPU)
-    try:
-      return topologies.get_topology_desc(
-        platform="tpu", topology_name=self.topology, **options
-      ).devices
-    except Exception as error:  # libtpu raises several classes
-      raise ValueError(f"--topology={self.topology}: {str(error).splitlines()[0]}") from error
+    return topologies.get_topology_desc(self.topology, "tpu", **options).devices
 
 
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-  """The compiler's answer about a job.
-
-  Attributes:
-    gib: of a chip: "arguments", "temporaries" and "temp_size" (`memory_of`); None: does not fit.
-    needed: GiB of a chip, arguments and temporaries together.
-    text: HLO of the program; None: there is none.
-    why_no_text: the compiler's reason.
-    seconds: time of the compilation.
-    rematerialised: number of warnings of involuntary full rematerialisation.
-  """
-
-  gib: dict[str, float] | None
-  needed: float
-  text: str | None
-  why_no_text: str
-  seconds: float
-  rematerialised: int = 0
-
-
-def compile_step(job: Job) -> Compiled:
+def compile_step(job: Job) -> tuple[dict[str, Any], str | None]:
   """Compiles a job in this process.
 
   Reads config.json of `init.checkpoint` or the metadata of a run, and without a checkpoint the
   tokenizer's size; no weights and no data.
 
+  Returns:
+    The compiler's part of the report, and the HLO of the program, if there is any.
+
   Raises:
-    ValueError: no such topology, or the rows of a batch cannot be split over its chips.
+    ValueError: not a known topology, or the rows of a batch cannot be split over its chips.
     FileNotFoundError: neither a checkpoint nor a tokenizer gives the rows of the embedding.
-    jax.errors.JaxRuntimeError: the compiler failed for another reason than the chip's memory.
+    jax.errors.JaxRuntimeError: the compiler failed for another reason than the chip's memory,
+      or has no such topology.
   """
-  memory, devices = job.chip().memory, job.devices()
+  devices = job.devices()
   c, vocab_size = resolved(job.config)
   mesh = sharding_lib.make_mesh(c.mesh, devices)
   programs = step_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
-  state, batch, text, why = programs.abstract, abstract_batch(c, mesh), None, ""
-  step = programs.train_step
+  step, state = programs.train_step, programs.abstract
   if job.step == "score":
     step, state = programs.read, state.params
+  batch, gib, text, why = abstract_batch(c, mesh), {"needed": None}, None, ""
   start = time.perf_counter()
   with jax.set_mesh(mesh), library_messages() as messages:
     lowered = step.lower(state, batch)
     try:
       compiled, gib = memory_of(lowered)
-      needed = gib["arguments"] + gib["temporaries"]
+      text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-      arguments = sharding_lib.bytes_of_a_device((state, batch)) / 2**30
-      gib, needed, why = None, needed_gib(str(error), arguments, memory), "it does not fit"
-      if needed is None:
+      # it does not fit, or libtpu cannot write its text, as of some programs
+      if not gib["needed"] and not re.search(r"memory (space|on) hbm", str(error), re.IGNORECASE):
         raise
-    try:
-      text = compiled.as_text() if gib else None
-    except jax.errors.JaxRuntimeError as error:  # libtpu cannot write the text of some programs
       why = str(error).splitlines()[0]
-  seconds = time.perf_counter() - start
-  return Compiled(gib, needed, text, why, seconds, messages[0].count(REMATERIALISED))
+  return {
+    "gib_per_chip": gib,
+    "no_collectives_because": why,
+    "involuntary_rematerialisations": messages[0].count(REMATERIALISED),
+    "compile_seconds": time.perf_counter() - start,
+  }, text
 
 
 @contextlib.contextmanager
@@ -186,66 +153,44 @@ def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[st
 
   Returns:
     The program, and in GiB of a chip: "arguments"; "temporaries", everything else that is
-    allocated, results included that do not reuse an argument's buffer; and "temp_size", JAX's
-    figure for temporaries, which may be far more than is allocated.
+    allocated, results included that do not reuse an argument's buffer; "needed", both together;
+    and "temp_size", JAX's figure for temporaries, which may be far more than is allocated.
   """
   with tempfile.TemporaryDirectory() as directory:
     options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True}
     compiled = lowered.compile(compiler_options=options)
     (report,) = pathlib.Path(directory).rglob("*memory-usage-report.txt")
-    allocated = int(ALLOCATED.search(report.read_text())[1])
+    needed = int(ALLOCATED.search(report.read_text())[1])
   memory = compiled.memory_analysis()
-  arguments = memory.argument_size_in_bytes
-  sizes = {
-    "arguments": arguments,
-    "temporaries": allocated - arguments,
-    "temp_size": memory.temp_size_in_bytes,
-  }
-  return compiled, {name: size / 2**30 for name, size in sizes.items()}
-
-
-def needed_gib(error: str, arguments: float, memory: float) -> float | None:
-  """GiB a chip that a program needs, from the error by which the compiler refused it.
-
-  Args:
-    error: the compiler's message.
-    arguments: GiB of the arguments, which one form of the message leaves out.
-    memory: GiB of a chip, of which the compiler may keep some for itself.
-
-  Returns:
-    None if the error is not about the size of HBM.
-  """
-  if found := NOT_FITTING.search(error):
-    arguments = 0.0
-  elif not (found := TEMPORARIES_ALONE.search(error)):
-    return None
-  return float(found[1]) * GIB[found[2]] + arguments + memory - float(found[3])
+  arguments, temp_size = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+  sizes = {"arguments": arguments, "temporaries": needed - arguments, "temp_size": temp_size}
+  return compiled, {name: size / 2**30 for name, size in (sizes | {"needed": needed}).items()}
 
 
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
   """A batch as `ShapeDtypeStruct`s, with a read position for each `TOKENS_PER_READ` tokens."""
-  T, sharding = c.data.row_length, sharding_lib.batch_sharding(mesh)
-  sizes = {"read_positions": T // TOKENS_PER_READ, "read_targets": T // TOKENS_PER_READ}
 
-  def describe(name: str) -> jax.ShapeDtypeStruct:
-    shape = (c.train.batch_rows, sizes.get(name, T))
-    return jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+  def shape(name: str) -> jax.ShapeDtypeStruct:
+    length = c.data.row_length // (TOKENS_PER_READ if name.startswith("read_") else 1)
+    size, sharding = (c.train.batch_rows, length), sharding_lib.batch_sharding(mesh)
+    return jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
 
-  return Batch(**{field.name: describe(field.name) for field in dataclasses.fields(Batch)})
+  return Batch(**{field.name: shape(field.name) for field in dataclasses.fields(Batch)})
 
 
-def report(job: Job, found: Compiled) -> dict[str, Any]:
+def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, Any]:
   """The contents of `compile.json`.
 
-  Memory in GiB of a chip as allocated, against what the chip has; collectives by kind and dtype
-  with the bytes that reach a chip in a step (None: the compiler gave no text); operations; an
-  estimate of time with its assumptions; and the cost of the whole run.
+  Memory in GiB of a chip as allocated, against what the chip has (None: more, as the compiler's
+  message says); collectives by kind and dtype with the bytes that reach a chip in a step (None: the
+  compiler gave no text); operations; an estimate of time with its assumptions; and the cost of the
+  whole run.
   """
-  (c, state), chip = described(job), job.chip()
+  (c, state), chip, gib = described(job), job.chip(), compiled["gib_per_chip"]
   training, mesh = job.step == "train", state.step.sharding.mesh
-  flops = cost_model.step_flops(c, c.train.batch_rows, state.params, training)
-  program = None if found.text is None else hlo.read(found.text)
-  out = {
+  flops = cost_model.step_flops(c, state.params, training)
+  program = None if text is None else hlo.read(text)
+  out = compiled | {
     "checkpoint": pathlib.Path(c.init.checkpoint).name,
     "topology": job.topology,
     "slices": job.slices,
@@ -260,15 +205,11 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
     "remat": c.model.remat,
     "saved": list(c.model.saved),
     "gradient_dtype": c.model.gradient_dtype,
-    "gib_per_chip": (found.gib or {}) | {"needed": found.needed},
     "gib_of_a_chip": chip.memory,
-    "headroom": 1 - found.needed / chip.memory,
-    "fits": found.gib is not None and found.needed <= chip.memory,
-    "collectives": program and collectives(program),
-    "no_collectives_because": found.why_no_text,
-    "involuntary_rematerialisations": found.rematerialised,
+    "headroom": gib["needed"] and 1 - gib["needed"] / chip.memory,
+    "fits": bool(gib["needed"]) and gib["needed"] <= chip.memory,
+    "collectives": program and collectives_of(program),
     "flops_per_step": flops,
-    "compile_seconds": found.seconds,
     "date": time.strftime("%Y-%m-%d"),
     "versions": {name: metadata.version(name) for name in PACKAGES},
   }
@@ -280,7 +221,7 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
   if guess["compiled_code_from"] == "cycles":
     # attention counts as work but its kernel takes no time; then with attention in neither
     peak = guess["parts"]["compiled_code"] * mesh.size * chip.flops
-    attention = cost_model.attention_flops(c, c.train.batch_rows, training)
+    attention = cost_model.attention_flops(c, training)
     guess["mfu_by_cycles_alone"] = flops / peak
     guess["mfu_by_cycles_without_attention"] = (flops - attention) / peak
   if training:
@@ -291,7 +232,7 @@ def report(job: Job, found: Compiled) -> dict[str, Any]:
 
 def compiled_report(job: Job) -> dict[str, Any]:
   """The report on a job, which is compiled in this process."""
-  return report(job, compile_step(job))
+  return report(job, *compile_step(job))
 
 
 def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
@@ -303,24 +244,19 @@ def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
   return c, step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
 
 
-def collectives(program: hlo.Program) -> dict[str, Any]:
+def collectives_of(program: hlo.Program) -> dict[str, Any]:
   """Collectives by kind, dtype and overlap, and their number in one trip of each loop."""
-  groups: dict[tuple, list[hlo.Collective]] = {}
+  rows: dict[tuple, dict[str, Any]] = {}
   for each in program.collectives:
-    groups.setdefault((each.kind, each.dtype, each.overlapped), []).append(each)
-  rows = [
-    {
-      "kind": kind,
-      "dtype": dtype,
-      "beside_arithmetic": overlapped,
-      "times": sum(each.times for each in several),
-      "gib": sum(each.times * each.bytes for each in several) / 2**30,
-      "gib_over_links": sum(each.traffic for each in several) / 2**30,
-    }
-    for (kind, dtype, overlapped), several in groups.items()
-  ]
+    key = {"kind": each.kind, "dtype": each.dtype, "beside_arithmetic": each.overlapped}
+    row = rows.setdefault(
+      tuple(key.values()), key | {"times": 0, "gib": 0.0, "gib_over_links": 0.0}
+    )
+    row["times"] += each.times
+    row["gib"] += each.times * each.bytes / 2**30
+    row["gib_over_links"] += each.traffic / 2**30
   return {
-    "by_kind": sorted(rows, key=lambda row: -row["gib_over_links"]),
+    "by_kind": sorted(rows.values(), key=lambda row: -row["gib_over_links"]),
     "in_a_trip": [{"trips": n} | program.in_loop(name) for name, n in program.loops.items()],
     "loops_of_unknown_length": program.unknown_loops,
   }

@@ -41,9 +41,7 @@ CHIPS = {
 }
 
 
-def step_flops(
-  c: config_lib.Experiment, rows: int, params: trainable.Params, training: bool = True
-) -> float:
+def step_flops(c: config_lib.Experiment, params: trainable.Params, training: bool = True) -> float:
   """Floating-point operations that a step needs; recomputation is not counted.
 
   For each token and matrix entry: two forward, two where the gradient passes back through the
@@ -52,71 +50,46 @@ def step_flops(
 
   Args:
     c: the resolved experiment.
-    rows: rows of the batch.
     params: the parameters, as shapes.
     training: False counts a forward pass that reads step probabilities.
   """
-  m, T = c.model, c.data.row_length
   trained = trainable.Trainable.of(c).select(params) if training else {}
-  backward = backward_layers(c) if training else 0
-  a_token = 0
+  backward, a_token = _has_backward(c, training), 0
   for name, x in params["blocks"].items():
     if not name.endswith(("norm", "bias")):
       own = 2 * (name in trained.get("blocks", {}))
-      a_token += x.size // m.layers * (2 * m.layers + (2 + own) * backward)
+      a_token += x.size * (2 + (2 + own) * backward)
   if training and (c.loss.objective == "language_model" or c.loss.language_model_weight):
-    name = "embedding" if m.tied_embeddings else "language_model"
-    a_token += params[name].size * (2 + 2 * (backward > 0) + 2 * (name in trained))
-  return attention_flops(c, rows, training) + float(rows * T * a_token)
+    name = "embedding" if c.model.tied_embeddings else "language_model"
+    a_token += params[name].size * (2 + 2 * backward + 2 * (name in trained))
+  return attention_flops(c, training) + float(c.train.batch_rows * c.data.row_length * a_token)
 
 
-def backward_layers(c: config_lib.Experiment) -> int:
-  """Number of layers with a backward pass."""
-  return 0 if c.optim.trained == "head" else c.model.layers
-
-
-def attention_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:
+def attention_flops(c: config_lib.Experiment, training: bool) -> float:
   """The part of `step_flops` for attention scores and weighted sums of values."""
   m, T = c.model, c.data.row_length
-  a_layer = 2 * T * m.heads * m.head_size  # two products with half of the row
-  return float(rows * T * a_layer * (m.layers + (2 * backward_layers(c) if training else 0)))
+  forward = 2 * T * m.heads * m.head_size * m.layers  # two products with half of the row
+  return float(c.train.batch_rows * T * forward * (1 + 2 * _has_backward(c, training)))
 
 
-def recomputed_flops(c: config_lib.Experiment) -> float:
-  """Operations of the projections that the backward pass of a batch computes again.
-
-  With `model.remat="full"` these are the projections whose output `model.saved` does not list.
-  """
-  m = c.model
-  if m.remat != "full":
-    return 0.0
-  heads, kv_heads = m.heads * m.head_size, m.kv_heads * m.head_size
-  shapes = {
-    "query": (m.width, heads),
-    "key": (m.width, kv_heads),
-    "value": (m.width, kv_heads),
-    "output": (heads, m.width),
-    "gate": (m.width, m.mlp_width),
-    "up": (m.width, m.mlp_width),
-  }
-  a_token = sum(2 * math.prod(shapes[name]) for name in shapes if name not in m.saved)
-  return float(c.train.batch_rows * c.data.row_length * backward_layers(c) * a_token)
+def _has_backward(c: config_lib.Experiment, training: bool) -> bool:
+  """Whether a step goes back through the layers."""
+  return training and c.optim.trained != "head"
 
 
-def kernel_flops(c: config_lib.Experiment, rows: int, training: bool) -> float:
-  """Operations that the attention kernel executes on whole blocks, for rows of one chain each."""
+def kernel_flops(c: config_lib.Experiment, training: bool) -> float:
+  """Operations of the attention kernel on whole blocks, for one row that is one chain."""
   m, lanes = c.model, tree_kernel.LANES
   T = math.ceil(c.data.row_length / lanes) * lanes
   shape = (1, m.kv_heads, m.heads // m.kv_heads, T, m.head_size)
   queries, keys = tree_kernel.block_sizes(shape, m.dtype)
   pattern = [m.window_pattern[i % len(m.window_pattern)] == "s" for i in range(m.layers)]
   windows = [m.window if slides and m.window else None for slides in pattern]
-  live = [_live(T, window, queries, keys) for window in windows]
-  backward = live[m.layers - backward_layers(c) :] if training else []
+  live = sum(_live(T, window, queries, keys) for window in windows)
   again = m.remat in ("dots", "dots_no_batch") or (m.remat == "full" and "attention" not in m.saved)
-  products = FORWARD * sum(live) + (FORWARD * again + BACKWARD) * sum(backward)
+  products = FORWARD + (FORWARD * again + BACKWARD) * _has_backward(c, training)
   # a head smaller than the matrix unit takes as long as one that fills it
-  return float(2 * max(m.head_size, lanes) * m.heads * products * queries * keys * rows)
+  return float(2 * max(m.head_size, lanes) * m.heads * live * products * queries * keys)
 
 
 @functools.cache
@@ -143,81 +116,65 @@ def estimate(
     program: the compiled program; None if the compiler gave no text.
     training: False for the score step.
   """
+  peak = math.prod(mesh.values()) * chip.flops
   counted = bool(program and program.cycles and not program.unknown_loops)
   if counted:
-    compiled, source = seconds_from_cycles(chip, program)
+    compiled = program.cycles / chip.clock
+    source = f"compiled code: the compiler's estimated cycles at {chip.clock:.3g} Hz"
   else:
-    compiled, source = seconds_by_arithmetic(c, chip, mesh, flops, training)
-  kernel = kernel_seconds(c, chip, mesh, training)
-  parts = {"compiled_code": compiled, "attention_kernel": kernel}
+    compiled = (flops - attention_flops(c, training)) / (peak * MATMUL_SHARE)
+    source = (
+      f"no cycles from the compiler: products of weights at {MATMUL_SHARE:.0%} of the peak, "
+      "without those that the backward pass computes again"
+    )
+  parts = {"compiled_code": compiled, "attention_kernel": _kernel_seconds(c, chip, mesh, training)}
   assumptions = [
     f"attention kernel: every row one chain, {KERNEL_SHARE:.0%} of the peak of {chip.flops:.3g}/s",
     source,
   ]
   left_out = ["input", "host", "waiting for other chips", "operations in without_cycles"]
-  total = compiled + kernel
+  total = sum(parts.values())
   if program is None:
     left_out.append("collectives")
   else:
-    parts |= collective_seconds(program, chip)
+    parts |= _collective_seconds(program, chip)
     total = max(total, parts["collectives_beside_arithmetic"]) + parts["collectives_alone"]
     total += parts.get("between_slices", 0.0)
     assumptions.append(
-      f"collectives: their bytes at {chip.links / 1e9:.0f} GB/s; asynchronous ones cost nothing "
+      f"collectives: their bytes at {chip.links / 1e9:.0f} GB/s, between slices at "
+      f"{chip.network * 8 / 1e9:.0f} Gbit/s a chip; asynchronous ones within a slice cost nothing "
       "while they are shorter than the arithmetic"
-    )
-  if "between_slices" in parts:
-    assumptions.append(
-      f"between slices: {chip.network * 8 / 1e9:.0f} Gbit/s a chip, overlapped with nothing"
     )
   return {
     "seconds_per_step": total,
     "compiled_code_from": "cycles" if counted else "arithmetic",
     "parts": parts,
-    "mfu": flops / (total * math.prod(mesh.values()) * chip.flops),
+    "mfu": flops / (total * peak),
     "tokens_per_second": c.train.batch_rows * c.data.row_length / total,
     "assumptions": assumptions,
     "left_out": left_out,
   }
 
 
-def seconds_from_cycles(chip: Chip, program: hlo.Program) -> tuple[float, str]:
-  """Seconds of all code but the attention kernel by the compiler's estimate; the assumption."""
-  return (
-    program.cycles / chip.clock,
-    f"compiled code: the compiler's estimated cycles at {chip.clock:.3g} Hz",
-  )
-
-
-def seconds_by_arithmetic(
-  c: config_lib.Experiment, chip: Chip, mesh: Mapping[str, int], flops: float, training: bool
-) -> tuple[float, str]:
-  """Seconds of all code but the attention kernel by its matrix products; the assumption."""
-  products = flops - attention_flops(c, c.train.batch_rows, training)
-  products += recomputed_flops(c) if training else 0.0
-  return (
-    products / (math.prod(mesh.values()) * chip.flops * MATMUL_SHARE),
-    f"no cycles from the compiler: products of weights at {MATMUL_SHARE:.0%} of the peak",
-  )
-
-
-def kernel_seconds(
+def _kernel_seconds(
   c: config_lib.Experiment, chip: Chip, mesh: Mapping[str, int], training: bool
 ) -> float:
   """Seconds in the attention kernel; 0 where the row or the config does not use it."""
   if c.data.row_length < tree_kernel.LANES or c.model.attention not in ("auto", "kernel"):
     return 0.0
-  rows = c.train.batch_rows / (mesh["data"] * mesh["fsdp"])
   heads = mesh["tensor"] if c.model.heads % mesh["tensor"] == 0 else 1
-  return kernel_flops(c, 1, training) * rows / heads / (chip.flops * KERNEL_SHARE)
+  chips = mesh["data"] * mesh["fsdp"] * heads  # that share the batch's rows and heads
+  return kernel_flops(c, training) * c.train.batch_rows / chips / (chip.flops * KERNEL_SHARE)
 
 
-def collective_seconds(program: hlo.Program, chip: Chip) -> dict[str, float]:
+def _collective_seconds(program: hlo.Program, chip: Chip) -> dict[str, float]:
   """Seconds of the collectives that run alone, beside arithmetic, and between slices if any."""
-  by_links = [each for each in program.collectives if each.kind != hlo.BETWEEN_SLICES]
-  out = {
-    "collectives_alone": sum(x.traffic for x in by_links if not x.overlapped) / chip.links,
-    "collectives_beside_arithmetic": sum(x.traffic for x in by_links if x.overlapped) / chip.links,
-  }
-  between = sum(x.traffic for x in program.collectives if x.kind == hlo.BETWEEN_SLICES)
-  return out | ({"between_slices": between / chip.network} if between else {})
+  out = {"collectives_alone": 0.0, "collectives_beside_arithmetic": 0.0}
+  for each in program.collectives:
+    if each.kind == hlo.BETWEEN_SLICES:
+      out["between_slices"] = out.get("between_slices", 0.0) + each.traffic / chip.network
+    else:
+      out[f"collectives_{'beside_arithmetic' if each.overlapped else 'alone'}"] += (
+        each.traffic / chip.links
+      )
+  return out
