@@ -162,10 +162,7 @@ class Scorer:
     if len(tree) > MAX_TOKENS:
       raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
     if (highest := tree.tokens.max()) >= self.vocab_size:
-      raise ValueError(
-        f"token {highest} is beyond the embedding's {self.vocab_size} rows: the tokenizer is not "
-        "the model's"
-      )
+      raise ValueError(f"token {highest} is beyond the embedding's {self.vocab_size} rows")
     return tree
 
   def read(
@@ -186,8 +183,7 @@ class Scorer:
     for name in names:
       with (self.directory / name).open("rb") as file:
         hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    facts = dataclasses.asdict(self.contract)
-    facts |= {"model": str(self.directory), "sha256": hashes}
+    facts = dataclasses.asdict(self.contract) | {"model": str(self.directory), "sha256": hashes}
     if self.head:
       facts |= {"readout": self.contract.recipe, "prompt": self.readout.prompt}
       facts["tokens"] = dict(self.readout.tokens)
