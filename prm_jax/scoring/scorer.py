@@ -20,11 +20,11 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import token_tree, tokenizer_json, tokenizers
+from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.pretrained import export, families, weights
-from prm_jax.runtime import storage
+from prm_jax.runtime import json_lines, storage
 from prm_jax.scoring import batching, readouts
 from prm_jax.scoring.readouts import ANSWERS, CLASSES, PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
@@ -267,11 +267,11 @@ def _read_head(
 def _settings(directory: pathlib.Path) -> Mapping[str, Any]:
   """tokenizer_config.json, with the settings that have files of their own: chat template, ..."""
   settings: dict[str, Any] = {}
-  for path in (directory / "special_tokens_map.json", directory / tokenizer_json.CONFIG):
+  for path in (directory / "special_tokens_map.json", directory / tokenizers.CONFIG):
     if path.is_file():
-      settings |= tokenizer_json.parse(tokenizer_json.read_bytes(path), str(path))
+      settings |= json_lines.parse(path.read_bytes(), str(path))
   if (template := directory / TEMPLATE).is_file():
-    settings["chat_template"] = tokenizer_json.read_bytes(template).decode(errors="replace")
+    settings["chat_template"] = template.read_bytes().decode(errors="replace")
   return settings
 
 
