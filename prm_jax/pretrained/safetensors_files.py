@@ -91,9 +91,7 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
   differing = {(tensor.name, tensor.path.name) for tensor in found} ^ places.items()
   if differing:
     name, file = min(differing)
-    raise ValueError(
-      f"{index}: {len(differing)} tensors are not in its files, or not in it: {name} of {file}"
-    )
+    raise ValueError(f"{index} and its files differ in {len(differing)} tensors: {name} of {file}")
   return {tensor.name: tensor for tensor in found}
 
 

@@ -117,20 +117,16 @@ def tensors(directory: str | pathlib.Path) -> dict[str, Tensor]:
     OSError: it cannot be read.
   """
   found = safetensors_files.read_directory(directory)
-  names = {
-    n: re.sub(r"^(model\.)?language_model\.(model\.)?(?!lm_head)", "model.", n) for n in found
-  }
-  names = {n: new.removeprefix("language_model.") for n, new in names.items()}
-  headless = "embed_tokens.weight" in names.values()
+  headless = "embed_tokens.weight" in found
   out: dict[str, Tensor] = {}
-  for name, public in names.items():
+  for name, tensor in found.items():
+    public = re.sub(r"^(model\.)?language_model\.(model\.)?(?!lm_head)", "model.", name)
+    public = public.removeprefix("language_model.")
     if headless and re.match(r"(embed_tokens|layers|norm)\.", public):
       public = f"model.{public}"
     if public in out:
-      raise ValueError(
-        f"{directory}: {out[public].name} and {name} are both {public}: which one counts?"
-      )
-    out[public] = found[name]
+      raise ValueError(f"{directory}: {out[public].name} and {name} are both {public}")
+    out[public] = tensor
   return out
 
 
