@@ -104,24 +104,25 @@ def params(c: config_lib.Model) -> dict:
     if "norm" in path:
       x = 0.3 * x + (not c.norm_offset)
     elif path != "embedding" and "bias" not in path:
-      fan_in = layouts[path].public_shape(leaf.shape[layouts[path].stacked :])[-1]
+      *_, (*_, fan_in) = layouts[path].public_shapes(leaf.shape).values()
       x *= (2 if path.endswith(("query", "key")) else 1) * fan_in**-0.5
     out[path] = jnp.asarray(x, jnp.float32)
   return traverse_util.unflatten_dict(out, sep=".")
 
 
 @functools.cache
-def logits(c: config_lib.Model) -> np.ndarray:
-  """Ours: next-token logits `[T, V]` of TOKENS."""
+def logits(c: config_lib.Model) -> tuple[np.ndarray, np.ndarray]:
+  """Ours, of TOKENS: next-token logits `[T, V]` and class logits `[T, C]`."""
   graphdef = step_lib.graph(c, VOCABULARY, 3)
+  at = np.arange(len(TOKENS))[None]
 
   @jax.jit
-  def run(params, tokens, positions, end):
+  def run(params):
     model = nnx.merge(graphdef, params)
-    return model.next_token_logits(model.hidden(tokens, positions, end))
+    hidden = model.hidden(TOKENS[None], at, np.full_like(at, len(TOKENS)))
+    return model.next_token_logits(hidden)[0], model.class_logits(hidden, at)[0]
 
-  T = len(TOKENS)
-  return np.asarray(run(params(c), TOKENS[None], np.arange(T)[None], np.full((1, T), T)))[0]
+  return tuple(map(np.asarray, run(params(c))))
 
 
 def transformers_config(values: dict):
@@ -154,7 +155,7 @@ def main():
   cases = {}
   for case in CASES:
     theirs = transformers_logits(case)
-    print(case, "largest difference", np.abs(theirs - logits(config(case))).max())
+    print(case, "largest difference", np.abs(theirs - logits(config(case))[0]).max())
     cases[case] = [[round(float(x), 6) for x in theirs[i]] for i in POSITIONS]
   golden = {"transformers": transformers.__version__, "positions": POSITIONS, "logits": cases}
   with json_lines.written(GOLDEN) as file:

@@ -1,45 +1,29 @@
-"""Tokenizers: the protocol that the rest of the package uses, and SentencePiece models."""
+"""Tokenizers: the protocol that the rest of the package uses, tokenizer.json and SentencePiece."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import msgspec
 import sentencepiece
+import tokenizers
 
-from prm_jax.input_pipeline import tokenizer_json
 from prm_jax.runtime import json_lines, storage
 
 _META = "\u2581"  # how SentencePiece writes a space; in a text it is escaped to its UTF-8 bytes
 PAD = 0  # id of padding; the attention mask hides it, so no tokenizer needs a pad token
 MODEL = "tokenizer.model"
-
-
-class Tokenizer(Protocol):
-  """Text to ids and back.
-
-  `encode` adds no token.  A special token spelled out in a text is encoded as its letters unless
-  `special=True`.  For the project's own and byte-level tokenizers, `encode(a) + encode(b)` decodes
-  to `a + b`; public SentencePiece models may put a space between.
-  """
-
-  vocab_size: int  # the highest id + 1; a model may have more rows
-  bos_id: int | None  # starts every sequence; None: the family has none
-  eos_id: int | None
-  hash: str  # sha256 of the file and of the setting of its first token; in the step contract
-
-  def encode(self, text: str, special: bool = False) -> list[int]: ...
-
-  def decode(self, ids: Sequence[int]) -> str: ...
-
-  def token_id(self, name: str) -> int | None:
-    """The id of a token of the vocabulary, special or not; None if there is none."""
-
-  def save(self, directory: str | storage.Path) -> None:
-    """Writes the tokenizer to a directory; `load` of it gives the same ids and hash."""
+JSON = "tokenizer.json"
+CONFIG = "tokenizer_config.json"  # names the special tokens
+SPECIAL = "special_tokens_map.json"  # names them too, in older directories
+TEMPLATE = "chat_template.jinja"
+COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # kept beside the tokenizer
+CONVERT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
+# Names of the last token, for a file without companions.
+_ENDS = {"</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"}
 
 
 def find(directory: str | storage.Path) -> storage.Path:
@@ -48,14 +32,10 @@ def find(directory: str | storage.Path) -> storage.Path:
   Raises:
     FileNotFoundError: there is neither.
   """
-  directory = storage.path(directory)
-  for name in (tokenizer_json.FILE, MODEL):
-    if (directory / name).is_file():
-      return directory / name
-  raise FileNotFoundError(
-    f"{directory}: no {tokenizer_json.FILE} or {MODEL} here; from another format, "
-    "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers makes the first"
-  )
+  for name in (JSON, MODEL):
+    if (path := storage.path(directory) / name).is_file():
+      return path
+  raise FileNotFoundError(f"{directory}: no {JSON} or {MODEL} here; {CONVERT} makes the first")
 
 
 def load(path: str | storage.Path) -> Tokenizer:
@@ -66,24 +46,143 @@ def load(path: str | storage.Path) -> Tokenizer:
     OSError: there is none, or it cannot be read.
   """
   path = storage.path(path)
-  if path.is_dir():
-    path = find(path)
-  with _present(path).open("rb") as file:
-    json = path.suffix == ".json" or file.read(4).lstrip()[:1] == b"{"
-  return tokenizer_json.load(path) if json else SentencePiece(path)
+  path = find(path) if path.is_dir() else path
+  return TokenizerJson(path) if path.suffix == ".json" else SentencePiece(path)
 
 
-def _present(path: storage.Path) -> storage.Path:
-  if not path.is_file():
-    raise FileNotFoundError(
-      f"{path}: no tokenizer here; before training, scripts/train_tokenizer.py makes one from "
-      "prepared data (--config.data.tokenizer=FILE); beside a checkpoint, put back the one it "
-      "was trained with"
-    )
-  return path
+def token_name(config: Mapping[str, Any], key: str) -> str | None:
+  """The text of a token that `tokenizer_config.json` writes as a string or as an object."""
+  value = config.get(key)
+  value = value.get("content") if isinstance(value, dict) else value
+  return value if isinstance(value, str) else None
 
 
-class SentencePiece:
+class Tokenizer:
+  """Text to ids and back.
+
+  `encode` adds no token.  A special token spelled out in a text is encoded as its letters unless
+  `special=True`.  For the project's own and byte-level tokenizers, `encode(a) + encode(b)` decodes
+  to `a + b`; public SentencePiece models may put a space between.
+  """
+
+  vocab_size: int  # the highest id + 1; a model may have more rows
+  bos_id: int | None  # starts every sequence; None: the family has none
+  eos_id: int | None
+  kind: str  # the file's name
+  settings: dict[str, Any]  # of tokenizer_config.json and the files beside it
+  hash: str  # sha256 of the file and of the setting of its first token; in the step contract
+
+  def __init__(self, path: str | storage.Path):
+    self._path = path = storage.path(path)
+    if not path.is_file():
+      raise FileNotFoundError(
+        f"{path}: no tokenizer here; scripts/train_tokenizer.py makes one for training "
+        "(--config.data.tokenizer=FILE); beside a checkpoint, put back the one it was trained with"
+      )
+    self._data = path.read_bytes()
+    beside = {name: path.parent / name for name in COMPANIONS}
+    self._companions = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
+    self.settings: dict[str, Any] = {}
+    for name in (SPECIAL, CONFIG):
+      data = self._companions.get(name, b"{}")
+      self.settings |= json_lines.parse(data, f"{path}: {name} beside it")
+    if template := self._companions.get(TEMPLATE):
+      self.settings["chat_template"] = template.decode(errors="replace")
+    added = self.settings.get("added_tokens_decoder") or {}
+    try:  # tokens that may not be in the file itself
+      self._added = msgspec.convert(added, dict[int, dict[str, Any]], strict=False)
+    except msgspec.ValidationError as error:
+      raise ValueError(f"{path}: {CONFIG} beside it: added_tokens_decoder: {error}") from error
+
+  def encode(self, text: str, special: bool = False) -> list[int]: ...
+
+  def decode(self, ids: Sequence[int]) -> str: ...
+
+  def token_id(self, name: str) -> int | None:
+    """The id of a token of the vocabulary, special or not; None if there is none."""
+
+  def save(self, directory: str | storage.Path) -> None:
+    """Writes the tokenizer's files; `load` of the directory gives the same ids and hash.
+
+    Raises:
+      ValueError: the directory has a tokenizer.json, which `load` would take instead of this.
+    """
+    directory = storage.path(directory)
+    if self.kind == MODEL and (directory / JSON).exists():
+      raise ValueError(f"{directory}: has a {JSON}: two tokenizers in one directory")
+    for name, data in (*self._companions.items(), (self.kind, self._data)):
+      with json_lines.written(directory / name, "wb") as file:
+        file.write(data)
+
+
+class TokenizerJson(Tokenizer):
+  """A `tokenizer.json` whose ids are the library's own, for any text.
+
+  `encode` adds no token, and neither truncates nor pads, whatever the file says.  Added tokens that
+  are not special (runs of spaces, `<think>`) are ordinary vocabulary with and without `special`, as
+  in the library.  A file with a normalizer (Qwen: NFC) decodes to the normalized text.
+
+  Raises:
+    ValueError: not a tokenizer, or one that puts several tokens before a text.
+  """
+
+  kind = JSON
+
+  def __init__(self, path: str | storage.Path):
+    super().__init__(path)
+    try:
+      self._model = model = tokenizers.Tokenizer.from_str(self._data.decode())
+      model.no_truncation()
+      model.no_padding()
+      if getattr(model.model, "dropout", None) is not None:
+        model.model.dropout = None  # random merges are for training; here ids must repeat
+      around = model.encode("a")
+    except Exception as error:  # the library raises this class itself
+      shown = json_lines.show(str(error))
+      raise ValueError(f"{path}: not a whole tokenizer.json ({shown})") from error
+    self._add_missing()
+    self.hash = hashlib.sha256(self._data).hexdigest()
+    self.vocab_size = max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    # What the file's post-processor puts around a text decides, as in transformers 5;
+    # `add_bos_token` counts for a `tokenizer.model` only.
+    mask = around.special_tokens_mask
+    if 0 not in mask or mask.index(0) > 1:
+      raise ValueError(f"{path}: 'a' is {around.tokens}; expected at most one token before it")
+    self.bos_id = around.ids[0] if mask[0] else None
+    self.eos_id = around.ids[-1] if mask[-1] else None
+    eos = token_name(self.settings, "eos_token")
+    usual = _ENDS & {token.content for token in model.get_added_tokens_decoder().values()}
+    if eos is None and self.eos_id is None and len(usual) == 1:
+      (eos,) = usual
+    if eos is not None:
+      self.eos_id = model.token_to_id(eos)
+
+  def _add_missing(self) -> None:
+    """Adds the tokens that only `tokenizer_config.json` has."""
+    for number, spec in sorted(self._added.items()):
+      if self.token_id(spec["content"]) is not None:
+        continue
+      token = tokenizers.AddedToken(**spec)
+      (self._model.add_special_tokens if token.special else self._model.add_tokens)([token])
+      self._data = self._model.to_str().encode()
+      if (given := self.token_id(token.content)) != number:
+        raise ValueError(
+          f"{self._path}: {CONFIG} beside it gives {token.content!r} the id {number}, which would "
+          f"be {given}: the two files do not belong together"
+        )
+
+  def encode(self, text: str, special: bool = False) -> list[int]:
+    self._model.encode_special_tokens = not special  # as letters
+    return self._model.encode(text, add_special_tokens=False).ids
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
+
+  def token_id(self, name: str) -> int | None:
+    return self._model.token_to_id(name)
+
+
+class SentencePiece(Tokenizer):
   """A SentencePiece model: the project's own or a public one.
 
   A model of `train_sentencepiece` loses nothing: decode(encode(x)) == x.  A public one gives the
@@ -91,28 +190,29 @@ class SentencePiece:
   text is cut at control symbols such as `</s>`, and each part is encoded on its own.
   """
 
+  kind = MODEL
+
   def __init__(self, path: str | storage.Path):
-    self.path = _present(storage.path(path))
-    self._companions = tokenizer_json.companions(self.path)
-    self._data = tokenizer_json.read_bytes(self.path)
-    self._model = sentencepiece.SentencePieceProcessor()
+    super().__init__(path)
+    self._model = model = sentencepiece.SentencePieceProcessor()
     try:
-      self._model.LoadFromSerializedProto(self._data)
+      model.LoadFromSerializedProto(self._data)
     except RuntimeError as error:
       raise ValueError(f"{path}: not a SentencePiece model ({error})") from error
-    self.vocab_size = self._model.vocab_size()
-    self.hash = hashlib.sha256(self._data).hexdigest()
-    config = tokenizer_json.read_config(self._companions, str(path))
-    self._refuse_additions(config)
-    bos, eos = self._model.bos_id(), self._model.eos_id()
-    self.bos_id = bos if bos >= 0 and config.add_bos_token is not False else None
-    if self.bos_id is None and bos >= 0:
-      # Without its companion the file would put bos first: it is another tokenizer.
-      self.hash = hashlib.sha256(self._data + b"add_bos_token=false").hexdigest()
-    end = None if config.eos is None else self.token_id(config.eos)
-    self.eos_id = end if end is not None else eos if eos >= 0 else None
-    self._meta_ids = [self._model.PieceToId(f"<0x{byte:02X}>") for byte in _META.encode()]
+    self._refuse_additions()
+    self.vocab_size = model.vocab_size()
+    bos, eos = (number if number >= 0 else None for number in (model.bos_id(), model.eos_id()))
+    self.bos_id = None if self.settings.get("add_bos_token") is False else bos
+    # Without its companion the file would put bos first: it is another tokenizer.
+    setting = b"add_bos_token=false" if self.bos_id != bos else b""
+    self.hash = hashlib.sha256(self._data + setting).hexdigest()
+    end = self.token_id(token_name(self.settings, "eos_token") or "")
+    self.eos_id = eos if end is None else end
+    self._meta_ids = [model.PieceToId(f"<0x{byte:02X}>") for byte in _META.encode()]
     self._own = self._is_own()
+    names = [model.IdToPiece(i) for i in range(self.vocab_size) if model.IsControl(i)]
+    longest_first = sorted(map(re.escape, filter(None, names)), key=len, reverse=True)
+    self._controls = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
 
   def encode(self, text: str, special: bool = False) -> list[int]:
     if special:
@@ -134,23 +234,6 @@ class SentencePiece:
     number = self._model.PieceToId(name)  # the unknown token's for a name that it does not have
     return number if self._model.IdToPiece(number) == name else None
 
-  def save(self, directory: str | storage.Path) -> None:
-    """Writes `tokenizer.model` and its companions.
-
-    Raises:
-      ValueError: the directory has a tokenizer.json, which `load` would take instead.
-    """
-    if (storage.path(directory) / tokenizer_json.FILE).exists():
-      raise ValueError(f"{directory}: has a {tokenizer_json.FILE}: two tokenizers in one directory")
-    tokenizer_json.write(directory, {**self._companions, MODEL: self._data})
-
-  @functools.cached_property
-  def _controls(self) -> re.Pattern[str]:
-    model = self._model
-    names = [model.IdToPiece(i) for i in range(self.vocab_size) if model.IsControl(i)]
-    longest_first = sorted(map(re.escape, filter(None, names)), key=len, reverse=True)
-    return re.compile(f"({'|'.join(longest_first) or '(?!)'})")
-
   def _is_own(self) -> bool:
     """Whether `train_sentencepiece` made it: those lose nothing, so U+2581 needs its bytes."""
     m = self._model
@@ -159,17 +242,15 @@ class SentencePiece:
     kept = m.DecodeIds(m.EncodeAsIds("  a \n b ")) == "  a \n b "
     return numbers == (0, 1, 2, -1) and not prefixed and kept and all(map(m.IsByte, self._meta_ids))
 
-  def _refuse_additions(self, config: tokenizer_json.Config) -> None:
+  def _refuse_additions(self) -> None:
     """ValueError for tokens beyond the model, which the model would read as letters."""
-    file = self.path.parent / "added_tokens.json"
-    if file.is_file():
-      added = list(json_lines.parse(tokenizer_json.read_bytes(file), str(file)))
-    else:
-      added = [token.content for token in (config.added_tokens_decoder or {}).values()]
-    if unknown := [name for name in added if self.token_id(name) is None]:
+    names = [token["content"] for token in self._added.values()]
+    if (file := self._path.parent / "added_tokens.json").is_file():
+      names = json_lines.parse(file.read_bytes(), str(file))
+    if unknown := [name for name in names if self.token_id(name) is None]:
       raise ValueError(
-        f"{self.path}: tokens added beside it are not in it ({json_lines.show(unknown)}); save it "
-        "as tokenizer.json: AutoTokenizer.from_pretrained(...).save_pretrained(...), transformers"
+        f"{self._path}: tokens added beside it are not in it ({json_lines.show(unknown)}); save it "
+        f"as {JSON}: {CONVERT}"
       )
 
 
@@ -179,13 +260,12 @@ def train_sentencepiece(
   """Trains a byte-pair model on `texts` and writes it to `path`.
 
   With byte fallback, so that nothing is unknown; each digit and newline is a piece of its own;
-  white space is kept as it is.  `vocab_size` is an upper bound (a small corpus has fewer pieces) of
-  at least 300: 256 bytes, the special symbols and some letters.
+  white space is kept as it is.  `vocab_size` is an upper bound of at least 300: a small corpus has
+  fewer pieces.
 
   Raises:
     ValueError: `vocab_size` is too small, or there are no texts.
     OSError: `path` cannot be written.
-    RuntimeError: the trainer failed.
   """
   if vocab_size < 300:
     raise ValueError(f"vocab_size={vocab_size}: at least 300 (256 of them are bytes)")

@@ -25,24 +25,7 @@ from prm_jax.types import StepContract
 
 CONTRACT = "prm_jax.json"
 Kind = Literal["token-classification", "causal-lm"]
-# The classes of transformers (models/auto/modeling_auto.py).
-CLASSES = {
-  "token-classification": {
-    "llama": "LlamaForTokenClassification",
-    "mistral": "MistralForTokenClassification",
-    "qwen2": "Qwen2ForTokenClassification",
-    "qwen3": "Qwen3ForTokenClassification",
-    "gemma2": "Gemma2ForTokenClassification",
-  },
-  "causal-lm": {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForCausalLM",
-  },
-}
+CLASSES = {"token-classification": "ForTokenClassification", "causal-lm": "ForCausalLM"}
 # token_tree.encode_candidate in words, for readers without this package.
 _PARTS = (
   "token ids: bos_token_id (if the model has one), the problem, separator_ids, then each step "
@@ -54,23 +37,6 @@ LAYOUTS = {
 }
 
 
-def family(config: config_lib.Model) -> str:
-  """The first public family whose config.json can express this configuration.
-
-  Raises:
-    ValueError: there is none.
-  """
-  problems = []
-  for name in families.FAMILIES:
-    try:
-      families.write(config, 1, name)
-    except ValueError as error:
-      problems.append(str(error))
-    else:
-      return name
-  raise ValueError("no public family has this architecture: " + "; ".join(problems))
-
-
 def config_json(
   config: config_lib.Model,
   vocab_size: int,
@@ -79,33 +45,32 @@ def config_json(
   dtype: str,
   tokens: Mapping[str, int | None],
 ) -> dict[str, Any]:
-  """The config.json of an export.
+  """The config.json of an export, in the first family that can express the configuration.
 
-  Args:
-    contract: None only for a language model.
-    tokens: bos_token_id and the like; None: the model has none.
+  Args: as `write`.
 
   Raises:
     ValueError: no family has this configuration, or transformers has no class of this kind for it.
   """
-  name = family(config)
-  if name not in CLASSES[kind]:
-    there = ", ".join(CLASSES[kind])
-    raise ValueError(
-      f"transformers has no {kind} class for {name}; there are {there}.  --kind=causal-lm exports "
-      "the trunk and the language-model head of every family"
-    )
-  out = families.write(config, vocab_size, name) | {
-    "architectures": [CLASSES[kind][name]],
-    "torch_dtype": dtype,
-    **tokens,
-  }
+  problems = []
+  for family in families.FAMILIES:
+    try:
+      out = families.write(config, vocab_size, family)
+      break
+    except ValueError as error:
+      problems.append(str(error))
+  else:
+    raise ValueError("no public family has this architecture: " + "; ".join(problems))
+  if (family, kind) == ("gemma3", "token-classification"):
+    raise ValueError(f"transformers has no {kind} class for {family}; use --kind=causal-lm")
+  # As transformers names its classes (models/auto/modeling_auto.py).
+  out |= {"architectures": [family.title() + CLASSES[kind]], "torch_dtype": dtype, **tokens}
   if kind == "token-classification":
-    labels = contract.classes
+    labels = dict(enumerate(contract.classes))
     out |= {
       "num_labels": len(labels),
-      "id2label": {str(i): label for i, label in enumerate(labels)},
-      "label2id": {label: i for i, label in enumerate(labels)},
+      "id2label": {str(i): label for i, label in labels.items()},
+      "label2id": {label: i for i, label in labels.items()},
       "classifier_dropout": 0.0,
     }
   if contract is not None:
@@ -129,28 +94,24 @@ def write(
   """Writes the directory whole or not at all, with one shard of it in memory at a time.
 
   Args:
+    contract: None only for a language model.
     dtype: of the file's tensors, "float32" or "bfloat16"; None: those of the parameters.
     files: the tokenizer's, by name.
-    tokens: bos_token_id and the like, for config.json.
+    tokens: bos_token_id and the like, for config.json; None: the model has none.
 
   Raises:
-    ValueError: see `config_json`.
+    ValueError: see `config_json`; or the contract is that of a model without a step head.
     OSError: the directory is there already, or cannot be written.
   """
-  if kind == "token-classification":
-    if contract is None:
-      raise ValueError("a token classifier is exported with its step-token contract")
+  if contract is not None:
     refuse_headless(contract)
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
-  left_out = {
-    "token-classification": ("lm_head.weight",),
-    "causal-lm": ("score.weight", "score.bias"),
-  }[kind]
+  left_out = "lm_head." if kind == "token-classification" else "score."
   tensors = (
     (name, value.astype(dtype or value.dtype))
     for name, value in weights.unload(params, config)
-    if name not in left_out
+    if not name.startswith(left_out)
   )
   with written_directory(directory) as new:
     safetensors_files.write_directory(new, tensors, shard_bytes)
@@ -190,10 +151,8 @@ def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 def refuse_headless(contract: StepContract) -> None:
   """ValueError if a model under this contract has no step head."""
   if contract.objective not in LAYOUTS:
-    raise ValueError(
-      f"trained for the objective {contract.objective!r}, which has no step head; "
-      "--kind=causal-lm exports a language model"
-    )
+    objective = repr(contract.objective)
+    raise ValueError(f"objective {objective}, which has no step head; --kind=causal-lm exports it")
 
 
 def refuse_existing(path: str | pathlib.Path) -> None:
@@ -211,8 +170,4 @@ def read_contract(directory: str | pathlib.Path) -> StepContract:
     OSError: it cannot be read.
   """
   path = pathlib.Path(directory) / CONTRACT
-  values = json_lines.parse(path.read_bytes(), str(path))
-  try:
-    return msgspec.convert(values, StepContract)
-  except msgspec.ValidationError as error:
-    raise ValueError(f"{path}: {error}") from error
+  return json_lines.decode(path.read_bytes(), msgspec.json.Decoder(StepContract), str(path))

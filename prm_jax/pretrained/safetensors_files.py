@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from prm_jax.runtime import json_lines
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MAX_INDEX_BYTES = 100_000_000
 SHARD_BYTES = 5_000_000_000
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # that parameters can come in
+DTYPES = ("F32", "BF16", "F16")  # that parameters can come in, as the format names them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +28,14 @@ class Tensor:
   path: pathlib.Path
   name: str  # in the file
   shape: tuple[int, ...]
-  dtype: str  # numpy's name if it is one of DTYPES, else the file's code, such as "I8"
+  dtype: str  # as the format names it, such as "BF16"
 
-  def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
+  def read(self, index: tuple[slice, ...] = (...,)) -> np.ndarray:
     """The values, or a slice of them; only that slice is copied into memory.
 
     The file is opened for each call: its pages do not stay in the process.
     """
     with _opened(self.path) as file:
-      if index is None:
-        return file.get_tensor(self.name)
       return file.get_slice(self.name)[index]
 
 
@@ -53,20 +49,16 @@ def _opened(path: pathlib.Path) -> Any:
     ) from error
 
 
-def read_file(path: str | pathlib.Path) -> dict[str, Tensor]:
+def read_file(path: pathlib.Path) -> dict[str, Tensor]:
   """The tensors of one file.
 
   Raises:
     ValueError: not a safetensors file, or its header does not describe the file.
     OSError: the file cannot be read.
   """
-  path, found = pathlib.Path(path), {}
   with _opened(path) as file:
-    for name in file.keys():  # noqa: SIM118 (not a dict)
-      view = file.get_slice(name)
-      code = view.get_dtype()
-      found[name] = Tensor(path, name, tuple(view.get_shape()), DTYPES.get(code, code))
-  return found
+    views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    return {n: Tensor(path, n, tuple(v.get_shape()), v.get_dtype()) for n, v in views.items()}
 
 
 def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
@@ -74,47 +66,33 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
 
   Raises:
     ValueError: a file or the index is broken, or the weights are pickled, which are never opened.
-    FileNotFoundError: there are no weights, or a shard is missing.
+    FileNotFoundError: there are no weights.
   """
   directory = pathlib.Path(directory)
-  if not directory.is_dir():
-    raise FileNotFoundError(f"{directory}: no such directory; expected a model's directory")
-  if (directory / INDEX).is_file():
-    return _sharded(directory)
-  if (directory / SINGLE).is_file():
-    return read_file(directory / SINGLE)
-  if pickles := sorted(itertools.chain(directory.glob("*.bin"), directory.glob("*.pt*"))):
-    raise ValueError(
-      f"{directory}: the weights are pickled ({pickles[0].name}).  Opening a pickle runs the code "
-      "in it, so none is ever opened here.  If you trust it, convert it once with transformers: "
-      "AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
-    )
-  raise FileNotFoundError(f"{directory}: neither {SINGLE} nor {INDEX} in it")
-
-
-def _sharded(directory: pathlib.Path) -> dict[str, Tensor]:
+  present = {path.name: path for path in sorted(directory.glob("*.safetensors"))}
   index = directory / INDEX
-  if index.stat().st_size > MAX_INDEX_BYTES:
-    raise ValueError(f"{index}: over {MAX_INDEX_BYTES:,} bytes")
+  if not index.is_file():
+    if SINGLE in present:
+      return read_file(present[SINGLE])
+    if pickles := sorted([*directory.glob("*.bin"), *directory.glob("*.pt*")]):
+      raise ValueError(
+        f"{directory}: the weights are pickled ({pickles[0].name}).  Opening a pickle runs the "
+        "code in it, so none is ever opened here.  If you trust it, convert it once with "
+        "transformers: AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
+      )
+    raise FileNotFoundError(f"{directory}: no model's directory: neither {SINGLE} nor {INDEX}")
   places = json_lines.parse(index.read_bytes(), str(index)).get("weight_map")
   if not isinstance(places, dict) or not places:
     raise ValueError(f"{index}: expected weight_map, an object of tensor names to files")
-  for file in places.values():
-    plain = isinstance(file, str) and file == pathlib.PurePath(file).name and "\\" not in file
-    if not plain or not file.endswith(".safetensors"):
-      shown = json_lines.show(file)
-      raise ValueError(f"{index}: {shown} is not the name of a safetensors file of this directory")
-  found: dict[str, Tensor] = {}
-  for file in sorted(set(places.values())):
-    if not (directory / file).is_file():
-      raise FileNotFoundError(f"{directory / file}: missing, but named in {INDEX}")
-    for name, tensor in read_file(directory / file).items():
-      if places.get(name) != file:
-        raise ValueError(f"{directory / file}: {json_lines.show(name)} is not in {INDEX}")
-      found[name] = tensor
-  if absent := sorted(places.keys() - found.keys()):
-    raise ValueError(f"{index}: {len(absent):,} tensors are in no file: {', '.join(absent[:10])}")
-  return found
+  files = sorted({str(file) for file in places.values()})
+  if absent := [file for file in files if file not in present]:
+    raise ValueError(f"{index}: {json_lines.show(absent[0])} is no safetensors file beside it")
+  found = [tensor for file in files for tensor in read_file(present[file]).values()]
+  differing = {(tensor.name, tensor.path.name) for tensor in found} ^ places.items()
+  if differing:
+    name, file = min(differing)
+    raise ValueError(f"{index} and its files differ in {len(differing)} tensors: {name} of {file}")
+  return {tensor.name: tensor for tensor in found}
 
 
 def write_directory(
@@ -130,13 +108,22 @@ def write_directory(
     OSError: a file cannot be written.
   """
   directory = pathlib.Path(directory)
+  shard: dict[str, np.ndarray] = {}
   shards: list[list[str]] = []
-  total = 0
-  for shard in _shards(tensors, limit):
+  sizes: list[int] = []
+
+  def finish() -> None:
     path = directory / f"{len(shards)}.unfinished"  # the final name says how many there are
     safetensors.numpy.save_file(shard, path, metadata={"format": "pt"})  # transformers asks for it
     shards.append(list(shard))
-    total += sum(tensor.nbytes for tensor in shard.values())
+    shard.clear()
+
+  for name, tensor in tensors:
+    if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > limit:
+      finish()
+    shard[name] = np.ascontiguousarray(tensor)
+    sizes.append(tensor.nbytes)
+  finish()
   count, places = len(shards), {}
   for i, names in enumerate(shards):
     file = SINGLE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
@@ -145,20 +132,5 @@ def write_directory(
     (directory / f"{i}.unfinished").replace(directory / file)
     places |= dict.fromkeys(names, file)
   if count > 1:
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    with json_lines.written(directory / INDEX) as file:
-      json.dump(index, file, indent=2)
-
-
-def _shards(
-  tensors: Iterable[tuple[str, np.ndarray]], limit: int
-) -> Iterator[dict[str, np.ndarray]]:
-  shard: dict[str, np.ndarray] = {}
-  room = limit
-  for name, tensor in tensors:
-    if shard and tensor.nbytes > room:
-      yield shard
-      shard, room = {}, limit
-    shard[name] = np.ascontiguousarray(tensor)
-    room -= tensor.nbytes
-  yield shard
+    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": places}
+    (directory / INDEX).write_text(json.dumps(index, indent=2))

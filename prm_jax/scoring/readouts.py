@@ -24,8 +24,7 @@ import jax.numpy as jnp
 
 from prm_jax.input_pipeline import token_tree
 from prm_jax.input_pipeline.token_tree import TokenTree
-from prm_jax.input_pipeline.tokenizer_json import token_name
-from prm_jax.input_pipeline.tokenizers import Tokenizer
+from prm_jax.input_pipeline.tokenizers import Tokenizer, token_name
 from prm_jax.model import attention as attention_lib
 from prm_jax.types import StepContract
 

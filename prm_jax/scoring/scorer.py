@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import token_tree, tokenizer_json, tokenizers
+from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.decoder import StepScorer
 from prm_jax.pretrained import export, families, weights
@@ -216,14 +216,8 @@ def _published(
       f"{directory}: --readout={name}: expected one of {', '.join(PUBLISHED)}; only a directory "
       f"with {export.CONTRACT} needs none"
     )
-  files = tokenizer_json.companions(tokenizers.find(directory))
-  settings: dict[str, Any] = {}
-  for file in (tokenizer_json.SPECIAL, tokenizer_json.CONFIG):
-    settings |= tokenizer_json.parse(files.get(file, b"{}"), str(directory / file))
-  if (template := "chat_template.jinja") in files:
-    settings["chat_template"] = files[template].decode(errors="replace")
   try:
-    readout = PUBLISHED[name](tokenizer, settings, separator)
+    readout = PUBLISHED[name](tokenizer, tokenizer.settings, separator)
   except ValueError as error:
     raise ValueError(f"{directory}: not a model for --readout={name}: {error}") from error
   contract = StepContract(
