@@ -357,7 +357,7 @@ def test_a_limit_is_on_the_rows_read(arithmetic_data, monkeypatch):
       read.append(record)
       yield record
 
-  monkeypatch.setattr("prm_jax.datasets.prm800k.recipes.stored_records", records)
+  monkeypatch.setattr("prm_jax.datasets.labelled.stored_records", records)
   few = list(step_dataset.texts(arithmetic_data, "train", 3))
   assert len(read) == 3
   assert few[0] == read[0].solution.question.problem

@@ -64,8 +64,8 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
       tokenizer,
       data.separator,
       c.loss.objective,
-      recipe=recipe["name"],
-      neutral="negative" if recipe["neutral"] == "negative" else "positive",
+      recipe=recipe.name,
+      neutral="negative" if recipe.neutral == "negative" else "positive",
     )
     print(f"reading {data.directory}", file=sys.stderr, flush=True)
     train = step_dataset.load(data, "train", tokenizer, contract)
