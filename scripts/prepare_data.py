@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import typing
 from typing import Literal
 
+import msgspec
+
 from prm_jax import config as config_lib
-from prm_jax.datasets import arithmetic, on_beam, prepare
+from prm_jax.datasets import arithmetic, prepare
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 
-_types = typing.get_type_hints(Recipe)
 RecipeOptions = dataclasses.make_dataclass(
   "RecipeOptions",
-  [(f.name, _types[f.name] | None, None) for f in dataclasses.fields(Recipe)],
+  [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe) if f.name != "name"],
   frozen=True,
 )
 
@@ -51,7 +51,7 @@ class Args:
   """Replace an earlier output."""
   download_dir: pathlib.Path = prepare.DOWNLOADS
   """Where downloaded files are kept."""
-  beam: on_beam.Beam = on_beam.Beam()
+  beam: prepare.Beam = prepare.Beam()
   """Apache Beam, for --dataset=prm800k."""
   arithmetic: arithmetic.Generator = arithmetic.Generator()
   """What to generate, for --dataset=arithmetic."""
@@ -73,11 +73,11 @@ def main() -> None:
 def prepared(args: Args) -> dict:
   """Writes the dataset; returns its manifest."""
   options = {k: v for k, v in dataclasses.asdict(args.recipe_options).items() if v is not None}
-  name = args.recipe  # part of the step contract, so it says what was changed
+  name = args.recipe
   if options:
     name += "(" + ", ".join(f"{key}={value}" for key, value in options.items()) + ")"
-  recipe = dataclasses.replace(RECIPES[args.recipe], **options)
-  labels = {"recipe_name": name, "recipe": recipe, "overwrite": args.overwrite}
+  recipe = msgspec.structs.replace(RECIPES[args.recipe], name=name, **options)
+  labels = {"recipe": recipe, "overwrite": args.overwrite}
   files = {"source": args.source, "download_dir": args.download_dir}
   if args.beam.runner and args.dataset != "prm800k":
     raise ValueError(
@@ -91,7 +91,7 @@ def prepared(args: Args) -> dict:
     args.output,
     config=args.phases,
     on_bad_record=args.on_bad_record,
-    beam=args.beam.download_config(),
+    beam=args.beam,
     **labels,
     **files,
   )

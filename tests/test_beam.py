@@ -6,10 +6,10 @@ import sys
 import conftest
 import pytest
 
-from prm_jax.datasets import on_beam, prepare, prm800k
+from prm_jax.datasets import prepare, prm800k
 from prm_jax.runtime.json_lines import BadLine
 
-BEAM = on_beam.Beam("DirectRunner", ("direct_num_workers=1",))
+BEAM = prepare.Beam("DirectRunner", ("direct_num_workers=1",))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_same_output(tmp_path, source, monkeypatch):
     f.write('{"labeler": 3}\n' + json.dumps(conftest.phase1_row()) + "\n")
   options = {"source": source, "on_bad_record": "skip"}
   manifest = prepare.prepare_prm800k(tmp_path / "here", **options)
-  prepare.prepare_prm800k(tmp_path / "beam", **options, beam=BEAM.download_config())
+  prepare.prepare_prm800k(tmp_path / "beam", **options, beam=BEAM)
   here, beam = files(tmp_path / "here"), files(tmp_path / "beam")
   assert sum("train.array_record" in name for name in here) >= 4
   assert manifest["bad_records"]["count"] == 1
@@ -52,7 +52,7 @@ def test_a_bad_record_is_named(tmp_path, source):
   path = source / "phase1_train.jsonl"
   path.write_text(path.read_text() + '{"labeler": 3}\n')
   with pytest.raises(BadLine, match=r"phase1_train.jsonl:10: \"labeler\" is 3: expected str"):
-    prepare.prepare_prm800k(tmp_path / "out", source=source, beam=BEAM.download_config())
+    prepare.prepare_prm800k(tmp_path / "out", source=source, beam=BEAM)
   assert not (tmp_path / "out").exists()
 
 
@@ -60,7 +60,7 @@ def test_a_bad_record_is_named(tmp_path, source):
 def test_unknown_options_are_refused():
   """Beam would ignore an option that it does not know."""
   with pytest.raises(ValueError, match="Apache Beam has no direct_workers=3"):
-    on_beam.Beam("DirectRunner", ("direct_workers=3",)).download_config()
+    prepare.Beam("DirectRunner", ("direct_workers=3",)).download_config()
 
 
 def test_without_beam(monkeypatch):

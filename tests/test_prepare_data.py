@@ -1,6 +1,5 @@
 """scripts/prepare_data.py: all or nothing, honest counts, errors that say what to do."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +9,9 @@ import sys
 import time
 
 import conftest
+import msgspec
 import pytest
+from msgspec.structs import replace
 
 from prm_jax.datasets import arithmetic, labelled, prepare, prm800k
 from prm_jax.datasets.prm800k import recipes
@@ -75,7 +76,7 @@ def test_the_command(tmp_path, source):
   assert test["by_finish_reason"]["give_up"] == {"rows_read": 2, "rows_kept": 0}
   assert manifest["total"]["rows"] == {"read": 10, "kept": 6}
   assert manifest["source"]["data/phase1_train.jsonl"]["is_upstream"] is False
-  assert recipes.recipe_of(manifest["recipe"]) == recipes.RECIPES["paper"]
+  assert msgspec.convert(manifest["recipe"], recipes.Recipe) == recipes.RECIPES["paper"]
   assert len(prm800k.stored_records(output, "train")) == 6  # stored whole, dropped by the recipe
   assert leftovers(tmp_path) == []
 
@@ -103,8 +104,13 @@ def test_options_of_a_recipe(tmp_path, source):
   assert code == 0, err
   manifest = json.loads((output / "manifest.json").read_text())
   assert manifest["recipe"]["name"] == "paper(neutral=drop, unfinished=keep)"
-  expected = dataclasses.replace(recipes.RECIPES["paper"], neutral="drop", unfinished="keep")
-  assert recipes.recipe_of(manifest["recipe"]) == expected
+  expected = replace(
+    recipes.RECIPES["paper"],
+    name="paper(neutral=drop, unfinished=keep)",
+    neutral="drop",
+    unfinished="keep",
+  )
+  assert msgspec.convert(manifest["recipe"], recipes.Recipe) == expected
   assert set(manifest["source"]) == {"data/phase2_train.jsonl", "data/phase2_test.jsonl"}
 
 

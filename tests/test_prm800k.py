@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gzip
 import hashlib
 import http.server
 import itertools
@@ -18,8 +17,7 @@ import tensorflow_datasets as tfds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prm_jax.datasets import math_splits, prm800k
-from prm_jax.datasets.arithmetic import arithmetic_dataset_builder
+from prm_jax.datasets import arithmetic, math_splits, prm800k
 from prm_jax.datasets.prm800k import records
 from prm_jax.datasets.prm800k.prm800k_dataset_builder import cut
 from prm_jax.runtime.json_lines import BadLine
@@ -103,16 +101,12 @@ STEP = ("label", "steps", 0)
 EMPTY = {"completions": [], "human_completion": None, "chosen_completion": None}
 BAD_VALUES = [  # one of each kind: path, value, what the message says
   ((*STEP, "completions", 0, "rating"), 2, 'completions[0].rating" is 2'),
-  ((*STEP, "completions", 0, "rating"), True, 'rating" is True: expected int'),
-  ((*STEP, "completions", 0, "rating"), 1.0, 'rating" is 1.0: expected int'),
   ((*STEP, "completions", 0, "rating"), KeyError, 'no "rating"'),
   ((*STEP, "completions", 0, "text"), " \n", r"""text" is ' \n': expected str that is not blank"""),
   (STEP, EMPTY, "steps[0] is empty"),
   ((*STEP, "chosen_completion"), 1, "chosen_completion is 1, of 1 completions"),
   (("label", "steps"), [], "at least one step"),
   (("label", "finish_reason"), "done", "label.finish_reason\" is 'done'"),
-  (("question", "pre_generated_steps"), ["a", None], 'question.pre_generated_steps[1]" is None'),
-  (("is_quality_control_question",), 0, 'is_quality_control_question" is 0: expected bool'),
 ]
 
 
@@ -142,40 +136,15 @@ def test_an_unfinished_solution_may_end_in_an_empty_step(raw_rows, reason):
   assert records.parse(line(row), "f:1").solution.label.steps == []
 
 
-BAD_LINES = [
-  (b'{"labeler": "a", "timesta', "not JSON (Input data was truncated"),
-  (b'{"labeler": "caf\xe9"}\n', "not JSON ('utf-8' codec"),
-  (b'{"labeler": "\\ud800"}\n', "not JSON"),
-  (b"[1, 2]\n", "the record is [1, 2]: expected object"),
-  (b'{"a": NaN}\n', "not JSON"),
-  (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", "not JSON"),
-]
-
-
-@pytest.mark.parametrize(("text", "message"), BAD_LINES)
-def test_a_broken_line_is_named(text, message):
-  """A line that is no JSON object in UTF-8 is an error naming file and line, never a crash."""
-  with pytest.raises(BadLine) as error:
-    records.parse(text, "f.jsonl:3")
-  assert str(error.value).startswith("f.jsonl:3: ")
-  assert message in str(error.value)
-
-
 @pytest.mark.parametrize(
-  "value", [b'"\\ud800"', b'["x\\udfff"]', b'"\xe9"', b"NaN", b"[" * 100_000 + b"]" * 100_000]
+  "value", [b'"\\ud800"', b'"\xe9"', b"NaN", b"[" * 2000 + b"]" * 2000, b"["]
 )
-def test_unknown_keys_are_checked_too(raw_rows, value):
-  """They are stored, so what no JSON parser could read back is refused in them."""
+def test_broken_json_is_named(raw_rows, value):
+  """What no JSON parser could read back is refused, also in a key that upstream does not have."""
   row = line(raw_rows["train"][2]).rstrip()
   records.parse(row[:-1] + b', "key": "\xc3\xa9"}', "f:1")
   with pytest.raises(BadLine, match="f:1: not JSON"):
     records.parse(row[:-1] + b', "key": ' + value + b"}", "f:1")
-
-
-def test_the_last_of_two_equal_keys_counts(raw_rows):
-  """As in Python's json module."""
-  row = line(raw_rows["train"][2]).rstrip()
-  assert records.parse(row[:-1] + b', "labeler": "z"}', "f:1").solution.labeler == "z"
 
 
 def test_skip_passes_over_bad_records(tmp_path, raw_rows):
@@ -200,7 +169,7 @@ def test_parts_of_a_file(tmp_path_factory, size, order):
   path.write_bytes(b"".join(lines[i] for i in order).rstrip(b"\n"))
   skipped, skipped_in_parts = [], []
   expected = list(prm800k.read_records(path, skipped))
-  parts = [dict(zip(("start", "stop", "first"), part)) for part in cut(path, size)]
+  parts = list(cut(path, size))
   found = [prm800k.read_records(path, skipped_in_parts, **part) for part in parts]
   assert list(itertools.chain(*found)) == expected and len(expected) == 4
   assert skipped_in_parts == skipped and len(skipped) == 2
@@ -223,38 +192,21 @@ def test_many_shards(tmp_path, raw_rows, monkeypatch):
   assert len(prm800k.stored_records(tmp_path / "out", "test")) == 2
 
 
-@pytest.mark.parametrize(
-  ("content", "message"),
-  [
-    (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "git lfs pull"),
-    (gzip.compress(b"{}", mtime=0), "a gzip file"),
-  ],
-)
-def test_another_format_is_recognised(tmp_path, raw_rows, content, message):
-  """A Git LFS pointer, which a clone without LFS holds, is called by its name even under skip."""
-  source = write_source(tmp_path / "s", raw_rows)
-  (source / "phase2_train.jsonl").write_bytes(content)
-  options = {"source": source, "config": "phase2", "data_dir": tmp_path / "out"}
-  with pytest.raises(BadLine, match=message):
-    prm800k.Builder(**options, on_bad_record="skip").download_and_prepare()
-
-
 def test_missing_files_are_named(tmp_path, raw_rows):
-  """Only the files that the config needs are asked for, and all missing ones are named."""
+  """Only the files that the config needs are asked for; missing and unusable ones are named."""
   source = write_source(tmp_path / "data", raw_rows)
   with pytest.raises(FileNotFoundError, match=r"lacks data/phase1_train.jsonl, data/phase1_test"):
     prm800k.Builder(source=source, config="all", data_dir=tmp_path).download_and_prepare()
   # the same files, given by the folder above
   prm800k.Builder(source=tmp_path, config="phase2", data_dir=tmp_path / "o").download_and_prepare()
-
-
-def test_an_empty_split_is_an_error(tmp_path, raw_rows):
-  """A split without one good record is an error that says so, even under skip."""
-  source = write_source(tmp_path / "s", raw_rows)
   (source / "phase2_test.jsonl").write_bytes(b"{}\n")
-  builder = prm800k.Builder(source=source, config="phase2", data_dir=tmp_path, on_bad_record="skip")
-  with pytest.raises(ValueError, match=r"'test' has no records in .*all 1 are bad, .*:1: "):
-    builder.download_and_prepare()
+  options = {"source": source, "config": "phase2", "on_bad_record": "skip"}
+  with pytest.raises(ValueError, match=r"'test' of .* has no good record; bad: .*:1: "):
+    prm800k.Builder(**options, data_dir=tmp_path / "empty").download_and_prepare()
+  pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n"
+  (source / "phase2_train.jsonl").write_bytes(pointer)
+  with pytest.raises(BadLine, match="git lfs pull"):
+    prm800k.Builder(**options, data_dir=tmp_path / "out").download_and_prepare()
 
 
 @pytest.fixture
@@ -267,11 +219,6 @@ def server(tmp_path):
     def log_message(self, *args):
       pass
 
-    def send_header(self, keyword, value):
-      if keyword == "Content-Length" and (folder / "cut").exists():
-        value = str(int(value) + 9)  # the connection ends before all is sent
-      super().send_header(keyword, value)
-
   handler = functools.partial(Quiet, directory=folder)
   with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
@@ -281,7 +228,7 @@ def server(tmp_path):
 
 @pytest.fixture
 def downloading(raw_rows, server):
-  """The builder class whose upstream is the local server, which serves the synthetic rows."""
+  """A builder class that downloads the synthetic rows from the local server."""
   folder, url = server
   write_source(folder / "data", raw_rows)
   infos = {
@@ -316,17 +263,14 @@ def test_downloads(tmp_path, raw_rows, server, downloading):
   again.download_and_prepare(download_dir=downloads)
 
 
-@pytest.mark.parametrize("damage", ["wrong byte", "cut off", "longer", "missing"])
+@pytest.mark.parametrize("damage", ["wrong byte", "cut off", "missing"])
 def test_downloads_are_verified(tmp_path, server, downloading, damage):
   """A download is used only if its size and sha256 are upstream's; the error says what to do."""
   victim = server[0] / "data" / "phase2_test.jsonl"
   content = victim.read_bytes()
-  if damage == "missing":
-    victim.unlink()
-  else:
-    (server[0] / "cut").touch() if damage == "cut off" else None
-    damaged = {"wrong byte": content[:-9] + b"X" + content[-8:], "longer": content + b"\n"}
-    victim.write_bytes(damaged.get(damage, content[:-9]))
+  victim.unlink()
+  if damage != "missing":
+    victim.write_bytes(content[:-9] + b"X" * 9 * (damage == "wrong byte"))
   builder = downloading(config="phase2", data_dir=tmp_path / "out")
   message = "could not download.*404" if damage == "missing" else "is not upstream's file"
   with pytest.raises(RuntimeError, match=message):
@@ -335,26 +279,10 @@ def test_downloads_are_verified(tmp_path, server, downloading, damage):
   assert not list((tmp_path / "out").rglob("dataset_info.json"))
 
 
-def test_upstream_table():
-  """The sizes and hashes of upstream's files are the published ones."""
-  infos = prm800k.Builder.url_infos | math_splits.Builder.url_infos
-  sizes = {
-    url.rpartition("/prm800k/")[2]: (int(i.size), i.checksum[:8]) for url, i in infos.items()
-  }
-  assert sizes == {
-    "data/phase1_train.jsonl": (7900236, "e9da6a73"),
-    "data/phase1_test.jsonl": (829105, "f4b3bc5b"),
-    "data/phase2_train.jsonl": (456135365, "1110237f"),
-    "data/phase2_test.jsonl": (12240719, "6b172efa"),
-    "math_splits/train.jsonl": (10896985, "90d96dae"),
-    "math_splits/test.jsonl": (446564, "35dc4108"),
-  }
-
-
 def test_generated_records_are_stored_like_upstreams(tmp_path, raw_rows):
   """Objects from an iterator are checked, stored and read exactly like lines of a file."""
   rows = {split: iter(objects) for split, objects in raw_rows.items()}
-  arithmetic_dataset_builder.Builder(rows=rows, data_dir=tmp_path).download_and_prepare()
+  arithmetic.Builder(rows=rows, data_dir=tmp_path).download_and_prepare()
   stored = prm800k.stored_records(tmp_path, "test")
   assert [record.source for record in stored] == ["arithmetic_test:1", "arithmetic_test:2"]
   assert json.loads(stored[1].json) == raw_rows["test"][1]
@@ -366,9 +294,9 @@ def test_generated_records_are_stored_like_upstreams(tmp_path, raw_rows):
 @pytest.mark.shared_data
 def test_math_splits(tmp_path, prm800k_sample):
   """The 500 test problems are stored whole."""
-  builder = math_splits.Builder(source=prm800k_sample, splits=("test",), data_dir=tmp_path)
+  builder = math_splits.Builder(source=prm800k_sample, data_dir=tmp_path)
   builder.download_and_prepare()
-  data = tfds.builder_from_directory(prm800k.find_dataset(tmp_path)).as_data_source("test")
+  data = builder.as_data_source("test")
   text = (prm800k_sample / "math_splits" / "test.jsonl").read_text(encoding="utf-8")
   raw = [json.loads(each) for each in text.split("\n")[:-1]]
   assert len(data) == len(raw) == 500

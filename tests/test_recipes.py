@@ -1,13 +1,12 @@
 """Recipes: which labels PRM800K's rows become, against what is known of each reading."""
 
-import collections
-import dataclasses
 import itertools
 import json
 
 import conftest
 import pytest
 from conftest import completion, make_row, step
+from msgspec.structs import replace
 
 from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import recipes, records
@@ -20,15 +19,10 @@ def record(row, source="phase1_train.jsonl:1"):
   return records.parse(json.dumps(row).encode(), source)
 
 
-def convert(row, recipe, source="phase1_train.jsonl:1"):
+def convert(row, recipe, source="phase1_train.jsonl:1", objective="process"):
   """The tree of a row, or the rule that dropped it."""
-  conversion = recipes.convert(record(row, source), recipe)
-  return conversion.tree or conversion.rule
-
-
-def convert_outcome(row, recipe):
-  conversion = recipes.convert_outcome(record(row), recipe)
-  return conversion.tree or conversion.rule
+  trees, counts = recipes.convert_all([record(row, source)], recipe, objective)
+  return trees[0] if trees else next(iter(counts["dropped"]))
 
 
 def nodes(tree):
@@ -61,7 +55,7 @@ def test_unrated_steps_are_context():
   """An unrated step on the path stays without a label, but not after the last label."""
   tree = convert(conftest.unrated_row(), PAPER, "phase2_train.jsonl:2")
   assert nodes(tree) == [("First.", -1, None), ("2+3=5", 0, 1)]
-  trl = dataclasses.replace(RECIPES["trl"], phases=(1, 2))
+  trl = replace(RECIPES["trl"], phases=(1, 2))
   assert convert(conftest.unrated_row(), trl, "phase2_train.jsonl:2").labels == (-1, 1, -1)
   row = make_row([step(completion("A", None))])
   assert convert(row, PAPER, "phase2_train.jsonl:2") == "no_labels"
@@ -78,7 +72,7 @@ def test_labels_stop_at_the_first_error_on_the_path():
   )
   tree = convert(row, PAPER)
   assert nodes(tree) == [("a", -1, -1), ("b", -1, 1), ("d", 1, 0), ("c", 1, -1)]
-  keep = dataclasses.replace(PAPER, past_first_error="keep")
+  keep = replace(PAPER, past_first_error="keep")
   assert nodes(convert(row, keep))[4:] == [("e", 3, 1)]
 
 
@@ -86,7 +80,7 @@ def test_each_option():
   """Each named option does what it says, alone."""
 
   def labels(row, source="phase1_train.jsonl:1", **options):
-    tree = convert(row, dataclasses.replace(PAPER, **options), source)
+    tree = convert(row, replace(PAPER, **options), source)
     return tree if isinstance(tree, str) else dict(zip(tree.steps, tree.labels))
 
   neutral = make_row([step(completion("n", 0)), step(completion("p", 1))])
@@ -126,7 +120,7 @@ def test_a_broken_path_ends_the_tree():
   row = make_row([step(completion("a", 0), chosen=None), step(completion("b", 1))])
   trees, counts = recipes.convert_all([record(row)], PAPER)
   assert nodes(trees[0]) == [("a", -1, 0)]
-  assert counts.labels_dropped == {"unreachable": 1}
+  assert counts["labels_dropped"] == {"unreachable": 1}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +135,7 @@ def test_a_broken_path_ends_the_tree():
 )
 def test_outcomes(row, expected):
   """The outcome is the pre-generated answer's, or that of a path labelled to its end."""
-  tree = convert_outcome(row, PAPER)
+  tree = convert(row, PAPER, objective="outcome")
   if isinstance(expected, str):
     assert tree == expected
     return
@@ -156,9 +150,9 @@ def test_outcome_right_by_wrong_steps():
   """A right answer reached by wrong steps is a right outcome; without the truth there is none."""
   row = conftest.phase2_row()
   row["question"]["pre_generated_answer"] = " 5"
-  assert convert_outcome(row, PAPER).outcome is True
+  assert convert(row, PAPER, objective="outcome").outcome is True
   row["question"]["ground_truth_answer"] = None
-  assert convert_outcome(row, PAPER) == "no_ground_truth"
+  assert convert(row, PAPER, objective="outcome") == "no_ground_truth"
 
 
 def test_duplicates_and_test_problems():
@@ -166,14 +160,12 @@ def test_duplicates_and_test_problems():
   rows = [conftest.phase2_row(), conftest.outcome_row(), conftest.phase2_row()]
   three = list(prm800k.numbered(rows, "phase2_train.jsonl"))
   trees, counts = recipes.convert_all(three, PAPER)
-  assert (len(trees), counts.to_json()["duplicates"]) == (3, 1)
-  drop = dataclasses.replace(PAPER, duplicates="drop")
+  assert (len(trees), counts["duplicates"]) == (3, 1)
+  drop = replace(PAPER, duplicates="drop")
   trees, counts = recipes.convert_all(three, drop, excluded_problems={"Add  2 to 3."})
   assert [tree.source for tree in trees] == ["phase2_train.jsonl:1"]
-  assert counts.dropped == {"duplicate": 1, "test_problem": 1}
-  assert counts.test_problems == {"Add 2 to 3."}
-  with pytest.raises(ValueError, match="objective='both'"):
-    recipes.convert_all(three, PAPER, "both")
+  assert counts["dropped"] == {"duplicate": 1, "test_problem": 1}
+  assert counts["test_problems"] == {"Add 2 to 3."}
 
 
 @pytest.fixture(scope="module")
@@ -204,12 +196,13 @@ def test_recipes_on_real_records(real, recipe, split):
   """Each recipe's labels on real rows are the counted ones, and every rating is accounted for."""
   trees, counts = recipes.convert_all(real[split], RECIPES[recipe])
   kept, positive, neutral, negative, dropped = REAL[recipe, split]
-  assert counts.records["read"] == len(real[split]) and counts.records["kept"] == kept
-  assert counts.labels == collections.Counter({"1": positive, "0": neutral, "-1": negative})
-  assert counts.dropped == dropped
-  read = sum(counts.labels_read.values()) + counts.human_labels
-  assert read == sum(counts.labels.values()) + sum(counts.labels_dropped.values())
-  assert sum(counts.labels.values()) == sum(len(t.labels) - t.labels.count(None) for t in trees)
+  assert counts["rows"] == {"read": len(real[split]), "kept": kept}
+  assert counts["labels"] == {"1": positive, "0": neutral, "-1": negative}
+  assert counts["dropped"] == dropped
+  read = sum(counts["labels_read"].values()) + counts["human_labels"]
+  labels = sum(counts["labels"].values())
+  assert read == labels + sum(counts["labels_dropped"].values())
+  assert labels == sum(len(t.labels) - t.labels.count(None) for t in trees)
 
 
 @pytest.mark.shared_data
@@ -219,7 +212,7 @@ def test_trl_repeats_labels_and_we_do_not(real):
   A row of TRL is a root-to-leaf path of our tree, or its main path where that ends in rejected
   steps; a distinct label is a step after its prefix.
   """
-  recipe = dataclasses.replace(RECIPES["trl"], phases=(1, 2))
+  recipe = replace(RECIPES["trl"], phases=(1, 2))
   six = {
     "phase1_train.jsonl:1",
     *(f"phase1_test.jsonl:{i}" for i in (1, 2, 3)),

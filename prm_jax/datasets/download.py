@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import pathlib
+import shutil
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -17,6 +18,13 @@ from typing import Any
 import tqdm
 
 from prm_jax.runtime import json_lines
+
+
+def find(source: str | pathlib.Path, file: str) -> pathlib.Path | None:
+  """`source/data/x.jsonl` or `source/x.jsonl`, for the file `data/x.jsonl`; None: no such file."""
+  source = pathlib.Path(source).expanduser()
+  places = (source / file, source / pathlib.PurePath(file).name)
+  return next(filter(pathlib.Path.is_file, places), None)
 
 
 def fetch(
@@ -29,8 +37,7 @@ def fetch(
 
   Args:
     files: paths as upstream lays them out, below `builder.BASE_URL`.
-    source: a local folder, which may hold a part of upstream's records.  `data/x.jsonl` is found
-      as `source/data/x.jsonl` or `source/x.jsonl`.
+    source: a local folder, which may hold a part of upstream's records: see `find`.
     download_dir: files that are there already and right are not downloaded again.
 
   Raises:
@@ -43,50 +50,42 @@ def fetch(
       url = builder.BASE_URL + file
       _download(url, path, builder.url_infos[url])
     return paths
-  source = pathlib.Path(source).expanduser()
-  if not source.is_dir():
-    raise FileNotFoundError(f"{source} is not a folder; give the one that holds {', '.join(files)}")
-  places = {file: (source / file, source / pathlib.PurePath(file).name) for file in files}
-  found = {file: next(filter(pathlib.Path.is_file, each), None) for file, each in places.items()}
+  found = {file: find(source, file) for file in files}
   if missing := [file for file, path in found.items() if path is None]:
     raise FileNotFoundError(
       f"{source} lacks {', '.join(missing)} (looked there and one folder below). Put the files "
-      "there, choose a config that does not need them, or leave the source out to download them"
+      "there, or leave the source out to download them"
     )
   return found
 
 
 def _download(url: str, path: pathlib.Path, info: Any) -> None:
   """Unlike TFDS's own downloader, fails at once where there is no network."""
-  if path.is_file() and path.stat().st_size == info.size and sha256_of(path) == info.checksum:
+  if path.is_file() and sha256_of(path) == info.checksum:
     return
   print(f"downloading {url} ({int(info.size):,} bytes)", file=sys.stderr, flush=True)
-  hasher, size = hashlib.sha256(), 0
+  bar = {"total": int(info.size), "leave": False, "disable": None}
   try:
     with (
       urllib.request.urlopen(url, timeout=60) as response,
+      tqdm.tqdm.wrapattr(response, "read", **bar) as reader,
       json_lines.written(path, "wb") as f,
-      tqdm.tqdm(total=int(info.size), unit="B", unit_scale=True, leave=False, disable=None) as bar,
     ):
-      while size <= info.size and (chunk := response.read(2**20)):  # do not fill the disk
-        size += len(chunk)
-        hasher.update(chunk)
-        f.write(chunk)
-        bar.update(len(chunk))
-      if (size, hasher.hexdigest()) != (int(info.size), info.checksum):
+      shutil.copyfileobj(reader, f, 2**20)
+      f.flush()
+      if (sha256 := sha256_of(f.name)) != info.checksum:
         raise RuntimeError(
-          f"{url} is not upstream's file: got {size:,} bytes{' or more' * (size > info.size)} with "
-          f"sha256 {hasher.hexdigest()}, expected {int(info.size):,} with {info.checksum}. The "
-          "transfer was cut or the file has changed; run again, or pass a local folder as source"
+          f"{url} is not upstream's file: {f.tell():,} bytes with sha256 {sha256}, expected "
+          f"{int(info.size):,} with {info.checksum}. Run again, or pass a local folder as source"
         )
   except (OSError, http.client.HTTPException) as error:
     raise RuntimeError(
-      f"could not download {url}: {error}. Run again later, or fetch the files by hand (git lfs) "
-      "and pass their folder as the source"
+      f"could not download {url}: {error}. Run again, or fetch the files by hand (git lfs) and "
+      "pass their folder as source"
     ) from error
 
 
-def sha256_of(path: pathlib.Path) -> str:
+def sha256_of(path: str | pathlib.Path) -> str:
   with open(path, "rb") as f:
     return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -95,11 +94,11 @@ def describe(builder: Any) -> dict[str, dict[str, Any]]:
   """What a manifest says about each of `builder.paths`: is it upstream's own file?"""
   described = {}
   for file, path in builder.paths.items():
-    sha256, upstream = sha256_of(path), builder.url_infos.get(builder.BASE_URL + file)
+    sha256, upstream = sha256_of(path), builder.url_infos[builder.BASE_URL + file].checksum
     described[file] = {
       "path": str(path),
       "bytes": path.stat().st_size,
       "sha256": sha256,
-      "is_upstream": upstream is not None and upstream.checksum == sha256,
+      "is_upstream": sha256 == upstream,
     }
   return described

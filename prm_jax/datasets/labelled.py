@@ -1,36 +1,29 @@
-"""Labelled solutions of a prepared dataset, whatever its records look like.
+"""Labelled solutions of a prepared dataset.
 
-A new dataset of labelled solutions takes part by one line in `READERS` and one function:
-
-    step_trees(directory, split, objective, recipe, excluded_problems, limit) -> (trees, counts)
-
-It reads what the dataset's builder wrote below `directory` and labels it as the manifest's
-`recipe` says, without the solutions of `excluded_problems`; the rest as `step_trees` below.
+Each such dataset is stored as records of PRM800K's format, by a subclass of its `RecordsBuilder`,
+and takes part by its name in `Manifest.dataset`.
 """
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from typing import Any, Literal
 
 import msgspec
 
-from prm_jax.datasets import prm800k
+from prm_jax.datasets.prm800k import recipes, stored_records
 from prm_jax.runtime import json_lines
 from prm_jax.types import StepTree
 
 MANIFEST = "manifest.json"
-READERS = {  # by the manifest's "dataset"
-  "prm800k": prm800k.step_trees,
-  "arithmetic": prm800k.step_trees,  # stored as records of PRM800K's format
-}
 
 
 class Manifest(msgspec.Struct):
   """What training needs of manifest.json."""
 
-  dataset: Literal[tuple(READERS)]  # type: ignore[valid-type]
-  recipe: dict[str, Any]  # its name and options
+  dataset: Literal["prm800k", "arithmetic"]
+  recipe: recipes.Recipe
   test_problems: list[str]  # not to be trained on, although the training split has them
 
 
@@ -51,7 +44,7 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
     return json_lines.decode(path.read_bytes(), Manifest, str(path))
   except json_lines.BadLine as error:
     raise ValueError(
-      f"{error}; write labelled solutions with scripts/prepare_data.py --dataset=prm800k (or "
+      f"{error}; write labelled solutions again with scripts/prepare_data.py --dataset=prm800k (or "
       "arithmetic)"
     ) from None
 
@@ -75,5 +68,7 @@ def step_trees(
   """
   manifest = read_manifest(directory)
   excluded = manifest.test_problems if split == "train" else ()
-  reader = READERS[manifest.dataset]
-  return reader(directory, split, objective, manifest.recipe, excluded, limit)
+  records = itertools.islice(stored_records(directory, split), limit)
+  trees, counts = recipes.convert_all(records, manifest.recipe, objective, excluded)
+  del counts["test_problems"]  # the dataset's manifest lists them
+  return trees, counts

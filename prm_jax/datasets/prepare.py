@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import io
 import json
-import os
 import pathlib
 import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import tensorflow_datasets as tfds
 import tqdm
 
@@ -22,6 +22,38 @@ from prm_jax.datasets.prm800k import recipes
 
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
 TEST_FILE = "math_splits/test.jsonl"
+PAPER = recipes.RECIPES["paper"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam:
+  """A runner of Apache Beam, whose workers write the shards; the files are the same without it."""
+
+  runner: str = ""
+  """DirectRunner, or another of Apache Beam's; "": in this process, without Beam."""
+  options: tuple[str, ...] = ()
+  """The runner's own, without dashes: direct_num_workers=4 direct_running_mode=multi_processing."""
+
+  def download_config(self) -> tfds.download.DownloadConfig | None:
+    """The setting that makes TFDS use the runner; None without one.
+
+    Raises:
+      ValueError: Beam is not installed, or has no such option.
+    """
+    if not self.runner:
+      return None
+    try:
+      from apache_beam.options.pipeline_options import PipelineOptions
+    except ImportError as error:
+      raise ValueError(
+        f"--beam.runner={self.runner} needs Apache Beam ({error}); install it with "
+        "python -m pip install '.[beam]', or leave the runner out: the output is the same"
+      ) from error
+    options = PipelineOptions([f"--{option}" for option in self.options])
+    known = options.get_all_options()
+    if unknown := [o for o in self.options if o.partition("=")[0] not in known]:
+      raise ValueError(f"--beam.options: Apache Beam has no {', '.join(unknown)}")
+    return tfds.download.DownloadConfig(beam_runner=self.runner, beam_options=options)
 
 
 def prepare_prm800k(
@@ -29,12 +61,11 @@ def prepare_prm800k(
   *,
   source: str | pathlib.Path | None,
   config: str = "all",
-  recipe_name: str = "paper",
-  recipe: recipes.Recipe | None = None,
+  recipe: recipes.Recipe = PAPER,
   on_bad_record: str = "fail",
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
-  beam: tfds.download.DownloadConfig | None = None,
+  beam: Beam = Beam(),
 ) -> dict[str, Any]:
   """Writes PRM800K to `output`, and counts of what `recipe` makes of it to its manifest.json.
 
@@ -44,12 +75,9 @@ def prepare_prm800k(
     output: a new folder (see `new_directory`).
     source: folder with upstream's files; None downloads them.
     config: "all", "phase1" or "phase2".
-    recipe_name: of `recipes.RECIPES`.
-    recipe: its options, if they were changed.
     on_bad_record: "fail" or "skip".
     overwrite: replace an earlier output.
     download_dir: where downloaded files are kept.
-    beam: of `on_beam.Beam`, if Apache Beam writes the shards; the output is the same.
 
   Returns:
     the manifest.
@@ -58,27 +86,26 @@ def prepare_prm800k(
     BadLine, ValueError, FileNotFoundError, FileExistsError, RuntimeError: say what is wrong and
       what to do.
   """
-  recipe = recipe or recipes.RECIPES[recipe_name]
-  with new_directory(output, overwrite) as temporary:
+  with new_directory(output, overwrite) as (temporary, manifest):
     builder = prm800k.Builder(
       source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
     )
-    _build(builder, download_dir, beam)
+    manifest |= _build(builder, download_dir, beam)
     test_file = _test_file(source, download_dir)
     problems = math_splits.read_problems(test_file) if test_file else ()
-    bad = [message for messages in builder.skipped.values() for message in messages]
-    quoted = [text for messages in builder.skipped.values() for text in messages[:10]]
-    manifest = {
+    manifest |= {
       "source": download.describe(builder),
       "test_problems_from": str(test_file) if test_file else None,
-      "bad_records": {"count": len(bad), "examples": quoted},
+      "bad_records": {
+        "count": sum(map(len, builder.skipped.values())),
+        "examples": [text for messages in builder.skipped.values() for text in messages[:10]],
+      },
     }
-    manifest |= summarize(temporary, builder, recipe_name, recipe, {p.problem for p in problems})
+    manifest |= summarize(builder, recipe, {p.problem for p in problems})
     for split, messages in builder.skipped.items():
       if messages:
         manifest["splits"][split]["rows"]["read"] += len(messages)
         manifest["splits"][split]["dropped"]["bad_record"] = len(messages)
-    _write_manifest(temporary, manifest)
   return manifest
 
 
@@ -86,19 +113,16 @@ def prepare_arithmetic(
   output: str | pathlib.Path,
   generator: arithmetic.Generator,
   *,
-  recipe_name: str = "paper",
-  recipe: recipes.Recipe | None = None,
+  recipe: recipes.Recipe = PAPER,
   overwrite: bool = False,
 ) -> dict[str, Any]:
   """As `prepare_prm800k`, for generated records; also writes candidate solutions to rerank."""
-  recipe = recipe or recipes.RECIPES[recipe_name]
-  with new_directory(output, overwrite) as temporary:
+  with new_directory(output, overwrite) as (temporary, manifest):
     builder = arithmetic.Builder(rows=generator.rows(), data_dir=temporary)
-    _build(builder)
-    manifest = summarize(temporary, builder, recipe_name, recipe, set())
+    manifest |= _build(builder)
+    manifest |= summarize(builder, recipe, set())
     manifest["generator"] = dataclasses.asdict(generator)
     generator.write_candidates(temporary)
-    _write_manifest(temporary, manifest)
   return manifest
 
 
@@ -110,70 +134,49 @@ def prepare_math_splits(
   download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
   """Writes the MATH problems of `math_splits`; of a local `source`, the splits that are there."""
-  splits = ("train", "test")
-  if source is not None:
-    folders = [pathlib.Path(source).expanduser() / name for name in ("math_splits", "")]
-    present = tuple(s for s in splits if any((f / f"{s}.jsonl").is_file() for f in folders))
-    splits = present or splits
-  with new_directory(output, overwrite) as temporary:
-    builder = math_splits.Builder(source=source, splits=splits, data_dir=temporary)
-    _build(builder, download_dir)
+  with new_directory(output, overwrite) as (temporary, manifest):
+    builder = math_splits.Builder(source=source, data_dir=temporary)
+    manifest |= _build(builder, download_dir)
     sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
-    manifest = {
-      "dataset": "math_splits",
-      "data": str(prm800k.find_dataset(temporary).relative_to(temporary)),
-      "source": download.describe(builder),
-      "splits": {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()},
-    }
-    _write_manifest(temporary, manifest)
+    manifest["source"] = download.describe(builder)
+    manifest["splits"] = {split: {"rows": {"read": n, "kept": n}} for split, n in sizes.items()}
   return manifest
 
 
 def summarize(
-  directory: pathlib.Path,
-  builder: tfds.core.DatasetBuilder,
-  recipe_name: str,
-  recipe: recipes.Recipe,
-  test_problems: set[str],
+  builder: tfds.core.DatasetBuilder, recipe: recipes.Recipe, test_problems: set[str]
 ) -> dict[str, Any]:
-  """What `recipe` keeps of the dataset in `directory`, by split, with both objectives.
+  """What `recipe` keeps of the dataset that was written, by split, with both objectives.
 
   Training records of `test_problems`, and of the problems of the dataset's own test split, are
   dropped and the problems listed.
   """
   print("counting labels", file=sys.stderr, flush=True)
-  excluded, leaked, summary = set(test_problems), set(), {}
-  splits = sorted(builder.info.splits, reverse=True)  # train, test
-  if "test" in splits:
-    records = prm800k.stored_records(directory, "test")
-    excluded |= {record.solution.question.problem for record in records}
-  for split in splits:
-    counts = {}
-    for objective in recipes.OBJECTIVES:
-      records = prm800k.stored_records(directory, split)
+  test = prm800k.stored_records(builder.data_dir, "test")
+  excluded = test_problems | {record.solution.question.problem for record in test}
+  leaked, summary = set(), {}
+  for split in ("train", "test"):
+
+    def converted(objective: str, split: str = split):
+      records = prm800k.stored_records(builder.data_dir, split)
       bar = tqdm.tqdm(records, f"{split}, {objective}", leave=False, disable=None)
-      problems = excluded if split == "train" else ()
-      counts[objective] = recipes.convert_all(bar, recipe, objective, problems)[1]
-    process, outcome = counts["process"], counts["outcome"].to_json()
-    leaked |= process.test_problems
-    summary[split] = process.to_json() | {
-      "outcome": {
-        "rows": outcome["rows"],
-        "right": counts["outcome"].outcomes["right"],
-        "wrong": counts["outcome"].outcomes["wrong"],
-        "dropped": outcome["dropped"],
-      }
-    }
-  for split, counts in summary.items():
+      return recipes.convert_all(bar, recipe, objective, excluded if split == "train" else ())
+
+    _, counts = converted("process")
+    leaked |= counts.pop("test_problems")
     if not counts["rows"]["kept"]:
       raise ValueError(
-        f"recipe {recipe_name} keeps none of the {counts['rows']['read']} records of {split}; "
+        f"recipe {recipe.name} keeps none of the {counts['rows']['read']} records of {split}; "
         f"dropped by rule: {counts['dropped']}"
       )
+    trees, outcome = converted("outcome")
+    right = sum(tree.outcome for tree in trees)
+    outcome = {"rows": outcome["rows"], "right": right, "wrong": len(trees) - right} | {
+      "dropped": outcome["dropped"]
+    }
+    summary[split] = counts | {"outcome": outcome}
   return {
-    "dataset": builder.name,
-    "data": str(prm800k.find_dataset(directory).relative_to(directory)),
-    "recipe": {"name": recipe_name, **dataclasses.asdict(recipe)},
+    "recipe": msgspec.structs.asdict(recipe),
     "splits": summary,
     "total": {
       "rows": {k: sum(s["rows"][k] for s in summary.values()) for k in ("read", "kept")},
@@ -184,8 +187,10 @@ def summarize(
 
 
 @contextlib.contextmanager
-def new_directory(output: str | pathlib.Path, overwrite: bool) -> Iterator[pathlib.Path]:
-  """A temporary folder beside `output` that takes its name when the block succeeds.
+def new_directory(
+  output: str | pathlib.Path, overwrite: bool
+) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
+  """A temporary folder that takes the name `output` when the block succeeds, and its manifest.
 
   Whatever stops the block, even SIGKILL, `output` is never half written.  The next run removes
   what a killed one left.
@@ -202,18 +207,17 @@ def new_directory(output: str | pathlib.Path, overwrite: bool) -> Iterator[pathl
         f"{output} has no {MANIFEST}, so it is not an earlier output and will not be overwritten; "
         "choose another output"
       )
-  output.parent.mkdir(parents=True, exist_ok=True)
-  prefix = f".{output.name}.incomplete-"
-  for stale in output.parent.glob(f"{prefix}*"):
-    if not _alive(stale.name.removeprefix(prefix)):
-      shutil.rmtree(stale, ignore_errors=True)
-  temporary = output.with_name(f"{prefix}{os.getpid()}")
+  temporary = output.with_name(f".{output.name}.incomplete")
+  replaced = output.with_name(f".{output.name}.replaced")
   shutil.rmtree(temporary, ignore_errors=True)
-  temporary.mkdir()
+  temporary.mkdir(parents=True)
+  manifest = {}
   try:
-    yield temporary
-    replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
+    yield temporary, manifest
+    text = json.dumps(manifest, indent=2, ensure_ascii=False)
+    (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
     if output.exists():  # a folder that is not empty cannot be replaced in one step
+      shutil.rmtree(replaced, ignore_errors=True)
       output.rename(replaced)
     temporary.rename(output)
     shutil.rmtree(replaced, ignore_errors=True)
@@ -221,45 +225,33 @@ def new_directory(output: str | pathlib.Path, overwrite: bool) -> Iterator[pathl
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _alive(pid: str) -> bool:
-  try:
-    os.kill(int(pid), 0)
-  except (ValueError, ProcessLookupError):
-    return False
-  except PermissionError:  # somebody else's process
-    return True
-  return True
-
-
 def _build(
   builder: tfds.core.DatasetBuilder,
   download_dir: str | pathlib.Path = DOWNLOADS,
-  beam: tfds.download.DownloadConfig | None = None,
-) -> None:
-  """Runs a TFDS builder, without what it prints."""
+  beam: Beam = Beam(),
+) -> dict[str, str]:
+  """Runs a TFDS builder, without what it prints; returns the manifest's first entries."""
   print(f"writing {builder.name}", file=sys.stderr, flush=True)
   tfds.disable_progress_bar()
   with contextlib.redirect_stdout(io.StringIO()):
-    builder.download_and_prepare(download_dir=download_dir, download_config=beam)
+    builder.download_and_prepare(download_dir=download_dir, download_config=beam.download_config())
+  data = pathlib.Path(builder.data_dir).relative_to(builder._data_dir_root)
+  return {"dataset": builder.name, "data": str(data)}
 
 
 def _test_file(
   source: str | pathlib.Path | None, download_dir: str | pathlib.Path
 ) -> pathlib.Path | None:
   """Upstream's list of the 500 test problems: beside a local source, or downloaded."""
-  if source is not None:
-    folder = pathlib.Path(source).expanduser().absolute()
-    found = [f / TEST_FILE for f in (folder, folder.parent) if (f / TEST_FILE).is_file()]
-    if not found:
-      print(
-        f"warning: no {TEST_FILE} in or beside {source}: training records are checked against the "
-        "problems of this dataset's own test split only",
-        file=sys.stderr,
-      )
-    return found[0] if found else None
-  return download.fetch(math_splits.Builder, [TEST_FILE], None, download_dir)[TEST_FILE]
-
-
-def _write_manifest(directory: pathlib.Path, manifest: dict[str, Any]) -> None:
-  text = json.dumps(manifest, indent=2, ensure_ascii=False)
-  (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+  if source is None:
+    return download.fetch(math_splits.Builder, [TEST_FILE], None, download_dir)[TEST_FILE]
+  folder = pathlib.Path(source).expanduser().absolute()
+  for path in (folder / TEST_FILE, folder.parent / TEST_FILE):
+    if path.is_file():
+      return path
+  print(
+    f"warning: no {TEST_FILE} in or beside {source}: training records are checked against the "
+    "problems of this dataset's own test split only",
+    file=sys.stderr,
+  )
+  return None

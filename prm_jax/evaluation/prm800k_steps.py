@@ -28,7 +28,7 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
     ValueError: the split is not there, or holds nothing to evaluate on.
   """
   contract = scorer.contract
-  recipe = labelled.read_manifest(directory).recipe["name"]
+  recipe = labelled.read_manifest(directory).recipe.name
   if recipe != contract.recipe:
     raise ContractError(
       f"{directory} was prepared with --recipe={recipe}, the model's training data with "

@@ -276,9 +276,9 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
     evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
   else:
     recipe = labelled.read_manifest(data.directory).recipe
-    neutral = "negative" if recipe["neutral"] == "negative" else "positive"
+    neutral = "negative" if recipe.neutral == "negative" else "positive"
     contract = token_tree.step_contract(
-      tokenizer, data.separator, c.loss.objective, recipe=recipe["name"], neutral=neutral
+      tokenizer, data.separator, c.loss.objective, recipe=recipe.name, neutral=neutral
     )
     print(f"reading {data.directory}", file=sys.stderr, flush=True)
     train = step_dataset.load(data, "train", tokenizer, contract)

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow_datasets as tfds
 
+from prm_jax.datasets import prm800k
 from prm_jax.datasets.arithmetic import solver
-from prm_jax.datasets.arithmetic.arithmetic_dataset_builder import Builder
 from prm_jax.runtime import json_lines
 
-__all__ = ["Builder", "Generator"]
-
 CANDIDATES = "candidates.jsonl"
+
+
+class Builder(prm800k.RecordsBuilder):
+  """TFDS builder of arithmetic problems with labelled solutions, as records of PRM800K's format."""
+
+  name = "arithmetic"
+  VERSION = tfds.core.Version("1.0.0")
+
+  def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
+    """Args: rows: JSON objects of each split; needed to write, not to read."""
+    self._rows = rows or {}
+    super().__init__(**kwargs)
+
+  def _shard_iterators_per_split(self, dl_manager):
+    return {
+      split: [functools.partial(prm800k.examples, prm800k.numbered(rows, f"arithmetic_{split}"))]
+      for split, rows in self._rows.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True)

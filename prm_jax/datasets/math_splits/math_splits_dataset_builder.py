@@ -30,20 +30,13 @@ class Builder(tfds.core.GeneratorBasedBuilder):
   VERSION = tfds.core.Version("1.0.0")
   BASE_URL = "https://media.githubusercontent.com/media/openai/prm800k/main/prm800k/"
 
-  def __init__(
-    self,
-    *,
-    source: str | pathlib.Path | None = None,
-    splits: tuple[str, ...] = ("train", "test"),
-    **kwargs,
-  ):
+  def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
     """Args as of TFDS's builders, and
 
-    source: folder with `math_splits/test.jsonl` or `test.jsonl`; None: download and verify.
-    splits: which to write.
+    source: folder with `math_splits/test.jsonl` or `test.jsonl`, the like for train, or both; the
+      splits that it holds are written.  None: download and verify.
     """
     self.source = source
-    self._splits = splits
     self.paths: dict[str, pathlib.Path] = {}
     super().__init__(file_format="array_record", **kwargs)
 
@@ -55,9 +48,10 @@ class Builder(tfds.core.GeneratorBasedBuilder):
     )
 
   def _split_generators(self, dl_manager):
-    files = {split: f"math_splits/{split}.jsonl" for split in self._splits}
-    needed = list(files.values())
-    self.paths = download.fetch(self, needed, self.source, dl_manager.download_dir)
+    files = {split: f"math_splits/{split}.jsonl" for split in ("train", "test")}
+    if self.source is not None:
+      files = {s: f for s, f in files.items() if download.find(self.source, f)} or files
+    self.paths = download.fetch(self, list(files.values()), self.source, dl_manager.download_dir)
     return {split: self._generate_examples(self.paths[file]) for split, file in files.items()}
 
   def _generate_examples(self, path):

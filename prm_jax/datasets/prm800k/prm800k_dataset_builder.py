@@ -9,13 +9,12 @@ Without `source` the files are downloaded from github.com/openai/prm800k and ver
 
 from __future__ import annotations
 
-import dataclasses
+import collections
+import functools
 import itertools
-import json
 import pathlib
-import tempfile
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 import tensorflow_datasets as tfds
 import tqdm
@@ -23,10 +22,7 @@ from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
 from prm_jax.datasets import download
-from prm_jax.datasets.prm800k.records import Record, read_records
-from prm_jax.runtime.json_lines import BadLine
-
-ON_BAD_RECORD = ("fail", "skip")
+from prm_jax.datasets.prm800k.records import Record, parse, read_records
 
 
 class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
@@ -63,42 +59,15 @@ class _DeterministicWriter(writer.ExampleWriter):
 def examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
   """Key and features of each record, as TFDS wants them."""
   for key, record in enumerate(records):
-    yield (
-      key,
-      {
-        "json": record.json,
-        "source": record.source,
-        "problem": record.solution.question.problem,
-        "finish_reason": record.solution.label.finish_reason,
-      },
-    )
+    example: dict[str, Any] = {"json": record.json, "source": record.source}
+    example["problem"] = record.solution.question.problem
+    example["finish_reason"] = record.solution.label.finish_reason
+    yield key, example
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shard:
-  """Reads the examples of a part of a source file.  Apache Beam may call it in another process.
-
-  What it says about bad records is therefore left in files: `report`.error has the message of the
-  one that ended it, `report`.skipped a JSON list of the messages of those that were skipped.
-  """
-
-  path: pathlib.Path
-  start: int  # byte offset
-  stop: int
-  first: int  # number of its first line
-  report: pathlib.Path
-  skip: bool  # bad records; otherwise the first one raises
-
-  def __call__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-    skipped: list[str] | None = [] if self.skip else None
-    part = {"start": self.start, "stop": self.stop, "first": self.first}
-    try:
-      yield from examples(read_records(self.path, skipped, **part))
-    except BadLine as error:
-      self.report.with_suffix(".error").write_text(str(error), encoding="utf-8")
-      raise
-    if skipped:
-      self.report.with_suffix(".skipped").write_text(json.dumps(skipped), encoding="utf-8")
+def _part(path: pathlib.Path, skip: bool, part: dict[str, int]) -> Iterator[tuple[int, Any]]:
+  """Examples of a part of a source file, without its bad records or up to the first one."""
+  return examples(read_records(path, [] if skip else None, **part))
 
 
 class Builder(RecordsBuilder):
@@ -120,7 +89,7 @@ class Builder(RecordsBuilder):
     self,
     *,
     source: str | pathlib.Path | None = None,
-    on_bad_record: str = "fail",
+    on_bad_record: Literal["fail", "skip"] = "fail",
     **kwargs,
   ):
     """Args as of TFDS's builders (`config`, `data_dir`), and
@@ -129,11 +98,9 @@ class Builder(RecordsBuilder):
       hold a part of upstream's records and is not verified.  None: download and verify.
     on_bad_record: "fail" raises BadLine at the first bad record; "skip" lists it in `skipped`.
     """
-    if on_bad_record not in ON_BAD_RECORD:
-      raise ValueError(f"on_bad_record={on_bad_record!r}; expected one of {ON_BAD_RECORD}")
     self.source = source
     self._skip = on_bad_record == "skip"
-    self.skipped: dict[str, list[str]] = {}  # messages of bad records, by split
+    self.skipped: dict[str, list[str]] = {"train": [], "test": []}  # messages of bad records
     self.paths: dict[str, pathlib.Path] = {}  # of the source files, once they are known
     super().__init__(**kwargs)
 
@@ -144,51 +111,91 @@ class Builder(RecordsBuilder):
     return {s: [f"data/{phase}_{s}.jsonl" for phase in phases] for s in ("train", "test")}
 
   def _download_and_prepare(self, dl_manager, download_config=None):
-    with tempfile.TemporaryDirectory(dir=self.data_dir) as folder:
-      self._reports = pathlib.Path(folder)
-      try:
-        super()._download_and_prepare(dl_manager, download_config)
-      except Exception as error:  # Beam wraps a worker's
-        if found := sorted(self._reports.glob("*.error")):
-          raise BadLine(found[0].read_text(encoding="utf-8")) from error
-        raise
-      for path in pathlib.Path(self.data_dir).glob("*.shard_infos.json"):
-        path.unlink()  # TFDS leaves them after a Beam pipeline
-      for split in self.files():
-        paths = sorted(self._reports.glob(f"{split}-*.skipped"))
-        lists = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        self.skipped[split] = list(itertools.chain(*lists))
+    files = [file for names in self.files().values() for file in names]
+    self.paths = download.fetch(self, files, self.source, dl_manager.download_dir)
+    try:
+      super()._download_and_prepare(dl_manager, download_config)
+    except Exception:
+      if download_config.beam_runner and not self._skip:
+        self._find_bad_records()  # raises BadLine itself, which Beam wraps
+      raise
+    if self._skip:
+      self._find_bad_records()
+    for path in pathlib.Path(self.data_dir).glob("*.shard_infos.json"):
+      path.unlink()  # TFDS leaves them after a Beam pipeline
     for split, bad in self.skipped.items():
       if not self.info.splits[split].num_examples:
-        where = ", ".join(str(self.paths[name]) for name in self.files()[split])
-        example = f"; all {len(bad)} are bad, first {bad[0]}" if bad else ""
-        raise ValueError(f"{self.name}: split {split!r} has no records in {where}{example}")
+        raise ValueError(f"split {split!r} of {self.source} has no good record; bad: {bad[:1]}")
+
+  def _find_bad_records(self):
+    """Reads the source again: workers on other machines cannot say what they found."""
+    for split, names in self.files().items():
+      skipped = self.skipped[split] if self._skip else None
+      for name in names:
+        collections.deque(read_records(self.paths[name], skipped), 0)
 
   def _shard_iterators_per_split(self, dl_manager):
-    files = self.files()
-    needed = [name for names in files.values() for name in names]
-    self.paths = download.fetch(self, needed, self.source, dl_manager.download_dir)
-    shards: dict[str, list[_Shard]] = {}
     # On Beam, TFDS writes a split again together with each later one: the small one comes first.
-    for split in ("test", "train"):
-      parts = [
-        (self.paths[name], *part)
-        for name in files[split]
+    return {
+      split: [
+        functools.partial(_part, self.paths[name], self._skip, part)
+        for name in names
         for part in cut(self.paths[name], self.SHARD_BYTES)
       ]
-      shards[split] = [
-        _Shard(*part, self._reports / f"{split}-{i:05}", self._skip) for i, part in enumerate(parts)
-      ]
-    return shards
+      for split, names in reversed(self.files().items())
+    }
 
 
-def cut(path: pathlib.Path, size: int) -> Iterator[tuple[int, int, int]]:
-  """(start, stop, first line) of parts of whole lines, each of `size` bytes or a line more."""
+def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
+  """Parts of whole lines, each of `size` bytes or a line more, as `read_records` takes them."""
   start, first = 0, 1
   with open(path, "rb") as f:
     while chunk := f.read(size):
       if not chunk.endswith(b"\n"):
         chunk += f.readline()
-      yield start, start + len(chunk), first
+      yield {"start": start, "stop": start + len(chunk), "first": first}
       start += len(chunk)
       first += chunk.count(b"\n")
+
+
+class StoredRecords(Sequence[Record]):
+  """The records of a split: `records[i]` reads one; ValueError if its file is damaged."""
+
+  def __init__(self, builder: tfds.core.DatasetBuilder, split: str):
+    self._files = builder.info.splits[split].file_instructions
+    self._data_source = builder.as_data_source(split)
+
+  def __len__(self) -> int:
+    return len(self._data_source)
+
+  def __getitem__(self, i):
+    if not 0 <= i < len(self):
+      raise IndexError(f"record {i} of {len(self)}")
+    try:
+      example = self._data_source[i]
+      return parse(example["json"], example["source"].decode())
+    except Exception as error:  # array_record's names no file
+      ends = itertools.accumulate(file.examples_in_shard for file in self._files)
+      name = next(file.filename for file, end in zip(self._files, ends) if i < end)
+      raise ValueError(
+        f"{name}: record {i} of the split cannot be read: {error}; the file is damaged: copy it "
+        "again, or write the dataset again with scripts/prepare_data.py"
+      ) from error
+
+
+def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
+  """The records of `split` below a prepare_data output: a sequence with random access.
+
+  Raises:
+    FileNotFoundError: there is no dataset, or more than one.
+    ValueError: it has no such split; reading a record of a damaged file raises it later.
+  """
+  found = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
+  if len(found) != 1:
+    raise FileNotFoundError(
+      f"{len(found)} datasets below {directory}; expected one, as scripts/prepare_data.py writes it"
+    )
+  builder = tfds.builder_from_directory(found[0])
+  if split not in builder.info.splits:
+    raise ValueError(f"no split {split!r} in {directory}; there are {sorted(builder.info.splits)}")
+  return StoredRecords(builder, split)

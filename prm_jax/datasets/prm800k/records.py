@@ -50,6 +50,12 @@ class Step(msgspec.Struct):
   human_completion: HumanCompletion | None
   chosen_completion: int | None  # index into `completions`; null: none of them
 
+  @property
+  def chosen(self) -> Completion | HumanCompletion | None:
+    """The candidate that the solution continues with: a human one where none was chosen."""
+    chosen = self.chosen_completion
+    return self.human_completion if chosen is None else self.completions[chosen]
+
   def __post_init__(self):
     count = len(self.completions or ())
     if self.chosen_completion is not None and not 0 <= self.chosen_completion < count:
