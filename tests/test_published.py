@@ -12,7 +12,7 @@ import published_models as models
 import pytest
 from conftest import ROOT, run_script
 
-from prm_jax.evaluation import sample_files
+from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import safetensors_files, weights
 from prm_jax.scoring import batching, readouts
@@ -356,7 +356,7 @@ def test_score_py_reads_a_published_model(published, tmp_path):
     np.testing.assert_allclose(given, expected, atol=EXACT)
     assert all(p["0"] == 0 for p in line["rating_probs"])
     assert line["prm_score"] == pytest.approx(np.prod(expected[:, 1]), rel=1e-4)
-  samples = sample_files.read_scored_samples([out])
+  samples = scored_samples.read_scored_samples([out])
   assert samples.step_probs.shape == (7, 3)
   contract = json.loads((tmp_path / "out.jsonl.contract.json").read_text())
   assert contract["readout"] == "rlhflow" and contract["classes"] == ["-1", "1"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import numpy as np
 
+from prm_jax import aggregation as agg
 from prm_jax.evaluation import curves as curves_lib
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.scored_samples import ScoredSamples
@@ -65,8 +64,6 @@ def rerank(
   """The content of report.json: curves, paired differences, breakdowns.
 
   Args:
-    samples: the candidates.
-    options: what to compute.
     progress: show a progress bar, if standard error is a terminal.
 
   Returns:
@@ -79,51 +76,32 @@ def rerank(
     ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
       allow; a simultaneous band of one problem.
   """
-  pad_short = options.pad_short
-  if options.band == "simultaneous" and len(samples.problems) < 2:
-    raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
   names, left_out = methods_lib.choose(samples, options.methods, options.n == ("all",))
-  groups = {kind: _groups(samples, kind, pad_short) for kind in _breakdowns(samples, options.by)}
+  groups = _groups(samples, options)
   scores = methods_lib.solution_scores(samples, options.neutral)
-  bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
-  n = _values_of_n(options.n, samples.correct.shape[1])
-  sizes = None if pad_short else samples.sizes
-  draws = methods_lib.Draws(np.array(n), sizes, vote_key, options.permutations)
-  with jax.enable_x64(True):
-    solved, vote_error = methods_lib.solve(samples, scores, names, draws, progress)
-    pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
-    pairs = [(a, b) for a, b in pairs if a in solved and b in solved]
-    generation_error = lambda name: methods_lib.generation_error(name, samples, scores, draws)
-    curves, paired = curves_lib.curves_and_differences(
-      solved, pairs, vote_error, options.band, generation_error, bootstrap_key, options.resamples
-    )
-    by = {k: curves_lib.curves_by_group(solved, vote_error, group) for k, group in groups.items()}
-  for name, chosen in groups.get("difficulty", {}).items():
-    share = _pass_rates(samples, pad_short)[chosen]
-    by["difficulty"][name]["pass_rate"] = [float(share.min()), float(share.max())]
+  most = samples.correct.shape[1]
+  n = list(range(1, most + 1)) if options.n == ("all",) else sorted(set(options.n))
+  n = n or powers_of_two(most)
+  curves, paired, by = _curves(samples, scores, names, n, groups, options, progress)
   drawn = [name for name in names if options.methods or name in DRAWN] or names
   if rest := ", ".join(drawn[MAX_DRAWN:]):
     left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
+  for kind, each in groups.items():
+    if lacking := len(samples.problems) - sum(map(len, each.values())):
+      total = len(samples.problems)
+      left_out.append(f"{lacking} of {total} problems have no {kind}: in none of the groups")
+  intervals, band = curves_lib.INTERVALS, options.band
   return {
     "problems": len(samples.problems),
-    "samples": int(samples.sizes.sum()),
-    "candidates": samples.correct.shape[1],
+    "samples": len(samples.slots),
+    "candidates": most,
     "n": n,
     "curves": curves,
     "paired": paired,
     **{f"by_{kind}": by.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in groups else None,
-    "notices": _notices(samples, scores) + left_out + _ungrouped(samples, groups),
+    "notices": _notices(samples, scores) + left_out,
     "drawn": drawn[:MAX_DRAWN],
-    **_settings(options),
-    "files": [str(path) for path in samples.files],
-  }, scores
-
-
-def _settings(options: Options) -> dict:
-  """The options as the report states them, with what its intervals are in words."""
-  intervals, band = curves_lib.INTERVALS, options.band
-  return {
     "neutral": options.neutral,
     "band": band,
     "interval": intervals[band],
@@ -133,7 +111,46 @@ def _settings(options: Options) -> dict:
     "seed": options.seed,
     "resamples": options.resamples,
     "permutations": options.permutations,
-  }
+    "files": [str(path) for path in samples.files],
+  }, scores
+
+
+def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict, dict, dict]:
+  """Curves by method, differences by pair, and curves by breakdown, group and method."""
+  band, resamples = options.band, options.resamples
+  if band == "simultaneous" and len(samples.problems) < 2:
+    raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
+  bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
+  draws = {"n": np.array(n), "sizes": None if options.pad_short else samples.sizes}
+  orders = {"key": vote_key, "permutations": options.permutations}
+  with jax.enable_x64(True):
+    solved, vote_error = methods_lib.solve(samples, scores, names, draws, orders, progress)
+    pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
+    pairs = {f"{a} - {b}": (a, b) for a, b in pairs if a in solved and b in solved}
+    differences = {pair: solved[a] - solved[b] for pair, (a, b) in pairs.items()}
+    ranked = methods_lib.rankings(samples, scores) if band == "generation" else {}
+    generation_error = {
+      name: np.asarray(agg.generation_error(score, samples.correct, samples.valid, **draws))
+      for name, score in ranked.items()
+      if name in solved
+    }
+    bounds = curves_lib.bounds(
+      solved, differences, band, generation_error, bootstrap_key, resamples
+    )
+    noise = {name: curves_lib.mean_error(error) for name, error in vote_error.items()}
+    both = {pair: np.hypot(noise.get(a, 0), noise.get(b, 0)) for pair, (a, b) in pairs.items()}
+    both = {pair: error for pair, error in both.items() if np.any(error)}
+    curves = curves_lib.curves(solved, noise, bounds)
+    paired = curves_lib.curves(differences, both, bounds, "difference")
+    by = {kind: {} for kind in groups}
+    for kind, group, chosen in ((k, g, c) for k, each in groups.items() for g, c in each.items()):
+      noise = {name: curves_lib.mean_error(error[chosen]) for name, error in vote_error.items()}
+      accuracy = curves_lib.curves({name: x[chosen] for name, x in solved.items()}, noise)
+      by[kind][group] = {"problems": len(chosen), "curves": accuracy}
+  for group, chosen in groups.get("difficulty", {}).items():
+    share = _pass_rates(samples, options.pad_short)[chosen]
+    by["difficulty"][group]["pass_rate"] = [float(share.min()), float(share.max())]
+  return curves, paired, by
 
 
 def powers_of_two(m: int) -> list[int]:
@@ -141,38 +158,24 @@ def powers_of_two(m: int) -> list[int]:
   return sorted({2**i for i in range(m.bit_length())} | {m})
 
 
-def _values_of_n(wanted: Sequence, m: int) -> list[int]:
-  if wanted == ("all",):
-    return list(range(1, m + 1))
-  return sorted(set(wanted)) if wanted else powers_of_two(m)
-
-
-def _breakdowns(samples: ScoredSamples, by: Sequence[str]) -> list[str]:
-  """The breakdowns asked for, or all that the samples allow."""
-  known = {"level": samples.levels, "subject": samples.subjects}
-  there = [k for k in BREAKDOWNS if k not in known or any(x is not None for x in known[k])]
-  for kind in by:
-    if kind not in there:
-      raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(there)}")
-  return [kind for kind in there if kind in (by or there)]
-
-
-def _groups(samples: ScoredSamples, kind: str, pad_short: bool) -> dict[str, np.ndarray]:
-  """Indices of the problems of each level, subject or fifth."""
-  if kind == "difficulty":
-    hardest_last = np.argsort(-_pass_rates(samples, pad_short), kind="stable")
-    parts = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
-    return {str(i): part for i, part in enumerate(parts, start=1)}
-  groups = collections.defaultdict(list)
-  for p, name in enumerate(samples.levels if kind == "level" else samples.subjects):
-    if name is not None:
-      groups[name].append(p)
+def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.ndarray]]:
+  """Indices of the problems by breakdown and group: those asked for, or all that there are."""
 
   def natural(name: str):  # level 2 before 10
-    digits = "".join(c for c in name if c.isdigit())
-    return (int(digits) if digits else -1, name)
+    return int("".join(filter(str.isdigit, name)) or -1), name
 
-  return {name: np.array(groups[name]) for name in sorted(groups, key=natural)}
+  groups = {}
+  for kind, names in (("level", samples.levels), ("subject", samples.subjects)):
+    known = sorted({name for name in names if name is not None}, key=natural)
+    if known:
+      groups[kind] = {name: np.flatnonzero(np.array(names, object) == name) for name in known}
+  hardest_last = np.argsort(-_pass_rates(samples, options.pad_short), kind="stable")
+  fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
+  groups["difficulty"] = {str(i): part for i, part in enumerate(fifths, start=1)}
+  for kind in options.by:
+    if kind not in groups:
+      raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(groups)}")
+  return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
 
 
 def _pass_rates(samples: ScoredSamples, pad_short: bool) -> np.ndarray:
@@ -184,13 +187,10 @@ def _pass_rates(samples: ScoredSamples, pad_short: bool) -> np.ndarray:
 def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
   """What a reader of the curves must know about the candidates, in words."""
   result = []
-  short = int((samples.sizes < samples.sizes.max()).sum())
-  if short:
-    result.append(
-      f"{short} of {len(samples.sizes)} problems have fewer than {samples.sizes.max()} candidates"
-    )
-  unanswered = int(((samples.lines > 0) & ~samples.valid).sum())
-  if unanswered:
+  most = samples.sizes.max()
+  if short := int((samples.sizes < most).sum()):
+    result.append(f"{short} of {len(samples.sizes)} problems have fewer than {most} candidates")
+  if unanswered := int(samples.sizes.sum() - samples.valid.sum()):
     result.append(f"{unanswered} candidates have no answer: drawn like any, never chosen")
   if "prm_product" in scores:
     product = np.exp(scores["prm_product"])
@@ -198,7 +198,7 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]
     given = int((~np.isnan(gap)).sum())
     wrong = np.argwhere(gap > SCORE_TOLERANCE)
     if len(wrong):
-      p, m = min(map(tuple, wrong), key=lambda slot: samples.lines[slot])
+      p, m = min(map(tuple, wrong), key=lambda slot: tuple(samples.places[slot][0]))
       result.append(
         f"warning: {samples.where(p, m)}: prm_score is {samples.prm_score[p, m]:.6g}, but the "
         f"product of its rating_probs is {product[p, m]:.6g} ({len(wrong)} such lines); "
@@ -210,13 +210,3 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]
         f"(largest difference {np.nanmax(gap):.1g})"
       )
   return result
-
-
-def _ungrouped(samples: ScoredSamples, groups: dict[str, dict]) -> list[str]:
-  """Which breakdowns leave problems out, in words."""
-  total = len(samples.problems)
-  return [
-    f"{total - found} of {total} problems have no {kind}: in none of the groups"
-    for kind, each in groups.items()
-    if (found := sum(map(len, each.values()))) < total
-  ]
