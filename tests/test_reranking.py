@@ -53,15 +53,11 @@ def test_curves_equal_counting(tmp_path):
     pools.setdefault(record["problem"], []).append(record)
 
   def curve(pick):
-    return [
-      np.mean(
-        [
-          np.mean([pick(subset) for subset in itertools.combinations(pool, n)])
-          for pool in pools.values()
-        ]
-      )
-      for n in (1, 2, 3, 4)
+    shares = lambda n: [
+      np.mean([pick(subset) for subset in itertools.combinations(pool, n)])
+      for pool in pools.values()
     ]
+    return [np.mean(shares(n)) for n in (1, 2, 3, 4)]
 
   def best(key):
     return curve(lambda subset: max(subset, key=key)["is_correct"])
@@ -73,11 +69,9 @@ def test_curves_equal_counting(tmp_path):
     votes = {answer: value(scores) for answer, scores in by_answer.items()}
     return np.mean([answer == "3" for answer in votes if votes[answer] == max(votes.values())])
 
+  last = best(lambda r: r["rating_probs"][1]["1"])  # the first step is the same in all
   expected = {
-    "prm_product": best(lambda r: r["rating_probs"][1]["1"]),
-    "prm_min": best(lambda r: r["rating_probs"][1]["1"]),
-    "prm_last": best(lambda r: r["rating_probs"][1]["1"]),
-    "prm_mean": best(lambda r: r["rating_probs"][1]["1"]),
+    **dict.fromkeys(["prm_product", "prm_min", "prm_last", "prm_mean"], last),
     "orm": best(lambda r: r["orm_score"]),
     "oracle": curve(lambda subset: any(r["is_correct"] for r in subset)),
     "random": curve(lambda subset: np.mean([r["is_correct"] for r in subset])),
@@ -333,17 +327,12 @@ def test_bundle_without_its_sources(tmp_path):
 
 def test_missing_candidates(tmp_path):
   """A candidate without an answer is never chosen; pad_short says how lacking ones count."""
-  records = [
-    rated("A", right=False, answer=None, score=0.99),
-    rated("A", score=0.1),
-    rated("B", score=0.5),
-  ]
+  records = [rated("A", right=False, answer=None, score=0.99), rated("A", score=0.1), rated("B")]
   samples = samples_of(tmp_path / "scored.jsonl", records)
-  padded, _ = ranked(samples, methods=["prm_product"])
-  assert padded["curves"]["prm_product"]["accuracy"] == [0.5, 1.0]
-  assert len(padded["notices"]) == 2
-  own, _ = ranked(samples, pad_short=False, methods=["prm_product"])
-  assert own["curves"]["prm_product"]["accuracy"] == [0.75, 1.0]
+  for pad_short, expected in ((True, [0.5, 1.0]), (False, [0.75, 1.0])):
+    report, _ = ranked(samples, pad_short=pad_short, methods=["prm_product"])
+    assert report["curves"]["prm_product"]["accuracy"] == expected
+    assert len(report["notices"]) == 2
 
 
 def test_default_n():

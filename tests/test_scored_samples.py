@@ -135,15 +135,15 @@ def test_a_pipe_is_not_opened(tmp_path):
   ("bad", "message"),
   [
     (candidate(is_correct="yes"), "\"is_correct\" is 'yes': expected bool, got str"),
-    (candidate(orm_score=...), '"orm_score" is missing, and on the lines before'),
-    (candidate(unique_id="x"), '"unique_id" is here, and on none of the lines before'),
+    (candidate(orm_score=...), '"orm_score" must be on all lines or'),
+    (candidate(unique_id="x"), '"unique_id" must be on all lines'),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),
     (candidate(orm_score=10**400), '"orm_score" is 1000'),
     (candidate(steps=["only one"]), "expected one for each of 1 steps"),
     (candidate(rating_probs=[FINE, {"2": 1.0}]), '"rating_probs[1]" is {\'2\': 1.0}: no "-1"'),
     (candidate(rating_probs=[FINE, FINE | {"1": 5}]), '"rating_probs[1]" is [0.25, 0.0, 5.0]'),
     (candidate(answer=None), '"is_correct" is true, but "answer" is None'),
-    (candidate(level=5), "\"level\" is '5', but None before for the same problem"),
+    (candidate(level=5), '"level" is 5, but None before for the same problem'),
     ({"problem": "A", "samples": []}, '"samples" is []: expected array of length >= 1'),
     ({"problem": "A", "samples": [3]}, '"samples[0]" is 3: expected object'),
     (
@@ -186,7 +186,7 @@ def test_of_two_mistakes_the_first_is_reported(tmp_path, seed):
       mistakes[line] = '"orm_score" is '
     elif kind == "answer":
       del record["answer"]
-      mistakes[line] = '"answer" is missing'
+      mistakes[line] = '"answer" must be on all'
     else:
       record, mistakes[line] = "{", "not JSON"
     records[line] = record

@@ -64,12 +64,13 @@ def choose(samples: ScoredSamples, names: Sequence[str], every_n: bool) -> tuple
 
 def _lacking(name: str, samples: ScoredSamples) -> str | None:
   """Why the samples do not allow a method; None: they do."""
-  if name in VOTES and samples.answer_ids is None:
-    return 'the file has no "answer"'
-  if "prm_" in name and samples.step_probs is None:
-    return 'the file has no "rating_probs"'
-  if name.endswith("orm") and samples.orm is None:
-    return 'the file has no "orm_score"'
+  for key, values, needed in (
+    ("answer", samples.answer_ids, name in VOTES),
+    ("rating_probs", samples.step_probs, "prm_" in name),
+    ("orm_score", samples.orm, name.endswith("orm")),
+  ):
+    if needed and values is None:
+      return f'the file has no "{key}"'
   if name in VOTES and name.endswith("orm"):
     least = samples.orm[samples.valid].min(initial=0)
     if least < 0:
@@ -78,7 +79,7 @@ def _lacking(name: str, samples: ScoredSamples) -> str | None:
 
 
 def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[str, np.ndarray]:
-  """Every score of a solution that the samples allow: `prm_product`, ... and `orm`.
+  """The scores whose best-of-N is a method: `prm_product`, ..., `orm`, `oracle` and `random`.
 
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
@@ -86,7 +87,8 @@ def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[s
   Returns:
     `[P, M]` float64 each, higher is better, the PRM's in log space; NaN for padding.
   """
-  scores = {}
+  right = samples.correct.astype(np.float64)
+  scores = {"oracle": right, "random": np.zeros_like(right)}  # at random: all tie
   if samples.step_probs is not None:
     slots = np.repeat(samples.slots, samples.step_counts)
     with jax.enable_x64(True):  # products of many steps that differ in their last digits
@@ -97,12 +99,6 @@ def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[s
   if samples.orm is not None:
     scores["orm"] = samples.orm
   return scores
-
-
-def rankings(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The `[P, M]` score of each method that is a best-of-N."""
-  right = samples.correct.astype(np.float64)
-  return scores | {"oracle": right, "random": np.zeros_like(right)}  # at random: all tie
 
 
 def solve(
@@ -127,7 +123,6 @@ def solve(
     it is exact.
   """
   outcomes = (samples.correct, samples.valid)
-  ranked = rankings(samples, scores)
   solved, vote_error = {}, {}
   votes = [name for name in names if name in VOTES]
   # The exact majority vote is the control variate of the weighted ones: first, wanted or not.
@@ -146,7 +141,7 @@ def solve(
     elif name == "all_correct":
       solved[name] = np.asarray(agg.all_correct_at_n(*outcomes, **draws))
     else:
-      solved[name] = np.asarray(agg.best_of_n(ranked[name], *outcomes, **draws))
+      solved[name] = np.asarray(agg.best_of_n(scores[name], *outcomes, **draws))
   return {name: solved[name] for name in names}, {name: vote_error[name] for name in votes}
 
 

@@ -26,18 +26,12 @@ MAX_GROUPS = 20  # of a breakdown in a figure
 WIDTH = 100  # columns of the terminal, for the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
 MAX_MARKERS = 40  # values of N
-ERRORS = ("problem_standard_error", "standard_error")
+NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # of the CSV
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
 # Okabe and Ito's palette, distinct with any colour vision; markers distinguish in print.
 # The paper's three methods always have the same.
 STYLES = {"prm_product": ("#0072B2", "o"), "orm": ("#D55E00", "s"), "majority": ("#555555", "^")}
-MORE_STYLES = (
-  ("#009E73", "D"),
-  ("#CC79A7", "v"),
-  ("#E69F00", "P"),
-  ("#56B4E9", "X"),
-  ("#000000", "*"),
-)
+SPARE = (("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
 BANDS = {
   "pointwise": "Shaded: 95 % interval over problems, each N by itself (bootstrap)",
   "simultaneous": "Shaded: 95 % band over problems, for all N of a curve at once (sup-t)",
@@ -46,45 +40,54 @@ BANDS = {
 }
 
 
-def with_examples(report: dict, samples: ScoredSamples, scores: dict[str, np.ndarray]) -> dict:
-  """The report of `reranking.rerank` with a few solutions, or with a notice why it has none."""
-  try:
-    return report | {"examples": _examples(samples, scores)}
-  except OSError as error:
-    notices = [*report["notices"], f"no solutions to show: {error}"]
-    return report | {"examples": [], "notices": notices}
-
-
 def write_report(report: dict, directory: pathlib.Path | str) -> list[pathlib.Path]:
-  """Writes report.json, best_of_n.png and report.html, each atomically; returns their paths.
-
-  Args:
-    report: of `with_examples`.
-    directory: made if it is not there.
-  """
+  """Writes report.json, best_of_n.png and report.html, each atomically; returns their paths."""
   png = draw_curves(report)
-  contents = {
-    "report.json": (json.dumps(report, indent=1, allow_nan=False) + "\n").encode(),
-    "best_of_n.png": png,
-    "report.html": render_page(report, png).encode(),
-  }
+  text = json.dumps(report, indent=1, allow_nan=False) + "\n"
+  contents = {"report.json": text.encode(), "best_of_n.png": png}
+  contents["report.html"] = render_page(report, png).encode()
   for name, data in contents.items():
     with json_lines.written(pathlib.Path(directory, name), "wb") as file:
       file.write(data)
   return [pathlib.Path(directory, name) for name in contents]
 
 
-def _examples(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[dict]:
-  """A few problems with the solutions that the models pick out of all M; none without steps.
+def with_examples(report: dict, samples: ScoredSamples, scores: dict[str, np.ndarray]) -> dict:
+  """The report of `reranking.rerank` with a few solutions, or with a notice why it has none."""
+  picks = _picks(samples, scores) if samples.step_probs is not None else []
+  try:
+    records = read_solutions(samples, [slot for slot, _ in picks])
+  except OSError as error:
+    notices = [*report["notices"], f"no solutions to show: {error}"]
+    return report | {"examples": [], "notices": notices}
+  examples = {}
+  for ((p, m), why), record in zip(picks, records):
+    about = {"problem": samples.problems[p], "solutions": []}
+    about |= {"level": samples.levels[p], "subject": samples.subjects[p]}
+    example = examples.setdefault(p, about | {"truth": record.get("ground_truth_answer")})
+    steps = zip(record["steps"], record["rating_probs"])
+    solution = {
+      "line": int(samples.places[p, m, 0, 0]),
+      "why": why,
+      "correct": bool(samples.correct[p, m]),
+      "answer": record.get("answer"),
+      "prm_product": float(np.exp(scores["prm_product"][p, m])),
+      "orm": float(scores["orm"][p, m]) if "orm" in scores else None,
+      "steps": [{"text": step, "not_wrong": 1 - rating["-1"]} for step, rating in steps],
+    }
+    example["solutions"].append(solution)
+  return report | {"examples": list(examples.values())}
+
+
+def _picks(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[tuple]:
+  """Candidates (p, m) that the models pick out of all M, each with the reason to show it.
 
   Problems on which the PRM and the ORM differ come first: no sample from which to judge them.
   """
-  if samples.step_probs is None:
-    return []
   score = {name: np.where(samples.valid, scores[name], -np.inf) for name in scores}
   prm = score["prm_product"].argmax(axis=1)
   orm = score["orm"].argmax(axis=1) if "orm" in score else prm
-  picks = []  # (problem, candidate, why it is shown)
+  picks = []
   for p in _varied_problems(samples, prm, orm):
     shown = {int(prm[p]): ["the PRM's pick"]}
     if "orm" in score:
@@ -92,27 +95,8 @@ def _examples(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[dic
     wrong = np.where(samples.correct[p], -np.inf, score["prm_product"][p])
     if np.isfinite(wrong).any() and len(shown) == 1:
       shown.setdefault(int(wrong.argmax()), []).append("the wrong answer the PRM likes best")
-    picks += [(p, m, " and ".join(why)) for m, why in shown.items()]
-  examples = {}
-  for (p, m, why), record in zip(picks, read_solutions(samples, [pick[:2] for pick in picks])):
-    about = {"problem": samples.problems[p], "solutions": []}
-    about |= {"level": samples.levels[p], "subject": samples.subjects[p]}
-    example = examples.setdefault(p, about | {"truth": record.get("ground_truth_answer")})
-    example["solutions"].append(
-      {
-        "line": int(samples.places[p, m, 0, 0]),
-        "why": why,
-        "correct": bool(samples.correct[p, m]),
-        "answer": record.get("answer"),
-        "prm_product": float(np.exp(scores["prm_product"][p, m])),
-        "orm": float(scores["orm"][p, m]) if "orm" in scores else None,
-        "steps": [
-          {"text": step, "not_wrong": 1 - rating["-1"]}
-          for step, rating in zip(record["steps"], record["rating_probs"])
-        ],
-      }
-    )
-  return list(examples.values())
+    picks += [((p, m), " and ".join(why)) for m, why in shown.items()]
+  return picks
 
 
 def _varied_problems(samples: ScoredSamples, prm: np.ndarray, orm: np.ndarray) -> list[int]:
@@ -130,25 +114,24 @@ def _varied_problems(samples: ScoredSamples, prm: np.ndarray, orm: np.ndarray) -
 
 def render_page(report: dict, png: bytes) -> str:
   """The page: one file, nothing fetched, every text of the data escaped."""
-  environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+  template = jinja2.Template(
+    pathlib.Path(__file__).with_name("report.html").read_text(),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
   )
+  encoded = lambda figure: base64.b64encode(figure).decode()
   breakdowns = {}
   for kind in BREAKDOWNS:
     if groups := report[f"by_{kind}"]:
-      figure = draw_groups(report, kind) if len(groups) <= MAX_GROUPS else b""
-      breakdowns[kind] = {
-        "groups": [(group_name(kind, name), group) for name, group in groups.items()],
-        "figure": base64.b64encode(figure).decode(),
-      }
-  return environment.get_template("report.html").render(
+      figure = encoded(draw_groups(report, kind)) if len(groups) <= MAX_GROUPS else None
+      names = [(group_name(kind, name), group) for name, group in groups.items()]
+      breakdowns[kind] = {"groups": names, "figure": figure}
+  return template.render(
     report=report,
     labels=LABELS,
-    figure=base64.b64encode(png).decode(),
+    figure=encoded(png),
     columns=shown(report["n"]),
     last=len(report["n"]) - 1,
     votes=vote_note(report),
@@ -161,8 +144,7 @@ def draw_curves(report: dict) -> bytes:
   """The figure (PNG) in the form of the paper's Figure 3: accuracy over N, log2 axis."""
   figure, axes = _figure(4.6, "both")
   n = report["n"]
-  ends = []
-  reach = []  # all values that are drawn, for the limits of the axis
+  ends, reach = [], []  # reach: all values that are drawn, for the limits of the axis
   for name, (colour, marker) in _styles(report).items():
     low, middle, high = _percent(report["curves"][name])
     axes.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -216,15 +198,14 @@ def _figure(height: float, grid: str) -> tuple:
 
 
 def _png(figure) -> bytes:
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format="png")
+  figure.savefig(buffer := io.BytesIO(), format="png")
   return buffer.getvalue()
 
 
 def _styles(report: dict) -> dict[str, tuple[str, str]]:
   """Colour and marker of each drawn method; there are at least as many styles."""
   drawn = report["drawn"]
-  spare = iter((*MORE_STYLES, *(style for name, style in STYLES.items() if name not in drawn)))
+  spare = iter((*SPARE, *(style for name, style in STYLES.items() if name not in drawn)))
   return {name: STYLES.get(name) or next(spare) for name in drawn}
 
 
@@ -237,8 +218,8 @@ def _label_ends(axes, x: float, ends) -> None:
   """Writes each curve's name at its right end; overlapping names are pushed apart."""
   low, highest = axes.get_ylim()
   line = (highest - low) * 0.05
-  leader = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "relpos": (0, 0.5)}
-  leader |= {"shrinkA": 0, "shrinkB": 2}
+  leader = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+  leader["relpos"] = (0, 0.5)
   ends = sorted(ends)
   positions = [y for y, _, _ in ends]
   for i in range(1, len(ends)):
@@ -247,18 +228,10 @@ def _label_ends(axes, x: float, ends) -> None:
     positions[i] = min(positions[i], highest)
     highest = positions[i] - line
   for (y, label, colour), position in zip(ends, positions):
-    axes.annotate(
-      label,
-      (x, y),
-      xytext=(14, position),
-      textcoords=("offset points", "data"),
-      arrowprops=leader if abs(position - y) > line / 4 else None,
-      color=colour,
-      va="center",
-      fontweight="bold",
-      fontsize=9,
-      annotation_clip=False,
-    )
+    arrow = leader if abs(position - y) > line / 4 else None
+    at = {"xytext": (14, position), "textcoords": ("offset points", "data"), "arrowprops": arrow}
+    style = {"color": colour, "va": "center", "fontweight": "bold", "fontsize": 9}
+    axes.annotate(label, (x, y), **at, **style, annotation_clip=False)
 
 
 def group_name(breakdown: str, group: str) -> str:
@@ -302,10 +275,10 @@ def format_table(report: dict) -> str:
     f"{'N':{first}}" + "".join(f"{k:>{width}}" for k in n),
     *(row(name, curve, last) for name, curve in report["curves"].items()),
   ]
-  lines += filter(None, [vote_note(report)])
+  lines += [vote_note(report)] * bool(vote_note(report))
   if report["paired"]:
-    lines += ["", f"differences on the same problems, interval at N = {n[-1]}:"]
-    lines += [report["paired_interval"]]
+    head = f"differences on the same problems, interval at N = {n[-1]}:"
+    lines += ["", head, report["paired_interval"]]
   lines += [row(name, each, -1, "difference", "+") for name, each in report["paired"].items()]
   groups = [breakdown for breakdown in BREAKDOWNS if report[f"by_{breakdown}"]]
   for breakdown in groups:
@@ -356,16 +329,16 @@ def format_csv(report: dict) -> str:
   """
   file = io.StringIO()
   writer = csv.writer(file)
-  writer.writerow(("breakdown", "group", "curve", "n", "value", "low", "high", *ERRORS))
-  parts = [("", "", "accuracy", report["curves"]), ("", "", "difference", report["paired"])]
+  writer.writerow(("breakdown", "group", "curve", *NUMBERS))
+  parts = [("", "", report["curves"]), ("", "", report["paired"])]
   for kind in BREAKDOWNS:
-    for group, each in report[f"by_{kind}"].items():
-      parts.append((kind, group, "accuracy", each["curves"]))
-  for kind, group, key, curves in parts:
+    parts += [(kind, group, each["curves"]) for group, each in report[f"by_{kind}"].items()]
+  for kind, group, curves in parts:
     group = f"'{group}" if group.startswith(FORMULA) else group
     for name, curve in curves.items():
-      for i, n in enumerate(report["n"]):
-        sampled = curve["standard_error"][i] or None if "standard_error" in curve else None
-        values = [curve[column][i] for column in (key, "low", "high", ERRORS[0])]
-        writer.writerow((kind, group, name, n, *values, sampled))
+      values = curve.get("accuracy") or curve["difference"]
+      sampled = [error or None for error in curve.get("standard_error", [None] * len(values))]
+      error = curve["problem_standard_error"]
+      columns = (report["n"], values, curve["low"], curve["high"], error, sampled)
+      writer.writerows((kind, group, name, *row) for row in zip(*columns))
   return file.getvalue()

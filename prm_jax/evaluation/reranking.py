@@ -1,4 +1,4 @@
-"""The content of a reranking report: samples -> scores -> methods -> curves with intervals."""
+"""The content of a reranking report: samples -> scores -> methods -> curves with error bars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from prm_jax import aggregation as agg
-from prm_jax.evaluation import curves as curves_lib
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.scored_samples import ScoredSamples
 
@@ -19,6 +18,18 @@ MAX_DRAWN = 8  # as many as there are styles
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
 SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs: scorers round
+COLUMNS = 2048  # bootstrapped at once: memory is resamples x columns
+INTERVALS = {
+  "pointwise": "95 % percentile bootstrap over problems, each N by itself",
+  "simultaneous": "95 % bootstrap band over problems that holds for all N of a curve at once "
+  "(sup-t)",
+  "generation": "1.96 jackknife standard errors either side: the same problems with candidates "
+  "generated anew, where N is at most a fifth of them; none for votes",
+}
+GROUP_INTERVAL = (
+  "1.96 standard errors over the group's problems either side (no width where these all agree, "
+  "though other problems might not)"
+)
 DIFFICULTY_NOTE = (
   "Difficulty: fifths of the problems by the share of their candidates that is right (1: easiest; "
   "missing ones count as wrong; equal shares in the order of the file).  The same candidates make "
@@ -70,7 +81,9 @@ def rerank(
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
     Accuracies are shares of problems; `interval`, `paired_interval` and `group_interval` say in
     words what `low` and `high` are, which are None where there is no interval.  Differences are of
-    `PAIRS`, or of the first of `options.methods` and each other.  See `curves` for the rest.
+    `PAIRS`, or of the first of `options.methods` and each other.  `problem_standard_error` is
+    analytic, over problems; votes, and differences with a sampled one, have `standard_error` too,
+    the Monte-Carlo noise; simultaneous bands `critical_value`.
 
   Raises:
     ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
@@ -90,7 +103,7 @@ def rerank(
     if lacking := len(samples.problems) - sum(map(len, each.values())):
       total = len(samples.problems)
       left_out.append(f"{lacking} of {total} problems have no {kind}: in none of the groups")
-  intervals, band = curves_lib.INTERVALS, options.band
+  band = options.band
   return {
     "problems": len(samples.problems),
     "samples": len(samples.slots),
@@ -104,9 +117,9 @@ def rerank(
     "drawn": drawn[:MAX_DRAWN],
     "neutral": options.neutral,
     "band": band,
-    "interval": intervals[band],
-    "paired_interval": intervals["simultaneous" if band == "simultaneous" else "pointwise"],
-    "group_interval": curves_lib.GROUP_INTERVAL,
+    "interval": INTERVALS[band],
+    "paired_interval": INTERVALS["simultaneous" if band == "simultaneous" else "pointwise"],
+    "group_interval": GROUP_INTERVAL,
     "pad_short": options.pad_short,
     "seed": options.seed,
     "resamples": options.resamples,
@@ -117,40 +130,89 @@ def rerank(
 
 def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict, dict, dict]:
   """Curves by method, differences by pair, and curves by breakdown, group and method."""
-  band, resamples = options.band, options.resamples
-  if band == "simultaneous" and len(samples.problems) < 2:
+  if options.band == "simultaneous" and len(samples.problems) < 2:
     raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
   bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
   draws = {"n": np.array(n), "sizes": None if options.pad_short else samples.sizes}
   orders = {"key": vote_key, "permutations": options.permutations}
   with jax.enable_x64(True):
     solved, vote_error = methods_lib.solve(samples, scores, names, draws, orders, progress)
+    noise = {name: _mean_error(error) for name, error in vote_error.items()}
     pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
-    pairs = {f"{a} - {b}": (a, b) for a, b in pairs if a in solved and b in solved}
-    differences = {pair: solved[a] - solved[b] for pair, (a, b) in pairs.items()}
-    ranked = methods_lib.rankings(samples, scores) if band == "generation" else {}
-    generation_error = {
-      name: np.asarray(agg.generation_error(score, samples.correct, samples.valid, **draws))
-      for name, score in ranked.items()
-      if name in solved
-    }
-    bounds = curves_lib.bounds(
-      solved, differences, band, generation_error, bootstrap_key, resamples
-    )
-    noise = {name: curves_lib.mean_error(error) for name, error in vote_error.items()}
-    both = {pair: np.hypot(noise.get(a, 0), noise.get(b, 0)) for pair, (a, b) in pairs.items()}
-    both = {pair: error for pair, error in both.items() if np.any(error)}
-    curves = curves_lib.curves(solved, noise, bounds)
-    paired = curves_lib.curves(differences, both, bounds, "difference")
+    differences = {}
+    for a, b in pairs:
+      if a in solved and b in solved:
+        differences[f"{a} - {b}"] = solved[a] - solved[b]
+        error = np.hypot(noise.get(a, 0), noise.get(b, 0))
+        noise |= {f"{a} - {b}": error} if np.any(error) else {}
+    every = solved | differences
+    bounds = _bounds(every, options, bootstrap_key)
+    if options.band == "generation":
+      for name, each in solved.items():
+        error = np.full(each.shape, np.nan)
+        if name in scores:
+          outcomes = (samples.correct, samples.valid)
+          error = np.asarray(agg.generation_error(scores[name], *outcomes, **draws))
+        bounds[name] = _normal(each, _mean_error(error))
+    every = _with_errors(every, noise, bounds, differences)
     by = {kind: {} for kind in groups}
-    for kind, group, chosen in ((k, g, c) for k, each in groups.items() for g, c in each.items()):
-      noise = {name: curves_lib.mean_error(error[chosen]) for name, error in vote_error.items()}
-      accuracy = curves_lib.curves({name: x[chosen] for name, x in solved.items()}, noise)
-      by[kind][group] = {"problems": len(chosen), "curves": accuracy}
+    for kind, each in groups.items():
+      for group, chosen in each.items():
+        noise = {name: _mean_error(error[chosen]) for name, error in vote_error.items()}
+        accuracy = _with_errors({name: x[chosen] for name, x in solved.items()}, noise)
+        by[kind][group] = {"problems": len(chosen), "curves": accuracy}
   for group, chosen in groups.get("difficulty", {}).items():
     share = _pass_rates(samples, options.pad_short)[chosen]
     by["difficulty"][group]["pass_rate"] = [float(share.min()), float(share.max())]
-  return curves, paired, by
+  return {k: every[k] for k in solved}, {k: every[k] for k in differences}, by
+
+
+def _bounds(every: dict[str, np.ndarray], options: Options, key: jax.Array) -> dict[str, tuple]:
+  """(low, high), `[K]` each, of `[P, K]` curves; and the critical value of simultaneous bands."""
+  resamples = options.resamples
+  if options.band == "simultaneous":
+    return {name: agg.simultaneous_band(x, key, resamples) for name, x in every.items()}
+  columns = np.concatenate(list(every.values()), axis=1)
+  parts = [
+    agg.bootstrap(columns[:, start : start + COLUMNS], key, resamples)  # the same resamples
+    for start in range(0, columns.shape[1], COLUMNS)
+  ]
+  low, high = np.concatenate([np.asarray(part) for part in parts], axis=1)
+  return dict(zip(every, zip(np.split(low, len(every)), np.split(high, len(every)))))
+
+
+def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differences=()) -> dict:
+  """The mean of each `[P, K]` curve with its errors, which JSON can store: NaN becomes None.
+
+  Without `bounds` low and high are 1.96 standard errors away, as groups may be small.
+  """
+  errors = agg.standard_error(np.concatenate(list(solved.values()), axis=1))
+  result = {}
+  for (name, each), error in zip(solved.items(), np.asarray(errors).reshape(len(solved), -1)):
+    low, high, *critical = bounds[name] if bounds else _normal(each, error)
+    rows = {"accuracy": each.mean(axis=0), "low": np.asarray(low), "high": np.asarray(high)}
+    if name in differences:
+      rows = {"difference": rows.pop("accuracy")} | rows
+    else:  # normal intervals and control variates may leave 0..1
+      rows = {key: np.clip(row, 0, 1) for key, row in rows.items()}
+    rows |= {"problem_standard_error": error}
+    rows |= {"standard_error": noise[name]} if name in noise else {}
+    result[name] = {
+      key: [None if np.isnan(value) else float(value) for value in row] for key, row in rows.items()
+    }
+    result[name] |= {"critical_value": float(critical[0])} if critical else {}
+  return result
+
+
+def _normal(per_problem: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(low, high), 1.96 standard errors either side of the mean."""
+  mean = per_problem.mean(axis=0)
+  return mean - 1.96 * error, mean + 1.96 * error
+
+
+def _mean_error(per_problem: np.ndarray) -> np.ndarray:
+  """`[K]` standard error of the mean over problems with independent errors `[P, K]`."""
+  return np.sqrt(np.square(per_problem).sum(axis=0)) / len(per_problem)
 
 
 def powers_of_two(m: int) -> list[int]:

@@ -36,8 +36,7 @@ IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dt
 STRICT = frozenset({"rating_probs", "orm_score", "answer", "unique_id"})  # on all or on none
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Probability = Annotated[float, msgspec.Meta(ge=0)]
-# Line number, index in the line's "samples" or -1, and byte offset of the line.
-Place = tuple[int, int, int]
+Place = tuple[int, int, int]  # line number, index in its "samples" or -1, byte offset of the line
 
 
 class Rating(msgspec.Struct, gc=False):
@@ -231,7 +230,7 @@ class _Table:
     self.path = path  # the first file, which messages name
     self.keys: set[str] | None = None  # which of STRICT the first candidate has
     # By problem: its number, text, level and subject, and the number of each answer.
-    self.problems: dict[str, tuple[int, dict[str, str | None], dict[str, int]]] = {}
+    self.problems: dict[str, tuple[int, dict[str, Any], dict[str, int]]] = {}
     self.places = array.array("q")  # three for each file
     self.integers = array.array("q")  # three: problem, correct, answer or -1
     self.scores = array.array("d")  # two: orm_score, prm_score
@@ -242,14 +241,12 @@ class _Table:
     """Adds a candidate; BadLine if a key is missing or holds a wrong value."""
     try:
       keys = record.keys() & STRICT
-      if keys != self.keys:
-        self._check_keys(keys)
+      self.keys = keys if self.keys is None else self.keys
+      if odd := keys ^ self.keys:
+        raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
       candidate = json_lines.convert(record, Candidate)
-      about = {
-        "problem": candidate.problem,
-        "level": _text(candidate.level),
-        "subject": _text(candidate.subject),
-      }
+      level, subject = candidate.level, candidate.subject
+      about = {"problem": candidate.problem, "level": level, "subject": subject}
       group = candidate.unique_id or candidate.problem
       p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
       if about != known:
@@ -271,14 +268,6 @@ class _Table:
     self.integers.extend((p, candidate.is_correct, number))
     self.scores.extend((candidate.orm_score, candidate.prm_score))
     self.places.extend(places)
-
-  def _check_keys(self, keys: set[str]) -> None:
-    """BadLine unless this is the first candidate, whose keys the others must have too."""
-    if self.keys is not None:
-      key = min(keys ^ self.keys)
-      here = "here, and on none of" if key in keys else "missing, and on"
-      raise BadLine(f'"{key}" is {here} the lines before')
-    self.keys = keys
 
   def check_steps(self) -> None:
     """BadLine at the first step whose probabilities do not sum to 1."""
@@ -311,10 +300,9 @@ class _Table:
       return result.reshape(*existing.shape, *column.shape[1:])
 
     about = [about for _, about, _ in self.problems.values()]
-    columns = {
-      "problems": tuple(each["problem"] for each in about),
-      "levels": tuple(each["level"] for each in about),
-      "subjects": tuple(each["subject"] for each in about),
+    text = lambda value: None if value is None else str(value)
+    columns = {f"{key}s": tuple(text(each[key]) for each in about) for key in about[0]}
+    columns |= {
       "sizes": sizes,
       "places": padded(np.frombuffer(self.places, np.int64).reshape(-1, files, 3), 0),
       "correct": padded(correct == 1, False),
@@ -332,20 +320,12 @@ class _Table:
     return columns
 
 
-def _text(value: Any) -> str | None:
-  """A level or a subject: 5 and "5" are the same."""
-  return None if value is None else str(value)
-
-
 def write_bundle(samples: ScoredSamples, path: pathlib.Path | str) -> None:
   """Writes a bundle, from which `read_scored_samples` gives the same samples.
 
   Numbers are stored in the smallest type that holds them exactly.  The texts of the solutions stay
   in the source files: `read_solutions` finds them while these are where they were, and unchanged.
-
-  Args:
-    samples: what to write.
-    path: the file; it takes its name only when it is whole.
+  The file takes its name only when it is whole.
 
   Raises:
     OSError: a file cannot be written there.
