@@ -1,7 +1,4 @@
-"""Metrics of step probabilities: AUROC, calibration, accuracy by class; used in training too.
-
-A metric that the absence of a class leaves undefined is None.
-"""
+"""Metrics of step probabilities: AUROC, calibration, accuracy by class; None where undefined."""
 
 from __future__ import annotations
 
@@ -32,60 +29,36 @@ def step_metrics(probs, labels) -> dict:
   Raises:
     ValueError: wrong shapes, or a label other than -1, 0, 1.
   """
-  probs, labels = _checked(probs, labels, RATINGS)
-  not_wrong = probs[:, 1:].sum(axis=1) if len(probs) else np.zeros(0)
-  return _metrics(probs, labels, RATINGS, not_wrong, labels != -1)
+  return _metrics(probs, labels, RATINGS)
 
 
 def outcome_metrics(probs, labels) -> dict:
-  """Metrics of solution probabilities against outcomes.
+  """The keys of `step_metrics` for solutions; auroc and ece are of P(right).
 
   Args:
     probs: `[n, 2]` probabilities of wrong and of right, in that order.
     labels: `[n]` outcomes, 0 wrong or 1 right.
-
-  Returns:
-    The keys of `step_metrics`, for the classes 0 and 1; auroc and ece are of P(right).
   """
-  probs, labels = _checked(probs, labels, (0, 1))
-  return _metrics(probs, labels, (0, 1), probs[:, 1], labels == 1)
+  return _metrics(probs, labels, (0, 1))
 
 
 def auroc(scores, positive) -> float | None:
-  """Area under the ROC curve, ties counting half; None where a class is absent.
+  """Area under the ROC curve of `[n]` scores; None where a class is absent.
 
-  Args:
-    scores: `[n]` higher means more likely positive.
-    positive: `[n]` bool.
+  Ties count half; `positive` is bool `[n]`, and a higher score means more likely positive.
   """
   import scipy.stats  # takes most of a second, which jobs without an evaluation need not spend
 
   positive = np.asarray(positive, bool)
-  right, wrong = int(positive.sum()), int((~positive).sum())
+  right, wrong = positive.sum(), (~positive).sum()
   if not right or not wrong:
     return None
   ranks = scipy.stats.rankdata(np.asarray(scores, np.float64))  # 1-based; NaN if any score is
   return float((ranks[positive].sum() - right * (right + 1) / 2) / (right * wrong))
 
 
-def calibration_error(scores, positive) -> float | None:
-  """Expected calibration error over equal-width bins of [0, 1]; None for no scores.
-
-  Args:
-    scores: `[n]` probabilities of being positive.
-    positive: `[n]` bool.
-  """
-  scores, positive = np.asarray(scores, np.float64), np.asarray(positive, bool)
-  if not scores.size:
-    return None
-  if np.isnan(scores).any():
-    return float("nan")
-  gap = np.bincount(_bin(scores), scores - positive, minlength=BINS)
-  return float(np.abs(gap).sum() / scores.size)
-
-
 def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
-  """The bins of `calibration_error` that are not empty, as rows of a reliability diagram."""
+  """The bins of the calibration error that are not empty, as rows of a reliability diagram."""
   bin_of = _bin(scores)
   return [
     {
@@ -100,35 +73,30 @@ def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
 
 
 def _bin(scores: np.ndarray) -> np.ndarray:
-  """The bin of each score, 0..BINS-1."""
-  # Probabilities that add up to a hair over 1 belong to the last bin, as 1 does.
-  return np.clip((scores * BINS).astype(int), 0, BINS - 1)
+  """The bin of each score, 0..BINS-1; 1 and sums a hair over 1 are in the last."""
+  return np.clip((np.nan_to_num(scores) * BINS).astype(int), 0, BINS - 1)
 
 
-def _checked(probs, labels, classes) -> tuple[np.ndarray, np.ndarray]:
+def _metrics(probs, labels, classes) -> dict:
+  """The metrics for labels among `classes`, the first of which is wrong."""
   probs, labels = np.asarray(probs, np.float64), np.asarray(labels)
   if labels.ndim != 1 or probs.shape != (len(labels), len(classes)):
-    raise ValueError(
-      f"probs {probs.shape}, labels {labels.shape}: expected [n, {len(classes)}] and [n]"
-    )
-  unknown = ~np.isin(labels, classes)
-  if unknown.any():
-    raise ValueError(f"label {labels[unknown][0]}: expected one of {classes}")
-  return probs, labels
-
-
-def _metrics(probs, labels, classes, scores, positive) -> dict:
+    shapes = f"probs {probs.shape}, labels {labels.shape}"
+    raise ValueError(f"{shapes}: expected [n, {len(classes)}] and [n]")
+  if len(unknown := labels[~np.isin(labels, classes)]):
+    raise ValueError(f"label {unknown[0]}: expected one of {classes}")
   target = np.searchsorted(classes, labels)
   hit = probs.argmax(axis=1) == target
-  likelihood = probs[np.arange(len(target)), target]
+  scores, positive = probs[:, 1:].sum(axis=1), target > 0
+  gaps = np.bincount(_bin(scores), scores - positive)  # by bin: the sum of score - outcome
   return {
     "count": len(labels),
     "count_by_class": {str(c): int((labels == c).sum()) for c in classes},
-    "nll": _mean(-np.log(np.maximum(likelihood, TINY))),
+    "nll": _mean(-np.log(np.maximum(probs[np.arange(len(target)), target], TINY))),
     "accuracy": _mean(hit),
     "accuracy_by_class": {str(c): _mean(hit[labels == c]) for c in classes},
     "auroc": auroc(scores, positive),
-    "ece": calibration_error(scores, positive),
+    "ece": float(np.abs(gaps).sum() / len(scores)) if len(scores) else None,
   }
 
 

@@ -14,8 +14,7 @@ from typing import Literal
 
 from prm_jax import config as config_lib
 from prm_jax.evaluation import report as report_files
-from prm_jax.evaluation import report_tables, reranking, sample_files, scored_samples
-from prm_jax.evaluation.report_figures import printable
+from prm_jax.evaluation import reranking, scored_samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ def main() -> None:
 def rerank(args: Args) -> None:
   if args.write_bundle and args.write_bundle.resolve() in [p.resolve() for p in args.input]:
     raise ValueError(f"--write_bundle {args.write_bundle} is an input: give another name")
-  samples = sample_files.read_scored_samples(args.input, progress=True)
+  samples = scored_samples.read_scored_samples(args.input, progress=True)
   args.output_dir.mkdir(parents=True, exist_ok=True)  # fails here rather than at the end
   if args.write_bundle:
     scored_samples.write_bundle(samples, args.write_bundle)
@@ -53,13 +52,14 @@ def rerank(args: Args) -> None:
   if args.write_bundle:
     paths.append(args.write_bundle)
   if args.format == "table":
-    print(report_tables.format_table(report) + "\n")
+    print(report_files.format_table(report) + "\n")
   elif args.format == "csv":
-    sys.stdout.write(report_tables.format_csv(report))
+    sys.stdout.write(report_files.format_csv(report))
   else:
     sys.stdout.write((args.output_dir / "report.json").read_text())
+  log = sys.stdout if args.format == "table" else sys.stderr
   for path in paths:
-    print(printable(str(path)), file=sys.stdout if args.format == "table" else sys.stderr)
+    print(report_files.printable(str(path)), file=log)
 
 
 if __name__ == "__main__":

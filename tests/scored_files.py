@@ -10,8 +10,7 @@ import pytest
 
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation.reranking import Options, rerank
-from prm_jax.evaluation.sample_files import read_scored_samples
-from prm_jax.evaluation.scored_samples import ScoredSamples
+from prm_jax.evaluation.scored_samples import ScoredSamples, read_scored_samples
 from prm_jax.runtime.json_lines import BadLine
 
 FINE = {"-1": 0.25, "0": 0.0, "1": 0.75}
@@ -60,6 +59,11 @@ def write(path, records):
   with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
     file.write(text)
   return path
+
+
+def samples_of(path, records):
+  """The samples of a file that is written first."""
+  return read_scored_samples([write(path, records)])
 
 
 def drawn(seed, count=400, problems=7):

@@ -39,22 +39,23 @@ def test_auroc_counts_pairs(pairs):
     assert got == pytest.approx(np.mean(wins))
 
 
-def test_calibration_bins():
+@pytest.mark.parametrize(
+  ("scores", "outcomes", "error"),
+  [([0.42, 0.48], [1, 0], 0.05), ([0.35, 0.65], [1, 0], 0.65), ([1.0, 0.95], [1, 1], 0.025)],
+)
+def test_calibration_bins(scores, outcomes, error):
   """Errors of opposite sign cancel within a bin and not across bins; 1.0 is in the last bin."""
-  assert step_metrics.calibration_error([0.42, 0.48], [True, False]) == pytest.approx(0.05)
-  assert step_metrics.calibration_error([0.35, 0.65], [True, False]) == pytest.approx(0.65)
-  assert step_metrics.calibration_error([1.0, 0.95], [True, True]) == pytest.approx(0.025)
+  probs = np.stack([1 - np.array(scores), scores], axis=1)
+  assert step_metrics.outcome_metrics(probs, outcomes)["ece"] == pytest.approx(error)
   (row,) = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
-  assert (row["count"], row["share_not_wrong"]) == (2, 0.5)
-  assert (row["low"], row["high"]) == (0.3, 0.4)
+  assert (row["count"], row["share_not_wrong"], row["low"], row["high"]) == (2, 0.5, 0.3, 0.4)
   assert row["mean_probability"] == pytest.approx(0.365)
 
 
 def test_absent_classes_and_no_steps_are_not_errors():
   """An evaluation set without a wrong step leaves figures undefined; it does not stop training."""
   metrics = step_metrics.step_metrics(np.full((2, 3), 1 / 3), [1, 1])
-  assert metrics["auroc"] is None
-  assert metrics["accuracy_by_class"]["-1"] is None
+  assert metrics["auroc"] is metrics["accuracy_by_class"]["-1"] is None
   empty = step_metrics.step_metrics(np.zeros((0, 3)), [])
   assert empty["count"] == 0
   assert empty["nll"] is empty["accuracy"] is empty["auroc"] is empty["ece"] is None
@@ -67,19 +68,9 @@ def test_extreme_probabilities():
   assert all(math.isnan(broken[key]) for key in ("nll", "auroc", "ece"))
 
 
-def test_outcome():
-  """The two-class version ranks by P(right), the second column."""
-  metrics = step_metrics.outcome_metrics([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], [0, 1, 0])
-  assert metrics["auroc"] == 1
-  assert metrics["accuracy_by_class"] == {"0": 0.5, "1": 1.0}
-  assert metrics["count_by_class"] == {"0": 2, "1": 1}
-
-
 def test_bad_input_is_an_error_that_shows_the_value():
   """A rating of 2 or probabilities of another shape cannot pass as a metric."""
   with pytest.raises(ValueError, match="label 2"):
     step_metrics.step_metrics(np.full((1, 3), 1 / 3), [2])
   with pytest.raises(ValueError, match=r"\(1, 2\)"):
     step_metrics.step_metrics(np.full((1, 2), 1 / 2), [1])
-  with pytest.raises(ValueError, match="label -1"):
-    step_metrics.outcome_metrics(np.full((1, 2), 1 / 2), [-1])

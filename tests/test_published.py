@@ -12,7 +12,7 @@ import published_models as models
 import pytest
 from conftest import ROOT, run_script
 
-from prm_jax.evaluation import sample_files
+from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import safetensors_files, weights
 from prm_jax.scoring import readouts
@@ -268,7 +268,7 @@ def test_score_py_reads_a_published_model(published, tmp_path):
   given = [[p[name] for name in ("-1", "0", "1")] for p in line["rating_probs"]]
   np.testing.assert_allclose(given, np.insert(expected, 1, 0, axis=1), atol=EXACT)
   assert line["prm_score"] == pytest.approx(np.prod(expected[:, 1]), rel=1e-4)
-  assert sample_files.read_scored_samples([out]).step_probs.shape == (3, 3)
+  assert scored_samples.read_scored_samples([out]).step_probs.shape == (3, 3)
   contract = json.loads((tmp_path / "out.jsonl.contract.json").read_text())
   assert contract["readout"] == "rlhflow" and contract["classes"] == ["-1", "1"]
   assert contract["separator"] == "##" and contract["read"] == "at the token before the answer"

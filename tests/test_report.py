@@ -8,10 +8,9 @@ import pathlib
 import subprocess
 import sys
 
-from scored_files import generated, ranked, rated, write, written
+from scored_files import generated, ranked, rated, samples_of, write, written
 
-from prm_jax.evaluation import report_figures, report_tables
-from prm_jax.evaluation.sample_files import read_scored_samples
+from prm_jax.evaluation import report as report_lib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -25,41 +24,36 @@ def run(*args):
 def test_csv(tmp_path):
   """The CSV has every number of the report, unrounded, whatever characters a name has."""
   records = [r | {"subject": 'a "b",\nc'} for r in generated()]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, [1, 3], band="generation", methods=["orm", "majority"])
-  noise = [0.0, 0.25]  # as if the vote were sampled
-  report["curves"]["majority"]["standard_error"] = noise
-  text = report_tables.format_csv(report)
+  report["curves"]["majority"]["standard_error"] = [0.0, 0.25]  # as if the vote were sampled
+  text = report_lib.format_csv(report)
   rows = {
     (row["breakdown"], row["group"], row["curve"], int(row["n"])): row
     for row in csv.DictReader(io.StringIO(text, newline=""))
   }
   assert len(rows) == 2 * (3 + 2 * (2 + 1 + 5))
-  row = rows["subject", 'a "b",\nc', "orm", 3]
-  assert float(row["value"]) == report["curves"]["orm"]["accuracy"][1]
-  assert rows["", "", "majority", 1]["low"] == ""
-  for breakdown, curves in (("", report["curves"]), ("level", report["by_level"]["1"]["curves"])):
-    row = rows[breakdown, breakdown and "1", "orm", 3]
-    assert float(row["problem_standard_error"]) == curves["orm"]["problem_standard_error"][1]
-    assert row["standard_error"] == ""
+  by_name = report["by_subject"]['a "b",\nc']
+  parts = {("", ""): report, ("level", "1"): report["by_level"]["1"]}
+  for place, each in (parts | {("subject", 'a "b",\nc'): by_name}).items():
+    for i, n in enumerate((1, 3)):
+      row, curve = rows[*place, "orm", n], each["curves"]["orm"]
+      columns = ("value", "low", "high", "problem_standard_error", "standard_error")
+      expected = [curve[k][i] for k in ("accuracy", "low", "high", "problem_standard_error")]
+      assert [row[k] for k in columns] == ["" if x is None else str(x) for x in [*expected, None]]
   assert [rows["", "", "majority", n]["standard_error"] for n in (1, 3)] == ["", "0.25"]
-  paired = report["paired"]["orm - majority"]
   row = rows["", "", "orm - majority", 3]
-  assert [float(row[key]) for key in ("value", "low", "high")] == [
-    paired[key][1] for key in ("difference", "low", "high")
-  ]
+  assert float(row["value"]) == report["paired"]["orm - majority"]["difference"][1]
 
 
 def test_csv_has_no_formulas(tmp_path):
   """A group name that a spreadsheet would run is escaped; negative numbers are not."""
   names = ["=1+1", "+1", "-1", "@A", "\tA"]
   records = [r | {"subject": names[int(r["unique_id"][3:])]} for r in generated(5)]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  report, _ = ranked(samples, [2], by=["subject"], methods=["random", "oracle", "orm"])
-  text = report_tables.format_csv(report)
-  rows = list(csv.DictReader(io.StringIO(text, newline="")))
-  groups = {row["group"] for row in rows if row["breakdown"] == "subject"}
-  assert groups == {f"'{name}" for name in names}
+  samples = samples_of(tmp_path / "scored.jsonl", records)
+  report, _ = ranked(samples, [2], by=["subject"], methods=["random", "oracle"])
+  rows = list(csv.DictReader(io.StringIO(report_lib.format_csv(report), newline="")))
+  assert {row["group"] for row in rows if row["group"]} == {f"'{name}" for name in names}
   (low,) = [row["low"] for row in rows if row["curve"] == "random - oracle"]
   assert float(low) < 0
 
@@ -67,58 +61,40 @@ def test_csv_has_no_formulas(tmp_path):
 def test_table_shows_no_control_characters(tmp_path):
   """Control characters from a file do not reach the terminal."""
   records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, methods=["orm"])
   report["notices"].append("warning: a\x1b]0;b\x07\nc.jsonl:1")
-  table = report_tables.format_table(report)
+  table = report_lib.format_table(report)
   assert "\x1b" not in table
   assert table.endswith("warning: a?]0;b??c.jsonl:1")
   assert "\n?[2Jx?y" in table
-  assert report_figures.group_name("subject", "Algebra") == "Algebra"
+  assert report_lib.group_name("subject", "Algebra") == "Algebra"
 
 
 def test_text_from_files_is_escaped(tmp_path):
   """Nothing in a problem, step, answer or file name can run on the page."""
   attack = "<script>alert(1)</script>"
-  evil = rated(
-    problem=attack,
-    steps=[attack, '"><img src=x onerror=alert(1)>'],
-    answer=attack,
-    ground_truth_answer=attack,
-    subject=attack,
-    level=attack,
-  )
-  path = write(tmp_path / "<b>.jsonl", [evil, dict(evil, orm_score=0.1)])
-  samples = read_scored_samples([path])
+  keys = ("problem", "answer", "ground_truth_answer", "subject", "level")
+  steps = [attack, '"><img src=x onerror=alert(1)>']
+  samples = samples_of(tmp_path / "<b>.jsonl", [rated(**dict.fromkeys(keys, attack), steps=steps)])
   _, paths = written(samples, tmp_path, methods=["prm_product", "orm"])
   page = paths[2].read_text()
   assert "&lt;script&gt;alert(1)" in page
-  assert "<script" not in page
-  assert "<img src=x" not in page
-  assert "<b>.jsonl" not in page
+  for evil in ("<script", "<img src=x", "<b>.jsonl"):
+    assert evil not in page
   assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
 
 
 def test_command_line(tmp_path):
-  """The script prints the table and the paths, and the three files are there."""
-  path = write(tmp_path / "scored.jsonl", generated())
-  out = tmp_path / "out"
+  """The script prints the table or, with --format=json, the report; the three files are there."""
+  path, out = write(tmp_path / "scored.jsonl", generated()), tmp_path / "out"
   done = run("--input", path, "--output_dir", out, "--n", 1, 3, "--neutral=negative")
   assert done.returncode == 0, done.stderr
-  assert "prm_product" in done.stdout
   assert "prm_product - orm" in done.stdout
   for name in ("report.json", "best_of_n.png", "report.html"):
-    assert str(out / name) in done.stdout
-    assert (out / name).stat().st_size > 1000
+    assert str(out / name) in done.stdout and (out / name).stat().st_size > 1000
   report = json.loads((out / "report.json").read_text())
-  assert report["n"] == [1, 3]
-  assert report["neutral"] == "negative"
-
-
-def test_json_on_standard_output(tmp_path):
-  """--format=json prints the report and nothing else to standard output."""
-  path = write(tmp_path / "scored.jsonl", generated())
-  out = tmp_path / "out"
+  assert (report["n"], report["neutral"]) == ([1, 3], "negative")
   done = run("--input", path, "--output_dir", out, "--methods", "orm", "--format=json", "--n=all")
   assert done.returncode == 0, done.stderr
   assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())

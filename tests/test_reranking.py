@@ -1,77 +1,39 @@
-"""From a file of scored samples to the report: curves, figure, page and command line."""
+"""From samples to the report: curves against counting, choices, breakdowns, bands."""
 
 import fractions
 import functools
 import itertools
 import json
-import pathlib
 
 import numpy as np
 import pytest
-from scored_files import generated, ranked, rated, write, written
+from scored_files import generated, ranked, rated, samples_of, written
 
 from prm_jax.evaluation import methods as methods_lib
-from prm_jax.evaluation import report_figures, report_tables
-from prm_jax.evaluation.methods import solution_scores
-from prm_jax.evaluation.reranking import powers_of_two
-from prm_jax.evaluation.sample_files import read_scored_samples
-from prm_jax.evaluation.scored_samples import write_bundle
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-# The figures of the row of openai/prm800k's scored-test-samples.jsonl that its README shows.
-RELEASED = {
-  "problem": "What is the resulting complex number?",
-  "answer": "7i - 2",
-  "is_correct": True,
-  "subject": "Precalculus",
-  "level": 2,
-  "unique_id": "test/precalculus/779.json",
-  "steps": ["I multiply by i.", "So I write it down.", "I get 7i - 2.", "# Answer\n\n7i - 2"],
-  "rating_probs": [
-    {"-1": 0.593068042770836, "1": 0.387681464904673, "0": 0.01925049232449113},
-    {"1": 0.9101000509718192, "-1": 0.05710269249567796, "0": 0.0327972565325028},
-    {"1": 0.9291714977657496, "-1": 0.04241488752473914, "0": 0.028413614709511318},
-    {"-1": 0.7507610598005641, "1": 0.1384993425138924, "0": 0.11073959768554346},
-  ],
-  "orm_score": 0.6326445937156677,
-  "prm_score": 0.09157553704097245,
-  "ground_truth_answer": "-2+7i",
-}
-
-
-def without(record, key):
-  return {k: v for k, v in record.items() if k != key}
-
-
-def check_released_row(path):
-  samples = read_scored_samples([path])
-  report, scores = ranked(samples, methods=["prm_product"])
-  assert np.exp(scores["prm_product"][0, 0]) == pytest.approx(0.09157553704097245, rel=1e-12)
-  assert report["n"] == [1]
-  assert report["curves"]["prm_product"]["accuracy"] == [1.0]
-  (notice,) = report["notices"]
-  assert notice.startswith("prm_score is the product of rating_probs on all 1 lines")
-  strict = solution_scores(samples, neutral="negative")["prm_product"][0, 0]
-  expected = np.prod([p["1"] for p in RELEASED["rating_probs"]])
-  assert np.exp(strict) == pytest.approx(expected, rel=1e-12)
-
-
-def test_released_figures(tmp_path):
-  """The product of the released row's rating_probs is its prm_score to 1e-12."""
-  check_released_row(write(tmp_path / "row.jsonl", [RELEASED]))
+from prm_jax.evaluation import report as report_lib
+from prm_jax.evaluation.scored_samples import read_scored_samples, write_bundle
 
 
 @pytest.mark.shared_data
 def test_released_row(shared):
-  """The released row itself, as upstream published it."""
-  check_released_row(shared / "data/reranking/openai_scored_sample.jsonl")
+  """The product of a released row's rating_probs is its prm_score to 1e-12."""
+  path = shared / "data/reranking/openai_scored_sample.jsonl"
+  row = json.loads(path.read_text())
+  samples = read_scored_samples([path])
+  report, scores = ranked(samples, methods=["prm_product"])
+  assert np.exp(scores["prm_product"][0, 0]) == pytest.approx(row["prm_score"], rel=1e-12)
+  assert report["n"] == [1] and report["curves"]["prm_product"]["accuracy"] == [1.0]
+  (notice,) = report["notices"]
+  assert notice.startswith("prm_score is the product of rating_probs on all 1 lines")
+  strict = methods_lib.solution_scores(samples, neutral="negative")["prm_product"][0, 0]
+  expected = np.prod([p["1"] for p in row["rating_probs"]])
+  assert np.exp(strict) == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
   """A prm_score that contradicts its rating_probs is one notice, with the first such line."""
   records = [rated(prm_score=0.1), rated(prm_score=0.5)]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  samples = samples_of(tmp_path / "scored.jsonl", records)
   (notice,) = ranked(samples, methods=["oracle"])[0]["notices"]
   assert "scored.jsonl:1: prm_score is 0.1" in notice
   assert "(2 such lines)" in notice
@@ -80,7 +42,7 @@ def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
 def test_curves_equal_counting(tmp_path):
   """Every curve equals the mean over all subsets of the candidates in the file."""
   records = list(generated())
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  samples = samples_of(tmp_path / "scored.jsonl", records)
   methods = ["oracle", "random", "all_correct", "majority", "weighted_orm", "weighted_mean_orm"]
   methods += ["orm", "prm_product", "prm_min", "prm_last", "prm_mean"]
   report, _ = ranked(samples, [1, 2, 3, 4], methods=methods, permutations=500)
@@ -90,15 +52,11 @@ def test_curves_equal_counting(tmp_path):
     pools.setdefault(record["problem"], []).append(record)
 
   def curve(pick):
-    return [
-      np.mean(
-        [
-          np.mean([pick(subset) for subset in itertools.combinations(pool, n)])
-          for pool in pools.values()
-        ]
-      )
-      for n in (1, 2, 3, 4)
+    shares = lambda n: [
+      np.mean([pick(subset) for subset in itertools.combinations(pool, n)])
+      for pool in pools.values()
     ]
+    return [np.mean(shares(n)) for n in (1, 2, 3, 4)]
 
   def best(key):
     return curve(lambda subset: max(subset, key=key)["is_correct"])
@@ -110,11 +68,9 @@ def test_curves_equal_counting(tmp_path):
     votes = {answer: value(scores) for answer, scores in by_answer.items()}
     return np.mean([answer == "3" for answer in votes if votes[answer] == max(votes.values())])
 
+  last = best(lambda r: r["rating_probs"][1]["1"])  # the first step is the same in all
   expected = {
-    "prm_product": best(lambda r: r["rating_probs"][1]["1"]),
-    "prm_min": best(lambda r: r["rating_probs"][1]["1"]),
-    "prm_last": best(lambda r: r["rating_probs"][1]["1"]),
-    "prm_mean": best(lambda r: r["rating_probs"][1]["1"]),
+    **dict.fromkeys(["prm_product", "prm_min", "prm_last", "prm_mean"], last),
     "orm": best(lambda r: r["orm_score"]),
     "oracle": curve(lambda subset: any(r["is_correct"] for r in subset)),
     "random": curve(lambda subset: np.mean([r["is_correct"] for r in subset])),
@@ -166,91 +122,62 @@ def test_real_samples_equal_counting(shared):
       assert accuracy[n - 1] == pytest.approx(float(expected), abs=1e-7), (name, n)
 
 
-@pytest.mark.shared_data
-def test_samples_without_steps(shared, tmp_path):
-  """A file without step probabilities gets figure and page, without examples."""
-  path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
-  report, paths = written(read_scored_samples([path]), tmp_path)
-  assert report["examples"] == []
-  assert list(report["by_level"]) == [f"Level {i}" for i in range(1, 6)]
-  page = paths[2].read_text()
-  assert "By level, at N = 8" in page
-  assert "Some solutions" not in page
-
-
 def test_report_schema(tmp_path):
   """report.json has the keys and lengths that other tools rely on, and no NaN."""
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
-  _, paths = written(samples, tmp_path / "out")
+  _, paths = written(samples_of(tmp_path / "scored.jsonl", generated()), tmp_path / "out")
   assert [p.name for p in paths] == ["report.json", "best_of_n.png", "report.html"]
-  assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths)
+  assert sorted(paths) == sorted((tmp_path / "out").iterdir())
+  assert paths[1].read_bytes().startswith(b"\x89PNG")
   stored = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
   assert (stored["problems"], stored["samples"], stored["n"]) == (6, 24, [1, 2, 4])
-  prm = ["prm_product", "prm_min", "prm_mean", "prm_last", "prm_soft_min"]
-  votes = ["majority", "weighted_prm_product", "weighted_orm"]
-  assert list(stored["curves"]) == [*prm, "orm", *votes, "oracle", "random"]
+  assert tuple(stored["curves"]) == methods_lib.STANDARD
   for curve in stored["curves"].values():
     for low, middle, high in zip(curve["low"], curve["accuracy"], curve["high"], strict=True):
       assert 0 <= low <= middle + 1e-9 <= high + 2e-9 <= 1 + 4e-9
   assert list(stored["paired"]) == ["prm_product - orm", "prm_product - majority", "orm - majority"]
-  for pair in stored["paired"].values():
-    assert len(pair["difference"]) == len(pair["low"]) == len(pair["high"]) == 3
-  difference = stored["paired"]["prm_product - orm"]["difference"]
-  curves = [np.array(stored["curves"][name]["accuracy"]) for name in ("prm_product", "orm")]
-  np.testing.assert_allclose(difference, curves[0] - curves[1], atol=1e-9)
-  assert list(stored["by_level"]) == ["1", "2"]
-  mean = np.mean([g["curves"]["orm"]["accuracy"] for g in stored["by_level"].values()], axis=0)
-  np.testing.assert_allclose(mean, curves[1], atol=1e-9)  # equally many problems at each level
-  assert paths[1].read_bytes().startswith(b"\x89PNG")
-
-
-def test_methods_without_their_keys_are_absent(tmp_path):
-  """A file without orm_score, answers or rating_probs gives the curves that need none of them."""
-  bare = [rated(answer=..., orm_score=..., rating_probs=..., steps=...) for _ in range(2)]
-  samples = read_scored_samples([write(tmp_path / "bare.jsonl", bare)])
-  report, paths = written(samples, tmp_path)
-  assert list(report["curves"]) == ["oracle", "random"]
-  assert report["paired"] == {}
-  page = paths[2].read_text()
-  assert "Some solutions" not in page
-  only_orm = [rated(rating_probs=..., orm=0.1 * i) for i in range(2)]
-  samples = read_scored_samples([write(tmp_path / "orm.jsonl", only_orm)])
-  assert list(ranked(samples)[0]["paired"]) == ["orm - majority"]
+  for name, pair in stored["paired"].items():
+    a, b = (np.array(stored["curves"][each]["accuracy"]) for each in name.split(" - "))
+    np.testing.assert_allclose(pair["difference"], a - b, atol=1e-9)
+    assert len(pair["low"]) == len(pair["high"]) == 3
 
 
 def test_chosen_methods(tmp_path):
-  """Methods asked for are computed in their order; an impossible one is an error that says why."""
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
+  """Methods asked for are computed in their order, whatever else is; an unknown one is an error."""
+  samples = samples_of(tmp_path / "scored.jsonl", generated())
   alone, _ = ranked(samples, methods=["weighted_prm_min", "orm"])
   assert list(alone["curves"]) == alone["drawn"] == ["weighted_prm_min", "orm"]
   assert list(alone["paired"]) == ["weighted_prm_min - orm"]  # the first and each other
   more, _ = ranked(samples, methods=["orm", "majority", "weighted_prm_min"])
   assert list(more["paired"]) == ["orm - majority", "orm - weighted_prm_min"]
-  for name in alone["curves"]:  # whatever else is computed
+  for name in alone["curves"]:
     assert more["curves"][name]["accuracy"] == alone["curves"][name]["accuracy"]
-  with pytest.raises(
-    ValueError, match=r"prm_mni: unknown \(nearest: prm_min\); there are prm_product"
-  ):
+  with pytest.raises(ValueError, match="prm_mni: unknown; there are prm_product, prm_min"):
     ranked(samples, methods=["orm", "prm_mni"])
-  logits = [rated(rating_probs=..., orm=-1.5), rated(rating_probs=..., orm=0.5)]
-  samples = read_scored_samples([write(tmp_path / "logits.jsonl", logits)])
-  report, _ = ranked(samples)
-  assert list(report["curves"]) == ["orm", "majority", "oracle", "random"]
-  assert "some orm_score is negative: no weighted vote by it" in report["notices"]
-  with pytest.raises(ValueError, match=r'weighted_orm: an "orm_score" is negative, -1\.5'):
-    ranked(samples, methods=["weighted_orm"])
-  with pytest.raises(ValueError, match='the file has no "rating_probs"; there are orm, majority'):
-    ranked(samples, methods=["prm_last"])
-  unanswered = [rated(answer=...)]
-  samples = read_scored_samples([write(tmp_path / "unanswered.jsonl", unanswered)])
-  with pytest.raises(ValueError, match='majority: the file has no "answer"'):
-    ranked(samples, methods=["majority"])
+
+
+@pytest.mark.parametrize(
+  ("keys", "standard", "name", "message"),
+  [
+    ({"answer": ..., "orm_score": ..., "rating_probs": ...}, [], "majority", 'has no "answer"'),
+    ({"rating_probs": ...}, ["orm", "majority", "weighted_orm"], "prm_last", 'no "rating_probs"'),
+    ({"rating_probs": ..., "orm": -1.5}, ["orm", "majority"], "weighted_orm", r"negative, -1\.5"),
+  ],
+)
+def test_methods_that_a_file_does_not_allow(tmp_path, keys, standard, name, message):
+  """A method whose keys are missing, or no weights of votes, is absent; asked for, an error."""
+  samples = samples_of(tmp_path / "scored.jsonl", [rated(**keys), rated(**keys)])
+  report, paths = written(samples, tmp_path)
+  assert list(report["curves"]) == [*standard, "oracle", "random"]
+  assert list(report["paired"]) == ["orm - majority"] * ("orm" in standard)
+  assert report["examples"] == [] and "Some solutions" not in paths[2].read_text()
+  with pytest.raises(ValueError, match=f"{name}: .*{message}"):
+    ranked(samples, methods=[name])
 
 
 def test_breakdowns(tmp_path):
   """The curves of a breakdown's groups, weighted by size, average to the curve of all."""
   records = [r | {"subject": "AB"[r["level"] - 1]} for r in generated(problems=12)]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  samples = samples_of(tmp_path / "scored.jsonl", records)
   options = {"methods": ["orm", "majority", "oracle"]}
   report, _ = ranked(samples, **options)
   sizes = {
@@ -266,9 +193,8 @@ def test_breakdowns(tmp_path):
   only, _ = ranked(samples, by=["subject"], **options)
   assert only["by_subject"] == report["by_subject"]
   assert only["by_level"] == only["by_difficulty"] == {}
-  samples = read_scored_samples([write(tmp_path / "b.jsonl", [rated()])])
   with pytest.raises(ValueError, match="--by level: no candidate has a level; there are diff"):
-    ranked(samples, by=["level"])
+    ranked(samples_of(tmp_path / "b.jsonl", [rated()]), by=["level"])
 
 
 def test_difficulty(tmp_path):
@@ -279,7 +205,7 @@ def test_difficulty(tmp_path):
     for p, count in enumerate(right)
     for i in range(4 if p != 3 else 3)
   ]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
+  samples = samples_of(tmp_path / "scored.jsonl", records)
   padded, _ = ranked(samples, methods=["orm", "random"])
   groups = padded["by_difficulty"]
   assert list(groups) == ["1", "2", "3", "4", "5"]
@@ -295,39 +221,35 @@ def test_difficulty(tmp_path):
   assert own["by_difficulty"]["1"]["pass_rate"] == [1.0, 1.0]
 
 
+def within(curve, reach):
+  """Whether low and high are `reach` either side of the accuracy, inside 0..1."""
+  middle, low, high = (np.array(curve[key], float) for key in ("accuracy", "low", "high"))
+  np.testing.assert_allclose(low, np.maximum(middle - reach, 0), atol=1e-9)
+  np.testing.assert_allclose(high, np.minimum(middle + reach, 1), atol=1e-9)
+
+
 @pytest.mark.parametrize("band", ["simultaneous", "generation"])
 def test_bands(tmp_path, band):
   """The requested band is computed, and report, page and table name it."""
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
+  samples = samples_of(tmp_path / "scored.jsonl", generated(12, 10))
   some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
-  pointwise, _ = ranked(samples, **some)
   report, paths = written(samples, tmp_path, band=band, **some)
-  assert report["band"] == band
-  assert report["interval"] in paths[2].read_text().replace("\n", " ")
-  assert report["interval"] in report_tables.format_table(report)
+  assert report["interval"] in report_lib.format_table(report)
   page = paths[2].read_text().replace("\n", " ")
+  assert report["interval"] in page and report["paired_interval"] in page
   if band == "simultaneous":
-    for each in report["paired"].values():
-      reach = each["critical_value"] * np.array(each["problem_standard_error"])
-      np.testing.assert_allclose(each["high"], np.array(each["difference"]) + reach, atol=1e-9)
     assert report["paired_interval"] == report["interval"]
-    assert "established at every N where its band leaves out 0" in page
-    one = read_scored_samples([write(tmp_path / "one.jsonl", [rated()])])
+    for curve in report["curves"].values():
+      within(curve, curve["critical_value"] * np.array(curve["problem_standard_error"]))
     with pytest.raises(ValueError, match="--band simultaneous takes at least 2 problems"):
-      ranked(one, band=band)
+      ranked(samples_of(tmp_path / "one.jsonl", [rated()]), band=band)
   else:
-    assert report["paired"] == pointwise["paired"]
-    assert "established at an N where its interval leaves out 0, at that N alone" in page
-  for name, curve in report["curves"].items():
-    there = [low is not None for low in curve["low"]]
-    assert there == [high is not None for high in curve["high"]]
-    if band == "simultaneous":
-      assert all(there)
-      reach = curve["critical_value"] * np.array(curve["problem_standard_error"])
-      expected = np.minimum(np.array(curve["accuracy"]) + reach, 1)
-      np.testing.assert_allclose(curve["high"], expected, atol=1e-9)
-    else:  # the jackknife can say nothing of votes, or where half of the candidates are drawn
-      assert there == [name in ("orm", "oracle")] * 2 + [False, False]
+    assert report["paired"] == ranked(samples, **some)[0]["paired"]
+    for name, curve in report["curves"].items():
+      # The jackknife can say nothing of votes, or where half of the candidates are drawn.
+      there = [name in ("orm", "oracle")] * 2 + [False, False]
+      for key in ("low", "high"):
+        assert [bound is not None for bound in curve[key]] == there
 
 
 def test_noise_of_votes(tmp_path):
@@ -335,7 +257,7 @@ def test_noise_of_votes(tmp_path):
 
   Independent problems: the square of the mean's error is that of the groups', weighted.
   """
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(12, 10))])
+  samples = samples_of(tmp_path / "scored.jsonl", generated(12, 10))
   methods = ["orm", "majority", "weighted_orm", "weighted_mean_orm"]
   report, _ = ranked(samples, [1, 3, 10], methods=methods, by=["level"])
   curves, paired = report["curves"], report["paired"]
@@ -354,19 +276,19 @@ def test_noise_of_votes(tmp_path):
 
 def test_more_methods_than_styles(tmp_path):
   """A figure draws at most eight methods; a notice names the others, and tables have all."""
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated())])
+  samples = samples_of(tmp_path / "scored.jsonl", generated())
   methods = ["oracle", "random", *methods_lib.RANKED, "all_correct", "majority"]
   report, paths = written(samples, tmp_path, methods=methods)
   assert report["drawn"] == methods[:8] and list(report["curves"]) == methods
   (notice,) = [each for each in report["notices"] if "the figures show" in each]
   assert notice.endswith("the first 8 methods, without all_correct, majority")
   assert notice in paths[2].read_text()
-  assert len(set(report_figures._styles(report).values())) == 8
+  assert len(set(report_lib._styles(report).values())) == 8
 
 
 def test_every_n(tmp_path):
   """--n all gives exact curves at every N and only the votes named; tables show some N."""
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", generated(5, 50))])
+  samples = samples_of(tmp_path / "scored.jsonl", generated(5, 50))
   chosen, (notice,) = methods_lib.choose(samples, [], every_n=True)
   assert set(chosen) == set(methods_lib.STANDARD) - set(methods_lib.VOTES)
   assert "name them in --methods" in notice
@@ -378,17 +300,17 @@ def test_every_n(tmp_path):
     assert len(curve["low"]) == 50
     picked = [curve["accuracy"][2], curve["accuracy"][16]]
     np.testing.assert_allclose(picked, some["curves"][name]["accuracy"], atol=1e-7)
-  header = report_tables.format_table(report).splitlines()[3].split()
+  header = report_lib.format_table(report).splitlines()[3].split()
   assert header == ["N", "1", "2", "4", "8", "16", "32", "50"]
   assert paths[2].read_text().count("<th>32</th>") == 2
-  assert report_tables.shown([10, 20]) == [0, 1]
-  assert report_tables.shown(range(10, 310, 10)) == [0, 1, 3, 6, 12, 25, 29]
+  assert report_lib.shown([10, 20]) == [0, 1]
+  assert report_lib.shown(range(10, 310, 10)) == [0, 1, 3, 6, 12, 25, 29]
 
 
 def test_bundle_without_its_sources(tmp_path):
   """A bundle gives the same curves; without its sources a notice replaces the examples."""
-  path = write(tmp_path / "scored.jsonl", generated())
-  samples = read_scored_samples([path])
+  path = tmp_path / "scored.jsonl"
+  samples = samples_of(path, generated())
   write_bundle(samples, tmp_path / "bundle")
   again = read_scored_samples([tmp_path / "bundle"])
   whole, _ = ranked(samples, methods=["orm", "prm_product"])
@@ -401,21 +323,9 @@ def test_bundle_without_its_sources(tmp_path):
 
 def test_missing_candidates(tmp_path):
   """A candidate without an answer is never chosen; pad_short says how lacking ones count."""
-  records = [
-    rated("A", right=False, answer=None, score=0.99),
-    rated("A", score=0.1),
-    rated("B", score=0.5),
-  ]
-  samples = read_scored_samples([write(tmp_path / "scored.jsonl", records)])
-  padded, _ = ranked(samples, methods=["prm_product"])
-  assert padded["curves"]["prm_product"]["accuracy"] == [0.5, 1.0]
-  assert len(padded["notices"]) == 2
-  own, _ = ranked(samples, pad_short=False, methods=["prm_product"])
-  assert own["curves"]["prm_product"]["accuracy"] == [0.75, 1.0]
-
-
-def test_default_n():
-  """Powers of two up to M, and M itself."""
-  assert powers_of_two(1) == [1]
-  assert powers_of_two(8) == [1, 2, 4, 8]
-  assert powers_of_two(1860)[-3:] == [512, 1024, 1860]
+  records = [rated("A", right=False, answer=None, score=0.99), rated("A", score=0.1), rated("B")]
+  samples = samples_of(tmp_path / "scored.jsonl", records)
+  for pad_short, expected in ((True, [0.5, 1.0]), (False, [0.75, 1.0])):
+    report, _ = ranked(samples, pad_short=pad_short, methods=["prm_product"])
+    assert report["curves"]["prm_product"]["accuracy"] == expected
+    assert len(report["notices"]) == 2

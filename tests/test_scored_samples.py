@@ -1,18 +1,20 @@
 """Reading scored samples: lines, groups, several files and bundles; errors name the place."""
 
+import itertools
 import json
 import os
-import random
 
 import msgspec
 import numpy as np
 import pytest
-from scored_files import FINE, candidate, check_equal, drawn, fails, in_groups, write
+from scored_files import FINE, candidate, check_equal, drawn, fails, in_groups, samples_of, write
 
-from prm_jax.evaluation import scored_samples
-from prm_jax.evaluation.sample_files import read_scored_samples, read_solutions
+from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions, write_bundle
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.json_lines import BadLine
+
+
+def without(records, *keys):
+  return [{k: v for k, v in r.items() if k not in keys} for r in records]
 
 
 @pytest.mark.shared_data
@@ -22,18 +24,42 @@ def test_a_real_file_of_groups(shared):
   samples = read_scored_samples([path])
   groups = [json.loads(line) for line in path.read_text().splitlines()]
   assert samples.correct.shape == (35, 8)
-  assert samples.valid.all() and (samples.sizes == 8).all()
-  assert samples.step_probs is None and samples.step_slots is None
+  assert samples.valid.all() and (samples.sizes == 8).all() and samples.step_probs is None
   assert samples.orm.tolist() == [[s["score"] for s in g["samples"]] for g in groups]
   assert samples.correct.tolist() == [[s["is_correct"] for s in g["samples"]] for g in groups]
   assert samples.levels == tuple(g["level"] for g in groups)
-  answers = [[s["answer"] for s in g["samples"]] for g in groups]
-  for ids, texts in zip(samples.answer_ids, answers):
+  for ids, group in zip(samples.answer_ids, groups):
+    texts = [s["answer"] for s in group["samples"]]
     assert (ids[:, None] == ids).tolist() == [[a == b for b in texts] for a in texts]
   slots = [(3, 5), (0, 7), (34, 0)]
   for (p, m), record in zip(slots, read_solutions(samples, slots)):
     assert record["text"] == groups[p]["samples"][m]["text"]
     assert record["ground_truth_answer"] == groups[p]["ground_truth_answer"]
+
+
+@pytest.mark.parametrize("parser", ["msgspec", "json"])
+@pytest.mark.parametrize("name", ["scored.jsonl", "scored.jsonl.gz"])
+def test_arrays_hold_what_the_lines_say(tmp_path, monkeypatch, parser, name):
+  """Every number is that of its line, to the last bit, whatever parser and buffer read it."""
+
+  def refuse(line):
+    raise msgspec.DecodeError("refused")
+
+  if parser == "json":
+    monkeypatch.setattr(msgspec.json, "decode", refuse)
+  monkeypatch.setattr(json_lines, "READ_BYTES", 137)
+  records = list(drawn(7, 150))
+  samples = samples_of(tmp_path / name, records)
+  flat = [[r[k] for k in ("-1", "0", "1")] for x in records for r in x["rating_probs"]]
+  assert samples.step_probs.tolist() == flat
+  assert samples.step_counts.tolist() == [len(record["steps"]) for record in records]
+  p, m = np.unravel_index(samples.slots, samples.correct.shape)
+  assert samples.places[p, m, 0, 0].tolist() == list(range(1, 151))
+  assert [samples.problems[i] for i in p] == [record["problem"] for record in records]
+  for column, key in ((samples.orm, "orm_score"), (samples.prm_score, "prm_score")):
+    assert column[p, m].tolist() == [record[key] for record in records]
+  assert samples.correct[p, m].tolist() == [record["is_correct"] for record in records]
+  assert samples.valid[p, m].tolist() == [bool(record["answer"]) for record in records]
 
 
 @pytest.mark.parametrize(
@@ -42,213 +68,34 @@ def test_a_real_file_of_groups(shared):
 def test_groups_equal_lines(tmp_path, size, name):
   """One candidate a line and one problem a line give the same arrays."""
   records = sorted(drawn(1), key=lambda r: r["problem"])
-  lines = read_scored_samples([write(tmp_path / "lines.jsonl", records)])
-  groups = read_scored_samples([write(tmp_path / name, in_groups(records, size))])
+  lines = samples_of(tmp_path / "lines.jsonl", records)
+  groups = samples_of(tmp_path / name, in_groups(records, size))
   assert len(set(groups.sizes)) > 1  # unequal numbers of samples, too
-  check_equal(lines, groups, but=("files", "file_bytes", "lines", "offsets", "indices"))
+  check_equal(lines, groups, but=("files", "file_bytes", "places"))
   slots = [(p, size - 1) for p, size in enumerate(groups.sizes)]
   assert read_solutions(groups, slots) == read_solutions(lines, slots)
-  p, m = 2, 5
-  line, index = (1 + p, m) if size is None else (groups.lines[p, m], m % size)
-  assert groups.where(p, m) == f'{tmp_path / name}:{line}: "samples"[{index}]'
-  assert lines.where(p, m) == f"{tmp_path / 'lines.jsonl'}:{lines.lines[p, m]}"
+  line, index = groups.places[2, 5, 0, :2]
+  assert index == (5 if size is None else 5 % size)
+  assert groups.where(2, 5) == f'{tmp_path / name}:{line}: "samples"[{index}]'
+  assert lines.where(2, 5) == f"{tmp_path / 'lines.jsonl'}:{lines.places[2, 5, 0, 0]}"
 
 
-def test_files_of_groups_merge(tmp_path):
-  """Files of groups merge as files of lines do; files of different samples do not merge."""
+@pytest.mark.parametrize("form", [list, in_groups])
+def test_two_files_merge(tmp_path, form):
+  """Two files of the same candidates equal one file with the keys of both; others do not merge."""
   records = sorted(drawn(2), key=lambda r: r["problem"])
-  whole = read_scored_samples([write(tmp_path / "whole.jsonl", in_groups(records))])
-
-  def without(*keys):
-    return [{k: v for k, v in r.items() if k not in keys} for r in records]
-
-  prm = write(tmp_path / "prm.jsonl", in_groups(without("orm_score")))
-  orm = write(tmp_path / "orm.jsonl", in_groups(without("rating_probs", "prm_score")))
+  whole = samples_of(tmp_path / "whole.jsonl", form(records))
+  prm = write(tmp_path / "prm.jsonl", form(without(records, "orm_score")))
+  orm = write(tmp_path / "orm.jsonl.gz", form(without(records, "rating_probs", "prm_score")))
   merged = read_scored_samples([prm, orm])
-  check_equal(whole, merged, but=("files", "file_bytes", "offsets"))
+  check_equal(whole, merged, but=("files", "file_bytes", "places"))
   assert read_solutions(merged, [(3, 2)]) == read_solutions(whole, [(3, 2)])
-  lines = write(tmp_path / "lines.jsonl", records)
-  fails([prm, lines], "lines.jsonl:1: the same candidate is at ", 'prm.jsonl:1: "samples"[0]')
-  other = write(tmp_path / "other.jsonl", in_groups(records, 3))
-  fails([prm, other], 'other.jsonl:2: "samples"[0]: the same candidate is at ', '"samples"[3]')
-  short = write(tmp_path / "short.jsonl", in_groups(records[:-1]))
-  fails([prm, short], f"{short}: ends before the candidate at {prm}:7: ", '"samples"[')
+  short = write(tmp_path / "short.jsonl", form(records[:-1]))
+  fails([prm, short], f"{short}: ends before the candidate at {prm}:")
   records[1] = records[1] | {"orm_score": 77.0}
-  changed = write(tmp_path / "changed.jsonl", in_groups(records))
-  fails([orm, changed], 'changed.jsonl:1: "samples"[1]: "orm_score" is 77.0')
-
-
-@pytest.mark.parametrize(
-  ("line", "message"),
-  [
-    ({"samples": []}, '"samples" is []: expected a list of objects, not empty'),
-    ({"samples": [{"is_correct": False, "score": 1}, 3]}, '"samples"[1]: is 3: expected an object'),
-    ({"samples": [{"is_correct": 1, "score": 1}]}, '"samples"[0]: "is_correct" is 1'),
-    ({"samples": [{"is_correct": True}]}, '"samples"[0]: no "orm_score"'),
-    (
-      {"samples": [{"is_correct": True, "score": 1, "orm_score": 1}]},
-      '"samples"[0]: "score" and "orm_score" are both here',
-    ),
-    (
-      {"samples": [{"is_correct": True, "score": 1, "problem": "B"}]},
-      "\"samples\"[0]: \"problem\" is 'B', but 'A' for the whole line",
-    ),
-  ],
-)
-def test_malformed_groups(tmp_path, line, message):
-  """The message names file, line, the sample's place from 0, and the value."""
-  good = {"problem": "A", "samples": [{"is_correct": True, "score": 0.5}]}
-  path = write(tmp_path / "groups.jsonl", [good, "", {"problem": "A"} | line])
-  fails([path], f"{path}:3: {message}")
-
-
-def test_the_step_of_a_sample_is_named(tmp_path):
-  """A wrong probability names file, line, sample and step."""
-  bad = {"steps": ["a", "b"], "is_correct": False, "rating_probs": [FINE, FINE | {"0": 0.5}]}
-  good = bad | {"rating_probs": [FINE] * 2}
-  path = write(tmp_path / "g.jsonl", [{"problem": "A", "samples": [good, good, bad]}])
-  fails([path], f"{path}:1: \"samples\"[2]: \"rating_probs[1]\" is {{'-1': 0.25, '0': 0.5")
-
-
-def test_answers_are_grouped_once(tmp_path):
-  """group_answers gets a problem's distinct answers in order; its numbers become 0, 1, 2, ..."""
-  answers = ["1/2", "0.5", "7", None, "0.5", "1/2", "8"]
-  records = [candidate("A", right=False, answer=a) for a in answers]
-  records += [candidate("B", answer="0.5"), candidate("C", right=False, answer=None)]
-  path = write(tmp_path / "scored.jsonl", records)
-  seen = []
-
-  def halves(texts):
-    seen.append(list(texts))
-    return np.array([-5 if text in ("1/2", "0.5") else 1000 + int(text) for text in texts])
-
-  samples = read_scored_samples([path], group_answers=halves)
-  assert seen == [["1/2", "0.5", "7", "8"], ["0.5"], []]
-  assert samples.answer_ids.tolist()[0] == [0, 0, 1, 0, 0, 0, 2]
-  assert samples.answer_ids.tolist()[1:] == [[0] * 7] * 2
-  plain = read_scored_samples([path])
-  assert plain.answer_ids.tolist()[0] == [0, 1, 2, 0, 1, 0, 3]
-  check_equal(samples, plain, but=("answer_ids",))
-  assert not plain.valid[0, 3] and not plain.valid[2].any()
-
-
-def test_a_wrong_grouping_is_an_error(tmp_path):
-  """A grouping that is not one integer for each answer is an error that shows it."""
-  path = write(tmp_path / "scored.jsonl", [candidate(), candidate(right=False, answer="4")])
-  fails([path], "gave [0] for ['3', '4']", error=ValueError, group_answers=lambda texts: [0])
-  fails([path], "expected an integer for each", error=ValueError, group_answers=lambda t: t)
-
-
-def plain_reading(paths, monkeypatch):
-  """The same by the standard library's parser alone, with every step checked by itself."""
-  with monkeypatch.context() as patch:
-
-    def refuse(line):
-      raise msgspec.DecodeError("refused")
-
-    patch.setattr(msgspec.json, "decode", refuse)
-    patch.setattr(scored_samples, "BLOCK", 1)
-    try:
-      return read_scored_samples(paths)
-    except BadLine as error:
-      return str(error)
-
-
-@pytest.mark.parametrize("block", [1, 30, 2**16])
-@pytest.mark.parametrize("name", ["scored.jsonl", "scored.jsonl.gz"])
-def test_fast_reading_equals_plain_reading(tmp_path, monkeypatch, block, name):
-  """The parser and the sizes of blocks and buffers change no bit of an array."""
-  path = write(tmp_path / name, drawn(block, 150))
-  plain = plain_reading([path], monkeypatch)
-  monkeypatch.setattr(scored_samples, "BLOCK", block)
-  monkeypatch.setattr(json_lines, "READ_BYTES", 100 + block)
-  check_equal(read_scored_samples([path]), plain)
-  flat = [[r[k] for k in ("-1", "0", "1")] for x in drawn(block, 150) for r in x["rating_probs"]]
-  assert plain.step_probs.tolist() == flat
-  m = plain.correct.shape[1]
-  texts = [record["rating_probs"] for record in drawn(block, 150)]
-  for p, place in ((0, 0), (3, 4), (6, 1)):
-    mine = plain.step_probs[plain.step_slots == p * m + place]
-    expected = texts[plain.lines[p, place] - 1]
-    assert mine.tolist() == [[r[k] for k in ("-1", "0", "1")] for r in expected]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_of_two_mistakes_the_first_is_reported(tmp_path, monkeypatch, seed):
-  """The error is that of the first bad line, though probabilities are checked at the end."""
-  rng = random.Random(seed)
-  records = list(drawn(seed, 60))
-  bad_probs = rng.choice(
-    [{"-1": 2.0, "0": 0.0, "1": 0.0}, {"-1": float("nan"), "0": 0, "1": 1}, {"0": 1}, [1], "x"]
-  )
-  mistakes = {}
-  for line in rng.sample(range(1, 60), 3):
-    record = dict(records[line])
-    kind = rng.randrange(4)
-    if kind == 0:
-      step = rng.randrange(len(record["steps"]))
-      record["rating_probs"] = list(record["rating_probs"])
-      record["rating_probs"][step] = bad_probs
-      mistakes[line] = f'"rating_probs[{step}]'
-    elif kind == 1:
-      record["orm_score"] = rng.choice(["high", float("inf"), True, 10**400])
-      mistakes[line] = '"orm_score" is '
-    elif kind == 2:
-      del record["answer"]
-      mistakes[line] = 'no "answer"'
-    else:
-      mistakes[line] = "not JSON"
-      record = "{"
-    records[line] = record
-  path = write(tmp_path / "scored.jsonl", records)
-  first = min(mistakes)
-  message = fails([path], f"{path}:{first + 1}: {mistakes[first]}")
-  plain = plain_reading([path], monkeypatch)
-  assert plain == message
-
-
-def test_solutions_are_read_as_their_scores_were(tmp_path):
-  """A byte order mark, a NaN in an unread key and huge integers are read, and found again."""
-  path = tmp_path / "scored.jsonl"
-  lines = [candidate(note=float("nan")), candidate(prm_score=10**30, note=10**400), candidate()]
-  path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(x).encode() for x in lines))
-  samples = read_scored_samples([path])
-  assert samples.lines.tolist() == [[1, 2, 3]]
-  assert samples.prm_score[0, 1] == 1e30
-  assert len(read_solutions(samples, [(0, 0), (0, 2)])) == 2
-
-
-def test_what_is_no_file_is_not_opened(tmp_path):
-  """A folder or a pipe is an error: a pipe cannot be read twice."""
-  os.mkfifo(tmp_path / "pipe")
-  for path in (tmp_path, tmp_path / "pipe"):
-    fails([path], f"{path}: is a folder or a pipe", error=OSError)
-  fails([tmp_path / "none"], "No such file", error=FileNotFoundError)
-
-
-def test_two_files_merge_line_by_line(tmp_path):
-  """Two files of the same candidates equal one file with the keys of both, gzip or not."""
-  records = list(drawn(3))
-  whole = read_scored_samples([write(tmp_path / "whole.jsonl", records)])
-
-  def without(*keys):
-    return [{k: v for k, v in r.items() if k not in keys} for r in records]
-
-  prm = write(tmp_path / "prm.jsonl", without("orm_score"))
-  orm = write(tmp_path / "orm.jsonl.gz", without("rating_probs", "prm_score"))
-  merged = read_scored_samples([prm, orm])
-  check_equal(whole, merged, but=("files", "file_bytes", "offsets"))
-  p, m = 3, 2
-  assert read_solutions(merged, [(p, m)]) == [records[merged.lines[p, m] - 1]]
-
-
-def test_files_that_disagree(tmp_path):
-  """Two files of different candidates, or of different lengths, are never merged."""
-  a = write(tmp_path / "a.jsonl", [candidate(), candidate()])
-  b = write(tmp_path / "b.jsonl", [candidate(), candidate(answer="4", right=False)])
-  fails([a, b], f"{b}:2: ", " is ", "for the same candidate of an earlier input")
-  c = write(tmp_path / "c.jsonl", [candidate()])
-  fails([a, c], f"{c}: ends before the candidate at {a}:2")
+  changed = write(tmp_path / "changed.jsonl", form(records))
+  where = "changed.jsonl:2: " if form is list else 'changed.jsonl:1: "samples"[1]: '
+  fails([orm, changed], f'{where}"orm_score" is 77.0')
 
 
 def test_blank_lines_are_no_candidates(tmp_path):
@@ -257,7 +104,7 @@ def test_blank_lines_are_no_candidates(tmp_path):
   a = write(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
   b = write(tmp_path / "b.jsonl", records)
   samples = read_scored_samples([a, b])
-  assert samples.lines.tolist() == [[1, 4, 5]]
+  assert samples.places[0, :, :, 0].tolist() == [[1, 1], [4, 2], [5, 3]]
   assert read_solutions(samples, [(0, 1), (0, 2)]) == records[1:]
   b = write(b, [*records[:2], candidate(orm=0.2)])
   fails([a, b], f'{b}:3: "orm_score" is 0.2')
@@ -266,26 +113,157 @@ def test_blank_lines_are_no_candidates(tmp_path):
     fails([blank], f"{blank}: empty")
 
 
+def test_unusual_numbers_and_marks(tmp_path):
+  """A byte order mark, a NaN in an unread key and huge integers are read, and found again."""
+  path = tmp_path / "scored.jsonl"
+  lines = [candidate(note=float("nan")), candidate(prm_score=10**30, note=10**400), candidate()]
+  path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(x).encode() for x in lines))
+  samples = read_scored_samples([path])
+  assert samples.prm_score[0, 1] == 1e30
+  assert len(read_solutions(samples, [(0, 0), (0, 2)])) == 2
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+  """A pipe cannot be read again for the solutions: an error."""
+  os.mkfifo(tmp_path / "pipe")
+  fails([tmp_path / "pipe"], f"{tmp_path}/pipe: no such file, or not a regular file", error=OSError)
+
+
 @pytest.mark.parametrize(
   ("bad", "message"),
   [
-    (candidate(problem=...), 'no "problem"'),
     (candidate(is_correct="yes"), "\"is_correct\" is 'yes': expected bool, got str"),
-    (candidate(orm_score=...), 'no "orm_score", which the lines before have'),
-    (candidate(unique_id="x"), '"unique_id" is here, and on none of the lines before'),
+    (candidate(orm_score=...), '"orm_score" must be on all lines or'),
+    (candidate(unique_id="x"), '"unique_id" must be on all lines'),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),
     (candidate(orm_score=10**400), '"orm_score" is 1000'),
     (candidate(steps=["only one"]), "expected one for each of 1 steps"),
     (candidate(rating_probs=[FINE, {"2": 1.0}]), '"rating_probs[1]" is {\'2\': 1.0}: no "-1"'),
-    (
-      candidate(rating_probs=[FINE, FINE | {"1": 5}]),
-      "\"rating_probs[1]\" is {'-1': 0.25, '0': 0.0, '1': 5",
-    ),
+    (candidate(rating_probs=[FINE, FINE | {"1": 5}]), '"rating_probs[1]" is [0.25, 0.0, 5.0]'),
     (candidate(answer=None), '"is_correct" is true, but "answer" is None'),
-    (candidate(level=5), "\"level\" is '5', but None before"),
+    (candidate(level=5), '"level" is 5, but None before for the same problem'),
+    ({"problem": "A", "samples": []}, '"samples" is []: expected array of length >= 1'),
+    ({"problem": "A", "samples": [3]}, '"samples[0]" is 3: expected object'),
+    (
+      {"problem": "A", "samples": [{"score": 1, "orm_score": 2}]},
+      '"samples"[0]: "orm_score" is 1, but 2 beside the sample\'s score',
+    ),
+    (
+      {"problem": "A", "samples": [candidate("A"), candidate("B")]},
+      "\"samples\"[1]: \"problem\" is 'B', but 'A' on the whole line",
+    ),
+    (
+      {"samples": [candidate(), candidate(rating_probs=[FINE, FINE | {"0": 0.5}])]},
+      '"samples"[1]: "rating_probs[1]" is [0.25, 0.5, 0.75]',
+    ),
   ],
 )
 def test_malformed_lines(tmp_path, bad, message):
-  """A bad line is an error with file, line, key and value."""
+  """A bad line is an error with file, line, sample, key and value."""
   path = write(tmp_path / "scored.jsonl", [candidate(), bad])
-  fails([path], f"{path}:2: ", message)
+  fails([path], f"{path}:2: {message}" if message.startswith('"samp') else f"{path}:2: ", message)
+
+
+MISTAKES = (
+  (candidate(rating_probs=[FINE, FINE | {"0": 2}]), '"rating_probs[1]'),
+  (candidate(rating_probs=[FINE | {"0": float("nan")}, FINE]), '"rating_probs[0]'),
+  (candidate(orm_score=True), '"orm_score" is True'),
+  (candidate(answer=...), '"answer" must be on all'),
+  ("{", "not JSON"),
+)
+
+
+@pytest.mark.parametrize("mistakes", itertools.permutations(MISTAKES, 2))
+def test_of_two_mistakes_the_first_is_reported(tmp_path, mistakes):
+  """The error is that of the first bad line, though probabilities are checked at the end."""
+  (first, message), (second, _) = mistakes
+  path = write(tmp_path / "scored.jsonl", [candidate(), first, candidate(), second])
+  fails([path], f"{path}:2: {message}")
+
+
+@pytest.mark.parametrize(
+  "missing", [(), ("orm_score",), ("answer",), ("rating_probs", "prm_score")]
+)
+@pytest.mark.parametrize("form", ["lines", "groups", "two files"])
+def test_a_bundle_gives_the_same_samples(tmp_path, monkeypatch, missing, form):
+  """A bundle gives equal samples, and finds the same solutions from any working directory."""
+  records = without(drawn(5), *missing)
+  monkeypatch.chdir(tmp_path)
+  paths = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl"][: 1 + (form == "two files")]
+  for path in paths:
+    write(path, in_groups(records) if form == "groups" else records)
+  samples = read_scored_samples([path.name for path in paths])
+  write_bundle(samples, "scores")  # the name does not matter
+  (tmp_path / "elsewhere").mkdir()
+  monkeypatch.chdir("elsewhere")
+  again = read_scored_samples(["../scores"])
+  check_equal(samples, again, but=["files"])
+  assert again.files == tuple(paths)
+  texts = [r for r in records if r["problem"] == samples.problems[4]]
+  assert read_solutions(again, [(4, 2), (4, 0)]) == [texts[2], texts[0]]
+
+
+def test_solutions_of_a_changed_source_are_an_error(tmp_path):
+  """A file of scores that has changed or is gone is never read for its texts."""
+  path = tmp_path / "scored.jsonl"
+  samples = samples_of(path, [candidate("A"), candidate("B")])
+  whole = path.read_bytes()
+  for data, message in (
+    (whole + b" ", f"expected {len(whole)} bytes"),
+    (whole[::-1], "not JSON"),
+    (whole.replace(b'"A"', b'"C"'), "line 1: another problem"),
+    (None, "No such file"),
+  ):
+    path.unlink() if data is None else path.write_bytes(data)
+    with pytest.raises(OSError, match=message) as error:
+      read_solutions(samples, [(0, 0)])
+    assert str(path) in str(error.value)
+
+
+class Evil:
+  """Leaves a file behind when it is unpickled."""
+
+  def __init__(self, path):
+    self.path = path
+
+  def __reduce__(self):
+    return os.mkdir, (self.path,)
+
+
+def test_a_foreign_bundle(tmp_path):
+  """A bundle beside another file, of another version, incomplete or with a pickle is an error."""
+  bundle, path = tmp_path / "scores.npz", tmp_path / "scored.jsonl"
+  write_bundle(samples_of(path, [candidate()]), bundle)
+  fails([path, bundle], f"{bundle}: is a score bundle, which is read alone")
+  header = np.frombuffer(b'{"format": "prm_jax score bundle", "version": 1}', np.uint8)
+  evil = np.array([Evil(str(tmp_path / "run"))], object)
+  for changes, message in (
+    ({"header": header}, "'version': 1"),
+    ({"correct": None}, "'correct'"),
+    ({"header": None}, "'header'"),
+    ({"orm": evil}, "cannot be loaded"),
+    ({"header": evil}, "cannot be loaded"),
+  ):
+    with np.load(bundle, allow_pickle=False) as stored:
+      arrays = {k: v for k, v in (dict(stored) | changes).items() if v is not None}
+    with open(tmp_path / "changed", "wb") as file:
+      np.savez(file, **arrays)
+    fails([tmp_path / "changed"], "changed: not a score bundle of this version, or dam", message)
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_bundle(tmp_path):
+  """A bundle that is cut, or has a changed byte that means something, is an error."""
+  bundle = tmp_path / "scores.npz"
+  samples = samples_of(tmp_path / "scored.jsonl", [candidate()])
+  write_bundle(samples, bundle)
+  data = bundle.read_bytes()
+  for end in range(2, len(data), 211):
+    bundle.write_bytes(data[:end])
+    fails([bundle], str(bundle))
+  for at in range(2, len(data), 61):
+    bundle.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+    try:
+      check_equal(samples, read_scored_samples([bundle]))  # a byte that means nothing
+    except json_lines.BadLine as error:
+      assert str(bundle) in str(error)

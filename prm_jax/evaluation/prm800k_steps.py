@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax import step_metrics as metrics_lib
+from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import token_tree
 from prm_jax.scoring.scorer import ContractError, Scorer
@@ -38,31 +38,25 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
   encoded = [token_tree.encode(tree, scorer.tokenizer, contract, True) for tree in solutions]
-  read = scorer.read(encoded, [tree.problem for tree in solutions])
-  probabilities = np.concatenate(read)
+  probs = np.concatenate(scorer.read(encoded, [tree.problem for tree in solutions]))
   targets = np.concatenate([tree.read_targets for tree in encoded])
   if contract.objective == "process":
-    result = metrics_lib.step_metrics(probabilities, targets - 1)
-    score, right = 1 - probabilities[:, 0], targets != 0
+    metrics, score = step_metrics.step_metrics(probs, targets - 1), 1 - probs[:, 0]
   else:
-    result = metrics_lib.outcome_metrics(probabilities, targets)
-    score, right = probabilities[:, 1], targets == 1
+    metrics, score = step_metrics.outcome_metrics(probs, targets), probs[:, 1]
   return {
     "split": split,
     "solutions": len(solutions),
     "objective": contract.objective,
     "checkpoint_step": scorer.step,
-    **result,
-    "calibration": metrics_lib.calibration(score, right),
+    **metrics,
+    "calibration": step_metrics.calibration(score, targets != 0),
   }
 
 
 def table(result: dict[str, Any]) -> str:
   """The result as text for a terminal."""
-
-  def number(value):
-    return "-" if value is None else f"{value:.3f}"
-
+  number = lambda value: "-" if value is None else f"{value:.3f}"
   lines = [
     f"{result['split']}: {result['count']:,} labels of {result['solutions']:,} solutions, "
     f"checkpoint at step {result['checkpoint_step']}",

@@ -1,16 +1,14 @@
-"""The content of a reranking report: samples -> scores -> methods -> curves with intervals."""
+"""The content of a reranking report: samples -> scores -> methods -> curves with error bars."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import numpy as np
 
-from prm_jax.evaluation import curves as curves_lib
+from prm_jax import aggregation as agg
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.scored_samples import ScoredSamples
 
@@ -20,6 +18,18 @@ MAX_DRAWN = 8  # as many as there are styles
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
 SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs: scorers round
+COLUMNS = 2048  # bootstrapped at once: memory is resamples x columns
+INTERVALS = {
+  "pointwise": "95 % percentile bootstrap over problems, each N by itself",
+  "simultaneous": "95 % bootstrap band over problems that holds for all N of a curve at once "
+  "(sup-t)",
+  "generation": "1.96 jackknife standard errors either side: the same problems with candidates "
+  "generated anew, where N is at most a fifth of them; none for votes",
+}
+GROUP_INTERVAL = (
+  "1.96 standard errors over the group's problems either side (no width where these all agree, "
+  "though other problems might not)"
+)
 DIFFICULTY_NOTE = (
   "Difficulty: fifths of the problems by the share of their candidates that is right (1: easiest; "
   "missing ones count as wrong; equal shares in the order of the file).  The same candidates make "
@@ -65,75 +75,144 @@ def rerank(
   """The content of report.json: curves, paired differences, breakdowns.
 
   Args:
-    samples: the candidates.
-    options: what to compute.
     progress: show a progress bar, if standard error is a terminal.
 
   Returns:
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
     Accuracies are shares of problems; `interval`, `paired_interval` and `group_interval` say in
     words what `low` and `high` are, which are None where there is no interval.  Differences are of
-    `PAIRS`, or of the first of `options.methods` and each other.  See `curves` for the rest.
+    `PAIRS`, or of the first of `options.methods` and each other.  `problem_standard_error` is
+    analytic, over problems; votes, and differences with a sampled one, have `standard_error` too,
+    the Monte-Carlo noise; simultaneous bands `critical_value`.
 
   Raises:
     ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
       allow; a simultaneous band of one problem.
   """
-  pad_short = options.pad_short
-  if options.band == "simultaneous" and len(samples.problems) < 2:
-    raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
   names, left_out = methods_lib.choose(samples, options.methods, options.n == ("all",))
-  groups = {kind: _groups(samples, kind, pad_short) for kind in _breakdowns(samples, options.by)}
+  groups = _groups(samples, options)
   scores = methods_lib.solution_scores(samples, options.neutral)
-  bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
-  n = _values_of_n(options.n, samples.correct.shape[1])
-  sizes = None if pad_short else samples.sizes
-  draws = methods_lib.Draws(np.array(n), sizes, vote_key, options.permutations)
-  with jax.enable_x64(True):
-    solved, vote_error = methods_lib.solve(samples, scores, names, draws, progress)
-    pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
-    pairs = [(a, b) for a, b in pairs if a in solved and b in solved]
-    generation_error = lambda name: methods_lib.generation_error(name, samples, scores, draws)
-    curves, paired = curves_lib.curves_and_differences(
-      solved, pairs, vote_error, options.band, generation_error, bootstrap_key, options.resamples
-    )
-    by = {k: curves_lib.curves_by_group(solved, vote_error, group) for k, group in groups.items()}
-  for name, chosen in groups.get("difficulty", {}).items():
-    share = _pass_rates(samples, pad_short)[chosen]
-    by["difficulty"][name]["pass_rate"] = [float(share.min()), float(share.max())]
+  most = samples.correct.shape[1]
+  n = list(range(1, most + 1)) if options.n == ("all",) else sorted(set(options.n))
+  n = n or powers_of_two(most)
+  curves, paired, by = _curves(samples, scores, names, n, groups, options, progress)
   drawn = [name for name in names if options.methods or name in DRAWN] or names
   if rest := ", ".join(drawn[MAX_DRAWN:]):
     left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
+  for kind, each in groups.items():
+    if lacking := len(samples.problems) - sum(map(len, each.values())):
+      total = len(samples.problems)
+      left_out.append(f"{lacking} of {total} problems have no {kind}: in none of the groups")
+  band = options.band
   return {
     "problems": len(samples.problems),
-    "samples": int(samples.sizes.sum()),
-    "candidates": samples.correct.shape[1],
+    "samples": len(samples.slots),
+    "candidates": most,
     "n": n,
     "curves": curves,
     "paired": paired,
     **{f"by_{kind}": by.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in groups else None,
-    "notices": _notices(samples, scores) + left_out + _ungrouped(samples, groups),
+    "notices": _notices(samples, scores) + left_out,
     "drawn": drawn[:MAX_DRAWN],
-    **_settings(options),
-    "files": [str(path) for path in samples.files],
-  }, scores
-
-
-def _settings(options: Options) -> dict:
-  """The options as the report states them, with what its intervals are in words."""
-  intervals, band = curves_lib.INTERVALS, options.band
-  return {
     "neutral": options.neutral,
     "band": band,
-    "interval": intervals[band],
-    "paired_interval": intervals["simultaneous" if band == "simultaneous" else "pointwise"],
-    "group_interval": curves_lib.GROUP_INTERVAL,
+    "interval": INTERVALS[band],
+    "paired_interval": INTERVALS["simultaneous" if band == "simultaneous" else "pointwise"],
+    "group_interval": GROUP_INTERVAL,
     "pad_short": options.pad_short,
     "seed": options.seed,
     "resamples": options.resamples,
     "permutations": options.permutations,
-  }
+    "files": [str(path) for path in samples.files],
+  }, scores
+
+
+def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict, dict, dict]:
+  """Curves by method, differences by pair, and curves by breakdown, group and method."""
+  if options.band == "simultaneous" and len(samples.problems) < 2:
+    raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
+  bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
+  draws = {"n": np.array(n), "sizes": None if options.pad_short else samples.sizes}
+  orders = {"key": vote_key, "permutations": options.permutations}
+  with jax.enable_x64(True):
+    solved, vote_error = methods_lib.solve(samples, scores, names, draws, orders, progress)
+    noise = {name: _mean_error(error) for name, error in vote_error.items()}
+    pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
+    differences = {}
+    for a, b in pairs:
+      if a in solved and b in solved:
+        differences[f"{a} - {b}"] = solved[a] - solved[b]
+        error = np.hypot(noise.get(a, 0), noise.get(b, 0))
+        noise |= {f"{a} - {b}": error} if np.any(error) else {}
+    every = solved | differences
+    bounds = _bounds(every, options, bootstrap_key)
+    if options.band == "generation":
+      for name, each in solved.items():
+        error = np.full(each.shape, np.nan)
+        if name in scores:
+          outcomes = (samples.correct, samples.valid)
+          error = np.asarray(agg.generation_error(scores[name], *outcomes, **draws))
+        bounds[name] = _normal(each, _mean_error(error))
+    every = _with_errors(every, noise, bounds, differences)
+    by = {kind: {} for kind in groups}
+    for kind, each in groups.items():
+      for group, chosen in each.items():
+        noise = {name: _mean_error(error[chosen]) for name, error in vote_error.items()}
+        accuracy = _with_errors({name: x[chosen] for name, x in solved.items()}, noise)
+        by[kind][group] = {"problems": len(chosen), "curves": accuracy}
+  for group, chosen in groups.get("difficulty", {}).items():
+    share = _pass_rates(samples, options.pad_short)[chosen]
+    by["difficulty"][group]["pass_rate"] = [float(share.min()), float(share.max())]
+  return {k: every[k] for k in solved}, {k: every[k] for k in differences}, by
+
+
+def _bounds(every: dict[str, np.ndarray], options: Options, key: jax.Array) -> dict[str, tuple]:
+  """(low, high), `[K]` each, of `[P, K]` curves; and the critical value of simultaneous bands."""
+  resamples = options.resamples
+  if options.band == "simultaneous":
+    return {name: agg.simultaneous_band(x, key, resamples) for name, x in every.items()}
+  columns = np.concatenate(list(every.values()), axis=1)
+  parts = [
+    agg.bootstrap(columns[:, start : start + COLUMNS], key, resamples)  # the same resamples
+    for start in range(0, columns.shape[1], COLUMNS)
+  ]
+  low, high = np.concatenate([np.asarray(part) for part in parts], axis=1)
+  return dict(zip(every, zip(np.split(low, len(every)), np.split(high, len(every)))))
+
+
+def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differences=()) -> dict:
+  """The mean of each `[P, K]` curve with its errors, which JSON can store: NaN becomes None.
+
+  Without `bounds` low and high are 1.96 standard errors away, as groups may be small.
+  """
+  errors = agg.standard_error(np.concatenate(list(solved.values()), axis=1))
+  result = {}
+  for (name, each), error in zip(solved.items(), np.asarray(errors).reshape(len(solved), -1)):
+    low, high, *critical = bounds[name] if bounds else _normal(each, error)
+    rows = {"accuracy": each.mean(axis=0), "low": np.asarray(low), "high": np.asarray(high)}
+    if name in differences:
+      rows = {"difference": rows.pop("accuracy")} | rows
+    else:  # normal intervals and control variates may leave 0..1
+      rows = {key: np.clip(row, 0, 1) for key, row in rows.items()}
+    rows |= {"problem_standard_error": error}
+    rows |= {"standard_error": noise[name]} if name in noise else {}
+    result[name] = {
+      key: [None if np.isnan(value) else float(value) for value in row] for key, row in rows.items()
+    }
+    result[name] |= {"critical_value": float(critical[0])} if critical else {}
+  return result
+
+
+def _normal(per_problem: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """(low, high), 1.96 standard errors either side of the mean."""
+  mean = per_problem.mean(axis=0)
+  return mean - 1.96 * error, mean + 1.96 * error
+
+
+def _mean_error(per_problem: np.ndarray) -> np.ndarray:
+  """`[K]` standard error of the mean over problems with independent errors `[P, K]`."""
+  return np.sqrt(np.square(per_problem).sum(axis=0)) / len(per_problem)
 
 
 def powers_of_two(m: int) -> list[int]:
@@ -141,38 +220,24 @@ def powers_of_two(m: int) -> list[int]:
   return sorted({2**i for i in range(m.bit_length())} | {m})
 
 
-def _values_of_n(wanted: Sequence, m: int) -> list[int]:
-  if wanted == ("all",):
-    return list(range(1, m + 1))
-  return sorted(set(wanted)) if wanted else powers_of_two(m)
-
-
-def _breakdowns(samples: ScoredSamples, by: Sequence[str]) -> list[str]:
-  """The breakdowns asked for, or all that the samples allow."""
-  known = {"level": samples.levels, "subject": samples.subjects}
-  there = [k for k in BREAKDOWNS if k not in known or any(x is not None for x in known[k])]
-  for kind in by:
-    if kind not in there:
-      raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(there)}")
-  return [kind for kind in there if kind in (by or there)]
-
-
-def _groups(samples: ScoredSamples, kind: str, pad_short: bool) -> dict[str, np.ndarray]:
-  """Indices of the problems of each level, subject or fifth."""
-  if kind == "difficulty":
-    hardest_last = np.argsort(-_pass_rates(samples, pad_short), kind="stable")
-    parts = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
-    return {str(i): part for i, part in enumerate(parts, start=1)}
-  groups = collections.defaultdict(list)
-  for p, name in enumerate(samples.levels if kind == "level" else samples.subjects):
-    if name is not None:
-      groups[name].append(p)
+def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.ndarray]]:
+  """Indices of the problems by breakdown and group: those asked for, or all that there are."""
 
   def natural(name: str):  # level 2 before 10
-    digits = "".join(c for c in name if c.isdigit())
-    return (int(digits) if digits else -1, name)
+    return int("".join(filter(str.isdigit, name)) or -1), name
 
-  return {name: np.array(groups[name]) for name in sorted(groups, key=natural)}
+  groups = {}
+  for kind, names in (("level", samples.levels), ("subject", samples.subjects)):
+    known = sorted({name for name in names if name is not None}, key=natural)
+    if known:
+      groups[kind] = {name: np.flatnonzero(np.array(names, object) == name) for name in known}
+  hardest_last = np.argsort(-_pass_rates(samples, options.pad_short), kind="stable")
+  fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
+  groups["difficulty"] = {str(i): part for i, part in enumerate(fifths, start=1)}
+  for kind in options.by:
+    if kind not in groups:
+      raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(groups)}")
+  return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
 
 
 def _pass_rates(samples: ScoredSamples, pad_short: bool) -> np.ndarray:
@@ -184,13 +249,10 @@ def _pass_rates(samples: ScoredSamples, pad_short: bool) -> np.ndarray:
 def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
   """What a reader of the curves must know about the candidates, in words."""
   result = []
-  short = int((samples.sizes < samples.sizes.max()).sum())
-  if short:
-    result.append(
-      f"{short} of {len(samples.sizes)} problems have fewer than {samples.sizes.max()} candidates"
-    )
-  unanswered = int(((samples.lines > 0) & ~samples.valid).sum())
-  if unanswered:
+  most = samples.sizes.max()
+  if short := int((samples.sizes < most).sum()):
+    result.append(f"{short} of {len(samples.sizes)} problems have fewer than {most} candidates")
+  if unanswered := int(samples.sizes.sum() - samples.valid.sum()):
     result.append(f"{unanswered} candidates have no answer: drawn like any, never chosen")
   if "prm_product" in scores:
     product = np.exp(scores["prm_product"])
@@ -198,7 +260,7 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]
     given = int((~np.isnan(gap)).sum())
     wrong = np.argwhere(gap > SCORE_TOLERANCE)
     if len(wrong):
-      p, m = min(map(tuple, wrong), key=lambda slot: samples.lines[slot])
+      p, m = min(map(tuple, wrong), key=lambda slot: tuple(samples.places[slot][0]))
       result.append(
         f"warning: {samples.where(p, m)}: prm_score is {samples.prm_score[p, m]:.6g}, but the "
         f"product of its rating_probs is {product[p, m]:.6g} ({len(wrong)} such lines); "
@@ -210,13 +272,3 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]
         f"(largest difference {np.nanmax(gap):.1g})"
       )
   return result
-
-
-def _ungrouped(samples: ScoredSamples, groups: dict[str, dict]) -> list[str]:
-  """Which breakdowns leave problems out, in words."""
-  total = len(samples.problems)
-  return [
-    f"{total - found} of {total} problems have no {kind}: in none of the groups"
-    for kind, each in groups.items()
-    if (found := sum(map(len, each.values()))) < total
-  ]

@@ -1,54 +1,82 @@
-"""Scored candidate solutions as arrays, and the bundle: all these arrays in one file.
+"""Scored candidate solutions: the readers of their files, and the arrays that these give.
 
-A bundle is an uncompressed .npz file that loads in a fraction of a second, whatever its name:
+Three kinds of file are told apart by their content:
 
-* `header`: JSON in UTF-8 with `format`, `version`, the source files (`files`, `file_bytes`) and
-  by problem `problems`, `levels` and `subjects`;
-* the arrays of `ARRAYS`; an array of `OPTIONAL` is absent where it is not known.
+* JSON lines of one candidate each, with the keys of `scored-test-samples.jsonl` of openai/prm800k:
+  the fields of `Candidate`; other keys are kept for `read_solutions` only;
+* JSON lines of one problem each, `{"problem", "samples": [{...}, ...]}`.  A sample has the keys of
+  its line too.  Its bare `score` is a score of the whole solution: its `orm_score`;
+* a bundle, an .npz file with the fields of `ScoredSamples`, which loads in a fraction of a second.
 
-Integers are stored in the smallest type that holds them, floats as float32 where that loses
-nothing, else as float64.
+Lines are streamed and their text is not kept: `read_solutions` fetches the few that a page shows.
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
 import dataclasses
+import itertools
 import json
+import math
 import pathlib
-from typing import Any
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+import tqdm
 
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.json_lines import BadLine
+from prm_jax.runtime.json_lines import BadLine, Text, show
 
-FORMAT = "prm_jax score bundle"
-VERSION = 2
-# By name: dtype in memory, and shape.  F files, P problems, M candidates, T steps, 3 ratings,
-# R solutions with steps.
-ARRAYS = {
-  "sizes": (np.int64, "P"),
-  "lines": (np.int64, "PM"),
-  "indices": (np.int64, "PM"),
-  "offsets": (np.int64, "FPM"),
-  "correct": (np.bool_, "PM"),
-  "valid": (np.bool_, "PM"),
-  "answer_ids": (np.int32, "PM"),
-  "orm": (np.float64, "PM"),
-  "prm_score": (np.float64, "PM"),
-  "step_probs": (np.float64, "T3"),
-  # Run-length encoding of `step_slots`: the steps of one solution follow each other.
-  "run_slots": (np.int64, "R"),
-  "run_lengths": (np.int64, "R"),
-}
-OPTIONAL = {"indices", "answer_ids", "orm", "step_probs", "run_slots", "run_lengths"}
-TEXTS = ("problems", "levels", "subjects")
-BLOCK = 2**16  # steps whose probabilities are checked at once: bounds temporary memory
+FORMAT = {"format": "prm_jax score bundle", "version": 3}
+IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dtypes by kind
+STRICT = frozenset({"rating_probs", "orm_score", "answer", "unique_id"})  # on all or on none
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Probability = Annotated[float, msgspec.Meta(ge=0)]
+Place = tuple[int, int, int]  # line number, index in its "samples" or -1, byte offset of the line
 
 
-@dataclasses.dataclass(frozen=True)
+class Rating(msgspec.Struct, gc=False):
+  """Probabilities of a step's ratings."""
+
+  wrong: Probability = msgspec.field(name="-1")
+  neutral: Probability = msgspec.field(name="0")
+  right: Probability = msgspec.field(name="1")
+
+
+Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
+
+
+class Candidate(msgspec.Struct, gc=False, kw_only=True):
+  """A scored candidate solution."""
+
+  problem: Text
+  is_correct: bool
+  steps: list[str] = []
+  rating_probs: Ratings | msgspec.UnsetType = msgspec.UNSET  # one for each step
+  answer: str | None = None  # null or "": the solution never reached an answer
+  orm_score: Finite = math.nan  # of an outcome model, higher is better
+  prm_score: Finite = math.nan  # of a process model; only compared with `rating_probs`
+  level: Any = None  # a number or a text
+  subject: Any = None
+  unique_id: str | None = None  # of the problem; default: its text
+
+
+class Group(msgspec.Struct):
+  """A problem's line."""
+
+  samples: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredSamples:
-  """Candidates by problem; [P, M] arrays are padded where a problem has fewer than M."""
+  """P problems with up to M candidates each, C in all with T steps, of F files.
+
+  `[P, M]` arrays are padded where a problem has fewer than M candidates.
+  """
 
   files: tuple[pathlib.Path, ...]  # where the texts are; of a bundle: the files it was made of
   file_bytes: tuple[int, ...]  # their sizes when they were read
@@ -56,142 +84,259 @@ class ScoredSamples:
   levels: tuple[str | None, ...]  # [P]
   subjects: tuple[str | None, ...]  # [P]
   sizes: np.ndarray  # [P] candidates in the files
-  lines: np.ndarray  # [P, M] line number from 1; 0: padding
-  indices: np.ndarray | None  # [P, M] place in the line's "samples", from 0; None: no such lines
-  offsets: np.ndarray  # [files, P, M] where that line begins, in (decompressed) bytes
+  places: np.ndarray  # [P, M, F, 3] `Place` in each file; padding: line 0
   correct: np.ndarray  # [P, M] bool
   valid: np.ndarray  # [P, M] bool; False: padding or no answer: never chosen
-  answer_ids: np.ndarray | None  # [P, M] equal answers of a problem have equal numbers
-  step_probs: np.ndarray | None  # [T, 3] of the ratings -1, 0, 1; solutions in file order
-  step_slots: np.ndarray | None  # [T] the solution of each step, as p * M + m
-  orm: np.ndarray | None  # [P, M]; NaN: padding
+  answer_ids: np.ndarray | None = None  # [P, M] equal answers of a problem have equal numbers
+  orm: np.ndarray | None = None  # [P, M]; NaN: padding
   prm_score: np.ndarray  # [P, M] as the file gives it; NaN: not given
+  slots: np.ndarray  # [C] p * M + m of each candidate, in file order
+  step_counts: np.ndarray | None = None  # [C] steps of each
+  step_probs: np.ndarray | None = None  # [T, 3] of the ratings -1, 0, 1, in file order
 
   def where(self, p: int, m: int) -> str:
     """The file and line of a candidate, for messages."""
-    index = None if self.indices is None else int(self.indices[p, m])
-    return place(self.files[0], int(self.lines[p, m]), index)
+    return place(self.files[0], *self.places[p, m, 0, :2])
 
 
-def place(path: pathlib.Path | str, line: int, index: int | None) -> str:
-  """File and line of a candidate, for messages; `index` is its place in the line's "samples"."""
-  return f"{path}:{line}" if index is None else f'{path}:{line}: "samples"[{index}]'
+def place(path: pathlib.Path | str, line: int, index: int) -> str:
+  """File and line of a candidate, and its index in the line's "samples" unless that is -1."""
+  return f"{path}:{line}" if index < 0 else f'{path}:{line}: "samples"[{index}]'
 
 
-def first_bad_step(step_probs: np.ndarray) -> int | None:
-  """The first step of `[T, 3]` whose numbers are no probabilities; None: all are."""
-  for start in range(0, len(step_probs), BLOCK):
-    minus, zero, plus = step_probs[start : start + BLOCK].T
-    with np.errstate(invalid="ignore"):  # a NaN fails every comparison
-      total = minus + zero + plus
-      fine = (minus >= 0) & (zero >= 0) & (plus >= 0)
-      # Probabilities that were rounded to bfloat16 may sum to 0.99 or 1.01.
-      fine &= (total >= 0.99) & (total <= 1.01)
-    if not fine.all():
-      return start + int(fine.argmin())
-  return None
+def read_scored_samples(
+  paths: Sequence[pathlib.Path | str], progress: bool = False
+) -> ScoredSamples:
+  """Reads one or more files of scored samples; a name ending in .gz is decompressed.
+
+  Several files hold the same candidates in the same order, scored by different models: their keys
+  are merged, and a key that two of them hold must be equal.  Candidates are grouped by `unique_id`,
+  or by the problem's text where none has one.  `rating_probs`, `orm_score`, `answer` and
+  `unique_id` are each on every candidate or on none.
+
+  Args:
+    paths: files of JSON lines, or one bundle.
+    progress: show a progress bar, if standard error is a terminal.
+
+  Raises:
+    BadLine: a line is not JSON, lacks a key, holds a wrong value or contradicts another; a bundle
+      is damaged.
+    OSError: a file cannot be read.
+  """
+  paths = tuple(map(pathlib.Path, paths))
+  for path in paths:
+    if not path.is_file():  # a pipe cannot be read again for the solutions
+      raise FileNotFoundError(f"{path}: no such file, or not a regular file")
+    if _is_bundle(path):
+      if len(paths) > 1:
+        raise BadLine(f"{path}: is a score bundle, which is read alone: it holds all the scores")
+      return _read_bundle(path)
+  table = _Table(paths[0])
+  try:
+    for places, record in _merged(paths, progress):
+      table.add(places, record)
+  finally:
+    table.check_steps()  # a mistake on an earlier line is the one to report
+  if not table.problems:
+    raise BadLine(f"{paths[0]}: empty")
+  sizes = tuple(path.stat().st_size for path in paths)
+  return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(len(paths)))
+
+
+def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> list[dict]:
+  """The full records of a few candidates (p, m), read again from the source files.
+
+  Raises:
+    OSError: a file is gone, or has changed since it was read.
+  """
+  records = [{} for _ in slots]
+  for f, (path, size) in enumerate(zip(samples.files, samples.file_bytes)):
+    places = [samples.places[slot][f].tolist() for slot in slots]
+    try:
+      if path.stat().st_size != size:
+        raise ValueError(f"expected {size} bytes")
+      with json_lines.opened(path) as (file, _):
+        for i in sorted(range(len(slots)), key=places.__getitem__):
+          line, index, offset = places[i]
+          file.seek(offset)
+          record = json_lines.parse(file.readline(), f"line {line}")
+          if index >= 0:
+            record = _samples(record, path, line)[index]
+          if record["problem"] != samples.problems[slots[i][0]]:
+            raise ValueError(f"line {line}: another problem")
+          records[i] |= record
+    except (OSError, ValueError, LookupError, *json_lines.BROKEN_GZIP) as error:
+      raise OSError(f"{path}: gone, or changed since it was read: {error}") from None
+  return records
+
+
+def _merged(
+  paths: Sequence[pathlib.Path], progress: bool
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+  """The candidates of the files, read side by side: places in all files, and merged record."""
+  for located in itertools.zip_longest(*(_candidates(path, progress) for path in paths)):
+    if None in located:
+      there = next(place(path, *at[0][:2]) for path, at in zip(paths, located) if at)
+      raise BadLine(f"{paths[located.index(None)]}: ends before the candidate at {there}")
+    places, merged = located[0]
+    for path, (at, record) in zip(paths[1:], located[1:]):
+      places += at
+      merged = _union(merged, record, "in an earlier file", f"{place(path, *at[:2])}: ")
+    yield places, merged
+
+
+def _candidates(path: pathlib.Path, progress: bool) -> Iterator[tuple[Place, dict[str, Any]]]:
+  """Place and record of each candidate in a file of either form."""
+  hidden = None if progress else True  # None: hidden unless standard error is a terminal
+  size = path.stat().st_size
+  with tqdm.tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=hidden) as bar:
+    for line, offset, record in json_lines.read(path, lambda at: bar.update(at - bar.n)):
+      if "samples" not in record or "is_correct" in record:
+        yield (line, -1, offset), record
+        continue
+      for index, sample in enumerate(_samples(record, path, line)):
+        yield (line, index, offset), sample
+
+
+def _samples(line: dict[str, Any], path: pathlib.Path, number: int) -> list[dict[str, Any]]:
+  """The records of a problem's line: each sample's own keys and the line's."""
+  try:
+    samples = json_lines.convert(line, Group).samples
+  except BadLine as error:
+    raise BadLine(f"{path}:{number}: {error}") from None
+  shared = {key: value for key, value in line.items() if key != "samples"}
+  records = []
+  for index, sample in enumerate(samples):
+    where = f"{place(path, number, index)}: "
+    record = _union(shared, sample, "on the whole line", where)
+    if "score" in sample:
+      record = _union(record, {"orm_score": sample["score"]}, "beside the sample's score", where)
+    records.append(record)
+  return records
+
+
+def _union(known: dict, more: dict, owner: str, where: str = "") -> dict:
+  """The keys of both records; BadLine if they contradict each other."""
+  for key in known.keys() & more.keys():
+    if known[key] != more[key]:
+      raise BadLine(f'{where}"{key}" is {show(more[key])}, but {show(known[key])} {owner}')
+  return known | more
+
+
+class _Table:
+  """Columns by candidate, in the order of the files."""
+
+  def __init__(self, path: pathlib.Path):
+    self.path = path  # the first file, which messages name
+    self.keys: set[str] | None = None  # which of STRICT the first candidate has
+    # By problem: its number, text, level and subject, and the number of each answer.
+    self.problems: dict[str, tuple[int, dict[str, Any], dict[str, int]]] = {}
+    self.places = array.array("q")  # three for each file
+    self.integers = array.array("q")  # three: problem, correct, answer or -1
+    self.scores = array.array("d")  # two: orm_score, prm_score
+    self.step_counts = array.array("q")
+    self.step_probs = array.array("d")  # three for each step
+
+  def add(self, places: Sequence[int], record: dict[str, Any]) -> None:
+    """Adds a candidate; BadLine if a key is missing or holds a wrong value."""
+    try:
+      keys = record.keys() & STRICT
+      self.keys = keys if self.keys is None else self.keys
+      if odd := keys ^ self.keys:
+        raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
+      candidate = json_lines.convert(record, Candidate)
+      level, subject = candidate.level, candidate.subject
+      about = {"problem": candidate.problem, "level": level, "subject": subject}
+      group = candidate.unique_id or candidate.problem
+      p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
+      if about != known:
+        _union(known, about, "before for the same problem")
+      answer = candidate.answer
+      if candidate.is_correct and "answer" in keys and not answer:
+        raise BadLine(f'"is_correct" is true, but "answer" is {show(answer)}')
+      ratings = candidate.rating_probs or ()
+      if "rating_probs" in keys and len(ratings) != len(candidate.steps):
+        raise BadLine(
+          f'"rating_probs" is {show(record["rating_probs"])}: expected one for each of '
+          f"{len(candidate.steps)} steps"
+        )
+    except BadLine as error:
+      raise BadLine(f"{place(self.path, *places[:2])}: {error}") from None
+    self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, ratings)))
+    self.step_counts.append(len(ratings))
+    number = answers.setdefault(answer, len(answers)) if answer else -1
+    self.integers.extend((p, candidate.is_correct, number))
+    self.scores.extend((candidate.orm_score, candidate.prm_score))
+    self.places.extend(places)
+
+  def check_steps(self) -> None:
+    """BadLine at the first step whose probabilities do not sum to 1."""
+    probs = np.frombuffer(self.step_probs).reshape(-1, 3)
+    total = probs.sum(axis=1)
+    # Probabilities that were rounded to bfloat16 may sum to 0.99 or 1.01.
+    bad = np.flatnonzero(~((total >= 0.99) & (total <= 1.01)))
+    if len(bad):
+      ends = np.cumsum(self.step_counts)
+      row = int(np.searchsorted(ends, bad[0], side="right"))
+      step = bad[0] - ends[row] + self.step_counts[row]
+      at = self.places[row * (len(self.places) // len(ends)) :][:2]
+      raise BadLine(
+        f'{place(self.path, *at)}: "rating_probs[{step}]" is {show(probs[bad[0]].tolist())}: '
+        "expected probabilities of -1, 0 and 1"
+      )
+
+  def columns(self, files: int) -> dict[str, Any]:
+    """The fields of `ScoredSamples` by problem, candidate and step."""
+    problem, correct, answer = np.frombuffer(self.integers, np.int64).reshape(-1, 3).T
+    orm, prm_score = np.frombuffer(self.scores).reshape(-1, 2).T
+    sizes = np.bincount(problem)
+    existing = np.arange(sizes.max()) < sizes[:, None]
+    slots = np.empty_like(problem)
+    slots[np.argsort(problem, kind="stable")] = np.flatnonzero(existing)
+
+    def padded(column, fill):
+      result = np.full((existing.size, *column.shape[1:]), fill, column.dtype)
+      result[slots] = column
+      return result.reshape(*existing.shape, *column.shape[1:])
+
+    about = [about for _, about, _ in self.problems.values()]
+    text = lambda value: None if value is None else str(value)
+    columns = {f"{key}s": tuple(text(each[key]) for each in about) for key in about[0]}
+    columns |= {
+      "sizes": sizes,
+      "places": padded(np.frombuffer(self.places, np.int64).reshape(-1, files, 3), 0),
+      "correct": padded(correct == 1, False),
+      "valid": padded((answer >= 0) | ("answer" not in self.keys), False),
+      "prm_score": padded(prm_score, np.nan),
+      "slots": slots,
+    }
+    if "answer" in self.keys:
+      columns["answer_ids"] = padded(np.maximum(answer, 0), 0)
+    if "orm_score" in self.keys:
+      columns["orm"] = padded(orm, np.nan)
+    if "rating_probs" in self.keys:
+      columns["step_counts"] = np.frombuffer(self.step_counts, np.int64)
+      columns["step_probs"] = np.frombuffer(self.step_probs).reshape(-1, 3)
+    return columns
 
 
 def write_bundle(samples: ScoredSamples, path: pathlib.Path | str) -> None:
-  """Writes a bundle, from which `read_bundle` gives the same samples.
+  """Writes a bundle, from which `read_scored_samples` gives the same samples.
 
-  The texts of the solutions are not in it: `sample_files.read_solutions` finds them in the source
-  files for as long as these are where they were, and unchanged.
-
-  Args:
-    samples: what to write.
-    path: the file; it takes its name only when it is whole.
+  Numbers are stored in the smallest type that holds them exactly.  The texts of the solutions stay
+  in the source files: `read_solutions` finds them while these are where they were, and unchanged.
+  The file takes its name only when it is whole.
 
   Raises:
     OSError: a file cannot be written there.
   """
-  header = {"format": FORMAT, "version": VERSION}
+  fields = vars(samples)
+  header = FORMAT | {name: value for name, value in fields.items() if isinstance(value, tuple)}
   header["files"] = [str(file.absolute()) for file in samples.files]
-  header["file_bytes"] = samples.file_bytes
-  header |= {name: getattr(samples, name) for name in TEXTS}
-  arrays = {name: getattr(samples, name, None) for name in ARRAYS}
-  if samples.step_slots is not None:
-    starts = np.flatnonzero(np.diff(samples.step_slots, prepend=-1))
-    arrays["run_slots"] = samples.step_slots[starts]
-    arrays["run_lengths"] = np.diff(starts, append=len(samples.step_slots))
-  stored = {name: _smallest(array) for name, array in arrays.items() if array is not None}
+  stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
   with json_lines.written(path, "wb") as file:
     np.savez(file, allow_pickle=False, **stored)
-
-
-def is_bundle(path: pathlib.Path) -> bool:
-  """Whether the file begins as an .npz file does, and JSON does not."""
-  try:
-    with json_lines.opened(path) as (file, _):
-      return file.read(2) == b"PK"
-  except json_lines.BROKEN_GZIP:
-    return False  # the reader of its lines reports where it is broken
-
-
-def read_bundle(path: pathlib.Path) -> ScoredSamples:
-  """Reads a bundle; shapes, dtypes and ranges are checked, nothing is unpickled.
-
-  Raises:
-    BadLine: the file is not a bundle of this version, or is damaged.
-  """
-  with json_lines.opened(path) as (file, _):
-    try:
-      with np.load(file, allow_pickle=False) as stored:
-        return _from_arrays(stored)
-    except Exception as error:  # a damaged file makes zipfile and numpy raise a dozen kinds
-      reason = error.args[0] if isinstance(error, KeyError) else error
-      raise BadLine(
-        f"{path}: not a score bundle of version {VERSION}, or damaged: {reason}"
-      ) from None
-
-
-def _from_arrays(stored: Any) -> ScoredSamples:
-  """The samples of a bundle's arrays; ValueError or KeyError if they do not fit each other."""
-  header = json.loads(stored["header"].tobytes())
-  for key, expected in (("format", FORMAT), ("version", VERSION)):
-    if header[key] != expected:
-      raise ValueError(f'"{key}" is {header[key]!r}, expected {expected!r}')
-  if unknown := sorted(set(stored.files) - ARRAYS.keys() - {"header"}):
-    raise ValueError(f"unknown arrays {', '.join(unknown)}")
-  dimensions = {"F": len(header["files"]), "P": len(header["problems"]), "3": 3}
-  fields: dict[str, Any] = {}
-  for name, (dtype, letters) in ARRAYS.items():
-    absent = name in OPTIONAL and name not in stored
-    fields[name] = None if absent else _checked(name, stored[name], dtype, letters, dimensions)
-  sizes, slots = fields["sizes"], fields.pop("run_slots")
-  if sizes.min() < 1 or sizes.max() != dimensions["M"]:
-    raise ValueError(f'"sizes" is within {sizes.min()}..{sizes.max()}, expected 1..M')
-  lengths, fields["step_slots"] = fields.pop("run_lengths"), None
-  if fields["step_probs"] is not None:
-    if slots.min() < 0 or slots.max() >= fields["lines"].size or lengths.min() < 1:
-      raise ValueError('"run_slots" or "run_lengths" is out of range')
-    fields["step_slots"] = np.repeat(slots, lengths)
-    if lengths.sum() != dimensions["T"]:
-      raise ValueError(f'"run_lengths" adds up to {lengths.sum()} of {dimensions["T"]} steps')
-    if (bad := first_bad_step(fields["step_probs"])) is not None:
-      shown = fields["step_probs"][bad].tolist()
-      raise ValueError(f'"step_probs" of step {bad}, from 0, is {shown}')
-  return ScoredSamples(
-    files=tuple(map(pathlib.Path, header["files"])),
-    file_bytes=tuple(header["file_bytes"]),
-    **{name: tuple(header[name]) for name in TEXTS},
-    **fields,
-  )
-
-
-def _checked(
-  name: str, column: np.ndarray, dtype: Any, letters: str, dimensions: dict[str, int]
-) -> np.ndarray:
-  """The array in its dtype in memory; a dimension that is met first is noted in `dimensions`."""
-  if len(letters) == column.ndim and np.can_cast(column.dtype, dtype, "same_kind"):
-    shape = [dimensions.setdefault(letter, n) for letter, n in zip(letters, column.shape)]
-    if list(column.shape) == shape:
-      return column.astype(dtype, copy=False)
-  known = [dimensions.get(letter, letter) for letter in letters]
-  raise ValueError(
-    f'"{name}" is {column.dtype} {list(column.shape)}, expected {np.dtype(dtype)} {known}'
-  )
 
 
 def _smallest(column: np.ndarray) -> np.ndarray:
@@ -200,6 +345,29 @@ def _smallest(column: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # to infinity: not equal
       single = column.astype(np.float32)
     return single if np.array_equal(single, column, equal_nan=True) else column
-  if column.dtype.kind == "i" and column.size:
+  if column.dtype == np.int64:
     return column.astype(np.result_type(*map(np.min_scalar_type, (column.min(), column.max()))))
   return column
+
+
+def _is_bundle(path: pathlib.Path) -> bool:
+  """Whether the file begins as an .npz file does, and JSON does not."""
+  with contextlib.suppress(*json_lines.BROKEN_GZIP), json_lines.opened(path) as (file, _):
+    return file.read(2) == b"PK"
+  return False  # the reader of its lines reports where it is broken
+
+
+def _read_bundle(path: pathlib.Path) -> ScoredSamples:
+  """The samples of a bundle; the file's checksums find damage, and nothing is unpickled."""
+  try:
+    with json_lines.opened(path) as (file, _), np.load(file, allow_pickle=False) as stored:
+      arrays = dict(stored)
+    header = json.loads(arrays.pop("header").tobytes())
+    if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:
+      raise ValueError(f"expected {FORMAT}, not {found}")
+    header["files"] = map(pathlib.Path, header["files"])
+    texts = {name: tuple(value) for name, value in header.items()}
+    columns = {name: x.astype(IN_MEMORY[x.dtype.kind], copy=False) for name, x in arrays.items()}
+    return ScoredSamples(**texts, **columns)
+  except Exception as error:  # a damaged file makes zipfile and numpy raise a dozen kinds
+    raise BadLine(f"{path}: not a score bundle of this version, or damaged: {error}") from None
