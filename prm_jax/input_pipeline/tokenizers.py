@@ -76,7 +76,7 @@ class Tokenizer:
     self._path = path = storage.path(path)
     if not path.is_file():
       raise FileNotFoundError(
-        f"{path}: no tokenizer here; scripts/train_tokenizer.py makes one for training "
+        f"{path}: no tokenizer here; before training, scripts/train_tokenizer.py makes one "
         "(--config.data.tokenizer=FILE); beside a checkpoint, put back the one it was trained with"
       )
     self._data = path.read_bytes()
