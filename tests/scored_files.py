@@ -82,9 +82,8 @@ def drawn(seed, count=400, problems=7):
       "problem": f"Problem {p}: \u00e9\U0001f600",
       "unique_id": f"id/{p}",
       "level": p % 3,
-      "subject": rng.choice([None]) if p % 2 else "Algebra",
-      "steps": ["A step\n\u2028 \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")]
-      * steps,
+      "subject": None if p % 2 else "Algebra",
+      "steps": ["A step\n\u2028 \U0001f600"] * steps,
       "rating_probs": ratings,
       "orm_score": rng.choice([rng.gauss(0, 5), 1, -0.0, 5e-324, 1e300]),
       "prm_score": rng.random(),

@@ -113,16 +113,6 @@ def test_blank_lines_are_no_candidates(tmp_path):
     fails([blank], f"{blank}: empty")
 
 
-def test_unusual_numbers_and_marks(tmp_path):
-  """A byte order mark, a NaN in an unread key and huge integers are read, and found again."""
-  path = tmp_path / "scored.jsonl"
-  lines = [candidate(note=float("nan")), candidate(prm_score=10**30, note=10**400), candidate()]
-  path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(x).encode() for x in lines))
-  samples = read_scored_samples([path])
-  assert samples.prm_score[0, 1] == 1e30
-  assert len(read_solutions(samples, [(0, 0), (0, 2)])) == 2
-
-
 def test_a_pipe_is_not_opened(tmp_path):
   """A pipe cannot be read again for the solutions: an error."""
   os.mkfifo(tmp_path / "pipe")
