@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import pathlib
@@ -46,8 +47,7 @@ class Beam:
       from apache_beam.options.pipeline_options import PipelineOptions
     except ImportError as error:
       raise ValueError(
-        f"--beam.runner={self.runner} needs Apache Beam ({error}); install it with "
-        "python -m pip install '.[beam]', or leave the runner out: the output is the same"
+        f"--beam.runner={self.runner} needs Apache Beam ({error}): pip install '.[beam]'"
       ) from error
     options = PipelineOptions([f"--{option}" for option in self.options])
     known = options.get_all_options()
@@ -72,19 +72,17 @@ def prepare_prm800k(
   The dataset holds every record whole; the recipe is applied when training reads it.
 
   Args:
-    output: a new folder (see `new_directory`).
-    source: folder with upstream's files; None downloads them.
+    output: a new folder (see `new_directory`); `overwrite` replaces an earlier output.
+    source: folder with upstream's files; None downloads them to `download_dir`.
     config: "all", "phase1" or "phase2".
     on_bad_record: "fail" or "skip".
-    overwrite: replace an earlier output.
-    download_dir: where downloaded files are kept.
 
   Returns:
     the manifest.
 
   Raises:
-    BadLine, ValueError, FileNotFoundError, FileExistsError, RuntimeError: say what is wrong and
-      what to do.
+    BadLine, ValueError, FileNotFoundError, FileExistsError, RuntimeError: a bad record or option;
+      a file that is missing, there already, or not to be downloaded.
   """
   with new_directory(output, overwrite) as (temporary, manifest):
     builder = prm800k.Builder(
@@ -93,16 +91,17 @@ def prepare_prm800k(
     manifest |= _build(builder, download_dir, beam)
     test_file = _test_file(source, download_dir)
     problems = math_splits.read_problems(test_file) if test_file else ()
+    bad = builder.skipped
     manifest |= {
       "source": download.describe(builder),
       "test_problems_from": str(test_file) if test_file else None,
       "bad_records": {
-        "count": sum(map(len, builder.skipped.values())),
-        "examples": [text for messages in builder.skipped.values() for text in messages[:10]],
+        "count": len(bad["train"] + bad["test"]),
+        "examples": bad["train"][:10] + bad["test"][:10],
       },
     }
     manifest |= summarize(builder, recipe, {p.problem for p in problems})
-    for split, messages in builder.skipped.items():
+    for split, messages in bad.items():
       if messages:
         manifest["splits"][split]["rows"]["read"] += len(messages)
         manifest["splits"][split]["dropped"]["bad_record"] = len(messages)
@@ -155,26 +154,20 @@ def summarize(
   test = prm800k.stored_records(builder.data_dir, "test")
   excluded = test_problems | {record.solution.question.problem for record in test}
   leaked, summary = set(), {}
-  for split in ("train", "test"):
-
-    def converted(objective: str, split: str = split):
-      records = prm800k.stored_records(builder.data_dir, split)
-      bar = tqdm.tqdm(records, f"{split}, {objective}", leave=False, disable=None)
-      return recipes.convert_all(bar, recipe, objective, excluded if split == "train" else ())
-
-    _, counts = converted("process")
+  for split, problems in (("train", excluded), ("test", ())):
+    records = prm800k.stored_records(builder.data_dir, split)
+    bar = functools.partial(tqdm.tqdm, records, leave=False, disable=None)
+    _, counts = recipes.convert_all(bar(f"{split}, process"), recipe, "process", problems)
     leaked |= counts.pop("test_problems")
     if not counts["rows"]["kept"]:
       raise ValueError(
         f"recipe {recipe.name} keeps none of the {counts['rows']['read']} records of {split}; "
         f"dropped by rule: {counts['dropped']}"
       )
-    trees, outcome = converted("outcome")
+    trees, outcome = recipes.convert_all(bar(f"{split}, outcome"), recipe, "outcome", problems)
     right = sum(tree.outcome for tree in trees)
-    outcome = {"rows": outcome["rows"], "right": right, "wrong": len(trees) - right} | {
-      "dropped": outcome["dropped"]
-    }
-    summary[split] = counts | {"outcome": outcome}
+    answers = {"right": right, "wrong": len(trees) - right, "dropped": outcome["dropped"]}
+    summary[split] = counts | {"outcome": {"rows": outcome["rows"]} | answers}
   return {
     "recipe": msgspec.structs.asdict(recipe),
     "splits": summary,
@@ -196,17 +189,14 @@ def new_directory(
   what a killed one left.
 
   Raises:
-    FileExistsError: `output` is there and not empty, and may not or must not be overwritten.
+    FileExistsError: `output` is not empty, and is no earlier output or may not be overwritten.
   """
   output = pathlib.Path(output).expanduser().absolute()
-  if output.exists() and (not output.is_dir() or any(output.iterdir())):
-    if not overwrite:
-      raise FileExistsError(f"{output} exists; choose another output or give --overwrite=True")
-    if not (output / MANIFEST).is_file():
-      raise FileExistsError(
-        f"{output} has no {MANIFEST}, so it is not an earlier output and will not be overwritten; "
-        "choose another output"
-      )
+  free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
+  if not free and not (overwrite and (output / MANIFEST).is_file()):
+    raise FileExistsError(
+      f"{output} exists; choose another, or give --overwrite=True if it has a {MANIFEST}"
+    )
   temporary = output.with_name(f".{output.name}.incomplete")
   replaced = output.with_name(f".{output.name}.replaced")
   shutil.rmtree(temporary, ignore_errors=True)

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+LETTERS = "ABCD"  # name the clauses
 OPERATIONS = ("*", "+", "-")
 OPERANDS = (1, 2, 3, 4)  # 5 would undo too many errors: v + 5 = v - 5, and 10 divides 2 * 5
 CONFUSED = {"+": "-", "-": "+", "*": "+"}  # what an operation is misread as
@@ -62,7 +63,7 @@ class Problem:
 
   @property
   def text(self) -> str:
-    lines = [f"{letter(i)}{c.operation}{c.operand}" for i, c in enumerate(self.clauses)]
+    lines = [f"{LETTERS[i]}{c.operation}{c.operand}" for i, c in enumerate(self.clauses)]
     return "\n".join([*lines, f"from {self.start}"])
 
   @property
@@ -79,10 +80,6 @@ class Solution:
   ratings: tuple[int, ...]  # of every step, also past the first error
   states: tuple[tuple[int, int, int] | None, ...]  # clause, value and older value before the step
   answer: int
-
-
-def letter(i: int) -> str:
-  return "ABCDEFGH"[i]
 
 
 def apply(operation: str, value: int, operand: int) -> int:
@@ -123,16 +120,13 @@ def write_step(
     older: the value before `value`, which may be copied in its place.
     chance: three numbers in [0, 1): misread, copied or slipped if below the clause's rate.
   """
-  operation, operand = clause.operation, clause.operand
-  if chance[0] < clause.misread_rate:
-    operation, operand = clause.misread
+  right = (clause.operation, clause.operand)
+  operation, operand = clause.misread if chance[0] < clause.misread_rate else right
   read = older if chance[1] < clause.copy_rate else value
-  result = apply(operation, read, operand)
-  if chance[2] < clause.slip_rate:
-    result = (result + clause.slip) % 10
-  right = (operation, operand, read) == (clause.operation, clause.operand, value)
-  right = right and result == apply(operation, read, operand)
-  return f"{letter(i)}{operation}{operand} {read}->{result}", 1 if right else -1, result
+  slip = clause.slip if chance[2] < clause.slip_rate else 0
+  result = (apply(operation, read, operand) + slip) % 10
+  right = (operation, operand, read, slip) == (*right, value, 0)
+  return f"{LETTERS[i]}{operation}{operand} {read}->{result}", 1 if right else -1, result
 
 
 def solve(problem: Problem, rng: np.random.Generator) -> Solution:
@@ -237,15 +231,12 @@ def problems(seed: int, count: int) -> Iterator[Problem]:
     ValueError: there are fewer.
   """
   rng = np.random.default_rng(seed)
-  seen, misses = set(), 0
-  while len(seen) < count:
-    level = LEVELS[len(seen) % len(LEVELS)]
-    problem = make_problem(rng, level)
-    if problem.text in seen:
-      misses += 1
-      if misses == 10_000:
-        raise ValueError(f"{len(seen)} problems are all there are: level {level} has no more")
-      continue
+  seen = set()
+  for i in range(count):
+    level = LEVELS[i % len(LEVELS)]
+    tries = (make_problem(rng, level) for _ in range(10_000))
+    problem = next((each for each in tries if each.text not in seen), None)
+    if problem is None:
+      raise ValueError(f"{i} problems are all there are: level {level} has no more")
     seen.add(problem.text)
-    misses = 0
     yield problem

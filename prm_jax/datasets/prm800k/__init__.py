@@ -6,14 +6,6 @@ from prm_jax.datasets.prm800k.prm800k_dataset_builder import (
   examples,
   stored_records,
 )
-from prm_jax.datasets.prm800k.records import Record, numbered, read_records
+from prm_jax.datasets.prm800k.records import numbered, read_records
 
-__all__ = [
-  "Builder",
-  "Record",
-  "RecordsBuilder",
-  "examples",
-  "numbered",
-  "read_records",
-  "stored_records",
-]
+__all__ = ["Builder", "RecordsBuilder", "examples", "numbered", "read_records", "stored_records"]
