@@ -24,18 +24,31 @@ from prm_jax.types import Batch
 HEADS = ((2, 2), (4, 1), (6, 3))  # of queries, of keys
 
 
-def random_mask(rng, rows: int, T: int, window: int | None = None) -> TreeMask:
-  """Rows of random trees: chains that branch here and there, and padding."""
-  ends, depths = np.zeros((rows, T), np.int32), np.zeros((rows, T), np.int32)
-  for end, depth in zip(ends, depths):
-    path = []
-    for i in range(T):
-      if rng.random() < 0.03:
-        path = path[: rng.integers(len(path) + 1)]
-      depth[i] = len(path)
-      path.append(i)
-      end[path] = i + 1
+def random_trees(rng, T: int, branching: float = 0.03) -> list[int]:
+  """Parents of trees in preorder, -1 of a root: chains that end, or branch from their path."""
+  parents, path = [], []
+  for i in range(T):
+    if rng.random() < branching:
+      path = path[: rng.integers(len(path) + 1)]
+    parents.append(path[-1] if path else -1)
+    path.append(i)
+  return parents
+
+
+def tree_mask(*rows, window: int | None = None) -> TreeMask:
+  """The mask of rows of trees, each given by the parents of its tokens."""
+  ends = np.tile(np.arange(1, len(rows[0]) + 1, dtype=np.int32), (len(rows), 1))
+  depths = np.zeros_like(ends)
+  for parents, end, depth in zip(rows, ends, depths):
+    for i, parent in enumerate(parents):
+      depth[i] = depth[parent] + 1 if parent >= 0 else 0
+    for i in reversed(np.flatnonzero(np.asarray(parents) >= 0)):
+      end[parents[i]] = max(end[parents[i]], end[i])
   return TreeMask(jnp.asarray(ends), jnp.asarray(depths), window)
+
+
+def random_mask(rng, rows: int, T: int, window: int | None = None) -> TreeMask:
+  return tree_mask(*(random_trees(rng, T) for _ in range(rows)), window=window)
 
 
 def reference(q, k, v, mask, softcap=0.0):
@@ -47,39 +60,49 @@ def reference(q, k, v, mask, softcap=0.0):
   return jnp.einsum("BNQS,BSNH->BQNH", weights, v)
 
 
-def value_and_gradients(attend, q, k, v):
+def by_tokens(attend, q, k, v, mask, softcap=0.0):
+  """`attend`, which takes scaled `[B, K, G, T, H]`, on `[B, T, N, H]`."""
+  B, T, N, H = q.shape
+  q = q.reshape(B, T, k.shape[2], -1, H).transpose(0, 2, 3, 1, 4) * H**-0.5
+  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  return attend(q, k, v, mask, softcap).transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def value_and_gradients(attend, q, k, v, mask, softcap=0.0):
   def loss(q, k, v):
-    out = attend(q, k, v).astype(jnp.float32)
+    out = attend(q, k, v, mask, softcap=softcap).astype(jnp.float32)
     return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
 
-  (_, out), gradients = jax.jit(jax.value_and_grad(loss, (0, 1, 2), has_aux=True))(q, k, v)
+  (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
   return out, *gradients
 
 
-def assert_close(got, wanted):
-  """To 1e-5: float32 sums in another order."""
-  for a, b in zip(got, wanted, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+def assert_equals_reference(attend, x, mask, softcap=0.0):
+  """Values and gradients, to 1e-5 of the largest or of 1: float32 sums are made in another order,
+  and a gradient of 0 is the remainder of two of them."""
+  got = value_and_gradients(attend, *x, mask, softcap)
+  wanted = value_and_gradients(reference, *x, mask, softcap)
+  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * max(np.abs(b).max(), 1), err_msg=name)
 
 
-def inputs(rng, rows, T, heads, size=8, dtype=jnp.float32):
-  N, K = heads
+def inputs(seed, rows, T, heads, size=8, dtype=jnp.float32):
+  rng, (N, K) = np.random.default_rng(seed), heads
   return [jnp.asarray(rng.normal(size=(rows, T, n, size)), dtype) for n in (N, K, K)]
 
 
 @st.composite
-def packed_rows(draw, T: int = 48):
-  """`subtree_end` and `positions` `[2, T]` of random trees, each row with padding at its end."""
-  ends, depths = np.empty((2, T), np.int32), np.zeros((2, T), np.int32)
-  for end, depth in zip(ends, depths):
-    end[:] = np.arange(T) + 1
+def packed_rows(draw, T: int = 48) -> TreeMask:
+  """Two rows of random trees, each with padding at its end."""
+  rows = np.full((2, T), -1)
+  for parents in rows:
     path = []
     for i in range(draw(st.integers(0, T))):
       path = path[: max(0, len(path) - draw(st.sampled_from([0, 0, 0, 0, 0, 1, 2, 9, T])))]
-      depth[i] = len(path)
+      parents[i] = path[-1] if path else -1
       path.append(i)
-      end[path] = i + 1
-  return jnp.asarray(ends), jnp.asarray(depths)
+  return tree_mask(*rows)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
@@ -89,48 +112,23 @@ def packed_rows(draw, T: int = 48):
 )
 def test_implementations_equal_one_softmax(implementation, T, heads, window, softcap):
   """Values and gradients on random trees, also in rows that are padded to whole blocks."""
-  rng = np.random.default_rng(0)
-  mask, x = random_mask(rng, 2, T, window), inputs(rng, 2, T, heads)
-  given = {"mask": mask, "softcap": softcap}
-  attend = functools.partial(attention_lib.attention, implementation=implementation, **given)
-  wanted = value_and_gradients(functools.partial(reference, **given), *x)
-  assert_close(value_and_gradients(attend, *x), wanted)
+  mask = random_mask(np.random.default_rng(0), 2, T, window)
+  attend = functools.partial(attention_lib.attention, implementation=implementation)
+  assert_equals_reference(attend, inputs(0, 2, T, heads), mask, softcap)
+
+
+BLOCKWISE = {
+  block: functools.partial(by_tokens, functools.partial(blockwise.attention, block=block))
+  for block in (8, 24)
+}
 
 
 @settings(deadline=None, max_examples=20)
-@given(packed_rows(), st.sampled_from([None, 4]), st.sampled_from([8, 24]))
-def test_blockwise_equals_one_softmax_on_any_trees(rows, window, block):
+@given(packed_rows(), st.sampled_from([None, 4]), st.sampled_from(list(BLOCKWISE)))
+def test_blockwise_equals_one_softmax_on_any_trees(mask, window, block):
   """Values and gradients of rows with different trees and padding."""
-  x = inputs(np.random.default_rng(0), *rows[0].shape, HEADS[2])
-  assert_close(by_blocks(*x, *rows, window, block), at_once(*x, *rows, window))
-
-
-@functools.partial(jax.jit, static_argnums=5)
-def at_once(q, k, v, end, positions, window):
-  mask = TreeMask(end, positions, window)
-  return value_and_gradients(functools.partial(reference, mask=mask), q, k, v)
-
-
-@functools.partial(jax.jit, static_argnums=(5, 6))
-def by_blocks(q, k, v, end, positions, window, block):
-  def attend(q, k, v):
-    B, T, N, H = q.shape
-    q = q.reshape(B, T, k.shape[2], -1, H).transpose(0, 2, 3, 1, 4) * H**-0.5
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    out = blockwise.attention(q, k, v, TreeMask(end, positions, window), 0.0, block=block)
-    return out.transpose(0, 3, 1, 2, 4).reshape(B, T, N, H)
-
-  return value_and_gradients(attend, q, k, v)
-
-
-def test_bfloat16_blocks_are_near_the_exact_result():
-  """Attention weights are rounded to 8 bits; sums are float32."""
-  rng = np.random.default_rng(1)
-  mask, x = random_mask(rng, 1, 512), inputs(rng, 1, 512, HEADS[1], dtype=jnp.bfloat16)
-  exact = reference(*(each.astype(jnp.float32) for each in x), mask)
-  got = jax.jit(attention_lib.attention)(*x, mask)
-  assert got.dtype == jnp.bfloat16
-  np.testing.assert_allclose(np.asarray(got, np.float32), exact, atol=0.02)
+  mask = dataclasses.replace(mask, window=window)
+  assert_equals_reference(BLOCKWISE[block], inputs(0, 2, 48, HEADS[2]), mask)
 
 
 @pytest.mark.parametrize("implementation", ["blockwise", "kernel"])
@@ -147,13 +145,10 @@ def test_sharded_equals_single(implementation, rows, heads, axes, window, monkey
   """Values and gradients do not depend on how rows and heads are split over devices."""
   if implementation == "kernel":
     pretend_tpu(monkeypatch)
-  rng = np.random.default_rng(2)
-  mask, x = random_mask(rng, rows, 256, window), inputs(rng, rows, 256, heads)
-  attend = functools.partial(attention_lib.attention, mask=mask, implementation=implementation)
-  wanted = value_and_gradients(functools.partial(reference, mask=mask), *x)
+  mask = random_mask(np.random.default_rng(2), rows, 256, window)
+  attend = functools.partial(attention_lib.attention, implementation=implementation)
   with jax.set_mesh(sharding_lib.make_mesh(config_lib.Mesh(**{"fsdp": 1} | axes))):
-    got = value_and_gradients(attend, *x)
-  assert_close(got, wanted)
+    assert_equals_reference(attend, inputs(2, rows, 256, heads), mask)
 
 
 def pretend_tpu(monkeypatch):
@@ -165,8 +160,7 @@ def pretend_tpu(monkeypatch):
 
 def test_each_platform_has_its_implementation(monkeypatch):
   """A TPU runs the kernel on rows of any length; elsewhere asking for the kernel is an error."""
-  rng = np.random.default_rng(4)
-  mask, (q, k, v) = random_mask(rng, 1, 130, 40), inputs(rng, 1, 130, HEADS[1])
+  mask, (q, k, v) = random_mask(np.random.default_rng(4), 1, 130, 40), inputs(4, 1, 130, HEADS[1])
   with pytest.raises(ValueError, match=r'"kernel" is for TPUs, and the devices .* platform cpu'):
     attention_lib.attention(q, k, v, mask, implementation="kernel")
   pretend_tpu(monkeypatch)
@@ -174,37 +168,29 @@ def test_each_platform_has_its_implementation(monkeypatch):
   np.testing.assert_allclose(got, reference(q, k, v, mask), atol=1e-5)
   program = jax.make_jaxpr(attention_lib.attention)
   assert "pallas_call" in str(program(q, k, v, mask))
-  short = TreeMask(mask.subtree_end[:, :100])
-  assert "pallas_call" not in str(program(*(x[:, :100] for x in (q, k, v)), short))
+  short = jax.tree.map(lambda x: x[:, :100], (q, k, v, TreeMask(mask.subtree_end)))
+  assert "pallas_call" not in str(program(*short))
 
 
 def long_tree(trunk: int, branch: int, branches: int) -> tuple[Batch, Batch]:
   """A row with one tree that is read at the end of each branch, and its paths, a row each."""
   rng = np.random.default_rng(3)
-  T = trunk + branch * branches
+  T, length = trunk + branch * branches, trunk + branch
   tokens = rng.integers(0, tiny.TOKENIZER.vocab_size, T)
   targets = rng.integers(0, 3, branches)
   place = np.arange(T)
   end = np.where(place < trunk, T, place + branch - (place - trunk) % branch)
   depth = np.where(place < trunk, place, trunk + (place - trunk) % branch)
-  paths = np.array([
-    [*range(trunk), *range(start, start + branch)] for start in range(trunk, T, branch)
-  ])  # fmt: skip
-  length = paths.shape[1]
+  starts = np.arange(trunk, T, branch)[:, None]
+  paths = np.where(place < trunk, place, place - trunk + starts)[:, :length]
 
   def rows(tokens, positions, end, reads, targets):
     values = (tokens, positions, end, np.full_like(tokens, -1), reads, targets)
-    return Batch(*(jnp.asarray(x, jnp.int32) for x in values))
+    return Batch(*(jnp.asarray(np.atleast_2d(x), jnp.int32) for x in values))
 
-  tree = rows(*(x[None] for x in (tokens, depth, end, paths[:, -1], targets)))
-  alone = rows(
-    tokens[paths],
-    np.tile(np.arange(length), (branches, 1)),
-    np.full((branches, length), length),
-    np.full((branches, 1), length - 1),
-    targets[:, None],
-  )
-  return tree, alone
+  tree = rows(tokens, depth, end, paths[:, -1], targets)
+  full = np.full_like(paths, length)
+  return tree, rows(tokens[paths], depth[paths], full, full[:, :1] - 1, targets[:, None])
 
 
 def gradient(params, batch, implementation="auto"):
@@ -254,9 +240,10 @@ BLOCKS = st.sampled_from([(8, 8), (8, 24), (24, 8), (4, 48), (48, 48)])  # of qu
 
 @settings(deadline=None, max_examples=50)
 @given(packed_rows(), BLOCKS, st.sampled_from([None, 1, 3, 9, 40]))
-def test_active_blocks_hold_all_pairs_that_attend(rows, blocks, window):
-  """No block with a visible pair is skipped; without a window no other block is visited."""
-  mask, (block_q, block_kv) = TreeMask(*rows, window), blocks
+def test_active_blocks_hold_all_pairs_that_attend(mask, blocks, window):
+  """No block with a visible pair is skipped; without a window no other block is visited, so that
+  between a trunk and its last branch the finished branches cost nothing."""
+  mask, (block_q, block_kv) = dataclasses.replace(mask, window=window), blocks
   B, T = mask.subtree_end.shape
   wanted = np.asarray(mask.dense()).reshape(B, T // block_q, block_q, T // block_kv, block_kv)
   wanted = wanted.any((2, 4))
@@ -279,14 +266,3 @@ def test_active_blocks_of_a_chain_are_exact_with_a_window(window):
   mask = TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)
   wanted = np.asarray(mask.dense()).reshape(T // 32, 32, T // 16, 16).any((1, 3))
   assert (block_mask.active_blocks(mask, 32, 16)[0] == wanted).all()
-
-
-def test_finished_branches_are_skipped():
-  """Between a trunk and its last branch, only the other branches' own tokens attend."""
-  trunk, branch, branches = 8, 16, 5
-  T = trunk + branch * branches
-  end = np.full(T, T)
-  end[trunk:] = np.repeat(trunk + branch * np.arange(1, branches + 1), branch)
-  active = block_mask.active_blocks(TreeMask(jnp.asarray(end)[None]), 8, 8)
-  indices, count = block_mask.active_indices(active)
-  assert indices[0, -1, :3].tolist() == [0, 9, 10] and count[0, -1] == 3

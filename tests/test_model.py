@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
-from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.block_mask import TreeMask
@@ -33,9 +32,12 @@ def batch_of(token_trees, row_length=ROW, rows=None, reads=8) -> Batch:
   return jax.tree.map(jnp.asarray, packing.stack([packed[i] for i in order]))
 
 
-def chain(problem: str, steps: list[str], labels=None) -> StepTree:
-  labels = labels or (1,) * len(steps)
-  return StepTree(problem, tuple(steps), tuple(range(-1, len(steps) - 1)), tuple(labels))
+def encode(tree: StepTree) -> token_tree.TokenTree:
+  return token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
+
+
+CHAIN = encode(StepTree("ab", ("a", "b"), (-1, 0), (1, 1)))
+BRANCHES = encode(StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1)))
 
 
 # Every option that tells the public families apart.  The window is shorter than the paths.
@@ -87,22 +89,6 @@ def loss_and_gradient(params, batch, config, graphdef=None):
   return jax.grad(objective, has_aux=True)(params)
 
 
-def test_attention_equals_a_plain_loop():
-  """Softmax attention over exactly the tokens that the mask shows."""
-  rng = np.random.default_rng(0)
-  q, k, v = (rng.normal(size=(2, 7, n, 4)).astype(np.float32) for n in (4, 2, 2))
-  end = np.array([[7, 3, 3, 7, 5, 7, 7], [1, 4, 4, 4, 5, 7, 7]], np.int32)
-  got = attention_lib.attention(*map(jnp.asarray, (q, k, v)), TreeMask(jnp.asarray(end)))
-  for b in range(2):
-    for i in range(7):
-      seen = [j for j in range(i + 1) if i < end[b, j]]
-      for n in range(4):
-        scores = np.array([q[b, i, n] @ k[b, j, n // 2] for j in seen]) / 2
-        weights = np.exp(scores) / np.exp(scores).sum()
-        expected = sum(w * v[b, j, n // 2] for w, j in zip(weights, seen))
-        np.testing.assert_allclose(got[b, i, n], expected, rtol=1e-5, atol=1e-6)
-
-
 def test_a_window_counts_depth_in_the_tree():
   """A token attends to the nearest of its own path, wherever in the row their branch stands."""
   # A trunk of three, a branch of four, and another that hangs off the trunk where the first does.
@@ -117,25 +103,18 @@ def test_a_window_counts_depth_in_the_tree():
 def plain_block(block, x, positions, end):
   """A layer in float64 numpy, one token and one head at a time: `[T, D]` from one row."""
   c = block.config
-  # fmt: off
-  attention_scale, query, key, value, output, mlp_scale, gate, up, down = (
-    np.asarray(w[...], np.float64)
-    for w in (block.attention_norm, block.query, block.key, block.value, block.output,
-              block.mlp_norm, block.gate, block.up, block.down)
-  )
-  # fmt: on
+  names = ("attention_norm", "query", "key", "value", "output", "mlp_norm", "gate", "up", "down")
+  weights = (np.asarray(getattr(block, name)[...], np.float64) for name in names)
+  attention_scale, query, key, value, output, mlp_scale, gate, up, down = weights
   half, group = c.head_size // 2, c.heads // c.kv_heads
 
   def norm(v, scale):
     return v / np.sqrt((v**2).mean() + c.norm_epsilon) * scale
 
   def turned(v, position):
-    out = np.empty_like(v)
-    for j in range(half):
-      angle = position / c.rope_theta ** (j / half)
-      out[j] = v[j] * np.cos(angle) - v[half + j] * np.sin(angle)
-      out[half + j] = v[half + j] * np.cos(angle) + v[j] * np.sin(angle)
-    return out
+    angle = position / c.rope_theta ** (np.arange(half) / half)
+    (left, right), cos, sin = np.split(v, 2), np.cos(angle), np.sin(angle)
+    return np.concatenate([left * cos - right * sin, right * cos + left * sin])
 
   after = []
   for i in range(len(x)):
@@ -162,8 +141,7 @@ def test_a_layer_equals_plain_numpy():
   rng = np.random.default_rng(0)
   for scale in (block.attention_norm, block.mlp_norm):
     scale[...] = jnp.asarray(rng.uniform(0.3, 2, config.width), jnp.float32)
-  tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
-  batch = batch_of([token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())], 24)
+  batch = batch_of([BRANCHES], 24)
   assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
   x = rng.normal(size=(24, config.width))
   run = jax.jit(lambda x: block(x, TreeMask(batch.subtree_end, batch.positions))[0])
@@ -176,9 +154,8 @@ def test_a_layer_equals_plain_numpy():
 def test_no_token_depends_on_a_later_one(model):
   """Causal: a changed token changes its own hidden state and later ones, and none before."""
   T = 12
-  base = np.arange(T) % 7
-  tokens = np.tile(base, (T + 1, 1))
-  tokens[np.arange(T), np.arange(T)] = 99  # row t has another token at t; the last row has none
+  tokens = np.tile(np.arange(T) % 7, (T + 1, 1))
+  np.fill_diagonal(tokens, 99)  # row t has another token at t; the last row has none
   positions, end = np.tile(np.arange(T), (T + 1, 1)), np.full((T + 1, T), T)
   hidden = np.asarray(jax.jit(nnx.merge(*model()).hidden)(tokens, positions, end))
   changed = np.abs(hidden[:T] - hidden[T]).max(-1)  # [changed token, position]
@@ -190,55 +167,16 @@ def test_no_token_depends_on_a_later_one(model):
 @settings(max_examples=15, deadline=None)
 @given(st.lists(tiny.step_trees(), min_size=2, max_size=4))
 def test_packed_equals_alone(model, examples):
-  """Packed = alone: a solution's probabilities do not depend on the rest of its row."""
+  """Packed = alone, and siblings do not attend to each other: every read of a packed tree is that
+  of its own chain, alone in a row."""
   graphdef, params = model()
-  encoded = [token_tree.encode(t, tiny.TOKENIZER, tiny.contract()) for t in examples]
-  packed = packing.PackedRows(encoded, 256, round_reads_to=32)
+  packed = packing.PackedRows(list(map(encode, examples)), 256, round_reads_to=32)
   batch = packing.stack([packed[i] for i in range(len(packed))])
   together = np.asarray(probabilities(params, batch, graphdef))
-  for tree, reads in zip(encoded, packed.by_tree(together)):
-    alone = probabilities(params, batch_of([tree], 64), graphdef)
-    np.testing.assert_allclose(reads, np.asarray(alone)[0, : len(reads)], **CLOSE)
-
-
-@pytest.mark.parametrize(
-  ("model", "language_model_weight"), [(tiny.model, 0.0), (tiny.model, 1.0), (everything, 1.0)]
-)
-def test_tree_equals_flattened(model, language_model_weight):
-  """Loss and gradient of a tree are those of its labelled steps, each at the end of its chain."""
-  graphdef, params = model()
-  config = config_lib.Loss(language_model_weight=language_model_weight)
-  tree = StepTree(
-    problem="ab",
-    steps=("a", "bb", "c", "ab", "cc", "a", "b"),
-    parents=(-1, -1, 1, 1, 1, 4, 4),
-    labels=(-1, 1, 0, -1, 1, 1, -1),
-  )
-  whole = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
-  chains = [token_tree.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
-  if language_model_weight:  # each token is predicted once: from its own step's chain
-    last = [len(tiny.TOKENIZER.encode(step)) + 1 for step in tree.steps]
-    chains = [
-      dataclasses.replace(
-        c, previous=np.where(np.arange(len(c)) >= len(c) - n, c.previous, -1).astype(np.int32)
-      )
-      for c, n in zip(chains, last)
-    ]
-  # As many rows of both, so that they are one program.
-  gradient, sums = loss_and_gradient(params, batch_of([whole], 32, 8), config, graphdef)
-  expected, expected_sums = loss_and_gradient(params, batch_of(chains, 32, 8), config, graphdef)
-  for name in sums:
-    np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
-  assert_gradients_equal(gradient, expected)
-
-
-def assert_gradients_equal(gradient, expected):
-  """To 1e-5 of the largest entry of each array: sums are made in another order."""
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max() + 1e-9),
-    gradient,
-    expected,
-  )
+  for tree, reads in zip(examples, packed.by_tree(together)):
+    for found, chain in zip(reads, tiny.flatten(tree), strict=True):
+      alone = probabilities(params, batch_of([encode(chain)]), graphdef)
+      np.testing.assert_allclose(found, np.asarray(alone)[0, 0], **CLOSE)
 
 
 def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
@@ -246,46 +184,41 @@ def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
   chains = []
   for i in range(len(tree)):
     path = np.flatnonzero(tree.subtree_end[: i + 1] > i)
-    alone = token_tree.chain(tree.tokens[path], first=i if tree.previous[i] < 0 else len(path) - 1)
-    if tree.previous[i] < 0:
-      alone = dataclasses.replace(alone, previous=np.full_like(alone.previous, -1))
     reads = tree.read_positions == i
-    chains.append(
-      dataclasses.replace(
-        alone,
-        read_positions=np.full(reads.sum(), len(path) - 1, np.int32),
-        read_targets=tree.read_targets[reads],
-      )
-    )
+    alone = token_tree.chain(tree.tokens[path], reads=[len(path) - 1] * reads.sum())
+    predicted = (np.arange(len(path)) == len(path) - 1) & (tree.previous[i] >= 0)
+    previous = np.where(predicted, alone.previous, -1)
+    targets = tree.read_targets[reads]
+    chains.append(dataclasses.replace(alone, previous=previous, read_targets=targets))
   return chains
 
 
-@pytest.mark.parametrize("model", [tiny.model, everything])
+@pytest.mark.parametrize(
+  ("model", "language_model_weight"), [(tiny.model, 0.0), (tiny.model, 1.0), (everything, 1.0)]
+)
 @settings(max_examples=10, deadline=None)
-@given(st.lists(tiny.step_trees(), min_size=2, max_size=3))
-def test_merged_and_cut_trees_equal_flattened(model, solutions):
-  """Tree = flattened for merged solutions whose tree is cut into short rows: loss and gradient are
-  those of the distinct steps and tokens, each on its own chain."""
+@given(st.lists(tiny.step_trees(), min_size=1, max_size=3))
+def test_tree_equals_flattened(model, language_model_weight, solutions):
+  """Tree = flattened for one solution, and for merged ones whose tree is cut into short rows: loss
+  and gradient are those of the distinct steps and tokens, each on its own chain."""
   graphdef, params = model()
-  config = config_lib.Loss(language_model_weight=1.0)
-  encoded = [
-    token_tree.encode(dataclasses.replace(t, problem="ab"), tiny.TOKENIZER, tiny.contract())
-    for t in solutions
-  ]
-  merged, _ = prefix_tree.merge(encoded)
+  config = config_lib.Loss(language_model_weight=language_model_weight)
+  same = [encode(dataclasses.replace(tree, problem="ab")) for tree in solutions]
+  merged, _ = prefix_tree.merge(same)
   gradient, sums = loss_and_gradient(params, batch_of([merged], 32, 64, 32), config, graphdef)
   flat = batch_of(paths_of(merged), 32, 64, 32)
   expected, expected_sums = loss_and_gradient(params, flat, config, graphdef)
   for name in sums:
     np.testing.assert_allclose(sums[name], expected_sums[name], rtol=1e-5)
-  assert_gradients_equal(gradient, expected)
+  for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+    # of the largest entry of each array: sums are made in another order
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max() + 1e-9)
 
 
 def test_everything_sharded_equals_single():
   """Sharded = single for a model with every option, over rows, width and heads."""
   graphdef, params = everything()
-  tree = StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1))
-  batch = batch_of([token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())], 24, rows=4)
+  batch = batch_of([BRANCHES], 24, rows=4)
   expected = step_lib.read_log_probs(params, batch, graphdef=graphdef)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=2, tensor=2))
   abstract = sharding_lib.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
@@ -297,26 +230,12 @@ def test_everything_sharded_equals_single():
   np.testing.assert_allclose(got, expected, **CLOSE)
 
 
-@settings(max_examples=15, deadline=None)
-@given(tiny.step_trees())
-def test_random_trees_equal_their_chains(tree):
-  """Siblings do not attend to each other: every read of a tree is that of its own chain."""
-  _, params = tiny.model()
-  whole = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
-  chains = [token_tree.encode(c, tiny.TOKENIZER, tiny.contract()) for c in tiny.flatten(tree)]
-  together = np.asarray(probabilities(params, batch_of([whole])))[0]
-  for i, c in enumerate(chains):
-    alone = np.asarray(probabilities(params, batch_of([c])))[0, 0]
-    np.testing.assert_allclose(together[i], alone, **CLOSE)
-
-
 def test_garbage_in_padding_changes_nothing():
   """Other tokens, positions and reads in the padding leave loss and gradient bit for bit."""
   _, params = tiny.model()
   config = config_lib.Loss(language_model_weight=1.0)
-  encoded = token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())
-  clean = batch_of([encoded], rows=2)
-  padding = (jnp.arange(ROW) >= len(encoded)) | (jnp.arange(2) > 0)[:, None]
+  clean = batch_of([CHAIN], rows=2)
+  padding = (jnp.arange(ROW) >= len(CHAIN)) | (jnp.arange(2) > 0)[:, None]
   dirty = dataclasses.replace(
     clean,
     tokens=jnp.where(padding, 77, clean.tokens),
@@ -324,17 +243,14 @@ def test_garbage_in_padding_changes_nothing():
     read_positions=jnp.where(clean.read_targets < 0, 3, clean.read_positions),
   )
   assert np.any(clean.read_positions[0] != dirty.read_positions[0])
-  for a, b in zip(
-    jax.tree.leaves(loss_and_gradient(params, clean, config)),
-    jax.tree.leaves(loss_and_gradient(params, dirty, config)),
-  ):
-    np.testing.assert_array_equal(a, b)
+  results = (loss_and_gradient(params, batch, config) for batch in (clean, dirty))
+  jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 def test_without_language_model_loss_no_vocabulary_logits_exist():
   """A training step without a language-model loss never makes `[B, T, V]`."""
   graphdef, params = tiny.model()
-  batch = batch_of([token_tree.encode(chain("ab", ["a"]), tiny.TOKENIZER, tiny.contract())])
+  batch = batch_of([CHAIN])
 
   def text(weight):
     config = config_lib.Loss(language_model_weight=weight)
@@ -346,23 +262,19 @@ def test_without_language_model_loss_no_vocabulary_logits_exist():
   assert vocabulary_logits in text(1.0)
 
 
-@pytest.mark.parametrize("change", [{"remat": "full"}, {"unroll_layers": True}])
-def test_ways_to_run_the_layers_agree(change):
-  """Rematerialisation and unrolling change speed and memory, not numbers."""
+@pytest.mark.parametrize(
+  ("change", "close"),
+  [
+    ({"remat": "full"}, CLOSE),
+    ({"unroll_layers": True}, CLOSE),
+    ({"dtype": "bfloat16"}, {"atol": 0.3}),  # of the hidden states: 8 bits, about 1 %
+  ],
+)
+def test_ways_to_run_the_layers_agree(change, close):
+  """They change speed and memory, not numbers; probabilities are float32 with bf16 layers too."""
   _, params = tiny.model()
-  batch = batch_of([token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
+  batch = batch_of([CHAIN])
   graphdef = step_lib.graph(dataclasses.replace(tiny.MODEL, **change), tiny.TOKENIZER.vocab_size, 3)
   got = step_lib.read_log_probs(params, batch, graphdef=graphdef)
-  np.testing.assert_allclose(got, probabilities(params, batch), **CLOSE)
-
-
-def test_bfloat16_activations_keep_float32_heads():
-  """bf16 rounds hidden states (8 bits: about 1 %), not the probabilities read from them."""
-  _, params = tiny.model()
-  batch = batch_of([token_tree.encode(chain("ab", ["a", "b"]), tiny.TOKENIZER, tiny.contract())])
-  bf16 = dataclasses.replace(tiny.MODEL, dtype="bfloat16")
-  got = step_lib.read_log_probs(
-    params, batch, graphdef=step_lib.graph(bf16, tiny.TOKENIZER.vocab_size, 3)
-  )
   assert got.dtype == jnp.float32
-  np.testing.assert_allclose(got, probabilities(params, batch), atol=0.3)
+  np.testing.assert_allclose(got, probabilities(params, batch), **close)

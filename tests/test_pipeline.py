@@ -5,52 +5,34 @@ import json
 import pytest
 from conftest import run_script
 
-TINY = [
-  "--config.model.width=16",
-  "--config.model.layers=1",
-  "--config.model.mlp_width=24",
-  "--config.train.steps=3",
-  "--config.train.eval_rows=8",
-]
+TINY = "--config.model.width=16 --config.model.layers=1 --config.model.mlp_width=24 "
+TINY += "--config.train.steps=3 --config.train.eval_rows=8"
 
 
-def ok(name, *arguments):
-  done = run_script(name, *arguments)
+def ok(name, arguments):
+  done = run_script(name, *arguments.split())
   assert done.returncode == 0, done.stderr
   return done.stdout
+
+
+def train(config, data, workdir, more=""):
+  of_data = f"--config.data.directory={data} --config.data.tokenizer={data}/t.model"
+  ok("train.py", f"--config=configs/{config}.py --workdir={workdir} {of_data} {more} {TINY}")
 
 
 def test_generated_data_to_report(tmp_path):
   """quickstart.sh in small: the output of each stage is the input of the next."""
   data = tmp_path / "data"
-  ok(
-    "prepare_data.py",
-    "--dataset=arithmetic",
-    f"--output={data}",
-    "--arithmetic.train_problems=20",
-    "--arithmetic.test_problems=6",
-    "--arithmetic.candidates=16",
-  )
-  ok("train_tokenizer.py", f"--data={data}", f"--output={data}/t.model", "--vocab_size=320")
-  scored = []
+  sizes = {"train_problems": 20, "test_problems": 6, "candidates": 16}
+  flags = " ".join(f"--arithmetic.{name}={size}" for name, size in sizes.items())
+  ok("prepare_data.py", f"--dataset=arithmetic --output={data} {flags}")
+  ok("train_tokenizer.py", f"--data={data} --output={data}/t.model --vocab_size=320")
   for objective in ("process", "outcome"):
-    ok(
-      "train.py",
-      "--config=configs/arithmetic.py",
-      f"--workdir={tmp_path}/{objective}",
-      f"--config.loss.objective={objective}",
-      f"--config.data.directory={data}",
-      f"--config.data.tokenizer={data}/t.model",
-      *TINY,
-    )
-    scored.append(tmp_path / f"{objective}.jsonl")
-    ok(
-      "score.py",
-      f"--checkpoint={tmp_path}/{objective}",
-      f"--input={data}/candidates.jsonl",
-      f"--output={scored[-1]}",
-    )
-  table = ok("rerank.py", "--input", *scored, f"--output_dir={tmp_path}/report")
+    run = tmp_path / objective
+    train("arithmetic", data, run, f"--config.loss.objective={objective}")
+    ok("score.py", f"--checkpoint={run} --input={data}/candidates.jsonl --output={run}.jsonl")
+  scored = f"{tmp_path}/process.jsonl {tmp_path}/outcome.jsonl"
+  table = ok("rerank.py", f"--input {scored} --output_dir={tmp_path}/report")
   report = json.loads((tmp_path / "report/report.json").read_text())
   assert (report["problems"], report["samples"]) == (6, 96)
   assert {"prm_product", "prm_min", "orm", "majority", "oracle", "random"} <= set(report["curves"])
@@ -64,24 +46,11 @@ def test_generated_data_to_report(tmp_path):
 def test_real_rows_to_evaluation(prm800k_sample, tmp_path):
   """configs/prm800k_small.py on real PRM800K: every test label is evaluated."""
   data = tmp_path / "data"
-  ok("prepare_data.py", "--dataset=prm800k", f"--source={prm800k_sample}", f"--output={data}")
-  ok("train_tokenizer.py", f"--data={data}", f"--output={data}/t.model", "--vocab_size=1000")
-  ok(
-    "train.py",
-    "--config=configs/prm800k_small.py",
-    f"--workdir={tmp_path}/run",
-    f"--config.data.directory={data}",
-    f"--config.data.tokenizer={data}/t.model",
-    "--config.data.row_length=512",
-    *TINY,
-  )
-  printed = ok(
-    "evaluate.py",
-    f"--checkpoint={tmp_path}/run",
-    "--benchmark=prm800k",
-    f"--data_dir={data}",
-    f"--output={tmp_path}/evaluation.json",
-  )
+  ok("prepare_data.py", f"--dataset=prm800k --source={prm800k_sample} --output={data}")
+  ok("train_tokenizer.py", f"--data={data} --output={data}/t.model --vocab_size=1000")
+  train("prm800k_small", data, tmp_path / "run", "--config.data.row_length=512")
+  of_data = f"--benchmark=prm800k --data_dir={data} --output={tmp_path}/evaluation.json"
+  printed = ok("evaluate.py", f"--checkpoint={tmp_path}/run {of_data}")
   result = json.loads((tmp_path / "evaluation.json").read_text())
   assert result["count_by_class"] == {"-1": 200, "0": 111, "1": 1411}
   assert 0 <= result["auroc"] <= 1 and result["ece"] is not None

@@ -24,11 +24,6 @@ def encode(tree: StepTree, objective: str = "process") -> token_tree.TokenTree:
   return token_tree.encode(tree, tiny.TOKENIZER, tiny.contract(objective))
 
 
-def chain(ids: list[int]) -> token_tree.TokenTree:
-  """Tokens without a branch, the last of which is read."""
-  return token_tree.chain(ids, reads=[len(ids) - 1])
-
-
 def path(tree: token_tree.TokenTree, i: int) -> tuple[int, ...]:
   """Token ids from the root to token i."""
   return tuple(tree.tokens[: i + 1][tree.subtree_end[: i + 1] > i].tolist())
@@ -54,13 +49,15 @@ def check(tree: token_tree.TokenTree) -> None:
 
 
 # Chains: single tokens, first tokens that differ, the same again, the beginning of another.
-CHAINS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5).map(chain), min_size=1)
+IDS = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+CHAINS = st.lists(IDS.map(lambda ids: token_tree.chain(ids, reads=[len(ids) - 1])), min_size=1)
 
 
 @settings(max_examples=200, deadline=None)
 @given(solutions() | CHAINS)
 def test_a_merged_tree_has_every_prefix_once(each):
-  """As many tokens as there are distinct prefixes, each behind its own prefix."""
+  """As many tokens as there are distinct prefixes, each behind its own prefix and predicted once if
+  a solution predicts it; of siblings, the largest subtree stands first."""
   merged, places = prefix_tree.merge(each)
   check(merged)
   prefixes = [path(merged, i) for i in range(len(merged))]
@@ -68,16 +65,11 @@ def test_a_merged_tree_has_every_prefix_once(each):
   assert len(prefixes) == len(wanted) and set(prefixes) == wanted
   for tree, place in zip(each, places):
     assert [prefixes[i] for i in place] == [path(tree, i) for i in range(len(tree))]
-
-
-@settings(max_examples=100, deadline=None)
-@given(solutions())
-def test_the_largest_branch_stands_first(each):
-  """Siblings are sorted by the size of their subtrees, so that a trunk is not interrupted."""
-  merged, _ = prefix_tree.merge(each)
+  predicted = {path(tree, i) for tree in each for i in np.flatnonzero(tree.previous >= 0)}
+  assert {prefixes[i] for i in np.flatnonzero(merged.previous >= 0)} == predicted
   branches = collections.defaultdict(list)
-  for i in range(len(merged)):
-    branches[path(merged, i)[:-1]].append(int(merged.subtree_end[i]) - i)
+  for i, prefix in enumerate(prefixes):
+    branches[prefix[:-1]].append(int(merged.subtree_end[i]) - i)
   assert all(sizes == sorted(sizes, reverse=True) for sizes in branches.values())
 
 
@@ -89,15 +81,6 @@ def test_a_label_counts_once_and_another_rating_beside_it(each):
   assert collections.Counter(reads(prefix_tree.merge(each)[0])) == collections.Counter(set(every))
   all_kept = reads(prefix_tree.merge(each, every_read=True)[0])
   assert collections.Counter(all_kept) == collections.Counter(every)
-
-
-@settings(max_examples=100, deadline=None)
-@given(solutions())
-def test_a_token_is_predicted_once(each):
-  """Each distinct token after the problem is one language-model target; no other token is."""
-  merged, _ = prefix_tree.merge(each)
-  wanted = {path(tree, i) for tree in each for i in np.flatnonzero(tree.previous >= 0)}
-  assert {path(merged, i) for i in np.flatnonzero(merged.previous >= 0)} == wanted
 
 
 @settings(max_examples=100, deadline=None)
@@ -119,7 +102,8 @@ def test_sequences_are_the_paths_of_a_tree(each):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(solutions(), min_size=1, max_size=5), st.integers(20, 60))
 def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
-  """However trees are cut, no row overflows and no label is lost, doubled or moved."""
+  """However trees are cut, no row overflows, no label is lost, doubled or moved, and `by_tree`
+  brings values back to their trees."""
   merged = []
   for i, each in enumerate(groups):  # another first token for each problem
     tree, _ = prefix_tree.merge(each)
@@ -130,29 +114,17 @@ def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
   packed = packing.PackedRows(merged, row_length)
   assert packed.plan == packing.PackedRows(merged, row_length).plan
   found = []
-  tokens = 0
-  for row in (packed[i] for i in range(len(packed))):
+  rows = [packed[i] for i in range(len(packed))]
+  for row in rows:
     kept = row["read_targets"] >= 0
-    row["read_positions"], row["read_targets"] = (
-      row[name][kept] for name in ("read_positions", "read_targets")
-    )
-    found += reads(token_tree.TokenTree(**row))
-    tokens += (row["tokens"] != 0).sum()
+    of_reads = {name: row[name][kept] for name in ("read_positions", "read_targets")}
+    found += reads(token_tree.TokenTree(**row | of_reads))
+  tokens = sum((row["tokens"] != 0).sum() for row in rows)
+  targets = packed.by_tree(np.stack([row["read_targets"] for row in rows])) if rows else []
+  assert [x.tolist() for x in targets] == [tree.read_targets.tolist() for tree in merged]
   assert collections.Counter(found) == collections.Counter(r for t in merged for r in reads(t))
   assert tokens == sum(map(len, merged)) + packed.repeated
   assert packed.fill == pytest.approx(tokens / (len(packed) * row_length))
-
-
-def test_values_come_back_to_their_trees():
-  """`by_tree` undoes the packing: each tree has its reads in order, whether it was cut or not."""
-  steps = StepTree("p", tuple("abcdefgh"), (-1,) * 8, (1,) * 8)
-  long, short = encode(steps), encode(StepTree("q", ("a",), (-1,), (1,)))
-  packed = packing.PackedRows([short, long], 12)
-  assert len(packed) > 1
-  at = np.stack([packed[i]["tokens"][packed[i]["read_positions"] - 1] for i in range(len(packed))])
-  one, many = packed.by_tree(at)
-  assert one.tolist() == [tiny.TOKENIZER.encode("a")[0]]
-  assert many.tolist() == tiny.TOKENIZER.encode("abcdefgh")
 
 
 def test_a_tree_is_cut_where_least_is_repeated():
@@ -211,13 +183,10 @@ def test_an_outcome_is_never_that_of_a_part():
 
 def test_every_outcome_counts():
   """A token that several solutions share has one outcome target for each of them."""
-  right, wrong = (
-    StepTree("p", ("a", step), (-1, 0), (None, None), outcome=step == "b") for step in "bc"
-  )
-  (tree,) = pack([right, right, wrong], 64, "outcome")[0].trees
-  shared = tree.read_targets[tree.read_positions == 3].tolist()
-  assert shared == [0, 1, 1]
-  (tree,) = pack([right, right, wrong], 64, "outcome", evaluation=True)[0].trees
+  examples = [StepTree("p", ("a", x), (-1, 0), (None, None), outcome=x == "b") for x in "bbc"]
+  (tree,) = pack(examples, 64, "outcome")[0].trees
+  assert tree.read_targets[tree.read_positions == 3].tolist() == [0, 1, 1]
+  (tree,) = pack(examples, 64, "outcome", evaluation=True)[0].trees
   assert sorted(tree.read_targets.tolist()) == [0, 1, 1]
 
 

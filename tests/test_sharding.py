@@ -5,6 +5,7 @@
 
 import dataclasses
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,10 @@ from prm_jax.tpu import compilation, hlo
 from prm_jax.training import step as step_lib
 
 GOLDEN = ROOT / "tests/golden"
-SLICES = {  # of the production configs, as their docstrings say
-  "prm800k_gemma3_4b": "v5p:2x4x4",
-  "prm800k_qwen2.5_math_1.5b": "v5e:4x4",
-  "prm800k_qwen2.5_math_7b": "v5p:2x4x4",
-  "prm800k_qwen2.5_32b": "v5p:4x4x4",
-  "prm800k_qwen2.5_math_72b": "v5p:4x4x8",
+TOPOLOGIES = {  # of the configs that name a slice in their docstrings: the production configs
+  path.stem: topology[1]
+  for path in sorted((ROOT / "configs").glob("*.py"))
+  if (topology := re.search(r"--topology=(\S+)", path.read_text()))
 }
 # Sizes of their own, so that nothing else in the suite compiles (and caches) the same program.
 MODEL = dataclasses.replace(
@@ -46,14 +45,12 @@ def table(name, models):
   """The sharding table of a production config, whose config.json goes to `models`."""
   from benchmarks import scaling
 
-  path = ROOT / f"configs/{name}.py"
-  c = config_lib.read(str(path))
-  assert f"--topology={SLICES[name]}" in path.read_text()
+  c = config_lib.read(str(ROOT / f"configs/{name}.py"))
   checkpoint = scaling.write_config(models, pathlib.Path(c.init.checkpoint).name)
   c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
-  _, state = compilation.described(compilation.Job(c, SLICES[name]))
+  _, state = compilation.described(compilation.Job(c, TOPOLOGIES[name]))
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())
-  return f"{name} on {SLICES[name]}: {mesh}\n\n{state_table(state)}"
+  return f"{name} on {TOPOLOGIES[name]}: {mesh}\n\n{state_table(state)}"
 
 
 def state_table(state):
@@ -74,19 +71,14 @@ def state_table(state):
   return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("name", SLICES)
+@pytest.mark.parametrize("name", TOPOLOGIES)
 def test_shardings_are_those_of_the_table(name, tmp_path):
   """A change to the sharding of any array of the training state shows in review."""
+  assert set(TOPOLOGIES) == {path.stem for path in GOLDEN.glob("*.txt")}
   expected = (GOLDEN / f"{name}.txt").read_text()
   assert table(name, tmp_path) == expected, (
     f"tests/golden/{name}.txt says otherwise; if the change is meant: python tests/test_sharding.py"
   )
-
-
-def test_every_config_for_a_slice_has_a_table():
-  """A config that names a slice is a production config."""
-  named = {p.stem for p in (ROOT / "configs").glob("*.py") if "--topology=" in p.read_text()}
-  assert named == set(SLICES) == {p.stem for p in GOLDEN.glob("*.txt")}
 
 
 def program(sizes, vocab_size=64):
@@ -110,14 +102,8 @@ def program(sizes, vocab_size=64):
 # backward pass begins with one; XLA combines the reductions of gradients over the same devices.
 PINNED = {
   (1, 8, 1): ({"all-gather": 7}, {"all-gather": 7, "all-reduce": 1}),
-  (1, 4, 2): (
-    {"all-gather": 7, "all-reduce": 2},
-    {"all-gather": 7, "all-reduce": 3},
-  ),
-  (2, 2, 2): (
-    {"all-gather": 7, "all-reduce": 2},
-    {"all-gather": 7, "all-reduce": 5},
-  ),
+  (1, 4, 2): ({"all-gather": 7, "all-reduce": 2}, {"all-gather": 7, "all-reduce": 3}),
+  (2, 2, 2): ({"all-gather": 7, "all-reduce": 2}, {"all-gather": 7, "all-reduce": 5}),
 }
 
 
@@ -201,19 +187,9 @@ def test_an_axis_that_is_no_whole_number_of_slices_is_refused():
     sharding_lib.make_mesh(config_lib.Mesh(), [device(i) for i in range(8)])
 
 
-def test_bytes_of_a_device_are_those_of_its_shards():
-  """Counted by hand for arrays of which the mesh splits one dimension, both or none."""
-  mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 4, 2), 8)
-  describe = lambda shape, *spec: jax.ShapeDtypeStruct(
-    shape, np.float32, sharding=NamedSharding(mesh, PartitionSpec(*spec))
-  )
-  tree = [describe((8, 6), "fsdp"), describe((8, 6), "fsdp", "tensor"), describe((3,))]
-  assert sharding_lib.bytes_of_a_device(tree) == 4 * (2 * 6 + 2 * 3 + 3)
-
-
 if __name__ == "__main__":
   import tempfile
 
   GOLDEN.mkdir(exist_ok=True)
-  for each in SLICES:
+  for each in TOPOLOGIES:
     (GOLDEN / f"{each}.txt").write_text(table(each, pathlib.Path(tempfile.mkdtemp())))

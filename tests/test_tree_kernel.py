@@ -1,7 +1,4 @@
-"""The TPU kernel, interpreted: one softmax under the tree mask, masked blocks untouched.
-
-Blocks are the smallest there are, so that rows of 512 tokens have masked ones.
-"""
+"""The TPU kernel, interpreted: one softmax under the tree mask, masked blocks untouched."""
 
 import functools
 
@@ -9,98 +6,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_attention as shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_attention import reference, tree_mask, value_and_gradients
 
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import block_mask, tree_kernel
-from prm_jax.model.block_mask import TreeMask
 
-BLOCK = 128
-kernel = functools.partial(tree_kernel.attention, block=BLOCK, interpret=True)
-
-
-def row(parents):
-  """`subtree_end` and depths of trees in preorder; a parent of -1 begins a tree."""
-  T = len(parents)
-  end, depth = np.arange(1, T + 1, dtype=np.int32), np.zeros(T, np.int32)
-  for i in reversed(range(T)):
-    if parents[i] >= 0:
-      end[parents[i]] = max(end[parents[i]], end[i])
-  for i in range(T):
-    depth[i] = depth[parents[i]] + 1 if parents[i] >= 0 else 0
-  return end, depth
+BLOCK = 128  # the smallest, so that rows of 512 tokens have masked blocks
+smallest = functools.partial(tree_kernel.attention, block=BLOCK, interpret=True)
+kernel = functools.partial(shared.by_tokens, smallest)
 
 
-def chain(T):
-  return np.arange(T) - 1
-
-
-def padding(T):
-  return np.full(T, -1)
-
-
-def random_trees(seed, T, branching=0.02):
-  """Chains that end, or that branch from a token of the path to their last one."""
-  rng, parents, path = np.random.default_rng(seed), [], []
-  for i in range(T):
-    if rng.random() < branching:
-      path = path[: rng.integers(len(path) + 1)]
-    parents.append(path[-1] if path else -1)
-    path.append(i)
-  return np.array(parents)
+chain = lambda T: np.arange(T) - 1
+padding = lambda T: np.full(T, -1)
 
 
 def packed(*trees):
   """One row of several trees."""
   starts = np.cumsum([0] + [len(tree) for tree in trees])
+  trees = map(np.asarray, trees)
   return np.concatenate([np.where(t < 0, -1, t + start) for t, start in zip(trees, starts)])
 
 
-def tree_mask(*rows, window=None):
-  end, depth = zip(*map(row, rows))
-  return TreeMask(jnp.asarray(np.stack(end)), jnp.asarray(np.stack(depth)), window)
-
-
+RNG = np.random.default_rng(0)
 ROWS = (
-  packed(random_trees(0, 300), padding(20), random_trees(1, 192)),
-  packed(chain(200), random_trees(2, 250, 0.2), padding(62)),
+  packed(shared.random_trees(RNG, 300), padding(20), shared.random_trees(RNG, 192)),
+  packed(chain(200), shared.random_trees(RNG, 250, 0.2), padding(62)),
   chain(512),
   padding(512),
 )
-
-
-def dense(q, k, v, mask, softcap):
-  """One softmax over all keys."""
-  scores = attention_lib.soft_cap(jnp.einsum("BKGQH,BKSH->BKGQS", q, k), softcap)
-  weights = jax.nn.softmax(jnp.where(mask.dense()[:, None, None], scores, -jnp.inf), axis=-1)
-  return jnp.einsum("BKGQS,BKSH->BKGQH", weights, v)
-
-
-def inputs(seed, K, G, H, B=4, T=512, dtype=jnp.float32):
-  rng = np.random.default_rng(seed)
-  shapes = ((B, K, G, T, H), (B, K, T, H), (B, K, T, H))
-  q, k, v = (rng.normal(size=shape) for shape in shapes)
-  return [jnp.asarray(x, dtype) for x in (q * H**-0.5, k, v)]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 5))
-def value_and_gradients(attend, q, k, v, mask, softcap=0.0):
-  def loss(q, k, v):
-    out = attend(q, k, v, mask, softcap).astype(jnp.float32)
-    return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
-
-  (_, out), gradients = jax.value_and_grad(loss, (0, 1, 2), has_aux=True)(q, k, v)
-  return out, *gradients
-
-
-def assert_equal_to_dense(attend, x, mask, softcap=0.0):
-  """Values and gradients, to 1e-5 of the largest: float32 sums are made in another order, and a
-  gradient of 0 is the remainder of two of them."""
-  got = value_and_gradients(attend, *x, mask, softcap)
-  wanted = value_and_gradients(dense, *x, mask, softcap)
-  for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
-    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max(), err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -117,48 +53,37 @@ def assert_equal_to_dense(attend, x, mask, softcap=0.0):
 )
 def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
   """Kernel = reference, values and gradients: random trees, deep chains, padding."""
-  assert_equal_to_dense(kernel, inputs(0, K, G, H), tree_mask(*ROWS, window=window), softcap)
+  x = shared.inputs(0, 4, 512, (K * G, K), H)
+  shared.assert_equals_reference(kernel, x, tree_mask(*ROWS, window=window), softcap)
 
 
 def test_blocks_of_unequal_length():
   """Kernel = reference where many heads share keys, and a block of queries is the shorter one."""
-  x = inputs(0, 1, 8, 256, B=1)
-  assert tree_kernel.block_sizes(x[0].shape, x[0].dtype) == (128, 512)
-  whole = functools.partial(tree_kernel.attention, interpret=True)
-  assert_equal_to_dense(whole, x, tree_mask(ROWS[0]))
+  assert tree_kernel.block_sizes((1, 1, 8, 512, 256), jnp.float32) == (128, 512)
+  attend = functools.partial(tree_kernel.attention, interpret=True)
+  whole = functools.partial(shared.by_tokens, attend)
+  shared.assert_equals_reference(whole, shared.inputs(0, 1, 512, (8, 1), 256), tree_mask(ROWS[0]))
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(0, 1))
-@settings(max_examples=15, deadline=None)
-def test_gradients_on_any_trees(seed, branching):
-  """Kernel = reference, values and gradients, on random trees."""
-  mask = tree_mask(random_trees(seed, 256, branching))
-  assert_equal_to_dense(kernel, inputs(seed, 1, 2, 32, B=1, T=256), mask)
-
-
-WINDOWS = st.integers(1, 300) | st.just(2**31 - 1)  # the last is that of a layer without one
+WINDOWS = st.none() | st.integers(1, 300) | st.just(2**31 - 1)  # the last: a layer without one
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), WINDOWS)
 @settings(max_examples=25, deadline=None)
-def test_values_on_any_trees_with_a_window(seed, branching, window):
-  """Kernel = reference, with a window that is not known when the kernel is compiled."""
-  x = inputs(seed, 1, 1, 32, B=1, T=256)
-  mask = tree_mask(random_trees(seed, 256, branching), window=window)
-  np.testing.assert_allclose(forward(kernel, *x, mask), forward(dense, *x, mask), 1e-5, 1e-5)
+def test_the_kernel_on_any_trees(seed, branching, window):
+  """Kernel = reference, values and gradients, with a window that is not known when compiling."""
+  mask = tree_mask(shared.random_trees(np.random.default_rng(seed), 256, branching), window=window)
+  shared.assert_equals_reference(kernel, shared.inputs(seed, 1, 256, (2, 1), 32), mask)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def forward(attend, q, k, v, mask):
-  return attend(q, k, v, mask, 0.0)
-
-
-def test_bfloat16_is_near_the_exact_result():
+@pytest.mark.parametrize("attend", [kernel, attention_lib.attention], ids=["kernel", "blockwise"])
+def test_bfloat16_is_near_the_exact_result(attend):
   """Attention weights are rounded to 8 bits; sums and the softmax are float32."""
-  x, mask = inputs(1, 1, 2, 64, dtype=jnp.bfloat16), tree_mask(*ROWS)
+  x, mask = shared.inputs(1, 4, 512, (2, 1), 64, jnp.bfloat16), tree_mask(*ROWS)
   exact = [a.astype(jnp.float32) for a in x]
-  got = value_and_gradients(kernel, *x, mask)
-  for a, b in zip(got, value_and_gradients(dense, *exact, mask)):
+  got = value_and_gradients(attend, *x, mask)
+  assert {each.dtype.name for each in got[1:]} == {"bfloat16"}
+  for a, b in zip(got, value_and_gradients(reference, *exact, mask)):
     np.testing.assert_allclose(np.asarray(a, np.float32), b, atol=0.02 * np.abs(b).max())
 
 
@@ -175,16 +100,16 @@ def test_bfloat16_is_near_the_exact_result():
 def test_masked_blocks_are_not_read(parents, window, masked):
   """NaN in one of two blocks that do not attend to each other leaves the other as it was."""
   mask, rest = tree_mask(parents, window=window), slice(256, None)
-  q, k, v = inputs(2, 1, 1, 32, B=1)
-  spoil = lambda x, where: x.at[..., where, :].set(jnp.nan)
+  q, k, v = shared.inputs(2, 1, 512, (1, 1), 32)
+  spoil = lambda x, where: x.at[:, where].set(jnp.nan)
   clean = value_and_gradients(kernel, q, k, v, mask)
   spoiled = value_and_gradients(kernel, q, spoil(k, masked), spoil(v, masked), mask)
   for a, b in zip(spoiled[:2], clean[:2]):  # out, dq
-    np.testing.assert_array_equal(a[..., rest, :], b[..., rest, :])
-  assert np.isnan(dense(q, k, spoil(v, masked), mask, 0.0)[..., rest, :]).all()
+    np.testing.assert_array_equal(a[:, rest], b[:, rest])
+  assert np.isnan(reference(q, k, spoil(v, masked), mask)[:, rest]).all()
   spoiled = value_and_gradients(kernel, spoil(q, rest), k, v, mask)
   for a, b in zip(spoiled[2:], clean[2:]):  # dk, dv
-    np.testing.assert_array_equal(a[..., masked, :], b[..., masked, :])
+    np.testing.assert_array_equal(a[:, masked], b[:, masked])
 
 
 @pytest.mark.parametrize("outer_kv", [False, True])
@@ -200,22 +125,15 @@ def test_grid_steps_are_the_active_pairs(outer_kv):
     n = len(pairs)
     np.testing.assert_array_equal(np.stack([outer[b], inner[b]], 1)[:n], pairs)
     assert (outer[b, n:] == outer[b, n - 1]).all() and (inner[b, n:] == inner[b, n - 1]).all()
-    edges = np.flatnonzero(np.diff(pairs[:, 0]))
-    assert (flags[b] & tree_kernel.ACTIVE > 0).sum() == n and not flags[b, n:].any()
-    assert np.flatnonzero(flags[b] & tree_kernel.FIRST).tolist() == [0, *(edges + 1)]
-    assert np.flatnonzero(flags[b] & tree_kernel.LAST).tolist() == [*edges, n - 1]
+    assert flags[b, :n].all() and not flags[b, n:].any()
 
 
 def test_blocks_divide_the_row_and_fit():
   """Many heads make a block of queries shorter; a row of no whole number of lanes is refused."""
-  size = lambda G, T, H, dtype="bfloat16": tree_kernel.block_sizes((1, 1, G, T, H), dtype)
-  assert size(2, 4096, 128) == (512, 512)
-  assert size(4, 4096, 64) == (512, 512)
-  assert size(7, 4096, 64) == (512, 512)
-  assert size(7, 4096, 128) == (256, 512)
-  assert size(8, 4096, 256) == (128, 512)
-  assert size(2, 640, 128) == (128, 128)
-  assert size(1, 768, 128) == (384, 384)
+  size = lambda G, T, H: tree_kernel.block_sizes((1, 1, G, T, H), "bfloat16")
+  assert size(2, 4096, 128) == size(7, 4096, 64) == (512, 512)
+  assert size(7, 4096, 128) == (256, 512) and size(8, 4096, 256) == (128, 512)
+  assert size(2, 640, 128) == (128, 128) and size(1, 768, 128) == (384, 384)
   with pytest.raises(ValueError, match="rows of 100 tokens"):
     size(1, 100, 64)
 

@@ -157,9 +157,9 @@ def _call(
   settings: Settings,
   inputs: list[tuple[str, jax.Array]],
   outputs: list[tuple[str, jax.Array | jax.ShapeDtypeStruct]],
-  scratch: list[tuple[tuple[int, ...], float]],
-  matmuls: int,
-  outer_kv: bool = False,
+  scratch: list[tuple[tuple[int, ...], float]],  # shapes, float32, and values at first
+  matmuls: int,  # for each pair of blocks and query head
+  outer_kv: bool = False,  # blocks of keys are the outer ones; otherwise those of queries
 ) -> list[jax.Array]:
   """Runs a kernel over the active pairs of blocks of each row, for each of K heads.
 
@@ -167,9 +167,6 @@ def _call(
     kernel: called with the step's flags, `_pair_mask` of the pair, the soft cap, and references to
       the blocks of inputs, outputs and scratch.
     inputs, outputs: arrays, each with the key of its `_block_specs`; the first input is q.
-    scratch: shapes, float32, and values at the first step of an outer block.
-    matmuls: for each pair of blocks and query head.
-    outer_kv: whether blocks of keys are the outer ones; otherwise those of queries are.
   """
   B, K, G, H, T = inputs[0][1].shape
   active = block_mask.active_blocks(mask, settings.block_q, settings.block_kv)
