@@ -28,7 +28,6 @@ import numpy as np
 from benchmarks import runner, training
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, prm800k
-from prm_jax.datasets.arithmetic import solver
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.input_pipeline.token_tree import TokenTree
@@ -335,8 +334,8 @@ def sampled_pool(model: Model, problems: int, count: int) -> list[tuple[str, Tok
   return make_pool(
     model,
     [
-      (problem.text, solver.solve(problem, rng).steps)
-      for problem in solver.problems(0, problems)
+      (problem.text, arithmetic.solve(problem, rng).steps)
+      for problem in arithmetic.distinct_problems(0, problems)
       for _ in range(count)
     ],
   )
