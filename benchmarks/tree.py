@@ -26,7 +26,6 @@ import numpy as np
 from benchmarks import runner, training
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, prm800k
-from prm_jax.datasets.arithmetic import solver
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.input_pipeline.token_tree import TokenTree
@@ -235,8 +234,8 @@ def score(model: Model, problems: int, count: int, repeats: int) -> dict:
   the median of the ratios of each turn, whose two measurements are neighbours in time.
   """
   rng, candidates = np.random.default_rng(0), []
-  for problem in solver.problems(0, problems):
-    candidates += [(problem.text, solver.solve(problem, rng).steps) for _ in range(count)]
+  for problem in arithmetic.distinct_problems(0, problems):
+    candidates += [(problem.text, arithmetic.solve(problem, rng).steps) for _ in range(count)]
   encode = lambda each: token_tree.encode_candidate(*each, model.tokenizer, model.contract)
   pool = [(each[0], encode(each)) for each in dict.fromkeys(candidates)]
   seconds = {True: [], False: []}

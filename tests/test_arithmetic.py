@@ -6,7 +6,6 @@ import json
 import re
 
 from prm_jax.datasets import arithmetic
-from prm_jax.datasets.arithmetic import solver
 
 SMALL = arithmetic.Generator(train_problems=30, test_problems=6)
 # Of the rows that the figures of configs/arithmetic.py were measured on.
@@ -38,7 +37,7 @@ def test_alternatives_differ_and_are_rated_exactly():
           r"(.)(.)(\d) (\d)->(\d)", completion["text"]
         ).groups()
         right = clauses[name] == operation + operand and int(read) == value
-        right = right and solver.apply(operation, value, int(operand)) == int(result)
+        right = right and arithmetic.apply(operation, value, int(operand)) == int(result)
         assert completion["rating"] == (1 if right else -1)
       value = int(texts[0][-1])
   assert max(counts) == 5 and sum(counts) > 4.5 * len(counts)

@@ -18,15 +18,13 @@ from prm_jax.datasets.prm800k import recipes
 from prm_jax.runtime.json_lines import BadLine
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts" / "prepare_data.py"
+BEAM = prepare.Beam("DirectRunner", ("direct_num_workers=1",))
 
 
-def start(*flags, **options):
-  command = [sys.executable, str(SCRIPT), *map(str, flags)]
-  environment = os.environ | {"PYTHONPATH": str(ROOT)}
-  return subprocess.Popen(
-    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-  )
+def start(*flags):
+  command = [sys.executable, str(ROOT / "scripts" / "prepare_data.py"), *map(str, flags)]
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+  return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)
 
 
 def run(*flags):
@@ -37,7 +35,7 @@ def run(*flags):
 
 @pytest.fixture
 def source(tmp_path, raw_rows):
-  """Upstream's four files in its own layout, with the list of test problems."""
+  """Upstream's four files in its own layout."""
   folder = tmp_path / "prm800k"
   (folder / "data").mkdir(parents=True)
   for phase in (1, 2):
@@ -54,9 +52,7 @@ def leftovers(folder):
 def test_the_command(tmp_path, source):
   """One command writes the dataset and a manifest whose numbers add up, and prints where."""
   output = tmp_path / "out"
-  code, out, err = run(
-    "--dataset=prm800k", f"--source={source}", f"--output={output}", "--recipe=paper"
-  )
+  code, out, err = run("--dataset=prm800k", f"--source={source}", f"--output={output}")
   assert code == 0, err
   assert f"manifest   {output / 'manifest.json'}" in out
   assert "warning: no math_splits/test.jsonl" in err
@@ -67,8 +63,7 @@ def test_the_command(tmp_path, source):
   assert train["dropped"] == {"test_problem": 2}
   assert train["labels"] == {"1": 6, "0": 0, "-1": 0}
   assert train["labels_dropped"] == {"test_problem": 8, "unrated": 4}
-  assert train["unlabelled_steps"] == 2
-  assert train["duplicates"] == 2
+  assert (train["unlabelled_steps"], train["duplicates"]) == (2, 2)
   assert train["by_phase"]["1"] == {"rows_read": 3, "rows_kept": 2, "1": 3}
   assert train["outcome"]["right"] == 2
   assert manifest["test_problems"] == ["What is 2 + 3?"]
@@ -81,37 +76,20 @@ def test_the_command(tmp_path, source):
   assert leftovers(tmp_path) == []
 
 
-def test_a_recipe_that_keeps_nothing(tmp_path, source):
-  """A dataset without a label is an error that says which rules took the rows."""
-  code, _, err = run(
-    f"--source={source}", f"--output={tmp_path / 'out'}", "--recipe_options.phases"
-  )
-  assert code == 1
-  assert "keeps none of the 6 records of train" in err and "'phase': 4" in err
-  assert leftovers(tmp_path) == []
-
-
 def test_options_of_a_recipe(tmp_path, source):
   """A recipe's options can be changed from the command line, and the manifest says so."""
-  output = tmp_path / "out"
-  code, _, err = run(
-    f"--source={source}",
-    f"--output={output}",
-    "--phases=phase2",
-    "--recipe_options.neutral=drop",
-    "--recipe_options.unfinished=keep",
-  )
+  flags = (f"--source={source}", f"--output={tmp_path / 'out'}", "--phases=phase2")
+  code, _, err = run(*flags, "--recipe_options.neutral=drop", "--recipe_options.unfinished=keep")
   assert code == 0, err
-  manifest = json.loads((output / "manifest.json").read_text())
-  assert manifest["recipe"]["name"] == "paper(neutral=drop, unfinished=keep)"
-  expected = replace(
-    recipes.RECIPES["paper"],
-    name="paper(neutral=drop, unfinished=keep)",
-    neutral="drop",
-    unfinished="keep",
-  )
+  manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+  name = "paper(neutral=drop, unfinished=keep)"
+  expected = replace(recipes.RECIPES["paper"], name=name, neutral="drop", unfinished="keep")
   assert msgspec.convert(manifest["recipe"], recipes.Recipe) == expected
   assert set(manifest["source"]) == {"data/phase2_train.jsonl", "data/phase2_test.jsonl"}
+  nothing = replace(recipes.RECIPES["paper"], phases=())
+  with pytest.raises(ValueError, match=r"keeps none of the 6 records of train.*'phase': 4"):
+    prepare.prepare_prm800k(tmp_path / "none", source=source, recipe=nothing)
+  assert leftovers(tmp_path) == []
 
 
 def test_problems_of_math_splits_do_not_train(tmp_path, source):
@@ -133,8 +111,7 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
   code, _, err = run(*flags)
   assert code == 1
-  expected = f'prepare_data.py: {file}:4: "label.steps[0].completions[0].rating" is 2: '
-  assert expected in err
+  assert f'prepare_data.py: {file}:4: "label.steps[0].completions[0].rating" is 2: ' in err
   assert "Traceback" not in err
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
   code, out, err = run(*flags, "--on_bad_record=skip")
@@ -148,8 +125,9 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
 
 
 def test_existing_output(tmp_path, source):
-  """An earlier output is replaced only on request, and nothing else is ever replaced."""
+  """Only an earlier output is replaced, on request, and it stays if the new one fails."""
   output = tmp_path / "out"
+  output.mkdir()  # empty: free to use
   prepare.prepare_prm800k(output, source=source)
   with pytest.raises(FileExistsError, match="give --overwrite"):
     prepare.prepare_prm800k(output, source=source)
@@ -158,15 +136,6 @@ def test_existing_output(tmp_path, source):
   assert not (output / "mark").exists() and leftovers(tmp_path) == []
   with pytest.raises(FileExistsError, match="if it has a manifest"):
     prepare.prepare_prm800k(source, source=source, overwrite=True)
-  empty = tmp_path / "empty"
-  empty.mkdir()
-  prepare.prepare_prm800k(empty, source=source)
-
-
-def test_a_failed_overwrite_keeps_the_earlier_output(tmp_path, source):
-  """Where the new conversion fails, the old dataset is still there."""
-  output = tmp_path / "out"
-  prepare.prepare_prm800k(output, source=source)
   (source / "data" / "phase1_test.jsonl").write_text("{}\n")
   with pytest.raises(BadLine):
     prepare.prepare_prm800k(output, source=source, overwrite=True)
@@ -186,11 +155,9 @@ def test_killed_midway(tmp_path, source):
   assert process.poll() is None, process.communicate()
   process.send_signal(signal.SIGKILL)
   process.communicate()
-  assert not output.exists()
-  assert len(leftovers(tmp_path)) == 1
+  assert not output.exists() and len(leftovers(tmp_path)) == 1
   file.write_text(json.dumps(conftest.outcome_row()) + "\n")
-  code, _, err = run(f"--source={source}", f"--output={output}")
-  assert code == 0, err
+  prepare.prepare_prm800k(output, source=source)
   assert leftovers(tmp_path) == []
 
 
@@ -198,20 +165,19 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
   """The trees of a split have the labels that the manifest counts, whatever the dataset."""
   generator = arithmetic.Generator(train_problems=10, test_problems=5, candidates=2)
   manifests = {
-    "arithmetic": prepare.prepare_arithmetic(tmp_path / "arithmetic", generator),
-    "prm800k": prepare.prepare_prm800k(tmp_path / "prm800k_out", source=source),
+    "a": prepare.prepare_arithmetic(tmp_path / "a", generator),
+    "b": prepare.prepare_prm800k(tmp_path / "b", source=source),
   }
-  for directory, manifest in zip(("arithmetic", "prm800k_out"), manifests.values()):
+  for directory, manifest in manifests.items():
     for split, summary in manifest["splits"].items():
       trees, counts = labelled.step_trees(tmp_path / directory, split, "process")
       assert counts == {key: summary[key] for key in counts}
       assert len(trees) == summary["rows"]["kept"]
-      assert sum(sum(label is not None for label in tree.labels) for tree in trees) == sum(
-        summary["labels"].values()
-      )
+      labels = [label for tree in trees for label in tree.labels if label is not None]
+      assert len(labels) == sum(summary["labels"].values())
       trees, counts = labelled.step_trees(tmp_path / directory, split, "outcome")
       assert sum(tree.outcome for tree in trees) == summary["outcome"]["right"]
-  assert manifests["arithmetic"]["splits"]["train"]["by_phase"].keys() == {"2"}
+  assert manifests["a"]["splits"]["train"]["by_phase"].keys() == {"2"}
 
 
 @pytest.mark.shared_data
@@ -225,3 +191,30 @@ def test_the_real_sample(tmp_path, prm800k_sample):
   manifest = prepare.prepare_math_splits(tmp_path / "math", source=prm800k_sample)
   assert manifest["splits"] == {"test": {"rows": {"read": 500, "kept": 500}}}
   assert manifest["source"]["math_splits/test.jsonl"]["is_upstream"] is True
+
+
+@pytest.mark.beam
+def test_beam_writes_the_same_bytes(tmp_path, source, monkeypatch):
+  """Shards, TFDS's description and the manifest are those of one process, to the byte."""
+  monkeypatch.setattr(prm800k.Builder, "SHARD_BYTES", 1000)
+  with open(source / "data" / "phase2_train.jsonl", "a") as f:
+    f.write('{"labeler": 3}\n' + json.dumps(conftest.phase1_row()) + "\n")
+  files = []
+  for out, beam in ((tmp_path / "here", prepare.Beam()), (tmp_path / "beam", BEAM)):
+    manifest = prepare.prepare_prm800k(out, source=source, on_bad_record="skip", beam=beam)
+    assert manifest["bad_records"]["count"] == 1
+    paths = [path for path in out.rglob("*") if path.is_file()]
+    files.append({path.relative_to(out): path.read_bytes() for path in paths})
+  assert files[0] == files[1] and sum("train.array_record" in path.name for path in paths) >= 4
+  with pytest.raises(BadLine, match=r"phase2_train.jsonl:4: \"labeler\" is 3: expected str"):
+    prepare.prepare_prm800k(tmp_path / "bad", source=source, beam=BEAM)
+  assert not (tmp_path / "bad").exists()
+  with pytest.raises(ValueError, match="Apache Beam has no direct_workers=3"):
+    prepare.Beam("DirectRunner", ("direct_workers=3",)).download_config()
+
+
+def test_without_beam(monkeypatch):
+  """A runner without Apache Beam is an error that says how to install it."""
+  monkeypatch.setitem(sys.modules, "apache_beam.options.pipeline_options", None)
+  with pytest.raises(ValueError, match=r"--beam.runner=DirectRunner needs Apache Beam .*\[beam\]"):
+    BEAM.download_config()

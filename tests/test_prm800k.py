@@ -272,7 +272,7 @@ def test_downloads_are_verified(tmp_path, server, downloading, damage):
   if damage != "missing":
     victim.write_bytes(content[:-9] + b"X" * 9 * (damage == "wrong byte"))
   builder = downloading(config="phase2", data_dir=tmp_path / "out")
-  message = "could not download.*404" if damage == "missing" else "is not upstream's file"
+  message = "could not download.*404" if damage == "missing" else "not upstream's"
   with pytest.raises(RuntimeError, match=message):
     builder.download_and_prepare(download_dir=tmp_path / "downloads")
   assert not list((tmp_path / "downloads").rglob("phase2_test*"))

@@ -100,11 +100,9 @@ def test_each_option():
   assert labels(beside) == {"a": 1, "h": 1}
   assert labels(beside, human_completions="context") == {"a": 1}
 
-  for key, rule in (
-    ("is_quality_control_question", "quality_control"),
-    ("is_initial_screening_question", "screening"),
-  ):
-    row = make_row([step(completion("a"))]) | {key: True}
+  for rule in ("quality_control", "initial_screening"):
+    row = make_row([step(completion("a"))]) | {f"is_{rule}_question": True}
+    rule = rule.removeprefix("initial_")
     assert labels(row) == rule
     assert labels(row, **{rule: "keep"}) == {"a": 1}
   for reason in ("bad_problem", "give_up"):
@@ -213,18 +211,12 @@ def test_trl_repeats_labels_and_we_do_not(real):
   steps; a distinct label is a step after its prefix.
   """
   recipe = replace(RECIPES["trl"], phases=(1, 2))
-  six = {
-    "phase1_train.jsonl:1",
-    *(f"phase1_test.jsonl:{i}" for i in (1, 2, 3)),
-    "phase2_train.jsonl:1",
-    "phase2_test.jsonl:1",
-  }
+  six = {f"phase{phase}_{split}.jsonl:1" for phase in (1, 2) for split in ("train", "test")}
+  six |= {"phase1_test.jsonl:2", "phase1_test.jsonl:3"}
   rows = labels = 0
   distinct = set()
-  for each in itertools.chain(*real.values()):
-    if each.source not in six:
-      continue
-    tree = recipes.convert(each, recipe).tree
+  chosen = [each for each in itertools.chain(*real.values()) if each.source in six]
+  for each, tree in zip(chosen, recipes.convert_all(chosen, recipe)[0], strict=True):
     prefixes = []
     for text, parent in zip(tree.steps, tree.parents):
       prefixes.append((*(prefixes[parent] if parent >= 0 else ()), text))

@@ -38,7 +38,6 @@ def fetch(
   Args:
     files: paths as upstream lays them out, below `builder.BASE_URL`.
     source: a local folder, which may hold a part of upstream's records: see `find`.
-    download_dir: files that are there already and right are not downloaded again.
 
   Raises:
     FileNotFoundError: names every file that is missing from `source`.
@@ -53,8 +52,7 @@ def fetch(
   found = {file: find(source, file) for file in files}
   if missing := [file for file, path in found.items() if path is None]:
     raise FileNotFoundError(
-      f"{source} lacks {', '.join(missing)} (looked there and one folder below). Put the files "
-      "there, or leave the source out to download them"
+      f"{source} lacks {', '.join(missing)}; add them or leave the source out to download them"
     )
   return found
 
@@ -74,10 +72,7 @@ def _download(url: str, path: pathlib.Path, info: Any) -> None:
       shutil.copyfileobj(reader, f, 2**20)
       f.flush()
       if (sha256 := sha256_of(f.name)) != info.checksum:
-        raise RuntimeError(
-          f"{url} is not upstream's file: {f.tell():,} bytes with sha256 {sha256}, expected "
-          f"{int(info.size):,} with {info.checksum}. Run again, or pass a local folder as source"
-        )
+        raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
     raise RuntimeError(
       f"could not download {url}: {error}. Run again, or fetch the files by hand (git lfs) and "
@@ -92,13 +87,12 @@ def sha256_of(path: str | pathlib.Path) -> str:
 
 def describe(builder: Any) -> dict[str, dict[str, Any]]:
   """What a manifest says about each of `builder.paths`: is it upstream's own file?"""
-  described = {}
-  for file, path in builder.paths.items():
-    sha256, upstream = sha256_of(path), builder.url_infos[builder.BASE_URL + file].checksum
-    described[file] = {
+  return {
+    file: {
       "path": str(path),
       "bytes": path.stat().st_size,
-      "sha256": sha256,
-      "is_upstream": sha256 == upstream,
+      "sha256": (sha256 := sha256_of(path)),
+      "is_upstream": sha256 == builder.url_infos[builder.BASE_URL + file].checksum,
     }
-  return described
+    for file, path in builder.paths.items()
+  }

@@ -37,16 +37,13 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
   path = pathlib.Path(directory) / MANIFEST
   if not directory or not path.is_file():
     raise FileNotFoundError(
-      f"no prepared dataset in {str(directory)!r}: it has no manifest.json; "
+      f"no prepared dataset in {str(directory)!r}: it has no {MANIFEST}; "
       "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
     )
   try:
     return json_lines.decode(path.read_bytes(), Manifest, str(path))
   except json_lines.BadLine as error:
-    raise ValueError(
-      f"{error}; write labelled solutions again with scripts/prepare_data.py --dataset=prm800k (or "
-      "arithmetic)"
-    ) from None
+    raise ValueError(f"{error}; write the dataset again with scripts/prepare_data.py") from None
 
 
 def step_trees(
@@ -55,7 +52,6 @@ def step_trees(
   """The solutions of a split, labelled by the recipe that the dataset was prepared with.
 
   Args:
-    directory: an output of scripts/prepare_data.py.
     split: "train" or "test".  Training leaves out the problems that are tested on.
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
     limit: records to read, at most; None: all.
@@ -64,7 +60,7 @@ def step_trees(
     The trees, and counts of what was read, kept and dropped, for the run's manifest.
 
   Raises:
-    FileNotFoundError, ValueError: as `read_manifest`; no such split; a damaged file.
+    FileNotFoundError, ValueError: as `read_manifest` and `stored_records`.
   """
   manifest = read_manifest(directory)
   excluded = manifest.test_problems if split == "train" else ()

@@ -183,10 +183,9 @@ def summarize(
 def new_directory(
   output: str | pathlib.Path, overwrite: bool
 ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-  """A temporary folder that takes the name `output` when the block succeeds, and its manifest.
+  """A folder that takes the name `output` when the block succeeds, and its manifest to fill.
 
-  Whatever stops the block, even SIGKILL, `output` is never half written.  The next run removes
-  what a killed one left.
+  Whatever stops the block, `output` is never half written.  The next run tidies up.
 
   Raises:
     FileExistsError: `output` is not empty, and is no earlier output or may not be overwritten.
@@ -225,23 +224,19 @@ def _build(
   tfds.disable_progress_bar()
   with contextlib.redirect_stdout(io.StringIO()):
     builder.download_and_prepare(download_dir=download_dir, download_config=beam.download_config())
-  data = pathlib.Path(builder.data_dir).relative_to(builder._data_dir_root)
-  return {"dataset": builder.name, "data": str(data)}
+  return {"dataset": builder.name, "data": builder.info.full_name}
 
 
 def _test_file(
   source: str | pathlib.Path | None, download_dir: str | pathlib.Path
 ) -> pathlib.Path | None:
-  """Upstream's list of the 500 test problems: beside a local source, or downloaded."""
+  """Upstream's list of test problems: in or beside a local source, or downloaded."""
   if source is None:
     return download.fetch(math_splits.Builder, [TEST_FILE], None, download_dir)[TEST_FILE]
   folder = pathlib.Path(source).expanduser().absolute()
-  for path in (folder / TEST_FILE, folder.parent / TEST_FILE):
-    if path.is_file():
-      return path
-  print(
-    f"warning: no {TEST_FILE} in or beside {source}: training records are checked against the "
-    "problems of this dataset's own test split only",
-    file=sys.stderr,
-  )
+  places = (folder / TEST_FILE, folder.parent / TEST_FILE)
+  if found := next(filter(pathlib.Path.is_file, places), None):
+    return found
+  warning = "problems that are tested on are known from this dataset's own test split only"
+  print(f"warning: no {TEST_FILE} in or beside {source}: {warning}", file=sys.stderr)
   return None

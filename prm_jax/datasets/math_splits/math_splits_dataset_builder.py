@@ -33,8 +33,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
   def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
     """Args as of TFDS's builders, and
 
-    source: folder with `math_splits/test.jsonl` or `test.jsonl`, the like for train, or both; the
-      splits that it holds are written.  None: download and verify.
+    source: folder with the files of one or both splits, as `download.fetch` takes it.
     """
     self.source = source
     self.paths: dict[str, pathlib.Path] = {}
@@ -60,10 +59,6 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
 
 def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
-  """The problems of a `math_splits` file.
-
-  Raises:
-    BadLine: names file, line and what is wrong.
-  """
+  """The problems of a `math_splits` file; a BadLine names file, line and what is wrong."""
   for number, _, line in json_lines.lines(path):
     yield json_lines.decode(line, Problem, f"{path}:{number}")

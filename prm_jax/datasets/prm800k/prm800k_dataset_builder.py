@@ -1,7 +1,6 @@
 """PRM800K as a TFDS dataset of whole labelled solutions: array_record, no TensorFlow.
 
-    builder = Builder(source="prm800k/data", config="all", data_dir="out")
-    builder.download_and_prepare()
+    Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepare()
     records = stored_records("out", "train")     # records[17].solution
 
 Without `source` the files are downloaded from github.com/openai/prm800k and verified.
@@ -9,12 +8,11 @@ Without `source` the files are downloaded from github.com/openai/prm800k and ver
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow_datasets as tfds
 import tqdm
@@ -22,25 +20,32 @@ from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
 from prm_jax.datasets import download
-from prm_jax.datasets.prm800k.records import Record, parse, read_records
+from prm_jax.datasets.prm800k.records import Record, numbered, parse, read_records
 
 
 class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
   """Writes records of PRM800K's format; each dataset of them is a subclass named `Builder`.
 
-  An example is the record's JSON, byte for byte, beside the fields that one searches by.  TFDS
-  holds one shard in memory while it writes it, and keeps the order of records and shards.
+  An example is the record's JSON, byte for byte, beside the fields that one searches by.
   """
 
   VERSION = tfds.core.Version("1.0.0")
 
-  def __init__(self, **kwargs):
+  def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
+    """Args: rows: JSON objects of each split, if they do not come from files."""
+    self._rows = rows or {}
     super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
     names = ("json", "source", "problem", "finish_reason")
     features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
     return self.dataset_info_from_configs(features=features, disable_shuffling=True)
+
+  def _shard_iterators_per_split(self, dl_manager):
+    return {
+      split: [functools.partial(_examples, numbered(rows, f"{self.name}_{split}"))]
+      for split, rows in self._rows.items()
+    }
 
   def _example_writer(self) -> writer.ExampleWriter:
     return _DeterministicWriter(self.info.file_format)
@@ -56,7 +61,7 @@ class _DeterministicWriter(writer.ExampleWriter):
     return super().write(path, ordered)
 
 
-def examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
   """Key and features of each record, as TFDS wants them."""
   for key, record in enumerate(records):
     example: dict[str, Any] = {"json": record.json, "source": record.source}
@@ -67,14 +72,13 @@ def examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _part(path: pathlib.Path, skip: bool, part: dict[str, int]) -> Iterator[tuple[int, Any]]:
   """Examples of a part of a source file, without its bad records or up to the first one."""
-  return examples(read_records(path, [] if skip else None, **part))
+  return _examples(read_records(path, [] if skip else None, **part))
 
 
 class Builder(RecordsBuilder):
   """PRM800K (Let's Verify Step by Step, Lightman et al. 2023).
 
-  A shard is a part of one of upstream's files.  With
-  `download_config=tfds.download.DownloadConfig(beam_runner=...)` Apache Beam writes the shards.
+  A shard is a part of one of upstream's files; TFDS holds one in memory while it writes it.
   """
 
   BUILDER_CONFIGS = [  # noqa: RUF012 - TFDS's convention
@@ -86,16 +90,11 @@ class Builder(RecordsBuilder):
   BASE_URL = "https://media.githubusercontent.com/media/openai/prm800k/main/prm800k/"
 
   def __init__(
-    self,
-    *,
-    source: str | pathlib.Path | None = None,
-    on_bad_record: Literal["fail", "skip"] = "fail",
-    **kwargs,
+    self, *, source: str | pathlib.Path | None = None, on_bad_record: str = "fail", **kwargs
   ):
     """Args as of TFDS's builders (`config`, `data_dir`), and
 
-    source: folder with upstream's files, `data/phase1_train.jsonl` or `phase1_train.jsonl`; it may
-      hold a part of upstream's records and is not verified.  None: download and verify.
+    source: folder with upstream's files or a part of their records, as `download.fetch` takes it.
     on_bad_record: "fail" raises BadLine at the first bad record; "skip" lists it in `skipped`.
     """
     self.source = source
@@ -128,11 +127,11 @@ class Builder(RecordsBuilder):
         raise ValueError(f"split {split!r} of {self.source} has no good record; bad: {bad[:1]}")
 
   def _find_bad_records(self):
-    """Reads the source again: workers on other machines cannot say what they found."""
+    """Reads the source again, because workers on other machines cannot say what they found."""
     for split, names in self.files().items():
       skipped = self.skipped[split] if self._skip else None
-      for name in names:
-        collections.deque(read_records(self.paths[name], skipped), 0)
+      for _ in itertools.chain(*(read_records(self.paths[name], skipped) for name in names)):
+        pass
 
   def _shard_iterators_per_split(self, dl_manager):
     # On Beam, TFDS writes a split again together with each later one: the small one comes first.
@@ -178,8 +177,7 @@ class StoredRecords(Sequence[Record]):
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
       raise ValueError(
-        f"{name}: record {i} of the split cannot be read: {error}; the file is damaged: copy it "
-        "again, or write the dataset again with scripts/prepare_data.py"
+        f"{name}: record {i} of the split is damaged: {error}; write the dataset again"
       ) from error
 
 
@@ -187,8 +185,7 @@ def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
   """The records of `split` below a prepare_data output: a sequence with random access.
 
   Raises:
-    FileNotFoundError: there is no dataset, or more than one.
-    ValueError: it has no such split; reading a record of a damaged file raises it later.
+    FileNotFoundError, ValueError: there is not one dataset; it has no such split.
   """
   found = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
   if len(found) != 1:

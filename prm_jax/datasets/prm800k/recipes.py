@@ -1,10 +1,7 @@
 """Turns PRM800K's records into labelled steps, by a named recipe.
 
-Public converters read PRM800K in at least seven ways.  Defensible choices are options of `Recipe`,
-and a recipe is a set of options.  Plain mistakes are not options: continuing a rejected alternative
-(OpenR takes the last completion of each step as the prefix of the next), appending alternatives one
-after another as if they were steps (rlhf-book), and repeating the labels of a shared prefix once
-per alternative (TRL).  docs/data.md says more.
+Public converters read PRM800K in at least seven ways.  Defensible choices are options of `Recipe`;
+docs/data.md says which ones are plain mistakes and therefore not options.
 """
 
 from __future__ import annotations
@@ -78,15 +75,6 @@ RECIPES = {
 }
 
 
-@dataclasses.dataclass
-class Conversion:
-  """What became of one record."""
-
-  tree: StepTree | str  # or the name of the rule that drops the record
-  labels_dropped: Counter = dataclasses.field(default_factory=Counter)  # by rule
-  human_labels: int = 0  # of the tree's labels; human completions have no rating
-
-
 def phase_of(record: Record) -> int:
   """The phase that the source file's name says; generated records are like phase 2."""
   return 1 if record.source.startswith("phase1") else 2
@@ -94,34 +82,36 @@ def phase_of(record: Record) -> int:
 
 def dropping_rule(record: Record, recipe: Recipe) -> str:
   """The name of the rule by which `recipe` drops the whole record; "" if it keeps it."""
-  solution = record.solution
-  if phase_of(record) not in recipe.phases:
-    return "phase"
-  if solution.is_quality_control_question and recipe.quality_control == "drop":
-    return "quality_control"
-  if solution.is_initial_screening_question and recipe.screening == "drop":
-    return "screening"
-  if solution.label.finish_reason in UNFINISHED and recipe.unfinished == "drop":
-    return solution.label.finish_reason
-  return ""
+  solution, reason = record.solution, record.solution.label.finish_reason
+  rules = {
+    "phase": phase_of(record) not in recipe.phases,
+    "quality_control": solution.is_quality_control_question and recipe.quality_control == "drop",
+    "screening": solution.is_initial_screening_question and recipe.screening == "drop",
+    reason: reason in UNFINISHED and recipe.unfinished == "drop",
+  }
+  return next((rule for rule, drops in rules.items() if drops), "")
 
 
-def convert(record: Record, recipe: Recipe) -> Conversion:
+def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
   """The labelled steps of a record as a tree, for a process model.
 
   The path is the chosen completion of each step, or the human one where none was chosen.  The path
   ends at a step that has neither (the first error of phase 2: `chosen_completion` is null), with
   that step's completions as labelled children.  Unlabelled steps at the end of the path are left
   out: the head reads nothing there.
+
+  Returns:
+    the tree, or the name of the rule that drops the record; and counts of labels, by the rule that
+    dropped them, with "human" for those of the tree that are no ratings.
   """
   nodes: list[tuple[str, int, int | None]] = []  # text, parent, label
-  dropped, human_labels = Counter(), 0
+  labels: Counter = Counter()
   tip = -1  # the path's last node
   ended = ""  # the rule that ended the path
   for step in record.solution.label.steps:
     completions = step.completions or []
     if ended:
-      dropped[ended] += len(completions)
+      labels[ended] += len(completions)
       continue
     chosen = step.chosen
     errors = (completion for completion in completions if completion.rating == -1)
@@ -135,9 +125,9 @@ def convert(record: Record, recipe: Recipe) -> Conversion:
       elif not rule:
         nodes.append((candidate.text, tip, label))
       if candidate is step.human_completion:
-        human_labels += not rule
+        labels["human"] += not rule
       elif rule:
-        dropped[rule] += 1
+        labels[rule] += 1
     if chosen is None:
       ended = "unreachable"
       continue
@@ -148,9 +138,8 @@ def convert(record: Record, recipe: Recipe) -> Conversion:
   while nodes and nodes[-1][2] is None:  # only steps of the path can be unlabelled
     nodes.pop()
   if not nodes:
-    return Conversion("no_labels")
-  tree = StepTree(record.solution.question.problem, *zip(*nodes), source=record.source)
-  return Conversion(tree, dropped, human_labels)
+    return "no_labels", Counter()
+  return StepTree(record.solution.question.problem, *zip(*nodes), source=record.source), labels
 
 
 def _label(completion: Completion | HumanCompletion, recipe: Recipe) -> tuple[int | None, str]:
@@ -165,7 +154,7 @@ def _label(completion: Completion | HumanCompletion, recipe: Recipe) -> tuple[in
   return completion.rating, ""
 
 
-def convert_outcome(record: Record, recipe: Recipe) -> Conversion:
+def convert_outcome(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
   """The whole solution and whether its answer is right, for an outcome model (ORM).
 
   The solution is the pre-generated one, or else the path of a record that was labelled to its end.
@@ -179,21 +168,15 @@ def convert_outcome(record: Record, recipe: Recipe) -> Conversion:
   if not steps or answer is None:
     path = [step.chosen for step in record.solution.label.steps]
     if not solved or None in path or ANSWER not in path[-1].text:
-      return Conversion("no_answer")
+      return "no_answer", Counter()
     steps = [step.text for step in path]
     answer = steps[-1].rpartition(ANSWER)[2]
   truth = question.ground_truth_answer
   if not solved and truth is None:
-    return Conversion("no_ground_truth")
-  tree = StepTree(
-    problem=question.problem,
-    steps=tuple(steps),
-    parents=tuple(range(-1, len(steps) - 1)),
-    labels=(None,) * len(steps),
-    outcome=solved or answer.strip() == truth.strip(),
-    source=record.source,
-  )
-  return Conversion(tree)
+    return "no_ground_truth", Counter()
+  chain = tuple(steps), tuple(range(-1, len(steps) - 1)), (None,) * len(steps)
+  right = solved or answer.strip() == truth.strip()
+  return StepTree(question.problem, *chain, outcome=right, source=record.source), Counter()
 
 
 CONVERTERS = {"process": convert, "outcome": convert_outcome}  # by objective
@@ -235,21 +218,21 @@ def convert_all(
   for record in records:
     problem = record.solution.question.problem
     if " ".join(problem.split()) in excluded:
-      conversion = Conversion("test_problem")
+      tree, labels = "test_problem", Counter()
       counts["test_problems"].add(problem)
     elif rule := dropping_rule(record, recipe):
-      conversion = Conversion(rule)
+      tree, labels = rule, Counter()
     else:
-      conversion = CONVERTERS[objective](record, recipe)
-    if isinstance(conversion.tree, StepTree):
-      content = dataclasses.replace(conversion.tree, source="")
+      tree, labels = CONVERTERS[objective](record, recipe)
+    if isinstance(tree, StepTree):
+      content = dataclasses.replace(tree, source="")
       counts["duplicates"] += content in seen
       if content in seen and recipe.duplicates == "drop":
-        conversion = Conversion("duplicate")
+        tree = "duplicate"
       else:
-        trees.append(conversion.tree)
+        trees.append(tree)
       seen.add(content)
-    _count(counts, record, conversion)
+    _count(counts, record, tree, labels)
   for name in ("dropped", "labels_dropped"):
     counts[name] = dict(sorted(counts[name].items()))
   for name in ("by_phase", "by_finish_reason"):
@@ -258,17 +241,17 @@ def convert_all(
   return trees, counts
 
 
-def _count(counts: dict[str, Any], record: Record, conversion: Conversion) -> None:
-  """Adds one record and what became of it to `counts`."""
-  label, tree = record.solution.label, conversion.tree
+def _count(counts: dict[str, Any], record: Record, tree: StepTree | str, dropped: Counter) -> None:
+  """Adds one record and what a converter made of it to `counts`."""
+  label = record.solution.label
   ratings = [c.rating for step in label.steps for c in step.completions or ()]
   kept = Counter(rows_read=1, rows_kept=0)
   if isinstance(tree, StepTree):
     labels = Counter(str(label) for label in tree.labels if label is not None)
     kept += Counter(labels, rows_kept=1)
     counts["labels"].update(labels)
-    counts["labels_dropped"].update(conversion.labels_dropped)
-    counts["human_labels"] += conversion.human_labels
+    counts["human_labels"] += dropped.pop("human", 0)
+    counts["labels_dropped"].update(dropped)
     counts["unlabelled_steps"] += tree.labels.count(None)
   else:
     counts["dropped"][tree] += 1

@@ -1,9 +1,8 @@
 """The format of PRM800K: one labelled solution on each line of a file, as JSON.
 
 The classes below are the format, as upstream's README and files show it; the names are upstream's.
-A missing or wrong value is an error that names file, line, field and value.  Keys that are not
-listed here are ignored, and stay in the stored bytes.  A value may be null where upstream has
-nulls: ratings, flags, `chosen_completion`, `generation`, `total_time` and answers.
+Keys that are not listed are ignored, and stay in the stored bytes.  A value may be null where
+upstream has nulls.
 """
 
 from __future__ import annotations
@@ -112,16 +111,7 @@ class Record:
 
 
 def parse(line: bytes, source: str, where: str | None = None) -> Record:
-  """The record on one line.
-
-  Args:
-    line: JSON in UTF-8.
-    source: FILE:LINE, kept in the record.
-    where: opens the message of an error; `source` if None.
-
-  Raises:
-    BadLine: the line is not JSON or not of PRM800K's format.
-  """
+  """The record on one line; a BadLine begins with `where`, or else with `source`."""
   line = line.strip()
   return Record(line, json_lines.decode(line, LabelledSolution, where or source), source)
 

@@ -1,4 +1,4 @@
-"""Generates arithmetic problems and simulates a solver that makes systematic mistakes.
+"""Arithmetic problems, with solutions of a simulated solver that makes systematic mistakes.
 
 A problem applies two to four operations to a digit and keeps only the last digit.  A step names
 the operation, the value before it and the value after it:
@@ -21,10 +21,18 @@ same step, each with its rating.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
+import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from prm_jax.datasets import prm800k
+from prm_jax.runtime import json_lines
+
+CANDIDATES = "candidates.jsonl"
 LETTERS = "ABCD"  # name the clauses
 OPERATIONS = ("*", "+", "-")
 OPERANDS = (1, 2, 3, 4)  # 5 would undo too many errors: v + 5 = v - 5, and 10 divides 2 * 5
@@ -131,24 +139,18 @@ def write_step(
 
 def solve(problem: Problem, rng: np.random.Generator) -> Solution:
   """One sampled solution, with the exact rating of each step."""
-  steps, ratings, states = [], [], []
+  parts = []  # text, rating and state of each step
   value, older = problem.start, problem.start
   chance = rng.random((len(problem.clauses), 3))
   restated = rng.integers(len(problem.clauses)) if rng.random() < RESTATE else None
   for i, clause in enumerate(problem.clauses):
-    states.append((i, value, older))
     text, rating, result = write_step(i, clause, value, older, chance[i])
-    steps.append(text)
-    ratings.append(rating)
+    parts.append((text, rating, (i, value, older)))
     older, value = value, result
     if i == restated:
-      steps.append(f"now {value}")
-      ratings.append(0)
-      states.append(None)
-  steps.append(f"# Answer\n\n{value}")
-  ratings.append(1)
-  states.append(None)
-  return Solution(tuple(steps), tuple(ratings), tuple(states), value)
+      parts.append((f"now {value}", 0, None))
+  parts.append((f"# Answer\n\n{value}", 1, None))
+  return Solution(*zip(*parts), value)
 
 
 def try_again(
@@ -157,7 +159,6 @@ def try_again(
   """Another completion of a step and its rating; None if no other was found.
 
   Args:
-    state: of `Solution.states`, before the step.
     taken: the step's completions so far, the solution's own first.  The second one may misread the
       clause as the problem has it; further ones misread it at random, or few would differ.
   """
@@ -224,7 +225,7 @@ def make_row(
   }
 
 
-def problems(seed: int, count: int) -> Iterator[Problem]:
+def distinct_problems(seed: int, count: int) -> Iterator[Problem]:
   """`count` distinct problems of levels 1 to 5 in turn.
 
   Raises:
@@ -240,3 +241,58 @@ def problems(seed: int, count: int) -> Iterator[Problem]:
       raise ValueError(f"{i} problems are all there are: level {level} has no more")
     seen.add(problem.text)
     yield problem
+
+
+class Builder(prm800k.RecordsBuilder):
+  """TFDS builder of arithmetic problems with labelled solutions, as records of PRM800K's format."""
+
+  name = "arithmetic"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generator:
+  """The data of one seed; no problem is in both splits.
+
+  Seeds are independent: about one test problem in six, mostly of level 1, is also among another
+  seed's problems, with other likely mistakes.  Tune on seeds from 100 up, report on others.
+  """
+
+  seed: int = 0  # of problems, mistakes and solutions
+  train_problems: int = 4000
+  solutions: int = 2  # labelled solutions of each problem
+  alternatives: int = 1  # further completions of a step, if as many are found
+  test_problems: int = 200
+  candidates: int = 1024  # solutions sampled for each test problem, to rerank
+
+  def problems(self) -> dict[str, list[Problem]]:
+    stream = distinct_problems(self.seed, self.test_problems + self.train_problems)
+    test = list(itertools.islice(stream, self.test_problems))
+    return {"train": list(stream), "test": test}
+
+  def rows(self) -> dict[str, Iterator[dict[str, Any]]]:
+    """Labelled solutions of each split, as JSON objects of PRM800K's format."""
+    return {split: self._rows(split, problems) for split, problems in self.problems().items()}
+
+  def _rows(self, split: str, problems: list[Problem]) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng([self.seed, *split.encode()])
+    for problem in problems:
+      for _ in range(self.solutions):
+        yield make_row(problem, solve(problem, rng), rng, self.alternatives)
+
+  def write_candidates(self, directory: str | pathlib.Path) -> None:
+    """Writes candidate solutions of the test problems: input of scripts/score.py."""
+    rng = np.random.default_rng([self.seed, *b"candidates"])
+    with json_lines.written(pathlib.Path(directory) / CANDIDATES) as out:
+      for i, problem in enumerate(self.problems()["test"]):
+        for _ in range(self.candidates):
+          solution = solve(problem, rng)
+          candidate = {
+            "problem": problem.text,
+            "unique_id": f"test/{i}",
+            "level": problem.level,
+            "ground_truth_answer": str(problem.answer),
+            "steps": solution.steps,
+            "answer": str(solution.answer),
+            "is_correct": solution.answer == problem.answer,
+          }
+          out.write(json.dumps(candidate) + "\n")
