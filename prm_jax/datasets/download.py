@@ -74,10 +74,8 @@ def _download(url: str, path: pathlib.Path, info: Any) -> None:
       if (sha256 := sha256_of(f.name)) != info.checksum:
         raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
-    raise RuntimeError(
-      f"could not download {url}: {error}. Run again, or fetch the files by hand (git lfs) and "
-      "pass their folder as source"
-    ) from error
+    advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
+    raise RuntimeError(f"could not download {url}: {error}. {advice}") from error
 
 
 def sha256_of(path: str | pathlib.Path) -> str:

@@ -1,9 +1,7 @@
 """PRM800K as a TFDS dataset of whole labelled solutions: array_record, no TensorFlow.
 
-    Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepare()
-    records = stored_records("out", "train")     # records[17].solution
-
-Without `source` the files are downloaded from github.com/openai/prm800k and verified.
+Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepare()
+records = stored_records("out", "train")     # records[17].solution
 """
 
 from __future__ import annotations
