@@ -21,11 +21,8 @@ from prm_jax.datasets import arithmetic, prepare
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 
-RecipeOptions = dataclasses.make_dataclass(
-  "RecipeOptions",
-  [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe) if f.name != "name"],
-  frozen=True,
-)
+options = [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe)[1:]]  # not name
+RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ import tensorflow_datasets as tfds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prm_jax.datasets import arithmetic, math_splits, prm800k
+from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import records
 from prm_jax.datasets.prm800k.prm800k_dataset_builder import cut
 from prm_jax.runtime.json_lines import BadLine
@@ -98,7 +98,6 @@ BAD_VALUES = [  # one of each kind: path, value, what the message says
   ((*STEP, "completions", 0, "text"), " \n", r"""text" is ' \n': expected str that is not blank"""),
   (STEP, EMPTY, "steps[0] is empty"),
   ((*STEP, "chosen_completion"), 1, "chosen_completion is 1, of 1 completions"),
-  (("label", "steps"), [], "at least one step"),
   (("label", "finish_reason"), "done", "label.finish_reason\" is 'done'"),
 ]
 
@@ -125,19 +124,6 @@ def test_broken_json_is_named(raw_rows, value):
   records.parse(row[:-1] + b', "key": "\xc3\xa9"}', "f:1")
   with pytest.raises(BadLine, match="f:1: not JSON"):
     records.parse(row[:-1] + b', "key": ' + value + b"}", "f:1")
-
-
-def test_skip_passes_over_bad_records(tmp_path, raw_rows):
-  """Under skip the good records keep their line numbers, and each bad one leaves its message."""
-  good = line(raw_rows["train"][0])
-  path = tmp_path / "f.jsonl"
-  path.write_bytes(b"id,text\n" + good + b'{"a":\n' + b"\n" + good + b"\xff\n" + good[:-1])
-  skipped = []
-  found = list(prm800k.read_records(path, skipped))
-  assert [record.source for record in found] == ["f.jsonl:2", "f.jsonl:5", "f.jsonl:7"]
-  assert [message.split(":")[1] for message in skipped] == ["1", "3", "6"]
-  with pytest.raises(BadLine, match=r"f.jsonl:1: not JSON"):
-    list(prm800k.read_records(path))
 
 
 @given(size=st.integers(1, 8000), order=st.permutations(range(7)))
@@ -236,24 +222,3 @@ def test_downloads_are_verified(tmp_path, upstream, damage):
     builder.download_and_prepare(download_dir=tmp_path / "downloads")
   assert not list((tmp_path / "downloads").rglob("phase2_test*"))
   assert not list((tmp_path / "out").rglob("dataset_info.json"))
-
-
-def test_generated_records_are_stored_like_upstreams(tmp_path, raw_rows):
-  """Objects from an iterator are stored and read exactly like lines of a file."""
-  rows = {split: iter(objects) for split, objects in raw_rows.items()}
-  arithmetic.Builder(rows=rows, data_dir=tmp_path).download_and_prepare()
-  stored = prm800k.stored_records(tmp_path, "test")
-  assert [record.source for record in stored] == ["arithmetic_test:1", "arithmetic_test:2"]
-  assert json.loads(stored[1].json) == raw_rows["test"][1]
-
-
-@pytest.mark.shared_data
-def test_math_splits(tmp_path, prm800k_sample):
-  """The 500 test problems are stored whole."""
-  builder = math_splits.Builder(source=prm800k_sample, data_dir=tmp_path)
-  builder.download_and_prepare()
-  data = builder.as_data_source("test")
-  raw = (prm800k_sample / "math_splits" / "test.jsonl").read_bytes().splitlines()
-  assert len(data) == len(raw) == 500
-  for row, example in zip(map(json.loads, raw), data):
-    assert row == {k: v.decode() if isinstance(v, bytes) else int(v) for k, v in example.items()}

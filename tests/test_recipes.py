@@ -39,7 +39,6 @@ def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
     ("# Answer\n\n5", 4, 1),
   ]
   assert (tree.problem, tree.source) == ("What is 2 + 3?", "phase1_train.jsonl:1")
-  assert tree.outcome is None
   # where none was chosen, the rejected step and its alternatives are children of the prefix
   tree = convert(conftest.phase2_row(), PAPER)
   assert nodes(tree)[1:] == [("2+3=6", 0, -1), ("2+3=5", 0, 1), ("So?", 0, 0)]
@@ -62,8 +61,7 @@ def test_labels_stop_at_the_first_error_on_the_path():
   row = make_row([beside, first, step(completion("e", 1))])
   tree = convert(row, PAPER)
   assert nodes(tree) == [("a", -1, -1), ("b", -1, 1), ("d", 1, 0), ("c", 1, -1)]
-  keep = replace(PAPER, past_first_error="keep")
-  assert nodes(convert(row, keep))[4:] == [("e", 3, 1)]
+  assert nodes(convert(row, replace(PAPER, past_first_error="keep")))[4:] == [("e", 3, 1)]
 
 
 def test_each_option():
@@ -79,8 +77,8 @@ def test_each_option():
   assert labels(neutral, neutral="negative") == {"n": -1, "p": 1}
   assert labels(neutral, neutral="drop") == {"n": None, "p": 1}
 
-  dropped = labels(conftest.phase1_row(), alternatives="drop")
-  assert dropped == {"Add.": 1, "2+3=5": 1, "# Answer\n\n5": 1}
+  path = {"Add.": 1, "2+3=5": 1, "# Answer\n\n5": 1}
+  assert labels(conftest.phase1_row(), alternatives="drop") == path
   dropped = labels(conftest.phase2_row(), alternatives="drop")
   assert list(dropped.values()) == [1, -1]  # the solution's own error is no alternative
 

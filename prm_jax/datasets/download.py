@@ -51,9 +51,8 @@ def fetch(
     return paths
   found = {file: find(source, file) for file in files}
   if missing := [file for file, path in found.items() if path is None]:
-    raise FileNotFoundError(
-      f"{source} lacks {', '.join(missing)}; add them or leave the source out to download them"
-    )
+    advice = "add them or leave the source out to download them"
+    raise FileNotFoundError(f"{source} lacks {', '.join(missing)}; {advice}")
   return found
 
 

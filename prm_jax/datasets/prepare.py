@@ -85,14 +85,10 @@ def prepare_prm800k(
     test_file = _test_file(source, download_dir)
     problems = math_splits.read_problems(test_file) if test_file else ()
     bad = builder.skipped
-    manifest |= {
-      "source": download.describe(builder),
-      "test_problems_from": str(test_file) if test_file else None,
-      "bad_records": {
-        "count": len(bad["train"] + bad["test"]),
-        "examples": bad["train"][:10] + bad["test"][:10],
-      },
-    }
+    manifest["source"] = download.describe(builder)
+    manifest["test_problems_from"] = str(test_file) if test_file else None
+    examples = bad["train"][:10] + bad["test"][:10]
+    manifest["bad_records"] = {"count": sum(map(len, bad.values())), "examples": examples}
     manifest |= summarize(builder, recipe, {p.problem for p in problems})
     for split, messages in bad.items():
       if messages:

@@ -174,9 +174,8 @@ class StoredRecords(Sequence[Record]):
     except Exception as error:  # array_record's names no file
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
-      raise ValueError(
-        f"{name}: record {i} of the split is damaged: {error}; write the dataset again"
-      ) from error
+      damage = f"record {i} of the split is damaged: {error}; write the dataset again"
+      raise ValueError(f"{name}: {damage}") from error
 
 
 def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
@@ -187,9 +186,7 @@ def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
   """
   found = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
   if len(found) != 1:
-    raise FileNotFoundError(
-      f"{len(found)} datasets below {directory}; expected one, as scripts/prepare_data.py writes it"
-    )
+    raise FileNotFoundError(f"{len(found)} datasets below {directory}; prepare_data.py writes one")
   builder = tfds.builder_from_directory(found[0])
   if split not in builder.info.splits:
     raise ValueError(f"no split {split!r} in {directory}; there are {sorted(builder.info.splits)}")
