@@ -3,13 +3,9 @@
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=DIR
   python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=DIR
 
-  python scripts/prepare_data.py --dataset=prm800k --source=DIR --output=DIR \
-    --beam.runner=DirectRunner \
-    --beam.options direct_num_workers=8 direct_running_mode=multi_processing
-
 Without --source the files are downloaded (prm800k: 477 MB, kept in --download_dir) and verified.
-The full PRM800K (101,599 records) takes about a minute of one core.  On Apache Beam (pip install
-'.[beam]') many processes write it, and the output is the same.
+The full PRM800K (101,599 records) takes about a minute of one core.  docs/data.md shows how Apache
+Beam writes it in many processes.
 """
 
 from __future__ import annotations
@@ -25,11 +21,8 @@ from prm_jax.datasets import arithmetic, prepare
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 
-RecipeOptions = dataclasses.make_dataclass(
-  "RecipeOptions",
-  [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe) if f.name != "name"],
-  frozen=True,
-)
+options = [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe)[1:]]  # not name
+RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,30 +73,20 @@ def prepared(args: Args) -> dict:
   labels = {"recipe": recipe, "overwrite": args.overwrite}
   files = {"source": args.source, "download_dir": args.download_dir}
   if args.beam.runner and args.dataset != "prm800k":
-    raise ValueError(
-      f"--beam.runner is for --dataset=prm800k; {args.dataset} takes seconds without"
-    )
+    raise ValueError(f"--beam.runner is for --dataset=prm800k, not {args.dataset}")
   if args.dataset == "arithmetic":
     return prepare.prepare_arithmetic(args.output, args.arithmetic, **labels)
   if args.dataset == "math_splits":
     return prepare.prepare_math_splits(args.output, overwrite=args.overwrite, **files)
-  return prepare.prepare_prm800k(
-    args.output,
-    config=args.phases,
-    on_bad_record=args.on_bad_record,
-    beam=args.beam,
-    **labels,
-    **files,
-  )
+  reading = {"config": args.phases, "on_bad_record": args.on_bad_record, "beam": args.beam}
+  return prepare.prepare_prm800k(args.output, **reading, **labels, **files)
 
 
 def table(manifest: dict) -> str:
   """The manifest's main numbers, for people."""
   lines = [f"{'':10}{'rows read':>12}{'kept':>10}{'labels':>10}{'+1':>10}{'0':>10}{'-1':>10}"]
-  parts = dict(manifest["splits"])
-  if "total" in manifest:
-    parts["total"] = manifest["total"]
-  for name, part in parts.items():
+  total = {"total": manifest["total"]} if "total" in manifest else {}
+  for name, part in (manifest["splits"] | total).items():
     line = f"{name:10}{part['rows']['read']:12,}{part['rows']['kept']:10,}"
     if labels := part.get("labels"):
       line += f"{sum(labels.values()):10,}" + "".join(f"{labels[k]:10,}" for k in ("1", "0", "-1"))

@@ -32,12 +32,10 @@ def test_alternatives_differ_and_are_rated_exactly():
       if "->" not in texts[0]:
         continue
       counts.append(len(texts) - 1)
-      for completion in step["completions"]:
-        name, operation, operand, read, result = re.fullmatch(
-          r"(.)(.)(\d) (\d)->(\d)", completion["text"]
-        ).groups()
-        right = clauses[name] == operation + operand and int(read) == value
-        right = right and arithmetic.apply(operation, value, int(operand)) == int(result)
+      for text, completion in zip(texts, step["completions"]):
+        name, operation, operand, *_ = text.replace(" ", "")
+        exact = arithmetic.apply(operation, value, int(operand))
+        right = text == f"{name}{clauses[name]} {value}->{exact}"
         assert completion["rating"] == (1 if right else -1)
       value = int(texts[0][-1])
   assert max(counts) == 5 and sum(counts) > 4.5 * len(counts)

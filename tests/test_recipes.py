@@ -15,13 +15,10 @@ from prm_jax.datasets.prm800k.recipes import RECIPES
 PAPER = RECIPES["paper"]
 
 
-def record(row, source="phase1_train.jsonl:1"):
-  return records.parse(json.dumps(row).encode(), source)
-
-
 def convert(row, recipe, source="phase1_train.jsonl:1", objective="process"):
   """The tree of a row, or the rule that dropped it."""
-  trees, counts = recipes.convert_all([record(row, source)], recipe, objective)
+  record = records.parse(json.dumps(row).encode(), source)
+  trees, counts = recipes.convert_all([record], recipe, objective)
   return trees[0] if trees else next(iter(counts["dropped"]))
 
 
@@ -42,11 +39,7 @@ def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
     ("# Answer\n\n5", 4, 1),
   ]
   assert (tree.problem, tree.source) == ("What is 2 + 3?", "phase1_train.jsonl:1")
-  assert tree.outcome is None
-
-
-def test_found_error_keeps_the_error_and_its_siblings():
-  """Where none was chosen, the rejected step and its alternatives are children of the prefix."""
+  # where none was chosen, the rejected step and its alternatives are children of the prefix
   tree = convert(conftest.phase2_row(), PAPER)
   assert nodes(tree)[1:] == [("2+3=6", 0, -1), ("2+3=5", 0, 1), ("So?", 0, 0)]
 
@@ -63,17 +56,12 @@ def test_unrated_steps_are_context():
 
 def test_labels_stop_at_the_first_error_on_the_path():
   """The paper labels up to and including the first error; an option keeps the rest."""
-  row = make_row(
-    [
-      step(completion("a", -1), completion("b", 1), chosen=1),  # an error beside the path
-      step(completion("c", -1), completion("d", 0), chosen=0),  # the first on it
-      step(completion("e", 1)),
-    ]
-  )
+  beside = step(completion("a", -1), completion("b", 1), chosen=1)
+  first = step(completion("c", -1), completion("d", 0), chosen=0)
+  row = make_row([beside, first, step(completion("e", 1))])
   tree = convert(row, PAPER)
   assert nodes(tree) == [("a", -1, -1), ("b", -1, 1), ("d", 1, 0), ("c", 1, -1)]
-  keep = replace(PAPER, past_first_error="keep")
-  assert nodes(convert(row, keep))[4:] == [("e", 3, 1)]
+  assert nodes(convert(row, replace(PAPER, past_first_error="keep")))[4:] == [("e", 3, 1)]
 
 
 def test_each_option():
@@ -89,8 +77,8 @@ def test_each_option():
   assert labels(neutral, neutral="negative") == {"n": -1, "p": 1}
   assert labels(neutral, neutral="drop") == {"n": None, "p": 1}
 
-  dropped = labels(conftest.phase1_row(), alternatives="drop")
-  assert dropped == {"Add.": 1, "2+3=5": 1, "# Answer\n\n5": 1}
+  path = {"Add.": 1, "2+3=5": 1, "# Answer\n\n5": 1}
+  assert labels(conftest.phase1_row(), alternatives="drop") == path
   dropped = labels(conftest.phase2_row(), alternatives="drop")
   assert list(dropped.values()) == [1, -1]  # the solution's own error is no alternative
 
@@ -109,14 +97,13 @@ def test_each_option():
     row = make_row([step(completion("a")), step(chosen=None)], reason)
     assert labels(row) == reason
     assert labels(row, unfinished="keep") == {"a": 1}
-  assert labels(neutral, phases=(2,)) == "phase"
   assert labels(neutral, source="phase2_test.jsonl:1", phases=(1,)) == "phase"
 
 
 def test_a_broken_path_ends_the_tree():
   """Steps after one where nothing was chosen hang on an unknown prefix: they are not glued on."""
   row = make_row([step(completion("a", 0), chosen=None), step(completion("b", 1))])
-  trees, counts = recipes.convert_all([record(row)], PAPER)
+  trees, counts = recipes.convert_all(prm800k.numbered([row], "phase2_train.jsonl"), PAPER)
   assert nodes(trees[0]) == [("a", -1, 0)]
   assert counts["labels_dropped"] == {"unreachable": 1}
 
@@ -128,7 +115,6 @@ def test_a_broken_path_ends_the_tree():
     (conftest.outcome_row(), True),
     (conftest.phase1_row(), True),  # from the path of a solved row
     (conftest.unrated_row(), "no_answer"),
-    (conftest.gave_up_row(), "give_up"),
   ],
 )
 def test_outcomes(row, expected):
@@ -204,28 +190,17 @@ def test_recipes_on_real_records(real, recipe, split):
 
 
 @pytest.mark.shared_data
-def test_trl_repeats_labels_and_we_do_not(real):
-  """TRL emits 37 rows and 220 labels for 73 distinct labels of six real rows: here they are 73.
-
-  A row of TRL is a root-to-leaf path of our tree, or its main path where that ends in rejected
-  steps; a distinct label is a step after its prefix.
-  """
-  recipe = replace(RECIPES["trl"], phases=(1, 2))
+def test_a_label_is_read_once(real):
+  """TRL emits 220 labels for the 75 of six real rows, which have 73 steps after their prefix."""
   six = {f"phase{phase}_{split}.jsonl:1" for phase in (1, 2) for split in ("train", "test")}
   six |= {"phase1_test.jsonl:2", "phase1_test.jsonl:3"}
-  rows = labels = 0
+  rows = [each for each in itertools.chain(*real.values()) if each.source in six]
+  trees, counts = recipes.convert_all(rows, replace(RECIPES["trl"], phases=(1, 2)))
   distinct = set()
-  chosen = [each for each in itertools.chain(*real.values()) if each.source in six]
-  for each, tree in zip(chosen, recipes.convert_all(chosen, recipe)[0], strict=True):
+  for tree in trees:
     prefixes = []
     for text, parent in zip(tree.steps, tree.parents):
       prefixes.append((*(prefixes[parent] if parent >= 0 else ()), text))
-    leaves = [len(p) for i, p in enumerate(prefixes) if i not in tree.parents]
-    label = each.solution.label
-    path = [step for step in label.steps if step.chosen_completion is not None]
-    if label.finish_reason == "found_error":
-      leaves.append(len(path))
-    rows += len(leaves)
-    labels += sum(leaves)
     distinct |= {(tree.problem, *prefix) for prefix in prefixes}
-  assert (rows, labels, len(distinct)) == (37, 220, 73)
+  assert sum(counts["labels"].values()) == 75  # two completions of a step occur twice
+  assert (len(rows), len(distinct)) == (6, 73)

@@ -71,7 +71,7 @@ class Problem:
 
   @property
   def text(self) -> str:
-    lines = [f"{LETTERS[i]}{c.operation}{c.operand}" for i, c in enumerate(self.clauses)]
+    lines = [f"{name}{c.operation}{c.operand}" for name, c in zip(LETTERS, self.clauses)]
     return "\n".join([*lines, f"from {self.start}"])
 
   @property
@@ -167,13 +167,8 @@ def try_again(
   misread = clause.misread
   if len(taken) > 1:
     misread = (str(rng.choice(OPERATIONS)), int(rng.choice(OPERANDS)))
-  careless = dataclasses.replace(
-    clause,
-    misread=misread,
-    misread_rate=CARELESS,
-    slip_rate=CARELESS,
-    copy_rate=CARELESS if i else 0,
-  )
+  rates = {"misread_rate": CARELESS, "slip_rate": CARELESS, "copy_rate": CARELESS if i else 0}
+  careless = dataclasses.replace(clause, misread=misread, **rates)
   for chance in rng.random((TRIES * len(taken), 3)):
     text, rating, _ = write_step(i, careless, value, older, chance)
     if text not in taken:
@@ -186,8 +181,7 @@ def make_row(
 ) -> dict:
   """The solution as JSON of PRM800K's phase 2: labelled up to and including the first error.
 
-  Args:
-    alternatives: how often each step is tried again for another completion.
+  Each step is tried again for `alternatives` further completions.
   """
   wrong = [i for i, rating in enumerate(solution.ratings) if rating == -1]
   labelled = wrong[0] + 1 if wrong else len(solution.steps)
@@ -226,11 +220,7 @@ def make_row(
 
 
 def distinct_problems(seed: int, count: int) -> Iterator[Problem]:
-  """`count` distinct problems of levels 1 to 5 in turn.
-
-  Raises:
-    ValueError: there are fewer.
-  """
+  """`count` distinct problems of levels 1 to 5 in turn; a ValueError where there are fewer."""
   rng = np.random.default_rng(seed)
   seen = set()
   for i in range(count):

@@ -51,9 +51,8 @@ def fetch(
     return paths
   found = {file: find(source, file) for file in files}
   if missing := [file for file, path in found.items() if path is None]:
-    raise FileNotFoundError(
-      f"{source} lacks {', '.join(missing)}; add them or leave the source out to download them"
-    )
+    advice = "add them or leave the source out to download them"
+    raise FileNotFoundError(f"{source} lacks {', '.join(missing)}; {advice}")
   return found
 
 
@@ -74,10 +73,8 @@ def _download(url: str, path: pathlib.Path, info: Any) -> None:
       if (sha256 := sha256_of(f.name)) != info.checksum:
         raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
-    raise RuntimeError(
-      f"could not download {url}: {error}. Run again, or fetch the files by hand (git lfs) and "
-      "pass their folder as source"
-    ) from error
+    advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
+    raise RuntimeError(f"could not download {url}: {error}. {advice}") from error
 
 
 def sha256_of(path: str | pathlib.Path) -> str:

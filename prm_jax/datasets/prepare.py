@@ -28,7 +28,7 @@ PAPER = recipes.RECIPES["paper"]
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-  """A runner of Apache Beam, whose workers write the shards; the files are the same without it."""
+  """A runner of Apache Beam, whose workers write the same shards as one process."""
 
   runner: str = ""
   """DirectRunner, or another of Apache Beam's; "": in this process, without Beam."""
@@ -36,11 +36,7 @@ class Beam:
   """The runner's own, without dashes: direct_num_workers=4 direct_running_mode=multi_processing."""
 
   def download_config(self) -> tfds.download.DownloadConfig | None:
-    """The setting that makes TFDS use the runner; None without one.
-
-    Raises:
-      ValueError: Beam is not installed, or has no such option.
-    """
+    """TFDS's setting for the runner; a ValueError if Beam is missing or has no such option."""
     if not self.runner:
       return None
     try:
@@ -67,7 +63,7 @@ def prepare_prm800k(
   download_dir: str | pathlib.Path = DOWNLOADS,
   beam: Beam = Beam(),
 ) -> dict[str, Any]:
-  """Writes PRM800K to `output`, and counts of what `recipe` makes of it to its manifest.json.
+  """Writes PRM800K to `output`, and what `recipe` makes of it to manifest.json, which it returns.
 
   The dataset holds every record whole; the recipe is applied when training reads it.
 
@@ -77,12 +73,9 @@ def prepare_prm800k(
     config: "all", "phase1" or "phase2".
     on_bad_record: "fail" or "skip".
 
-  Returns:
-    the manifest.
-
   Raises:
-    BadLine, ValueError, FileNotFoundError, FileExistsError, RuntimeError: a bad record or option;
-      a file that is missing, there already, or not to be downloaded.
+    BadLine, ValueError, OSError, RuntimeError: a bad record or option; a file that is missing or
+      there already; a failed download.
   """
   with new_directory(output, overwrite) as (temporary, manifest):
     builder = prm800k.Builder(
@@ -92,14 +85,10 @@ def prepare_prm800k(
     test_file = _test_file(source, download_dir)
     problems = math_splits.read_problems(test_file) if test_file else ()
     bad = builder.skipped
-    manifest |= {
-      "source": download.describe(builder),
-      "test_problems_from": str(test_file) if test_file else None,
-      "bad_records": {
-        "count": len(bad["train"] + bad["test"]),
-        "examples": bad["train"][:10] + bad["test"][:10],
-      },
-    }
+    manifest["source"] = download.describe(builder)
+    manifest["test_problems_from"] = str(test_file) if test_file else None
+    examples = bad["train"][:10] + bad["test"][:10]
+    manifest["bad_records"] = {"count": sum(map(len, bad.values())), "examples": examples}
     manifest |= summarize(builder, recipe, {p.problem for p in problems})
     for split, messages in bad.items():
       if messages:
@@ -160,10 +149,8 @@ def summarize(
     _, counts = recipes.convert_all(bar(f"{split}, process"), recipe, "process", problems)
     leaked |= counts.pop("test_problems")
     if not counts["rows"]["kept"]:
-      raise ValueError(
-        f"recipe {recipe.name} keeps none of the {counts['rows']['read']} records of {split}; "
-        f"dropped by rule: {counts['dropped']}"
-      )
+      rules = f"{counts['rows']['read']} records of {split}; dropped by rule: {counts['dropped']}"
+      raise ValueError(f"recipe {recipe.name} keeps none of the {rules}")
     trees, outcome = recipes.convert_all(bar(f"{split}, outcome"), recipe, "outcome", problems)
     right = sum(tree.outcome for tree in trees)
     answers = {"right": right, "wrong": len(trees) - right, "dropped": outcome["dropped"]}
@@ -172,8 +159,8 @@ def summarize(
     "recipe": msgspec.structs.asdict(recipe),
     "splits": summary,
     "total": {
-      "rows": {k: sum(s["rows"][k] for s in summary.values()) for k in ("read", "kept")},
-      "labels": {k: sum(s["labels"][k] for s in summary.values()) for k in ("1", "0", "-1")},
+      key: {k: n + summary["test"][key][k] for k, n in summary["train"][key].items()}
+      for key in ("rows", "labels")
     },
     "test_problems": sorted(leaked),
   }
@@ -237,6 +224,5 @@ def _test_file(
   places = (folder / TEST_FILE, folder.parent / TEST_FILE)
   if found := next(filter(pathlib.Path.is_file, places), None):
     return found
-  warning = "problems that are tested on are known from this dataset's own test split only"
-  print(f"warning: no {TEST_FILE} in or beside {source}: {warning}", file=sys.stderr)
+  print(f"warning: no {TEST_FILE} in or beside {source}", file=sys.stderr)
   return None

@@ -41,10 +41,9 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
   def _info(self) -> tfds.core.DatasetInfo:
     types = {str: tfds.features.Text(), int: np.int32}
-    features = {field.name: types[field.type] for field in msgspec.structs.fields(Problem)}
-    return self.dataset_info_from_configs(
-      features=tfds.features.FeaturesDict(features), disable_shuffling=True
-    )
+    columns = {field.name: types[field.type] for field in msgspec.structs.fields(Problem)}
+    features = tfds.features.FeaturesDict(columns)
+    return self.dataset_info_from_configs(features=features, disable_shuffling=True)
 
   def _split_generators(self, dl_manager):
     files = {split: f"math_splits/{split}.jsonl" for split in ("train", "test")}

@@ -1,9 +1,7 @@
 """PRM800K as a TFDS dataset of whole labelled solutions: array_record, no TensorFlow.
 
-    Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepare()
-    records = stored_records("out", "train")     # records[17].solution
-
-Without `source` the files are downloaded from github.com/openai/prm800k and verified.
+Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepare()
+records = stored_records("out", "train")     # records[17].solution
 """
 
 from __future__ import annotations
@@ -176,9 +174,8 @@ class StoredRecords(Sequence[Record]):
     except Exception as error:  # array_record's names no file
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
-      raise ValueError(
-        f"{name}: record {i} of the split is damaged: {error}; write the dataset again"
-      ) from error
+      damage = f"record {i} of the split is damaged: {error}; write the dataset again"
+      raise ValueError(f"{name}: {damage}") from error
 
 
 def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
@@ -189,9 +186,7 @@ def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
   """
   found = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
   if len(found) != 1:
-    raise FileNotFoundError(
-      f"{len(found)} datasets below {directory}; expected one, as scripts/prepare_data.py writes it"
-    )
+    raise FileNotFoundError(f"{len(found)} datasets below {directory}; prepare_data.py writes one")
   builder = tfds.builder_from_directory(found[0])
   if split not in builder.info.splits:
     raise ValueError(f"no split {split!r} in {directory}; there are {sorted(builder.info.splits)}")

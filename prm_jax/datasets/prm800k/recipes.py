@@ -218,12 +218,11 @@ def convert_all(
   for record in records:
     problem = record.solution.question.problem
     if " ".join(problem.split()) in excluded:
-      tree, labels = "test_problem", Counter()
+      rule = "test_problem"
       counts["test_problems"].add(problem)
-    elif rule := dropping_rule(record, recipe):
-      tree, labels = rule, Counter()
     else:
-      tree, labels = CONVERTERS[objective](record, recipe)
+      rule = dropping_rule(record, recipe)
+    tree, labels = (rule, Counter()) if rule else CONVERTERS[objective](record, recipe)
     if isinstance(tree, StepTree):
       content = dataclasses.replace(tree, source="")
       counts["duplicates"] += content in seen
@@ -234,7 +233,7 @@ def convert_all(
       seen.add(content)
     _count(counts, record, tree, labels)
   for name in ("dropped", "labels_dropped"):
-    counts[name] = dict(sorted(counts[name].items()))
+    counts[name] = dict(sorted((+counts[name]).items()))
   for name in ("by_phase", "by_finish_reason"):
     groups = sorted(counts[name].items())
     counts[name] = {key: dict(sorted(group.items())) for key, group in groups}
