@@ -242,6 +242,8 @@ def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, cap
 
 
 HOST = """
+import signal, time
+from prm_jax.runtime import preemption
 from test_checkpoint import *  # and eight devices
 index, address, workdir = int(sys.argv[1]), *sys.argv[2:]
 jax.distributed.initialize(address, 2, index)
@@ -270,17 +272,29 @@ with opened(workdir) as checkpointer:
   for x in found.params["a"].addressable_shards:
     np.testing.assert_array_equal(x.data, numbers[x.index] + 1)
   assert (step, checkpointer.steps()) == (1, [1])
+
+with preemption.PreemptionGuard() as guard:
+  for step in range(1000):
+    if step == 5 and index == 1:
+      os.kill(os.getpid(), signal.SIGTERM)
+    if guard.reached(step):
+      break
+    time.sleep(0.02)
+distributed.check_same({"stopped at": step})
+assert 5 <= step < 999
 jax.distributed.shutdown()
 """
 
 
 def test_two_hosts_save_and_restore_together(tmp_path):
-  """What one of them cannot read, both leave aside, and read the checkpoint before."""
+  """What one cannot read, both leave aside; SIGTERM to one stops both at the same step."""
   address, code = jobs.free_address(), tmp_path / "host.py"
   code.write_text(HOST)
   env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
   start = functools.partial(subprocess.Popen, stderr=subprocess.PIPE, text=True, env=env)
   run = tmp_path / "run"
-  said = jobs.finish([start([sys.executable, code, i, address, run]) for i in "01"])
+  hosts = [start([sys.executable, code, i, address, run]) for i in "01"]
+  said = [host.communicate(timeout=300)[1] for host in hosts]
+  assert [host.returncode for host in hosts] == [0, 0], said
   assert "does not read back: another host could not read it" in said[0]
   assert "does not read back: OSError: not here" in said[1]
