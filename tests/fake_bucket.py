@@ -21,6 +21,7 @@ class Server(http.server.ThreadingHTTPServer):
   def __init__(self):
     super().__init__(("localhost", 0), Handler)
     self.objects: dict[str, bytes] = {}
+    self.parts: dict[str, bytes] = {}  # of uploads under way
     self.lock = threading.Lock()
     self.url = f"http://localhost:{self.server_port}"
     self.environment = {  # makes a process use this server as Cloud Storage
@@ -73,12 +74,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
   def act(self, kind, listing, name, to, query: dict[str, str], body: bytes) -> None:
     objects = self.server.objects
-    if kind == "/upload" and query.get("uploadType") == "resumable":  # in one request more
+    if kind == "/upload" and query.get("uploadType") == "resumable":
       name = urllib.parse.urlencode({"name": query["name"]})
       self.answer(200, Location=f"{self.server.url}/upload/storage/v1/b/{NAME}/o?{name}")
     elif kind == "/upload":
-      objects[query["name"]] = body
-      self.answer(200, self.describe(query["name"]))
+      body = self.server.parts.pop(query["name"], b"") + body
+      if self.headers.get("Content-Range", "").endswith("/*"):  # more parts follow
+        self.server.parts[query["name"]] = body
+        self.answer(308, Range=f"bytes=0-{len(body) - 1}")
+      else:
+        objects[query["name"]] = body
+        self.answer(200, self.describe(query["name"]))
     elif not name:
       self.answer(200, self.list(query) if listing else {"name": NAME, "id": NAME})
     elif name not in objects:

@@ -137,7 +137,7 @@ def test_nothing_is_cut_padded_or_random(made, wrapped):
   [
     ("smollm", {}, None, 1),  # the one known name among the added tokens
     ("llama3", {}, 0, 1),  # by the post-processor
-    ("mistral", {"eos_token": {"content": "</s>"}}, 1, 2),
+    ("mistral", {"eos_token": {"content": "</s>"}}, 0, 2),
     ("llama3", {"add_bos_token": False, "bos_token": "<bos>"}, 0, 1),  # the file decides
     ("smollm", {"add_bos_token": True, "bos_token": "<bos>"}, None, 1),
     ("smollm", {"bos_token": "<bos>", "eos_token": "<extra_0>"}, None, 2),  # named, not put first

@@ -15,7 +15,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from prm_jax import config as config_lib
@@ -170,4 +169,4 @@ def read_contract(directory: str | pathlib.Path) -> StepContract:
     OSError: it cannot be read.
   """
   path = pathlib.Path(directory) / CONTRACT
-  return json_lines.decode(path.read_bytes(), msgspec.json.Decoder(StepContract), str(path))
+  return json_lines.decode(path.read_bytes(), StepContract, str(path))
