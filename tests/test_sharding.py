@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 import pathlib
 import re
 
@@ -53,6 +54,13 @@ def table(name, models):
   return f"{name} on {TOPOLOGIES[name]}: {mesh}\n\n{state_table(state)}"
 
 
+def bytes_of_a_device(state):
+  """Bytes that one device holds of all arrays of a tree with shardings."""
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
+  )
+
+
 def state_table(state):
   """A line for each array of an abstract state: name, shape, dtype, mesh axes, bytes per device."""
   rows = [("array", "shape", "dtype", "axes", "bytes of a device")]
@@ -60,9 +68,9 @@ def state_table(state):
     spec = (*x.sharding.spec, *[None] * (len(x.shape) - len(x.sharding.spec)))
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     axes = ", ".join("-" if not a else a if isinstance(a, str) else " + ".join(a) for a in spec)
-    size = f"{sharding_lib.bytes_of_a_device(x):,}"
+    size = f"{bytes_of_a_device(x):,}"
     rows.append((name, str(list(x.shape)), x.dtype.name, f"[{axes}]", size))
-  rows.append(("all", "", "", "", f"{sharding_lib.bytes_of_a_device(state):,}"))
+  rows.append(("all", "", "", "", f"{bytes_of_a_device(state):,}"))
   widths = [max(len(row[i]) for row in rows) for i in range(5)]
   lines = [
     "  ".join([*(cell.ljust(w) for cell, w in zip(row[:4], widths)), row[4].rjust(widths[4])])

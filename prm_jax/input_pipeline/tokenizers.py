@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +58,7 @@ def token_name(config: Mapping[str, Any], key: str) -> str | None:
   return value if isinstance(value, str) else None
 
 
-class Tokenizer:
+class Tokenizer(abc.ABC):
   """Text to ids and back.
 
   `encode` adds no token.  A special token spelled out in a text is encoded as its letters unless
@@ -94,10 +95,15 @@ class Tokenizer:
     except msgspec.ValidationError as error:
       raise ValueError(f"{path}: {CONFIG} beside it: added_tokens_decoder: {error}") from error
 
-  def encode(self, text: str, special: bool = False) -> list[int]: ...
+  @abc.abstractmethod
+  def encode(self, text: str, special: bool = False) -> list[int]:
+    """The ids of a text; with `special`, special tokens spelled out in it are those tokens."""
 
-  def decode(self, ids: Sequence[int]) -> str: ...
+  @abc.abstractmethod
+  def decode(self, ids: Sequence[int]) -> str:
+    """The text of ids, special tokens spelled out."""
 
+  @abc.abstractmethod
   def token_id(self, name: str) -> int | None:
     """The id of a token of the vocabulary, special or not; None if there is none."""
 

@@ -121,10 +121,3 @@ def abstract_params(
 def shardings(abstract: Any) -> Any:
   """The sharding of each array of a described tree."""
   return jax.tree.map(lambda x: x.sharding, abstract)
-
-
-def bytes_of_a_device(state: Any) -> int:
-  """Bytes that one device holds of all arrays of a tree with shardings."""
-  return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state)
-  )
