@@ -28,7 +28,7 @@ from importlib import metadata
 from typing import Any
 from unittest import mock
 
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIGNS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, "=": operator.eq}
@@ -91,7 +91,7 @@ def kept(
     say(f"{name} -> {path}")
     start = time.perf_counter()
     figures = measure() | {"date": time.strftime("%Y-%m-%d"), "load_at_end": os.getloadavg()[0]}
-    with json_lines.written(path) as file:
+    with storage.written(path) as file:
       file.write(json.dumps(figures | {"process_seconds": time.perf_counter() - start}))
   return json.loads(path.read_text())
 

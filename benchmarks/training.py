@@ -35,7 +35,7 @@ from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, storage
 from prm_jax.scoring import batching
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -108,7 +108,7 @@ def run(args: Args) -> dict:
     found = peer_rows([args.source / name for name in names], by)
     kept, long = choose(found, 8 if args.quick else count, split, tokenizer, settings)
     files[split] = args.work / f"{args.rows_of}_{split}_{len(kept)}.jsonl"
-    with json_lines.written(files[split]) as file:
+    with storage.written(files[split]) as file:
       file.writelines(json.dumps(row) + "\n" for row in kept)
     notes.append(f"{len(kept)} {split} rows, {long} longer than {settings['max_length']} tokens")
     problems = [row["prompt"] for row in kept]  # of the test rows at the end

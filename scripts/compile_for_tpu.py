@@ -26,7 +26,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 from prm_jax.tpu import compilation
 
 PROJECTIONS = ("attention", "query", "key", "value", "output", "gate", "up")
@@ -54,7 +54,7 @@ def main() -> None:
     job.chip()
     if util.find_spec("libtpu") is None:
       raise ValueError("the TPU compiler is not installed: pip install libtpu")
-    with json_lines.written(args.output) as out:
+    with storage.written(args.output) as out:
       found = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
       out.write(json.dumps(found if args.sweep else found[0], indent=1) + "\n")
   except (ValueError, OSError, RuntimeError) as error:

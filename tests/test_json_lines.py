@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, storage
 
 WRITABLE = st.recursive(
   st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text(),
@@ -75,7 +75,7 @@ def test_a_damaged_gzip_file(tmp_path):
   path = tmp_path / "a.jsonl.gz"
   path.write_bytes(b"{}\n")
   fails(path, f"{path}:1: broken gzip file")
-  with json_lines.written(path) as out:
+  with storage.written(path) as out:
     for i in range(3000):
       out.write(json.dumps({"number": i * 7919 % 3001}) + "\n")
   whole = path.read_bytes()
@@ -89,7 +89,7 @@ def test_a_damaged_gzip_file(tmp_path):
 def test_the_position_ends_at_the_file_s_size(tmp_path):
   """Files named .gz are compressed; progress is in bytes as stored, and never goes back."""
   path = tmp_path / "a.jsonl.gz"
-  with json_lines.written(path) as out:
+  with storage.written(path) as out:
     out.write('{"problem": "π"}\n' * 1000)
   positions = []
   found = [record for _, _, record in json_lines.read(path, positions.append)]
@@ -101,13 +101,13 @@ def test_the_position_ends_at_the_file_s_size(tmp_path):
 def test_nothing_half_written_stays(tmp_path):
   """After an error the old file is there and no other; two writers do not share a file."""
   path = tmp_path / "out" / "o.jsonl"
-  with json_lines.written(path) as file:
+  with storage.written(path) as file:
     file.write("old")
     assert str(os.getpid()) in pathlib.Path(file.name).name
-  with pytest.raises(KeyboardInterrupt), json_lines.written(path) as file:
+  with pytest.raises(KeyboardInterrupt), storage.written(path) as file:
     file.write("new")
     raise KeyboardInterrupt
   assert list(path.parent.iterdir()) == [path]
   assert path.read_text() == "old"
-  with pytest.raises(OSError, match="is a directory"), json_lines.written(path.parent):
+  with pytest.raises(OSError, match="is a directory"), storage.written(path.parent):
     pytest.fail("the block must not run")

@@ -118,7 +118,7 @@ def test_existing_output(tmp_path, source):
   (output / "mark").touch()
   prepare.prepare_prm800k(output, source=source, overwrite=True)
   assert not (output / "mark").exists() and not leftovers(tmp_path)
-  with pytest.raises(FileExistsError, match="if it has a manifest"):
+  with pytest.raises(FileExistsError, match="is there already"):
     prepare.prepare_prm800k(source, source=source, overwrite=True)
   (source / "data" / "phase1_test.jsonl").write_text("{}\n")
   with pytest.raises(BadLine):

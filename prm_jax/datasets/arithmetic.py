@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from prm_jax.datasets import prm800k
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 
 CANDIDATES = "candidates.jsonl"
 LETTERS = "ABCD"  # name the clauses
@@ -272,7 +272,7 @@ class Generator:
   def write_candidates(self, directory: str | pathlib.Path) -> None:
     """Writes candidate solutions of the test problems: input of scripts/score.py."""
     rng = np.random.default_rng([self.seed, *b"candidates"])
-    with json_lines.written(pathlib.Path(directory) / CANDIDATES) as out:
+    with storage.written(pathlib.Path(directory) / CANDIDATES) as out:
       for i, problem in enumerate(self.problems()["test"]):
         for _ in range(self.candidates):
           solution = solve(problem, rng)

@@ -17,7 +17,7 @@ from typing import Any
 
 import tqdm
 
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 
 
 def find(source: str | pathlib.Path, file: str) -> pathlib.Path | None:
@@ -66,7 +66,7 @@ def _download(url: str, path: pathlib.Path, info: Any) -> None:
     with (
       urllib.request.urlopen(url, timeout=60) as response,
       tqdm.tqdm.wrapattr(response, "read", **bar) as reader,
-      json_lines.written(path, "wb") as f,
+      storage.written(path, "wb") as f,
     ):
       shutil.copyfileobj(reader, f, 2**20)
       f.flush()

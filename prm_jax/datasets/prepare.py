@@ -8,7 +8,6 @@ import functools
 import io
 import json
 import pathlib
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +19,7 @@ import tqdm
 from prm_jax.datasets import arithmetic, download, math_splits, prm800k
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
+from prm_jax.runtime import storage
 
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
 TEST_FILE = "math_splits/test.jsonl"
@@ -68,7 +68,7 @@ def prepare_prm800k(
   The dataset holds every record whole; the recipe is applied when training reads it.
 
   Args:
-    output: a new folder (see `new_directory`); `overwrite` replaces an earlier output.
+    output: a new folder (see `new_dataset`); `overwrite` replaces an earlier output.
     source: folder with upstream's files; None downloads them to `download_dir`.
     config: "all", "phase1" or "phase2".
     on_bad_record: "fail" or "skip".
@@ -77,7 +77,7 @@ def prepare_prm800k(
     BadLine, ValueError, OSError, RuntimeError: a bad record or option; a file that is missing or
       there already; a failed download.
   """
-  with new_directory(output, overwrite) as (temporary, manifest):
+  with new_dataset(output, overwrite) as (temporary, manifest):
     builder = prm800k.Builder(
       source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
     )
@@ -105,7 +105,7 @@ def prepare_arithmetic(
   overwrite: bool = False,
 ) -> dict[str, Any]:
   """As `prepare_prm800k`, for generated records; also writes candidate solutions to rerank."""
-  with new_directory(output, overwrite) as (temporary, manifest):
+  with new_dataset(output, overwrite) as (temporary, manifest):
     builder = arithmetic.Builder(rows=generator.rows(), data_dir=temporary)
     manifest |= _build(builder)
     manifest |= summarize(builder, recipe, set())
@@ -122,7 +122,7 @@ def prepare_math_splits(
   download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
   """Writes the MATH problems of `math_splits`; of a local `source`, the splits that are there."""
-  with new_directory(output, overwrite) as (temporary, manifest):
+  with new_dataset(output, overwrite) as (temporary, manifest):
     builder = math_splits.Builder(source=source, data_dir=temporary)
     manifest |= _build(builder, download_dir)
     sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
@@ -167,38 +167,21 @@ def summarize(
 
 
 @contextlib.contextmanager
-def new_directory(
+def new_dataset(
   output: str | pathlib.Path, overwrite: bool
 ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
   """A folder that takes the name `output` when the block succeeds, and its manifest to fill.
 
-  Whatever stops the block, `output` is never half written.  The next run tidies up.
-
   Raises:
     FileExistsError: `output` is not empty, and is no earlier output or may not be overwritten.
   """
-  output = pathlib.Path(output).expanduser().absolute()
-  free = not output.exists() or (output.is_dir() and not any(output.iterdir()))
-  if not free and not (overwrite and (output / MANIFEST).is_file()):
-    raise FileExistsError(
-      f"{output} exists; choose another, or give --overwrite=True if it has a {MANIFEST}"
-    )
-  temporary = output.with_name(f".{output.name}.incomplete")
-  replaced = output.with_name(f".{output.name}.replaced")
-  shutil.rmtree(temporary, ignore_errors=True)
-  temporary.mkdir(parents=True)
+  if not overwrite and (pathlib.Path(output).expanduser() / MANIFEST).is_file():
+    raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")
   manifest = {}
-  try:
-    yield temporary, manifest
+  with storage.written_directory(output, replaces=MANIFEST) as folder:
+    yield folder, manifest
     text = json.dumps(manifest, indent=2, ensure_ascii=False)
-    (temporary / MANIFEST).write_text(text + "\n", encoding="utf-8")
-    if output.exists():  # a folder that is not empty cannot be replaced in one step
-      shutil.rmtree(replaced, ignore_errors=True)
-      output.rename(replaced)
-    temporary.rename(output)
-    shutil.rmtree(replaced, ignore_errors=True)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def _build(

@@ -19,7 +19,7 @@ import numpy as np
 from prm_jax.evaluation.methods import LABELS
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 from prm_jax.evaluation.scored_samples import ScoredSamples, read_solutions
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 
 EXAMPLES = 4  # problems whose solutions the page shows
 MAX_GROUPS = 20  # of a breakdown in a figure
@@ -47,7 +47,7 @@ def write_report(report: dict, directory: pathlib.Path | str) -> list[pathlib.Pa
   contents = {"report.json": text.encode(), "best_of_n.png": png}
   contents["report.html"] = render_page(report, png).encode()
   for name, data in contents.items():
-    with json_lines.written(pathlib.Path(directory, name), "wb") as file:
+    with storage.written(pathlib.Path(directory, name), "wb") as file:
       file.write(data)
   return [pathlib.Path(directory, name) for name in contents]
 

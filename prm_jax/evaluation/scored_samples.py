@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import tqdm
 
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, storage
 from prm_jax.runtime.json_lines import BadLine, Text, show
 
 FORMAT = {"format": "prm_jax score bundle", "version": 3}
@@ -335,7 +335,7 @@ def write_bundle(samples: ScoredSamples, path: pathlib.Path | str) -> None:
   header["files"] = [str(file.absolute()) for file in samples.files]
   stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-  with json_lines.written(path, "wb") as file:
+  with storage.written(path, "wb") as file:
     np.savez(file, allow_pickle=False, **stored)
 
 

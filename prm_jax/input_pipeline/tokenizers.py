@@ -117,7 +117,7 @@ class Tokenizer(abc.ABC):
     if self.kind == MODEL and (directory / JSON).exists():
       raise ValueError(f"{directory}: has a {JSON}: two tokenizers in one directory")
     for name, data in (*self._companions.items(), (self.kind, self._data)):
-      with json_lines.written(directory / name, "wb") as file:
+      with storage.written(directory / name, "wb") as file:
         file.write(data)
 
 
@@ -275,7 +275,7 @@ def train_sentencepiece(
   """
   if vocab_size < 300:
     raise ValueError(f"vocab_size={vocab_size}: at least 300 (256 of them are bytes)")
-  with json_lines.written(path, "wb") as out:
+  with storage.written(path, "wb") as out:
     texts = list(texts)  # here, so that an error in reading them is not wrapped by the trainer
     if not texts:
       raise ValueError(f"{path}: no texts to train a tokenizer on")

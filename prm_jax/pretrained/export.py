@@ -6,20 +6,17 @@ in `prm_jax.json` and in config.json under "prm_jax".
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax.pretrained import families, safetensors_files, weights
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, storage
 from prm_jax.types import StepContract
 
 CONTRACT = "prm_jax.json"
@@ -112,7 +109,7 @@ def write(
     for name, value in weights.unload(params, config)
     if not name.startswith(left_out)
   )
-  with written_directory(directory) as new:
+  with storage.written_directory(directory) as new:
     safetensors_files.write_directory(new, tensors, shard_bytes)
     for name, data in (files or {}).items():
       (new / name).write_bytes(data)
@@ -127,38 +124,11 @@ def write_json(path: pathlib.Path, value: Any) -> None:
   path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-@contextlib.contextmanager
-def written_directory(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
-  """A new directory that takes its name only when the block ends without an error.
-
-  Raises:
-    FileExistsError: before the block: something is there, and it is not an empty directory.
-    OSError: it cannot be written.
-  """
-  refuse_existing(path)
-  path = pathlib.Path(os.path.abspath(path))
-  path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-  unfinished.mkdir()
-  try:
-    yield unfinished
-    os.replace(unfinished, path)
-  finally:
-    shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def refuse_headless(contract: StepContract) -> None:
   """ValueError if a model under this contract has no step head."""
   if contract.objective not in LAYOUTS:
     objective = repr(contract.objective)
     raise ValueError(f"objective {objective}, which has no step head; --kind=causal-lm exports it")
-
-
-def refuse_existing(path: str | pathlib.Path) -> None:
-  """FileExistsError if something is there that is not an empty directory."""
-  path = pathlib.Path(path)
-  if path.exists() and (not path.is_dir() or any(path.iterdir())):
-    raise FileExistsError(f"{path}: is there already; give the name of a new directory")
 
 
 def read_contract(directory: str | pathlib.Path) -> StepContract:

@@ -26,7 +26,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import storage
 
 PATIENCE = 20  # seconds until a message says that hosts are missing
 CONNECT = 300  # seconds until JAX gives up a job whose hosts are missing
@@ -122,8 +122,8 @@ def of_this(text: str) -> str:
 
 @contextlib.contextmanager
 def written_once(path: str | pathlib.Path) -> Iterator[TextIO]:
-  """`json_lines.written` on the first host; the other hosts write to the null device."""
-  with json_lines.written(path) if is_first() else open(os.devnull, "w") as file:
+  """`storage.written` on the first host; the other hosts write to the null device."""
+  with storage.written(path) if is_first() else open(os.devnull, "w") as file:
     yield file
 
 

@@ -6,17 +6,14 @@ import contextlib
 import gzip
 import io
 import json
-import os
 import pathlib
 import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-
-from prm_jax.runtime import storage
 
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
@@ -145,28 +142,3 @@ def convert(record: Any, kind: type[Struct]) -> Struct:
   field = f'"{path.lstrip(".")}"' if path else "the record"
   about = f"{field} is {show(value)}: " if path or not message.startswith('no "') else ""
   raise BadLine(f"{about}{message[0].lower()}{message[1:]}")
-
-
-@contextlib.contextmanager
-def written(path: str | pathlib.Path, mode: Literal["wt", "wb"] = "wt"):
-  """A file, UTF-8 text or bytes, that takes its name only when the block ends well.
-
-  A name that ends in .gz gives a compressed file.  Its folder is made if it is not there.
-
-  Raises:
-    OSError: before the block: a file cannot be written there.  (In a bucket, after it.)
-  """
-  path = storage.path(path)
-  with storage.local(path.parent) as folder:
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{path.name}.{os.getpid()}.unfinished"
-    path = folder / path.name
-    if path.exists() and not path.is_file():
-      raise OSError(f"{path}: is a directory, or no plain file; give the name of a file")
-    try:
-      opener = gzip.open if path.suffix == ".gz" else open
-      with opener(unfinished, mode, encoding="utf-8" if mode == "wt" else None) as file:
-        yield file
-      os.replace(unfinished, path)
-    finally:
-      unfinished.unlink(missing_ok=True)

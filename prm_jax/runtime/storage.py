@@ -1,15 +1,22 @@
-"""Paths on a file system or in a bucket of Cloud Storage (`gs://BUCKET/DIRECTORY`)."""
+"""Paths on a file system or in a bucket of Cloud Storage (`gs://BUCKET/DIRECTORY`).
+
+Files and directories are written under another name and take theirs when they are whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
+import gzip
 import importlib.util
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from etils import epath
 
@@ -79,3 +86,80 @@ def read(path: epath.Path) -> bytes:
     return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))
   except Exception as error:  # as in `write`
     raise OSError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def written(name: str | os.PathLike[str], mode: Literal["wt", "wb"] = "wt"):
+  """A file, UTF-8 text or bytes, that takes its name only when the block ends well.
+
+  A name that ends in .gz gives a compressed file.  Its folder is made if it is not there.
+
+  Raises:
+    OSError: before the block: a file cannot be written there.  (In a bucket, after it.)
+  """
+  with local(path(name).parent) as folder:
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / path(name).name
+    unfinished = folder / f"{final.name}.{os.getpid()}.unfinished"
+    if final.exists() and not final.is_file():
+      raise OSError(f"{final}: is a directory, or no plain file; give the name of a file")
+    try:
+      opener = gzip.open if final.suffix == ".gz" else open
+      with opener(unfinished, mode, encoding="utf-8" if mode == "wt" else None) as file:
+        yield file
+      os.replace(unfinished, final)
+    finally:
+      unfinished.unlink(missing_ok=True)
+
+
+def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib.Path:
+  """The absolute path of a local directory to be written.
+
+  Args:
+    replaces: name of a file: a directory that holds it may be there.  "": none may.
+
+  Raises:
+    FileExistsError: something else is there, and it is not an empty directory.
+  """
+  directory = pathlib.Path(name).expanduser().absolute()
+  free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+  if not free and not (replaces and (directory / replaces).is_file()):
+    raise FileExistsError(f"{directory}: is there already; give the name of a new directory")
+  return directory
+
+
+@contextlib.contextmanager
+def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Iterator[pathlib.Path]:
+  """A new local directory that takes its name only when the block ends without an error.
+
+  Deletes what a killed process left of an earlier attempt.  Arguments and errors as those of
+  `refuse_existing`, before the block; OSError: it cannot be written.
+  """
+  final = refuse_existing(name, replaces)
+  final.parent.mkdir(parents=True, exist_ok=True)
+  for left in final.parent.glob(f".{glob.escape(final.name)}.*.unfinished"):
+    with contextlib.suppress(BlockingIOError), _locked(left):
+      shutil.rmtree(left)
+  unfinished = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
+  replaced = unfinished.with_suffix(".replaced.unfinished")
+  unfinished.mkdir()
+  with _locked(unfinished):
+    try:
+      yield unfinished
+      if final.exists():  # a directory that is not empty cannot be replaced in one step
+        final.rename(replaced)
+      unfinished.rename(final)
+    finally:
+      shutil.rmtree(unfinished, ignore_errors=True)
+      shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(directory: pathlib.Path) -> Iterator[None]:
+  """Holds a lock, which ends with the process; BlockingIOError if another process has it."""
+  opened = os.open(directory, os.O_RDONLY)
+  try:
+    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield
+  finally:
+    os.close(opened)

@@ -19,7 +19,7 @@ from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, step_dataset, text_dataset, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import distributed, json_lines, preemption, storage, workdir_lock
+from prm_jax.runtime import distributed, preemption, storage, workdir_lock
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -145,7 +145,7 @@ class Run:
     if distributed.is_first():
       if not found:
         rows.tokenizer.save(workdir)
-      with json_lines.written(workdir / "manifest.json") as file:
+      with storage.written(workdir / "manifest.json") as file:
         file.write(json.dumps(rows.manifest, indent=1) + "\n")
     return state
 

@@ -17,7 +17,7 @@ import numpy as np
 import tqdm
 from flax import traverse_util
 
-from prm_jax.runtime import distributed, json_lines, storage, workdir_lock
+from prm_jax.runtime import distributed, storage, workdir_lock
 
 AHEAD = 2  # updates; a save waits for them
 DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
@@ -100,7 +100,7 @@ class Log:
         if record["step"] <= step:
           kept.append(line)
           self.last[record["split"]] = record
-    with json_lines.written(self._path) as file:
+    with storage.written(self._path) as file:
       file.writelines(kept)
 
   def has(self, step: int, split: str) -> bool:
