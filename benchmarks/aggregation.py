@@ -6,8 +6,6 @@ than the Python loop of OpenAI's evaluation and at most twice numpy's leanest so
 1.5 times as expensive as 14; `exact_majority` under 5 s.  Takes 3 minutes.
 """
 
-from __future__ import annotations
-
 import pathlib
 import random
 import resource

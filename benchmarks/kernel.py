@@ -5,8 +5,6 @@ lengths for three generations.  Target: fewer temporaries than the leaner of spl
 backward passes at every size.  Takes 20 minutes; compilations are kept in --work.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

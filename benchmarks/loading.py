@@ -6,8 +6,6 @@ and 1.5 GB; the large one grows its process by no more than its shards and the l
 Takes 1 minute.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import pathlib

@@ -4,8 +4,6 @@ Targets: under 60 s and 3 GB for the whole report.
 Takes 5 minutes, most of them to write the file.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import resource

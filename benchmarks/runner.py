@@ -8,8 +8,6 @@ A benchmark is a module with a dataclass `Args`, which extends `Common`, and a f
 where each row of a table is a dict from column name to value.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

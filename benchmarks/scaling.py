@@ -10,8 +10,6 @@ TPU is needed, and no time is measured.  Targets: every step fits, the 7B step o
 split.  25 minutes; compilations are kept.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

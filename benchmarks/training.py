@@ -10,8 +10,6 @@ not below the peer's.  Takes 25 minutes; finished runs are kept in --work, so th
 benchmark goes on where it was.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -9,8 +9,6 @@ Target: at least 0.9 of the saving that arithmetic promises (tokens of all paths
 tokens) is found again in seconds, and where nothing is shared at least 0.97.  Takes 12 minutes.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import pathlib

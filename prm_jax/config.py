@@ -5,8 +5,6 @@ the command line (`--config.optim.learning_rate=1e-5`).  The error for an unknow
 nearest one; the error for a value of the wrong type or out of range shows it.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

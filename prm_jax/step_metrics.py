@@ -1,7 +1,5 @@
 """Metrics of step probabilities: AUROC, calibration, accuracy by class; None where undefined."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from prm_jax.types import RATINGS

@@ -1,7 +1,5 @@
 """The few values that cross folder borders.  Imports nothing heavier than JAX."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

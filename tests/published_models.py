@@ -5,8 +5,6 @@ template and a forward from ids to what the head says at each of them, so that t
 checked on torch, where it is there, and on the project's own decoder.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

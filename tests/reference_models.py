@@ -6,8 +6,6 @@ write tests/data/family_logits.json again (needs torch and transformers, the ext
   PYTHONPATH=. python tests/reference_models.py
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """A tokenizer, step trees and a model small enough for every test."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Best-of-N, pass@N and all-N-correct: exact expectations under sampling without replacement."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Checks of the arguments that all estimators share: scores, labels and values of N."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

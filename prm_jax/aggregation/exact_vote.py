@@ -24,8 +24,6 @@ The error is below 3e-12 against integer arithmetic at M = 60..300 and below 3e-
 1860 candidates x 14 values of N take about 3-5 s of CPU.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator, Sequence

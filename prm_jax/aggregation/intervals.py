@@ -1,7 +1,5 @@
 """Error bars over problems: how much a mean curve would differ for other problems."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Error bars of generation: how much best-of-N would differ for newly generated candidates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -16,8 +16,6 @@ Two properties keep all M values of N from taking M^2 weights:
 All N together take about 90 M weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

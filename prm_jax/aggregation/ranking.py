@@ -5,8 +5,6 @@ of the score in its upper bits and the label in its lowest.  XLA sorts integers 
 times faster than floats or pairs, and numpy sorts them in 3 ns each where XLA takes 50.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """From the probabilities of steps to one score per solution, in log space."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

@@ -12,8 +12,6 @@ each N, fitted over all problems of the call, which keeps the bias of fitting it
 negligible.  The result may leave 0..1 by a little.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -18,8 +18,6 @@ In labelled records most steps have further completions, as in PRM800K: less car
 same step, each with its rating.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -4,8 +4,6 @@
 sha256, `checksums.tsv` beside the builder; its files lie below its `BASE_URL`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import pathlib

@@ -4,8 +4,6 @@ Each such dataset is stored as records of PRM800K's format, by a subclass of its
 and takes part by its name in `Manifest.dataset`.
 """
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 from typing import Any, Literal

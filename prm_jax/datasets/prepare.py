@@ -1,7 +1,5 @@
 """Writes a dataset and its manifest to one folder, all or nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

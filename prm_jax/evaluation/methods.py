@@ -1,7 +1,5 @@
 """The methods that rerank candidates: their names, what each needs, and how often each is right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

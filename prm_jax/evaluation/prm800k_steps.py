@@ -1,7 +1,5 @@
 """Step-level evaluation of a model on labelled solutions, such as PRM800K's test split."""
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

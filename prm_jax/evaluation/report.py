@@ -1,7 +1,5 @@
 """A reranking report for people: table, CSV, figure, and a page with a few solutions."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

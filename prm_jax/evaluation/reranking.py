@@ -1,7 +1,5 @@
 """The content of a reranking report: samples -> scores -> methods -> curves with error bars."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Literal
 

@@ -11,8 +11,6 @@ Three kinds of file are told apart by their content:
 Lines are streamed and their text is not kept: `read_solutions` fetches the few that a page shows.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import dataclasses

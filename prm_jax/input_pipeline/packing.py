@@ -4,8 +4,6 @@ Which rows an update reads is a pure function of the update's number (`shuffled`
 the whole state of the input pipeline: a run resumes on any number of hosts.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import hashlib

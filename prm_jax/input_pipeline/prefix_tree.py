@@ -5,8 +5,6 @@ same tokens can share them.  Trees are cut where a leaf's branch begins (`starts
 encodes the `positions[starts]` tokens of the path before it a second time.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """From a prepared dataset to packed rows: the input pipeline of training in one call."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools

@@ -8,8 +8,6 @@ A prompt may spell out the special tokens of a chat format (<|im_start|> and so 
 and documents, which others wrote, the same characters are plain text.
 """
 
-from __future__ import annotations
-
 import pathlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attention over packed trees behind one signature: dense, blockwise, or the TPU kernel."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -4,9 +4,8 @@ Most blocks of a packed row are masked entirely: they join two examples, or a to
 branch that ended before it.  Blockwise attention and the TPU kernel skip those.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ class TreeMask:
       distance = self.positions[:, :, None] - self.positions[:, None]
     return attends(index[:, None], index, self.subtree_end[:, None], distance, self.window)
 
-  def padded(self, extra: int) -> TreeMask:
+  def padded(self, extra: int) -> Self:
     """The mask of rows with `extra` more tokens at their end, each a tree of its own."""
     end, positions = (
       x if x is None else jnp.pad(x, [(0, 0), (0, extra)])

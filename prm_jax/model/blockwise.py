@@ -8,8 +8,6 @@ The rows of a batch are laid end to end and treated as one long row, so that a r
 blocks does not wait for one with many.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -8,8 +8,6 @@ Low-rank factors (LoRA) are parameters of the layers, such as `query_lora_in [L,
 are merged inside a scan (IndexError, with JAX 0.10 and 0.12).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -1,7 +1,5 @@
 """The axes of the device mesh, and the sharding of activations inside the model."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """The device mesh, and the sharding of parameters and batches over it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

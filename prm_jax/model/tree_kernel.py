@@ -9,8 +9,6 @@ are `[block_kv, block_q]`: maxima, sums and log-sum-exps are then rows `[1, bloc
 matmul's operands only a small one is ever transposed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -4,8 +4,6 @@
 in `prm_jax.json` and in config.json under "prm_jax".
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -1,7 +1,5 @@
 """Tensors of a hub directory: one safetensors file, or shards with an index."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

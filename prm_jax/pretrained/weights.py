@@ -4,8 +4,6 @@ A public checkpoint has one matrix per layer, outputs by inputs.  Here layers ar
 leading axis, and attention heads have an axis of their own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools

@@ -5,8 +5,6 @@ plan, and builds only those rows of a batch that its own devices hold (`sharding
 The first host writes all files that are not sharded.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

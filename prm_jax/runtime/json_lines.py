@@ -1,7 +1,5 @@
 """JSON lines, plain or gzip, read as a stream; a bad line is an error that names file and line."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -5,11 +5,10 @@ The code is that of a temporary failure (sysexits.h): start the job again.  syst
 143, the usual code of SIGTERM, for a stop on purpose.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
+from typing import Self
 
 import jax
 from jax.experimental import multihost_utils
@@ -44,7 +43,7 @@ class PreemptionGuard(contextlib.ExitStack):
 
   _received = False
 
-  def __enter__(self) -> PreemptionGuard:
+  def __enter__(self) -> Self:
     if not jax.distributed.is_initialized():
       with contextlib.suppress(ValueError):  # outside of the main thread
         previous = signal.signal(signal.SIGTERM, self._record)

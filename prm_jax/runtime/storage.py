@@ -3,8 +3,6 @@
 Files and directories are written under another name and take theirs when they are whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob

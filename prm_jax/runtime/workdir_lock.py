@@ -1,13 +1,12 @@
 """A lock, so that one run at a time writes a work directory."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import secrets
 import socket
 import sys
+from typing import Self
 
 from prm_jax.runtime import distributed, storage
 
@@ -30,7 +29,7 @@ class WorkdirLock:
     self._mark = f"process {os.getpid()} on {socket.gethostname()}, {secrets.token_hex(8)}"
     self._stack = contextlib.ExitStack()
 
-  def __enter__(self) -> WorkdirLock:
+  def __enter__(self) -> Self:
     if not distributed.is_first():
       return self
     if storage.in_bucket(self.workdir):

@@ -1,7 +1,5 @@
 """Solutions to packed rows and back: every distinct token of a problem is encoded once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import jax

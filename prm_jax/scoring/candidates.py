@@ -1,7 +1,5 @@
 """Candidate solutions in files: what scoring reads of a record, and what it adds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -10,8 +10,6 @@ special token spelled out in a problem or a step is plain letters, and a tag ins
 read (the authors' procedures take either for the end of a step).  Nothing follows the last read.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

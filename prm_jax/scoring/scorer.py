@@ -4,14 +4,12 @@ Candidates of a problem become one prefix tree, and trees are packed into rows a
 solution longer than the model's rows is scored in a longer row, never cut.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +61,7 @@ class Scorer:
   merge: bool = True  # encode what solutions of a problem share once
 
   @classmethod
-  def load(cls, workdir: str | storage.Path, which: str = "latest") -> Scorer:
+  def load(cls, workdir: str | storage.Path, which: str = "latest") -> Self:
     """Loads a checkpoint of a training run onto all devices.
 
     Args:
@@ -98,7 +96,7 @@ class Scorer:
   @classmethod
   def load_model(
     cls, directory: str | pathlib.Path, name: str = "", dtype: str = "float32", separator: str = ""
-  ) -> Scorer:
+  ) -> Self:
     """Loads a directory of config.json, safetensors and a tokenizer: a public or exported model.
 
     Args:

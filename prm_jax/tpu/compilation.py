@@ -4,8 +4,6 @@ The compiler partitions the step, lowers it and lays out memory as on the chips,
 collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -4,8 +4,6 @@ Nothing here was measured on a TPU.  Every assumption is a constant below, and i
 estimate that rests on it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

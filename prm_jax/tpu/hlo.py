@@ -4,8 +4,6 @@ The text is HLO after all compiler passes, as `jax.stages.Compiled.as_text()` re
 Instructions in a loop count once for each trip, which XLA's own cost analysis does not do.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

@@ -6,8 +6,6 @@ return a changed byte as if nothing had happened, so the checksums are computed 
 before saving and after reading.  With several hosts, all of them call every method.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ directory of another run.  All of it is stored with the run's own checkpoints, s
 scoring do not need that directory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 

@@ -1,7 +1,5 @@
 """The training loss, as sums that add up over microbatches, hosts and evaluation batches."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import optax

@@ -1,7 +1,5 @@
 """A run's metrics and its time: metrics.jsonl, TensorBoard events, a progress bar, goodput."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The training state, the pure functions over it, and the compiled programs of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -7,10 +7,8 @@ the stored ones are that copy rounded (arXiv:1710.03740).  Bytes per parameter: 
 trained in float32, 2 + 4 + 8 if trained in bfloat16, 4 or 2 if not trained.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +28,7 @@ class Trainable:
   frozen: frozenset[str] = frozenset()  # parameters that are not trained, whatever `trained` says
 
   @classmethod
-  def of(cls, c: config_lib.Experiment) -> Trainable:
+  def of(cls, c: config_lib.Experiment) -> Self:
     """The rule of an experiment.  Parameters without a part in the loss are frozen."""
     text, scale = c.loss.objective == "language_model", c.optim.head_scale
     frozen = {*HEAD} if text or not scale else set()

@@ -1,7 +1,5 @@
 """The MATH problems as PRM800K splits them: 12,000 to train, 500 to test; array_record."""
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterator
 

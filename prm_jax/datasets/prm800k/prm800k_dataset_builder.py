@@ -4,8 +4,6 @@ Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepar
 records = stored_records("out", "train")     # records[17].solution
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import pathlib

@@ -4,8 +4,6 @@ Public converters read PRM800K in at least seven ways.  Defensible choices are o
 docs/data.md says which ones are plain mistakes and therefore not options.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable

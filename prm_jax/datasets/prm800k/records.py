@@ -5,8 +5,6 @@ Keys that are not listed are ignored, and stay in the stored bytes.  A value may
 upstream has nulls.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
