@@ -291,7 +291,7 @@ def test_lists_are_arrays():
   assert agg.pass_at_n(right, n=[5]).tolist() == [[1.0]]
   assert agg.all_correct_at_n(right, right, n=[5]).tolist() == [[0.0]]
   assert agg.generation_error(scores, right, n=[1]).shape == (1, 1)
-  assert agg.exact_majority([[0, 1, 0, 2, 3]], right, n=[5]).tolist() == [[1.0]]
+  assert agg.majority_vote([[0, 1, 0, 2, 3]], right, n=[5])[0].tolist() == [[1.0]]
 
 
 def test_a_row_of_the_released_samples():

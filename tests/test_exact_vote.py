@@ -12,8 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import ALL_N, pools, slow_vote
 
+from prm_jax import aggregation as agg
 from prm_jax.aggregation import exact_vote
-from prm_jax.aggregation.exact_vote import exact_majority
+
+
+def vote(answer_ids, correct, valid=None, n=None, **options):
+  """`majority_vote` without a key: the exact expectation `[P, K]`."""
+  mean, error = agg.majority_vote(answer_ids, correct, valid, n, **options)
+  assert not error.any()
+  return mean
 
 
 def pool_of(counts, missing=0):
@@ -65,7 +72,7 @@ def by_sampling(ids, correct, valid, n, trials, seed=0):
 def test_equals_all_subsets(pool):
   """The exact mean over all draws: with ties, missing candidates, sizes, answers right in part."""
   size, _, correct, valid, answers = pool
-  got = exact_majority(answers[None], correct[None], valid[None], sizes=[size])[0]
+  got = vote(answers[None], correct[None], valid[None], sizes=[size])[0]
   expected = [float(slow_vote(size, answers, correct, valid, n)) for n in ALL_N]
   np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
@@ -76,7 +83,7 @@ def test_equals_all_subsets_of_ten(seed):
   """The same with up to five answers."""
   rng = np.random.default_rng(seed)
   answers, correct, valid = rng.integers(0, 5, 10), rng.random(10) < 0.5, rng.random(10) < 0.8
-  got = exact_majority(answers[None], correct[None], valid[None])[0]
+  got = vote(answers[None], correct[None], valid[None])[0]
   expected = [float(slow_vote(10, answers, correct, valid, n)) for n in range(1, 11)]
   np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
@@ -107,10 +114,10 @@ def test_equals_integer_polynomials(counts, c, missing):
   """
   ids, valid = pool_of(counts, missing)
   expected = by_polynomials(counts, c, missing)
-  together = exact_majority(ids, ids == c, valid)[0]
+  together = vote(ids, ids == c, valid)[0]
   np.testing.assert_allclose(together, expected, rtol=0, atol=1e-9)
   some = range(1, ids.size + 1, max(1, ids.size // 15))
-  alone = [exact_majority(ids, ids == c, valid, n=[n])[0, 0] for n in some]
+  alone = [vote(ids, ids == c, valid, n=[n])[0, 0] for n in some]
   np.testing.assert_allclose(alone, [expected[n - 1] for n in some], rtol=0, atol=1e-9)
 
 
@@ -126,7 +133,7 @@ def test_agrees_with_sampling(kind):
   ids = rng.choice(share.size, 1860, p=share / share.sum())
   correct, valid = np.isin(ids, (1, 7)), rng.random(1860) < 0.95
   some = [1, 3, 8, 50, 200, 1000, 1500]
-  got = exact_majority(ids[None], correct[None], valid[None], n=some)[0]
+  got = vote(ids[None], correct[None], valid[None], n=some)[0]
   for n, value in zip(some, got):
     mean, error = by_sampling(ids, correct, valid, n, trials=20_000)
     assert abs(value - mean) <= 5 * error + 1e-3, n  # 1e-3: outcomes too rare to be drawn
@@ -140,11 +147,11 @@ def test_what_is_left_out_is_negligible(monkeypatch):
   ]
   ids = np.stack(rows)
   some = [1, 2, 6, 20, 64, 100, 500, 1500, 1859]
-  got = exact_majority(ids, ids == 1, n=some)
+  got = vote(ids, ids == 1, n=some)
   monkeypatch.setattr(exact_vote, "FEW_ANGLES", 10**9)
   monkeypatch.setattr(exact_vote, "NEGLIGIBLE", 1e-15)
   monkeypatch.setattr(exact_vote, "SPAN", 0.0)
-  np.testing.assert_allclose(got, exact_majority(ids, ids == 1, n=some), rtol=0, atol=1e-9)
+  np.testing.assert_allclose(got, vote(ids, ids == 1, n=some), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("members", [1, 2, 31])
@@ -152,7 +159,7 @@ def test_many_equal_answers_share_evenly(members):
   """3,000 answers of equal size win with the same chance, 1/3000, at every N."""
   ids, valid = pool_of((members,) * 3000)
   some = [1, 2, 50, 300, 1500, 2500, ids.size - 1, ids.size]
-  got = exact_majority(ids, ids == 7, valid, n=some)[0]
+  got = vote(ids, ids == 7, valid, n=some)[0]
   np.testing.assert_allclose(got * 3000, 1, rtol=0, atol=1e-6)
 
 
@@ -160,7 +167,7 @@ def test_a_million_candidates():
   """Two symmetric answers win half of the draws each, whatever the pool's size."""
   ids, valid = pool_of((480_000, 480_000), 40_000)
   some = [1, 2, 1000, 500_000]
-  got = exact_majority(ids, ids == 1, valid, n=some)[0]
+  got = vote(ids, ids == 1, valid, n=some)[0]
   no_vote = [0.04, 0.04 * 39_999 / 999_999, 0, 0]
   np.testing.assert_allclose(got, (1 - np.array(no_vote)) / 2, rtol=0, atol=1e-7)
 
@@ -171,25 +178,23 @@ def test_names_and_order_do_not_matter():
   ids = rng.integers(0, 12, (3, 90))
   correct, valid = rng.random((3, 90)) < 0.3, rng.random((3, 90)) < 0.9
   some = [1, 5, 30, 90]
-  expected = exact_majority(ids, correct, valid, n=some)
+  expected = vote(ids, correct, valid, n=some)
   order, names = rng.permutation(90), rng.permutation(1000)
-  got = exact_majority(names[ids][:, order], correct[:, order], valid[:, order], n=some)
+  got = vote(names[ids][:, order], correct[:, order], valid[:, order], n=some)
   np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
-  np.testing.assert_array_equal(
-    exact_majority(ids, correct, valid, n=some[::-1]), expected[:, ::-1]
-  )
+  np.testing.assert_array_equal(vote(ids, correct, valid, n=some[::-1]), expected[:, ::-1])
 
 
 def test_bad_input_is_an_error():
   """Each kind of error names the value; under jit it names the way that works there."""
   right = np.ones((1, 2), bool)
   cases = [
-    ("dtype float", lambda: exact_majority([[0.0, 1.0]], right)),
-    ("answer id -1", lambda: exact_majority([[0, -1]], right)),
-    ("use key and permutations", lambda: jax.jit(exact_majority)(np.zeros((1, 2), int), right)),
+    ("dtype float", lambda: vote([[0.0, 1.0]], right)),
+    ("answer id -1", lambda: vote([[0, -1]], right)),
+    ("use key and permutations", lambda: jax.jit(vote)(np.zeros((1, 2), int), right)),
     (
       "use key and permutations",
-      lambda: jax.jit(functools.partial(exact_majority, [[0, 1]]))(right),
+      lambda: jax.jit(functools.partial(vote, [[0, 1]]))(right),
     ),
   ]
   for message, call in cases:

@@ -83,7 +83,6 @@ Source: *Let's Verify Step by Step* (arXiv 2305.20050), sections 2.6 and 3, Figu
 """
 
 from prm_jax.aggregation.best_of_n import all_correct_at_n, best_of_n, pass_at_n
-from prm_jax.aggregation.exact_vote import exact_majority
 from prm_jax.aggregation.intervals import (
   bootstrap,
   paired_bootstrap,
@@ -99,7 +98,6 @@ __all__ = [
   "all_correct_at_n",
   "best_of_n",
   "bootstrap",
-  "exact_majority",
   "generation_error",
   "majority_vote",
   "paired_bootstrap",

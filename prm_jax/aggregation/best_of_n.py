@@ -59,16 +59,8 @@ def best_of_n(
 def pass_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None) -> jax.Array:
   """Chance that at least one of N candidates is right: the oracle's best-of-N, exactly.
 
-  1 - C(M-c, N) / C(M, N), where c of a problem's M candidates are right.
-
-  Args:
-    correct: `[P, M]` bool or 0/1 integers.
-    valid: `[P, M]` bool, or None; a missing candidate is never correct.
-    n: as in `best_of_n`.
-    sizes: as in `best_of_n`.
-
-  Returns:
-    `[P, K]` probabilities.
+  1 - C(M-c, N) / C(M, N), where c of a problem's M candidates are right; missing ones are not.
+  Arguments as those of `best_of_n`; returns probabilities `[P, K]`.
   """
   return _expected(_right_on_top, n, correct, valid, sizes)
 
@@ -78,14 +70,7 @@ def all_correct_at_n(
 ) -> jax.Array:
   """Chance that all of N candidates are right, exactly: C(c, N) / C(M, N), with c right.
 
-  Args:
-    correct: as in `pass_at_n`.
-    valid: as in `pass_at_n`.
-    n: as in `best_of_n`.
-    sizes: as in `best_of_n`.
-
-  Returns:
-    `[P, K]` probabilities.
+  Arguments and result as those of `pass_at_n`.
   """
   candidates.check_shapes(np.shape(correct), correct, valid, sizes)
   right, _ = candidates.mask(correct, valid, sizes)

@@ -26,12 +26,10 @@ The error is below 3e-12 against integer arithmetic at M = 60..300 and below 3e-
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-
-from prm_jax.aggregation import candidates
 
 NEGLIGIBLE = 1e-11  # what a term left out may add to a probability
 DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
@@ -41,43 +39,17 @@ BLOCK = 2**20  # complex numbers held at once, roughly
 NODES = np.array([2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512])
 
 
-def exact_majority(
-  answer_ids, correct, valid=None, n: Sequence[int] | None = None, *, sizes=None
-) -> np.ndarray:
-  """Expected correctness of the answer with most votes among N candidates, exactly.
-
-  N of a problem's M candidates are drawn uniformly without replacement; answers that tie share
-  evenly.  Missing candidates may be drawn and do not vote; a draw without votes is wrong.
+def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
+  """Expected correctness `[P, K]` of the answer with most votes among N candidates.
 
   Args:
-    answer_ids: `[P, M]` integers: equal within a problem means the same answer.
-    correct: `[P, M]` bool or 0/1 integers.  An answer counts as right in the proportion of its
-      valid candidates that are: 0 or 1 unless a grader disagreed with itself.
-    valid: `[P, M]` bool, or None; False: missing, as in `best_of_n`.
-    n: as in `best_of_n`.
-    sizes: as in `best_of_n`.
-
-  Returns:
-    `[P, K]` float64 numpy array.
-
-  Raises:
-    ValueError: as in `best_of_n`; answer ids that are not integers, or negative where valid;
-      arrays traced by `jax.jit` or `jax.vmap`.
+    answer_ids: `[P, M]` integers, 0 or more where valid.
+    correct, valid: bool `[P, M]`, as `candidates.mask` returns them.
+    n: `[K]` integers in 1..M.
+    sizes: `[P]`, or None, as in `majority_vote`.
   """
-  answer_ids = candidates.as_array(answer_ids)
-  candidates.check_shapes(answer_ids.shape, correct, valid, sizes)
-  if candidates.is_traced(answer_ids, correct, valid):
-    raise ValueError(
-      "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "
-      "use key and permutations"
-    )
-  if answer_ids.dtype.kind not in "iu":
-    raise ValueError(f"answer_ids of dtype {answer_ids.dtype}: expected integers")
-  answer_ids = np.asarray(answer_ids)
-  correct, valid = map(np.asarray, candidates.mask(correct, valid, sizes))
-  candidates.check_ids(answer_ids, valid)
   problems, m = answer_ids.shape
-  values, column = np.unique(candidates.check_n(n, m), return_inverse=True)
+  values, column = np.unique(n, return_inverse=True)
   log_factorial = np.array([math.lgamma(i + 1) for i in range(m + 1)])
   result = np.zeros((problems, values.size))
   for p, votes in enumerate(valid):

@@ -69,11 +69,8 @@ def paired_bootstrap(
   narrower than the intervals of the two curves suggest.
 
   Args:
-    a: `[P, K]` expected correctness by one method.
-    b: `[P, K]` by the other.
-    key: as in `bootstrap`.
-    resamples: as in `bootstrap`.
-    level: as in `bootstrap`.
+    a, b: `[P, K]` expected correctness by one method and by the other.
+    key, resamples, level: as in `bootstrap`.
 
   Returns:
     difference `[K]` of the means, a - b; its low `[K]` and high `[K]`.
@@ -101,8 +98,7 @@ def simultaneous_band(
 
   Args:
     per_problem: `[P, K]` expected correctness, or differences of two methods; P at least 2.
-    key: a `jax.random` key.
-    resamples: the number of resamples.
+    key, resamples: as in `bootstrap`.
     level: the chance that the whole true curve lies inside.
 
   Returns:

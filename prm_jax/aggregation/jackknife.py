@@ -28,18 +28,10 @@ def generation_error(
   well.)  Against regenerated pools the error is right within 5 % up to N = M/20, 10 % too large
   at M/4 and a third too large at 0.8 M; it is given up to N = M/5.
 
-  Args:
-    scores: `[P, M]` as in `best_of_n`.
-    correct: `[P, M]` as in `best_of_n`.
-    valid: `[P, M]` as in `best_of_n`.
-    n: as in `best_of_n`; memory grows with M x the number of values.
-    sizes: as in `best_of_n`.
+  Arguments and errors as those of `best_of_n`; memory grows with M x the number of values of N.
 
   Returns:
     `[P, K]`; NaN where N is over a fifth of the problem's candidates.
-
-  Raises:
-    ValueError: as `best_of_n`.
   """
   scores = check_scores(scores)
   p, m = check_shapes(scores.shape, correct, valid, sizes)

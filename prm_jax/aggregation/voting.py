@@ -68,21 +68,20 @@ def majority_vote(
 
   N of a problem's M candidates are drawn uniformly without replacement.  The answer with the most
   votes, or the most weight, wins; answers that tie share evenly.  Missing candidates do not vote;
-  a draw without votes is wrong.  Without `key` the result is exact (`exact_majority`, on the host).
-  With it, as `weights` require, it is a Monte-Carlo estimate, which works under `jax.jit` and
-  `jax.vmap`; `n`, `sizes`, `permutations` and `num_answers` must then be concrete.
+  a draw without votes is wrong.  Without `key` the result is exact, in float64 on the host
+  (`exact_vote`).  With it, as `weights` require, it is a Monte-Carlo estimate, which works under
+  `jax.jit` and `jax.vmap`; `n`, `sizes`, `permutations` and `num_answers` must then be concrete.
 
   Args:
     answer_ids: `[P, M]` integers: equal within a problem means the same answer.
     correct: `[P, M]` bool or 0/1 integers.  An answer counts as right in the proportion of its
       valid candidates that are: 0 or 1 unless a grader disagreed with itself.
-    valid: `[P, M]` bool, or None; False: missing, as in `best_of_n`.
+    valid, sizes: as in `best_of_n`.
     n: as in `best_of_n`.  With a key, None takes memory P x M x answers.
     weights: `[P, M]` non-negative finite weight of each vote; None: 1 each.  Only their ratios
       within a problem matter.  Answers whose weights are equal to within rounding tie.
     key: a `jax.random` key for the estimate.
     permutations: the number of random orders, at least 2; with a key only.
-    sizes: as in `best_of_n`.
     num_answers: answer ids lie in 0..num_answers-1; a vote for any other is not counted.
       None: read from `answer_ids`, which must then be concrete.
     combine: an answer's weight is the "sum" or the "mean" of its drawn candidates' weights.
@@ -104,14 +103,22 @@ def majority_vote(
   if num_answers is not None:
     valid = valid & (answer_ids >= 0) & (answer_ids < num_answers)
     answer_ids = jnp.where(valid, jnp.asarray(answer_ids % num_answers, jnp.int32), 0)
+    correct = correct & valid
   if key is None:
-    mean = exact_majority(answer_ids, correct, valid, n, sizes=sizes)
+    if candidates.is_traced(answer_ids, correct, valid):
+      raise ValueError(
+        "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "
+        "use key and permutations"
+      )
+    answer_ids, correct, valid = map(np.asarray, (answer_ids, correct, valid))
+    candidates.check_ids(answer_ids, valid)
+    mean = exact_majority(answer_ids, correct, valid, n, sizes)
     return mean, np.zeros_like(mean)
   if num_answers is None:
     answer_ids, num_answers = _dense(answer_ids, valid)
   ids = jnp.where(valid, answer_ids, NO_VOTE).astype(jnp.int32)
   exists = None if sizes is None else jnp.arange(m) < jnp.asarray(sizes)[:, None]
-  pool = _Pool(ids, correct & valid, _check_weights(weights, valid), exists)
+  pool = _Pool(ids, correct, _check_weights(weights, valid), exists)
   return _estimate(pool, n, key, control, num_answers, permutations, combine)
 
 
