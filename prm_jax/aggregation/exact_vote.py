@@ -31,6 +31,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prm_jax.aggregation import candidates
+
 NEGLIGIBLE = 1e-11  # what a term left out may add to a probability
 DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
 SPAN = 6.0  # standard deviations of S that values of N sharing one phi_c may span
@@ -43,11 +45,21 @@ def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
   """Expected correctness `[P, K]` of the answer with most votes among N candidates.
 
   Args:
-    answer_ids: `[P, M]` integers, 0 or more where valid.
+    answer_ids: `[P, M]` integers.
     correct, valid: bool `[P, M]`, as `candidates.mask` returns them.
     n: `[K]` integers in 1..M.
-    sizes: `[P]`, or None, as in `majority_vote`.
+    sizes: `[P]`, or None, as in `best_of_n`.
+
+  Raises:
+    ValueError: the id of a valid candidate is negative; `jax.jit` or `jax.vmap` traces an array.
   """
+  if candidates.is_traced(answer_ids, correct, valid):
+    raise ValueError(
+      "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "
+      "use key and permutations"
+    )
+  answer_ids, correct, valid = map(np.asarray, (answer_ids, correct, valid))
+  candidates.check_ids(answer_ids, valid)
   problems, m = answer_ids.shape
   values, column = np.unique(n, return_inverse=True)
   log_factorial = np.array([math.lgamma(i + 1) for i in range(m + 1)])

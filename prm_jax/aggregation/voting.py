@@ -105,13 +105,6 @@ def majority_vote(
     answer_ids = jnp.where(valid, jnp.asarray(answer_ids % num_answers, jnp.int32), 0)
     correct = correct & valid
   if key is None:
-    if candidates.is_traced(answer_ids, correct, valid):
-      raise ValueError(
-        "the exact majority vote is computed on the host and cannot be traced by jit or vmap: "
-        "use key and permutations"
-      )
-    answer_ids, correct, valid = map(np.asarray, (answer_ids, correct, valid))
-    candidates.check_ids(answer_ids, valid)
     mean = exact_majority(answer_ids, correct, valid, n, sizes)
     return mean, np.zeros_like(mean)
   if num_answers is None:
