@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks import runner
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import safetensors_files, weights
 from prm_jax.training import initialization
@@ -66,7 +67,7 @@ def run(args: Args) -> dict:
 def write(directory: str, widths: dict) -> None:
   """A folder of safetensors full of ones."""
   model, mesh = config_lib.Model(**widths), sharding_lib.make_mesh(config_lib.Mesh())
-  params = sharding_lib.abstract_params(model, VOCABULARY, 3, mesh)
+  params = decoder.abstract_params(model, VOCABULARY, 3, mesh)
   trunk = {name: leaf for name, leaf in params.items() if not name.startswith("head")}
   trunk = jax.tree.map(lambda leaf: np.broadcast_to(np.ones((), leaf.dtype), leaf.shape), trunk)
   safetensors_files.write_directory(directory, weights.unload(trunk, model))
@@ -78,7 +79,7 @@ def load(path: str, devices: int, widths: dict | None = None) -> dict:
   known = (config_lib.Model(**widths), VOCABULARY) if widths else initialization.architecture(path)
   model, vocabulary = known
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
-  abstract = sharding_lib.abstract_params(model, vocabulary, 3, mesh)
+  abstract = decoder.abstract_params(model, vocabulary, 3, mesh)
   before, start = memory("VmRSS"), time.perf_counter()
   params = jax.block_until_ready(weights.load(path, abstract, model))
   seconds, leaves = time.perf_counter() - start, jax.tree.leaves(params)

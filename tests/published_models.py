@@ -19,6 +19,7 @@ import tokenizers as hf
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, safetensors_files, weights
 from prm_jax.scoring.readouts import PUBLISHED
@@ -168,7 +169,7 @@ def write(directory: pathlib.Path, name: str) -> Published:
     return (mean + size * rng.normal(size=leaf.shape)).astype(np.float32)
 
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
-  shapes = sharding_lib.abstract_params(config, vocab_size, 2, mesh)
+  shapes = decoder.abstract_params(config, vocab_size, 2, mesh)
   params = jax.tree_util.tree_map_with_path(random, shapes)
   head = {}
   for layer, outputs in layers.items():

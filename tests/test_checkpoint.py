@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import distributed
 from prm_jax.scoring import scorer
@@ -151,7 +152,7 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   layouts = []
   for (data, fsdp, tensor), some in shapes.items():
     on = sharding_lib.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
-    params = sharding_lib.abstract_params(tiny.MODEL, 256, 3, on)
+    params = decoder.abstract_params(tiny.MODEL, 256, 3, on)
     layouts.append(step_lib.abstract_state(params, optimizer, on))
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), x.dtype), layouts[0])

@@ -12,6 +12,7 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families, safetensors_files, weights
 from prm_jax.scoring.scorer import Scorer
@@ -26,7 +27,7 @@ CASES = ("llama3", "mistral_window", "qwen2_window", "qwen3", "gemma2", "gemma3"
 
 def described(config, dtype="float32"):
   mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
-  tree = sharding_lib.abstract_params(config, VOCABULARY, 3, mesh)
+  tree = decoder.abstract_params(config, VOCABULARY, 3, mesh)
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), tree)
 
 

@@ -247,7 +247,7 @@ def test_real_smollm2_has_the_logits_of_transformers(shared, transformers):
   tokenizer = transformers.AutoTokenizer.from_pretrained(path)
   preset = families.read(path)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
-  abstract = sharding_lib.abstract_params(preset.config, preset.vocab_size, 3, mesh)
+  abstract = decoder.abstract_params(preset.config, preset.vocab_size, 3, mesh)
   params = weights.load(path, abstract, preset.config)
   graphdef = step_lib.graph(preset.config, preset.vocab_size, 3)
 

@@ -221,7 +221,7 @@ def test_everything_sharded_equals_single():
   batch = batch_of([BRANCHES], 24, rows=4)
   expected = step_lib.read_log_probs(params, batch, graphdef=graphdef)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=2, tensor=2))
-  abstract = sharding_lib.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
+  abstract = decoder.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
   assert abstract["blocks"]["query_bias"].sharding.spec[1] == "tensor"
   with jax.set_mesh(mesh):
     placed = jax.device_put(params, sharding_lib.shardings(abstract))

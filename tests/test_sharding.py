@@ -140,7 +140,7 @@ def test_an_embedding_is_split_by_rows_where_columns_are_too_few(width, spec):
   """1,024 chips do not divide 3,584 columns; unsplit, the table would be 2 GiB a chip."""
   mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
   c = dataclasses.replace(MODEL, width=width)
-  params = sharding_lib.abstract_params(c, 152_064, 3, mesh)
+  params = decoder.abstract_params(c, 152_064, 3, mesh)
   assert params["embedding"].sharding.spec == PartitionSpec(*spec)
 
 

@@ -17,6 +17,7 @@ from conftest import ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import text_dataset, tokenizers
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
 from prm_jax.scoring import scorer
@@ -164,7 +165,7 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   expected = trainable.merge_lora(params, about.config.model)
   preset = families.read(tmp_path / "lm")
   assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)
-  abstract = sharding_lib.abstract_params(preset.config, about.vocab_size, 1, on)
+  abstract = decoder.abstract_params(preset.config, about.vocab_size, 1, on)
   loaded = weights.load(tmp_path / "lm", abstract, preset.config)
   heads = {name: np.zeros_like(expected[name]) for name in trainable.HEAD}
   jax.tree.map(np.testing.assert_array_equal, loaded, expected | heads)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import safetensors_files, weights
 
@@ -34,7 +35,7 @@ LLAMA = FAMILIES["llama"]
 
 
 def abstract(config, dtype="float32", **mesh):
-  tree = sharding_lib.abstract_params(
+  tree = decoder.abstract_params(
     config, VOCABULARY, CLASSES, sharding_lib.make_mesh(config_lib.Mesh(**mesh))
   )
   describe = lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
@@ -246,13 +247,14 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 from prm_jax import config as config_lib
 from prm_jax.pretrained import weights
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 
 def memory(key):  # VmRSS: now, VmHWM: at most
   return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key)) * 1024
 
 config = config_lib.Model(width=512, layers=12, heads=8, kv_heads=8, head_size=64, mlp_width=2048)
-abstract = sharding_lib.abstract_params(config, 16384, 3, sharding_lib.make_mesh(config_lib.Mesh()))
+abstract = decoder.abstract_params(config, 16384, 3, sharding_lib.make_mesh(config_lib.Mesh()))
 jax.block_until_ready(weights.load(sys.argv[1], abstract, config))  # compiles, and is dropped
 gc.collect()
 ctypes.CDLL(None).malloc_trim(0)

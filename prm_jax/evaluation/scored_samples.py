@@ -198,10 +198,7 @@ def _candidates(path: pathlib.Path, progress: bool) -> Iterator[tuple[Place, dic
 
 def _samples(line: dict[str, Any], path: pathlib.Path, number: int) -> list[dict[str, Any]]:
   """The records of a problem's line: each sample's own keys and the line's."""
-  try:
-    samples = json_lines.convert(line, Group).samples
-  except BadLine as error:
-    raise BadLine(f"{path}:{number}: {error}") from None
+  samples = json_lines.convert(line, Group, f"{path}:{number}").samples
   shared = {key: value for key, value in line.items() if key != "samples"}
   records = []
   for index, sample in enumerate(samples):

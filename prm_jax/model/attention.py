@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from prm_jax.model import blockwise, tree_kernel
 from prm_jax.model.block_mask import TreeMask
-from prm_jax.model.mesh_axes import HEADS, ROWS
+from prm_jax.model.sharding import HEADS, ROWS
 
 BLOCKWISE_FROM = 512  # tokens of a row from which "auto" is blockwise on CPU and GPU
 # Tokens of a block.  A CPU's fit its cache.  A GPU waits for each small program of a loop to start,

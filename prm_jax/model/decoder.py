@@ -12,17 +12,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
-from prm_jax.model.mesh_axes import ROWS, Axis, constrain, divides
+from prm_jax.model.sharding import ROWS, Axis, constrain, divides
 
 NO_WINDOW = np.iinfo(np.int32).max  # the window of a full-attention layer beside sliding ones
 COLUMNS = ("tensor", "fsdp")  # mesh axes of the embedding's columns
@@ -196,7 +198,7 @@ def weight(
   """A parameter drawn from a normal distribution.
 
   Args:
-    axes: mesh axis of each dimension (`sharding.abstract_params`).
+    axes: mesh axis of each dimension (`abstract_params`).
     otherwise: the same, for a mesh whose axes do not divide the shape.
   """
   value = (std * jax.random.normal(rngs.params(), shape)).astype(dtype)
@@ -206,6 +208,32 @@ def weight(
 def constant(value: float, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str) -> nnx.Param:
   """A parameter that is `value` everywhere; `axes` as those of `weight`."""
   return nnx.Param(jnp.full(shape, value, dtype), axes=axes)
+
+
+def abstract_params(
+  c: config_lib.Model, vocab_size: int, num_classes: int, mesh: Mesh | AbstractMesh
+) -> Any:
+  """The parameters as a nested dict of `ShapeDtypeStruct`s with shardings.
+
+  A parameter is split over the mesh axes that it was declared with (`decoder.weight`); the leading
+  axis of stacked layers is not split.  Axes that do not divide a dimension do not split it, unless
+  the parameter declares other axes for that case.
+  """
+
+  def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
+    shape, dtype, declared = param.get_value().shape, param.get_value().dtype, param.get_metadata()
+    fits = lambda axes: [divides(axis, size, mesh) for axis, size in zip(axes, shape[-len(axes) :])]
+    axes, otherwise = declared["axes"], declared.get("otherwise")
+    if otherwise and not all(fits(axes)):
+      axes = otherwise
+    spec = [axis if fit else None for axis, fit in zip(axes, fits(axes))]
+    spec = [None] * (len(shape) - len(axes)) + spec
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+
+  model = nnx.eval_shape(lambda: StepScorer(c, vocab_size, num_classes, nnx.Rngs(0)))
+  return nnx.to_pure_dict(
+    jax.tree.map(describe, nnx.state(model), is_leaf=lambda x: isinstance(x, nnx.Variable))
+  )
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:

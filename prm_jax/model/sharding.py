@@ -1,4 +1,4 @@
-"""The device mesh, and the sharding of parameters and batches over it."""
+"""The device mesh, and the sharding of activations and batches over it."""
 
 import dataclasses
 import functools
@@ -8,14 +8,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
-from prm_jax.model.decoder import StepScorer
-from prm_jax.model.mesh_axes import AXES, ROWS, divides
 from prm_jax.types import Batch
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = ("data", "fsdp")  # axes that split the rows of a batch
+HEADS = "tensor"  # axis that splits attention heads
+Axis = str | tuple[str, ...] | None  # mesh axis, or several, of one dimension; None: not split
 
 
 def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -90,32 +92,19 @@ def global_batch(read: Callable[[int], dict[str, np.ndarray]], count: int, mesh:
   return Batch(**{field.name: place(field.name) for field in dataclasses.fields(Batch)})
 
 
-def abstract_params(
-  c: config_lib.Model, vocab_size: int, num_classes: int, mesh: Mesh | AbstractMesh
-) -> Any:
-  """The parameters as a nested dict of `ShapeDtypeStruct`s with shardings.
-
-  A parameter is split over the mesh axes that it was declared with (`decoder.weight`); the leading
-  axis of stacked layers is not split.  Axes that do not divide a dimension do not split it, unless
-  the parameter declares other axes for that case.
-  """
-
-  def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
-    shape, dtype, declared = param.get_value().shape, param.get_value().dtype, param.get_metadata()
-    fits = lambda axes: [divides(axis, size, mesh) for axis, size in zip(axes, shape[-len(axes) :])]
-    axes, otherwise = declared["axes"], declared.get("otherwise")
-    if otherwise and not all(fits(axes)):
-      axes = otherwise
-    spec = [axis if fit else None for axis, fit in zip(axes, fits(axes))]
-    spec = [None] * (len(shape) - len(axes)) + spec
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
-
-  model = nnx.eval_shape(lambda: StepScorer(c, vocab_size, num_classes, nnx.Rngs(0)))
-  return nnx.to_pure_dict(
-    jax.tree.map(describe, nnx.state(model), is_leaf=lambda x: isinstance(x, nnx.Variable))
-  )
-
-
 def shardings(abstract: Any) -> Any:
   """The sharding of each array of a described tree."""
   return jax.tree.map(lambda x: x.sharding, abstract)
+
+
+def divides(axis: Axis, size: int, mesh: Mesh | AbstractMesh) -> bool:
+  """Whether the mesh axis splits a dimension of `size` into equal parts."""
+  names = (axis,) if isinstance(axis, str) else axis or ()
+  return size % math.prod(mesh.shape.get(name, 1) for name in names) == 0
+
+
+def constrain(x: jax.Array, *axes: Axis) -> jax.Array:
+  """`x` with its dimensions sharded over these axes of the current mesh; without a mesh, `x`."""
+  if jax.sharding.get_abstract_mesh().empty:
+    return x
+  return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

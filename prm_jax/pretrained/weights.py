@@ -140,7 +140,7 @@ def load(
   head is zeros if the directory is a classifier, which has none.
 
   Args:
-    abstract: tree of `ShapeDtypeStruct` with shardings (sharding.abstract_params).
+    abstract: tree of `ShapeDtypeStruct` with shardings (`decoder.abstract_params`).
     others: patterns (as of file names) of tensors that may be there and are not read.
 
   Raises:

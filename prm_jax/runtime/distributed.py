@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import storage
+from prm_jax.runtime import preemption, storage
 
 PATIENCE = 20  # seconds until a message says that hosts are missing
 CONNECT = 300  # seconds until JAX gives up a job whose hosts are missing
@@ -38,7 +38,6 @@ ENDING = (
   "The job's other hosts end too.  If one of them ended before this one, its log says why.  "
   "Started again on all hosts, training goes on from the newest checkpoint."
 )
-LOST = os.EX_TEMPFAIL  # exit code when another host is gone: start the job again
 
 
 @contextlib.contextmanager
@@ -48,7 +47,7 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
   To be entered before JAX is used, which finds the others by itself on TPU slices, Kubernetes,
   Slurm and MPI, and ends this process if they do not come within `CONNECT` seconds.
 
-  The exit code is `LOST` if another host is gone, else 1.  (On TPUs JAX itself ends the process
+  The exit code is 75 if another host is gone, else 1.  (On TPUs JAX itself ends the process
   when another host is gone, by SIGABRT.)  JAX's own shutdown would wait minutes for hosts that wait
   for this one in a collective.
   """
@@ -60,7 +59,7 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
       raise
     _say(of_this(f"{type(error).__name__}: {error}\n{ENDING}"))
     sys.stdout.flush()
-    os._exit(LOST if _another_host_is_gone() else 1)
+    os._exit(preemption.EXIT_CODE if _another_host_is_gone() else 1)
 
 
 def _say(text: str) -> None:

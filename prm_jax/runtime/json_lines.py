@@ -113,20 +113,20 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
-  """`convert` of a line, of JSON without NaN; `where` begins the message of a BadLine."""
+  """`convert` of a line, of JSON without NaN."""
   try:
-    return convert(msgspec.json.decode(line), kind)
-  except BadLine as error:
-    raise BadLine(f"{where}: {error}") from None
+    record = msgspec.json.decode(line)
   except (ValueError, RecursionError) as error:
     raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
+  return convert(record, kind, where)
 
 
-def convert(record: Any, kind: type[Struct]) -> Struct:
+def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
   """The record as a msgspec struct, whose fields document the format.
 
   Raises:
-    BadLine: a key is missing or has a wrong value, both in the message; the caller adds the place.
+    BadLine: a key is missing or has a wrong value; both are in the message, which begins with
+      `where`.
   """
   try:
     return msgspec.convert(record, kind)
@@ -139,4 +139,4 @@ def convert(record: Any, kind: type[Struct]) -> Struct:
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"
   about = f"{field} is {show(value)}: " if path or not message.startswith('no "') else ""
-  raise BadLine(f"{about}{message[0].lower()}{message[1:]}")
+  raise BadLine(f"{where}{': ' if where else ''}{about}{message[0].lower()}{message[1:]}")

@@ -13,7 +13,7 @@ from typing import Self
 import jax
 from jax.experimental import multihost_utils
 
-EXIT_CODE = os.EX_TEMPFAIL  # 75
+EXIT_CODE = os.EX_TEMPFAIL  # 75: start the job again
 
 
 class Preempted(BaseException):  # as KeyboardInterrupt, so that `except Exception` lets it pass

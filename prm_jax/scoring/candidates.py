@@ -28,10 +28,7 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
   """
   if "steps" not in record and isinstance(text := record.get("text"), str):
     record = record | {"steps": [step for step in text.split(separator) if step.strip()]}
-  try:
-    found = json_lines.convert(record, Solution)
-  except json_lines.BadLine as error:
-    raise json_lines.BadLine(f"{where}: {error}") from None
+  found = json_lines.convert(record, Solution, where)
   return found.problem, tuple(found.steps)
 
 

@@ -18,8 +18,8 @@ from flax import nnx
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.model.decoder import StepScorer
 from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import storage
 from prm_jax.scoring import batching, readouts
@@ -37,10 +37,6 @@ class SolutionError(ValueError):
   def __init__(self, index: int, message: str):
     super().__init__(message)
     self.index = index
-
-
-class ContractError(ValueError):
-  """The model would be read under another step-token contract than it was trained under."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +65,12 @@ class Scorer:
 
     Raises:
       FileNotFoundError: there is no finished checkpoint.
-      ValueError: there is no checkpoint as `which` asks for, or it cannot be read.
-      ContractError: the tokenizer beside it is not the one it was trained with, or it was trained
-        on text and has no step probabilities.
+      ValueError: there is no checkpoint as `which` asks for, or it cannot be read; the tokenizer
+        beside it is not the one it was trained with; it was trained on text.
     """
     about, tokenizer = newest(workdir)
     if about.contract.objective == "language_model":
-      raise ContractError(
+      raise ValueError(
         f"{workdir}: trained on text, so it has no step probabilities; start a process model from "
         f"it with --config.init.checkpoint={workdir}"
       )
@@ -105,8 +100,8 @@ class Scorer:
       separator: between steps, of a public model; "": the readout's own.
 
     Raises:
-      ValueError: the directory is not a model that this readout can read; says what is missing.
-      ContractError: the tokenizer of an export is not the one it was trained with.
+      ValueError: the directory is not a model that this readout can read, and what is missing; or
+        the tokenizer of an export is not the one it was trained with.
       OSError: a file is missing or cannot be read.
     """
     directory = pathlib.Path(directory)
@@ -126,7 +121,7 @@ class Scorer:
     )
     mesh = sharding_lib.make_mesh(config_lib.Mesh())
     shape = (preset.vocab_size, len(contract.classes))
-    abstract = sharding_lib.abstract_params(config, *shape, mesh)
+    abstract = decoder.abstract_params(config, *shape, mesh)
     others = [f"{layer}.*" for layer in readout.layers]
     params = weights.load(directory, abstract, config, others)
     head = jax.device_put(head if name else (), sharding_lib.replicated(mesh))
@@ -194,7 +189,7 @@ class Scorer:
     graphdef = step_lib.graph(config, self.vocab_size, len(self.contract.classes))
 
     def log_probs(params: Any, head: Head, batch: Batch) -> jax.Array:
-      model: StepScorer = nnx.merge(graphdef, params)
+      model: decoder.StepScorer = nnx.merge(graphdef, params)
       hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
       if not head:
         return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
@@ -259,7 +254,7 @@ def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokeni
 
   Raises:
     FileNotFoundError: there is no finished checkpoint.
-    ContractError: the tokenizer beside it is not the one it was trained with.
+    ValueError: the tokenizer beside it is not the one it was trained with.
   """
   latest = checkpoint_lib.latest(workdir)
   if latest is None:
@@ -274,11 +269,11 @@ def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokeni
 def check_contract(
   contract: StepContract, tokenizer: tokenizers.Tokenizer, where: str | storage.Path
 ) -> None:
-  """Raises ContractError if `tokenizer` is not the one the contract was made with."""
+  """Raises ValueError if `tokenizer` is not the one the contract was made with."""
   expected = (contract.tokenizer_hash, contract.separator_ids)
   found = (tokenizer.hash, tuple(tokenizer.encode(contract.separator)))
   if found != expected:
-    raise ContractError(
+    raise ValueError(
       f"{where}: the tokenizer's hash and its ids of {contract.separator!r} are {found}, in "
       f"training they were {expected}; put back the tokenizer of that run"
     )

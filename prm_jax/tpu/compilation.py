@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.tpu import cost_model, hlo
 from prm_jax.training import initialization, trainable
@@ -237,7 +238,7 @@ def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
   """The resolved experiment, and its training state as shapes sharded over the job's chips."""
   c, vocab_size = resolved(job.config)
   mesh = sharding_lib.abstract_mesh(c.mesh, math.prod(job.shape()) * job.slices)
-  params = sharding_lib.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  params = decoder.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
   return c, step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
 

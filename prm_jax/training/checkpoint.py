@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from prm_jax import config as config_lib
-from prm_jax.model import sharding as sharding_lib
+from prm_jax.model import decoder
 from prm_jax.runtime import distributed, storage
 from prm_jax.training.step import TrainState
 from prm_jax.types import StepContract
@@ -95,7 +95,7 @@ def restore_params(
 
     def read(step: int, metadata: Metadata) -> Any:
       shape = (metadata.vocab_size, len(metadata.contract.classes))
-      params = sharding_lib.abstract_params(metadata.config.model, *shape, mesh)
+      params = decoder.abstract_params(metadata.config.model, *shape, mesh)
       return reader.load(step, {"params": params})["params"]
 
     return reader.newest(read, which)

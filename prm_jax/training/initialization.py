@@ -89,7 +89,7 @@ def public_params(
 ) -> Params:
   """Parameters of `init.checkpoint`, with the step head of `init.head` and new low-rank factors.
 
-  `c` is resolved; `abstract` describes the parameters, as `sharding.abstract_params` does.
+  `c` is resolved; `abstract` describes the parameters, as `decoder.abstract_params` does.
 
   Raises:
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;

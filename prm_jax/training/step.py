@@ -12,8 +12,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.model.decoder import StepScorer
 from prm_jax.training import loss as loss_lib
 from prm_jax.training.trainable import EVERYTHING, HEAD, Params, Trainable, merge
 from prm_jax.types import Batch
@@ -62,7 +62,7 @@ def init_params(
   key: jax.Array, *, config: config_lib.Model, vocab_size: int, num_classes: int
 ) -> dict[str, Any]:
   """Random parameters, with a step head of zeros."""
-  model = StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key))
+  model = decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key))
   return nnx.to_pure_dict(nnx.state(model))
 
 
@@ -124,7 +124,7 @@ def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: in
 
 def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
   """Class log-probabilities, float32 `[B, R, C]`, at the batch's read positions."""
-  model: StepScorer = nnx.merge(graphdef, params)
+  model: decoder.StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
 
@@ -139,7 +139,7 @@ def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.
 @functools.cache
 def graph(config: config_lib.Model, vocab_size: int, num_classes: int) -> nnx.GraphDef:
   """The model's structure without its parameters."""
-  model = nnx.eval_shape(lambda: StepScorer(config, vocab_size, num_classes, nnx.Rngs(0)))
+  model = nnx.eval_shape(lambda: decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(0)))
   return nnx.split(model)[0]
 
 
@@ -170,7 +170,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
   optimizer = make_optimizer(c.optim, c.train.steps)
   graphdef, trainable = graph(c.model, **sizes), Trainable.of(c)
-  params = sharding_lib.abstract_params(c.model, **sizes, mesh=mesh)
+  params = decoder.abstract_params(c.model, **sizes, mesh=mesh)
   abstract = abstract_state(params, optimizer, mesh, trainable)
   shardings, everywhere = sharding_lib.shardings(abstract), sharding_lib.replicated(mesh)
   start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
@@ -207,7 +207,7 @@ def abstract_state(
 ) -> TrainState:
   """Shape, dtype and sharding of every array of the training state, as `ShapeDtypeStruct`s.
 
-  Optimiser moments are sharded like their parameters (of `sharding.abstract_params`); step counts
+  Optimiser moments are sharded like their parameters (of `decoder.abstract_params`); step counts
   are replicated.
   """
   whole = functools.partial(jax.ShapeDtypeStruct, sharding=sharding_lib.replicated(mesh))
