@@ -102,7 +102,7 @@ def test_a_failed_export_leaves_nothing(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_what_has_no_class_is_refused():
+def test_what_has_no_class_is_refused(tmp_path):
   """A classifier of Gemma 3, an architecture of no family, and a model without a step head."""
   options = {"contract": CONTRACT, "kind": "token-classification", "dtype": "float32", "tokens": {}}
   with pytest.raises(ValueError, match=r"no token-classification class for gemma3.*causal-lm"):
@@ -111,7 +111,8 @@ def test_what_has_no_class_is_refused():
   with pytest.raises(ValueError, match="no public family has this architecture"):
     export.config_json(odd, 9, **options)
   with pytest.raises(ValueError, match="has no step head"):
-    export.refuse_headless(dataclasses.replace(CONTRACT, objective="language_model"))
+    text = dataclasses.replace(CONTRACT, objective="language_model")
+    export.write(tmp_path / "new", {}, BASE, 9, contract=text)
 
 
 def test_a_broken_contract_is_an_error(tmp_path):

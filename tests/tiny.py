@@ -34,7 +34,7 @@ class Bytes:
   eos_id = 257
   hash = "bytes"
 
-  def encode(self, text: str) -> list[int]:
+  def encode(self, text: str, special: bool = False) -> list[int]:
     return [b + 2 for b in text.encode()]
 
   def decode(self, ids) -> str:

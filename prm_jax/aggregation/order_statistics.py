@@ -32,11 +32,7 @@ MAX_ENTRIES = 2**29  # weights: 2 GiB of float32
 KEPT_ENTRIES = 2**22  # weights small enough to keep for the next call
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=("bands", "interpolation", "row", "column"),
-  meta_fields=(),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DrawWeights:
   """w_d(N) of the U different numbers of candidates, in bands of ascending N."""

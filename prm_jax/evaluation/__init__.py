@@ -1,1 +1,0 @@
-"""What the numbers say: reranking of scored samples, and the report page."""

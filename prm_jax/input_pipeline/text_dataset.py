@@ -18,20 +18,17 @@ from prm_jax.runtime import json_lines
 
 
 def encode(
-  prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int, special: bool = False
+  prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int
 ) -> tuple[list[TokenTree], int]:
   """The chains of a line, each at most a row long, and how many of its tokens did not fit.
 
   A document goes on in further chains, each of which repeats the last token of the one before:
   every token but the document's first is predicted once.  A completion is cut at the row's end.
-
-  Args:
-    special: read special tokens that the prompt spells out as such; the tokenizer's first token is
-      not added to a prompt that begins with it.
+  The tokenizer's first token is not added to a prompt that spells it out.
   """
   begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
   if prompt:
-    ids = tokenizer.encode(prompt, special=True) if special else tokenizer.encode(prompt)
+    ids = tokenizer.encode(prompt, special=True)
     begin = ids if begin and ids[:1] == begin else begin + ids
   end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
   tokens = begin + tokenizer.encode(text) + end
@@ -64,7 +61,7 @@ def load(
           '"completion", each a text'
         )
     prompt = record["prompt"] if len(keys) == 2 else None
-    encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length, special=True)
+    encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length)
     pieces += encoded
     if lost:
       cut.append({"source": where, "tokens_lost": lost})

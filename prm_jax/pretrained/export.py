@@ -97,8 +97,10 @@ def write(
     ValueError: see `config_json`; or the contract is that of a model without a step head.
     OSError: the directory is there already, or cannot be written.
   """
-  if contract is not None:
-    refuse_headless(contract)
+  if contract is not None and contract.objective not in LAYOUTS:
+    raise ValueError(
+      f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
+    )
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
   left_out = "lm_head." if kind == "token-classification" else "score."
@@ -120,13 +122,6 @@ def write(
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes a value as indented JSON."""
   path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def refuse_headless(contract: StepContract) -> None:
-  """ValueError if a model under this contract has no step head."""
-  if contract.objective not in LAYOUTS:
-    objective = repr(contract.objective)
-    raise ValueError(f"objective {objective}, which has no step head; --kind=causal-lm exports it")
 
 
 def read_contract(directory: str | pathlib.Path) -> StepContract:

@@ -94,9 +94,9 @@ LAYOUTS = {
 }
 # Gemma 2 and 3 have a norm after each half of a layer too, and other names for the norms.
 GEMMA = {
-  "blocks.mlp_norm": "model.layers.{}.pre_feedforward_layernorm.weight",
-  "blocks.post_attention_norm": "model.layers.{}.post_attention_layernorm.weight",
-  "blocks.post_mlp_norm": "model.layers.{}.post_feedforward_layernorm.weight",
+  "blocks.mlp_norm": Layout("model.layers.{}.pre_feedforward_layernorm.weight", "LD", "D"),
+  "blocks.post_attention_norm": LAYOUTS["blocks.mlp_norm"],
+  "blocks.post_mlp_norm": Layout("model.layers.{}.post_feedforward_layernorm.weight", "LD", "D"),
 }
 # Computed from the configuration, or of the vision half of a model.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
@@ -186,8 +186,7 @@ def _with_layouts(params: Any, config: config_lib.Model) -> dict[str, tuple[Layo
 
 def layouts(config: config_lib.Model) -> dict[str, Layout]:
   """The layout of each parameter that a family with this configuration may have."""
-  gemma = {path: Layout(name, "LD", "D") for path, name in GEMMA.items()}
-  return LAYOUTS | gemma if config.post_norms else LAYOUTS
+  return LAYOUTS | GEMMA if config.post_norms else LAYOUTS
 
 
 def _check(
