@@ -83,7 +83,7 @@ def sweep(job: compilation.Job, compiles: int) -> list[dict]:
       print(one_line(reports[-1]), file=sys.stderr, flush=True)
       if reports[-1]["fits"]:
         break
-  speed = lambda report: report["estimate"]["tokens_per_second"] if report["fits"] else 0
+  speed = lambda report: report.get("estimate", {}).get("tokens_per_second", report["fits"])
   return sorted(reports, key=speed, reverse=True)
 
 
@@ -93,7 +93,8 @@ def one_line(found: dict) -> str:
   if not found["fits"]:
     return text + "does not fit"
   text += f"{found['gib_per_chip']['needed']:.2f} GiB, "
-  guess = found["estimate"]
+  if (guess := found.get("estimate")) is None:
+    return text + "no estimate of time"
   return text + f"{guess['tokens_per_second']:,.0f} tokens/s, {guess['mfu']:.1%} of the peak"
 
 
@@ -117,14 +118,15 @@ def lines(found: dict) -> list[str]:
       beside = " beside arithmetic" if row["beside_arithmetic"] else ""
       text = f"  {row['kind']} {row['dtype']}, {row['times']} times, "
       out.append(f"{text}{row['gib_over_links']:.2f} GiB over the links{beside}")
-  guess = found["estimate"]
+  if (guess := found.get("estimate")) is None:
+    return [*out, "no estimate of time: the compiler gave no cycles"]
   parts = ", ".join(f"{name} {value:.3f}" for name, value in guess["parts"].items())
   out.append(
     f"estimated: {guess['seconds_per_step']:.3f} s a step, {guess['tokens_per_second']:,.0f} "
     f"tokens/s, {guess['mfu']:.1%} of the chips' peak ({parts.replace('_', ' ')})"
   )
-  if share := guess.get("mfu_by_cycles_alone"):
-    out.append(f"by the compiler's cycles, without attention and collectives: {share:.1%}")
+  share = guess["mfu_by_cycles_alone"]
+  out.append(f"by the compiler's cycles, without attention and collectives: {share:.1%}")
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
   if run := found.get("run"):

@@ -179,16 +179,14 @@ def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
 
 
 def test_reports_without_a_program_or_its_text(tokenizer):
-  """A step that does not fit has no estimate; without text collectives are unknown, not none."""
+  """Neither has an estimate; without text collectives are unknown, not none."""
   data = config_lib.Data(tokenizer=tokenizer)
   job = compilation.Job(config_lib.Experiment(data=data, model=tiny.MODEL), "v5e:2x2")
   found = compilation.report(job, {"gib_per_chip": {"needed": None}}, None)
   assert not found["fits"] and "estimate" not in found
   gib = {"arguments": 1.0, "temporaries": 2.0, "needed": 3.0}
   found = compilation.report(job, {"gib_per_chip": gib}, None)
-  assert found["fits"] and found["collectives"] is None
-  assert "collectives" in found["estimate"]["left_out"]
-  assert found["estimate"]["compiled_code_from"] == "arithmetic"
+  assert found["fits"] and found["collectives"] is None and "estimate" not in found
 
 
 def test_links_that_close_no_ring_have_half_the_bandwidth():
@@ -279,12 +277,9 @@ def test_seconds_add_up():
   program = hlo.Program(2 * 10**9, {}, (alone,), {}, 0)
   estimate = functools.partial(cost_model.estimate, c, CHIP, MESH, 1.2e13)
   found = estimate(program)
-  assert found["seconds_per_step"] == 2 + 1 and found["compiled_code_from"] == "cycles"
+  assert found["seconds_per_step"] == 2 + 1
   assert found["mfu"] == pytest.approx(1.2e13 / (3 * 8 * 1e12))
   found = estimate(program._replace(collectives=(between,)))
   assert found["seconds_per_step"] == 2 + 1 and found["parts"]["between_slices"] == 1
   slow = program._replace(collectives=(alone, overlapped))
   assert estimate(slow)["seconds_per_step"] == 5 + 1
-  unsure = program._replace(unknown_loops=1)  # the cycles of one trip are not a loop's
-  assert estimate(unsure)["compiled_code_from"] == "arithmetic"
-  assert estimate(unsure)["parts"]["collectives_alone"] == 1

@@ -281,5 +281,5 @@ def test_loading_takes_the_shards_and_one_parameter(tmp_path):
   )
   assert done.returncode == 0, done.stderr
   growth, shards, largest = map(int, done.stdout.split())
-  # 16 MB for the interpreter's and the allocator's own
-  assert growth < shards + largest + 2**24, f"{growth / 2**20:.0f} MB for {shards / 2**20:.0f} MB"
+  # 32 MB for the interpreter's and the allocator's own; the file again would be 117 MB
+  assert growth < shards + largest + 2**25, f"{growth / 2**20:.0f} MB for {shards / 2**20:.0f} MB"

@@ -182,8 +182,8 @@ def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, An
 
   Memory in GiB of a chip as allocated, against what the chip has (None: more, as the compiler's
   message says); collectives by kind and dtype with the bytes that reach a chip in a step (None: the
-  compiler gave no text); operations; an estimate of time with its assumptions; and the cost of the
-  whole run.
+  compiler gave no text); operations; and, if the text has the compiler's cycles, an estimate of
+  time with its assumptions, and the cost of the whole run.
   """
   (c, state), chip, gib = described(job), job.chip(), compiled["gib_per_chip"]
   training, mesh = job.step == "train", state.step.sharding.mesh
@@ -212,17 +212,9 @@ def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, An
     "date": time.strftime("%Y-%m-%d"),
     "versions": {name: metadata.version(name) for name in PACKAGES},
   }
-  if not out["fits"]:
+  if not (program and program.cycles) or program.unknown_loops:
     return out
   out["estimate"] = guess = cost_model.estimate(c, chip, mesh.shape, flops, program, training)
-  if program:
-    guess |= {"cycles": program.cycles, "without_cycles": program.without_cycles}
-  if guess["compiled_code_from"] == "cycles":
-    # attention counts as work but its kernel takes no time; then with attention in neither
-    peak = guess["parts"]["compiled_code"] * mesh.size * chip.flops
-    attention = cost_model.attention_flops(c, training)
-    guess["mfu_by_cycles_alone"] = flops / peak
-    guess["mfu_by_cycles_without_attention"] = (flops - attention) / peak
   if training:
     hours = guess["seconds_per_step"] * c.train.steps / 3600
     out["run"] = {"steps": c.train.steps, "hours": hours, "chip_hours": hours * mesh.size}

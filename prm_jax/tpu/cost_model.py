@@ -17,7 +17,6 @@ from prm_jax.tpu import hlo
 from prm_jax.training import trainable
 
 KERNEL_SHARE = 0.5  # of a chip's peak, in the matrix products of the attention kernel
-MATMUL_SHARE = 0.75  # of the peak, in all other products, where the compiler gives no cycles
 FORWARD, BACKWARD = 2, 7  # products of the kernel for a pair of blocks; arithmetic needs 2 and 4
 
 
@@ -43,8 +42,8 @@ def step_flops(c: config_lib.Experiment, params: trainable.Params, training: boo
   """Floating-point operations that a step needs; recomputation is not counted.
 
   For each token and matrix entry: two forward, two where the gradient passes back through the
-  entry, two where the entry itself is trained.  Attention is to half of the row (causal).  Norms,
-  biases and the step head, which reads few tokens, are left out.
+  entry, two where the entry itself is trained.  Attention is to half of the row (causal): scores,
+  and sums of values.  Norms, biases and the step head, which reads few tokens, are left out.
 
   Args:
     c: the resolved experiment.
@@ -60,14 +59,9 @@ def step_flops(c: config_lib.Experiment, params: trainable.Params, training: boo
   if training and (c.loss.objective == "language_model" or c.loss.language_model_weight):
     name = "embedding" if c.model.tied_embeddings else "language_model"
     a_token += params[name].size * (2 + 2 * backward + 2 * (name in trained))
-  return attention_flops(c, training) + float(c.train.batch_rows * c.data.row_length * a_token)
-
-
-def attention_flops(c: config_lib.Experiment, training: bool) -> float:
-  """The part of `step_flops` for attention scores and weighted sums of values."""
   m, T = c.model, c.data.row_length
-  forward = 2 * T * m.heads * m.head_size * m.layers  # two products with half of the row
-  return float(c.train.batch_rows * T * forward * (1 + 2 * _has_backward(c, training)))
+  a_token += 2 * T * m.heads * m.head_size * m.layers * (1 + 2 * backward)  # scores and sums
+  return float(c.train.batch_rows * T * a_token)
 
 
 def _has_backward(c: config_lib.Experiment, training: bool) -> bool:
@@ -102,7 +96,7 @@ def estimate(
   chip: Chip,
   mesh: Mapping[str, int],
   flops: float,
-  program: hlo.Program | None,
+  program: hlo.Program,
   training: bool = True,
 ) -> dict:
   """Estimated seconds of a step, tokens a second and MFU, with their parts and assumptions.
@@ -111,46 +105,34 @@ def estimate(
     c: the resolved experiment.
     mesh: devices along each mesh axis.
     flops: `step_flops` of the batch.
-    program: the compiled program; None if the compiler gave no text.
+    program: the compiled program, with the compiler's cycles.
     training: False for the score step.
   """
-  peak = math.prod(mesh.values()) * chip.flops
-  counted = bool(program and program.cycles and not program.unknown_loops)
-  if counted:
-    compiled = program.cycles / chip.clock
-    source = f"compiled code: the compiler's estimated cycles at {chip.clock:.3g} Hz"
-  else:
-    compiled = (flops - attention_flops(c, training)) / (peak * MATMUL_SHARE)
-    source = (
-      f"no cycles from the compiler: products of weights at {MATMUL_SHARE:.0%} of the peak, "
-      "without those that the backward pass computes again"
-    )
-  parts = {"compiled_code": compiled, "attention_kernel": _kernel_seconds(c, chip, mesh, training)}
-  assumptions = [
-    f"attention kernel: every row one chain, {KERNEL_SHARE:.0%} of the peak of {chip.flops:.3g}/s",
-    source,
-  ]
-  left_out = ["input", "host", "waiting for other chips", "operations in without_cycles"]
-  total = sum(parts.values())
-  if program is None:
-    left_out.append("collectives")
-  else:
-    parts |= _collective_seconds(program, chip)
-    total = max(total, parts["collectives_beside_arithmetic"]) + parts["collectives_alone"]
-    total += parts.get("between_slices", 0.0)
-    assumptions.append(
-      f"collectives: their bytes at {chip.links / 1e9:.0f} GB/s, between slices at "
-      f"{chip.network * 8 / 1e9:.0f} Gbit/s a chip; asynchronous ones within a slice cost nothing "
-      "while they are shorter than the arithmetic"
-    )
+  parts = {
+    "compiled_code": program.cycles / chip.clock,
+    "attention_kernel": _kernel_seconds(c, chip, mesh, training),
+  }
+  arithmetic, peak = sum(parts.values()), math.prod(mesh.values()) * chip.flops
+  parts |= _collective_seconds(program, chip)
+  total = max(arithmetic, parts["collectives_beside_arithmetic"]) + parts["collectives_alone"]
+  total += parts.get("between_slices", 0.0)
   return {
     "seconds_per_step": total,
-    "compiled_code_from": "cycles" if counted else "arithmetic",
     "parts": parts,
     "mfu": flops / (total * peak),
+    # attention is in the operations, but its kernel has no cycles
+    "mfu_by_cycles_alone": flops / (parts["compiled_code"] * peak),
     "tokens_per_second": c.train.batch_rows * c.data.row_length / total,
-    "assumptions": assumptions,
-    "left_out": left_out,
+    "assumptions": [
+      f"attention kernel: rows are one chain each, {KERNEL_SHARE:.0%} of {chip.flops:.3g}/s",
+      f"compiled code: the compiler's estimated cycles at {chip.clock:.3g} Hz",
+      f"collectives: their bytes at {chip.links / 1e9:.0f} GB/s, between slices at "
+      f"{chip.network * 8 / 1e9:.0f} Gbit/s a chip; asynchronous ones within a slice cost nothing "
+      "while they are shorter than the arithmetic",
+    ],
+    "left_out": ["input", "host", "waiting for other chips", "operations in without_cycles"],
+    "cycles": program.cycles,
+    "without_cycles": program.without_cycles,
   }
 
 
