@@ -1,7 +1,5 @@
 """Tokenizers: the protocol that the rest of the package uses, tokenizer.json and SentencePiece."""
 
-from __future__ import annotations
-
 import abc
 import hashlib
 import re
@@ -25,30 +23,6 @@ COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # kept beside the tokenizer
 CONVERT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
 # Names of the last token, for a file without companions.
 _ENDS = {"</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"}
-
-
-def find(directory: str | storage.Path) -> storage.Path:
-  """The tokenizer's file in a directory: tokenizer.json, else tokenizer.model.
-
-  Raises:
-    FileNotFoundError: there is neither.
-  """
-  for name in (JSON, MODEL):
-    if (path := storage.path(directory) / name).is_file():
-      return path
-  raise FileNotFoundError(f"{directory}: no {JSON} or {MODEL} here; {CONVERT} makes the first")
-
-
-def load(path: str | storage.Path) -> Tokenizer:
-  """The tokenizer in a tokenizer.json, a tokenizer.model, or a directory with one of them.
-
-  Raises:
-    ValueError: the file is of another kind, or broken.
-    OSError: there is none, or it cannot be read.
-  """
-  path = storage.path(path)
-  path = find(path) if path.is_dir() else path
-  return TokenizerJson(path) if path.suffix == ".json" else SentencePiece(path)
 
 
 def token_name(config: Mapping[str, Any], key: str) -> str | None:
@@ -258,6 +232,30 @@ class SentencePiece(Tokenizer):
         f"{self._path}: tokens added beside it are not in it ({json_lines.show(unknown)}); save it "
         f"as {JSON}: {CONVERT}"
       )
+
+
+def find(directory: str | storage.Path) -> storage.Path:
+  """The tokenizer's file in a directory: tokenizer.json, else tokenizer.model.
+
+  Raises:
+    FileNotFoundError: there is neither.
+  """
+  for name in (JSON, MODEL):
+    if (path := storage.path(directory) / name).is_file():
+      return path
+  raise FileNotFoundError(f"{directory}: no {JSON} or {MODEL} here; {CONVERT} makes the first")
+
+
+def load(path: str | storage.Path) -> Tokenizer:
+  """The tokenizer in a tokenizer.json, a tokenizer.model, or a directory with one of them.
+
+  Raises:
+    ValueError: the file is of another kind, or broken.
+    OSError: there is none, or it cannot be read.
+  """
+  path = storage.path(path)
+  path = find(path) if path.is_dir() else path
+  return TokenizerJson(path) if path.suffix == ".json" else SentencePiece(path)
 
 
 def train_sentencepiece(

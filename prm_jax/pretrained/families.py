@@ -3,8 +3,6 @@
 A feature that the decoder does not have is an error that names the key; it is never ignored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import re
@@ -118,6 +116,22 @@ class Common(msgspec.Struct, kw_only=True):
   rope_parameters: Rope | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """What tells a family from the others, with the defaults of transformers."""
+
+  # Keys that not every family has, and values of keys that a file leaves out.
+  defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+  fixed: dict[str, Any] = dataclasses.field(default_factory=dict)  # of config.Model
+  theta: float | None = None  # None: a file must have it
+  local_theta: float | None = None  # of sliding layers; None: they have no theta of their own
+  fixed_layers: bool = False  # transformers ignores layer_types
+
+  @property
+  def keys(self) -> set[str]:
+    return {*Common.__struct_fields__, *self.defaults}
+
+
 class Keys(Common, kw_only=True):
   """All keys that are read."""
 
@@ -181,22 +195,6 @@ class Keys(Common, kw_only=True):
       outside = self.rope_local_base_freq
       fields["local_rope_theta"] = local.theta("rope_local_base_freq", outside, family.local_theta)
     return fields
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """What tells a family from the others, with the defaults of transformers."""
-
-  # Keys that not every family has, and values of keys that a file leaves out.
-  defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
-  fixed: dict[str, Any] = dataclasses.field(default_factory=dict)  # of config.Model
-  theta: float | None = None  # None: a file must have it
-  local_theta: float | None = None  # of sliding layers; None: they have no theta of their own
-  fixed_layers: bool = False  # transformers ignores layer_types
-
-  @property
-  def keys(self) -> set[str]:
-    return {*Common.__struct_fields__, *self.defaults}
 
 
 _WINDOW = {"sliding_window": 4096, "layer_types": None}
