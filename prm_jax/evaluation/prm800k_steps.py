@@ -10,7 +10,7 @@ import numpy as np
 from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import token_tree
-from prm_jax.scoring.scorer import ContractError, Scorer
+from prm_jax.scoring.scorer import Scorer
 
 
 def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[str, Any]:
@@ -23,14 +23,14 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
     of the probability of "not wrong", its count, mean probability and share not wrong.
 
   Raises:
-    ContractError: the data was prepared by another recipe than the model's training data.
     FileNotFoundError: no prepared dataset in `directory`.
-    ValueError: the split is not there, or holds nothing to evaluate on.
+    ValueError: the data was prepared by another recipe than the model's training data; or the split
+      is not there, or holds nothing to evaluate on.
   """
   contract = scorer.contract
   recipe = labelled.read_manifest(directory).recipe.name
   if recipe != contract.recipe:
-    raise ContractError(
+    raise ValueError(
       f"{directory} was prepared with --recipe={recipe}, the model's training data with "
       f"{contract.recipe}: their labels mean different things"
     )

@@ -41,10 +41,6 @@ class SolutionError(ValueError):
     self.index = index
 
 
-class ContractError(ValueError):
-  """The model would be read under another step-token contract than it was trained under."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Scorer:
   """A reward model, ready to score."""
@@ -70,14 +66,12 @@ class Scorer:
       which: as in `checkpoint.Checkpointer.newest`.
 
     Raises:
-      FileNotFoundError: there is no finished checkpoint.
-      ValueError: there is no checkpoint as `which` asks for, or it cannot be read.
-      ContractError: the tokenizer beside it is not the one it was trained with, or it was trained
-        on text and has no step probabilities.
+      FileNotFoundError, ValueError: as `newest`; there is no checkpoint as `which` asks for, or it
+        cannot be read; or the model was trained on text and has no step probabilities.
     """
     about, tokenizer = newest(workdir)
     if about.contract.objective == "language_model":
-      raise ContractError(
+      raise ValueError(
         f"{workdir}: trained on text, so it has no step probabilities; start a process model from "
         f"it with --config.init.checkpoint={workdir}"
       )
@@ -107,8 +101,8 @@ class Scorer:
       separator: between steps, of a public model; "": the readout's own.
 
     Raises:
-      ValueError: the directory is not a model that this readout can read; says what is missing.
-      ContractError: the tokenizer of an export is not the one it was trained with.
+      ValueError: the directory is not a model that this readout can read, says what is missing; or
+        the tokenizer of an export is not the one it was trained with.
       OSError: a file is missing or cannot be read.
     """
     directory = pathlib.Path(directory)
@@ -261,7 +255,7 @@ def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokeni
 
   Raises:
     FileNotFoundError: there is no finished checkpoint.
-    ContractError: the tokenizer beside it is not the one it was trained with.
+    ValueError: the tokenizer beside it is not the one it was trained with.
   """
   latest = checkpoint_lib.latest(workdir)
   if latest is None:
@@ -276,11 +270,11 @@ def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokeni
 def check_contract(
   contract: StepContract, tokenizer: tokenizers.Tokenizer, where: str | storage.Path
 ) -> None:
-  """Raises ContractError if `tokenizer` is not the one the contract was made with."""
+  """Raises ValueError if `tokenizer` is not the one the contract was made with."""
   expected = (contract.tokenizer_hash, contract.separator_ids)
   found = (tokenizer.hash, tuple(tokenizer.encode(contract.separator)))
   if found != expected:
-    raise ContractError(
+    raise ValueError(
       f"{where}: the tokenizer's hash and its ids of {contract.separator!r} are {found}, in "
       f"training they were {expected}; put back the tokenizer of that run"
     )
