@@ -21,7 +21,7 @@ from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import storage
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
-from prm_jax.training.trainable import HEAD, Params, merge_lora
+from prm_jax.training.trainable import HEAD, Params, merge, merge_lora
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -138,11 +138,7 @@ def run_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, Step
   """Parameters of another run's newest readable checkpoint, factors merged; its head's contract."""
   mesh = abstract["head"].sharding.mesh
   _, metadata, params = checkpoint_lib.restore_params(c.init.checkpoint, mesh)
-
-  def convert(params: Params) -> Params:
-    merged = merge_lora(params, metadata.config.model)
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged, abstract)
-
+  convert = lambda params: merge(abstract, merge_lora(params, metadata.config.model))
   convert = jax.jit(convert, out_shardings=sharding_lib.shardings(abstract))
   return convert(params), metadata.contract
 
