@@ -4,16 +4,18 @@ import numpy as np
 
 from prm_jax.types import RATINGS
 
+LABELS = {"process": RATINGS, "outcome": (0, 1)}  # by objective and class, wrong first
 BINS = 10  # of the calibration error: equal widths over [0, 1]
 TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a logarithm
 
 
-def step_metrics(probs, labels) -> dict:
-  """Metrics of step probabilities against step labels.
+def step_metrics(probs, labels, classes=RATINGS) -> dict:
+  """Metrics of the probabilities of steps (or of solutions) against their labels.
 
   Args:
-    probs: `[n, 3]` class probabilities of the ratings -1, 0, 1, in that order.
-    labels: `[n]` ratings in {-1, 0, 1}.
+    probs: `[n, C]` probabilities of `classes`, in that order.
+    labels: `[n]` members of `classes`.
+    classes: `[C]`, one of `LABELS`.  Of an outcome, 0 is what -1 is of a step below.
 
   Returns:
     count: n; count_by_class: by label.
@@ -25,19 +27,27 @@ def step_metrics(probs, labels) -> dict:
       over steps of |mean score - share not wrong| of the step's bin.
 
   Raises:
-    ValueError: wrong shapes, or a label other than -1, 0, 1.
+    ValueError: wrong shapes, or a label that is none of the classes.
   """
-  return _metrics(probs, labels, RATINGS)
-
-
-def outcome_metrics(probs, labels) -> dict:
-  """The keys of `step_metrics` for solutions; auroc and ece are of P(right).
-
-  Args:
-    probs: `[n, 2]` probabilities of wrong and of right, in that order.
-    labels: `[n]` outcomes, 0 wrong or 1 right.
-  """
-  return _metrics(probs, labels, (0, 1))
+  probs, labels = np.asarray(probs, np.float64), np.asarray(labels)
+  if labels.ndim != 1 or probs.shape != (len(labels), len(classes)):
+    shapes = f"probs {probs.shape}, labels {labels.shape}"
+    raise ValueError(f"{shapes}: expected [n, {len(classes)}] and [n]")
+  if len(unknown := labels[~np.isin(labels, classes)]):
+    raise ValueError(f"label {unknown[0]}: expected one of {classes}")
+  target = np.searchsorted(classes, labels)
+  hit = probs.argmax(axis=1) == target
+  scores, positive = probs[:, 1:].sum(axis=1), target > 0
+  gaps = np.bincount(_bin(scores), scores - positive)  # by bin: the sum of score - outcome
+  return {
+    "count": len(labels),
+    "count_by_class": {str(c): int((labels == c).sum()) for c in classes},
+    "nll": _mean(-np.log(np.maximum(probs[np.arange(len(target)), target], TINY))),
+    "accuracy": _mean(hit),
+    "accuracy_by_class": {str(c): _mean(hit[labels == c]) for c in classes},
+    "auroc": auroc(scores, positive),
+    "ece": float(np.abs(gaps).sum() / len(scores)) if len(scores) else None,
+  }
 
 
 def auroc(scores, positive) -> float | None:
@@ -73,29 +83,6 @@ def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
 def _bin(scores: np.ndarray) -> np.ndarray:
   """The bin of each score, 0..BINS-1; 1 and sums a hair over 1 are in the last."""
   return np.clip((np.nan_to_num(scores) * BINS).astype(int), 0, BINS - 1)
-
-
-def _metrics(probs, labels, classes) -> dict:
-  """The metrics for labels among `classes`, the first of which is wrong."""
-  probs, labels = np.asarray(probs, np.float64), np.asarray(labels)
-  if labels.ndim != 1 or probs.shape != (len(labels), len(classes)):
-    shapes = f"probs {probs.shape}, labels {labels.shape}"
-    raise ValueError(f"{shapes}: expected [n, {len(classes)}] and [n]")
-  if len(unknown := labels[~np.isin(labels, classes)]):
-    raise ValueError(f"label {unknown[0]}: expected one of {classes}")
-  target = np.searchsorted(classes, labels)
-  hit = probs.argmax(axis=1) == target
-  scores, positive = probs[:, 1:].sum(axis=1), target > 0
-  gaps = np.bincount(_bin(scores), scores - positive)  # by bin: the sum of score - outcome
-  return {
-    "count": len(labels),
-    "count_by_class": {str(c): int((labels == c).sum()) for c in classes},
-    "nll": _mean(-np.log(np.maximum(probs[np.arange(len(target)), target], TINY))),
-    "accuracy": _mean(hit),
-    "accuracy_by_class": {str(c): _mean(hit[labels == c]) for c in classes},
-    "auroc": auroc(scores, positive),
-    "ece": float(np.abs(gaps).sum() / len(scores)) if len(scores) else None,
-  }
 
 
 def _mean(values) -> float | None:

@@ -1,5 +1,6 @@
 """metrics.jsonl: every record once, the time of a run by its parts, warnings, profiles."""
 
+import contextlib
 import json
 import os
 import signal
@@ -77,15 +78,15 @@ def test_every_host_says_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
   """Rows that come slower than updates: a warning, also of a host that writes no log."""
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  log = metric_log.Log(workdir_lock.WorkdirLock(tmp_path), steps=4, step=0)
-  updates = metric_log.UpdateMetrics(log, timer := metric_log.Goodput(), np.ones(4), 1.0)
-  for step in (1, 2):
-    updates.add({"loss": 1.0, "gradient_norm": 1.0})
-    with timer.spent_on("data"):
-      time.sleep(0.05)
-    updates.close_record(step)
-  updates.write()
-  log.close()
+  with contextlib.ExitStack() as stack:
+    log = metric_log.Log(workdir_lock.WorkdirLock(tmp_path), 4, 0, stack)
+    updates = metric_log.UpdateMetrics(log, timer := metric_log.Goodput(), np.ones(4), 1.0)
+    for step in (1, 2):
+      updates.add({"loss": 1.0, "gradient_norm": 1.0})
+      with timer.spent_on("data"):
+        time.sleep(0.05)
+      updates.close_record(step)
+    updates.write()
   assert capsys.readouterr().err.startswith("host 1 of 2: data is the bottleneck: ")
   assert not list(tmp_path.iterdir())
 

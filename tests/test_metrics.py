@@ -46,7 +46,7 @@ def test_auroc_counts_pairs(pairs):
 def test_calibration_bins(scores, outcomes, error):
   """Errors of opposite sign cancel within a bin and not across bins; 1.0 is in the last bin."""
   probs = np.stack([1 - np.array(scores), scores], axis=1)
-  assert step_metrics.outcome_metrics(probs, outcomes)["ece"] == pytest.approx(error)
+  assert step_metrics.step_metrics(probs, outcomes, (0, 1))["ece"] == pytest.approx(error)
   (row,) = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
   assert (row["count"], row["share_not_wrong"], row["low"], row["high"]) == (2, 0.5, 0.3, 0.4)
   assert row["mean_probability"] == pytest.approx(0.365)

@@ -1,5 +1,7 @@
 """Step-level evaluation of a model on labelled solutions, such as PRM800K's test split."""
 
+from __future__ import annotations
+
 import pathlib
 from typing import Any
 
@@ -17,13 +19,13 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   A process model is read after every labelled step, an outcome model at the end of each solution.
 
   Returns:
-    The keys of `step_metrics.step_metrics` (or `outcome_metrics`), and `calibration`: for each bin
-    of the probability of "not wrong", its count, mean probability and share not wrong.
+    The keys of `step_metrics.step_metrics`, and `calibration`: for each bin of the probability of
+    "not wrong", its count, mean probability and share not wrong.
 
   Raises:
     FileNotFoundError: no prepared dataset in `directory`.
-    ValueError: the split is not there, or holds nothing to evaluate on; the data was prepared by
-      another recipe than the model's training data.
+    ValueError: the data was prepared by another recipe than the model's training data; or the split
+      is not there, or holds nothing to evaluate on.
   """
   contract = scorer.contract
   recipe = labelled.read_manifest(directory).recipe.name
@@ -38,16 +40,14 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   encoded = [token_tree.encode(tree, scorer.tokenizer, contract, True) for tree in solutions]
   probs = np.concatenate(scorer.read(encoded, [tree.problem for tree in solutions]))
   targets = np.concatenate([tree.read_targets for tree in encoded])
-  if contract.objective == "process":
-    metrics, score = step_metrics.step_metrics(probs, targets - 1), 1 - probs[:, 0]
-  else:
-    metrics, score = step_metrics.outcome_metrics(probs, targets), probs[:, 1]
+  classes = step_metrics.LABELS[contract.objective]
+  score = 1 - probs[:, 0] if contract.objective == "process" else probs[:, 1]
   return {
     "split": split,
     "solutions": len(solutions),
     "objective": contract.objective,
     "checkpoint_step": scorer.step,
-    **metrics,
+    **step_metrics.step_metrics(probs, np.take(classes, targets), classes),
     "calibration": step_metrics.calibration(score, targets != 0),
   }
 

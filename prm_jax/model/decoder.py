@@ -177,7 +177,7 @@ class Block(nnx.Module):
     x = x.reshape(B * T, *x.shape[2:])
     y = einsum(PROJECTION_EINSUMS[name], x, getattr(self, name)[...])
     if c.lora_rank and name in c.lora_targets:
-      lora_in, lora_out, _ = lora_einsums(name)
+      lora_in, lora_out = lora_einsums(name)
       low = einsum(lora_in, x, getattr(self, f"{name}_lora_in")[...])
       high = einsum(lora_out, low, getattr(self, f"{name}_lora_out")[...])
       y += c.lora_alpha / c.lora_rank * high
@@ -274,13 +274,11 @@ def rotate(x: jax.Array, positions: jax.Array, frequency: jax.Array | np.ndarray
   return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x.dtype)
 
 
-def lora_einsums(name: str) -> tuple[str, str, str]:
-  """Einsums of a projection's low-rank factors: input with the first, result with the second, and
-  the two of all layers, which gives the update of the stacked weight.
-  """
+def lora_einsums(name: str) -> tuple[str, str]:
+  """Einsums of a projection's low-rank factors: input with the first, result with the second."""
   x, _, y = PROJECTION_EINSUMS[name].replace("->", ",").split(",")
   inputs, outputs = x[1:], y[1:]  # the axes of the weight, without those of tokens
-  return f"{x},{inputs}r->Sr", f"Sr,r{outputs}->{y}", f"L{inputs}r,Lr{outputs}->L{inputs}{outputs}"
+  return f"{x},{inputs}r->Sr", f"Sr,r{outputs}->{y}"
 
 
 def gradient_dtype(c: config_lib.Model) -> str:

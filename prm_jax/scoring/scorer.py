@@ -64,9 +64,8 @@ class Scorer:
       which: as in `checkpoint.Checkpointer.newest`.
 
     Raises:
-      FileNotFoundError: there is no finished checkpoint.
-      ValueError: there is no checkpoint as `which` asks for, or it cannot be read; the tokenizer
-        beside it is not the one it was trained with; it was trained on text.
+      FileNotFoundError, ValueError: as `newest`; there is no checkpoint as `which` asks for, or it
+        cannot be read; or the model was trained on text and has no step probabilities.
     """
     about, tokenizer = newest(workdir)
     if about.contract.objective == "language_model":

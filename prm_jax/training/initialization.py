@@ -19,7 +19,7 @@ from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import storage
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
-from prm_jax.training.trainable import HEAD, Params, merge_lora
+from prm_jax.training.trainable import HEAD, Params, merge, merge_lora
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -89,28 +89,37 @@ def public_params(
 ) -> Params:
   """Parameters of `init.checkpoint`, with the step head of `init.head` and new low-rank factors.
 
-  `c` is resolved; `abstract` describes the parameters, as `decoder.abstract_params` does.
+  `c` is resolved; `abstract` describes the parameters, as `decoder.abstract_params` does.  A head
+  of the checkpoint is kept with `init.head="zeros"`, unless its contract has other classes.
 
   Raises:
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
       a language-model head is needed and not there; or as `weights.load`.
   """
-  head = abstract["head"]
-  ids = head_ids(c.init, tokenizer, head.shape[1])  # fails before the slow part
+  head, texts, classes = abstract["head"], c.init.head_tokens, CLASSES[c.loss.objective]
+  ids = [tokenizer.encode(text) for text in texts]
+  if texts and [len(each) for each in ids] != [1] * len(classes):
+    raise ValueError(
+      f"init.head_tokens={texts!r}: expected {len(classes)} texts, one for each class of the head "
+      f"and each a single token; found the tokens {ids} (mind the space before a word)"
+    )
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
   base = abstract | {"blocks": blocks}
   from_run = checkpoint_lib.latest(c.init.checkpoint) is not None
-  params = run_params(c, base) if from_run else model_params(c, base)
+  params, contract = run_params(c, base) if from_run else model_params(c, base)
+  wanted = (c.loss.objective, classes)
+  other = contract is not None and (contract.objective, contract.classes) != wanted
+  if other or c.init.head != "zeros":  # the checkpoint's own head is not kept
+    zeros = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)
+    params |= {name: zeros(abstract[name]) for name in HEAD}
   key = jax.random.key(c.train.seed)
   if c.init.head == "tokens":
-    columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids)]
+    columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids).ravel()]
     made = jax.jit(lambda p: columns(p).astype(head.dtype), out_shardings=head.sharding)
     params |= {"head": made(params)}
   elif c.init.head == "random":
     draw = jax.jit(lambda key: jax.random.normal(key, head.shape), out_shardings=head.sharding)
     params |= {"head": c.init.head_std * draw(key)}
-  if c.init.head != "zeros":
-    params |= _zeros(abstract, "head_bias")
   factors = {name: x for name, x in abstract["blocks"].items() if name not in blocks}
   if factors:  # low-rank, at step 0, where their product is zero
     sizes = {"vocab_size": abstract["embedding"].shape[0], "num_classes": head.shape[1]}
@@ -123,28 +132,19 @@ def public_params(
   return params | {"blocks": params["blocks"] | factors}
 
 
-def run_params(c: config_lib.Experiment, abstract: Params) -> Params:
-  """Parameters of another run's newest readable checkpoint, with low-rank factors merged.
-
-  Its step head is kept if it has the classes of the objective, else replaced by zeros.
-  """
+def run_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, StepContract]:
+  """Parameters of another run's newest readable checkpoint, factors merged; its head's contract."""
   mesh = abstract["head"].sharding.mesh
   _, metadata, params = checkpoint_lib.restore_params(c.init.checkpoint, mesh)
-
-  def convert(params: Params) -> Params:
-    merged = merge_lora(params, metadata.config.model)
-    if not same_classes(metadata.contract, c.loss.objective):
-      merged |= {name: jnp.zeros(abstract[name].shape) for name in HEAD}
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), merged, abstract)
-
-  return jax.jit(convert, out_shardings=sharding_lib.shardings(abstract))(params)
+  convert = lambda params: merge(abstract, merge_lora(params, metadata.config.model))
+  convert = jax.jit(convert, out_shardings=sharding_lib.shardings(abstract))
+  return convert(params), metadata.contract
 
 
-def model_params(c: config_lib.Experiment, abstract: Params) -> Params:
-  """Parameters of a public model.
+def model_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, StepContract | None]:
+  """Parameters of a public model, and the contract of its step head, if `prm_jax.json` gives one.
 
-  The step head is a classifier's, if there is one of the right shape and `prm_jax.json`, where it
-  exists, gives it the classes of the objective; else zeros.
+  The step head is a classifier's, if there is one of the right shape, else zeros.
 
   Raises:
     ValueError: the run needs a language-model head, and the directory is a classifier's.
@@ -159,31 +159,6 @@ def model_params(c: config_lib.Experiment, abstract: Params) -> Params:
       f"loss.objective={objective!r} and loss.language_model_weight={weight} needs a language-"
       "model head; start from the language model that it was made from"
     )
-  params = weights.load(directory, abstract, c.model)
   exported = (pathlib.Path(directory) / export.CONTRACT).is_file()
-  if exported and not same_classes(export.read_contract(directory), objective):
-    params |= _zeros(abstract, *HEAD)
-  return params
-
-
-def same_classes(contract: StepContract, objective: str) -> bool:
-  """Whether a step head with this contract has the classes, by name, of the objective."""
-  return (contract.objective, contract.classes) == (objective, CLASSES[objective])
-
-
-def head_ids(init: config_lib.Init, tokenizer: tokenizers.Tokenizer, num_classes: int) -> list[int]:
-  """The token of each class in `init.head_tokens`, in class order; [] for other heads."""
-  if init.head != "tokens":
-    return []
-  encoded = [tokenizer.encode(text) for text in init.head_tokens]
-  if len(encoded) != num_classes or any(len(ids) != 1 for ids in encoded):
-    raise ValueError(
-      f"init.head_tokens={init.head_tokens!r}: expected {num_classes} texts, one for each class of "
-      f"the head and each a single token; found the tokens {encoded} (mind the space before a word)"
-    )
-  return [ids[0] for ids in encoded]
-
-
-def _zeros(abstract: Params, *names: str) -> Params:
-  described = {name: abstract[name] for name in names}
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), described)
+  contract = export.read_contract(directory) if exported else None
+  return weights.load(directory, abstract, c.model), contract

@@ -109,8 +109,7 @@ class Run:
       self.state = self.first_state()
       self.start = int(self.state.step)  # updates made before this process; waits
     self.guard = stack.enter_context(preemption.PreemptionGuard())
-    self.log = Log(lock, c.train.steps, self.start)
-    stack.enter_context(contextlib.closing(self.log))
+    self.log = Log(lock, c.train.steps, self.start, stack)
     if "goodput" in self.log.last:
       self.goodput.resume(self.log.last["goodput"])
     self.log.say(self.summary())
@@ -214,9 +213,9 @@ class Run:
         log_probs.append(np.asarray(read(self.state.params, batch))[kept])
         targets.append(batch_targets[kept])
       probabilities = np.exp(np.concatenate(log_probs).astype(np.float64))
-      if objective == "process":
-        return step_metrics.step_metrics(probabilities, np.concatenate(targets) - 1)
-      return step_metrics.outcome_metrics(probabilities, np.concatenate(targets))
+      classes = step_metrics.LABELS[objective]
+      labels = np.take(classes, np.concatenate(targets))
+      return step_metrics.step_metrics(probabilities, labels, classes)
 
   def save(self, step: int, evaluation: dict[str, Any] | None, stop: bool) -> None:
     """Starts to save a checkpoint; if the process stops after it, waits until it is on disk.

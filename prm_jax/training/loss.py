@@ -9,11 +9,13 @@ from prm_jax.model.decoder import StepScorer
 from prm_jax.types import Batch
 
 LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same time
+METRICS = {"step": "loss", "correct": "accuracy", "language_model": "language_model_loss"}
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
-  """Number of targets of each kind, int32 `[]`: the sums of `sums` are divided by them."""
-  return {"step": (batch.read_targets >= 0).sum(), "language_model": (batch.previous >= 0).sum()}
+  """Number of targets of each of `sums`, int32 `[]`, by which it is divided."""
+  steps = (batch.read_targets >= 0).sum()
+  return {"step": steps, "correct": steps, "language_model": (batch.previous >= 0).sum()}
 
 
 def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
@@ -70,16 +72,9 @@ def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Ar
 
 def means(sums: dict[str, jax.Array], weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Losses in nats per target, and accuracy, by the name of their metric, float32 `[]`."""
-
-  def mean(name: str, kind: str) -> jax.Array:
-    return sums[name] / jnp.maximum(weights[kind], 1)
-
-  if "step" not in sums:
-    return {"loss": mean("language_model", "language_model")}
-  out = {"loss": mean("step", "step"), "accuracy": mean("correct", "step")}
-  if "language_model" in sums:
-    out["language_model_loss"] = mean("language_model", "language_model")
-  return out
+  mean = lambda name: sums[name] / jnp.maximum(weights[name], 1)
+  out = {metric: mean(name) for name, metric in METRICS.items() if name in sums}
+  return out if "loss" in out else {"loss": out["language_model_loss"]}
 
 
 def total(

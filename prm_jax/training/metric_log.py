@@ -62,20 +62,22 @@ class Goodput:
 class Log:
   """Writes one JSON line per record: `{"step": 50, "split": "train", "loss": 0.61, ...}`.
 
-  Only the first host writes.  In a bucket, the files are updated by `sync` and `close`.
+  Only the first host writes.  In a bucket, the files are updated by `sync` and at the end.
   """
 
-  def __init__(self, lock: workdir_lock.WorkdirLock, steps: int, step: int):
+  def __init__(
+    self, lock: workdir_lock.WorkdirLock, steps: int, step: int, stack: contextlib.ExitStack
+  ):
     """Opens the log of a run of `steps` updates at `step`, and deletes the records after it.
 
-    If another run takes over the work directory of `lock`, nothing more is uploaded.
+    If another run takes over the work directory of `lock`, nothing more is uploaded.  `stack`
+    closes what is opened.
     """
     self._writes, self._workdir = distributed.is_first(), lock.workdir
-    self._stack = contextlib.ExitStack()
     self.last: dict[str, dict[str, Any]] = {}  # by split, the last record that was kept
     self._path, self._board = os.devnull, None
     if self._writes:
-      self._folder = self._stack.enter_context(storage.local(lock.workdir, unless=lock.taken_by))
+      self._folder = stack.enter_context(storage.local(lock.workdir, unless=lock.taken_by))
       self._path = self._folder / "metrics.jsonl"
       self._keep_until(step)
       with contextlib.suppress(ImportError):
@@ -83,12 +85,11 @@ class Log:
 
         events = str(self._folder / "tensorboard")
         self._board = tensorboardX.SummaryWriter(events, purge_step=step + 1)
-        self._stack.callback(self._board.close)
-    self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed by the stack
-    self._stack.enter_context(self._file)
+        stack.callback(self._board.close)
+    self._file = stack.enter_context(open(self._path, "a", encoding="utf-8"))  # noqa: SIM115
     hidden = not (self._writes and sys.stderr.isatty())
     self.bar = tqdm.tqdm(total=steps, initial=step, unit="step", disable=hidden, dynamic_ncols=True)
-    self._stack.callback(self.bar.close)
+    stack.callback(self.bar.close)
 
   def _keep_until(self, step: int) -> None:
     stored, kept = self._workdir / "metrics.jsonl", []
@@ -105,9 +106,6 @@ class Log:
     """Whether the last record of `split` that was kept is of `step`; called by all hosts."""
     missing = distributed.is_first() and self.last.get(split, {}).get("step") != step
     return not distributed.somewhere(missing)
-
-  def close(self) -> None:
-    self._stack.close()
 
   def sync(self) -> None:
     """Waits until all records are on disk, or in the bucket."""

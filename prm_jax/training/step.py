@@ -210,17 +210,11 @@ def abstract_state(
   Optimiser moments are sharded like their parameters (of `decoder.abstract_params`); step counts
   are replicated.
   """
-  whole = functools.partial(jax.ShapeDtypeStruct, sharding=sharding_lib.replicated(mesh))
-  trained = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding),
-    trainable.select(params),
-  )
-  opt_state = optax.tree_map_params(
-    optimizer,
-    lambda _, param: param,  # a moment has the shape of its parameter
-    jax.eval_shape(optimizer.init, trained),
-    trained,
-    transform_non_params=lambda x: whole(x.shape, x.dtype),
-  )
-  master = trained if trainable.has_master(params) else {}
-  return TrainState(whole((), jnp.int32), params, (master, opt_state))
+  start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
+  state, trained = jax.eval_shape(start, params), trainable.select(params)
+  master, moments = state.opt_state
+  like = lambda x, param: x.update(sharding=param.sharding)
+  whole = lambda x: x.update(sharding=sharding_lib.replicated(mesh))
+  moments = optax.tree_map_params(optimizer, like, moments, trained, transform_non_params=whole)
+  master = jax.tree.map(like, master, trained) if master else {}
+  return TrainState(whole(state.step), params, (master, moments))

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
-from prm_jax.model.decoder import lora_einsums
 
 HEAD = ("head", "head_bias")
 Params = dict[str, Any]  # nested, of arrays or `ShapeDtypeStruct`s
@@ -72,7 +71,7 @@ def merge_lora(params: Params, c: config_lib.Model) -> Params:
   blocks = {name: x for name, x in params["blocks"].items() if "_lora_" not in name}
   for name in c.lora_targets:
     low, high = (params["blocks"][f"{name}_lora_{side}"] for side in ("in", "out"))
-    update = jnp.einsum(lora_einsums(name)[2], low, high)
+    update = jax.vmap(lambda low, high: jnp.tensordot(low, high, axes=1))(low, high)
     weight = blocks[name] + c.lora_alpha / c.lora_rank * update
     blocks[name] = weight.astype(blocks[name].dtype)
   return params | {"blocks": blocks}
