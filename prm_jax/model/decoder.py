@@ -86,9 +86,7 @@ class StepScorer(nnx.Module):
     x = constrain(x, ROWS, None, None)
     block, weights = nnx.split(self.blocks)
     mask = TreeMask(subtree_end, positions)
-    sliding = np.array(
-      [c.window_pattern[i % len(c.window_pattern)] == "s" for i in range(c.layers)]
-    )
+    sliding = np.resize([kind == "s" for kind in c.window_pattern], c.layers)  # repeated
 
     def layer(x, inputs):
       weights, sliding = inputs

@@ -188,10 +188,10 @@ class Scorer:
     graphdef = step_lib.graph(config, self.vocab_size, len(self.contract.classes))
 
     def log_probs(params: Any, head: Head, batch: Batch) -> jax.Array:
-      model: decoder.StepScorer = nnx.merge(graphdef, params)
-      hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
       if not head:
-        return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
+        return step_lib.read_log_probs(params, batch, graphdef=graphdef)
+      model = nnx.merge(graphdef, params)
+      hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
       at = jnp.take_along_axis(hidden, batch.read_positions[..., None], axis=1)
       softcap = config.logit_softcap if self.readout.answers else 0
       return readouts.log_probs(head, at.astype(jnp.float32), softcap)
