@@ -234,11 +234,13 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, values, message):
   assert len(str(error.value)) < 500
 
 
-@pytest.mark.slow
+@pytest.mark.reference
 @pytest.mark.shared_data
-def test_real_smollm2_has_the_logits_of_transformers(shared, transformers):
+@pytest.mark.slow
+def test_real_smollm2_has_the_logits_of_transformers(shared):
   """Real weights, 50 real problems: the same top token, logits within 2e-3 (float32 sums)."""
   import torch
+  import transformers
 
   path = pathlib.Path(os.environ.get("PRM_JAX_SMOLLM2", ""))
   if not (path / "provenance.json").is_file():
