@@ -49,7 +49,8 @@ def table(name, models):
   c = config_lib.read(str(ROOT / f"configs/{name}.py"))
   checkpoint = scaling.write_config(models, pathlib.Path(c.init.checkpoint).name)
   c = dataclasses.replace(c, init=dataclasses.replace(c.init, checkpoint=checkpoint))
-  _, state = compilation.described(compilation.Job(c, TOPOLOGIES[name]))
+  chips = math.prod(compilation.Job(c, TOPOLOGIES[name]).shape())
+  state = tiny.described(*compilation.resolved(c), chips)
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())
   return f"{name} on {TOPOLOGIES[name]}: {mesh}\n\n{state_table(state)}"
 

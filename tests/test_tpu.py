@@ -181,11 +181,12 @@ def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
 def test_reports_without_a_program_or_its_text(tokenizer):
   """Neither has an estimate; without text collectives are unknown, not none."""
   data = config_lib.Data(tokenizer=tokenizer)
-  job = compilation.Job(config_lib.Experiment(data=data, model=tiny.MODEL), "v5e:2x2")
-  found = compilation.report(job, {"gib_per_chip": {"needed": None}}, None)
+  c, vocab_size = compilation.resolved(config_lib.Experiment(data=data, model=tiny.MODEL))
+  job, state = compilation.Job(c, "v5e:2x2"), tiny.described(c, vocab_size, chips=4)
+  found = compilation.report(job, c, state, {"gib_per_chip": {"needed": None}}, None)
   assert not found["fits"] and "estimate" not in found
   gib = {"arguments": 1.0, "temporaries": 2.0, "needed": 3.0}
-  found = compilation.report(job, {"gib_per_chip": gib}, None)
+  found = compilation.report(job, c, state, {"gib_per_chip": gib}, None)
   assert found["fits"] and found["collectives"] is None and "estimate" not in found
 
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, token_tree
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, safetensors_files, weights
-from prm_jax.training import checkpoint, initialization, loop
+from prm_jax.training import checkpoint, initialization, loop, trainable
 from prm_jax.training import step as step_lib
-from prm_jax.types import Batch, StepContract, StepTree
+from prm_jax.types import CLASSES, Batch, StepContract, StepTree
 
 MODEL = config_lib.Model(
   width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp_width=24, embedding_std=1.0
@@ -103,6 +104,14 @@ def model(seed: int = 0, num_classes: int = 3):
 
 def merged(seed: int = 0):
   return nnx.merge(*model(seed))
+
+
+def described(c: config_lib.Experiment, vocab_size: int, chips: int) -> step_lib.TrainState:
+  """The training state of a resolved experiment, as shapes sharded over chips."""
+  mesh = sharding_lib.abstract_mesh(c.mesh, chips)
+  params = decoder.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
+  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
+  return step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
 
 
 def change(experiment: config_lib.Experiment, section: str, **values) -> config_lib.Experiment:

@@ -43,28 +43,21 @@ def generation_error(
   if different.size * values.size * m > MAX_ENTRIES:
     raise ValueError(f"{values.size} values of N x {m} candidates: give fewer values of n")
   keys, undefined = sorted_keys(scores, as_array(correct), as_array(valid), sizes)
-  error = _errors(keys, jnp.asarray(sizes), row, values, *_weights(different, values, m))
+  whole = depth_weights(different, values, m).astype(np.float32)
+  rest = depth_weights(different - 1, values - 1, m).astype(np.float32)
+  error = _errors(keys, jnp.asarray(sizes), row, values, whole, rest)
   error = jnp.pad(error, ((0, 0), (0, column.max() + 1 - values.size)), constant_values=jnp.nan)
   large = n * LARGEST_SHARE > sizes[:, None]
   return jnp.where(large | undefined[:, None], jnp.nan, error[:, column])
 
 
-def _weights(sizes, values, m) -> tuple[np.ndarray, np.ndarray]:
-  """w_d(N) `[U, K, M]` of a draw of N from M, and of N - 1 from M - 1: the rest of a draw that
-  holds a given candidate."""
-  whole = np.zeros((sizes.size, values.size, m), np.float32)
-  rest = np.zeros_like(whole)
-  for u, size in enumerate(sizes):
-    whole[u, :, :size] = depth_weights(size, values, size)
-    if size > 1:
-      others = depth_weights(size - 1, np.maximum(values - 1, 1), size - 1)
-      rest[u, :, : size - 1] = np.where(values[:, None] > 1, others, 0)
-  return whole, rest
-
-
 @jax.jit
 def _errors(keys, size, row, values, whole, rest):
-  """`[P, K]` errors from sorted keys; `row` `[P]` is the problem's row of `whole` and `rest`."""
+  """`[P, K]` errors from sorted keys; `row` `[P]` is the problem's row of `whole` and `rest`.
+
+  Both are w_d(N) `[U, K, M]`: `whole` of a draw of N from M, `rest` of N - 1 from M - 1, the others
+  of a draw that holds a given candidate.
+  """
   keys = keys[:, ::-1]  # best first; missing ones last, as one group, all wrong
   total = over_ties(keys)
   right = (keys & 1).astype(whole.dtype)

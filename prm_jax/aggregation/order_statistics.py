@@ -92,34 +92,31 @@ def _chebyshev(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tables(nodes, depths, different, dtype) -> tuple[np.ndarray, ...]:
-  """`[U, J, D]` for each band of nodes; depths that a smaller problem lacks weigh 0."""
-  bands = []
-  for at, depth in zip(nodes, depths):
-    table = np.zeros((len(different), len(at), depth), dtype)
-    for u, size in enumerate(different):
-      weights = depth_weights(size, np.array(at), min(depth, size))
-      table[u, :, depth - weights.shape[1] :] = weights[:, ::-1]
-    bands.append(table)
-  return tuple(bands)
+  """`[U, J, D]` for each band of nodes, depth 0 last."""
+  sizes = np.array(different)
+  tables = (depth_weights(sizes, np.array(at), depth) for at, depth in zip(nodes, depths))
+  return tuple(table[..., ::-1].astype(dtype) for table in tables)
 
 
 _kept_tables = functools.lru_cache(maxsize=16)(_tables)
 
 
-def depth_weights(m: int, n: np.ndarray, depths: int) -> np.ndarray:
-  """w_d(N) as float64 `[K, depths]`, by w_0 = N/M and w_{d+1} = w_d (M-d-N) / (M-1-d).
+def depth_weights(sizes: np.ndarray, n: np.ndarray, depths: int) -> np.ndarray:
+  """w_d(N) as float64 `[U, K, depths]`, by w_0 = N/M and w_{d+1} = w_d (M-d-N) / (M-1-d).
 
+  An N above the size M draws all M; depths beyond it, and all depths of N = 0, weigh 0.
   The recurrence is exact to 1e-13 in float64.  Differences of float32 log-gammas would be off by
   1e-3 at M = 1860, and meaningless at 1e6.
   """
-  drawn = np.minimum(n, m)[:, None].astype(np.float64)
-  d = np.arange(depths - 1)
-  weights = np.empty((n.size, depths))
-  weights[:, :1] = drawn / m
-  np.subtract(m - d, drawn, out=weights[:, 1:])
-  np.maximum(weights[:, 1:], 0, out=weights[:, 1:])
-  weights[:, 1:] /= m - 1 - d
-  return np.cumprod(weights, axis=1, out=weights)
+  m, d = sizes[:, None, None], np.arange(depths - 1)
+  drawn = np.minimum(n[:, None], m).astype(np.float64)
+  weights = np.empty((sizes.size, n.size, depths))
+  weights[..., :1] = drawn / np.maximum(m, 1)
+  factors = weights[..., 1:]
+  np.subtract(m - d, drawn, out=factors)
+  np.maximum(factors, 0, out=factors)
+  factors /= np.maximum(m - 1 - d, 1)
+  return np.cumprod(weights, axis=-1, out=weights)
 
 
 @jax.jit

@@ -129,21 +129,14 @@ def _share_ties_on_host(keys: np.ndarray) -> np.ndarray:
   """Mean correctness of ties `[P, M]` from sorted keys, in numpy, which can visit ties alone."""
   flat, m = keys.ravel(), keys.shape[1]
   right = (flat & 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
-  at = np.flatnonzero((flat[1:] ^ flat[:-1]) <= 1)  # the next has the same score
-  at = at[(at % m != m - 1) & (flat[at] > 1)]  # and is of this problem, and not missing
-  if at.size * 8 > flat.size:  # many ties: runs of one are no exception
-    first = np.ones(flat.size, bool)
-    first[at + 1] = False
-    begins = np.flatnonzero(first)
-    length = np.diff(begins, append=flat.size)
-    mean = np.add.reduceat(right, begins) / length
-    right = np.repeat(mean.astype(right.dtype), length)
-  elif at.size:
-    begins = np.flatnonzero(np.diff(at, prepend=-2) > 1)
-    length = np.diff(begins, append=at.size) + 1
-    offset = np.cumsum(length) - length  # of each run of ties, the runs laid end to end
-    members = np.repeat(at[begins] - offset, length) + np.arange(length.sum())
-    right[members] = np.repeat(np.add.reduceat(right[members], offset) / length, length)
+  changes = np.ones(flat.size + 1, bool)  # whether the score is another than the one before
+  changes[1:-1] = (flat[1:] ^ flat[:-1]) > 1
+  changes[::m] = True  # a problem begins
+  tied = ~(changes[:-1] & changes[1:])
+  members = right[tied]  # of all ties, laid end to end
+  begins = np.flatnonzero(changes[:-1][tied])
+  length = np.diff(begins, append=members.size)
+  right[tied] = np.repeat(np.add.reduceat(members, begins) / length, length)
   return right.reshape(keys.shape)
 
 

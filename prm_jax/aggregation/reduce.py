@@ -102,23 +102,19 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
 
   total = functools.partial(over_solution, jax.ops.segment_sum)
   count = total(jnp.ones_like(solution_ids))
-  scores = {}
-  if "product" in names:
-    scores["product"] = total(log_probs)
-  if {"min", "soft_min"} & set(names):
-    scores["min"] = over_solution(jax.ops.segment_min, log_probs)
-  if {"mean", "soft_min"} & set(names):
-    # log-sum-exp: probabilities relative to the largest, since all may be tiny, or zero.
-    top = over_solution(jax.ops.segment_max, log_probs)
-    top = jnp.where(jnp.isfinite(top), top, 0)
-    share = jnp.exp(log_probs - top[solution_ids])
-    scores["mean"] = top + jnp.log(total(share) / count)
-  if "soft_min" in names:
-    # Weights relative to the weakest step's, which is then 1.
-    weakest = jnp.exp(scores["min"])[solution_ids]
-    weight = jnp.exp((weakest - jnp.exp(log_probs)) / temperature)
-    scores["soft_min"] = top + jnp.log(total(share * weight) / total(weight))
-  if "last" in names:
-    last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
-    scores["last"] = log_probs.at[last].get(mode="fill", fill_value=jnp.nan)
+  least = over_solution(jax.ops.segment_min, log_probs)
+  # log-sum-exp: probabilities relative to the largest, since all may be tiny, or zero.
+  top = over_solution(jax.ops.segment_max, log_probs)
+  top = jnp.where(jnp.isfinite(top), top, 0)
+  share = jnp.exp(log_probs - top[solution_ids])
+  # Weights of soft_min relative to the weakest step's, which is then 1.
+  weight = jnp.exp((jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature)
+  last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
+  scores = {  # the compiler leaves out what no name asks for
+    "product": total(log_probs),
+    "min": least,
+    "mean": top + jnp.log(total(share) / count),
+    "last": log_probs.at[last].get(mode="fill", fill_value=jnp.nan),
+    "soft_min": top + jnp.log(total(share * weight) / total(weight)),
+  }
   return jnp.stack([jnp.where(count > 0, scores[name], jnp.nan) for name in names])

@@ -6,7 +6,6 @@ collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
 
 import contextlib
 import dataclasses
-import math
 import os
 import pathlib
 import re
@@ -22,10 +21,9 @@ import numpy as np
 from jax.experimental import topologies
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.tpu import cost_model, hlo
-from prm_jax.training import initialization, trainable
+from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
@@ -86,14 +84,11 @@ class Job:
     return topologies.get_topology_desc(self.topology, "tpu", **options).devices
 
 
-def compile_step(job: Job) -> tuple[dict[str, Any], str | None]:
-  """Compiles a job in this process.
+def compiled_report(job: Job) -> dict[str, Any]:
+  """The `report` on a job, which is compiled in this process.
 
   Reads config.json of `init.checkpoint` or the metadata of a run, and without a checkpoint the
   tokenizer's size; no weights and no data.
-
-  Returns:
-    The compiler's part of the report, and the HLO of the program, if there is any.
 
   Raises:
     ValueError: not a known topology, or the rows of a batch cannot be split over its chips.
@@ -120,12 +115,13 @@ def compile_step(job: Job) -> tuple[dict[str, Any], str | None]:
       if not gib["needed"] and not re.search(r"memory (space|on) hbm", str(error), re.IGNORECASE):
         raise
       why = str(error).splitlines()[0]
-  return {
+  found = {
     "gib_per_chip": gib,
     "no_collectives_because": why,
     "involuntary_rematerialisations": messages[0].count(REMATERIALISED),
     "compile_seconds": time.perf_counter() - start,
-  }, text
+  }
+  return report(job, c, programs.abstract, found, text)
 
 
 @contextlib.contextmanager
@@ -177,15 +173,21 @@ def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
   return Batch(**{field.name: shape(field.name) for field in dataclasses.fields(Batch)})
 
 
-def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, Any]:
-  """The contents of `compile.json`.
+def report(
+  job: Job,
+  c: config_lib.Experiment,
+  state: TrainState,
+  compiled: dict[str, Any],
+  text: str | None,
+) -> dict[str, Any]:
+  """The contents of `compile.json`, from the resolved experiment and its state as shapes.
 
   Memory in GiB of a chip as allocated, against what the chip has (None: more, as the compiler's
   message says); collectives by kind and dtype with the bytes that reach a chip in a step (None: the
   compiler gave no text); operations; and, if the text has the compiler's cycles, an estimate of
   time with its assumptions, and the cost of the whole run.
   """
-  (c, state), chip, gib = described(job), job.chip(), compiled["gib_per_chip"]
+  chip, gib = job.chip(), compiled["gib_per_chip"]
   training, mesh = job.step == "train", state.step.sharding.mesh
   flops = cost_model.step_flops(c, state.params, training)
   program = None if text is None else hlo.read(text)
@@ -219,20 +221,6 @@ def report(job: Job, compiled: dict[str, Any], text: str | None) -> dict[str, An
     hours = guess["seconds_per_step"] * c.train.steps / 3600
     out["run"] = {"steps": c.train.steps, "hours": hours, "chip_hours": hours * mesh.size}
   return out
-
-
-def compiled_report(job: Job) -> dict[str, Any]:
-  """The report on a job, which is compiled in this process."""
-  return report(job, *compile_step(job))
-
-
-def described(job: Job) -> tuple[config_lib.Experiment, TrainState]:
-  """The resolved experiment, and its training state as shapes sharded over the job's chips."""
-  c, vocab_size = resolved(job.config)
-  mesh = sharding_lib.abstract_mesh(c.mesh, math.prod(job.shape()) * job.slices)
-  params = decoder.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
-  optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  return c, step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
 
 
 def collectives_of(program: hlo.Program) -> dict[str, Any]:

@@ -4,8 +4,8 @@ Nothing here was measured on a TPU.  Every assumption is a constant below, and i
 estimate that rests on it.
 """
 
+import collections
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 
@@ -76,19 +76,15 @@ def kernel_flops(c: config_lib.Experiment, training: bool) -> float:
   shape = (1, m.kv_heads, m.heads // m.kv_heads, T, m.head_size)
   queries, keys = tree_kernel.block_sizes(shape, m.dtype)
   pattern = [m.window_pattern[i % len(m.window_pattern)] == "s" for i in range(m.layers)]
-  windows = [m.window if slides and m.window else None for slides in pattern]
-  live = sum(_live(T, window, queries, keys) for window in windows)
+  windows = collections.Counter(m.window if slides and m.window else None for slides in pattern)
+  live = 0  # pairs of blocks in which a token sees another, in all layers
+  for window, layers in windows.items():
+    chain = block_mask.TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)
+    live += layers * int(block_mask.active_blocks(chain, queries, keys).sum())
   again = m.remat in ("dots", "dots_no_batch") or (m.remat == "full" and "attention" not in m.saved)
   products = FORWARD + (FORWARD * again + BACKWARD) * _has_backward(c, training)
   # a head smaller than the matrix unit takes as long as one that fills it
   return float(2 * max(m.head_size, lanes) * m.heads * live * products * queries * keys)
-
-
-@functools.cache
-def _live(T: int, window: int | None, queries: int, keys: int) -> int:
-  """Pairs of blocks in which a token of a chain sees another."""
-  mask = block_mask.TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)
-  return int(block_mask.active_blocks(mask, queries, keys).sum())
 
 
 def estimate(
