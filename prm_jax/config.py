@@ -153,7 +153,7 @@ class Init(Checked):
   # Step head.  "zeros": uniform probabilities, or the checkpoint's own head of the same classes.
   # "tokens": columns of the language-model head for `head_tokens`, without bias: the first
   # probabilities are those of the next token among them (without Gemma 2's soft cap).  "random":
-  # normal; through zeros the trunk gets no gradients until the head has grown, which takes long.
+  # normal; a zero head passes no gradient to the trunk, so the first updates train it alone.
   head: Literal["zeros", "random", "tokens"] = "zeros"
   head_std: Positive = 0.02  # of a random head; transformers uses 0.02 for new classifiers
   head_tokens: tuple[str, ...] = ()  # in class order: negative, neutral, positive; wrong, right

@@ -4,6 +4,7 @@
 # held-out problems with both, and writes the report.  Run again: goes on where it stopped.
 #   bash scripts/quickstart.sh [SEED] [DIRECTORY]
 set -euo pipefail
+if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 environment .venv '[tensorboard]'

@@ -6,6 +6,7 @@
 #   bash scripts/test.sh --reference          what needs torch and transformers, or Apache Beam: in
 #                                             .venv-reference and .venv-beam, as Beam caps protobuf
 set -euo pipefail
+if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
 export JAX_PLATFORMS=cpu

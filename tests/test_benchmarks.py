@@ -14,7 +14,7 @@ import pytest
 import tiny
 from conftest import ROOT, completion, make_row, run_script, step
 
-from benchmarks import kernel, runner, scaling, training, tree
+from benchmarks import runner, scaling, training, tree
 from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.types import StepTree
 
@@ -275,13 +275,6 @@ def test_nothing_shared_gives_the_same_rows():
   solutions = [StepTree(f"p{i}", ("ab", "c" * i), (-1, 0), (1, -1)) for i in range(1, 9)]
   pack = functools.partial(step_dataset.pack, solutions, tiny.TOKENIZER, tiny.contract(), 32)
   assert pack(True)[0].hash == pack(False)[0].hash
-
-
-def test_the_kernel_is_held_against_the_leaner_splash():
-  """The target is the worst ratio of all sizes."""
-  rows = [dict(zip(kernel.FORMS, sizes)) for sizes in ((1, 2, 4), (3, 8, 4))]
-  assert kernel.target(rows)["measured"] == 0.75 and kernel.target(rows)["met"]
-  assert not kernel.target([*rows, dict.fromkeys(kernel.FORMS, 5)])["met"]
 
 
 def test_every_asked_slice_is_compiled(tmp_path):

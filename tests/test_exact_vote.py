@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from oracles import ALL_N, pools, slow_vote
 
 from prm_jax import aggregation as agg
@@ -74,17 +73,6 @@ def test_equals_all_subsets(pool):
   size, _, correct, valid, answers = pool
   got = vote(answers[None], correct[None], valid[None], sizes=[size])[0]
   expected = [float(slow_vote(size, answers, correct, valid, n)) for n in ALL_N]
-  np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_equals_all_subsets_of_ten(seed):
-  """The same with up to five answers."""
-  rng = np.random.default_rng(seed)
-  answers, correct, valid = rng.integers(0, 5, 10), rng.random(10) < 0.5, rng.random(10) < 0.8
-  got = vote(answers[None], correct[None], valid[None])[0]
-  expected = [float(slow_vote(10, answers, correct, valid, n)) for n in range(1, 11)]
   np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
 
 

@@ -11,9 +11,12 @@ import tiny
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import decoder
 from prm_jax.pretrained import export, safetensors_files, weights
+from prm_jax.scoring.scorer import Scorer
 from prm_jax.tpu import compilation
-from prm_jax.training import checkpoint, initialization, loop, trainable
+from prm_jax.training import checkpoint, initialization, loop
+from prm_jax.training import step as step_lib
 
 PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
 
@@ -111,9 +114,9 @@ def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifi
   def heads(experiment=from_it, contract=None):
     if contract:
       (directory / export.CONTRACT).write_text(json.dumps(dataclasses.asdict(contract)))
-    return [np.asarray(tiny.public_params(experiment)[1][name]) for name in trainable.HEAD]
+    return [np.asarray(tiny.public_params(experiment)[1][name]) for name in ("head", "head_bias")]
 
-  theirs = [original[name] for name in trainable.HEAD]
+  theirs = [original[name] for name in ("head", "head_bias")]
   jax.tree.map(np.testing.assert_array_equal, heads(), theirs)
   jax.tree.map(np.testing.assert_array_equal, heads(contract=tiny.contract()), theirs)
   other = dataclasses.replace(tiny.contract(), classes=("1", "0", "-1"))
@@ -195,3 +198,31 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   tiny.public(small, 300, public[0] / "tokenizer.model")
   with pytest.raises(ValueError, match=r"ids, but .* has an embedding of 300 rows"):
     loop.read_rows(tiny.change(experiment, "init", checkpoint=str(small)))
+
+
+def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_path, monkeypatch):
+  """A head of two layers starts as declared, trains by itself, scores, and stays out of exports."""
+  init, linear = decoder.StepScorer.__init__, decoder.StepScorer.class_logits
+
+  def declare(self, c, vocab_size, num_classes, rngs):
+    init(self, c, vocab_size, num_classes, rngs)
+    self.head_hidden = decoder.weight(rngs, (c.width, c.width), c.width**-0.5, ("fsdp", None))
+
+  def class_logits(self, hidden, read_positions):
+    return linear(self, jax.nn.relu(hidden @ self.head_hidden[...]), read_positions)
+
+  monkeypatch.setattr(decoder.StepScorer, "__init__", declare)
+  monkeypatch.setattr(decoder.StepScorer, "class_logits", class_logits)
+  step_lib.graph.cache_clear()
+  run = tiny.change(experiment, "optim", trained="head")
+  _, start = tiny.public_params(run)
+  assert start["head_hidden"].std() == pytest.approx(tiny.MODEL.width**-0.5, rel=0.2)
+  loop.run(run, tmp_path / "run")
+  scorer = Scorer.load(tmp_path / "run")
+  found = scorer.params
+  changed = {name for name in found if name != "blocks" and (found[name] != start[name]).any()}
+  assert changed == {"head", "head_bias", "head_hidden"}
+  assert scorer.probabilities([("1+1", ["2"])])[0].shape == (1, 3)
+  options = {"contract": None, "kind": "causal-lm"}
+  export.write(tmp_path / "lm", found, scorer.config, PUBLIC_ROWS, **options)
+  step_lib.graph.cache_clear()

@@ -9,14 +9,17 @@ import tqdm
 from prm_jax import aggregation as agg
 from prm_jax.evaluation.scored_samples import ScoredSamples
 
-_REDUCTION_LABELS = {
+_REDUCTION_LABELS = {  # of others: "PRM, " and the name
   "product": "PRM",
   "min": "PRM, weakest step",
   "mean": "PRM, mean of steps",
   "last": "PRM, last step",
   "soft_min": "PRM, soft minimum",
 }
-RANKED = {f"prm_{how}": _REDUCTION_LABELS[how] for how in agg.REDUCTIONS} | {"orm": "ORM"}
+RANKED = {
+  f"prm_{how}": _REDUCTION_LABELS.get(how, f"PRM, {how.replace('_', ' ')}")
+  for how in agg.REDUCTIONS
+} | {"orm": "ORM"}
 VOTES = (
   {"majority": "Majority voting"}
   | {f"weighted_{name}": f"{label}-weighted voting" for name, label in RANKED.items()}

@@ -44,9 +44,9 @@ class Options:
   """Values of N; none given: powers of two up to the number of candidates, and that number. all:
   every N, without the votes that --methods does not name."""
   methods: tuple[str, ...] = ()
-  """prm_product, prm_min, prm_mean, prm_last, prm_soft_min, orm, majority, oracle, random,
-  all_correct, and weighted_NAME or weighted_mean_NAME: a vote by the sum, or the mean, of an
-  answer's scores. None given: all that the file allows of those usually compared."""
+  """prm_product, prm_min and so on (every reduction of aggregation.reduce_steps), orm, majority,
+  oracle, random, all_correct, and weighted_NAME or weighted_mean_NAME: a vote by the sum, or the
+  mean, of an answer's scores. None given: all that the file allows of those usually compared."""
   by: tuple[Literal["level", "subject", "difficulty"], ...] = ()
   """Breakdowns; none given: all that the file allows. Difficulty: fifths of the problems, by the
   share of their candidates that is right."""

@@ -56,7 +56,8 @@ class StepScorer(nnx.Module):
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)
-    # The class head, float32.  Zeros: training starts from uniform probabilities.
+    # The class head, float32: all parameters named head*, which `class_logits` reads.  Zeros:
+    # training starts from uniform probabilities.
     self.head = constant(0, (D, num_classes), ("fsdp", None), "float32")
     self.head_bias = constant(0, (num_classes,), (None,), "float32")
     if not c.tied_embeddings:
@@ -95,6 +96,11 @@ class StepScorer(nnx.Module):
     unroll = c.layers if c.unroll_layers else 1
     x, _ = jax.lax.scan(remat(layer, c), x, (weights, sliding), unroll=unroll)
     return rms_norm(x, self.final_norm[...], c)
+
+
+def is_head(name: str) -> bool:
+  """Whether a parameter of `StepScorer` belongs to the class head."""
+  return name.startswith("head")
 
 
 class Block(nnx.Module):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.pretrained import families, safetensors_files, weights
 from prm_jax.runtime import json_lines, storage
 from prm_jax.types import StepContract
@@ -103,11 +104,10 @@ def write(
     )
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
-  left_out = "lm_head." if kind == "token-classification" else "score."
+  left_out = decoder.is_head if kind == "causal-lm" else lambda name: name == "language_model"
+  exported = {name: x for name, x in params.items() if not left_out(name)}
   tensors = (
-    (name, value.astype(dtype or value.dtype))
-    for name, value in weights.unload(params, config)
-    if not name.startswith(left_out)
+    (name, value.astype(dtype or value.dtype)) for name, value in weights.unload(exported, config)
   )
   with storage.written_directory(directory) as new:
     safetensors_files.write_directory(new, tensors, shard_bytes)

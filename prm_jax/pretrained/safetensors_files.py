@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from prm_jax.runtime import json_lines
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5_000_000_000
+MAPPED_BYTES = 2**28  # of a file in memory at a time; more only if a single row has more
 DTYPES = ("F32", "BF16", "F16")  # that parameters can come in, as the format names them
 
 
@@ -28,13 +30,18 @@ class Tensor:
   shape: tuple[int, ...]
   dtype: str  # as the format names it, such as "BF16"
 
-  def read(self, index: tuple[slice, ...] = (...,)) -> np.ndarray:
-    """The values, or a slice of them; only that slice is copied into memory.
+  def read(self, rows: slice = slice(None), *columns: slice) -> np.ndarray:
+    """The values, or a slice of them along each axis; only that slice is copied into memory.
 
-    The file is opened for each call: its pages do not stay in the process.
+    The file is mapped for `MAPPED_BYTES` at a time: its pages do not stay in the process.
     """
-    with _opened(self.path) as file:
-      return file.get_slice(self.name)[index]
+    start, stop, _ = rows.indices(self.shape[0])
+    step = max(MAPPED_BYTES // max(4 * math.prod(self.shape[1:]), 1), 1)
+    parts = []
+    for at in range(start, max(stop, 1), step):
+      with _opened(self.path) as file:
+        parts.append(file.get_slice(self.name)[slice(at, min(at + step, stop)), *columns])
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _opened(path: pathlib.Path) -> Any:

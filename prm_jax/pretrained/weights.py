@@ -19,6 +19,7 @@ import numpy as np
 from flax import traverse_util
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 from prm_jax.pretrained import safetensors_files
 from prm_jax.pretrained.safetensors_files import DTYPES, Tensor
 
@@ -63,7 +64,7 @@ class Layout:
       inside += [slice(None), *(slice(*spans[axis]) for axis in minor)]
     out = np.empty([stop - start for start, stop in spans.values()], leaf.dtype)
     for i, layer in enumerate(range(*spans.get("L", (0, 1)))):
-      found = source[self.name.format(layer)].read(tuple(wanted))
+      found = source[self.name.format(layer)].read(*wanted)
       ours = self.public_order(out[i] if "L" in spans else out)
       ours[...] = found.reshape(shape)[tuple(inside)]
     return out
@@ -133,11 +134,12 @@ def load(
 ) -> Any:
   """Parameters from a public model's directory, each in its dtype and sharding.
 
-  A process reads only the slices that its devices hold: it needs memory for its shards and for
-  one parameter more.
+  A process reads only the slices that its devices hold: it needs memory for its shards, for the
+  slice of a parameter, and for a part of its file (`safetensors_files.MAPPED_BYTES`).
 
-  The step head is zeros unless the directory has a `score.weight` of its shape.  The language-model
-  head is zeros if the directory is a classifier, which has none.
+  The step head is zeros unless the directory has a `score.weight` of its shape; what a head has
+  beyond `LAYOUTS` is zeros in any case.  The language-model head is zeros if the directory is a
+  classifier, which has none.
 
   Args:
     abstract: tree of `ShapeDtypeStruct` with shardings (`decoder.abstract_params`).
@@ -148,7 +150,8 @@ def load(
     OSError: a file cannot be read.
   """
   source = tensors(path)
-  leaves = _with_layouts(abstract, config)
+  own = {name for name in abstract if decoder.is_head(name)} - LAYOUTS.keys()
+  leaves = _with_layouts({name: x for name, x in abstract.items() if name not in own}, config)
   absent: set[str] = set()
   classifier = source.get("score.weight")
   if classifier and "lm_head.weight" not in source:
@@ -165,10 +168,11 @@ def load(
   for name, (layout, leaf) in leaves.items():
     shapes |= {} if name in absent else layout.public_shapes(leaf.shape)
   _check(path, source, shapes, (*IGNORED, *others))
-  params = {}
+  zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+  params = {name: zeros(abstract[name]) for name in own}
   for name, (layout, leaf) in leaves.items():
     if name in absent:
-      params[name] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+      params[name] = zeros(leaf)
     else:
       read = functools.partial(layout.read, source, leaf)
       params[name] = jax.make_array_from_callback(leaf.shape, leaf.sharding, read)

@@ -44,7 +44,7 @@ class Readout:
 
   encode: Callable[[str, Sequence[str]], TokenTree]
   layers: Sequence[str] = ()  # public names of the head's linear layers; ReLU is between them
-  outputs: int = 2  # of the last layer: logits of the classes, or 1: the logit of "right"
+  outputs: int = 2  # of the last layer: logits of wrong and right, or 1: the logit of right
   answers: Sequence[int] = ()  # or tokens of "wrong" and "right", which the model predicts
   separator: str = ""  # between steps, where a file has a solution in one text
   read: str = ""  # where the probability stands, in words for the contract

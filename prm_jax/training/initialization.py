@@ -14,12 +14,13 @@ import jax.numpy as jnp
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import storage
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
-from prm_jax.training.trainable import HEAD, Params, merge, merge_lora
+from prm_jax.training.trainable import Params, merge, merge_lora
 from prm_jax.types import CLASSES, StepContract
 
 
@@ -90,7 +91,8 @@ def public_params(
   """Parameters of `init.checkpoint`, with the step head of `init.head` and new low-rank factors.
 
   `c` is resolved; `abstract` describes the parameters, as `decoder.abstract_params` does.  A head
-  of the checkpoint is kept with `init.head="zeros"`, unless its contract has other classes.
+  of the checkpoint is kept with `init.head="zeros"`, unless its contract has other classes.  Other
+  heads, and new factors, are drawn as `decoder` declares them.
 
   Raises:
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
@@ -108,28 +110,30 @@ def public_params(
   from_run = checkpoint_lib.latest(c.init.checkpoint) is not None
   params, contract = run_params(c, base) if from_run else model_params(c, base)
   wanted = (c.loss.objective, classes)
-  other = contract is not None and (contract.objective, contract.classes) != wanted
-  if other or c.init.head != "zeros":  # the checkpoint's own head is not kept
-    zeros = lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding)
-    params |= {name: zeros(abstract[name]) for name in HEAD}
+  heads = {name: x for name, x in abstract.items() if decoder.is_head(name)}
+  kept = c.init.head == "zeros" and (from_run or heads.keys() <= weights.LAYOUTS.keys())
+  if kept and (contract is None or (contract.objective, contract.classes) == wanted):
+    heads = {}
+  factors = [name for name in abstract["blocks"] if name not in blocks]
+  sizes = {"vocab_size": abstract["embedding"].shape[0], "num_classes": len(classes)}
+
+  def draw(key: jax.Array) -> Params:
+    drawn = step_lib.init_params(key, config=c.model, **sizes)
+    new = {name: drawn["blocks"][name] for name in factors}
+    return {name: drawn[name] for name in heads} | {"blocks": new}
+
   key = jax.random.key(c.train.seed)
+  described = heads | {"blocks": {name: abstract["blocks"][name] for name in factors}}
+  drawn = jax.jit(draw, out_shardings=sharding_lib.shardings(described))(key)
+  params |= drawn | {"blocks": params["blocks"] | drawn["blocks"]}
   if c.init.head == "tokens":
     columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids).ravel()]
     made = jax.jit(lambda p: columns(p).astype(head.dtype), out_shardings=head.sharding)
     params |= {"head": made(params)}
   elif c.init.head == "random":
-    draw = jax.jit(lambda key: jax.random.normal(key, head.shape), out_shardings=head.sharding)
-    params |= {"head": c.init.head_std * draw(key)}
-  factors = {name: x for name, x in abstract["blocks"].items() if name not in blocks}
-  if factors:  # low-rank, at step 0, where their product is zero
-    sizes = {"vocab_size": abstract["embedding"].shape[0], "num_classes": head.shape[1]}
-
-    def draw_factors(key: jax.Array) -> Params:
-      drawn = step_lib.init_params(key, config=c.model, **sizes)["blocks"]
-      return {name: drawn[name] for name in factors}
-
-    factors = jax.jit(draw_factors, out_shardings=sharding_lib.shardings(factors))(key)
-  return params | {"blocks": params["blocks"] | factors}
+    normal = jax.jit(lambda key: jax.random.normal(key, head.shape), out_shardings=head.sharding)
+    params |= {"head": c.init.head_std * normal(key)}
+  return params
 
 
 def run_params(c: config_lib.Experiment, abstract: Params) -> tuple[Params, StepContract]:

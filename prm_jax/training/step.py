@@ -15,7 +15,7 @@ from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.training import loss as loss_lib
-from prm_jax.training.trainable import EVERYTHING, HEAD, Params, Trainable, merge
+from prm_jax.training.trainable import EVERYTHING, Params, Trainable, group, merge
 from prm_jax.types import Batch
 
 # For the TPU compiler.  A windowed einsum gathers a matrix slice by slice and adds each product to
@@ -48,8 +48,8 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
   Matrices have weight decay, norm scales and biases do not.  `embedding_scale` and `head_scale`
   multiply the updates of these groups, weight decay included.
   """
-  scales = dict.fromkeys((*HEAD, "language_model"), c.head_scale) | {"embedding": c.embedding_scale}
-  scale = lambda path, update: update * scales.get(path[0].key, 1.0)
+  scales = {"head": c.head_scale, "language_model": c.head_scale, "embedding": c.embedding_scale}
+  scale = lambda path, update: update * scales.get(group(path[0].key), 1.0)
   scaled = optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
   matrix = lambda path, _: not path[-1].key.endswith(("norm", "bias"))
   decay = {"weight_decay": c.weight_decay}
@@ -61,7 +61,7 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
 def init_params(
   key: jax.Array, *, config: config_lib.Model, vocab_size: int, num_classes: int
 ) -> dict[str, Any]:
-  """Random parameters, with a step head of zeros."""
+  """Random parameters, as `decoder` declares them."""
   model = decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key))
   return nnx.to_pure_dict(nnx.state(model))
 

@@ -14,9 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
+from prm_jax.model import decoder
 
-HEAD = ("head", "head_bias")
 Params = dict[str, Any]  # nested, of arrays or `ShapeDtypeStruct`s
+
+
+def group(name: str) -> str:
+  """The parameter group of a top-level parameter: "head", or the parameter alone."""
+  return "head" if decoder.is_head(name) else name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +29,13 @@ class Trainable:
   """The rule that says which parameters are trained."""
 
   trained: str = "all"  # config.Optim.trained
-  frozen: frozenset[str] = frozenset()  # parameters that are not trained, whatever `trained` says
+  frozen: frozenset[str] = frozenset()  # groups that are not trained, whatever `trained` says
 
   @classmethod
   def of(cls, c: config_lib.Experiment) -> Self:
     """The rule of an experiment.  Parameters without a part in the loss are frozen."""
     text, scale = c.loss.objective == "language_model", c.optim.head_scale
-    frozen = {*HEAD} if text or not scale else set()
+    frozen = {"head"} if text or not scale else set()
     used = text or c.loss.language_model_weight
     if not used or c.optim.trained == "lora" or not scale:
       frozen |= {"language_model"}
@@ -40,8 +45,8 @@ class Trainable:
 
   def select(self, params: Params) -> Params:
     """The trained parameters, nested as in `params`; ValueError if there are none."""
-    names = params if self.trained == "all" else (*HEAD, "language_model")
-    selected = {name: x for name, x in params.items() if name in names and name not in self.frozen}
+    groups = {*map(group, params)} if self.trained == "all" else {"head", "language_model"}
+    selected = {name: x for name, x in params.items() if group(name) in groups - self.frozen}
     if self.trained == "lora":
       selected["blocks"] = {name: x for name, x in params["blocks"].items() if "_lora_" in name}
     if not selected:
