@@ -6,7 +6,6 @@ leading axis, and attention heads have an axis of their own.
 
 import dataclasses
 import fnmatch
-import functools
 import math
 import pathlib
 import re
@@ -174,8 +173,10 @@ def load(
     if name in absent:
       params[name] = zeros(leaf)
     else:
-      read = functools.partial(layout.read, source, leaf)
-      params[name] = jax.make_array_from_callback(leaf.shape, leaf.sharding, read)
+      # one shard after another: `jax.make_array_from_callback` holds all of them on the host
+      spans = leaf.sharding.addressable_devices_indices_map(leaf.shape).items()
+      shards = [jax.device_put(layout.read(source, leaf, span), device) for device, span in spans]
+      params[name] = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
   return traverse_util.unflatten_dict(params, sep=".")
 
 
