@@ -56,8 +56,10 @@ def _union(trees: Sequence[TokenTree]) -> tuple:
   """
   paths = []  # (token ids as bytes that sort like them, tree, indices of the path's tokens in it)
   for i, tree in enumerate(trees):
-    for leaf in starts(tree)[1:] - 1:
-      path = np.flatnonzero(tree.subtree_end[: leaf + 1] > leaf)
+    is_chain = len(tree) == tree.subtree_end.min()  # as most are: found without a search
+    for leaf in [len(tree) - 1] if is_chain else starts(tree)[1:] - 1:
+      path = np.arange(leaf + 1)
+      path = path if is_chain else path[tree.subtree_end[: leaf + 1] > leaf]
       paths.append((tree.tokens[path].astype(">u4").tobytes(), i, path))
   paths.sort(key=lambda path: path[:2])
 
