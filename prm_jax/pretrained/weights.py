@@ -23,6 +23,7 @@ from prm_jax.pretrained import safetensors_files
 from prm_jax.pretrained.safetensors_files import DTYPES, Tensor
 
 SHOWN = 10  # names in an error
+CACHED_BYTES = 2**18  # of a tensor, copied at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +64,11 @@ class Layout:
       inside += [slice(None), *(slice(*spans[axis]) for axis in minor)]
     out = np.empty([stop - start for start, stop in spans.values()], leaf.dtype)
     for i, layer in enumerate(range(*spans.get("L", (0, 1)))):
-      found = source[self.name.format(layer)].read(*wanted)
+      found = source[self.name.format(layer)].read(*wanted).reshape(shape)[tuple(inside)]
       ours = self.public_order(out[i] if "L" in spans else out)
-      ours[...] = found.reshape(shape)[tuple(inside)]
+      step = max(CACHED_BYTES // found[0].nbytes, 1)
+      for at in range(0, len(found), step):  # a copy that transposes is slow outside of the cache
+        ours[at : at + step] = found[at : at + step]
     return out
 
 
