@@ -136,25 +136,27 @@ def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Itera
   final = refuse_existing(name, replaces)
   final.parent.mkdir(parents=True, exist_ok=True)
   for left in final.parent.glob(f".{glob.escape(final.name)}.*.unfinished"):
-    with contextlib.suppress(BlockingIOError), _locked(left):
+    with contextlib.suppress(OSError), _locked(left):
       shutil.rmtree(left)
   unfinished = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
-  replaced = unfinished.with_suffix(".replaced.unfinished")
+  replaced = unfinished.with_suffix(".replaced")
   unfinished.mkdir()
-  with _locked(unfinished):
+  with contextlib.ExitStack() as lock:
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+      lock.enter_context(_locked(unfinished))
     try:
       yield unfinished
       if final.exists():  # a directory that is not empty cannot be replaced in one step
         final.rename(replaced)
       unfinished.rename(final)
+      shutil.rmtree(replaced, ignore_errors=True)
     finally:
       shutil.rmtree(unfinished, ignore_errors=True)
-      shutil.rmtree(replaced, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _locked(directory: pathlib.Path) -> Iterator[None]:
-  """Holds a lock, which ends with the process; BlockingIOError if another process has it."""
+  """Holds a lock, which ends with the process; OSError if there is none to be had."""
   opened = os.open(directory, os.O_RDONLY)
   try:
     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
