@@ -13,7 +13,7 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -22,13 +22,41 @@ import tyro
 Args = TypeVar("Args")
 T = TypeVar("T")
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
-Whole = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0)]
+# Sizes index int32 arrays; numbers are float32 on devices, where a larger one is infinite.
+Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=3e38)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0, le=3e38)]
+Theta = Annotated[float, msgspec.Meta(ge=1, lt=2**31)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
-Axis = Annotated[int, msgspec.Meta(ge=-1)]
+Axis = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+
+
+def unescaped(text: str) -> str:
+  r"""The text of a flag, in which `\n`, `\t` and `\\` are a line break, a tab and a backslash.
+
+  Raises:
+    ValueError: a backslash before anything else.
+  """
+
+  def character(escape: re.Match) -> str:
+    if (found := {"n": "\n", "t": "\t", "\\": "\\"}.get(escape[1])) is None:
+      raise ValueError(f"{text}: {escape[0]} is none of \\n, \\t and \\\\ (a backslash)")
+    return found
+
+  return re.sub(r"\\(.?)", character, text, flags=re.DOTALL)
+
+
+_TEXT = tyro.constructors.PrimitiveConstructorSpec(
+  nargs=1,
+  metavar="TEXT",
+  instance_from_str=lambda args: unescaped(args[0]),
+  is_instance=lambda value: isinstance(value, str),
+  str_from_instance=lambda value: [value.encode("unicode_escape").decode()],
+)
+# A text that may have line breaks: flags spell them \n, in config files Python's strings do.
+Escaped = Annotated[str, _TEXT]
 
 # Markers of fields.  A resumed run must have the settings that it was started with, except for
 # CHANGEABLE ones, which change what is reported or the rounding of sums, but not what is learnt.
@@ -66,7 +94,7 @@ class Data(Checked):
   # A tokenizer.json, a tokenizer.model (train_tokenizer.py writes one), or a directory that holds
   # one of them.  "": the tokenizer of init.checkpoint.
   tokenizer: LocalPath = ""
-  separator: str = "\n\n"  # text after the problem and after each step, encoded on its own
+  separator: Escaped = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens of a row; examples are packed into rows of this length
   # True: the solutions of a problem become one prefix tree, so that shared steps are encoded once.
   # False: every path of that tree is encoded by itself: the same gradients at a higher cost.
@@ -92,7 +120,7 @@ class Model(Checked):
   head_size: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 64
   mlp_width: Count = 1408  # of the gated hidden layer
   activation: Literal["silu", "gelu_tanh"] = "silu"  # of the feed-forward gate
-  norm_epsilon: Positive = 1e-6
+  norm_epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
   norm_offset: bool = False  # norms multiply by 1 + weight (Gemma)
   post_norms: bool = False  # also a norm after attention and feed-forward (Gemma 2, 3)
   query_key_norm: bool = False  # of each head's queries and keys (Qwen3, Gemma 3)
@@ -102,7 +130,7 @@ class Model(Checked):
   window: Whole = 0  # tokens that a sliding layer attends to, itself included; 0: no sliding layer
   # Sliding (s) and full (f) layers, repeated over the layers.
   window_pattern: Annotated[str, msgspec.Meta(pattern="^[sf]+$")] = "s"
-  rope_theta: Positive = 10_000.0
+  rope_theta: Theta = 10_000.0
   local_rope_theta: NonNegative = 0.0  # of sliding layers (Gemma 3); 0: rope_theta, scaled alike
   rope_scaling: Literal["none", "linear", "llama3"] = "none"  # uses the next four fields
   rope_factor: Positive = 1.0
@@ -156,7 +184,7 @@ class Init(Checked):
   # normal; a zero head passes no gradient to the trunk, so the first updates train it alone.
   head: Literal["zeros", "random", "tokens"] = "zeros"
   head_std: Positive = 0.02  # of a random head; transformers uses 0.02 for new classifiers
-  head_tokens: tuple[str, ...] = ()  # in class order: negative, neutral, positive; wrong, right
+  head_tokens: tuple[Escaped, ...] = ()  # in class order: negative, neutral, positive; wrong, right
 
   def _rules(self):
     other = (self.head == "tokens") != bool(self.head_tokens)
@@ -287,10 +315,35 @@ def read(path: str) -> Experiment:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
     text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
-    if unknown := re.search(r"unexpected keyword argument '(\w+)'", text):
-      names = {f.name for section in Checked.__subclasses__() for f in dataclasses.fields(section)}
-      text += f"; the nearest key is {difflib.get_close_matches(unknown[1], names, 1, 0)[0]}"
+    if unknown := re.search(
+      r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", text
+    ):
+      sections = {kind.__name__: kind for kind in Checked.__subclasses__()}
+      text += f"; the nearest key is {_nearest(unknown[2], get_type_hints(sections[unknown[1]]))}"
     raise SystemExit(f"{text}; see configs/ for examples of config()") from error
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+  """The name that is probably meant: by initials (lr: learning_rate), or else by letters."""
+  initials = lambda each: "".join(word[0] for word in each.split("_"))
+  alike = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
+  return max(names, key=lambda each: (initials(each) == name, alike(each)))
+
+
+def _check_settings(argv: list[str]) -> None:
+  """SystemExit for a flag of a setting that does not exist."""
+  sections = get_type_hints(Experiment)
+  for flag in argv:
+    if not (found := re.match(r"--config\.(\w+)\.(\w+)", flag)):
+      continue
+    section, key = found.groups()
+    if section not in sections:
+      section = _nearest(section, sections)
+    elif key in get_type_hints(sections[section]):
+      continue
+    meant = f"--config.{section}.{_nearest(key, get_type_hints(sections[section]))}"
+    print(f"there is no {found[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
+    sys.exit(2)
 
 
 def parse(args: type[Args], description: str | None = None) -> Args:
@@ -310,6 +363,7 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     file.add_argument("--config", metavar="FILE", required=not {"-h", "--help"} & set(argv))
     known, argv = file.parse_known_args(argv)
+    _check_settings(argv)
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
     experiment = read(known.config) if known.config else Experiment()
     default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)

@@ -71,6 +71,11 @@ class StepContract:
   recipe: str  # conversion recipe of the training labels
 
   @property
+  def described_separator(self) -> str:
+    """The separator and its tokens, for people."""
+    return f"the separator {self.separator!r}, tokens {[*self.separator_ids]}"
+
+  @property
   def right_classes(self) -> list[int]:
     """Indices of the classes whose probabilities add up to P(right)."""
     if self.objective == "outcome":

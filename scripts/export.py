@@ -9,10 +9,13 @@ sequence as "layout" in prm_jax.json says; id2label has the classes of the logit
 --kind=causal-lm exports the trunk and the language-model head instead (a fine-tuned generator).
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import json
 import pathlib
-import tempfile
 from typing import Literal
 
 from prm_jax import config as config_lib
@@ -32,9 +35,7 @@ def tokenizer_files(tokenizer) -> dict[str, bytes]:
   import sentencepiece
   import tokenizers
 
-  with tempfile.TemporaryDirectory() as directory:
-    tokenizer.save(directory)
-    files = {path.name: path.read_bytes() for path in sorted(pathlib.Path(directory).iterdir())}
+  files = tokenizer.files()
   if "tokenizer_config.json" in files:
     return files
   ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
@@ -64,28 +65,25 @@ def main() -> None:
   from prm_jax.scoring import scorer
   from prm_jax.training import checkpoint, trainable
 
-  try:
-    storage.refuse_existing(args.output)  # before restoring, which is slow
-    about, tokenizer = scorer.newest(args.checkpoint)
-    mesh = sharding.make_mesh(config_lib.Mesh())
-    step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
-    config = about.config.model
-    export.write(
-      args.output,
-      trainable.merge_lora(params, config),
-      dataclasses.replace(config, lora_rank=0),
-      about.vocab_size,
-      contract=about.contract if args.kind == "token-classification" else None,
-      kind=args.kind,
-      dtype=args.dtype or None,
-      files=tokenizer_files(tokenizer),
-      tokens={"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id},
-    )
-  except (ValueError, OSError) as error:
-    raise SystemExit(f"export.py: {error}") from error
+  storage.refuse_existing(args.output)  # before restoring, which is slow
+  about, tokenizer = scorer.newest(args.checkpoint)
+  mesh = sharding.make_mesh(config_lib.Mesh())
+  step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
+  config = about.config.model
+  export.write(
+    args.output,
+    trainable.merge_lora(params, config),
+    dataclasses.replace(config, lora_rank=0),
+    about.vocab_size,
+    contract=about.contract if args.kind == "token-classification" else None,
+    kind=args.kind,
+    dtype=args.dtype or None,
+    files=tokenizer_files(tokenizer),
+    tokens={"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id},
+  )
   size = sum(path.stat().st_size for path in args.output.iterdir())
   print(f"step {step} of {args.checkpoint}, {size / 1e6:,.1f} MB -> {args.output}")
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

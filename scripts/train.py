@@ -11,6 +11,10 @@ tensorboardX is installed, TensorBoard events to the work directory.  After SIGT
 exits with 75.  All exit codes: docs/checkpoints.md.
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals(exits.AGAIN, "; run the same command again to resume")
+
 import dataclasses
 import sys
 
@@ -21,27 +25,21 @@ from prm_jax import config as config_lib
 class Args:
   workdir: str  # of this run, for its checkpoints and logs: a folder, or gs://BUCKET/DIR
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
-  hosts: config_lib.Hosts = config_lib.Hosts()
+  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.runtime import distributed, preemption  # after the flags: mistakes answer at once
-
-  preemption.exit_on_sigterm()
   from prm_jax.training import loop
 
   try:
     with distributed.job(args.hosts):
       loop.run(args.config, args.workdir)
-  except (ValueError, OSError) as error:
-    raise SystemExit(f"train.py: {error}") from error
   except preemption.Preempted as stop:
     print(f"train.py: {stop}; run the same command again to resume", file=sys.stderr)
-    sys.exit(preemption.EXIT_CODE)
-  except KeyboardInterrupt:
-    raise SystemExit("stopped; run the same command again to resume") from None
+    sys.exit(exits.AGAIN)
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

@@ -3,6 +3,10 @@
 python scripts/train_tokenizer.py --data=DIR --output=DIR/tokenizer.model --vocab_size=8000
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import pathlib
 
@@ -21,13 +25,10 @@ def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.input_pipeline import step_dataset, tokenizers
 
-  try:
-    texts = step_dataset.texts(args.data, "train", args.max_rows)
-    tokenizer = tokenizers.train_sentencepiece(texts, args.output, args.vocab_size)
-  except (ValueError, OSError, RuntimeError) as error:
-    raise SystemExit(f"train_tokenizer.py: {error}") from error
+  texts = step_dataset.texts(args.data, "train", args.max_rows)
+  tokenizer = tokenizers.train_sentencepiece(texts, args.output, args.vocab_size)
   print(f"{tokenizer.vocab_size} pieces, sha256 {tokenizer.hash[:16]}... -> {args.output}")
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

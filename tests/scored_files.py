@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import pathlib
 import random
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation.reranking import Options, rerank
-from prm_jax.evaluation.scored_samples import ScoredSamples, read_scored_samples
+from prm_jax.evaluation.sample_arrays import ScoredSamples, write_bundle
+from prm_jax.evaluation.scored_samples import read_scored_samples
 from prm_jax.runtime.json_lines import BadLine
 
 FINE = {"-1": 0.25, "0": 0.0, "1": 0.75}
@@ -59,6 +61,13 @@ def write(path, records):
   with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
     file.write(text)
   return path
+
+
+def bundled(samples, path):
+  """Writes a bundle of the samples; returns its path."""
+  with open(path, "wb") as file:
+    write_bundle(samples, file)
+  return pathlib.Path(path)
 
 
 def samples_of(path, records):
@@ -140,4 +149,9 @@ def written(samples, directory, n=(), **options):
   """The report, and the paths of its three files."""
   report, scores = ranked(samples, n, **options)
   report = report_files.with_examples(report, samples, scores)
-  return report, report_files.write_report(report, directory)
+  paths = []
+  directory.mkdir(exist_ok=True)
+  for name, data in report_files.contents(report).items():
+    paths.append(directory / name)
+    paths[-1].write_bytes(data)
+  return report, paths

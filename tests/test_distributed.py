@@ -16,7 +16,7 @@ import tiny
 from conftest import ENVIRONMENT, ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import distributed, preemption
+from prm_jax.runtime import distributed, exits
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_dead_host_ends_the_job(config, tmp_path, victim):
   processes[victim].send_signal(signal.SIGKILL)
   survivor = processes[1 - victim]
   # by its own exit code, or by JAX, which aborts
-  assert survivor.wait(timeout=90) in (preemption.EXIT_CODE, -signal.SIGABRT), jobs.said(survivor)
+  assert survivor.wait(timeout=90) in (exits.AGAIN, -signal.SIGABRT), jobs.said(survivor)
   said = jobs.said(survivor)
   assert "one of them ended before" in said or "another task died" in said
   again = jobs.start(*command, hosts=2, devices=2)

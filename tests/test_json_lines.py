@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prm_jax.runtime import json_lines, storage
 
 WRITABLE = st.recursive(
-  st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text(),
+  st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 
@@ -27,7 +27,7 @@ def fails(path, message):
   assert str(error.value).startswith(message)
 
 
-@given(st.dictionaries(st.text(), WRITABLE | st.integers()), st.booleans())
+@given(st.dictionaries(st.text(), WRITABLE), st.booleans())
 def test_a_line_means_what_it_means_to_the_json_module(record, ascii_only):
   """NaN, infinities, long integers, every character: the same value, of the same type."""
   text = json.dumps(record, ensure_ascii=ascii_only)
@@ -57,7 +57,7 @@ def test_every_line_that_the_json_module_takes_is_read(tmp_path):
     (b'{"a": "\xe9"}', "not JSON in UTF-8 ('utf-8' codec can't decode byte 0xe9"),
     ('{"a": 1}'.encode("utf-16"), "not JSON in UTF-8"),
     ('{"a": 1}'.encode("utf-16-le"), "not JSON in UTF-8"),
-    (b'{"a": ' + b"[" * 200_000, "not JSON in UTF-8"),
+    (b'{"a": ' + b"[" * 200_000, "nested 200001 deep, expected at most 100"),
     (b'{"a": "' + b"x" * 992 + b'"}', "a line of over 1000 bytes"),
   ],
 )

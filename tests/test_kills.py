@@ -58,20 +58,6 @@ def test_sigterm_saves_and_loses_nothing(experiment, tmp_path, monkeypatch):
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_sigterm_before_the_first_step_ends_at_once():
-  """There is nothing to save while data or a checkpoint are read; the exit code asks for a restart.
-
-  No exception is raised, which a reader of checkpoints could take for damage.
-  """
-  code = (
-    "import os, signal\nfrom prm_jax.runtime import preemption\npreemption.exit_on_sigterm()\n"
-    "try:\n  os.kill(os.getpid(), signal.SIGTERM)\nfinally:\n  print('not reached')"
-  )
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, text=True)
-  assert (done.returncode, done.stdout) == (preemption.EXIT_CODE, "")
-  assert "before the first step" in done.stderr
-
-
 def test_one_run_at_a_time(tmp_path):
   """A second run in a work directory is refused, and told who is there; SIGKILL frees it.
 

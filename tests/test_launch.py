@@ -11,7 +11,7 @@ import conftest
 import pytest
 from conftest import ROOT
 
-from prm_jax.runtime import preemption
+from prm_jax.runtime import exits
 
 SCRIPT = ROOT / "scripts" / "launch_tpu.sh"
 PLACE = ("--project=my-project", "--zone=us-east5-a", "--name=qwen-7b")
@@ -157,7 +157,7 @@ def test_exit_codes_are_the_documented_ones():
   again = [code for code, answer in codes.items() if answer == "yes"]
   assert f"case $code in {' | '.join(again)})" in SCRIPT.read_text()
   signals = {128 + number for number in (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)}
-  assert {*map(int, again)} == signals | {preemption.EXIT_CODE}
+  assert {*map(int, again)} == signals | {exits.AGAIN}
 
 
 def test_the_image():

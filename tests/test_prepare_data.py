@@ -107,6 +107,9 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   train = manifest["splits"]["train"]
   assert manifest["bad_records"]["count"] == train["dropped"]["bad_record"] == 1
   assert train["rows"]["read"] == train["rows"]["kept"] + sum(train["dropped"].values()) == 7
+  assert manifest["total"]["rows"] == {
+    key: sum(part["rows"][key] for part in manifest["splits"].values()) for key in ("read", "kept")
+  }
 
 
 def test_existing_output(tmp_path, source):
@@ -120,6 +123,9 @@ def test_existing_output(tmp_path, source):
   assert not (output / "mark").exists() and not leftovers(tmp_path)
   with pytest.raises(FileExistsError, match="is there already"):
     prepare.prepare_prm800k(source, source=source, overwrite=True)
+  (output / "raw").mkdir()
+  with pytest.raises(ValueError, match="which would be replaced"):
+    prepare.prepare_prm800k(output, source=output / "raw", overwrite=True)
   (source / "data" / "phase1_test.jsonl").write_text("{}\n")
   with pytest.raises(BadLine):
     prepare.prepare_prm800k(output, source=source, overwrite=True)

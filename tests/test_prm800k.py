@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import records
 from prm_jax.datasets.prm800k.prm800k_dataset_builder import cut
+from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
 tfds.disable_progress_bar()
@@ -122,7 +123,7 @@ def test_broken_json_is_named(raw_rows, value):
   """What no JSON parser could read back is refused, also in a key that upstream does not have."""
   row = line(raw_rows["train"][2]).rstrip()
   records.parse(row[:-1] + b', "key": "\xc3\xa9"}', "f:1")
-  with pytest.raises(BadLine, match="f:1: not JSON"):
+  with pytest.raises(BadLine, match=r"f:1: (not JSON|nested 2001 deep)"):
     records.parse(row[:-1] + b', "key": ' + value + b"}", "f:1")
 
 
@@ -147,7 +148,6 @@ def test_many_shards(tmp_path, raw_rows, monkeypatch):
   monkeypatch.setattr(prm800k.Builder, "SHARD_BYTES", 1000)
   source = write_source(tmp_path, raw_rows)
   write_source(tmp_path, raw_rows, "phase1")
-  (source / "phase1_test.jsonl").write_bytes(b"")
   (source / "phase2_train.jsonl").write_bytes(b"{}\n" * 400 + line(raw_rows["train"][1]))
   builder = prm800k.Builder(source=source, data_dir=tmp_path / "out", on_bad_record="skip")
   builder.download_and_prepare()
@@ -155,7 +155,25 @@ def test_many_shards(tmp_path, raw_rows, monkeypatch):
   assert [len(builder.skipped[split]) for split in ("train", "test")] == [400, 0]
   stored = [record.source for record in prm800k.stored_records(tmp_path / "out", "train")]
   assert stored == [*(f"phase1_train.jsonl:{i}" for i in (1, 2, 3)), "phase2_train.jsonl:401"]
-  assert len(prm800k.stored_records(tmp_path / "out", "test")) == 2
+  assert len(prm800k.stored_records(tmp_path / "out", "test")) == 4
+
+
+def test_an_empty_file_is_an_error(tmp_path, raw_rows):
+  """Each source file has records: an empty one was cut off, and its records would be missed."""
+  for name in ("phase2_train.jsonl", "phase2_test.jsonl"):
+    source = write_source(tmp_path / name, raw_rows)
+    (source / name).write_bytes(b" \n")
+    with pytest.raises(BadLine, match=rf"{name}: empty"):
+      prm800k.Builder(source=source, config="phase2", data_dir=tmp_path).download_and_prepare()
+
+
+def test_a_long_line_is_not_read_whole(tmp_path, monkeypatch):
+  """A line longer than any record ends the cutting of a file, which reads a bounded part of it."""
+  monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
+  path = tmp_path / "a.jsonl"
+  path.write_bytes(b"{}\n" + b"x" * 5000)
+  with pytest.raises(BadLine, match=f"^{path}:2: a line of over 1000 bytes"):
+    list(cut(path, 100))
 
 
 def test_missing_files_are_named(tmp_path, raw_rows):

@@ -109,7 +109,11 @@ def test_command_line_errors(tmp_path):
   assert done.stderr.startswith(f"rerank.py: {path}:2: not JSON")
   assert not (tmp_path / "out").exists()
   done = run(f"--input={path}", f"--output_dir={tmp_path / 'out'}", f"--write_bundle={path}")
-  assert done.stderr == f"rerank.py: --write_bundle {path} is an input: give another name\n"
+  again = "named twice among inputs and outputs; give another name"
+  assert done.stderr == f"rerank.py: {path}: {again}\n"
+  page = tmp_path / "out" / "report.html"
+  done = run(f"--input={path}", f"--output_dir={tmp_path / 'out'}", f"--write_bundle={page}")
+  assert done.stderr == f"rerank.py: {page}: {again}\n"
   done = run(f"--input={write(path, [rated()])}", f"--output_dir={tmp_path / 'out'}", "--n=2")
   assert done.returncode == 1
   assert "expected whole numbers in 1..1" in done.stderr

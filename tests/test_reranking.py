@@ -4,14 +4,15 @@ import fractions
 import functools
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
-from scored_files import generated, ranked, rated, samples_of, written
+from scored_files import bundled, generated, ranked, rated, samples_of, written
 
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation import report as report_lib
-from prm_jax.evaluation.scored_samples import read_scored_samples, write_bundle
+from prm_jax.evaluation.scored_samples import read_scored_samples
 
 
 @pytest.mark.shared_data
@@ -198,7 +199,7 @@ def test_breakdowns(tmp_path):
 
 
 def test_difficulty(tmp_path):
-  """Difficulty groups are fifths by share of right candidates; missing ones count as wrong."""
+  """Difficulty groups are fifths by share of right candidates; cut off ones count as wrong."""
   right = [2, 0, 4, 3, 1, 2]
   records = [
     rated(f"Problem {p}", i < count, "3" if i < count else "4")
@@ -206,7 +207,7 @@ def test_difficulty(tmp_path):
     for i in range(4 if p != 3 else 3)
   ]
   samples = samples_of(tmp_path / "scored.jsonl", records)
-  padded, _ = ranked(samples, methods=["orm", "random"])
+  padded, _ = ranked(samples, pad_short=True, methods=["orm", "random"])
   groups = padded["by_difficulty"]
   assert list(groups) == ["1", "2", "3", "4", "5"]
   # The first of five takes the sixth problem: 4 of 4, and 3 of 3, one of 4 lacking.
@@ -217,7 +218,7 @@ def test_difficulty(tmp_path):
     low, high = group["pass_rate"]
     assert low - 1e-9 <= group["curves"]["random"]["accuracy"][0] <= high + 1e-9
   assert groups["2"]["curves"]["orm"]["low"] == [None] * 3  # one problem has no spread
-  own, _ = ranked(samples, pad_short=False, methods=["orm", "random"])
+  own, _ = ranked(samples, methods=["orm", "random"])
   assert own["by_difficulty"]["1"]["pass_rate"] == [1.0, 1.0]
 
 
@@ -301,7 +302,7 @@ def test_every_n(tmp_path):
 def test_bundle_without_its_sources(tmp_path):
   """A bundle gives the same curves; without its sources a notice replaces the examples."""
   path = tmp_path / "scored.jsonl"
-  write_bundle(samples_of(path, generated()), tmp_path / "bundle")
+  bundled(samples_of(path, generated()), tmp_path / "bundle")
   whole, _ = ranked(read_scored_samples([path]), methods=["orm", "prm_product"])
   path.unlink()
   again = read_scored_samples([tmp_path / "bundle"])
@@ -318,3 +319,90 @@ def test_missing_candidates(tmp_path):
     report, _ = ranked(samples, pad_short=pad_short, methods=["prm_product"])
     assert report["curves"]["prm_product"]["accuracy"] == expected
     assert len(report["notices"]) == 2
+
+
+def solved(report, name="random"):
+  return report["curves"][name]["accuracy"]
+
+
+def test_n_counts_the_candidates_that_there_are(tmp_path):
+  """Problems with fewer candidates than others do not count the lacking ones as wrong.
+
+  Of a file that says how many were generated, the missing ones were cut off, and count as wrong.
+  """
+  records = [rated("A"), *(rated("B", right=i < 2, level="2") for i in range(4))]
+  report, _ = ranked(samples_of(tmp_path / "a.jsonl", records), n=[1, 4])
+  assert solved(report) == pytest.approx([3 / 4, 3 / 4])
+  assert "N counts those that exist, and a larger N draws all" in report["notices"][0]
+  said = [r | {"drawn": 4} for r in records]
+  report, _ = ranked(samples_of(tmp_path / "b.jsonl", said), n=[1, 4])
+  assert solved(report) == pytest.approx([(1 / 4 + 1 / 2) / 2, (1 + 1 / 2) / 2])
+  assert "3 are missing that were generated and cut off, as the file says" in report["notices"][0]
+  more = [r | {"drawn": 8} for r in records]
+  report, _ = ranked(samples_of(tmp_path / "c.jsonl", more), methods=["oracle"])
+  assert report["n"] == [1, 2, 4, 8]
+  again = read_scored_samples([bundled(samples_of(tmp_path / "c.jsonl", more), tmp_path / "d")])
+  assert ranked(again, methods=["oracle"])[0]["curves"] == report["curves"]
+
+
+def test_openai_s_release_counts_1860_solutions(tmp_path):
+  """Its README says that solutions were cut off; it is known by its ids and its largest number."""
+  keys = {"rating_probs": ..., "steps": []}
+  record = {k: v for k, v in rated("A", unique_id="test/algebra/1.json").items() if k not in keys}
+  records = [record] * 1860 + [record | {"problem": "B", "unique_id": "test/algebra/2.json"}]
+  report, _ = ranked(samples_of(tmp_path / "a.jsonl", records), n=[1])
+  assert solved(report) == pytest.approx([(1 + 1 / 1860) / 2])
+  others = [r | {"unique_id": r["unique_id"].removesuffix(".json")} for r in records]
+  report, _ = ranked(samples_of(tmp_path / "b.jsonl", others), n=[1])
+  assert solved(report) == pytest.approx([1])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_scores_that_are_equal_on_paper_tie(tmp_path, order):
+  """0.7 + 0.2, 0.9 + 0 and 0.3 + 0.6 differ in their last digit; so do products in other orders."""
+  pairs = [(0.7, 0.2), (0.9, 0.0), (0.3, 0.6)]
+  records = []
+  for i, which in enumerate(order):
+    steps = [{"-1": 0.1, "0": zero, "1": one} for zero, one in (pairs[which], pairs[which - 1])]
+    records.append(rated("A", i == 0, "3" if i == 0 else "4", steps=["a", "b"], rating_probs=steps))
+  report, _ = ranked(samples_of(tmp_path / "a.jsonl", records), n=[3])
+  for name, curve in report["curves"].items():
+    if name.startswith("prm_"):
+      assert curve["accuracy"] == pytest.approx([1 / 3]), name
+
+
+def test_many_empty_slots_are_refused(tmp_path, monkeypatch):
+  """A table of mostly nothing, as of one problem with very many candidates, is not allocated."""
+  monkeypatch.setattr("prm_jax.evaluation.scored_samples.MAX_SLOTS", 100)
+  records = [rated(f"P{i}") for i in range(30)] + [rated("Q")] * 15
+  with pytest.raises(ValueError, match=r"a.jsonl: 31 problems with up to 15 candidates, but 45 in"):
+    samples_of(tmp_path / "a.jsonl", records)
+  assert len(samples_of(tmp_path / "b.jsonl", records[:10]).problems) == 10
+  with pytest.raises(ValueError, match="up to 1,000,000,000,000 candidates"):
+    samples_of(tmp_path / "c.jsonl", [rated(drawn=10**12)])
+
+
+@pytest.mark.parametrize("odd", ["cm²", "x" * 5000 + "9" * 5000, "\u202e1 leveL", "٣", "", "=1+1"])
+def test_any_text_is_a_level_or_subject(tmp_path, odd):
+  """Digits that int() does not take, very long numbers, controls that reverse text."""
+  records = [rated(f"P{i}", level=odd, subject=odd) for i in range(2)] + [rated("Q", level="2")]
+  _, paths = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out")
+  page = paths[-1].read_text()
+  assert not {*page} & {chr(c) for c in report_lib.UNSEEN}
+
+
+@pytest.mark.parametrize("truth", [math.nan, {"a": [1]}, 10**30, True, "\x00\u2067"])
+def test_any_json_is_a_right_answer(tmp_path, truth):
+  """The page shows it as text; report.json stays JSON."""
+  records = [rated("A", ground_truth_answer=truth), rated("A", right=False)]
+  records[1]["ground_truth_answer"] = truth
+  report, paths = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out")
+  assert report["examples"][0]["truth"] == str(truth)
+  json.loads(paths[0].read_text(), parse_constant=pytest.fail)
+
+
+def test_huge_scores(tmp_path):
+  """Scores at the ends of float64 are ranked, voted with and shown."""
+  records = [rated("A", False, "4", orm=-1e308), rated("A", orm=1e308), rated("A", orm=0.0)]
+  report, _ = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out", n=[3])
+  assert solved(report, "orm") == [1.0]

@@ -7,9 +7,19 @@ import os
 import msgspec
 import numpy as np
 import pytest
-from scored_files import FINE, candidate, check_equal, drawn, fails, in_groups, samples_of, write
+from scored_files import (
+  FINE,
+  bundled,
+  candidate,
+  check_equal,
+  drawn,
+  fails,
+  in_groups,
+  samples_of,
+  write,
+)
 
-from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions, write_bundle
+from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions
 from prm_jax.runtime import json_lines
 
 
@@ -183,7 +193,7 @@ def test_a_bundle_gives_the_same_samples(tmp_path, monkeypatch, missing, form):
   for path in paths:
     write(path, in_groups(records) if form == "groups" else records)
   samples = read_scored_samples([path.name for path in paths])
-  write_bundle(samples, "scores")  # the name does not matter
+  bundled(samples, "scores")  # the name does not matter
   (tmp_path / "elsewhere").mkdir()
   monkeypatch.chdir("elsewhere")
   again = read_scored_samples(["../scores"])
@@ -223,7 +233,7 @@ class Evil:
 def test_a_foreign_bundle(tmp_path):
   """A bundle beside another file, of another version, incomplete or with a pickle is an error."""
   bundle, path = tmp_path / "scores.npz", tmp_path / "scored.jsonl"
-  write_bundle(samples_of(path, [candidate()]), bundle)
+  bundled(samples_of(path, [candidate()]), bundle)
   fails([path, bundle], f"{bundle}: is a score bundle, which is read alone")
   header = np.frombuffer(b'{"format": "prm_jax score bundle", "version": 1}', np.uint8)
   evil = np.array([Evil(str(tmp_path / "run"))], object)
@@ -246,7 +256,7 @@ def test_a_damaged_bundle(tmp_path):
   """A bundle that is cut, or has a changed byte that means something, is an error."""
   bundle = tmp_path / "scores.npz"
   samples = samples_of(tmp_path / "scored.jsonl", [candidate()])
-  write_bundle(samples, bundle)
+  bundled(samples, bundle)
   data = bundle.read_bytes()
   for end in range(2, len(data), 211):
     bundle.write_bytes(data[:end])

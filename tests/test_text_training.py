@@ -20,6 +20,7 @@ from prm_jax.input_pipeline import text_dataset, tokenizers
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
+from prm_jax.runtime import exits
 from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop, trainable
 from prm_jax.training import loss as loss_lib
@@ -75,7 +76,7 @@ def test_files_may_be_compressed_or_useless(tmp_path):
   assert rows.hash == text_dataset.load(packed, tiny.TOKENIZER, 16)[0].hash
   assert manifest["targets"] == {"tokens": 4 + 3} and manifest["rows"] == 1
   empty = write(tmp_path / "empty.jsonl")
-  with pytest.raises(ValueError, match=r"empty\.jsonl: nothing to train on in 0 lines"):
+  with pytest.raises(ValueError, match=r"empty\.jsonl: empty: it has no line"):
     text_dataset.load(empty, tiny.TOKENIZER, 16)
   bad = write(tmp_path / "f.jsonl", {"text": "fine"}, {"prompt": "a", "completion": ["b"]})
   with pytest.raises(ValueError, match=r"f.jsonl:2: .*completion"):
@@ -145,6 +146,7 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
 def script(monkeypatch, name, *arguments):
   """Runs a script in this process; the message that it ends with, "": well."""
   monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+  monkeypatch.setattr(exits, "on_signals", lambda *_: None)  # pytest has its own handlers
   try:
     runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
   except SystemExit as error:

@@ -41,6 +41,8 @@ and nothing above it is, so
 where a_d is the mean correctness of the candidates tied with depth d.  **Tied scores share the
 pick evenly**, whatever their order in the file: above, two candidates score 0.8 and one of them is
 right, which gives 0.5 at N = 4.  Ties matter, as scores rounded to bfloat16 tie by the hundred.
+Float64 scores that differ by rounding alone tie after `join_ties`.
+
 pass@N, the oracle, is 1 - C(M-c, N) / C(M, N) with c right candidates; `all_correct_at_n` is
 C(c, N) / C(M, N).  Leave out `n` for every N = 1..M, at little more cost.
 
@@ -90,6 +92,7 @@ from prm_jax.aggregation.intervals import (
   standard_error,
 )
 from prm_jax.aggregation.jackknife import generation_error
+from prm_jax.aggregation.ranking import join_ties
 from prm_jax.aggregation.reduce import REDUCTIONS, reduce_steps, step_log_scores
 from prm_jax.aggregation.voting import majority_vote
 
@@ -99,6 +102,7 @@ __all__ = [
   "best_of_n",
   "bootstrap",
   "generation_error",
+  "join_ties",
   "majority_vote",
   "paired_bootstrap",
   "pass_at_n",

@@ -15,7 +15,35 @@ import numpy as np
 
 from prm_jax.aggregation.candidates import mask, on_one_cpu
 
+TIE = 1e-12  # of 1 + |score|: a hundred steps added in any order differ by less in float64
 BLOCK = 2**18  # candidates ranked at a time on a CPU: they stay in its cache
+
+
+def join_ties(scores, tolerance: float = TIE) -> np.ndarray | jax.Array:
+  """Scores in which those that differ by rounding alone are equal, so that they share the pick.
+
+  The same numbers added in another order, or 0.7 + 0.2 and 0.9, differ in their last digits.
+  Scores of a problem whose neighbours are at most `tolerance` x (1 + |score|) apart all become the
+  lowest of them.  For float64 scores, as `reduce_steps` gives under `jax.enable_x64`; distinct
+  float32 scores may be as close as sums of equal ones.
+
+  Args:
+    scores: `[P, M]` floats; NaN stays NaN.
+
+  Returns:
+    `[P, M]`, a numpy array where the scores are on a CPU.
+  """
+  on_host = on_one_cpu(scores)
+  xp, scores = (np, np.asarray(scores)) if on_host else (jnp, jnp.asarray(scores))
+  order = xp.argsort(scores, axis=1)
+  ascending = xp.take_along_axis(scores, order, axis=1)
+  low, high = ascending[:, :-1], ascending[:, 1:]
+  with np.errstate(invalid="ignore"):  # of infinities
+    near = high - low <= tolerance * (1 + xp.minimum(abs(low), abs(high)))
+  begins = xp.pad(~near, ((0, 0), (1, 0)), constant_values=True)
+  first = xp.maximum.accumulate(xp.where(begins, xp.arange(scores.shape[1]), 0), axis=1)
+  joined = xp.take_along_axis(ascending, first, axis=1)
+  return xp.take_along_axis(joined, xp.argsort(order, axis=1), axis=1)
 
 
 def rank_correctness(scores, correct, valid=None, sizes=None) -> np.ndarray | jax.Array:

@@ -13,9 +13,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
-import tqdm
-
 from prm_jax.runtime import storage
+from prm_jax.runtime.progress import Progress
 
 
 def find(source: str | pathlib.Path, file: str) -> pathlib.Path | None:
@@ -59,11 +58,11 @@ def _download(url: str, path: pathlib.Path, info: Any) -> None:
   if path.is_file() and sha256_of(path) == info.checksum:
     return
   print(f"downloading {url} ({int(info.size):,} bytes)", file=sys.stderr, flush=True)
-  bar = {"total": int(info.size), "leave": False, "disable": None}
+  bar = {"desc": path.name, "total": int(info.size), "leave": False}
   try:
     with (
       urllib.request.urlopen(url, timeout=60) as response,
-      tqdm.tqdm.wrapattr(response, "read", **bar) as reader,
+      Progress.wrapattr(response, "read", **bar) as reader,
       storage.written(path, "wb") as f,
     ):
       shutil.copyfileobj(reader, f, 2**20)

@@ -39,7 +39,7 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
       "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
     )
   try:
-    return json_lines.decode(path.read_bytes(), Manifest, str(path))
+    return json_lines.decode(json_lines.contents(path), Manifest, str(path))
   except json_lines.BadLine as error:
     raise ValueError(f"{error}; write the dataset again with scripts/prepare_data.py") from None
 

@@ -7,17 +7,18 @@ import io
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import tensorflow_datasets as tfds
-import tqdm
 
 from prm_jax.datasets import arithmetic, download, math_splits, prm800k
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.runtime import storage
+from prm_jax.runtime.progress import Progress
 
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
 TEST_FILE = "math_splits/test.jsonl"
@@ -75,7 +76,7 @@ def prepare_prm800k(
     BadLine, ValueError, OSError, RuntimeError: a bad record or option; a file that is missing or
       there already; a failed download.
   """
-  with new_dataset(output, overwrite) as (temporary, manifest):
+  with new_dataset(output, overwrite, source) as (temporary, manifest):
     builder = prm800k.Builder(
       source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
     )
@@ -87,11 +88,8 @@ def prepare_prm800k(
     manifest["test_problems_from"] = str(test_file) if test_file else None
     examples = bad["train"][:10] + bad["test"][:10]
     manifest["bad_records"] = {"count": sum(map(len, bad.values())), "examples": examples}
-    manifest |= summarize(builder, recipe, {p.problem for p in problems})
-    for split, messages in bad.items():
-      if messages:
-        manifest["splits"][split]["rows"]["read"] += len(messages)
-        manifest["splits"][split]["dropped"]["bad_record"] = len(messages)
+    skipped = {split: len(messages) for split, messages in bad.items()}
+    manifest |= summarize(builder, recipe, {p.problem for p in problems}, skipped)
   return manifest
 
 
@@ -106,7 +104,7 @@ def prepare_arithmetic(
   with new_dataset(output, overwrite) as (temporary, manifest):
     builder = arithmetic.Builder(rows=generator.rows(), data_dir=temporary)
     manifest |= _build(builder)
-    manifest |= summarize(builder, recipe, set())
+    manifest |= summarize(builder, recipe)
     manifest["generator"] = dataclasses.asdict(generator)
     generator.write_candidates(temporary)
   return manifest
@@ -120,7 +118,7 @@ def prepare_math_splits(
   download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
   """Writes the MATH problems of `math_splits`; of a local `source`, the splits that are there."""
-  with new_dataset(output, overwrite) as (temporary, manifest):
+  with new_dataset(output, overwrite, source) as (temporary, manifest):
     builder = math_splits.Builder(source=source, data_dir=temporary)
     manifest |= _build(builder, download_dir)
     sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
@@ -130,20 +128,26 @@ def prepare_math_splits(
 
 
 def summarize(
-  builder: tfds.core.DatasetBuilder, recipe: recipes.Recipe, test_problems: set[str]
+  builder: tfds.core.DatasetBuilder,
+  recipe: recipes.Recipe,
+  test_problems: Collection[str] = (),
+  skipped: Mapping[str, int] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
   """What `recipe` keeps of the dataset that was written, by split, with both objectives.
 
   Training records of `test_problems`, and of the problems of the dataset's own test split, are
   dropped and the problems listed.
+
+  Args:
+    skipped: bad records of each split that were read and not written.
   """
   print("counting labels", file=sys.stderr, flush=True)
   test = prm800k.stored_records(builder.data_dir, "test")
-  excluded = test_problems | {record.solution.question.problem for record in test}
+  excluded = {*test_problems} | {record.solution.question.problem for record in test}
   leaked, summary = set(), {}
   for split, problems in (("train", excluded), ("test", ())):
     records = prm800k.stored_records(builder.data_dir, split)
-    bar = functools.partial(tqdm.tqdm, records, leave=False, disable=None)
+    bar = functools.partial(Progress, records, unit="records", leave=False)
     _, counts = recipes.convert_all(bar(f"{split}, process"), recipe, "process", problems)
     leaked |= counts.pop("test_problems")
     if not counts["rows"]["kept"]:
@@ -152,6 +156,9 @@ def summarize(
     trees, outcome = recipes.convert_all(bar(f"{split}, outcome"), recipe, "outcome", problems)
     right = sum(tree.outcome for tree in trees)
     answers = {"right": right, "wrong": len(trees) - right, "dropped": outcome["dropped"]}
+    if bad := skipped.get(split):
+      counts["rows"]["read"] += bad
+      counts["dropped"]["bad_record"] = bad
     summary[split] = counts | {"outcome": {"rows": outcome["rows"]} | answers}
   return {
     "recipe": msgspec.structs.asdict(recipe),
@@ -166,15 +173,20 @@ def summarize(
 
 @contextlib.contextmanager
 def new_dataset(
-  output: str | pathlib.Path, overwrite: bool
+  output: str | pathlib.Path, overwrite: bool, source: str | pathlib.Path | None = None
 ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
   """A folder that takes the name `output` when the block succeeds, and its manifest to fill.
 
   Raises:
     FileExistsError: `output` is not empty, and is no earlier output or may not be overwritten.
+    ValueError: `source`, which is read, is in it.
   """
-  if not overwrite and (pathlib.Path(output).expanduser() / MANIFEST).is_file():
-    raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")
+  earlier = pathlib.Path(output).expanduser().resolve()
+  if (earlier / MANIFEST).is_file():
+    if not overwrite:
+      raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")
+    if source and pathlib.Path(source).expanduser().resolve().is_relative_to(earlier):
+      raise ValueError(f"--source={source} is in --output={output}, which would be replaced")
   manifest = {}
   with storage.written_directory(output, replaces=MANIFEST) as folder:
     yield folder, manifest
@@ -190,7 +202,9 @@ def _build(
   """Runs a TFDS builder, without what it prints; returns the manifest's first entries."""
   print(f"writing {builder.name}", file=sys.stderr, flush=True)
   tfds.disable_progress_bar()
-  with contextlib.redirect_stdout(io.StringIO()):
+  bar = Progress(desc="writing", unit="shards", leave=False, disable=bool(beam.runner))
+  with contextlib.redirect_stdout(io.StringIO()), bar:
+    builder.bar = None if beam.runner else bar
     builder.download_and_prepare(download_dir=download_dir, download_config=beam.download_config())
   return {"dataset": builder.name, "data": builder.info.full_name}
 

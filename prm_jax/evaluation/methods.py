@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-import tqdm
 
 from prm_jax import aggregation as agg
-from prm_jax.evaluation.scored_samples import ScoredSamples
+from prm_jax.evaluation.sample_arrays import ScoredSamples
+from prm_jax.runtime.progress import Progress
 
 _REDUCTION_LABELS = {  # of others: "PRM, " and the name
   "product": "PRM",
@@ -95,8 +95,8 @@ def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[s
     with jax.enable_x64(True):  # products of many steps that differ in their last digits
       steps = agg.step_log_scores(samples.step_probs, neutral)
       reduced = agg.reduce_steps(steps, slots, samples.correct.size, agg.REDUCTIONS)
-    for how, score in zip(agg.REDUCTIONS, np.asarray(reduced)):
-      scores[f"prm_{how}"] = score.reshape(samples.correct.shape)
+      for how, score in zip(agg.REDUCTIONS, np.asarray(reduced)):
+        scores[f"prm_{how}"] = agg.join_ties(score.reshape(samples.correct.shape))
   if samples.orm is not None:
     scores["orm"] = samples.orm
   return scores
@@ -117,7 +117,7 @@ def solve(
     names: the methods.
     draws: `n` and `sizes` of `aggregation.best_of_n`.
     orders: `key` and `permutations` of `aggregation.majority_vote`, for votes that are sampled.
-    progress: show a progress bar, if standard error is a terminal.
+    progress: show progress on standard error.
 
   Returns:
     `[P, K]` for each method, and for each vote its `[P, K]` Monte-Carlo standard error, zero where
@@ -128,9 +128,9 @@ def solve(
   votes = [name for name in names if name in VOTES]
   # The exact majority vote is the control variate of the weighted ones: first, wanted or not.
   order = ["majority"] * bool(votes) + [name for name in names if name != "majority"]
-  hidden = None if progress else True  # None: hidden unless standard error is a terminal
   control = None
-  for name in tqdm.tqdm(order, desc="methods", unit="", leave=False, disable=hidden):
+  bar = {"desc": "reranking", "unit": "methods", "leave": False, "disable": not progress}
+  for name in Progress(order, **bar):
     if name in VOTES:
       options = draws | _vote(name, samples, scores, orders, len(draws["n"]), control)
       mean, error = agg.majority_vote(samples.answer_ids, *outcomes, **options)

@@ -10,6 +10,7 @@ import numpy as np
 from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import token_tree
+from prm_jax.runtime.progress import Progress
 from prm_jax.scoring.scorer import Scorer
 
 
@@ -38,7 +39,10 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
   encoded = [token_tree.encode(tree, scorer.tokenizer, contract, True) for tree in solutions]
-  probs = np.concatenate(scorer.read(encoded, [tree.problem for tree in solutions]))
+  with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
+    on_share = lambda share: bar.reach(share * len(solutions))
+    read = scorer.read(encoded, [tree.problem for tree in solutions], on_share)
+  probs = np.concatenate(read)
   targets = np.concatenate([tree.read_targets for tree in encoded])
   classes = step_metrics.LABELS[contract.objective]
   score = 1 - probs[:, 0] if contract.objective == "process" else probs[:, 1]

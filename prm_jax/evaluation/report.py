@@ -16,15 +16,20 @@ import numpy as np
 
 from prm_jax.evaluation.methods import LABELS
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
-from prm_jax.evaluation.scored_samples import ScoredSamples, read_solutions
-from prm_jax.runtime import storage
+from prm_jax.evaluation.sample_arrays import ScoredSamples
+from prm_jax.evaluation.scored_samples import read_solutions
 
+FILES = ("report.json", "best_of_n.png", "report.html")
 EXAMPLES = 4  # problems whose solutions the page shows
 MAX_GROUPS = 20  # of a breakdown in a figure
 WIDTH = 100  # columns of the terminal, for the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
 MAX_MARKERS = 40  # values of N
 NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # of the CSV
+# What a page shows as a question mark: halves of surrogate pairs, of paths that are no UTF-8, and
+# the controls that reverse text.
+UNSEEN = {*range(0xD800, 0xE000), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F)}
+UNSEEN |= {*range(0x2066, 0x206A), *range(32), *range(0x7F, 0xA0)} - {*b"\t\n\r"}
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
 # Okabe and Ito's palette, distinct with any colour vision; markers distinguish in print.
 # The paper's three methods always have the same.
@@ -38,16 +43,11 @@ BANDS = {
 }
 
 
-def write_report(report: dict, directory: pathlib.Path | str) -> list[pathlib.Path]:
-  """Writes report.json, best_of_n.png and report.html, each atomically; returns their paths."""
+def contents(report: dict) -> dict[str, bytes]:
+  """The files of a report, by the names in `FILES`."""
   png = draw_curves(report)
   text = json.dumps(report, indent=1, allow_nan=False) + "\n"
-  contents = {"report.json": text.encode(), "best_of_n.png": png}
-  contents["report.html"] = render_page(report, png).encode()
-  for name, data in contents.items():
-    with storage.written(pathlib.Path(directory, name), "wb") as file:
-      file.write(data)
-  return [pathlib.Path(directory, name) for name in contents]
+  return dict(zip(FILES, (text.encode(), png, render_page(report, png).encode())))
 
 
 def with_examples(report: dict, samples: ScoredSamples, scores: dict[str, np.ndarray]) -> dict:
@@ -62,7 +62,9 @@ def with_examples(report: dict, samples: ScoredSamples, scores: dict[str, np.nda
   for ((p, m), why), record in zip(picks, records):
     about = {"problem": samples.problems[p], "solutions": []}
     about |= {"level": samples.levels[p], "subject": samples.subjects[p]}
-    example = examples.setdefault(p, about | {"truth": record.get("ground_truth_answer")})
+    truth = record.get("ground_truth_answer")  # of any type, NaN too
+    about["truth"] = None if truth is None else str(truth)
+    example = examples.setdefault(p, about)
     steps = zip(record["steps"], record["rating_probs"])
     solution = {
       "line": int(samples.places[p, m, 0, 0]),
@@ -112,10 +114,13 @@ def _varied_problems(samples: ScoredSamples, prm: np.ndarray, orm: np.ndarray) -
 
 def render_page(report: dict, png: bytes) -> str:
   """The page: one file, nothing fetched, every text of the data escaped."""
+  seen = dict.fromkeys(UNSEEN, "?")
+  shown_text = lambda x: x.translate(seen) if type(x) is str else x  # Markup is ours
   template = jinja2.Template(
     pathlib.Path(__file__).with_name("report.html").read_text(),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
+    finalize=shown_text,
     trim_blocks=True,
     lstrip_blocks=True,
   )

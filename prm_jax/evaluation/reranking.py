@@ -1,6 +1,7 @@
 """The content of a reranking report: samples -> scores -> methods -> curves with error bars."""
 
 import dataclasses
+import re
 from typing import Literal
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from prm_jax import aggregation as agg
 from prm_jax.evaluation import methods as methods_lib
-from prm_jax.evaluation.scored_samples import ScoredSamples
+from prm_jax.evaluation.sample_arrays import ScoredSamples
 
 PAIRS = (("prm_product", "orm"), ("prm_product", "majority"), ("orm", "majority"))
 DRAWN = ("prm_product", "orm", "majority")  # in the figure, as in the paper's Figure 3
@@ -30,9 +31,8 @@ GROUP_INTERVAL = (
 )
 DIFFICULTY_NOTE = (
   "Difficulty: fifths of the problems by the share of their candidates that is right (1: easiest; "
-  "missing ones count as wrong; equal shares in the order of the file).  The same candidates make "
-  "the fifths and the figures, which flatters the oracle and a random pick in an easy fifth, and "
-  "the reverse in a hard one."
+  "equal shares in the order of the file).  The same candidates make the fifths and the figures, "
+  "which flatters the oracle and a random pick in an easy fifth, and the reverse in a hard one."
 )
 
 
@@ -56,9 +56,11 @@ class Options:
   up to M/5."""
   neutral: Literal["positive", "negative"] = "positive"
   """How a neutral step counts in the PRM's scores."""
-  pad_short: bool = True
-  """Whether the candidates that a problem lacks, where others have more, count as drawn and
-  missing, as in OpenAI's evaluation. False: N beyond a problem's candidates draws all of them."""
+  pad_short: bool = False
+  """N counts the candidates that exist; beyond a problem's candidates it draws all of them. True:
+  those that a problem lacks, where others have more, were generated and cut off, as in OpenAI's
+  evaluation: they are drawn and never right. Files can say so themselves (the key "drawn"), and
+  OpenAI's release is known."""
   seed: int = 0
   """Of the bootstrap and of the orders of the votes."""
   resamples: int = 10_000
@@ -73,7 +75,7 @@ def rerank(
   """The content of report.json: curves, paired differences, breakdowns.
 
   Args:
-    progress: show a progress bar, if standard error is a terminal.
+    progress: show progress on standard error.
 
   Returns:
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
@@ -111,7 +113,7 @@ def rerank(
     "paired": paired,
     **{f"by_{kind}": by.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in groups else None,
-    "notices": _notices(samples, scores) + left_out,
+    "notices": _notices(samples, scores, options) + left_out,
     "drawn": drawn[:MAX_DRAWN],
     "neutral": options.neutral,
     "band": band,
@@ -131,7 +133,8 @@ def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict,
   if options.band == "simultaneous" and len(samples.problems) < 2:
     raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
   bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
-  draws = {"n": np.array(n), "sizes": None if options.pad_short else samples.sizes}
+  sizes = _sizes(samples, options)
+  draws = {"n": np.array(n), "sizes": None if (sizes == samples.correct.shape[1]).all() else sizes}
   orders = {"key": vote_key, "permutations": options.permutations}
   with jax.enable_x64(True):
     solved, vote_error = methods_lib.solve(samples, scores, names, draws, orders, progress)
@@ -160,7 +163,7 @@ def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict,
         accuracy = _with_errors({name: x[chosen] for name, x in solved.items()}, noise)
         by[kind][group] = {"problems": len(chosen), "curves": accuracy}
   for group, chosen in groups.get("difficulty", {}).items():
-    share = _pass_rates(samples, options.pad_short)[chosen]
+    share = _pass_rates(samples, options)[chosen]
     by["difficulty"][group]["pass_rate"] = [float(share.min()), float(share.max())]
   return {k: every[k] for k in solved}, {k: every[k] for k in differences}, by
 
@@ -222,14 +225,15 @@ def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.
   """Indices of the problems by breakdown and group: those asked for, or all that there are."""
 
   def natural(name: str):  # level 2 before 10
-    return int("".join(filter(str.isdigit, name)) or -1), name
+    number = re.search(r"[0-9]{1,9}", name)
+    return int(number[0]) if number else -1, name
 
   groups = {}
   for kind, names in (("level", samples.levels), ("subject", samples.subjects)):
     known = sorted({name for name in names if name is not None}, key=natural)
     if known:
       groups[kind] = {name: np.flatnonzero(np.array(names, object) == name) for name in known}
-  hardest_last = np.argsort(-_pass_rates(samples, options.pad_short), kind="stable")
+  hardest_last = np.argsort(-_pass_rates(samples, options), kind="stable")
   fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
   groups["difficulty"] = {str(i): part for i, part in enumerate(fifths, start=1)}
   for kind in options.by:
@@ -238,19 +242,31 @@ def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.
   return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
 
 
-def _pass_rates(samples: ScoredSamples, pad_short: bool) -> np.ndarray:
+def _sizes(samples: ScoredSamples, options: Options) -> np.ndarray:
+  """`[P]` candidates of each problem that N counts."""
+  most = samples.correct.shape[1]
+  return np.full_like(samples.sizes, most) if options.pad_short else samples.sizes
+
+
+def _pass_rates(samples: ScoredSamples, options: Options) -> np.ndarray:
   """`[P]` share of a problem's candidates that are right."""
-  right = (samples.correct & samples.valid).sum(axis=1)
-  return right / (samples.correct.shape[1] if pad_short else samples.sizes)
+  return (samples.correct & samples.valid).sum(axis=1) / _sizes(samples, options)
 
 
-def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
+def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options) -> list[str]:
   """What a reader of the curves must know about the candidates, in words."""
-  result = []
-  most = samples.sizes.max()
-  if short := int((samples.sizes < most).sum()):
-    result.append(f"{short} of {len(samples.sizes)} problems have fewer than {most} candidates")
-  if unanswered := int(samples.sizes.sum() - samples.valid.sum()):
+  result, (problems, most) = [], samples.correct.shape
+  present, sizes = np.bincount(samples.slots // most, minlength=problems), _sizes(samples, options)
+  if short := int((present < most).sum()):
+    counts = "N counts those that exist, and a larger N draws all of them"
+    if cut_off := int((sizes - present).sum()):
+      why = "as --pad_short says" if options.pad_short else "as the file says"
+      counts = (
+        f"{cut_off:,} are missing that were generated and cut off, {why}: N counts them, and "
+      )
+      counts += "they are never right"
+    result.append(f"{short} of {problems} problems have fewer than {most} candidates; {counts}")
+  if unanswered := int(len(samples.slots) - samples.valid.sum()):
     result.append(f"{unanswered} candidates have no answer: drawn like any, never chosen")
   if "prm_product" in scores:
     product = np.exp(scores["prm_product"])

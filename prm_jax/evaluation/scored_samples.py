@@ -6,32 +6,33 @@ Three kinds of file are told apart by their content:
   the fields of `Candidate`; other keys are kept for `read_solutions` only;
 * JSON lines of one problem each, `{"problem", "samples": [{...}, ...]}`.  A sample has the keys of
   its line too.  Its bare `score` is a score of the whole solution: its `orm_score`;
-* a bundle, an .npz file with the fields of `ScoredSamples`, which loads in a fraction of a second.
+* a bundle (`sample_arrays`).
 
 Lines are streamed and their text is not kept: `read_solutions` fetches the few that a page shows.
 """
 
 import array
-import contextlib
-import dataclasses
 import itertools
-import json
 import math
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import tqdm
 
-from prm_jax.runtime import json_lines, storage
+from prm_jax.evaluation.sample_arrays import ScoredSamples, is_bundle, place, read_bundle
+from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
+from prm_jax.runtime.progress import Progress
 
-FORMAT = {"format": "prm_jax score bundle", "version": 3}
-IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dtypes by kind
 STRICT = frozenset({"rating_probs", "orm_score", "answer", "unique_id"})  # on all or on none
+# OpenAI generated 1,860 solutions of each problem and left out those that were cut off (README of
+# openai/prm800k); the release is recognised by that number and by the form of its unique_id.
+RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")
+MAX_SLOTS = 20_000_000  # of tables [P, M], which take about 100 bytes a slot, if padding fills most
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Probability = Annotated[float, msgspec.Meta(ge=0)]
 Place = tuple[int, int, int]  # line number, index in its "samples" or -1, byte offset of the line
@@ -61,45 +62,15 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
   level: Any = None  # a number or a text
   subject: Any = None
   unique_id: str | None = None  # of the problem; default: its text
+  drawn: Annotated[int, msgspec.Meta(ge=1)] | None = (
+    None  # generated for it, the lines left out too
+  )
 
 
 class Group(msgspec.Struct):
   """A problem's line."""
 
   samples: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoredSamples:
-  """P problems with up to M candidates each, C in all with T steps, of F files.
-
-  `[P, M]` arrays are padded where a problem has fewer than M candidates.
-  """
-
-  files: tuple[pathlib.Path, ...]  # where the texts are; of a bundle: the files it was made of
-  file_bytes: tuple[int, ...]  # their sizes when they were read
-  problems: tuple[str, ...]  # [P] texts
-  levels: tuple[str | None, ...]  # [P]
-  subjects: tuple[str | None, ...]  # [P]
-  sizes: np.ndarray  # [P] candidates in the files
-  places: np.ndarray  # [P, M, F, 3] `Place` in each file; padding: line 0
-  correct: np.ndarray  # [P, M] bool
-  valid: np.ndarray  # [P, M] bool; False: padding or no answer: never chosen
-  answer_ids: np.ndarray | None = None  # [P, M] equal answers of a problem have equal numbers
-  orm: np.ndarray | None = None  # [P, M]; NaN: padding
-  prm_score: np.ndarray  # [P, M] as the file gives it; NaN: not given
-  slots: np.ndarray  # [C] p * M + m of each candidate, in file order
-  step_counts: np.ndarray | None = None  # [C] steps of each
-  step_probs: np.ndarray | None = None  # [T, 3] of the ratings -1, 0, 1, in file order
-
-  def where(self, p: int, m: int) -> str:
-    """The file and line of a candidate, for messages."""
-    return place(self.files[0], *self.places[p, m, 0, :2])
-
-
-def place(path: pathlib.Path | str, line: int, index: int) -> str:
-  """File and line of a candidate, and its index in the line's "samples" unless that is -1."""
-  return f"{path}:{line}" if index < 0 else f'{path}:{line}: "samples"[{index}]'
 
 
 def read_scored_samples(
@@ -114,7 +85,7 @@ def read_scored_samples(
 
   Args:
     paths: files of JSON lines, or one bundle.
-    progress: show a progress bar, if standard error is a terminal.
+    progress: show progress on standard error.
 
   Raises:
     BadLine: a line is not JSON, lacks a key, holds a wrong value or contradicts another; a bundle
@@ -125,18 +96,16 @@ def read_scored_samples(
   for path in paths:
     if not path.is_file():  # a pipe cannot be read again for the solutions
       raise FileNotFoundError(f"{path}: no such file, or not a regular file")
-    if _is_bundle(path):
+    if is_bundle(path):
       if len(paths) > 1:
         raise BadLine(f"{path}: is a score bundle, which is read alone: it holds all the scores")
-      return _read_bundle(path)
+      return read_bundle(path)
   table = _Table(paths[0])
   try:
     for places, record in _merged(paths, progress):
       table.add(places, record)
   finally:
     table.check_steps()  # a mistake on an earlier line is the one to report
-  if not table.problems:
-    raise BadLine(f"{paths[0]}: empty")
   sizes = tuple(path.stat().st_size for path in paths)
   return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(len(paths)))
 
@@ -157,7 +126,7 @@ def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> 
         for i in sorted(range(len(slots)), key=places.__getitem__):
           line, index, offset = places[i]
           file.seek(offset)
-          record = json_lines.parse(file.readline(), f"line {line}")
+          record = json_lines.parse(file.readline(json_lines.MAX_LINE_BYTES), f"line {line}")
           if index >= 0:
             record = _samples(record, path, line)[index]
           if record["problem"] != samples.problems[slots[i][0]]:
@@ -185,10 +154,9 @@ def _merged(
 
 def _candidates(path: pathlib.Path, progress: bool) -> Iterator[tuple[Place, dict[str, Any]]]:
   """Place and record of each candidate in a file of either form."""
-  hidden = None if progress else True  # None: hidden unless standard error is a terminal
-  size = path.stat().st_size
-  with tqdm.tqdm(total=size, desc=path.name, unit="B", unit_scale=True, disable=hidden) as bar:
-    for line, offset, record in json_lines.read(path, lambda at: bar.update(at - bar.n)):
+  bytes_read = {"total": path.stat().st_size, "unit": "B", "unit_scale": True}
+  with Progress(desc=f"reading {path.name}", **bytes_read, disable=not progress) as bar:
+    for line, offset, record in json_lines.read(path, bar.reach):
       if "samples" not in record or "is_correct" in record:
         yield (line, -1, offset), record
         continue
@@ -242,6 +210,7 @@ class _Table:
       candidate = json_lines.convert(record, Candidate)
       level, subject = candidate.level, candidate.subject
       about = {"problem": candidate.problem, "level": level, "subject": subject}
+      about["drawn"] = candidate.drawn
       group = candidate.unique_id or candidate.problem
       p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
       if about != known:
@@ -280,12 +249,31 @@ class _Table:
         "expected probabilities of -1, 0 and 1"
       )
 
+  def _drawn(self, present: np.ndarray) -> np.ndarray:
+    """`[P]` candidates that were generated, of which `present` are in the files."""
+    said = [about["drawn"] for _, about, _ in self.problems.values()]
+    if present.max() == RELEASE_DRAWN and all(map(RELEASE_ID.fullmatch, self.problems)):
+      said = [RELEASE_DRAWN] * len(said)
+    for drawn, there, problem in zip(said, present, self.problems):
+      if drawn and drawn < there:
+        raise BadLine(
+          f'{self.path}: "drawn" is {drawn}, but {show(problem)} has {there} candidates'
+        )
+    return np.array([drawn or there for drawn, there in zip(said, present)], np.int64)
+
   def columns(self, files: int) -> dict[str, Any]:
     """The fields of `ScoredSamples` by problem, candidate and step."""
     problem, correct, answer = np.frombuffer(self.integers, np.int64).reshape(-1, 3).T
     orm, prm_score = np.frombuffer(self.scores).reshape(-1, 2).T
-    sizes = np.bincount(problem)
-    existing = np.arange(sizes.max()) < sizes[:, None]
+    present = np.bincount(problem)
+    sizes = self._drawn(present)
+    shape = (len(sizes), int(sizes.max()))
+    if math.prod(shape) > max(MAX_SLOTS, 4 * len(problem)):
+      raise BadLine(
+        f"{self.path}: {shape[0]:,} problems with up to {shape[1]:,} candidates, but "
+        f"{len(problem):,} in all: rerank the problems with many and with few candidates apart"
+      )
+    existing = np.arange(shape[1]) < present[:, None]
     slots = np.empty_like(problem)
     slots[np.argsort(problem, kind="stable")] = np.flatnonzero(existing)
 
@@ -296,7 +284,8 @@ class _Table:
 
     about = [about for _, about, _ in self.problems.values()]
     text = lambda value: None if value is None else str(value)
-    columns = {f"{key}s": tuple(text(each[key]) for each in about) for key in about[0]}
+    keys = ("problem", "level", "subject")
+    columns = {f"{key}s": tuple(text(each[key]) for each in about) for key in keys}
     columns |= {
       "sizes": sizes,
       "places": padded(np.frombuffer(self.places, np.int64).reshape(-1, files, 3), 0),
@@ -313,56 +302,3 @@ class _Table:
       columns["step_counts"] = np.frombuffer(self.step_counts, np.int64)
       columns["step_probs"] = np.frombuffer(self.step_probs).reshape(-1, 3)
     return columns
-
-
-def write_bundle(samples: ScoredSamples, path: pathlib.Path | str) -> None:
-  """Writes a bundle, from which `read_scored_samples` gives the same samples.
-
-  Numbers are stored in the smallest type that holds them exactly.  The texts of the solutions stay
-  in the source files: `read_solutions` finds them while these are where they were, and unchanged.
-  The file takes its name only when it is whole.
-
-  Raises:
-    OSError: a file cannot be written there.
-  """
-  fields = vars(samples)
-  header = FORMAT | {name: value for name, value in fields.items() if isinstance(value, tuple)}
-  header["files"] = [str(file.absolute()) for file in samples.files]
-  stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
-  stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-  with storage.written(path, "wb") as file:
-    np.savez(file, allow_pickle=False, **stored)
-
-
-def _smallest(column: np.ndarray) -> np.ndarray:
-  """The same values in the smallest dtype that holds them all."""
-  if column.dtype == np.float64:
-    with np.errstate(over="ignore"):  # to infinity: not equal
-      single = column.astype(np.float32)
-    return single if np.array_equal(single, column, equal_nan=True) else column
-  if column.dtype == np.int64:
-    return column.astype(np.result_type(*map(np.min_scalar_type, (column.min(), column.max()))))
-  return column
-
-
-def _is_bundle(path: pathlib.Path) -> bool:
-  """Whether the file begins as an .npz file does, and JSON does not."""
-  with contextlib.suppress(*json_lines.BROKEN_GZIP), json_lines.opened(path) as (file, _):
-    return file.read(2) == b"PK"
-  return False  # the reader of its lines reports where it is broken
-
-
-def _read_bundle(path: pathlib.Path) -> ScoredSamples:
-  """The samples of a bundle; the file's checksums find damage, and nothing is unpickled."""
-  try:
-    with json_lines.opened(path) as (file, _), np.load(file, allow_pickle=False) as stored:
-      arrays = dict(stored)
-    header = json.loads(arrays.pop("header").tobytes())
-    if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:
-      raise ValueError(f"expected {FORMAT}, not {found}")
-    header["files"] = map(pathlib.Path, header["files"])
-    texts = {name: tuple(value) for name, value in header.items()}
-    columns = {name: x.astype(IN_MEMORY[x.dtype.kind], copy=False) for name, x in arrays.items()}
-    return ScoredSamples(**texts, **columns)
-  except Exception as error:  # a damaged file makes zipfile and numpy raise a dozen kinds
-    raise BadLine(f"{path}: not a score bundle of this version, or damaged: {error}") from None

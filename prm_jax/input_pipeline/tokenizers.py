@@ -3,7 +3,7 @@
 import abc
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,17 @@ COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # kept beside the tokenizer
 CONVERT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
 # Names of the last token, for a file without companions.
 _ENDS = {"</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"}
+
+
+class Added(msgspec.Struct):
+  """A token in `added_tokens_decoder` of tokenizer_config.json; UNSET: as the library has it."""
+
+  content: str
+  special: bool = False
+  single_word: bool = False
+  lstrip: bool = False
+  rstrip: bool = False
+  normalized: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 def token_name(config: Mapping[str, Any], key: str) -> str | None:
@@ -54,9 +65,11 @@ class Tokenizer(abc.ABC):
         f"{path}: no tokenizer here; before training, scripts/train_tokenizer.py makes one "
         "(--config.data.tokenizer=FILE); beside a checkpoint, put back the one it was trained with"
       )
-    self._data = path.read_bytes()
+    self._data = json_lines.contents(path)
     beside = {name: path.parent / name for name in COMPANIONS}
-    self._companions = {name: file.read_bytes() for name, file in beside.items() if file.is_file()}
+    self._companions = {
+      name: json_lines.contents(file) for name, file in beside.items() if file.is_file()
+    }
     self.settings: dict[str, Any] = {}
     for name in (SPECIAL, CONFIG):
       data = self._companions.get(name, b"{}")
@@ -65,7 +78,7 @@ class Tokenizer(abc.ABC):
       self.settings["chat_template"] = template.decode(errors="replace")
     added = self.settings.get("added_tokens_decoder") or {}
     try:  # tokens that may not be in the file itself
-      self._added = msgspec.convert(added, dict[int, dict[str, Any]], strict=False)
+      self._added = msgspec.convert(added, dict[int, Added], strict=False)
     except msgspec.ValidationError as error:
       raise ValueError(f"{path}: {CONFIG} beside it: added_tokens_decoder: {error}") from error
 
@@ -90,9 +103,13 @@ class Tokenizer(abc.ABC):
     directory = storage.path(directory)
     if self.kind == MODEL and (directory / JSON).exists():
       raise ValueError(f"{directory}: has a {JSON}: two tokenizers in one directory")
-    for name, data in (*self._companions.items(), (self.kind, self._data)):
-      with storage.written(directory / name, "wb") as file:
-        file.write(data)
+    with storage.written_together() as output:
+      for name, data in self.files().items():
+        output(directory / name, "wb").write(data)
+
+  def files(self) -> dict[str, bytes]:
+    """The contents of its files by name."""
+    return self._companions | {self.kind: self._data}
 
 
 class TokenizerJson(Tokenizer):
@@ -111,12 +128,12 @@ class TokenizerJson(Tokenizer):
   def __init__(self, path: str | storage.Path):
     super().__init__(path)
     try:
-      self._model = model = tokenizers.Tokenizer.from_str(self._data.decode())
+      self._model = model = _run(tokenizers.Tokenizer.from_str, self._data.decode())
       model.no_truncation()
       model.no_padding()
       if getattr(model.model, "dropout", None) is not None:
         model.model.dropout = None  # random merges are for training; here ids must repeat
-      around = model.encode("a")
+      around = _run(model.encode, "a")
     except Exception as error:  # the library raises this class itself
       shown = json_lines.show(str(error))
       raise ValueError(f"{path}: not a whole tokenizer.json ({shown})") from error
@@ -140,9 +157,9 @@ class TokenizerJson(Tokenizer):
   def _add_missing(self) -> None:
     """Adds the tokens that only `tokenizer_config.json` has."""
     for number, spec in sorted(self._added.items()):
-      if self.token_id(spec["content"]) is not None:
+      if self.token_id(spec.content) is not None:
         continue
-      token = tokenizers.AddedToken(**spec)
+      token = tokenizers.AddedToken(**msgspec.to_builtins(spec))
       (self._model.add_special_tokens if token.special else self._model.add_tokens)([token])
       self._data = self._model.to_str().encode()
       if (given := self.token_id(token.content)) != number:
@@ -153,7 +170,10 @@ class TokenizerJson(Tokenizer):
 
   def encode(self, text: str, special: bool = False) -> list[int]:
     self._model.encode_special_tokens = not special  # as letters
-    return self._model.encode(text, add_special_tokens=False).ids
+    try:
+      return _run(self._model.encode, text, add_special_tokens=False).ids
+    except Exception as error:  # the library raises this class itself
+      raise ValueError(f"{self._path}: cannot encode {json_lines.show(text)}: {error}") from None
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -224,14 +244,24 @@ class SentencePiece(Tokenizer):
 
   def _refuse_additions(self) -> None:
     """ValueError for tokens beyond the model, which the model would read as letters."""
-    names = [token["content"] for token in self._added.values()]
+    names = [token.content for token in self._added.values()]
     if (file := self._path.parent / "added_tokens.json").is_file():
-      names = json_lines.parse(file.read_bytes(), str(file))
+      names = json_lines.document(file)
     if unknown := [name for name in names if self.token_id(name) is None]:
       raise ValueError(
         f"{self._path}: tokens added beside it are not in it ({json_lines.show(unknown)}); save it "
         f"as {JSON}: {CONVERT}"
       )
+
+
+def _run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+  """Calls the tokenizers library, whose panics no `except Exception` catches: RuntimeError."""
+  try:
+    return function(*args, **options)
+  except BaseException as error:
+    if type(error).__name__ == "PanicException":
+      raise RuntimeError(f"the tokenizers library gave up: {json_lines.show(str(error))}") from None
+    raise
 
 
 def find(directory: str | storage.Path) -> storage.Path:

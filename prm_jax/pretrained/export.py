@@ -132,4 +132,4 @@ def read_contract(directory: str | pathlib.Path) -> StepContract:
     OSError: it cannot be read.
   """
   path = pathlib.Path(directory) / CONTRACT
-  return json_lines.decode(path.read_bytes(), StepContract, str(path))
+  return json_lines.decode(json_lines.contents(path), StepContract, str(path))

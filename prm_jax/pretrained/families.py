@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import show
 
 # Fields that a run chooses and no config.json has.
@@ -24,7 +25,6 @@ Size = Annotated[int, Meta(ge=1, le=10_000_000)]
 Whole = Annotated[int, Meta(ge=0, lt=2**31)]
 Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0, lt=2**31)]
-Theta = Annotated[float, Meta(ge=1, lt=2**31)]
 RopeType = Literal["default", "linear", "llama3"]
 LayerType = Literal["sliding_attention", "full_attention"]
 LAYER_TYPES = {"s": "sliding_attention", "f": "full_attention"}
@@ -71,7 +71,7 @@ class Rope(msgspec.Struct, forbid_unknown_fields=True):
 
   rope_type: RopeType | None = None
   type: RopeType | None = None  # the key's older name
-  rope_theta: Theta | None = None
+  rope_theta: config_lib.Theta | None = None
   partial_rotary_factor: Annotated[float, Meta(ge=1, le=1)] | None = None
   factor: Positive | None = None
   low_freq_factor: Positive | None = None
@@ -111,7 +111,7 @@ class Common(msgspec.Struct, kw_only=True):
   rms_norm_eps: Positive = 1e-6
   tie_word_embeddings: bool = False
   max_position_embeddings: Whole = 0
-  rope_theta: Theta | None = None
+  rope_theta: config_lib.Theta | None = None
   rope_scaling: Rope | None = None
   rope_parameters: Rope | None = None
 
@@ -145,7 +145,7 @@ class Keys(Common, kw_only=True):
   query_pre_attn_scalar: Count = 256
   attn_logit_softcapping: Positive | None = None
   final_logit_softcapping: Positive | None = None
-  rope_local_base_freq: Theta | None = None
+  rope_local_base_freq: config_lib.Theta | None = None
   # rope_parameters of Gemma 3 in transformers 5
   rope_by_layer: Annotated[dict[LayerType, Rope], Meta(min_length=2)] | None = None
 
@@ -236,17 +236,13 @@ def read(path: str | pathlib.Path) -> Preset:
     OSError: there is no such directory or file.
   """
   file = pathlib.Path(path) / "config.json"
-  try:
-    values = msgspec.json.decode(file.read_bytes())
-  except (msgspec.DecodeError, RecursionError) as error:
-    raise ValueError(f"{file}: not JSON: {error}") from error
-  return preset(values, file)
+  return preset(json_lines.document(file), file)
 
 
-def preset(values: Any, path: str | pathlib.Path) -> Preset:
+def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
   """`read` of a config.json already parsed; `path` is for messages."""
   try:
-    values = dict(msgspec.convert(values, dict[str, Any]))
+    values = dict(values)
     model_type = values.get("model_type")
     name = MODEL_TYPES.get(str(model_type))
     if name is None:

@@ -86,7 +86,7 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
         "transformers: AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
       )
     raise FileNotFoundError(f"{directory}: no model's directory: neither {SINGLE} nor {INDEX}")
-  places = json_lines.parse(index.read_bytes(), str(index)).get("weight_map")
+  places = json_lines.document(index).get("weight_map")
   if not isinstance(places, dict) or not places:
     raise ValueError(f"{index}: expected weight_map, an object of tensor names to files")
   files = sorted({str(file) for file in places.values()})

@@ -15,8 +15,8 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import preemption, storage
+from prm_jax.runtime import exits, storage
 
 PATIENCE = 20  # seconds until a message says that hosts are missing
 CONNECT = 300  # seconds until JAX gives up a job whose hosts are missing
@@ -59,7 +59,7 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
       raise
     _say(of_this(f"{type(error).__name__}: {error}\n{ENDING}"))
     sys.stdout.flush()
-    os._exit(preemption.EXIT_CODE if _another_host_is_gone() else 1)
+    os._exit(exits.AGAIN if _another_host_is_gone() else 1)
 
 
 def _say(text: str) -> None:
@@ -118,10 +118,14 @@ def of_this(text: str) -> str:
 
 
 @contextlib.contextmanager
-def written_once(path: str | pathlib.Path) -> Iterator[TextIO]:
-  """`storage.written` on the first host; the other hosts write to the null device."""
-  with storage.written(path) if is_first() else open(os.devnull, "w") as file:
-    yield file
+def written_together() -> Iterator[Callable[..., IO]]:
+  """`storage.written_together` on the first host; the other hosts write to the null device."""
+  if is_first():
+    with storage.written_together() as output:
+      yield output
+  else:
+    with open(os.devnull, "w") as nowhere:
+      yield lambda *_: nowhere
 
 
 def somewhere(here: bool) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -14,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
+MAX_DEPTH = 100  # of brackets: far from where Python's recursion ends
 READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
 OTHER_FORMATS = {
   b"version https://git-lfs": "a Git LFS pointer, not the data (run `git lfs pull` in its clone)",
@@ -21,6 +23,8 @@ OTHER_FORMATS = {
   b"PAR1": "a Parquet file",
 }
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+NO_BRACKET = re.compile(STRING + rb'|[^][{}"]+', re.DOTALL)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1)]  # a field of a Struct that is not empty
 
@@ -31,7 +35,10 @@ class BadLine(ValueError):
 
 def show(value: Any, limit: int = 80) -> str:
   """A value for an error message, shortened."""
-  text = repr(value)
+  try:
+    text = repr(value)
+  except RecursionError:
+    return "a value nested too deeply"
   return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -59,10 +66,11 @@ def lines(
     first: number of the line at `start`.
 
   Raises:
-    BadLine: a line longer than `MAX_LINE_BYTES`, a broken gzip, or a file of another format.
+    BadLine: a line longer than `MAX_LINE_BYTES`, a broken gzip, a file of another format, or one
+      without any line.
     OSError: the file cannot be read.
   """
-  offset, number = start, first - 1
+  offset, number, found = start, first - 1, False
   with opened(path) as (file, raw):
     file.seek(start)
     buffered = io.BufferedReader(file, READ_BYTES)
@@ -75,6 +83,7 @@ def lines(
         if len(line) > MAX_LINE_BYTES:
           raise BadLine(f"{path}:{number}: a line of over {MAX_LINE_BYTES} bytes is not JSON lines")
         if not line.isspace():
+          found = True
           yield number, offset, line
         offset += len(line)
         if number % 256 == 0:
@@ -82,6 +91,27 @@ def lines(
     except BROKEN_GZIP as error:
       raise BadLine(f"{path}:{number + 1}: broken gzip file: {error}") from None
     on_position(raw.tell())
+  if not found and not start and stop == sys.maxsize:
+    raise BadLine(f"{path}: empty: it has no line")
+
+
+def document(path: pathlib.Path) -> dict[str, Any]:
+  """The object of a JSON file, as `parse`.
+
+  Raises:
+    BadLine: not such a file, or longer than `MAX_LINE_BYTES`.
+    OSError: it cannot be read.
+  """
+  return parse(contents(path), str(path))
+
+
+def contents(path: pathlib.Path) -> bytes:
+  """The bytes of a file that is read whole; BadLine if it is longer than `MAX_LINE_BYTES`."""
+  with path.open("rb") as file:
+    data = file.read(MAX_LINE_BYTES + 1)
+  if len(data) > MAX_LINE_BYTES:
+    raise BadLine(f"{path}: over {MAX_LINE_BYTES} bytes: not a file of this kind")
+  return data
 
 
 def read(
@@ -99,24 +129,36 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
   Raises:
     BadLine: not JSON in UTF-8, not an object, nested too deeply, or half of a surrogate pair.
   """
+  _check_depth(line, where)
   try:
     value = msgspec.json.decode(line)
-  except (ValueError, RecursionError):
+  except ValueError:
     try:  # the json module takes NaN, 1e400 and a byte order mark, and says what is wrong
       value = json.loads(line.decode("utf-8-sig"))
       json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
       raise BadLine(f"{where}: not JSON in UTF-8 ({error}): {show(line)}") from None
   if not isinstance(value, dict):
     raise BadLine(f"{where}: expected an object, got {show(value)}")
   return value
 
 
+def _check_depth(line: bytes, where: str) -> None:
+  """BadLine if brackets are nested more than `MAX_DEPTH` deep."""
+  if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+    return
+  brackets = NO_BRACKET.sub(b"", line)
+  depth = max(itertools.accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
+  if depth > MAX_DEPTH:
+    raise BadLine(f"{where}: nested {depth} deep, expected at most {MAX_DEPTH}: {show(line)}")
+
+
 def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
   """`convert` of a line, of JSON without NaN."""
+  _check_depth(line, where)
   try:
     record = msgspec.json.decode(line)
-  except (ValueError, RecursionError) as error:
+  except ValueError as error:
     raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
   return convert(record, kind, where)
 

@@ -6,32 +6,15 @@ The code is that of a temporary failure (sysexits.h): start the job again.  syst
 """
 
 import contextlib
-import os
 import signal
 from typing import Self
 
 import jax
 from jax.experimental import multihost_utils
 
-EXIT_CODE = os.EX_TEMPFAIL  # 75: start the job again
-
 
 class Preempted(BaseException):  # as KeyboardInterrupt, so that `except Exception` lets it pass
   """The run received SIGTERM and has saved its state."""
-
-
-def exit_on_sigterm() -> None:
-  """Makes SIGTERM end this process at once with `EXIT_CODE`: for the time before the first step.
-
-  An exception would not do: libraries that read a checkpoint take it for damage, and Python drops
-  one that is raised during garbage collection.
-  """
-
-  def leave(*_) -> None:
-    os.write(2, b"stopped by SIGTERM before the first step; there was nothing to save\n")
-    os._exit(EXIT_CODE)
-
-  signal.signal(signal.SIGTERM, leave)
 
 
 class PreemptionGuard(contextlib.ExitStack):

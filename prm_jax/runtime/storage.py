@@ -12,11 +12,12 @@ import os
 import pathlib
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from etils import epath
+
+from prm_jax.runtime import exits
 
 Path = pathlib.Path | epath.Path
 
@@ -55,12 +56,12 @@ def local(folder: Path, unless: Callable[[], Any] = bool) -> Iterator[pathlib.Pa
   if not in_bucket(folder):
     yield folder
     return
-  with tempfile.TemporaryDirectory() as name:
+  with exits.scratch_directory() as temporary:
     try:
-      yield pathlib.Path(name)
+      yield temporary
     finally:
       if not unless():
-        upload(pathlib.Path(name), folder)
+        upload(temporary, folder)
 
 
 def upload(source: pathlib.Path, folder: epath.Path) -> None:
@@ -86,28 +87,97 @@ def read(path: epath.Path) -> bytes:
     raise OSError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 
+Mode = Literal["wt", "wb"]
+
+
 @contextlib.contextmanager
-def written(name: str | os.PathLike[str], mode: Literal["wt", "wb"] = "wt"):
+def written(name: str | os.PathLike[str], mode: Mode = "wt") -> Iterator[IO]:
   """A file, UTF-8 text or bytes, that takes its name only when the block ends well.
 
-  A name that ends in .gz gives a compressed file.  Its folder is made if it is not there.
-
   Raises:
-    OSError: before the block: a file cannot be written there.  (In a bucket, after it.)
+    OSError: names the file.  Before the block if it cannot be written.  (In a bucket, after it.)
   """
-  with local(path(name).parent) as folder:
+  with written_together() as output:
+    yield output(name, mode)
+
+
+@contextlib.contextmanager
+def written_together() -> Iterator[Callable[..., IO]]:
+  """A function that opens files; all take their names when the block ends well, or none does.
+
+  Its arguments are those of `written`.  A name that ends in .gz gives a compressed file.  A file's
+  folder is made if it is not there, and what a killed process left of the file is deleted.
+  """
+  files: list[tuple[IO, pathlib.Path, pathlib.Path]] = []
+
+  def output(name: str | os.PathLike[str], mode: Mode = "wt") -> IO:
+    folder = stack.enter_context(local(path(name).parent))
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / path(name).name
-    unfinished = folder / f"{final.name}.{os.getpid()}.unfinished"
     if final.exists() and not final.is_file():
       raise OSError(f"{final}: is a directory, or no plain file; give the name of a file")
+    unfinished = stack.enter_context(_unfinished(final))
+    opener = gzip.open if final.suffix == ".gz" else open
+    file = stack.enter_context(opener(unfinished, mode, encoding="utf-8" if "t" in mode else None))
+    with contextlib.suppress(OSError):  # some network file systems have no locks
+      stack.enter_context(_locked(unfinished))
+    files.append((file, unfinished, final))
+    return file
+
+  with contextlib.ExitStack() as stack:
     try:
-      opener = gzip.open if final.suffix == ".gz" else open
-      with opener(unfinished, mode, encoding="utf-8" if mode == "wt" else None) as file:
-        yield file
-      os.replace(unfinished, final)
-    finally:
-      unfinished.unlink(missing_ok=True)
+      yield output
+      for file, *_ in files:
+        file.close()  # the last bytes: the disk may be full
+    except OSError as error:
+      if error.filename or not error.errno:
+        raise
+      names = ", ".join(str(final) for *_, final in files)
+      raise OSError(f"{names}: {error.strerror}; nothing was replaced") from error
+    with exits.COMMIT:
+      for _, unfinished, final in files:
+        unfinished.replace(final)
+
+
+@contextlib.contextmanager
+def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
+  """The name under which a file or directory is written; deletes what is left of it at the end.
+
+  First deletes what killed processes left, and puts back a directory that one had moved away.
+  """
+  hidden = f".{final.name}.%s.unfinished"
+  for left in final.parent.glob(hidden.replace(final.name, glob.escape(final.name)) % "*"):
+    with contextlib.suppress(OSError), _locked(left):
+      if not _runs(left.name.split(".")[-2]):
+        _delete(left)
+  for left in final.parent.glob(f".{glob.escape(final.name)}.*.replaced"):
+    if not _runs(left.name.split(".")[-2]):
+      _delete(left) if final.exists() else left.rename(final)
+  unfinished = final.parent.resolve() / (hidden % os.getpid())
+  with exits.COMMIT:
+    if unfinished in exits.UNFINISHED:
+      raise OSError(f"{final}: two outputs have this name; give each its own")
+    exits.UNFINISHED.add(unfinished)
+  try:
+    yield unfinished
+  finally:
+    _delete(unfinished)
+    exits.UNFINISHED.discard(unfinished)
+
+
+def _runs(process: str) -> bool:
+  """Whether a process of that number runs here; its lock may be a moment late."""
+  try:
+    os.kill(int(process), 0)
+  except (ProcessLookupError, ValueError):
+    return False
+  except PermissionError:
+    pass
+  return True
+
+
+def _delete(path: pathlib.Path) -> None:
+  shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib.Path:
@@ -135,29 +205,23 @@ def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Itera
   """
   final = refuse_existing(name, replaces)
   final.parent.mkdir(parents=True, exist_ok=True)
-  for left in final.parent.glob(f".{glob.escape(final.name)}.*.unfinished"):
-    with contextlib.suppress(OSError), _locked(left):
-      shutil.rmtree(left)
-  unfinished = final.with_name(f".{final.name}.{os.getpid()}.unfinished")
-  replaced = unfinished.with_suffix(".replaced")
-  unfinished.mkdir()
-  with contextlib.ExitStack() as lock:
-    with contextlib.suppress(OSError):  # some network file systems have no locks
-      lock.enter_context(_locked(unfinished))
-    try:
-      yield unfinished
+  with _unfinished(final) as unfinished, contextlib.ExitStack() as stack:
+    unfinished.mkdir()
+    with contextlib.suppress(OSError):  # as of a file
+      stack.enter_context(_locked(unfinished))
+    yield unfinished
+    replaced = unfinished.with_suffix(".replaced")
+    with exits.COMMIT:
       if final.exists():  # a directory that is not empty cannot be replaced in one step
         final.rename(replaced)
       unfinished.rename(final)
-      shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-      shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _locked(directory: pathlib.Path) -> Iterator[None]:
+def _locked(path: pathlib.Path) -> Iterator[None]:
   """Holds a lock, which ends with the process; OSError if there is none to be had."""
-  opened = os.open(directory, os.O_RDONLY)
+  opened = os.open(path, os.O_RDONLY)
   try:
     fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     yield

@@ -21,6 +21,7 @@ def read(
   mesh: jax.sharding.Mesh,
   row_length: int,
   merge: bool = True,
+  on_share: Callable[[float], None] = lambda share: None,
 ) -> list[np.ndarray]:
   """Class probabilities, float64 `[r, C]`, at the read positions of each token tree.
 
@@ -29,6 +30,7 @@ def read(
     forward: class log-probabilities `[B, R, C]` at a batch's read positions.
     row_length: tokens of a row; doubled as often as the longest path of a problem needs.
     merge: False: every solution by itself, for comparison.
+    on_share: called after each batch with the share of all tokens that is done.
   """
   groups: dict[str | int, list[int]] = {}
   for i, problem in enumerate(problems):
@@ -40,10 +42,14 @@ def read(
       length *= 2
     by_length.setdefault(length, []).append(members)
   out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
+  done, total = 0, sum(map(len, token_trees))
   for length, several in by_length.items():
     merged = [prefix_tree.merge([token_trees[i] for i in members]) for members in several]
     rows = packing.PackedRows([tree for tree, _ in merged], length, READS)
-    probabilities = np.exp(_run(rows, forward, mesh).astype(np.float64))
+    tokens = sum(len(token_trees[i]) for members in several for i in members)
+    part = lambda share, done=done, tokens=tokens: on_share((done + share * tokens) / total)
+    probabilities = np.exp(_run(rows, forward, mesh, part).astype(np.float64))
+    done += tokens
     for members, (tree, places), found in zip(several, merged, rows.by_tree(probabilities)):
       for i, place in zip(members, places):
         out[i] = found[np.searchsorted(tree.read_positions, place[token_trees[i].read_positions])]
@@ -51,7 +57,10 @@ def read(
 
 
 def _run(
-  rows: packing.PackedRows, forward: Callable[[Batch], jax.Array], mesh: jax.sharding.Mesh
+  rows: packing.PackedRows,
+  forward: Callable[[Batch], jax.Array],
+  mesh: jax.sharding.Mesh,
+  on_share: Callable[[float], None],
 ) -> np.ndarray:
   """Class log-probabilities, float32 `[rows, R, C]`."""
   shards = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -62,9 +71,11 @@ def _run(
   size = -(-needed // -(-needed // most))
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
+  batches, results = packing.eval_order(rows, batch_rows), []
   with jax.set_mesh(mesh):
-    results = [
-      forward(sharding_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh))
-      for batch in packing.eval_order(rows, batch_rows)
-    ]
+    for i, batch in enumerate(batches):
+      batch = sharding_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh)
+      results.append(forward(batch))
+      jax.block_until_ready(results[-2:-1])  # one batch ahead of the devices
+      on_share(i / len(batches))
   return np.concatenate([np.asarray(r) for r in results])

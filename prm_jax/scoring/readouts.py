@@ -247,7 +247,10 @@ def _llama_system(template: Any) -> tuple[str, str]:
   The template is code and is not run: Llama 3.1's is recognised by the words it begins with.
   """
   if isinstance(template, list):  # several, by name
-    template = next((t.get("template") for t in template if t.get("name") == "default"), None)
+    template = next(
+      (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"),
+      None,
+    )
   if template is not None and "Cutting Knowledge Date" not in template:
     if "<|start_header_id|>" not in template:
       raise ValueError("the chat template in tokenizer_config.json is not Llama 3's")

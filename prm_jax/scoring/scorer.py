@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -127,8 +127,15 @@ class Scorer:
     facts = (config, preset.vocab_size, params, mesh)
     return cls(contract, tokenizer, readout, *facts, head=head, directory=directory)
 
-  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
+  def probabilities(
+    self,
+    solutions: Sequence[tuple[str, Sequence[str]]],
+    on_share: Callable[[float], None] = lambda share: None,
+  ) -> list[np.ndarray]:
     """Class probabilities of (problem, steps) pairs; equal pairs are encoded and read once.
+
+    Args:
+      on_share: called now and then with the share of the work that is done.
 
     Returns:
       float64 arrays in the order of the solutions, each `[steps, C]` for a process model, `[1, C]`
@@ -145,7 +152,7 @@ class Scorer:
         encoded.append(self.encode(problem, steps))
       except ValueError as error:
         raise SolutionError(index.index(i), str(error)) from error
-    results = self.read(encoded, [problem for problem, _ in distinct])
+    results = self.read(encoded, [problem for problem, _ in distinct], on_share)
     return [results[i] for i in index]
 
   def encode(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
@@ -158,11 +165,15 @@ class Scorer:
     return tree
 
   def read(
-    self, token_trees: Sequence[token_tree.TokenTree], problems: Sequence[str]
+    self,
+    token_trees: Sequence[token_tree.TokenTree],
+    problems: Sequence[str],
+    on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
     """Class probabilities, float64 `[r, C]`, at the read positions of each token tree."""
     forward = functools.partial(self._forward, self.params, self.head)
-    return batching.read(token_trees, problems, forward, self.mesh, self.row_length, self.merge)
+    where = (self.mesh, self.row_length, self.merge)
+    return batching.read(token_trees, problems, forward, *where, on_share)
 
   def facts(self) -> dict[str, Any]:
     """What the probabilities mean, and the sha256 of the model's files as the hub shows them.

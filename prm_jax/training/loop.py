@@ -167,6 +167,8 @@ class Run:
       lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
     if cut := len(manifest["longer_than_a_row"]):
       lines.append(f"{cut} {examples} were longer than a row and cut")
+    if c.loss.objective != "language_model":
+      lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
     if self.start:
       lines.append(f"resuming at step {self.start}")
     return "\n".join(lines)

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 from flax import traverse_util
 
-from prm_jax.runtime import distributed, storage, workdir_lock
+from prm_jax.runtime import distributed, progress, storage, workdir_lock
 
 AHEAD = 2  # updates; a save waits for them
 DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
@@ -87,8 +86,9 @@ class Log:
         self._board = tensorboardX.SummaryWriter(events, purge_step=step + 1)
         stack.callback(self._board.close)
     self._file = stack.enter_context(open(self._path, "a", encoding="utf-8"))  # noqa: SIM115
-    hidden = not (self._writes and sys.stderr.isatty())
-    self.bar = tqdm.tqdm(total=steps, initial=step, unit="step", disable=hidden, dynamic_ncols=True)
+    self.bar = progress.Progress(
+      desc="training", total=steps, initial=step, unit="steps", disable=not self._writes
+    )
     stack.callback(self.bar.close)
 
   def _keep_until(self, step: int) -> None:
@@ -134,9 +134,11 @@ class Log:
       self._board.add_scalar(f"{split}/{name}", value, step)
     if split == "train":
       short = f"loss {values['loss']:.3f}  tokens/s {values['tokens_per_second']:.0f}"
-      self.bar.set_postfix_str(short)
-      if self.bar.disable:  # else the bar shows it
-        self.say(f"step {step}: {short}")
+      if sys.stderr.isatty():
+        self.bar.set_postfix_str(short)
+      else:
+        left = self.bar.format_interval((self.bar.total - step) * values["step_seconds"])
+        self.say(f"step {step} of {self.bar.total}: {short}, {left} left")
     elif split != "goodput" or step == self.bar.total:  # goodput is shown at the end
       shown = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
       self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown))
@@ -145,6 +147,7 @@ class Log:
     """Prints a line for people, on the first host."""
     if self._writes:
       self.bar.write(text, file=sys.stderr)
+      self.bar.said()
 
 
 class UpdateMetrics:

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow_datasets as tfds
-import tqdm
 from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
 from prm_jax.datasets import download
 from prm_jax.datasets.prm800k.records import Record, numbered, parse, read_records
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.progress import Progress
 
 
 class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
@@ -30,6 +31,7 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
   def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
     """Args: rows: JSON objects of each split, if they do not come from files."""
     self._rows = rows or {}
+    self.bar: Progress | None = None  # counts shards; without Beam, whose workers are elsewhere
     super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -44,17 +46,23 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
     }
 
   def _example_writer(self) -> writer.ExampleWriter:
-    return _DeterministicWriter(self.info.file_format)
+    return _DeterministicWriter(self.info.file_format, self.bar)
 
 
 class _DeterministicWriter(writer.ExampleWriter):
   """Writes the same bytes in every process; the order of an example's map would vary."""
 
+  def __init__(self, file_format, bar: Progress | None):
+    super().__init__(file_format)
+    self._bar = bar
+
   def write(self, path, examples):
-    bar = tqdm.tqdm(examples, path.name, leave=False, disable=None)
     example = tf_example_pb2.Example.FromString
-    ordered = ((key, example(data).SerializeToString(deterministic=True)) for key, data in bar)
-    return super().write(path, ordered)
+    ordered = ((key, example(data).SerializeToString(deterministic=True)) for key, data in examples)
+    written = super().write(path, ordered)
+    if self._bar is not None:
+      self._bar.update()
+    return written
 
 
 def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -108,6 +116,8 @@ class Builder(RecordsBuilder):
   def _download_and_prepare(self, dl_manager, download_config=None):
     files = [file for names in self.files().values() for file in names]
     self.paths = download.fetch(self, files, self.source, dl_manager.download_dir)
+    for path in self.paths.values():
+      next(json_lines.lines(path))  # an empty one is an error
     try:
       super()._download_and_prepare(dl_manager, download_config)
     except Exception:
@@ -131,7 +141,7 @@ class Builder(RecordsBuilder):
 
   def _shard_iterators_per_split(self, dl_manager):
     # On Beam, TFDS writes a split again together with each later one: the small one comes first.
-    return {
+    shards = {
       split: [
         functools.partial(_part, self.paths[name], self._skip, part)
         for name in names
@@ -139,15 +149,25 @@ class Builder(RecordsBuilder):
       ]
       for split, names in reversed(self.files().items())
     }
+    if self.bar is not None:
+      self.bar.total = sum(map(len, shards.values()))
+    return shards
 
 
 def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
-  """Parts of whole lines, each of `size` bytes or a line more, as `read_records` takes them."""
+  """Parts of whole lines, each of `size` bytes or a line more, as `read_records` takes them.
+
+  Raises:
+    BadLine: a line is too long to be one.
+  """
   start, first = 0, 1
   with open(path, "rb") as f:
     while chunk := f.read(size):
       if not chunk.endswith(b"\n"):
-        chunk += f.readline()
+        chunk += (rest := f.readline(json_lines.MAX_LINE_BYTES))
+        if len(rest) == json_lines.MAX_LINE_BYTES and not rest.endswith(b"\n"):
+          number = first + chunk.count(b"\n")
+          raise json_lines.BadLine(f"{path}:{number}: a line of over {len(rest)} bytes")
       yield {"start": start, "stop": start + len(chunk), "first": first}
       start += len(chunk)
       first += chunk.count(b"\n")

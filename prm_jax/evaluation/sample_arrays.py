@@ -1,0 +1,128 @@
+"""Scored samples as arrays, and the bundle that stores them.
+
+A bundle is an .npz file with the fields of `ScoredSamples`, which loads in a fraction of a second.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from typing import BinaryIO
+
+import numpy as np
+
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import BadLine
+
+FORMAT = {"format": "prm_jax score bundle", "version": 4}
+IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dtypes by kind
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoredSamples:
+  """P problems with up to M candidates each, C in all with T steps, of F files.
+
+  `[P, M]` arrays are padded where a problem has fewer than M candidates.
+  """
+
+  files: tuple[pathlib.Path, ...]  # where the texts are; of a bundle: the files it was made of
+  file_bytes: tuple[int, ...]  # their sizes when they were read
+  problems: tuple[str, ...]  # [P] texts
+  levels: tuple[str | None, ...]  # [P]
+  subjects: tuple[str | None, ...]  # [P]
+  sizes: np.ndarray  # [P] candidates that were generated: those in the files, or `drawn`
+  places: np.ndarray  # [P, M, F, 3] `Place` in each file; padding: line 0
+  correct: np.ndarray  # [P, M] bool
+  valid: np.ndarray  # [P, M] bool; False: padding or no answer: never chosen
+  answer_ids: np.ndarray | None = None  # [P, M] equal answers of a problem have equal numbers
+  orm: np.ndarray | None = None  # [P, M]; NaN: padding
+  prm_score: np.ndarray  # [P, M] as the file gives it; NaN: not given
+  slots: np.ndarray  # [C] p * M + m of each candidate, in file order
+  step_counts: np.ndarray | None = None  # [C] steps of each
+  step_probs: np.ndarray | None = None  # [T, 3] of the ratings -1, 0, 1, in file order
+
+  def check(self) -> None:
+    """ValueError if the fields do not belong together."""
+    (P, M), C, F = self.correct.shape, len(self.slots), len(self.files)
+    T = 0 if self.step_counts is None else int(self.step_counts.sum())
+    shapes = {"sizes": (P,), "places": (P, M, F, 3), "slots": (C,), "step_counts": (C,)}
+    shapes |= {"step_probs": (T, 3), **dict.fromkeys(("problems", "levels", "subjects"), (P,))}
+    kinds = {"correct": "b", "valid": "b", "orm": "f", "prm_score": "f", "step_probs": "f"}
+    for name, value in vars(self).items():
+      if isinstance(value, np.ndarray) and value.dtype.kind != kinds.get(name, "i"):
+        raise ValueError(f"{name} is of dtype {value.dtype}")
+      expected = shapes.get(name, (P, M))
+      if value is not None and not name.startswith("file") and np.shape(value) != expected:
+        raise ValueError(f"{name} is {np.shape(value)}, expected {expected}")
+    there = np.zeros(P * M, bool)
+    there[self.slots] = True  # IndexError if one is beyond
+    present = there.reshape(P, M).sum(axis=1)
+    if there.sum() < C or (self.slots < 0).any() or self.valid.ravel()[~there].any():
+      raise ValueError("slots are not those of the candidates")
+    if (self.sizes > M).any() or (self.sizes < np.maximum(present, 1)).any():
+      raise ValueError(f"sizes are {self.sizes.min()} to {self.sizes.max()}, of {M} candidates")
+    if self.orm is not None and not np.isfinite(self.orm.ravel()[there]).all():
+      raise ValueError("an orm_score is not finite")
+    if self.step_probs is not None and not np.allclose(self.step_probs.sum(axis=1), 1, atol=0.011):
+      raise ValueError("probabilities of a step do not add up to 1")
+
+  def where(self, p: int, m: int) -> str:
+    """The file and line of a candidate, for messages."""
+    return place(self.files[0], *self.places[p, m, 0, :2])
+
+
+def place(path: pathlib.Path | str, line: int, index: int) -> str:
+  """File and line of a candidate, and its index in the line's "samples" unless that is -1."""
+  return f"{path}:{line}" if index < 0 else f'{path}:{line}: "samples"[{index}]'
+
+
+def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
+  """Writes a bundle, from which `read_scored_samples` gives the same samples.
+
+  Numbers are stored in the smallest type that holds them exactly.  The texts of the solutions stay
+  in the source files: `read_solutions` finds them while these are where they were, and unchanged.
+  """
+  fields = vars(samples)
+  header = FORMAT | {name: value for name, value in fields.items() if isinstance(value, tuple)}
+  header["files"] = [str(file.absolute()) for file in samples.files]
+  stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
+  stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+  np.savez(file, allow_pickle=False, **stored)
+
+
+def _smallest(column: np.ndarray) -> np.ndarray:
+  """The same values in the smallest dtype that holds them all."""
+  if column.dtype == np.float64:
+    with np.errstate(over="ignore"):  # to infinity: not equal
+      single = column.astype(np.float32)
+    return single if np.array_equal(single, column, equal_nan=True) else column
+  if column.dtype == np.int64:
+    return column.astype(np.result_type(*map(np.min_scalar_type, (column.min(), column.max()))))
+  return column
+
+
+def is_bundle(path: pathlib.Path) -> bool:
+  """Whether the file begins as an .npz file does, and JSON does not."""
+  with contextlib.suppress(*json_lines.BROKEN_GZIP), json_lines.opened(path) as (file, _):
+    return file.read(2) == b"PK"
+  return False  # the reader of its lines reports where it is broken
+
+
+def read_bundle(path: pathlib.Path) -> ScoredSamples:
+  """The samples of a bundle; the file's checksums find damage, and nothing is unpickled."""
+  try:
+    with json_lines.opened(path) as (file, _), np.load(file, allow_pickle=False) as stored:
+      if any(member.compress_type for member in stored.zip.infolist()):
+        raise ValueError("its members are compressed: they may be of any size")
+      arrays = dict(stored)
+    header = json.loads(arrays.pop("header").tobytes())
+    if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:
+      raise ValueError(f"expected {FORMAT}, not {found}")
+    header["files"] = map(pathlib.Path, header["files"])
+    texts = {name: tuple(value) for name, value in header.items()}
+    columns = {name: x.astype(IN_MEMORY[x.dtype.kind], copy=False) for name, x in arrays.items()}
+    samples = ScoredSamples(**texts, **columns)
+    samples.check()
+    return samples
+  except Exception as error:  # a damaged file makes zipfile and numpy raise a dozen kinds
+    raise BadLine(f"{path}: not a score bundle of this version, or damaged: {error}") from None

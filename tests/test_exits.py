@@ -1,0 +1,173 @@
+"""How scripts end: signals, errors in one line, files that are whole or not there, progress."""
+
+import errno
+import fcntl
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, run_script
+from scored_files import generated, write
+
+from prm_jax.runtime import exits, progress, storage
+
+WRITING = """
+from prm_jax.runtime import exits
+exits.on_signals({arguments})
+import pathlib, sys, time
+from prm_jax.runtime import storage
+with storage.written({path!r}) as a, storage.written_directory({path!r} + ".d") as b:
+  a.write("half")
+  (b / "part").write_text("half")
+  with exits.scratch_directory() as c:
+    print(c, flush=True)
+    {work}
+"""
+
+
+def start(path, work="time.sleep(60)", arguments=""):
+  """A process in the middle of writing, and its scratch directory."""
+  code = WRITING.format(path=str(path), work=work, arguments=arguments)
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+  child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **pipes)
+  return child, pathlib.Path(child.stdout.readline().strip())
+
+
+@pytest.mark.parametrize(
+  ("number", "arguments", "code", "line"),
+  [
+    (signal.SIGINT, "", 130, "-c: stopped by Ctrl-C\n"),
+    (signal.SIGTERM, "", 143, "-c: stopped by SIGTERM\n"),
+    (signal.SIGTERM, "75, '; again'", 75, "-c: stopped by SIGTERM; again\n"),
+  ],
+)
+def test_a_signal_ends_a_script_with_one_line(tmp_path, number, arguments, code, line):
+  """Nothing unfinished is left, no exception is raised, and the exit code says what came."""
+  child, scratch = start(tmp_path / "out", arguments=arguments)
+  child.send_signal(number)
+  _, said = child.communicate(timeout=30)
+  assert (child.returncode, said) == (code, line)
+  assert [*tmp_path.iterdir()] == [] and not scratch.exists()
+
+
+def test_what_sigkill_leaves_is_deleted_by_the_next_writer(tmp_path):
+  """Files and directories of dead processes are, those of running ones and other names are not."""
+  child, _ = start(tmp_path / "out")
+  assert len([*tmp_path.iterdir()]) == 2
+  with storage.written(tmp_path / "out") as file, storage.written_directory(tmp_path / "out.d"):
+    file.write("new")
+    assert len([*tmp_path.iterdir()]) == 4  # the other process still writes
+  child.kill()
+  child.communicate()
+  (tmp_path / f".another.{child.pid}.unfinished").touch()
+  (tmp_path / f".old.{child.pid}.replaced").mkdir()  # it was killed while it replaced a directory
+  with storage.written(tmp_path / "out"), storage.written_directory(tmp_path / "old"):
+    assert (tmp_path / "old").is_dir()
+  names = {path.name for path in tmp_path.iterdir()}
+  assert names == {"out", "out.d", "old", f".another.{child.pid}.unfinished"}
+
+
+def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
+  """A job in the background of a shell is not ended by Ctrl-C."""
+  code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+  code += "from prm_jax.runtime import exits; exits.on_signals()\n"
+  code += "import os; os.kill(os.getpid(), signal.SIGINT); print('alive')"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
+
+
+def test_files_take_their_names_together(tmp_path):
+  """If the last one cannot be written, the first ones keep their old contents; the error has both.
+
+  A limit on the size of files stands for a full disk.
+  """
+  for name in "ab":
+    (tmp_path / name).write_text("old")
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  with pytest.raises(OSError) as caught, storage.written_together() as output:
+    output(tmp_path / "a").write("new")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+      output(tmp_path / "b").write("x" * 20_000)
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  text = f"{tmp_path / 'a'}, {tmp_path / 'b'}: {os.strerror(errno.EFBIG)}; nothing was replaced"
+  assert str(caught.value) == text
+  assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "old", "b": "old"}
+  with storage.written_together() as output:
+    output(tmp_path / "a").write("new")
+    output(tmp_path / "b", "wb").write(b"new")
+    assert (tmp_path / "a").read_text() == "old"
+  assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text() == "new"
+  with pytest.raises(OSError, match="two outputs have this name"), storage.written_together() as o:
+    o(tmp_path / "c")
+    o(tmp_path / "." / "c")
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+  """Files are written there; what another process left is not touched, as it may still write."""
+
+  def no_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  monkeypatch.setattr(fcntl, "flock", no_locks)
+  (tmp_path / ".a.99999999.unfinished").touch()
+  with storage.written(tmp_path / "a") as file:
+    file.write("new")
+  assert {path.name for path in tmp_path.iterdir()} == {"a", ".a.99999999.unfinished"}
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    ([], "FileNotFoundError"),
+    (["--methods", "nothing"], "rerank.py: --methods nothing: unknown; there are "),
+  ],
+)
+def test_an_error_is_one_line(tmp_path, flags, message):
+  """An error of the input has the script's name and no traceback; the exit code is 1."""
+  lines = write(tmp_path / "a.jsonl", generated()) if flags else tmp_path / "missing.jsonl"
+  message = message if flags else f"rerank.py: {lines}: no such file, or not a regular file"
+  done = run_script("rerank.py", f"--input={lines}", f"--output_dir={tmp_path / 'o'}", *flags)
+  assert done.returncode == 1
+  assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_stops_is_no_error_message(tmp_path):
+  """`rerank.py ... | head` ends without a traceback."""
+  path = write(tmp_path / "a.jsonl", generated())
+  command = (
+    f"{sys.executable} scripts/rerank.py --input={path} --output_dir={tmp_path} --format=csv"
+  )
+  done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, cwd=ROOT)
+  assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_progress_where_there_is_no_terminal(monkeypatch, capsys):
+  """A plain line now and then with done, rate and time left; none for work that is soon over."""
+  monkeypatch.setattr(progress, "SECONDS", 0.1)
+  with progress.Progress(desc="scoring", total=4, unit="solutions") as bar:
+    bar.reach(1)
+    time.sleep(0.15)
+    bar.reach(2.7)
+    bar.reach(3)
+  said = capsys.readouterr().err
+  assert said.startswith("scoring: 2/4 solutions (50%), ") and said.endswith(" left\n")
+  assert said.count("\n") == 1 and "\r" not in said
+
+
+def test_a_signal_is_answered_in_compiled_code(tmp_path):
+  """Python's own handlers would wait for the call to end."""
+  child, _ = start(
+    tmp_path / "out", work="import hashlib; hashlib.pbkdf2_hmac('md5', b'', b'', 10**9)"
+  )
+  time.sleep(0.5)
+  child.send_signal(signal.SIGINT)
+  began = time.monotonic()
+  child.communicate(timeout=30)
+  assert child.returncode == exits.INTERRUPTED and time.monotonic() - began < 10

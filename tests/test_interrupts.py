@@ -1,0 +1,112 @@
+"""SIGINT, SIGTERM and SIGKILL at random moments of the commands that write files."""
+
+import collections
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import conftest
+import pytest
+import tiny
+
+from prm_jax import config as config_lib
+from prm_jax.runtime import exits
+from prm_jax.training import loop
+
+MOMENTS = int(os.environ.get("PRM_JAX_INTERRUPTS", "50"))
+CODES = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED, signal.SIGKILL: -9}
+LISTENS = 0.5  # seconds after which a script certainly listens; before, Python's own handlers do
+# Each writes to the folder {out}; {work} holds a trained model, its data and scored candidates.
+COMMANDS = {
+  "prepare_data.py": "--dataset=arithmetic --arithmetic.train_problems=300 "
+  "--arithmetic.test_problems=9 --overwrite=True --output={out}/data",
+  "score.py": "--checkpoint={work}/run --input={work}/candidates.jsonl --output={out}/o.jsonl",
+  "rerank.py": "--input={work}/scored.jsonl --output_dir={out} --write_bundle={out}/bundle.npz",
+  "evaluate.py": "--checkpoint={work}/run --data_dir={work}/data --output={out}/evaluation.json",
+  "export.py": "--checkpoint={work}/run --output={out}/exported",
+}
+
+
+def start(script, work, out):
+  shutil.rmtree(out / "exported", ignore_errors=True)  # export.py replaces nothing
+  arguments = COMMANDS[script].format(work=work, out=out).split()
+  command = [sys.executable, str(conftest.ROOT / "scripts" / script), *arguments]
+  pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+  return subprocess.Popen(command, env=conftest.ENVIRONMENT, cwd=conftest.ROOT, **pipes)
+
+
+def finish(child):
+  _, said = child.communicate()
+  assert child.returncode == 0, said
+
+
+def contents(folder):
+  """The sha256 of each file by its path."""
+  return {
+    str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+    for path in sorted(folder.rglob("*"))
+    if path.is_file()
+  }
+
+
+@pytest.fixture(scope="module")
+def work(arithmetic_data, tmp_path_factory):
+  """What the commands read."""
+  folder = tmp_path_factory.mktemp("work")
+  (folder / "data").symlink_to(arithmetic_data)
+  with tiny.first_device():
+    experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+    loop.run(tiny.change(experiment, "train", steps=2), folder / "run")
+  lines = (arithmetic_data / "candidates.jsonl").read_text()
+  (folder / "candidates.jsonl").write_text(lines)
+  flags = COMMANDS["score.py"].format(work=folder, out=folder).split()
+  done = conftest.run_script("score.py", *flags)
+  assert done.returncode == 0, done.stderr
+  (folder / "o.jsonl").rename(folder / "scored.jsonl")
+  return folder
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+@pytest.mark.parametrize("moments", [1, pytest.param(MOMENTS, marks=pytest.mark.slow)])
+def test_campaign_of_interrupts(work, tmp_path, script, moments):
+  """Nothing half written ever has a final name, and nothing else is left in the end.
+
+  What a signal that can be caught leaves is nothing, and one line is on the screen.  What SIGKILL
+  leaves, the next start deletes.
+
+    PRM_JAX_INTERRUPTS=50 bash scripts/test.sh -m slow -k interrupts -s
+  """
+  whole = tmp_path / "whole"
+  whole.mkdir()
+  for _ in range(2):  # the second run finds its programs compiled
+    began = time.monotonic()
+    finish(start(script, work, whole))
+  seconds = time.monotonic() - began
+  expected, out, draw = contents(whole), tmp_path / "out", random.Random(script)
+  out.mkdir()
+  counts = collections.Counter()
+  for number in [*CODES] * moments:
+    allowed = ({}, expected)  # before it: nothing, or all of an earlier run
+    delay = draw.uniform(LISTENS, seconds)
+    child = start(script, work, out)
+    time.sleep(delay)
+    child.send_signal(number)
+    _, said = child.communicate()
+    assert child.returncode in (0, CODES[number]), said
+    assert "Traceback" not in said, said
+    counts[number.name if child.returncode else "ended before"] += 1
+    found = contents(out)
+    hidden = {name for name in found if name.startswith(".")}
+    assert {name: x for name, x in found.items() if name not in hidden} in allowed
+    if number != signal.SIGKILL:
+      assert not hidden, (number, delay, said)
+      assert child.returncode == 0 or f"{script}: stopped by " in said.splitlines()[-1], said
+  finish(start(script, work, out))
+  assert contents(out) == expected
+  assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}
+  print(f"{script}, {seconds:.1f} s: {dict(counts)}")
