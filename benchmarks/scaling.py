@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks import kernel, runner
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import families
 from prm_jax.tpu import compilation
 
 CONFIG = runner.ROOT / "configs/arithmetic.py"
@@ -41,7 +42,9 @@ LAYOUTS = (
   (4, (1, 4, 2)),
   (4, (2, 2, 2)),
 )
-SHAPES = runner.ROOT / "benchmarks/public_shapes.json"  # config.json of public models, by name
+# The architecture of Llama-3.2-1B, which no config file has.
+LLAMA = {"width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "head_size": 64}
+LLAMA |= {"mlp_width": 8192, "norm_epsilon": 1e-5, "rope_theta": 5e5, "vocab_size": 128_256}
 CODE = ("config.py", "types.py", "model", "training", "tpu")
 
 
@@ -57,7 +60,7 @@ class Case:
 
   config: str
   topology: str
-  shape: str = ""  # of SHAPES, in place of the config's own model
+  llama: bool = False  # that model in place of the config's own
   rows: int | None = None
   tensor: int | None = None
   slices: int = 1
@@ -67,7 +70,7 @@ class Case:
 # The most important first.  A config's own slice and settings are its production.
 CASES = (
   Case("qwen2.5_math_7b", "v5e:8x8", rows=64),
-  Case("qwen2.5_math_1.5b", "v5e:4x4", shape="Llama-3.2-1B"),
+  Case("qwen2.5_math_1.5b", "v5e:4x4", llama=True),
   Case("qwen2.5_math_7b", "v5p:2x4x4"),
   Case("qwen2.5_math_1.5b", "v5e:4x4"),
   Case("qwen2.5_math_7b", "v6e:8x8", rows=64),
@@ -163,27 +166,24 @@ def train(
   return np.array([[x["loss"], x["gradient_norm"]] for x in lines if x["split"] == "train"])
 
 
-def job(case: Case, models: pathlib.Path) -> compilation.Job:
-  """The job of a case; config.json of its public model is written into `models`."""
+def job(case: Case) -> compilation.Job:
+  """The job of a case."""
   c = config_lib.read(str(runner.ROOT / f"configs/prm800k_{case.config}.py"))
-  shape = case.shape or pathlib.Path(c.init.checkpoint).name
+  if case.llama:
+    choices = {name: getattr(c.model, name) for name in families.CHOICES}
+    c = dataclasses.replace(
+      c,
+      init=config_lib.Init(checkpoint="models/Llama-3.2-1B"),
+      model=config_lib.Model(**LLAMA, **choices),
+    )
   rows = case.rows or c.train.batch_rows
   steps = c.train.steps * c.train.batch_rows // rows  # over as much data
   c = dataclasses.replace(
     c,
-    init=dataclasses.replace(c.init, checkpoint=write_config(models, shape)),
     mesh=dataclasses.replace(c.mesh, data=case.slices, tensor=case.tensor or c.mesh.tensor),
     train=dataclasses.replace(c.train, batch_rows=rows, steps=steps),
   )
   return compilation.Job(c, case.topology, case.step, case.slices)
-
-
-def write_config(directory: pathlib.Path, name: str) -> str:
-  """Writes a folder with a public model's config.json, as far as shapes; returns its path."""
-  path, shapes = directory / name, json.loads(SHAPES.read_text())
-  path.mkdir(parents=True, exist_ok=True)
-  (path / "config.json").write_text(json.dumps(shapes[name]))
-  return str(path.resolve())
 
 
 def compiled(work: pathlib.Path, cases: tuple[Case, ...]) -> list[dict]:
@@ -191,9 +191,8 @@ def compiled(work: pathlib.Path, cases: tuple[Case, ...]) -> list[dict]:
   files = [runner.ROOT / "prm_jax" / name for name in CODE]
   packages, done = runner.versions(*compilation.PACKAGES), []
   for case in cases:
-    asked = job(case, work / "models")
-    c = dataclasses.replace(asked.config, init=config_lib.Init())  # its path says nothing
-    settings = [dataclasses.asdict(case), dataclasses.asdict(c), packages]
+    asked = job(case)
+    settings = [dataclasses.asdict(case), dataclasses.asdict(asked.config), packages]
     name = f"{case.config}_{case.topology.replace(':', '_')}_{case.step}"
     call = functools.partial(runner.apart, compilation.compiled_report, asked, **kernel.COMPILER)
     done.append(runner.kept(work, name, settings, files, call))

@@ -27,7 +27,17 @@ def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n\n", row_length=4096),
     init=Init(checkpoint="models/Qwen2.5-32B"),
-    model=Model(
+    model=Model(  # the shape is the checkpoint's: compile_for_tpu.py does not need that
+      width=5120,
+      layers=64,
+      heads=40,
+      head_size=128,
+      mlp_width=27_648,
+      norm_epsilon=1e-5,
+      attention_bias=True,
+      rope_theta=1e6,
+      tied_embeddings=False,
+      vocab_size=152_064,
       dtype="bfloat16",
       remat="full",
       saved=("attention", "query", "key", "value", "output", "gate", "up"),

@@ -28,7 +28,15 @@ def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n\n", row_length=4096),
     init=Init(checkpoint="models/Qwen2.5-Math-1.5B"),
-    model=Model(
+    model=Model(  # the shape is the checkpoint's: compile_for_tpu.py does not need that
+      width=1536,
+      layers=28,
+      heads=12,
+      kv_heads=2,
+      head_size=128,
+      mlp_width=8960,
+      attention_bias=True,
+      vocab_size=151_936,
       dtype="bfloat16",
       remat="full",
       saved=("attention", "query", "key", "value", "output", "gate", "up"),

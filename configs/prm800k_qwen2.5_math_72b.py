@@ -27,7 +27,16 @@ def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n\n", row_length=4096),
     init=Init(checkpoint="models/Qwen2.5-Math-72B"),
-    model=Model(
+    model=Model(  # the shape is the checkpoint's: compile_for_tpu.py does not need that
+      width=8192,
+      layers=80,
+      heads=64,
+      head_size=128,
+      mlp_width=29_568,
+      norm_epsilon=1e-5,
+      attention_bias=True,
+      tied_embeddings=False,
+      vocab_size=152_064,
       dtype="bfloat16",
       remat="full",
       saved=("attention", "query", "key", "value", "output", "gate", "up"),

@@ -119,6 +119,9 @@ class Model(Checked):
   kv_heads: Count = 8  # divides heads
   head_size: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 64
   mlp_width: Count = 1408  # of the gated hidden layer
+  # Rows of the embedding; 0: those of the checkpoint, or the tokenizer's ids.  With a shape in the
+  # config file, compile_for_tpu.py needs no checkpoint; one that is there must have the same.
+  vocab_size: Changeable[Whole] = 0
   activation: Literal["silu", "gelu_tanh"] = "silu"  # of the feed-forward gate
   norm_epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
   norm_offset: bool = False  # norms multiply by 1 + weight (Gemma)
@@ -274,6 +277,8 @@ class Experiment(Checked):
     yield other, "loss.objective train.best_metric", "nll, the only metric of a language model"
     other = (self.optim.trained == "lora") != (self.model.lora_rank > 0)
     yield other, "optim.trained model.lora_rank", 'a rank above 0 with "lora", and only then'
+    many = self.train.batch_rows * self.data.row_length >= 2**31
+    yield many, "train.batch_rows data.row_length", "fewer than 2**31 tokens an update"
 
 
 def settings(c: Experiment, leave_out: str) -> dict[str, Any]:

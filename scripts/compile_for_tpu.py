@@ -4,16 +4,23 @@
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
     --topology=v5p:2x4x4 --output=compile.json
 
-Of a public checkpoint only config.json is read.  Memory and collectives are the compiler's; time is
-an estimate, printed with its assumptions.
+The production configs carry their model's shape, so no checkpoint is needed; of one that is there
+only config.json is read, and must agree.  Memory and collectives are the compiler's.  Time is an
+estimate, printed with its assumptions and as a range: from every exchange between chips hidden
+behind arithmetic to none.  With --price_per_chip_hour the run's cost is in dollars too.
 
 With --sweep the step is compiled with one, two and four times the rows, each with as many
 activations saved as fit, --compiles times at most.  The reports are listed by estimated tokens a
 second, the fastest that fits first.
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -42,23 +49,22 @@ class Args:
   output: pathlib.Path = pathlib.Path("compile.json")  # every number
   sweep: bool = False  # try more rows and less recomputation; the output is a list of reports
   compiles: int = 8  # of a sweep, at most
+  price_per_chip_hour: float = 0.0  # in dollars, by region and tier; 0: not known
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  job = compilation.Job(args.config, args.topology, args.step, args.slices)
-  try:
-    if args.slices < 1 or args.compiles < 1:
-      raise ValueError("--slices and --compiles: at least 1")
-    job.chip()
-    if util.find_spec("libtpu") is None:
-      raise ValueError("the TPU compiler is not installed: pip install libtpu")
-    with storage.written(args.output) as out:
-      found = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
-      out.write(json.dumps(found if args.sweep else found[0], indent=1) + "\n")
-  except (ValueError, OSError, RuntimeError) as error:
-    raise SystemExit(f"compile_for_tpu.py: {error}") from error
+  price = args.price_per_chip_hour
+  job = compilation.Job(args.config, args.topology, args.step, args.slices, price)
+  if args.slices < 1 or args.compiles < 1 or not 0 <= price < math.inf:
+    raise ValueError("--slices and --compiles: at least 1; --price_per_chip_hour: not negative")
+  job.chip()
+  if util.find_spec("libtpu") is None:
+    raise ValueError("the TPU compiler is not installed: pip install libtpu")
+  with storage.written(args.output) as out:
+    found = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
+    out.write(json.dumps(found if args.sweep else found[0], indent=1) + "\n")
   print("\n".join(map(one_line, found) if args.sweep else lines(found[0])))
   print(f"-> {args.output}")
   if not found[0]["fits"]:
@@ -77,6 +83,7 @@ def sweep(job: compilation.Job, compiles: int) -> list[dict]:
     for saved in SAVED[: compiles - len(reports)]:
       model = dataclasses.replace(c.model, remat="full", saved=saved)
       variant = dataclasses.replace(job, config=dataclasses.replace(c, model=model, train=train))
+      print(f"variant {len(reports) + 1} of at most {compiles}", file=sys.stderr, flush=True)
       # a process of its own, as the compiler may abort it
       with futures.ProcessPoolExecutor(1, spawn) as process:
         reports.append(process.submit(compilation.compiled_report, variant).result())
@@ -104,6 +111,7 @@ def lines(found: dict) -> list[str]:
   out = [
     f"{found['parameters']:,} parameters, {found['step']} step on {found['chips']} chips of "
     f"{found['topology']} as {mesh}, {found['rows']} rows of {found['row_length']}",
+    f"the model's shape is that of {found['shape_from']}",
   ]
   if not found["fits"]:
     return [*out, f"memory: DOES NOT FIT: {found['no_collectives_because']}"]
@@ -123,17 +131,30 @@ def lines(found: dict) -> list[str]:
   parts = ", ".join(f"{name} {value:.3f}" for name, value in guess["parts"].items())
   out.append(
     f"estimated: {guess['seconds_per_step']:.3f} s a step, {guess['tokens_per_second']:,.0f} "
-    f"tokens/s, {guess['mfu']:.1%} of the chips' peak ({parts.replace('_', ' ')})"
+    f"tokens/s, {guess['mfu']:.1%} of the chips' peak ({parts.replace('_', ' ')}); "
+    f"{guess['seconds_per_step_low']:.3f} s if every exchange were hidden, "
+    f"{guess['seconds_per_step_high']:.3f} if none"
   )
   share = guess["mfu_by_cycles_alone"]
   out.append(f"by the compiler's cycles, without attention and collectives: {share:.1%}")
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
   if run := found.get("run"):
-    hours = f"{run['hours']:.2f} hours, {run['chip_hours']:.1f} chip-hours"
-    out.append(f"the run: {run['steps']} steps, {hours}")
+    out.append(f"the run: {run['steps']} steps, {cost(run)}")
   return out
 
 
+def cost(run: dict) -> str:
+  """Time, chip-hours and dollars of a run, each with its range."""
+  unit, size = ("minutes", 60) if run["hours_high"] < 2 else ("hours", 1)
+  shown = {unit: ("hours", size), "chip-hours": ("chip_hours", 1), "dollars": ("dollars", 1)}
+  return ", ".join(
+    f"{run[key] * size:,.1f} {name} ({run[key + '_low'] * size:,.1f} to "
+    f"{run[key + '_high'] * size:,.1f})"
+    for name, (key, size) in shown.items()
+    if key in run
+  )
+
+
 if __name__ == "__main__":
-  main()
+  exits.run(main)

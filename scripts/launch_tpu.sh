@@ -48,8 +48,16 @@ give_back() {
   done
 }
 if $delete; then give_back; exit; fi
-check topology "$topology" '(v5e|v6e):[0-9]+x[0-9]+|v5p:[0-9]+x[0-9]+x[0-9]+' 'v5p:2x4x4 or v5e:8x8'
+# The slices of Cloud TPU, as in prm_jax/tpu/compilation.py.
+flat='1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16' small='2x2x1|2x2x2|2x2x4|2x4x4'
+check topology "$topology" "(v5e|v6e):($flat)|v5p:($small|[0-9]+x[0-9]+x[0-9]+)" \
+  "v5e or v6e and one of $flat, or v5p and one of $small or ascending multiples of 4"
 shape=${topology#*:} chips=$((${shape//x/*}))
+if [[ $topology == v5p:* && ! $shape =~ ^($small)$ ]]; then
+  IFS=x read -r a b c <<< "$shape"
+  (((a % 4 + b % 4 + c % 4) == 0 && 0 < a && a <= b && b <= c && chips <= 6144)) ||
+    fail "--topology=$topology: expected one of $small, or ascending multiples of 4, as in 4x4x8"
+fi
 case ${topology%%:*} in
   v5e) type=v5litepod-$chips runtime=v2-alpha-tpuv5-lite ;;
   v5p) type=v5p-$((2 * chips)) runtime=v2-alpha-tpuv5 ;;  # counts the two cores of each chip

@@ -277,9 +277,9 @@ def test_nothing_shared_gives_the_same_rows():
   assert pack(True)[0].hash == pack(False)[0].hash
 
 
-def test_every_asked_slice_is_compiled(tmp_path):
+def test_every_asked_slice_is_compiled():
   """1.2B, 7B and 32B on the slices of the targets, each production config, as much data each."""
-  jobs = [scaling.job(case, tmp_path) for case in scaling.CASES]
+  jobs = [scaling.job(case) for case in scaling.CASES]
   there = {(pathlib.Path(j.config.init.checkpoint).name, j.topology) for j in jobs}
   asked = {("Llama-3.2-1B", "v5e:4x4"), ("Qwen2.5-32B", "v5p:8x8x16")}
   for topology in ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "v5p:8x8x16"):

@@ -71,7 +71,10 @@ def test_the_first_state_is_the_public_model(experiment, public):
   """Parameters are those of the files, with a step head of zeros."""
   metadata, params = tiny.public_params(experiment)
   assert metadata.config.model == dataclasses.replace(
-    tiny.MODEL, unroll_layers=True, embedding_std=config_lib.Model().embedding_std
+    tiny.MODEL,
+    unroll_layers=True,
+    embedding_std=config_lib.Model().embedding_std,
+    vocab_size=metadata.vocab_size,
   )
   assert metadata.vocab_size == PUBLIC_ROWS
   original = dict(public[1])

@@ -3,20 +3,23 @@
 import dataclasses
 import functools
 import json
+import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 import tiny
-from conftest import run_script
+from conftest import ROOT, run_script
 from jax.sharding import PartitionSpec
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export, families
 from prm_jax.tpu import compilation, cost_model, hlo
 from prm_jax.training import step
 
+PRICE = "--price_per_chip_hour=1.5"
 TEXT = """HloModule jit_step, is_scheduled=true
 
 %fused_gather (p: bf16[8,64]) -> bf16[64,64] {
@@ -141,7 +144,7 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
   pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
   path = tmp_path / "compile.json"
   rows = "--config.train.batch_rows=8"
-  done = compile_for_tpu(tokenizer, path, "--topology=v5e:2x2", rows)
+  done = compile_for_tpu(tokenizer, path, "--topology=v5e:2x2", rows, PRICE)
   assert done.returncode == 0, done.stderr[-2000:]
   found = json.loads(path.read_text())
   assert found["chips"] == 4 and found["fits"]
@@ -156,6 +159,12 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
   assert "all-gather" in kinds and kinds & {"all-reduce", "reduce-scatter"}
   seconds = found["estimate"]["seconds_per_step"]
   assert found["run"]["chip_hours"] == pytest.approx(4 * 5000 * seconds / 3600)
+  assert found["run"]["dollars"] == pytest.approx(1.5 * found["run"]["chip_hours"])
+  for key in ("hours", "chip_hours", "dollars"):
+    assert found["run"][f"{key}_low"] <= found["run"][key] <= found["run"][f"{key}_high"]
+  for said in ("describing v5e:2x2\n", "compiling it for 4 chips, which takes minutes\n"):
+    assert said in done.stderr
+  assert re.search(r"5000 steps, [\d.]+ minutes \([\d.]+ to .* chip-hours .* dollars", done.stdout)
 
 
 @pytest.mark.slow
@@ -171,10 +180,35 @@ def test_a_sweep_lists_the_fastest_first(tokenizer, tmp_path):
   assert speeds == sorted(speeds, reverse=True)
 
 
+@pytest.mark.parametrize("topology", ["v5e:4x5", "v6e:16x8", "v5p:8x4x4", "v5p:4x4x6", "v5p:4x4"])
+def test_slices_that_cloud_tpu_does_not_offer_are_refused(topology):
+  """A wrong shape is an error before anything is compiled; it lists the right ones."""
+  with pytest.raises(ValueError, match=rf"{topology}: v\d. has slices of .*2x2"):
+    compilation.Job(config_lib.Experiment(), topology).shape()
+
+
+def test_a_config_with_a_shape_needs_no_checkpoint(tmp_path):
+  """A checkpoint that is there must have its shape; without one and without a shape: advice."""
+  c = config_lib.read(str(ROOT / "configs/prm800k_qwen2.5_math_1.5b.py"))
+  assert compilation.resolved(c) == (c, 151_936)
+  bare = dataclasses.replace(c, model=config_lib.Model())
+  with pytest.raises(FileNotFoundError, match=r"config\.json is enough, or the model's shape"):
+    compilation.resolved(bare)
+  hub = families.write(c.model, c.model.vocab_size, "qwen2") | {"max_position_embeddings": 4096}
+  there = dataclasses.replace(c, init=config_lib.Init(checkpoint=str(tmp_path)))
+  export.write_json(tmp_path / "config.json", hub)
+  found, rows = compilation.resolved(there)
+  assert rows == 151_936 and found.model.width == 1536 and found.model.context_length == 4096
+  for key, name in (("intermediate_size", "mlp_width"), ("vocab_size", "vocab_size")):
+    export.write_json(tmp_path / "config.json", hub | {key: 27})
+    with pytest.raises(ValueError, match=rf"model\.{name}=.*but .* has 27"):
+      compilation.resolved(there)
+
+
 def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
   """The message names the generations that are known."""
   done = compile_for_tpu(tokenizer, tmp_path / "compile.json", "--topology=v9:2x2")
-  assert done.returncode and "v9:2x2: expected one of v5e, v5p" in done.stderr
+  assert done.returncode and "v9:2x2: expected v5e, v5p, v6e and a shape" in done.stderr
   assert not (tmp_path / "compile.json").exists()
 
 
@@ -192,9 +226,9 @@ def test_reports_without_a_program_or_its_text(tokenizer):
 
 def test_links_that_close_no_ring_have_half_the_bandwidth():
   """Rings are those of whole v5p cubes, and of axes of 16 on v5e and v6e."""
-  for topology, links in (("v5p:4x4x8", 600), ("v5p:2x4x4", 300), ("v5e:16x8", 100)):
+  for topology, links in (("v5p:4x4x8", 600), ("v5p:2x4x4", 300), ("v5e:8x16", 100)):
     assert compilation.Job(config_lib.Experiment(), topology).chip().links == links * 1e9
-  assert compilation.Job(config_lib.Experiment(), "v5e:16x8").rings() == (True, False)
+  assert compilation.Job(config_lib.Experiment(), "v5e:8x16").rings() == (False, True)
 
 
 def multiply_adds(weight=0.0, untied=False, text=False, rank=0, **optim):

@@ -160,6 +160,7 @@ class Keys(Common, kw_only=True):
         fields[NUMBERS[key]] = value
     fields["activation"] = ACTIVATIONS[self.hidden_act]
     fields["tied_embeddings"] = self.tie_word_embeddings
+    fields["vocab_size"] = self.vocab_size
     return config_lib.Model(**fields, **self.window(family), **self.rope(family))
 
   def window(self, family: Family) -> dict[str, Any]:
@@ -312,7 +313,7 @@ def write(config: config_lib.Model, vocab_size: int, family: str) -> dict[str, A
   back = preset(values, f"as {family}").config
   theirs = dataclasses.asdict(back)
   for name, ours in dataclasses.asdict(c).items():
-    chosen = name in CHOICES or (name == "attention_scalar" and not ours)
+    chosen = name in (*CHOICES, "vocab_size") or (name == "attention_scalar" and not ours)
     if not chosen and ours != theirs[name]:
       raise ValueError(f"model.{name}={ours!r}: the family {family} has {theirs[name]!r}")
   return values

@@ -1,6 +1,10 @@
 """Progress of long work: tqdm's bar on a terminal, elsewhere a line of text now and then."""
 
+import contextlib
 import sys
+import threading
+import time
+from collections.abc import Iterator
 
 import tqdm
 
@@ -35,3 +39,23 @@ class _Lines:
 
   def flush(self) -> None:
     pass
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+  """Says what takes its time, and now and then how long it has taken."""
+  began, done = time.monotonic(), threading.Event()
+
+  def remind() -> None:
+    while not done.wait(SECONDS):
+      elapsed = tqdm.tqdm.format_interval(time.monotonic() - began)
+      print(f"{text}: {elapsed}", file=sys.stderr, flush=True)
+
+  print(text, file=sys.stderr, flush=True)
+  thread = threading.Thread(target=remind, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    done.set()
+    thread.join()

@@ -6,6 +6,7 @@ collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -22,6 +23,7 @@ from jax.experimental import topologies
 
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import exits, progress, storage
 from prm_jax.tpu import cost_model, hlo
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -37,6 +39,10 @@ LIBTPU = {
   "TPU_ACCELERATOR_TYPE": "v5litepod-1",
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
+# Slices that Cloud TPU offers (its pages "TPU v5e", "TPU v6e" and "TPU v5p"); launch_tpu.sh has the
+# same.  Those of v5p beyond SMALL are made of cubes of 4 x 4 x 4, up to LARGEST chips.
+FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+SMALL, LARGEST = ("2x2x1", "2x2x2", "2x2x4", "2x4x4"), 6144
 ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
 REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy it could not shard
 
@@ -49,16 +55,22 @@ class Job:
   topology: str  # generation and shape of a slice: "v5e:4x4" (16 chips), "v5p:2x4x4" (32)
   step: Literal["train", "score"] = "train"
   slices: int = 1
+  price: float = 0.0  # of a chip-hour; 0: unknown
 
   def shape(self) -> tuple[int, ...]:
-    """Chips along each axis of a slice; ValueError: not a known generation with a shape."""
-    names = ", ".join(cost_model.CHIPS)
-    shape = re.fullmatch(r"\w+:(\d+(?:x\d+)*)", self.topology)
-    if not shape or self.topology.split(":")[0] not in cost_model.CHIPS:
-      raise ValueError(
-        f"--topology={self.topology}: expected one of {names} and a shape, as in v5e:4x4"
-      )
-    return tuple(int(size) for size in shape[1].split("x"))
+    """Chips along each axis of a slice; ValueError: Cloud TPU offers no such slice."""
+    generation, _, shape = self.topology.partition(":")
+    if generation not in cost_model.CHIPS:
+      names = ", ".join(cost_model.CHIPS)
+      raise ValueError(f"--topology={self.topology}: expected {names} and a shape, as in v5e:4x4")
+    flat, cubes = generation != "v5p", re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
+    sizes = [int(size) for size in cubes.groups()] if cubes else []
+    whole = bool(sizes) and all(s and s % 4 == 0 for s in sizes) and sizes == sorted(sizes)
+    if shape not in (FLAT if flat else SMALL) and (flat or not whole or math.prod(sizes) > LARGEST):
+      more = "" if flat else ", and ascending multiples of 4, as in 4x4x8"
+      shapes = ", ".join(FLAT if flat else SMALL)
+      raise ValueError(f"--topology={self.topology}: {generation} has slices of {shapes}{more}")
+    return tuple(int(size) for size in shape.split("x"))
 
   def rings(self) -> tuple[bool, ...]:
     """Whether the links along each axis close to a ring, which libtpu has to be told.
@@ -96,8 +108,9 @@ def compiled_report(job: Job) -> dict[str, Any]:
     jax.errors.JaxRuntimeError: the compiler failed for another reason than the chip's memory,
       or has no such topology.
   """
-  devices = job.devices()
   c, vocab_size = resolved(job.config)
+  with progress.waiting(f"describing {job.topology}"):
+    devices = job.devices()
   mesh = sharding_lib.make_mesh(c.mesh, devices)
   programs = step_lib.make(c, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   step, state = programs.train_step, programs.abstract
@@ -106,9 +119,11 @@ def compiled_report(job: Job) -> dict[str, Any]:
   batch, gib, text, why = abstract_batch(c, mesh), {"needed": None}, None, ""
   start = time.perf_counter()
   with jax.set_mesh(mesh), library_messages() as messages:
-    lowered = step.lower(state, batch)
+    with progress.waiting(f"tracing the {job.step} step"):
+      lowered = step.lower(state, batch)
     try:
-      compiled, gib = memory_of(lowered)
+      with progress.waiting(f"compiling it for {mesh.size} chips, which takes minutes"):
+        compiled, gib = memory_of(lowered)
       text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
       # it does not fit, or libtpu cannot write its text, as of some programs
@@ -151,10 +166,10 @@ def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[st
     allocated, results included that do not reuse an argument's buffer; "needed", both together;
     and "temp_size", JAX's figure for temporaries, which may be far more than is allocated.
   """
-  with tempfile.TemporaryDirectory() as directory:
-    options = {"xla_dump_to": directory, "xla_dump_hlo_as_text": True}
+  with exits.scratch_directory() as directory:
+    options = {"xla_dump_to": str(directory), "xla_dump_hlo_as_text": True}
     compiled = lowered.compile(compiler_options=options)
-    (report,) = pathlib.Path(directory).rglob("*memory-usage-report.txt")
+    (report,) = directory.rglob("*memory-usage-report.txt")
     needed = int(ALLOCATED.search(report.read_text())[1])
   memory = compiled.memory_analysis()
   arguments, temp_size = memory.argument_size_in_bytes, memory.temp_size_in_bytes
@@ -193,6 +208,7 @@ def report(
   program = None if text is None else hlo.read(text)
   out = compiled | {
     "checkpoint": pathlib.Path(c.init.checkpoint).name,
+    "shape_from": "the checkpoint" if has_checkpoint(c) else "the config",
     "topology": job.topology,
     "slices": job.slices,
     "wrapped_axes": list(job.rings()),
@@ -218,8 +234,15 @@ def report(
     return out
   out["estimate"] = guess = cost_model.estimate(c, chip, mesh.shape, flops, program, training)
   if training:
-    hours = guess["seconds_per_step"] * c.train.steps / 3600
-    out["run"] = {"steps": c.train.steps, "hours": hours, "chip_hours": hours * mesh.size}
+    between = {"": guess["seconds_per_step"]} | {
+      f"_{end}": guess[f"seconds_per_step_{end}"] for end in ("low", "high")
+    }
+    out["run"] = {"steps": c.train.steps}
+    for end, seconds in between.items():
+      hours = seconds * c.train.steps / 3600
+      out["run"] |= {f"hours{end}": hours, f"chip_hours{end}": hours * mesh.size}
+      if job.price:
+        out["run"][f"dollars{end}"] = hours * mesh.size * job.price
   return out
 
 
@@ -242,8 +265,23 @@ def collectives_of(program: hlo.Program) -> dict[str, Any]:
 
 
 def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
-  """The experiment with its checkpoint's architecture, and the rows of its embedding."""
-  if c.init.checkpoint:
+  """The experiment with its checkpoint's architecture, and the rows of its embedding.
+
+  A checkpoint that is not there is replaced by the shape in the config.
+  """
+  if not c.init.checkpoint:
+    return c, initialization.find(c, None)[2]
+  if has_checkpoint(c):
     known, rows = initialization.architecture(c.init.checkpoint)
     return initialization.resolve(c, known), rows
-  return c, initialization.find(c, None)[2]
+  if not c.model.vocab_size:
+    raise FileNotFoundError(
+      f"{c.init.checkpoint}: no such directory; its config.json is enough, or the model's shape in "
+      "the section model of the config, with vocab_size"
+    )
+  return c, c.model.vocab_size
+
+
+def has_checkpoint(c: config_lib.Experiment) -> bool:
+  """Whether the checkpoint that the experiment starts from is there."""
+  return bool(c.init.checkpoint) and storage.path(c.init.checkpoint).exists()

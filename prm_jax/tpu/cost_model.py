@@ -112,8 +112,11 @@ def estimate(
   parts |= _collective_seconds(program, chip)
   total = max(arithmetic, parts["collectives_beside_arithmetic"]) + parts["collectives_alone"]
   total += parts.get("between_slices", 0.0)
+  exchanges = sum(parts.values()) - arithmetic
   return {
     "seconds_per_step": total,
+    "seconds_per_step_low": max(arithmetic, exchanges),  # every exchange beside arithmetic
+    "seconds_per_step_high": arithmetic + exchanges,  # none
     "parts": parts,
     "mfu": flops / (total * peak),
     # attention is in the operations, but its kernel has no cycles

@@ -44,7 +44,8 @@ def resolve(c: config_lib.Experiment, found: config_lib.Model) -> config_lib.Exp
 def architecture(path: str) -> tuple[config_lib.Model, int]:
   """Architecture and rows of the embedding of a public model (`families.read`) or another run."""
   if latest := checkpoint_lib.latest(path):
-    return dataclasses.replace(latest[1].config.model, lora_rank=0), latest[1].vocab_size
+    rows = latest[1].vocab_size
+    return dataclasses.replace(latest[1].config.model, lora_rank=0, vocab_size=rows), rows
   if storage.in_bucket(storage.path(path)):
     raise FileNotFoundError(
       f"{path}: no run with a checkpoint; a public model is read from a local disk: copy it first"
@@ -75,7 +76,11 @@ def find(
     )
   tokenizer = tokenizers.load(named)
   if not c.init.checkpoint:
-    return c, tokenizer, tokenizer.vocab_size
+    if 0 < c.model.vocab_size < tokenizer.vocab_size:
+      raise ValueError(
+        f"model.vocab_size={c.model.vocab_size}, but {named} has {tokenizer.vocab_size} ids"
+      )
+    return c, tokenizer, c.model.vocab_size or tokenizer.vocab_size
   model, rows = (kept.config.model, kept.vocab_size) if kept else architecture(c.init.checkpoint)
   if tokenizer.vocab_size > rows:
     raise ValueError(

@@ -161,12 +161,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   Raises:
     ValueError: the rows of a batch do not divide over passes and devices.
   """
-  devices = mesh.shape["data"] * mesh.shape["fsdp"]
-  if c.train.batch_rows % (c.train.microbatches * devices):
-    raise ValueError(
-      f"train.batch_rows={c.train.batch_rows} must be a multiple of train.microbatches="
-      f"{c.train.microbatches} times the {devices} devices over which rows are split"
-    )
+  _check_rows(c, mesh)
   sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
   optimizer = make_optimizer(c.optim, c.train.steps)
   graphdef, trainable = graph(c.model, **sizes), Trainable.of(c)
@@ -196,6 +191,30 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
     ),
     read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
     gather=jax.jit(lambda x: x, out_shardings=everywhere),
+  )
+
+
+def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
+  """ValueError unless the rows of a batch divide over passes and devices; it says what would."""
+  rows, passes, chips = (
+    c.train.batch_rows,
+    c.train.microbatches,
+    mesh.shape["data"] * mesh.shape["fsdp"],
+  )
+  each = passes * chips
+  if rows % each == 0:
+    return
+  ways = [f"--config.train.batch_rows={-(-rows // each) * each}"]
+  if passes > 1 and rows % chips == 0:
+    ways.append("--config.train.microbatches=1")
+  for tensor in (2**i for i in range(1, chips.bit_length())):
+    if chips % tensor == 0 and rows % (each // tensor) == 0:
+      ways.append(f"--config.mesh.tensor={mesh.shape['tensor'] * tensor} (heads over chips)")
+      break
+  raise ValueError(
+    f"train.batch_rows={rows} must be a multiple of {each}: rows are split over {chips} devices "
+    f"(mesh axes data and fsdp) in {passes} passes (train.microbatches); take "
+    f"{', or '.join(ways)}, or fewer devices"
   )
 
 
