@@ -382,7 +382,9 @@ def test_many_empty_slots_are_refused(tmp_path, monkeypatch):
     samples_of(tmp_path / "c.jsonl", [rated(drawn=10**12)])
 
 
-@pytest.mark.parametrize("odd", ["cm²", "x" * 5000 + "9" * 5000, "\u202e1 leveL", "٣", "", "=1+1"])
+@pytest.mark.parametrize(
+  "odd", ["cm²", "x" * 5000 + "9" * 5000, "a\x00", "\u202e1 leveL", "٣", "", "=1+1"]
+)
 def test_any_text_is_a_level_or_subject(tmp_path, odd):
   """Digits that int() does not take, very long numbers, controls that reverse text."""
   records = [rated(f"P{i}", level=odd, subject=odd) for i in range(2)] + [rated("Q", level="2")]

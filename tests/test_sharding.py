@@ -211,7 +211,6 @@ def test_an_axis_that_is_no_whole_number_of_slices_is_refused():
 
 
 if __name__ == "__main__":
-
   GOLDEN.mkdir(exist_ok=True)
   for each in TOPOLOGIES:
     (GOLDEN / f"{each}.txt").write_text(table(each))

@@ -231,8 +231,10 @@ def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.
   groups = {}
   for kind, names in (("level", samples.levels), ("subject", samples.subjects)):
     known = sorted({name for name in names if name is not None}, key=natural)
-    if known:
-      groups[kind] = {name: np.flatnonzero(np.array(names, object) == name) for name in known}
+    if known:  # compared by Python: numpy would leave out a NUL at the end
+      groups[kind] = {
+        name: np.array([p for p, n in enumerate(names) if n == name]) for name in known
+      }
   hardest_last = np.argsort(-_pass_rates(samples, options), kind="stable")
   fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
   groups["difficulty"] = {str(i): part for i, part in enumerate(fifths, start=1)}

@@ -9,6 +9,7 @@ import json
 import pathlib
 from typing import BinaryIO
 
+import msgspec
 import numpy as np
 
 from prm_jax.runtime import json_lines
@@ -16,6 +17,16 @@ from prm_jax.runtime.json_lines import BadLine
 
 FORMAT = {"format": "prm_jax score bundle", "version": 4}
 IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dtypes by kind
+
+
+class Header(msgspec.Struct, forbid_unknown_fields=True):
+  """The fields of `ScoredSamples` that are no arrays, in a bundle."""
+
+  files: tuple[str, ...]
+  file_bytes: tuple[int, ...]
+  problems: tuple[str, ...]
+  levels: tuple[str | None, ...]
+  subjects: tuple[str | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,8 @@ class ScoredSamples:
   def check(self) -> None:
     """ValueError if the fields do not belong together."""
     (P, M), C, F = self.correct.shape, len(self.slots), len(self.files)
+    if not P * M * C:
+      raise ValueError("no candidates")
     T = 0 if self.step_counts is None else int(self.step_counts.sum())
     shapes = {"sizes": (P,), "places": (P, M, F, 3), "slots": (C,), "step_counts": (C,)}
     shapes |= {"step_probs": (T, 3), **dict.fromkeys(("problems", "levels", "subjects"), (P,))}
@@ -115,11 +128,11 @@ def read_bundle(path: pathlib.Path) -> ScoredSamples:
       if any(member.compress_type for member in stored.zip.infolist()):
         raise ValueError("its members are compressed: they may be of any size")
       arrays = dict(stored)
-    header = json.loads(arrays.pop("header").tobytes())
+    header = json_lines.parse(arrays.pop("header").tobytes(), "header")
     if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:
-      raise ValueError(f"expected {FORMAT}, not {found}")
-    header["files"] = map(pathlib.Path, header["files"])
-    texts = {name: tuple(value) for name, value in header.items()}
+      raise ValueError(f"expected {FORMAT}, not {json_lines.show(found)}")
+    texts = msgspec.structs.asdict(json_lines.convert(header, Header))
+    texts["files"] = tuple(map(pathlib.Path, texts["files"]))
     columns = {name: x.astype(IN_MEMORY[x.dtype.kind], copy=False) for name, x in arrays.items()}
     samples = ScoredSamples(**texts, **columns)
     samples.check()

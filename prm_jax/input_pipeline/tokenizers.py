@@ -164,8 +164,8 @@ class TokenizerJson(Tokenizer):
       self._data = self._model.to_str().encode()
       if (given := self.token_id(token.content)) != number:
         raise ValueError(
-          f"{self._path}: {CONFIG} beside it gives {token.content!r} the id {number}, which would "
-          f"be {given}: the two files do not belong together"
+          f"{self._path}: {CONFIG} beside it gives {json_lines.show(token.content)} the id {number}"
+          f", which would be {given}: the two files do not belong together"
         )
 
   def encode(self, text: str, special: bool = False) -> list[int]:
@@ -197,7 +197,9 @@ class SentencePiece(Tokenizer):
     self._model = model = sentencepiece.SentencePieceProcessor()
     try:
       model.LoadFromSerializedProto(self._data)
-    except RuntimeError as error:
+      for number in range(model.vocab_size()):
+        model.IdToPiece(number)
+    except (RuntimeError, UnicodeDecodeError) as error:
       raise ValueError(f"{path}: not a SentencePiece model ({error})") from error
     self._refuse_additions()
     self.vocab_size = model.vocab_size()

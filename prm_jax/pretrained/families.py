@@ -271,7 +271,7 @@ def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
   except msgspec.ValidationError as error:
     key = re.search(r"`\$\.(\w+)", str(error))
     found = f", found {key[1]}={show(values[key[1]])}" if key else ""
-    raise ValueError(f"{path}: {error}{found}") from error
+    raise ValueError(f"{path}: {str(error)[:500]}{found}") from error
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
 

@@ -181,4 +181,5 @@ def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"
   about = f"{field} is {show(value)}: " if path or not message.startswith('no "') else ""
-  raise BadLine(f"{where}{': ' if where else ''}{about}{message[0].lower()}{message[1:]}")
+  message = message[0].lower() + message[1:500]
+  raise BadLine(f"{where}{': ' if where else ''}{about}{message}")

@@ -22,6 +22,7 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import storage
+from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import batching, readouts
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
@@ -284,6 +285,7 @@ def check_contract(
   found = (tokenizer.hash, tuple(tokenizer.encode(contract.separator)))
   if found != expected:
     raise ValueError(
-      f"{where}: the tokenizer's hash and its ids of {contract.separator!r} are {found}, in "
-      f"training they were {expected}; put back the tokenizer of that run"
+      f"{where}: the tokenizer's hash and its ids of {show(contract.separator)} are "
+      f"{show(found, 200)}, in training they were {show(expected, 200)}; put back the tokenizer of "
+      "that run"
     )

@@ -115,9 +115,14 @@ class Checkpointer:
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
-    self._checkpointer = ocp.training.Checkpointer(
-      self._directory, preservation_policy=c and self, cleanup_tmp_directories=c is not None
-    )
+    try:
+      self._checkpointer = ocp.training.Checkpointer(
+        self._directory, preservation_policy=c and self, cleanup_tmp_directories=c is not None
+      )
+    except OSError:
+      raise
+    except Exception as error:  # of any class: it reads the metadata of all steps, as they are
+      raise Unreadable(f"{self._directory}: damaged metadata: {_brief(error)}") from error
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
     """Which checkpoints orbax keeps: the newest and the best.  (Its `BestN` fails on damage.)"""

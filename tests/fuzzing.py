@@ -1,0 +1,444 @@
+"""Hostile input for test_fuzz.py: mutations, and for each kind of file how it is read and checked.
+
+A target writes one mutated input into an empty folder and reads it.  It returns None if the input
+is accepted and an independent reader finds the same in it; otherwise it raises what the project
+raises, or AssertionError.
+"""
+
+import ast
+import contextlib
+import copy
+import dataclasses
+import functools
+import gzip
+import io
+import json
+import math
+import os
+import pathlib
+import random
+import shutil
+import sys
+import zipfile
+
+import conftest
+import numpy as np
+import safetensors.numpy
+import scored_files
+import sentencepiece
+import tiny
+import tokenizers as hf
+
+from prm_jax import config as config_lib
+from prm_jax.datasets.prm800k import records
+from prm_jax.evaluation import report, reranking
+from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.pretrained import export
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import loop
+
+TEXTS = ["What is 2 + 3?", "a" * 40 + "!", "\u00e9\u4e8c \U0001f600\n\n  ", "</s><s> <|x|>", ""]
+REGEXES = ["(a+)+$", "(a|aa)+$", "(.*)*x", "(", "[", "\\p{Zz}", "(?=a*a*a*a*b)", "a{9999999}"]
+VALUES = [None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**70), 10**400, 0.5, -0.0, 1e308]
+VALUES += [
+  math.nan,
+  math.inf,
+  -math.inf,
+  "",
+  " ",
+  "x",
+  "1",
+  "\x00",
+  "\u202e",
+  "cm\u00b2",
+  "x" * 10**5,
+]
+VALUES += [[], [[]], {}, {"-1": 1}, [None] * 1000, {"a": {"b": [1]}}, "\u2028", "NaN", [0.1, 0.2]]
+
+
+def deep(count):
+  value = 1
+  for _ in range(count):
+    value = [value]
+  return value
+
+
+def places(value, path=()):
+  """The path of every value in a JSON document."""
+  yield path
+  if isinstance(value, dict | list):
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+      yield from places(inner, (*path, key))
+
+
+def edited(value, draw: random.Random):
+  """A document with one value deleted, doubled or replaced."""
+  value = copy.deepcopy(value)
+  path = draw.choice([*places(value)])
+  if not path:
+    return draw.choice(VALUES)
+  at = functools.reduce(lambda inner, key: inner[key], path[:-1], value)
+  what = draw.random()
+  if what < 0.2:
+    del at[path[-1]]
+  elif what < 0.3 and isinstance(at, list):
+    at.insert(path[-1], copy.deepcopy(at[path[-1]]))
+  elif what < 0.4:
+    at[path[-1]] = deep(draw.choice([3, 50, 99, 150, 900, 990, 1010, 3000]))
+  else:
+    at[path[-1]] = draw.choice(VALUES)
+  return value
+
+
+def dumped(value, draw: random.Random) -> bytes:
+  limit = sys.getrecursionlimit()
+  sys.setrecursionlimit(100_000)
+  try:
+    text = json.dumps(value, ensure_ascii=draw.random() < 0.5)
+  finally:
+    sys.setrecursionlimit(limit)
+  return text.encode(errors="surrogatepass")
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+  """Bytes with a few of them changed, cut, doubled, removed or put before."""
+  for _ in range(draw.choice([1, 1, 2, 5])):
+    at, end = draw.randrange(len(data) + 1), draw.randrange(len(data) + 1)
+    what = draw.randrange(7)
+    if what <= 1 and data:
+      at = min(at, len(data) - 1)
+      data = data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
+    elif what == 2:
+      data = data[:at]
+    elif what == 3:
+      data = data[:at] + data[min(at, end) : min(at, end) + 40] + data[at:]
+    elif what == 4:
+      data = data[:at] + data[at + draw.randrange(1, 40) :]
+    elif what == 5:
+      data = draw.choice([b"\xef\xbb\xbf", b"\n \r\n", b"\x1f\x8b", b"PAR1", b"\x00"]) + data
+    else:
+      data = data.replace(b"\n", draw.choice([b"\r\n", b"\n\n", b"\r", b""]))
+  return data
+
+
+def lines_file(folder, rows, draw) -> pathlib.Path:
+  """A file of JSON lines with one edited row, or damaged, or compressed."""
+  rows = [dumped(row, draw) for row in rows]
+  chosen = draw.randrange(len(rows))
+  if draw.random() < 0.7:
+    rows[chosen] = dumped(edited(json.loads(rows[chosen]), draw), draw)
+  data = b"\n".join(rows) + b"\n"
+  if draw.random() < 0.4:
+    data = damaged(data, draw)
+  path = folder / draw.choice(["in.jsonl", "in.jsonl", "in.jsonl.gz"])
+  if path.suffix == ".gz" and draw.random() < 0.9:
+    data = gzip.compress(data)
+    data = damaged(data, draw) if draw.random() < 0.3 else data
+  path.write_bytes(data)
+  return path
+
+
+def json_of(path):
+  """(line number, object) of each line that is not blank, by the json module."""
+  data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+  found = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line and not line.isspace()]
+  return [(i, json.loads(line.decode("utf-8-sig"))) for i, line in found]
+
+
+def record(folder, base, draw):
+  rows = [conftest.phase1_row(), conftest.phase2_row(), conftest.gave_up_row()]
+  path = lines_file(folder, rows, draw)
+  read = [*records.read_records(path)]
+  expected = json_of(path)
+  assert [r.source for r in read] == [f"{path.name}:{i}" for i, _ in expected]
+  for found, (_, row) in zip(read, expected):
+    assert json.loads(found.json) == row or "NaN" in str(row)
+    assert found.solution.question.problem == row["question"]["problem"]
+    for step, given in zip(found.solution.label.steps, row["label"]["steps"], strict=True):
+      assert step.chosen_completion == given["chosen_completion"]
+      theirs = [(c["text"], c["rating"]) for c in given["completions"] or []]
+      assert [(c.text, c.rating) for c in step.completions or []] == theirs
+
+
+def scored(folder, base, draw):
+  rows = [*scored_files.generated(3, 3, draw.randrange(100))]
+  if draw.random() < 0.3:
+    rows = [*scored_files.in_groups(rows)]
+  path = lines_file(folder, rows, draw)
+  samples = read_scored_samples([path])
+  flat = []
+  for _, row in json_of(path):
+    shared = {k: v for k, v in row.items() if k != "samples"}
+    many = row["samples"] if "samples" in row and "is_correct" not in row else [{}]
+    flat += [
+      shared | each | ({"orm_score": each["score"]} if "score" in each else {}) for each in many
+    ]
+  assert len(flat) == len(samples.slots)
+  assert samples.correct.ravel()[samples.slots].tolist() == [r["is_correct"] for r in flat]
+  at = [int(slot) // samples.correct.shape[1] for slot in samples.slots]
+  assert [samples.problems[p] for p in at] == [r["problem"] for r in flat]
+  if samples.orm is not None:
+    assert samples.orm.ravel()[samples.slots].tolist() == [r["orm_score"] for r in flat]
+  if samples.step_probs is not None:
+    probs = [[r[k] for k in ("-1", "0", "1")] for row in flat for r in row["rating_probs"]]
+    assert samples.step_probs.tolist() == probs
+  if draw.random() < 0.02:
+    made, scores = reranking.rerank(samples, reranking.Options(**scored_files.QUICK))
+    report.contents(report.with_examples(made, samples, scores))
+
+
+def bundle(folder, base, draw):
+  source, path = base / "bundle.npz", folder / "bundle.npz"
+  if draw.random() < 0.4:
+    path.write_bytes(damaged(source.read_bytes(), draw))
+  else:
+    with np.load(source) as stored:
+      arrays = dict(stored)
+    name = draw.choice(sorted(arrays))
+    x = arrays[name]
+    changes = [
+      x[:-1],
+      x.T,
+      x.astype(np.float16),
+      x.astype("U5"),
+      x * 0 - 1,
+      x[..., None],
+      x * 0 + 200,
+    ]
+    changes += [np.full(x.shape, draw.choice([np.nan, np.inf, 2.0**60, -1.0])), np.zeros((0, 0))]
+    if name == "header":
+      header = edited(json.loads(x.tobytes()), draw)
+      changes = [np.frombuffer(dumped(header, draw), np.uint8)]
+    arrays[name] = draw.choice(changes)
+    if draw.random() < 0.2:
+      del arrays[name]
+    saved = np.savez_compressed if draw.random() < 0.1 else np.savez
+    saved(path, **arrays)
+  samples = read_scored_samples([path])
+  with zipfile.ZipFile(path) as archive:
+    for member in archive.namelist():
+      if member != "header.npy":
+        theirs = np.lib.format.read_array(io.BytesIO(archive.read(member)))
+        ours = getattr(samples, member.removesuffix(".npy"))
+        np.testing.assert_array_equal(ours, theirs)
+  made, scores = reranking.rerank(
+    samples, reranking.Options(**scored_files.QUICK, methods=("random",))
+  )
+  report.contents(report.with_examples(made, samples, scores))
+
+
+NUMBERS = ["0", "1", "-1", "1e9", "1e400", "inf", "nan", "-inf", "0.5", "1000000000000", "", "x"]
+NUMBERS += [
+  "True",
+  "None",
+  "0x10",
+  "1_000",
+  "\\n",
+  "\\q",
+  "s",
+  "full",
+  "float32",
+  "\u0663",
+  "1e-320",
+]
+
+
+def config(folder, base, draw):
+  known = config_lib.settings(config_lib.Experiment(), "nothing")
+  key, text = draw.choice(sorted(known)), draw.choice(NUMBERS)
+  section, name = key.split(".")
+  if draw.random() < 0.5:  # a config file
+    with contextlib.suppress(ValueError, SyntaxError):
+      text = repr(ast.literal_eval(text))
+    path = folder / "config.py"
+    made = f"{section.title()}({name}={text})"
+    path.write_text(
+      "from prm_jax.config import *\n"
+      + draw.choice(["", "def f(:\n", "\n", "raise OSError\n"])
+      + f"def config():\n  return Experiment({section}={made})\n"
+    )
+    found = getattr(getattr(config_lib.read(str(path)), section), name)
+    expected = ast.literal_eval(text)
+  else:
+    flag = f"--config.{draw.choice([key, key, key, key[:-1], 'optim.lr'])}"
+    argv = sys.argv
+    sys.argv = ["script.py", f"--config={conftest.ROOT}/configs/arithmetic.py", f"{flag}={text}"]
+    said = io.StringIO()
+    try:
+      with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        args = config_lib.parse(Args)
+    except SystemExit as end:
+      message = f"{said.getvalue()}{end.code if isinstance(end.code, str) else ''}"
+      named = flag in message or f"{section}.{name}" in message
+      raise SystemExit(f"{folder if named else ''}{message}") from None
+    finally:
+      sys.argv = argv
+    found = getattr(getattr(args.config, section), name)
+    kind = type(known[key])
+    expected = (text == "True") if kind is bool else text
+    if key in ("data.separator", "init.head_tokens"):
+      expected = config_lib.unescaped(text)
+    if kind in (int, float):
+      expected = kind(text)
+    elif kind is tuple:
+      expected = (expected,)
+  assert found == expected, (key, text, found)
+  assert not isinstance(found, float) or math.isfinite(found), (key, found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  config: config_lib.Experiment = config_lib.Experiment()
+
+
+def damage_one(source, folder, draw, names=None) -> pathlib.Path:
+  """A copy of a directory with one of its files edited, damaged, emptied or gone."""
+  shutil.copytree(source, folder / "it")
+  files = sorted(p for p in (folder / "it").rglob("*") if p.is_file())
+  path = draw.choice([p for p in files if names is None or p.name in names])
+  data, what = path.read_bytes(), draw.random()
+  if what < 0.05:
+    path.unlink()
+  elif what < 0.1:
+    path.write_bytes(b"")
+  elif what < 0.7 and data[:1] == b"{" and b"\n{" not in data:
+    path.write_bytes(dumped(edited(json.loads(data), draw), draw))
+  else:
+    path.write_bytes(damaged(data, draw))
+  return folder / "it"
+
+
+def checkpointed(folder, base, draw):
+  workdir = damage_one(base / "run", folder, draw)
+  scorer = Scorer.load(str(workdir))
+  check_params(scorer.params, base / "params.npz")
+
+
+def check_params(params, path):
+  with np.load(path) as stored:
+    for name, x in stored.items():
+      ours = functools.reduce(lambda inner, key: inner[key], name.split("."), params)
+      np.testing.assert_array_equal(np.asarray(ours), x)
+
+
+def model(folder, base, draw):
+  directory = damage_one(base / "exported", folder, draw)
+  scorer = Scorer.load_model(directory)
+  tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+  np.testing.assert_array_equal(scorer.params["embedding"], tensors["model.embed_tokens.weight"])
+  if scorer.params["head"].any():
+    np.testing.assert_array_equal(np.asarray(scorer.params["head"]).T, tensors["score.weight"])
+  values = json.loads((directory / "config.json").read_text("utf-8-sig"))
+  assert scorer.config.norm_epsilon == values.get("rms_norm_eps", 1e-6)
+  assert scorer.config.layers == values["num_hidden_layers"]
+  contract = json.loads((directory / "prm_jax.json").read_text("utf-8-sig"))
+  assert list(scorer.contract.classes) == contract["classes"]
+  scorer.encode("What is 2 + 3?", ["5"])
+
+
+def tokenizer(folder, base, draw):
+  kind = draw.choice(["json", "json", "regex", "sentencepiece"])
+  source = base / ("sentencepiece" if kind == "sentencepiece" else "json")
+  if kind == "regex":
+    shutil.copytree(source, folder / "it")
+    path = folder / "it" / "tokenizer.json"
+    values = json.loads(path.read_text())
+    pattern = {"Regex": draw.choice(REGEXES)}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    values["pre_tokenizer"] = split
+    if draw.random() < 0.3:
+      values["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "b"}
+    path.write_text(json.dumps(values))
+    directory = folder / "it"
+  else:
+    directory = damage_one(source, folder, draw)
+  ours = tokenizers.load(directory)
+  companions = [name for name in tokenizers.COMPANIONS if (directory / name).is_file()]
+  for text in TEXTS:
+    ids = ours.encode(text)
+    assert all(0 <= i < max(ours.vocab_size, 1) for i in ids)
+    if companions and kind != "regex":
+      continue  # they may add tokens
+    if ours.kind == "tokenizer.json":
+      theirs = hf.Tokenizer.from_file(str(directory / "tokenizer.json"))
+      theirs.no_truncation(), theirs.no_padding()
+      theirs.encode_special_tokens = True
+      assert ids == theirs.encode(text, add_special_tokens=False).ids
+    else:
+      theirs = sentencepiece.SentencePieceProcessor(str(directory / "tokenizer.model"))
+      assert ids == theirs.EncodeAsIds(text)
+
+
+TARGETS = {  # with their shares of the inputs
+  "records": (record, 0.25),
+  "scored samples": (scored, 0.25),
+  "bundles": (bundle, 0.1),
+  "configs": (config, 0.05),
+  "checkpoints": (checkpointed, 0.05),
+  "exported models": (model, 0.1),
+  "tokenizers": (tokenizer, 0.2),
+}
+
+
+def prepare(base: pathlib.Path, data: pathlib.Path) -> None:
+  """Writes the inputs that are mutated: a run, its export, a bundle and tokenizers."""
+  with tiny.first_device():
+    c = tiny.change(tiny.experiment(data, config_lib.Loss()), "train", steps=1)
+    loop.run(c, base / "run")
+    scorer = Scorer.load(str(base / "run"))
+  flat = {}
+  for name, x in scorer.params.items():
+    flat |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
+  np.savez(base / "params.npz", **flat)
+  for extra in ("tensorboard", "profile"):
+    shutil.rmtree(base / "run" / extra, ignore_errors=True)
+  files = scorer.tokenizer.files()
+  export.write(
+    base / "exported",
+    scorer.params,
+    scorer.config,
+    scorer.vocab_size,
+    contract=scorer.contract,
+    files=files,
+  )
+  (base / "sentencepiece").mkdir()
+  scorer.tokenizer.save(base / "sentencepiece")
+  samples = scored_files.samples_of(base / "scored.jsonl", scored_files.generated(4, 4))
+  scored_files.bundled(samples, base / "bundle.npz")
+  made = hf.Tokenizer(hf.models.BPE(unk_token="[UNK]"))
+  made.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+  trainer = hf.trainers.BpeTrainer(vocab_size=200, special_tokens=["[UNK]", "<s>", "</s>"])
+  made.train_from_iterator([text for text in TEXTS if text] * 5, trainer)
+  (base / "json").mkdir()
+  made.save(str(base / "json" / "tokenizer.json"))
+  added = {"3": {"content": "</s>", "special": True}}
+  settings = {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "added_tokens_decoder": added}
+  (base / "json" / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def attempt(kind: str, seed: int, folder: pathlib.Path, base: pathlib.Path) -> tuple[str, str]:
+  """("refused", its message), ("accepted", "") or ("failed", why)."""
+  folder.mkdir()
+  try:
+    TARGETS[kind][0](folder, base, random.Random(f"{kind} {seed}"))
+    return "accepted", ""
+  except (ValueError, OSError, SystemExit) as error:
+    text = str(error)
+    if len(text) > 3000 or "Traceback" in text or str(folder) not in text:
+      return "failed", f"{type(error).__name__}: unclear: {text[:500]!r}"
+    return "refused", text
+  except BaseException as error:
+    return "failed", f"{type(error).__name__}: {str(error)[:500]}"
+  finally:
+    shutil.rmtree(folder)
+
+
+def worker(pipe, folder: str, base: str) -> None:
+  """Attempts what comes through the pipe, and answers."""
+  sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+  with tiny.first_device():
+    pipe.send("ready")
+    while (job := pipe.recv()) is not None:
+      pipe.send(attempt(*job, pathlib.Path(folder) / "input", pathlib.Path(base)))
