@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import difflib
 import operator
+import os
 import re
 import runpy
 import sys
@@ -359,6 +360,10 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   A wrong flag or config file raises SystemExit, with the message in it or on standard error.
   """
   argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
+  for text in (*argv, os.getcwd()):
+    if not text.isascii() and text != text.encode(errors="replace").decode():
+      print(f"{text!r}: not UTF-8, which libraries for data and checkpoints need", file=sys.stderr)
+      sys.exit(2)
   switches = {f"--{field.name}" for field in fields if field.default is False}
   argv = [
     f"{each}=True" if each in switches and after not in ("True", "False") else each

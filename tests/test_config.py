@@ -111,3 +111,37 @@ def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, 
     parse(monkeypatch, *argv)
   assert error.value.code != 0
   assert message in capsys.readouterr().err + str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [(r"\n", "\n"), (r"a\t\\n", "a\t\\n"), ("a\nb", "a\nb"), ("\u00e9 ##", "\u00e9 ##")],
+)
+def test_flags_spell_line_breaks(monkeypatch, text, expected):
+  r"""`\n` is a line break in every flag that takes text, and a real one stays what it is."""
+  flags = ["--workdir=w", "--config.init.head=tokens", "--config.init.checkpoint=x"]
+  flags += [f"--config.data.separator={text}", "--config.init.head_tokens", text]
+  c = parse(monkeypatch, CONFIG, *flags).config
+  assert (c.data.separator, c.init.head_tokens) == (expected, (expected,))
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [
+    (r"--config.data.separator=\d", r"\d is none of \n, \t and"),
+    ("--config.optim.lr=1", "did you mean --config.optim.learning_rate?"),
+    ("--config.train.batch_size=1", "did you mean --config.train.batch_rows?"),
+    ("--config.optimizer.b1=0.9", "did you mean --config.optim.b1?"),
+    ("--config.model.rope_theta=inf", "model.rope_theta=inf"),
+    ("--config.model.norm_epsilon=inf", "model.norm_epsilon=inf"),
+    ("--config.optim.learning_rate=1e400", "optim.learning_rate=inf"),
+    ("--config.train.batch_rows=1000000000", "fewer than 2**31"),
+    ("--config.data.directory=a\udcff", "not UTF-8"),
+  ],
+)
+def test_a_flag_that_makes_no_sense_is_refused(monkeypatch, capsys, flag, message):
+  """The message names the flag, and the one that is meant."""
+  with pytest.raises(SystemExit) as end:
+    parse(monkeypatch, CONFIG, "--workdir=w", flag)
+  said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+  assert end.value.code == 2 and message in said

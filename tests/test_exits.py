@@ -2,19 +2,27 @@
 
 import errno
 import fcntl
+import json
 import os
 import pathlib
+import re
 import resource
+import runpy
 import signal
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+import tiny
 from conftest import ROOT, run_script
 from scored_files import generated, write
 
-from prm_jax.runtime import exits, progress, storage
+from prm_jax import config as config_lib
+from prm_jax.runtime import exits, json_lines, progress, storage
+from prm_jax.scoring import batching, candidates
+from prm_jax.training import loop
 
 WRITING = """
 from prm_jax.runtime import exits
@@ -171,3 +179,32 @@ def test_a_signal_is_answered_in_compiled_code(tmp_path):
   began = time.monotonic()
   child.communicate(timeout=30)
   assert child.returncode == exits.INTERRUPTED and time.monotonic() - began < 10
+
+
+def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, capsys):
+  """score.py has a line now and then where there is no terminal, and says what ends a step."""
+  with tiny.first_device():
+    experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+    loop.run(tiny.change(experiment, "train", steps=1), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "steps end with the separator '\\n', tokens [3]" in said
+    assert re.search(r"step 1 of 1: loss .* tokens/s \d+, \d+:\d+ left", said)
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(batching, "BATCH_TOKENS", 128)
+    monkeypatch.setattr(exits, "on_signals", lambda *_: None)  # pytest has its own handlers
+    source = arithmetic_data / "candidates.jsonl"
+    flags = [f"--checkpoint={tmp_path}/run", f"--input={source}", f"--output={tmp_path}/o.jsonl"]
+    monkeypatch.setattr(sys, "argv", ["score.py", *flags])
+    runpy.run_path(str(ROOT / "scripts/score.py"), run_name="__main__")
+  said = capsys.readouterr().err.splitlines()
+  assert said[0] == "steps end with the separator '\\n', tokens [3]"
+  done = [int(found[1]) for found in map(re.compile(r"scoring: (\d+)/48 ").match, said) if found]
+  assert len(set(done)) > 3 and done == sorted(done) and "solutions/s, " in said[2]
+
+
+def test_long_integers_in_other_keys_are_kept(tmp_path):
+  """score.py keeps every key as it was, integers of any length too."""
+  line = b'{"problem": "p", "steps": ["a"], "id": {"n": [123456789012345678901234567890, -1]}}'
+  record = json_lines.parse(line, "here")
+  kept = candidates.scored(record, ["a"], np.array([[0.25, 0.25, 0.5]]), tiny.contract())
+  assert json.loads(json.dumps(kept))["id"] == json.loads(line)["id"]

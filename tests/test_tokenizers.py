@@ -345,3 +345,15 @@ def test_real_smollm2_ids_are_those_of_transformers(smollm2, prm800k_sample, tmp
     reference = transformers.AutoTokenizer.from_pretrained(directory)
     assert reference(texts)["input_ids"] == [tokenizer.encode(text) for text in texts]
     assert reference.eos_token_id == tokenizer.eos_id
+
+
+def test_an_expression_that_backtracks_is_an_error(tmp_path):
+  """The library panics, which no `except Exception` sees; the message names the file."""
+  made = byte_level("llama")
+  pattern = library.Regex("(a|aa)+$")
+  made.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+  made.save(str(tmp_path / "tokenizer.json"))
+  loaded = tokenizers.load(tmp_path)
+  assert loaded.encode("b")
+  with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer.json: cannot encode 'aaaa.*gave up"):
+    loaded.encode("a" * 100 + "b")

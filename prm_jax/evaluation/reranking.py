@@ -1,5 +1,6 @@
 """The content of a reranking report: samples -> scores -> methods -> curves with error bars."""
 
+import collections
 import dataclasses
 import re
 from typing import Literal
@@ -230,11 +231,12 @@ def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.
 
   groups = {}
   for kind, names in (("level", samples.levels), ("subject", samples.subjects)):
-    known = sorted({name for name in names if name is not None}, key=natural)
-    if known:  # compared by Python: numpy would leave out a NUL at the end
-      groups[kind] = {
-        name: np.array([p for p, n in enumerate(names) if n == name]) for name in known
-      }
+    members = collections.defaultdict(list)
+    for p, name in enumerate(names):
+      members[name].append(p)
+    members.pop(None, None)
+    if members:
+      groups[kind] = {name: np.array(members[name]) for name in sorted(members, key=natural)}
   hardest_last = np.argsort(-_pass_rates(samples, options), kind="stable")
   fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
   groups["difficulty"] = {str(i): part for i, part in enumerate(fifths, start=1)}
