@@ -35,7 +35,7 @@ class Args:
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.evaluation import prm800k_steps
-  from prm_jax.runtime import distributed
+  from prm_jax.runtime import distributed, progress
   from prm_jax.scoring.scorer import Scorer
 
   with distributed.job(args.hosts), distributed.written_together() as output:
@@ -43,7 +43,8 @@ def main() -> None:
     # its manifest.json says how the split's rows are read
     files = [args.data_dir / "manifest.json", *args.data_dir.rglob(f"*-{args.split}.*")]
     distributed.check_same_command(args, sorted(files))
-    scorer = Scorer.load(args.checkpoint, args.step)
+    with progress.waiting(f"loading {args.checkpoint}"):
+      scorer = Scorer.load(args.checkpoint, args.step)
     distributed.check_same({"step": scorer.step})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     result = prm800k_steps.evaluate(scorer, args.data_dir, args.split)

@@ -61,26 +61,28 @@ def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.model import sharding
   from prm_jax.pretrained import export
-  from prm_jax.runtime import storage
+  from prm_jax.runtime import progress, storage
   from prm_jax.scoring import scorer
   from prm_jax.training import checkpoint, trainable
 
   storage.refuse_existing(args.output)  # before restoring, which is slow
   about, tokenizer = scorer.newest(args.checkpoint)
   mesh = sharding.make_mesh(config_lib.Mesh())
-  step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
+  with progress.waiting(f"loading {args.checkpoint}"):
+    step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
   config = about.config.model
-  export.write(
-    args.output,
-    trainable.merge_lora(params, config),
-    dataclasses.replace(config, lora_rank=0),
-    about.vocab_size,
-    contract=about.contract if args.kind == "token-classification" else None,
-    kind=args.kind,
-    dtype=args.dtype or None,
-    files=tokenizer_files(tokenizer),
-    tokens={"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id},
-  )
+  with progress.waiting(f"writing {args.output}"):
+    export.write(
+      args.output,
+      trainable.merge_lora(params, config),
+      dataclasses.replace(config, lora_rank=0),
+      about.vocab_size,
+      contract=about.contract if args.kind == "token-classification" else None,
+      kind=args.kind,
+      dtype=args.dtype or None,
+      files=tokenizer_files(tokenizer),
+      tokens={"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id},
+    )
   size = sum(path.stat().st_size for path in args.output.iterdir())
   print(f"step {step} of {args.checkpoint}, {size / 1e6:,.1f} MB -> {args.output}")
 

@@ -50,7 +50,7 @@ class Args:
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.runtime import distributed
+  from prm_jax.runtime import distributed, progress
   from prm_jax.scoring.scorer import Scorer
 
   of_model = args.readout or args.separator or args.dtype != "float32"
@@ -66,11 +66,12 @@ def main() -> None:
     out = output(args.output)  # a place that cannot be written is an error before any work
     about = output(note) if args.model else None
     distributed.check_same_command(args, [args.input])
-    if args.model:
-      scorer = Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
-    else:
-      scorer = Scorer.load(args.checkpoint, args.step)
-    facts = scorer.facts() if args.model else None
+    with progress.waiting(f"loading {args.model or args.checkpoint}"):
+      if args.model:
+        scorer = Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
+      else:
+        scorer = Scorer.load(args.checkpoint, args.step)
+      facts = scorer.facts() if args.model else None
     distributed.check_same({"step": scorer.step, "model": facts})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     started = time.perf_counter()

@@ -24,9 +24,11 @@ class Args:
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.input_pipeline import step_dataset, tokenizers
+  from prm_jax.runtime import progress
 
   texts = step_dataset.texts(args.data, "train", args.max_rows)
-  tokenizer = tokenizers.train_sentencepiece(texts, args.output, args.vocab_size)
+  with progress.waiting(f"training a tokenizer on {args.data}"):
+    tokenizer = tokenizers.train_sentencepiece(texts, args.output, args.vocab_size)
   print(f"{tokenizer.vocab_size} pieces, sha256 {tokenizer.hash[:16]}... -> {args.output}")
 
 

@@ -24,6 +24,7 @@ from prm_jax.runtime import exits, json_lines, progress, storage
 from prm_jax.scoring import batching, candidates
 from prm_jax.training import loop
 
+TEXT = {"capture_output": True, "text": True}
 WRITING = """
 from prm_jax.runtime import exits
 exits.on_signals({arguments})
@@ -181,6 +182,29 @@ def test_a_signal_is_answered_in_compiled_code(tmp_path):
   assert child.returncode == exits.INTERRUPTED and time.monotonic() - began < 10
 
 
+def test_a_full_disk_leaves_the_old_report_whole(tmp_path):
+  """The page of an earlier run does not stand beside the numbers of this one.
+
+  A limit on the size of files, between those of report.json and of the page, stands for the disk.
+  """
+  path, out = write(tmp_path / "a.jsonl", generated()), tmp_path / "out"
+  flags = (f"--input={path}", f"--output_dir={out}", "--resamples=100")
+  assert run_script("rerank.py", *flags).returncode == 0
+  before = {each: each.read_bytes() for each in out.iterdir()}
+  limit = f"ulimit -f {len(before[out / 'report.json']) // 1024 + 20}; exec "
+  command = [sys.executable, "scripts/rerank.py", *flags, "--seed=1"]
+  done = subprocess.run(["bash", "-c", limit + " ".join(command)], cwd=ROOT, **TEXT)
+  assert done.returncode == 1 and done.stderr.endswith("File too large; nothing was replaced\n")
+  assert str(out / "report.html") in done.stderr
+  assert {each: each.read_bytes() for each in out.iterdir()} == before
+
+
+def test_help_describes_the_options_of_hosts():
+  """Not with the text of the option before them."""
+  said = run_script("score.py", "--help").stdout
+  assert "several: where JAX does not find them itself" in said.split("hosts options")[1][:200]
+
+
 def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, capsys):
   """score.py has a line now and then where there is no terminal, and says what ends a step."""
   with tiny.first_device():
@@ -189,7 +213,7 @@ def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, caps
     said = capsys.readouterr().err
     assert "steps end with the separator '\\n', tokens [3]" in said
     assert re.search(r"step 1 of 1: loss .* tokens/s \d+, \d+:\d+ left", said)
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SECONDS", 0.001)
     monkeypatch.setattr(batching, "BATCH_TOKENS", 128)
     monkeypatch.setattr(exits, "on_signals", lambda *_: None)  # pytest has its own handlers
     source = arithmetic_data / "candidates.jsonl"
@@ -197,9 +221,11 @@ def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["score.py", *flags])
     runpy.run_path(str(ROOT / "scripts/score.py"), run_name="__main__")
   said = capsys.readouterr().err.splitlines()
-  assert said[0] == "steps end with the separator '\\n', tokens [3]"
+  assert said[0] == f"loading {tmp_path}/run"
+  assert "steps end with the separator '\\n', tokens [3]" in said
   done = [int(found[1]) for found in map(re.compile(r"scoring: (\d+)/48 ").match, said) if found]
-  assert len(set(done)) > 3 and done == sorted(done) and "solutions/s, " in said[2]
+  assert len(set(done)) > 3 and done == sorted(done)
+  assert any("solutions/s, " in line and line.endswith(" left") for line in said)
 
 
 def test_long_integers_in_other_keys_are_kept(tmp_path):

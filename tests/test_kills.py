@@ -131,7 +131,7 @@ def test_campaign_of_kills(experiment, tmp_path, monkeypatch, kills, steps):
   SIGKILL, the others SIGTERM, some of these twice.  Each start goes on from the newest finished
   checkpoint; every run ends with the state and the metrics of the uninterrupted one.
 
-    PRM_JAX_KILLS=100 bash scripts/test.sh -m slow -k campaign -s
+    PRM_JAX_KILLS=100 bash scripts/test.sh -m slow -k kills -s
   """
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
   monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -112,6 +112,14 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   }
 
 
+def test_an_empty_list_of_test_problems_is_an_error(tmp_path, source):
+  """Without a word, nothing would be kept from training on what is tested on."""
+  (source / "math_splits").mkdir()
+  (source / "math_splits" / "test.jsonl").touch()
+  with pytest.raises(BadLine, match=r"math_splits/test.jsonl: empty"):
+    prepare.prepare_prm800k(tmp_path / "out", source=source)
+
+
 def test_existing_output(tmp_path, source):
   """Only an earlier output is replaced, on request, and it stays if the new one fails."""
   output = tmp_path / "out"

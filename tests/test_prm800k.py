@@ -167,6 +167,19 @@ def test_an_empty_file_is_an_error(tmp_path, raw_rows):
       prm800k.Builder(source=source, config="phase2", data_dir=tmp_path).download_and_prepare()
 
 
+def test_a_deep_record_is_skipped_like_any_bad_one(tmp_path, raw_rows):
+  """JSON a thousand levels deep, on which parsers recurse, ends nothing."""
+  source = write_source(tmp_path, raw_rows)
+  with (source / "phase2_train.jsonl").open("ab") as file:
+    file.write(b'{"labeler": ' + b"[" * 1000 + b"]" * 1000 + b"}\n")
+  builder = prm800k.Builder(
+    source=source, config="phase2", data_dir=tmp_path / "out", on_bad_record="skip"
+  )
+  builder.download_and_prepare()
+  (message,) = builder.skipped["train"]
+  assert message.startswith(f"{source}/phase2_train.jsonl:4: nested 1001 deep")
+
+
 def test_a_long_line_is_not_read_whole(tmp_path, monkeypatch):
   """A line longer than any record ends the cutting of a file, which reads a bounded part of it."""
   monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)

@@ -19,7 +19,7 @@ from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, step_dataset, text_dataset, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import distributed, preemption, storage, workdir_lock
+from prm_jax.runtime import distributed, preemption, progress, storage, workdir_lock
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -137,7 +137,8 @@ class Run:
     if found := self.checkpointer.newest(restore):
       state = found[2]
     elif c.init.checkpoint:
-      params = initialization.public_params(c, rows.tokenizer, programs.abstract.params)
+      with progress.waiting(f"loading {c.init.checkpoint}"):
+        params = initialization.public_params(c, rows.tokenizer, programs.abstract.params)
       state = programs.begin(params)
     else:
       state = programs.init(jax.random.key(c.train.seed))
@@ -183,8 +184,10 @@ class Run:
       folder = storage.local(self.lock.workdir / "profile", unless=self.lock.taken_by)
       folder = str(self.trace.enter_context(folder))
       self.trace.enter_context(jax.profiler.trace(folder, profiler_options=options))
-    compiles = step == self.start + 1
-    with self.goodput.spent_on("compilation") if compiles else contextlib.nullcontext():
+    with contextlib.ExitStack() as first_update:
+      if step == self.start + 1:
+        first_update.enter_context(self.goodput.spent_on("compilation"))
+        first_update.enter_context(progress.waiting("compiling the update"))
       self.state, metrics = self.programs.train_step(self.state, batch)
     if first and step == first + PROFILED - 1:
       jax.block_until_ready(self.state)
@@ -281,9 +284,9 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
     contract = token_tree.step_contract(
       tokenizer, data.separator, c.loss.objective, recipe=recipe.name, neutral=neutral
     )
-    print(f"reading {data.directory}", file=sys.stderr, flush=True)
-    train = step_dataset.load(data, "train", tokenizer, contract)
-    evaluation = step_dataset.load(data, split, tokenizer, contract, evaluation=True)
+    with progress.waiting(f"reading {data.directory}"):
+      train = step_dataset.load(data, "train", tokenizer, contract)
+      evaluation = step_dataset.load(data, split, tokenizer, contract, evaluation=True)
   return Rows(
     train=train[0],
     evaluation=evaluation[0],
