@@ -320,3 +320,33 @@ def test_the_documentation_is_true():
   result = doctest.testmod(agg)
   assert result.attempted > 10
   assert result.failed == 0
+
+
+@settings(deadline=None)  # the first case compiles
+@given(st.permutations([0.1, 0.2, 0.3, 0.55]), st.integers(1, 3))
+def test_sums_in_any_order_tie(order, scale):
+  """The same probabilities in another order give the same score, and other ones another."""
+  with jax.enable_x64(True):
+    parts = np.array([[0.1, 0.2, 0.3, 0.55], order, [0.1, 0.2, 0.3, 0.55 + 1e-9 * scale]])
+    steps = np.log(parts.ravel())
+    made = agg.reduce_steps(steps, np.repeat(np.arange(3), 4), 3, ("product", "mean"))
+    for scores in made:
+      first, second, other = agg.join_ties(scores[None])[0]
+      assert first == second < other
+
+
+def test_ties_are_joined_from_neighbour_to_neighbour():
+  """Under jit as on the host; infinities and NaN stay, and the tolerance grows with the score."""
+  with jax.enable_x64(True):
+    scores = np.array(
+      [
+        [-np.inf, 0.0, 5e-13, 1e-12, 1.0, np.nan, np.inf, -np.inf],
+        [1e6, 1e6 + 1e-7, 3, 2, 1, 1, 0, 9],
+      ]
+    )
+    joined = agg.join_ties(scores)
+    expected = scores.copy()
+    expected[0, 1:4], expected[1, 1] = 0, 1e6
+    np.testing.assert_array_equal(joined, expected)
+    np.testing.assert_array_equal(jax.jit(agg.join_ties)(scores), expected)
+    np.testing.assert_array_equal(agg.join_ties(scores, tolerance=0), scores)

@@ -14,6 +14,7 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from prm_jax.aggregation import ranking
 from prm_jax.evaluation.methods import LABELS
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 from prm_jax.evaluation.sample_arrays import ScoredSamples
@@ -138,6 +139,7 @@ def render_page(report: dict, png: bytes) -> str:
     columns=shown(report["n"]),
     last=len(report["n"]) - 1,
     votes=vote_note(report),
+    tie=ranking.TIE,
     steps=any("prm_" in name for name in report["curves"]),
     breakdowns=breakdowns,
   )

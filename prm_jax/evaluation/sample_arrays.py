@@ -125,8 +125,10 @@ def read_bundle(path: pathlib.Path) -> ScoredSamples:
   """The samples of a bundle; the file's checksums find damage, and nothing is unpickled."""
   try:
     with json_lines.opened(path) as (file, _), np.load(file, allow_pickle=False) as stored:
-      if any(member.compress_type for member in stored.zip.infolist()):
-        raise ValueError("its members are compressed: they may be of any size")
+      members = stored.zip.infolist()
+      size = sum(member.file_size for member in members)
+      if any(member.compress_type for member in members) or size > 100 * path.stat().st_size:
+        raise ValueError(f"compressed members, or {size:,} bytes in a far smaller file")
       arrays = dict(stored)
     header = json_lines.parse(arrays.pop("header").tobytes(), "header")
     if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:

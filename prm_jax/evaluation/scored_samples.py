@@ -35,6 +35,7 @@ RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")
 MAX_SLOTS = 20_000_000  # of tables [P, M], which take about 100 bytes a slot, if padding fills most
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Probability = Annotated[float, msgspec.Meta(ge=0)]
+Drawn = Annotated[int, msgspec.Meta(ge=1)]
 Place = tuple[int, int, int]  # line number, index in its "samples" or -1, byte offset of the line
 
 
@@ -62,9 +63,7 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
   level: Any = None  # a number or a text
   subject: Any = None
   unique_id: str | None = None  # of the problem; default: its text
-  drawn: Annotated[int, msgspec.Meta(ge=1)] | None = (
-    None  # generated for it, the lines left out too
-  )
+  drawn: Drawn | None = None  # candidates generated for the problem, with those left out
 
 
 class Group(msgspec.Struct):
