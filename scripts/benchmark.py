@@ -14,6 +14,10 @@
 Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.
 """
 
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
 import importlib
 import json
 import os
@@ -21,12 +25,15 @@ import pathlib
 import re
 import sys
 import time
+from collections.abc import Callable
+from typing import IO
 
 import tyro
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import runner
+from prm_jax.runtime import storage
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "loading")
 
@@ -45,14 +52,13 @@ def main() -> None:
     use_underscores=True,
     config=(tyro.conf.FlagCreatePairsOff,),
   )
-  try:
-    run(name, module, args)
-  except (ValueError, OSError, RuntimeError) as error:
-    raise SystemExit(f"benchmark.py: {error}") from error
+  with storage.written_together() as output:
+    run(name, module, args, output)
 
 
-def run(name: str, module, args: runner.Common) -> None:
+def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> None:
   """Measures, prints the tables, and writes what --json and --docs ask for."""
+  file = output(args.json) if args.json else None  # fails here rather than at the end
   section = name + ("_phase1" if getattr(args, "rows_of", "") == "phase1" else "")
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
   if args.docs and not lines.search(args.docs.read_text()):
@@ -67,11 +73,11 @@ def run(name: str, module, args: runner.Common) -> None:
   text = runner.document(figures)
   print(text)
   if args.json:
-    args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    file.write(json.dumps(figures, indent=1) + "\n")
   if args.docs:
     page = lines.sub(lambda match: f"{match[1]}\n\n{text}\n\n{match[2]}", args.docs.read_text())
-    args.docs.write_text(page)
+    output(args.docs).write(page)
 
 
 if __name__ == "__main__":
-  main()
+  exits.run(main)

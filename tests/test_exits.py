@@ -50,7 +50,7 @@ def start(path, work="time.sleep(60)", arguments=""):
 @pytest.mark.parametrize(
   ("number", "arguments", "code", "line"),
   [
-    (signal.SIGINT, "", 130, "-c: stopped by Ctrl-C\n"),
+    (signal.SIGINT, "", -signal.SIGINT, "-c: stopped by Ctrl-C\n"),
     (signal.SIGTERM, "", 143, "-c: stopped by SIGTERM\n"),
     (signal.SIGTERM, "75, '; again'", 75, "-c: stopped by SIGTERM; again\n"),
   ],
@@ -62,6 +62,15 @@ def test_a_signal_ends_a_script_with_one_line(tmp_path, number, arguments, code,
   _, said = child.communicate(timeout=30)
   assert (child.returncode, said) == (code, line)
   assert [*tmp_path.iterdir()] == [] and not scratch.exists()
+
+
+def test_ctrl_c_ends_a_loop_around_the_script():
+  """The script dies of SIGINT, so the shell that waits for it stops too, with 130."""
+  code = "from prm_jax.runtime import exits; exits.on_signals(); "
+  code += "import os, signal; os.killpg(0, signal.SIGINT); import time; time.sleep(30)"
+  loop = f"for i in 1 2; do {sys.executable} -c '{code}'; done; echo not reached"
+  done = subprocess.run(["bash", "-c", loop], cwd=ROOT, start_new_session=True, **TEXT)
+  assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
 
 
 def test_what_sigkill_leaves_is_deleted_by_the_next_writer(tmp_path):
@@ -179,7 +188,7 @@ def test_a_signal_is_answered_in_compiled_code(tmp_path):
   child.send_signal(signal.SIGINT)
   began = time.monotonic()
   child.communicate(timeout=30)
-  assert child.returncode == exits.INTERRUPTED and time.monotonic() - began < 10
+  assert child.returncode == -signal.SIGINT and time.monotonic() - began < 10
 
 
 def test_a_full_disk_leaves_the_old_report_whole(tmp_path):

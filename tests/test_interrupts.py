@@ -19,7 +19,7 @@ from prm_jax.runtime import exits
 from prm_jax.training import loop
 
 MOMENTS = int(os.environ.get("PRM_JAX_INTERRUPTS", "50"))
-CODES = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED, signal.SIGKILL: -9}
+CODES = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: exits.TERMINATED, signal.SIGKILL: -9}
 LISTENS = 0.5  # seconds after which a script certainly listens; before, Python's own handlers do
 # Each writes to the folder {out}; {work} holds a trained model, its data and scored candidates.
 COMMANDS = {

@@ -1,5 +1,7 @@
 """How a script ends: with 0, with an error in one line (1), or by a signal (130, 143, or 75).
 
+After SIGINT the process dies of that signal, as shells expect: a loop around the script ends too.
+
 A thread answers SIGINT and SIGTERM, so that the script stops at once even inside compiled code.  It
 deletes the files that are not whole yet and ends the process: an exception would be swallowed by
 libraries that take it for damage, and would leave threads of XLA running into Python's shutdown.
@@ -9,6 +11,7 @@ Imports nothing that takes time: scripts call `on_signals` before their other im
 
 import atexit
 import contextlib
+import ctypes
 import os
 import pathlib
 import shutil
@@ -73,6 +76,9 @@ def leave(message: str, code: int) -> None:
     end = "\n" if sys.stderr.isatty() else ""  # of a progress bar
     os.write(2, f"{end}{script()}: {message}\n".encode(errors="replace"))
   finally:
+    if code == INTERRUPTED:  # only the main thread may call Python's function
+      ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(int(signal.SIG_DFL)))
+      os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
