@@ -90,6 +90,16 @@ def test_what_sigkill_leaves_is_deleted_by_the_next_writer(tmp_path):
   assert names == {"out", "out.d", "old", f".another.{child.pid}.unfinished"}
 
 
+@pytest.mark.parametrize("name", ["50%s", "[a]*", "a b.c", ".x"])
+def test_names_of_outputs_are_only_names(tmp_path, name):
+  """They are no patterns: what others left stays, what this output left goes."""
+  for left in (f".{name}.99999999.unfinished", ".a.99999999.unfinished"):
+    (tmp_path / left).touch()
+  with storage.written(tmp_path / name) as file:
+    file.write("new")
+  assert {path.name for path in tmp_path.iterdir()} == {name, ".a.99999999.unfinished"}
+
+
 def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
   """A job in the background of a shell is not ended by Ctrl-C."""
   code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

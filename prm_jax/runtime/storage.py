@@ -145,15 +145,15 @@ def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
 
   First deletes what killed processes left, and puts back a directory that one had moved away.
   """
-  hidden = f".{final.name}.%s.unfinished"
-  for left in final.parent.glob(hidden.replace(final.name, glob.escape(final.name)) % "*"):
+  name = glob.escape(final.name)
+  for left in final.parent.glob(f".{name}.*.unfinished"):
     with contextlib.suppress(OSError), _locked(left):
       if not _runs(left.name.split(".")[-2]):
         _delete(left)
-  for left in final.parent.glob(f".{glob.escape(final.name)}.*.replaced"):
+  for left in final.parent.glob(f".{name}.*.replaced"):
     if not _runs(left.name.split(".")[-2]):
       _delete(left) if final.exists() else left.rename(final)
-  unfinished = final.parent.resolve() / (hidden % os.getpid())
+  unfinished = final.parent.resolve() / f".{final.name}.{os.getpid()}.unfinished"
   with exits.COMMIT:
     if unfinished in exits.UNFINISHED:
       raise OSError(f"{final}: two outputs have this name; give each its own")
