@@ -321,11 +321,10 @@ def read(path: str) -> Experiment:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
     text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
-    if unknown := re.search(
-      r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", text
-    ):
-      sections = {kind.__name__: kind for kind in Checked.__subclasses__()}
-      text += f"; the nearest key is {_nearest(unknown[2], get_type_hints(sections[unknown[1]]))}"
+    sections = {kind.__name__: get_type_hints(kind) for kind in Checked.__subclasses__()}
+    pattern = rf"({'|'.join(sections)})\.__init__\(\) got an unexpected keyword argument '(\w+)'"
+    if unknown := re.search(pattern, text):
+      text += f"; the nearest key is {_nearest(unknown[2], sections[unknown[1]])}"
     raise SystemExit(f"{text}; see configs/ for examples of config()") from error
 
 
