@@ -76,10 +76,10 @@ def write(directory: str, widths: dict) -> None:
 def load(path: str, devices: int, widths: dict | None = None) -> dict:
   """A row of the table: seconds and memory to load a model onto simulated devices."""
   jax.config.update("jax_num_cpu_devices", devices)
-  known = (config_lib.Model(**widths), VOCABULARY) if widths else initialization.architecture(path)
-  model, vocabulary = known
+  made = widths and config_lib.Model(**widths, vocab_size=VOCABULARY)
+  model = made or initialization.architecture(path)
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
-  abstract = decoder.abstract_params(model, vocabulary, 3, mesh)
+  abstract = decoder.abstract_params(model, model.vocab_size, 3, mesh)
   before, start = memory("VmRSS"), time.perf_counter()
   params = jax.block_until_ready(weights.load(path, abstract, model))
   seconds, leaves = time.perf_counter() - start, jax.tree.leaves(params)

@@ -59,6 +59,14 @@ def pytest_unconfigure():
   shutil.rmtree(CACHE, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_signals():
+  """Scripts that a test runs in this process leave pytest's signal handlers alone."""
+  from prm_jax.runtime import exits
+
+  exits.on_signals = lambda *_: None
+
+
 @pytest.fixture
 def one_device():
   """Runs take one of the eight devices: that compiles faster."""

@@ -20,7 +20,7 @@ from conftest import ROOT, run_script
 from scored_files import generated, write
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import exits, json_lines, progress, storage
+from prm_jax.runtime import json_lines, progress, storage
 from prm_jax.scoring import batching, candidates
 from prm_jax.training import loop
 
@@ -234,7 +234,6 @@ def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, caps
     assert re.search(r"step 1 of 1: loss .* tokens/s \d+, \d+:\d+ left", said)
     monkeypatch.setattr(progress, "SECONDS", 0.001)
     monkeypatch.setattr(batching, "BATCH_TOKENS", 128)
-    monkeypatch.setattr(exits, "on_signals", lambda *_: None)  # pytest has its own handlers
     source = arithmetic_data / "candidates.jsonl"
     flags = [f"--checkpoint={tmp_path}/run", f"--input={source}", f"--output={tmp_path}/o.jsonl"]
     monkeypatch.setattr(sys, "argv", ["score.py", *flags])

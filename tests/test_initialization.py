@@ -192,7 +192,7 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
   """The error names the field of the architecture, or the tokenizer with too many ids."""
   with pytest.raises(ValueError, match=r"model\.width=32, but .* has 16"):
     loop.read_rows(tiny.change(experiment, "model", width=32))
-  found = initialization.architecture(str(public[0]))[0]
+  found = initialization.architecture(str(public[0]))
   same = initialization.resolve(tiny.change(experiment, "model", width=16), found)
   assert same == initialization.resolve(experiment, found)
   with pytest.raises(FileNotFoundError, match=r"no tokenizer: give --config\.data.tokenizer"):

@@ -15,7 +15,6 @@ from conftest import ROOT, run_script
 from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import safetensors_files, weights
-from prm_jax.runtime import exits
 from prm_jax.scoring import readouts
 from prm_jax.scoring.scorer import Scorer, SolutionError
 
@@ -280,7 +279,6 @@ def test_score_py_reads_a_published_model(published, tmp_path):
 def score_py(monkeypatch, *arguments):
   """The message that score.py ends with, run in this process: starting one takes seconds."""
   monkeypatch.setattr(sys, "argv", ["score.py", *map(str, arguments)])
-  monkeypatch.setattr(exits, "on_signals", lambda *_: None)  # pytest has its own handlers
   with pytest.raises(SystemExit) as error:
     runpy.run_path(str(ROOT / "scripts" / "score.py"), run_name="__main__")
   return str(error.value)

@@ -20,7 +20,6 @@ from prm_jax.input_pipeline import text_dataset, tokenizers
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
-from prm_jax.runtime import exits
 from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop, trainable
 from prm_jax.training import loss as loss_lib
@@ -134,8 +133,8 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
   init = config_lib.Init(checkpoint=str(workdir))
   process = dataclasses.replace(process, model=config_lib.Model(), init=init)
   about, params = tiny.public_params(process)
-  std = config_lib.Model().embedding_std
-  assert about.config.model == dataclasses.replace(tiny.MODEL, embedding_std=std)
+  chosen = {"embedding_std": config_lib.Model().embedding_std, "vocab_size": about.vocab_size}
+  assert about.config.model == dataclasses.replace(tiny.MODEL, **chosen)
   trained = tiny.final_state(workdir).params
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])
@@ -146,7 +145,6 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
 def script(monkeypatch, name, *arguments):
   """Runs a script in this process; the message that it ends with, "": well."""
   monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-  monkeypatch.setattr(exits, "on_signals", lambda *_: None)  # pytest has its own handlers
   try:
     runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
   except SystemExit as error:
@@ -166,7 +164,7 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   _, about, params = checkpoint.restore_params(workdir, on)
   expected = trainable.merge_lora(params, about.config.model)
   preset = families.read(tmp_path / "lm")
-  assert (preset.family, preset.vocab_size) == ("llama", about.vocab_size)
+  assert (preset.family, preset.config.vocab_size) == ("llama", about.vocab_size)
   abstract = decoder.abstract_params(preset.config, about.vocab_size, 1, on)
   loaded = weights.load(tmp_path / "lm", abstract, preset.config)
   heads = {name: np.zeros_like(expected[name]) for name in ("head", "head_bias")}

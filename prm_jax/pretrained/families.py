@@ -62,7 +62,6 @@ class Preset:
   """A public model's architecture."""
 
   config: config_lib.Model
-  vocab_size: int  # rows of its embedding
   family: str  # of FAMILIES
 
 
@@ -267,7 +266,7 @@ def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
       values["rope_by_layer"] = values.pop("rope_parameters", None)
     values = family.defaults | {key: values[key] for key in family.keys & values.keys()}
     keys = msgspec.convert(values, Keys)
-    return Preset(keys.config(family), keys.vocab_size, name)
+    return Preset(keys.config(family), name)
   except msgspec.ValidationError as error:
     key = re.search(r"`\$\.(\w+)", str(error))
     found = f", found {key[1]}={show(values[key[1]])}" if key else ""

@@ -120,12 +120,12 @@ class Scorer:
       preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype
     )
     mesh = sharding_lib.make_mesh(config_lib.Mesh())
-    shape = (preset.vocab_size, len(contract.classes))
+    shape = (preset.config.vocab_size, len(contract.classes))
     abstract = decoder.abstract_params(config, *shape, mesh)
     others = [f"{layer}.*" for layer in readout.layers]
     params = weights.load(directory, abstract, config, others)
     head = jax.device_put(head if name else (), sharding_lib.replicated(mesh))
-    facts = (config, preset.vocab_size, params, mesh)
+    facts = (config, preset.config.vocab_size, params, mesh)
     return cls(contract, tokenizer, readout, *facts, head=head, directory=directory)
 
   def probabilities(
@@ -247,7 +247,7 @@ def _read_head(
     shapes |= {f"{layer}.weight": (size, width), f"{layer}.bias": (size,)}
   if readout.answers:
     matrix = "model.embed_tokens.weight" if preset.config.tied_embeddings else "lm_head.weight"
-    shapes[matrix] = (preset.vocab_size, width)
+    shapes[matrix] = (preset.config.vocab_size, width)
   source = weights.tensors(directory)
   for name, expected in shapes.items():
     found = list(source[name].shape) if name in source else "missing"

@@ -272,8 +272,8 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
   if not c.init.checkpoint:
     return c, initialization.find(c, None)[2]
   if has_checkpoint(c):
-    known, rows = initialization.architecture(c.init.checkpoint)
-    return initialization.resolve(c, known), rows
+    known = initialization.architecture(c.init.checkpoint)
+    return initialization.resolve(c, known), known.vocab_size
   if not c.model.vocab_size:
     raise FileNotFoundError(
       f"{c.init.checkpoint}: no such directory; its config.json is enough, or the model's shape in "

@@ -41,17 +41,16 @@ def resolve(c: config_lib.Experiment, found: config_lib.Model) -> config_lib.Exp
   return dataclasses.replace(c, model=dataclasses.replace(found, **choices))
 
 
-def architecture(path: str) -> tuple[config_lib.Model, int]:
-  """Architecture and rows of the embedding of a public model (`families.read`) or another run."""
+def architecture(path: str) -> config_lib.Model:
+  """Architecture of a public model (`families.read`) or of another run."""
   if latest := checkpoint_lib.latest(path):
-    rows = latest[1].vocab_size
-    return dataclasses.replace(latest[1].config.model, lora_rank=0, vocab_size=rows), rows
+    about = latest[1]
+    return dataclasses.replace(about.config.model, lora_rank=0, vocab_size=about.vocab_size)
   if storage.in_bucket(storage.path(path)):
     raise FileNotFoundError(
       f"{path}: no run with a checkpoint; a public model is read from a local disk: copy it first"
     )
-  preset = families.read(path)
-  return preset.config, preset.vocab_size
+  return families.read(path).config
 
 
 def find(
@@ -81,7 +80,8 @@ def find(
         f"model.vocab_size={c.model.vocab_size}, but {named} has {tokenizer.vocab_size} ids"
       )
     return c, tokenizer, c.model.vocab_size or tokenizer.vocab_size
-  model, rows = (kept.config.model, kept.vocab_size) if kept else architecture(c.init.checkpoint)
+  model = kept.config.model if kept else architecture(c.init.checkpoint)
+  rows = kept.vocab_size if kept else model.vocab_size
   if tokenizer.vocab_size > rows:
     raise ValueError(
       f"{named}: a tokenizer of {tokenizer.vocab_size} ids, but {c.init.checkpoint} has an "
