@@ -64,6 +64,17 @@ def test_a_signal_ends_a_script_with_one_line(tmp_path, number, arguments, code,
   assert [*tmp_path.iterdir()] == [] and not scratch.exists()
 
 
+def test_a_script_that_writes_on_is_halted(tmp_path):
+  """Files that come while what is unfinished is being deleted would be left behind."""
+  work = "for i in range(10**9): (b / str(i)).touch()"
+  child, _ = start(tmp_path / "out", work=work)
+  time.sleep(0.5)
+  child.terminate()
+  _, said = child.communicate(timeout=30)
+  assert (child.returncode, said) == (143, "-c: stopped by SIGTERM\n")
+  assert [*tmp_path.iterdir()] == []
+
+
 def test_ctrl_c_ends_a_loop_around_the_script():
   """The script dies of SIGINT, so the shell that waits for it stops too, with 130."""
   code = "from prm_jax.runtime import exits; exits.on_signals(); "

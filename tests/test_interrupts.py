@@ -90,9 +90,9 @@ def test_campaign_of_interrupts(work, tmp_path, script, moments):
   expected, out, draw = contents(whole), tmp_path / "out", random.Random(script)
   out.mkdir()
   counts = collections.Counter()
-  for number in [*CODES] * moments:
-    allowed = ({}, expected)  # before it: nothing, or all of an earlier run
-    delay = draw.uniform(LISTENS, seconds)
+  allowed = ({}, expected)  # nothing, or all of an earlier run
+  while waiting := [number for number in CODES if counts[number.name] < moments]:
+    number, delay = waiting[counts.total() % len(waiting)], draw.uniform(LISTENS, seconds)
     child = start(script, work, out)
     time.sleep(delay)
     child.send_signal(number)
@@ -100,6 +100,8 @@ def test_campaign_of_interrupts(work, tmp_path, script, moments):
     assert child.returncode in (0, CODES[number]), said
     assert "Traceback" not in said, said
     counts[number.name if child.returncode else "ended before"] += 1
+    if child.returncode == 0:
+      seconds = max(LISTENS, min(seconds, delay))
     found = contents(out)
     hidden = {name for name in found if name.startswith(".")}
     assert {name: x for name, x in found.items() if name not in hidden} in allowed

@@ -27,6 +27,8 @@ LONGEST = 3000  # characters of an error
 
 UNFINISHED: set[pathlib.Path] = set()  # files and directories without their final names
 COMMIT = threading.Lock()  # held while files take their final names, so that all do or none
+_LEAVING, _HALTED = threading.Event(), threading.Event()
+HALT = 0.2  # seconds given to the main thread; inside compiled code it does not halt, nor write
 
 
 def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
@@ -51,13 +53,16 @@ def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
     while number := os.read(read, 1):
       if signal.getsignal(number[0]) is _noticed:  # else a handler of the run's own
         name, code = ends[number[0]]
-        leave(f"stopped by {name}{advice}", code)
+        leave(number[0], f"stopped by {name}{advice}", code)
 
   threading.Thread(target=watch, name="signals", daemon=True).start()
 
 
 def _noticed(*_) -> None:
-  """The signal handler: the thread of `on_signals` does the work."""
+  """The signal handler.  The thread of `on_signals` does the work, while the main thread halts."""
+  if _LEAVING.is_set():
+    _HALTED.set()
+    threading.Event().wait()
 
 
 def _replace(handler: signal.Handlers) -> None:
@@ -67,16 +72,19 @@ def _replace(handler: signal.Handlers) -> None:
       signal.signal(number, handler)
 
 
-def leave(message: str, code: int) -> None:
-  """Ends the process at once: deletes what is unfinished, and prints one line."""
+def leave(number: int, message: str, code: int) -> None:
+  """Ends the process after signal `number`: deletes what is unfinished, and prints one line."""
   COMMIT.acquire()  # for good: nothing takes its final name any more
   try:
+    _LEAVING.set()
+    signal.pthread_kill(threading.main_thread().ident, number)
+    _HALTED.wait(HALT)  # it would put new files into what is deleted
     for path in list(UNFINISHED):
       shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     end = "\n" if sys.stderr.isatty() else ""  # of a progress bar
     os.write(2, f"{end}{script()}: {message}\n".encode(errors="replace"))
   finally:
-    if code == INTERRUPTED:  # only the main thread may call Python's function
+    if number == signal.SIGINT:  # only the main thread may call Python's function
       ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(int(signal.SIG_DFL)))
       os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
