@@ -16,9 +16,9 @@ their 95 % bootstrap intervals over problems:
   1               99.5   59.0       29.2      +40.5 [33.5, 47.5]     +29.8 [21.2, 38.0]
   2              100.0   61.5       31.0      +38.5 [31.5, 45.5]     +30.5 [22.0, 38.5]
 
-The curve of the PRM never falls from one doubling of N to the next.  Another processor or version
-rounds differently and trains another model (seed 0 on the machine of README: 100.0, 55.5, 33.5):
-expect the ordering, not the digits.
+The curve of the PRM never falls from one doubling of N to the next.  Another processor, number of
+cores or jax version rounds differently and trains another model (seed 0 elsewhere: 100.0, 55.5 and
+33.5; with jax 0.12 on one core the ORM had 62.0): expect the ordering, not the digits.
 `bash scripts/test.sh -m slow` runs the three seeds and checks it.
 
 Solutions of a problem are one tree, of 3.5 times fewer tokens than their paths, so that the updates
