@@ -274,7 +274,7 @@ def train_trees(settings: dict) -> dict:
   batch_of = lambda i: packing.stack([order[i * batch_rows + j] for j in range(batch_rows)])
   read, losses = 0, []
   with jax.set_mesh(mesh):
-    params = initialization.public_params(c, tokenizer, programs.abstract.params)
+    params = initialization.public_params(c, contract, tokenizer, programs.abstract.params)
     state = jax.block_until_ready(programs.begin(params))
     before = evaluate(state.params, test, programs, mesh, c.data.row_length)
     start = time.perf_counter()
@@ -283,7 +283,7 @@ def train_trees(settings: dict) -> dict:
     start, cpu = time.perf_counter(), time.process_time()
     for i in range(updates):
       batch = batch_of(i)
-      read += int((batch.read_targets >= 0).sum())
+      read += int(batch.read_targets.sum())
       state, metrics = train_step(state, on_mesh(batch))
       losses.append(float(metrics["loss"]))  # waits for the update
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
@@ -328,8 +328,8 @@ def evaluate(params, rows: list[token_tree.TokenTree], programs, mesh, row_lengt
   forward = lambda batch: programs.read(params, batch)
   found = batching.read(rows, [""] * len(rows), forward, mesh, row_length, merge=False)
   return {
-    "scores": [probabilities[:, 1:].sum(-1).tolist() for probabilities in found],
-    "labels": [(row.read_targets != 0).astype(int).tolist() for row in rows],
+    "scores": [probabilities[:, 0, 1:].sum(-1).tolist() for probabilities in found],
+    "labels": [row.read_targets[:, 1:].sum(-1).astype(int).tolist() for row in rows],
   }
 
 

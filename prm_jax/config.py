@@ -107,6 +107,11 @@ class Data(Checked):
   text_train: LocalPath = ""
   text_eval: LocalPath = ""
 
+  @property
+  def eval_name(self) -> str:
+    """Of the evaluation's metrics and counts; those of the updates are called train."""
+    return "train_evaluation" if self.eval_split == "train" else self.eval_split
+
 
 Projection = Literal["query", "key", "value", "output", "gate", "up", "down"]  # weights of a layer
 PROJECTIONS = get_args(Projection)
@@ -182,19 +187,20 @@ class Init(Checked):
   # Directory of a public model (config.json and safetensors), or another run's work directory.  Its
   # architecture replaces the section model, but for dtypes, remat and the like.  "": random.
   checkpoint: str = ""
-  # Step head.  "zeros": uniform probabilities, or the checkpoint's own head of the same classes.
+  # Step head.  "auto": "zeros"; with several loss.heads "random", so that each begins differently.
+  # "zeros": uniform probabilities, or the checkpoint's own head of the same classes.
   # "tokens": columns of the language-model head for `head_tokens`, without bias: the first
   # probabilities are those of the next token among them (without Gemma 2's soft cap).  "random":
   # normal; a zero head passes no gradient to the trunk, so the first updates train it alone.
-  head: Literal["zeros", "random", "tokens"] = "zeros"
+  head: Literal["auto", "zeros", "random", "tokens"] = "auto"
   head_std: Positive = 0.02  # of a random head; transformers uses 0.02 for new classifiers
   head_tokens: tuple[Escaped, ...] = ()  # in class order: negative, neutral, positive; wrong, right
 
   def _rules(self):
     other = (self.head == "tokens") != bool(self.head_tokens)
     yield other, "head head_tokens", 'head_tokens with head="tokens", and only then'
-    alone = self.head != "zeros" and not self.checkpoint
-    yield alone, "head checkpoint", 'a checkpoint; a model from scratch begins with "zeros"'
+    alone = self.head == "tokens" and not self.checkpoint
+    yield alone, "head checkpoint", "a checkpoint with a language-model head"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,10 +212,20 @@ class Loss(Checked):
   # Weight of a next-token loss on the same solutions, as in Cobbe et al. section 4.2, for models
   # trained from scratch.  0: vocabulary logits are never computed.
   language_model_weight: NonNegative = 0.0
+  # Weights of the classes in the mean, in their order: -1, 0, 1; or -1, 1; or wrong, right.  (): 1.
+  class_weights: tuple[NonNegative, ...] = ()
+  # Class heads on one trunk (an ensemble, as in ActPRM).  Each has its own initial values and its
+  # own bootstrap weights, Poisson(1) for each labelled solution (Oza and Russell 2001).  The mean
+  # of their probabilities is the score, the standard deviation its uncertainty.
+  heads: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
   def _rules(self):
     twice = self.objective == "language_model" and self.language_model_weight
     yield twice, "objective language_model_weight", "weight 0: the objective is that loss"
+    text = self.objective == "language_model" and (self.heads > 1 or self.class_weights)
+    yield text, "objective heads class_weights", "an objective with a class head"
+    none = self.class_weights and not any(self.class_weights)
+    yield none, "class_weights", "a weight above 0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +292,8 @@ class Experiment(Checked):
     yield other, keys, "both texts with language_model, and only then"
     other = text and self.train.best_metric != "nll"
     yield other, "loss.objective train.best_metric", "nll, the only metric of a language model"
+    alike = self.loss.heads > 1 and self.init.head in ("zeros", "tokens")
+    yield alike, "loss.heads init.head", "random (or auto): heads that begin alike are no ensemble"
     other = (self.optim.trained == "lora") != (self.model.lora_rank > 0)
     yield other, "optim.trained model.lora_rank", 'a rank above 0 with "lora", and only then'
     many = self.train.batch_rows * self.data.row_length >= 2**31

@@ -4,7 +4,6 @@ import numpy as np
 
 from prm_jax.types import RATINGS
 
-LABELS = {"process": RATINGS, "outcome": (0, 1)}  # by objective and class, wrong first
 BINS = 10  # of the calibration error: equal widths over [0, 1]
 TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a logarithm
 
@@ -14,8 +13,9 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
 
   Args:
     probs: `[n, C]` probabilities of `classes`, in that order.
-    labels: `[n]` members of `classes`.
-    classes: `[C]`, one of `LABELS`.  Of an outcome, 0 is what -1 is of a step below.
+    labels: `[n]` members of `classes`; or `[n, C]` weights of the classes, as of soft labels and
+      counts.  The label is then the class of the largest weight, the last of equal ones.
+    classes: `[C]`, wrong first.  Of an outcome, 0 is what -1 is of a step below.
 
   Returns:
     count: n; count_by_class: by label.
@@ -24,29 +24,33 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
     auroc: area under the ROC curve of P(not -1) for label != -1: the probability that a random
       step that is not wrong scores above a random wrong one, ties counting half.
     ece: expected calibration error of P(not -1), the score that the paper multiplies: the mean
-      over steps of |mean score - share not wrong| of the step's bin.
+      over steps of |mean score - share not wrong| of the step's bin.  Weights count here and in
+      nll, a label of n rollouts n times.
 
   Raises:
     ValueError: wrong shapes, or a label that is none of the classes.
   """
   probs, labels = np.asarray(probs, np.float64), np.asarray(labels)
-  if labels.ndim != 1 or probs.shape != (len(labels), len(classes)):
+  if labels.ndim == 1 and len(unknown := labels[~np.isin(labels, classes)]):
+    raise ValueError(f"label {unknown[0]}: expected one of {classes}")
+  weights = labels[:, None] == np.asarray(classes) if labels.ndim == 1 else labels
+  weights = weights.astype(np.float64)
+  if weights.ndim != 2 or not probs.shape == weights.shape == (len(labels), len(classes)):
     shapes = f"probs {probs.shape}, labels {labels.shape}"
     raise ValueError(f"{shapes}: expected [n, {len(classes)}] and [n]")
-  if len(unknown := labels[~np.isin(labels, classes)]):
-    raise ValueError(f"label {unknown[0]}: expected one of {classes}")
-  target = np.searchsorted(classes, labels)
-  hit = probs.argmax(axis=1) == target
-  scores, positive = probs[:, 1:].sum(axis=1), target > 0
-  gaps = np.bincount(_bin(scores), scores - positive)  # by bin: the sum of score - outcome
+  target = len(classes) - 1 - weights[:, ::-1].argmax(axis=1)
+  hit, total = probs.argmax(axis=1) == target, weights.sum()
+  scores, rollouts = probs[:, 1:].sum(axis=1), weights.sum(axis=1)
+  # by bin: the sum of score - outcome
+  gaps = np.bincount(_bin(scores), rollouts * scores - weights[:, 1:].sum(axis=1))
   return {
-    "count": len(labels),
-    "count_by_class": {str(c): int((labels == c).sum()) for c in classes},
-    "nll": _mean(-np.log(np.maximum(probs[np.arange(len(target)), target], TINY))),
+    "count": len(target),
+    "count_by_class": {str(c): int((target == i).sum()) for i, c in enumerate(classes)},
+    "nll": float((-np.log(np.maximum(probs, TINY)) * weights).sum() / total) if total else None,
     "accuracy": _mean(hit),
-    "accuracy_by_class": {str(c): _mean(hit[labels == c]) for c in classes},
-    "auroc": auroc(scores, positive),
-    "ece": float(np.abs(gaps).sum() / len(scores)) if len(scores) else None,
+    "accuracy_by_class": {str(c): _mean(hit[target == i]) for i, c in enumerate(classes)},
+    "auroc": auroc(scores, target > 0),
+    "ece": float(np.abs(gaps).sum() / total) if total else None,
   }
 
 

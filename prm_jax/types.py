@@ -7,6 +7,7 @@ import jax
 RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
 # Ratings of a right step, by how neutral counts (*Let's Verify Step by Step*, appendix F.2).
 RIGHT_RATINGS = {"positive": (0, 1), "negative": (1,)}
+TWO_CLASSES = ("-1", "1")  # of step labels without neutral: wrong and right
 CLASSES = {  # of the class head, in order, by objective
   "process": tuple(str(rating) for rating in RATINGS),
   "outcome": ("incorrect", "correct"),
@@ -25,7 +26,9 @@ class StepTree:
   problem: str
   steps: tuple[str, ...]
   parents: tuple[int, ...]  # of each step
-  labels: tuple[int | None, ...]  # -1, 0, 1 of each step; None: context without a label
+  # Of each step: -1, 0 or 1; weights of (wrong, right), (1 - p, p) of a soft label and (n - k, k)
+  # of k right rollouts among n; None: context without a label.
+  labels: tuple[int | tuple[float, float] | None, ...]
   outcome: bool | None = None  # whether the final answer is right; None: unknown
   source: str = ""  # file and line, e.g. "phase2_train.jsonl:17"
 
@@ -54,7 +57,8 @@ class Batch:
   subtree_end: jax.Array  # int32 [B, T]: index just past the token's last descendant
   previous: jax.Array  # int32 [B, T]: index of the token's parent; -1: no language-model target
   read_positions: jax.Array  # int32 [B, R]: where the head reads
-  read_targets: jax.Array  # int32 [B, R]: class index; -1: not a target
+  read_targets: jax.Array  # float32 [B, R, C]: weight of each class; zeros: not a target
+  read_solutions: jax.Array  # int32 [B, R]: number of the labelled solution, for the bootstrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +73,17 @@ class StepContract:
   neutral: str  # "positive" or "negative": how the neutral class counts in a solution score
   tokenizer_hash: str  # sha256 of the tokenizer's file
   recipe: str  # conversion recipe of the training labels
+  heads: int = 1  # of the ensemble, each with all classes; their mean is the probability
 
   @property
   def described_separator(self) -> str:
     """The separator and its tokens, for people."""
     return f"the separator {self.separator!r}, tokens {[*self.separator_ids]}"
+
+  @property
+  def labels(self) -> tuple[int, ...]:
+    """The classes as numbers, wrong first; of an outcome, 0 and 1."""
+    return tuple(map(int, self.classes)) if self.objective == "process" else (0, 1)
 
   @property
   def right_classes(self) -> list[int]:

@@ -1,11 +1,19 @@
-"""Step-level evaluation of a trained model on a benchmark's labels.
+"""Judges a model on labelled steps: ProcessBench, PRMBench, or PRM800K's own test split.
 
-  python scripts/evaluate.py --checkpoint=runs/prm --benchmark=prm800k --data_dir=data/prm800k \
-    --output=evaluation.json
+  python scripts/evaluate.py --checkpoint=runs/prm --benchmark=process_bench \
+    --data_dir=process_bench --output=evaluation.json
+  python scripts/evaluate.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm ...
+  python scripts/evaluate.py --input=scored.jsonl --benchmark=process_bench --output=mine.json
+  python scripts/evaluate.py --compare A.json B.json
 
-prm800k: the test split of a dataset written by prepare_data.py, labels by the recipe the model was
-trained with: negative log-likelihood, accuracy by class, step AUROC (is the step right?), expected
-calibration error with its bins.  No solution is cut: long ones are scored in longer rows.
+process_bench and prm_bench: --data_dir holds their published files, or what prepare_data.py
+wrote.  prm800k: --data_dir is a dataset of prepare_data.py (prm800k, stepwise or arithmetic).
+--input takes the benchmark's own lines with `rating_probs` added, by any model (docs/judging.md).
+
+A step that scores below the threshold is decided wrong: --threshold, 0.5 if not given, or the best
+one for the first wrong step on the solutions of --threshold_data, which the result names.  Beside
+OUTPUT, which has every number, OUTPUT.png shows calibration and the curve over thresholds.
+Intervals are 95 % bootstrap intervals over problems.  No solution is cut.
 """
 
 from prm_jax.runtime import exits
@@ -16,41 +24,150 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 from prm_jax import config as config_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  checkpoint: str  # work directory of train.py
-  data_dir: pathlib.Path  # the benchmark's data
-  output: pathlib.Path  # JSON with every number
-  benchmark: Literal["prm800k"] = "prm800k"
-  split: str = "test"  # of the prepared dataset
+  benchmark: Literal["process_bench", "prm_bench", "prm800k"] = "prm800k"
+  output: pathlib.Path | None = None  # JSON with every number; also OUTPUT.png
+  data_dir: pathlib.Path | None = None  # the benchmark's data
+  checkpoint: str = ""  # work directory of train.py
   step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
+  model: str = ""  # or directory of a published or exported model
+  readout: str = ""  # of a published model
+  dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
+  separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'
+  input: pathlib.Path | None = None  # or scored lines
+  neutral: Literal["positive", "negative"] = "positive"  # how their neutral class counts
+  split: str = ""  # prm800k: "test" if not given; of the others one subset or class, or all
+  threshold: float | None = None  # below which a step is decided wrong
+  threshold_data: pathlib.Path | None = None  # or the labelled solutions to find it on
+  compare: tuple[pathlib.Path, pathlib.Path] | None = None  # two results of this script
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  from prm_jax.evaluation import prm800k_steps
+  from prm_jax.runtime import distributed
+
+  with distributed.job(args.hosts), distributed.written_together() as output:
+    if args.compare:
+      lines = compared(args, output)
+    else:
+      check(args)
+      lines = judged(args, output)
+  print("\n".join(lines))
+
+
+def check(args: Args) -> None:
+  """ValueError for flags that do not go together."""
+  if sum(map(bool, (args.checkpoint, args.model, args.input))) != 1:
+    raise ValueError("give one of --checkpoint=DIR, --model=DIR and --input=FILE")
+  if not args.output:
+    raise ValueError("give --output=FILE.json")
+  if bool(args.data_dir) == bool(args.input):
+    raise ValueError("--data_dir=DIR goes with --checkpoint or --model; --input has its own labels")
+  if (args.readout or args.separator or args.dtype != "float32") and not args.model:
+    raise ValueError("--readout, --separator and --dtype go with --model")
+  if args.threshold is not None and args.threshold_data:
+    raise ValueError("give --threshold or --threshold_data, not both")
+
+
+def compared(args: Args, output) -> list[str]:
+  """Writes a comparison, if it is to be written, and returns its table."""
+  from prm_jax.evaluation import step_benchmarks
+
+  found = step_benchmarks.compared(args.compare)
+  lines = step_benchmarks.compared_table(found)
+  if args.output:
+    output(args.output).write(json.dumps(found, indent=1) + "\n")
+    lines.append(f"-> {args.output}")
+  return lines
+
+
+def judged(args: Args, output) -> list[str]:
+  """Judges the model, writes the result and returns its table."""
+  from prm_jax.evaluation import (
+    diagnostics,
+    prm800k_steps,
+    step_benchmarks,
+    step_figure,
+  )
+  from prm_jax.runtime import distributed
+
+  out = output(args.output)  # a place that cannot be written is an error before any work
+  files = [args.input] if args.input else sorted(p for p in args.data_dir.rglob("*") if p.is_file())
+  files += [args.threshold_data] if args.threshold_data else []
+  distributed.check_same_command(args, files)
+  scorer, how = (None, {"input": str(args.input)}) if args.input else load(args)
+  if args.benchmark == "prm800k" and scorer:
+    prm800k_steps.check_recipe(scorer, args.data_dir)
+    if scorer.contract.objective == "outcome":
+      result = {"benchmark": args.benchmark, "split": args.split or "test", "model": how}
+      result |= prm800k_steps.evaluate_outcomes(scorer, args.data_dir, result["split"])
+      out.write(json.dumps(result, indent=1) + "\n")
+      return [described(how), *prm800k_steps.table(result), f"-> {args.output}"]
+  found, trees, speed = step_benchmarks.judge(
+    args.benchmark,
+    scorer=scorer,
+    directory=args.data_dir,
+    scored=args.input,
+    split=args.split,
+    neutral=args.neutral,
+  )
+  threshold, origin = step_benchmarks.threshold(
+    args.benchmark, args.threshold, args.threshold_data, scorer, found, args.readout, args.neutral
+  )
+  # No times: the same command writes the same file.
+  result = {"benchmark": args.benchmark, "model": how, "tokens": speed.get("tokens")}
+  result |= {"threshold": threshold, "threshold_from": origin}
+  differences = args.benchmark == "prm_bench" and args.readout in step_benchmarks.DIFFERENCES
+  result |= step_benchmarks.result(args.benchmark, found, trees, threshold, differences)
+  out.write(json.dumps(result, indent=1) + "\n")
+  if distributed.is_first():
+    output(pathlib.Path(f"{args.output}.png"), "wb").write(step_figure.draw(result))
+  lines = [described(how), f"threshold {threshold:.4g}: {origin}"]
+  lines += step_benchmarks.MODULES[args.benchmark].table(result)
+  lines += diagnostics.table(result["diagnostics"])
+  if "tokens_per_second" in speed:
+    lines.append(
+      f"{speed['solutions']:,} solutions, {speed['tokens']:,} tokens in {speed['seconds']:,.0f} s: "
+      f"{speed['tokens_per_second']:,.0f} tokens/s"
+    )
+  return [*lines, f"-> {args.output}, {args.output}.png"]
+
+
+def load(args: Args) -> tuple[Any, dict[str, Any]]:
+  """The scorer, and how it reads a solution, for people and for the result."""
   from prm_jax.runtime import distributed, progress
   from prm_jax.scoring.scorer import Scorer
 
-  with distributed.job(args.hosts), distributed.written_together() as output:
-    out = output(args.output)  # a place that cannot be written is an error before any work
-    # its manifest.json says how the split's rows are read
-    files = [args.data_dir / "manifest.json", *args.data_dir.rglob(f"*-{args.split}.*")]
-    distributed.check_same_command(args, sorted(files))
-    with progress.waiting(f"loading {args.checkpoint}"):
+  name = args.model or args.checkpoint
+  with progress.waiting(f"loading {name}"):
+    if args.model:
+      scorer = Scorer.load_model(
+        args.model, args.readout, args.dtype, args.separator, args.benchmark
+      )
+    else:
       scorer = Scorer.load(args.checkpoint, args.step)
-    distributed.check_same({"step": scorer.step})
-    print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
-    result = prm800k_steps.evaluate(scorer, args.data_dir, args.split)
-    out.write(json.dumps({"benchmark": args.benchmark, **result}, indent=1) + "\n")
-  print(prm800k_steps.table(result))
-  print(f"-> {args.output}")
+  contract = scorer.contract
+  how = {"path": name, "checkpoint_step": scorer.step, "dtype": scorer.config.dtype}
+  how |= dataclasses.asdict(contract) | {"prompt": scorer.readout.prompt or "problem, steps"}
+  distributed.check_same({"model": how})
+  print(f"steps end with {contract.described_separator}", file=sys.stderr)
+  return scorer, how
+
+
+def described(how: dict[str, Any]) -> str:
+  """Which model, and how it was read."""
+  if "input" in how:
+    return f"scores of {how['input']}"
+  step = "" if how["checkpoint_step"] is None else f", step {how['checkpoint_step']}"
+  heads = f", mean of {how['heads']} heads" if how["heads"] > 1 else ""
+  return f"{how['path']}{step}: read {how['read']}; {how['prompt']}{heads}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
 """A dataset's files (or their download) -> TFDS array_record and manifest.json.
 
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=DIR
+  python scripts/prepare_data.py --dataset=stepwise --source=labelled.jsonl --output=DIR
   python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=DIR
+
+stepwise takes labelled steps of any source: TRL's rows (prompt, completions, labels), Math-
+Shepherd's tagged text, or problem, steps, labels; docs/data.md has the forms.  process_bench and
+prm_bench are judged on by evaluate.py, which also reads their files as published.
 
 Without --source the files are downloaded (prm800k: 477 MB, kept in --download_dir) and verified.
 The full PRM800K (101,599 records) takes about a minute of one core.  docs/data.md shows how Apache
@@ -33,9 +38,11 @@ RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True
 class Args:
   output: pathlib.Path
   """New folder for the dataset and manifest.json."""
-  dataset: Literal["prm800k", "math_splits", "arithmetic"] = "prm800k"
+  dataset: Literal[
+    "prm800k", "stepwise", "arithmetic", "math_splits", "process_bench", "prm_bench"
+  ] = "prm800k"
   source: pathlib.Path | None = None
-  """Folder with upstream's files; without it they are downloaded."""
+  """Folder with upstream's files; without it they are downloaded.  stepwise: also a single file."""
   phases: Literal["all", "phase1", "phase2"] = "all"
   """Which phases of PRM800K to read."""
   recipe: Literal[tuple(RECIPES)] = "paper"  # type: ignore[valid-type]
@@ -52,6 +59,8 @@ class Args:
   """Apache Beam, for --dataset=prm800k."""
   arithmetic: arithmetic.Generator = arithmetic.Generator()
   """What to generate, for --dataset=arithmetic."""
+  stepwise: prepare.Stepwise = prepare.Stepwise()
+  """How lines are read, for --dataset=stepwise."""
 
 
 def main() -> None:
@@ -77,8 +86,13 @@ def prepared(args: Args) -> dict:
     raise ValueError(f"--beam.runner is for --dataset=prm800k, not {args.dataset}")
   if args.dataset == "arithmetic":
     return prepare.prepare_arithmetic(args.output, args.arithmetic, **labels)
-  if args.dataset == "math_splits":
-    return prepare.prepare_math_splits(args.output, overwrite=args.overwrite, **files)
+  if args.dataset == "stepwise":
+    if not args.source:
+      raise ValueError("--dataset=stepwise takes --source=FILE, or a folder with train.jsonl")
+    how = {"source": args.source, "overwrite": args.overwrite}
+    return prepare.prepare_stepwise(args.output, args.stepwise, **how)
+  if args.dataset in prepare.BENCHMARKS:
+    return prepare.prepare_benchmark(args.output, args.dataset, overwrite=args.overwrite, **files)
   reading = {"config": args.phases, "on_bad_record": args.on_bad_record, "beam": args.beam}
   return prepare.prepare_prm800k(args.output, **reading, **labels, **files)
 
@@ -92,6 +106,10 @@ def table(manifest: dict) -> str:
     if labels := part.get("labels"):
       line += f"{sum(labels.values()):10,}" + "".join(f"{labels[k]:10,}" for k in ("1", "0", "-1"))
     lines.append(line)
+  if kind := manifest.get("labels"):
+    lines.append(f"{kind} labels: a head of the classes {', '.join(manifest['classes'])}")
+    if "test" not in manifest["splits"]:
+      lines.append("no test split: train with --config.data.eval_split=train")
   for name, part in manifest["splits"].items():
     if dropped := part.get("dropped"):
       rules = ", ".join(f"{rule} {count:,}" for rule, count in dropped.items())

@@ -100,7 +100,7 @@ def score(path: pathlib.Path, scorer, out) -> int:
       ]
       on_share = lambda share, done=count, more=chunk: bar.reach(done + share * len(more))
       try:
-        scores = scorer.probabilities(solutions, on_share)
+        scores = scorer.by_head(solutions, on_share)
       except SolutionError as error:
         raise json_lines.BadLine(f"{path}:{chunk[error.index][0]}: {error}") from error
       for (_, _, record), (_, steps), probabilities in zip(chunk, solutions, scores):

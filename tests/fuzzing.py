@@ -31,10 +31,12 @@ import tokenizers as hf
 
 from prm_jax import config as config_lib
 from prm_jax.datasets.prm800k import records
-from prm_jax.evaluation import report, reranking
+from prm_jax.datasets.stepwise import records as stepwise_records
+from prm_jax.evaluation import process_bench, report, reranking
 from prm_jax.evaluation.scored_samples import read_scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import export
+from prm_jax.runtime import json_lines
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
 
@@ -283,7 +285,7 @@ def config(folder, base, draw):
     if kind in (int, float):
       expected = kind(text)
     elif kind is tuple:
-      expected = (expected,)
+      expected = (float(expected) if key == "loss.class_weights" else expected,)
   assert found == expected, (key, text, found)
   assert not isinstance(found, float) or math.isfinite(found), (key, found)
 
@@ -371,9 +373,56 @@ def tokenizer(folder, base, draw):
       assert ids == theirs.EncodeAsIds(text)
 
 
+FORMS = {  # of labelled steps: labels as given, and as they are stored
+  "binary": ([[True, None], [False]], lambda x: 1 if x else -1),
+  "ratings": ([[1, 0], [-1]], lambda x: x),
+  "soft": ([[0.25, 1], [0.5]], lambda x: (1 - x, x)),
+  "counts": ([[[1, 4], [3, 3]], ["2 of 3"]], None),
+}
+
+
+def labelled_steps(folder, base, draw):
+  kind = draw.choice(sorted(FORMS))
+  rows = [{"problem": "p", "steps": ["a"] * len(x), "labels": x} for x in FORMS[kind][0]]
+  if kind == "binary" and draw.random() < 0.7:
+    rows[0] = {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]}
+    tagged = "p Step 1: a ки\nStep 2: b ки"
+    rows[1] = {"input": tagged, "label": tagged.replace("ки", "+", 1).replace("ки", "-")}
+  path = lines_file(folder, rows, draw)
+  lines = [(row, where) for where, row in json_lines.records(path)]
+  found = stepwise_records.kind_of(iter(lines))
+  for (row, where), (_, theirs) in zip(lines, json_of(path), strict=True):
+    solution, _ = stepwise_records.parse(row, where)
+    labels = [stepwise_records.label(value, found) for value in solution.labels]
+    if "labels" in theirs:
+      texts = theirs.get("completions", theirs.get("steps"))
+      assert solution.steps == texts and len(labels) == len(texts)
+      if found != "counts":
+        of = FORMS[found][1]
+        assert labels == [None if x is None else of(x) for x in theirs["labels"]]
+
+
+def judged_steps(folder, base, draw):
+  right = [{"-1": 0.25, "0": 0.25, "1": 0.5}] * 2
+  rows = [
+    {"id": f"math-{i}", "problem": "p", "steps": ["a", "b"], "label": i - 1, "rating_probs": right}
+    for i in range(3)
+  ]
+  path = lines_file(folder, rows, draw)
+  found = [*process_bench.scored(path, "positive")]
+  for each, (_, theirs) in zip(found, json_of(path), strict=True):
+    assert each.first_error == theirs["label"] and each.steps == theirs["steps"]
+    probs = [[row.get(name, 0) for name in ("-1", "0", "1")] for row in theirs["rating_probs"]]
+    assert each.probs.tolist() == probs
+  if draw.random() < 0.05:
+    process_bench.evaluate(found, 0.5)
+
+
 TARGETS = {  # with their shares of the inputs
-  "records": (record, 0.25),
-  "scored samples": (scored, 0.25),
+  "records": (record, 0.2),
+  "scored samples": (scored, 0.2),
+  "labelled steps": (labelled_steps, 0.05),
+  "judged steps": (judged_steps, 0.05),
   "bundles": (bundle, 0.1),
   "configs": (config, 0.05),
   "checkpoints": (checkpointed, 0.05),

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +67,7 @@ MODELS = {  # of each readout: family, fields of the model, and outputs of the h
   "rlhflow": ("llama", LLAMA_ROPE, {}),
   "skywork-o1-prm": ("qwen2", BIAS | {"tied_embeddings": True}, {"v_head.summary": 1}),
   "trl": ("qwen2", BIAS, {"score": 2}),
+  "trl-joined": ("qwen2", BIAS, {"score": 2}),
 }
 
 
@@ -236,4 +238,68 @@ def trl(encode, chat, forward, problem, steps):
   return softmax(forward(ids))[np.array(labels) != -100][:, 1]
 
 
-AUTHORS = dict(zip(PUBLISHED, (qwen_math_prm, math_shepherd, rlhflow, skywork, trl)))
+def trl_joined(encode, chat, forward, problem, steps):
+  """run_eval_prm_trl.py: each prefix as one joined text, the class at its last token."""
+  texts = ["\n".join((problem, *steps[: k + 1])) + "\n" for k in range(len(steps))]
+  return np.array([softmax(forward(encode(text))[-1])[1] for text in texts])
+
+
+AUTHORS = dict(zip(PUBLISHED, (qwen_math_prm, math_shepherd, rlhflow, skywork, trl, trl_joined)))
+
+
+def without_number(step):
+  """remove_step_prefix of PRMBench's mr_eval."""
+  return re.sub(r"^(Step\s*\d+\.\s*|\d+\.\s*)", "", step.strip(), flags=re.IGNORECASE)
+
+
+def qwen_of_prm_bench(encode, chat, forward, problem, steps):
+  """qwen_prm.py: steps without numbers; its "\\b" is a backspace, as the string is no raw one."""
+  chat_of = lambda messages: chat(messages).replace("\\boxed", "\x08oxed")
+  steps = [without_number(step) for step in steps]
+  return qwen_math_prm(encode, chat_of, forward, problem, steps)
+
+
+def shepherd_of_prm_bench(encode, chat, forward, problem, steps):
+  """math_shepherd.py: "Step k: " in front of steps that do not begin with Step."""
+  text = ""
+  for k, step in enumerate(map(str.strip, steps)):
+    named = step.startswith(("Step", "step"))
+    text += f"{step} ки\n" if named else f"Step {k + 1}: {step} ки\n"
+  ids = [encode("<s>")[-1], *encode(f"{problem} {text}")]
+  scores = softmax(forward(ids)[:, encode("+ -")])[:, 0]
+  return scores[np.array(ids) == encode("ки")[-1]]
+
+
+def skywork_of_prm_bench(encode, chat, forward, problem, steps):
+  """skywork_prm.py with prepare_input: split at the tag; but for the line break after the last tag,
+  which that code reads as one more step."""
+  texts = [f"Step {k}: {without_number(step)} ки\n" for k, step in enumerate(steps, 1)]
+  ids, tag = encode("<|endoftext|>" + problem + "\n"), encode("ки")[-1]
+  reads = []
+  for step in "".join(texts).split("ки")[:-1]:
+    ids += [*encode(step), tag]
+    reads.append(len(ids) - 1)
+  value = np.asarray(forward(ids), np.float64)[reads, 0]
+  return 1 / (1 + np.exp(-value))
+
+
+def rlhflow_of_prm_bench(encode, chat, forward, problem, steps):
+  """llama3_1_8b_prm.py: one forward of the whole chat; of its softmax, + against - alone."""
+  return rlhflow(encode, chat, forward, problem, [without_number(step) for step in steps])
+
+
+def rlhflow_of_process_bench(encode, chat, forward, problem, steps):
+  """run_eval_prm_rlhflow.py: a blank line between the problem and the first step."""
+  first = f"{problem}\n\n{steps[0]}"
+  change = lambda m: m | {"content": first} if m["content"].startswith(problem) else m
+  chat_of = lambda messages: chat([change(message) for message in messages])
+  return rlhflow(encode, chat_of, forward, problem, steps)
+
+
+BENCHMARK_AUTHORS = {  # the layouts of the benchmarks' own code, by readout and benchmark
+  ("qwen2.5-math-prm", "prm_bench"): qwen_of_prm_bench,
+  ("math-shepherd", "prm_bench"): shepherd_of_prm_bench,
+  ("skywork-o1-prm", "prm_bench"): skywork_of_prm_bench,
+  ("rlhflow", "prm_bench"): rlhflow_of_prm_bench,
+  ("rlhflow", "process_bench"): rlhflow_of_process_bench,
+}

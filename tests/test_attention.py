@@ -185,8 +185,10 @@ def long_tree(trunk: int, branch: int, branches: int) -> tuple[Batch, Batch]:
   paths = np.where(place < trunk, place, place - trunk + starts)[:, :length]
 
   def rows(tokens, positions, end, reads, targets):
-    values = (tokens, positions, end, np.full_like(tokens, -1), reads, targets)
-    return Batch(*(jnp.asarray(np.atleast_2d(x), jnp.int32) for x in values))
+    values = (tokens, positions, end, np.full_like(tokens, -1), reads)
+    values = [jnp.asarray(np.atleast_2d(x), jnp.int32) for x in values]
+    one_hot = jnp.eye(3)[jnp.atleast_2d(targets)]
+    return Batch(*values, one_hot, jnp.zeros_like(values[-1]))
 
   tree = rows(tokens, depth, end, paths[:, -1], targets)
   full = np.full_like(paths, length)

@@ -261,5 +261,5 @@ def test_long_integers_in_other_keys_are_kept(tmp_path):
   """score.py keeps every key as it was, integers of any length too."""
   line = b'{"problem": "p", "steps": ["a"], "id": {"n": [123456789012345678901234567890, -1]}}'
   record = json_lines.parse(line, "here")
-  kept = candidates.scored(record, ["a"], np.array([[0.25, 0.25, 0.5]]), tiny.contract())
+  kept = candidates.scored(record, ["a"], np.array([[[0.25, 0.25, 0.5]]]), tiny.contract())
   assert json.loads(json.dumps(kept))["id"] == json.loads(line)["id"]

@@ -207,8 +207,8 @@ def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_p
   """A head of two layers starts as declared, trains by itself, scores, and stays out of exports."""
   init, linear = decoder.StepScorer.__init__, decoder.StepScorer.class_logits
 
-  def declare(self, c, vocab_size, num_classes, rngs):
-    init(self, c, vocab_size, num_classes, rngs)
+  def declare(self, c, vocab_size, num_classes, rngs, heads=1):
+    init(self, c, vocab_size, num_classes, rngs, heads)
     self.head_hidden = decoder.weight(rngs, (c.width, c.width), c.width**-0.5, ("fsdp", None))
 
   def class_logits(self, hidden, read_positions):

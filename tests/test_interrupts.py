@@ -71,6 +71,14 @@ def work(arithmetic_data, tmp_path_factory):
   return folder
 
 
+@pytest.fixture(autouse=True)
+def heard():
+  """In the background of a shell script Ctrl-C is ignored, also by what is started from there."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("script", COMMANDS)
 @pytest.mark.parametrize("moments", [1, pytest.param(MOMENTS, marks=pytest.mark.slow)])
 def test_campaign_of_interrupts(work, tmp_path, script, moments):

@@ -188,8 +188,8 @@ def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
     alone = token_tree.chain(tree.tokens[path], reads=[len(path) - 1] * reads.sum())
     predicted = (np.arange(len(path)) == len(path) - 1) & (tree.previous[i] >= 0)
     previous = np.where(predicted, alone.previous, -1)
-    targets = tree.read_targets[reads]
-    chains.append(dataclasses.replace(alone, previous=previous, read_targets=targets))
+    targets = {name: getattr(tree, name)[reads] for name in ("read_targets", "read_solutions")}
+    chains.append(dataclasses.replace(alone, previous=previous, **targets))
   return chains
 
 
@@ -240,7 +240,7 @@ def test_garbage_in_padding_changes_nothing():
     clean,
     tokens=jnp.where(padding, 77, clean.tokens),
     positions=jnp.where(padding, 5, clean.positions),
-    read_positions=jnp.where(clean.read_targets < 0, 3, clean.read_positions),
+    read_positions=jnp.where(clean.read_targets.any(-1), clean.read_positions, 3),
   )
   assert np.any(clean.read_positions[0] != dirty.read_positions[0])
   results = (loss_and_gradient(params, batch, config) for batch in (clean, dirty))

@@ -31,12 +31,12 @@ def path(tree: token_tree.TokenTree, i: int) -> tuple[int, ...]:
 
 def reads(tree: token_tree.TokenTree) -> list[tuple[tuple[int, ...], int]]:
   """The text before each read, and its target."""
-  places = zip(tree.read_positions.tolist(), tree.read_targets.tolist())
+  places = zip(tree.read_positions.tolist(), tiny.classes(tree))
   return [(path(tree, i), target) for i, target in places]
 
 
 def check(tree: token_tree.TokenTree) -> None:
-  """Asserts that a tree is well formed: preorder, depths, parents, sorted reads, int32."""
+  """Asserts that a tree is well formed: preorder, depths, parents, sorted reads, dtypes."""
   index = np.arange(len(tree))
   assert np.all(tree.subtree_end > index) and np.all(tree.subtree_end <= len(tree))
   for i in index:
@@ -45,7 +45,8 @@ def check(tree: token_tree.TokenTree) -> None:
     assert np.all(tree.subtree_end[above] >= tree.subtree_end[i])
     assert tree.previous[i] == -1 or tree.previous[i] == above[-1]
   assert np.all(np.diff(tree.read_positions) >= 0)
-  assert all(getattr(tree, field.name).dtype == np.int32 for field in dataclasses.fields(tree))
+  dtypes = dict.fromkeys(vars(tree), np.int32) | {"read_targets": np.float32}
+  assert {name: value.dtype for name, value in vars(tree).items()} == dtypes
 
 
 # Chains: single tokens, first tokens that differ, the same again, the beginning of another.
@@ -116,8 +117,8 @@ def test_rows_hold_every_read_once_behind_its_own_path(groups, row_length):
   found = []
   rows = [packed[i] for i in range(len(packed))]
   for row in rows:
-    kept = row["read_targets"] >= 0
-    of_reads = {name: row[name][kept] for name in ("read_positions", "read_targets")}
+    kept = row["read_targets"].any(-1)
+    of_reads = {name: row[name][kept] for name in row if name.startswith("read_")}
     found += reads(token_tree.TokenTree(**row | of_reads))
   tokens = sum((row["tokens"] != 0).sum() for row in rows)
   targets = packed.by_tree(np.stack([row["read_targets"] for row in rows])) if rows else []
@@ -164,7 +165,7 @@ def test_a_long_example_is_cut_at_a_step_and_reported():
   tree = StepTree("p", ("aaaa", "bbbb", "cccc"), (-1, 0, 1), (1, 0, -1), source="f:3")
   rows, about = pack([tree], 13)
   assert tiny.TOKENIZER.decode(rows.trees[0].tokens) == "p\naaaa\nbbbb\n"
-  assert rows.trees[0].read_targets.tolist() == [2, 1]
+  assert tiny.classes(rows.trees[0]) == [2, 1]
   assert about["longer_than_a_row"] == [{"source": "f:3", "tokens": 18, "targets_lost": 1}]
   context = dataclasses.replace(tree, labels=(1, None, -1))
   assert len(pack([context], 13)[0].trees[0]) == len("_p\naaaa\n")
@@ -185,9 +186,9 @@ def test_every_outcome_counts():
   """A token that several solutions share has one outcome target for each of them."""
   examples = [StepTree("p", ("a", x), (-1, 0), (None, None), outcome=x == "b") for x in "bbc"]
   (tree,) = pack(examples, 64, "outcome")[0].trees
-  assert tree.read_targets[tree.read_positions == 3].tolist() == [0, 1, 1]
+  assert np.array(tiny.classes(tree))[tree.read_positions == 3].tolist() == [0, 1, 1]
   (tree,) = pack(examples, 64, "outcome", evaluation=True)[0].trees
-  assert sorted(tree.read_targets.tolist()) == [0, 1, 1]
+  assert sorted(tiny.classes(tree)) == [0, 1, 1]
 
 
 def test_the_manifest_counts_what_trees_save():

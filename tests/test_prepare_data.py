@@ -188,7 +188,7 @@ def test_the_real_sample(tmp_path, prm800k_sample):
   assert manifest["total"]["labels"] == {"1": 5722, "0": 479, "-1": 857}
   assert manifest["test_problems"] == []
   assert manifest["test_problems_from"].endswith("math_splits/test.jsonl")
-  manifest = prepare.prepare_math_splits(tmp_path / "math", source=prm800k_sample)
+  manifest = prepare.prepare_benchmark(tmp_path / "math", "math_splits", source=prm800k_sample)
   assert manifest["splits"] == {"test": {"rows": {"read": 500, "kept": 500}}}
   assert manifest["source"]["math_splits/test.jsonl"]["is_upstream"] is True
   data = tfds.builder_from_directory(tmp_path / "math" / manifest["data"]).as_data_source("test")

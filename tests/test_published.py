@@ -57,6 +57,27 @@ def test_scores_are_those_of_the_authors_procedure(published, name):
   np.testing.assert_array_equal(given[2], given[0])
 
 
+@pytest.mark.parametrize(("name", "benchmark"), models.BENCHMARK_AUTHORS)
+def test_a_benchmarks_own_layout_gives_its_scores(published, name, benchmark):
+  """Where a benchmark's code prepares problem and steps in another way, its scores are given."""
+  own, plain = published(name)
+  loaded = Scorer.load_model(own.directory, name, benchmark=benchmark)
+  scorer = dataclasses.replace(loaded, row_length=128)
+  steps = (
+    "1. 3 + 4 = 7. ",
+    "Step 2. So 7 - 2 = 5.",
+    "Step 3: 5",
+    "step  4.The answer",
+    "5 \\frac{1}{2}",
+  )
+  (given,), (other,) = (each.probabilities([(PROBLEM, steps)]) for each in (scorer, plain))
+  procedure = models.BENCHMARK_AUTHORS[name, benchmark]
+  expected = procedure(own.encode, own.chat, own.forward, PROBLEM, steps)
+  np.testing.assert_allclose(given[:, 1], expected, atol=EXACT)
+  assert np.abs(given - other).max() > 1e-4
+  assert scorer.facts()["prompt"] != plain.facts()["prompt"]
+
+
 @pytest.mark.reference
 @pytest.mark.parametrize("name", readouts.PUBLISHED)
 def test_scores_equal_the_authors_on_torch(published, name):
@@ -80,7 +101,7 @@ def test_scores_equal_the_authors_on_torch(published, name):
   np.testing.assert_allclose(given[:, 1], expected, atol=2e-5)  # float32 on both sides
 
 
-@pytest.mark.parametrize("name", readouts.PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in readouts.PUBLISHED if name != "trl-joined"])
 def test_ids_are_those_of_the_authors_text(published, name):
   """Token ids equal those of the authors' procedure, and reads are at its tags."""
   own, scorer = published(name)

@@ -12,7 +12,7 @@ from conftest import run_script
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.datasets import labelled
-from prm_jax.evaluation import prm800k_steps
+from prm_jax.evaluation import prm800k_steps, step_benchmarks
 from prm_jax.input_pipeline import step_dataset, token_tree, tokenizers
 from prm_jax.pretrained import export
 from prm_jax.scoring import batching, candidates
@@ -139,7 +139,7 @@ def test_scoring_and_reranking_agree_on_what_is_right(neutral):
   """The prm_score that score.py writes is the product that rerank.py computes."""
   probabilities = np.random.default_rng(0).dirichlet(np.ones(3), 5)
   contract = StepContract("process", CLASSES["process"], "\n", (1,), "", neutral, "", "paper")
-  record = candidates.scored({"problem": "p"}, ["a"] * 5, probabilities, contract)
+  record = candidates.scored({"problem": "p"}, ["a"] * 5, probabilities[:, None], contract)
   steps = agg.step_log_scores(probabilities, neutral)
   assert record["prm_score"] == pytest.approx(np.exp(np.asarray(steps).sum()), rel=1e-5)
 
@@ -160,15 +160,17 @@ def test_data_of_another_recipe_is_refused(scorer, arithmetic_data):
   """Evaluation refuses a dataset that another recipe made: its labels mean something else."""
   other = dataclasses.replace(scorer, contract=dataclasses.replace(scorer.contract, recipe="qwen"))
   with pytest.raises(ValueError, match="recipe=paper"):
-    prm800k_steps.evaluate(other, arithmetic_data, "test")
+    prm800k_steps.check_recipe(other, arithmetic_data)
 
 
 def test_evaluation_counts_every_label(scorer, arithmetic_data):
   """Evaluation counts the labels of the manifest, and its calibration bins add up to them."""
-  result = prm800k_steps.evaluate(scorer, arithmetic_data, "test")
+  judged, trees, _ = step_benchmarks.judge("prm800k", scorer=scorer, directory=arithmetic_data)
+  result = step_benchmarks.result("prm800k", judged, trees, 0.5)
   manifest = json.loads((arithmetic_data / "manifest.json").read_text())
   assert result["count_by_class"] == manifest["splits"]["test"]["labels"]
-  assert sum(b["count"] for b in result["calibration"]) == result["count"]
+  bins = result["diagnostics"]["calibration"]["bins"]
+  assert sum(b["count"] for b in bins) == result["count"] > result["first_error"]["n"] > 0
 
 
 def test_score_py_keeps_every_key(runs, arithmetic_data, tmp_path):

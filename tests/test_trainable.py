@@ -77,7 +77,7 @@ def gradient(model, rule=trainable.EVERYTHING):
   def loss(trained):
     merged = trainable.merge(whole, trained)
     sums = loss_lib.sums(nnx.merge(graph(model), merged), batch, config)
-    return loss_lib.total(sums, loss_lib.weights(batch), config)
+    return loss_lib.total(sums, loss_lib.weights(batch, config), config)
 
   return jax.jit(jax.value_and_grad(loss))(rule.select(whole))
 

@@ -152,13 +152,21 @@ def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
   return params
 
 
+def classes(tree: token_tree.TokenTree) -> list[int]:
+  """The class of each target of a tree with hard labels."""
+  assert np.all(np.sort(tree.read_targets) == [0] * (tree.read_targets.shape[1] - 1) + [1])
+  return tree.read_targets.argmax(-1).tolist()
+
+
 def public_params(experiment: config_lib.Experiment):
   """(metadata, parameters) of a new run that starts from `init.checkpoint`."""
   rows, on = loop.read_rows(experiment), sharding_lib.make_mesh(config_lib.Mesh())
   about = rows.metadata
   made = step_lib.make(about.config, about.vocab_size, len(about.contract.classes), on)
   with jax.set_mesh(on):
-    params = initialization.public_params(about.config, rows.tokenizer, made.abstract.params)
+    params = initialization.public_params(
+      about.config, about.contract, rows.tokenizer, made.abstract.params
+    )
   return about, params
 
 

@@ -38,13 +38,14 @@ def fetch(
 
   Raises:
     FileNotFoundError: names every file that is missing from `source`.
-    RuntimeError: a download failed, or is not the file of `url_infos`.
+    RuntimeError: a download failed, or is not the file of `url_infos`.  (Of a file that is not in
+      that table upstream has published no checksum; describe() records the one it has.)
   """
   if source is None:
     paths = {file: pathlib.Path(download_dir).expanduser() / file for file in files}
     for file, path in paths.items():
       url = builder.BASE_URL + file
-      _download(url, path, builder.url_infos[url])
+      _download(url, path, _published(builder, file))
     return paths
   found = {file: find(source, file) for file in files}
   if missing := [file for file, path in found.items() if path is None]:
@@ -53,12 +54,13 @@ def fetch(
   return found
 
 
-def _download(url: str, path: pathlib.Path, info: Any) -> None:
+def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   """Unlike TFDS's own downloader, fails at once where there is no network."""
-  if path.is_file() and sha256_of(path) == info.checksum:
+  if path.is_file() and (info is None or sha256_of(path) == info.checksum):
     return
-  print(f"downloading {url} ({int(info.size):,} bytes)", file=sys.stderr, flush=True)
-  bar = {"desc": path.name, "total": int(info.size), "leave": False}
+  size = int(info.size) if info else None
+  print(f"downloading {url}" + f" ({size:,} bytes)" * bool(size), file=sys.stderr, flush=True)
+  bar = {"desc": path.name, "total": size, "leave": False}
   try:
     with (
       urllib.request.urlopen(url, timeout=60) as response,
@@ -67,11 +69,16 @@ def _download(url: str, path: pathlib.Path, info: Any) -> None:
     ):
       shutil.copyfileobj(reader, f, 2**20)
       f.flush()
-      if (sha256 := sha256_of(f.name)) != info.checksum:
+      if info and (sha256 := sha256_of(f.name)) != info.checksum:
         raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
     advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
     raise RuntimeError(f"could not download {url}: {error}. {advice}") from error
+
+
+def _published(builder: Any, file: str) -> Any | None:
+  """Size and checksum that upstream published of a file, if it did."""
+  return (builder.url_infos or {}).get(builder.BASE_URL + file)
 
 
 def sha256_of(path: str | pathlib.Path) -> str:
@@ -80,13 +87,13 @@ def sha256_of(path: str | pathlib.Path) -> str:
 
 
 def describe(builder: Any) -> dict[str, dict[str, Any]]:
-  """What a manifest says about each of `builder.paths`: is it upstream's own file?"""
+  """What a manifest says about each of `builder.paths`: is it upstream's own file (or unknown)?"""
   return {
     file: {
       "path": str(path),
       "bytes": path.stat().st_size,
       "sha256": (sha256 := sha256_of(path)),
-      "is_upstream": sha256 == builder.url_infos[builder.BASE_URL + file].checksum,
+      "is_upstream": (info := _published(builder, file)) and sha256 == info.checksum,
     }
     for file, path in builder.paths.items()
   }

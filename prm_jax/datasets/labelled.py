@@ -1,18 +1,22 @@
 """Labelled solutions of a prepared dataset.
 
-Each such dataset is stored as records of PRM800K's format, by a subclass of its `RecordsBuilder`,
-and takes part by its name in `Manifest.dataset`.
+Such a dataset is stored as records of PRM800K's format, by a subclass of its `RecordsBuilder`, or
+is `stepwise`; it takes part by its name in `Manifest.dataset`.
 """
 
+import dataclasses
 import itertools
 import pathlib
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import Any, Literal
 
 import msgspec
 
+from prm_jax.datasets import stepwise
 from prm_jax.datasets.prm800k import recipes, stored_records
 from prm_jax.runtime import json_lines
-from prm_jax.types import StepTree
+from prm_jax.types import CLASSES, StepTree
 
 MANIFEST = "manifest.json"
 
@@ -20,9 +24,23 @@ MANIFEST = "manifest.json"
 class Manifest(msgspec.Struct):
   """What training needs of manifest.json."""
 
-  dataset: Literal["prm800k", "arithmetic"]
-  recipe: recipes.Recipe
+  dataset: Literal["prm800k", "arithmetic", "stepwise"]
   test_problems: list[str]  # not to be trained on, although the training split has them
+  recipe: recipes.Recipe | None = None  # of records in PRM800K's format
+  labels: str = ""  # of stepwise: their kind
+  classes: tuple[str, ...] = CLASSES["process"]  # of a head that is trained on the steps
+
+  def __post_init__(self):
+    if (self.recipe is None) != (self.dataset == "stepwise"):
+      raise ValueError(f"dataset {self.dataset} with recipe {self.recipe}")
+
+  @property
+  def meaning(self) -> dict[str, Any]:
+    """The fields of `StepContract` that follow from the labels."""
+    recipe = self.recipe.name if self.recipe else f"stepwise, {self.labels} labels"
+    negative = self.recipe is not None and self.recipe.neutral == "negative"
+    neutral = "none" if "0" not in self.classes else "negative" if negative else "positive"
+    return {"recipe": recipe, "neutral": neutral, "classes": self.classes}
 
 
 def read_manifest(directory: str | pathlib.Path) -> Manifest:
@@ -62,7 +80,41 @@ def step_trees(
   """
   manifest = read_manifest(directory)
   excluded = manifest.test_problems if split == "train" else ()
+  if manifest.recipe is None:
+    trees = itertools.islice(stepwise.stored_trees(directory, split), limit)
+    return _kept(trees, objective, frozenset(excluded))
   records = itertools.islice(stored_records(directory, split), limit)
   trees, counts = recipes.convert_all(records, manifest.recipe, objective, excluded)
   del counts["test_problems"]  # the dataset's manifest lists them
   return trees, counts
+
+
+def own_paths(directory: str | pathlib.Path, split: str) -> list[StepTree]:
+  """The solutions of a split without alternatives: each as the chain that it was judged on."""
+  manifest = read_manifest(directory)
+  if manifest.recipe is None:
+    return step_trees(directory, split, "process")[0]
+  recipe = msgspec.structs.replace(manifest.recipe, alternatives="drop")
+  return recipes.convert_all(stored_records(directory, split), recipe)[0]
+
+
+def _kept(
+  trees: Iterable[StepTree], objective: str, excluded: Collection[str]
+) -> tuple[list[StepTree], dict[str, Any]]:
+  """The trees of other problems that can be trained on, and counts as `recipes.convert_all`."""
+  kept, dropped, read = [], Counter(), 0
+  for tree in trees:
+    read += 1
+    if tree.problem in excluded:
+      dropped["test_problem"] += 1
+    elif objective == "outcome" and tree.outcome is None:
+      dropped["no_is_correct"] += 1
+    elif objective == "process" and not any(label is not None for label in tree.labels):
+      dropped["no_labels"] += 1
+    elif objective == "process":  # the head reads nothing after the last label
+      end = max(i for i, label in enumerate(tree.labels) if label is not None) + 1
+      cut = {name: getattr(tree, name)[:end] for name in ("steps", "parents", "labels")}
+      kept.append(dataclasses.replace(tree, **cut))
+    else:
+      kept.append(tree)
+  return kept, {"rows": {"read": read, "kept": len(kept)}, "dropped": dict(dropped)}

@@ -9,12 +9,20 @@ import pathlib
 import sys
 import types
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import tensorflow_datasets as tfds
 
-from prm_jax.datasets import arithmetic, download, math_splits, prm800k
+from prm_jax.datasets import (
+  arithmetic,
+  download,
+  math_splits,
+  prm800k,
+  prm_bench,
+  process_bench,
+  stepwise,
+)
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.runtime import storage
@@ -23,6 +31,20 @@ from prm_jax.runtime.progress import Progress
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
 TEST_FILE = "math_splits/test.jsonl"
 PAPER = recipes.RECIPES["paper"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepwise:
+  """How the lines of `stepwise` are read."""
+
+  labels: Literal["auto", "binary", "ratings", "soft", "counts"] = "auto"
+  """What labels mean: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: as found."""
+  test_share: float = 0.05
+  """Share of the problems held out to evaluate on, where the source has no test.jsonl."""
+
+  def __post_init__(self):
+    if not 0 <= self.test_share < 1:
+      raise ValueError(f"--stepwise.test_share={self.test_share}: expected 0 or more, below 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +132,51 @@ def prepare_arithmetic(
   return manifest
 
 
-def prepare_math_splits(
+def prepare_stepwise(
   output: str | pathlib.Path,
+  options: Stepwise,
+  *,
+  source: str | pathlib.Path,
+  overwrite: bool = False,
+) -> dict[str, Any]:
+  """As `prepare_prm800k`, for labelled solutions in one of the forms of `stepwise.records`.
+
+  Training leaves out the problems of a test.jsonl in the source.
+  """
+  with new_dataset(output, overwrite, source) as (temporary, manifest):
+    builder = stepwise.Builder(source=source, data_dir=temporary, **dataclasses.asdict(options))
+    manifest |= _build(builder)
+    about = {
+      split: {"path": str(path), "sha256": download.sha256_of(path)}
+      for split, path in builder.paths.items()
+    }
+    manifest |= {"source": about, "labels": builder.kind, "classes": builder.classes}
+    manifest["splits"] = builder.counts
+    manifest["test_problems"] = sorted(builder.test_problems)
+    train = builder.counts["train"]
+    if not any(train["labels"].values()):
+      raise ValueError(f"{source}: no labelled step to train on in {train['rows']['read']} rows")
+  return manifest
+
+
+BENCHMARKS = {
+  "math_splits": math_splits.Builder,
+  "process_bench": process_bench.Builder,
+  "prm_bench": prm_bench.Builder,
+}
+
+
+def prepare_benchmark(
+  output: str | pathlib.Path,
+  name: str,
   *,
   source: str | pathlib.Path | None,
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
-  """Writes the MATH problems of `math_splits`; of a local `source`, the splits that are there."""
+  """Writes one of `BENCHMARKS`, which are not trained on; of a local `source`, what is there."""
   with new_dataset(output, overwrite, source) as (temporary, manifest):
-    builder = math_splits.Builder(source=source, data_dir=temporary)
+    builder = BENCHMARKS[name](source=source, data_dir=temporary)
     manifest |= _build(builder, download_dir)
     sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
     manifest["source"] = download.describe(builder)

@@ -1,40 +1,182 @@
-"""Step-level evaluation of a model on labelled solutions, such as PRM800K's test split."""
+"""Labelled steps such as PRM800K's test split: which are right, and which is the first wrong one?
 
-from __future__ import annotations
+Every labelled step counts, alternatives included (`trees`).  The first wrong step is looked for on
+each solution's own path (`paths`).
+"""
 
+import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from prm_jax import step_metrics
 from prm_jax.datasets import labelled
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.datasets.prm800k import records as prm800k_records
+from prm_jax.datasets.stepwise import records as stepwise_records
+from prm_jax.evaluation import first_error
+from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
+from prm_jax.evaluation.process_bench import interval
 from prm_jax.input_pipeline import token_tree
+from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 from prm_jax.scoring.scorer import Scorer
+from prm_jax.types import RATINGS, StepTree
+
+ALL = "all"  # the only group
+PAPER = recipes.RECIPES["paper"]
+OWN_PATH = recipes.Recipe("own path", alternatives="drop")
+Split = tuple[list[Labelled], list[Labelled]]  # trees, paths
 
 
-def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[str, Any]:
-  """Metrics of a model on one split of a prepared dataset.
+def read(directory: str | pathlib.Path, split: str) -> Split:
+  """The solutions of a split of a prepared dataset."""
+  trees, _ = labelled.step_trees(directory, split, "process")
+  if not trees:
+    raise ValueError(f"{directory}, split {split}: no labelled step")
+  return [_labelled(x) for x in trees], [_labelled(x) for x in labelled.own_paths(directory, split)]
 
-  A process model is read after every labelled step, an outcome model at the end of each solution.
 
-  Returns:
-    The keys of `step_metrics.step_metrics`, and `calibration`: for each bin of the probability of
-    "not wrong", its count, mean probability and share not wrong.
+def _labelled(tree: StepTree) -> Labelled:
+  """Of soft labels and counts, the likelier side."""
+  hard = [1 if isinstance(x, tuple) and x[1] >= x[0] else x for x in tree.labels]
+  hard = [-1 if isinstance(x, tuple) else x for x in hard]
+  return Labelled(tree.source, ALL, tree.problem, tree.steps, hard, tree.outcome, tree.parents)
+
+
+def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[Judged]]:
+  """Trees and paths of a file of labelled lines with probabilities.
+
+  A line has PRM800K's format, with `rating_probs` in each completion; or is `problem`, `steps`,
+  `labels` (-1, 0, 1; true, false) and `rating_probs`.
 
   Raises:
-    FileNotFoundError: no prepared dataset in `directory`.
-    ValueError: the data was prepared by another recipe than the model's training data; or the split
-      is not there, or holds nothing to evaluate on.
+    BadLine: a line is neither, or a probability is missing.
   """
+  trees, paths = [], []
+  for where, record in json_lines.records(path):
+    for found, recipe in ((trees, PAPER), (paths, OWN_PATH)):
+      if solution := _solution(record, where, recipe):
+        found.append(from_record(*solution, where, neutral))
+  if not paths:
+    raise ValueError(f"{path}: no labelled step")
+  return trees, paths
+
+
+def scored_paths(path: str | pathlib.Path, neutral: str) -> list[Judged]:
+  """The paths of `scored`."""
+  return scored(path, neutral)[1]
+
+
+def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
+  """The paths of lines as of `scored`, each with its FILE:LINE, without probabilities."""
+  found = (_solution(record, where, OWN_PATH) for where, record in records)
+  return [each[0] for each in found if each]
+
+
+def _solution(
+  record: dict[str, Any], where: str, recipe: recipes.Recipe
+) -> tuple[Labelled, dict[str, Any]] | None:
+  """A line's solution and what holds its probabilities; None if the recipe drops it."""
+  if "question" not in record:
+    parsed, zero_is_wrong = stepwise_records.parse(record, where)
+    whole = all(type(value) is int for value in parsed.labels if value is not None)
+    given = "ratings" if whole and not zero_is_wrong else "auto"
+    kind = stepwise_records.kind_of([(record, where)], given)
+    labels = [stepwise_records.label(value, kind) for value in parsed.labels]
+    stored = stepwise_records.Stored(parsed.problem, parsed.steps, labels, parsed.is_correct)
+    return _labelled(stepwise_records.tree(stored, where)), record
+  parsed = prm800k_records.parse(json.dumps(record).encode(), where)
+  dropped = recipes.dropping_rule(parsed, recipe)
+  if dropped or not (nodes := recipes.nodes(parsed, recipe)[0]):
+    return None
+  candidates, parents, labels = zip(*nodes)
+  texts = [candidate.text for candidate in candidates]
+  problem = parsed.solution.question.problem
+  probs = [candidate.rating_probs or {} for candidate in candidates]
+  solution = Labelled(where, ALL, problem, texts, labels, None, parents)
+  return solution, {"rating_probs": probs}
+
+
+def measures(
+  trees: Sequence[Judged], paths: Sequence[Judged], threshold: float, weights: tuple
+) -> dict[str, np.ndarray]:
+  """AUROC, accuracy, likelihood and F1 by class of the steps; and the first-error measures.
+
+  Args:
+    weights: `problem_weights` of the trees and of the paths.
+  """
+  rows, labels, scores, probs = [], [], [], []
+  for i, tree in enumerate(trees):
+    kept = [j for j, label in enumerate(tree.labels) if label is not None]
+    rows += [i] * len(kept)
+    labels += [tree.labels[j] for j in kept]
+    scores += tree.scores[kept].tolist()
+    probs += tree.probs[kept].tolist()
+  target, probs = np.searchsorted(RATINGS, labels), np.array(probs)
+  said, likelihood = probs.argmax(1), probs[np.arange(len(target)), target]
+  columns = [
+    np.ones(len(target)),
+    said == target,
+    -np.log(np.maximum(likelihood, step_metrics.TINY)),
+  ]
+  for c in range(len(RATINGS)):
+    columns += [(said == c) & (target == c), (said == c) != (target == c)]
+  by_tree = np.zeros((len(trees), len(columns)))
+  np.add.at(by_tree, rows, np.stack(columns, axis=1).astype(float))
+  count, hits, nll, *classes = (weights[0] @ by_tree).T
+  out = {
+    "auroc": weighted_auroc(np.array(scores), np.array(labels) >= 0, weights[0][:, rows]),
+    "accuracy": hits / count,
+    "nll": nll / count,
+  }
+  with np.errstate(invalid="ignore"):
+    for rating, both, one in zip(RATINGS, classes[::2], classes[1::2]):
+      out[f"f1/{rating}"] = 2 * both / (2 * both + one)
+  found = first_error.accuracies((weights[1] @ first_error.sums(paths, threshold)).T)
+  return out | {f"first_error/{name}": values for name, values in found.items()}
+
+
+def weighted_auroc(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """`step_metrics.auroc` of each row of weights `[R, n]`; NaN where a class is absent."""
+  order = np.argsort(scores, kind="stable")
+  starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf))  # of equal scores
+  out = []
+  for part in np.array_split(weights[:, order], max(weights.size // 2**24, 1)):  # bounds memory
+    right = np.add.reduceat(part * positive[order], starts, axis=1)
+    wrong = np.add.reduceat(part * ~positive[order], starts, axis=1)
+    below = np.cumsum(wrong, axis=1) - wrong / 2
+    with np.errstate(invalid="ignore"):
+      out.append((right * below).sum(1) / (right.sum(1) * wrong.sum(1)))
+  return np.concatenate(out)
+
+
+def evaluate(trees: Sequence[Judged], paths: Sequence[Judged], threshold: float) -> dict[str, Any]:
+  """The keys of `step_metrics.step_metrics`; `f1_by_class`; `first_error`, as ProcessBench has it
+  (fractions); and `intervals`, over problems."""
+  steps = [(tree, j) for tree in trees for j, label in enumerate(tree.labels) if label is not None]
+  probs = np.array([tree.probs[j] for tree, j in steps])
+  metrics = step_metrics.step_metrics(probs, [tree.labels[j] for tree, j in steps])
+  weights = problem_weights(trees), problem_weights(paths)
+  found = with_intervals(measures(trees, paths, threshold, weights))
+  about = {"n": len(paths), "errors": sum(path.first_error >= 0 for path in paths)}
+  for name in first_error.MEASURES:
+    about[name] = found[f"first_error/{name}"]["value"]
+  return {
+    "solutions_judged": len(trees),
+    **metrics,
+    "f1_by_class": {str(rating): found[f"f1/{rating}"]["value"] for rating in RATINGS},
+    "first_error": about,
+    "intervals": found,
+    "curve": first_error.curve(paths),
+  }
+
+
+def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[str, Any]:
+  """`step_metrics.step_metrics` of an outcome model, read at the end of each solution."""
   contract = scorer.contract
-  recipe = labelled.read_manifest(directory).recipe.name
-  if recipe != contract.recipe:
-    raise ValueError(
-      f"{directory} was prepared with --recipe={recipe}, the model's training data with "
-      f"{contract.recipe}: their labels mean different things"
-    )
   solutions, _ = labelled.step_trees(directory, split, contract.objective)
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
@@ -42,36 +184,46 @@ def evaluate(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
     on_share = lambda share: bar.reach(share * len(solutions))
     read = scorer.read(encoded, [tree.problem for tree in solutions], on_share)
-  probs = np.concatenate(read)
-  targets = np.concatenate([tree.read_targets for tree in encoded])
-  classes = step_metrics.LABELS[contract.objective]
-  score = 1 - probs[:, 0] if contract.objective == "process" else probs[:, 1]
-  return {
-    "split": split,
-    "solutions": len(solutions),
-    "objective": contract.objective,
-    "checkpoint_step": scorer.step,
-    **step_metrics.step_metrics(probs, np.take(classes, targets), classes),
-    "calibration": step_metrics.calibration(score, targets != 0),
-  }
+  probs = np.concatenate(read).mean(1)
+  right = np.array([bool(tree.outcome) for tree in solutions])
+  metrics = step_metrics.step_metrics(probs, right.astype(int), contract.labels)
+  return metrics | {"calibration": step_metrics.calibration(probs[:, 1], right)}
 
 
-def table(result: dict[str, Any]) -> str:
-  """The result as text for a terminal."""
+def check_recipe(scorer: Scorer, directory: str | pathlib.Path) -> str:
+  """The recipe of a dataset; ValueError if the model was trained on PRM800K by another one."""
+  recipe, own = labelled.read_manifest(directory).meaning["recipe"], scorer.contract.recipe
+  if own != recipe and all(name.partition("(")[0] in recipes.RECIPES for name in (own, recipe)):
+    raise ValueError(
+      f"{directory} was prepared with --recipe={recipe}, the model's training data with "
+      f"{own}: their labels mean different things"
+    )
+  return recipe
+
+
+def table(result: dict[str, Any]) -> list[str]:
+  """Lines for a terminal."""
   number = lambda value: "-" if value is None else f"{value:.3f}"
+  between = lambda name: (
+    ""
+    if (found := result.get("intervals", {}).get(name, {})).get("low") is None
+    else f" ({found['low']:.3f} to {found['high']:.3f})"
+  )
   lines = [
-    f"{result['split']}: {result['count']:,} labels of {result['solutions']:,} solutions, "
-    f"checkpoint at step {result['checkpoint_step']}",
-    f"AUROC {number(result['auroc'])}   accuracy {number(result['accuracy'])}   "
+    f"{result['count']:,} labels",
+    f"AUROC {number(result['auroc'])}{between('auroc')}   accuracy {number(result['accuracy'])}   "
     f"log-likelihood {number(-result['nll'])} nats   calibration error {number(result['ece'])}",
-    "class      labels  accuracy",
+    "class      labels  accuracy       F1",
   ]
   for name, count in result["count_by_class"].items():
-    lines.append(f"{name:>5}{count:12,}{number(result['accuracy_by_class'][name]):>10}")
-  lines.append("P(not wrong)   steps  mean P  not wrong")
-  for b in result["calibration"]:
+    f1 = result.get("f1_by_class", {}).get(name)
+    accuracy = number(result["accuracy_by_class"][name])
+    lines.append(f"{name:>5}{count:12,}{accuracy:>10}{number(f1):>9}")
+  if first := result.get("first_error"):
+    cell = lambda x: "-" if x is None else f"{100 * x:.1f}"
     lines.append(
-      f"{b['low']:.1f} - {b['high']:.1f}{b['count']:10,}{b['mean_probability']:8.3f}"
-      f"{b['share_not_wrong']:11.3f}"
+      f"first wrong step of {first['n']:,} solutions: error accuracy "
+      f"{cell(first['error_accuracy'])}, correct accuracy {cell(first['correct_accuracy'])}, "
+      f"F1 {cell(first['f1'])}" + interval(result["intervals"]["first_error/f1"])
     )
-  return "\n".join(lines)
+  return lines

@@ -112,7 +112,7 @@ def _part(
 
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
-  """The packed rows of a dataset: `rows[i]` has the fields of `types.Batch`, int32 `[T]` and `[R]`.
+  """The packed rows of a dataset: `rows[i]` has the fields of `types.Batch` without `B`.
 
   R is the largest number of reads in any row, so all rows have the same shape.
   """
@@ -142,7 +142,8 @@ class PackedRows:
       "subtree_end": np.arange(1, T + 1, dtype=np.int32),  # padding attends to itself only
       "previous": np.full(T, -1, np.int32),
       "read_positions": np.zeros(self.reads, np.int32),
-      "read_targets": np.full(self.reads, -1, np.int32),
+      "read_targets": np.zeros((self.reads, self.trees[0].read_targets.shape[1]), np.float32),
+      "read_solutions": np.zeros(self.reads, np.int32),
     }
     start = read = 0
     for i, *ends in [] if row == EMPTY else self.plan[row]:
@@ -155,6 +156,7 @@ class PackedRows:
       out["previous"][span] = np.where(tree.previous < 0, -1, tree.previous + start)
       out["read_positions"][reads] = tree.read_positions + start
       out["read_targets"][reads] = tree.read_targets
+      out["read_solutions"][reads] = tree.read_solutions
       start, read = span.stop, reads.stop
     return out
 

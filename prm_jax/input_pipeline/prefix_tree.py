@@ -28,7 +28,7 @@ def merge(
 
   Args:
     every_read: keep a read once for each tree that has it.  Otherwise reads at the same token with
-      the same target are one; another target is always another read.
+      the same target are one, of the first tree; another target is always another read.
 
   Returns:
     The tree, its reads sorted by position; and the index in it of each token of each tree.
@@ -42,10 +42,15 @@ def merge(
   for tree, index in zip(trees, indices):
     predicted[index[tree.previous >= 0]] = True
   positions = np.concatenate([index[tree.read_positions] for tree, index in zip(trees, indices)])
-  reads = np.stack([positions, np.concatenate([tree.read_targets for tree in trees])])
-  reads = reads[:, np.lexsort(reads[::-1])] if every_read else np.unique(reads, axis=1)
+  targets, solutions = (
+    np.concatenate([getattr(tree, name) for tree in trees])
+    for name in ("read_targets", "read_solutions")
+  )
+  keys = np.column_stack([positions, -targets])  # of reads at a token, the first class comes first
+  kept = np.lexsort(keys.T[::-1]) if every_read else np.unique(keys, axis=0, return_index=True)[1]
   end = np.arange(len(tokens)) + sizes[order]
   previous = np.where(predicted, parents, -1)
+  reads = positions[kept], targets[kept], solutions[kept]
   return TokenTree(tokens[order], depths[order], end, previous, *reads), indices
 
 
@@ -135,4 +140,5 @@ def _subset(
     np.where(predicted & (previous >= 0), np.searchsorted(index, previous), -1),
     np.searchsorted(index, tree.read_positions[reads]),
     tree.read_targets[reads],
+    tree.read_solutions[reads],
   )

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from prm_jax import config as config_lib
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
@@ -46,8 +48,8 @@ def pack(
   """
   outcome = contract.objective == "outcome"
   by_problem, too_long = collections.defaultdict(list), []
-  for solution in solutions:
-    tree = token_tree.encode(solution, tokenizer, contract, evaluation)
+  for number, solution in enumerate(solutions):
+    tree = token_tree.encode(solution, tokenizer, contract, evaluation, number)
     targets, longest = len(tree.read_targets), int(tree.positions.max()) + 1
     if longest > row_length:
       tree = prefix_tree.shorten(tree, 0 if outcome else row_length)
@@ -64,16 +66,21 @@ def pack(
   # An outcome is a target of each solution; a step with the same rating in two is one target.
   merged = [prefix_tree.merge(group, evaluation or outcome)[0] for group in by_problem.values()]
   rows = packing.PackedRows(merged if merge else prefix_tree.sequences(merged), row_length)
-  targets = collections.Counter(t for tree in merged for t in tree.read_targets.tolist())
+  targets = np.concatenate([tree.read_targets for tree in merged]).sum(0, np.float64)
   return rows, rows.manifest() | {
     "examples": len(encoded),
     "merged": merge,
     "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(encoded)),
     "tokens_repeated_by_cuts": rows.repeated,
-    "targets": {name: targets[i] for i, name in enumerate(contract.classes)},
+    "targets": dict(zip(contract.classes, map(_number, targets))),
     "longer_than_a_row": too_long,
     "contract": dataclasses.asdict(contract),
   }
+
+
+def _number(x: float) -> int | float:
+  """A count without a decimal point, if it is whole; of soft labels it may not be."""
+  return int(x) if x == int(x) else round(float(x), 3)
 
 
 def load(

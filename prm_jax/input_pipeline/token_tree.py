@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.types import CLASSES, RATINGS, StepContract, StepTree
+from prm_jax.types import CLASSES, StepContract, StepTree
 
 READS = {  # where a model of each objective is read when it scores
   "process": "last separator token",
@@ -22,27 +22,41 @@ READS = {  # where a model of each objective is read when it scores
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
-  """A tree of tokens in preorder.  All arrays int32; indices count from the tree's first token."""
+  """A tree of tokens in preorder.  Arrays are int32 if not said otherwise.
+
+  Indices count from the tree's first token.
+  """
 
   tokens: np.ndarray  # [t]
   positions: np.ndarray  # [t] depth
   subtree_end: np.ndarray  # [t] index just past the last descendant
   previous: np.ndarray  # [t] index of the parent; -1: not a language-model target
   read_positions: np.ndarray  # [r] where the head reads
-  read_targets: np.ndarray  # [r] class index
+  read_targets: np.ndarray  # float32 [r, C] weight of each class
+  read_solutions: np.ndarray  # [r] number of the labelled solution
 
   def __post_init__(self):
     for name, value in vars(self).items():
-      object.__setattr__(self, name, np.asarray(value, np.int32))
+      dtype = np.float32 if name == "read_targets" else np.int32
+      object.__setattr__(self, name, np.asarray(value, dtype))
 
   def __len__(self) -> int:
     return len(self.tokens)
 
 
 def step_contract(
-  tokenizer: Tokenizer, separator: str, objective: str, recipe: str, neutral: str = "positive"
+  tokenizer: Tokenizer,
+  separator: str,
+  objective: str,
+  recipe: str,
+  neutral: str = "positive",
+  classes: Sequence[str] = CLASSES["process"],
+  heads: int = 1,
 ) -> StepContract:
   """The contract of a model that is trained with these settings.
+
+  Args:
+    classes: of step labels.
 
   Raises:
     ValueError: the separator is empty, and the model is to read steps.
@@ -52,18 +66,23 @@ def step_contract(
     raise ValueError("the separator is empty: there is no token at which to read a step")
   return StepContract(
     objective=objective,
-    classes=CLASSES[objective],
+    classes=tuple(classes) if objective == "process" else CLASSES[objective],
     separator=separator,
     separator_ids=ids,
     read=READS[objective],
     neutral=neutral,
     tokenizer_hash=tokenizer.hash,
     recipe=recipe,
+    heads=heads,
   )
 
 
 def encode(
-  tree: StepTree, tokenizer: Tokenizer, contract: StepContract, evaluation: bool = False
+  tree: StepTree,
+  tokenizer: Tokenizer,
+  contract: StepContract,
+  evaluation: bool = False,
+  number: int = 0,
 ) -> TokenTree:
   """The tokens of a labelled solution, with the targets of the contract's objective.
 
@@ -71,44 +90,68 @@ def encode(
 
   Args:
     evaluation: of an outcome model, read the verdict at the last token only.
+    number: of the solution in its dataset.
 
   Raises:
-    ValueError: the objective is the outcome, and the solution has none.
+    ValueError: the objective is the outcome, and the solution has none; or a label is none of the
+      contract's classes.
   """
   tokens, step_ends = _lay_out(tree, tokenizer, contract)
   if contract.objective == "process":
     labelled = [i for i, label in enumerate(tree.labels) if label is not None]
     reads = step_ends[labelled] - 1
-    targets = [RATINGS.index(tree.labels[i]) for i in labelled]
+    targets = [_target(tree.labels[i], contract.classes, tree.source) for i in labelled]
   elif tree.outcome is None:
     raise ValueError(f"{tree.source}: no outcome to train an outcome model on")
   else:
     reads = np.flatnonzero(tokens.previous >= 0)[-1 if evaluation else 0 :]
-    targets = [int(tree.outcome)] * len(reads)
-  return dataclasses.replace(tokens, read_positions=reads, read_targets=targets)
+    targets = [(not tree.outcome, tree.outcome)] * len(reads)
+  targets = np.reshape(targets, (len(reads), len(contract.classes)))
+  solutions = np.full(len(reads), number)
+  read = {"read_positions": reads, "read_targets": targets, "read_solutions": solutions}
+  return dataclasses.replace(tokens, **read)
+
+
+def _target(
+  label: int | tuple[float, float], classes: Sequence[str], source: str
+) -> Sequence[float]:
+  """The weight of each class."""
+  weights = {"-1": label[0], "1": label[1]} if isinstance(label, tuple) else {str(label): 1.0}
+  if unknown := weights.keys() - {*classes}:
+    raise ValueError(f"{source}: label {unknown.pop()}, but the classes are {', '.join(classes)}")
+  return [weights.get(name, 0.0) for name in classes]
 
 
 def encode_candidate(
   problem: str, steps: Sequence[str], tokenizer: Tokenizer, contract: StepContract
 ) -> TokenTree:
-  """A solution to be scored, read after each step (process) or at its end; targets are class 0."""
+  """A solution to be scored, read after each step (process) or at its end."""
   count = len(steps)
   tree = StepTree(problem, tuple(steps), tuple(range(-1, count - 1)), (None,) * count)
   tokens, step_ends = _lay_out(tree, tokenizer, contract)
   reads = (step_ends if contract.objective == "process" else step_ends[-1:]) - 1
-  return dataclasses.replace(tokens, read_positions=reads, read_targets=np.zeros(len(reads)))
+  return _read_at(tokens, reads)
 
 
 def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> TokenTree:
   """Token ids as a tree without branches.
 
   Args:
-    reads: where the head reads; the targets are class 0.
+    reads: where the head reads; they are no targets.
     first: the first language-model target; token 0 is never one.
   """
   index = np.arange(len(ids))
   previous = np.where(index >= max(first, 1), index - 1, -1)
-  return TokenTree(ids, index, np.full(len(ids), len(ids)), previous, reads, [0] * len(reads))
+  empty = np.zeros((0, 1))
+  tree = TokenTree(ids, index, np.full(len(ids), len(ids)), previous, [], empty, [])
+  return _read_at(tree, reads)
+
+
+def _read_at(tree: TokenTree, reads: Sequence[int]) -> TokenTree:
+  """The tree with reads that are no targets."""
+  count = len(reads)
+  none = {"read_targets": np.zeros((count, 1)), "read_solutions": np.zeros(count)}
+  return dataclasses.replace(tree, read_positions=reads, **none)
 
 
 def _lay_out(
@@ -133,4 +176,5 @@ def _lay_out(
     parent = tree.parents[node - 1] + 1
     subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[node])
   subtree_end = np.repeat(subtree_ends, np.diff(ends, prepend=0))
-  return TokenTree(tokens, positions, subtree_end, previous, [], []), np.array(ends[1:], int)
+  none = [], np.zeros((0, 1)), []
+  return TokenTree(tokens, positions, subtree_end, previous, *none), np.array(ends[1:], int)

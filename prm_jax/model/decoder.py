@@ -47,8 +47,16 @@ PROJECTION_EINSUMS = {  # of each of config.PROJECTIONS: activations, weight; S 
 class StepScorer(nnx.Module):
   """Decoder with a class head, and a language-model head that only language-model losses use."""
 
-  def __init__(self, c: config_lib.Model, vocab_size: int, num_classes: int, rngs: nnx.Rngs):
-    D, dtype = c.width, c.param_dtype
+  def __init__(
+    self,
+    c: config_lib.Model,
+    vocab_size: int,
+    num_classes: int,
+    rngs: nnx.Rngs,
+    heads: int = 1,
+  ):
+    """Args: heads: of an ensemble on one trunk, each with all classes."""
+    D, dtype, outputs = c.width, c.param_dtype, heads * num_classes
     # Where the mesh does not divide the columns, the rows are split as well: see `embed`.
     self.embedding = weight(
       rngs, (vocab_size, D), c.embedding_std, (None, COLUMNS), dtype, otherwise=("fsdp", "tensor")
@@ -58,16 +66,17 @@ class StepScorer(nnx.Module):
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)
     # The class head, float32: all parameters named head*, which `class_logits` reads.  Zeros:
     # training starts from uniform probabilities.
-    self.head = constant(0, (D, num_classes), ("fsdp", None), "float32")
-    self.head_bias = constant(0, (num_classes,), (None,), "float32")
+    self.head = constant(0, (D, outputs), ("fsdp", None), "float32")
+    self.head_bias = constant(0, (outputs,), (None,), "float32")
     if not c.tied_embeddings:
       self.language_model = weight(rngs, (D, vocab_size), D**-0.5, ("fsdp", "tensor"), dtype)
-    self.config = c
+    self.config, self.num_classes = c, num_classes
 
   def class_logits(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
-    """Class logits, float32 `[B, R, C]`: the class head at the given positions `[B, R]` only."""
+    """Class logits, float32 `[B, R, K, C]`: the class heads at the positions `[B, R]` only."""
     x = jnp.take_along_axis(hidden, read_positions[..., None], axis=1).astype(jnp.float32)
-    return jnp.einsum("BRD,DC->BRC", x, self.head[...]) + self.head_bias[...]
+    logits = jnp.einsum("BRD,DC->BRC", x, self.head[...]) + self.head_bias[...]
+    return logits.reshape(*read_positions.shape, -1, self.num_classes)
 
   def next_token_logits(self, hidden: jax.Array) -> jax.Array:
     """Vocabulary logits, float32 `[B, T, V]`."""
@@ -215,7 +224,11 @@ def constant(value: float, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype
 
 
 def abstract_params(
-  c: config_lib.Model, vocab_size: int, num_classes: int, mesh: Mesh | AbstractMesh
+  c: config_lib.Model,
+  vocab_size: int,
+  num_classes: int,
+  mesh: Mesh | AbstractMesh,
+  heads: int = 1,
 ) -> Any:
   """The parameters as a nested dict of `ShapeDtypeStruct`s with shardings.
 
@@ -234,7 +247,7 @@ def abstract_params(
     spec = [None] * (len(shape) - len(axes)) + spec
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
-  model = nnx.eval_shape(lambda: StepScorer(c, vocab_size, num_classes, nnx.Rngs(0)))
+  model = nnx.eval_shape(lambda: StepScorer(c, vocab_size, num_classes, nnx.Rngs(0), heads))
   return nnx.to_pure_dict(
     jax.tree.map(describe, nnx.state(model), is_leaf=lambda x: isinstance(x, nnx.Variable))
   )

@@ -61,7 +61,10 @@ def config_json(
   # As transformers names its classes (models/auto/modeling_auto.py).
   out |= {"architectures": [family.title() + CLASSES[kind]], "torch_dtype": dtype, **tokens}
   if kind == "token-classification":
-    labels = dict(enumerate(contract.classes))
+    names = contract.classes
+    if contract.heads > 1:
+      names = [f"{name} of head {k}" for k in range(contract.heads) for name in contract.classes]
+    labels = dict(enumerate(names))
     out |= {
       "num_labels": len(labels),
       "id2label": {str(i): label for i, label in labels.items()},
@@ -115,6 +118,8 @@ def write(
       (new / name).write_bytes(data)
     if contract is not None:
       layout = LAYOUTS[contract.objective]
+      if contract.heads > 1:
+        layout += f"; of each of {contract.heads} heads, whose mean is the probability"
       write_json(new / CONTRACT, dataclasses.asdict(contract) | {"layout": layout})
     write_json(new / "config.json", values)
 

@@ -123,6 +123,25 @@ def read(
     yield number, offset, parse(line, f"{name}:{number}")
 
 
+def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """FILE:LINE and object of each line; or FILE[NUMBER] and object of each entry of a JSON array.
+
+  Raises:
+    BadLine: as `read`; or an array of something else, or longer than `MAX_LINE_BYTES`.
+  """
+  is_array = False
+  with opened(path) as (file, _), contextlib.suppress(*BROKEN_GZIP):  # which `read` names
+    is_array = file.read(64).lstrip()[:1] == b"["
+  if not is_array:
+    yield from ((f"{path}:{number}", record) for number, _, record in read(path))
+    return
+  whole = parse(b'{"all": ' + contents(pathlib.Path(path)) + b"}", str(path))
+  for i, record in enumerate(whole["all"]):
+    if not isinstance(record, dict):
+      raise BadLine(f"{path}[{i}]: expected an object, got {show(record)}")
+    yield f"{path}[{i}]", record
+
+
 def parse(line: bytes, where: str) -> dict[str, Any]:
   """The object on a line, as the json module has it; `where` begins the message of an error.
 
@@ -176,7 +195,10 @@ def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
     message, _, path = str(error).partition(" - at `$")
   message = message.replace(r" matching regex '\\S'", " that is not blank").replace("`", "")
   message = re.sub("Object missing required field (.*)", r'no "\1"', message)
-  value, path = record, path.rstrip("`")
+  value, path = (
+    record,
+    path.rstrip("`").partition("[...]")[0],
+  )  # of a dict's values msgspec names none
   for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"

@@ -23,11 +23,11 @@ def read(
   merge: bool = True,
   on_share: Callable[[float], None] = lambda share: None,
 ) -> list[np.ndarray]:
-  """Class probabilities, float64 `[r, C]`, at the read positions of each token tree.
+  """Class probabilities, float64 `[r, K, C]`, at the read positions of each token tree.
 
   Args:
     problems: of each tree; the trees of one problem are merged into a prefix tree.
-    forward: class log-probabilities `[B, R, C]` at a batch's read positions.
+    forward: class log-probabilities `[B, R, K, C]` at a batch's read positions.
     row_length: tokens of a row; doubled as often as the longest path of a problem needs.
     merge: False: every solution by itself, for comparison.
     on_share: called after each batch with the share of all tokens that is done.
@@ -62,7 +62,7 @@ def _run(
   mesh: jax.sharding.Mesh,
   on_share: Callable[[float], None],
 ) -> np.ndarray:
-  """Class log-probabilities, float32 `[rows, R, C]`."""
+  """Class log-probabilities, float32 `[rows, R, K, C]`."""
   shards = mesh.shape["data"] * mesh.shape["fsdp"]
   most = max(BATCH_TOKENS // rows.row_length // shards, 1)  # rows of a shard that fit
   needed = -(-len(rows) // shards)

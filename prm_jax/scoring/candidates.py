@@ -37,13 +37,22 @@ def scored(
 ) -> dict[str, Any]:
   """The record with its scores: `rating_probs` and `prm_score`, or `orm_score`.
 
+  Of an ensemble, the scores are those of the mean over heads; `step_std` is the standard deviation
+  over heads of each step's P(right), and `prm_score_std` or `orm_score_std` that of the score.
+
   Args:
-    probabilities: `[steps, C]`, or `[1, C]` of an outcome model, in the contract's class order.
+    probabilities: `[steps, K, C]`, or `[1, K, C]` of an outcome model, by head and in the
+      contract's class order.
   """
-  score = float(np.prod(probabilities[:, contract.right_classes].sum(1)))
-  record = record | {"steps": steps}
+  mean, right = probabilities.mean(1), probabilities[:, :, contract.right_classes].sum(-1)
+  score, record = float(np.prod(right.mean(1))), record | {"steps": steps}
+  spread = float(np.prod(right, axis=0).std())
+  ensemble = contract.heads > 1
   if contract.objective == "outcome":
-    return record | {"orm_score": score}
-  none = dict.fromkeys(CLASSES["process"], 0.0)  # a published model may have no neutral class
-  ratings = [none | dict(zip(contract.classes, map(float, p))) for p in probabilities]
-  return record | {"rating_probs": ratings, "prm_score": score}
+    return record | {"orm_score": score} | ({"orm_score_std": spread} if ensemble else {})
+  none = dict.fromkeys(CLASSES["process"], 0.0)  # a model may have no neutral class
+  ratings = [none | dict(zip(contract.classes, map(float, p))) for p in mean]
+  record = record | {"rating_probs": ratings, "prm_score": score}
+  if not ensemble:
+    return record
+  return record | {"step_std": right.std(1).tolist(), "prm_score_std": spread}

@@ -8,6 +8,10 @@ The ids of a published layout equal those of the authors' own procedure for the 
 steps.  Read positions follow from how the ids were joined; they are never searched for.  So a
 special token spelled out in a problem or a step is plain letters, and a tag inside a step adds no
 read (the authors' procedures take either for the end of a step).  Nothing follows the last read.
+
+The benchmarks' own code prepares problem and steps for some of the families in another way, which
+moves their figures: `benchmark` names whose is followed.  ProcessBench: code/run_eval_prm_*.py of
+QwenLM/ProcessBench and huggingface/ProcessBench.  PRMBench: mr_eval/models of ssmisya/PRMBench.
 """
 
 import dataclasses
@@ -20,7 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from prm_jax.input_pipeline import token_tree
+from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import Tokenizer, token_name
 from prm_jax.model import attention as attention_lib
@@ -31,6 +35,7 @@ QWEN_TAG = "<extra_0>"
 SHEPHERD_TAG = "ки"
 LLAMA_DATE = "26 Jul 2024"  # of Llama 3.1's template, where the caller gives none
 READ = None  # among pieces: the token before it is read
+NUMBERS_GONE = "; without the numbers in front of steps"
 Head = Sequence[tuple[jax.Array, jax.Array]]  # float32 weight [C, D] and bias [C] of each layer
 
 
@@ -71,15 +76,21 @@ def log_probs(head: Head, x: jax.Array, softcap: float) -> jax.Array:
 def trained(tokenizer: Tokenizer, contract: StepContract) -> Readout:
   """The readout of a model that this project trained: by its contract, with its own head."""
   encode = functools.partial(token_tree.encode_candidate, tokenizer=tokenizer, contract=contract)
-  return Readout(encode, layers=("score",), outputs=len(contract.classes))
+  return Readout(encode, layers=("score",), outputs=contract.heads * len(contract.classes))
 
 
-def qwen_math_prm(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Readout:
+def qwen_math_prm(
+  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
+) -> Readout:
   """Qwen2.5-Math-PRM (model card, modeling_qwen2_rm.py): `<extra_0>` after each step of a turn."""
   start, end, tag = (_special(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>", QWEN_TAG))
+  system, prepare = QWEN_SYSTEM, list
+  if benchmark == "prm_bench":  # its code has "\boxed" in a plain string: a backspace and "oxed"
+    system, prepare = system.replace("\\b", "\b"), _without_numbers
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
-    pieces = [start, f"system\n{QWEN_SYSTEM}", end, "\n", start, f"user\n{problem}", end, "\n"]
+    steps = prepare(steps)
+    pieces = [start, f"system\n{system}", end, "\n", start, f"user\n{problem}", end, "\n"]
     pieces += [start, f"assistant\n{steps[0]}", tag, READ]
     for step in steps[1:]:
       pieces += [step, tag, READ]
@@ -90,18 +101,23 @@ def qwen_math_prm(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: 
     layers=("score.0", "score.2"),
     separator=separator or "\n\n",
     read=f"at {QWEN_TAG}",
-    prompt=f"<|im_start|> turns: system {QWEN_SYSTEM!r}, user problem, assistant steps",
+    prompt=f"<|im_start|> turns: system {system!r}, user problem, assistant steps"
+    + NUMBERS_GONE * (prepare is _without_numbers),
     tokens={QWEN_TAG: tag},
   )
 
 
-def math_shepherd(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Readout:
+def math_shepherd(
+  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
+) -> Readout:
   """Math-Shepherd (model card): `problem step ки NEWLINE step ки ...`, encoded as one text."""
   tag = _one(tokenizer, SHEPHERD_TAG)
   plus, minus = tokenizer.encode("+ -")
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+  numbered = benchmark == "prm_bench"
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
+    steps = _numbered(steps) if numbered else steps
     for i, step in enumerate(steps):
       if step.rstrip().endswith(SHEPHERD_TAG):
         raise ValueError(f"step {i} ends with the tag {SHEPHERD_TAG!r}; give steps without it")
@@ -122,13 +138,16 @@ def math_shepherd(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: 
     encode,
     separator=separator or "\n",
     read=f"at the tag {SHEPHERD_TAG!r}",
-    prompt=f"'problem step {SHEPHERD_TAG}\\nstep {SHEPHERD_TAG}', encoded as one text",
+    prompt=f"'problem step {SHEPHERD_TAG}\\nstep {SHEPHERD_TAG}', encoded as one text"
+    + ", steps beginning with 'Step 1:' and so on" * numbered,
     tokens={SHEPHERD_TAG: tag, "+": plus, "-": minus},
     answers=(minus, plus),
   )
 
 
-def rlhflow(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Readout:
+def rlhflow(
+  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
+) -> Readout:
   """RLHFlow (math-rm/prm_evaluate.py): a Llama 3 chat, each step a turn that `+` answers.
 
   The authors run each prefix of the chat by itself, with all earlier answers `+`; one forward over
@@ -138,11 +157,13 @@ def rlhflow(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
   begin, start, end, over = (_special(tokenizer, name) for name in names)
   plus, minus = _one(tokenizer, "+"), _one(tokenizer, "-")
   system, assumed = _llama_system(settings.get("chat_template"))
+  between = "\n\n" if benchmark == "process_bench" else " "
+  prepare = _without_numbers if benchmark == "prm_bench" else list
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [begin] + ([start, "system", end, system, over] if system else [])
-    for i, step in enumerate(steps):
-      turn = f"{problem} {step.strip()}" if i == 0 else step
+    for i, step in enumerate(prepare(steps)):
+      turn = f"{problem}{between}{step.strip()}" if i == 0 else step
       pieces += [start, "user", end, f"\n\n{turn.strip()}", over]
       pieces += [start, "assistant", end, "\n\n", READ, plus, over]
     return _joined(pieces, tokenizer)
@@ -151,14 +172,16 @@ def rlhflow(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
     encode,
     separator=separator or "\n\n",
     read="at the token before the answer",
-    prompt=f"Llama 3 turns: system {system!r}{assumed}, user problem and step, assistant +, "
-    "user step, ...",
+    prompt=f"Llama 3 turns: system {system!r}{assumed}, user problem, {between!r} and step, "
+    "assistant +, user step, ..." + NUMBERS_GONE * (prepare is _without_numbers),
     tokens={"+": plus, "-": minus},
     answers=(minus, plus),
   )
 
 
-def skywork(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Readout:
+def skywork(
+  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
+) -> Readout:
   """Skywork-o1-PRM (model_utils/io_utils.py): lines encoded apart, read at the end of each step.
 
   The authors take each line for a step; a step of several lines is read at its last line here.
@@ -174,6 +197,25 @@ def skywork(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
       pieces += [piece for line in step.split("\n") for piece in (line, newline)] + [READ]
     return _joined(pieces, tokenizer)
 
+  if benchmark == "prm_bench":  # the authors' own code with another tag, and steps of any lines
+    tag = tokenizer.encode(SHEPHERD_TAG)[-1]
+
+    def encode_tagged(problem: str, steps: Sequence[str]) -> TokenTree:
+      pieces = [first, f"{problem}\n"]
+      for i, step in enumerate(_without_numbers(steps)):
+        pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", tag, READ]
+      return _joined(pieces, tokenizer)
+
+    return Readout(
+      encode_tagged,
+      layers=("v_head.summary",),
+      outputs=1,
+      separator=separator or "\n",
+      read=f"at the tag {SHEPHERD_TAG!r}",
+      prompt=f"{name}, problem and a line break; 'Step 1: ... ', each encoded apart, and the tag"
+      + NUMBERS_GONE,
+      tokens={name: first, SHEPHERD_TAG: tag},
+    )
   return Readout(
     encode,
     layers=("v_head.summary",),
@@ -185,7 +227,9 @@ def skywork(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -
   )
 
 
-def trl(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Readout:
+def trl(
+  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
+) -> Readout:
   """TRL's PRMTrainer.tokenize_row: prompt, then each step and the separator, all encoded apart.
 
   A `bos_token` comes first even if the tokenizer adds none by itself (SmolLM2's).
@@ -215,14 +259,60 @@ def trl(tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str) -> Re
   )
 
 
-# By name: (tokenizer, settings of tokenizer_config.json, separator or "") -> readout.
+def trl_joined(
+  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
+) -> Readout:
+  """huggingface/ProcessBench (run_eval_prm_trl.py): each prefix joined to one text and encoded.
+
+  The separator also follows the problem, and merges with the text around it, unlike in training.
+  That is how models trained by TRL were published; QwenLM/ProcessBench pull request 12 has one with
+  a mean F1 of 56.1 in this way and 60.3 in that of `trl`.  Prefixes share the tokens they have in
+  common, so this is one forward of a tree.
+  """
+  separator = separator or "\n"
+  first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+
+  def encode(problem: str, steps: Sequence[str]) -> TokenTree:
+    texts = [separator.join((problem, *steps[: k + 1])) + separator for k in range(len(steps))]
+    prefixes = [first + tokenizer.encode(text) for text in texts]
+    chains = [token_tree.chain(ids, [len(ids) - 1]) for ids in prefixes]
+    tree, places = prefix_tree.merge(chains, every_read=True)
+    return dataclasses.replace(tree, read_positions=[place[-1] for place in places])
+
+  return Readout(
+    encode,
+    layers=("score",),
+    separator=separator,
+    read="at the last token of each prefix",
+    prompt=f"problem and steps joined with {separator!r} and encoded as one text",
+  )
+
+
+# By name: (tokenizer, settings of tokenizer_config.json, separator or "", benchmark or "") ->
+# readout.
 PUBLISHED = {
   "qwen2.5-math-prm": qwen_math_prm,
   "math-shepherd": math_shepherd,
   "rlhflow": rlhflow,
   "skywork-o1-prm": skywork,
   "trl": trl,
+  "trl-joined": trl_joined,
 }
+
+
+def _without_numbers(steps: Sequence[str]) -> list[str]:
+  """The steps without "1. " or "Step 1. " in front (mr_eval's `remove_step_prefix`)."""
+  number = re.compile(r"^(Step\s*\d+\.\s*|\d+\.\s*)", re.IGNORECASE)
+  return [number.sub("", step.strip()) for step in steps]
+
+
+def _numbered(steps: Sequence[str]) -> list[str]:
+  """The steps with "Step 1: " in front, where none begins with "Step" (mr_eval's Math-Shepherd)."""
+  named = [step.strip().startswith(("Step", "step")) for step in steps]
+  return [
+    step.strip() if has else f"Step {i}: {step.strip()}"
+    for i, (step, has) in enumerate(zip(steps, named), 1)
+  ]
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:

@@ -90,7 +90,12 @@ class Scorer:
 
   @classmethod
   def load_model(
-    cls, directory: str | pathlib.Path, name: str = "", dtype: str = "float32", separator: str = ""
+    cls,
+    directory: str | pathlib.Path,
+    name: str = "",
+    dtype: str = "float32",
+    separator: str = "",
+    benchmark: str = "",
   ) -> Self:
     """Loads a directory of config.json, safetensors and a tokenizer: a public or exported model.
 
@@ -98,6 +103,7 @@ class Scorer:
       name: of the readout, a key of `readouts.PUBLISHED`; "": that of an export, by its contract.
       dtype: of parameters and activations; heads are read in float32.
       separator: between steps, of a public model; "": the readout's own.
+      benchmark: whose code's layout a public model's is, where it has one: see `readouts`.
 
     Raises:
       ValueError: the directory is not a model that this readout can read, and what is missing; or
@@ -113,7 +119,7 @@ class Scorer:
         raise ValueError(f"--separator: {directory / export.CONTRACT} says which it is")
       readout = readouts.trained(tokenizer, contract)
     else:
-      contract, readout = _published(directory, name, tokenizer, separator)
+      contract, readout = _published(directory, name, tokenizer, separator, benchmark)
     head = _read_head(directory, readout, preset)
     # Tied, so that no language-model head is loaded: scoring never runs one.
     config = dataclasses.replace(
@@ -121,14 +127,18 @@ class Scorer:
     )
     mesh = sharding_lib.make_mesh(config_lib.Mesh())
     shape = (preset.config.vocab_size, len(contract.classes))
-    abstract = decoder.abstract_params(config, *shape, mesh)
+    abstract = decoder.abstract_params(config, *shape, mesh, contract.heads)
     others = [f"{layer}.*" for layer in readout.layers]
     params = weights.load(directory, abstract, config, others)
     head = jax.device_put(head if name else (), sharding_lib.replicated(mesh))
     facts = (config, preset.config.vocab_size, params, mesh)
     return cls(contract, tokenizer, readout, *facts, head=head, directory=directory)
 
-  def probabilities(
+  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
+    """The mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
+    return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
+
+  def by_head(
     self,
     solutions: Sequence[tuple[str, Sequence[str]]],
     on_share: Callable[[float], None] = lambda share: None,
@@ -139,8 +149,8 @@ class Scorer:
       on_share: called now and then with the share of the work that is done.
 
     Returns:
-      float64 arrays in the order of the solutions, each `[steps, C]` for a process model, `[1, C]`
-      for an outcome model, in the class order of the contract.
+      float64 arrays in the order of the solutions, each `[steps, K, C]` for a process model, `[1,
+      K, C]` for an outcome model: by head, and in the class order of the contract.
 
     Raises:
       SolutionError: a solution is too long, or the readout cannot lay it out.
@@ -171,7 +181,7 @@ class Scorer:
     problems: Sequence[str],
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
-    """Class probabilities, float64 `[r, C]`, at the read positions of each token tree."""
+    """Class probabilities, float64 `[r, K, C]`, at the read positions of each token tree."""
     forward = functools.partial(self._forward, self.params, self.head)
     where = (self.mesh, self.row_length, self.merge)
     return batching.read(token_trees, problems, forward, *where, on_share)
@@ -197,7 +207,8 @@ class Scorer:
   def _forward(self):
     # Scoring may be on other devices than training was, where its kernel does not run.
     config = dataclasses.replace(self.config, attention="auto")
-    graphdef = step_lib.graph(config, self.vocab_size, len(self.contract.classes))
+    classes, heads = len(self.contract.classes), self.contract.heads
+    graphdef = step_lib.graph(config, self.vocab_size, classes, heads)
 
     def log_probs(params: Any, head: Head, batch: Batch) -> jax.Array:
       if not head:
@@ -206,13 +217,17 @@ class Scorer:
       hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
       at = jnp.take_along_axis(hidden, batch.read_positions[..., None], axis=1)
       softcap = config.logit_softcap if self.readout.answers else 0
-      return readouts.log_probs(head, at.astype(jnp.float32), softcap)
+      return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
 
     return jax.jit(log_probs, out_shardings=sharding_lib.replicated(self.mesh))
 
 
 def _published(
-  directory: pathlib.Path, name: str, tokenizer: tokenizers.Tokenizer, separator: str
+  directory: pathlib.Path,
+  name: str,
+  tokenizer: tokenizers.Tokenizer,
+  separator: str,
+  benchmark: str,
 ) -> tuple[StepContract, Readout]:
   """Contract and readout of a public model, by the readout's name."""
   if name not in PUBLISHED:
@@ -221,7 +236,7 @@ def _published(
       f"with {export.CONTRACT} needs none"
     )
   try:
-    readout = PUBLISHED[name](tokenizer, tokenizer.settings, separator)
+    readout = PUBLISHED[name](tokenizer, tokenizer.settings, separator, benchmark)
   except ValueError as error:
     raise ValueError(f"{directory}: not a model for --readout={name}: {error}") from error
   contract = StepContract(

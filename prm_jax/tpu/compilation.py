@@ -182,8 +182,10 @@ def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
 
   def shape(name: str) -> jax.ShapeDtypeStruct:
     length = c.data.row_length // (TOKENS_PER_READ if name.startswith("read_") else 1)
-    size, sharding = (c.train.batch_rows, length), sharding_lib.batch_sharding(mesh)
-    return jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
+    size, dtype = (c.train.batch_rows, length), np.int32
+    if name == "read_targets":
+      size, dtype = (*size, len(CLASSES[c.loss.objective])), np.float32
+    return jax.ShapeDtypeStruct(size, dtype, sharding=sharding_lib.batch_sharding(mesh))
 
   return Batch(**{field.name: shape(field.name) for field in dataclasses.fields(Batch)})
 

@@ -94,8 +94,9 @@ def restore_params(
   with contextlib.closing(Checkpointer(workdir)) as reader:
 
     def read(step: int, metadata: Metadata) -> Any:
-      shape = (metadata.vocab_size, len(metadata.contract.classes))
-      params = decoder.abstract_params(metadata.config.model, *shape, mesh)
+      contract, model = metadata.contract, metadata.config.model
+      shape = (metadata.vocab_size, len(contract.classes))
+      params = decoder.abstract_params(model, *shape, mesh, contract.heads)
       return reader.load(step, {"params": params})["params"]
 
     return reader.newest(read, which)

@@ -21,7 +21,7 @@ from prm_jax.runtime import storage
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
 from prm_jax.training.trainable import Params, merge, merge_lora
-from prm_jax.types import CLASSES, StepContract
+from prm_jax.types import StepContract
 
 
 def resolve(c: config_lib.Experiment, found: config_lib.Model) -> config_lib.Experiment:
@@ -91,19 +91,23 @@ def find(
 
 
 def public_params(
-  c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, abstract: Params
+  c: config_lib.Experiment,
+  contract: StepContract,
+  tokenizer: tokenizers.Tokenizer,
+  abstract: Params,
 ) -> Params:
   """Parameters of `init.checkpoint`, with the step head of `init.head` and new low-rank factors.
 
   `c` is resolved; `abstract` describes the parameters, as `decoder.abstract_params` does.  A head
-  of the checkpoint is kept with `init.head="zeros"`, unless its contract has other classes.  Other
-  heads, and new factors, are drawn as `decoder` declares them.
+  of the checkpoint is kept with `init.head="zeros"`, unless its contract has other classes or
+  another number of heads than `contract`, the run's.  Other heads, and new factors, are drawn as
+  `decoder` declares them.
 
   Raises:
     ValueError: a text of `init.head_tokens` is not one token, or there are not as many as classes;
       a language-model head is needed and not there; or as `weights.load`.
   """
-  head, texts, classes = abstract["head"], c.init.head_tokens, CLASSES[c.loss.objective]
+  head, texts, classes = abstract["head"], c.init.head_tokens, contract.classes
   ids = [tokenizer.encode(text) for text in texts]
   if texts and [len(each) for each in ids] != [1] * len(classes):
     raise ValueError(
@@ -112,15 +116,20 @@ def public_params(
     )
   blocks = {name: x for name, x in abstract["blocks"].items() if "_lora_" not in name}
   base = abstract | {"blocks": blocks}
+  start = step_lib.first_head(c)
   from_run = checkpoint_lib.latest(c.init.checkpoint) is not None
-  params, contract = run_params(c, base) if from_run else model_params(c, base)
-  wanted = (c.loss.objective, classes)
+  params, found = run_params(c, base) if from_run else model_params(c, base)
+  meaning = lambda contract: (contract.objective, contract.classes, contract.heads)
   heads = {name: x for name, x in abstract.items() if decoder.is_head(name)}
-  kept = c.init.head == "zeros" and (from_run or heads.keys() <= weights.LAYOUTS.keys())
-  if kept and (contract is None or (contract.objective, contract.classes) == wanted):
+  kept = start == "zeros" and (from_run or heads.keys() <= weights.LAYOUTS.keys())
+  if kept and (found is None or meaning(found) == meaning(contract)):
     heads = {}
   factors = [name for name in abstract["blocks"] if name not in blocks]
-  sizes = {"vocab_size": abstract["embedding"].shape[0], "num_classes": len(classes)}
+  sizes = {
+    "vocab_size": abstract["embedding"].shape[0],
+    "num_classes": len(classes),
+    "heads": contract.heads,
+  }
 
   def draw(key: jax.Array) -> Params:
     drawn = step_lib.init_params(key, config=c.model, **sizes)
@@ -131,11 +140,11 @@ def public_params(
   described = heads | {"blocks": {name: abstract["blocks"][name] for name in factors}}
   drawn = jax.jit(draw, out_shardings=sharding_lib.shardings(described))(key)
   params |= drawn | {"blocks": params["blocks"] | drawn["blocks"]}
-  if c.init.head == "tokens":
+  if start == "tokens":
     columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids).ravel()]
     made = jax.jit(lambda p: columns(p).astype(head.dtype), out_shardings=head.sharding)
     params |= {"head": made(params)}
-  elif c.init.head == "random":
+  elif start == "random":
     normal = jax.jit(lambda key: jax.random.normal(key, head.shape), out_shardings=head.sharding)
     params |= {"head": c.init.head_std * normal(key)}
   return params

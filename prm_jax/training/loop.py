@@ -53,7 +53,7 @@ def train(run: Run) -> dict[str, Any]:
   The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
   killed; the evaluation is made up for when it is resumed.
   """
-  c, log, updates, split = run.config.train, run.log, run.updates, run.config.data.eval_split
+  c, log, updates, split = run.config.train, run.log, run.updates, run.config.data.eval_name
   result = {}
   if run.start and run.start % c.eval_every == 0 and not log.has(run.start, split):
     log.write(run.start, split, run.evaluate())
@@ -138,7 +138,9 @@ class Run:
       state = found[2]
     elif c.init.checkpoint:
       with progress.waiting(f"loading {c.init.checkpoint}"):
-        params = initialization.public_params(c, rows.tokenizer, programs.abstract.params)
+        params = initialization.public_params(
+          c, rows.metadata.contract, rows.tokenizer, programs.abstract.params
+        )
       state = programs.begin(params)
     else:
       state = programs.init(jax.random.key(c.train.seed))
@@ -214,13 +216,12 @@ class Run:
       log_probs, targets = [], []
       for batch in batches:
         batch_targets = np.asarray(self.programs.gather(batch.read_targets))
-        kept = batch_targets >= 0
+        kept = batch_targets.sum(-1) > 0
         log_probs.append(np.asarray(read(self.state.params, batch))[kept])
         targets.append(batch_targets[kept])
-      probabilities = np.exp(np.concatenate(log_probs).astype(np.float64))
-      classes = step_metrics.LABELS[objective]
-      labels = np.take(classes, np.concatenate(targets))
-      return step_metrics.step_metrics(probabilities, labels, classes)
+      probabilities = np.exp(np.concatenate(log_probs).astype(np.float64)).mean(axis=1)
+      classes = self.rows.metadata.contract.labels
+      return step_metrics.step_metrics(probabilities, np.concatenate(targets), classes)
 
   def save(self, step: int, evaluation: dict[str, Any] | None, stop: bool) -> None:
     """Starts to save a checkpoint; if the process stops after it, waits until it is on disk.
@@ -279,10 +280,9 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
     train = text_dataset.load(data.text_train, tokenizer, data.row_length)
     evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
   else:
-    recipe = labelled.read_manifest(data.directory).recipe
-    neutral = "negative" if recipe.neutral == "negative" else "positive"
+    meaning = labelled.read_manifest(data.directory).meaning
     contract = token_tree.step_contract(
-      tokenizer, data.separator, c.loss.objective, recipe=recipe.name, neutral=neutral
+      tokenizer, data.separator, c.loss.objective, **meaning, heads=c.loss.heads
     )
     with progress.waiting(f"reading {data.directory}"):
       train = step_dataset.load(data, "train", tokenizer, contract)
@@ -290,7 +290,7 @@ def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> 
   return Rows(
     train=train[0],
     evaluation=evaluation[0],
-    manifest={"train": train[1], split: evaluation[1]},
+    manifest={"train": train[1], data.eval_name: evaluation[1]},
     tokenizer=tokenizer,
     metadata=checkpoint_lib.Metadata(c, contract, vocab_size, train[0].hash),
   )

@@ -1,5 +1,8 @@
 """The training loss, as sums that add up over microbatches, hosts and evaluation batches."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -12,17 +15,51 @@ LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same
 METRICS = {"step": "loss", "correct": "accuracy", "language_model": "language_model_loss"}
 
 
-def weights(batch: Batch) -> dict[str, jax.Array]:
-  """Number of targets of each of `sums`, int32 `[]`, by which it is divided."""
-  steps = (batch.read_targets >= 0).sum()
-  return {"step": steps, "correct": steps, "language_model": (batch.previous >= 0).sum()}
+# Share of Poisson(1) draws that are at most 0, 1, ... 7; more are one in a million.
+POISSON = tuple(itertools.accumulate(math.exp(-1) / math.factorial(k) for k in range(8)))
 
 
-def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
+def weights(batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
+  """What each of `sums` is divided by, float32 `[]`: the number of weighted targets."""
+  return {
+    "step": class_weights(batch, config).sum(),
+    "correct": is_target(batch).sum().astype(jnp.float32),
+    "language_model": (batch.previous >= 0).sum().astype(jnp.float32),
+  }
+
+
+def is_target(batch: Batch) -> jax.Array:
+  """Whether a read is a target and not padding, bool `[B, R]`."""
+  return batch.read_targets.sum(-1) > 0
+
+
+def class_weights(batch: Batch, config: config_lib.Loss) -> jax.Array:
+  """The targets `[B, R, C]` times `loss.class_weights`."""
+  return batch.read_targets * jnp.asarray(config.class_weights or 1, jnp.float32)
+
+
+def bootstrap_weights(batch: Batch, config: config_lib.Loss, seed: int) -> jax.Array:
+  """How often the sample of each head has each read's solution, float32 `[B, R, K]`.
+
+  Poisson(1), a pure function of seed, solution and head; ones where there is a single head.
+  """
+  if config.heads == 1:
+    return jnp.ones((*batch.read_solutions.shape, 1), jnp.float32)
+  key = jax.random.key(seed)
+  uniform = lambda solution: jax.random.uniform(jax.random.fold_in(key, solution), config.heads)
+  draws = jax.vmap(jax.vmap(uniform))(batch.read_solutions)
+  return (draws[..., None] > jnp.asarray(POISSON)).sum(-1).astype(jnp.float32)
+
+
+def sums(
+  model: StepScorer, batch: Batch, config: config_lib.Loss, seed: int = 0
+) -> dict[str, jax.Array]:
   """Summed losses of a batch, in nats, and the number of right classifications; float32 `[]`.
 
-  step: cross-entropy of the class at each read position (paper section 2.6 and F.1: maximise the
-    log-likelihood of the rating after each labelled step; appendix E for the outcome model).
+  step: cross-entropy of the classes at each read position (paper section 2.6 and F.1: maximise the
+    log-likelihood of the rating after each labelled step; appendix E for the outcome model).  For
+    a soft label it is the soft cross-entropy; for k right rollouts of n, the binomial negative log-
+    likelihood without its constant, in nats per rollout.  The mean of the heads of an ensemble.
   language_model: next-token cross-entropy over solution tokens, if it has a weight or is the
     objective (which has no steps).  The first token of a branch is predicted from the last token
     of the prefix that the branch hangs off.
@@ -31,12 +68,13 @@ def sums(model: StepScorer, batch: Batch, config: config_lib.Loss) -> dict[str, 
   out = {}
   if config.objective != "language_model":
     logits = model.class_logits(hidden, batch.read_positions)
-    labelled = batch.read_targets >= 0
-    targets = jnp.maximum(batch.read_targets, 0)
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
-    out["step"] = jnp.sum(nll, where=labelled)
-    right = logits.argmax(-1) == targets
-    out["correct"] = jnp.sum(right, where=labelled).astype(jnp.float32)
+    log_probs = jax.nn.log_softmax(logits)  # [B, R, K, C]
+    of_heads = bootstrap_weights(batch, config, seed) / config.heads
+    out["step"] = -jnp.einsum(
+      "BRC,BRK,BRKC->", class_weights(batch, config), of_heads, log_probs, precision="highest"
+    )
+    right = jnp.exp(log_probs).mean(-2).argmax(-1) == batch.read_targets.argmax(-1)
+    out["correct"] = jnp.sum(right, where=is_target(batch)).astype(jnp.float32)
   if config.objective == "language_model" or config.language_model_weight:
     out["language_model"] = next_token_nll(model, hidden, batch)
   return out
@@ -72,7 +110,7 @@ def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Ar
 
 def means(sums: dict[str, jax.Array], weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
   """Losses in nats per target, and accuracy, by the name of their metric, float32 `[]`."""
-  mean = lambda name: sums[name] / jnp.maximum(weights[name], 1)
+  mean = lambda name: sums[name] / jnp.where(weights[name] > 0, weights[name], 1)
   out = {metric: mean(name) for name, metric in METRICS.items() if name in sums}
   return out if "loss" in out else {"loss": out["language_model_loss"]}
 

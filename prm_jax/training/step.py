@@ -58,12 +58,26 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
   return optax.chain(optax.clip_by_global_norm(c.clip_norm), adamw, scaled)
 
 
+def first_head(c: config_lib.Experiment) -> str:
+  """`init.head`, in which "auto" depends on the number of heads."""
+  return {"auto": "random" if c.loss.heads > 1 else "zeros"}.get(c.init.head, c.init.head)
+
+
 def init_params(
-  key: jax.Array, *, config: config_lib.Model, vocab_size: int, num_classes: int
+  key: jax.Array,
+  *,
+  config: config_lib.Model,
+  vocab_size: int,
+  num_classes: int,
+  heads: int = 1,
+  head_std: float = 0.0,
 ) -> dict[str, Any]:
-  """Random parameters, as `decoder` declares them."""
-  model = decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key))
-  return nnx.to_pure_dict(nnx.state(model))
+  """Random parameters, as `decoder` declares them; the weights of the class head are normal."""
+  model = decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key), heads)
+  params = nnx.to_pure_dict(nnx.state(model))
+  if head_std:
+    params["head"] = head_std * jax.random.normal(key, params["head"].shape)
+  return params
 
 
 def begin(
@@ -84,18 +98,22 @@ def train_step(
   config: config_lib.Loss,
   microbatches: int,
   trainable: Trainable = EVERYTHING,
+  seed: int = 0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One update from one batch, in `microbatches` passes of equal size.
+
+  Args:
+    seed: of the heads' bootstrap samples.
 
   Returns:
     The next state, and mean losses (nats per target), accuracy and gradient norm.
   """
   # Targets of the whole batch: accumulated gradients are those of a single pass.
-  weights = loss_lib.weights(batch)
+  weights = loss_lib.weights(batch, config)
 
   def loss_fn(trained: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     model = nnx.merge(graphdef, merge(state.params, trained))
-    sums = loss_lib.sums(model, batch, config)
+    sums = loss_lib.sums(model, batch, config, seed)
     return loss_lib.total(sums, weights, config), sums
 
   master, opt_state = state.opt_state
@@ -123,23 +141,27 @@ def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: in
 
 
 def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
-  """Class log-probabilities, float32 `[B, R, C]`, at the batch's read positions."""
+  """Class log-probabilities by each head, float32 `[B, R, K, C]`, at the read positions."""
   model: decoder.StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
 
 
 def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.Array, jax.Array]:
-  """Summed next-token loss in nats, float32 `[]`, and its number of tokens, int32 `[]`."""
+  """Summed next-token loss in nats and its number of tokens, float32 `[]`."""
   model = nnx.merge(graphdef, params)
-  sums = loss_lib.sums(model, batch, config_lib.Loss(objective="language_model"))
-  return sums["language_model"], loss_lib.weights(batch)["language_model"]
+  config = config_lib.Loss(objective="language_model")
+  sums, weights = loss_lib.sums(model, batch, config), loss_lib.weights(batch, config)
+  return sums["language_model"], weights["language_model"]
 
 
 @functools.cache
-def graph(config: config_lib.Model, vocab_size: int, num_classes: int) -> nnx.GraphDef:
+def graph(
+  config: config_lib.Model, vocab_size: int, num_classes: int, heads: int = 1
+) -> nnx.GraphDef:
   """The model's structure without its parameters."""
-  model = nnx.eval_shape(lambda: decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(0)))
+  sizes = (vocab_size, num_classes)
+  model = nnx.eval_shape(lambda: decoder.StepScorer(config, *sizes, nnx.Rngs(0), heads))
   return nnx.split(model)[0]
 
 
@@ -159,17 +181,21 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   """The functions of a run, sharded over `mesh`; `c` as resolved (`initialization.resolve`).
 
   Raises:
-    ValueError: the rows of a batch do not divide over passes and devices.
+    ValueError: the rows of a batch do not divide over passes and devices, or the classes have
+      another number of weights.
   """
   _check_rows(c, mesh)
-  sizes = {"vocab_size": vocab_size, "num_classes": num_classes}
+  if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
+    raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
+  sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "heads": c.loss.heads}
   optimizer = make_optimizer(c.optim, c.train.steps)
   graphdef, trainable = graph(c.model, **sizes), Trainable.of(c)
   params = decoder.abstract_params(c.model, **sizes, mesh=mesh)
+  head_std = c.init.head_std if first_head(c) == "random" else 0.0
   abstract = abstract_state(params, optimizer, mesh, trainable)
   shardings, everywhere = sharding_lib.shardings(abstract), sharding_lib.replicated(mesh)
   start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
-  init = lambda key: start(init_params(key, config=c.model, **sizes))
+  init = lambda key: start(init_params(key, config=c.model, head_std=head_std, **sizes))
   update = functools.partial(
     train_step,
     graphdef=graphdef,
@@ -177,6 +203,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
     config=c.loss,
     microbatches=c.train.microbatches,
     trainable=trainable,
+    seed=c.train.seed,
   )
   text = c.loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)

@@ -14,7 +14,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import writer
 from tensorflow_datasets.proto import tf_example_pb2
 
-from prm_jax.datasets import download
+from prm_jax.datasets import download, stored
 from prm_jax.datasets.prm800k.records import Record, numbered, parse, read_records
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
@@ -173,39 +173,12 @@ def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
       first += chunk.count(b"\n")
 
 
-class StoredRecords(Sequence[Record]):
-  """The records of a split: `records[i]` reads one; ValueError if its file is damaged."""
-
-  def __init__(self, builder: tfds.core.DatasetBuilder, split: str):
-    self._files = builder.info.splits[split].file_instructions
-    self._data_source = builder.as_data_source(split)
-
-  def __len__(self) -> int:
-    return len(self._data_source)
-
-  def __getitem__(self, i):
-    if not 0 <= i < len(self):
-      raise IndexError(f"record {i} of {len(self)}")
-    try:
-      example = self._data_source[i]
-      return parse(example["json"], example["source"].decode())
-    except Exception as error:  # array_record's names no file
-      ends = itertools.accumulate(file.examples_in_shard for file in self._files)
-      name = next(file.filename for file, end in zip(self._files, ends) if i < end)
-      damage = f"record {i} of the split is damaged: {error}; write the dataset again"
-      raise ValueError(f"{name}: {damage}") from error
-
-
-def stored_records(directory: str | pathlib.Path, split: str) -> StoredRecords:
+def stored_records(directory: str | pathlib.Path, split: str) -> Sequence[Record]:
   """The records of `split` below a prepare_data output: a sequence with random access.
 
   Raises:
-    FileNotFoundError, ValueError: there is not one dataset; it has no such split.
+    FileNotFoundError, ValueError: as `stored.Examples`.
   """
-  found = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
-  if len(found) != 1:
-    raise FileNotFoundError(f"{len(found)} datasets below {directory}; prepare_data.py writes one")
-  builder = tfds.builder_from_directory(found[0])
-  if split not in builder.info.splits:
-    raise ValueError(f"no split {split!r} in {directory}; there are {sorted(builder.info.splits)}")
-  return StoredRecords(builder, split)
+  return stored.Examples(
+    directory, split, lambda example: parse(example["json"], example["source"].decode())
+  )

@@ -90,19 +90,34 @@ def dropping_rule(record: Record, recipe: Recipe) -> str:
   return next((rule for rule, drops in rules.items() if drops), "")
 
 
-def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
-  """The labelled steps of a record as a tree, for a process model.
+Node = tuple[Completion | HumanCompletion, int, int | None]  # candidate, parent, label
 
-  The path is the chosen completion of each step, or the human one where none was chosen.  The path
-  ends at a step that has neither (the first error of phase 2: `chosen_completion` is null), with
-  that step's completions as labelled children.  Unlabelled steps at the end of the path are left
-  out: the head reads nothing there.
+
+def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
+  """The labelled steps of a record as a tree, for a process model: `nodes`.
 
   Returns:
     the tree, or the name of the rule that drops the record; and counts of labels, by the rule that
     dropped them, with "human" for those of the tree that are no ratings.
   """
-  nodes: list[tuple[str, int, int | None]] = []  # text, parent, label
+  found, labels = nodes(record, recipe)
+  if not found:
+    return "no_labels", Counter()
+  candidates, parents, ratings = zip(*found)
+  texts = tuple(candidate.text for candidate in candidates)
+  problem = record.solution.question.problem
+  return StepTree(problem, texts, parents, ratings, source=record.source), labels
+
+
+def nodes(record: Record, recipe: Recipe) -> tuple[list[Node], Counter]:
+  """The candidates that `recipe` keeps, in preorder with parents and labels; and counts of labels.
+
+  The path is the chosen completion of each step, or the human one where none was chosen.  The path
+  ends at a step that has neither (the first error of phase 2: `chosen_completion` is null), with
+  that step's completions as labelled children.  Unlabelled steps at the end of the path are left
+  out: the head reads nothing there.
+  """
+  found: list[Node] = []
   labels: Counter = Counter()
   tip = -1  # the path's last node
   ended = ""  # the rule that ended the path
@@ -121,7 +136,7 @@ def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
       elif recipe.alternatives == "drop" and candidate is not own:
         rule = "alternatives"
       elif not rule:
-        nodes.append((candidate.text, tip, label))
+        found.append((candidate, tip, label))
       if candidate is step.human_completion:
         labels["human"] += not rule
       elif rule:
@@ -129,15 +144,13 @@ def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
     if chosen is None:
       ended = "unreachable"
       continue
-    nodes.append((chosen.text, tip, chosen_label))  # last: its children come next in preorder
-    tip = len(nodes) - 1
+    found.append((chosen, tip, chosen_label))  # last: its children come next in preorder
+    tip = len(found) - 1
     if chosen is not step.human_completion and chosen.rating == -1:
       ended = "past_first_error" if recipe.past_first_error == "drop" else ""
-  while nodes and nodes[-1][2] is None:  # only steps of the path can be unlabelled
-    nodes.pop()
-  if not nodes:
-    return "no_labels", Counter()
-  return StepTree(record.solution.question.problem, *zip(*nodes), source=record.source), labels
+  while found and found[-1][2] is None:  # only steps of the path can be unlabelled
+    found.pop()
+  return found, labels
 
 
 def _label(completion: Completion | HumanCompletion, recipe: Recipe) -> tuple[int | None, str]:

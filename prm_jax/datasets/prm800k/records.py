@@ -22,12 +22,13 @@ Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not blank
 Rating = Annotated[int, msgspec.Meta(ge=min(RATINGS), le=max(RATINGS))]
 
 
-class Completion(msgspec.Struct):
+class Completion(msgspec.Struct, omit_defaults=True):
   """A candidate for a step, written by the model that solves the problem."""
 
   text: Text
   rating: Rating | None
   flagged: bool | None
+  rating_probs: dict[str, float] | None = None  # a model's, in a file that evaluate.py judges
 
 
 class HumanCompletion(msgspec.Struct):
@@ -38,6 +39,7 @@ class HumanCompletion(msgspec.Struct):
   corrected_rating: Rating | None = None
   source: str | None = None
   flagged: bool | None = None
+  rating_probs: dict[str, float] | None = None
 
 
 class Step(msgspec.Struct):

@@ -1,0 +1,5 @@
+"""Anybody's labelled steps: TRL's rows, Math-Shepherd's tagged text, or problem, steps, labels."""
+
+from prm_jax.datasets.stepwise.stepwise_dataset_builder import Builder, stored_trees
+
+__all__ = ["Builder", "stored_trees"]

@@ -1,0 +1,142 @@
+"""Labelled solutions of any source as a TFDS dataset; array_record, no TensorFlow."""
+
+import hashlib
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import tensorflow_datasets as tfds
+
+from prm_jax.datasets import stored
+from prm_jax.datasets.stepwise import records
+from prm_jax.runtime import json_lines
+from prm_jax.types import CLASSES, TWO_CLASSES, StepTree
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".json")  # of a split's file in a folder
+
+
+class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """Labelled solutions (`records`), each stored as JSON with labels as in `StepTree`."""
+
+  VERSION = tfds.core.Version("1.0.0")
+
+  def __init__(
+    self,
+    *,
+    source: str | pathlib.Path,
+    labels: str = "auto",
+    test_share: float = 0.05,
+    **kwargs,
+  ):
+    """Args as of TFDS's builders, and
+
+    source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
+    labels: their kind, or "auto".
+    test_share: share of the problems held out as the test split, where there is no file of it.
+    """
+    self.paths = _files(pathlib.Path(source).expanduser())
+    self._labels, self._test_share = labels, test_share
+    self.kind: records.Kind | None = None  # of the labels, once they are read
+    self.counts: dict[str, dict[str, Counter]] = {}  # a split's part of manifest.json
+    self.test_problems: set[str] = set()  # that also have solutions to train on, in another file
+    super().__init__(file_format="array_record", **kwargs)
+
+  @property
+  def classes(self) -> tuple[str, ...]:
+    """Of a head that is trained on these labels: neutral is one only where steps have it."""
+    neutral = any(split["labels"]["0"] for split in self.counts.values())
+    return CLASSES["process"] if neutral else TWO_CLASSES
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    features = {name: tfds.features.Text() for name in ("json", "source", "problem")}
+    return self.dataset_info_from_configs(
+      features=tfds.features.FeaturesDict(features), disable_shuffling=True
+    )
+
+  def _split_generators(self, dl_manager):
+    self.kind = records.kind_of(
+      (line for path in self.paths.values() for line in _lines(path)), self._labels
+    )
+    if "test" in self.paths:
+      tested = {_squeezed(solution) for solution, _ in _solutions(self.paths["test"])}
+      rows = {split: _solutions(path) for split, path in self.paths.items()}
+      rows["train"] = self._noted(rows["train"], tested)
+    else:
+      # The problems with the smallest hashes: the same ones when lines are added or moved.
+      problems = {_squeezed(solution) for solution, _ in _solutions(self.paths["train"])}
+      count = round(self._test_share * len(problems))
+      tested = set(sorted(problems, key=lambda p: hashlib.sha256(p.encode()).digest())[:count])
+      rows = {
+        split: filter(lambda row, of=split: (_squeezed(row[0]) in tested) == (of == "test"), lines)
+        for split in ("train", "test")[: 2 if tested else 1]
+        for lines in [_solutions(self.paths["train"])]
+      }
+    return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
+
+  def _noted(self, rows, tested):
+    """The rows, noting the problems of those that the test file also has."""
+    for solution, where in rows:
+      if _squeezed(solution) in tested:
+        self.test_problems.add(solution.problem)
+      yield solution, where
+
+  def _generate_examples(self, split, rows):
+    zero = {name: Counter() for name in ("rows", "labels", "dropped")}
+    counts = self.counts[split] = zero | {"labels": Counter({"1": 0, "0": 0, "-1": 0})}
+    counts["rows"].update(read=0, kept=0)
+    for key, (solution, where) in enumerate(rows):
+      labels = [records.label(value, self.kind) for value in solution.labels]
+      known = [x for x in labels if x is not None]
+      counts["rows"]["read"] += 1
+      if not known and solution.is_correct is None:
+        counts["dropped"]["no_labels"] += 1
+        continue
+      counts["rows"]["kept"] += 1
+      counts["labels"].update(str(_rating(x)) for x in known)
+      stored_as = records.Stored(solution.problem, solution.steps, labels, solution.is_correct)
+      values = msgspec.json.encode(stored_as), where, solution.problem
+      yield key, dict(zip(("json", "source", "problem"), values))
+
+
+def _rating(label: int | tuple[float, float]) -> int:
+  """The class that a label counts for: of a soft one, the likelier."""
+  return label if isinstance(label, int) else 1 if label[1] >= label[0] else -1
+
+
+def _files(source: pathlib.Path) -> dict[str, pathlib.Path]:
+  """The file of each split; FileNotFoundError without one to train on."""
+  if source.is_file():
+    return {"train": source}
+  found = {}
+  for split in ("train", "test"):
+    paths = [source / f"{split}{ending}" for ending in ENDINGS]
+    if path := next(filter(pathlib.Path.is_file, paths), None):
+      found[split] = path
+  if "train" not in found:
+    raise FileNotFoundError(f"{source}: expected a file, or a folder with train.jsonl")
+  return found
+
+
+def _lines(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], str]]:
+  for number, _, record in json_lines.read(path):
+    yield record, f"{path}:{number}"
+
+
+def _solutions(path: pathlib.Path) -> Iterator[tuple[records.Labelled, str]]:
+  """Each line's solution, and FILE:LINE without the folder."""
+  for record, where in _lines(path):
+    yield records.parse(record, where)[0], where.removeprefix(f"{path.parent}/")
+
+
+def _squeezed(solution: records.Labelled) -> str:
+  """The problem, in which white space does not matter."""
+  return " ".join(solution.problem.split())
+
+
+def stored_trees(directory: str | pathlib.Path, split: str) -> Iterator[StepTree]:
+  """The solutions of a split below a prepare_data output; errors as `stored.data_source`."""
+  for example in stored.Examples(directory, split):
+    solution = msgspec.json.decode(example["json"], type=records.Stored)
+    yield records.tree(solution, example["source"].decode())

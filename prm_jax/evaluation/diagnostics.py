@@ -1,0 +1,217 @@
+"""What the scores of steps are worth, beyond a benchmark's own numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax import step_metrics
+from prm_jax.evaluation.judged import Judged, first_below
+from prm_jax.types import RATINGS
+
+STEP_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 12), (13, None))  # of the step's number
+CERTAIN_STD, CERTAIN = 0.01, 0.9  # ActPRM trusts solutions all of whose steps are as sure
+REDUCTIONS = {
+  "product": lambda log: log.sum(),
+  "min": lambda log: log.min(),
+  "mean": lambda log: np.exp(log).mean(),
+  "last": lambda log: log[-1],
+}
+
+
+def diagnose(
+  judged: Sequence[Judged], threshold: float, trees: Sequence[Judged] = ()
+) -> dict[str, Any]:
+  """All diagnostics that the solutions allow, as JSON.
+
+  Args:
+    trees: the solutions with the alternatives of their steps, for what is about steps.
+
+  calibration: see `calibration`.
+  length_bias: Spearman's correlation of each reduction with the number of steps, among solutions
+    with and without a wrong step.  Of a solution score that ignores length both are 0.
+  minimum_at_last_step: share of solutions of two steps or more whose smallest score is the last; it
+    is higher the more the scores are of outcomes (arXiv:2501.07301, figure 8).
+  right_answer_wrong_steps: solutions whose answer is right and a step wrong; the share in which
+    some step is below the threshold, and in which the first such is the first wrong one.
+  by_rating: mean score of the steps of each human rating, and Spearman's correlation of both.
+  uncertainty: of an ensemble, see `uncertainty`.
+  """
+  out = {
+    "calibration": calibration(trees or judged),
+    "length_bias": length_bias(judged),
+    "minimum_at_last_step": _share(
+      [each.scores.argmin() == len(each.scores) - 1 for each in judged if len(each.scores) > 1]
+    ),
+    "by_rating": by_rating(trees or judged),
+  }
+  lucky = [each for each in judged if each.answer_is_right and each.first_error >= 0]
+  if lucky:
+    found = [(first_below(each.scores, threshold), each.first_error) for each in lucky]
+    out["right_answer_wrong_steps"] = {
+      "n": len(lucky),
+      "detected": _share([at >= 0 for at, _ in found]),
+      "located": _share([at == error for at, error in found]),
+    }
+  if any(each.std is not None for each in judged):
+    out["uncertainty"] = uncertainty(judged, trees or judged)
+  return out
+
+
+def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
+  """The labelled steps of all solutions: label, score, probs `[n, 3]`, number (from 1) and std."""
+  kept = [(each, i) for each in judged for i, x in enumerate(each.labels) if x is not None]
+  return {
+    "label": np.array([each.labels[i] for each, i in kept], int),
+    "score": np.array([each.scores[i] for each, i in kept], float),
+    "probs": np.array([each.probs[i] for each, i in kept], float).reshape(-1, len(RATINGS)),
+    "number": np.array([1 + each.depths[i] for each, i in kept], int),
+    "std": np.array([np.nan if each.std is None else each.std[i] for each, i in kept], float),
+  }
+
+
+def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
+  """Expected calibration error, and the bins of its reliability diagram.
+
+  `ece` and `bins` of the score against "not wrong"; `by_class`, of the probability of each class
+  that has labels against that class; `by_step`, of the score, by the number of the step.
+  """
+  steps = steps_of(judged)
+  right = steps["label"] >= 0
+  out = _reliability(steps["score"], right)
+  out["by_class"] = {
+    str(rating): _reliability(steps["probs"][:, i], steps["label"] == rating)
+    for i, rating in enumerate(RATINGS)
+    if (steps["label"] == rating).any() or steps["probs"][:, i].any()
+  }
+  out["by_step"] = []
+  for first, last in STEP_BINS:
+    inside = (steps["number"] >= first) & (steps["number"] <= (last or np.inf))
+    if inside.any():
+      found = _reliability(steps["score"][inside], right[inside])
+      means = {"mean_score": float(steps["score"][inside].mean())}
+      means["share_not_wrong"] = float(right[inside].mean())
+      auroc = step_metrics.auroc(steps["score"][inside], right[inside])
+      out["by_step"].append({"first": first, "last": last} | found | means | {"auroc": auroc})
+      del out["by_step"][-1]["bins"]
+  return out
+
+
+def _reliability(scores: np.ndarray, positive: np.ndarray) -> dict[str, Any]:
+  bins = step_metrics.calibration(scores, positive)
+  gap = sum(b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins)
+  count = len(scores)
+  return {"count": count, "ece": gap / count if count else None, "bins": bins}
+
+
+def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
+  """By reduction: Spearman's correlation with the number of steps, "right" and "wrong"."""
+  groups = {"right": [], "wrong": []}
+  for each in judged:
+    groups["wrong" if each.first_error >= 0 else "right"].append(each)
+  out = {}
+  for name, reduce in REDUCTIONS.items():
+    out[name] = {}
+    for group, members in groups.items():
+      logs = [np.log(np.maximum(each.scores, step_metrics.TINY)) for each in members]
+      out[name][group] = spearman([reduce(log) for log in logs], [len(log) for log in logs])
+  return out
+
+
+def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:
+  """Mean score by human rating, and the rank correlation of score and rating."""
+  steps = steps_of(judged)
+  rows = {}
+  for rating in RATINGS:
+    scores = steps["score"][steps["label"] == rating]
+    if len(scores):
+      rows[str(rating)] = {"count": len(scores), "mean_score": float(scores.mean())}
+  return {"ratings": rows, "spearman": spearman(steps["score"], steps["label"])}
+
+
+def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, Any]:
+  """Does an ensemble know where it is wrong?
+
+  `bins`: the labelled steps by quintile of standard deviation, with the share of wrong decisions at
+  0.5, the calibration error and the AUROC of each.  `error_auroc`: that of the deviation for wrong
+  decisions.  `certain`: share of solutions that ActPRM (arXiv:2504.10559) would trust: every step
+  has std <= 0.01 and P(right) >= 0.9 or <= 0.1; and the share of right decisions among their steps.
+  """
+  steps = steps_of(trees)
+  right = steps["label"] >= 0
+  mistaken = (steps["score"] >= 0.5) != right
+  order, bins = np.argsort(steps["std"], kind="stable"), []
+  for part in np.array_split(order, 5):
+    if len(part):
+      entry = {"count": len(part), "mean_std": float(steps["std"][part].mean())}
+      entry["wrong_decisions"] = float(mistaken[part].mean())
+      entry["ece"] = _reliability(steps["score"][part], right[part])["ece"]
+      bins.append(entry | {"auroc": step_metrics.auroc(steps["score"][part], right[part])})
+  sure = [
+    each
+    for each in judged
+    if (each.std <= CERTAIN_STD).all() and (np.abs(each.scores - 0.5) >= CERTAIN - 0.5).all()
+  ]
+  trusted = steps_of(sure)
+  hits = (trusted["score"] >= 0.5) == (trusted["label"] >= 0)
+  return {
+    "bins": bins,
+    "error_auroc": step_metrics.auroc(steps["std"], mistaken),
+    "certain": {"share": len(sure) / len(judged), "right_decisions": _share(hits)},
+  }
+
+
+def agreement(a: Sequence[Judged], b: Sequence[Judged], thresholds: Sequence[float]) -> dict:
+  """How far two models agree on the same solutions.
+
+  Spearman's and Pearson's correlation of their scores of all steps, and Cohen's kappa of their
+  decisions (score below the threshold of each).
+  """
+  scores = [np.concatenate([each.scores for each in judged]) for judged in (a, b)]
+  said = [values < threshold for values, threshold in zip(scores, thresholds)]
+  both, chance = (said[0] == said[1]).mean(), said[0].mean() * said[1].mean()
+  chance += (1 - said[0].mean()) * (1 - said[1].mean())
+  spread = all(len(values) > 1 and values.std() > 0 for values in scores)
+  return {
+    "steps": len(scores[0]),
+    "spearman": spearman(*scores),
+    "pearson": float(np.corrcoef(*scores)[0, 1]) if spread else None,
+    "same_decision": float(both),
+    "kappa": float((both - chance) / (1 - chance)) if chance < 1 else None,
+  }
+
+
+def spearman(x: Any, y: Any) -> float | None:
+  """Spearman's rank correlation; None where one of both does not vary."""
+  import scipy.stats  # takes most of a second
+
+  if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    return None
+  return float(scipy.stats.spearmanr(x, y).statistic)
+
+
+def _share(values: Sequence[bool]) -> float | None:
+  return float(np.mean(values)) if len(values) else None
+
+
+def table(found: dict[str, Any]) -> list[str]:
+  """The main diagnostics as lines for a terminal."""
+  number = lambda x: "-" if x is None else f"{x:.3f}"
+  lines = [
+    f"calibration error {number(found['calibration']['ece'])}; the smallest score is the last in "
+    f"{number(found['minimum_at_last_step'])} of the solutions"
+  ]
+  bias = ", ".join(
+    f"{name} {number(pair['right'])}/{number(pair['wrong'])}"
+    for name, pair in found["length_bias"].items()
+  )
+  lines.append(f"rank correlation with length (right/wrong solutions): {bias}")
+  if lucky := found.get("right_answer_wrong_steps"):
+    lines.append(
+      f"right answers by wrong steps: {lucky['n']:,}, detected {number(lucky['detected'])}, "
+      f"located {number(lucky['located'])}"
+    )
+  if unsure := found.get("uncertainty"):
+    wrong = ", ".join(number(part["wrong_decisions"]) for part in unsure["bins"])
+    lines.append(f"wrong decisions by quintile of uncertainty: {wrong}")
+  return lines

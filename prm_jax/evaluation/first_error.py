@@ -1,0 +1,107 @@
+"""Finding the first wrong step: the protocol of ProcessBench (arXiv:2412.06559, section 3).
+
+The first step that scores below a threshold is the prediction; none is "all right".  Both depend
+on the threshold t through one interval a solution: it is judged rightly for low < t <= high, where
+high is the smallest score before the first wrong step and low the smallest up to it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from prm_jax.evaluation.judged import Judged
+
+CURVE = np.round(np.linspace(0, 1, 101), 2)  # thresholds of the curve that is reported
+MEASURES = ("error_accuracy", "correct_accuracy", "f1")
+
+
+def intervals(judged: Sequence[Judged]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Whether each solution has an error, bool `[n]`; the ends low and high `[n]` of its interval."""
+  errors, low, high = [], [], []
+  for each in judged:
+    error, smallest = each.first_error, np.minimum.accumulate(each.scores)
+    errors.append(error >= 0)
+    if error >= 0:
+      low.append(smallest[error])
+      high.append(smallest[error - 1] if error else np.inf)
+    else:
+      low.append(-np.inf)
+      high.append(smallest[-1])
+  return np.array(errors, bool), np.array(low, float), np.array(high, float)
+
+
+def sums(judged: Sequence[Judged], threshold: float | np.ndarray) -> np.ndarray:
+  """Of each solution: error, error found, no error, none found; `[n, 4, ...]` by threshold."""
+  errors, low, high = intervals(judged)
+  threshold = np.asarray(threshold)
+  shape = (-1,) + (1,) * threshold.ndim
+  right = (low.reshape(shape) < threshold) & (threshold <= high.reshape(shape))
+  errors = np.broadcast_to(errors.reshape(shape), right.shape)
+  return np.stack([errors, errors & right, ~errors, ~errors & right], axis=1).astype(float)
+
+
+def accuracies(sums: np.ndarray) -> dict[str, np.ndarray]:
+  """Accuracy on solutions with and without an error, and their harmonic mean, from `[4, ...]`.
+
+  NaN where there is no such solution.
+  """
+  with np.errstate(invalid="ignore", divide="ignore"):
+    errors, correct = sums[1] / sums[0], sums[3] / sums[2]
+    f1 = 2 * errors * correct / (errors + correct)
+  f1 = np.where((errors == 0) & (correct == 0), 0.0, f1)
+  return dict(zip(MEASURES, (errors, correct, f1)))
+
+
+def best_threshold(judged: Sequence[Judged]) -> float:
+  """The threshold of the best F1; in the middle of the best range, the one nearest to 0.5 of
+  several.
+
+  Raises:
+    ValueError: the solutions all have an error, or none has.
+  """
+  errors, low, high = intervals(judged)
+  if errors.all() or not errors.any():
+    raise ValueError("a threshold is found on solutions with and without an error: both are needed")
+  edges = np.unique(np.concatenate([low, high]))
+  edges = np.unique(np.clip(edges, 0, 1))
+  middles = np.unique(np.concatenate([(edges[1:] + edges[:-1]) / 2, [0.0, 1.0]]))
+  # How many intervals have begun before t, less those that have ended before it.
+  right = lambda which: (
+    np.searchsorted(np.sort(low[which]), middles, "left")
+    - np.searchsorted(np.sort(high[which]), middles, "left")
+  )
+  ones = np.ones_like(middles)
+  found = accuracies(
+    np.stack([ones * errors.sum(), right(errors), ones * (~errors).sum(), right(~errors)])
+  )["f1"]
+  best = middles[found >= found.max() - 1e-12]
+  return float(best[np.abs(best - 0.5).argmin()])
+
+
+def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
+  """`accuracies` by group, "GROUP/f1" and the like, by row of weights `[R, n]`; and the means.
+
+  "mean_f1" is the mean of the groups, as ProcessBench's paper has it; "weighted_f1" is weighted by
+  their numbers of solutions, as huggingface's evaluation has it.
+  """
+  columns, out, sizes = sums(judged, threshold), {}, {}
+  for group in dict.fromkeys(each.group for each in judged):
+    members = np.array([each.group == group for each in judged])
+    sizes[group] = weights[:, members].sum(1)
+    found = accuracies((weights[:, members] @ columns[members]).T)
+    out |= {f"{group}/{name}": values for name, values in found.items()}
+  f1 = np.stack([out[f"{group}/f1"] for group in sizes])
+  size = np.stack([*sizes.values()])
+  return out | {"mean_f1": f1.mean(0), "weighted_f1": (f1 * size).sum(0) / size.sum(0)}
+
+
+def curve(judged: Sequence[Judged]) -> dict[str, list | dict]:
+  """`accuracies` of each group, and the mean F1, over the thresholds of `CURVE`."""
+  columns, out, f1 = sums(judged, CURVE), {}, []
+  plain = lambda values: [None if np.isnan(x) else float(x) for x in values]
+  for group in dict.fromkeys(each.group for each in judged):
+    members = np.array([each.group == group for each in judged])
+    found = accuracies(columns[members].sum(0))
+    f1.append(found["f1"])
+    out[group] = {name: plain(values) for name, values in found.items()}
+  return {"threshold": CURVE.tolist(), "groups": out, "mean_f1": plain(np.mean(f1, axis=0))}

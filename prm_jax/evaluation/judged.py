@@ -1,0 +1,209 @@
+"""Solutions whose steps are labelled, and what a model says of them.
+
+All step benchmarks are judged from a list of `Judged`, whether a model has just read the solutions
+or somebody's scores come from a file.
+"""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.progress import Progress
+from prm_jax.scoring.scorer import Scorer, SolutionError
+from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS
+
+RESAMPLES = 2_000
+LEVEL = 0.95  # of intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+  """A solution of a benchmark, with S steps."""
+
+  id: str
+  group: str  # subset or class of error, by which results are broken down
+  problem: str
+  steps: Sequence[str]
+  labels: Sequence[int | None]  # 1 right, 0 neutral, -1 wrong; None: not labelled
+  answer_is_right: bool | None = None
+  parents: Sequence[int] | None = None  # of the steps of a tree, as in `StepTree`; None: a chain
+
+  @property
+  def depths(self) -> list[int]:
+    """Of each step, from 0."""
+    depths = []
+    for i in range(len(self.labels)):
+      parent = i - 1 if self.parents is None else self.parents[i]
+      depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths
+
+  def paths(self) -> list[list[int]]:
+    """The indices of the steps from the problem to each leaf."""
+    count = len(self.labels)
+    if self.parents is None:
+      return [[*range(count)]]
+    out = []
+    for leaf in sorted({*range(count)} - {*self.parents}):
+      path = [leaf]
+      while self.parents[path[-1]] >= 0:
+        path.append(self.parents[path[-1]])
+      out.append(path[::-1])
+    return out
+
+  @property
+  def first_error(self) -> int:
+    """Index of the first wrong step; -1: there is none."""
+    return first_below([-1 if label == -1 else 1 for label in self.labels], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged(Labelled):
+  """The same with a model's probabilities."""
+
+  probs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))  # [S, 3]
+  scores: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))  # [S] P(right)
+  std: np.ndarray | None = None  # [S] of P(right) over the heads of an ensemble
+
+
+def first_below(values: Sequence[float], threshold: float) -> int:
+  """Index of the first value below the threshold; -1: none is."""
+  return next((i for i, value in enumerate(values) if value < threshold), -1)
+
+
+def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], dict[str, Any]]:
+  """What a process model says of the solutions, and how fast, in tokens per second.
+
+  Raises:
+    ValueError: it is an outcome model; or a solution cannot be scored, named by its id.
+  """
+  contract = scorer.contract
+  if contract.objective != "process":
+    raise ValueError(f"an {contract.objective} model has no probabilities of steps")
+  places = [(i, path) for i, each in enumerate(solutions) for path in each.paths()]
+  pairs = [(solutions[i].problem, [solutions[i].steps[j] for j in path]) for i, path in places]
+  start = time.perf_counter()
+  with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
+    try:
+      read = scorer.by_head(pairs, lambda share: bar.reach(share * len(solutions)))
+    except SolutionError as error:
+      raise ValueError(f"{solutions[places[error.index][0]].id}: {error}") from error
+  seconds = time.perf_counter() - start
+  tokens = sum(len(scorer.encode(*pair)) for pair in {(p, tuple(s)): None for p, s in pairs})
+  columns = [CLASSES["process"].index(name) for name in contract.classes]
+  found = [np.zeros((len(each.labels), *read[0].shape[1:])) for each in solutions]
+  for (i, path), heads in zip(places, read):
+    found[i][path] = heads
+  judged = []
+  for solution, heads in zip(solutions, found):
+    right = heads[..., contract.right_classes].sum(-1)  # [S, K]
+    probs = np.zeros((len(heads), len(RATINGS)))
+    probs[:, columns] = heads.mean(1)
+    std = right.std(1) if contract.heads > 1 else None
+    judged.append(Judged(**vars(solution), probs=probs, scores=right.mean(1), std=std))
+  speed = {"solutions": len(solutions), "tokens": tokens, "seconds": seconds}
+  return judged, speed | {"tokens_per_second": tokens / seconds}
+
+
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Scores(msgspec.Struct):
+  """What a scored line has besides the benchmark's own keys, as score.py writes it."""
+
+  rating_probs: list[dict[str, Probability]]
+  step_std: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
+
+
+def from_record(
+  solution: Labelled, record: dict[str, Any], where: str, neutral: str = "positive"
+) -> Judged:
+  """The solution with the `rating_probs` of its line; a BadLine if they are not of its steps."""
+  scores = json_lines.convert(record, Scores, where)
+  count = len(solution.steps)
+  for name, values in (("rating_probs", scores.rating_probs), ("step_std", scores.step_std)):
+    if values is not None and len(values) != count:
+      raise json_lines.BadLine(f"{where}: {len(values)} {name} of {count} steps")
+  probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
+  for i, row in enumerate(probs):
+    if not 0.99 <= sum(row) <= 1.01:
+      values = json_lines.show(scores.rating_probs[i])
+      raise json_lines.BadLine(f"{where}: rating_probs[{i}] is {values}: expected a sum of 1")
+  probs = np.array(probs)
+  right = probs[:, [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]].sum(-1)
+  std = None if scores.step_std is None else np.array(scores.step_std)
+  return Judged(**vars(solution), probs=probs, scores=right, std=std)
+
+
+def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+  """The solutions as JSON, without their texts: what comparing two models needs."""
+  out = []
+  for each in judged:
+    entry = {"id": each.id, "group": each.group, "problem": short_hash(each.problem)}
+    entry |= {"labels": [*each.labels], "answer_is_right": each.answer_is_right}
+    entry["rating_probs"] = np.round(each.probs, 9).tolist()
+    entry["scores"] = np.round(each.scores, 9).tolist()
+    more = {} if each.std is None else {"std": np.round(each.std, 9).tolist()}
+    out.append(entry | more | ({} if each.parents is None else {"parents": [*each.parents]}))
+  return out
+
+
+class Stored(msgspec.Struct):
+  """An entry of `stored`."""
+
+  id: str
+  group: str
+  problem: str
+  labels: list[int | None]
+  answer_is_right: bool | None
+  rating_probs: list[list[Probability]]
+  scores: list[float]
+  std: list[float] | None = None
+  parents: list[int] | None = None
+
+
+def read_stored(entries: Any, where: str) -> list[Judged]:
+  """The solutions of a result file, with hashes for problems and no steps."""
+  judged = []
+  for i, entry in enumerate(entries):
+    one = json_lines.convert(entry, Stored, f"{where}: solutions[{i}]")
+    arrays = {"probs": np.array(one.rating_probs), "scores": np.array(one.scores)}
+    std = None if one.std is None else np.array(one.std)
+    about = (one.id, one.group, one.problem, [""] * len(one.labels), one.labels)
+    judged.append(Judged(*about, one.answer_is_right, one.parents, **arrays, std=std))
+  return judged
+
+
+def short_hash(text: str) -> str:
+  """Tells problems apart; white space does not matter."""
+  return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+
+
+def problem_weights(judged: Sequence[Labelled], seed: int = 0) -> np.ndarray:
+  """How often each resample of the problems has each solution `[1 + RESAMPLES, n]`.
+
+  The first row is the sample itself, all ones.  Solutions of a problem come and go together.
+  """
+  names = {name: i for i, name in enumerate(dict.fromkeys(each.problem for each in judged))}
+  rng, count = np.random.default_rng(seed), len(names)
+  times = rng.multinomial(count, np.full(count, 1 / count), RESAMPLES)
+  times = np.concatenate([np.ones((1, count)), times])
+  return times[:, [names[each.problem] for each in judged]]
+
+
+def with_intervals(measures: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
+  """Value and percentile interval of each measure, given over the rows of `problem_weights`."""
+  out = {}
+  for name, values in measures.items():
+    known = values[1:][np.isfinite(values[1:])]
+    tail = 50 * (1 - LEVEL)
+    low, high = np.percentile(known, (tail, 100 - tail)) if len(known) else (None, None)
+    entry = {"value": values[0], "low": low, "high": high}
+    ok = lambda x: None if x is None or not np.isfinite(x) else float(x)
+    out[name] = {key: ok(value) for key, value in entry.items()}
+  return out

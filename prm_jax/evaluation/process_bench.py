@@ -1,0 +1,81 @@
+"""ProcessBench: accuracy at finding the first wrong step, by subset."""
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.datasets import process_bench
+from prm_jax.evaluation import first_error
+from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
+from prm_jax.runtime import json_lines
+
+
+def labelled(solution: process_bench.Solution) -> Labelled:
+  """Steps before the first wrong one are right; those after it have no label."""
+  count, error = len(solution.steps), solution.label
+  labels = [1] * count if error < 0 else [1] * error + [-1] + [None] * (count - error - 1)
+  about = (solution.id, solution.subset, solution.problem, solution.steps, labels)
+  return Labelled(*about, solution.final_answer_correct)
+
+
+def read(directory: str | pathlib.Path, split: str = "") -> list[Labelled]:
+  """The solutions of all subsets, or of the one named `split`."""
+  found = [labelled(solution) for solution in process_bench.read(directory)]
+  return [each for each in found if split in ("", each.group)]
+
+
+def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
+  """The solutions of a file of ProcessBench's lines with `rating_probs`.
+
+  Raises:
+    BadLine: a line is none, or has other steps than probabilities.
+  """
+  for where, record in json_lines.records(path):
+    solution = json_lines.convert(record, process_bench.Solution, where)
+    yield from_record(labelled(solution), record, where, neutral)
+
+
+def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
+  """The measures that have an interval, for each row of weights."""
+  return first_error.measures(judged, threshold, weights)
+
+
+def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
+  """The protocol's numbers at this threshold, as fractions, and the curve over thresholds.
+
+  `subsets: {NAME: {n, error_accuracy, correct_accuracy, f1}}`; `mean_f1`, the mean of the subsets;
+  `weighted_f1`, weighted by their sizes; `intervals` of all of them, over problems.
+  """
+  found = with_intervals(measures(judged, threshold, problem_weights(judged)))
+  groups = dict.fromkeys(each.group for each in judged)
+  subsets = {}
+  for group in groups:
+    members = [each for each in judged if each.group == group]
+    values = {name: found[f"{group}/{name}"]["value"] for name in first_error.MEASURES}
+    errors = sum(each.first_error >= 0 for each in members)
+    subsets[group] = {"n": len(members), "errors": errors} | values
+  means = {name: found[name]["value"] for name in ("mean_f1", "weighted_f1")}
+  return {"subsets": subsets, **means, "intervals": found, "curve": first_error.curve(judged)}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+  """Lines for a terminal, in percent."""
+  lines = [f"{'':14}{'n':>6}{'error acc':>11}{'correct acc':>13}{'F1':>8}   95 % interval"]
+  cell = lambda x, width: f"{'-':>{width}}" if x is None else f"{100 * x:{width}.1f}"
+  for name, part in result["subsets"].items():
+    line = f"{name:14}{part['n']:6,}{cell(part['error_accuracy'], 11)}"
+    line += f"{cell(part['correct_accuracy'], 13)}{cell(part['f1'], 8)}"
+    lines.append(line + interval(result["intervals"][f"{name}/f1"]))
+  names = {"mean_f1": "mean of the subsets", "weighted_f1": "weighted by their sizes"}
+  for key, name in names.items():
+    lines.append(f"{name:44}{cell(result[key], 8)}" + interval(result["intervals"][key]))
+  return lines
+
+
+def interval(found: dict[str, float | None]) -> str:
+  """An interval in percent, behind its value."""
+  if found["low"] is None:
+    return ""
+  return f"   {100 * found['low']:.1f} to {100 * found['high']:.1f}"

@@ -1,0 +1,232 @@
+"""The step benchmarks by name: what they read, what they measure, and how two results compare."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from prm_jax.datasets import process_bench as data
+from prm_jax.evaluation import diagnostics, first_error, prm800k_steps, prm_bench, process_bench
+from prm_jax.evaluation.judged import (
+  Judged,
+  Labelled,
+  problem_weights,
+  read_stored,
+  score,
+  short_hash,
+  stored,
+  with_intervals,
+)
+from prm_jax.runtime import json_lines
+from prm_jax.scoring.scorer import Scorer
+
+Name = Literal["process_bench", "prm_bench", "prm800k"]
+MODULES = {"process_bench": process_bench, "prm_bench": prm_bench, "prm800k": prm800k_steps}
+THRESHOLD = 0.5
+# Readouts whose scores PRMBench reads as differences between steps, and its threshold for them.
+DIFFERENCES = {"skywork-o1-prm": -0.05}
+
+
+def judge(
+  name: Name,
+  *,
+  scorer: Scorer | None = None,
+  directory: str | pathlib.Path | None = None,
+  scored: str | pathlib.Path | None = None,
+  split: str = "",
+  neutral: str = "positive",
+) -> tuple[list[Judged], list[Judged], dict[str, Any]]:
+  """What a model says of a benchmark's solutions: read by `scorer` now, or from the file `scored`.
+
+  Returns:
+    the solutions; their trees, of prm800k (else none); and the speed of scoring.
+  """
+  if scored is not None:
+    found = MODULES[name].scored(scored, neutral)
+    trees, judged = found if name == "prm800k" else ([], [*found])
+    return judged, trees, {"solutions": len(judged)}
+  if name != "prm800k":
+    solutions = MODULES[name].read(directory, split)
+    if not solutions:
+      raise ValueError(f"{directory}: no solution of --split={split}")
+    judged, speed = score(scorer, solutions)
+    return judged, [], speed
+  trees, paths = prm800k_steps.read(directory, split or "test")
+  judged, speed = score(scorer, [*trees, *paths])  # paths are in the trees: encoded once
+  return judged[len(trees) :], judged[: len(trees)], speed | {"solutions": len(paths)}
+
+
+def result(
+  name: Name,
+  judged: Sequence[Judged],
+  trees: Sequence[Judged],
+  threshold: float,
+  differences: bool = False,
+) -> dict[str, Any]:
+  """A benchmark's numbers and the diagnostics, as JSON, with the scores of all solutions.
+
+  Args:
+    differences: decisions are about the differences between steps (`DIFFERENCES`).
+  """
+  decided = prm_bench.step_differences(judged) if differences else judged
+  if name == "prm800k":
+    out = prm800k_steps.evaluate(trees, decided, threshold)
+  else:
+    out = MODULES[name].evaluate(decided, threshold)
+  out["diagnostics"] = diagnostics.diagnose(judged, THRESHOLD if differences else threshold, trees)
+  out["solutions"] = stored(decided)
+  return out | ({"trees": stored(trees)} if trees else {})
+
+
+def threshold(
+  name: Name,
+  given: float | None,
+  path: pathlib.Path | None,
+  scorer: Scorer | None,
+  judged: Sequence[Judged],
+  readout: str,
+  neutral: str,
+) -> tuple[float, str]:
+  """The threshold, and in words where it is from.
+
+  Args:
+    given, path: of the command line; None: not given.
+    judged: what is reported, for a word on whether the threshold was found on some of it.
+    readout: of a published model: PRMBench has a threshold of its own for one.
+  """
+  if path is None:
+    if given is not None:
+      return given, "given"
+    if name == "prm_bench" and readout in DIFFERENCES:
+      return DIFFERENCES[readout], f"PRMBench's own for {readout}, on differences between steps"
+    return THRESHOLD, "the default"
+
+  known = {(each.problem, tuple(each.steps)): each for each in judged}
+
+  def score_lines(solutions: Sequence[Labelled]) -> list[Judged]:
+    found = [known.get((each.problem, tuple(each.steps))) for each in solutions]
+    if None not in found:
+      return [dataclasses.replace(each, labels=x.labels) for each, x in zip(found, solutions)]
+    if scorer is None:
+      raise ValueError(f"{path}: no rating_probs, and no model to score it; score it first")
+    return score(scorer, solutions)[0]
+
+  found, used = threshold_from(path, score_lines, neutral)
+  reported = {short_hash(each.problem) for each in judged}
+  shared = sum(short_hash(each.problem) in reported for each in used)
+  about = (
+    f"{shared:,} of them on problems that are reported here"
+    if shared
+    else "none of their problems is reported here"
+  )
+  return found, f"best F1 on {path.name}, {len(used):,} solutions, {about}"
+
+
+def threshold_from(
+  path: pathlib.Path, score_lines: Callable[[Sequence[Labelled]], list[Judged]], neutral: str
+) -> tuple[float, list[Judged]]:
+  """The threshold of the best first-error F1 on the labelled solutions of a file, and these.
+
+  Args:
+    path: lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`.
+    score_lines: judges solutions whose lines have no `rating_probs`.
+  """
+  records = list(json_lines.records(path))
+  if not records:
+    raise ValueError(f"{path}: no solution")
+  _, first = records[0]
+  of_process_bench = "label" in first and "steps" in first
+  if '"rating_probs"' in json.dumps(first):
+    judged = process_bench.scored if of_process_bench else prm800k_steps.scored_paths
+    judged = [*judged(path, neutral)]
+  elif of_process_bench:
+    read = lambda where, record: process_bench.labelled(
+      json_lines.convert(record, data.Solution, where)
+    )
+    judged = score_lines([read(where, record) for where, record in records])
+  else:
+    judged = score_lines(prm800k_steps.unscored(records))
+  return first_error.best_threshold(judged), judged
+
+
+class Result(msgspec.Struct):
+  """What `compared` reads of a result file."""
+
+  benchmark: Name
+  threshold: float
+  solutions: list[Any]
+  trees: list[Any] = []
+
+
+def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
+  """Two results of a benchmark on the same solutions: differences with paired intervals.
+
+  Both models share the resamples of the problems, so the difficulty of a problem cancels.
+
+  Raises:
+    ValueError: a file is no result of evaluate.py, or they are not of the same solutions.
+  """
+  results = []
+  for path in paths:
+    results.append(json_lines.convert(json_lines.document(path), Result, str(path)))
+  if len({each.benchmark for each in results}) > 1:
+    raise ValueError(
+      f"{paths[0]} is of {results[0].benchmark}, {paths[1]} of {results[1].benchmark}"
+    )
+  name = results[0].benchmark
+  judged, trees = (
+    [read_stored(getattr(each, part), str(path)) for each, path in zip(results, paths)]
+    for part in ("solutions", "trees")
+  )
+  for part, what in ((judged, "solutions"), (trees, "trees")):
+    about = [[(x.id, x.group, x.problem, tuple(x.labels)) for x in each] for each in part]
+    if about[0] != about[1]:
+      other = sum(x not in set(about[1]) for x in about[0])
+      raise ValueError(
+        f"{paths[0]} and {paths[1]} are not of the same {what}: {len(about[0])} and "
+        f"{len(about[1])}, {other} of the first are not in the second or stand elsewhere"
+      )
+  weights = problem_weights(judged[0])
+  found = []
+  for i, each in enumerate(results):
+    if name == "prm800k":
+      both = (problem_weights(trees[0]), weights)
+      found.append(prm800k_steps.measures(trees[i], judged[i], each.threshold, both))
+    else:
+      found.append(MODULES[name].measures(judged[i], each.threshold, weights))
+  a, b = found
+  difference = with_intervals({key: a[key] - b[key] for key in a})
+  values = {key: {"a": float(a[key][0]), "b": float(b[key][0])} for key in a}
+  rows = {
+    key: {**values[key], "difference": found["value"], "low": found["low"], "high": found["high"]}
+    for key, found in difference.items()
+    if np.isfinite([*values[key].values()]).all()
+  }
+  thresholds = [each.threshold for each in results]
+  agreement = diagnostics.agreement(*(trees if name == "prm800k" else judged), thresholds)
+  return {"benchmark": name, "a": str(paths[0]), "b": str(paths[1]), "paired": rows} | {
+    "agreement": agreement
+  }
+
+
+def compared_table(result: dict[str, Any]) -> list[str]:
+  """The comparison as lines for a terminal; all but AUROC and likelihood in percent."""
+  lines = [f"A {result['a']}", f"B {result['b']}"]
+  lines.append(f"{'':34}{'A':>8}{'B':>8}{'A - B':>8}   95 % interval")
+  for name, row in result["paired"].items():
+    scale = 1 if name in ("auroc", "nll") else 100
+    digits = 3 if scale == 1 else 1
+    values = [f"{scale * row[key]:8.{digits}f}" for key in ("a", "b", "difference")]
+    ends = [f"{scale * row[key]:.{digits}f}" for key in ("low", "high") if row[key] is not None]
+    lines.append(f"{name:34}{''.join(values)}   {' to '.join(ends)}")
+  found = result["agreement"]
+  number = lambda key: "-" if found[key] is None else f"{found[key]:.3f}"
+  lines.append(
+    f"agreement on {found['steps']:,} steps: Spearman {number('spearman')}, Pearson "
+    f"{number('pearson')}, same decision {number('same_decision')}, kappa {number('kappa')}"
+  )
+  return lines

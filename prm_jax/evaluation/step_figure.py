@@ -1,0 +1,75 @@
+"""The picture of a step benchmark's result: reliability, calibration by step, F1 by threshold."""
+
+import io
+from typing import Any
+
+CLASS_NAMES = {"-1": "P(wrong)", "0": "P(neutral)", "1": "P(right)"}
+COLOURS = {"-1": "#c0392b", "0": "#8e7cc3", "1": "#2471a3"}
+
+
+def draw(result: dict[str, Any]) -> bytes:
+  """A PNG of `step_benchmarks.result`."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(13, 4.2), layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(1, 3)
+  calibration = result["diagnostics"]["calibration"]
+  _reliability(axes[0], calibration)
+  _by_step(axes[1], calibration["by_step"])
+  _curve(axes[2], result)
+  for each in axes:
+    each.grid(alpha=0.3)
+    each.spines[["top", "right"]].set_visible(False)
+  buffer = io.BytesIO()
+  figure.savefig(buffer, format="png", dpi=110)
+  return buffer.getvalue()
+
+
+def _reliability(axes, calibration: dict[str, Any]) -> None:
+  axes.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
+  for name, part in calibration["by_class"].items():
+    x = [b["mean_probability"] for b in part["bins"]]
+    y = [b["share_not_wrong"] for b in part["bins"]]
+    size = [4 + 200 * b["count"] / part["count"] for b in part["bins"]]
+    label = f"{CLASS_NAMES[name]}, ECE {part['ece']:.3f}"
+    axes.plot(x, y, color=COLOURS[name], linewidth=1)
+    axes.scatter(x, y, size, color=COLOURS[name], label=label, alpha=0.8)
+  axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean probability", ylabel="share of steps")
+  axes.set_title("Reliability by class (area: steps)", fontsize=10)
+  axes.legend(fontsize=8, loc="upper left")
+
+
+def _by_step(axes, rows: list[dict[str, Any]]) -> None:
+  ends = {None: "+", **{row["first"]: "" for row in rows if row["first"] == row["last"]}}
+  names = [f"{row['first']}{ends.get(row['last'], '-' + str(row['last']))}" for row in rows]
+  place = range(len(rows))
+  axes.plot(
+    place, [row["mean_score"] for row in rows], "o-", color=COLOURS["1"], label="mean score"
+  )
+  share = [row["share_not_wrong"] for row in rows]
+  axes.plot(place, share, "s--", color="0.3", label="share not wrong")
+  ranked = [(i, row["auroc"]) for i, row in enumerate(rows) if row["auroc"] is not None]
+  axes.plot(*zip(*ranked) if ranked else ([], []), "^:", color="#d68910", label="AUROC")
+  axes.set_xticks(place, [f"{name}\n{row['count']:,}" for name, row in zip(names, rows)])
+  axes.set(ylim=(0, 1), xlabel="number of the step; labels below")
+  axes.set_title("Calibration by step", fontsize=10)
+  axes.legend(fontsize=8, loc="lower left")
+
+
+def _curve(axes, result: dict[str, Any]) -> None:
+  if "curve" not in result:
+    classes = [(name, part) for name, part in result["classes"].items() if part["prm_score"]]
+    axes.barh([name for name, _ in classes], [100 * part["prm_score"] for _, part in classes])
+    axes.set(xlim=(0, 100), xlabel="PRM-Score, %")
+    axes.set_title("By class of error", fontsize=10)
+    return
+  curve = result["curve"]
+  for name, part in curve["groups"].items():
+    y = [None if x is None else 100 * x for x in part["f1"]]
+    axes.plot(curve["threshold"], [float("nan") if x is None else x for x in y], label=name)
+  axes.axvline(result["threshold"], color="0.4", linewidth=1, linestyle="--")
+  axes.set(xlim=(0, 1), ylim=(0, 100), xlabel="threshold", ylabel="F1 of the first wrong step, %")
+  axes.set_title("First wrong step, by threshold", fontsize=10)
+  axes.legend(fontsize=8)

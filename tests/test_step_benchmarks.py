@@ -1,0 +1,499 @@
+"""Step benchmarks: numbers of their definitions, on random cases, real data, known predictors."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from conftest import run_script
+
+from prm_jax import step_metrics
+from prm_jax.datasets import prm_bench as prm_bench_data
+from prm_jax.datasets import process_bench as process_bench_data
+from prm_jax.evaluation import (
+  diagnostics,
+  first_error,
+  judged,
+  prm800k_steps,
+  prm_bench,
+  process_bench,
+  step_benchmarks,
+)
+from prm_jax.evaluation.judged import Judged, problem_weights
+
+GROUPS = ("gsm8k", "math")
+COARSE = np.linspace(0, 1, 11)  # scores of random cases, so that some equal the threshold
+
+
+def said(each, scores, **more):
+  """A labelled solution with these scores of its steps."""
+  scores = np.asarray(scores, float)
+  probs = np.stack([1 - scores, 0 * scores, scores], axis=1)
+  about = {field.name: getattr(each, field.name) for field in dataclasses.fields(judged.Labelled)}
+  return Judged(**about, probs=probs, scores=scores, **more)
+
+
+def random_solutions(seed, count=60):
+  """Solutions of both groups, two to a problem, with random labels and coarse scores."""
+  rng, out = np.random.default_rng(seed), []
+  for i in range(count):
+    steps = int(rng.integers(1, 6))
+    error = int(rng.integers(-1, steps))
+    labels = [1] * steps if error < 0 else [1] * error + [-1] + [None] * (steps - error - 1)
+    answer = bool(rng.integers(2))
+    about = (str(i), GROUPS[i % 2], f"p{i // 4}", ["s"] * steps, labels, answer)
+    out.append(said(judged.Labelled(*about), rng.choice(COARSE, steps)))
+  return out
+
+
+def by_hand(solutions, threshold):
+  """ProcessBench's protocol as its scripts have it: a loop over solutions."""
+  right = {True: [], False: []}
+  for each in solutions:
+    label = each.labels.index(-1) if -1 in each.labels else -1
+    prediction = -1
+    for i, score in enumerate(each.scores):
+      if score < threshold:
+        prediction = i
+        break
+    right[label != -1].append(prediction == label)
+  errors, correct = (np.mean(right[x]) for x in (True, False))
+  f1 = 2 * errors * correct / (errors + correct) if errors + correct else 0.0
+  return errors, correct, f1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_process_bench_is_its_definition(seed):
+  """Accuracies, F1, both means and the curve equal a loop over solutions and thresholds."""
+  solutions = random_solutions(seed)
+  for threshold in (0.0, 0.3, 0.5, 0.55, 1.0):
+    result = process_bench.evaluate(solutions, threshold)
+    f1, sizes = [], []
+    for group in GROUPS:
+      members = [each for each in solutions if each.group == group]
+      expected = by_hand(members, threshold)
+      found = result["subsets"][group]
+      assert [found[name] for name in first_error.MEASURES] == pytest.approx(expected)
+      f1.append(expected[2])
+      sizes.append(len(members))
+    assert result["mean_f1"] == pytest.approx(np.mean(f1))
+    assert result["weighted_f1"] == pytest.approx(np.average(f1, weights=sizes))
+  curve = result["curve"]
+  for threshold, value in zip(curve["threshold"], curve["groups"]["math"]["f1"]):
+    members = [each for each in solutions if each.group == "math"]
+    assert value == pytest.approx(by_hand(members, threshold)[2])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_threshold_is_no_worse_than_any(seed):
+  """F1 at the threshold found equals the best over a fine grid."""
+  solutions = random_solutions(seed)
+  best = first_error.best_threshold(solutions)
+  grid = [by_hand(solutions, threshold)[2] for threshold in np.linspace(0, 1, 2001)]
+  assert by_hand(solutions, best)[2] == pytest.approx(max(grid))
+  with pytest.raises(ValueError, match="both are needed"):
+    first_error.best_threshold([x for x in solutions if x.first_error < 0])
+
+
+def test_solutions_of_a_problem_are_resampled_together():
+  """Weights are those of the problem, add up to its sample, and give intervals around the value."""
+  solutions = random_solutions(0)
+  weights = problem_weights(solutions)
+  assert (weights[0] == 1).all() and weights.shape == (judged.RESAMPLES + 1, len(solutions))
+  for i in range(0, len(solutions), 4):
+    assert (weights[:, i : i + 4] == weights[:, i : i + 1]).all()
+  np.testing.assert_array_equal(weights.sum(1), len(solutions))
+  found = process_bench.evaluate(solutions, 0.5)["intervals"]
+  assert all(x["low"] <= x["value"] <= x["high"] for x in found.values())
+  repeated = [said(x, x.scores) for x in solutions[:4]] * 3  # one problem: nothing to resample
+  alike = process_bench.evaluate(repeated, 0.5)["intervals"]["math/f1"]
+  assert alike["low"] == alike["high"] == alike["value"]
+
+
+@pytest.mark.shared_data
+def test_known_predictors_on_process_bench(shared):
+  """A constant finds no error, the truth is perfect, and the majority of labels is "all right"."""
+  solutions = process_bench.read(shared / "data" / "process_bench")
+  assert len(solutions) == 1255
+  constant = process_bench.evaluate([said(x, [0.5] * len(x.steps)) for x in solutions], 0.5)
+  truth = lambda x: [0.0 if label == -1 else 1.0 for label in x.labels]
+  perfect = process_bench.evaluate([said(x, truth(x)) for x in solutions], 0.5)
+  for part in constant["subsets"].values():
+    assert (part["error_accuracy"], part["correct_accuracy"], part["f1"]) == (0, 1, 0)
+  assert constant["mean_f1"] == constant["weighted_f1"] == 0
+  assert perfect["mean_f1"] == perfect["weighted_f1"] == 1
+  assert {name: part["n"] for name, part in perfect["subsets"].items()} == {
+    "gsm8k": 132,
+    "math": 373,
+    "olympiadbench": 382,
+    "omnimath": 368,
+  }
+  first = process_bench.evaluate([said(x, [0.0] * len(x.steps)) for x in solutions], 0.5)
+  at_first = [x.labels[0] == -1 for x in solutions if x.first_error >= 0 and x.group == "math"]
+  assert first["subsets"]["math"]["error_accuracy"] == pytest.approx(np.mean(at_first))
+
+
+def upstream_prm_bench(rows, labels_of):
+  """PRMBench's task.py in short: loops over lines, classes and steps, precision and recall."""
+  found = {}
+  for row in rows:
+    key = f"{row['classification']}_{row['idx']}"
+    for name, item, wrong in (
+      (row["classification"], key, row["error_steps"]),
+      *(
+        [("correct", f"correct_{row['idx']}", [])] if row["classification"] == "redundency" else []
+      ),
+    ):
+      labels = labels_of(item)
+      steps = [step - 1 for step in wrong]
+      first = min(steps) if steps else -1
+      counts = found.setdefault(
+        name, {"TP": 0, "FP": 0, "TN": 0, "FN": 0, "first": [], "steps": []}
+      )
+      for i, label in enumerate(labels):
+        if i == first:
+          counts["first"].append(not label)
+        kind = ("TN" if not label else "FP") if i in steps else ("TP" if label else "FN")
+        counts[kind] += 1
+        counts["steps"].append(kind in ("TP", "TN"))
+  found["total"] = {
+    key: sum(
+      (v[key] for k, v in found.items() if k != "correct"), [] if key in ("first", "steps") else 0
+    )
+    for key in ("TP", "FP", "TN", "FN", "first", "steps")
+  }
+  out = {}
+  for name, c in found.items():
+    f1 = []
+    for hit, false, missed in ((c["TP"], c["FP"], c["FN"]), (c["TN"], c["FN"], c["FP"])):
+      precision = hit / (hit + false) if hit + false else -1
+      recall = hit / (hit + missed) if hit + missed else -1
+      f1.append(2 * precision * recall / (precision + recall) if precision + recall else -1)
+    score = f1[0] if name == "multi_solutions" else 0.5 * f1[0] + 0.5 * f1[1]
+    first = np.mean(c["first"]) if c["first"] else None
+    out[name] = (f1[0], abs(f1[1]), np.mean(c["steps"]), first, score)
+  return out
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("predictor", ["random", "right", "wrong", "truth"])
+def test_prm_bench_is_upstreams(shared, predictor):
+  """Every class and the total equal upstream's loops, on the real lines, for random decisions and
+  for known predictors."""
+  path = shared / "data" / "prm_bench" / "sample.jsonl"
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  solutions, rng = prm_bench.read(path.parent), np.random.default_rng(0)
+  assert len(solutions) == 688 + 84
+  scores = {
+    "random": lambda x: rng.uniform(size=len(x.steps)),
+    "right": lambda x: np.ones(len(x.steps)),
+    "wrong": lambda x: np.zeros(len(x.steps)),
+    "truth": lambda x: [float(label == 1) for label in x.labels],
+  }[predictor]
+  found = {x.id: said(x, scores(x)) for x in solutions}
+  result = prm_bench.evaluate([*found.values()], 0.5)
+  expected = upstream_prm_bench(rows, lambda item: [x > 0.5 for x in found[item].scores])
+  classes = result["classes"] | {"total": result["total"]}
+  assert classes.keys() == expected.keys()
+  for name, part in classes.items():
+    *values, score = expected[name]
+    given = [part[measure] for measure in prm_bench.MEASURES]
+    known = [(x, y) for x, y in zip(given, values) if x is not None and y is not None]
+    assert [x for x, _ in known] == pytest.approx([y for _, y in known])
+    assert name == "correct" or given[-1] == pytest.approx(score)
+  if predictor == "truth":
+    assert result["total"]["prm_score"] == 1
+  if predictor == "right":
+    assert result["total"]["negative_f1"] == 0 and result["classes"]["multi_solutions"]["f1"] == 1
+
+
+def test_prm_bench_takes_error_steps_beyond_the_last(tmp_path):
+  """100 of upstream's lines name steps that do not exist; only those that do count."""
+  row = {
+    "idx": "a",
+    "classification": "circular",
+    "original_question": "q",
+    "modified_question": "q",
+    "original_process": ["x"],
+    "modified_process": ["x", "y"],
+    "error_steps": [2, 7],
+  }
+  (tmp_path / "a.jsonl").write_text((json.dumps(row) + "\n") * 2)  # the second has the same id
+  (solution,) = prm_bench.read(tmp_path)
+  assert list(solution.labels) == [1, -1]
+
+
+def test_weighted_auroc_is_that_of_repeated_steps():
+  """Each row of weights gives the AUROC of as many copies; NaN without both classes."""
+  rng = np.random.default_rng(0)
+  scores, positive = rng.choice(COARSE, 50), rng.integers(0, 2, 50).astype(bool)
+  weights = rng.integers(0, 3, (20, 50)).astype(float)
+  found = prm800k_steps.weighted_auroc(scores, positive, weights)
+  for row, value in zip(weights.astype(int), found):
+    expected = step_metrics.auroc(np.repeat(scores, row), np.repeat(positive, row))
+    assert value == pytest.approx(expected)
+  assert np.isnan(prm800k_steps.weighted_auroc(scores, positive, weights * positive)).all()
+
+
+def test_diagnostics_are_their_definitions():
+  """Shares, correlations and calibration against direct statements on random solutions."""
+  import scipy.stats
+
+  solutions = random_solutions(3)
+  found = diagnostics.diagnose(solutions, 0.5)
+  several = [x for x in solutions if len(x.steps) > 1]
+  at_last = np.mean([np.argmin(x.scores) == len(x.scores) - 1 for x in several])
+  assert found["minimum_at_last_step"] == pytest.approx(at_last)
+  right = [x for x in solutions if x.first_error < 0]
+  rho = scipy.stats.spearmanr([x.scores.min() for x in right], [len(x.steps) for x in right])
+  assert found["length_bias"]["min"]["right"] == pytest.approx(rho.statistic)
+  lucky = [x for x in solutions if x.answer_is_right and x.first_error >= 0]
+  detected = np.mean([(x.scores < 0.5).any() for x in lucky])
+  assert found["right_answer_wrong_steps"]["n"] == len(lucky)
+  assert found["right_answer_wrong_steps"]["detected"] == pytest.approx(detected)
+  steps = diagnostics.steps_of(solutions)
+  metrics = step_metrics.step_metrics(steps["probs"], steps["label"])
+  assert found["calibration"]["ece"] == pytest.approx(metrics["ece"])
+  assert sum(row["count"] for row in found["calibration"]["by_step"]) == metrics["count"]
+  rating = found["by_rating"]["ratings"]["-1"]
+  assert rating["mean_score"] == pytest.approx(steps["score"][steps["label"] == -1].mean())
+
+
+def test_uncertainty_tells_mistakes():
+  """Where heads disagree exactly at the mistakes, the deviation ranks all of them first."""
+  solutions = []
+  for each in random_solutions(1):
+    labels = [1 if label is None else label for label in each.labels]
+    scores = np.where(np.array(labels) == 1, 0.95, 0.05)
+    scores[0] = 1 - scores[0]  # the first decision is wrong
+    std = np.full(len(scores), 0.001)
+    std[0] = 0.2
+    about = {name: getattr(each, name) for name in ("id", "group", "problem", "steps")}
+    solutions.append(said(judged.Labelled(**about, labels=labels), scores, std=std))
+  found = diagnostics.diagnose(solutions, 0.5)["uncertainty"]
+  assert found["error_auroc"] == 1
+  assert found["certain"]["share"] == 0
+  assert found["bins"][-1]["wrong_decisions"] == 1 and found["bins"][0]["wrong_decisions"] == 0
+
+
+def test_agreement_of_two_models():
+  """A model agrees with itself wholly; with its opposite, in no decision."""
+  solutions = random_solutions(2)
+  same = diagnostics.agreement(solutions, solutions, (0.5, 0.5))
+  assert (same["spearman"], same["kappa"], same["same_decision"]) == pytest.approx((1, 1, 1))
+  opposite = [
+    said(judged.Labelled(x.id, x.group, x.problem, x.steps, x.labels), 1.05 - x.scores)
+    for x in solutions
+  ]
+  found = diagnostics.agreement(solutions, opposite, (0.525, 0.525))
+  assert found["pearson"] == pytest.approx(-1) and found["same_decision"] == 0
+  assert found["kappa"] < 0
+
+
+@pytest.fixture
+def scored_lines(tmp_path):
+  """A file of ProcessBench's lines with `rating_probs`, and the solutions in it."""
+  solutions = random_solutions(4)
+  lines = []
+  for i, each in enumerate(solutions):
+    label = each.first_error
+    line = {"id": f"{each.group}-{i}", "problem": each.problem, "steps": list(each.steps)}
+    line |= {"label": label, "final_answer_correct": each.answer_is_right}
+    lines.append(
+      line | {"rating_probs": [dict(zip(("-1", "0", "1"), p)) for p in each.probs.tolist()]}
+    )
+  path = tmp_path / "scored.jsonl"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return path, solutions, lines
+
+
+def evaluate(*flags):
+  return run_script("evaluate.py", *flags)
+
+
+def test_anybodys_scores_are_judged_and_compared(scored_lines, tmp_path):
+  """--input gives the numbers of the definition, a picture and a table; --compare pairs two of
+  them; a threshold is found on other rows, which the result names."""
+  path, solutions, lines = scored_lines
+  a, b = tmp_path / "a.json", tmp_path / "b.json"
+  done = evaluate(
+    "--benchmark=process_bench", f"--input={path}", f"--output={a}", "--threshold=0.3"
+  )
+  assert done.returncode == 0, done.stderr
+  result = json.loads(a.read_text())
+  expected = by_hand([x for x in solutions if x.group == "math"], 0.3)
+  assert [result["subsets"]["math"][name] for name in first_error.MEASURES] == pytest.approx(
+    expected
+  )
+  assert result["threshold"] == 0.3 and result["threshold_from"] == "given"
+  assert "mean of the subsets" in done.stdout and f"{100 * expected[2]:.1f}" in done.stdout
+  assert (tmp_path / "a.json.png").read_bytes().startswith(b"\x89PNG")
+  half = tmp_path / "half.jsonl"
+  half.write_text("".join(json.dumps(line) + "\n" for line in lines[:20]))
+  done = evaluate(
+    "--benchmark=process_bench", f"--input={path}", f"--output={b}", f"--threshold_data={half}"
+  )
+  assert done.returncode == 0, done.stderr
+  other = json.loads(b.read_text())
+  assert other["threshold"] == pytest.approx(first_error.best_threshold(solutions[:20]))
+  assert (
+    "half.jsonl, 20 solutions, 20 of them on problems that are reported" in other["threshold_from"]
+  )
+  done = evaluate("--compare", a, b, f"--output={tmp_path / 'c.json'}")
+  assert done.returncode == 0, done.stderr
+  paired = json.loads((tmp_path / "c.json").read_text())["paired"]["math/f1"]
+  later = by_hand([x for x in solutions if x.group == "math"], other["threshold"])[2]
+  assert paired["difference"] == pytest.approx(expected[2] - later)
+  assert paired["low"] <= paired["difference"] <= paired["high"]
+  assert "kappa" in done.stdout
+  done = evaluate("--compare", a, a)
+  assert done.returncode == 0 and "0.0 to 0.0" in done.stdout
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"rating_probs": None}, ':3: "rating_probs" is None'),
+    ({"rating_probs": [{"1": 0.5, "-1": 0.5}] * 9}, ":3: 9 rating_probs of"),
+    ({"rating_probs": [{"1": 7}]}, ":3: "),
+    ({"label": 99}, ":3: .*label is 99, of"),
+    ({"steps": []}, ":3: "),
+    ({"step_std": [0.1] * 9}, ":3: 9 step_std of"),
+  ],
+)
+def test_a_bad_scored_line_is_named(scored_lines, change, message):
+  """The error names file, line and what is wrong."""
+  path, _, lines = scored_lines
+  lines[2] |= change
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  with pytest.raises(ValueError, match=message):
+    list(process_bench.scored(path, "positive"))
+
+
+def test_flags_that_do_not_go_together_are_told(tmp_path):
+  """One message for each, before anything is read."""
+  for flags, message in (
+    (["--output=a"], "one of --checkpoint"),
+    (["--input=a", "--data_dir=b", "--output=c"], "--input has its own labels"),
+    (["--checkpoint=a", "--readout=trl", "--data_dir=b", "--output=c"], "go with --model"),
+    (["--input=a", "--output=c", "--threshold=1", "--threshold_data=b"], "not both"),
+  ):
+    done = evaluate(*flags)
+    assert done.returncode == 1 and message in done.stderr, done.stderr
+
+
+def test_benchmarks_are_read_raw_and_prepared(tmp_path, scored_lines):
+  """What prepare_data.py writes gives the solutions of the published files, as does one array."""
+  _, _, lines = scored_lines
+  raw = tmp_path / "raw"
+  raw.mkdir()
+  for group in GROUPS:
+    rows = [line | {"generator": "g"} for line in lines if line["id"].startswith(group)]
+    text = json.dumps(rows) if group == "math" else "".join(json.dumps(row) + "\n" for row in rows)
+    (raw / f"{group}.{'json' if group == 'math' else 'jsonl'}").write_text(text)
+  done = run_script(
+    "prepare_data.py", "--dataset=process_bench", f"--source={raw}", f"--output={tmp_path / 'out'}"
+  )
+  assert done.returncode == 0, done.stderr
+  assert process_bench_data.read(raw) == process_bench_data.read(tmp_path / "out")
+  row = {
+    "idx": "a",
+    "classification": "redundency",
+    "original_question": "q",
+    "modified_question": "r",
+    "original_process": ["x", "y"],
+    "modified_process": ["x", ""],
+    "error_steps": [2],
+  }
+  lines = tmp_path / "lines"
+  lines.mkdir()
+  (lines / "a.jsonl").write_text(json.dumps(row) + "\n")
+  done = run_script(
+    "prepare_data.py", "--dataset=prm_bench", f"--source={lines}", f"--output={tmp_path / 'b'}"
+  )
+  assert done.returncode == 0, done.stderr
+  found = prm_bench_data.read(lines)
+  assert found == prm_bench_data.read(tmp_path / "b")
+  assert [(x.id, sorted(x.wrong)) for x in found] == [("correct_a", []), ("redundency_a", [1])]
+
+
+def prm800k_line(ratings):
+  """A line of PRM800K: of each step the ratings of its completions, of which the last is chosen."""
+  probs = lambda rating: (
+    {"-1": 0.8, "0": 0.1, "1": 0.1} if rating < 0 else {"-1": 0.1, "0": 0.2, "1": 0.7}
+  )
+  steps = []
+  for i, each in enumerate(ratings):
+    completions = [
+      {"text": f"{i} {j}", "rating": rating, "flagged": None, "rating_probs": probs(rating)}
+      for j, rating in enumerate(each)
+    ]
+    chosen = None if each[-1] < 0 else len(each) - 1
+    steps.append(
+      {"completions": completions, "human_completion": None, "chosen_completion": chosen}
+    )
+  return {
+    "labeler": "a",
+    "timestamp": "b",
+    "generation": 1,
+    "is_quality_control_question": False,
+    "is_initial_screening_question": False,
+    "question": {"problem": "p", "ground_truth_answer": "1"},
+    "label": {"steps": steps, "total_time": 1, "finish_reason": "found_error"},
+  }
+
+
+def test_prm800k_lines_with_probabilities_are_judged(tmp_path):
+  """PRM800K's own lines, with probabilities in each completion: every label counts, and the first
+  error is looked for on the solution's own path."""
+  line = prm800k_line([[-1, 0], [1], [0, -1]])
+  (tmp_path / "scored.jsonl").write_text(json.dumps(line) + "\n")
+  judged_paths, trees, _ = step_benchmarks.judge("prm800k", scored=tmp_path / "scored.jsonl")
+  assert [x for tree in trees for x in tree.labels] == [-1, 0, 1, 0, -1]
+  assert [list(path.labels) for path in judged_paths] == [[0, 1, -1]]
+  result = step_benchmarks.result("prm800k", judged_paths, trees, 0.5)
+  assert result["auroc"] == 1 and result["count_by_class"] == {"-1": 2, "0": 2, "1": 1}
+  assert result["first_error"]["error_accuracy"] == 1 and result["first_error"]["f1"] is None
+  del line["label"]["steps"][1]["completions"][0]["rating_probs"]
+  (tmp_path / "scored.jsonl").write_text(json.dumps(line) + "\n")
+  with pytest.raises(ValueError, match=r"scored\.jsonl:1: rating_probs\[2\] is {}"):
+    step_benchmarks.judge("prm800k", scored=tmp_path / "scored.jsonl")
+
+
+def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
+  """PRM800K's lines and plain ones, with probabilities or scored by the model that is judged."""
+  lines = [prm800k_line([[1], [0, -1]]), prm800k_line([[1], [1]])]
+  plain = {"problem": "p", "steps": ["a"], "labels": [-1], "rating_probs": [{"-1": 0.7, "1": 0.3}]}
+  right = plain | {"labels": [1], "rating_probs": [{"-1": 0.4, "1": 0.6}]}
+  for rows, middle in ((lines, 0.55), ([plain, right], 0.45)):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"scorer": None, "judged": [], "readout": "", "neutral": "positive"}
+    found, origin = step_benchmarks.threshold("process_bench", None, path, **arguments)
+    assert found == pytest.approx(middle) and "none of their problems is reported" in origin
+  bare = [
+    {key: value for key, value in row.items() if key != "rating_probs"} for row in (plain, right)
+  ]
+  path.write_text("".join(json.dumps(row) + "\n" for row in bare))
+  with pytest.raises(ValueError, match="no rating_probs, and no model"):
+    step_benchmarks.threshold("process_bench", None, path, **arguments)
+
+
+@pytest.mark.shared_data
+def test_alternatives_are_scored_as_chains_of_their_own(shared, tmp_path, arithmetic_data):
+  """A model's probability of a step beside the path is that of the chain which ends with it."""
+  import tiny
+
+  from prm_jax import config as config_lib
+  from prm_jax.scoring.scorer import Scorer
+  from prm_jax.training import loop
+
+  with tiny.first_device():
+    loop.run(tiny.experiment(arithmetic_data, config_lib.Loss()), tmp_path / "run")
+    scorer = Scorer.load(tmp_path / "run")
+    paths, trees, speed = step_benchmarks.judge("prm800k", scorer=scorer, directory=arithmetic_data)
+    assert speed["solutions"] == len(paths) == len(trees)
+    tree = max(trees, key=lambda each: len(each.labels))
+    for path in tree.paths():
+      (alone,) = scorer.probabilities([(tree.problem, [tree.steps[i] for i in path])])
+      np.testing.assert_allclose(tree.probs[path], alone, rtol=1e-4)

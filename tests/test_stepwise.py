@@ -1,0 +1,219 @@
+"""Anybody's labelled steps: their forms, kinds of labels, splits, and from TRL's row to a model."""
+
+import json
+
+import pytest
+from conftest import run_script
+
+from prm_jax.datasets import labelled, prepare
+from prm_jax.datasets.stepwise import records
+from prm_jax.runtime import json_lines
+from prm_jax.types import StepTree
+
+# The stepwise row of TRL's documentation ("Dataset formats and types").
+TRL_ROW = {
+  "prompt": "Which number is larger, 9.8 or 9.11?",
+  "completions": [
+    "The fractional part of 9.8 is 0.8, while the fractional part of 9.11 is 0.11.",
+    "Since 0.11 is greater than 0.8, the number 9.11 is larger than 9.8.",
+  ],
+  "labels": [True, False],
+}
+
+
+def write(path, *rows):
+  path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+  return path
+
+
+def native(labels, problem="p", **more):
+  return {
+    "problem": problem,
+    "steps": [f"s{i}" for i in range(len(labels))],
+    "labels": labels,
+  } | more
+
+
+def prepared(tmp_path, *rows, name="train.jsonl", **options):
+  """The trees of the training split of a dataset of these rows, and its manifest."""
+  source = write(tmp_path / name, *rows)
+  options = {"test_share": 0.0} | options
+  manifest = prepare.prepare_stepwise(
+    tmp_path / "out", prepare.Stepwise(**options), source=source, overwrite=True
+  )
+  return labelled.step_trees(tmp_path / "out", "train", "process")[0], manifest
+
+
+SHEPHERD = {
+  "input": "Two plus two? Step 1: 2 + 2 = 4. ки\nStep 2: So 5 ки",
+  "label": "Two plus two? Step 1: 2 + 2 = 4. +\nStep 2: So 5 -",
+  "task": "GSM8K",
+}
+
+
+def test_three_forms_are_one(tmp_path):
+  """TRL's row, Math-Shepherd's tagged text and plain steps give the same labelled solution."""
+  steps = ["Step 1: 2 + 2 = 4.", "Step 2: So 5"]
+  forms = [
+    SHEPHERD,
+    {"prompt": "Two plus two?", "completions": steps, "labels": [True, False]},
+    {"problem": "Two plus two?", "steps": steps, "labels": [True, False]},
+    {"problem": "Two plus two?", "steps": steps, "labels": [1, -1]},
+  ]
+  expected = StepTree("Two plus two?", tuple(steps), (-1, 0), (1, -1), source="train.jsonl:1")
+  for form in forms:
+    trees, manifest = prepared(tmp_path, form)
+    assert trees == [expected] and manifest["classes"] == ("-1", "1")
+
+
+@pytest.mark.parametrize(
+  ("rows", "kind", "labels", "classes"),
+  [
+    ([[True, None, False]], "binary", (1, None, -1), 2),
+    ([[1, 0, -1]], "ratings", (1, 0, -1), 3),
+    ([[1, -1]], "ratings", (1, -1), 2),
+    ([[0.25, 1]], "soft", ((0.75, 0.25), (0, 1)), 2),
+    ([[1.0, 0], [0.5]], "soft", ((0, 1), (1, 0)), 2),
+    ([[[3, 8], [8, 8]]], "counts", ((5, 3), (0, 8)), 2),
+    ([["3 of 8", "0 of 4"]], "counts", ((5, 3), (4, 0)), 2),
+  ],
+)
+def test_the_kind_of_the_labels_is_told_from_them(tmp_path, rows, kind, labels, classes):
+  """Each kind becomes the labels that its loss takes; neutral makes a third class."""
+  trees, manifest = prepared(tmp_path, *map(native, rows))
+  assert manifest["labels"] == kind and len(manifest["classes"]) == classes
+  assert trees[0].labels == labels
+  about = labelled.read_manifest(tmp_path / "out").meaning
+  assert about["recipe"] == f"stepwise, {kind} labels"
+  assert about["neutral"] == ("positive" if classes == 3 else "none")
+
+
+def test_zero_is_never_guessed(tmp_path):
+  """Of 0 and 1 alone, 0 may be wrong or neutral: the message names the flag, which decides."""
+  with pytest.raises(
+    ValueError, match=r"--stepwise\.labels=binary .* or --stepwise\.labels=ratings"
+  ):
+    prepared(tmp_path, native([1, 0]))
+  assert prepared(tmp_path, native([1, 0]), labels="binary")[0][0].labels == (1, -1)
+  assert prepared(tmp_path, native([1, 0]), labels="ratings")[0][0].labels == (1, 0)
+  row = TRL_ROW | {"labels": [1, 0]}  # in TRL's rows 0 is False
+  assert prepared(tmp_path, row)[0][0].labels == (1, -1)
+
+
+@pytest.mark.parametrize(
+  ("row", "message"),
+  [
+    (native([2]), r"train\.jsonl:2: label 0 is 2: expected one kind of labels"),
+    (native([float("nan")]), r":2: label 0 is nan"),
+    (native(["8 of 3"]), r":2: label 0 is '8 of 3'"),
+    (native([[1, 0]]), r":2: label 0 is \[1, 0\]"),
+    (native([-1]), r":2: label 0 is -1: .*labels are binary so far"),
+    (native([True, True]) | {"steps": ["a"]}, ":2: .*2 labels of 1 steps"),
+    ({"problem": "p", "answer": "x"}, ":2: no labelled solution: expected"),
+    (SHEPHERD | {"label": "Two"}, r':2: "label" is not "input" with'),
+    (SHEPHERD | {"input": "Two ки", "label": "Two +"}, r":2: \"input\" is 'Two ки': expected"),
+    (TRL_ROW | {"completions": []}, ":2: "),
+  ],
+)
+def test_a_bad_line_is_named(tmp_path, row, message):
+  """The error names file, line and value; nothing is written."""
+  with pytest.raises(json_lines.BadLine, match=message):
+    prepared(tmp_path, native([True]), row)
+  assert not (tmp_path / "out").exists()
+
+
+def test_problems_are_held_out_whole(tmp_path):
+  """A share of the problems, with all their solutions and the same ones in any order, is the test
+  split; a test file takes its place, and its problems are not trained on."""
+  rows = [native([True, False], problem=f"p {i % 20}") for i in range(60)]
+  write(tmp_path / "all.jsonl", *rows)
+  options = prepare.Stepwise(test_share=0.2)
+  out = tmp_path / "out"
+  prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl")
+  splits = {
+    s: {t.problem for t in labelled.step_trees(out, s, "process")[0]} for s in ("train", "test")
+  }
+  assert len(splits["test"]) == 4 and not splits["test"] & splits["train"]
+  write(tmp_path / "all.jsonl", *rows[::-1])
+  prepare.prepare_stepwise(out, options, source=tmp_path / "all.jsonl", overwrite=True)
+  assert {t.problem for t in labelled.step_trees(out, "test", "process")[0]} == splits["test"]
+  folder = tmp_path / "folder"
+  folder.mkdir()
+  write(folder / "train.jsonl", *rows)
+  write(folder / "test.jsonl", native([True], problem="p  3"))
+  manifest = prepare.prepare_stepwise(out, options, source=folder, overwrite=True)
+  trees, counts = labelled.step_trees(out, "train", "process")
+  assert manifest["test_problems"] == ["p 3"] and counts["dropped"] == {"test_problem": 3}
+  assert "p 3" not in {tree.problem for tree in trees}
+
+
+def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
+  """`is_correct` is the outcome of the whole solution; steps after the last label stay for it."""
+  rows = [native([True, None], is_correct=False), native([True], problem="q")]
+  trees, _ = prepared(tmp_path, *rows)
+  assert [tree.steps for tree in trees] == [("s0",), ("s0",)]
+  outcomes, counts = labelled.step_trees(tmp_path / "out", "train", "outcome")
+  assert [(tree.steps, tree.outcome) for tree in outcomes] == [(("s0", "s1"), False)]
+  assert counts["dropped"] == {"no_is_correct": 1}
+
+
+def test_forms_without_bool_labels():
+  """`parse` tells in which forms 0 is wrong."""
+  assert [records.parse(row, "f:1")[1] for row in (TRL_ROW, SHEPHERD, native([1]))] == [
+    True,
+    True,
+    False,
+  ]
+
+
+def test_trl_row_to_model(tmp_path, arithmetic_data):
+  """The row of TRL's documentation is prepared, trained on, scored and exported by the scripts."""
+
+  def ok(script, *flags):
+    done = run_script(script, *flags)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+  write(tmp_path / "trl.jsonl", TRL_ROW)
+  data, run = tmp_path / "data", tmp_path / "run"
+  printed = ok(
+    "prepare_data.py",
+    "--dataset=stepwise",
+    f"--source={tmp_path / 'trl.jsonl'}",
+    f"--output={data}",
+  )
+  assert "binary labels" in printed and "--config.data.eval_split=train" in printed
+  config = tmp_path / "config.py"
+  config.write_text(
+    "from prm_jax.config import *\n\n\ndef config():\n"
+    "  model = Model(width=16, layers=1, heads=2, kv_heads=2, head_size=8, mlp_width=16)\n"
+    "  return Experiment(model=model, train=Train(steps=2, batch_rows=1),\n"
+    "    data=Data(eval_split='train', row_length=256))\n"
+  )
+  own = (
+    f"--config.data.directory={data}",
+    f"--config.data.tokenizer={arithmetic_data / 'tokenizer.model'}",
+  )
+  ok("train.py", f"--config={config}", f"--workdir={run}", *own)
+  solution = {"problem": TRL_ROW["prompt"], "steps": TRL_ROW["completions"]}
+  write(tmp_path / "samples.jsonl", solution)
+  ok(
+    "score.py",
+    f"--checkpoint={run}",
+    f"--input={tmp_path / 'samples.jsonl'}",
+    f"--output={tmp_path / 'scored.jsonl'}",
+  )
+  scored = json.loads((tmp_path / "scored.jsonl").read_text())
+  assert [set(p) for p in scored["rating_probs"]] == [{"-1", "0", "1"}] * 2
+  assert all(p["0"] == 0 for p in scored["rating_probs"])
+  ok("export.py", f"--checkpoint={run}", f"--output={tmp_path / 'exported'}")
+  config = json.loads((tmp_path / "exported" / "config.json").read_text())
+  assert config["id2label"] == {"0": "-1", "1": "1"}
+  told = run_script(
+    "train.py",
+    f"--config={tmp_path / 'config.py'}",
+    f"--workdir={tmp_path / 'b'}",
+    *own,
+    "--config.data.eval_split=test",
+  )
+  assert told.returncode == 1 and "no split 'test'" in told.stderr
