@@ -4,6 +4,8 @@ Eight CPU devices are asked for before any JAX backend starts, so that sharded c
 any machine.  Tests marked `shared_data` read the folder beside the checkout that holds real rows.
 """
 
+import functools
+import http.server
 import importlib.util
 import os
 import pathlib
@@ -11,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -191,3 +194,16 @@ def arithmetic_data(tmp_path_factory):
   texts = step_dataset.texts(directory, "train", 100)
   tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
   return directory
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+  """A folder and the URL at which a local HTTP server has it."""
+  folder = tmp_path / "served"
+  folder.mkdir()
+  monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
+  handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{httpd.server_port}/"
+    httpd.shutdown()

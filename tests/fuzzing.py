@@ -389,10 +389,10 @@ def labelled_steps(folder, base, draw):
     tagged = "p Step 1: a ки\nStep 2: b ки"
     rows[1] = {"input": tagged, "label": tagged.replace("ки", "+", 1).replace("ки", "-")}
   path = lines_file(folder, rows, draw)
-  lines = [(row, where) for where, row in json_lines.records(path)]
-  found = stepwise_records.kind_of(iter(lines))
-  for (row, where), (_, theirs) in zip(lines, json_of(path), strict=True):
-    solution, _ = stepwise_records.parse(row, where)
+  rows = json_lines.records(path)
+  lines = [(*stepwise_records.parse(row, where), where) for where, row in rows]
+  found = stepwise_records.kind_of(lines)
+  for (solution, _, _), (_, theirs) in zip(lines, json_of(path), strict=True):
     labels = [stepwise_records.label(value, found) for value in solution.labels]
     if "labels" in theirs:
       texts = theirs.get("completions", theirs.get("steps"))

@@ -1,15 +1,12 @@
 """PRM800K on disk: nothing lost, bad input named, downloads verified, no TensorFlow."""
 
 import copy
-import functools
 import hashlib
-import http.server
 import itertools
 import json
 import re
 import subprocess
 import sys
-import threading
 import types
 
 import conftest
@@ -207,23 +204,18 @@ def test_missing_files_are_named(tmp_path, raw_rows):
 
 
 @pytest.fixture
-def upstream(tmp_path, raw_rows, monkeypatch):
+def upstream(tmp_path, raw_rows, monkeypatch, served):
   """The folder of a local HTTP server that takes upstream's place, with the synthetic rows."""
-  folder = tmp_path / "served"
+  folder, url = served
   write_source(folder / "data", raw_rows)
-  monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
-  handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    url, infos = f"http://127.0.0.1:{httpd.server_port}/", {}
-    for path in (folder / "data").iterdir():
-      sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-      info = types.SimpleNamespace(size=path.stat().st_size, checksum=sha256)
-      infos[f"{url}data/{path.name}"] = info
-    monkeypatch.setattr(prm800k.Builder, "BASE_URL", url)
-    monkeypatch.setattr(prm800k.Builder, "url_infos", infos)
-    yield folder / "data"
-    httpd.shutdown()
+  infos = {}
+  for path in (folder / "data").iterdir():
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    info = types.SimpleNamespace(size=path.stat().st_size, checksum=sha256)
+    infos[f"{url}data/{path.name}"] = info
+  monkeypatch.setattr(prm800k.Builder, "BASE_URL", url)
+  monkeypatch.setattr(prm800k.Builder, "url_infos", infos)
+  return folder / "data"
 
 
 def test_downloads(tmp_path, raw_rows, upstream):

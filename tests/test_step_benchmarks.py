@@ -8,6 +8,7 @@ import pytest
 from conftest import run_script
 
 from prm_jax import step_metrics
+from prm_jax.datasets import prepare
 from prm_jax.datasets import prm_bench as prm_bench_data
 from prm_jax.datasets import process_bench as process_bench_data
 from prm_jax.evaluation import (
@@ -415,6 +416,22 @@ def test_benchmarks_are_read_raw_and_prepared(tmp_path, scored_lines):
   found = prm_bench_data.read(lines)
   assert found == prm_bench_data.read(tmp_path / "b")
   assert [(x.id, sorted(x.wrong)) for x in found] == [("correct_a", []), ("redundency_a", [1])]
+
+
+def test_files_without_a_published_checksum_are_downloaded_once(tmp_path, monkeypatch, served):
+  """The hub has ProcessBench as JSON arrays; the manifest records what came."""
+  folder, url = served
+  monkeypatch.setattr(process_bench_data.Builder, "BASE_URL", url)
+  for name in ("gsm8k", "math", "olympiadbench", "omnimath"):
+    rows = [{"id": f"{name}-{i}", "problem": "p", "steps": ["a"], "label": -1} for i in range(2)]
+    (folder / f"{name}.json").write_text(json.dumps(rows))
+  for output in (tmp_path / "first", tmp_path / "second"):
+    options = {"source": None, "download_dir": tmp_path / "downloads"}
+    manifest = prepare.prepare_benchmark(output, "process_bench", **options)
+    assert manifest["source"]["math.json"]["is_upstream"] is None
+    assert [each.id for each in process_bench_data.read(output)][2:4] == ["math-0", "math-1"]
+    (folder / "math.json").unlink(missing_ok=True)
+  assert (tmp_path / "downloads" / "process_bench" / "math.json").is_file()
 
 
 def prm800k_line(ratings):

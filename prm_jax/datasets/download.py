@@ -59,7 +59,8 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   if path.is_file() and (info is None or sha256_of(path) == info.checksum):
     return
   size = int(info.size) if info else None
-  print(f"downloading {url}" + f" ({size:,} bytes)" * bool(size), file=sys.stderr, flush=True)
+  told = f" ({size:,} bytes)" if size else ""
+  print(f"downloading {url}{told}", file=sys.stderr, flush=True)
   bar = {"desc": path.name, "total": size, "leave": False}
   try:
     with (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prm_jax.evaluation.judged import Judged
+from prm_jax.evaluation.judged import Judged, by_group
 
 CURVE = np.round(np.linspace(0, 1, 101), 2)  # thresholds of the curve that is reported
 MEASURES = ("error_accuracy", "correct_accuracy", "f1")
@@ -85,8 +85,7 @@ def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) ->
   their numbers of solutions, as huggingface's evaluation has it.
   """
   columns, out, sizes = sums(judged, threshold), {}, {}
-  for group in dict.fromkeys(each.group for each in judged):
-    members = np.array([each.group == group for each in judged])
+  for group, members in by_group(judged).items():
     sizes[group] = weights[:, members].sum(1)
     found = accuracies((weights[:, members] @ columns[members]).T)
     out |= {f"{group}/{name}": values for name, values in found.items()}
@@ -99,8 +98,7 @@ def curve(judged: Sequence[Judged]) -> dict[str, list | dict]:
   """`accuracies` of each group, and the mean F1, over the thresholds of `CURVE`."""
   columns, out, f1 = sums(judged, CURVE), {}, []
   plain = lambda values: [None if np.isnan(x) else float(x) for x in values]
-  for group in dict.fromkeys(each.group for each in judged):
-    members = np.array([each.group == group for each in judged])
+  for group, members in by_group(judged).items():
     found = accuracies(columns[members].sum(0))
     f1.append(found["f1"])
     out[group] = {name: plain(values) for name, values in found.items()}

@@ -15,7 +15,7 @@ import numpy as np
 
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
-from prm_jax.scoring.scorer import Scorer, SolutionError
+from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS
 
 RESAMPLES = 2_000
@@ -85,29 +85,35 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
   contract = scorer.contract
   if contract.objective != "process":
     raise ValueError(f"an {contract.objective} model has no probabilities of steps")
-  places = [(i, path) for i, each in enumerate(solutions) for path in each.paths()]
-  pairs = [(solutions[i].problem, [solutions[i].steps[j] for j in path]) for i, path in places]
-  start = time.perf_counter()
+  start, encoded = time.perf_counter(), {}
+  for each in solutions:
+    for pair in _pairs(each):
+      try:
+        encoded[pair] = encoded[pair] if pair in encoded else scorer.encode(*pair)
+      except ValueError as error:
+        raise ValueError(f"{each.id}: {error}") from error
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
-    try:
-      read = scorer.by_head(pairs, lambda share: bar.reach(share * len(solutions)))
-    except SolutionError as error:
-      raise ValueError(f"{solutions[places[error.index][0]].id}: {error}") from error
-  seconds = time.perf_counter() - start
-  tokens = sum(len(scorer.encode(*pair)) for pair in {(p, tuple(s)): None for p, s in pairs})
-  columns = [CLASSES["process"].index(name) for name in contract.classes]
-  found = [np.zeros((len(each.labels), *read[0].shape[1:])) for each in solutions]
-  for (i, path), heads in zip(places, read):
-    found[i][path] = heads
-  judged = []
-  for solution, heads in zip(solutions, found):
+    on_share = lambda share: bar.reach(share * len(solutions))
+    read = scorer.read([*encoded.values()], [problem for problem, _ in encoded], on_share)
+  seconds, by_pair = time.perf_counter() - start, dict(zip(encoded, read))
+  columns, judged = [CLASSES["process"].index(name) for name in contract.classes], []
+  for solution in solutions:
+    heads = np.zeros((len(solution.labels), contract.heads, len(columns)))
+    for path, pair in zip(solution.paths(), _pairs(solution)):
+      heads[path] = by_pair[pair]
     right = heads[..., contract.right_classes].sum(-1)  # [S, K]
     probs = np.zeros((len(heads), len(RATINGS)))
     probs[:, columns] = heads.mean(1)
     std = right.std(1) if contract.heads > 1 else None
     judged.append(Judged(**vars(solution), probs=probs, scores=right.mean(1), std=std))
+  tokens = sum(map(len, encoded.values()))
   speed = {"solutions": len(solutions), "tokens": tokens, "seconds": seconds}
   return judged, speed | {"tokens_per_second": tokens / seconds}
+
+
+def _pairs(solution: Labelled) -> list[tuple[str, tuple[str, ...]]]:
+  """Problem and steps of each path."""
+  return [(solution.problem, tuple(solution.steps[i] for i in path)) for path in solution.paths()]
 
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
@@ -177,6 +183,12 @@ def read_stored(entries: Any, where: str) -> list[Judged]:
     about = (one.id, one.group, one.problem, [""] * len(one.labels), one.labels)
     judged.append(Judged(*about, one.answer_is_right, one.parents, **arrays, std=std))
   return judged
+
+
+def by_group(judged: Sequence[Labelled]) -> dict[str, np.ndarray]:
+  """Which solutions are of each group, bool `[n]`, in the order in which groups appear."""
+  groups = np.array([each.group for each in judged])
+  return {group: groups == group for group in dict.fromkeys(groups.tolist())}
 
 
 def short_hash(text: str) -> str:

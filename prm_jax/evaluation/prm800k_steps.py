@@ -84,7 +84,7 @@ def _solution(
     parsed, zero_is_wrong = stepwise_records.parse(record, where)
     whole = all(type(value) is int for value in parsed.labels if value is not None)
     given = "ratings" if whole and not zero_is_wrong else "auto"
-    kind = stepwise_records.kind_of([(record, where)], given)
+    kind = stepwise_records.kind_of([(parsed, zero_is_wrong, where)], given)
     labels = [stepwise_records.label(value, kind) for value in parsed.labels]
     stored = stepwise_records.Stored(parsed.problem, parsed.steps, labels, parsed.is_correct)
     return _labelled(stepwise_records.tree(stored, where)), record

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 
 from prm_jax.datasets import prm_bench
-from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
+from prm_jax.evaluation.judged import (
+  Judged,
+  Labelled,
+  by_group,
+  from_record,
+  problem_weights,
+  with_intervals,
+)
 from prm_jax.evaluation.process_bench import interval
 from prm_jax.runtime import json_lines
 
@@ -29,10 +36,9 @@ def labelled(solution: prm_bench.Solution) -> Labelled:
   return Labelled(solution.id, solution.classification, solution.problem, solution.steps, labels)
 
 
-def read(directory: str | pathlib.Path, split: str = "") -> list[Labelled]:
-  """The solutions of all classes, or of the one named `split`."""
-  found = [labelled(solution) for solution in prm_bench.read(directory)]
-  return [each for each in found if split in ("", each.group)]
+def read(directory: str | pathlib.Path) -> list[Labelled]:
+  """The solutions of all classes."""
+  return [labelled(solution) for solution in prm_bench.read(directory)]
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
@@ -43,16 +49,11 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
   Raises:
     BadLine: a line is none, or has other steps than probabilities.
   """
-  records = {}
-
-  def rows():
-    for where, record in json_lines.records(path):
-      line = json_lines.convert(record, prm_bench.Line, where)
-      records[id(line)] = where, record, line  # kept, so that the id stays its own
-      yield line
-
-  for line, solution in prm_bench.solutions(rows()):
-    where, record, _ = records[id(line)]
+  rows = (
+    ((where, record), json_lines.convert(record, prm_bench.Line, where))
+    for where, record in json_lines.records(path)
+  )
+  for (where, record), solution in prm_bench.solutions(rows):
     if solution.classification == CORRECT:
       if "original_rating_probs" not in record:
         continue
@@ -77,12 +78,17 @@ def step_differences(judged: Sequence[Judged]) -> list[Judged]:
   return [Judged(**vars(each) | {"scores": values(each)}) for each in judged]
 
 
+def classes(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
+  """`by_group` with the original solutions last, and all others as "total"."""
+  found = by_group(judged)
+  correct = found.pop(CORRECT, np.zeros(len(judged), bool))
+  return found | ({CORRECT: correct} if correct.any() else {}) | {"total": ~correct}
+
+
 def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
   """ "CLASS/f1" and the like, and "total/..." over all classes but "correct", by row of weights."""
   columns, out = decisions(judged, threshold), {}
-  groups = np.array([each.group for each in judged])
-  for group in [*dict.fromkeys(groups.tolist()), "total"]:
-    members = groups != CORRECT if group == "total" else groups == group
+  for group, members in classes(judged).items():
     tp, fp, tn, fn, found, errors = (weights[:, members] @ columns[members]).T
     with np.errstate(invalid="ignore", divide="ignore"):
       f1, negative = 2 * tp / (2 * tp + fp + fn), 2 * tn / (2 * tn + fn + fp)
@@ -100,14 +106,11 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
   same of `total`.  A measure without anything to measure is None, where upstream has -1.
   """
   found = with_intervals(measures(judged, threshold, problem_weights(judged)))
-  names = sorted(dict.fromkeys(each.group for each in judged), key=lambda name: name == CORRECT)
-  classes = {}
-  for group in [*names, "total"]:
-    members = [x for x in judged if (x.group != CORRECT if group == "total" else x.group == group)]
+  steps, out = np.array([len(each.labels) for each in judged]), {}
+  for group, members in classes(judged).items():
     values = {name: found[f"{group}/{name}"]["value"] for name in MEASURES}
-    size = {"n": len(members), "steps": sum(len(each.labels) for each in members)}
-    classes[group] = size | values
-  return {"classes": classes, "total": classes.pop("total"), "intervals": found}
+    out[group] = {"n": int(members.sum()), "steps": int(steps[members].sum())} | values
+  return {"classes": out, "total": out.pop("total"), "intervals": found}
 
 
 def table(result: dict[str, Any]) -> list[str]:

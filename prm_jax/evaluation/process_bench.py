@@ -8,7 +8,14 @@ import numpy as np
 
 from prm_jax.datasets import process_bench
 from prm_jax.evaluation import first_error
-from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
+from prm_jax.evaluation.judged import (
+  Judged,
+  Labelled,
+  by_group,
+  from_record,
+  problem_weights,
+  with_intervals,
+)
 from prm_jax.runtime import json_lines
 
 
@@ -20,10 +27,9 @@ def labelled(solution: process_bench.Solution) -> Labelled:
   return Labelled(*about, solution.final_answer_correct)
 
 
-def read(directory: str | pathlib.Path, split: str = "") -> list[Labelled]:
-  """The solutions of all subsets, or of the one named `split`."""
-  found = [labelled(solution) for solution in process_bench.read(directory)]
-  return [each for each in found if split in ("", each.group)]
+def read(directory: str | pathlib.Path) -> list[Labelled]:
+  """The solutions of all subsets."""
+  return [labelled(solution) for solution in process_bench.read(directory)]
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
@@ -49,13 +55,11 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
   `weighted_f1`, weighted by their sizes; `intervals` of all of them, over problems.
   """
   found = with_intervals(measures(judged, threshold, problem_weights(judged)))
-  groups = dict.fromkeys(each.group for each in judged)
-  subsets = {}
-  for group in groups:
-    members = [each for each in judged if each.group == group]
+  errors, subsets = np.array([each.first_error >= 0 for each in judged]), {}
+  for group, members in by_group(judged).items():
     values = {name: found[f"{group}/{name}"]["value"] for name in first_error.MEASURES}
-    errors = sum(each.first_error >= 0 for each in members)
-    subsets[group] = {"n": len(members), "errors": errors} | values
+    size = {"n": int(members.sum()), "errors": int(errors[members].sum())}
+    subsets[group] = size | values
   means = {name: found[name]["value"] for name in ("mean_f1", "weighted_f1")}
   return {"subsets": subsets, **means, "intervals": found, "curve": first_error.curve(judged)}
 

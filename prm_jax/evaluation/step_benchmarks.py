@@ -50,7 +50,7 @@ def judge(
     trees, judged = found if name == "prm800k" else ([], [*found])
     return judged, trees, {"solutions": len(judged)}
   if name != "prm800k":
-    solutions = MODULES[name].read(directory, split)
+    solutions = [x for x in MODULES[name].read(directory) if split in ("", x.group)]
     if not solutions:
       raise ValueError(f"{directory}: no solution of --split={split}")
     judged, speed = score(scorer, solutions)

@@ -189,41 +189,33 @@ def skywork(
   name = token_name(settings, "bos_token")
   if name is None:
     raise ValueError("no bos_token in tokenizer_config.json; the authors put it first")
-  first, newline = _special(tokenizer, name), tokenizer.encode("\n")[-1]
+  first, mark = _special(tokenizer, name), "\n"
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [first, f"{problem}\n"]
     for step in steps:
-      pieces += [piece for line in step.split("\n") for piece in (line, newline)] + [READ]
+      pieces += [piece for line in step.split("\n") for piece in (line, ends)] + [READ]
     return _joined(pieces, tokenizer)
 
-  if benchmark == "prm_bench":  # the authors' own code with another tag, and steps of any lines
-    tag = tokenizer.encode(SHEPHERD_TAG)[-1]
+  def encode_tagged(problem: str, steps: Sequence[str]) -> TokenTree:
+    pieces = [first, f"{problem}\n"]
+    for i, step in enumerate(_without_numbers(steps)):
+      pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", ends, READ]
+    return _joined(pieces, tokenizer)
 
-    def encode_tagged(problem: str, steps: Sequence[str]) -> TokenTree:
-      pieces = [first, f"{problem}\n"]
-      for i, step in enumerate(_without_numbers(steps)):
-        pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", tag, READ]
-      return _joined(pieces, tokenizer)
-
-    return Readout(
-      encode_tagged,
-      layers=("v_head.summary",),
-      outputs=1,
-      separator=separator or "\n",
-      read=f"at the tag {SHEPHERD_TAG!r}",
-      prompt=f"{name}, problem and a line break; 'Step 1: ... ', each encoded apart, and the tag"
-      + NUMBERS_GONE,
-      tokens={name: first, SHEPHERD_TAG: tag},
-    )
+  where, how = "the line break after a step", "then each line encoded apart, and a line break"
+  if tagged := benchmark == "prm_bench":  # the authors' code with another tag, steps of any lines
+    mark, where = SHEPHERD_TAG, f"the tag {SHEPHERD_TAG!r}"
+    how = "'Step 1: ... ', each encoded apart, and the tag" + NUMBERS_GONE
+  ends = tokenizer.encode(mark)[-1]
   return Readout(
-    encode,
+    encode_tagged if tagged else encode,
     layers=("v_head.summary",),
     outputs=1,
     separator=separator or "\n",
-    read="at the line break after a step",
-    prompt=f"{name}, problem and a line break; then each line encoded apart, and a line break",
-    tokens={name: first, "\n": newline},
+    read=f"at {where}",
+    prompt=f"{name}, problem and a line break; {how}",
+    tokens={name: first, mark: ends},
   )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from prm_jax.runtime import json_lines
 CORRECT = "correct"  # class of the original solutions
 WITH_ORIGINAL = "redundency"  # upstream takes those from the lines of this class (and spells it so)
 Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
+T = TypeVar("T")
 
 
 class Line(msgspec.Struct):
@@ -70,7 +71,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
   def _split_generators(self, dl_manager):
     if self.source is None:
       files = [url.removeprefix(self.BASE_URL) for url in self.url_infos]
-      self.paths = download.fetch(self, files, None, dl_manager.download_dir)
+      self.paths = download.fetch(self, files, None, dl_manager.download_dir / self.name)
     else:
       self.paths = {path.name: path for path in _local(self.source)}
     return {"test": self._generate_examples()}
@@ -95,14 +96,14 @@ def lines(path: pathlib.Path) -> Iterator[tuple[str, Line]]:
     yield where, json_lines.convert(record, Line, where)
 
 
-def solutions(rows: Iterable[Line]) -> Iterator[tuple[Line, Solution]]:
-  """What upstream judges (mr_eval/tasks/prmtest_classified/task.py), with the line it is from.
+def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
+  """What upstream judges (mr_eval/tasks/prmtest_classified/task.py), with what stands by its line.
 
   Each line's modified solution; before it, of the lines with redundant steps, the original one as
   a correct one.  Of lines with the same class and idx, the first.
   """
   seen = set()
-  for row in rows:
+  for beside, row in rows:
     wrong = frozenset(step - 1 for step in row.error_steps)
     modified = row.modified_question, tuple(row.modified_process), wrong
     original = row.original_question, tuple(row.original_process), frozenset()
@@ -111,15 +112,15 @@ def solutions(rows: Iterable[Line]) -> Iterator[tuple[Line, Solution]]:
       number = f"{name}_{row.idx}"
       if number not in seen:
         seen.add(number)
-        yield row, Solution(number, name, *content)
+        yield beside, Solution(number, name, *content)
 
 
 def read(directory: str | pathlib.Path) -> list[Solution]:
   """All solutions of a folder: what prepare_data.py wrote, or .jsonl files as published."""
   if not any(pathlib.Path(directory).rglob("dataset_info.json")):
-    rows = (line for path in _local(directory) for _, line in lines(path))
+    rows = (row for path in _local(directory) for row in lines(path))
   else:
-    rows = stored.Examples(directory, "test", _line)
+    rows = enumerate(stored.Examples(directory, "test", _line))
   return [solution for _, solution in solutions(rows)]
 
 

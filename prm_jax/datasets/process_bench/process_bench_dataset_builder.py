@@ -61,7 +61,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
   def _split_generators(self, dl_manager):
     if self.source is None:
       files = [f"{name}.json" for name in SUBSETS]
-      self.paths = download.fetch(self, files, None, dl_manager.download_dir)
+      self.paths = download.fetch(self, files, None, dl_manager.download_dir / self.name)
     else:
       self.paths = {path.name: path for path in _local(self.source).values()}
     return {

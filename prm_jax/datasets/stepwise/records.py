@@ -15,7 +15,7 @@ leaves its step as context.  The labels of a file are of one kind:
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -141,8 +141,8 @@ def label(value: Value, kind: Kind) -> int | tuple[float, float] | None:
   return int(value) if kind == "ratings" else 1 if value else -1
 
 
-def kind_of(lines: Iterator[tuple[dict[str, Any], str]], given: str = "auto") -> Kind:
-  """The kind of the labels of all lines, each with its FILE:LINE.
+def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto") -> Kind:
+  """The kind of the labels of all solutions, each as `parse` returns it and with its FILE:LINE.
 
   Args:
     given: the kind, for files from which it cannot be told; "auto": it is told from the values.
@@ -152,8 +152,7 @@ def kind_of(lines: Iterator[tuple[dict[str, Any], str]], given: str = "auto") ->
     ValueError: the values do not tell: 0 may be wrong or neutral.
   """
   left, where = KINDS if given == "auto" else frozenset({given}), ""
-  for record, where in lines:
-    solution, zero_is_wrong = parse(record, where)
+  for solution, zero_is_wrong, where in solutions:
     for i, value in enumerate(solution.labels):
       found = kinds(value, zero_is_wrong and given == "auto")
       if isinstance(value, float) and not math.isfinite(value):

@@ -4,7 +4,6 @@ import hashlib
 import pathlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import tensorflow_datasets as tfds
@@ -56,18 +55,24 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     )
 
   def _split_generators(self, dl_manager):
-    self.kind = records.kind_of(
-      (line for path in self.paths.values() for line in _lines(path)), self._labels
-    )
+    problems = {split: set() for split in self.paths}
+
+    def first_pass():
+      for split, path in self.paths.items():
+        for where, record in json_lines.records(path):
+          solution, zero_is_wrong = records.parse(record, where)
+          problems[split].add(_squeezed(solution))
+          yield solution, zero_is_wrong, where
+
+    self.kind = records.kind_of(first_pass(), self._labels)
     if "test" in self.paths:
-      tested = {_squeezed(solution) for solution, _ in _solutions(self.paths["test"])}
       rows = {split: _solutions(path) for split, path in self.paths.items()}
-      rows["train"] = self._noted(rows["train"], tested)
+      rows["train"] = self._noted(rows["train"], problems["test"])
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
-      problems = {_squeezed(solution) for solution, _ in _solutions(self.paths["train"])}
-      count = round(self._test_share * len(problems))
-      tested = set(sorted(problems, key=lambda p: hashlib.sha256(p.encode()).digest())[:count])
+      count = round(self._test_share * len(problems["train"]))
+      digest = lambda problem: hashlib.sha256(problem.encode()).digest()
+      tested = set(sorted(problems["train"], key=digest)[:count])
       rows = {
         split: filter(lambda row, of=split: (_squeezed(row[0]) in tested) == (of == "test"), lines)
         for split in ("train", "test")[: 2 if tested else 1]
@@ -119,14 +124,9 @@ def _files(source: pathlib.Path) -> dict[str, pathlib.Path]:
   return found
 
 
-def _lines(path: pathlib.Path) -> Iterator[tuple[dict[str, Any], str]]:
-  for number, _, record in json_lines.read(path):
-    yield record, f"{path}:{number}"
-
-
 def _solutions(path: pathlib.Path) -> Iterator[tuple[records.Labelled, str]]:
   """Each line's solution, and FILE:LINE without the folder."""
-  for record, where in _lines(path):
+  for where, record in json_lines.records(path):
     yield records.parse(record, where)[0], where.removeprefix(f"{path.parent}/")
 
 
