@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import tensorflow_datasets as tfds
 
+from prm_jax.config import Checked, Decay
 from prm_jax.datasets import (
   arithmetic,
   download,
@@ -34,17 +35,13 @@ PAPER = recipes.RECIPES["paper"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Stepwise:
+class Stepwise(Checked):
   """How the lines of `stepwise` are read."""
 
   labels: Literal["auto", "binary", "ratings", "soft", "counts"] = "auto"
   """What labels mean: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: as found."""
-  test_share: float = 0.05
+  test_share: Decay = 0.05
   """Share of the problems held out to evaluate on, where the source has no test.jsonl."""
-
-  def __post_init__(self):
-    if not 0 <= self.test_share < 1:
-      raise ValueError(f"--stepwise.test_share={self.test_share}: expected 0 or more, below 1")
 
 
 @dataclasses.dataclass(frozen=True)
