@@ -19,14 +19,17 @@ The head starts random, as TRL's does.  At this learning rate a head of zeros ne
 updates to learn that seven steps in eight are right (docs/benchmarks.md).
 
 Cost: one epoch of 716 solutions (5,304 labels, 231,294 tokens of paths as 187,796 of trees in 201
-rows, one of them left out) on two CPU cores: 38 minutes with other work on the machine, some 25
-without (6.5 to 8 seconds an update); 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before
+rows, one of them left out) on two CPU cores: 14 minutes (3 seconds an update) on one machine, some
+25 on another; 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before
 the command saves a tenth (docs/benchmarks.md, "Training").
 
-Expected, on 1,722 labels of 217 test solutions (seed 0, one run):
+Expected, on 1,722 labels of 217 test solutions (seed 0; the ranges of two machines):
 
-  step AUROC 0.653 (0.5 is chance)   log-likelihood -0.555 nats   calibration error 0.013
-  accuracy 0.820: by the likeliest class all but one step are right, so look at AUROC
+  step AUROC 0.646 to 0.653 (0.5 is chance)   log-likelihood -0.564 to -0.555 nats
+  calibration error 0.013 to 0.020
+  accuracy 0.82: by the likeliest class nearly all steps are right, so look at AUROC
+
+On ProcessBench and PRMBench: docs/judging.md, "Two models, judged".
 """
 
 from prm_jax.config import Data, Experiment, Init, Loss, Model, Optim, Train

@@ -41,8 +41,9 @@ class Args:
   dataset: Literal[
     "prm800k", "stepwise", "arithmetic", "math_splits", "process_bench", "prm_bench"
   ] = "prm800k"
-  source: pathlib.Path | None = None
-  """Folder with upstream's files; without it they are downloaded.  stepwise: also a single file."""
+  source: str | None = None
+  """Folder with upstream's files; without it they are downloaded.  stepwise: also a file or its
+  URL."""
   phases: Literal["all", "phase1", "phase2"] = "all"
   """Which phases of PRM800K to read."""
   recipe: Literal[tuple(RECIPES)] = "paper"  # type: ignore[valid-type]
@@ -88,9 +89,8 @@ def prepared(args: Args) -> dict:
     return prepare.prepare_arithmetic(args.output, args.arithmetic, **labels)
   if args.dataset == "stepwise":
     if not args.source:
-      raise ValueError("--dataset=stepwise takes --source=FILE, or a folder with train.jsonl")
-    how = {"source": args.source, "overwrite": args.overwrite}
-    return prepare.prepare_stepwise(args.output, args.stepwise, **how)
+      raise ValueError("--dataset=stepwise takes --source=FILE, URL, or a folder with train.jsonl")
+    return prepare.prepare_stepwise(args.output, args.stepwise, overwrite=args.overwrite, **files)
   if args.dataset in prepare.BENCHMARKS:
     return prepare.prepare_benchmark(args.output, args.dataset, overwrite=args.overwrite, **files)
   reading = {"config": args.phases, "on_bad_record": args.on_bad_record, "beam": args.beam}

@@ -147,6 +147,20 @@ def test_problems_are_held_out_whole(tmp_path):
   assert "p 3" not in {tree.problem for tree in trees}
 
 
+def test_a_file_on_the_web_is_downloaded_once(tmp_path, served):
+  """`--source=URL`; the manifest says where the rows came from, and what they were."""
+  folder, url = served
+  write(folder / "rows.jsonl", SHEPHERD)
+  options = {"source": url + "rows.jsonl", "download_dir": tmp_path / "downloads"}
+  for name in ("first", "second"):
+    manifest = prepare.prepare_stepwise(tmp_path / name, prepare.Stepwise(), **options)
+    assert manifest["source"]["train"]["url"] == url + "rows.jsonl"
+    assert len(labelled.step_trees(tmp_path / name, "train", "process")[0]) == 1
+    (folder / "rows.jsonl").unlink(missing_ok=True)
+  with pytest.raises(ValueError, match="the URL of a file"):
+    prepare.prepare_stepwise(tmp_path / "out", prepare.Stepwise(), source=url)
+
+
 def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
   """`is_correct` is the outcome of the whole solution; steps after the last label stay for it."""
   rows = [native([True, None], is_correct=False), native([True], problem="q")]

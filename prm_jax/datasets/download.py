@@ -9,6 +9,7 @@ import http.client
 import pathlib
 import shutil
 import sys
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
@@ -52,6 +53,24 @@ def fetch(
     advice = "add them or leave the source out to download them"
     raise FileNotFoundError(f"{source} lacks {', '.join(missing)}; {advice}")
   return found
+
+
+def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathlib.Path:
+  """A local path as it is; of a URL, its download, which is kept.
+
+  Raises:
+    RuntimeError: the download failed.
+    ValueError: the URL names no file.
+  """
+  if not str(source).startswith(("https://", "http://")):
+    return pathlib.Path(source)
+  name = pathlib.PurePosixPath(urllib.parse.urlsplit(source).path).name
+  if not name:
+    raise ValueError(f"{source}: expected the URL of a file")
+  folder = hashlib.sha256(source.encode()).hexdigest()[:16]
+  path = pathlib.Path(download_dir).expanduser() / "sources" / folder / name
+  _download(source, path, None)
+  return path
 
 
 def _download(url: str, path: pathlib.Path, info: Any | None) -> None:

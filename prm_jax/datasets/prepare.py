@@ -135,18 +135,24 @@ def prepare_stepwise(
   *,
   source: str | pathlib.Path,
   overwrite: bool = False,
+  download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
   """As `prepare_prm800k`, for labelled solutions in one of the forms of `stepwise.records`.
 
-  Training leaves out the problems of a test.jsonl in the source.
+  Args:
+    source: a file, its URL, or a folder with train.jsonl and perhaps test.jsonl, on whose problems
+      nothing is trained.
   """
-  with new_dataset(output, overwrite, source) as (temporary, manifest):
-    builder = stepwise.Builder(source=source, data_dir=temporary, **dataclasses.asdict(options))
+  files = download.local(source, download_dir)
+  with new_dataset(output, overwrite, files) as (temporary, manifest):
+    builder = stepwise.Builder(source=files, data_dir=temporary, **dataclasses.asdict(options))
     manifest |= _build(builder)
     about = {
       split: {"path": str(path), "sha256": download.sha256_of(path)}
       for split, path in builder.paths.items()
     }
+    if files != pathlib.Path(source):
+      about["train"]["url"] = str(source)
     manifest |= {"source": about, "labels": builder.kind, "classes": builder.classes}
     manifest["splits"] = builder.counts
     manifest["test_problems"] = sorted(builder.test_problems)
