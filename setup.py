@@ -22,7 +22,7 @@ setuptools.setup(
   packages=setuptools.find_packages(include=["prm_jax", "prm_jax.*"]),
   package_data={
     "prm_jax.datasets": ["*/*.md", "*/*.tsv", "*/*.bib"],
-    "prm_jax.evaluation": ["*.html"],
+    "prm_jax.evaluation": ["*.html", "page/*.html", "page/*.css", "page/*.js"],
   },
   install_requires=[
     "jax>=0.10.2",
@@ -44,6 +44,9 @@ setuptools.setup(
     "safetensors>=0.8",
     "matplotlib>=3.9",
     "jinja2>=3.1",
+    "math-verify>=0.9",
+    "pylatexenc>=2.10",
+    "latex2mathml>=3.78",
   ],
   extras_require={
     "beam": ["apache-beam>=2.77"],
@@ -60,6 +63,7 @@ setuptools.setup(
       "gcsfs>=2026.2",
       "ruff>=0.9",
       "tensorboardX>=2.6",
+      "playwright>=1.50",  # drives an installed Chromium
       "jax[tpu]>=0.10.2",  # its compiler, which needs no TPU
     ],
   },

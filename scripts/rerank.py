@@ -19,6 +19,7 @@ from typing import Literal
 from prm_jax import config as config_lib
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation import reranking, sample_arrays, scored_samples
+from prm_jax.evaluation.answers import grading
 from prm_jax.runtime import storage
 
 
@@ -41,14 +42,17 @@ def main() -> None:
   paths = [args.output_dir / name for name in report_files.FILES]
   paths += [args.write_bundle] * bool(args.write_bundle)
   check_paths([*args.input, *paths])
-  samples = scored_samples.read_scored_samples(args.input, progress=True)
+  with grading.Grader(cache=grading.CACHE) as grader:
+    join = grader.classes if args.votes == "value" else None
+    samples = scored_samples.read_scored_samples(args.input, progress=True, join=join)
   with storage.written_together() as output:
     files = [output(path, "wb") for path in paths]  # fails here rather than at the end
     if args.write_bundle:
       sample_arrays.write_bundle(samples, files[-1])
     report, scores = reranking.rerank(samples, args, progress=True)
-    report = report_files.with_examples(report, samples, scores)
-    contents = report_files.contents(report)
+    problems, notices = report_files.solutions(samples, scores, args.neutral)
+    report["notices"] += notices
+    contents = report_files.contents(report, problems)
     for file, data in zip(files, contents.values()):
       file.write(data)
   if args.format == "table":

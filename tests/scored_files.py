@@ -1,10 +1,12 @@
 """Scored samples for tests: records, files of them, and what reading them should give."""
 
+import base64
 import dataclasses
 import gzip
 import json
 import pathlib
 import random
+import re
 
 import numpy as np
 import pytest
@@ -145,13 +147,20 @@ def ranked(samples, n=(), **options):
   return rerank(samples, Options(n=tuple(n), **options))
 
 
+def shown_on(page):
+  """The problems in the data of a page."""
+  blocks = re.findall(r'id="page-\d+">([^<]*)<', page)
+  return [p for block in blocks for p in json.loads(gzip.decompress(base64.b64decode(block)))]
+
+
 def written(samples, directory, n=(), **options):
   """The report, and the paths of its three files."""
   report, scores = ranked(samples, n, **options)
-  report = report_files.with_examples(report, samples, scores)
+  problems, notices = report_files.solutions(samples, scores, options.get("neutral", "positive"))
+  report["notices"] += notices
   paths = []
   directory.mkdir(exist_ok=True)
-  for name, data in report_files.contents(report).items():
+  for name, data in report_files.contents(report, problems).items():
     paths.append(directory / name)
     paths[-1].write_bytes(data)
   return report, paths

@@ -5,10 +5,11 @@ import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
-from scored_files import generated, ranked, rated, samples_of, write, written
+from scored_files import generated, ranked, rated, samples_of, shown_on, write, written
 
 from prm_jax.evaluation import report as report_lib
 
@@ -79,10 +80,12 @@ def test_text_from_files_is_escaped(tmp_path):
   samples = samples_of(tmp_path / "<b>.jsonl", [rated(**dict.fromkeys(keys, attack), steps=steps)])
   _, paths = written(samples, tmp_path, methods=["prm_product", "orm"])
   page = paths[2].read_text()
-  assert "&lt;script&gt;alert(1)" in page
-  for evil in ("<script", "<img src=x", "<b>.jsonl"):
+  for evil in ("<script>alert", "<img src=x", "<b>.jsonl"):
     assert evil not in page
-  assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
+  (problem,) = shown_on(page)
+  assert problem["text"] == [attack] and problem["solutions"][0]["steps"][1]["text"] == [steps[1]]
+  # nothing is fetched: the one address is MathML's name
+  assert re.findall(r"https?://[^\s\"']*", page) == ["http://www.w3.org/1998/Math/MathML"]
 
 
 def test_command_line(tmp_path):

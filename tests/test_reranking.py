@@ -8,9 +8,10 @@ import math
 
 import numpy as np
 import pytest
-from scored_files import bundled, generated, ranked, rated, samples_of, written
+from scored_files import bundled, generated, ranked, rated, samples_of, shown_on, written
 
 from prm_jax.evaluation import methods as methods_lib
+from prm_jax.evaluation import page
 from prm_jax.evaluation import report as report_lib
 from prm_jax.evaluation.scored_samples import read_scored_samples
 
@@ -170,7 +171,9 @@ def test_methods_that_a_file_does_not_allow(tmp_path, keys, standard, name, mess
   report, paths = written(samples, tmp_path)
   assert list(report["curves"]) == [*standard, "oracle", "random"]
   assert list(report["paired"]) == ["orm - majority"] * ("orm" in standard)
-  assert report["examples"] == [] and "Some solutions" not in paths[2].read_text()
+  (problem,) = shown_on(paths[2].read_text())  # without probabilities
+  assert len(problem["solutions"]) == 2
+  assert not any(step["p"] for each in problem["solutions"] for step in each["steps"])
   with pytest.raises(ValueError, match=f"{name}: .*{message}"):
     ranked(samples, methods=[name])
 
@@ -306,8 +309,8 @@ def test_bundle_without_its_sources(tmp_path):
   whole, _ = ranked(read_scored_samples([path]), methods=["orm", "prm_product"])
   path.unlink()
   again = read_scored_samples([tmp_path / "bundle"])
-  report, _ = written(again, tmp_path / "out", methods=["orm", "prm_product"])
-  assert report["curves"] == whole["curves"] and report["examples"] == []
+  report, paths = written(again, tmp_path / "out", methods=["orm", "prm_product"])
+  assert report["curves"] == whole["curves"] and not shown_on(paths[-1].read_text())
   assert f"no solutions to show: {path}: " in report["notices"][-1]
 
 
@@ -389,8 +392,8 @@ def test_any_text_is_a_level_or_subject(tmp_path, odd):
   """Digits that int() does not take, very long numbers, controls that reverse text."""
   records = [rated(f"P{i}", level=odd, subject=odd) for i in range(2)] + [rated("Q", level="2")]
   _, paths = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out")
-  page = paths[-1].read_text()
-  assert not {*page} & {chr(c) for c in report_lib.UNSEEN}
+  text = paths[-1].read_text()
+  assert not {*text, *json.dumps(shown_on(text), ensure_ascii=False)} & {*map(chr, page.SEEN)}
 
 
 @pytest.mark.parametrize("truth", [math.nan, {"a": [1]}, 10**30, True, "\x00\u2067"])
@@ -398,8 +401,8 @@ def test_any_json_is_a_right_answer(tmp_path, truth):
   """The page shows it as text; report.json stays JSON."""
   records = [rated("A", ground_truth_answer=truth), rated("A", right=False)]
   records[1]["ground_truth_answer"] = truth
-  report, paths = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out")
-  assert report["examples"][0]["truth"] == str(truth)
+  _, paths = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out")
+  assert shown_on(paths[-1].read_text())[0]["truth"] == [str(truth).translate(page.SEEN)]
   json.loads(paths[0].read_text(), parse_constant=pytest.fail)
 
 

@@ -132,7 +132,7 @@ def test_a_pipe_is_not_opened(tmp_path):
 @pytest.mark.parametrize(
   ("bad", "message"),
   [
-    (candidate(is_correct="yes"), "\"is_correct\" is 'yes': expected bool, got str"),
+    (candidate(is_correct="yes"), "\"is_correct\" is 'yes': expected bool | null, got str"),
     (candidate(orm_score=...), '"orm_score" must be on all lines or'),
     (candidate(unique_id="x"), '"unique_id" must be on all lines'),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),

@@ -3,7 +3,6 @@
 import base64
 import csv
 import io
-import itertools
 import json
 import pathlib
 import textwrap
@@ -15,108 +14,88 @@ import matplotlib.ticker
 import numpy as np
 
 from prm_jax.aggregation import ranking
+from prm_jax.evaluation import page
 from prm_jax.evaluation.methods import LABELS
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.evaluation.scored_samples import read_solutions
 
 FILES = ("report.json", "best_of_n.png", "report.html")
-EXAMPLES = 4  # problems whose solutions the page shows
+SHOWN, MAX_SOLUTIONS = 8, 2_000  # on the page: of a problem, and in all
 MAX_GROUPS = 20  # of a breakdown in a figure
 WIDTH = 100  # columns of the terminal, for the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
 MAX_MARKERS = 40  # values of N
 NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # of the CSV
-# What a page shows as a question mark: halves of surrogate pairs, of paths that are no UTF-8, and
-# the controls that reverse text.
-UNSEEN = {*range(0xD800, 0xE000), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F)}
-UNSEEN |= {*range(0x2066, 0x206A), *range(32), *range(0x7F, 0xA0)} - {*b"\t\n\r"}
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
 # Okabe and Ito's palette, distinct with any colour vision; markers distinguish in print.
 # The paper's three methods always have the same.
 STYLES = {"prm_product": ("#0072B2", "o"), "orm": ("#D55E00", "s"), "majority": ("#555555", "^")}
 SPARE = (("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
 BANDS = {
-  "pointwise": "Shaded: 95 % interval over problems, each N by itself (bootstrap)",
-  "simultaneous": "Shaded: 95 % band over problems, for all N of a curve at once (sup-t)",
-  "generation": "Shaded: 95 % interval for other candidates of the same problems\n"
+  "pointwise": "Bars: 95 % interval over problems, each N by itself (bootstrap)",
+  "simultaneous": "Bars: 95 % band over problems, for all N of a curve at once (sup-t)",
+  "generation": "Bars: 95 % interval for other candidates of the same problems\n"
   "(jackknife, N ≤ M/5; none for votes)",
 }
 
 
-def contents(report: dict) -> dict[str, bytes]:
-  """The files of a report, by the names in `FILES`."""
+def contents(report: dict, problems: Sequence[page.Problem]) -> dict[str, bytes]:
+  """The files of a report, by the names in `FILES`; the page shows the problems."""
   png = draw_curves(report)
   text = json.dumps(report, indent=1, allow_nan=False) + "\n"
-  return dict(zip(FILES, (text.encode(), png, render_page(report, png).encode())))
+  return dict(zip(FILES, (text.encode(), png, render_page(report, png, problems).encode())))
 
 
-def with_examples(report: dict, samples: ScoredSamples, scores: dict[str, np.ndarray]) -> dict:
-  """The report of `reranking.rerank` with a few solutions, or with a notice why it has none."""
-  picks = _picks(samples, scores) if samples.step_probs is not None else []
+def solutions(
+  samples: ScoredSamples, scores: dict[str, np.ndarray], neutral: str
+) -> tuple[list[page.Problem], list[str]]:
+  """The problems with some of their solutions, for the page; and notices why there are none."""
+  slots, why = [], []
+  for p, chosen in enumerate(_chosen(samples, scores)):
+    slots += [(p, m) for m in chosen]
+    why += chosen.values()
   try:
-    records = read_solutions(samples, [slot for slot, _ in picks])
+    records = read_solutions(samples, slots)
   except OSError as error:
-    notices = [*report["notices"], f"no solutions to show: {error}"]
-    return report | {"examples": [], "notices": notices}
-  examples = {}
-  for ((p, m), why), record in zip(picks, records):
-    about = {"problem": samples.problems[p], "solutions": []}
-    about |= {"level": samples.levels[p], "subject": samples.subjects[p]}
-    truth = record.get("ground_truth_answer")  # of any type, NaN too
-    about["truth"] = None if truth is None else str(truth)
-    example = examples.setdefault(p, about)
-    steps = zip(record["steps"], record["rating_probs"])
-    solution = {
-      "line": int(samples.places[p, m, 0, 0]),
-      "why": why,
-      "correct": bool(samples.correct[p, m]),
-      "answer": record.get("answer"),
-      "prm_product": float(np.exp(scores["prm_product"][p, m])),
-      "orm": float(scores["orm"][p, m]) if "orm" in scores else None,
-      "steps": [{"text": step, "not_wrong": 1 - rating["-1"]} for step, rating in steps],
-    }
-    example["solutions"].append(solution)
-  return report | {"examples": list(examples.values())}
+    return [], [f"no solutions to show: {error}"]
+  return page.from_records(records, why=why, neutral=neutral), []
 
 
-def _picks(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[tuple]:
-  """Candidates (p, m) that the models pick out of all M, each with the reason to show it.
+def _chosen(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[dict[int, str]]:
+  """Of each problem the candidates to show, each with the reason: the models' picks, the wrong one
+  that is scored highest, the right one that is scored lowest, and the first ones."""
+  present = np.zeros(samples.correct.size, bool)
+  present[samples.slots] = True
+  present = present.reshape(samples.correct.shape)
+  names = {"prm_product": "the PRM's pick", "orm": "the ORM's pick"}
+  out = []
+  for p in range(min(len(present), MAX_SOLUTIONS // 2)):
+    shown = {}
 
-  Problems on which the PRM and the ORM differ come first: no sample from which to judge them.
-  """
-  score = {name: np.where(samples.valid, scores[name], -np.inf) for name in scores}
-  prm = score["prm_product"].argmax(axis=1)
-  orm = score["orm"].argmax(axis=1) if "orm" in score else prm
-  picks = []
-  for p in _varied_problems(samples, prm, orm):
-    shown = {int(prm[p]): ["the PRM's pick"]}
-    if "orm" in score:
-      shown.setdefault(int(orm[p]), []).append("the ORM's pick")
-    wrong = np.where(samples.correct[p], -np.inf, score["prm_product"][p])
-    if np.isfinite(wrong).any() and len(shown) == 1:
-      shown.setdefault(int(wrong.argmax()), []).append("the wrong answer the PRM likes best")
-    picks += [((p, m), " and ".join(why)) for m, why in shown.items()]
-  return picks
+    def add(name, reason, among, sign=1, p=p, shown=shown):
+      if among.any():
+        m = int(np.where(among, sign * scores[name][p], -np.inf).argmax())
+        shown[m] = " and ".join(filter(None, [shown.get(m), reason]))
 
-
-def _varied_problems(samples: ScoredSamples, prm: np.ndarray, orm: np.ndarray) -> list[int]:
-  """A few problems, from each model's pick `[P]`.
-
-  In turn: only the PRM's pick is right, only the ORM's, neither, both.
-  """
-  every = np.arange(len(prm))
-  by_prm, by_orm = samples.correct[every, prm], samples.correct[every, orm]
-  kinds = (by_prm & ~by_orm, ~by_prm & by_orm, ~by_prm & ~by_orm, by_prm & by_orm)
-  answered = samples.valid.any(axis=1)
-  turns = itertools.zip_longest(*(np.flatnonzero(kind & answered).tolist() for kind in kinds))
-  return [p for turn in turns for p in turn if p is not None][:EXAMPLES]
+    for name, reason in names.items():
+      if name in scores:
+        add(name, reason, samples.valid[p])
+    main = next((name for name in names if name in scores), None)
+    if main:
+      add(main, "the wrong one it likes best", samples.valid[p] & ~samples.correct[p])
+      add(main, "the right one it likes least", samples.valid[p] & samples.correct[p], -1)
+    most = max(min(SHOWN, MAX_SOLUTIONS // len(present)), 2)
+    for m in np.flatnonzero(present[p]).tolist():
+      if len(shown) < most:
+        shown.setdefault(m, "")
+    out.append(shown)
+  return out
 
 
-def render_page(report: dict, png: bytes) -> str:
+def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> str:
   """The page: one file, nothing fetched, every text of the data escaped."""
-  seen = dict.fromkeys(UNSEEN, "?")
-  shown_text = lambda x: x.translate(seen) if type(x) is str else x  # Markup is ours
+  shown_text = lambda x: x.translate(page.SEEN) if type(x) is str else x  # Markup is ours
   template = jinja2.Template(
     pathlib.Path(__file__).with_name("report.html").read_text(),
     autoescape=True,
@@ -132,7 +111,7 @@ def render_page(report: dict, png: bytes) -> str:
       figure = encoded(draw_groups(report, kind)) if len(groups) <= MAX_GROUPS else None
       names = [(group_name(kind, name), group) for name, group in groups.items()]
       breakdowns[kind] = {"groups": names, "figure": figure}
-  return template.render(
+  body = template.render(
     report=report,
     labels=LABELS,
     figure=encoded(png),
@@ -143,18 +122,28 @@ def render_page(report: dict, png: bytes) -> str:
     steps=any("prm_" in name for name in report["curves"]),
     breakdowns=breakdowns,
   )
+  about = f"{report['problems']} problems, {report['samples']:,} candidate solutions, up to "
+  about += f"{report['candidates']} a problem, from {', '.join(report['files'])}."
+  count = sum(len(problem.solutions) for problem in problems)
+  if 0 < count < report["samples"]:
+    about += f" {count:,} of them are shown; view.py shows all."
+  return page.render(problems, "Best-of-N", about, body)
 
 
 def draw_curves(report: dict) -> bytes:
   """The figure (PNG) in the form of the paper's Figure 3: accuracy over N, log2 axis."""
   figure, axes = _figure(4.6, "both")
-  n = report["n"]
+  n, styles = report["n"], _styles(report)
   ends, reach = [], []  # reach: all values that are drawn, for the limits of the axis
-  for name, (colour, marker) in _styles(report).items():
+  bars = shown(n)  # the values of N with an interval
+  for i, (name, (colour, marker)) in enumerate(styles.items()):
     low, middle, high = _percent(report["curves"][name])
-    axes.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
+    # Side by side, so that each interval can be told from the next.
+    aside = 2.0 ** (0.14 * (i - (len(styles) - 1) / 2))
+    at = [n[k] * aside for k in bars]
+    axes.vlines(at, low[bars], high[bars], color=colour, alpha=0.55, linewidth=1.3)
     marker = marker if len(n) <= MAX_MARKERS else None
-    axes.plot(n, middle, color=colour, marker=marker, markersize=4, linewidth=1.8)
+    axes.plot(np.array(n) * aside, middle, color=colour, marker=marker, markersize=4, linewidth=1.4)
     ends.append((middle[-1], LABELS[name], colour))
     reach += [*low, *middle, *high]
   axes.set_ylim(max(np.nanmin(reach) - 4, 0), min(np.nanmax(reach) + 4, 101))
@@ -164,7 +153,7 @@ def draw_curves(report: dict) -> bytes:
   else:
     axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(base=2, numticks=40))
     axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.0f}"))
-    axes.set_xlim(n[0] / 1.1, n[-1] * 1.1)
+    axes.set_xlim(n[0] / 1.3, n[-1] * 1.3)
   axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
   axes.set_xlabel("N = number of solutions per problem")
   axes.set_ylabel("% problems solved (best-of-N)")

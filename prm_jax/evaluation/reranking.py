@@ -57,6 +57,8 @@ class Options:
   up to M/5."""
   neutral: Literal["positive", "negative"] = "positive"
   """How a neutral step counts in the PRM's scores."""
+  votes: Literal["value", "text"] = "value"
+  """Which answers vote together: those equal in value, as grade.py decides, or equal texts."""
   pad_short: bool = False
   """N counts the candidates that exist; beyond a problem's candidates it draws all of them. True:
   those that a problem lacks, where others have more, were generated and cut off, as in OpenAI's

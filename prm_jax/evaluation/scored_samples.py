@@ -17,7 +17,7 @@ import math
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -54,10 +54,11 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
   """A scored candidate solution."""
 
   problem: Text
-  is_correct: bool
+  is_correct: bool | None  # null: the grader could not decide, which counts as wrong
   steps: list[str] = []
   rating_probs: Ratings | msgspec.UnsetType = msgspec.UNSET  # one for each step
   answer: str | None = None  # null or "": the solution never reached an answer
+  finished: bool | None = None  # false: it was cut off, and has no answer
   orm_score: Finite = math.nan  # of an outcome model, higher is better
   prm_score: Finite = math.nan  # of a process model; only compared with `rating_probs`
   level: Any = None  # a number or a text
@@ -73,7 +74,9 @@ class Group(msgspec.Struct):
 
 
 def read_scored_samples(
-  paths: Sequence[pathlib.Path | str], progress: bool = False
+  paths: Sequence[pathlib.Path | str],
+  progress: bool = False,
+  join: Callable[[list[Mapping[str, int]]], list[dict[str, int]]] | None = None,
 ) -> ScoredSamples:
   """Reads one or more files of scored samples; a name ending in .gz is decompressed.
 
@@ -85,6 +88,8 @@ def read_scored_samples(
   Args:
     paths: files of JSON lines, or one bundle.
     progress: show progress on standard error.
+    join: which answers are equal, as `Grader.classes`; None: equal strings.  A bundle keeps those
+      that it was written with.
 
   Raises:
     BadLine: a line is not JSON, lacks a key, holds a wrong value or contradicts another; a bundle
@@ -106,7 +111,7 @@ def read_scored_samples(
   finally:
     table.check_steps()  # a mistake on an earlier line is the one to report
   sizes = tuple(path.stat().st_size for path in paths)
-  return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(len(paths)))
+  return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(len(paths), join))
 
 
 def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> list[dict]:
@@ -140,7 +145,7 @@ def _merged(
   paths: Sequence[pathlib.Path], progress: bool
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
   """The candidates of the files, read side by side: places in all files, and merged record."""
-  for located in itertools.zip_longest(*(_candidates(path, progress) for path in paths)):
+  for located in itertools.zip_longest(*(candidates(path, progress) for path in paths)):
     if None in located:
       there = next(place(path, *at[0][:2]) for path, at in zip(paths, located) if at)
       raise BadLine(f"{paths[located.index(None)]}: ends before the candidate at {there}")
@@ -151,12 +156,12 @@ def _merged(
     yield places, merged
 
 
-def _candidates(path: pathlib.Path, progress: bool) -> Iterator[tuple[Place, dict[str, Any]]]:
+def candidates(path: pathlib.Path, progress: bool) -> Iterator[tuple[Place, dict[str, Any]]]:
   """Place and record of each candidate in a file of either form."""
   bytes_read = {"total": path.stat().st_size, "unit": "B", "unit_scale": True}
   with Progress(desc=f"reading {path.name}", **bytes_read, disable=not progress) as bar:
     for line, offset, record in json_lines.read(path, bar.reach):
-      if "samples" not in record or "is_correct" in record:
+      if "samples" not in record or "steps" in record or "is_correct" in record:
         yield (line, -1, offset), record
         continue
       for index, sample in enumerate(_samples(record, path, line)):
@@ -214,8 +219,8 @@ class _Table:
       p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
       if about != known:
         _union(known, about, "before for the same problem")
-      answer = candidate.answer
-      if candidate.is_correct and "answer" in keys and not answer:
+      answer, cut_off = candidate.answer, candidate.finished is False
+      if candidate.is_correct and "answer" in keys and not answer and not cut_off:
         raise BadLine(f'"is_correct" is true, but "answer" is {show(answer)}')
       ratings = candidate.rating_probs or ()
       if "rating_probs" in keys and len(ratings) != len(candidate.steps):
@@ -227,8 +232,8 @@ class _Table:
       raise BadLine(f"{place(self.path, *places[:2])}: {error}") from None
     self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, ratings)))
     self.step_counts.append(len(ratings))
-    number = answers.setdefault(answer, len(answers)) if answer else -1
-    self.integers.extend((p, candidate.is_correct, number))
+    number = answers.setdefault(answer, len(answers)) if answer and not cut_off else -1
+    self.integers.extend((p, candidate.is_correct is True and not cut_off, number))
     self.scores.extend((candidate.orm_score, candidate.prm_score))
     self.places.extend(places)
 
@@ -248,6 +253,16 @@ class _Table:
         "expected probabilities of -1, 0 and 1"
       )
 
+  def _joined(self, join: Callable, problem: np.ndarray, answer: np.ndarray) -> np.ndarray:
+    """The answers' numbers `[C]` where equal answers have equal ones; -1 stays."""
+    texts = [answers for *_, answers in self.problems.values()]
+    starts = np.cumsum([0, *map(len, texts)])
+    at = starts[problem] + answer  # of each answer among those of all problems
+    given = np.bincount(at[answer >= 0], minlength=starts[-1])
+    counts = [dict(zip(each, given[start:].tolist())) for each, start in zip(texts, starts)]
+    numbers = np.array([n for each in join(counts) for n in each.values()], np.int64)
+    return np.where(answer >= 0, numbers[at], -1) if len(numbers) else answer
+
   def _drawn(self, present: np.ndarray) -> np.ndarray:
     """`[P]` candidates that were generated, of which `present` are in the files."""
     said = [about["drawn"] for _, about, _ in self.problems.values()]
@@ -260,9 +275,11 @@ class _Table:
         )
     return np.array([drawn or there for drawn, there in zip(said, present)], np.int64)
 
-  def columns(self, files: int) -> dict[str, Any]:
+  def columns(self, files: int, join: Callable | None) -> dict[str, Any]:
     """The fields of `ScoredSamples` by problem, candidate and step."""
     problem, correct, answer = np.frombuffer(self.integers, np.int64).reshape(-1, 3).T
+    if join and "answer" in self.keys:
+      answer = self._joined(join, problem, answer)
     orm, prm_score = np.frombuffer(self.scores).reshape(-1, 2).T
     present = np.bincount(problem)
     sizes = self._drawn(present)

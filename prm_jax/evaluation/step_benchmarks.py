@@ -139,18 +139,25 @@ def threshold_from(
   if not records:
     raise ValueError(f"{path}: no solution")
   _, first = records[0]
-  of_process_bench = "label" in first and "steps" in first
   if '"rating_probs"' in json.dumps(first):
-    judged = process_bench.scored if of_process_bench else prm800k_steps.scored_paths
+    judged = process_bench.scored if _is_process_bench(first) else prm800k_steps.scored_paths
     judged = [*judged(path, neutral)]
-  elif of_process_bench:
-    read = lambda where, record: process_bench.labelled(
-      json_lines.convert(record, data.Solution, where)
-    )
-    judged = score_lines([read(where, record) for where, record in records])
   else:
-    judged = score_lines(prm800k_steps.unscored(records))
+    judged = score_lines(labelled(records))
   return first_error.best_threshold(judged), judged
+
+
+def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
+  """The solutions of lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`, each
+  with its FILE:LINE."""
+  if records and _is_process_bench(records[0][1]):
+    read = lambda where, record: json_lines.convert(record, data.Solution, where)
+    return [process_bench.labelled(read(*each)) for each in records]
+  return prm800k_steps.unscored(records)
+
+
+def _is_process_bench(record: dict[str, Any]) -> bool:
+  return "label" in record and "steps" in record
 
 
 class Result(msgspec.Struct):

@@ -1,0 +1,193 @@
+"""Are two answers equal?  By math-verify, inside a worker process, which may be killed.
+
+math-verify (0.9) alone calls 1/2004! and 1/2006! equal, 11 in base 2 and 11, and an equation and
+its right side in one order but not in the other.  What it calls equal is checked here once more,
+and pairs are put in the order in which it is right.
+"""
+
+import functools
+import re
+import warnings
+from typing import Any
+
+import latex2sympy2_extended as latex2sympy
+import math_verify
+import sympy
+from latex2sympy2_extended.math_normalization import NormalizationConfig
+from math_verify import grader
+from sympy import Basic, Eq, FiniteSet, Interval, MatrixBase, Set, Tuple
+
+from prm_jax.evaluation.answers.normal_form import normal_form, unfenced
+
+MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
+IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
+FENCED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
+SENTENCE = re.compile(r"[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
+# A sum or product that ends in a letter: math-verify drops the c of 11a + 2c as a unit.
+LETTER_LAST = re.compile(
+  r"(?s)(?:.*=)?[^=]*(?:[\w})]\s*[+-]|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))[^=]*[\d}\s][A-Za-z][\s$.]*"
+)
+NO_UNITS = (
+  math_verify.LatexExtractionConfig(
+    normalization_config=NormalizationConfig(
+      units=False, malformed_operators=True, nits=True, boxed="all"
+    )
+  ),
+  math_verify.ExprExtractionConfig(),
+)
+EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference of equal values
+
+warnings.filterwarnings("ignore")
+reads = lambda answer: None  # told of the answer that is read next; a worker tells its parent
+
+
+def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
+  """ "equal", "different", or "undecided: " and the reason.
+
+  Args:
+    precision: decimals to which a number that is given in decimals is compared.
+    strict: the names of variables count.
+  """
+  if reason := too_large(unfenced(a)) or too_large(unfenced(b)):
+    return f"undecided: {reason}"
+  forms = normal_form(a), normal_form(b)
+  if any(map(IN_BASE.fullmatch, forms)):
+    values = [_in_base(form) for form in forms]
+    if None not in values:
+      return "equal" if values[0] == values[1] else "different"
+  reads(a)
+  x = parsed(a)
+  reads(b)
+  y = parsed(b)
+  reads("")
+  if not x or not y:
+    words = all(re.fullmatch(r"[A-Za-z' -]+", form) for form in forms)
+    return "different" if words else "undecided: not parsed"
+  options = {"float_rounding": precision, "strict": strict, "timeout_seconds": None}
+  x, y = _ordered(list(x), list(y))
+  equal = math_verify.verify(x, y, **options)
+  if not equal and not _one_is(x[0], y[0], _is_equation):
+    equal = math_verify.verify(y, x, **options)
+  if equal and _contradicted(x[0], y[0]):
+    equal = False
+  return "equal" if equal else "different"
+
+
+def too_large(text: str) -> str:
+  """Why an answer is not parsed ("": it may be): what would take minutes or gigabytes."""
+  if len(re.findall(r"[{(\[]", text)) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    return "nested too deeply"
+  if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text):
+    return "control characters"
+  if re.search(rf"\d{{{MAX_DIGITS}}}", re.sub(r"[\s,]|\\[!,]", "", text)):
+    return "too many digits"
+  for number in re.findall(r"([\d.,]+|[)}\]])\s*!", text):
+    if not re.fullmatch(r"\d+", number) and re.search(r"!\s*\)?\s*!", text):
+      return "nested factorials"
+    if re.fullmatch(r"\d+", number) and int(number) > MAX_FACTORIAL:
+      return "a large factorial"
+  if re.search(r"\\(?:[dt]?binom|sum|prod|int)|\\choose|\*\*", text):
+    limits = [int(found) for found in re.findall(r"\d+", text)]
+    if max(limits, default=0) > MAX_EXPONENT or re.search(r"\d\^\{?\d", text):
+      return "a large sum, product or binomial"
+  exponents = re.findall(r"(?:\^|\*\*)\s*[{(]?\s*-?\s*([\d,]+)", text)
+  if any(int(re.sub(r"\D", "", found) or 0) > MAX_EXPONENT for found in exponents):
+    return "a large exponent"
+  if len(re.findall(r"(?:\^|\*\*)[{(\s]*-?[\d.]+[})\s]*(?=\^|\*\*|!)", text)) > 1:
+    return "a tower of powers"
+  return ""
+
+
+def _depth(text: str) -> int:
+  depth = deepest = 0
+  for character in text:
+    depth += (character in "{([") - (character in "})]")
+    deepest = max(deepest, depth)
+  return deepest
+
+
+@functools.lru_cache(2_000)
+def parsed(text: str) -> tuple[Any, ...]:
+  """What math-verify reads in a text: an expression and its source, or nothing."""
+  text = unfenced(text).replace(r"\$", "")
+  if not FENCED.search(text) and not SENTENCE.search(text):
+    text = f"${text}$"
+  readers = {"extraction_config": NO_UNITS} if LETTER_LAST.fullmatch(text) else {}
+  found = math_verify.parse(text, parsing_timeout=None, **readers)
+  if found and isinstance(found[0], Eq) and isinstance(found[0].rhs, Set):  # x in [1, 2]
+    found[0] = found[0].rhs
+  return tuple(found)
+
+
+def _in_base(form: str) -> tuple[int, int] | None:
+  """Value of digits in the base of their subscript, ten without; None if they are no such."""
+  if found := IN_BASE.fullmatch(form):
+    digits, base = found[1], int(found[2])
+    return int(digits, base) if 2 <= base <= 36 and max(map(int, digits)) < base else None
+  return int(form) if re.fullmatch(r"\d{1,300}", form) else None
+
+
+def _is_equation(x: Any) -> bool:
+  return isinstance(x, Basic) and grader.is_equation(x)
+
+
+def _is_relation(x: Any) -> bool:
+  return isinstance(x, Basic) and grader.is_relation(x)
+
+
+def _one_is(x: Any, y: Any, kind: Any) -> bool:
+  return kind(x) != kind(y)
+
+
+def _ordered(x: list, y: list) -> tuple[list, list]:
+  """The two in the order gold, prediction: math-verify unwraps any equation of a prediction, but of
+  gold only an assignment, so an equation is gold; and a relation, for its set."""
+  for kind in (_is_equation, _is_relation):
+    if _one_is(x[0], y[0], kind):
+      x, y = (x, y) if kind(x[0]) else (y, x)
+      if kind is _is_equation:
+        last = grader.take_last_relation(x[0])
+        if isinstance(last, Eq) and not last.free_symbols:  # 5 + 6 = 11
+          x = [last.rhs, *x[1:]]
+      return x, y
+  return (x, y) if str(x[-1]) <= str(y[-1]) else (y, x)
+
+
+def _contradicted(x: Any, y: Any) -> bool:
+  """Whether values at 60 digits differ by more than rounding explains."""
+  a, b = _values(x), _values(y)
+  if a is None or b is None or len(a) != len(b):
+    return False
+  for (p, rough_p), (q, rough_q) in zip(a, b):
+    limit = ROUNDED if rough_p or rough_q else EXACT
+    if abs(p - q) > limit * max(abs(p), abs(q)):
+      return True
+  return False
+
+
+def _values(x: Any) -> list[tuple[Any, bool]] | None:
+  """Each number in x at 60 digits, and whether it was given in decimals; None: it has others."""
+  if grader.is_assignment_relation(x) if isinstance(x, Basic) else False:
+    x = grader.take_last_relation(x).rhs
+  parts = [x]
+  if isinstance(x, Interval):
+    parts = [x.start, x.end]
+  elif isinstance(x, FiniteSet | Tuple | latex2sympy.sets.FiniteSet):
+    parts = [*x.args]
+  elif isinstance(x, MatrixBase):
+    parts = [*x]
+  elif isinstance(x, Set) or not isinstance(x, Basic):
+    return None
+  out = []
+  for part in parts:
+    if not isinstance(part, Basic) or part.free_symbols or part.has(sympy.oo, sympy.zoo, sympy.nan):
+      return None
+    try:
+      value = sympy.N(part.doit(), 60)
+    except Exception:  # whatever sympy raises: then there is no second opinion
+      return None
+    if not isinstance(value, Basic) or not value.is_comparable:
+      return None
+    out.append((value, part.has(sympy.Float)))
+  ordered = isinstance(x, Tuple | Interval | MatrixBase)
+  return out if ordered else sorted(out, key=lambda pair: pair[0])

@@ -1,0 +1,100 @@
+r"""One spelling for the many of an answer, without interpreting it.
+
+`normal_form(r"$\dfrac12$ cm")` and `normal_form(r"\frac{1}{2}\text{ cm}")` are equal; 1/2 and 0.5
+are told equal by `number`.  Different forms may still be equal: `graders` decides that.
+"""
+
+import re
+from fractions import Fraction
+
+MAX_CHARACTERS = 2_000  # of an answer; longer ones have no normal form but themselves
+MAX_DIGITS = 400  # of a plain number
+FENCES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), ("**", "**"))
+COMMANDS = {
+  r"\\(?:left|right|big|Big|bigg|Bigg|bigl|bigr|displaystyle|limits|mathstrut)(?![A-Za-z])": "",
+  r"\\[!,;:>]|\\q?quad(?![A-Za-z])|~|\\ ": " ",
+  r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
+  r"\\(?:text(?:bf|rm|it|normal)?|mbox|math(?:rm|bf|it)|operatorname)\s*\{([^{}]*)\}": r" \1 ",
+  r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])|°": "",
+  r"\\(?:leq|leqslant)(?![A-Za-z])|≤|<=": r"\\le ",
+  r"\\(?:geq|geqslant)(?![A-Za-z])|≥|>=": r"\\ge ",
+  r"\\(?:neq)(?![A-Za-z])|≠|!=": r"\\ne ",
+  r"\\lt(?![A-Za-z])": "<",
+  r"\\gt(?![A-Za-z])": ">",
+  r"\\(?:cdot|times)(?![A-Za-z])|[\u00d7·]": "*",
+  r"\\lbrace(?![A-Za-z])": r"\\{",
+  r"\\rbrace(?![A-Za-z])": r"\\}",
+  "[\u2212\u2013]": "-",
+  r"π": r"\\pi ",
+  r"∞": r"\\infty ",
+  r"√": r"\\sqrt",
+  r"\\frac\s*(\d)\s*(\d)": r"\\frac{\1}{\2}",
+  r"\\frac\s*(\d)\s*\{": r"\\frac{\1}{",
+  r"(\\frac\{[^{}]*\})\s*(\d)": r"\1{\2}",
+  r"\\sqrt\s*(\d|[a-zA-Z](?![a-zA-Z]))": r"\\sqrt{\1}",
+}
+COMMANDS = [(re.compile(pattern), to) for pattern, to in COMMANDS.items()]
+GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
+PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
+FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
+
+
+def normal_form(answer: str) -> str:
+  """The answer without fences, spaces, styles and other spellings of the same."""
+  if len(answer) > MAX_CHARACTERS:
+    return answer
+  text = unfenced(answer)
+  text = text.replace(r"\$", "").replace("$", "")
+  text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent|pct)$", "", text)  # as MATH's and OpenAI's graders
+  # "10,\! 080": a comma and a negative space part thousands
+  text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\})\s*(?=\d{3})", "", text)
+  for pattern, to in COMMANDS:
+    text = pattern.sub(to, text)
+  if whole := re.fullmatch(r"\(?([A-Z])\)?", text.strip()):  # a choice: (C)
+    return whole[1]
+  if re.fullmatch(r"[-+]?" + GROUPED.pattern + r"(?:\.\d+)?\s*(?:\D.*)?", text.strip()):
+    text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
+  if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
+    return " ".join(text.lower().split()).removeprefix("the ")
+  return re.sub(r"\s+", "", text)
+
+
+def unfenced(answer: str) -> str:
+  """What is between the dollars, brackets, stars or in the box around a whole answer."""
+  text = answer.strip().removesuffix(".").strip()
+  for _ in range(4):
+    for start, end in FENCES:
+      inner = text[len(start) : len(text) - len(end)]
+      whole = len(text) > len(start + end) and text.startswith(start) and text.endswith(end)
+      if whole and (_balanced(inner) if "{" in start else start not in inner):
+        text = inner.strip()
+        break
+  return text
+
+
+def _balanced(text: str) -> bool:
+  depth = 0
+  for brace in re.findall(r"\\.|[{}]", text):
+    depth += {"{": 1, "}": -1}.get(brace, 0)
+    if depth < 0:
+      return False
+  return depth == 0
+
+
+def number(form: str) -> Fraction | None:
+  """The value of a plain number in normal form: 12, -0.5, 3/4, \\frac{3}{4}, 1\\frac{4}{5}."""
+  if len(form) > MAX_DIGITS:
+    return None
+  if found := PLAIN.fullmatch(form):
+    sign, value, below = found.groups()
+    if below is not None and ("." in value or not int(below)):
+      return None
+    value = Fraction(value) / Fraction(below or 1)
+    return -value if sign == "-" else value
+  if found := FRACTION.fullmatch(form):
+    sign, whole, above, below = found.groups()
+    if not int(below) or (whole and not above.isdigit()):
+      return None
+    value = int(whole or 0) + Fraction(int(above), int(below))
+    return -value if sign == "-" else value
+  return None

@@ -1,0 +1,47 @@
+"""A worker process of `workers`: `python -m prm_jax.evaluation.answers.worker MEMORY SECONDS`."""
+
+import functools
+import json
+import os
+import resource
+import sys
+
+
+def main() -> None:
+  memory, seconds = int(sys.argv[1]), int(sys.argv[2])
+  out = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
+  os.dup2(2, 1)
+  from prm_jax.evaluation.answers import math_verify_judge, string_graders
+
+  names = {True: "equal", False: "different"}
+  judges = {
+    "math_verify": math_verify_judge.judge,
+    "openai": lambda a, b: names[string_graders.openai_equal(a, b)],
+  }
+  resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+  resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+  sys.set_int_max_str_digits(5_000)
+
+  def say(what: str, value: str = "") -> None:
+    print(json.dumps([what, value]), file=out, flush=True)
+
+  math_verify_judge.reads = functools.partial(say, "reads")
+  say("ready")
+  for line in sys.stdin:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    job = json.loads(line)
+    try:
+      verdict = judges[job.pop("grader")](**job)
+    except MemoryError:
+      verdict = "undecided: memory"
+    except RecursionError:
+      verdict = "undecided: nested too deeply"
+    except Exception as error:  # of sympy, of any kind
+      verdict = f"undecided: {type(error).__name__}"
+    say("verdict", verdict)
+
+
+if __name__ == "__main__":
+  main()

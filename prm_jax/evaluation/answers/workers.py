@@ -1,0 +1,157 @@
+"""Processes that judge pairs of answers, and that may hang, crash or ask for too much memory.
+
+The bound is the parent's: each worker has one job at a time, and one that has not answered by its
+deadline is killed and replaced.  Below that the kernel limits a worker's memory and processor time.
+Jobs and verdicts are lines of JSON: a worker that was taken over by what it reads cannot do more
+than give wrong verdicts.  An answer that has hung twice is not tried again.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+START_SECONDS = 120.0  # to import sympy on a busy machine
+MEMORY_BYTES = 2 * 2**30  # of a worker's address space
+MAX_JOBS = 5_000  # then a worker is replaced: sympy's caches only grow
+MAX_HUNG = 2  # jobs that an answer may hang
+
+
+@dataclasses.dataclass
+class _Worker:
+  process: subprocess.Popen
+  deadline: float  # of the job, or of the start
+  job: int | None = None  # None: starting, or without work
+  reading: str = ""  # the answer that it reads; "": it compares both
+  ready: bool = False
+  done: int = 0
+  buffer: bytes = b""
+
+
+class Workers:
+  """Some worker processes; a context manager that ends them.
+
+  Args:
+    count: how many; they are started when the first job comes.
+    seconds: a job may take.
+  """
+
+  def __init__(self, count: int = 0, seconds: float = 5.0, memory: int = MEMORY_BYTES):
+    self.count = count or os.cpu_count() or 1
+    self.seconds, self.memory = seconds, memory
+    self.replaced = 0  # workers that were killed or died
+    self._workers: list[_Worker] = []
+    self._hung = collections.Counter()  # how often each answer has
+    self._selector = selectors.DefaultSelector()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    for worker in self._workers:
+      self._end(worker)
+    self._workers = []
+    self._selector.close()
+
+  def run(self, jobs: Sequence[dict[str, Any]]) -> Iterator[tuple[int, str]]:
+    """The number and verdict of each job, as they come; "undecided: time" or "memory" are some.
+
+    Raises:
+      RuntimeError: workers do not start.
+    """
+    waiting, open_jobs = collections.deque(range(len(jobs))), len(jobs)
+    while len(self._workers) < min(self.count, len(jobs)):
+      self._workers.append(self._start())
+    while open_jobs:
+      for worker in self._workers:
+        while worker.ready and worker.job is None and waiting:
+          number = waiting.popleft()
+          if max(self._hung[jobs[number][key]] for key in "ab") < MAX_HUNG:
+            self._give(worker, number, jobs[number])
+          else:
+            open_jobs -= 1
+            yield number, "undecided: time"
+      if not open_jobs:
+        return
+      timeout = min(w.deadline for w in self._workers if w.job is not None or not w.ready)
+      for key, _ in self._selector.select(max(timeout - time.monotonic(), 0)):
+        for number, verdict in self._read(key.data):
+          open_jobs -= 1
+          yield number, verdict
+      now = time.monotonic()
+      for worker in [w for w in self._workers if now >= w.deadline]:
+        if not worker.ready:
+          raise RuntimeError(f"a worker did not start in {START_SECONDS:.0f} s")
+        if worker.job is not None:
+          a, b = jobs[worker.job]["a"], jobs[worker.job]["b"]
+          self._hung[worker.reading or max(a, b, key=len)] += 1
+          open_jobs -= 1
+          yield worker.job, "undecided: time"
+          self._replace(worker)
+
+  def _give(self, worker: _Worker, number: int, job: dict[str, Any]) -> None:
+    worker.job, worker.deadline = number, time.monotonic() + self.seconds
+    with contextlib.suppress(BrokenPipeError):  # it has died: its end is read next
+      worker.process.stdin.write(json.dumps(job).encode() + b"\n")
+      worker.process.stdin.flush()
+
+  def _read(self, worker: _Worker) -> Iterator[tuple[int, str]]:
+    data = os.read(worker.process.stdout.fileno(), 2**16)
+    if not data:  # it has died
+      if not worker.ready:
+        raise RuntimeError(f"a worker ended with {worker.process.wait()} before its first job")
+      if worker.job is not None:
+        reason = {-signal.SIGXCPU: "time", -signal.SIGKILL: "memory"}
+        yield worker.job, f"undecided: {reason.get(worker.process.wait(), 'crash')}"
+      self._replace(worker)
+      return
+    worker.buffer += data
+    *lines, worker.buffer = worker.buffer.split(b"\n")
+    for line in lines:
+      what, verdict = json.loads(line)
+      if what == "reads":
+        worker.reading = verdict
+      elif what == "ready":
+        worker.ready, worker.deadline = True, float("inf")
+      else:
+        number, worker.job, worker.deadline = worker.job, None, float("inf")
+        worker.done += 1
+        yield number, str(verdict)
+        if worker.done >= MAX_JOBS or verdict == "undecided: memory":
+          self._replace(worker, counted=False)
+
+  def _start(self) -> _Worker:
+    command = [sys.executable, "-m", "prm_jax.evaluation.answers.worker"]
+    command += [str(self.memory), str(int(self.seconds) + 2)]
+    process = subprocess.Popen(
+      command,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.DEVNULL,
+      start_new_session=True,  # Ctrl-C is the parent's
+    )
+    worker = _Worker(process, time.monotonic() + START_SECONDS)
+    self._selector.register(process.stdout, selectors.EVENT_READ, worker)
+    return worker
+
+  def _replace(self, worker: _Worker, counted: bool = True) -> None:
+    self._end(worker)
+    self.replaced += counted
+    self._workers[self._workers.index(worker)] = self._start()
+
+  def _end(self, worker: _Worker) -> None:
+    self._selector.unregister(worker.process.stdout)
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    with contextlib.suppress(BrokenPipeError):
+      worker.process.stdin.close()
+    worker.process.stdout.close()

@@ -1,0 +1,74 @@
+"""Text with LaTeX as plain pieces and MathML trees, for a page that takes no markup from data.
+
+A tree is `[tag, {attribute: value}, child, ...]` with texts as leaves.  Only presentation elements
+and attributes of MathML Core are kept: the library passes on links, styles and markup in `\\text`.
+"""
+
+import functools
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+MAX_FORMULA = 1_000  # characters; longer ones are shown as they are
+MAX_DEPTH = 60
+FORMULA = re.compile(
+  r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<![\\$])\$(?P<d>[^$\n]+?)\$(?!\d)"
+  r"|(?P<e>\\begin\{(align|equation|gather)\*?\}.+?\\end\{\6\*?\})|(?P<f>\\boxed\{[^{}]*\})",
+  re.DOTALL,
+)
+TAG = re.compile(
+  "math|m(row|i|n|o|text|space|frac|sqrt|root|style|padded|phantom|sub|sup|subsup|under|over)"
+  "|m(underover|multiscripts|table|tr|td|enclose|error)"
+)
+ATTRIBUTE = re.compile(
+  "display|displaystyle|linethickness|stretchy|accent|accentunder|mathvariant|width|height|depth"
+  "|columnalign|rowspacing|columnspacing|notation|lspace|rspace|fence|separator|minsize|maxsize"
+)
+VALUE = re.compile(r"[\w .,%+-]{1,40}")
+
+
+def pieces(text: str) -> list[Any]:
+  """The text in order: strings, and `{"m": tree, "d": on a line of its own}` for formulas."""
+  out, at = [], 0
+  for match in FORMULA.finditer(text):
+    source = next(group for group in match.group("a", "b", "c", "d", "e", "f") if group)
+    if (tree := typeset(source)) is None:
+      continue
+    out += [text[at : match.start()]] * (at < match.start())
+    out.append({"m": tree, "d": match.lastgroup in ("a", "b", "e")})
+    at = match.end()
+  return out + [text[at:]] * (at < len(text))
+
+
+@functools.lru_cache(50_000)
+def typeset(source: str) -> list[Any] | None:
+  """The tree of a formula; None if it cannot be read."""
+  from latex2mathml.converter import convert
+
+  if len(source) > MAX_FORMULA or source.count("{") > MAX_DEPTH:
+    return None
+  try:
+    return _clean(ElementTree.fromstring(convert(source)), MAX_DEPTH)
+  except Exception:  # of any kind: LaTeX in the wild is often broken; it is shown as it is
+    return None
+
+
+def _clean(element: ElementTree.Element, depth: int) -> list[Any]:
+  """The element with what is known; of others, the text alone."""
+  tag = element.tag.rpartition("}")[2]
+  known = TAG.fullmatch(tag) is not None
+  if not depth:
+    raise ValueError("nested too deeply")
+  attributes = {
+    name: value
+    for name, value in element.attrib.items()
+    if known and ATTRIBUTE.fullmatch(name) and VALUE.fullmatch(value)
+  }
+  node = [tag if known else "mtext", attributes]
+  if element.text:
+    node.append(element.text)
+  for child in element:
+    node.append(_clean(child, depth - 1) if known else "".join(child.itertext()))
+    if child.tail:
+      node.append(child.tail)
+  return node

@@ -1,0 +1,189 @@
+"""The page's data, and the file that holds it: nothing is fetched, and no text becomes markup."""
+
+import base64
+import gzip
+import hashlib
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import msgspec
+import numpy as np
+
+from prm_jax.evaluation.mathml import pieces
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.progress import Progress
+
+HERE = pathlib.Path(__file__).parent
+PAGE_PROBLEMS = 4  # of a block of data, which is unpacked when one of them is shown
+# What is shown as a question mark: halves of surrogate pairs, of paths that are no UTF-8, and the
+# controls that reverse text.
+UNSEEN = {*range(0xD800, 0xE000), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F)}
+UNSEEN |= {*range(0x2066, 0x206A), *range(32), *range(0x7F, 0xA0)} - {*b"\t\n\r"}
+SEEN = dict.fromkeys(UNSEEN, "?")
+
+
+class Record(msgspec.Struct):
+  """The keys of a candidate that the page reads, which may be of more types elsewhere."""
+
+  problem: json_lines.Text
+  steps: list[str] = []
+  text: str | None = None
+  rating_probs: list[dict[str, float]] | None = None  # one for each step
+  step_std: list[float] | None = None
+  answer: str | None = None
+  is_correct: bool | None = None
+  final_answer_correct: bool | None = None
+  finished: bool | None = None
+
+  def __post_init__(self):
+    for name in ("rating_probs", "step_std"):
+      values = getattr(self, name)
+      if values is not None and len(values) != len(self.steps):
+        raise ValueError(f"{len(values)} {name} of {len(self.steps)} steps")
+
+
+class Step(msgspec.Struct, omit_defaults=True):
+  """A step with P(not wrong), its deviation over an ensemble, and its label or human rating."""
+
+  text: list[Any]  # `mathml.pieces`
+  p: float | None
+  std: float | msgspec.UnsetType = msgspec.UNSET
+  label: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Solution(msgspec.Struct):
+  """A candidate; `correct` is None where it is not known."""
+
+  steps: list[Step]
+  correct: bool | None
+  missing: bool  # cut off, or without an answer
+  answer: list[Any]
+  scores: dict[str, float]
+  why: list[str]  # it is shown
+
+
+class Problem(msgspec.Struct):
+  """A problem with the candidates that are shown."""
+
+  text: list[Any]
+  truth: list[Any]
+  level: str
+  subject: str
+  solutions: list[Solution]
+
+
+def from_records(
+  records: Sequence[Mapping[str, Any]],
+  labels: Mapping[tuple[str, str], Sequence[int | None]] = {},
+  why: Sequence[str] = (),
+  neutral: str = "positive",
+) -> list[Problem]:
+  """The problems of candidate records (`scored_samples.Candidate`, and `text` without `steps`).
+
+  Args:
+    labels: of the steps of a solution, by problem and by its steps joined with line breaks.
+    why: each record is shown.
+  """
+  problems: dict[str, Problem] = {}
+  for i, record in enumerate(Progress(records, desc="typesetting", unit="solutions", leave=False)):
+    group = str(record.get("unique_id") or record["problem"])
+    if group not in problems:
+      about = {key: _text(record.get(key)) for key in ("level", "subject")}
+      truth = _pieces(record.get("ground_truth_answer"))
+      problems[group] = Problem(_pieces(record["problem"]), truth, solutions=[], **about)
+    said = [why[i]] if i < len(why) and why[i] else []
+    problems[group].solutions.append(_solution(record, labels, said, neutral))
+  return list(problems.values())
+
+
+def _solution(record, labels, why: list[str], neutral: str) -> Solution:
+  texts = record.get("steps") or [record.get("text") or ""]
+  ratings, std = record.get("rating_probs"), record.get("step_std")
+  known = labels.get((record["problem"], "\n".join(texts)), [None] * len(texts))
+  steps = []
+  for i, text in enumerate(texts):
+    p = None
+    if ratings:
+      p = ratings[i].get("1", 0.0) + (neutral == "positive") * ratings[i].get("0", 0.0)
+    step = Step(_pieces(text), None if p is None else round(min(p, 1.0), 4))
+    if std:
+      step.std = round(std[i], 4)
+    if known[i] is not None:
+      step.label = known[i]
+    steps.append(step)
+  scores = {
+    name: record[key]
+    for name, key in (("PRM", "prm_score"), ("ORM", "orm_score"))
+    if isinstance(record.get(key), int | float)
+  }
+  if ratings:
+    scores = {"PRM": float(np.prod([step.p for step in steps]))} | scores
+    scores["lowest step"] = min(step.p for step in steps)
+  answer = record.get("answer")
+  missing = record.get("finished") is False or ("answer" in record and not answer)
+  correct = record.get("is_correct", record.get("final_answer_correct"))  # ProcessBench's name
+  return Solution(steps, correct, missing, _pieces(answer), scores, why)
+
+
+def _text(value: Any) -> str:
+  return "" if value is None else str(value).translate(SEEN)
+
+
+def _pieces(value: Any) -> list[Any]:
+  return pieces(_text(value))
+
+
+def render(
+  problems: Sequence[Problem], title: str, subtitle: str, report: str = "", threshold: float = 0.5
+) -> str:
+  """The page as one file.
+
+  Args:
+    report: more to show below the solutions: HTML, by autoescaping templates.
+    threshold: a step below it is doubted; one above the middle between it and 1 is plain.
+  """
+  encode = lambda value: msgspec.json.encode(value).replace(b"<", b"\\u003c").decode()
+  names = dict.fromkeys(name for p in problems for s in p.solutions for name in s.scores)
+  index = {"problems": [[_flags(p), _search(p)] for p in problems], "size": PAGE_PROBLEMS}
+  index |= {"scores": [*names], "threshold": threshold, "sure": (1 + threshold) / 2}
+  blocks = [problems[i : i + PAGE_PROBLEMS] for i in range(0, len(problems), PAGE_PROBLEMS)]
+  packed = [gzip.compress(msgspec.json.encode(block), 6, mtime=0) for block in blocks]
+  script = (HERE / "page.js").read_text()
+  template = jinja2.Template((HERE / "page.html").read_text(), autoescape=True)
+  return template.render(
+    title=title.translate(SEEN),
+    subtitle=subtitle.translate(SEEN),
+    style=(HERE / "page.css").read_text(),
+    script=script,
+    script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    report=report,
+    index=encode(index),
+    pages=[base64.b64encode(block).decode() for block in packed],
+  )
+
+
+def _flags(problem: Problem) -> int:
+  """Bits: 1 a right solution; 2 a wrong one; 4 the best-scored is wrong; 8 the worst-scored is
+  right, though another is wrong."""
+  known = [s for s in problem.solutions if s.correct is not None]
+  right, wrong = any(s.correct for s in known), any(not s.correct for s in known)
+  ranked = sorted((s for s in known if s.scores and not s.missing), key=_first_score)
+  high = bool(ranked) and not ranked[-1].correct
+  low = bool(ranked) and ranked[0].correct and wrong
+  return right + 2 * wrong + 4 * high + 8 * bool(low)
+
+
+def _first_score(solution: Solution) -> float:
+  return next(iter(solution.scores.values()))
+
+
+def _search(problem: Problem) -> str:
+  plain = lambda parts: "".join(x if isinstance(x, str) else _letters(x["m"]) for x in parts)
+  answers = dict.fromkeys(plain(s.answer) for s in problem.solutions)
+  return " ".join([plain(problem.text), problem.level, problem.subject, *answers]).lower()
+
+
+def _letters(tree: list[Any]) -> str:
+  return "".join(x if isinstance(x, str) else _letters(x) for x in tree[2:])

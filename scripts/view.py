@@ -1,0 +1,81 @@
+"""A page of scored solutions: which step does the model doubt, and is it right?
+
+  python scripts/view.py --input=scored.jsonl
+  python scripts/view.py --input=scored.jsonl --labels=process_bench/gsm8k.jsonl --output=page.html
+
+Input: candidates as score.py or grade.py write them, or as rerank.py reads them; without
+`rating_probs` the solutions are shown without probabilities.  --labels names labelled steps of the
+same solutions (ProcessBench's lines, PRM800K's, or `problem`, `steps`, `labels`), which stand
+beside the model's probabilities.  OUTPUT is one file that needs no network.
+"""
+
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
+import dataclasses
+import pathlib
+from typing import Literal
+
+from prm_jax import config as config_lib
+from prm_jax.evaluation import page, scored_samples
+from prm_jax.runtime import json_lines, storage
+
+MAX_SOLUTIONS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(config_lib.Checked):
+  input: pathlib.Path
+  output: pathlib.Path | None = None  # INPUT.html, if not given
+  labels: pathlib.Path | None = None  # labelled steps of the same solutions
+  neutral: Literal["positive", "negative"] = "positive"  # how the neutral class counts
+  threshold: config_lib.Share = 0.5  # a step below it is doubted
+  problems: int | None = None  # the first ones of the file; not given: all
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  path = args.output or args.input.with_suffix(".html")
+  if path.resolve() in (args.input.resolve(), args.labels and args.labels.resolve()):
+    raise ValueError(f"--output={path} is an input: give another name")
+  with storage.written_together() as output:
+    out = output(path)
+    labels = {}
+    if args.labels:
+      from prm_jax.evaluation import step_benchmarks  # loads JAX
+
+      for each in step_benchmarks.labelled(list(json_lines.records(args.labels))):
+        labels[each.problem, "\n".join(each.steps)] = each.labels
+    problems = read(args, labels)
+    solutions = sum(len(problem.solutions) for problem in problems)
+    marked = sum(
+      any(isinstance(step.label, int) for step in solution.steps)
+      for problem in problems
+      for solution in problem.solutions
+    )
+    about = f"{len(problems):,} problems, {solutions:,} solutions"
+    about += f", {marked:,} with labels" if args.labels else ""
+    out.write(page.render(problems, args.input.name, about, threshold=args.threshold))
+  print(f"{about} -> {path}")
+
+
+def read(args: Args, labels: dict) -> list[page.Problem]:
+  """The problems of the input; BadLine names a line that is no candidate."""
+  records, groups = [], set()
+  for place, record in scored_samples.candidates(args.input, progress=True):
+    where = scored_samples.place(args.input, *place[:2])
+    json_lines.convert(record, page.Record, where)
+    groups.add(record.get("unique_id") or record["problem"])
+    if args.problems is not None and len(groups) > args.problems:
+      break
+    records.append(record)
+    if len(records) > MAX_SOLUTIONS:
+      raise ValueError(f"{args.input}: over {MAX_SOLUTIONS:,} solutions; give --problems=N")
+  if not records:
+    raise ValueError(f"{args.input}: no solution")
+  return page.from_records(records, labels, neutral=args.neutral)
+
+
+if __name__ == "__main__":
+  exits.run(main)

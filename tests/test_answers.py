@@ -1,0 +1,348 @@
+"""Answers: extracted, told equal or different, and never at the cost of a hanging process."""
+
+import collections
+import json
+import random
+import time
+
+import answer_pairs
+import numpy as np
+import pytest
+from conftest import run_script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax.evaluation.answers import string_graders
+from prm_jax.evaluation.answers.extraction import final_answer
+from prm_jax.evaluation.answers.grading import Grader
+from prm_jax.evaluation.answers.normal_form import normal_form, number
+from prm_jax.evaluation.scored_samples import read_scored_samples
+
+
+@pytest.fixture(scope="module")
+def grader():
+  with Grader(workers=2) as one:
+    yield one
+
+
+@pytest.mark.parametrize(
+  ("text", "answer"),
+  [
+    (r"so $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
+    (r"\boxed{1}. No: \boxed 5", "5"),
+    (r"\boxed{\{x \mid x > 0\}}", r"\{x \mid x > 0\}"),
+    (r"\boxed{\frac{1}{2}", r"\boxed{\frac{1}{2}"),  # not closed: the last line is the answer
+    (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
+    (r"\boxed{1} no no no no no \boxed{2}", "2"),
+    ("Work.\n\n# Answer\n\n12", "12"),
+    ("It follows.\nThe final answer is: 7", "7"),
+    ("line\nlast line", "last line"),
+    (
+      r"\boxed{2}. Final Answer: The final answer is $10,455$. I hope it is correct. Ok",
+      "$10,455$",
+    ),
+    (r"The final answer is $\boxed{7}$. I hope it is correct.", "7"),
+    ("Answer \\[\n 9 \n\\]", "9"),
+    ("  \n", None),
+  ],
+)
+def test_the_final_answer(text, answer):
+  """Boxes with balanced braces, PRM800K's heading, the last line."""
+  assert final_answer(text) == answer
+
+
+def test_extraction_is_linear():
+  """A megabyte of boxes that are never closed takes no longer than reading it."""
+  assert final_answer("\\boxed{" * 150_000)
+  assert final_answer("final answer is " * 60_000 + "I hope it is correct")
+
+
+def test_normal_forms():
+  """Styles, fences and spellings have one form; different numbers have different ones."""
+  same = [r"$\dfrac12$", r"\frac{1}{2}", r"\boxed{\tfrac{1}{2}}", r"\( \frac 1 2 \)."]
+  assert len({normal_form(each) for each in same}) == 1
+  assert normal_form(r"\text{(C)}") == normal_form("C") and normal_form(r"10,\!080") == "10080"
+  assert number(normal_form(r"1\frac{4}{5}")) == number("9/5") == number("1.8")
+  assert number("1/0") is None and number("9" * 10_000) is None
+  assert normal_form("(1,234)") == "(1,234)"  # a pair
+
+
+@pytest.mark.parametrize(
+  ("a", "b", "verdict"),
+  [
+    (r"\frac{1}{2004!}", r"\frac{1}{2006!}", "different"),
+    ("1-1/e", "1+1/e", "different"),
+    ("4", r"4\sqrt{2}", "different"),
+    ("3*x-1*y+13=0", "3x + 4y + 14=0", "different"),
+    ("11_2", "11", "different"),
+    (r"\text{(C)}", "C", "equal"),
+    (r"x \in [-2,7]", r"-2 \le x \le 7", "equal"),
+    ("2x + z = 1", "1", "different"),
+    ("x = 5", "5", "equal"),
+    ("0.333333", r"\frac{1}{3}", "equal"),
+    ("0.33", r"\frac{1}{3}", "different"),
+    ("7 = 11a + c", "11a + c", "different"),
+    ("11a + 2c", "11a + 2", "different"),  # no unit
+    (r"\frac{1}{2} m v", r"\frac{1}{2} m", "different"),
+    ("x = 5 m", "5", "equal"),
+    ("1000,99", "1000.99", "equal"),
+    ("1,5", "1.05", "different"),
+    ("word " * 1000 + r"\boxed{2}", "2", "equal"),
+    (r"\text{east}", r"\text{west}", "different"),
+    ("9^{9^{9^{9}}}", "1", "undecided: a tower of powers"),
+    ("100000000!", "1", "undecided: a large factorial"),
+    ("x" * 10**6, "1", "undecided: too long"),
+    ("\x001", "2", "undecided: control characters"),
+  ],
+)
+def test_known_verdicts(grader, a, b, verdict):
+  """Pairs that graders are known to get wrong or to hang on; the order plays no part."""
+  assert grader.verdicts([(a, b), (b, a)]) == [verdict] * 2
+
+
+@pytest.mark.shared_data
+def test_math_verifys_own_pairs(shared):
+  """At least 97 % of math-verify's test pairs, and every pair that graders get wrong."""
+  rows = [json.loads(line) for line in (shared / "data/answers/math_verify_pairs.jsonl").open()]
+  by_options = collections.defaultdict(list)
+  for row in rows:
+    by_options[row.get("precision", 6), row.get("strict", True)].append(row)
+  right = []
+  for (precision, strict), members in by_options.items():
+    boxed = lambda text: final_answer(text, "boxed") or text
+    with Grader(precision=precision, strict=strict, workers=1) as one:
+      verdicts = one.verdicts([(boxed(row["pred"]), boxed(row["gold"])) for row in members])
+    for row, verdict in zip(members, verdicts):
+      right.append(verdict == ("equal" if row["equal"] else "different"))
+      assert right[-1] or row["source"] != "hard", row
+  assert np.mean(right) >= 0.97
+
+
+def rewritten(answers, make, count=20):
+  rng = random.Random(0)
+  return [(form, a) for a in answers for form in make(a, count, rng)]
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("share", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_math_answers_rewritten_and_changed(shared, grader, share):
+  """Of the 500 MATH test answers, 99.5 % of rewritings are accepted, and no different answer."""
+  path = shared / "data/prm800k_sample/math_splits/test.jsonl"
+  answers = [json.loads(line)["answer"] for line in path.open()][::share]
+  pairs = rewritten(answers, answer_pairs.equal_to)
+  verdicts = grader.verdicts(pairs)
+  refused = [pair for pair, verdict in zip(pairs, verdicts) if verdict != "equal"]
+  print(f"{len(pairs):,} rewritings, refused: {refused}")
+  assert len(refused) <= 0.005 * len(pairs), refused
+  pairs = rewritten(answers, answer_pairs.different_from)
+  verdicts = grader.verdicts(pairs)
+  accepted = [pair for pair, verdict in zip(pairs, verdicts) if verdict == "equal"]
+  print(f"{len(pairs):,} different answers, accepted: {accepted}")
+  assert not accepted
+
+
+@pytest.mark.shared_data
+@pytest.mark.slow
+def test_hostile_answers_among_fifty_thousand(shared):
+  """With 1 % hostile texts no worker is lost, all pairs have a verdict, and honest ones a clear
+  one."""
+  path = shared / "data/prm800k_sample/math_splits/test.jsonl"
+  answers = [json.loads(line)["answer"] for line in path.open()]
+  rng = random.Random(1)
+  forms = {
+    a: answer_pairs.equal_to(a, 20, rng) + answer_pairs.different_from(a, 20, rng) for a in answers
+  }
+  pairs, honest = [], []
+  for i in range(50_000):
+    a = rng.choice(answers)
+    honest.append(i % 100 != 0)
+    pairs.append((rng.choice(forms[a]) if honest[-1] else answer_pairs.hostile(rng), a))
+  start = time.perf_counter()
+  with Grader(workers=2) as one:
+    verdicts = one.verdicts(pairs)
+    assert len(one.workers._workers) == 2
+  seconds, undecided = time.perf_counter() - start, collections.Counter(verdicts)
+  print(f"50,000 pairs in {seconds:.0f} s, {one.workers.replaced} workers replaced, {undecided}")
+  clear = [verdict in ("equal", "different") for verdict, h in zip(verdicts, honest) if h]
+  assert np.mean(clear) > 0.999
+
+
+def test_a_hanging_answer_costs_its_deadline_and_no_worker():
+  """The worker is killed and replaced, others are not disturbed, and what has hung twice is not
+  tried a third time."""
+  slow = "(" + "+".join(f"x_{i}" for i in range(40)) + ")^{50}"
+  pairs = [(slow, f"{i}\\sqrt{{2}}") for i in range(1, 6)]
+  pairs += [(f"{i}\\sqrt{{2}}", f"\\sqrt{{{2 * i * i}}}") for i in range(1, 20)]
+  with Grader(seconds=1.5, workers=2) as one:
+    verdicts = one.verdicts(pairs)
+    assert verdicts == ["undecided: time"] * 5 + ["equal"] * 19
+    assert 2 <= one.workers.replaced <= 3
+
+
+def test_a_worker_that_asks_for_memory_is_replaced():
+  """The kernel bounds its address space; the pair is undecided."""
+  with Grader(workers=1, memory=2**29) as one:
+    assert one.verdicts([(r"\sqrt{8}", r"2\sqrt{2}")]) == ["equal"]
+    big = "+".join(f"\\sqrt{{{i}}}" for i in range(2, 300))
+    (verdict,) = one.verdicts([(f"({big})^{{9000}}", r"\sqrt{3}")])
+    assert verdict.startswith("undecided")
+    assert one.verdicts([(r"\sqrt{18}", r"3\sqrt{2}")]) == ["equal"]
+
+
+@pytest.mark.parametrize(
+  ("given", "truth", "math", "openai"),
+  [  # as upstream's own code says
+    (r"\dfrac{1}{2}", r"\frac12", True, True),
+    ("0.5", r"\frac{1}{2}", True, True),
+    ("x=5", "5", True, True),
+    ("10,000", "10000", False, True),
+    (r"5\text{ cm}", "5", True, True),
+    ("2/4", "1/2", False, False),  # not reduced
+    ("3.0", "3", False, True),
+    (r"2\sqrt{113}", r"\sqrt{452}", False, True),
+    (r"(1, 2]", "(1,2]", True, True),
+    (r"(1, 2]", "(1,2)", False, False),
+    ("x^{23}+1", "1+x^{23}", False, False),  # no powers of two digits
+    ("7 3/4", r"7\frac{3}{4}", False, True),
+    (r"\frac", "1", False, False),
+  ],
+)
+def test_the_graders_of_the_two_repositories(given, truth, math, openai):
+  """Their verdicts, with their quirks."""
+  assert string_graders.math_equal(given, truth) is math
+  assert string_graders.openai_equal(given, truth) is openai
+
+
+def test_text_is_never_evaluated(tmp_path):
+  """Upstream's reader of expressions runs them as Python."""
+  attack = f"__import__('os').mkdir('{tmp_path / 'made'}')"
+  with Grader("openai", workers=1) as one:
+    one.verdicts([(attack, "1"), ("1", attack)])
+  with pytest.raises(ValueError, match="unexpected"):
+    string_graders.expression(attack)
+  assert not (tmp_path / "made").exists()
+
+
+def test_verdicts_are_kept(tmp_path):
+  """Decided pairs are not judged again by the next run; other rules do not use them."""
+  pair = (r"\sqrt{8}", r"2\sqrt{2}")
+  with Grader(cache=tmp_path / "verdicts", workers=1) as one:
+    assert one.verdicts([pair]) == ["equal"]
+  with Grader(cache=tmp_path / "verdicts", workers=1) as again:
+    assert again.verdicts([pair[::-1]]) == ["equal"] and not again.workers._workers
+  with Grader(cache=tmp_path / "verdicts", workers=1, precision=2) as other:
+    other.verdicts([pair])
+    assert other.workers._workers
+
+
+def test_a_cache_that_cannot_be_used_is_a_warning(tmp_path, capsys):
+  """A damaged file, or a place that is none: every pair is judged."""
+  (tmp_path / "verdicts").write_bytes(b"no database" * 100)
+  for place in (tmp_path / "verdicts", tmp_path / "verdicts" / "below"):
+    with Grader(cache=place, workers=1) as one:
+      assert one.verdicts([(r"\sqrt{8}", r"2\sqrt{2}")]) == ["equal"]
+    assert "verdicts are not kept" in capsys.readouterr().err
+
+
+LATEX = ["\\frac", "{", "}", "\\sqrt", "^", "_", "1", "23", "x", ".", ",", "$", "\\boxed", "(", "]"]
+LATEX += ["\\text{", "\\left(", "=", "/", "-", "%", " ", "\n", "\\", "\x00", "\ud800", "!"]
+
+
+@given(st.lists(st.sampled_from(LATEX)).map("".join))
+@settings(max_examples=500, deadline=None)
+def test_any_text_has_a_form_and_a_verdict(text):
+  """What needs no worker never fails, and a form is its own."""
+  form = normal_form(text)
+  number(form)
+  final_answer(text)
+  assert string_graders.math_equal(text, text) and string_graders.openai_equal(text, text)
+  string_graders.math_equal(text, "1")
+  string_graders.openai_equal(text, "x/2")
+
+
+def test_votes_are_of_values(tmp_path):
+  """Two spellings of one answer vote together, so they beat a more frequent wrong text; a candidate
+  that was cut off does not vote."""
+  given = [r"\frac{1}{2}", r"\sin(\pi/6)", "0.25", "0.25", "0.5", r"\sqrt{2}", r"\sqrt{2}"]
+  rows = [
+    {"problem": "p", "answer": a, "is_correct": a in given[:2] + ["0.5"], "orm_score": 0.0}
+    for a in given
+  ]
+  rows.append(rows[3] | {"finished": False})
+  path = tmp_path / "samples.jsonl"
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  texts = read_scored_samples([path])
+  with Grader(workers=1) as one:
+    values = read_scored_samples([path], join=one.classes)
+  assert texts.answer_ids[0, :7].tolist() == [0, 1, 2, 2, 3, 4, 4]
+  ids = values.answer_ids[0, :7]
+  assert ids[0] == ids[1] == ids[4] and len({*ids.tolist()}) == 3
+  assert values.valid[0].tolist() == [True] * 7 + [False]
+
+
+@pytest.mark.shared_data
+def test_real_candidates(shared):
+  """Grades agree with those in the file, but for what was looked at; and classes do not lower the
+  share of right majorities."""
+  path = shared / "data/candidates/qwen2.5_coder_0.5b_math_n16.jsonl"
+  rows = [json.loads(line) for line in path.open()]
+  rows = [row for row in rows if row["answer"]]
+  with Grader(workers=2) as one:
+    verdicts = one.verdicts([(row["answer"], row["ground_truth_answer"]) for row in rows])
+    values = read_scored_samples([path], join=one.classes)
+  odd = {
+    row["answer"]
+    for row, verdict in zip(rows, verdicts)
+    if (verdict == "equal") != row["is_correct"]
+  }
+  # says in words that 57/160, which is right, has no decimals: a matter of taste
+  assert odd <= {
+    r"\text{The fraction \(\frac{57}{160}\) cannot be expressed as a terminating decimal.}"
+  }
+
+  def majority(samples):
+    """Expected share of problems whose most frequent answer is right, ties broken at random."""
+    shares = []
+    for ids, valid, correct in zip(samples.answer_ids, samples.valid, samples.correct):
+      if not valid.any():
+        continue
+      counts = np.bincount(ids[valid], minlength=1)
+      best = np.flatnonzero(counts == counts.max())
+      shares.append(np.mean([correct[valid][ids[valid] == b].mean() for b in best]))
+    return np.mean(shares)
+
+  assert majority(values) >= majority(read_scored_samples([path]))
+
+
+def test_grade_script(tmp_path):
+  """Lines keep their keys; cut off and unanswered candidates are missing; a bad line is named."""
+  rows = [
+    {"ground_truth_answer": "1/2", "answer": "0.5", "other": 1},
+    {"ground_truth_answer": "1/2", "text": r"It is $\boxed{\frac{2}{4}}$"},
+    {"ground_truth_answer": "1/2", "answer": "0.5", "finished": False},
+    {"ground_truth_answer": "1/2", "answer": None},
+    {"ground_truth_answer": "1/2", "answer": "9^{9^{9^{9}}}"},
+    {"ground_truth_answer": "1/2", "answer": "3"},
+  ]
+  source = tmp_path / "samples.jsonl"
+  source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  flags = [f"--input={source}", f"--output={tmp_path / 'graded.jsonl'}"]
+  flags.append(f"--verdicts={tmp_path / 'verdicts'}")
+  done = run_script("grade.py", *flags)
+  assert not done.returncode, done.stderr
+  graded = [json.loads(line) for line in (tmp_path / "graded.jsonl").open()]
+  assert [row["is_correct"] for row in graded] == [True, True, False, False, None, False]
+  assert [row["verdict"].partition(":")[0] for row in graded] == [
+    "equal",
+    "equal",
+    "missing",
+    "missing",
+    "undecided",
+    "different",
+  ]
+  assert graded[0]["other"] == 1 and graded[1]["answer"] == r"\frac{2}{4}"
+  assert "6 candidates" in done.stdout
+  source.write_text('{"answer": "1"}\n')
+  done = run_script("grade.py", *flags)
+  assert done.returncode == 1 and "samples.jsonl:1" in done.stderr
+  assert "ground_truth_answer" in done.stderr

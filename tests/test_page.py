@@ -1,0 +1,211 @@
+"""The page of solutions, in a real browser: drawn, filtered, driven by keys, and never run."""
+
+import json
+import shutil
+
+import pytest
+from conftest import run_script
+
+from prm_jax.evaluation import page
+from prm_jax.evaluation.mathml import pieces
+
+ATTACK = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+
+
+def candidate(problem, probs, correct, text="step", **more):
+  """A record with a step for each probability."""
+  ratings = [{"-1": 1 - p, "0": 0.0, "1": p} for p in probs]
+  steps = [f"{text} {i}" for i in range(len(probs))]
+  about = {"problem": problem, "steps": steps, "rating_probs": ratings, "is_correct": correct}
+  return about | {"answer": "4"} | more
+
+
+RECORDS = [
+  candidate("What is $2 + 2$?", [0.9, 0.8], True, level=1),
+  candidate("What is $2 + 2$?", [0.95, 0.3, 0.9], False),
+  candidate("Solve \\(x^2 = 4\\).", [0.99, 0.98], False, text=ATTACK, answer=ATTACK),
+  candidate("Solve \\(x^2 = 4\\).", [0.2], True, text="$\\text{<b onclick=x>y</b>}$"),
+  candidate("No score", [0.5], None) | {"rating_probs": None},
+]
+LABELS = {(RECORDS[2]["problem"], "\n".join(RECORDS[2]["steps"])): [1, -1]}
+
+
+@pytest.fixture(scope="module")
+def browser():
+  sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra test)")
+  names = ("chromium", "chromium-browser", "google-chrome")
+  if not (path := next(filter(None, map(shutil.which, names)), None)):
+    pytest.skip("needs a browser: apt install chromium")
+  with sync_api.sync_playwright() as driver:
+    chromium = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+  """Opens a page of records; errors and requests of the page fail the test."""
+  problems = []
+
+  def open_page(records=RECORDS, width=1200, **options):
+    path = tmp_path / "page.html"
+    path.write_text(page.render(page.from_records(records, LABELS), "title", "about", **options))
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+    tab.on("request", lambda r: None if r.url.startswith("file:") else problems.append(r.url))
+    tab.goto(path.as_uri())
+    tab.wait_for_selector("article, #found:text-is('no problem')")
+    return tab
+
+  yield open_page
+  assert not problems
+
+
+def test_the_first_doubted_step_is_named(opened):
+  """A sentence names it, its bar and colour show it, and a sure step is plain."""
+  tab = opened()
+  verdicts = tab.locator(".verdict").all_inner_texts()
+  assert verdicts == [
+    "No step is doubted; the least sure is step 2 (80 %).",
+    "First doubted step: 2 of 3 (30 % right).",
+  ]
+  assert tab.locator("h3").all_inner_texts()[0].startswith("✓ right")
+  colours = [
+    step.evaluate("node => getComputedStyle(node).backgroundColor")
+    for step in tab.locator(".step").all()
+  ]
+  plain, doubted = colours[0], colours[3]
+  assert plain.endswith(", 0)") and not doubted.endswith(", 0)")
+  assert tab.locator(".step.first b").all_inner_texts() == ["2"]
+
+
+def test_formulas_are_typeset(opened):
+  """As MathML elements."""
+  tab = opened()
+  assert tab.locator("#problem math mn").all_text_contents() == ["2", "2"]
+
+
+def test_text_of_the_data_never_runs(opened):
+  """A step of `<script>` is shown as it is, and so is markup inside a formula."""
+  tab = opened()
+  tab.keyboard.press("j")
+  tab.wait_for_selector("article:has-text('document.title')")
+  assert tab.title() == "title"
+  assert tab.locator("article img, article script, article b[onclick]").count() == 0
+  assert "<script>document.title" in tab.locator("article").first.inner_text()
+
+
+def test_labels_stand_beside_probabilities(opened):
+  """Where the model is sure and wrong it is marked, and the sentence says which step is wrong."""
+  tab = opened()
+  tab.keyboard.press("j")
+  tab.wait_for_selector("article:has-text('labelled wrong')")
+  marked = tab.locator(".step.mistaken")
+  assert marked.count() == 1 and "sure and wrong" in marked.inner_text()
+  assert (
+    "By its labels step 2 is the first wrong one." in tab.locator(".verdict").first.inner_text()
+  )
+
+
+def test_filters_search_and_sorting(opened):
+  """Disagreements are found; words narrow; the order follows a score."""
+  tab = opened()
+  tab.select_option("#kind", "prm_wrong")
+  tab.wait_for_selector("#found:text-is('1 of 1 problems')")
+  assert "Solve" in tab.locator("#problem h2").inner_text()
+  tab.select_option("#kind", "all")
+  tab.fill("#search", "2 + 2")
+  tab.wait_for_selector("#found:text-is('1 of 1 problems')")
+  tab.fill("#search", "no such thing")
+  tab.wait_for_selector("#found:text-is('no problem')")
+  tab.fill("#search", "")
+  first = lambda: tab.locator("article .soft").first.inner_text()
+  assert first().startswith("PRM 0.720")
+  tab.select_option("#sort", "file")
+  tab.select_option("#sort", "lowest step")
+  assert first().endswith("lowest step 0.800")
+
+
+def test_keys(opened):
+  """j and k walk over problems, arrows over solutions, / searches, and digits filter."""
+  tab = opened()
+  tab.keyboard.press("j")
+  tab.wait_for_selector("#found:text-is('2 of 3 problems')")
+  tab.keyboard.press("k")
+  tab.wait_for_selector("#found:text-is('1 of 3 problems')")
+  tab.keyboard.press("ArrowRight")
+  tab.keyboard.press("ArrowRight")
+  focused = "[...document.querySelectorAll('article')].indexOf(document.activeElement)"
+  assert tab.evaluate(focused) == 1
+  tab.keyboard.press("/")
+  tab.keyboard.type("jk2")
+  assert tab.input_value("#search") == "jk2"
+  tab.keyboard.press("Escape")
+  tab.fill("#search", "")
+  tab.locator("#solutions").focus()
+  tab.keyboard.press("2")
+  tab.wait_for_selector("#found:text-is('1 of 1 problems')")
+
+
+def test_a_telephone_shows_it_all(opened):
+  """At 400 pixels nothing is wider than the screen, and solutions stand below each other."""
+  report = (
+    "<div class=scroll><table><tr><th>N</th>" + "<td>12.345</td>" * 30 + "</tr></table></div>"
+  )
+  tab = opened(width=400, report=report)
+  assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+  boxes = [each.bounding_box() for each in tab.locator("article").all()]
+  assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
+  tab.locator(".scroll").evaluate("node => node.scrollTo(200, 0)")
+  assert tab.locator("th").bounding_box()["x"] < 30  # it stays
+
+
+def test_dark(browser, opened):
+  """The colours follow the system."""
+  tab = opened()
+  colour = "getComputedStyle(document.body).backgroundColor"
+  light = tab.evaluate(colour)
+  tab.emulate_media(color_scheme="dark")
+  assert tab.evaluate(colour) != light
+
+
+def test_many_solutions_stay_quick(opened):
+  """Of 500 problems with 64 candidates only what is shown is unpacked."""
+  records = [
+    candidate(f"Problem ${i}$ of many", [0.9, 0.4, 0.8], i % 2 == 0)
+    for i in range(500)
+    for _ in range(64)
+  ]
+  tab = opened(records)
+  assert tab.locator("#found").inner_text() == "1 of 500 problems"
+  assert tab.locator("article").count() == 64
+  tab.fill("#search", "problem 499")
+  tab.wait_for_selector("#found:text-is('1 of 1 problems')")
+  assert tab.evaluate("opened.size") <= 8
+
+
+def test_mathml_is_what_is_known():
+  """Links, styles and foreign elements of the library's output are left out; what cannot be read
+  stays text."""
+  link = json.dumps(pieces(r"$\href{javascript:alert(1)}{x}$"))
+  assert "javascript" not in link and '"mi"' in link
+  assert "color:red" not in json.dumps(pieces(r"$\style{color:red}{x}$"))
+  assert pieces("costs $5 and {") == ["costs $5 and {"]
+  assert pieces("$" + "{" * 500 + "$") == ["$" + "{" * 500 + "$"]
+  assert [type(x) for x in pieces("a $x$ b \\[y\\]")] == [str, dict, str, dict]
+
+
+def test_view_script(tmp_path):
+  """Scores without probabilities are shown too; a bad line is named; labels are counted."""
+  source, labels = tmp_path / "scored.jsonl", tmp_path / "labels.jsonl"
+  source.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
+  row = {"problem": RECORDS[1]["problem"], "steps": RECORDS[1]["steps"], "labels": [1, -1, None]}
+  labels.write_text(json.dumps(row) + "\n")
+  flags = [f"--input={source}", f"--output={tmp_path / 'page.html'}"]
+  done = run_script("view.py", *flags, f"--labels={labels}")
+  assert "3 problems, 5 solutions, 1 with labels" in done.stdout, done.stderr
+  source.write_text('{"problem": "p", "steps": ["a"], "rating_probs": []}\n')
+  done = run_script("view.py", *flags)
+  assert done.returncode == 1 and "0 rating_probs of 1 steps" in done.stderr
+  assert "scored.jsonl:1" in done.stderr
