@@ -23,6 +23,7 @@ setuptools.setup(
   package_data={
     "prm_jax.datasets": ["*/*.md", "*/*.tsv", "*/*.bib"],
     "prm_jax.evaluation": ["*.html", "page/*.html", "page/*.css", "page/*.js"],
+    "prm_jax.experiments": ["*.html"],
   },
   install_requires=[
     "jax>=0.10.2",

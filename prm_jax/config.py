@@ -324,16 +324,16 @@ class Hosts(Checked):
     yield unknown, "coordinator_address", "HOST:PORT"
 
 
-def read(path: str) -> Experiment:
-  """The experiment that `config()` of a config file, which is Python and runs, returns.
+def read(path: str, kind: type[Args] = Experiment) -> Args:
+  """The experiment, or plan, that `config()` of a config file, which is Python and runs, returns.
 
   Raises:
-    SystemExit: there is no such file, or it makes no experiment; names file and line.
+    SystemExit: there is no such file, or it makes nothing of that kind; names file and line.
   """
   try:
     experiment = runpy.run_path(path)["config"]()
-    if not isinstance(experiment, Experiment):
-      raise TypeError(f"config() returned {experiment!r}, not an Experiment")
+    if not isinstance(experiment, kind):
+      raise TypeError(f"config() returned {experiment!r}, not an instance of {kind.__name__}")
     return experiment
   except Exception as error:  # whatever somebody's code may raise
     frames = traceback.extract_tb(error.__traceback__)

@@ -91,3 +91,14 @@ def _bin(scores: np.ndarray) -> np.ndarray:
 
 def _mean(values) -> float | None:
   return float(np.mean(values)) if len(values) else None
+
+
+def kappa(a, b) -> float | None:
+  """Cohen's kappa, agreement beyond chance, of labels `[n]` of the same n items by two labellers.
+
+  1 at most; None if both give every item the same label.
+  """
+  a, b = np.asarray(a), np.asarray(b)
+  same = np.mean(a == b)
+  chance = sum(np.mean(a == each) * np.mean(b == each) for each in np.union1d(a, b))
+  return float((same - chance) / (1 - chance)) if chance < 1 else None

@@ -22,7 +22,6 @@ from prm_jax.runtime import exits
 exits.on_signals()  # before what takes time to import
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import sys
@@ -30,8 +29,6 @@ import time
 from typing import Literal
 
 from prm_jax import config as config_lib
-
-CHUNK = 16_384  # lines in memory at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Args:
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   from prm_jax.runtime import distributed, progress
+  from prm_jax.scoring import candidates
   from prm_jax.scoring.scorer import Scorer
 
   of_model = args.readout or args.separator or args.dtype != "float32"
@@ -75,39 +73,17 @@ def main() -> None:
     distributed.check_same({"step": scorer.step, "model": facts})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     started = time.perf_counter()
-    count = score(args.input, dataclasses.replace(scorer, merge=args.merge), out)
+    scorer, count = dataclasses.replace(scorer, merge=args.merge), 0
+    for line in candidates.rated(args.input, scorer, "scoring"):
+      record = candidates.scored(line.record, line.steps, line.probabilities, scorer.contract)
+      out.write(json.dumps(record, ensure_ascii=False) + "\n")
+      count += 1
     if args.model:
       about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif distributed.is_first():
       note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores
   seconds = time.perf_counter() - started
   print(f"{count:,} solutions in {seconds:.1f} s -> {args.output}", file=sys.stderr)
-
-
-def score(path: pathlib.Path, scorer, out) -> int:
-  """Writes the scored lines of a file; returns the number of solutions."""
-  from prm_jax.runtime import json_lines, progress
-  from prm_jax.scoring import candidates
-  from prm_jax.scoring.scorer import SolutionError
-
-  count, total = 0, sum(1 for _ in json_lines.lines(path))
-  with progress.Progress(desc="scoring", total=total, unit="solutions") as bar:
-    lines = json_lines.read(path)
-    while chunk := list(itertools.islice(lines, CHUNK)):
-      solutions = [
-        candidates.solution(record, scorer.contract.separator, f"{path}:{number}")
-        for number, _, record in chunk
-      ]
-      on_share = lambda share, done=count, more=chunk: bar.reach(done + share * len(more))
-      try:
-        scores = scorer.by_head(solutions, on_share)
-      except SolutionError as error:
-        raise json_lines.BadLine(f"{path}:{chunk[error.index][0]}: {error}") from error
-      for (_, _, record), (_, steps), probabilities in zip(chunk, solutions, scores):
-        record = candidates.scored(record, steps, probabilities, scorer.contract)
-        out.write(json.dumps(record, ensure_ascii=False) + "\n")
-      bar.reach(count := count + len(chunk))
-  return count
 
 
 if __name__ == "__main__":

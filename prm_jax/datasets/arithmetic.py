@@ -16,6 +16,9 @@ Because only the last digit is kept, some wrong chains end in the right answer.
 
 In labelled records most steps have further completions, as in PRM800K: less careful tries at the
 same step, each with its rating.
+
+`HARD` is a setting for experiments: longer chains and, beside the likely mistakes, rare ones of
+several kinds.  Few of many samples have them, but the best of many is often one that has.
 """
 
 import dataclasses
@@ -23,7 +26,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,13 +34,9 @@ from prm_jax.datasets import prm800k
 from prm_jax.runtime import storage
 
 CANDIDATES = "candidates.jsonl"
-LETTERS = "ABCD"  # name the clauses
-OPERATIONS = ("*", "+", "-")
-OPERANDS = (1, 2, 3, 4)  # 5 would undo too many errors: v + 5 = v - 5, and 10 divides 2 * 5
-CONFUSED = {"+": "-", "-": "+", "*": "+"}  # what an operation is misread as
+LETTERS = "ABCDEFGH"  # name the clauses
+CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-"}  # what an operation is misread as
 LEVELS = (1, 2, 3, 4, 5)
-LENGTH = {1: 2, 2: 3, 3: 3, 4: 4, 5: 4}  # clauses of a problem, by level
-MISREAD = {1: 0.35, 2: 0.35, 3: 0.4, 4: 0.45, 5: 0.5}  # chance that a clause can be misread
 OPERATOR = 0.75  # share of misreadings of the operation; the rest misread the operand
 SLIP = 0.12  # chance that a clause can have a slip in its result
 COPY = 0.15  # chance that an older value can be copied at a clause
@@ -46,6 +45,34 @@ LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
 RESTATE = 0.25  # chance that a solution has a neutral step that only repeats the value
 CARELESS = 0.3  # rate of each mistake when a step is tried again
 TRIES = 4  # at another completion, times the completions the step has
+STRAYS = ("result", "value", "operand", "operation")  # what a rare mistake gets wrong
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A variant of the domain; the default is that of the quick start."""
+
+  lengths: tuple[int, ...] = (2, 3, 3, 4, 4)  # clauses of a problem, by level; at most 8
+  misread: tuple[float, ...] = (0.35, 0.35, 0.4, 0.45, 0.5)  # chance that a clause can be misread
+  operations: tuple[str, ...] = ("*", "+", "-")  # and "~", the distance
+  operands: tuple[int, ...] = (1, 2, 3, 4)  # 5 would undo errors: v + 5 = v - 5, 10 divides 2 * 5
+  rarity: float = 1.0  # the rates of misreadings, slips and copies are raised to this power
+  stray: float = 0.0  # chance of a rare mistake at each clause
+  modulus: int = 10  # the answer is the last value modulo this: a small one is often hit by chance
+  # "lines": as above.  "words": "from 7 A*4 B+3 mod 3" and "7 A*4 -> 8", so that a clause is one
+  # token of a tokenizer with whole words, which a small model learns to check with fewer labels.
+  # "start last": "A*4 B+3 mod 3 from 7".
+  layout: Literal["lines", "words", "start last"] = "lines"
+
+
+HARD = Setting(
+  lengths=(4, 5, 5, 6, 6),
+  misread=(0.4,) * 5,
+  rarity=4.0,
+  stray=0.02,
+  modulus=3,
+  layout="words",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +93,23 @@ class Problem:
   start: int
   clauses: tuple[Clause, ...]
   level: int
+  setting: Setting = Setting()
 
   @property
   def text(self) -> str:
-    lines = [f"{name}{c.operation}{c.operand}" for name, c in zip(LETTERS, self.clauses)]
-    return "\n".join([*lines, f"from {self.start}"])
+    clauses = [f"{name}{c.operation}{c.operand}" for name, c in zip(LETTERS, self.clauses)]
+    start, layout = f"from {self.start}", self.setting.layout
+    if layout == "lines":
+      return "\n".join([*clauses, start])
+    clauses.append(f"mod {self.setting.modulus}")
+    return " ".join([start, *clauses] if layout == "words" else [*clauses, start])
 
   @property
   def answer(self) -> int:
     value = self.start
     for clause in self.clauses:
       value = apply(clause.operation, value, clause.operand)
-    return value
+    return value % self.setting.modulus
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,36 +121,42 @@ class Solution:
 
 
 def apply(operation: str, value: int, operand: int) -> int:
-  result = {"*": value * operand, "+": value + operand, "-": value - operand}[operation]
-  return result % 10
+  results = {"*": value * operand, "+": value + operand, "-": value - operand}
+  return (results | {"~": abs(value - operand)})[operation] % 10
 
 
-def make_problem(rng: np.random.Generator, level: int) -> Problem:
+def make_problem(rng: np.random.Generator, level: int, setting: Setting = Setting()) -> Problem:
   """A problem of a level (1 to 5) with its likely mistakes, drawn from the rates above."""
   clauses = []
-  for i in range(LENGTH[level]):
-    operation = str(rng.choice(OPERATIONS))
-    operand = int(rng.choice(OPERANDS))
+  for i in range(setting.lengths[level - 1]):
+    operation = str(rng.choice(setting.operations))
+    operand = int(rng.choice(setting.operands))
     if rng.random() < OPERATOR:
       misread = (CONFUSED[operation], operand)
     else:
-      misread = (operation, int(rng.choice([o for o in OPERANDS if o != operand])))
+      misread = (operation, int(rng.choice([o for o in setting.operands if o != operand])))
     clauses.append(
       Clause(
         operation=operation,
         operand=operand,
         misread=misread,
-        misread_rate=rng.uniform(*MISREAD_RATE) * (rng.random() < MISREAD[level]),
+        misread_rate=rng.uniform(*MISREAD_RATE) ** setting.rarity
+        * (rng.random() < setting.misread[level - 1]),
         slip=int(rng.choice([-1, 1])),
-        slip_rate=rng.uniform(*LAPSE_RATE) * (rng.random() < SLIP),
-        copy_rate=rng.uniform(*LAPSE_RATE) * (i > 0 and rng.random() < COPY),
+        slip_rate=rng.uniform(*LAPSE_RATE) ** setting.rarity * (rng.random() < SLIP),
+        copy_rate=rng.uniform(*LAPSE_RATE) ** setting.rarity * (i > 0 and rng.random() < COPY),
       )
     )
-  return Problem(start=int(rng.integers(1, 10)), clauses=tuple(clauses), level=level)
+  return Problem(int(rng.integers(1, 10)), tuple(clauses), level, setting)
 
 
 def write_step(
-  i: int, clause: Clause, value: int, older: int, chance: np.ndarray
+  i: int,
+  clause: Clause,
+  value: int,
+  older: int,
+  chance: np.ndarray,
+  layout: str = "lines",
 ) -> tuple[str, int, int]:
   """One try at clause i after `value`: the text, its rating and the result.
 
@@ -132,23 +170,57 @@ def write_step(
   slip = clause.slip if chance[2] < clause.slip_rate else 0
   result = (apply(operation, read, operand) + slip) % 10
   right = (operation, operand, read, slip) == (*right, value, 0)
-  return f"{LETTERS[i]}{operation}{operand} {read}->{result}", 1 if right else -1, result
+  text = step_text(i, operation, operand, read, result, layout)
+  return text, 1 if right else -1, result
+
+
+def step_text(i: int, operation: str, operand: int, value: int, result: int, layout: str) -> str:
+  """What a step says."""
+  name = f"{LETTERS[i]}{operation}{operand}"
+  return f"{name} {value}->{result}" if layout == "lines" else f"{value} {name} -> {result}"
 
 
 def solve(problem: Problem, rng: np.random.Generator) -> Solution:
   """One sampled solution, with the exact rating of each step."""
-  parts = []  # text, rating and state of each step
+  parts, layout = [], problem.setting.layout  # text, rating and state of each step
   value, older = problem.start, problem.start
   chance = rng.random((len(problem.clauses), 3))
   restated = rng.integers(len(problem.clauses)) if rng.random() < RESTATE else None
   for i, clause in enumerate(problem.clauses):
-    text, rating, result = write_step(i, clause, value, older, chance[i])
+    if problem.setting.stray and rng.random() < problem.setting.stray:
+      text, rating, result = write_stray(i, clause, value, older, problem.setting, rng)
+    else:
+      text, rating, result = write_step(i, clause, value, older, chance[i], layout)
     parts.append((text, rating, (i, value, older)))
     older, value = value, result
     if i == restated:
       parts.append((f"now {value}", 0, None))
-  parts.append((f"# Answer\n\n{value}", 1, None))
-  return Solution(*zip(*parts), value)
+  answer = value % problem.setting.modulus
+  parts.append((f"# Answer\n\n{answer}", 1, None))
+  return Solution(*zip(*parts), answer)
+
+
+def write_stray(
+  i: int,
+  clause: Clause,
+  value: int,
+  older: int,
+  setting: Setting,
+  rng: np.random.Generator,
+) -> tuple[str, int, int]:
+  """As `write_step`, with a rare mistake: one of `STRAYS`."""
+  operation, operand, read, slip = clause.operation, clause.operand, value, 0
+  stray = rng.choice(STRAYS)
+  if stray == "result":
+    slip = int(rng.choice([-3, -2, -1, 1, 2, 3]))
+  elif stray == "value":
+    read = older if older != value else (value + int(rng.integers(1, 10))) % 10
+  elif stray == "operand":
+    operand = int(rng.choice([o for o in setting.operands if o != operand]))
+  else:
+    operation = str(rng.choice([o for o in setting.operations if o != operation]))
+  result = (apply(operation, read, operand) + slip) % 10
+  return step_text(i, operation, operand, read, result, setting.layout), -1, result
 
 
 def try_again(
@@ -161,14 +233,14 @@ def try_again(
       clause as the problem has it; further ones misread it at random, or few would differ.
   """
   i, value, older = state
-  clause = problem.clauses[i]
+  clause, of = problem.clauses[i], problem.setting
   misread = clause.misread
   if len(taken) > 1:
-    misread = (str(rng.choice(OPERATIONS)), int(rng.choice(OPERANDS)))
+    misread = (str(rng.choice(of.operations)), int(rng.choice(of.operands)))
   rates = {"misread_rate": CARELESS, "slip_rate": CARELESS, "copy_rate": CARELESS if i else 0}
   careless = dataclasses.replace(clause, misread=misread, **rates)
   for chance in rng.random((TRIES * len(taken), 3)):
-    text, rating, _ = write_step(i, careless, value, older, chance)
+    text, rating, _ = write_step(i, careless, value, older, chance, of.layout)
     if text not in taken:
       return text, rating
   return None
@@ -217,13 +289,13 @@ def make_row(
   }
 
 
-def distinct_problems(seed: int, count: int) -> Iterator[Problem]:
+def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> Iterator[Problem]:
   """`count` distinct problems of levels 1 to 5 in turn; a ValueError where there are fewer."""
   rng = np.random.default_rng(seed)
   seen = set()
   for i in range(count):
     level = LEVELS[i % len(LEVELS)]
-    tries = (make_problem(rng, level) for _ in range(10_000))
+    tries = (make_problem(rng, level, setting) for _ in range(10_000))
     problem = next((each for each in tries if each.text not in seen), None)
     if problem is None:
       raise ValueError(f"{i} problems are all there are: level {level} has no more")

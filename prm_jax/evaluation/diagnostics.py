@@ -169,15 +169,13 @@ def agreement(a: Sequence[Judged], b: Sequence[Judged], thresholds: Sequence[flo
   """
   scores = [np.concatenate([each.scores for each in judged]) for judged in (a, b)]
   said = [values < threshold for values, threshold in zip(scores, thresholds)]
-  both, chance = (said[0] == said[1]).mean(), said[0].mean() * said[1].mean()
-  chance += (1 - said[0].mean()) * (1 - said[1].mean())
   spread = all(len(values) > 1 and values.std() > 0 for values in scores)
   return {
     "steps": len(scores[0]),
     "spearman": spearman(*scores),
     "pearson": float(np.corrcoef(*scores)[0, 1]) if spread else None,
-    "same_decision": float(both),
-    "kappa": float((both - chance) / (1 - chance)) if chance < 1 else None,
+    "same_decision": float((said[0] == said[1]).mean()),
+    "kappa": step_metrics.kappa(*said),
   }
 
 

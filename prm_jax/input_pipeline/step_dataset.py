@@ -29,6 +29,7 @@ def pack(
   row_length: int,
   merge: bool = True,
   evaluation: bool = False,
+  round_reads_to: int = 1,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Tokenises solutions and packs them into rows.
 
@@ -39,6 +40,7 @@ def pack(
     merge: encode once what solutions of a problem have in common; otherwise encode each path by
       itself.  Targets are the same: a step with the same rating in several solutions is one.
     evaluation: count every label, and of an outcome model's solutions the last read only.
+    round_reads_to: as of `PackedRows`: similar datasets then have rows of one shape.
 
   Returns:
     The rows, and counts for the run's manifest, with the examples that did not fit a row.
@@ -65,7 +67,8 @@ def pack(
   encoded = list(itertools.chain(*by_problem.values()))
   # An outcome is a target of each solution; a step with the same rating in two is one target.
   merged = [prefix_tree.merge(group, evaluation or outcome)[0] for group in by_problem.values()]
-  rows = packing.PackedRows(merged if merge else prefix_tree.sequences(merged), row_length)
+  sequences = merged if merge else prefix_tree.sequences(merged)
+  rows = packing.PackedRows(sequences, row_length, round_reads_to)
   targets = np.concatenate([tree.read_targets for tree in merged]).sum(0, np.float64)
   return rows, rows.manifest() | {
     "examples": len(encoded),

@@ -291,13 +291,13 @@ def load(path: str | storage.Path) -> Tokenizer:
 
 
 def train_sentencepiece(
-  texts: Iterable[str], path: str | storage.Path, vocab_size: int
+  texts: Iterable[str], path: str | storage.Path, vocab_size: int, whole_words: bool = False
 ) -> SentencePiece:
   """Trains a byte-pair model on `texts` and writes it to `path`.
 
-  With byte fallback, so that nothing is unknown; each digit and newline is a piece of its own;
-  white space is kept as it is.  `vocab_size` is an upper bound of at least 300: a small corpus has
-  fewer pieces.
+  With byte fallback, so that nothing is unknown; each newline is a piece of its own, and each digit
+  unless `whole_words`, where letters, digits and signs make pieces together.  White space is kept
+  as it is.  `vocab_size` is an upper bound of at least 300: a small corpus has fewer pieces.
 
   Raises:
     ValueError: `vocab_size` is too small, or there are no texts.
@@ -316,7 +316,8 @@ def train_sentencepiece(
       hard_vocab_limit=False,
       model_type="bpe",
       byte_fallback=True,
-      split_digits=True,
+      split_digits=not whole_words,
+      split_by_unicode_script=not whole_words,
       normalization_rule_name="identity",
       remove_extra_whitespaces=False,
       add_dummy_prefix=False,

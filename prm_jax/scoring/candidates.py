@@ -1,13 +1,18 @@
 """Candidate solutions in files: what scoring reads of a record, and what it adds."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+import itertools
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import json_lines, progress
+from prm_jax.scoring.scorer import Scorer, SolutionError
 from prm_jax.types import CLASSES, StepContract
+
+CHUNK = 16_384  # lines in memory at once
 
 
 class Solution(msgspec.Struct):
@@ -56,3 +61,39 @@ def scored(
   if not ensemble:
     return record
   return record | {"step_std": right.std(1).tolist(), "prm_score_std": spread}
+
+
+class Line(NamedTuple):
+  """A candidate of a file, as a model rates it."""
+
+  where: str  # FILE:LINE
+  record: dict[str, Any]
+  problem: str
+  steps: tuple[str, ...]
+  probabilities: np.ndarray  # as of `Scorer.by_head`
+
+
+def rated(path: pathlib.Path, scorer: Scorer, doing: str) -> Iterator[Line]:
+  """The lines of a file of candidates with the class probabilities of their steps, in order.
+
+  Shows progress; `doing` says of what.
+
+  Raises:
+    BadLine: a line is no candidate, or cannot be scored.
+  """
+  done, total, lines = 0, sum(1 for _ in json_lines.lines(path)), json_lines.read(path)
+  with progress.Progress(desc=doing, total=total, unit="solutions") as bar:
+    while chunk := list(itertools.islice(lines, CHUNK)):
+      places = [f"{path}:{number}" for number, _, _ in chunk]
+      solutions = [
+        solution(record, scorer.contract.separator, where)
+        for where, (_, _, record) in zip(places, chunk)
+      ]
+      on_share = lambda share, done=done, chunk=chunk: bar.reach(done + share * len(chunk))
+      try:
+        found = scorer.by_head(solutions, on_share)
+      except SolutionError as error:
+        raise json_lines.BadLine(f"{places[error.index]}: {error}") from error
+      for where, (_, _, record), each, probabilities in zip(places, chunk, solutions, found):
+        yield Line(where, record, *each, probabilities)
+      bar.reach(done := done + len(chunk))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -24,14 +25,29 @@ from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
 from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
-from prm_jax.types import Batch
+from prm_jax.types import Batch, StepTree
 
+READS = 32  # of rows of solutions in memory, rounded up: many small runs share one program
 PROFILED = 3  # updates of a profiler trace
 PREFETCHED = 2  # batches built ahead
 
 
-def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Solutions:
+  """Labelled solutions in memory, in place of the dataset in `data.directory`."""
+
+  train: list[StepTree]
+  evaluation: list[StepTree]
+  recipe: str  # where the labels are from, for the step contract
+
+
+def run(
+  c: config_lib.Experiment, workdir: str | storage.Path, solutions: Solutions | None = None
+) -> dict[str, Any]:
   """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
+
+  Args:
+    solutions: to train on; None: those of `c.data`.
 
   Returns:
     The metrics of the last evaluation.
@@ -44,7 +60,7 @@ def run(c: config_lib.Experiment, workdir: str | storage.Path) -> dict[str, Any]
   """
   with contextlib.ExitStack() as stack:
     lock = stack.enter_context(workdir_lock.WorkdirLock(storage.absolute(workdir)))
-    return train(Run(c, lock, stack))
+    return train(Run(c, lock, stack, solutions))
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -90,12 +106,16 @@ class Run:
   """An opened run: what the loop works with, and the training state."""
 
   def __init__(
-    self, c: config_lib.Experiment, lock: workdir_lock.WorkdirLock, stack: contextlib.ExitStack
+    self,
+    c: config_lib.Experiment,
+    lock: workdir_lock.WorkdirLock,
+    stack: contextlib.ExitStack,
+    solutions: Solutions | None = None,
   ):
     """Reads the data and restores or initialises the state; `stack` closes what is opened."""
     self.lock, self.goodput = lock, Goodput()
     with self.goodput.spent_on("start"):
-      self.rows = read_rows(c, lock.workdir)
+      self.rows = read_rows(c, lock.workdir, solutions)
     metadata = self.rows.metadata
     self.config = c = metadata.config  # as resolved
     self.mesh = sharding_lib.make_mesh(c.mesh)
@@ -271,14 +291,31 @@ class Rows:
     return facts | {"hash of the evaluation rows": self.evaluation.hash}
 
 
-def read_rows(c: config_lib.Experiment, workdir: storage.Path | None = None) -> Rows:
-  """Reads, converts, tokenises and packs both splits; arguments as `initialization.find`."""
+def read_rows(
+  c: config_lib.Experiment,
+  workdir: storage.Path | None = None,
+  solutions: Solutions | None = None,
+) -> Rows:
+  """Reads, converts, tokenises and packs both splits; arguments as `initialization.find`, `run`."""
   c, tokenizer, vocab_size = initialization.find(c, workdir)
   data, split = c.data, c.data.eval_split
   if c.loss.objective == "language_model":
     contract = token_tree.step_contract(tokenizer, "", c.loss.objective, "text")
     train = text_dataset.load(data.text_train, tokenizer, data.row_length)
     evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
+  elif solutions:
+    contract = token_tree.step_contract(
+      tokenizer, data.separator, c.loss.objective, solutions.recipe, heads=c.loss.heads
+    )
+    pack = functools.partial(
+      step_dataset.pack,
+      tokenizer=tokenizer,
+      contract=contract,
+      row_length=data.row_length,
+      merge=data.merge,
+      round_reads_to=READS,
+    )
+    train, evaluation = pack(solutions.train), pack(solutions.evaluation, evaluation=True)
   else:
     meaning = labelled.read_manifest(data.directory).meaning
     contract = token_tree.step_contract(

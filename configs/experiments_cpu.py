@@ -1,0 +1,45 @@
+"""The experiments at the scale of two CPU cores: `python scripts/experiment.py NAME`."""
+
+import pathlib
+import runpy
+
+from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
+from prm_jax.experiments.plan import Plan, Quickstart
+
+
+def config() -> Plan:
+  model = Model(
+    width=64,
+    layers=3,
+    heads=8,
+    kv_heads=8,
+    head_size=8,
+    mlp_width=176,
+    rope_theta=300.0,
+    tied_embeddings=False,
+    embedding_std=0.6,
+    unroll_layers=True,
+  )
+
+  def settings(objective: str, learning_rate: float, steps: int) -> Experiment:
+    return Experiment(
+      data=Data(separator="\n", row_length=128),
+      model=model,
+      loss=Loss(objective=objective, language_model_weight=1.0),
+      optim=Optim(learning_rate=learning_rate, warmup_steps=50),
+      train=Train(
+        steps=steps, batch_rows=4, eval_every=steps, save_every=steps, log_every=200, keep=1
+      ),
+    )
+
+  quick = runpy.run_path(str(pathlib.Path(__file__).with_name("arithmetic.py")))["config"]()
+  return Plan(
+    process=settings("process", 1e-3, 400),
+    outcome=settings("outcome", 1e-3, 400),
+    labeller=settings("process", 1e-3, 2000),
+    base=settings("process", 4e-3, 8000),
+    quickstart=Quickstart(quick),
+    learning_rates=(5e-4, 1e-3, 2e-3),
+    updates=(200, 400, 800),
+    workers=2,
+  )

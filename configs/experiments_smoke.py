@@ -1,0 +1,40 @@
+"""The experiments at a scale that only shows that they run: `--scale=smoke`."""
+
+import dataclasses
+import pathlib
+import runpy
+
+from prm_jax.datasets.arithmetic import Generator
+from prm_jax.experiments.plan import Plan, Quickstart
+from prm_jax.experiments.tasks import Embedded
+
+CPU = pathlib.Path(__file__).with_name("experiments_cpu.py")
+
+
+def config() -> Plan:
+  plan = runpy.run_path(str(CPU))["config"]()
+  return dataclasses.replace(
+    plan,
+    **{name: short(getattr(plan, name)) for name in ("process", "outcome", "labeller", "base")},
+    quickstart=Quickstart(
+      short(plan.quickstart.settings),
+      8,
+      8,
+      Generator(train_problems=20, test_problems=6, candidates=16),
+    ),
+    embedded=Embedded(pool_problems=12, pool_samples=8, test_problems=10, test_samples=16),
+    seeds=(0, 1),
+    samples=(1, 2),
+    base_problems=100,
+    labeller_problems=50,
+    domain_samples=8,
+    generations=2,
+    noise=(0.0, 0.2),
+    learning_rates=(1e-3,),
+    updates=(4, 8),
+  )
+
+
+def short(c):
+  train = dataclasses.replace(c.train, steps=8, eval_every=8, save_every=8, log_every=4)
+  return dataclasses.replace(c, train=train)

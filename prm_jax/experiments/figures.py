@@ -1,0 +1,67 @@
+"""Figures in the form of the paper's: curves with a band over seeds and problems."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.figure
+import matplotlib.ticker
+import numpy as np
+
+COLOURS = ("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d", "#c0392b", "#16a085")
+MARKERS = "osD^vPX*"
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  label: str
+  x: Sequence[float]
+  y: np.ndarray  # the same units as the panel's axis
+  low: np.ndarray | None = None
+  high: np.ndarray | None = None
+  dashed: bool = False
+
+  @classmethod
+  def over_n(cls, label: str, n: Sequence[int], found: dict[str, Any], dashed: bool = False):
+    """Best-of-N in % over N, of `intervals.intervals`."""
+    return cls(label, n, *(100 * np.array(found[k]) for k in ("mean", "low", "high")), dashed)
+
+  @classmethod
+  def at_last(cls, label: str, x: Sequence[float], found: Sequence[dict[str, Any]]):
+    """Best-of-N in % at the largest N, over something else."""
+    y = [[100 * each[k][-1] for each in found] for k in ("mean", "low", "high")]
+    return cls(label, x, *map(np.array, y))
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  curves: Sequence[Curve]
+  x: str  # label of the axis
+  y: str
+  log: bool = True  # x in powers of two
+
+
+def draw(panels: Sequence[Panel]) -> bytes:
+  """A PNG of the panels side by side."""
+  figure = matplotlib.figure.Figure(figsize=(5.2 * len(panels), 4.4), dpi=150, layout="constrained")
+  for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    for i, curve in enumerate(panel.curves):
+      style = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.5}
+      style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[i % len(MARKERS)]}
+      axes.plot(curve.x, curve.y, label=curve.label, markersize=4.5, **style)
+      if curve.low is not None:
+        axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.13, lw=0)
+    if panel.log:
+      axes.set_xscale("log", base=2)
+      ticks = sorted({x for curve in panel.curves for x in curve.x})
+      if len(ticks) <= 12:
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=8)
+      axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    axes.legend(fontsize=8, frameon=False)
+  figure.savefig(buffer := io.BytesIO(), format="png")
+  return buffer.getvalue()

@@ -1,0 +1,102 @@
+"""Intervals over seeds and problems, and how much further one kind of data goes than another.
+
+An array `[S, P, ...]` holds results of S seeds on P test problems each.  A bootstrap resample draws
+seeds, and within each of them problems, with replacement: the 95 % percentile interval holds the
+noise of data, training and test problems.  Arms of a seed share problems, so their differences are
+resampled together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+RESAMPLES = 2000
+PERCENT = (2.5, 97.5)
+
+
+def resampled(count: tuple[int, int], seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
+  """`[R, S, P]` weights of seeds and problems in the mean of each resample; they add up to 1."""
+  seeds, problems = count
+  rng = np.random.default_rng(seed)
+  weights = np.zeros((resamples, seeds, problems))
+  for each in weights:
+    for s in rng.integers(seeds, size=seeds):
+      each[s] += np.bincount(rng.integers(problems, size=problems), minlength=problems)
+  return weights / (seeds * problems)
+
+
+def intervals(values: np.ndarray) -> dict[str, list]:
+  """Mean over seeds and problems of `[S, P, K]`, with interval, and mean by seed `[S, K]`."""
+  means = np.einsum("rsp,spk->rk", resampled(values.shape[:2]), values)
+  low, high = np.percentile(means, PERCENT, axis=0)
+  mean = values.mean((0, 1))
+  return {
+    "mean": mean.tolist(),
+    "low": low.tolist(),
+    "high": high.tolist(),
+    "by_seed": values.mean(1).tolist(),
+  }
+
+
+def paired(a: np.ndarray, b: np.ndarray) -> dict[str, list]:
+  """The same of the difference of two arms on the same seeds and problems."""
+  return intervals(a - b)
+
+
+def efficiency(
+  arms: Mapping[str, np.ndarray], sizes: Mapping[str, Sequence[float]], base: str
+) -> dict[str, Any]:
+  """How much further the labels of each arm go than those of the arm `base`.
+
+  A line, accuracy = a + b log2(size), is fitted to each arm by least squares (paper section 4.2,
+  which compares slopes).  `slope_ratio` is b of the arm over b of `base`.  `data_ratio` is how many
+  times the labels `base` needs for the same accuracy: 2 to the power of the mean horizontal
+  distance of the lines, at the accuracies of the arm's sizes.
+
+  Args:
+    arms: `[S, P, K]` accuracies at K sizes.
+    sizes: labelled solutions at each size.
+
+  Returns:
+    Line, slope_ratio and data_ratio of each arm, the last two with intervals; a ratio whose base
+    has no positive slope in more than 2.5 % of the resamples has no upper limit (None).
+  """
+  weights = resampled(arms[base].shape[:2])
+  x = {name: np.log2(sizes[name]) for name in arms}
+  line = lambda name, y: np.polyfit(x[name], y.T, 1)  # [2, R]: slopes and intercepts
+  means = {name: np.einsum("rsp,spk->rk", weights, values) for name, values in arms.items()}
+  boot = {name: line(name, y) for name, y in means.items()}
+  exact = {name: line(name, values.mean((0, 1))[None])[:, 0] for name, values in arms.items()}
+
+  def ratios(of: np.ndarray, to: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    slope, other = of[0], to[0]
+    with np.errstate(all="ignore"):
+      y = of[1] + slope * at.mean()
+      apart = (y - to[1]) / other - at.mean()
+      positive = other > 0
+      return np.where(positive, slope / other, np.inf), np.where(positive, 2**apart, np.inf)
+
+  out = {}
+  for name in arms:
+    slope, data = ratios(exact[name], exact[base], x[name])
+    slopes, many = ratios(boot[name], boot[base], x[name])
+    out[name] = {
+      "slope": float(exact[name][0]),
+      "intercept": float(exact[name][1]),
+      "slope_ratio": interval(slope, slopes),
+      "data_ratio": interval(data, many),
+    }
+  return out
+
+
+def interval(value: Any, resamples: np.ndarray) -> dict[str, float | None]:
+  """A number with its 95 % percentile interval; None where it is not finite."""
+  low, high = np.percentile(resamples, PERCENT, method="nearest")
+  numbers = {"value": value, "low": low, "high": high}
+  return {key: float(x) if np.isfinite(x) else None for key, x in numbers.items()}
+
+
+def stacked(results: Sequence[Mapping[str, Any]], key: Callable[[Mapping], Any]) -> np.ndarray:
+  """`[S, P, ...]` of a value of each seed's result."""
+  return np.stack([np.array(key(each)) for each in results])

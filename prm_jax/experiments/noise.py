@@ -1,0 +1,142 @@
+"""Label quality: what flipped labels do to process and outcome models, and how labellers agree."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.experiments import intervals
+from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.study import Study
+from prm_jax.experiments.tasks import up_to_first_error
+from prm_jax.supervision import label_requests, synthetic
+
+TITLE = "Label quality"
+QUESTION = (
+  "What do wrong labels cost? A share of the labels is flipped at random: of steps for the process "
+  "model, of whole solutions for the outcome model. Two labellers who make such mistakes apart "
+  "from each other agree as the table says, so agreement on shared items tells the noise."
+)
+PAPER = (
+  "The paper injects no noise. Its labellers had to agree with 75 % of the screening labels, and "
+  "quality-control problems were mixed in throughout (appendix B); the large PRM that labels in "
+  "section 4 makes mistakes too (appendix H)."
+)
+ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by final answer"}
+
+
+def sizes(plan: Plan) -> int:
+  """Solutions of each problem."""
+  return plan.samples[len(plan.samples) // 2]
+
+
+def runs(plan: Plan) -> list[str]:
+  """Names of the results of a seed."""
+  return [f"{arm}-{share:g}" for share in plan.noise for arm in ARMS]
+
+
+def run(study: Study) -> None:
+  """Trains and judges the models of one seed."""
+  chosen = study.uniform(sizes(study.plan))
+  for share in study.plan.noise:
+
+    def process(share=share) -> dict[str, Any]:
+      labels = [[*labels.ratings] for _, _, labels in study.solutions(chosen)]
+      mine, theirs = (flipped(labels, share, study.space.seed + k) for k in (0, 1))
+      trees = [
+        up_to_first_error(text, each.steps[: len(ratings)], ratings)
+        for (text, each, _), ratings in zip(study.solutions(chosen), mine)
+      ]
+      scorer = study.train(f"process-{share:g}", "process", trees, "experiment: noise")
+      pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a, b)]
+      return study.measured(scorer, trees) | {"agreement": label_requests.agreement(pairs)}
+
+    def outcome(share=share) -> dict[str, Any]:
+      rng = np.random.default_rng([study.space.seed, *b"outcome"])
+      solutions = list(study.solutions(chosen))
+      wrong = rng.random(len(solutions)) < share
+      trees = [
+        synthetic.outcome(text, each.steps, each.correct != flip)
+        for (text, each, _), flip in zip(solutions, wrong)
+      ]
+      scorer = study.train(f"outcome-{share:g}", "outcome", trees, "experiment: noise")
+      return study.measured(scorer, trees)
+
+    study.space.result(f"process-{share:g}", process)
+    study.space.result(f"outcome-{share:g}", outcome)
+
+
+def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[tuple[int, ...]]:
+  """The ratings, of which a share is flipped: -1 to 1, and 0 and 1 to -1.
+
+  A larger share flips all that a smaller one does.
+  """
+  rng = np.random.default_rng([seed, *b"process"])
+  flip = lambda rating: 1 if rating < 0 else -1
+  return [
+    tuple(flip(r) if wrong else r for r, wrong in zip(each, rng.random(len(each)) < share))
+    for each in ratings
+  ]
+
+
+def summarise(results: Results) -> dict[str, Any]:
+  """Best-of-N by share of flipped labels, and what is lost against none."""
+  shares = results.plan["noise"]
+  curves = {f"{arm}-{x:g}": results.accuracy(f"{arm}-{x:g}") for arm in ARMS for x in shares}
+  return {
+    "curves": {name: intervals.intervals(curve) for name, curve in curves.items()},
+    "lost": {
+      f"{arm}-{x:g}": intervals.paired(curves[f"{arm}-{x:g}"], curves[f"{arm}-{shares[0]:g}"])
+      for arm in ARMS
+      for x in shares
+    },
+    "auroc": {name: results.values(name, "auroc") for name in curves},
+    "agreement": {
+      f"{x:g}": {
+        key: float(np.mean([each["agreement"][key] for each in results.of(f"process-{x:g}")]))
+        for key in ("share", "kappa")
+      }
+      for x in shares
+    },
+  }
+
+
+def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+  """Best-of-N at the largest N, and step AUROC, over the share of flipped labels."""
+  shares, last = results.plan["noise"], results.n[-1]
+  x = [100 * share for share in shares]
+  curves = [
+    Curve.at_last(label, x, [summary["curves"][f"{arm}-{s:g}"] for s in shares])
+    for arm, label in ARMS.items()
+  ]
+  lost = [
+    Curve.at_last(label, x, [summary["lost"][f"{arm}-{s:g}"] for s in shares])
+    for arm, label in ARMS.items()
+  ]
+  return [
+    Panel(curves, "% labels flipped", f"% problems solved (best-of-{last})", log=False),
+    Panel(lost, "% labels flipped", "points lost to noise", log=False),
+  ]
+
+
+def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Tables of the page and the screen."""
+  shares, last = results.plan["noise"], results.n[-1]
+  rows = [
+    [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]
+    for arm, label in ARMS.items()
+  ]
+  rows += [
+    [f"{label}: change", "", *(percent(summary["lost"][f"{arm}-{s:g}"], True) for s in shares[1:])]
+    for arm, label in ARMS.items()
+  ]
+  of = summary["agreement"]
+  rows.append(["two such labellers agree, % of steps"])
+  rows[-1] += [f"{100 * of[f'{s:g}']['share']:.1f}" for s in shares]
+  rows.append(
+    ["Cohen's kappa of right and wrong", *(f"{of[f'{s:g}']['kappa']:.2f}" for s in shares)]
+  )
+  header = ["labels flipped", *(f"{100 * s:g} %" for s in shares)]
+  return [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]

@@ -1,0 +1,132 @@
+"""Out of distribution: domains that training never saw (paper section 5, Table 1)."""
+
+from typing import Any
+
+import numpy as np
+
+from prm_jax.experiments import intervals, tasks, workspace
+from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.study import Study
+
+TITLE = "Out of distribution"
+QUESTION = (
+  "Do the models still pick well on problems of another kind? Process and outcome models of the "
+  "largest training sets, on domains that neither training nor labelling ever saw."
+)
+PAPER = (
+  "Table 1, best-of-100, ORM / PRM / majority: AP Calculus 68.9 / 86.7 / 80.0 (45 problems), AP "
+  "Chemistry 68.9 / 80.0 / 71.7 (60), AP Physics 77.8 / 86.7 / 82.2 (45), AMC10 and AMC12 49.1 / "
+  "53.2 / 32.8 (84), aggregate 63.8 / 72.9 / 61.3. The rows add up to 234 problems; the text says "
+  "224."
+)
+METHODS = {"orm": "ORM", "prm": "PRM", "majority": "Majority"}
+AGGREGATE = "Aggregate"
+
+
+def runs(plan: Plan) -> list[str]:
+  """Names of the results of a seed."""
+  return ["domains"]
+
+
+def run(study: Study) -> None:
+  """Trains both models of one seed and judges them on every domain."""
+
+  def make() -> dict[str, Any]:
+    chosen = study.uniform(study.plan.samples[-1])
+    models = {
+      "prm": study.train("prm", "process", study.process_trees(chosen), "experiment: ood"),
+      "orm": study.train("orm", "outcome", study.outcome_trees(chosen, False), "experiment: ood"),
+    }
+    return {"domains": {name: judged(models, each) for name, each in domains(study).items()}}
+
+  study.space.result("domains", make)
+
+
+def domains(study: Study) -> dict[str, list[tasks.Problem]]:
+  """Test problems by domain, the familiar one first: of files, or variants of the embedded one."""
+  plan, separator = study.plan, study.plan.process.data.separator
+  if plan.files.pool:
+    named = [each.partition("=")[::2] for each in plan.files.domains]
+    return {"in distribution": [*study.task.test]} | {
+      name: tasks.read(path, separator, plan.files.problems, plan.files.samples)
+      for name, path in named
+    }
+  sizes = plan.embedded
+  rng = np.random.default_rng([study.space.seed, *b"domains"])
+  known = {each.text for each in (*study.task.pool, *study.task.test)}
+  found = {}
+  for name, setting in {"in distribution": plan.setting, **plan.domains}.items():
+    stream = tasks.arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
+    fresh = (each for each in stream if each.text not in known)
+    found[name] = [
+      tasks.sampled(next(fresh), plan.domain_samples, rng) for _ in range(sizes.test_problems)
+    ]
+  return found
+
+
+def judged(models: dict[str, Any], problems: list[tasks.Problem]) -> dict[str, Any]:
+  """Best-of-N of each method, and AUROC of the process model on steps with known ratings."""
+  task = tasks.Task((), tuple(problems))
+  found = workspace.problems_of(task)
+  for name, scorer in models.items():
+    result = workspace.judged(scorer, task)
+    found[name] = result["accuracy"]
+    found[f"{name}_auroc"] = result.get("auroc")
+  return found
+
+
+def summarise(results: Results) -> dict[str, Any]:
+  """Table 1 at the largest N of each domain, with intervals over seeds and problems."""
+  runs_ = results.of("domains")
+  names = [*runs_[0]["domains"]]
+  table = {}
+  for name in names:
+    each = [run["domains"][name] for run in runs_]
+    curves = {key: np.array([found[key] for found in each]) for key in METHODS}
+    table[name] = {key: intervals.intervals(curve) for key, curve in curves.items()}
+    table[name]["prm - orm"] = intervals.paired(curves["prm"], curves["orm"])
+    table[name] |= {"n": each[0]["n"], "problems": curves["prm"].shape[1]}
+    for key in ("prm_auroc", "orm_auroc"):
+      table[name][key] = [found[key] for found in each if found[key] is not None]
+  unfamiliar = names[1:]
+  if unfamiliar:  # each problem counts once, as in Table 1
+    last = lambda key: np.concatenate(
+      [np.array([run["domains"][name][key] for run in runs_])[:, :, -1:] for name in unfamiliar], 1
+    )
+    table[AGGREGATE] = {key: intervals.intervals(last(key)) for key in METHODS}
+    table[AGGREGATE]["prm - orm"] = intervals.paired(last("prm"), last("orm"))
+    table[AGGREGATE]["problems"] = sum(table[name]["problems"] for name in unfamiliar)
+  return {"table": table}
+
+
+def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+  """Best-of-N in each domain."""
+  return [
+    Panel(
+      [Curve.over_n(label, found["n"], found[key]) for key, label in METHODS.items()],
+      f"N, {name}",
+      "% problems solved (best-of-N)",
+    )
+    for name, found in summary["table"].items()
+    if "n" in found
+  ]
+
+
+def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Table 1."""
+  text = lambda values: f"{np.mean(values):.3f}" if values else ""
+  rows = [
+    [
+      name,
+      *(percent(found[key]) for key in METHODS),
+      percent(found["prm - orm"], sign=True),
+      text(found.get("prm_auroc")),
+      str(found["problems"]),
+    ]
+    for name, found in summary["table"].items()
+  ]
+  n = next(iter(summary["table"].values()))["n"][-1]
+  header = ["domain", *METHODS.values(), "PRM minus ORM", "AUROC of steps", "problems"]
+  return [Table(f"Best-of-{n}, % of problems, with 95 % intervals (Table 1's form)", header, rows)]

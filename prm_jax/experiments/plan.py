@@ -1,0 +1,75 @@
+"""The scale of the experiments: data, models and seeds.  Files in configs/ return a `Plan`."""
+
+import dataclasses
+from typing import Annotated
+
+import msgspec
+
+from prm_jax.config import Checked, Count, Experiment, Positive, Share, Whole
+from prm_jax.datasets.arithmetic import HARD, Generator, Setting
+from prm_jax.experiments.tasks import Embedded
+
+Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
+BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data that are nobody's pool or test
+DOMAINS = {  # variants of the embedded domain, out of its distribution
+  "longer chains": dataclasses.replace(HARD, lengths=(7, 7, 8, 8, 8)),
+  "other operation": dataclasses.replace(HARD, operations=("*", "+", "-", "~")),
+  "other wording": dataclasses.replace(HARD, layout="start last"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Files(Checked):
+  """Data and models in place of the embedded ones."""
+
+  pool: str = ""  # candidates to choose from and to train on: JSON lines, as rerank.py reads them
+  test: str = ""  # candidates of other problems; "": half of the pool's problems are held out
+  labels: str = ""  # a dataset of prepare_data.py, on which the labeller is trained
+  labeller: str = ""  # or a trained labeller: work directory of train.py
+  domains: tuple[str, ...] = ()  # NAME=FILE of candidates of domains that training never saw
+  problems: Whole = 0  # of pool and of test that are read, at most; 0: all
+  samples: Whole = 0  # of each problem that are read, at most; 0: all
+  base: str = ""  # where every model starts from: a public model, or a work directory of train.py
+
+  def _rules(self):
+    some = bool(self.pool) or bool(self.labels) or bool(self.labeller) or bool(self.base)
+    whole = self.pool and self.base and bool(self.labels) != bool(self.labeller)
+    yield some and not whole, "pool base labels labeller", "pool, base, and labels or a labeller"
+
+
+@dataclasses.dataclass(frozen=True)
+class Quickstart(Checked):
+  """The quick start, whose alternatives are measured."""
+
+  settings: Experiment
+  process_updates: Count = 5000
+  outcome_updates: Count = 6000
+  generator: Generator = Generator()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Checked):
+  """Sizes and settings at one scale."""
+
+  process: Experiment  # model, optimiser and updates of a process model
+  outcome: Experiment  # of an outcome model, tuned apart so that it is as strong as it can be
+  labeller: Experiment  # of the large PRM that labels, trained on exact or human labels
+  base: Experiment  # of the model that all of them start from, on critiques of random mistakes
+  quickstart: Quickstart
+  setting: Setting = HARD  # of the embedded domain
+  embedded: Embedded = Embedded()
+  files: Files = Files()
+  seeds: tuple[Whole, ...] = (0, 1, 2, 3, 4, 5)  # reported ones; tune on seeds from 100 up
+  samples: Counts = (1, 2, 4, 8, 16)  # labelled solutions of each problem, growing
+  base_problems: Count = 6000  # two solutions of each
+  base_stray: Share = 0.12  # chance of a random mistake at each clause of theirs
+  labeller_problems: Count = 4000  # two solutions of each
+  threshold: Share = 0.2  # of P(negative), above which the labeller calls a step wrong
+  heads: Count = 4  # of the selector's ensemble
+  domains: dict[str, Setting] = dataclasses.field(default_factory=lambda: dict(DOMAINS))
+  domain_samples: Count = 100  # candidates of each problem there: Table 1 is best-of-100
+  generations: Count = 4  # of iterative retraining
+  noise: tuple[Share, ...] = (0.0, 0.1, 0.2, 0.3)  # shares of labels that are flipped
+  learning_rates: tuple[Positive, ...] = (5e-4, 1e-3, 2e-3)  # of the search for each objective
+  updates: Counts = (200, 400, 800)
+  workers: int = 0  # processes, each with one core; 0: this process alone, with all devices

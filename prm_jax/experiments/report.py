@@ -1,0 +1,96 @@
+"""Figure, tables and page of an experiment, from its JSON file alone."""
+
+import base64
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+
+from prm_jax.experiments import figures, jobs
+from prm_jax.experiments.results import Results, Table
+from prm_jax.runtime import json_lines, storage
+
+NOTES = (
+  "Intervals: 95 % percentile bootstrap over seeds, and over problems within a seed. Best-of-N is "
+  "the exact expectation over draws of N samples; equal scores share the pick. The score of a "
+  "process model is the product over steps of the probability that the step is not negative. The "
+  "paper's models are language models on MATH: compare the order of the curves, not their height."
+)
+
+
+def gather(name: str, scale: str, directory: pathlib.Path, seeds: Sequence[int]) -> Results:
+  """The stored results of every seed."""
+  plan = json_lines.document(directory / "plan.json")
+  read = lambda seed, each: json_lines.document(directory / name / f"seed-{seed}" / f"{each}.json")
+  stems = {
+    path.stem for seed in seeds for path in (directory / name / f"seed-{seed}").glob("*.json")
+  }
+  runs = [read(seed, each) for seed in seeds for each in sorted(stems - {"problems"})]
+  return Results(name, scale, plan, [*seeds], [read(seed, "problems") for seed in seeds], runs)
+
+
+def write(results: Results, directory: pathlib.Path) -> list[str]:
+  """Writes NAME.json and what is drawn from it; returns the tables for the screen."""
+  module = jobs.module(results.experiment)
+  content = vars(results) | {"summary": module.summarise(results)}
+  with storage.written(directory / f"{results.experiment}.json") as out:
+    out.write(json.dumps(content) + "\n")
+  return draw(directory / f"{results.experiment}.json", directory)
+
+
+def draw(path: pathlib.Path, directory: pathlib.Path) -> list[str]:
+  """Writes NAME.png and NAME.html of a results file; returns its tables for the screen.
+
+  Raises:
+    ValueError, OSError: the file is not such a file, or cannot be read.
+  """
+  content = json_lines.document(path)
+  try:
+    summary = content.pop("summary")
+    results = Results(**content)
+    module = jobs.module({name: name for name in jobs.NAMES}[results.experiment])
+    png = figures.draw(module.panels(results, summary))
+    tables = module.tables(results, summary)
+  except (KeyError, TypeError, IndexError, AttributeError) as error:
+    raise ValueError(f"{path}: not the results of an experiment, or damaged: {error!r}") from error
+  page = _page(module, results, tables, png)
+  with storage.written_together() as output:
+    output(directory / f"{results.experiment}.png", "wb").write(png)
+    output(directory / f"{results.experiment}.html").write(page)
+  return [line for table in tables for line in [*aligned(table), ""]]
+
+
+def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) -> str:
+  template = jinja2.Template(
+    pathlib.Path(__file__).with_name("page.html").read_text(),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  info = results.info[0]
+  setup = (
+    f"Scale {results.scale}: {len(results.seeds)} seeds ({', '.join(map(str, results.seeds))}), "
+    f"{info['pool_problems']} problems to train on, {len(info['pass_rate'])} to test on, N up to "
+    f"{info['n'][-1]}."
+  )
+  return template.render(
+    title=module.TITLE,
+    question=module.QUESTION,
+    setup=setup,
+    figure=base64.b64encode(png).decode(),
+    tables=tables,
+    paper=module.PAPER,
+    notes=NOTES,
+  )
+
+
+def aligned(table: Table) -> list[str]:
+  """A table as lines of text."""
+  rows = [list(table.header), *map(list, table.rows)]
+  width = max(map(len, rows))
+  rows = [row + [""] * (width - len(row)) for row in rows]
+  widths = [max(len(row[i]) for row in rows) for i in range(width)]
+  return [table.caption] + [
+    "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in rows
+  ]

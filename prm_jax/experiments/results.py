@@ -1,0 +1,100 @@
+"""The results of an experiment: one JSON file, from which figure, tables and page are made."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+FIFTHS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  caption: str
+  header: Sequence[str]
+  rows: Sequence[Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+  """What the models of all seeds gave."""
+
+  experiment: str
+  scale: str
+  plan: dict[str, Any]
+  seeds: list[int]
+  info: list[dict[str, Any]]  # by seed: `workspace.problems_of`
+  runs: list[dict[str, Any]]  # each with its "seed" and its name, "run"
+
+  @property
+  def n(self) -> list[int]:
+    """The values of N."""
+    return self.info[0]["n"]
+
+  def of(self, run: str) -> list[dict[str, Any]]:
+    """The results of that name, in the order of the seeds."""
+    found = {each["seed"]: each for each in self.runs if each["run"] == run}
+    return [found[seed] for seed in self.seeds]
+
+  def accuracy(self, run: str, key: str = "accuracy") -> np.ndarray:
+    """`[S, P, K]` best-of-N of a run."""
+    return np.array([each[key] for each in self.of(run)])
+
+  def problems(self, name: str) -> np.ndarray:
+    """`[S, P, K]` of a baseline: "majority" or "oracle"."""
+    return np.array([each[name] for each in self.info])
+
+  def mean(self, run: str, key: str) -> float:
+    """Mean over seeds of a number."""
+    return float(np.mean([each[key] for each in self.of(run)]))
+
+  def values(self, run: str, key: str) -> list[float]:
+    """A number of each seed, where there is one."""
+    return [each[key] for each in self.of(run) if each.get(key) is not None]
+
+  def has(self, run: str, key: str) -> bool:
+    return all(each.get(key) is not None for each in self.of(run))
+
+  def labels(self, run: str) -> dict[str, int]:
+    """Labels by value, over all seeds."""
+    total = collections.Counter()
+    for each in self.of(run):
+      total.update(each["labels"])
+    return dict(total)
+
+  def breakdown(self, names: Sequence[str], kind: str) -> dict[str, dict[str, Any]]:
+    """Best-of-N at the largest N of each run, by level or by fifth of difficulty.
+
+    Difficulty: fifths of a seed's problems by the share of their samples that is right, 1 the
+    easiest (paper appendix G).  The problems of all seeds are together.
+    """
+    groups = collections.defaultdict(list)
+    for s, info in enumerate(self.info):
+      if kind == "level":
+        keys = info["level"]
+      else:
+        order = np.argsort(-np.array(info["pass_rate"]), kind="stable")
+        keys = [""] * len(order)
+        for fifth, part in enumerate(np.array_split(order, min(FIFTHS, len(order))), 1):
+          for p in part:
+            keys[p] = str(fifth)
+      for p, key in enumerate(keys):
+        if key is not None:
+          groups[key].append((s, p))
+    curves = [self.accuracy(name)[:, :, -1] for name in names]
+    return {
+      key: {
+        "problems": len(places),
+        "accuracy": [float(np.mean([curve[place] for place in places])) for curve in curves],
+      }
+      for key, places in sorted(groups.items())
+    }
+
+
+def percent(found: dict[str, list], sign: bool = False, at: int = -1) -> str:
+  """A mean with its interval, as "81.2 (78.0 to 84.1)"."""
+  form = "+.1f" if sign else ".1f"
+  mean, low, high = (format(100 * found[key][at], form) for key in ("mean", "low", "high"))
+  return f"{mean} ({low} to {high})"

@@ -1,0 +1,68 @@
+"""Models that all seeds share: the base that every model starts from, and the labeller."""
+
+import dataclasses
+import pathlib
+
+from prm_jax.config import Experiment
+from prm_jax.datasets import labelled
+from prm_jax.experiments import tasks
+from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
+from prm_jax.experiments.study import Study
+from prm_jax.experiments.workspace import Workspace
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.types import StepTree
+
+VOCABULARY = 700  # pieces: every clause, value and sign of the embedded domain, and bytes
+HELD_OUT = 64  # labelled solutions that base and labeller are evaluated on
+
+
+def prepare(plan: Plan, directory: pathlib.Path) -> None:
+  """Trains base and labeller, or finds them."""
+  space = Workspace(directory / "shared", "", 0)
+  if not plan.files.base:
+    setting = dataclasses.replace(
+      plan.setting, misread=(0.0,) * len(plan.setting.misread), stray=plan.base_stray
+    )
+    trees = tasks.labelled(BASE_SEED, plan.base_problems, setting, running=True)
+    tokenizer = space.directory / "tokenizer.model"
+    if not tokenizer.is_file():
+      texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
+      tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
+    _train(space, "base", with_tokenizer(plan.base, tokenizer), trees)
+  if not plan.files.labeller:
+    space = dataclasses.replace(space, base=base(plan, directory))
+    _train(space, "labeller", plan.labeller, labelled_trees(plan))
+
+
+def with_tokenizer(c: Experiment, tokenizer: pathlib.Path) -> Experiment:
+  return dataclasses.replace(c, data=dataclasses.replace(c.data, tokenizer=str(tokenizer)))
+
+
+def _train(space: Workspace, name: str, c: Experiment, trees: list[StepTree]) -> None:
+  space.model(name, c, trees[HELD_OUT:], trees[:HELD_OUT], f"experiment: {name}")
+
+
+def labelled_trees(plan: Plan) -> list[StepTree]:
+  """What the labeller is trained on: human labels of a dataset, or exact ones."""
+  if plan.files.labels:
+    return labelled.step_trees(plan.files.labels, "train", "process")[0]
+  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, plan.setting)
+
+
+def base(plan: Plan, directory: pathlib.Path) -> str:
+  return plan.files.base or str(directory / "shared" / "base")
+
+
+def study(space: Workspace, plan: Plan, directory: pathlib.Path) -> Study:
+  """The study of one seed; the models that it shares are there."""
+  space = dataclasses.replace(space, base=base(plan, directory))
+  files, separator = plan.files, plan.process.data.separator
+  if files.pool:
+    limits = (separator, files.problems, files.samples)
+    test = tasks.read(files.test, *limits) if files.test else ()
+    task = tasks.from_files(tasks.read(files.pool, *limits), test, space.seed)
+  else:
+    task = plan.embedded.task(space.seed, plan.setting)
+  labeller = Scorer.load(files.labeller or directory / "shared" / "labeller")
+  return Study(plan, space, task, labeller)

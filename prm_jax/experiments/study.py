@@ -1,0 +1,138 @@
+"""One seed of an experiment: its task, the labels of its pool, and the models trained on them."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.experiments import workspace as workspace_lib
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.tasks import Problem, Solution, Task
+from prm_jax.experiments.workspace import Workspace
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.supervision import active, synthetic
+from prm_jax.types import StepTree
+
+EVALUATED = 32  # test solutions that a run is evaluated on while it is trained
+Place = tuple[int, int]  # problem of the pool, and solution of the problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  plan: Plan
+  space: Workspace
+  task: Task
+  labeller: Scorer | None = None  # None: the labels are given with the solutions
+
+  def problems(self) -> dict[str, Any]:
+    """What all results of the seed have in common."""
+    return workspace_lib.problems_of(self.task) | {
+      "pool_problems": len(self.task.pool),
+      "pool_solutions": sum(len(each.solutions) for each in self.task.pool),
+    }
+
+  @functools.cached_property
+  def labels(self) -> list[list[synthetic.Labels]]:
+    """The labeller's labels of every solution of the pool."""
+    return self._labelled(self.task.pool)
+
+  def _labelled(self, problems: Sequence[Problem]) -> list[list[synthetic.Labels]]:
+    found = workspace_lib.step_probabilities(self.labeller, problems)
+    label = lambda each: synthetic.label(
+      each.mean(1), self.plan.threshold, self.labeller.contract.labels
+    )
+    return [[label(each) for each in solutions] for solutions in found]
+
+  @functools.cached_property
+  def evaluation(self) -> dict[str, list[StepTree]]:
+    """Solutions for the evaluation during training, by objective."""
+    problems = [
+      dataclasses.replace(each, solutions=each.solutions[:1], samples=(0,))
+      for each in self.task.test[:EVALUATED]
+    ]
+    labels = [each[0] for each in self._labelled(problems)]
+    process = [each.process(p.text, p.solutions[0].steps) for p, each in zip(problems, labels)]
+    outcome = [
+      synthetic.outcome(p.text, p.solutions[0].steps, p.solutions[0].correct) for p in problems
+    ]
+    return {"process": process, "outcome": outcome}
+
+  def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Labels]]:
+    """Problem, solution and labels of each of the chosen."""
+    for p, s in chosen:
+      yield self.task.pool[p].text, self.task.pool[p].solutions[s], self.labels[p][s]
+
+  def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
+    """The chosen solutions with the labeller's step labels."""
+    return [labels.process(text, each.steps) for text, each, labels in self.solutions(chosen)]
+
+  def outcome_trees(self, chosen: Sequence[Place], by_labeller: bool) -> list[StepTree]:
+    """The chosen solutions with an outcome: of the labeller, or of the final answer."""
+    return [
+      synthetic.outcome(text, each.steps, labels.outcome if by_labeller else each.correct)
+      for text, each, labels in self.solutions(chosen)
+    ]
+
+  def train(
+    self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
+  ) -> Scorer:
+    """A model of the plan's settings for the objective, with changed fields of loss or train."""
+    c = getattr(self.plan, objective)
+    for section in ("loss", "optim", "train"):
+      values = {key: x for key, x in changes.items() if hasattr(getattr(c, section), key)}
+      c = dataclasses.replace(c, **{section: dataclasses.replace(getattr(c, section), **values)})
+    return self.space.model(name, c, trees, self.evaluation[objective], recipe)
+
+  def judged(
+    self,
+    name: str,
+    objective: str,
+    trees: Callable[[], list[StepTree]],
+    recipe: str,
+    **changes: Any,
+  ) -> dict[str, Any]:
+    """Trains a model and judges it, unless its result is stored; the result."""
+
+    def make() -> dict[str, Any]:
+      data = trees()
+      return self.measured(self.train(name, objective, data, recipe, **changes), data)
+
+    return self.space.result(name, make)
+
+  def measured(self, scorer: Scorer, trees: Sequence[StepTree]) -> dict[str, Any]:
+    """What a model was trained on, and how well it picks."""
+    return counts(trees) | workspace_lib.judged(scorer, self.task)
+
+  def uniform(self, per_problem: int) -> list[Place]:
+    """The first distinct solutions among the samples of each problem; larger sets hold smaller."""
+    chosen = []
+    for p, each in enumerate(self.task.pool):
+      first = list(dict.fromkeys(each.samples))[:per_problem]
+      chosen += [(p, s) for s in first]
+    return chosen
+
+  def pool(self, scorer: Scorer) -> tuple[active.Pool, list[Place]]:
+    """The pool as a selector sees it, and the place of each of its candidates."""
+    found, right = workspace_lib.step_probabilities(scorer, self.task.pool), []
+    classes = scorer.contract.right_classes
+    places = [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
+    for p, s in places:
+      right.append(found[p][s][:, :, classes].sum(-1))
+    of = [self.task.pool[p].solutions[s] for p, s in places]
+    return active.Pool(
+      problems=np.array([p for p, _ in places]),
+      correct=np.array([each.correct for each in of]),
+      steps=[each.steps for each in of],
+      times=np.concatenate([each.times for each in self.task.pool]),
+      right=right,
+    ), places
+
+
+def counts(trees: Sequence[StepTree]) -> dict[str, Any]:
+  """Labelled solutions, and labels by rating, or outcomes, "true" and "false"."""
+  labels = [label for tree in trees for label in tree.labels if label is not None]
+  found = collections.Counter(labels or [tree.outcome for tree in trees])
+  return {"solutions": len(trees), "labels": {str(x).lower(): n for x, n in sorted(found.items())}}

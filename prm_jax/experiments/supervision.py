@@ -1,0 +1,156 @@
+"""Process against outcome supervision, on identical solutions (paper section 4.1, Figure 4)."""
+
+from typing import Any
+
+import numpy as np
+
+from prm_jax.experiments import intervals
+from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.study import Study
+from prm_jax.supervision import synthetic
+
+TITLE = "Process and outcome supervision"
+QUESTION = (
+  "Does a label for each step teach a reward model more than a label for the whole solution? "
+  "Three series on the same solutions: step labels of a large PRM up to its first wrong step; one "
+  "outcome of the same PRM, right when every step passes; and one outcome from the final answer."
+)
+ARMS = {
+  "process": "Process supervision",
+  "outcome_labeller": "Outcome supervision, by the large PRM",
+  "outcome_answer": "Outcome supervision, by final answer",
+}
+PAPER = (
+  "Figure 4 (small models labelled by PRM_large, 1 to 200 solutions a problem, best-of-500, three "
+  "seeds): process supervision is above outcome supervision by the large PRM, and that above "
+  "outcome supervision by final answer, at every size but the smallest, and at every N. The paper "
+  "gives the curves without numbers; at large scale (Figure 3) PRM 78.2, ORM 72.4, majority 69.6 "
+  "for best-of-1860."
+)
+
+
+def runs(plan: Plan) -> list[str]:
+  """Names of the results of a seed."""
+  return [f"{arm}-{n}" for n in plan.samples for arm in ARMS] + ["labeller"]
+
+
+def run(study: Study) -> None:
+  """Trains and judges the models of one seed."""
+  for n in study.plan.samples:
+    chosen = study.uniform(n)
+    trees = {
+      "process": lambda c=chosen: study.process_trees(c),
+      "outcome_labeller": lambda c=chosen: study.outcome_trees(c, by_labeller=True),
+      "outcome_answer": lambda c=chosen: study.outcome_trees(c, by_labeller=False),
+    }
+    for arm, of in trees.items():
+      study.judged(f"{arm}-{n}", arm.partition("_")[0], of, f"experiment: {ARMS[arm]}")
+  study.space.result("labeller", lambda: labeller_errors(study))
+
+
+def labeller_errors(study: Study) -> dict[str, Any]:
+  """The labeller against exact ratings of the pool, where they are known, and final answers."""
+  pairs = [
+    (labels, solution)
+    for problem, each in zip(study.task.pool, study.labels)
+    for solution, labels in zip(problem.solutions, each)
+  ]
+  exact = [(labels, x.ratings) for labels, x in pairs if x.ratings is not None]
+  answers = [x.correct for _, x in pairs]
+  passed = [labels.outcome for labels, _ in pairs]
+  found = synthetic.errors(*zip(*exact)) if exact else None
+  wrong_steps = [x.correct and min(x.ratings) < 0 for _, x in pairs if x.ratings is not None]
+  return {
+    "exact": found,
+    "right_answers_by_wrong_steps": sum(wrong_steps) / sum(answers) if exact else None,
+    "outcome_is_answer": float(np.mean(np.array(answers) == passed)),
+  }
+
+
+def summarise(results: Results) -> dict[str, Any]:
+  """Every number of figure and table, with intervals over seeds and problems."""
+  samples = results.plan["samples"]
+  curves = {f"{arm}-{n}": results.accuracy(f"{arm}-{n}") for arm in ARMS for n in samples}
+  out = {name: intervals.intervals(curve) for name, curve in curves.items()}
+  pairs = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
+  pairs += (("process", "outcome_answer"),)
+  differences = {
+    f"{a} - {b}, {n}": intervals.paired(curves[f"{a}-{n}"], curves[f"{b}-{n}"])
+    for a, b in pairs
+    for n in samples
+  }
+  baselines = {name: intervals.intervals(results.problems(name)) for name in ("majority", "oracle")}
+  return {
+    "curves": out,
+    "differences": differences,
+    "baselines": baselines,
+    "solutions": {n: results.mean(f"process-{n}", "solutions") for n in samples},
+    "labeller": [each for each in results.runs if each["run"] == "labeller"],
+    "breakdown": {
+      kind: results.breakdown([f"{arm}-{samples[-1]}" for arm in ARMS], kind)
+      for kind in ("level", "difficulty")
+    },
+  }
+
+
+def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+  """Figure 4a, best-of-N of the largest N against data; and 4b, the largest data against N."""
+  samples, n = results.plan["samples"], results.n
+  left, right = [], []
+  for arm, label in ARMS.items():
+    of = [summary["curves"][f"{arm}-{k}"] for k in samples]
+    left.append(Curve.at_last(label, samples, of))
+    right.append(Curve.over_n(label, n, of[-1]))
+  right.append(Curve.over_n("Majority voting", n, summary["baselines"]["majority"], dashed=True))
+  return [
+    Panel(left, "solutions labelled per problem", f"% problems solved (best-of-{n[-1]})"),
+    Panel(
+      right, f"N, models of {samples[-1]} solutions a problem", "% problems solved (best-of-N)"
+    ),
+  ]
+
+
+def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Tables of the page and the screen."""
+  last, samples = results.n[-1], results.plan["samples"]
+  header = ["solutions a problem", *map(str, samples)]
+  rows = [
+    [label, *(percent(summary["curves"][f"{arm}-{n}"]) for n in samples)]
+    for arm, label in ARMS.items()
+  ]
+  names = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
+  rows += [
+    [f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}"]
+    + [percent(summary["differences"][f"{a} - {b}, {n}"], sign=True) for n in samples]
+    for a, b in names
+  ]
+  found = [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]
+  exact = [each["exact"] for each in summary["labeller"] if each["exact"]]
+  if exact:
+    mean = lambda key: f"{100 * np.mean([each[key] for each in exact]):.1f}"
+    found.append(
+      Table(
+        "The labeller against exact labels, % (mean over seeds)",
+        ["wrong steps missed", "right steps called wrong", "first errors found", "outcomes wrong"],
+        [
+          [
+            mean("missed_share"),
+            mean("false_alarm_share"),
+            mean("first_errors_found"),
+            mean("outcomes_wrong"),
+          ]
+        ],
+      )
+    )
+  for kind, groups in summary["breakdown"].items():
+    header = [kind, "problems", *ARMS.values()]
+    rows = [
+      [name, str(group["problems"]), *(f"{100 * x:.1f}" for x in group["accuracy"])]
+      for name, group in groups.items()
+    ]
+    found.append(
+      Table(f"Best-of-{last} by {kind}, models of {samples[-1]} solutions", header, rows)
+    )
+  return found

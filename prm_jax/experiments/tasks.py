@@ -1,0 +1,176 @@
+"""What an experiment works on: a pool of solutions to label, and candidates of test problems.
+
+Both come from the embedded domain or from files of candidates, and are used in the same way.
+"""
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from prm_jax.datasets import arithmetic
+from prm_jax.runtime import json_lines
+from prm_jax.scoring import candidates
+from prm_jax.types import StepTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+  steps: tuple[str, ...]
+  correct: bool  # the final answer is right
+  answer: str | None  # None: it has none, and is never picked
+  ratings: tuple[int, ...] | None = None  # exact ones of every step, if known
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  text: str
+  level: str | None
+  solutions: tuple[Solution, ...]  # distinct ones
+  samples: tuple[int, ...]  # which of them each of the M samples is
+
+  @property
+  def times(self) -> np.ndarray:
+    """`[solutions]` samples that are each distinct solution."""
+    return np.bincount(self.samples, minlength=len(self.solutions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  pool: tuple[Problem, ...]  # to choose from, to label and to train on
+  test: tuple[Problem, ...]  # other problems
+
+
+def problem(text: str, level: Any, samples: Iterable[Solution]) -> Problem:
+  """A problem with its samples, equal solutions joined."""
+  distinct: dict[Solution, int] = {}
+  order = tuple(distinct.setdefault(sample, len(distinct)) for sample in samples)
+  return Problem(text, None if level is None else str(level), tuple(distinct), order)
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+  """Sizes of a task of the embedded domain."""
+
+  pool_problems: int = 400
+  pool_samples: int = 100
+  test_problems: int = 100
+  test_samples: int = 500
+
+  def task(self, seed: int, setting: arithmetic.Setting) -> Task:
+    """Problems and solutions of one seed; no problem is in both parts."""
+    stream = arithmetic.distinct_problems(seed, self.test_problems + self.pool_problems, setting)
+    rng = np.random.default_rng([seed, *b"task"])
+    test = [sampled(next(stream), self.test_samples, rng) for _ in range(self.test_problems)]
+    return Task(tuple(sampled(each, self.pool_samples, rng) for each in stream), tuple(test))
+
+
+def sampled(of: arithmetic.Problem, count: int, rng: np.random.Generator) -> Problem:
+  """A problem of the embedded domain with samples of its solver."""
+  samples = [arithmetic.solve(of, rng) for _ in range(count)]
+  return problem(of.text, of.level, [solution(of, each) for each in samples])
+
+
+def solution(of: arithmetic.Problem, sample: arithmetic.Solution) -> Solution:
+  right = sample.answer == of.answer
+  return Solution(sample.steps, right, str(sample.answer), sample.ratings)
+
+
+def labelled(
+  seed: int, problems: int, setting: arithmetic.Setting, running: bool = False
+) -> list[StepTree]:
+  """Two solutions with exact labels, of each of so many problems.
+
+  Args:
+    running: a label says of every step whether the solution is right up to it; otherwise labels end
+      at the first error.
+  """
+  trees = []
+  rng = np.random.default_rng([seed, *b"labelled"])
+  for each in arithmetic.distinct_problems(seed, problems, setting):
+    for sample in (arithmetic.solve(each, rng), arithmetic.solve(each, rng)):
+      tree = up_to_first_error(each.text, sample.steps, sample.ratings)
+      if running:
+        count, labels = len(sample.steps), tree.labels
+        labels = (*labels, *[-1] * (count - len(labels)))
+        tree = StepTree(each.text, sample.steps, tuple(range(-1, count - 1)), labels)
+      trees.append(tree)
+  return trees
+
+
+def up_to_first_error(text: str, steps: Sequence[str], ratings: Sequence[int]) -> StepTree:
+  """The solution with its ratings up to and including the first of -1."""
+  end = ratings.index(-1) + 1 if -1 in ratings else len(ratings)
+  return StepTree(text, tuple(steps[:end]), tuple(range(-1, end - 1)), tuple(ratings[:end]))
+
+
+class Candidate(msgspec.Struct):
+  """The keys of a line of candidates that are read beside `problem` and `steps` or `text`."""
+
+  is_correct: bool
+  answer: str | msgspec.UnsetType | None = msgspec.UNSET
+  level: str | int | None = None
+  labels: list[Annotated[int, msgspec.Meta(ge=-1, le=1)]] | None = None  # exact step ratings
+
+
+def read(
+  path: str | pathlib.Path, separator: str, problems: int = 0, most: int = 0
+) -> list[Problem]:
+  """The problems of a file of candidates, one on each line, in the form that rerank.py reads.
+
+  ProcessBench's lines are candidates too: `final_answer_correct`, and `label` for the first error.
+
+  Args:
+    separator: between the steps of a `text`.
+    problems: the first so many problems; 0: all.
+    most: the first so many samples of each problem; 0: all.
+
+  Raises:
+    BadLine: a line lacks a key or has a wrong value.
+    OSError: the file cannot be read.
+  """
+  samples, levels = collections.defaultdict(list), {}
+  for where, record in json_lines.records(path):
+    text, steps = candidates.solution(record, separator, where)
+    about = json_lines.convert(_process_bench(record), Candidate, where)
+    if about.labels is not None and len(about.labels) != len(steps):
+      raise json_lines.BadLine(f"{where}: {len(about.labels)} labels of {len(steps)} steps")
+    levels.setdefault(text, about.level)
+    ratings = about.labels and tuple(about.labels)
+    answer = "" if about.answer is msgspec.UNSET else about.answer  # not given: it has one
+    samples[text].append(Solution(steps, about.is_correct, answer, ratings))
+  kept = itertools.islice(samples.items(), problems or None)
+  return [problem(text, levels[text], each[: most or None]) for text, each in kept]
+
+
+def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
+  """A line of ProcessBench with the keys of a candidate; other lines as they are."""
+  if "final_answer_correct" not in record or not isinstance(label := record.get("label"), int):
+    return record
+  steps = len(record.get("steps", ()))
+  right = steps if label < 0 else label
+  labels = [1] * right + [-1] * (steps - right)
+  return record | {"is_correct": record["final_answer_correct"], "labels": labels}
+
+
+def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> Task:
+  """The task of files; without test problems, a random half of the pool's are held out.
+
+  Problems of the test are left out of the pool.
+
+  Raises:
+    ValueError: no problem is left in one of the parts.
+  """
+  if not test:
+    order = np.random.default_rng(seed).permutation(len(pool))
+    test = [pool[i] for i in sorted(order[: len(pool) // 2])]
+  held_out = {each.text for each in test}
+  pool = [each for each in pool if each.text not in held_out]
+  if not pool or not test:
+    raise ValueError(f"{len(pool)} problems to train on and {len(test)} to test on")
+  return Task(tuple(pool), tuple(test))

@@ -1,0 +1,170 @@
+"""Which solutions to label: rules that choose from a pool of candidates, all of one form.
+
+  rule(pool, members, count, rng) -> at most `count` of the members, first choice first
+
+`members` index candidates of the pool, those of one problem or all of them (`select`).  A pool
+holds each distinct solution of a problem once, as labelling a text twice teaches nothing.  Ties are
+broken at random, so the order of a file does not matter.
+
+Source: *Let's Verify Step by Step* (arXiv 2305.20050) section 4.2; ActPRM (arXiv 2504.10559).
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+WRONG_SHARE = 0.8  # of a selection: convincing solutions with a wrong answer (section 4.2)
+CONFIDENT = 0.9  # ActPRM: a step is certain if P(right) is above this or below 1 - this,
+DEVIATION = 0.01  # and the heads of the ensemble deviate by no more than this
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+  """C candidate solutions, and what a selector says of them.
+
+  `right` is float64 `[C][steps, K]`: P(the step is right) by each of K heads.
+  """
+
+  problems: np.ndarray  # [C] number of the problem
+  correct: np.ndarray  # [C] bool: the final answer is right
+  steps: Sequence[tuple[str, ...]]  # [C]
+  times: np.ndarray  # [C] samples that had these steps
+  right: Sequence[np.ndarray]
+
+  def __post_init__(self):
+    counts = {len(value) for value in vars(self).values()}
+    if len(counts) > 1:
+      raise ValueError(f"fields of a pool with {sorted(counts)} candidates")
+    if len({*zip(self.problems.tolist(), self.steps)}) < len(self.steps):
+      raise ValueError("a pool holds each distinct solution of a problem once")
+
+  def subset(self, at: np.ndarray) -> "Pool":
+    """The candidates of these indices."""
+    pick = lambda value: value[at] if isinstance(value, np.ndarray) else [value[i] for i in at]
+    return Pool(**{name: pick(value) for name, value in vars(self).items()})
+
+  @property
+  def scores(self) -> np.ndarray:
+    """`[C]` log of the product over steps of the mean P(right) (paper section 2.6)."""
+    with np.errstate(divide="ignore"):
+      return np.array([np.log(right.mean(1)).sum() for right in self.right])
+
+
+Rule = Callable[[Pool, np.ndarray, int, np.random.Generator], np.ndarray]
+
+
+def uniform(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """`count` of the members' samples at random, repeated solutions skipped."""
+  return _drawn(pool, members, count, rng)
+
+
+def convincing(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """The paper's rule: 80 % wrong answers that score highest, 20 % of the rest that score highest.
+
+  The share is rounded up or down at random, so that it holds over many problems.  The rest are the
+  members not chosen yet, with right or wrong answers.  If there are fewer wrong answers, more are
+  taken of the rest: of a problem without any, the solutions that score highest.
+  """
+  order = _descending(pool.scores, members, rng)
+  wrong = order[~pool.correct[order]][: int(WRONG_SHARE * count + rng.random())]
+  rest = order[~np.isin(order, wrong)]
+  return np.concatenate([wrong, rest])[:count]
+
+
+def entropy(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """Members whose steps the selector is least sure of: highest mean entropy of P(right)."""
+  means = [right.mean(1) for right in pool.right]
+  with np.errstate(divide="ignore", invalid="ignore"):
+    nats = [-np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log1p(-p)) for p in means]
+  return _descending(np.array([each.mean() for each in nats]), members, rng)[:count]
+
+
+def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """ActPRM's rule: members at random among those with a step that an ensemble is unsure of.
+
+  A step is unsure if the mean over heads of P(right) is between 0.1 and 0.9, or the standard
+  deviation over heads is above 0.01.  Steps after the first that is surely wrong do not count: they
+  have no labels.  May return fewer than `count`, even none.
+  """
+
+  def unsure(right: np.ndarray) -> bool:
+    mean, deviation = right.mean(1), right.std(1)
+    doubt = ((mean > 1 - CONFIDENT) & (mean < CONFIDENT)) | (deviation > DEVIATION)
+    wrong = np.flatnonzero(~doubt & (mean <= 1 - CONFIDENT))
+    return bool(doubt[: wrong[0] if len(wrong) else None].any())
+
+  chosen = [i for i in members if unsure(pool.right[i])]
+  return _drawn(pool, np.array(chosen, int), count, rng)
+
+
+def coverage(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """Members that add most steps not yet covered, one after the other.
+
+  A step is distinct by its problem and by all steps before it, as in a prefix tree.
+  """
+  nodes = {
+    i: [(pool.problems[i], pool.steps[i][: k + 1]) for k in range(len(pool.steps[i]))]
+    for i in members.tolist()
+  }
+  covered, chosen = set(), []
+  # Buckets by an upper bound of what a member adds, which only falls as others are chosen.
+  buckets = collections.defaultdict(list)
+  for i in rng.permutation(members).tolist():
+    buckets[len(nodes[i])].append(i)
+  gain = max(buckets, default=-1)
+  while len(chosen) < count and gain >= 0:
+    if not buckets[gain]:
+      gain -= 1
+      continue
+    i = buckets[gain].pop()
+    adds = sum(node not in covered for node in nodes[i])
+    if adds < gain:
+      buckets[adds].append(i)
+    else:
+      chosen.append(i)
+      covered.update(nodes[i])
+  return np.array(chosen, int)
+
+
+RULES: dict[str, Rule] = {
+  "uniform": uniform,
+  "convincing": convincing,
+  "entropy": entropy,
+  "uncertain": uncertain,
+  "coverage": coverage,
+}
+
+
+def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = True) -> np.ndarray:
+  """Indices of the chosen candidates.
+
+  Args:
+    count: of solutions to choose, of each problem or in all.
+    per_problem: whether to choose among the solutions of each problem, or among all.
+
+  Raises:
+    ValueError: there is no such rule, or `count` is not positive.
+  """
+  if rule not in RULES or count < 1:
+    raise ValueError(f"rule={rule!r}, count={count}: expected one of {', '.join(RULES)}, and 1 up")
+  rng = np.random.default_rng(seed)
+  groups = [np.arange(len(pool.problems))]
+  if per_problem:
+    groups = [np.flatnonzero(pool.problems == p) for p in np.unique(pool.problems)]
+  return np.concatenate([RULES[rule](pool, members, count, rng) for members in groups])
+
+
+def _drawn(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+  """Distinct members in the order in which samples drawn at random show them first."""
+  if not len(members):
+    return members
+  times = pool.times[members]
+  return rng.choice(members, min(count, len(members)), replace=False, p=times / times.sum())
+
+
+def _descending(scores: np.ndarray, members: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Members by falling score, equal ones in random order."""
+  shuffled = rng.permutation(members)
+  return shuffled[np.argsort(-scores[shuffled], kind="stable")]

@@ -1,0 +1,306 @@
+"""Requests for labels that people answer: written, read back and checked (paper 2.4, appendix B).
+
+A request is a line `{"request": ID, "problem": ..., "steps": [...], "labellers": 1}` and says
+nothing of what is known: scores, answers and quality control are in the key, a file for whoever
+reads the answers.  An answer is `{"request": ID, "labeller": NAME, "labels": [1, 0, -1]}`, ratings
+up to and including the first wrong step, as in PRM800K.
+"""
+
+import collections
+import itertools
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from prm_jax import step_metrics
+from prm_jax.runtime import json_lines
+from prm_jax.supervision import active
+
+PASS = 0.75  # agreement with quality control that a labeller must reach (appendix B)
+Rating = Annotated[int, msgspec.Meta(ge=-1, le=1)]
+Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
+Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
+
+
+class Item(msgspec.Struct):
+  """A solution to label; with `labels`, for quality control."""
+
+  problem: json_lines.Text
+  steps: Steps
+  labels: list[Rating | None] | None = None  # exact ones, up to the first wrong step or of all
+  is_correct: bool | None = None
+  about: dict[str, Any] = {}  # why it was chosen; goes to the key and to the labels
+
+
+class Request(msgspec.Struct):
+  request: str
+  problem: json_lines.Text
+  steps: Steps
+  labellers: int = 1  # how many are to answer; 0: every one
+
+
+class Key(msgspec.Struct):
+  """What is known of a request."""
+
+  request: str
+  kind: Literal["single", "shared", "quality_control"]
+  labels: Ratings | None = None  # of quality control
+  is_correct: bool | None = None
+  about: dict[str, Any] = {}
+
+
+class Answer(msgspec.Struct):
+  request: str
+  labeller: json_lines.Text
+  labels: Ratings
+
+  def __post_init__(self):
+    if -1 in self.labels[:-1]:
+      raise ValueError("labels go on after the first -1")
+
+
+def requests(
+  chosen: Sequence[Item], known: Sequence[Item] = (), *, shared: float = 0.1, seed: int = 0
+) -> list[tuple[Request, Key]]:
+  """Requests in random order, each with its key.
+
+  Args:
+    known: items of quality control, which every labeller answers.
+    shared: share of the chosen that two labellers answer, to measure their agreement.
+  """
+  rng = np.random.default_rng(seed)
+  twice = {*rng.permutation(len(chosen))[: round(shared * len(chosen))].tolist()}
+  items = [(item, "shared" if i in twice else "single") for i, item in enumerate(chosen)]
+  items += [(item, "quality_control") for item in known]
+  out, labellers = [], {"single": 1, "shared": 2, "quality_control": 0}
+  for number, i in enumerate(rng.permutation(len(items)).tolist()):
+    item, kind = items[i]
+    name = f"{seed}-{number:06d}"
+    labels = None
+    if kind == "quality_control":
+      labels = [label for label in item.labels or [] if label is not None]
+      labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
+      if not labels:
+        raise ValueError(f"a quality-control item has no labels: {json_lines.show(item.problem)}")
+    request = Request(name, item.problem, item.steps, labellers[kind])
+    out.append((request, Key(name, kind, labels, item.is_correct, item.about)))
+  return out
+
+
+def collect(
+  asked: Iterable[tuple[Request, Key]], answers: Iterable[tuple[str, Answer]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+  """Labelled solutions in the form of `datasets.stepwise`, and a report on the labellers.
+
+  Labellers who agree with less than 75 % of the quality-control solutions are left out: on the
+  first wrong step, or that there is none.  Of several answers to a request, that of the labeller
+  who agrees with most is taken.
+
+  Args:
+    answers: with FILE:LINE of each.
+
+  Raises:
+    BadLine: an answer to no request, a second one by the same labeller, or labels that are more or
+      fewer than the steps up to the first wrong one.
+  """
+  asked = {request.request: (request, key) for request, key in asked}
+  by_request = _by_request(asked, answers)
+  quality = _quality(asked, by_request)
+  passed = lambda name: quality.get(name, 1.0) >= PASS  # without quality control everyone does
+  lines, pairs = [], []
+  for name, (request, key) in asked.items():
+    given = {who: each for who, each in by_request.get(name, {}).items() if passed(who)}
+    if not given or key.kind == "quality_control":
+      continue
+    for a, b in itertools.combinations(given.values(), 2):
+      pairs += zip(a.labels, b.labels)
+    best = max(given, key=lambda who: quality.get(who, 0.0))
+    labels = given[best].labels
+    line = {"problem": request.problem, "steps": request.steps}
+    line["labels"] = [*labels, *[None] * (len(request.steps) - len(labels))]
+    if key.is_correct is not None:
+      line["is_correct"] = key.is_correct
+    line["provenance"] = {"method": "people", "request": name, "labeller": best, **key.about}
+    lines.append(line)
+  people = sorted({who for each in by_request.values() for who in each})
+  report = {
+    "requests": len(asked),
+    "answered": len(by_request),
+    "labelled": len(lines),
+    "labellers": {
+      who: {
+        "answers": sum(who in each for each in by_request.values()),
+        "quality_control": quality.get(who),
+        "left_out": not passed(who),
+      }
+      for who in people
+    },
+    "agreement": agreement(pairs),
+  }
+  return lines, report
+
+
+def _by_request(
+  asked: Mapping[str, tuple[Request, Key]], answers: Iterable[tuple[str, Answer]]
+) -> dict[str, dict[str, Answer]]:
+  """The answers by request and labeller; errors as `collect`."""
+  by_request: dict[str, dict[str, Answer]] = collections.defaultdict(dict)
+  for where, answer in answers:
+    if answer.request not in asked:
+      raise json_lines.BadLine(f"{where}: request {json_lines.show(answer.request)} was not made")
+    if answer.labeller in by_request[answer.request]:
+      who = json_lines.show(answer.labeller)
+      raise json_lines.BadLine(f"{where}: {who} has answered request {answer.request} before")
+    steps, labels = len(asked[answer.request][0].steps), len(answer.labels)
+    if labels > steps or (labels < steps and answer.labels[-1] != -1):
+      expected = "one of each, or up to the first -1"
+      raise json_lines.BadLine(f"{where}: {labels} labels of {steps} steps; expected {expected}")
+    by_request[answer.request][answer.labeller] = answer
+  return by_request
+
+
+def _quality(asked: Mapping[str, tuple], by_request: Mapping[str, dict]) -> dict[str, float]:
+  """Share of each labeller's quality-control answers that are right on the first wrong step."""
+  right = collections.defaultdict(list)
+  for name, given in by_request.items():
+    if labels := asked[name][1].labels:
+      for who, answer in given.items():
+        same = len(answer.labels) == len(labels) and (answer.labels[-1] < 0) == (labels[-1] < 0)
+        right[who].append(same)
+  return {who: float(np.mean(each)) for who, each in right.items()}
+
+
+def agreement(pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
+  """How far two labellers agree on the steps that both labelled: share, and Cohen's kappa.
+
+  Neutral and positive count as one, as when a solution is scored; `share_of_ratings` tells them
+  apart.
+  """
+  if not pairs:
+    return {"steps": 0, "share": None, "kappa": None, "share_of_ratings": None}
+  a, b = np.array(pairs).T
+  return {
+    "steps": len(a),
+    "share": float(np.mean((a < 0) == (b < 0))),
+    "kappa": step_metrics.kappa(a < 0, b < 0),
+    "share_of_ratings": float(np.mean(a == b)),
+  }
+
+
+class Scored(msgspec.Struct):
+  """What selection reads of a scored line."""
+
+  problem: json_lines.Text
+  steps: Steps
+  is_correct: bool
+  rating_probs: list[dict[str, float]]
+  step_std: list[float] | None = None  # of an ensemble
+
+  def __post_init__(self):
+    if len(self.rating_probs) != len(self.steps):
+      raise ValueError(f"{len(self.rating_probs)} rating_probs of {len(self.steps)} steps")
+
+
+def choose(
+  path: pathlib.Path, rule: str, count: int, seed: int, globally: bool = False
+) -> list[Item]:
+  """The solutions of a scored file that `active.select` chooses.
+
+  Raises:
+    BadLine: a line has no scores, or not whether its answer is right.
+    ValueError: "uncertain", and the file has no `step_std`: it is not scored by an ensemble.
+  """
+  times: dict[tuple[str, tuple[str, ...]], int] = collections.Counter()
+  lines, numbers = {}, {}
+  for where, record in json_lines.records(path):
+    line = json_lines.convert(record, Scored, where)
+    place = line.problem, tuple(line.steps)
+    times[place] += 1
+    lines.setdefault(place, line)
+    numbers.setdefault(line.problem, len(numbers))
+    if rule == "uncertain" and line.step_std is None:
+      raise ValueError(f"{where}: no step_std: --rule=uncertain needs an ensemble (loss.heads)")
+  pool = active.Pool(
+    problems=np.array([numbers[problem] for problem, _ in lines]),
+    correct=np.array([line.is_correct for line in lines.values()]),
+    steps=[steps for _, steps in lines],
+    times=np.array([times[place] for place in lines]),
+    right=[_heads(line) for line in lines.values()],
+  )
+  chosen, items = active.select(pool, rule, count, seed, not globally), list(lines.values())
+  return [
+    Item(
+      items[i].problem,
+      items[i].steps,
+      is_correct=items[i].is_correct,
+      about={"rule": rule, "score": float(np.exp(pool.scores[i]))},
+    )
+    for i in chosen
+  ]
+
+
+def _heads(line: Scored) -> np.ndarray:
+  """P(right) of each step by two heads that have the mean and the deviation of the ensemble's."""
+  right = np.array([1 - each.get("-1", 0.0) for each in line.rating_probs])
+  spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)
+  return np.stack([right - spread, right + spread], axis=1)
+
+
+def known(path: pathlib.Path) -> list[Item]:
+  """Items of quality control: solutions with labels."""
+  return [json_lines.convert(record, Item, where) for where, record in json_lines.records(path)]
+
+
+def key(path: pathlib.Path) -> pathlib.Path:
+  """The file of the key of a file of requests."""
+  return path.with_name(f"{path.name.removesuffix('.jsonl')}.key.jsonl")
+
+
+def write(asked: Sequence[tuple[Request, Key]], requests: IO[str], keys: IO[str]) -> None:
+  for request, about in asked:
+    requests.write(msgspec.json.encode(request).decode() + "\n")
+    keys.write(msgspec.json.encode(about).decode() + "\n")
+
+
+def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
+  """The requests of a file, with their key; BadLine if a line of either has no partner."""
+  keys = {}
+  for where, record in json_lines.records(key(path)):
+    each = json_lines.convert(record, Key, where)
+    keys[each.request] = each
+  asked = []
+  for where, record in json_lines.records(path):
+    request = json_lines.convert(record, Request, where)
+    if request.request not in keys:
+      raise json_lines.BadLine(f"{where}: request {request.request} is not in {key(path)}")
+    asked.append((request, keys[request.request]))
+  return asked
+
+
+def read_answers(path: pathlib.Path) -> Iterator[tuple[str, Answer]]:
+  """FILE:LINE and answer of each line."""
+  for where, record in json_lines.records(path):
+    yield where, json_lines.convert(record, Answer, where)
+
+
+def table(report: dict[str, Any]) -> list[str]:
+  """The report of `collect` as lines of text."""
+  lines = [f"{report['answered']:,} of {report['requests']:,} requests have an answer"]
+  for who, each in report["labellers"].items():
+    quality = each["quality_control"]
+    passed = (
+      "no quality control" if quality is None else f"{100 * quality:.0f} % of quality control"
+    )
+    out = f": left out, under {100 * PASS:.0f} %" if each["left_out"] else ""
+    lines.append(f"{json_lines.show(who)}: {each['answers']:,} answers, {passed}{out}")
+  found = report["agreement"]
+  if found["steps"]:
+    kappa = "none" if found["kappa"] is None else f"{found['kappa']:.2f}"
+    lines.append(
+      f"agreement on {found['steps']:,} shared steps: {100 * found['share']:.1f} %, "
+      f"kappa {kappa}; of ratings {100 * found['share_of_ratings']:.1f} %"
+    )
+  return [*lines, f"{report['labelled']:,} labelled solutions"]

@@ -1,0 +1,121 @@
+"""How PRM800K's solutions were chosen to be labelled, from its own fields.
+
+`generation` says in which round of the collection a solution was labelled, and
+`pre_generated_verifier_score` what the round's PRM gave it.  Section 2.4 and appendix B of the
+paper: after phase 1, rounds labelled the most convincing wrong answers.
+"""
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.datasets.prm800k.records import Record
+
+UNKNOWN = "unknown"
+QUANTILES = (10, 50, 90)
+
+
+def report(records: Iterable[Record]) -> dict[str, Any]:
+  """Selection by phase and generation, in the order of the collection.
+
+  Returns:
+    "groups", by phase and generation: counts of records, problems, labellers, quality control and
+    screening, finish reasons, labels by rating, and final answers; quantiles of the scores at
+    selection, of right and of wrong answers; and most records of one problem.  "lacking": records
+    of phase 2 without the fields.
+  """
+  groups: dict[tuple[int, int | None], list[Record]] = collections.defaultdict(list)
+  for record in records:
+    phase = 1 if record.source.startswith("phase1") else 2
+    groups[phase, record.solution.generation].append(record)
+  order = sorted(groups, key=lambda key: (key[0], key[1] is not None, key[1] or 0))
+  return {
+    "groups": {_name(*key): _group(groups[key]) for key in order},
+    "records": sum(map(len, groups.values())),
+    "lacking": {
+      "generation": sum(
+        len(each) for (phase, g), each in groups.items() if g is None and phase == 2
+      ),
+      "score": sum(
+        r.solution.question.pre_generated_verifier_score is None
+        for (phase, _), each in groups.items()
+        if phase == 2
+        for r in each
+      ),
+    },
+  }
+
+
+def _name(phase: int, generation: int | None) -> str:
+  return f"phase {phase}, generation {UNKNOWN if generation is None else generation}"
+
+
+def _group(records: Sequence[Record]) -> dict[str, Any]:
+  labels, reasons = collections.Counter(), collections.Counter()
+  scores: dict[str, list[float]] = {"right": [], "wrong": [], UNKNOWN: []}
+  answers = collections.Counter()
+  for record in records:
+    solution = record.solution
+    reasons[solution.label.finish_reason] += 1
+    for step in solution.label.steps:
+      labels.update(str(c.rating) for c in step.completions or () if c.rating is not None)
+    kind = answer_kind(record)
+    answers[kind] += 1
+    if (score := solution.question.pre_generated_verifier_score) is not None:
+      scores[kind].append(score)
+  problems = collections.Counter(record.solution.question.problem for record in records)
+  return {
+    "records": len(records),
+    "problems": len(problems),
+    "most_of_a_problem": max(problems.values()),
+    "quality_control": sum(r.solution.is_quality_control_question for r in records),
+    "screening": sum(r.solution.is_initial_screening_question for r in records),
+    "labellers": len({r.solution.labeler for r in records}),
+    "finish_reasons": dict(sorted(reasons.items())),
+    "labels": dict(sorted(labels.items())),
+    "answers": dict(sorted(answers.items())),
+    "scores": {kind: _quantiles(values) for kind, values in scores.items() if values},
+  }
+
+
+def answer_kind(record: Record) -> str:
+  """Whether the answer of the pre-generated solution is "right" or "wrong", as text, or UNKNOWN."""
+  question = record.solution.question
+  if question.pre_generated_answer is None or question.ground_truth_answer is None:
+    return UNKNOWN
+  same = question.pre_generated_answer.strip() == question.ground_truth_answer.strip()
+  return "right" if same else "wrong"
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float]:
+  found = {f"q{q}": float(x) for q, x in zip(QUANTILES, np.percentile(values, QUANTILES))}
+  return {"count": len(values), "mean": float(np.mean(values))} | found
+
+
+def table(found: dict[str, Any]) -> list[str]:
+  """The report as lines of text."""
+  lacking = found["lacking"]
+  lines = [
+    f"{found['records']:,} records; of phase 2, {lacking['generation']:,} lack `generation` and "
+    f"{lacking['score']:,} `pre_generated_verifier_score`"
+  ]
+  for name, group in found["groups"].items():
+    labels, answers = group["labels"], group["answers"]
+    total = sum(labels.values()) or 1
+    shares = ", ".join(f"{100 * labels.get(r, 0) / total:.1f} % {r}" for r in ("1", "0", "-1"))
+    known = answers.get("right", 0) + answers.get("wrong", 0)
+    wrong = f"{100 * answers.get('wrong', 0) / known:.1f} % wrong" if known else "none known"
+    lines.append(
+      f"{name}: {group['records']:,} records of {group['problems']:,} problems (up to "
+      f"{group['most_of_a_problem']} of one), {group['labellers']} labellers, "
+      f"{group['quality_control']} quality control, {group['screening']} screening"
+    )
+    lines.append(f"  labels: {sum(labels.values()):,}: {shares}; final answers: {known}, {wrong}")
+    for kind, score in group["scores"].items():
+      lines.append(
+        f"  score at selection, {kind} answers: {score['count']:,}, mean {score['mean']:.3f}, "
+        f"10/50/90 %: {score['q10']:.3f} {score['q50']:.3f} {score['q90']:.3f}"
+      )
+  return lines

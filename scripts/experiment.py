@@ -1,0 +1,83 @@
+"""Runs an experiment of *Let's Verify Step by Step* and writes its figure, numbers and page.
+
+  python scripts/experiment.py supervision --output_dir=runs/experiments
+  python scripts/experiment.py active --output_dir=runs/experiments --scale=smoke
+  python scripts/experiment.py supervision --from_json=supervision.json --output_dir=figures
+
+supervision: process and outcome supervision on the same solutions (section 4.1).  active: choosing
+what to label (4.2).  generations: iterative retraining.  ood: other domains (section 5).  noise:
+flipped labels.  tuning: the search behind the settings.  alternatives: the quick start's ablation.
+
+Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  Run again, it goes on
+where it stopped.  Experiments with one OUTPUT_DIR share the base model and the labeller.
+
+--scale=smoke, cpu or full is a file in configs/; --plan names another one.  --pool, --base and
+--labels or --labeller put real candidates, a public model and human labels in place of the embedded
+domain (docs/experiments.md).
+"""
+
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
+import dataclasses
+import pathlib
+from typing import Annotated, Literal
+
+import tyro
+
+from prm_jax import config as config_lib
+
+Name = Literal["supervision", "active", "generations", "ood", "noise", "tuning", "alternatives"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  name: Annotated[Name, tyro.conf.Positional]
+  output_dir: pathlib.Path
+  scale: Literal["smoke", "cpu", "full"] = "cpu"
+  plan: pathlib.Path | None = None  # a file that returns another plan
+  seeds: tuple[int, ...] = ()  # in place of the plan's; tune on seeds from 100 up
+  workers: int | None = None  # processes of one core each; 0: this process, with all devices
+  pool: str = ""  # candidates to choose from and to train on, JSON lines with is_correct
+  test: str = ""  # candidates of other problems; without it half of the pool's are held out
+  labels: str = ""  # dataset of prepare_data.py on which the labeller is trained
+  labeller: str = ""  # or its work directory
+  base: str = ""  # public model or work directory that every model starts from
+  domains: tuple[str, ...] = ()  # of ood: NAME=FILE of candidates
+  from_json: pathlib.Path | None = None  # only draw these results again
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  from prm_jax.experiments import jobs, report
+
+  if args.from_json:
+    lines = report.draw(args.from_json, args.output_dir)
+  else:
+    plan = planned(args)
+    jobs.run(args.name, plan, args.output_dir, plan.workers)
+    scale = str(args.plan or args.scale)
+    lines = report.write(
+      report.gather(args.name, scale, args.output_dir, plan.seeds), args.output_dir
+    )
+  print("\n".join(lines))
+  print(f"-> {args.output_dir / args.name}.json, .png, .html")
+
+
+def planned(args: Args):
+  """The plan of the scale, with the flags' changes."""
+  from prm_jax.experiments.plan import Files, Plan
+
+  configs = pathlib.Path(__file__).parent.parent / "configs"
+  path = args.plan or configs / f"experiments_{args.scale}.py"
+  plan = config_lib.read(str(path), Plan)
+  given = {name: getattr(args, name) for name in vars(Files()) if getattr(args, name)}
+  changes = {"files": dataclasses.replace(plan.files, **given)} if given else {}
+  changes |= {"seeds": args.seeds} if args.seeds else {}
+  changes |= {"workers": args.workers} if args.workers is not None else {}
+  return dataclasses.replace(plan, **changes)
+
+
+if __name__ == "__main__":
+  exits.run(main)

@@ -1,0 +1,69 @@
+"""Asks people for step labels, and reads their answers.
+
+  python scripts/label_requests.py --input=scored.jsonl --output=requests.jsonl --count=2
+  python scripts/label_requests.py --answers=answers.jsonl --requests=requests.jsonl \\
+    --output=labels.jsonl
+
+First: chooses solutions of a scored file (score.py; `is_correct` too) by --rule, --count of each
+problem, or in all with --globally, and writes requests in random order, with quality-control items
+of known labels mixed in and some asked of two labellers.  The requests show problem and steps only;
+requests.key.jsonl, beside them, has the rest.
+
+Then: reads answers {"request": ID, "labeller": NAME, "labels": [1, 0, -1]}, leaves out labellers
+who agree with less than 75 % of quality control, prints how far labellers agree, and writes
+labelled solutions for prepare_data.py --dataset=stepwise, with their provenance.
+"""
+
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
+import dataclasses
+import json
+import pathlib
+from typing import Literal
+
+from prm_jax import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  output: pathlib.Path
+  input: pathlib.Path | None = None  # scored candidates to choose from
+  rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"
+  count: config_lib.Count = 1  # solutions of each problem
+  globally: bool = False  # count is of all problems together
+  quality_control: pathlib.Path | None = None  # lines with problem, steps and exact labels
+  shared: config_lib.Share = 0.1  # of the chosen, asked of two labellers
+  seed: config_lib.Whole = 0
+  answers: pathlib.Path | None = None  # or answers to read, with the requests they belong to
+  requests: pathlib.Path | None = None
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  from prm_jax.runtime import storage
+  from prm_jax.supervision import label_requests
+
+  if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
+    raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
+  with storage.written_together() as output:
+    if args.input:
+      chosen = label_requests.choose(args.input, args.rule, args.count, args.seed, args.globally)
+      known = label_requests.known(args.quality_control) if args.quality_control else []
+      asked = label_requests.requests(chosen, known, shared=args.shared, seed=args.seed)
+      label_requests.write(asked, output(args.output), output(label_requests.key(args.output)))
+      lines = [f"{len(chosen):,} solutions to label, {len(known):,} for quality control"]
+    else:
+      found, report = label_requests.collect(
+        label_requests.read(args.requests), label_requests.read_answers(args.answers)
+      )
+      out = output(args.output)
+      out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
+      lines = label_requests.table(report)
+  print("\n".join(lines))
+  print(f"-> {args.output}")
+
+
+if __name__ == "__main__":
+  exits.run(main)

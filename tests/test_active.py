@@ -1,0 +1,175 @@
+"""Which solutions are chosen to be labelled: every rule equals a slow statement of itself."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax.supervision import active
+
+PROBABILITIES = st.sampled_from([0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 0.95, 1.0])  # so that many tie
+
+
+@st.composite
+def pools(draw) -> active.Pool:
+  """Up to three problems with distinct solutions of up to three steps, by two heads."""
+  places = draw(
+    st.lists(
+      st.tuples(st.integers(0, 2), st.lists(st.sampled_from("ab"), min_size=1, max_size=3)),
+      min_size=1,
+      max_size=12,
+      unique_by=lambda place: (place[0], tuple(place[1])),
+    )
+  )
+  steps = [tuple(each) for _, each in places]
+  right = [
+    np.array(draw(st.lists(PROBABILITIES, min_size=2 * len(s), max_size=2 * len(s)))).reshape(-1, 2)
+    for s in steps
+  ]
+  count = len(places)
+  return active.Pool(
+    problems=np.array([problem for problem, _ in places]),
+    correct=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count))),
+    steps=steps,
+    times=np.array(draw(st.lists(st.integers(1, 5), min_size=count, max_size=count))),
+    right=right,
+  )
+
+
+def score(pool: active.Pool, i: int) -> float:
+  return float(np.prod(pool.right[i].mean(1)))
+
+
+def close(a, b) -> bool:
+  return np.allclose(a, b, atol=1e-12, rtol=0)  # a product, and the exponential of a sum
+
+
+@settings(max_examples=150, deadline=None)
+@given(pool=pools(), count=st.integers(1, 8), seed=st.integers(0, 99))
+def test_convincing_takes_the_best_wrong_answers_then_the_best_of_the_rest(pool, count, seed):
+  """80 % wrong answers, rounded up or down; of a problem without any, the best right ones."""
+  for p in np.unique(pool.problems):
+    members = np.flatnonzero(pool.problems == p)
+    chosen = active.convincing(pool, members, count, np.random.default_rng(seed)).tolist()
+    assert len(set(chosen)) == len(chosen) == min(count, len(members))
+    scores = {i: score(pool, i) for i in members.tolist()}
+    wrong = sorted((scores[i] for i in members if not pool.correct[i]), reverse=True)
+    allowed = []
+    for quota in {int(np.floor(0.8 * count)), int(np.ceil(0.8 * count))}:
+      first = wrong[:quota]
+      left = sorted(scores.values(), reverse=True)
+      for each in first:
+        left.remove(each)
+      allowed.append((first, left[: max(count - len(first), 0)]))
+    mine = [scores[i] for i in chosen]
+    assert any(
+      close(mine, first + rest) and not pool.correct[chosen[: len(first)]].any()
+      for first, rest in allowed
+      if len(first) + len(rest) == len(mine)
+    )
+
+
+def test_the_share_of_wrong_answers_holds_over_many_problems():
+  """One solution a problem: four problems in five give a wrong one."""
+  count = 3000
+  pool = active.Pool(
+    problems=np.repeat(np.arange(count), 2),
+    correct=np.tile([True, False], count),
+    steps=[(x,) for x in "ab" * count],
+    times=np.ones(2 * count, int),
+    right=[np.array([[0.9]]), np.array([[0.2]])] * count,
+  )
+  chosen = active.select(pool, "convincing", 1, seed=0)
+  assert len(chosen) == count
+  # Five standard deviations of a binomial of 3,000 draws at 0.8.
+  assert abs(np.mean(~pool.correct[chosen]) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / count)
+  globally = active.select(pool, "convincing", 1000, seed=0, per_problem=False)
+  assert np.sum(~pool.correct[globally]) == 800
+
+
+@settings(max_examples=100, deadline=None)
+@given(pool=pools(), count=st.integers(1, 8), seed=st.integers(0, 99))
+def test_entropy_takes_the_least_certain(pool, count, seed):
+  """Mean over steps of the entropy of P(right); certain steps have none."""
+
+  def entropy(i: int) -> float:
+    nats = []
+    for p in pool.right[i].mean(1):
+      nats.append(-sum(q * np.log(q) for q in (p, 1 - p) if q > 0))
+    return float(np.mean(nats))
+
+  members = np.arange(len(pool.problems))
+  chosen = active.entropy(pool, members, count, np.random.default_rng(seed))
+  expected = sorted((entropy(i) for i in members), reverse=True)[:count]
+  assert close([entropy(i) for i in chosen], expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(pool=pools(), seed=st.integers(0, 99))
+def test_uncertain_takes_whom_an_ensemble_doubts(pool, seed):
+  """ActPRM: a step before the first surely wrong one with a mean in (0.1, 0.9) or a spread."""
+
+  def doubted(i: int) -> bool:
+    for heads in pool.right[i]:
+      mean = (heads[0] + heads[1]) / 2
+      if abs(heads[0] - heads[1]) / 2 > 0.01 or (mean > 1 - 0.9 and mean < 0.9):
+        return True
+      if mean <= 1 - 0.9:
+        return False
+    return False
+
+  members = np.arange(len(pool.problems))
+  rng = np.random.default_rng(seed)
+  chosen = active.uncertain(pool, members, len(members), rng).tolist()
+  assert sorted(chosen) == [i for i in members if doubted(i)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(pool=pools(), count=st.integers(1, 8), seed=st.integers(0, 99))
+def test_coverage_is_greedy(pool, count, seed):
+  """Each choice adds as many new steps, in the sense of a prefix tree, as any could."""
+  members = np.arange(len(pool.problems))
+  chosen = active.coverage(pool, members, count, np.random.default_rng(seed)).tolist()
+  assert len(set(chosen)) == len(chosen) == min(count, len(members))
+  nodes = lambda i: {(pool.problems[i], pool.steps[i][: k + 1]) for k in range(len(pool.steps[i]))}
+  covered = set()
+  for k, i in enumerate(chosen):
+    left = set(members.tolist()) - set(chosen[:k])
+    assert len(nodes(i) - covered) == max(len(nodes(j) - covered) for j in left)
+    covered |= nodes(i)
+
+
+def test_uniform_draws_samples_and_skips_repeated_ones():
+  """A solution that three samples in four have comes first three times in four."""
+  pool = active.Pool(
+    problems=np.zeros(2, int),
+    correct=np.array([True, False]),
+    steps=[("a",), ("b",)],
+    times=np.array([3, 1]),
+    right=[np.array([[0.5]])] * 2,
+  )
+  draws = 4000
+  first = [active.select(pool, "uniform", 2, seed)[0] for seed in range(draws)]
+  assert abs(np.mean(np.array(first) == 0) - 0.75) < 5 * np.sqrt(0.75 * 0.25 / draws)
+
+
+@settings(max_examples=50, deadline=None)
+@given(pool=pools(), count=st.integers(1, 4), seed=st.integers(0, 99))
+def test_select_is_a_function_of_its_arguments_and_keeps_to_each_problem(pool, count, seed):
+  """At most `count` of each problem, or in all; the same seed chooses the same."""
+  for rule, per_problem in itertools.product(active.RULES, (True, False)):
+    chosen = active.select(pool, rule, count, seed, per_problem)
+    again = active.select(pool, rule, count, seed, per_problem)
+    assert chosen.tolist() == again.tolist()
+    most = np.bincount(pool.problems[chosen]).max(initial=0) if per_problem else len(chosen)
+    assert most <= count
+
+
+def test_what_cannot_be_chosen_is_refused():
+  """An unknown rule, and a pool with the same solution twice."""
+  with pytest.raises(ValueError, match="distinct solution"):
+    active.Pool(np.zeros(2, int), np.ones(2, bool), [("a",)] * 2, np.ones(2, int), [0, 0])
+  with pytest.raises(ValueError, match="best"):
+    active.select(None, "best", 1, 0)

@@ -1,0 +1,93 @@
+"""A reward model as labeller: its rule, its errors, and the data it writes."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prm_jax.datasets import prepare, prm800k
+from prm_jax.supervision import retrospective, synthetic
+from prm_jax.supervision.synthetic import Labels
+
+ROW = st.tuples(*[st.integers(1, 20)] * 3).map(lambda x: np.array(x) / sum(x))
+
+
+@given(rows=st.lists(ROW, min_size=1, max_size=5), threshold=st.sampled_from([0.1, 0.2, 0.5]))
+def test_a_step_is_wrong_above_the_threshold_and_labels_end_there(rows, threshold):
+  """Step by step, as section 4 of the paper has it."""
+  expected = []
+  for wrong, neutral, right in rows:
+    if wrong > threshold:
+      expected.append(-1)
+      break
+    expected.append(1 if right > neutral else 0)
+  found = synthetic.label(np.array(rows), threshold)
+  assert found == Labels(tuple(expected), -1 not in expected)
+
+
+def test_two_classes_have_no_neutral():
+  rows = np.array([[0.1, 0.9], [0.3, 0.7], [0.0, 1.0]])
+  assert synthetic.label(rows, 0.2, (-1, 1)) == Labels((1, -1), False)
+
+
+def test_errors_of_a_labeller_are_counted_to_the_first_error_of_either():
+  """By hand: one error missed, one false alarm, one found at its step, one solution alike."""
+  given = [Labels((1, 1), True), Labels((-1,), False), Labels((1, -1), False), Labels((1, 0), True)]
+  exact = [(1, -1), (1, 1), (1, -1), (1, 1)]
+  found = synthetic.errors(given, exact)
+  assert (found["wrong"], found["missed"]) == (2, 1)
+  assert (found["right"], found["false_alarms"]) == (5, 1)
+  assert found["missed_share"] == 0.5 and found["false_alarm_share"] == 0.2
+  assert found["first_errors_found"] == 0.5 and found["outcomes_wrong"] == 0.5
+
+
+class Oracle:
+  """Stands for a scorer: a step with "x" in it is wrong."""
+
+  directory, step = None, 7
+
+  class contract:
+    objective, separator, labels, recipe = "process", "\n", (-1, 0, 1), "paper"
+
+  def by_head(self, solutions, on_share=None):
+    of = lambda step: [[0.9, 0.0, 0.1]] if "x" in step else [[0.1, 0.2, 0.7]]
+    return [np.array([of(step) for step in steps]) for _, steps in solutions]
+
+
+def test_annotated_lines_train_and_say_where_labels_are_from(tmp_path):
+  """prepare_data.py reads them; an answer that the line has is kept unless asked otherwise."""
+  path = tmp_path / "samples.jsonl"
+  rows = [
+    {"problem": "p", "text": "a\nx\nb", "is_correct": True, "note": 1},
+    {"problem": "q", "steps": ["a", "b"]},
+  ]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  annotator = synthetic.Annotator(Oracle(), 0.2)
+  lines = list(annotator.lines(path))
+  assert [line["labels"] for line in lines] == [[1, -1, None], [1, 1]]
+  assert [line["is_correct"] for line in lines] == [True, True]
+  assert [line["provenance"]["outcome"] for line in lines] == ["answer", "labeller"]
+  assert lines[0]["note"] == 1 and lines[0]["provenance"]["threshold"] == 0.2
+  assert "0.0 % of 1" in annotator.table()[1]
+  again = synthetic.Annotator(Oracle(), 0.2, outcome_by_labeller=True)
+  assert [line["is_correct"] for line in again.lines(path)] == [False, True]
+  out = tmp_path / "labels.jsonl"
+  out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=out)
+  assert manifest["splits"]["train"]["rows"]["kept"] == 2
+
+
+@pytest.mark.shared_data
+def test_the_retrospective_reports_what_fields_say(prm800k_sample):
+  """Two rows of the sample have their generation and score; the others are counted as lacking."""
+  records = [
+    r for path in sorted(prm800k_sample.glob("phase*")) for r in prm800k.read_records(path)
+  ]
+  found = retrospective.report(records)
+  assert found["records"] == 940 and found["lacking"] == {"generation": 932, "score": 932}
+  sixth = found["groups"]["phase 2, generation 6"]
+  assert sixth["answers"] == {"wrong": 1} and sixth["labels"] == {"-1": 1, "0": 1, "1": 8}
+  assert sixth["scores"]["wrong"]["q50"] == pytest.approx(0.0011546110201324836)
+  assert any("generation 6" in line for line in retrospective.table(found))
