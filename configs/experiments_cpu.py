@@ -36,8 +36,9 @@ def config() -> Plan:
   return Plan(
     process=settings("process", 1e-3, 400),
     outcome=settings("outcome", 1e-3, 400),
-    labeller=settings("process", 1e-3, 2000),
+    labeller=settings("process", 1e-3, 1500),
     base=settings("process", 4e-3, 8000),
+    verdicts=settings("process", 1e-3, 1500),
     quickstart=Quickstart(quick),
     learning_rates=(5e-4, 1e-3, 2e-3),
     updates=(200, 400, 800),

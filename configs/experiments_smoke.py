@@ -8,6 +8,7 @@ from prm_jax.datasets.arithmetic import Generator
 from prm_jax.experiments.plan import Plan, Quickstart
 from prm_jax.experiments.tasks import Embedded
 
+SIZES = Generator(train_problems=20, test_problems=6, candidates=16)  # of the quick start
 CPU = pathlib.Path(__file__).with_name("experiments_cpu.py")
 
 
@@ -15,13 +16,11 @@ def config() -> Plan:
   plan = runpy.run_path(str(CPU))["config"]()
   return dataclasses.replace(
     plan,
-    **{name: short(getattr(plan, name)) for name in ("process", "outcome", "labeller", "base")},
-    quickstart=Quickstart(
-      short(plan.quickstart.settings),
-      8,
-      8,
-      Generator(train_problems=20, test_problems=6, candidates=16),
-    ),
+    **{
+      name: short(getattr(plan, name))
+      for name in ("process", "outcome", "labeller", "base", "verdicts")
+    },
+    quickstart=Quickstart(short(plan.quickstart.settings), 8, 8, SIZES),
     embedded=Embedded(pool_problems=12, pool_samples=8, test_problems=10, test_samples=16),
     seeds=(0, 1),
     samples=(1, 2),

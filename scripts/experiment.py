@@ -72,7 +72,7 @@ def planned(args: Args):
   configs = pathlib.Path(__file__).parent.parent / "configs"
   path = args.plan or configs / f"experiments_{args.scale}.py"
   plan = config_lib.read(str(path), Plan)
-  given = {name: getattr(args, name) for name in vars(Files()) if getattr(args, name)}
+  given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   changes = {"files": dataclasses.replace(plan.files, **given)} if given else {}
   changes |= {"seeds": args.seeds} if args.seeds else {}
   changes |= {"workers": args.workers} if args.workers is not None else {}

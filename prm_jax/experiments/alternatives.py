@@ -101,10 +101,9 @@ def summarise(results: Results) -> dict[str, Any]:
   gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
   weights = intervals.resampled(gaps[0].shape[:2])
   part, whole = (np.einsum("rsp,spk->rk", weights, gap) for gap in gaps)
-  shares = [
-    intervals.interval(gaps[0][:, :, k].mean() / gaps[1][:, :, k].mean(), part[:, k] / whole[:, k])
-    for k in range(1, len(results.n))
-  ]
+  with np.errstate(all="ignore"):  # no gap, no share
+    exact, resampled = gaps[0].mean((0, 1)) / gaps[1].mean((0, 1)), part / whole
+  shares = [intervals.interval(exact[k], resampled[:, k]) for k in range(1, len(results.n))]
   return {
     "curves": {arm: intervals.intervals(curve) for arm, curve in curves.items()},
     "differences": {

@@ -55,6 +55,7 @@ class Plan(Checked):
   outcome: Experiment  # of an outcome model, tuned apart so that it is as strong as it can be
   labeller: Experiment  # of the large PRM that labels, trained on exact or human labels
   base: Experiment  # of the model that all of them start from, on critiques of random mistakes
+  verdicts: Experiment  # of the same, on verdicts after each step of whether all is right so far
   quickstart: Quickstart
   setting: Setting = HARD  # of the embedded domain
   embedded: Embedded = Embedded()

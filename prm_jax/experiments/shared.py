@@ -24,12 +24,17 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
     setting = dataclasses.replace(
       plan.setting, misread=(0.0,) * len(plan.setting.misread), stray=plan.base_stray
     )
-    trees = tasks.labelled(BASE_SEED, plan.base_problems, setting, running=True)
+    trees = tasks.labelled(BASE_SEED, plan.base_problems, setting)
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
       texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
-    _train(space, "base", with_tokenizer(plan.base, tokenizer), trees)
+    _train(space, "critic", with_tokenizer(plan.base, tokenizer), trees)
+    # Verdicts on whole solutions too, so that the base is no nearer to a process model than to an
+    # outcome model.
+    trees = tasks.labelled(BASE_SEED, plan.base_problems, setting, running=True)
+    critic = dataclasses.replace(space, base=str(space.directory / "critic"))
+    _train(critic, "base", plan.verdicts, trees)
   if not plan.files.labeller:
     space = dataclasses.replace(space, base=base(plan, directory))
     _train(space, "labeller", plan.labeller, labelled_trees(plan))

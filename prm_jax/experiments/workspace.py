@@ -26,7 +26,7 @@ DIGITS = 6  # of stored accuracies
 @dataclasses.dataclass(frozen=True)
 class Workspace:
   directory: pathlib.Path
-  base: str  # what models start from; "": random parameters
+  base: str  # what models start from whose settings name no checkpoint; "": random parameters
   seed: int
 
   def result(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Workspace:
     if latest is None or latest[0] < c.train.steps:
       train = dataclasses.replace(c.train, seed=self.seed)
       c = dataclasses.replace(c, train=train)
-      if self.base:
+      if self.base and not c.init.checkpoint:
         init = dataclasses.replace(c.init, checkpoint=self.base)
         choices = {name: getattr(c.model, name) for name in families.CHOICES}
         c = dataclasses.replace(c, init=init, model=dataclasses.replace(Model(), **choices))

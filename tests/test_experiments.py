@@ -1,0 +1,237 @@
+"""The paper's experiments: every one runs to its page, resumes, and regenerates from its JSON."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+from conftest import ROOT, run_script
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax import aggregation as agg
+from prm_jax import config as config_lib
+from prm_jax.experiments import intervals, jobs, noise, report, tasks, workspace
+from prm_jax.experiments.plan import Plan
+from prm_jax.runtime.json_lines import BadLine
+from prm_jax.scoring.scorer import Scorer
+
+SMOKE = config_lib.read(str(ROOT / "configs/experiments_smoke.py"), Plan)
+
+
+TRAINED = []  # seed and name of the models that were
+
+
+class Untrained:
+  """Stands for a trained model: its probabilities are a function of the text, and so repeat."""
+
+  directory, step = None, 8
+
+  def __init__(self, objective: str, heads: int = 1):
+    self.contract = dataclasses.replace(tiny.contract(objective), heads=heads)
+
+  def by_head(self, solutions, on_share=None):
+    rate = lambda text, steps: np.array([self._step(text + each) for each in self._read(steps)])
+    return [rate(*each) for each in solutions]
+
+  def _read(self, steps):
+    return steps if self.contract.objective == "process" else ["".join(steps)]
+
+  def _step(self, text):
+    digest = hashlib.sha256(f"{text}{self.contract.objective}".encode()).digest()
+    heads, classes = self.contract.heads, len(self.contract.classes)
+    weights = np.frombuffer(digest[: heads * classes], np.uint8).reshape(heads, classes) + 1.0
+    return weights / weights.sum(-1, keepdims=True)
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+  """Experiments whose models are not trained: what is tested is everything around them."""
+  TRAINED.clear()
+
+  def model(self, name, c, solutions, evaluation, recipe):
+    assert solutions and evaluation
+    TRAINED.append(f"{self.seed}/{name}")
+    return Untrained(c.loss.objective, c.loss.heads)
+
+  monkeypatch.setattr(workspace.Workspace, "model", model)
+  monkeypatch.setattr(Scorer, "load", lambda *_: Untrained("process"))
+
+
+def write(name: str, directory: pathlib.Path) -> list[str]:
+  results = report.gather(name, "smoke", directory, SMOKE.seeds)
+  return report.write(results, directory)
+
+
+@pytest.mark.parametrize("name", jobs.NAMES)
+def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(name, tmp_path, untrained):
+  """What is stored is not made again; numbers, picture and page are the same."""
+  jobs.run(name, SMOKE, tmp_path, workers=0)
+  lines = write(name, tmp_path)
+  first = {end: (tmp_path / f"{name}.{end}").read_bytes() for end in ("json", "png", "html")}
+  stored = [tmp_path / name / "seed-1" / f"{run}.json" for run in jobs.module(name).runs(SMOKE)]
+  assert all(path.is_file() for path in stored)
+  stored[-1].unlink()  # as if killed before it
+  TRAINED.clear()
+  jobs.run(name, SMOKE, tmp_path, workers=0)
+  again = [name for name in TRAINED if not name.startswith("0/")]
+  assert len(again) <= 2  # the model of that result: of ood, both
+  assert write(name, tmp_path) == lines
+  assert (tmp_path / f"{name}.json").read_bytes() == first["json"]
+  shutil.rmtree(tmp_path / name)
+  (tmp_path / f"{name}.png").unlink()
+  elsewhere = tmp_path / "elsewhere"
+  assert report.draw(tmp_path / f"{name}.json", elsewhere) == lines
+  assert (elsewhere / f"{name}.png").read_bytes() == first["png"]
+  assert (elsewhere / f"{name}.html").read_bytes() == first["html"]
+
+
+def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
+  jobs.run("noise", SMOKE, tmp_path, workers=0)
+  other = dataclasses.replace(SMOKE, threshold=0.4)
+  with pytest.raises(ValueError, match="threshold differ"):
+    jobs.run("noise", other, tmp_path, workers=0)
+  more = dataclasses.replace(SMOKE, seeds=(0, 1, 2), workers=2)  # which may change
+  jobs.run("noise", more, tmp_path, workers=0)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": "../x", "summary": {}}', "no"])
+def test_a_damaged_file_is_an_error_that_names_it(text, tmp_path):
+  path = tmp_path / "x.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=r"x\.json"):
+    report.draw(path, tmp_path)
+
+
+def test_texts_are_escaped(tmp_path, untrained):
+  """Levels come from files."""
+  jobs.run("supervision", SMOKE, tmp_path, workers=0)
+  write("supervision", tmp_path)
+  path = tmp_path / "supervision.json"
+  content = json.loads(path.read_text())
+  content["summary"]["breakdown"]["level"] = {
+    "<script>": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
+  }
+  path.write_text(json.dumps(content))
+  report.draw(path, tmp_path)
+  page = (tmp_path / "supervision.html").read_text()
+  assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+def problems(rng: np.random.Generator) -> list[tasks.Problem]:
+  """Problems with repeated samples and some without an answer."""
+  found = []
+  for p in range(4):
+    answers = [None, "1", "2", "3"]
+    samples = [
+      tasks.Solution((f"s{k}",), correct=k == 1, answer=answers[k])
+      for k in rng.integers(0, 4, size=3 + p)
+    ]
+    found.append(tasks.problem(f"p{p}", p % 2, samples))
+  return found
+
+
+def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
+  """Repeated samples tie; who has no answer is never picked; fewer samples are all drawn."""
+  rng = np.random.default_rng(0)
+  found = problems(rng)
+  scores = [rng.normal(size=len(each.solutions)) for each in found]
+  result = np.array(workspace.best_of_n(scores, workspace.Samples.of(found)))
+  for p, each in enumerate(found):
+    solutions = [each.solutions[i] for i in each.samples]
+    m = len(solutions)
+    for k, n in enumerate([1, 2, 4, 6]):
+      expected = agg.best_of_n(
+        np.array([[scores[p][i] for i in each.samples]], np.float32),
+        np.array([[s.correct for s in solutions]]),
+        np.array([[s.answer is not None for s in solutions]]),
+        [min(n, m)],
+      )
+      assert result[p, k] == pytest.approx(float(expected[0, 0]), abs=1e-6)  # stored with 6 digits
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), seeds=st.integers(1, 4), count=st.integers(1, 5))
+def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seed, seeds, count):
+  """Weights are whole numbers of seeds times problems, and add up to 1."""
+  weights = intervals.resampled((seeds, count), seed, resamples=20)
+  assert np.allclose(weights.sum((1, 2)), 1)
+  drawn = weights * seeds * count
+  assert np.allclose(drawn, drawn.round()) and np.allclose(drawn.sum(2) % count, 0)
+
+
+def test_efficiency_finds_how_much_further_labels_go():
+  """Uniform needs 3 times the labels by construction, with lines of the same slope."""
+  rng = np.random.default_rng(0)
+  sizes = np.array([100, 200, 400, 800])
+  offset = rng.normal(scale=0.01, size=(5, 40, 1))
+  line = lambda factor: 0.1 * np.log2(factor * sizes) - 0.5 + offset
+  arms = {"uniform": line(1), "convincing": line(3)}
+  found = intervals.efficiency(arms, dict.fromkeys(arms, sizes), "uniform")
+  ratio = found["convincing"]["data_ratio"]
+  assert ratio["value"] == pytest.approx(3) and ratio["low"] == pytest.approx(3)
+  assert found["convincing"]["slope_ratio"]["value"] == pytest.approx(1)
+  steeper = {"uniform": line(1), "convincing": 2 * line(1)}
+  found = intervals.efficiency(steeper, dict.fromkeys(arms, sizes), "uniform")
+  assert found["convincing"]["slope_ratio"]["value"] == pytest.approx(2)
+  flat = {"uniform": np.ones((5, 40, 4)), "convincing": line(1)}
+  found = intervals.efficiency(flat, dict.fromkeys(arms, sizes), "uniform")
+  assert found["convincing"]["data_ratio"]["high"] is None  # no slope to compare with
+
+
+def test_flips_are_of_the_share_that_was_asked_for_and_grow_with_it():
+  ratings = [(1, 0, 1, -1)] * 2000
+  some, more = (noise.flipped(ratings, share, seed=0) for share in (0.1, 0.3))
+  changed = [(np.array(x) < 0) != (np.array(ratings) < 0) for x in (some, more)]
+  assert abs(changed[0].mean() - 0.1) < 5 * np.sqrt(0.09 / 8000)
+  assert not (changed[0] & ~changed[1]).any()
+  assert noise.flipped(ratings, 0.0, seed=0) == ratings
+
+
+def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
+  """Candidates with `text` or `steps`, ProcessBench's lines; held-out problems are others."""
+  path = tmp_path / "pool.jsonl"
+  rows = [
+    {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1", "level": 3},
+    {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1"},
+    {"problem": "p", "steps": ["c"], "is_correct": False, "answer": None},
+    {"problem": "q", "steps": ["a", "b", "c"], "final_answer_correct": False, "label": 1},
+    {"problem": "r", "steps": ["a"], "final_answer_correct": True, "label": -1},
+  ]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  p, q, r = tasks.read(path, "\n\n")
+  assert p.samples == (0, 0, 1) and p.times.tolist() == [2, 1] and p.level == "3"
+  assert p.solutions[1].answer is None and q.solutions[0].answer == ""
+  assert q.solutions[0].ratings == (1, -1, -1) and r.solutions[0].ratings == (1,)
+  task = tasks.from_files([p, q, r], (), seed=0)
+  assert {x.text for x in task.pool} | {x.text for x in task.test} == {"p", "q", "r"}
+  assert not {x.text for x in task.pool} & {x.text for x in task.test}
+  assert [x.text for x in tasks.read(path, "\n\n", problems=1, most=1)] == ["p"]
+  path.write_text(json.dumps({"problem": "p", "steps": ["a"]}) + "\n")
+  with pytest.raises(BadLine, match=r"pool.jsonl:1: .*is_correct"):
+    tasks.read(path, "\n\n")
+
+
+def test_the_embedded_task_is_the_same_for_everyone_and_holds_problems_out():
+  sizes = tasks.Embedded(pool_problems=8, pool_samples=6, test_problems=5, test_samples=7)
+  task = sizes.task(3, SMOKE.setting)
+  assert task == sizes.task(3, SMOKE.setting)
+  assert not {x.text for x in task.pool} & {x.text for x in task.test}
+  assert [len(x.samples) for x in task.test] == [7] * 5
+
+
+@pytest.mark.slow
+def test_two_real_runs_give_the_same_numbers(tmp_path):
+  """Trained for real, in worker processes: a second run equals the first, and a killed one too."""
+  found = []
+  for k in range(2):
+    done = run_script(
+      "experiment.py", "noise", "--scale=smoke", f"--output_dir={tmp_path / str(k)}"
+    )
+    assert done.returncode == 0, done.stderr
+    found.append((tmp_path / str(k) / "noise.json").read_text())
+  assert found[0] == found[1]
