@@ -9,11 +9,11 @@ what to label (4.2).  generations: iterative retraining.  ood: other domains (se
 flipped labels.  tuning: the search behind the settings.  alternatives: the quick start's ablation.
 
 Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  Run again, it goes on
-where it stopped.  Experiments with one OUTPUT_DIR share the base model and the labeller.
+where it stopped.  Experiments with one OUTPUT_DIR share the base models and the labeller.
 
---scale=smoke, cpu or full is a file in configs/; --plan names another one.  --pool, --base and
---labels or --labeller put real candidates, a public model and human labels in place of the embedded
-domain (docs/experiments.md).
+--scale=smoke, cpu or full is a file in configs/experiments/; --plan names another one.  --pool,
+--base and --labels or --labeller put real candidates, a public model and human labels in place of
+the embedded domain (docs/experiments.md).
 """
 
 from prm_jax.runtime import exits
@@ -53,7 +53,7 @@ def main() -> None:
   from prm_jax.experiments import jobs, report
 
   if args.from_json:
-    lines = report.draw(args.from_json, args.output_dir)
+    lines = report.draw(args.from_json, args.output_dir, args.name)
   else:
     plan = planned(args)
     jobs.run(args.name, plan, args.output_dir, plan.workers)
@@ -69,12 +69,13 @@ def planned(args: Args):
   """The plan of the scale, with the flags' changes."""
   from prm_jax.experiments.plan import Files, Plan
 
-  configs = pathlib.Path(__file__).parent.parent / "configs"
-  path = args.plan or configs / f"experiments_{args.scale}.py"
+  configs = pathlib.Path(__file__).parent.parent / "configs" / "experiments"
+  path = args.plan or configs / f"{args.scale}.py"
   plan = config_lib.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   changes = {"files": dataclasses.replace(plan.files, **given)} if given else {}
-  changes |= {"seeds": args.seeds} if args.seeds else {}
+  reported = plan.tuning_seeds if args.name == "tuning" else plan.seeds
+  changes |= {"seeds": args.seeds or reported}
   changes |= {"workers": args.workers} if args.workers is not None else {}
   return dataclasses.replace(plan, **changes)
 

@@ -66,6 +66,7 @@ class Setting:
 
 
 HARD = Setting(
+  operations=("*", "+", "-", "~"),
   lengths=(4, 5, 5, 6, 6),
   misread=(0.4,) * 5,
   rarity=4.0,

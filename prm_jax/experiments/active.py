@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import intervals
+from prm_jax.experiments import intervals, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Study
-from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import active as active_lib
 
 TITLE = "Active learning"
@@ -54,7 +53,7 @@ def run(study: Study) -> None:
   study.judged(
     "selector", "process", lambda: study.process_trees(first), "experiment: selector", **ensemble
   )
-  pool, places = study.pool(Scorer.load(study.space.directory / "selector"))
+  pool, places = study.pool(workspace.load(study.space.directory / "selector"))
   known = {*first}
   left = np.flatnonzero([place not in known for place in places])
   candidates, places = pool.subset(left), [places[i] for i in left]
@@ -86,19 +85,19 @@ def summarise(results: Results) -> dict[str, Any]:
   size = {rule: [sizes[f"{rule}-{k}"] for k in samples] for rule in GROWING}
   uniform = curves[f"uniform-{n}"]
   return {
-    "curves": {name: intervals.intervals(curve) for name, curve in curves.items()},
+    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "solutions": sizes,
     "labels": {name: results.labels(name) for name in names},
     "auroc": {name: results.mean(name, "auroc") for name in names if results.has(name, "auroc")},
     "efficiency": {
-      str(results.n[at]): intervals.efficiency(grow(at), size, "uniform")
+      str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed)
       for at in range(len(results.n))
       if results.n[at] >= 16 or at == len(results.n) - 1
     },
     "differences": {
-      rule: intervals.paired(curves[f"{rule}-{n}"], uniform) for rule in ("convincing", *OTHERS)
+      rule: results.intervals(curves[f"{rule}-{n}"] - uniform) for rule in ("convincing", *OTHERS)
     },
-    "majority": intervals.intervals(results.problems("majority")),
+    "majority": results.intervals(results.problems("majority")),
   }
 
 

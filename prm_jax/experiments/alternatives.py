@@ -99,20 +99,20 @@ def summarise(results: Results) -> dict[str, Any]:
   """Curves, and the share of the gap between PRM and ORM that the alternatives make."""
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
-  weights = intervals.resampled(gaps[0].shape[:2])
+  weights = intervals.resampled(gaps[0].shape[:2], results.crossed)
   part, whole = (np.einsum("rsp,spk->rk", weights, gap) for gap in gaps)
   with np.errstate(all="ignore"):  # no gap, no share
     exact, resampled = gaps[0].mean((0, 1)) / gaps[1].mean((0, 1)), part / whole
   shares = [intervals.interval(exact[k], resampled[:, k]) for k in range(1, len(results.n))]
   return {
-    "curves": {arm: intervals.intervals(curve) for arm, curve in curves.items()},
+    "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
     "differences": {
-      "alternatives - own_steps": intervals.intervals(gaps[0]),
-      "alternatives - outcome": intervals.intervals(gaps[1]),
-      "own_steps - outcome": intervals.paired(curves["own_steps"], curves["outcome"]),
+      "alternatives - own_steps": results.intervals(gaps[0]),
+      "alternatives - outcome": results.intervals(gaps[1]),
+      "own_steps - outcome": results.intervals(curves["own_steps"] - curves["outcome"]),
     },
     "share_of_gap": dict(zip(map(str, results.n[1:]), shares)),
-    "majority": intervals.intervals(results.problems("majority")),
+    "majority": results.intervals(results.problems("majority")),
     "labels": {arm: results.labels(arm) for arm in ARMS},
   }
 

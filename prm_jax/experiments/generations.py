@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from prm_jax.experiments import intervals
+from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
@@ -54,7 +54,7 @@ def run(study: Study) -> None:
       def make(arm=arm, g=g, chosen=chosen, added=added) -> dict[str, Any]:
         trees = study.process_trees(chosen)
         scorer = study.train(f"{arm}-{g}", "process", trees, f"experiment: generation {g}")
-        before = (lambda: Scorer.load(study.space.directory / f"{arm}-{g - 1}")) if g else None
+        before = (lambda: workspace.load(study.space.directory / f"{arm}-{g - 1}")) if g else None
         return study.measured(scorer, trees) | diagnosed(study, scorer, arm, chosen, added, before)
 
       added = [tuple(place) for place in study.space.result(f"{arm}-{g}", make)["next"]]
@@ -105,9 +105,9 @@ def summarise(results: Results) -> dict[str, Any]:
   names = [f"{arm}-{g}" for arm in ARMS for g in range(results.plan["generations"])]
   curves = {name: results.accuracy(name) for name in names}
   return {
-    "curves": {name: intervals.intervals(curve) for name, curve in curves.items()},
+    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "differences": {
-      str(g): intervals.paired(curves[f"convincing-{g}"], curves[f"uniform-{g}"])
+      str(g): results.intervals(curves[f"convincing-{g}"] - curves[f"uniform-{g}"])
       for g in range(results.plan["generations"])
     },
     "solutions": {name: results.mean(name, "solutions") for name in names},

@@ -6,7 +6,7 @@ noise of data, training and test problems.  Arms of a seed share problems, so th
 resampled together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,27 @@ RESAMPLES = 2000
 PERCENT = (2.5, 97.5)
 
 
-def resampled(count: tuple[int, int], seed: int = 0, resamples: int = RESAMPLES) -> np.ndarray:
-  """`[R, S, P]` weights of seeds and problems in the mean of each resample; they add up to 1."""
+def resampled(
+  count: tuple[int, int], crossed: bool = False, seed: int = 0, resamples: int = RESAMPLES
+) -> np.ndarray:
+  """`[R, S, P]` weights of seeds and problems in the mean of each resample; they add up to 1.
+
+  With `crossed`, all seeds have the same problems, and a resample draws them once for all.
+  """
   seeds, problems = count
   rng = np.random.default_rng(seed)
   weights = np.zeros((resamples, seeds, problems))
   for each in weights:
+    draw = lambda: np.bincount(rng.integers(problems, size=problems), minlength=problems)
+    same = draw()
     for s in rng.integers(seeds, size=seeds):
-      each[s] += np.bincount(rng.integers(problems, size=problems), minlength=problems)
+      each[s] += same if crossed else draw()
   return weights / (seeds * problems)
 
 
-def intervals(values: np.ndarray) -> dict[str, list]:
+def intervals(values: np.ndarray, crossed: bool = False) -> dict[str, list]:
   """Mean over seeds and problems of `[S, P, K]`, with interval, and mean by seed `[S, K]`."""
-  means = np.einsum("rsp,spk->rk", resampled(values.shape[:2]), values)
+  means = np.einsum("rsp,spk->rk", resampled(values.shape[:2], crossed), values)
   low, high = np.percentile(means, PERCENT, axis=0)
   mean = values.mean((0, 1))
   return {
@@ -39,13 +46,11 @@ def intervals(values: np.ndarray) -> dict[str, list]:
   }
 
 
-def paired(a: np.ndarray, b: np.ndarray) -> dict[str, list]:
-  """The same of the difference of two arms on the same seeds and problems."""
-  return intervals(a - b)
-
-
 def efficiency(
-  arms: Mapping[str, np.ndarray], sizes: Mapping[str, Sequence[float]], base: str
+  arms: Mapping[str, np.ndarray],
+  sizes: Mapping[str, Sequence[float]],
+  base: str,
+  crossed: bool = False,
 ) -> dict[str, Any]:
   """How much further the labels of each arm go than those of the arm `base`.
 
@@ -59,10 +64,10 @@ def efficiency(
     sizes: labelled solutions at each size.
 
   Returns:
-    Line, slope_ratio and data_ratio of each arm, the last two with intervals; a ratio whose base
-    has no positive slope in more than 2.5 % of the resamples has no upper limit (None).
+    Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
+    has no positive slope in more than 2.5 % of the resamples has no limits (None).
   """
-  weights = resampled(arms[base].shape[:2])
+  weights = resampled(arms[base].shape[:2], crossed)
   x = {name: np.log2(sizes[name]) for name in arms}
   line = lambda name, y: np.polyfit(x[name], y.T, 1)  # [2, R]: slopes and intercepts
   means = {name: np.einsum("rsp,spk->rk", weights, values) for name, values in arms.items()}
@@ -75,7 +80,7 @@ def efficiency(
       y = of[1] + slope * at.mean()
       apart = (y - to[1]) / other - at.mean()
       positive = other > 0
-      return np.where(positive, slope / other, np.inf), np.where(positive, 2**apart, np.inf)
+      return np.where(positive, slope / other, np.nan), np.where(positive, 2**apart, np.nan)
 
   out = {}
   for name in arms:
@@ -91,12 +96,12 @@ def efficiency(
 
 
 def interval(value: Any, resamples: np.ndarray) -> dict[str, float | None]:
-  """A number with its 95 % percentile interval; None where it is not finite."""
-  low, high = np.percentile(resamples, PERCENT, method="nearest")
-  numbers = {"value": value, "low": low, "high": high}
+  """A number with its 95 % percentile interval; None where it is not finite.
+
+  A resample without a number counts as lower than all for the lower limit, and as higher for the
+  upper one.
+  """
+  ends = (np.nan_to_num(resamples, nan=x, posinf=np.inf, neginf=-np.inf) for x in (-np.inf, np.inf))
+  limits = [np.percentile(each, q, method="nearest") for each, q in zip(ends, PERCENT)]
+  numbers = {"value": value, "low": limits[0], "high": limits[1]}
   return {key: float(x) if np.isfinite(x) else None for key, x in numbers.items()}
-
-
-def stacked(results: Sequence[Mapping[str, Any]], key: Callable[[Mapping], Any]) -> np.ndarray:
-  """`[S, P, ...]` of a value of each seed's result."""
-  return np.stack([np.array(key(each)) for each in results])

@@ -89,8 +89,9 @@ def _pool(workers: int) -> Iterator[Any]:
     yield _Here
     return
   context = multiprocessing.get_context("spawn")
-  cores = context.Queue()
-  for core in sorted(os.sched_getaffinity(0))[:workers]:
+  cores, free = context.Queue(), sorted(os.sched_getaffinity(0))
+  workers = min(workers, len(free))
+  for core in free[:workers]:
     cores.put(core)
   with concurrent.futures.ProcessPoolExecutor(workers, context, _begin, (cores,)) as pool:
     try:
@@ -119,9 +120,9 @@ def _begin(cores) -> None:
   with its parent, and silently."""
   import jax
 
+  ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
   jax.config.update("jax_platforms", "cpu")
   os.sched_setaffinity(0, {cores.get()})
-  ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
 
 
@@ -156,7 +157,7 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   from prm_jax.experiments import shared
   from prm_jax.experiments.workspace import Workspace
 
-  of, space = module(name), Workspace(directory / name / f"seed-{seed}", "", seed)
+  of, space = module(name), Workspace(directory / name / f"seed-{seed}", {}, seed)
   if all((space.directory / f"{each}.json").is_file() for each in ["problems", *of.runs(plan)]):
     return
   with _job(directory, space.directory / "log.txt"):

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import intervals
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
@@ -44,13 +43,17 @@ def run(study: Study) -> None:
 
     def process(share=share) -> dict[str, Any]:
       labels = [[*labels.ratings] for _, _, labels in study.solutions(chosen)]
-      mine, theirs = (flipped(labels, share, study.space.seed + k) for k in (0, 1))
-      trees = [
-        up_to_first_error(text, each.steps[: len(ratings)], ratings)
-        for (text, each, _), ratings in zip(study.solutions(chosen), mine)
-      ]
+      seeds = (study.space.seed, study.space.seed + 1000)
+      mine, theirs = (
+        [
+          up_to_first_error(text, each.steps[: len(ratings)], ratings)
+          for (text, each, _), ratings in zip(study.solutions(chosen), flipped(labels, share, seed))
+        ]
+        for seed in seeds
+      )
+      trees = mine
       scorer = study.train(f"process-{share:g}", "process", trees, "experiment: noise")
-      pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a, b)]
+      pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
       return study.measured(scorer, trees) | {"agreement": label_requests.agreement(pairs)}
 
     def outcome(share=share) -> dict[str, Any]:
@@ -86,9 +89,9 @@ def summarise(results: Results) -> dict[str, Any]:
   shares = results.plan["noise"]
   curves = {f"{arm}-{x:g}": results.accuracy(f"{arm}-{x:g}") for arm in ARMS for x in shares}
   return {
-    "curves": {name: intervals.intervals(curve) for name, curve in curves.items()},
+    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "lost": {
-      f"{arm}-{x:g}": intervals.paired(curves[f"{arm}-{x:g}"], curves[f"{arm}-{shares[0]:g}"])
+      f"{arm}-{x:g}": results.intervals(curves[f"{arm}-{x:g}"] - curves[f"{arm}-{shares[0]:g}"])
       for arm in ARMS
       for x in shares
     },
@@ -104,7 +107,7 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N at the largest N, and step AUROC, over the share of flipped labels."""
+  """Best-of-N at the largest N over the share of flipped labels, and its change."""
   shares, last = results.plan["noise"], results.n[-1]
   x = [100 * share for share in shares]
   curves = [
@@ -117,7 +120,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   ]
   return [
     Panel(curves, "% labels flipped", f"% problems solved (best-of-{last})", log=False),
-    Panel(lost, "% labels flipped", "points lost to noise", log=False),
+    Panel(lost, "% labels flipped", "change against no noise, points", log=False),
   ]
 
 

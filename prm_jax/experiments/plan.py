@@ -13,7 +13,7 @@ Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data that are nobody's pool or test
 DOMAINS = {  # variants of the embedded domain, out of its distribution
   "longer chains": dataclasses.replace(HARD, lengths=(7, 7, 8, 8, 8)),
-  "other operation": dataclasses.replace(HARD, operations=("*", "+", "-", "~")),
+  "other numbers": dataclasses.replace(HARD, operands=(6, 7, 8, 9)),
   "other wording": dataclasses.replace(HARD, layout="start last"),
 }
 
@@ -35,6 +35,11 @@ class Files(Checked):
     some = bool(self.pool) or bool(self.labels) or bool(self.labeller) or bool(self.base)
     whole = self.pool and self.base and bool(self.labels) != bool(self.labeller)
     yield some and not whole, "pool base labels labeller", "pool, base, and labels or a labeller"
+    alone = (self.test or self.domains) and not self.pool
+    yield alone, "test domains pool", "a pool, too"
+    names = [each.partition("=")[0] for each in self.domains]
+    wrong = len({*names}) < len(names) or not all("=" in each for each in self.domains)
+    yield wrong, "domains", "NAME=FILE, each name once"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +59,20 @@ class Plan(Checked):
   process: Experiment  # model, optimiser and updates of a process model
   outcome: Experiment  # of an outcome model, tuned apart so that it is as strong as it can be
   labeller: Experiment  # of the large PRM that labels, trained on exact or human labels
-  base: Experiment  # of the model that all of them start from, on critiques of random mistakes
-  verdicts: Experiment  # of the same, on verdicts after each step of whether all is right so far
+  # What they start from, trained on random mistakes: the base of process models on critiques of
+  # steps, and from it the base of outcome models on verdicts on whole solutions.
+  process_base: Experiment
+  outcome_base: Experiment
   quickstart: Quickstart
   setting: Setting = HARD  # of the embedded domain
   embedded: Embedded = Embedded()
   files: Files = Files()
-  seeds: tuple[Whole, ...] = (0, 1, 2, 3, 4, 5)  # reported ones; tune on seeds from 100 up
+  seeds: tuple[Whole, ...] = (0, 1, 2, 3, 4, 5)  # reported ones
+  tuning_seeds: tuple[Whole, ...] = (100, 101)  # of the experiment tuning
   samples: Counts = (1, 2, 4, 8, 16)  # labelled solutions of each problem, growing
+  proportional: bool = False  # updates grow with the data; the settings' are for the largest set
   base_problems: Count = 6000  # two solutions of each
+  base_operations: tuple[str, ...] = ("*", "+")  # of theirs; the others are for labels to teach
   base_stray: Share = 0.12  # chance of a random mistake at each clause of theirs
   labeller_problems: Count = 4000  # two solutions of each
   threshold: Share = 0.2  # of P(negative), above which the labeller calls a step wrong
@@ -73,4 +83,4 @@ class Plan(Checked):
   noise: tuple[Share, ...] = (0.0, 0.1, 0.2, 0.3)  # shares of labels that are flipped
   learning_rates: tuple[Positive, ...] = (5e-4, 1e-3, 2e-3)  # of the search for each objective
   updates: Counts = (200, 400, 800)
-  workers: int = 0  # processes, each with one core; 0: this process alone, with all devices
+  workers: Whole = 0  # processes, each with one core; 0: this process alone, with all devices

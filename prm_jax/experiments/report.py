@@ -37,20 +37,22 @@ def write(results: Results, directory: pathlib.Path) -> list[str]:
   content = vars(results) | {"summary": module.summarise(results)}
   with storage.written(directory / f"{results.experiment}.json") as out:
     out.write(json.dumps(content) + "\n")
-  return draw(directory / f"{results.experiment}.json", directory)
+  return draw(directory / f"{results.experiment}.json", directory, results.experiment)
 
 
-def draw(path: pathlib.Path, directory: pathlib.Path) -> list[str]:
+def draw(path: pathlib.Path, directory: pathlib.Path, name: str) -> list[str]:
   """Writes NAME.png and NAME.html of a results file; returns its tables for the screen.
 
   Raises:
-    ValueError, OSError: the file is not such a file, or cannot be read.
+    ValueError, OSError: the file is not one of that experiment, or cannot be read.
   """
   content = json_lines.document(path)
+  if content.get("experiment") != name:
+    raise ValueError(f"{path}: not the results of {name}, but {content.get('experiment')!r}")
   try:
     summary = content.pop("summary")
     results = Results(**content)
-    module = jobs.module({name: name for name in jobs.NAMES}[results.experiment])
+    module = jobs.module(name)
     png = figures.draw(module.panels(results, summary))
     tables = module.tables(results, summary)
   except (KeyError, TypeError, IndexError, AttributeError) as error:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.experiments import intervals
+
 FIFTHS = 5
 
 
@@ -32,6 +34,15 @@ class Results:
   def n(self) -> list[int]:
     """The values of N."""
     return self.info[0]["n"]
+
+  @property
+  def crossed(self) -> bool:
+    """Whether all seeds are tested on the same problems."""
+    return len(self.seeds) > 1 and len({each["test_hash"] for each in self.info}) == 1
+
+  def intervals(self, values: np.ndarray) -> dict[str, list]:
+    """`intervals.intervals` of `[S, P, K]`; of differences of two arms, it pairs them."""
+    return intervals.intervals(values, self.crossed)
 
   def of(self, run: str) -> list[dict[str, Any]]:
     """The results of that name, in the order of the seeds."""

@@ -1,16 +1,15 @@
-"""Models that all seeds share: the base that every model starts from, and the labeller."""
+"""Models that all seeds share: the bases that every model starts from, and the labeller."""
 
 import dataclasses
 import pathlib
 
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
-from prm_jax.experiments import tasks
+from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Workspace
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import StepTree
 
 VOCABULARY = 700  # pieces: every clause, value and sign of the embedded domain, and bytes
@@ -18,25 +17,27 @@ HELD_OUT = 64  # labelled solutions that base and labeller are evaluated on
 
 
 def prepare(plan: Plan, directory: pathlib.Path) -> None:
-  """Trains base and labeller, or finds them."""
-  space = Workspace(directory / "shared", "", 0)
+  """Trains bases and labeller, or finds them."""
+  space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
     setting = dataclasses.replace(
-      plan.setting, misread=(0.0,) * len(plan.setting.misread), stray=plan.base_stray
+      plan.setting,
+      misread=(0.0,) * len(plan.setting.misread),
+      stray=plan.base_stray,
+      operations=plan.base_operations,
     )
-    trees = tasks.labelled(BASE_SEED, plan.base_problems, setting)
+    size = (BASE_SEED, plan.base_problems, setting)
+    trees = tasks.labelled(*size)
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
-      texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
+      every = [*trees, *labelled_trees(plan)]
+      texts = [text for tree in every for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
-    _train(space, "critic", with_tokenizer(plan.base, tokenizer), trees)
-    # Verdicts on whole solutions too, so that the base is no nearer to a process model than to an
-    # outcome model.
-    trees = tasks.labelled(BASE_SEED, plan.base_problems, setting, running=True)
-    critic = dataclasses.replace(space, base=str(space.directory / "critic"))
-    _train(critic, "base", plan.verdicts, trees)
+    _train(space, "process_base", with_tokenizer(plan.process_base, tokenizer), trees)
+    space = dataclasses.replace(space, bases={"outcome": found["process"]})
+    _train(space, "outcome_base", plan.outcome_base, tasks.labelled(*size, "outcome"))
   if not plan.files.labeller:
-    space = dataclasses.replace(space, base=base(plan, directory))
+    space = dataclasses.replace(space, bases=found)
     _train(space, "labeller", plan.labeller, labelled_trees(plan))
 
 
@@ -55,13 +56,17 @@ def labelled_trees(plan: Plan) -> list[StepTree]:
   return tasks.labelled(LABELLER_SEED, plan.labeller_problems, plan.setting)
 
 
-def base(plan: Plan, directory: pathlib.Path) -> str:
-  return plan.files.base or str(directory / "shared" / "base")
+def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:
+  """What models of each objective start from."""
+  return {
+    objective: plan.files.base or str(directory / "shared" / f"{objective}_base")
+    for objective in ("process", "outcome")
+  }
 
 
 def study(space: Workspace, plan: Plan, directory: pathlib.Path) -> Study:
   """The study of one seed; the models that it shares are there."""
-  space = dataclasses.replace(space, base=base(plan, directory))
+  space = dataclasses.replace(space, bases=bases(plan, directory))
   files, separator = plan.files, plan.process.data.separator
   if files.pool:
     limits = (separator, files.problems, files.samples)
@@ -69,5 +74,5 @@ def study(space: Workspace, plan: Plan, directory: pathlib.Path) -> Study:
     task = tasks.from_files(tasks.read(files.pool, *limits), test, space.seed)
   else:
     task = plan.embedded.task(space.seed, plan.setting)
-  labeller = Scorer.load(files.labeller or directory / "shared" / "labeller")
+  labeller = workspace.load(files.labeller or directory / "shared" / "labeller")
   return Study(plan, space, task, labeller)

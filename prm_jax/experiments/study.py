@@ -10,7 +10,7 @@ import numpy as np
 
 from prm_jax.experiments import workspace as workspace_lib
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.tasks import Problem, Solution, Task
+from prm_jax.experiments.tasks import Solution, Task
 from prm_jax.experiments.workspace import Workspace
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import active, synthetic
@@ -35,35 +35,38 @@ class Study:
     }
 
   @functools.cached_property
-  def labels(self) -> list[list[synthetic.Labels]]:
-    """The labeller's labels of every solution of the pool."""
-    return self._labelled(self.task.pool)
+  def _labels(self) -> dict[Place, synthetic.Labels]:
+    """What the labeller has labelled so far."""
+    return {}
 
-  def _labelled(self, problems: Sequence[Problem]) -> list[list[synthetic.Labels]]:
-    found = workspace_lib.step_probabilities(self.labeller, problems)
-    label = lambda each: synthetic.label(
-      each.mean(1), self.plan.threshold, self.labeller.contract.labels
-    )
-    return [[label(each) for each in solutions] for solutions in found]
+  def labels(self, chosen: Sequence[Place]) -> list[synthetic.Labels]:
+    """The labeller's labels of solutions of the pool."""
+    pool = self.task.pool
+    if new := [place for place in dict.fromkeys(chosen) if place not in self._labels]:
+      pairs = [(pool[p].text, pool[p].solutions[s].steps) for p, s in new]
+      self._labels.update(zip(new, self._labelled(pairs)))
+    return [self._labels[place] for place in chosen]
+
+  def _labelled(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[synthetic.Labels]:
+    classes = self.labeller.contract.labels
+    return [
+      synthetic.label(each.mean(1), self.plan.threshold, classes)
+      for each in self.labeller.by_head(pairs)
+    ]
 
   @functools.cached_property
   def evaluation(self) -> dict[str, list[StepTree]]:
     """Solutions for the evaluation during training, by objective."""
-    problems = [
-      dataclasses.replace(each, solutions=each.solutions[:1], samples=(0,))
-      for each in self.task.test[:EVALUATED]
-    ]
-    labels = [each[0] for each in self._labelled(problems)]
-    process = [each.process(p.text, p.solutions[0].steps) for p, each in zip(problems, labels)]
-    outcome = [
-      synthetic.outcome(p.text, p.solutions[0].steps, p.solutions[0].correct) for p in problems
-    ]
+    firsts = [(each.text, each.solutions[0]) for each in self.task.test[:EVALUATED]]
+    labels = self._labelled([(text, first.steps) for text, first in firsts])
+    process = [each.process(text, first.steps) for (text, first), each in zip(firsts, labels)]
+    outcome = [synthetic.outcome(text, first.steps, first.correct) for text, first in firsts]
     return {"process": process, "outcome": outcome}
 
   def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Labels]]:
     """Problem, solution and labels of each of the chosen."""
-    for p, s in chosen:
-      yield self.task.pool[p].text, self.task.pool[p].solutions[s], self.labels[p][s]
+    for (p, s), labels in zip(chosen, self.labels(chosen)):
+      yield self.task.pool[p].text, self.task.pool[p].solutions[s], labels
 
   def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
     """The chosen solutions with the labeller's step labels."""
@@ -84,6 +87,10 @@ class Study:
     for section in ("loss", "optim", "train"):
       values = {key: x for key, x in changes.items() if hasattr(getattr(c, section), key)}
       c = dataclasses.replace(c, **{section: dataclasses.replace(getattr(c, section), **values)})
+    if self.plan.proportional and "steps" not in changes:
+      share = len(trees) / (len(self.task.pool) * self.plan.samples[-1])
+      train = dataclasses.replace(c.train, steps=max(round(share * c.train.steps), 1))
+      c = dataclasses.replace(c, train=train)
     return self.space.model(name, c, trees, self.evaluation[objective], recipe)
 
   def judged(

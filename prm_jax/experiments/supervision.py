@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import intervals
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
@@ -51,12 +50,9 @@ def run(study: Study) -> None:
 
 
 def labeller_errors(study: Study) -> dict[str, Any]:
-  """The labeller against exact ratings of the pool, where they are known, and final answers."""
-  pairs = [
-    (labels, solution)
-    for problem, each in zip(study.task.pool, study.labels)
-    for solution, labels in zip(problem.solutions, each)
-  ]
+  """The labeller against exact ratings, where they are known, and final answers."""
+  chosen = study.uniform(study.plan.samples[-1])
+  pairs = [(labels, solution) for _, solution, labels in study.solutions(chosen)]
   exact = [(labels, x.ratings) for labels, x in pairs if x.ratings is not None]
   answers = [x.correct for _, x in pairs]
   passed = [labels.outcome for labels, _ in pairs]
@@ -73,15 +69,15 @@ def summarise(results: Results) -> dict[str, Any]:
   """Every number of figure and table, with intervals over seeds and problems."""
   samples = results.plan["samples"]
   curves = {f"{arm}-{n}": results.accuracy(f"{arm}-{n}") for arm in ARMS for n in samples}
-  out = {name: intervals.intervals(curve) for name, curve in curves.items()}
+  out = {name: results.intervals(curve) for name, curve in curves.items()}
   pairs = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
   pairs += (("process", "outcome_answer"),)
   differences = {
-    f"{a} - {b}, {n}": intervals.paired(curves[f"{a}-{n}"], curves[f"{b}-{n}"])
+    f"{a} - {b}, {n}": results.intervals(curves[f"{a}-{n}"] - curves[f"{b}-{n}"])
     for a, b in pairs
     for n in samples
   }
-  baselines = {name: intervals.intervals(results.problems(name)) for name in ("majority", "oracle")}
+  baselines = {name: results.intervals(results.problems(name)) for name in ("majority", "oracle")}
   return {
     "curves": out,
     "differences": differences,

@@ -16,6 +16,7 @@ import numpy as np
 from prm_jax.datasets import arithmetic
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates
+from prm_jax.supervision import synthetic
 from prm_jax.types import StepTree
 
 
@@ -44,13 +45,19 @@ class Problem:
 class Task:
   pool: tuple[Problem, ...]  # to choose from, to label and to train on
   test: tuple[Problem, ...]  # other problems
+  most: int = 0  # samples of a problem, at most; 0: as the test has
 
 
 def problem(text: str, level: Any, samples: Iterable[Solution]) -> Problem:
-  """A problem with its samples, equal solutions joined."""
-  distinct: dict[Solution, int] = {}
-  order = tuple(distinct.setdefault(sample, len(distinct)) for sample in samples)
-  return Problem(text, None if level is None else str(level), tuple(distinct), order)
+  """A problem with its samples, those of equal steps joined: the first of them counts."""
+  distinct: dict[tuple[str, ...], int] = {}
+  kept, order = [], []
+  for sample in samples:
+    if sample.steps not in distinct:
+      distinct[sample.steps] = len(kept)
+      kept.append(sample)
+    order.append(distinct[sample.steps])
+  return Problem(text, None if level is None else str(level), tuple(kept), tuple(order))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,24 +89,22 @@ def solution(of: arithmetic.Problem, sample: arithmetic.Solution) -> Solution:
 
 
 def labelled(
-  seed: int, problems: int, setting: arithmetic.Setting, running: bool = False
+  seed: int, problems: int, setting: arithmetic.Setting, objective: str = "process"
 ) -> list[StepTree]:
-  """Two solutions with exact labels, of each of so many problems.
+  """Two solutions of each of so many problems, exactly labelled.
 
   Args:
-    running: a label says of every step whether the solution is right up to it; otherwise labels end
-      at the first error.
+    objective: "process" for ratings up to the first error; "outcome" for whether all steps are
+      right.
   """
   trees = []
   rng = np.random.default_rng([seed, *b"labelled"])
   for each in arithmetic.distinct_problems(seed, problems, setting):
     for sample in (arithmetic.solve(each, rng), arithmetic.solve(each, rng)):
-      tree = up_to_first_error(each.text, sample.steps, sample.ratings)
-      if running:
-        count, labels = len(sample.steps), tree.labels
-        labels = (*labels, *[-1] * (count - len(labels)))
-        tree = StepTree(each.text, sample.steps, tuple(range(-1, count - 1)), labels)
-      trees.append(tree)
+      if objective == "outcome":
+        trees.append(synthetic.outcome(each.text, sample.steps, min(sample.ratings) >= 0))
+      else:
+        trees.append(up_to_first_error(each.text, sample.steps, sample.ratings))
   return trees
 
 
@@ -115,7 +120,7 @@ class Candidate(msgspec.Struct):
   is_correct: bool
   answer: str | msgspec.UnsetType | None = msgspec.UNSET
   level: str | int | None = None
-  labels: list[Annotated[int, msgspec.Meta(ge=-1, le=1)]] | None = None  # exact step ratings
+  labels: list[Annotated[int, msgspec.Meta(ge=-1, le=1)] | None] | None = None  # exact ratings
 
 
 def read(
@@ -141,11 +146,20 @@ def read(
     if about.labels is not None and len(about.labels) != len(steps):
       raise json_lines.BadLine(f"{where}: {len(about.labels)} labels of {len(steps)} steps")
     levels.setdefault(text, about.level)
-    ratings = about.labels and tuple(about.labels)
-    answer = "" if about.answer is msgspec.UNSET else about.answer  # not given: it has one
+    ratings = _ratings(about.labels)
+    # Not given: it has one.  Blank: it has none, as for rerank.py.
+    answer = "" if about.answer is msgspec.UNSET else about.answer or None
     samples[text].append(Solution(steps, about.is_correct, answer, ratings))
   kept = itertools.islice(samples.items(), problems or None)
   return [problem(text, levels[text], each[: most or None]) for text, each in kept]
+
+
+def _ratings(labels: list[int | None] | None) -> tuple[int, ...] | None:
+  """The ratings of every step; None if they are not known up to the first error."""
+  known = list(itertools.takewhile(lambda label: label is not None, labels or ()))
+  if -1 in known:
+    known += [-1] * (len(labels) - len(known))
+  return tuple(known) if known and len(known) == len(labels) else None
 
 
 def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
@@ -166,6 +180,7 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
   Raises:
     ValueError: no problem is left in one of the parts.
   """
+  most = max((len(each.samples) for each in test or pool), default=0)
   if not test:
     order = np.random.default_rng(seed).permutation(len(pool))
     test = [pool[i] for i in sorted(order[: len(pool) // 2])]
@@ -173,4 +188,4 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
   pool = [each for each in pool if each.text not in held_out]
   if not pool or not test:
     raise ValueError(f"{len(pool)} problems to train on and {len(test)} to test on")
-  return Task(tuple(pool), tuple(test))
+  return Task(tuple(pool), tuple(test), most)

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import intervals
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
@@ -65,7 +64,7 @@ def summarise(results: Results) -> dict[str, Any]:
     for arm in ARMS
   }
   return {
-    "curves": {key: intervals.intervals(curve) for key, curve in curves.items()},
+    "curves": {key: results.intervals(curve) for key, curve in curves.items()},
     "best": {arm: {"learning_rate": rate, "updates": n} for arm, (rate, n) in best.items()},
   }
 

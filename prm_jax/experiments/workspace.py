@@ -1,9 +1,10 @@
 """Models and results of one seed: each is made once, so a killed run goes on where it stopped."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +22,14 @@ from prm_jax.training import checkpoint, loop
 from prm_jax.types import StepTree
 
 DIGITS = 6  # of stored accuracies
+ROW_LENGTH = 512  # tokens; shorter rows repeat what samples of a problem share
 
 
 @dataclasses.dataclass(frozen=True)
 class Workspace:
   directory: pathlib.Path
-  base: str  # what models start from whose settings name no checkpoint; "": random parameters
+  # By objective, what models start from whose settings name no checkpoint; others begin at random.
+  bases: Mapping[str, str]
   seed: int
 
   def result(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -53,12 +56,19 @@ class Workspace:
     if latest is None or latest[0] < c.train.steps:
       train = dataclasses.replace(c.train, seed=self.seed)
       c = dataclasses.replace(c, train=train)
-      if self.base and not c.init.checkpoint:
-        init = dataclasses.replace(c.init, checkpoint=self.base)
+      base = self.bases.get(c.loss.objective)
+      if base and not c.init.checkpoint:
+        init = dataclasses.replace(c.init, checkpoint=base)
         choices = {name: getattr(c.model, name) for name in families.CHOICES}
         c = dataclasses.replace(c, init=init, model=dataclasses.replace(Model(), **choices))
       loop.run(c, workdir, loop.Solutions([*solutions], [*evaluation], recipe))
-    return Scorer.load(workdir)
+    return load(workdir)
+
+
+def load(workdir: storage.Path | str) -> Scorer:
+  """A trained model that scores in rows that hold many samples of a problem."""
+  scorer = Scorer.load(workdir)
+  return dataclasses.replace(scorer, row_length=max(scorer.row_length, ROW_LENGTH))
 
 
 def step_probabilities(scorer: Scorer, problems: Sequence[Problem]) -> list[list[np.ndarray]]:
@@ -77,7 +87,7 @@ def solution_scores(scorer: Scorer, probabilities: Sequence[np.ndarray]) -> np.n
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-  """The samples of P problems as arrays `[P, M]`, padded where a problem has fewer."""
+  """The samples of P test problems as arrays `[P, M]`, padded where a problem has fewer."""
 
   index: np.ndarray  # distinct solution of its problem
   correct: np.ndarray
@@ -86,9 +96,10 @@ class Samples:
   sizes: np.ndarray  # [P]
 
   @classmethod
-  def of(cls, problems: Sequence[Problem]) -> "Samples":
+  def of(cls, task: Task) -> "Samples":
+    problems = task.test
     sizes = np.array([len(each.samples) for each in problems])
-    shape = (len(problems), sizes.max())
+    shape = (len(problems), task.most or sizes.max())
     index, correct, valid, answers = (np.zeros(shape, kind) for kind in (int, bool, bool, int))
     for p, each in enumerate(problems):
       of, there = np.array(each.samples), slice(len(each.samples))
@@ -123,10 +134,12 @@ def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
   """How well a model picks among the test samples, and rates steps whose exact rating is known."""
   probabilities = step_probabilities(scorer, task.test)
   scores = [solution_scores(scorer, each) for each in probabilities]
-  result = {"accuracy": best_of_n(scores, Samples.of(task.test))}
+  result = {"accuracy": best_of_n(scores, Samples.of(task))}
   if scorer.contract.objective == "outcome":
     pairs = [
-      (s, x.correct) for p, each in zip(task.test, scores) for x, s in zip(p.solutions, each)
+      (np.exp(score), solution.correct)
+      for problem, each in zip(task.test, scores)
+      for solution, score in zip(problem.solutions, each)
     ]
   else:
     pairs = list(rated(scorer, task.test, probabilities))
@@ -152,7 +165,7 @@ def rated(scorer, problems, probabilities):
 
 def problems_of(task: Task) -> dict[str, Any]:
   """N, and votes, oracle, level and pass rate of each test problem."""
-  samples = Samples.of(task.test)
+  samples = Samples.of(task)
   draws, outcomes = samples.draws, (samples.correct, samples.valid)
   vote = agg.majority_vote(
     samples.answers, *outcomes, **draws, key=jax.random.key(0), permutations=64
@@ -162,5 +175,6 @@ def problems_of(task: Task) -> dict[str, Any]:
     "majority": rounded(vote[0]),
     "oracle": rounded(agg.pass_at_n(*outcomes, **draws)),
     "level": [each.level for each in task.test],
+    "test_hash": hashlib.sha256(repr([each.text for each in task.test]).encode()).hexdigest(),
     "pass_rate": rounded((samples.correct & samples.valid).sum(1) / samples.sizes),
   }

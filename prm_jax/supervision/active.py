@@ -11,9 +11,11 @@ Source: *Let's Verify Step by Step* (arXiv 2305.20050) section 4.2; ActPRM (arXi
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy import special
 
 WRONG_SHARE = 0.8  # of a selection: convincing solutions with a wrong answer (section 4.2)
 CONFIDENT = 0.9  # ActPRM: a step is certain if P(right) is above this or below 1 - this,
@@ -34,7 +36,7 @@ class Pool:
   right: Sequence[np.ndarray]
 
   def __post_init__(self):
-    counts = {len(value) for value in vars(self).values()}
+    counts = {len(getattr(self, field.name)) for field in dataclasses.fields(self)}
     if len(counts) > 1:
       raise ValueError(f"fields of a pool with {sorted(counts)} candidates")
     if len({*zip(self.problems.tolist(), self.steps)}) < len(self.steps):
@@ -43,9 +45,19 @@ class Pool:
   def subset(self, at: np.ndarray) -> "Pool":
     """The candidates of these indices."""
     pick = lambda value: value[at] if isinstance(value, np.ndarray) else [value[i] for i in at]
-    return Pool(**{name: pick(value) for name, value in vars(self).items()})
+    fields = dataclasses.fields(self)
+    return Pool(**{field.name: pick(getattr(self, field.name)) for field in fields})
 
-  @property
+  @functools.cached_property
+  def entropies(self) -> np.ndarray:
+    """`[C]` mean over steps of the entropy of the mean P(right), in nats."""
+    found = []
+    for right in self.right:
+      p = right.mean(1)
+      found.append(special.entr(p).mean() + special.entr(1 - p).mean())
+    return np.array(found)
+
+  @functools.cached_property
   def scores(self) -> np.ndarray:
     """`[C]` log of the product over steps of the mean P(right) (paper section 2.6)."""
     with np.errstate(divide="ignore"):
@@ -75,10 +87,7 @@ def convincing(pool: Pool, members: np.ndarray, count: int, rng: np.random.Gener
 
 def entropy(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
   """Members whose steps the selector is least sure of: highest mean entropy of P(right)."""
-  means = [right.mean(1) for right in pool.right]
-  with np.errstate(divide="ignore", invalid="ignore"):
-    nats = [-np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log1p(-p)) for p in means]
-  return _descending(np.array([each.mean() for each in nats]), members, rng)[:count]
+  return _descending(pool.entropies, members, rng)[:count]
 
 
 def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -150,10 +159,11 @@ def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = Tru
   if rule not in RULES or count < 1:
     raise ValueError(f"rule={rule!r}, count={count}: expected one of {', '.join(RULES)}, and 1 up")
   rng = np.random.default_rng(seed)
-  groups = [np.arange(len(pool.problems))]
+  groups = [np.argsort(pool.problems, kind="stable")]
   if per_problem:
-    groups = [np.flatnonzero(pool.problems == p) for p in np.unique(pool.problems)]
-  return np.concatenate([RULES[rule](pool, members, count, rng) for members in groups])
+    groups = np.split(groups[0], np.flatnonzero(np.diff(pool.problems[groups[0]])) + 1)
+  chosen = [RULES[rule](pool, members, count, rng) for members in groups if len(members)]
+  return np.concatenate([np.zeros(0, int), *chosen])
 
 
 def _drawn(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

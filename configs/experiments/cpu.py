@@ -1,4 +1,9 @@
-"""The experiments at the scale of two CPU cores: `python scripts/experiment.py NAME`."""
+"""The experiments at the scale of two CPU cores.
+
+  python scripts/experiment.py NAME --output_dir=runs/experiments
+
+Cost and results: docs/experiments.md.
+"""
 
 import pathlib
 import runpy
@@ -32,15 +37,16 @@ def config() -> Plan:
       ),
     )
 
-  quick = runpy.run_path(str(pathlib.Path(__file__).with_name("arithmetic.py")))["config"]()
+  quick = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "arithmetic.py"))["config"]()
   return Plan(
-    process=settings("process", 1e-3, 400),
+    process=settings("process", 2e-3, 400),
     outcome=settings("outcome", 1e-3, 400),
-    labeller=settings("process", 1e-3, 1500),
-    base=settings("process", 4e-3, 8000),
-    verdicts=settings("process", 1e-3, 1500),
+    labeller=settings("process", 2e-3, 3000),
+    process_base=settings("process", 4e-3, 8000),
+    outcome_base=settings("outcome", 2e-3, 6000),
     quickstart=Quickstart(quick),
-    learning_rates=(5e-4, 1e-3, 2e-3),
-    updates=(200, 400, 800),
+    samples=(1, 2, 4, 8),
+    learning_rates=(1e-3, 2e-3),
+    updates=(400, 800),
     workers=2,
   )

@@ -9,7 +9,7 @@ from prm_jax.experiments.plan import Plan, Quickstart
 from prm_jax.experiments.tasks import Embedded
 
 SIZES = Generator(train_problems=20, test_problems=6, candidates=16)  # of the quick start
-CPU = pathlib.Path(__file__).with_name("experiments_cpu.py")
+CPU = pathlib.Path(__file__).with_name("cpu.py")
 
 
 def config() -> Plan:
@@ -18,7 +18,7 @@ def config() -> Plan:
     plan,
     **{
       name: short(getattr(plan, name))
-      for name in ("process", "outcome", "labeller", "base", "verdicts")
+      for name in ("process", "outcome", "labeller", "process_base", "outcome_base")
     },
     quickstart=Quickstart(short(plan.quickstart.settings), 8, 8, SIZES),
     embedded=Embedded(pool_problems=12, pool_samples=8, test_problems=10, test_samples=16),

@@ -2,7 +2,7 @@
 
   python scripts/fetch_model.py smollm2-135m --output=models
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --output=data/prm800k
-  python scripts/experiment.py supervision --plan=configs/experiments_smollm2.py \
+  python scripts/experiment.py supervision --plan=configs/experiments/smollm2.py \
     --pool=candidates.jsonl --labels=data/prm800k --base=models/smollm2-135m --output_dir=runs/real
 
 candidates.jsonl: lines with `problem`, `text` or `steps`, `answer` and `is_correct`.  Eight
@@ -19,7 +19,7 @@ import runpy
 from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
 from prm_jax.experiments.plan import Plan
 
-CPU = pathlib.Path(__file__).with_name("experiments_cpu.py")
+CPU = pathlib.Path(__file__).with_name("cpu.py")
 
 
 def config() -> Plan:

@@ -25,7 +25,7 @@ import runpy
 from prm_jax.config import Experiment
 from prm_jax.experiments.plan import Files, Plan
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parent.parent
 
 
 def of(name: str, **train) -> Experiment:
@@ -36,7 +36,7 @@ def of(name: str, **train) -> Experiment:
 def config() -> Plan:
   small = of("prm800k_qwen2.5_math_1.5b.py", steps=2000)
   outcome = dataclasses.replace(small, loss=dataclasses.replace(small.loss, objective="outcome"))
-  plan = runpy.run_path(str(HERE / "experiments_cpu.py"))["config"]()
+  plan = runpy.run_path(str(HERE / "experiments" / "cpu.py"))["config"]()
   return dataclasses.replace(
     plan,
     process=small,
