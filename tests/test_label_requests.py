@@ -41,7 +41,7 @@ def test_requests_show_only_problem_and_steps():
   assert len({request.request for request, _ in asked}) == 24
   for request, key in asked:
     shown = json.loads(lib.msgspec.json.encode(request))
-    assert set(shown) == {"request", "problem", "steps", "labellers"}
+    assert set(shown) == {"request", "problem", "steps"}
     assert key.kind not in request.request
   kinds = [key.kind for _, key in asked]
   assert (kinds.count("shared"), kinds.count("single"), kinds.count("quality_control")) == (

@@ -18,6 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime import progress, storage
 
@@ -43,6 +45,8 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
   Raises:
     ValueError: the directory has results of another plan, and which fields differ.
   """
+  if jax.process_count() > 1:
+    raise ValueError("experiments run on one host; train a larger labeller with train.py")
   check_plan(plan, directory)
   jobs = [functools.partial(seed_job, name, plan, directory, seed) for seed in plan.seeds]
   with _pool(workers) as submit:
@@ -53,17 +57,15 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
       for seed in plan.seeds
       for each in module(name).runs(plan)
     ]
-    futures = [submit(job) for job in jobs]
+    waiting = [submit(job) for job in jobs]
     with progress.Progress(desc=name, total=len(expected), unit="models") as bar:
-      while True:
-        waiting = [future for future in futures if not future.done()]
-        for future in futures:
-          if future.done():
-            future.result()  # raises what went wrong there
+      while waiting:
+        for future in [each for each in waiting if each.done()]:
+          waiting.remove(future)
+          future.result()  # raises what went wrong there
+          bar.reach(sum(path.is_file() for path in expected))
         bar.reach(sum(path.is_file() for path in expected))
-        if not waiting:
-          return
-        time.sleep(POLL)
+        time.sleep(POLL if waiting else 0)
 
 
 def check_plan(plan: Plan, directory: pathlib.Path) -> None:
@@ -103,16 +105,13 @@ def _pool(workers: int) -> Iterator[Any]:
 
 
 class _Here:
-  """A job that runs when its result is asked for first."""
+  """A job that runs in this process when its result is asked for; trainings show their own bars."""
 
   def __init__(self, job):
-    self._result = job()
+    self.result = job
 
   def done(self) -> bool:
     return True
-
-  def result(self) -> Any:
-    return self._result
 
 
 def _begin(cores) -> None:

@@ -1,9 +1,10 @@
 """Requests for labels that people answer: written, read back and checked (paper 2.4, appendix B).
 
-A request is a line `{"request": ID, "problem": ..., "steps": [...], "labellers": 1}` and says
-nothing of what is known: scores, answers and quality control are in the key, a file for whoever
-reads the answers.  An answer is `{"request": ID, "labeller": NAME, "labels": [1, 0, -1]}`, ratings
-up to and including the first wrong step, as in PRM800K.
+A request is a line `{"request": ID, "problem": ..., "steps": [...]}` and says nothing of what is
+known.  Scores, answers, quality control and how many labellers are to answer are in the key, a file
+for whoever hands out the requests and reads the answers.  An answer is `{"request": ID,
+"labeller": NAME, "labels": [1, 0, -1]}`: ratings up to and including the first wrong step, as in
+PRM800K.
 """
 
 import collections
@@ -39,14 +40,13 @@ class Request(msgspec.Struct):
   request: str
   problem: json_lines.Text
   steps: Steps
-  labellers: int = 1  # how many are to answer; 0: every one
 
 
 class Key(msgspec.Struct):
   """What is known of a request."""
 
   request: str
-  kind: Literal["single", "shared", "quality_control"]
+  kind: Literal["single", "shared", "quality_control"]  # one, two or all labellers answer it
   labels: Ratings | None = None  # of quality control
   is_correct: bool | None = None
   about: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def requests(
   twice = {*rng.permutation(len(chosen))[: round(shared * len(chosen))].tolist()}
   items = [(item, "shared" if i in twice else "single") for i, item in enumerate(chosen)]
   items += [(item, "quality_control") for item in known]
-  out, labellers = [], {"single": 1, "shared": 2, "quality_control": 0}
+  out = []
   for number, i in enumerate(rng.permutation(len(items)).tolist()):
     item, kind = items[i]
     name = f"{seed}-{number:06d}"
@@ -85,7 +85,7 @@ def requests(
       labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
       if not labels:
         raise ValueError(f"a quality-control item has no labels: {json_lines.show(item.problem)}")
-    request = Request(name, item.problem, item.steps, labellers[kind])
+    request = Request(name, item.problem, item.steps)
     out.append((request, Key(name, kind, labels, item.is_correct, item.about)))
   return out
 
@@ -95,9 +95,9 @@ def collect(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
   """Labelled solutions in the form of `datasets.stepwise`, and a report on the labellers.
 
-  Labellers who agree with less than 75 % of the quality-control solutions are left out: on the
-  first wrong step, or that there is none.  Of several answers to a request, that of the labeller
-  who agrees with most is taken.
+  Labellers who agree with less than 75 % of the quality-control solutions, or have answered none,
+  are left out.  To agree is to find the same first wrong step, or none.  Of several answers to a
+  request, that of the labeller who agrees with most is taken.
 
   Args:
     answers: with FILE:LINE of each.
@@ -109,7 +109,8 @@ def collect(
   asked = {request.request: (request, key) for request, key in asked}
   by_request = _by_request(asked, answers)
   quality = _quality(asked, by_request)
-  passed = lambda name: quality.get(name, 1.0) >= PASS  # without quality control everyone does
+  checked = any(key.kind == "quality_control" for _, key in asked.values())
+  passed = lambda who: not checked or quality.get(who, 0.0) >= PASS
   lines, pairs = [], []
   for name, (request, key) in asked.items():
     given = {who: each for who, each in by_request.get(name, {}).items() if passed(who)}

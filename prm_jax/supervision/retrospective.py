@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from prm_jax.datasets.prm800k.records import Record
+from prm_jax.evaluation.answers.string_graders import math_equal
 
 UNKNOWN = "unknown"
 QUANTILES = (10, 50, 90)
@@ -22,9 +23,9 @@ def report(records: Iterable[Record]) -> dict[str, Any]:
 
   Returns:
     "groups", by phase and generation: counts of records, problems, labellers, quality control and
-    screening, finish reasons, labels by rating, and final answers; quantiles of the scores at
-    selection, of right and of wrong answers; and most records of one problem.  "lacking": records
-    of phase 2 without the fields.
+    screening, and most records of one problem; without these two kinds, which were not selected,
+    finish reasons, labels by rating, final answers, and quantiles of the scores at selection, of
+    right and of wrong answers.  "lacking": records of phase 2 without the fields.
   """
   groups: dict[tuple[int, int | None], list[Record]] = collections.defaultdict(list)
   for record in records:
@@ -56,7 +57,13 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
   labels, reasons = collections.Counter(), collections.Counter()
   scores: dict[str, list[float]] = {"right": [], "wrong": [], UNKNOWN: []}
   answers = collections.Counter()
-  for record in records:
+  chosen = [
+    record
+    for record in records
+    if not record.solution.is_quality_control_question
+    and not record.solution.is_initial_screening_question
+  ]
+  for record in chosen:
     solution = record.solution
     reasons[solution.label.finish_reason] += 1
     for step in solution.label.steps:
@@ -81,11 +88,11 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def answer_kind(record: Record) -> str:
-  """Whether the answer of the pre-generated solution is "right" or "wrong", as text, or UNKNOWN."""
+  """Whether the pre-generated answer is "right" or "wrong" by MATH's grader, or UNKNOWN."""
   question = record.solution.question
   if question.pre_generated_answer is None or question.ground_truth_answer is None:
     return UNKNOWN
-  same = question.pre_generated_answer.strip() == question.ground_truth_answer.strip()
+  same = math_equal(question.pre_generated_answer, question.ground_truth_answer)
   return "right" if same else "wrong"
 
 
