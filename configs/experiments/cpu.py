@@ -39,8 +39,8 @@ def config() -> Plan:
 
   quick = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "arithmetic.py"))["config"]()
   return Plan(
-    process=settings("process", 2e-3, 400),
-    outcome=settings("outcome", 1e-3, 400),
+    process=settings("process", 2e-3, 800),
+    outcome=settings("outcome", 1e-3, 800),
     labeller=settings("process", 2e-3, 3000),
     process_base=settings("process", 4e-3, 8000),
     outcome_base=settings("outcome", 2e-3, 6000),
