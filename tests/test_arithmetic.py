@@ -5,7 +5,11 @@ import hashlib
 import json
 import re
 
+import numpy as np
+import pytest
+
 from prm_jax.datasets import arithmetic
+from prm_jax.experiments.plan import DOMAINS
 
 SMALL = arithmetic.Generator(train_problems=30, test_problems=6)
 # Of the rows that the figures of configs/arithmetic.py were measured on.
@@ -39,3 +43,28 @@ def test_alternatives_differ_and_are_rated_exactly():
         assert completion["rating"] == (1 if right else -1)
       value = int(texts[0][-1])
   assert max(counts) == 5 and sum(counts) > 4.5 * len(counts)
+
+
+@pytest.mark.parametrize("setting", [arithmetic.HARD, *DOMAINS.values()], ids=lambda s: s.layout)
+def test_settings_for_experiments_are_rated_exactly(setting):
+  """A step is right if it goes on from the last value, with its clause as written."""
+  rng, wrong = np.random.default_rng(0), 0
+  for problem in arithmetic.distinct_problems(0, 100, setting):
+    clauses = dict(re.findall(r"\b([A-H])([*+~-]\d)", problem.text))
+    assert len(clauses) == len(problem.clauses)
+    solution = arithmetic.solve(problem, rng)
+    value, todo = int(re.search(r"from (\d)", problem.text)[1]), sorted(clauses)
+    for text, rating in zip(solution.steps, solution.ratings):
+      if found := re.fullmatch(r"(\d) ([A-H])([*+~-]\d) -> (\d)", text):
+        exact = arithmetic.apply(clauses[found[2]][0], value, int(clauses[found[2]][1]))
+        right = (int(found[1]), found[2], found[3]) == (value, todo.pop(0), clauses[found[2]])
+        assert rating == (1 if right and int(found[4]) == exact else -1)
+        wrong += rating < 0
+        value = int(found[4])
+      elif rating == 0:
+        assert text == f"now {value}"
+      else:
+        assert text == f"# Answer\n\n{value % setting.modulus}" and rating == 1
+    if min(solution.ratings) >= 0:
+      assert solution.answer == problem.answer
+  assert wrong
