@@ -333,7 +333,8 @@ def read(path: str, kind: type[Args] = Experiment) -> Args:
   try:
     experiment = runpy.run_path(path)["config"]()
     if not isinstance(experiment, kind):
-      raise TypeError(f"config() returned {experiment!r}, not an instance of {kind.__name__}")
+      expected = {Experiment: "an Experiment"}.get(kind, f"a {kind.__name__}")
+      raise TypeError(f"config() returned {experiment!r}, not {expected}")
     return experiment
   except Exception as error:  # whatever somebody's code may raise
     frames = traceback.extract_tb(error.__traceback__)
