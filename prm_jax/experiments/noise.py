@@ -97,13 +97,17 @@ def summarise(results: Results) -> dict[str, Any]:
     },
     "auroc": {name: results.values(name, "auroc") for name in curves},
     "agreement": {
-      f"{x:g}": {
-        key: float(np.mean([each["agreement"][key] for each in results.of(f"process-{x:g}")]))
-        for key in ("share", "kappa")
-      }
+      f"{x:g}": {key: _mean(results, f"process-{x:g}", key) for key in ("share", "kappa")}
       for x in shares
     },
   }
+
+
+def _mean(results: Results, run: str, key: str) -> float | None:
+  """Mean over the seeds where it is defined: kappa is not where all labels are the same."""
+  found = [each["agreement"][key] for each in results.of(run)]
+  known = [value for value in found if value is not None]
+  return float(np.mean(known)) if known else None
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
@@ -136,10 +140,9 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for arm, label in ARMS.items()
   ]
   of = summary["agreement"]
+  kappa = lambda value: "none" if value is None else f"{value:.2f}"
   rows.append(["two such labellers agree, % of steps"])
   rows[-1] += [f"{100 * of[f'{s:g}']['share']:.1f}" for s in shares]
-  rows.append(
-    ["Cohen's kappa of right and wrong", *(f"{of[f'{s:g}']['kappa']:.2f}" for s in shares)]
-  )
+  rows.append(["Cohen's kappa of right and wrong", *(kappa(of[f"{s:g}"]["kappa"]) for s in shares)])
   header = ["labels flipped", *(f"{100 * s:g} %" for s in shares)]
   return [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]
