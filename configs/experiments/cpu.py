@@ -8,28 +8,17 @@ Cost and results: docs/experiments.md.
 import pathlib
 import runpy
 
-from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
+from prm_jax.config import Data, Experiment, Loss, Optim, Train
 from prm_jax.experiments.plan import Plan, Quickstart
 
 
 def config() -> Plan:
-  model = Model(
-    width=64,
-    layers=3,
-    heads=8,
-    kv_heads=8,
-    head_size=8,
-    mlp_width=176,
-    rope_theta=300.0,
-    tied_embeddings=False,
-    embedding_std=0.6,
-    unroll_layers=True,
-  )
+  quick = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "arithmetic.py"))["config"]()
 
   def settings(objective: str, learning_rate: float, steps: int) -> Experiment:
     return Experiment(
       data=Data(separator="\n", row_length=128),
-      model=model,
+      model=quick.model,
       loss=Loss(objective=objective, language_model_weight=1.0),
       optim=Optim(learning_rate=learning_rate, warmup_steps=50),
       train=Train(
@@ -37,7 +26,6 @@ def config() -> Plan:
       ),
     )
 
-  quick = runpy.run_path(str(pathlib.Path(__file__).parent.parent / "arithmetic.py"))["config"]()
   return Plan(
     process=settings("process", 2e-3, 800),
     outcome=settings("outcome", 1e-3, 800),

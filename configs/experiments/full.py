@@ -42,7 +42,6 @@ def config() -> Plan:
     plan,
     process=small,
     outcome=outcome,
-    labeller=of("prm800k_qwen2.5_math_7b.py"),
     files=Files(
       pool="data/math_pool.jsonl",
       test="data/math_test.jsonl",

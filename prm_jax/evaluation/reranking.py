@@ -239,13 +239,18 @@ def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.
     members.pop(None, None)
     if members:
       groups[kind] = {name: np.array(members[name]) for name in sorted(members, key=natural)}
-  hardest_last = np.argsort(-_pass_rates(samples, options), kind="stable")
-  fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
-  groups["difficulty"] = {str(i): part for i, part in enumerate(fifths, start=1)}
+  groups["difficulty"] = by_difficulty(_pass_rates(samples, options))
   for kind in options.by:
     if kind not in groups:
       raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(groups)}")
   return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
+
+
+def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:
+  """Indices of the problems in fifths by pass rate `[P]`: 1 is the easiest (paper appendix G)."""
+  hardest_last = np.argsort(-pass_rates, kind="stable")
+  fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
+  return {str(i): part for i, part in enumerate(fifths, start=1)}
 
 
 def _sizes(samples: ScoredSamples, options: Options) -> np.ndarray:

@@ -1,15 +1,17 @@
 """Choosing what to label: active learning against uniform sampling (paper section 4.2)."""
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from prm_jax.experiments import intervals, workspace
 from prm_jax.experiments.figures import Curve, Panel
-from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.study import Place, Study
 from prm_jax.supervision import active as active_lib
+from prm_jax.types import StepTree
 
 TITLE = "Active learning"
 QUESTION = (
@@ -31,16 +33,10 @@ OTHERS = {
 }
 
 
-def middle(plan: Plan | dict[str, Any]) -> int:
-  """The number of solutions a problem at which all rules are compared."""
-  samples = plan["samples"] if isinstance(plan, dict) else plan.samples
-  return samples[len(samples) // 2]
-
-
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
   growing = [f"{rule}-{n}" for n in plan.samples for rule in GROWING]
-  return ["selector", *growing, *(f"{rule}-{middle(plan)}" for rule in OTHERS)]
+  return ["selector", *growing, *(f"{rule}-{middle(plan.samples)}" for rule in OTHERS)]
 
 
 def run(study: Study) -> None:
@@ -53,28 +49,34 @@ def run(study: Study) -> None:
   study.judged(
     "selector", "process", lambda: study.process_trees(first), "experiment: selector", **ensemble
   )
-  pool, places = study.pool(workspace.load(study.space.directory / "selector"))
-  known = {*first}
-  left = np.flatnonzero([place not in known for place in places])
-  candidates, places = pool.subset(left), [places[i] for i in left]
+
+  @functools.cache
+  def unlabelled() -> tuple[active_lib.Pool, list[Place]]:
+    pool, places = study.pool(workspace.load(study.space.directory / "selector"))
+    known = {*first}
+    left = np.flatnonzero([place not in known for place in places])
+    return pool.subset(left), [places[i] for i in left]
 
   def train(name: str, rule: str, per_problem: int, globally: bool = False) -> None:
-    count = per_problem * (len(study.task.pool) if globally else 1)
-    at = active_lib.select(candidates, rule, count, study.space.seed, not globally)
-    chosen = first + [places[i] for i in at]
-    study.judged(name, "process", lambda: study.process_trees(chosen), f"experiment: {rule}")
+    def trees() -> list[StepTree]:
+      candidates, places = unlabelled()
+      count = per_problem * (len(study.task.pool) if globally else 1)
+      at = active_lib.select(candidates, rule, count, study.space.seed, not globally)
+      return study.process_trees(first + [places[i] for i in at])
+
+    study.judged(name, "process", trees, f"experiment: {rule}")
 
   for n in study.plan.samples:
     for rule in GROWING:
       train(f"{rule}-{n}", rule, n)
-  n = middle(study.plan)
+  n = middle(study.plan.samples)
   for rule in OTHERS:
     train(f"{rule}-{n}", "convincing" if rule == "global" else rule, n, rule == "global")
 
 
 def summarise(results: Results) -> dict[str, Any]:
   """Curves, fitted lines and ratios, with intervals over seeds and problems."""
-  samples, n = results.plan["samples"], middle(results.plan)
+  samples, n = results.plan["samples"], middle(results.plan["samples"])
   names = ["selector"] + [f"{rule}-{k}" for k in samples for rule in GROWING]
   names += [f"{rule}-{n}" for rule in OTHERS]
   curves = {name: results.accuracy(name) for name in names}
@@ -113,7 +115,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
     x = np.array([summary["solutions"][f"{rule}-{k}"] for k in samples])
     y = 100 * (lines[rule]["intercept"] + lines[rule]["slope"] * np.log2(x))
     curves.append(Curve(f"line, {GROWING[rule][0].lower()}{GROWING[rule][1:]}", x, y, dashed=True))
-  n = middle(results.plan)
+  n = middle(results.plan["samples"])
   rules = {**GROWING, **OTHERS}
   right = [
     Curve.over_n(label, results.n, summary["curves"][f"{rule}-{n}"])
@@ -127,7 +129,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Tables of the page and the screen."""
-  samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan)
+  samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   rows = [
     [label, *(percent(summary["curves"][f"{rule}-{k}"]) for k in samples)]
     for rule, label in GROWING.items()

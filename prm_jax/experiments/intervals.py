@@ -6,6 +6,7 @@ noise of data, training and test problems.  Arms of a seed share problems, so th
 resampled together.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ RESAMPLES = 2000
 PERCENT = (2.5, 97.5)
 
 
+@functools.cache
 def resampled(
   count: tuple[int, int], crossed: bool = False, seed: int = 0, resamples: int = RESAMPLES
 ) -> np.ndarray:

@@ -117,8 +117,6 @@ class _Here:
 def _begin(cores) -> None:
   """Begins a worker: one core, so that results do not depend on how many there are; and it ends
   with its parent, and silently."""
-  import jax
-
   ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
   jax.config.update("jax_platforms", "cpu")
   os.sched_setaffinity(0, {cores.get()})
@@ -128,8 +126,6 @@ def _begin(cores) -> None:
 @contextlib.contextmanager
 def _job(directory: pathlib.Path, log: pathlib.Path) -> Iterator[None]:
   """Where a job runs: programs compiled once are found again; a worker prints to `log`."""
-  import jax
-
   jax.config.update("jax_compilation_cache_dir", str(directory / "shared" / "compiled"))
   if multiprocessing.parent_process() is None:
     yield

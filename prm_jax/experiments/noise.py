@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from prm_jax.experiments.figures import Curve, Panel
-from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Study
-from prm_jax.experiments.tasks import up_to_first_error
 from prm_jax.supervision import label_requests, synthetic
 
 TITLE = "Label quality"
@@ -26,11 +25,6 @@ PAPER = (
 ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by final answer"}
 
 
-def sizes(plan: Plan) -> int:
-  """Solutions of each problem."""
-  return plan.samples[len(plan.samples) // 2]
-
-
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
   return [f"{arm}-{share:g}" for share in plan.noise for arm in ARMS]
@@ -38,7 +32,7 @@ def runs(plan: Plan) -> list[str]:
 
 def run(study: Study) -> None:
   """Trains and judges the models of one seed."""
-  chosen = study.uniform(sizes(study.plan))
+  chosen = study.uniform(middle(study.plan.samples))
   for share in study.plan.noise:
 
     def process(share=share) -> dict[str, Any]:
@@ -46,15 +40,14 @@ def run(study: Study) -> None:
       seeds = (study.space.seed, study.space.seed + 1000)
       mine, theirs = (
         [
-          up_to_first_error(text, each.steps[: len(ratings)], ratings)
+          synthetic.process(text, each.steps, ratings)
           for (text, each, _), ratings in zip(study.solutions(chosen), flipped(labels, share, seed))
         ]
         for seed in seeds
       )
-      trees = mine
-      scorer = study.train(f"process-{share:g}", "process", trees, "experiment: noise")
+      scorer = study.train(f"process-{share:g}", "process", mine, "experiment: noise")
       pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
-      return study.measured(scorer, trees) | {"agreement": label_requests.agreement(pairs)}
+      return study.measured(scorer, mine) | {"agreement": label_requests.agreement(pairs)}
 
     def outcome(share=share) -> dict[str, Any]:
       rng = np.random.default_rng([study.space.seed, *b"outcome"])

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.datasets import arithmetic
 from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
@@ -37,7 +38,6 @@ def runs(plan: Plan) -> list[str]:
 
 def run(study: Study) -> None:
   """Trains both models of one seed and judges them on every domain."""
-
   found = domains(study)  # which reads files, before anything is trained
 
   def make() -> dict[str, Any]:
@@ -65,7 +65,7 @@ def domains(study: Study) -> dict[str, list[tasks.Problem]]:
   known = {each.text for each in (*study.task.pool, *study.task.test)}
   found = {}
   for name, setting in {"in distribution": plan.setting, **plan.domains}.items():
-    stream = tasks.arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
+    stream = arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
     fresh = (each for each in stream if each.text not in known)
     found[name] = [
       tasks.sampled(next(fresh), plan.domain_samples, rng) for _ in range(sizes.test_problems)

@@ -1,6 +1,7 @@
 """The scale of the experiments: data, models and seeds.  Files in configs/ return a `Plan`."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -16,6 +17,11 @@ DOMAINS = {  # variants of the embedded domain, out of its distribution
   "other numbers": dataclasses.replace(HARD, operands=(6, 7, 8, 9)),
   "other wording": dataclasses.replace(HARD, layout="start last"),
 }
+
+
+def middle(samples: Sequence[int]) -> int:
+  """The number of solutions a problem at which arms are compared that do not grow."""
+  return samples[len(samples) // 2]
 
 
 @dataclasses.dataclass(frozen=True)

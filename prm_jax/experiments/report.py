@@ -70,12 +70,10 @@ def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) ->
     autoescape=True,
     undefined=jinja2.StrictUndefined,
   )
-  info = results.info[0]
-  setup = (
-    f"Scale {results.scale}: {len(results.seeds)} seeds ({', '.join(map(str, results.seeds))}), "
-    f"{info['pool_problems']} problems to train on, {len(info['pass_rate'])} to test on, N up to "
-    f"{info['n'][-1]}."
-  )
+  files = [f"{name} {value}" for name, value in results.plan["files"].items() if value]
+  data = f"data and models: {', '.join(files)}" if files else "the embedded domain"
+  seeds = ", ".join(map(str, results.seeds))
+  setup = f"Scale {results.scale}, {len(results.seeds)} seeds ({seeds}), {data}."
   return template.render(
     title=module.TITLE,
     question=module.QUESTION,

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.evaluation import reranking
 from prm_jax.experiments import intervals
-
-FIFTHS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +48,9 @@ class Results:
     found = {each["seed"]: each for each in self.runs if each["run"] == run}
     return [found[seed] for seed in self.seeds]
 
-  def accuracy(self, run: str, key: str = "accuracy") -> np.ndarray:
+  def accuracy(self, run: str) -> np.ndarray:
     """`[S, P, K]` best-of-N of a run."""
-    return np.array([each[key] for each in self.of(run)])
+    return np.array([each["accuracy"] for each in self.of(run)])
 
   def problems(self, name: str) -> np.ndarray:
     """`[S, P, K]` of a baseline: "majority" or "oracle"."""
@@ -83,17 +82,13 @@ class Results:
     """
     groups = collections.defaultdict(list)
     for s, info in enumerate(self.info):
-      if kind == "level":
-        keys = info["level"]
+      if kind == "difficulty":
+        of = reranking.by_difficulty(np.array(info["pass_rate"]))
       else:
-        order = np.argsort(-np.array(info["pass_rate"]), kind="stable")
-        keys = [""] * len(order)
-        for fifth, part in enumerate(np.array_split(order, min(FIFTHS, len(order))), 1):
-          for p in part:
-            keys[p] = str(fifth)
-      for p, key in enumerate(keys):
-        if key is not None:
-          groups[key].append((s, p))
+        known = {level for level in info["level"] if level is not None}
+        of = {level: np.flatnonzero(np.array(info["level"]) == level) for level in known}
+      for key, members in of.items():
+        groups[key] += [(s, p) for p in members.tolist()]
     curves = [self.accuracy(name)[:, :, -1] for name in names]
     return {
       key: {

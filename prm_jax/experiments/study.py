@@ -59,7 +59,10 @@ class Study:
     """Solutions for the evaluation during training, by objective."""
     firsts = [(each.text, each.solutions[0]) for each in self.task.test[:EVALUATED]]
     labels = self._labelled([(text, first.steps) for text, first in firsts])
-    process = [each.process(text, first.steps) for (text, first), each in zip(firsts, labels)]
+    process = [
+      synthetic.process(text, first.steps, each.ratings)
+      for (text, first), each in zip(firsts, labels)
+    ]
     outcome = [synthetic.outcome(text, first.steps, first.correct) for text, first in firsts]
     return {"process": process, "outcome": outcome}
 
@@ -70,7 +73,10 @@ class Study:
 
   def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
     """The chosen solutions with the labeller's step labels."""
-    return [labels.process(text, each.steps) for text, each, labels in self.solutions(chosen)]
+    return [
+      synthetic.process(text, each.steps, labels.ratings)
+      for text, each, labels in self.solutions(chosen)
+    ]
 
   def outcome_trees(self, chosen: Sequence[Place], by_labeller: bool) -> list[StepTree]:
     """The chosen solutions with an outcome: of the labeller, or of the final answer."""

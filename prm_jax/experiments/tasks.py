@@ -104,14 +104,8 @@ def labelled(
       if objective == "outcome":
         trees.append(synthetic.outcome(each.text, sample.steps, min(sample.ratings) >= 0))
       else:
-        trees.append(up_to_first_error(each.text, sample.steps, sample.ratings))
+        trees.append(synthetic.process(each.text, sample.steps, sample.ratings))
   return trees
-
-
-def up_to_first_error(text: str, steps: Sequence[str], ratings: Sequence[int]) -> StepTree:
-  """The solution with its ratings up to and including the first of -1."""
-  end = ratings.index(-1) + 1 if -1 in ratings else len(ratings)
-  return StepTree(text, tuple(steps[:end]), tuple(range(-1, end - 1)), tuple(ratings[:end]))
 
 
 class Candidate(msgspec.Struct):

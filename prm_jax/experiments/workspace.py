@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from prm_jax.config import Experiment, Model
 from prm_jax.evaluation.reranking import powers_of_two
 from prm_jax.experiments.tasks import Problem, Task
 from prm_jax.pretrained import families
-from prm_jax.runtime import distributed, json_lines, storage
+from prm_jax.runtime import json_lines, storage
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint, loop
 from prm_jax.types import StepTree
@@ -37,9 +37,8 @@ class Workspace:
     path = self.directory / f"{name}.json"
     if not path.is_file():
       found = {"seed": self.seed, "run": name} | make()
-      if distributed.is_first():
-        with storage.written(path) as out:
-          out.write(json.dumps(found) + "\n")
+      with storage.written(path) as out:
+        out.write(json.dumps(found) + "\n")
     return json_lines.document(path)
 
   def model(
@@ -97,6 +96,7 @@ class Samples:
 
   @classmethod
   def of(cls, task: Task) -> "Samples":
+    """Those of a task's test problems."""
     problems = task.test
     sizes = np.array([len(each.samples) for each in problems])
     shape = (len(problems), task.most or sizes.max())
@@ -150,7 +150,9 @@ def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
   return result
 
 
-def rated(scorer, problems, probabilities):
+def rated(
+  scorer: Scorer, problems: Sequence[Problem], probabilities: Sequence[Sequence[np.ndarray]]
+) -> Iterator[tuple[float, bool]]:
   """(P(right), is right) of each step up to the first error, where exact ratings are known."""
   right = scorer.contract.right_classes
   for problem, each in zip(problems, probabilities):

@@ -26,16 +26,6 @@ class Labels:
   ratings: tuple[int, ...]  # of the steps up to the first wrong one, or of all
   outcome: bool  # every step passes
 
-  def process(self, problem: str, steps: Sequence[str], source: str = "") -> StepTree:
-    """The solution with its step labels, cut after the last."""
-    return StepTree(
-      problem,
-      tuple(steps[: len(self.ratings)]),
-      tuple(range(-1, len(self.ratings) - 1)),
-      self.ratings,
-      source=source,
-    )
-
 
 def label(
   probabilities: np.ndarray, threshold: float = THRESHOLD, classes: Sequence[int] = RATINGS
@@ -54,11 +44,17 @@ def label(
   return Labels((*ratings, *([-1] if len(wrong) else [])), not len(wrong))
 
 
-def outcome(problem: str, steps: Sequence[str], right: bool, source: str = "") -> StepTree:
+def process(problem: str, steps: Sequence[str], ratings: Sequence[int]) -> StepTree:
+  """A solution with its ratings up to and including the first of -1, cut after the last."""
+  end = ratings.index(-1) + 1 if -1 in ratings else len(ratings)
+  return StepTree(problem, tuple(steps[:end]), tuple(range(-1, end - 1)), tuple(ratings[:end]))
+
+
+def outcome(problem: str, steps: Sequence[str], right: bool) -> StepTree:
   """A solution with an outcome and no step labels: what an outcome model trains on."""
   count = len(steps)
   parents, labels = tuple(range(-1, count - 1)), (None,) * count
-  return StepTree(problem, tuple(steps), parents, labels, bool(right), source)
+  return StepTree(problem, tuple(steps), parents, labels, bool(right))
 
 
 def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str, Any]:
