@@ -201,14 +201,15 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
   rows = [
     {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1", "level": 3},
     {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1"},
+    {"problem": "p", "text": "b", "is_correct": True, "answer": "$1$"},
     {"problem": "p", "steps": ["c"], "is_correct": False, "answer": None},
     {"problem": "q", "steps": ["a", "b", "c"], "final_answer_correct": False, "label": 1},
     {"problem": "r", "steps": ["a"], "final_answer_correct": True, "label": -1},
   ]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   p, q, r = tasks.read(path, "\n\n")
-  assert p.samples == (0, 0, 1) and p.times.tolist() == [2, 1] and p.level == "3"
-  assert p.solutions[1].answer is None and q.solutions[0].answer == ""
+  assert p.samples == (0, 0, 1, 2) and p.times.tolist() == [2, 1, 1] and p.level == "3"
+  assert [x.answer for x in p.solutions] == ["1", "1", None] and q.solutions[0].answer == ""
   assert q.solutions[0].ratings == (1, -1, -1) and r.solutions[0].ratings == (1,)
   task = tasks.from_files([p, q, r], (), seed=0)
   assert {x.text for x in task.pool} | {x.text for x in task.test} == {"p", "q", "r"}

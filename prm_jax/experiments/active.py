@@ -1,6 +1,7 @@
 """Choosing what to label: active learning against uniform sampling (paper section 4.2)."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,11 @@ def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
   growing = [f"{rule}-{n}" for n in plan.samples for rule in GROWING]
   return ["selector", *growing, *(f"{rule}-{middle(plan.samples)}" for rule in OTHERS)]
+
+
+def growing(rule: str, samples: Sequence[int]) -> list[str]:
+  """The results of a rule by growing data, from the selector on, whose labels every model has."""
+  return ["selector", *(f"{rule}-{n}" for n in samples)]
 
 
 def run(study: Study) -> None:
@@ -82,9 +88,10 @@ def summarise(results: Results) -> dict[str, Any]:
   curves = {name: results.accuracy(name) for name in names}
   sizes = {name: results.mean(name, "solutions") for name in names}
   grow = lambda at: {
-    rule: np.stack([curves[f"{rule}-{k}"][:, :, at] for k in samples], axis=-1) for rule in GROWING
+    rule: np.stack([curves[name][:, :, at] for name in growing(rule, samples)], axis=-1)
+    for rule in GROWING
   }
-  size = {rule: [sizes[f"{rule}-{k}"] for k in samples] for rule in GROWING}
+  size = {rule: [sizes[name] for name in growing(rule, samples)] for rule in GROWING}
   uniform = curves[f"uniform-{n}"]
   return {
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
@@ -95,6 +102,9 @@ def summarise(results: Results) -> dict[str, Any]:
       str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed)
       for at in range(len(results.n))
       if results.n[at] >= 16 or at == len(results.n) - 1
+    },
+    "gains": {
+      str(k): results.intervals(curves[f"convincing-{k}"] - curves[f"uniform-{k}"]) for k in samples
     },
     "differences": {
       rule: results.intervals(curves[f"{rule}-{n}"] - uniform) for rule in ("convincing", *OTHERS)
@@ -109,10 +119,11 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   curves = []
   lines = summary["efficiency"][str(last)]
   for rule, label in GROWING.items():
-    x = [summary["solutions"][f"{rule}-{k}"] for k in samples]
-    curves.append(Curve.at_last(label, x, [summary["curves"][f"{rule}-{k}"] for k in samples]))
+    names = growing(rule, samples)
+    x = [summary["solutions"][name] for name in names]
+    curves.append(Curve.at_last(label, x, [summary["curves"][name] for name in names]))
   for rule in GROWING:
-    x = np.array([summary["solutions"][f"{rule}-{k}"] for k in samples])
+    x = np.array([summary["solutions"][name] for name in growing(rule, samples)])
     y = 100 * (lines[rule]["intercept"] + lines[rule]["slope"] * np.log2(x))
     curves.append(Curve(f"line, {GROWING[rule][0].lower()}{GROWING[rule][1:]}", x, y, dashed=True))
   n = middle(results.plan["samples"])
@@ -131,9 +142,11 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Tables of the page and the screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   rows = [
-    [label, *(percent(summary["curves"][f"{rule}-{k}"]) for k in samples)]
+    [label, *(percent(summary["curves"][name]) for name in growing(rule, samples))]
     for rule, label in GROWING.items()
   ]
+  gains = (percent(summary["gains"][str(k)], sign=True) for k in samples)
+  rows.append(["convincing minus uniform", "", *gains])
   ratio = lambda found: f"{text(found['value'])} ({text(found['low'])} to {text(found['high'])})"
   text = lambda x: "none" if x is None else f"{x:.2f}"
   lines = [
@@ -150,8 +163,8 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     others.append([label, solutions, negative, percent(summary["curves"][name]), change])
   return [
     Table(
-      f"Best-of-{last}, % of problems, by chosen solutions of each problem",
-      ["rule", *map(str, samples)],
+      f"Best-of-{last}, % of problems, by solutions of each problem chosen beside the selector's",
+      ["rule", "0: the selector", *map(str, samples)],
       rows,
     ),
     Table(

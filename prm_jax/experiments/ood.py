@@ -17,7 +17,7 @@ QUESTION = (
   "largest training sets, on domains that neither training nor labelling ever saw."
 )
 PAPER = (
-  "Table 1 is shown above. Its rows add up to 234 problems; the paper's text says 224. The "
+  "Table 1 is shown below. Its rows add up to 234 problems; the paper's text says 224. The "
   "problems were newer than the models' training data."
 )
 TABLE_1 = (  # domain, ORM, PRM, majority, problems

@@ -5,6 +5,7 @@ import pathlib
 
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
+from prm_jax.datasets.arithmetic import Setting
 from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
 from prm_jax.experiments.study import Study
@@ -20,14 +21,8 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
   """Trains bases and labeller, or finds them."""
   space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
-    setting = dataclasses.replace(
-      plan.setting,
-      misread=(0.0,) * len(plan.setting.misread),
-      stray=plan.base_stray,
-      operations=plan.base_operations,
-    )
-    size = (BASE_SEED, plan.base_problems, setting)
-    trees = tasks.labelled(*size)
+    setting = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
+    trees = tasks.labelled(BASE_SEED, plan.process_problems, setting)
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
       every = [*trees, *labelled_trees(plan)]
@@ -35,7 +30,8 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     _train(space, "process_base", with_tokenizer(plan.process_base, tokenizer), trees)
     space = dataclasses.replace(space, bases={"outcome": found["process"]})
-    _train(space, "outcome_base", plan.outcome_base, tasks.labelled(*size, "outcome"))
+    trees = tasks.labelled(BASE_SEED, plan.outcome_problems, setting, "outcome")
+    _train(space, "outcome_base", plan.outcome_base, trees)
   if not plan.files.labeller:
     space = dataclasses.replace(space, bases=found)
     _train(space, "labeller", plan.labeller, labelled_trees(plan))
@@ -53,7 +49,12 @@ def labelled_trees(plan: Plan) -> list[StepTree]:
   """What the labeller is trained on: human labels of a dataset, or exact ones."""
   if plan.files.labels:
     return labelled.step_trees(plan.files.labels, "train", "process")[0]
-  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, plan.setting)
+  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, taught(plan))
+
+
+def taught(plan: Plan) -> Setting:
+  """The domain with more random mistakes, for the models that all seeds share."""
+  return dataclasses.replace(plan.setting, stray=plan.taught_stray)
 
 
 def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:

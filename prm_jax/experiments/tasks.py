@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from prm_jax.datasets import arithmetic
+from prm_jax.evaluation.answers.normal_form import normal_form
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates
 from prm_jax.supervision import synthetic
@@ -24,7 +25,7 @@ from prm_jax.types import StepTree
 class Solution:
   steps: tuple[str, ...]
   correct: bool  # the final answer is right
-  answer: str | None  # None: it has none, and is never picked
+  answer: str | None  # equal ones vote together; None: it has none, and is never picked
   ratings: tuple[int, ...] | None = None  # exact ones of every step, if known
 
 
@@ -65,7 +66,7 @@ class Embedded:
   """Sizes of a task of the embedded domain."""
 
   pool_problems: int = 400
-  pool_samples: int = 100
+  pool_samples: int = 500  # as many as of a test problem: the paper's selector scores 1,000
   test_problems: int = 100
   test_samples: int = 500
 
@@ -142,7 +143,7 @@ def read(
     levels.setdefault(text, about.level)
     ratings = _ratings(about.labels)
     # Not given: it has one.  Blank: it has none, as for rerank.py.
-    answer = "" if about.answer is msgspec.UNSET else about.answer or None
+    answer = "" if about.answer is msgspec.UNSET else normal_form(about.answer or "") or None
     samples[text].append(Solution(steps, about.is_correct, answer, ratings))
   kept = itertools.islice(samples.items(), problems or None)
   return [problem(text, levels[text], each[: most or None]) for text, each in kept]

@@ -74,8 +74,9 @@ class StepScorer(nnx.Module):
 
   def class_logits(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
     """Class logits, float32 `[B, R, K, C]`: the class heads at the positions `[B, R]` only."""
-    x = jnp.take_along_axis(hidden, read_positions[..., None], axis=1).astype(jnp.float32)
-    logits = jnp.einsum("BRD,DC->BRC", x, self.head[...]) + self.head_bias[...]
+    # Gathered after the heads, not before: the gradient scatters K * C values a read, not D.
+    every = jnp.einsum("BTD,DC->BTC", hidden.astype(jnp.float32), self.head[...])
+    logits = jnp.take_along_axis(every, read_positions[..., None], axis=1) + self.head_bias[...]
     return logits.reshape(*read_positions.shape, -1, self.num_classes)
 
   def next_token_logits(self, hidden: jax.Array) -> jax.Array:
