@@ -122,10 +122,11 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
     names = growing(rule, samples)
     x = [summary["solutions"][name] for name in names]
     curves.append(Curve.at_last(label, x, [summary["curves"][name] for name in names]))
-  for rule in GROWING:
+  for i, rule in enumerate(GROWING):
     x = np.array([summary["solutions"][name] for name in growing(rule, samples)])
     y = 100 * (lines[rule]["intercept"] + lines[rule]["slope"] * np.log2(x))
-    curves.append(Curve(f"line, {GROWING[rule][0].lower()}{GROWING[rule][1:]}", x, y, dashed=True))
+    label = f"line, {GROWING[rule][0].lower()}{GROWING[rule][1:]}"
+    curves.append(Curve(label, x, y, dashed=True, colour=i))
   n = middle(results.plan["samples"])
   rules = {**GROWING, **OTHERS}
   right = [

@@ -21,6 +21,7 @@ class Curve:
   low: np.ndarray | None = None
   high: np.ndarray | None = None
   dashed: bool = False
+  colour: int | None = None  # of the panel's curve of this index; None: its own
 
   @classmethod
   def over_n(cls, label: str, n: Sequence[int], found: dict[str, Any], dashed: bool = False):
@@ -49,7 +50,8 @@ def draw(panels: Sequence[Panel]) -> bytes:
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     for i, curve in enumerate(panel.curves):
-      style = {"color": COLOURS[i % len(COLOURS)], "linewidth": 1.5}
+      colour = i if curve.colour is None else curve.colour
+      style = {"color": COLOURS[colour % len(COLOURS)], "linewidth": 1.5}
       style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[i % len(MARKERS)]}
       axes.plot(curve.x, curve.y, label=curve.label, markersize=4.5, **style)
       if curve.low is not None:

@@ -4,7 +4,7 @@ The paper (section 4.2) saw instability here that it could not diagnose.  Each g
 would: balance of the new labels, calibration, overlap of selections, and drift of scores.
 """
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Place, Study
-from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import active
 
 TITLE = "Iterative retraining"
@@ -47,6 +46,11 @@ def runs(plan: Plan) -> list[str]:
 
 def run(study: Study) -> None:
   """Trains, judges and diagnoses every generation of one seed."""
+
+  @functools.lru_cache(2)  # this generation's and the last one's, which takes long to score
+  def scored(name: str) -> tuple[active.Pool, list[Place]]:
+    return study.pool(workspace.load(study.space.directory / name))
+
   for arm in ARMS:
     chosen = added = study.uniform(1)
     for g in range(study.plan.generations):
@@ -54,8 +58,9 @@ def run(study: Study) -> None:
       def make(arm=arm, g=g, chosen=chosen, added=added) -> dict[str, Any]:
         trees = study.process_trees(chosen)
         scorer = study.train(f"{arm}-{g}", "process", trees, f"experiment: generation {g}")
-        before = (lambda: workspace.load(study.space.directory / f"{arm}-{g - 1}")) if g else None
-        return study.measured(scorer, trees) | diagnosed(study, scorer, arm, chosen, added, before)
+        now = scored(f"{arm}-{g}")
+        last = scored(f"{arm}-{g - 1}")[0] if g else None
+        return study.measured(scorer, trees) | diagnosed(study, *now, arm, chosen, added, last)
 
       added = [tuple(place) for place in study.space.result(f"{arm}-{g}", make)["next"]]
       chosen = chosen + added
@@ -63,15 +68,21 @@ def run(study: Study) -> None:
 
 def diagnosed(
   study: Study,
-  scorer: Scorer,
+  pool: active.Pool,
+  places: list[Place],
   arm: str,
   chosen: list[Place],
   added: list[Place],
-  before: Callable[[], Scorer] | None,
+  last: active.Pool | None,
 ) -> dict[str, Any]:
-  """What the model chooses next, and the diagnostics of `DIAGNOSTICS`."""
+  """What the model chooses next, and the diagnostics of `DIAGNOSTICS`.
+
+  Args:
+    pool: the pool, as the model scores it; `last`: as the model before it does.
+    places: of the pool's candidates.
+    chosen: what the model is trained on; `added`: the last of them.
+  """
   labels = [rating for _, _, labels in study.solutions(added) for rating in labels.ratings]
-  pool, places = study.pool(scorer)
   score = np.exp(pool.scores)
   found = {
     "negative": float(np.mean(np.array(labels) < 0)),
@@ -86,8 +97,7 @@ def diagnosed(
     return [places[i] for i in left[at]]
 
   found["next"] = choice(pool)
-  if before:
-    last, _ = study.pool(before())
+  if last is not None:
     then, now = {*choice(last)}, {*found["next"]}
     if arm != "uniform":  # whose choice does not depend on the model
       found["overlap"] = len(then & now) / max(len(then | now), 1)

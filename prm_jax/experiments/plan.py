@@ -77,7 +77,7 @@ class Plan(Checked):
   tuning_seeds: tuple[Whole, ...] = (100, 101)  # of the experiment tuning
   samples: Counts = (1, 2, 4, 8, 16)  # labelled solutions of each problem, growing
   proportional: bool = False  # updates grow with the data; the settings' are for the largest set
-  process_problems: Count = 6000  # of the process base, two solutions of each
+  process_problems: Count = 12_000  # of the process base, two solutions of each
   outcome_problems: Count = 30_000  # of the outcome base: with fewer it learns them by heart
   labeller_problems: Count = 6000  # two solutions of each
   taught_stray: Share = 0.12  # chance of a rare mistake at each clause of theirs and the labeller's
