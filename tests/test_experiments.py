@@ -1,5 +1,6 @@
 """The paper's experiments: every one runs to its page, resumes, and regenerates from its JSON."""
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
+from prm_jax.datasets import arithmetic
 from prm_jax.experiments import intervals, jobs, noise, report, tasks, workspace
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime.json_lines import BadLine
@@ -157,7 +159,7 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
 @given(seed=st.integers(0, 1000), seeds=st.integers(1, 4), count=st.integers(1, 5))
 def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seed, seeds, count):
   """Weights are whole numbers of seeds times problems, and add up to 1."""
-  weights = intervals.resampled((seeds, count), seed, resamples=20)
+  weights = intervals.resampled((seeds, count), seed=seed, resamples=20)
   assert np.allclose(weights.sum((1, 2)), 1)
   drawn = weights * seeds * count
   assert np.allclose(drawn, drawn.round()) and np.allclose(drawn.sum(2) % count, 0)
@@ -226,6 +228,22 @@ def test_the_embedded_task_is_the_same_for_everyone_and_holds_problems_out():
   assert task == sizes.task(3, SMOKE.setting)
   assert not {x.text for x in task.pool} & {x.text for x in task.test}
   assert [len(x.samples) for x in task.test] == [7] * 5
+
+
+def test_a_critic_with_blind_spots_takes_only_mistakes_there_for_right():
+  """A larger share holds the smaller one's blind spots; neutral and right steps stay."""
+  rng = np.random.default_rng(0)
+  problems = arithmetic.distinct_problems(0, 300, dataclasses.replace(SMOKE.setting, stray=0.3))
+  seen = collections.Counter()
+  for problem in problems:
+    sample = arithmetic.solve(problem, rng)
+    some, more, all_ = (tasks.believed(problem, sample, share) for share in (0.25, 0.5, 1.0))
+    assert tasks.believed(problem, sample, 0.0) == sample.ratings
+    assert all_ == tuple(abs(rating) for rating in sample.ratings)
+    for exact, a, b in zip(sample.ratings, some, more):
+      assert a == b == exact or (exact == -1 and a <= b)
+      seen[exact, a] += 1
+  assert 0.15 < seen[-1, 1] / (seen[-1, 1] + seen[-1, -1]) < 0.35
 
 
 @pytest.mark.slow

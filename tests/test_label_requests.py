@@ -53,6 +53,24 @@ def test_requests_show_only_problem_and_steps():
   assert asked == lib.requests(items(20), KNOWN, shared=0.25, seed=3)
 
 
+@pytest.mark.parametrize("labels", [None, [1, None], [1, None, -1], [1], [1, 1, 1, 1]])
+def test_quality_control_is_known_up_to_its_first_wrong_step(labels):
+  """An item that is not wholly labelled would fail labellers who are right."""
+  item = lib.Item("k", ["a", "b", "c"], labels=labels)
+  with pytest.raises(ValueError, match="of 3 steps; expected one of each"):
+    lib.requests(items(1), [item])
+  ((_, key),) = lib.requests([], [lib.Item("k", ["a", "b", "c"], labels=[0, -1, None])])
+  assert key.labels == [0, -1]
+
+
+def test_answers_to_another_round_are_refused():
+  """The next round's requests of the same seed have other names."""
+  asked = lib.requests(items(2), seed=0)
+  later = lib.requests([lib.Item("other", ["a"])], seed=0)
+  with pytest.raises(BadLine, match="was not made"):
+    lib.collect(later, answers(asked, "ann", careful))
+
+
 def test_labels_come_back_without_careless_labellers():
   """Who fails quality control is left out, whatever else he says."""
   asked = lib.requests(items(10), KNOWN, seed=0)

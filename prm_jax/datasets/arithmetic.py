@@ -70,7 +70,7 @@ HARD = Setting(
   lengths=(4, 5, 5, 6, 6),
   misread=(0.4,) * 5,
   rarity=4.0,
-  stray=0.02,
+  stray=0.05,
   modulus=3,
   layout="words",
 )

@@ -37,12 +37,12 @@ OTHERS = {
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
   growing = [f"{rule}-{n}" for n in plan.samples for rule in GROWING]
-  return ["selector", *growing, *(f"{rule}-{middle(plan.samples)}" for rule in OTHERS)]
+  return ["selector", "start", *growing, *(f"{rule}-{middle(plan.samples)}" for rule in OTHERS)]
 
 
 def growing(rule: str, samples: Sequence[int]) -> list[str]:
-  """The results of a rule by growing data, from the selector on, whose labels every model has."""
-  return ["selector", *(f"{rule}-{n}" for n in samples)]
+  """The results of a rule by growing data, from that on which has the selector's labels alone."""
+  return ["start", *(f"{rule}-{n}" for n in samples)]
 
 
 def run(study: Study) -> None:
@@ -55,6 +55,8 @@ def run(study: Study) -> None:
   study.judged(
     "selector", "process", lambda: study.process_trees(first), "experiment: selector", **ensemble
   )
+
+  study.judged("start", "process", lambda: study.process_trees(first), "experiment: start")
 
   @functools.cache
   def unlabelled() -> tuple[active_lib.Pool, list[Place]]:
@@ -83,7 +85,7 @@ def run(study: Study) -> None:
 def summarise(results: Results) -> dict[str, Any]:
   """Curves, fitted lines and ratios, with intervals over seeds and problems."""
   samples, n = results.plan["samples"], middle(results.plan["samples"])
-  names = ["selector"] + [f"{rule}-{k}" for k in samples for rule in GROWING]
+  names = ["selector", "start"] + [f"{rule}-{k}" for k in samples for rule in GROWING]
   names += [f"{rule}-{n}" for rule in OTHERS]
   curves = {name: results.accuracy(name) for name in names}
   sizes = {name: results.mean(name, "solutions") for name in names}
@@ -99,7 +101,7 @@ def summarise(results: Results) -> dict[str, Any]:
     "labels": {name: results.labels(name) for name in names},
     "auroc": {name: results.mean(name, "auroc") for name in names if results.has(name, "auroc")},
     "efficiency": {
-      str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed)
+      str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed, common=1)
       for at in range(len(results.n))
       if results.n[at] >= 16 or at == len(results.n) - 1
     },
@@ -160,23 +162,26 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     change = percent(summary["differences"][rule], sign=True) if rule != "uniform" else ""
     labels = summary["labels"][name]
     negative = f"{100 * labels.get('-1', 0) / sum(labels.values()):.0f} %"
-    solutions = f"{summary['solutions'][name]:,.0f}"
-    others.append([label, solutions, negative, percent(summary["curves"][name]), change])
+    cost = [
+      f"{summary['solutions'][name]:,.0f}",
+      f"{sum(labels.values()) / len(results.seeds):,.0f}",
+    ]
+    others.append([label, *cost, negative, percent(summary["curves"][name]), change])
   return [
     Table(
       f"Best-of-{last}, % of problems, by solutions of each problem chosen beside the selector's",
-      ["rule", "0: the selector", *map(str, samples)],
+      ["rule", "0", *map(str, samples)],
       rows,
     ),
     Table(
       "Efficiency of the most convincing wrong answers over uniform, with 95 % intervals: how many "
-      "times the labels uniform needs for the same accuracy, and the ratio of slopes",
+      "times the solutions uniform needs for the same accuracy, and the ratio of slopes",
       ["best-of-N", "data", "slopes"],
       lines,
     ),
     Table(
       f"All rules, {n} chosen solutions a problem",
-      ["rule", "solutions", "negative labels", f"best-of-{last}, %", "minus uniform"],
+      ["rule", "solutions", "labels of steps", "negative", f"best-of-{last}, %", "minus uniform"],
       others,
     ),
   ]

@@ -20,13 +20,20 @@ from prm_jax.supervision import active
 TITLE = "Iterative retraining"
 QUESTION = (
   "Does it help to retrain the selector as labels come in? Each generation is trained anew on all "
-  "labels so far, scores the solutions of the pool that have none, and chooses the next ones."
+  "labels so far. The next solutions to label are chosen by that model, by the first one, or at "
+  "random."
 )
 PAPER = (
   "Section 4.2: iteratively retraining the selector was unstable, for reasons the authors could "
   "not diagnose, and its models were no better than those without. No figures are given."
 )
-ARMS = {"convincing": "Most convincing wrong answers", "uniform": "Uniform"}
+ARMS = {
+  "convincing": "Most convincing, retrained selector",
+  "frozen": "Most convincing, first selector",
+  "uniform": "Uniform",
+}
+RULES = {"convincing": "convincing", "frozen": "convincing", "uniform": "uniform"}
+FIRST = "first"  # generation 0, which all arms share
 ADDED = 2  # solutions of each problem that a generation adds
 DIAGNOSTICS = {
   "negative": "negative among new labels",
@@ -41,69 +48,73 @@ DIAGNOSTICS = {
 
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
-  return [f"{arm}-{g}" for arm in ARMS for g in range(plan.generations)]
+  return [FIRST, *(name(arm, g) for arm in ARMS for g in range(1, plan.generations))]
+
+
+def name(arm: str, generation: int) -> str:
+  return f"{arm}-{generation}" if generation else FIRST
 
 
 def run(study: Study) -> None:
   """Trains, judges and diagnoses every generation of one seed."""
 
-  @functools.lru_cache(2)  # this generation's and the last one's, which takes long to score
-  def scored(name: str) -> tuple[active.Pool, list[Place]]:
-    return study.pool(workspace.load(study.space.directory / name))
+  @functools.lru_cache(3)  # the first, the last and this generation's: scoring a pool takes long
+  def scored(of: str) -> tuple[active.Pool, list[Place]]:
+    return study.pool(workspace.load(study.space.directory / of))
 
   for arm in ARMS:
     chosen = added = study.uniform(1)
     for g in range(study.plan.generations):
 
       def make(arm=arm, g=g, chosen=chosen, added=added) -> dict[str, Any]:
-        trees = study.process_trees(chosen)
-        scorer = study.train(f"{arm}-{g}", "process", trees, f"experiment: generation {g}")
-        now = scored(f"{arm}-{g}")
-        last = scored(f"{arm}-{g - 1}")[0] if g else None
-        return study.measured(scorer, trees) | diagnosed(study, *now, arm, chosen, added, last)
+        trees, this = study.process_trees(chosen), name(arm, g)
+        scorer = study.train(this, "process", trees, f"experiment: generation {g}")
+        now, places = scored(this)
+        selector = scored(FIRST)[0] if arm == "frozen" else now
+        rules = [RULES[arm]] if g else [*dict.fromkeys(RULES.values())]
+        found = {"next": {rule: choice(study, selector, places, rule, chosen) for rule in rules}}
+        found |= diagnosed(study, now, added)
+        if g:
+          last = scored(name(arm, g - 1))[0]
+          found |= changed(now, last)
+          if arm == "convincing":
+            then = {*choice(study, last, places, arm, chosen)}
+            both = then & {*found["next"][arm]}
+            found["overlap"] = len(both) / max(len(then | {*found["next"][arm]}), 1)
+        return study.measured(scorer, trees) | found
 
-      added = [tuple(place) for place in study.space.result(f"{arm}-{g}", make)["next"]]
+      result = study.space.result(name(arm, g), make)
+      added = [tuple(place) for place in result["next"][RULES[arm]]]
       chosen = chosen + added
 
 
-def diagnosed(
-  study: Study,
-  pool: active.Pool,
-  places: list[Place],
-  arm: str,
-  chosen: list[Place],
-  added: list[Place],
-  last: active.Pool | None,
-) -> dict[str, Any]:
-  """What the model chooses next, and the diagnostics of `DIAGNOSTICS`.
+def choice(
+  study: Study, selector: active.Pool, places: list[Place], rule: str, chosen: list[Place]
+) -> list[Place]:
+  """The next solutions to label, among those of the pool that are not chosen yet."""
+  known = {*chosen}
+  left = np.flatnonzero([place not in known for place in places])
+  at = active.select(selector.subset(left), rule, ADDED, study.space.seed + len(chosen))
+  return [places[i] for i in left[at]]
 
-  Args:
-    pool: the pool, as the model scores it; `last`: as the model before it does.
-    places: of the pool's candidates.
-    chosen: what the model is trained on; `added`: the last of them.
-  """
+
+def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:
+  """Balance of the labels of `added`, and mean scores of the pool's solutions."""
   labels = [rating for _, _, labels in study.solutions(added) for rating in labels.ratings]
   score = np.exp(pool.scores)
-  found = {
+  return {
     "negative": float(np.mean(np.array(labels) < 0)),
     "score_right": mean(score[pool.correct]),
     "score_wrong": mean(score[~pool.correct]),
   }
 
-  def choice(pool: active.Pool) -> list[Place]:
-    known = {*chosen}
-    left = np.flatnonzero([place not in known for place in places])
-    at = active.select(pool.subset(left), arm, ADDED, study.space.seed + len(chosen))
-    return [places[i] for i in left[at]]
 
-  found["next"] = choice(pool)
-  if last is not None:
-    then, now = {*choice(last)}, {*found["next"]}
-    if arm != "uniform":  # whose choice does not depend on the model
-      found["overlap"] = len(then & now) / max(len(then | now), 1)
-    found["drift"] = mean(np.abs(score - np.exp(last.scores)))
-    found["rank_correlation"] = float(stats.spearmanr(pool.scores, last.scores).statistic)
-  return found
+def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
+  """How far the scores of the pool have moved since the last generation's model."""
+  return {
+    "drift": mean(np.abs(np.exp(pool.scores) - np.exp(last.scores))),
+    "rank_correlation": float(stats.spearmanr(pool.scores, last.scores).statistic),
+  }
 
 
 def mean(values: np.ndarray) -> float | None:
@@ -112,30 +123,36 @@ def mean(values: np.ndarray) -> float | None:
 
 def summarise(results: Results) -> dict[str, Any]:
   """Curves and diagnostics of each generation."""
-  names = [f"{arm}-{g}" for arm in ARMS for g in range(results.plan["generations"])]
-  curves = {name: results.accuracy(name) for name in names}
+  names = runs_of(results)
+  curves = {each: results.accuracy(each) for each in names}
   return {
-    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
+    "curves": {each: results.intervals(curve) for each, curve in curves.items()},
     "differences": {
-      str(g): results.intervals(curves[f"convincing-{g}"] - curves[f"uniform-{g}"])
-      for g in range(results.plan["generations"])
+      f"{other} {g}": results.intervals(curves[f"convincing-{g}"] - curves[f"{other}-{g}"])
+      for other in ("frozen", "uniform")
+      for g in range(1, results.plan["generations"])
     },
-    "solutions": {name: results.mean(name, "solutions") for name in names},
+    "solutions": {each: results.mean(each, "solutions") for each in names},
     "diagnostics": {
-      name: {key: results.values(name, key) for key in DIAGNOSTICS} for name in names
+      each: {key: results.values(each, key) for key in DIAGNOSTICS} for each in names
     },
   }
+
+
+def runs_of(results: Results) -> list[str]:
+  generations = range(results.plan["generations"])
+  return [*dict.fromkeys(name(arm, g) for arm in ARMS for g in generations)]
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Best-of-N by generation, and two diagnostics."""
   last, generations = results.n[-1], range(results.plan["generations"])
   first = [
-    Curve.at_last(label, generations, [summary["curves"][f"{arm}-{g}"] for g in generations])
+    Curve.at_last(label, generations, [summary["curves"][name(arm, g)] for g in generations])
     for arm, label in ARMS.items()
   ]
   diagnostic = lambda arm, key: np.array(
-    [np.mean(summary["diagnostics"][f"{arm}-{g}"][key] or [np.nan]) for g in generations]
+    [np.mean(summary["diagnostics"][name(arm, g)][key] or [np.nan]) for g in generations]
   )
   second = [
     Curve(f"{DIAGNOSTICS[key]}, {arm}", generations, diagnostic(arm, key))
@@ -153,15 +170,15 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [
-    [label, *(percent(summary["curves"][f"{arm}-{g}"]) for g in generations)]
+    [label, *(percent(summary["curves"][name(arm, g)]) for g in generations)]
     for arm, label in ARMS.items()
   ]
-  rows.append(
-    ["difference", *(percent(summary["differences"][str(g)], sign=True) for g in generations)]
-  )
+  for other in ("frozen", "uniform"):
+    gains = (percent(summary["differences"][f"{other} {g}"], sign=True) for g in generations[1:])
+    rows.append([f"retrained minus {ARMS[other][0].lower()}{ARMS[other][1:]}", "", *gains])
   text = lambda values: f"{np.mean(values):.3f}" if values else ""
   diagnostics = [
-    [f"{label}, {arm}"] + [text(summary["diagnostics"][f"{arm}-{g}"][key]) for g in generations]
+    [f"{label}, {arm}"] + [text(summary["diagnostics"][name(arm, g)][key]) for g in generations]
     for key, label in DIAGNOSTICS.items()
     for arm in ARMS
   ]

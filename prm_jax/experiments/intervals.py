@@ -53,6 +53,7 @@ def efficiency(
   sizes: Mapping[str, Sequence[float]],
   base: str,
   crossed: bool = False,
+  common: int = 0,
 ) -> dict[str, Any]:
   """How much further the labels of each arm go than those of the arm `base`.
 
@@ -64,6 +65,8 @@ def efficiency(
   Args:
     arms: `[S, P, K]` accuracies at K sizes.
     sizes: labelled solutions at each size.
+    common: first sizes at which all arms are the same model.  The lines begin there, but the
+      horizontal distance is taken at the others.
 
   Returns:
     Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
@@ -86,8 +89,8 @@ def efficiency(
 
   out = {}
   for name in arms:
-    slope, data = ratios(exact[name], exact[base], x[name])
-    slopes, many = ratios(boot[name], boot[base], x[name])
+    slope, data = ratios(exact[name], exact[base], x[name][common:])
+    slopes, many = ratios(boot[name], boot[base], x[name][common:])
     out[name] = {
       "slope": float(exact[name][0]),
       "intercept": float(exact[name][1]),

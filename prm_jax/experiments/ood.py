@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import tasks, workspace
+from prm_jax.experiments import intervals, tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
@@ -51,14 +51,14 @@ def run(study: Study) -> None:
   study.space.result("domains", make)
 
 
-def domains(study: Study) -> dict[str, list[tasks.Problem]]:
-  """Test problems by domain, the familiar one first: of files, or variants of the embedded one."""
+def domains(study: Study) -> dict[str, tasks.Task]:
+  """What is tested by domain, the familiar one first: files, or variants of the embedded domain."""
   plan, separator = study.plan, study.plan.process.data.separator
   if plan.files.pool:
     named = [each.partition("=")[::2] for each in plan.files.domains]
-    return {"in distribution": [*study.task.test]} | {
-      name: tasks.read(path, separator, plan.files.problems, plan.files.samples)
-      for name, path in named
+    limits = (separator, plan.files.problems, plan.files.samples)
+    return {"in distribution": study.task} | {
+      name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named
     }
   sizes = plan.embedded
   rng = np.random.default_rng([study.space.seed, *b"domains"])
@@ -67,15 +67,17 @@ def domains(study: Study) -> dict[str, list[tasks.Problem]]:
   for name, setting in {"in distribution": plan.setting, **plan.domains}.items():
     stream = arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
     fresh = (each for each in stream if each.text not in known)
-    found[name] = [
-      tasks.sampled(next(fresh), plan.domain_samples, rng) for _ in range(sizes.test_problems)
-    ]
+    found[name] = tasks.Task(
+      (),
+      tuple(
+        tasks.sampled(next(fresh), plan.domain_samples, rng) for _ in range(sizes.test_problems)
+      ),
+    )
   return found
 
 
-def judged(models: dict[str, Any], problems: list[tasks.Problem]) -> dict[str, Any]:
+def judged(models: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
   """Best-of-N of each method, and AUROC of the process model on steps with known ratings."""
-  task = tasks.Task((), tuple(problems))
   found = workspace.problems_of(task)
   for name, scorer in models.items():
     result = workspace.judged(scorer, task)
@@ -88,12 +90,12 @@ def summarise(results: Results) -> dict[str, Any]:
   """Table 1 at the largest N of each domain, with intervals over seeds and problems."""
   runs_ = results.of("domains")
   names = [*runs_[0]["domains"]]
-  table = {}
+  table, crossed = {}, {}
   for name in names:
     each = [run["domains"][name] for run in runs_]
+    crossed[name] = len({found["test_hash"] for found in each}) == 1  # the same for all seeds
     curves = {key: np.array([found[key] for found in each]) for key in METHODS}
-    table[name] = {key: results.intervals(curve) for key, curve in curves.items()}
-    table[name]["prm - orm"] = results.intervals(curves["prm"] - curves["orm"])
+    table[name] = _compared(curves, crossed[name])
     table[name] |= {"n": each[0]["n"], "problems": curves["prm"].shape[1]}
     for key in ("prm_auroc", "orm_auroc"):
       table[name][key] = [found[key] for found in each if found[key] is not None]
@@ -102,11 +104,17 @@ def summarise(results: Results) -> dict[str, Any]:
     last = lambda key: np.concatenate(
       [np.array([run["domains"][name][key] for run in runs_])[:, :, -1:] for name in unfamiliar], 1
     )
-    table[AGGREGATE] = {key: results.intervals(last(key)) for key in METHODS}
-    table[AGGREGATE]["prm - orm"] = results.intervals(last("prm") - last("orm"))
+    same = all(crossed[name] for name in unfamiliar)
+    table[AGGREGATE] = _compared({key: last(key) for key in METHODS}, same)
     table[AGGREGATE]["n"] = [max(table[name]["n"][-1] for name in unfamiliar)]
     table[AGGREGATE]["problems"] = sum(table[name]["problems"] for name in unfamiliar)
   return {"table": table}
+
+
+def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
+  """Intervals of each method, and of PRM minus ORM."""
+  curves = curves | {"prm - orm": curves["prm"] - curves["orm"]}
+  return {key: intervals.intervals(curve, crossed) for key, curve in curves.items()}
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:

@@ -79,6 +79,8 @@ class Plan(Checked):
   proportional: bool = False  # updates grow with the data; the settings' are for the largest set
   process_problems: Count = 12_000  # of the process base, two solutions of each
   outcome_problems: Count = 30_000  # of the outcome base: with fewer it learns them by heart
+  # Share of the operations' tables at which the bases take mistakes for right: labels teach those.
+  blind: Share = 0.25
   labeller_problems: Count = 6000  # two solutions of each
   taught_stray: Share = 0.12  # chance of a rare mistake at each clause of theirs and the labeller's
   threshold: Share = 0.2  # of P(negative), above which the labeller calls a step wrong

@@ -22,7 +22,7 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
   space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
     setting = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
-    trees = tasks.labelled(BASE_SEED, plan.process_problems, setting)
+    trees = tasks.labelled(BASE_SEED, plan.process_problems, setting, blind=plan.blind)
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
       every = [*trees, *labelled_trees(plan)]
@@ -30,7 +30,7 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     _train(space, "process_base", with_tokenizer(plan.process_base, tokenizer), trees)
     space = dataclasses.replace(space, bases={"outcome": found["process"]})
-    trees = tasks.labelled(BASE_SEED, plan.outcome_problems, setting, "outcome")
+    trees = tasks.labelled(BASE_SEED, plan.outcome_problems, setting, "outcome", plan.blind)
     _train(space, "outcome_base", plan.outcome_base, trees)
   if not plan.files.labeller:
     space = dataclasses.replace(space, bases=found)

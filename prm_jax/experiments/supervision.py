@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
@@ -21,6 +22,7 @@ ARMS = {
   "outcome_labeller": "Outcome supervision, by the large PRM",
   "outcome_answer": "Outcome supervision, by final answer",
 }
+BASES = {"process-0": "process", "outcome-0": "outcome"}  # what the arms start from, unlabelled
 PAPER = (
   "Figure 4 (small models labelled by PRM_large, 1 to 200 solutions a problem, best-of-500, three "
   "seeds): process supervision is above outcome supervision by the large PRM, and that above "
@@ -32,11 +34,15 @@ PAPER = (
 
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
-  return [f"{arm}-{n}" for n in plan.samples for arm in ARMS] + ["labeller"]
+  bases = [] if plan.files.base else [*BASES]
+  return [*bases, *(f"{arm}-{n}" for n in plan.samples for arm in ARMS), "labeller"]
 
 
 def run(study: Study) -> None:
   """Trains and judges the models of one seed."""
+  for name, objective in {} if study.plan.files.base else BASES.items():
+    base = study.space.bases[objective]
+    study.space.result(name, lambda base=base: study.measured(workspace.load(base), []))
   for n in study.plan.samples:
     chosen = study.uniform(n)
     trees = {
@@ -82,6 +88,11 @@ def summarise(results: Results) -> dict[str, Any]:
     "curves": out,
     "differences": differences,
     "baselines": baselines,
+    "bases": {
+      name: results.intervals(results.accuracy(name))
+      for name in BASES
+      if name in {each["run"] for each in results.runs}
+    },
     "solutions": {n: results.mean(f"process-{n}", "solutions") for n in samples},
     "labeller": [each for each in results.runs if each["run"] == "labeller"],
     "breakdown": {
@@ -111,14 +122,19 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Tables of the page and the screen."""
   last, samples = results.n[-1], results.plan["samples"]
-  header = ["solutions a problem", *map(str, samples)]
+  header = ["solutions a problem", "0: its base", *map(str, samples)]
+  base = lambda arm: summary["bases"].get(f"{arm.partition('_')[0]}-0")
   rows = [
-    [label, *(percent(summary["curves"][f"{arm}-{n}"]) for n in samples)]
+    [
+      label,
+      percent(base(arm)) if base(arm) else "",
+      *(percent(summary["curves"][f"{arm}-{n}"]) for n in samples),
+    ]
     for arm, label in ARMS.items()
   ]
   names = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
   rows += [
-    [f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}"]
+    [f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}", ""]
     + [percent(summary["differences"][f"{a} - {b}, {n}"], sign=True) for n in samples]
     for a, b in names
   ]

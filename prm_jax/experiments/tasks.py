@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import itertools
 import pathlib
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -90,23 +91,47 @@ def solution(of: arithmetic.Problem, sample: arithmetic.Solution) -> Solution:
 
 
 def labelled(
-  seed: int, problems: int, setting: arithmetic.Setting, objective: str = "process"
+  seed: int,
+  problems: int,
+  setting: arithmetic.Setting,
+  objective: str = "process",
+  blind: float = 0.0,
 ) -> list[StepTree]:
-  """Two solutions of each of so many problems, exactly labelled.
+  """Two solutions of each of so many problems, labelled: exactly, or by a critic with blind spots.
 
   Args:
     objective: "process" for ratings up to the first error; "outcome" for whether all steps are
       right.
+    blind: share of the blind spots (`believed`).
   """
   trees = []
   rng = np.random.default_rng([seed, *b"labelled"])
   for each in arithmetic.distinct_problems(seed, problems, setting):
     for sample in (arithmetic.solve(each, rng), arithmetic.solve(each, rng)):
+      ratings = believed(each, sample, blind)
       if objective == "outcome":
-        trees.append(synthetic.outcome(each.text, sample.steps, min(sample.ratings) >= 0))
+        trees.append(synthetic.outcome(each.text, sample.steps, min(ratings) >= 0))
       else:
-        trees.append(synthetic.process(each.text, sample.steps, sample.ratings))
+        trees.append(synthetic.process(each.text, sample.steps, ratings))
   return trees
+
+
+def believed(of: arithmetic.Problem, sample: arithmetic.Solution, blind: float) -> tuple[int, ...]:
+  """The ratings of a critic who takes mistakes for right steps at some entries of the tables.
+
+  Args:
+    blind: share of the entries, each an operation, its operand and the value before it.
+  """
+
+  def sees(state: tuple[int, int, int] | None) -> bool:
+    if state is None:
+      return True
+    clause = of.clauses[state[0]]
+    entry = f"{clause.operation}{clause.operand} {state[1]}"
+    return zlib.crc32(entry.encode()) % 1000 >= 1000 * blind
+
+  pairs = zip(sample.ratings, sample.states)
+  return tuple(rating if rating >= 0 or sees(state) else 1 for rating, state in pairs)
 
 
 class Candidate(msgspec.Struct):

@@ -8,6 +8,7 @@ PRM800K.
 """
 
 import collections
+import hashlib
 import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,16 +79,31 @@ def requests(
   out = []
   for number, i in enumerate(rng.permutation(len(items)).tolist()):
     item, kind = items[i]
-    name = f"{seed}-{number:06d}"
-    labels = None
-    if kind == "quality_control":
-      labels = [label for label in item.labels or [] if label is not None]
-      labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
-      if not labels:
-        raise ValueError(f"a quality-control item has no labels: {json_lines.show(item.problem)}")
+    text = hashlib.sha256(repr((item.problem, item.steps)).encode()).hexdigest()
+    name = (
+      f"{seed}-{number:06d}-{text[:8]}"  # answers to another round are not taken for this one's
+    )
+    labels = _known(item) if kind == "quality_control" else None
     request = Request(name, item.problem, item.steps)
     out.append((request, Key(name, kind, labels, item.is_correct, item.about)))
   return out
+
+
+def _known(item: Item) -> list[int]:
+  """The labels of a quality-control item up to its first wrong step, or of every step."""
+  labels = list(item.labels or [])
+  labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
+  whole = labels and None not in labels
+  if (
+    not whole
+    or len(labels) > len(item.steps)
+    or (labels[-1] >= 0 and len(labels) < len(item.steps))
+  ):
+    raise ValueError(
+      f"the quality-control item {json_lines.show(item.problem)} has labels {item.labels} of "
+      f"{len(item.steps)} steps; expected one of each, or up to the first -1"
+    )
+  return labels
 
 
 def collect(
