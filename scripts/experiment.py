@@ -62,7 +62,8 @@ def main() -> None:
       report.gather(args.name, scale, args.output_dir, plan.seeds), args.output_dir
     )
   print("\n".join(lines))
-  print(f"-> {args.output_dir / args.name}.json, .png, .html")
+  written = ".png, .html" if args.from_json else ".json, .png, .html"
+  print(f"-> {args.output_dir / args.name}{written}")
 
 
 def planned(args: Args):

@@ -22,7 +22,12 @@ def config() -> Plan:
       loss=Loss(objective=objective, language_model_weight=1.0),
       optim=Optim(learning_rate=learning_rate, warmup_steps=50),
       train=Train(
-        steps=steps, batch_rows=4, eval_every=steps, save_every=steps, log_every=200, keep=1
+        steps=steps,
+        batch_rows=4,
+        eval_every=steps,
+        save_every=min(steps, 1000),
+        log_every=200,
+        keep=1,
       ),
     )
 

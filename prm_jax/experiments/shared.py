@@ -1,7 +1,9 @@
 """Models that all seeds share: the bases that every model starts from, and the labeller."""
 
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Callable
 
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
@@ -22,27 +24,33 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
   space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
     setting = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
-    trees = tasks.labelled(BASE_SEED, plan.process_problems, setting, blind=plan.blind)
+    process = functools.partial(
+      tasks.labelled, BASE_SEED, plan.process_problems, setting, blind=plan.blind
+    )
+    outcome = functools.partial(
+      tasks.labelled, BASE_SEED, plan.outcome_problems, setting, "outcome", plan.blind
+    )
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
-      every = [*trees, *labelled_trees(plan)]
+      every = [*process(), *labelled_trees(plan)]
       texts = [text for tree in every for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
-    _train(space, "process_base", with_tokenizer(plan.process_base, tokenizer), trees)
+    _train(space, "process_base", with_tokenizer(plan.process_base, tokenizer), process)
     space = dataclasses.replace(space, bases={"outcome": found["process"]})
-    trees = tasks.labelled(BASE_SEED, plan.outcome_problems, setting, "outcome", plan.blind)
-    _train(space, "outcome_base", plan.outcome_base, trees)
+    _train(space, "outcome_base", plan.outcome_base, outcome)
   if not plan.files.labeller:
     space = dataclasses.replace(space, bases=found)
-    _train(space, "labeller", plan.labeller, labelled_trees(plan))
+    _train(space, "labeller", plan.labeller, lambda: labelled_trees(plan))
 
 
 def with_tokenizer(c: Experiment, tokenizer: pathlib.Path) -> Experiment:
   return dataclasses.replace(c, data=dataclasses.replace(c.data, tokenizer=str(tokenizer)))
 
 
-def _train(space: Workspace, name: str, c: Experiment, trees: list[StepTree]) -> None:
-  space.model(name, c, trees[HELD_OUT:], trees[:HELD_OUT], f"experiment: {name}")
+def _train(space: Workspace, name: str, c: Experiment, make: Callable[[], list[StepTree]]) -> None:
+  if not workspace.finished(space.directory / name, c):
+    trees = make()
+    space.model(name, c, trees[HELD_OUT:], trees[:HELD_OUT], f"experiment: {name}")
 
 
 def labelled_trees(plan: Plan) -> list[StepTree]:

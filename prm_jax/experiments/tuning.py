@@ -12,7 +12,7 @@ from prm_jax.experiments.study import Study
 TITLE = "Hyper-parameter search"
 QUESTION = (
   "Is the outcome model as strong as it can be? Each objective has its own search of learning rate "
-  "and updates, on the largest training set. The plan's settings come from this."
+  "and updates, on the largest training set."
 )
 PAPER = (
   "Appendix E and F.1: low learning rates mattered for both, and both were swept; the values are "

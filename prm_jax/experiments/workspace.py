@@ -51,8 +51,7 @@ class Workspace:
   ) -> Scorer:
     """A reward model trained on the solutions, or on as many updates of it as are left."""
     workdir = self.directory / name
-    latest = checkpoint.latest(workdir)
-    if latest is None or latest[0] < c.train.steps:
+    if not finished(workdir, c):
       train = dataclasses.replace(c.train, seed=self.seed)
       c = dataclasses.replace(c, train=train)
       base = self.bases.get(c.loss.objective)
@@ -62,6 +61,12 @@ class Workspace:
         c = dataclasses.replace(c, init=init, model=dataclasses.replace(Model(), **choices))
       loop.run(c, workdir, loop.Solutions([*solutions], [*evaluation], recipe))
     return load(workdir)
+
+
+def finished(workdir: storage.Path, c: Experiment) -> bool:
+  """Whether a run has made all its updates."""
+  latest = checkpoint.latest(workdir)
+  return latest is not None and latest[0] >= c.train.steps
 
 
 def load(workdir: storage.Path | str) -> Scorer:
