@@ -92,10 +92,18 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(name, tm
 
 
 def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
+  """Those of other experiments may have their own, but for what shared models depend on."""
+  wrong = dataclasses.replace(SMOKE.files, pool="no.jsonl", base="base", labeller="labeller")
+  with pytest.raises(FileNotFoundError):  # and leaves no plan behind
+    jobs.run("noise", dataclasses.replace(SMOKE, files=wrong), tmp_path, workers=0)
   jobs.run("noise", SMOKE, tmp_path, workers=0)
   other = dataclasses.replace(SMOKE, threshold=0.4)
   with pytest.raises(ValueError, match="threshold differ"):
     jobs.run("noise", other, tmp_path, workers=0)
+  jobs.run("ood", other, tmp_path, workers=0)
+  blind = dataclasses.replace(SMOKE, blind=0.5)
+  with pytest.raises(ValueError, match=r"shared has results of another plan \(blind differ"):
+    jobs.run("tuning", blind, tmp_path, workers=0)
   more = dataclasses.replace(SMOKE, seeds=(0, 1, 2), workers=2)  # which may change
   jobs.run("noise", more, tmp_path, workers=0)
 

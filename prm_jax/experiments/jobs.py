@@ -6,10 +6,8 @@ Whatever is finished is a file below the output directory, so a run that was kil
 import concurrent.futures
 import contextlib
 import ctypes
-import dataclasses
 import functools
 import importlib
-import json
 import multiprocessing
 import os
 import pathlib
@@ -20,8 +18,9 @@ from typing import Any
 
 import jax
 
+from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
-from prm_jax.runtime import progress, storage
+from prm_jax.runtime import progress
 
 NAMES = ("supervision", "active", "generations", "ood", "noise", "tuning", "alternatives")
 POLL = 1.0  # seconds between looks at what is finished
@@ -47,7 +46,8 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
   """
   if jax.process_count() > 1:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")
-  check_plan(plan, directory)
+  for each in ("shared", name):
+    plan_lib.check(plan, directory / each)
   jobs = [functools.partial(seed_job, name, plan, directory, seed) for seed in plan.seeds]
   with _pool(workers) as submit:
     with progress.waiting("preparing the models that all seeds share"):
@@ -66,22 +66,6 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
           bar.reach(sum(path.is_file() for path in expected))
         bar.reach(sum(path.is_file() for path in expected))
         time.sleep(POLL if waiting else 0)
-
-
-def check_plan(plan: Plan, directory: pathlib.Path) -> None:
-  """Stores the plan beside the results, or compares it with the one that is there."""
-  path, now = directory / "plan.json", json.loads(json.dumps(dataclasses.asdict(plan)))
-  now = {key: value for key, value in now.items() if key not in ("workers", "seeds")}
-  if not path.is_file():
-    with storage.written(path) as out:
-      out.write(json.dumps(now, indent=1) + "\n")
-  then = json.loads(path.read_text())
-  changed = [key for key in now if then.get(key) != now[key]]
-  if changed:
-    raise ValueError(
-      f"{directory} has results of another plan ({', '.join(changed)} differ); give this one its "
-      "own --output_dir"
-    )
 
 
 @contextlib.contextmanager
@@ -158,5 +142,6 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   with _job(directory, space.directory / "log.txt"):
     own = getattr(of, "study", None)
     study = own(plan, space) if own else shared.study(space, plan, directory)
+    plan_lib.keep(plan, directory / name)
     space.result("problems", study.problems)
     of.run(study)

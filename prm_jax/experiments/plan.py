@@ -1,14 +1,17 @@
 """The scale of the experiments: data, models and seeds.  Files in configs/ return a `Plan`."""
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from prm_jax.config import Checked, Count, Experiment, Positive, Share, Whole
 from prm_jax.datasets.arithmetic import HARD, Generator, Setting
 from prm_jax.experiments.tasks import Embedded
+from prm_jax.runtime import json_lines, storage
 
 Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data that are nobody's pool or test
@@ -92,3 +95,41 @@ class Plan(Checked):
   learning_rates: tuple[Positive, ...] = (5e-4, 1e-3, 2e-3)  # of the search for each objective
   updates: Counts = (200, 400, 800)
   workers: Whole = 0  # processes, each with one core; 0: this process alone, with all devices
+
+
+# What the shared models depend on, beside the files that they are made from.
+SHARED = ("labeller", "process_base", "outcome_base", "setting", "process_problems")
+SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind")
+
+
+def check(plan: Plan, directory: pathlib.Path) -> None:
+  """Compares the plan with the one of the results below a directory, if it has any.
+
+  Args:
+    directory: of an experiment, or "shared".
+
+  Raises:
+    ValueError: which fields differ.
+  """
+  if (path := directory / "plan.json").is_file():
+    then, now = json_lines.document(path), _fields(plan, directory)
+    if changed := [key for key in now if then.get(key) != now[key]]:
+      raise ValueError(
+        f"{directory} has results of another plan ({', '.join(changed)} differ); give this one its "
+        "own --output_dir"
+      )
+
+
+def keep(plan: Plan, directory: pathlib.Path) -> None:
+  """Stores the plan beside the results, once its data could be read."""
+  if not (path := directory / "plan.json").is_file():
+    with storage.written(path) as out:
+      out.write(json.dumps(_fields(plan, directory), indent=1) + "\n")
+
+
+def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
+  every = json.loads(json.dumps(dataclasses.asdict(plan)))
+  if directory.name != "shared":
+    return {key: value for key, value in every.items() if key not in ("workers", "seeds")}
+  files = {key: every["files"][key] for key in ("labels", "labeller", "base")}
+  return {key: every[key] for key in SHARED} | files

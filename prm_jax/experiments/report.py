@@ -22,7 +22,7 @@ NOTES = (
 
 def gather(name: str, scale: str, directory: pathlib.Path, seeds: Sequence[int]) -> Results:
   """The stored results of every seed."""
-  plan = json_lines.document(directory / "plan.json")
+  plan = json_lines.document(directory / name / "plan.json")
   read = lambda seed, each: json_lines.document(directory / name / f"seed-{seed}" / f"{each}.json")
   stems = {
     path.stem for seed in seeds for path in (directory / name / f"seed-{seed}").glob("*.json")

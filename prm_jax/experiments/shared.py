@@ -8,6 +8,7 @@ from collections.abc import Callable
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
 from prm_jax.datasets.arithmetic import Setting
+from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
 from prm_jax.experiments.study import Study
@@ -35,21 +36,24 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
       every = [*process(), *labelled_trees(plan)]
       texts = [text for tree in every for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
-    _train(space, "process_base", with_tokenizer(plan.process_base, tokenizer), process)
+    _train(space, plan, "process_base", with_tokenizer(plan.process_base, tokenizer), process)
     space = dataclasses.replace(space, bases={"outcome": found["process"]})
-    _train(space, "outcome_base", plan.outcome_base, outcome)
+    _train(space, plan, "outcome_base", plan.outcome_base, outcome)
   if not plan.files.labeller:
     space = dataclasses.replace(space, bases=found)
-    _train(space, "labeller", plan.labeller, lambda: labelled_trees(plan))
+    _train(space, plan, "labeller", plan.labeller, lambda: labelled_trees(plan))
 
 
 def with_tokenizer(c: Experiment, tokenizer: pathlib.Path) -> Experiment:
   return dataclasses.replace(c, data=dataclasses.replace(c.data, tokenizer=str(tokenizer)))
 
 
-def _train(space: Workspace, name: str, c: Experiment, make: Callable[[], list[StepTree]]) -> None:
+def _train(
+  space: Workspace, plan: Plan, name: str, c: Experiment, make: Callable[[], list[StepTree]]
+) -> None:
   if not workspace.finished(space.directory / name, c):
     trees = make()
+    plan_lib.keep(plan, space.directory)
     space.model(name, c, trees[HELD_OUT:], trees[:HELD_OUT], f"experiment: {name}")
 
 
