@@ -256,7 +256,7 @@ def test_a_critic_with_blind_spots_takes_only_mistakes_there_for_right():
 
 @pytest.mark.slow
 def test_two_real_runs_give_the_same_numbers(tmp_path):
-  """Trained for real, in worker processes: a second run equals the first, and a killed one too."""
+  """Trained for real, in worker processes: a second run equals the first."""
   found = []
   for k in range(2):
     done = run_script(

@@ -94,7 +94,7 @@ def summarise(results: Results) -> dict[str, Any]:
     for rule in GROWING
   }
   size = {rule: [sizes[name] for name in growing(rule, samples)] for rule in GROWING}
-  uniform = curves[f"uniform-{n}"]
+  gain = lambda rule, k: results.intervals(curves[f"{rule}-{k}"] - curves[f"uniform-{k}"])
   return {
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "solutions": sizes,
@@ -105,12 +105,8 @@ def summarise(results: Results) -> dict[str, Any]:
       for at in range(len(results.n))
       if results.n[at] >= 16 or at == len(results.n) - 1
     },
-    "gains": {
-      str(k): results.intervals(curves[f"convincing-{k}"] - curves[f"uniform-{k}"]) for k in samples
-    },
-    "differences": {
-      rule: results.intervals(curves[f"{rule}-{n}"] - uniform) for rule in ("convincing", *OTHERS)
-    },
+    "gains": {str(k): gain("convincing", k) for k in samples},
+    "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
     "majority": results.intervals(results.problems("majority")),
   }
 

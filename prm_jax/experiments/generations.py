@@ -48,7 +48,11 @@ DIAGNOSTICS = {
 
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
-  return [FIRST, *(name(arm, g) for arm in ARMS for g in range(1, plan.generations))]
+  return names_of(plan.generations)
+
+
+def names_of(generations: int) -> list[str]:
+  return [FIRST, *(name(arm, g) for arm in ARMS for g in range(1, generations))]
 
 
 def name(arm: str, generation: int) -> str:
@@ -78,9 +82,8 @@ def run(study: Study) -> None:
           last = scored(name(arm, g - 1))[0]
           found |= changed(now, last)
           if arm == "convincing":
-            then = {*choice(study, last, places, arm, chosen)}
-            both = then & {*found["next"][arm]}
-            found["overlap"] = len(both) / max(len(then | {*found["next"][arm]}), 1)
+            then, new = {*choice(study, last, places, arm, chosen)}, {*found["next"][arm]}
+            found["overlap"] = len(then & new) / max(len(then | new), 1)
         return study.measured(scorer, trees) | found
 
       result = study.space.result(name(arm, g), make)
@@ -123,7 +126,7 @@ def mean(values: np.ndarray) -> float | None:
 
 def summarise(results: Results) -> dict[str, Any]:
   """Curves and diagnostics of each generation."""
-  names = runs_of(results)
+  names = names_of(results.plan["generations"])
   curves = {each: results.accuracy(each) for each in names}
   return {
     "curves": {each: results.intervals(curve) for each, curve in curves.items()},
@@ -137,11 +140,6 @@ def summarise(results: Results) -> dict[str, Any]:
       each: {key: results.values(each, key) for key in DIAGNOSTICS} for each in names
     },
   }
-
-
-def runs_of(results: Results) -> list[str]:
-  generations = range(results.plan["generations"])
-  return [*dict.fromkeys(name(arm, g) for arm in ARMS for g in generations)]
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:

@@ -25,12 +25,9 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
   space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
     setting = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
-    process = functools.partial(
-      tasks.labelled, BASE_SEED, plan.process_problems, setting, blind=plan.blind
-    )
-    outcome = functools.partial(
-      tasks.labelled, BASE_SEED, plan.outcome_problems, setting, "outcome", plan.blind
-    )
+    critiques = functools.partial(tasks.labelled, BASE_SEED, setting=setting, blind=plan.blind)
+    process = functools.partial(critiques, plan.process_problems)
+    outcome = functools.partial(critiques, plan.outcome_problems, objective="outcome")
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
       every = [*process(), *labelled_trees(plan)]

@@ -34,13 +34,17 @@ PAPER = (
 
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
-  bases = [] if plan.files.base else [*BASES]
-  return [*bases, *(f"{arm}-{n}" for n in plan.samples for arm in ARMS), "labeller"]
+  return [*bases(plan), *(f"{arm}-{n}" for n in plan.samples for arm in ARMS), "labeller"]
+
+
+def bases(plan: Plan) -> dict[str, str]:
+  """The bases that are reward models and can be judged as they are; a given one need not be."""
+  return {} if plan.files.base else BASES
 
 
 def run(study: Study) -> None:
   """Trains and judges the models of one seed."""
-  for name, objective in {} if study.plan.files.base else BASES.items():
+  for name, objective in bases(study.plan).items():
     base = study.space.bases[objective]
     study.space.result(name, lambda base=base: study.measured(workspace.load(base), []))
   for n in study.plan.samples:

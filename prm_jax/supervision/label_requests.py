@@ -21,6 +21,7 @@ from prm_jax import step_metrics
 from prm_jax.runtime import json_lines
 from prm_jax.supervision import active
 
+COMPLETE = "one of each, or up to the first -1"
 PASS = 0.75  # agreement with quality control that a labeller must reach (appendix B)
 Rating = Annotated[int, msgspec.Meta(ge=-1, le=1)]
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
@@ -80,9 +81,8 @@ def requests(
   for number, i in enumerate(rng.permutation(len(items)).tolist()):
     item, kind = items[i]
     text = hashlib.sha256(repr((item.problem, item.steps)).encode()).hexdigest()
-    name = (
-      f"{seed}-{number:06d}-{text[:8]}"  # answers to another round are not taken for this one's
-    )
+    # With the text, so that answers to another round are not taken for this one's.
+    name = f"{seed}-{number:06d}-{text[:8]}"
     labels = _known(item) if kind == "quality_control" else None
     request = Request(name, item.problem, item.steps)
     out.append((request, Key(name, kind, labels, item.is_correct, item.about)))
@@ -93,17 +93,17 @@ def _known(item: Item) -> list[int]:
   """The labels of a quality-control item up to its first wrong step, or of every step."""
   labels = list(item.labels or [])
   labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
-  whole = labels and None not in labels
-  if (
-    not whole
-    or len(labels) > len(item.steps)
-    or (labels[-1] >= 0 and len(labels) < len(item.steps))
-  ):
+  if not labels or None in labels or not _complete(labels, item.steps):
     raise ValueError(
       f"the quality-control item {json_lines.show(item.problem)} has labels {item.labels} of "
-      f"{len(item.steps)} steps; expected one of each, or up to the first -1"
+      f"{len(item.steps)} steps; expected {COMPLETE}"
     )
   return labels
+
+
+def _complete(labels: Sequence[int], steps: Sequence[str]) -> bool:
+  """Whether there is a label of every step, or of those up to a first -1."""
+  return len(labels) == len(steps) or (len(labels) < len(steps) and labels[-1] == -1)
 
 
 def collect(
@@ -171,10 +171,11 @@ def _by_request(
     if answer.labeller in by_request[answer.request]:
       who = json_lines.show(answer.labeller)
       raise json_lines.BadLine(f"{where}: {who} has answered request {answer.request} before")
-    steps, labels = len(asked[answer.request][0].steps), len(answer.labels)
-    if labels > steps or (labels < steps and answer.labels[-1] != -1):
-      expected = "one of each, or up to the first -1"
-      raise json_lines.BadLine(f"{where}: {labels} labels of {steps} steps; expected {expected}")
+    steps, labels = asked[answer.request][0].steps, answer.labels
+    if not _complete(labels, steps):
+      raise json_lines.BadLine(
+        f"{where}: {len(labels)} labels of {len(steps)} steps; expected {COMPLETE}"
+      )
     by_request[answer.request][answer.labeller] = answer
   return by_request
 
