@@ -50,12 +50,12 @@ def test_settings_for_experiments_are_rated_exactly(setting):
   """A step is right if it goes on from the last value, with its clause as written."""
   rng, wrong = np.random.default_rng(0), 0
   for problem in arithmetic.distinct_problems(0, 100, setting):
-    clauses = dict(re.findall(r"\b([A-H])([*+~-]\d)", problem.text))
+    clauses = dict(re.findall(r"\b([A-H])([*+~<&-]\d)", problem.text))
     assert len(clauses) == len(problem.clauses)
     solution = arithmetic.solve(problem, rng)
     value, todo = int(re.search(r"from (\d)", problem.text)[1]), sorted(clauses)
     for text, rating in zip(solution.steps, solution.ratings):
-      if found := re.fullmatch(r"(\d) ([A-H])([*+~-]\d) -> (\d)", text):
+      if found := re.fullmatch(r"(\d) ([A-H])([*+~<&-]\d) -> (\d)", text):
         exact = arithmetic.apply(clauses[found[2]][0], value, int(clauses[found[2]][1]))
         right = (int(found[1]), found[2], found[3]) == (value, todo.pop(0), clauses[found[2]])
         assert rating == (1 if right and int(found[4]) == exact else -1)

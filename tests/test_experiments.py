@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import re
 import shutil
 
 import numpy as np
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import intervals, jobs, noise, report, tasks, workspace
+from prm_jax.experiments import intervals, jobs, noise, report, shared, tasks, workspace
+from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime.json_lines import BadLine
 
@@ -106,6 +108,44 @@ def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
     jobs.run("tuning", blind, tmp_path, workers=0)
   more = dataclasses.replace(SMOKE, seeds=(0, 1, 2), workers=2)  # which may change
   jobs.run("noise", more, tmp_path, workers=0)
+
+
+def test_results_of_a_file_that_has_changed_are_not_mixed(tmp_path):
+  """Its name alone does not say what is in it."""
+  path, base = tmp_path / "pool.jsonl", tmp_path / "noise"
+  path.write_text("{}\n")
+  files = dataclasses.replace(SMOKE.files, pool=str(path), base="base", labeller="labeller")
+  plan = dataclasses.replace(SMOKE, files=files)
+  plan_lib.keep(plan, base)
+  plan_lib.check(plan, base)
+  path.write_text("{} \n")
+  with pytest.raises(ValueError, match="contents of files differ"):
+    plan_lib.check(plan, base)
+
+
+def test_a_base_and_settings_that_name_a_checkpoint_contradict_each_other():
+  files = dataclasses.replace(SMOKE.files, pool="pool.jsonl", base="base", labeller="labeller")
+  init = dataclasses.replace(SMOKE.outcome.init, checkpoint="model")
+  with pytest.raises(ValueError, match=r"outcome\.init\.checkpoint='model'"):
+    dataclasses.replace(SMOKE, files=files, outcome=dataclasses.replace(SMOKE.outcome, init=init))
+
+
+def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
+  monkeypatch.setattr(workspace, "load", lambda *_: Untrained("outcome"))
+  with pytest.raises(ValueError, match="outcome model labels no steps"):
+    jobs.run("noise", SMOKE, tmp_path, workers=0)
+
+
+def test_bases_read_every_domain_and_labels_know_one():
+  """Domains out of distribution are foreign to the labels alone, not to the language."""
+  critiques = {tree.problem for tree in shared.critiques(SMOKE, "process")}
+  sample = [next(arithmetic.distinct_problems(7, 1, each)).text for each in SMOKE.domains.values()]
+  kinds = lambda text: {*re.findall(r"[A-H](?=[^ ])|[<&~*+-]|[6-9](?= |$)", text)}
+  seen = set().union(*map(kinds, critiques))
+  assert all(kinds(text) <= seen for text in sample)
+  assert any(text.endswith(("from 1", "from 2")) for text in critiques)
+  taught = set().union(*(kinds(tree.problem) for tree in shared.labelled_trees(SMOKE)))
+  assert not taught & set("GH<&")
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": "../x", "summary": {}}', "no"])

@@ -8,12 +8,21 @@ needs data/math_pool.jsonl, 1,000 graded samples of each of 12,000 training prob
 data/math_test.jsonl, 1,000 of each of the 500 test problems, of one generator (grade.py adds
 `is_correct`), and models/Qwen2.5-Math-1.5B.
 
-Cost of supervision, by arithmetic alone: training sees 1, 5, 20 and 100 solutions of 12,000
-problems once, three series and three seeds: at 350 tokens each 4.8 billion tokens.  The estimate in
-configs/prm800k_qwen2.5_math_1.5b.py, 1.8 chip-hours for 62 million, makes that 138 chip-hours.
-Scoring 500 by 1,000 test samples with 36 models is 6.3 billion tokens of a forward pass, a third of
-the work each: 61.  Together 200 v5e chip-hours, 25 hours of the host, and the labels of the 7B
-model on top: 0.42 billion tokens a seed.  Never run: no TPU was at hand.
+Cost, by arithmetic alone; it was never run, as no TPU was at hand.  A solution has 350 tokens, and
+configs/prm800k_qwen2.5_math_1.5b.py needs 1.8 v5e chip-hours for 62 million tokens; a forward pass
+alone is a third of that.  Three seeds (tuning: two), in v5e chip-hours; eight make an hour of the
+host:
+
+  NAME          training   scoring the test   scoring the pool   together
+  supervision        138                 61                           200
+  active             127                 71                122        320
+  generations          9                 36                855        900
+  ood                 73                 10                            83
+  noise               58                 41                            99
+  tuning             220                 41                           260
+
+Three seeds of labels by the 7B model come on top, 0.42 billion tokens a seed at most.  Seven models
+a seed score the whole pool in `generations`: `files.samples` below bounds that.
 
 The paper's own sizes (section 4): 1 to 200 samples of a problem, three seeds, best-of-500.
 """
@@ -30,7 +39,8 @@ HERE = pathlib.Path(__file__).parent.parent
 
 def of(name: str, **train) -> Experiment:
   c = runpy.run_path(str(HERE / name))["config"]()
-  return dataclasses.replace(c, train=dataclasses.replace(c.train, **train))
+  init = dataclasses.replace(c.init, checkpoint="")  # files.base
+  return dataclasses.replace(c, init=init, train=dataclasses.replace(c.train, **train))
 
 
 def config() -> Plan:
@@ -51,5 +61,8 @@ def config() -> Plan:
     proportional=True,
     seeds=(0, 1, 2),
     samples=(1, 5, 20, 100),
+    language_model_weights=(0.0,),
+    learning_rates=(5e-7, 1e-6, 2e-6),
+    updates=(3200, 6400),
     workers=0,
   )

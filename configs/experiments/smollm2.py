@@ -46,6 +46,7 @@ def config() -> Plan:
     heads=2,
     generations=2,
     noise=(0.0, 0.2),
+    language_model_weights=(0.0,),
     learning_rates=(1e-4,),
     updates=(1, 2),
     workers=0,

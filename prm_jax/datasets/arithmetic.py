@@ -35,7 +35,7 @@ from prm_jax.runtime import storage
 
 CANDIDATES = "candidates.jsonl"
 LETTERS = "ABCDEFGH"  # name the clauses
-CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-"}  # what an operation is misread as
+CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-", "<": "&", "&": "<"}  # what each is misread as
 LEVELS = (1, 2, 3, 4, 5)
 OPERATOR = 0.75  # share of misreadings of the operation; the rest misread the operand
 SLIP = 0.12  # chance that a clause can have a slip in its result
@@ -54,7 +54,7 @@ class Setting:
 
   lengths: tuple[int, ...] = (2, 3, 3, 4, 4)  # clauses of a problem, by level; at most 8
   misread: tuple[float, ...] = (0.35, 0.35, 0.4, 0.45, 0.5)  # chance that a clause can be misread
-  operations: tuple[str, ...] = ("*", "+", "-")  # and "~", the distance
+  operations: tuple[str, ...] = ("*", "+", "-")  # "~", "<", "&" too: see `apply`
   operands: tuple[int, ...] = (1, 2, 3, 4)  # 5 would undo errors: v + 5 = v - 5, 10 divides 2 * 5
   rarity: float = 1.0  # the rates of misreadings, slips and copies are raised to this power
   stray: float = 0.0  # chance of a rare mistake at each clause
@@ -122,8 +122,16 @@ class Solution:
 
 
 def apply(operation: str, value: int, operand: int) -> int:
-  results = {"*": value * operand, "+": value + operand, "-": value - operand}
-  return (results | {"~": abs(value - operand)})[operation] % 10
+  """The last digit of the result; "~" is the distance, "<" subtracts the value, "&" doubles it."""
+  results = {
+    "*": value * operand,
+    "+": value + operand,
+    "-": value - operand,
+    "~": abs(value - operand),
+    "<": operand - value,
+    "&": 2 * value + operand,
+  }
+  return results[operation] % 10
 
 
 def make_problem(rng: np.random.Generator, level: int, setting: Setting = Setting()) -> Problem:

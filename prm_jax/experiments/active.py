@@ -12,7 +12,6 @@ from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Place, Study
 from prm_jax.supervision import active as active_lib
-from prm_jax.types import StepTree
 
 TITLE = "Active learning"
 QUESTION = (
@@ -37,7 +36,8 @@ OTHERS = {
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
   growing = [f"{rule}-{n}" for n in plan.samples for rule in GROWING]
-  return ["selector", "start", *growing, *(f"{rule}-{middle(plan.samples)}" for rule in OTHERS)]
+  others = (f"{rule}-{middle(plan.samples)}" for rule in OTHERS)
+  return ["selector", "start", *growing, *others, "labeller"]
 
 
 def growing(rule: str, samples: Sequence[int]) -> list[str]:
@@ -65,21 +65,26 @@ def run(study: Study) -> None:
     left = np.flatnonzero([place not in known for place in places])
     return pool.subset(left), [places[i] for i in left]
 
-  def train(name: str, rule: str, per_problem: int, globally: bool = False) -> None:
-    def trees() -> list[StepTree]:
-      candidates, places = unlabelled()
-      count = per_problem * (len(study.task.pool) if globally else 1)
-      at = active_lib.select(candidates, rule, count, study.space.seed, not globally)
-      return study.process_trees(first + [places[i] for i in at])
+  def choice(rule: str, per_problem: int) -> list[Place]:
+    candidates, places = unlabelled()
+    globally = rule == "global"
+    count = per_problem * (len(study.task.pool) if globally else 1)
+    of = "convincing" if globally else rule
+    at = active_lib.select(candidates, of, count, study.space.seed, not globally)
+    return [places[i] for i in at]
 
-    study.judged(name, "process", trees, f"experiment: {rule}")
+  def train(rule: str, n: int) -> None:
+    trees = lambda: study.process_trees(first + choice(rule, n))
+    study.judged(f"{rule}-{n}", "process", trees, f"experiment: {rule}")
 
   for n in study.plan.samples:
     for rule in GROWING:
-      train(f"{rule}-{n}", rule, n)
+      train(rule, n)
   n = middle(study.plan.samples)
   for rule in OTHERS:
-    train(f"{rule}-{n}", "convincing" if rule == "global" else rule, n, rule == "global")
+    train(rule, n)
+  errors = lambda: {rule: study.errors(choice(rule, n)) for rule in (*GROWING, *OTHERS)}
+  study.space.result("labeller", errors)
 
 
 def summarise(results: Results) -> dict[str, Any]:
@@ -93,21 +98,36 @@ def summarise(results: Results) -> dict[str, Any]:
     rule: np.stack([curves[name][:, :, at] for name in growing(rule, samples)], axis=-1)
     for rule in GROWING
   }
+  steps = lambda name: sum(results.labels(name).values()) / len(results.seeds)
   size = {rule: [sizes[name] for name in growing(rule, samples)] for rule in GROWING}
+  labels = {rule: [steps(name) for name in growing(rule, samples)] for rule in GROWING}
+  reported = [at for at, n in enumerate(results.n) if n >= 16 or n == results.n[-1]]
+  ratios = lambda size: {
+    str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed, common=1)
+    for at in reported
+  }
   gain = lambda rule, k: results.intervals(curves[f"{rule}-{k}"] - curves[f"uniform-{k}"])
   return {
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "solutions": sizes,
     "labels": {name: results.labels(name) for name in names},
     "auroc": {name: results.mean(name, "auroc") for name in names if results.has(name, "auroc")},
-    "efficiency": {
-      str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed, common=1)
-      for at in range(len(results.n))
-      if results.n[at] >= 16 or at == len(results.n) - 1
-    },
+    "efficiency": ratios(size),
+    "efficiency_of_labels": ratios(labels),
     "gains": {str(k): gain("convincing", k) for k in samples},
     "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
+    "missed": missed(results),
     "majority": results.intervals(results.problems("majority")),
+  }
+
+
+def missed(results: Results) -> dict[str, float]:
+  """Share of the chosen wrong steps that the labeller called right, by rule, where known."""
+  found = results.of("labeller")
+  return {
+    rule: sum(each[rule]["missed"] for each in found) / sum(each[rule]["wrong"] for each in found)
+    for rule in (*GROWING, *OTHERS)
+    if all(each[rule] and each[rule]["wrong"] for each in found)
   }
 
 
@@ -148,21 +168,24 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   rows.append(["convincing minus uniform", "", *gains])
   ratio = lambda found: f"{text(found['value'])} ({text(found['low'])} to {text(found['high'])})"
   text = lambda x: "none" if x is None else f"{x:.2f}"
-  lines = [
-    [at, ratio(each["convincing"]["data_ratio"]), ratio(each["convincing"]["slope_ratio"])]
-    for at, each in summary["efficiency"].items()
-  ]
+  lines = []
+  for at, each in summary["efficiency"].items():
+    of_labels = summary["efficiency_of_labels"][at]["convincing"]["data_ratio"]
+    found = (each["convincing"]["data_ratio"], of_labels, each["convincing"]["slope_ratio"])
+    lines.append([at, *map(ratio, found)])
   others = []
   for rule, label in {**GROWING, **OTHERS}.items():
     name = f"{rule}-{n}"
     change = percent(summary["differences"][rule], sign=True) if rule != "uniform" else ""
     labels = summary["labels"][name]
     negative = f"{100 * labels.get('-1', 0) / sum(labels.values()):.0f} %"
+    error = summary["missed"].get(rule)
+    negative = [negative, "" if error is None else f"{100 * error:.1f} %"]
     cost = [
       f"{summary['solutions'][name]:,.0f}",
       f"{sum(labels.values()) / len(results.seeds):,.0f}",
     ]
-    others.append([label, *cost, negative, percent(summary["curves"][name]), change])
+    others.append([label, *cost, *negative, percent(summary["curves"][name]), change])
   return [
     Table(
       f"Best-of-{last}, % of problems, by solutions of each problem chosen beside the selector's",
@@ -171,13 +194,22 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     ),
     Table(
       "Efficiency of the most convincing wrong answers over uniform, with 95 % intervals: how many "
-      "times the solutions uniform needs for the same accuracy, and the ratio of slopes",
-      ["best-of-N", "data", "slopes"],
+      "times the solutions, or the labels of steps, uniform needs for the same accuracy; and the "
+      "ratio of slopes",
+      ["best-of-N", "solutions", "labels of steps", "slopes"],
       lines,
     ),
     Table(
       f"All rules, {n} chosen solutions a problem",
-      ["rule", "solutions", "labels of steps", "negative", f"best-of-{last}, %", "minus uniform"],
+      [
+        "rule",
+        "solutions",
+        "labels of steps",
+        "negative",
+        "missed by the labeller",
+        f"best-of-{last}, %",
+        "minus uniform",
+      ],
       others,
     ),
   ]

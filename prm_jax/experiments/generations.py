@@ -37,6 +37,7 @@ FIRST = "first"  # generation 0, which all arms share
 ADDED = 2  # solutions of each problem that a generation adds
 DIAGNOSTICS = {
   "negative": "negative among new labels",
+  "missed": "wrong steps that the labeller missed in them",
   "ece": "calibration error of steps",
   "overlap": "overlap with the last model's choice",
   "drift": "mean change of a solution's score",
@@ -104,8 +105,9 @@ def choice(
 def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:
   """Balance of the labels of `added`, and mean scores of the pool's solutions."""
   labels = [rating for _, _, labels in study.solutions(added) for rating in labels.ratings]
-  score = np.exp(pool.scores)
+  score, errors = np.exp(pool.scores), study.errors(added)
   return {
+    "missed": errors and errors["missed_share"],
     "negative": float(np.mean(np.array(labels) < 0)),
     "score_right": mean(score[pool.correct]),
     "score_wrong": mean(score[~pool.correct]),

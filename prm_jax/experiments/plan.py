@@ -1,6 +1,7 @@
 """The scale of the experiments: data, models and seeds.  Files in configs/ return a `Plan`."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -8,16 +9,17 @@ from typing import Annotated, Any
 
 import msgspec
 
-from prm_jax.config import Checked, Count, Experiment, Positive, Share, Whole
+from prm_jax.config import Checked, Count, Experiment, NonNegative, Positive, Share, Whole
 from prm_jax.datasets.arithmetic import HARD, Generator, Setting
 from prm_jax.experiments.tasks import Embedded
 from prm_jax.runtime import json_lines, storage
 
 Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data that are nobody's pool or test
-DOMAINS = {  # variants of the embedded domain, out of its distribution
+DOMAINS = {  # variants of the embedded domain that no label is of; the bases can read them
   "longer chains": dataclasses.replace(HARD, lengths=(7, 7, 8, 8, 8)),
   "other numbers": dataclasses.replace(HARD, operands=(6, 7, 8, 9)),
+  "other operations": dataclasses.replace(HARD, operations=("<", "&")),
   "other wording": dataclasses.replace(HARD, layout="start last"),
 }
 
@@ -82,6 +84,7 @@ class Plan(Checked):
   proportional: bool = False  # updates grow with the data; the settings' are for the largest set
   process_problems: Count = 12_000  # of the process base, two solutions of each
   outcome_problems: Count = 30_000  # of the outcome base: with fewer it learns them by heart
+  domain_share: Share = 0.15  # problems of each of `domains` in the bases' data, for each of these
   # Share of the operations' tables at which the bases take mistakes for right: labels teach those.
   blind: Share = 0.25
   labeller_problems: Count = 6000  # two solutions of each
@@ -92,14 +95,22 @@ class Plan(Checked):
   domain_samples: Count = 100  # candidates of each problem there: Table 1 is best-of-100
   generations: Count = 4  # of iterative retraining
   noise: tuple[Share, ...] = (0.0, 0.1, 0.2, 0.3)  # shares of labels that are flipped
-  learning_rates: tuple[Positive, ...] = (5e-4, 1e-3, 2e-3)  # of the search for each objective
+  language_model_weights: tuple[NonNegative, ...] = (0.0, 1.0)  # of the search for each objective
+  learning_rates: tuple[Positive, ...] = (5e-4, 1e-3, 2e-3)
   updates: Counts = (200, 400, 800)
   workers: Whole = 0  # processes, each with one core; 0: this process alone, with all devices
+
+  def _rules(self):
+    for name in ("process", "outcome", "labeller"):
+      field = f"{name}.init.checkpoint"
+      named = bool(self.files.base) and bool(getattr(self, name).init.checkpoint)
+      yield named, f"files.base {field}", "one of them: every model starts from the base"
 
 
 # What the shared models depend on, beside the files that they are made from.
 SHARED = ("labeller", "process_base", "outcome_base", "setting", "process_problems")
-SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind")
+SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind", "domains")
+SHARED += ("domain_share",)
 
 
 def check(plan: Plan, directory: pathlib.Path) -> None:
@@ -127,9 +138,18 @@ def keep(plan: Plan, directory: pathlib.Path) -> None:
       out.write(json.dumps(_fields(plan, directory), indent=1) + "\n")
 
 
+def _sha256(path: str) -> str:
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
+  """The plan as JSON, as far as those results depend on it; files of candidates by content, too."""
   every = json.loads(json.dumps(dataclasses.asdict(plan)))
   if directory.name != "shared":
-    return {key: value for key, value in every.items() if key not in ("workers", "seeds")}
+    domains = [each.partition("=")[2] for each in plan.files.domains]
+    paths = [path for path in (plan.files.pool, plan.files.test, *domains) if path]
+    found = {key: value for key, value in every.items() if key not in ("workers", "seeds")}
+    return found | {"contents of files": [_sha256(path) for path in paths]}
   files = {key: every["files"][key] for key in ("labels", "labeller", "base")}
   return {key: every[key] for key in SHARED} | files

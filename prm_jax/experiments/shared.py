@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
-from prm_jax.datasets.arithmetic import Setting
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
@@ -24,10 +23,8 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
   """Trains bases and labeller, or finds them."""
   space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
-    setting = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
-    critiques = functools.partial(tasks.labelled, BASE_SEED, setting=setting, blind=plan.blind)
-    process = functools.partial(critiques, plan.process_problems)
-    outcome = functools.partial(critiques, plan.outcome_problems, objective="outcome")
+    process = functools.partial(critiques, plan, "process")
+    outcome = functools.partial(critiques, plan, "outcome")
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
       every = [*process(), *labelled_trees(plan)]
@@ -54,16 +51,27 @@ def _train(
     space.model(name, c, trees[HELD_OUT:], trees[:HELD_OUT], f"experiment: {name}")
 
 
+def critiques(plan: Plan, objective: str) -> list[StepTree]:
+  """What a base is trained on: random mistakes in every domain, as a critic with blind spots sees.
+
+  Solutions of the plan's own setting come first.
+  """
+  trees, problems = [], getattr(plan, f"{objective}_problems")
+  for setting in (plan.setting, *plan.domains.values()):
+    random = dataclasses.replace(
+      setting, stray=plan.taught_stray, misread=(0.0,) * len(setting.misread)
+    )
+    trees += tasks.labelled(BASE_SEED, problems, random, objective, plan.blind)
+    problems = round(plan.domain_share * getattr(plan, f"{objective}_problems"))
+  return trees
+
+
 def labelled_trees(plan: Plan) -> list[StepTree]:
   """What the labeller is trained on: human labels of a dataset, or exact ones."""
   if plan.files.labels:
     return labelled.step_trees(plan.files.labels, "train", "process")[0]
-  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, taught(plan))
-
-
-def taught(plan: Plan) -> Setting:
-  """The domain with more random mistakes, for the models that all seeds share."""
-  return dataclasses.replace(plan.setting, stray=plan.taught_stray)
+  setting = dataclasses.replace(plan.setting, stray=plan.taught_stray)
+  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, setting)
 
 
 def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:
@@ -85,4 +93,6 @@ def study(space: Workspace, plan: Plan, directory: pathlib.Path) -> Study:
   else:
     task = plan.embedded.task(space.seed, plan.setting)
   labeller = workspace.load(files.labeller or directory / "shared" / "labeller")
+  if labeller.contract.objective != "process":
+    raise ValueError(f"{files.labeller}: an {labeller.contract.objective} model labels no steps")
   return Study(plan, space, task, labeller)

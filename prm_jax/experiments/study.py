@@ -71,6 +71,13 @@ class Study:
     for (p, s), labels in zip(chosen, self.labels(chosen)):
       yield self.task.pool[p].text, self.task.pool[p].solutions[s], labels
 
+  def errors(self, chosen: Sequence[Place]) -> dict[str, Any] | None:
+    """The labeller's errors on the chosen (`synthetic.errors`); None without exact ratings."""
+    found = [
+      (labels, x.ratings) for _, x, labels in self.solutions(chosen) if x.ratings is not None
+    ]
+    return synthetic.errors(*zip(*found)) if found else None
+
   def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
     """The chosen solutions with the labeller's step labels."""
     return [

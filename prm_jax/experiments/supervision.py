@@ -9,7 +9,6 @@ from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Study
-from prm_jax.supervision import synthetic
 
 TITLE = "Process and outcome supervision"
 QUESTION = (
@@ -63,13 +62,12 @@ def labeller_errors(study: Study) -> dict[str, Any]:
   """The labeller against exact ratings, where they are known, and final answers."""
   chosen = study.uniform(study.plan.samples[-1])
   pairs = [(labels, solution) for _, solution, labels in study.solutions(chosen)]
-  exact = [(labels, x.ratings) for labels, x in pairs if x.ratings is not None]
   answers = [x.correct for _, x in pairs]
   passed = [labels.outcome for labels, _ in pairs]
-  found = synthetic.errors(*zip(*exact)) if exact else None
+  exact = study.errors(chosen)
   wrong_steps = [x.correct and min(x.ratings) < 0 for _, x in pairs if x.ratings is not None]
   return {
-    "exact": found,
+    "exact": exact,
     "right_answers_by_wrong_steps": sum(wrong_steps) / sum(answers) if exact else None,
     "outcome_is_answer": float(np.mean(np.array(answers) == passed)),
   }

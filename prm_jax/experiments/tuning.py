@@ -1,5 +1,7 @@
-"""A search of learning rate and updates for each objective, on seeds that are not reported."""
+"""A search of hyper-parameters for each objective, on seeds that are not reported."""
 
+import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ from prm_jax.experiments.study import Study
 
 TITLE = "Hyper-parameter search"
 QUESTION = (
-  "Is the outcome model as strong as it can be? Each objective has its own search of learning rate "
-  "and updates, on the largest training set."
+  "Is the outcome model as strong as it can be? Each objective has its own search of learning "
+  "rate, updates and language-model loss, on the largest training set."
 )
 PAPER = (
   "Appendix E and F.1: low learning rates mattered for both, and both were swept; the values are "
@@ -24,14 +26,18 @@ ARMS = {
 }
 
 
-def settings(plan: Plan | dict[str, Any]) -> list[tuple[float, int]]:
-  """(learning rate, updates) of the search."""
+AXES = ("language_model_weights", "learning_rates", "updates")
+Setting = tuple[float, float, int]  # one value of each axis
+
+
+def settings(plan: Plan | dict[str, Any]) -> list[Setting]:
+  """Those of the search."""
   get = plan.get if isinstance(plan, dict) else lambda name: getattr(plan, name)
-  return [(rate, steps) for rate in get("learning_rates") for steps in get("updates")]
+  return [*itertools.product(*map(get, AXES))]
 
 
-def name(arm: str, rate: float, steps: int) -> str:
-  return f"{arm}-{rate:g}-{steps}"
+def name(arm: str, weight: float, rate: float, steps: int) -> str:
+  return f"{arm}-{weight:g}-{rate:g}-{steps}"
 
 
 def runs(plan: Plan) -> list[str]:
@@ -47,9 +53,9 @@ def run(study: Study) -> None:
     "outcome": lambda: study.outcome_trees(chosen, by_labeller=False),
   }
   for arm, of in trees.items():
-    for rate, steps in settings(study.plan):
-      changes = {"learning_rate": rate, "steps": steps}
-      study.judged(name(arm, rate, steps), arm, of, "experiment: tuning", **changes)
+    for weight, rate, steps in settings(study.plan):
+      changes = {"language_model_weight": weight, "learning_rate": rate, "steps": steps}
+      study.judged(name(arm, weight, rate, steps), arm, of, "experiment: tuning", **changes)
 
 
 def summarise(results: Results) -> dict[str, Any]:
@@ -65,18 +71,20 @@ def summarise(results: Results) -> dict[str, Any]:
   }
   return {
     "curves": {key: results.intervals(curve) for key, curve in curves.items()},
-    "best": {arm: {"learning_rate": rate, "updates": n} for arm, (rate, n) in best.items()},
+    "best": {arm: dict(zip(AXES, each)) for arm, each in best.items()},
   }
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N at the largest N over updates, one line for each learning rate."""
+  """Best-of-N at the largest N over updates, one line for each learning rate and loss."""
   out, last = [], results.n[-1]
   for arm, label in ARMS.items():
-    curves = []
-    for rate in results.plan["learning_rates"]:
-      found = [summary["curves"][name(arm, rate, n)] for n in results.plan["updates"]]
-      curves.append(Curve.at_last(f"learning rate {rate:g}", results.plan["updates"], found))
+    curves, (weights, rates, updates) = [], (results.plan[axis] for axis in AXES)
+    for i, weight in enumerate(weights):
+      for colour, rate in enumerate(rates):
+        found = [summary["curves"][name(arm, weight, rate, n)] for n in updates]
+        curve = Curve.at_last(f"{rate:g}, language-model loss {weight:g}", updates, found)
+        curves.append(dataclasses.replace(curve, dashed=i > 0, colour=colour))
     out.append(Panel(curves, f"updates: {label.lower()}", f"% problems solved (best-of-{last})"))
   return out
 
@@ -86,18 +94,20 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   rows = [
     [
       label,
+      f"{weight:g}",
       f"{rate:g}",
       f"{steps:,}",
       f"{100 * np.mean(found['mean']):.1f}",
       percent(found),
-      "best" if summary["best"][arm] == {"learning_rate": rate, "updates": steps} else "",
+      "best" if tuple(summary["best"][arm].values()) == (weight, rate, steps) else "",
     ]
     for arm, label in ARMS.items()
-    for rate, steps in settings(results.plan)
-    for found in [summary["curves"][name(arm, rate, steps)]]
+    for weight, rate, steps in settings(results.plan)
+    for found in [summary["curves"][name(arm, weight, rate, steps)]]
   ]
   header = [
     "objective",
+    "language-model weight",
     "learning rate",
     "updates",
     "mean over N",
