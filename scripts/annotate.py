@@ -48,7 +48,8 @@ def main() -> None:
       model = (
         Scorer.load_model(args.model, args.readout) if args.model else Scorer.load(args.checkpoint)
       )
-    annotator = synthetic.Annotator(model, args.threshold, args.outcome == "labeller")
+    name = args.model or args.checkpoint
+    annotator = synthetic.Annotator(model, name, args.threshold, args.outcome == "labeller")
     for line in annotator.lines(args.input):
       out.write(json.dumps(line, ensure_ascii=False) + "\n")
   print("\n".join(annotator.table()))

@@ -11,9 +11,9 @@ flipped labels.  tuning: the search behind the settings.  alternatives: the quic
 Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  Run again, it goes on
 where it stopped.  Experiments with one OUTPUT_DIR share the base models and the labeller.
 
---scale=smoke, cpu or full is a file in configs/experiments/; --plan names another one.  --pool,
---base and --labels or --labeller put real candidates, a public model and human labels in place of
-the embedded domain (docs/experiments.md).
+--scale=smoke, cpu or full is a file in configs/experiments/; --plan names another one.  With --plan
+or --scale=full, --pool, --base and --labels or --labeller put real candidates, a public model and
+human labels in place of the embedded domain (docs/experiments.md).
 """
 
 from prm_jax.runtime import exits
@@ -74,6 +74,16 @@ def planned(args: Args):
   path = args.plan or configs / f"{args.scale}.py"
   plan = config_lib.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
+  flag = f"--{next(iter(given), '')}"
+  if given and args.name == "alternatives":
+    raise ValueError(f"alternatives is of the quick start's data and takes no {flag}")
+  if given.keys() - {"labeller"} and not args.plan and args.scale != "full":
+    raise ValueError(
+      f"{flag}: the settings of --scale={args.scale} are of the embedded domain; give "
+      "--plan=FILE of yours, such as configs/experiments/smollm2.py"
+    )
+  if args.name == "alternatives":
+    plan = dataclasses.replace(plan, files=Files())
   changes = {"files": dataclasses.replace(plan.files, **given)} if given else {}
   reported = plan.tuning_seeds if args.name == "tuning" else plan.seeds
   changes |= {"seeds": args.seeds or reported}

@@ -7,7 +7,8 @@
 First: chooses solutions of a scored file (score.py; `is_correct` too) by --rule, --count of each
 problem, or in all with --globally, and writes requests in random order, with quality-control items
 of known labels mixed in and some asked of two labellers.  The requests show problem and steps only;
-requests.key.jsonl, beside them, has the rest.
+requests.key.jsonl, beside them, has the rest.  In another round, after retraining, --labelled takes
+the labels of the rounds before: their solutions are not asked again.
 
 Then: reads answers {"request": ID, "labeller": NAME, "labels": [1, 0, -1]}, leaves out labellers
 who agree with less than 75 % of quality control, prints how far labellers agree, and writes
@@ -33,6 +34,7 @@ class Args:
   rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"
   count: config_lib.Count = 1  # solutions of each problem
   globally: bool = False  # count is of all problems together
+  labelled: tuple[pathlib.Path, ...] = ()  # labels of earlier rounds, not to be asked again
   quality_control: pathlib.Path | None = None  # lines with problem, steps and exact labels
   shared: config_lib.Share = 0.1  # of the chosen, asked of two labellers
   seed: config_lib.Whole = 0
@@ -49,7 +51,10 @@ def main() -> None:
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
   with storage.written_together() as output:
     if args.input:
-      chosen = label_requests.choose(args.input, args.rule, args.count, args.seed, args.globally)
+      done = {item for path in args.labelled for item in label_requests.labelled(path)}
+      chosen = label_requests.choose(
+        args.input, args.rule, args.count, args.seed, args.globally, done
+      )
       known = label_requests.known(args.quality_control) if args.quality_control else []
       asked = label_requests.requests(chosen, known, shared=args.shared, seed=args.seed)
       label_requests.write(asked, output(args.output), output(label_requests.key(args.output)))

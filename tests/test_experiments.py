@@ -17,25 +17,36 @@ from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
+from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import intervals, jobs, noise, report, shared, tasks, workspace
 from prm_jax.experiments import plan as plan_lib
-from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.plan import Files, Plan
 from prm_jax.runtime.json_lines import BadLine
+from prm_jax.types import StepTree
 
 SMOKE = config_lib.read(str(ROOT / "configs/experiments/smoke.py"), Plan)
 
 
-TRAINED = []  # seed and name of the models that were
+@dataclasses.dataclass
+class Trained:
+  """What a model was trained on, that stands for one."""
+
+  c: Experiment
+  trees: list[StepTree]
+
+
+TRAINED: dict[str, Trained] = {}  # by seed and name
 
 
 class Untrained:
-  """Stands for a trained model: its probabilities are a function of the text, and so repeat."""
+  """Stands for a trained model: its probabilities are a function of its name and of the text."""
 
   directory, step = None, 8
 
-  def __init__(self, objective: str, heads: int = 1):
+  def __init__(self, name: str, objective: str, heads: int = 1):
     self.contract = dataclasses.replace(tiny.contract(objective), heads=heads)
+    self._name = name
 
   def by_head(self, solutions, on_share=None):
     rate = lambda text, steps: np.array([self._step(text + each) for each in self._read(steps)])
@@ -45,7 +56,7 @@ class Untrained:
     return steps if self.contract.objective == "process" else ["".join(steps)]
 
   def _step(self, text):
-    digest = hashlib.sha256(f"{text}{self.contract.objective}".encode()).digest()
+    digest = hashlib.sha256(f"{text}{self._name}".encode()).digest()
     heads, classes = self.contract.heads, len(self.contract.classes)
     weights = np.frombuffer(digest[: heads * classes], np.uint8).reshape(heads, classes) + 1.0
     return weights / weights.sum(-1, keepdims=True)
@@ -55,14 +66,41 @@ class Untrained:
 def untrained(monkeypatch):
   """Experiments whose models are not trained: what is tested is everything around them."""
   TRAINED.clear()
+  heads = {}
 
   def model(self, name, c, solutions, evaluation, recipe):
     assert solutions and evaluation
-    TRAINED.append(f"{self.seed}/{name}")
-    return Untrained(c.loss.objective, c.loss.heads)
+    TRAINED[f"{self.seed}/{name}"] = Trained(c, [*solutions])
+    heads[name] = c.loss.heads
+    return load(self.directory / name)
+
+  def load(path):
+    name = pathlib.Path(path).name
+    objective = "outcome" if "outcome" in name or name == "orm" else "process"
+    return Untrained(name, objective, heads.get(name, 1))
 
   monkeypatch.setattr(workspace.Workspace, "model", model)
-  monkeypatch.setattr(workspace, "load", lambda *_: Untrained("process"))
+  monkeypatch.setattr(workspace, "load", load)
+
+
+@pytest.fixture
+def files(tmp_path):
+  """A plan with candidates of files: some rated, some cut off, a problem without right answers."""
+  rng = np.random.default_rng(0)
+  pool, bench = tmp_path / "pool.jsonl", tmp_path / "gsm8k.jsonl"
+  with pool.open("w") as out:
+    for p in range(6):
+      for k in range(6):
+        line = {"problem": f"p{p}", "steps": [f"a{rng.integers(3)}", f"b{k}"], "level": p % 2}
+        line |= {"is_correct": bool(p and k % 3 == 0), "answer": f"{k % 3}", "finished": k != 5}
+        line |= {"labels": [1, -1 if k % 3 else 1]} if p == 1 else {}
+        out.write(json.dumps(line) + "\n")
+  with bench.open("w") as out:
+    for p in range(3):
+      line = {"problem": f"q{p}", "steps": ["a", "b"], "final_answer_correct": p > 0, "label": -1}
+      out.write(json.dumps(line) + "\n")
+  given = Files(pool=str(pool), base="base", labeller="labeller", domains=(f"gsm8k={bench}",))
+  return dataclasses.replace(SMOKE, files=given)
 
 
 def write(name: str, directory: pathlib.Path) -> list[str]:
@@ -70,19 +108,26 @@ def write(name: str, directory: pathlib.Path) -> list[str]:
   return report.write(results, directory)
 
 
+@pytest.mark.parametrize("source", ["embedded", "files"])
 @pytest.mark.parametrize("name", jobs.NAMES)
-def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(name, tmp_path, untrained):
+def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
+  name, source, tmp_path, untrained, files
+):
   """What is stored is not made again; numbers, picture and page are the same."""
-  jobs.run(name, SMOKE, tmp_path, workers=0)
+  if (name, source) == ("alternatives", "files"):
+    pytest.skip("it is of the quick start's data")
+  plan = files if source == "files" else SMOKE
+  jobs.run(name, plan, tmp_path, workers=0)
   lines = write(name, tmp_path)
   first = {end: (tmp_path / f"{name}.{end}").read_bytes() for end in ("json", "png", "html")}
-  stored = [tmp_path / name / "seed-1" / f"{run}.json" for run in jobs.module(name).runs(SMOKE)]
+  stored = [tmp_path / name / "seed-1" / f"{run}.json" for run in jobs.module(name).runs(plan)]
   assert all(path.is_file() for path in stored)
   stored[-1].unlink()  # as if killed before it
   TRAINED.clear()
-  jobs.run(name, SMOKE, tmp_path, workers=0)
-  again = [name for name in TRAINED if not name.startswith("0/")]
-  assert len(again) <= 2  # the model of that result: of ood, both
+  jobs.run(name, plan, tmp_path, workers=0)
+  both = {"1/prm", "1/orm"}  # of ood's one result
+  again = {each for each in TRAINED if not each.startswith("0/")}
+  assert again <= (both if name == "ood" else {f"1/{stored[-1].stem}"})
   assert write(name, tmp_path) == lines
   assert (tmp_path / f"{name}.json").read_bytes() == first["json"]
   shutil.rmtree(tmp_path / name)
@@ -131,21 +176,81 @@ def test_a_base_and_settings_that_name_a_checkpoint_contradict_each_other():
 
 
 def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
-  monkeypatch.setattr(workspace, "load", lambda *_: Untrained("outcome"))
+  monkeypatch.setattr(workspace, "load", lambda path: Untrained("x", "outcome"))
   with pytest.raises(ValueError, match="outcome model labels no steps"):
     jobs.run("noise", SMOKE, tmp_path, workers=0)
 
 
-def test_bases_read_every_domain_and_labels_know_one():
-  """Domains out of distribution are foreign to the labels alone, not to the language."""
-  critiques = {tree.problem for tree in shared.critiques(SMOKE, "process")}
-  sample = [next(arithmetic.distinct_problems(7, 1, each)).text for each in SMOKE.domains.values()]
-  kinds = lambda text: {*re.findall(r"[A-H](?=[^ ])|[<&~*+-]|[6-9](?= |$)", text)}
-  seen = set().union(*map(kinds, critiques))
-  assert all(kinds(text) <= seen for text in sample)
-  assert any(text.endswith(("from 1", "from 2")) for text in critiques)
-  taught = set().union(*(kinds(tree.problem) for tree in shared.labelled_trees(SMOKE)))
-  assert not taught & set("GH<&")
+def test_domains_have_what_no_model_was_trained_on():
+  """Names of longer chains, other numbers and operations, and the start at the end."""
+  trees = [*shared.critiques(SMOKE, "process"), *shared.labelled_trees(SMOKE)]
+  taught = " ".join(tree.problem for tree in trees)
+  new = {"longer chains": "[GH]", "other numbers": "[A-F][*+~-][6-9]"}
+  new |= {"other operations": "[A-F][<&]", "other wording": r"mod 3 from \d$"}
+  assert new.keys() == SMOKE.domains.keys()
+  for name, pattern in new.items():
+    text = next(arithmetic.distinct_problems(7, 1, SMOKE.domains[name])).text
+    assert re.search(pattern, text) and not re.search(pattern, taught)
+
+
+ALL_RIGHT = dataclasses.replace(SMOKE, threshold=1.0)  # so that no solution is cut at an error
+
+
+def solutions(name: str) -> list[tuple[str, tuple[str, ...]]]:
+  """What a model of seed 1 was trained on."""
+  return [(tree.problem, tree.steps) for tree in TRAINED[f"1/{name}"].trees]
+
+
+def test_arms_of_supervision_have_the_same_solutions_and_larger_sets_hold_smaller(
+  tmp_path, untrained
+):
+  """Only the labels differ; outcomes are the labeller's, or whether the answer is right."""
+  jobs.run("supervision", SMOKE, tmp_path, workers=0)
+  last: list = []
+  for n in SMOKE.samples:
+    arms = ("process", "outcome_labeller", "outcome_answer")
+    process, labeller, answer = (TRAINED[f"1/{arm}-{n}"].trees for arm in arms)
+    whole = solutions(f"outcome_answer-{n}")
+    assert whole == solutions(f"outcome_labeller-{n}") and {*last} < {*whole}
+    assert [(p, steps[: len(tree.steps)]) for (p, steps), tree in zip(whole, process)] == [
+      (tree.problem, tree.steps)
+      for tree in process  # which end at the first wrong step
+    ]
+    assert [-1 not in tree.labels for tree in process] == [tree.outcome for tree in labeller]
+    assert [tree.outcome for tree in labeller] != [tree.outcome for tree in answer]
+    last = whole
+  assert len({*solutions("outcome_repeats-2")}) < len(solutions("outcome_repeats-2"))
+
+
+def test_rules_choose_beside_the_selectors_solutions_and_as_many(tmp_path, untrained):
+  jobs.run("active", ALL_RIGHT, tmp_path, workers=0)
+  first, problems = solutions("start"), SMOKE.embedded.pool_problems
+  assert TRAINED["1/ensemble"].c.loss.heads == SMOKE.heads and solutions("ensemble") == first
+  names = [name for name in jobs.module("active").runs(SMOKE) if "-" in name]
+  for name in names:
+    found, count = solutions(name), int(name.rpartition("-")[2])
+    assert found[: len(first)] == first and len({*found}) == len(found)
+    if not name.startswith(("uncertain", "entropy")):
+      assert len(found) <= (1 + count) * problems
+  chosen = {name: frozenset(solutions(name)) for name in names if name.endswith("-2")}
+  assert len({*chosen.values()}) >= len(chosen) - 1  # of a small pool two rules may choose alike
+
+
+def test_each_generation_adds_to_the_labels_of_the_last(tmp_path, untrained):
+  """The retrained selector and the first one choose differently, from the third model on."""
+  jobs.run("generations", ALL_RIGHT, tmp_path, workers=0)
+  assert {*solutions("first")} < {*solutions("convincing-1")} < {*solutions("convincing-2")}
+  assert {*solutions("convincing-1")} < {*solutions("frozen-2")}
+  assert {*solutions("uniform-1")} < {*solutions("uniform-2")}
+  assert len({frozenset(solutions(f"{arm}-2")) for arm in ("convincing", "frozen", "uniform")}) == 3
+
+
+def test_the_search_trains_what_its_names_say(tmp_path, untrained):
+  jobs.run("tuning", SMOKE, tmp_path, workers=0)
+  for name in jobs.module("tuning").runs(SMOKE):
+    c = TRAINED[f"1/{name}"].c
+    found = c.loss.language_model_weight, c.optim.learning_rate, c.train.steps
+    assert name == "-".join([c.loss.objective, *(f"{value:g}" for value in found)])
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": "../x", "summary": {}}', "no"])
@@ -261,7 +366,10 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
   assert p.samples == (0, 0, 1, 2) and p.times.tolist() == [2, 1, 1] and p.level == "3"
   assert [x.answer for x in p.solutions] == ["1", "1", None] and q.solutions[0].answer == ""
   assert q.solutions[0].ratings == (1, -1, -1) and r.solutions[0].ratings == (1,)
-  task = tasks.from_files([p, q, r], (), seed=0)
+  assert [sum(x.answer is None for x in each.solutions) for each in (p, q, r)] == [1, 0, 0]
+  task, other = (tasks.from_files([p, q, r], (), seed=seed) for seed in (0, 1))
+  assert task.test == other.test  # so that seeds can share their resamples
+  assert all(x.answer is not None for each in task.pool for x in each.solutions)
   assert {x.text for x in task.pool} | {x.text for x in task.test} == {"p", "q", "r"}
   assert not {x.text for x in task.pool} & {x.text for x in task.test}
   assert [x.text for x in tasks.read(path, "\n\n", problems=1, most=1)] == ["p"]

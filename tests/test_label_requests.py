@@ -173,5 +173,10 @@ def test_the_loop_with_people_in_it(tmp_path):
   labels = tmp_path / "labels.jsonl"
   text = script(f"--answers={given}", f"--requests={requests}", f"--output={labels}")
   assert "10 labelled solutions" in text and "100 % of quality control" in text
+  again = tmp_path / "again.jsonl"
+  text = script(f"--input={scored}", "--labelled", labels, f"--output={again}", "--count=2")
+  assert "10 solutions to label" in text
+  of = lambda path: {(request.problem, tuple(request.steps)) for request, _ in lib.read(path)}
+  assert not of(again) & of(requests)
   manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=labels)
   assert manifest["labels"] == "ratings"

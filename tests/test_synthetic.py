@@ -64,14 +64,15 @@ def test_annotated_lines_train_and_say_where_labels_are_from(tmp_path):
     {"problem": "q", "steps": ["a", "b"]},
   ]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  annotator = synthetic.Annotator(Oracle(), 0.2)
+  annotator = synthetic.Annotator(Oracle(), "runs/prm", 0.2)
   lines = list(annotator.lines(path))
   assert [line["labels"] for line in lines] == [[1, -1, None], [1, 1]]
   assert [line["is_correct"] for line in lines] == [True, True]
   assert [line["provenance"]["outcome"] for line in lines] == ["answer", "labeller"]
+  assert {line["provenance"]["labeller"] for line in lines} == {"runs/prm"}
   assert lines[0]["note"] == 1 and lines[0]["provenance"]["threshold"] == 0.2
   assert "0.0 % of 1" in annotator.table()[1]
-  again = synthetic.Annotator(Oracle(), 0.2, outcome_by_labeller=True)
+  again = synthetic.Annotator(Oracle(), "runs/prm", 0.2, outcome_by_labeller=True)
   assert [line["is_correct"] for line in again.lines(path)] == [False, True]
   out = tmp_path / "labels.jsonl"
   out.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -35,13 +35,13 @@ def config() -> Plan:
     process=settings("process", 1e-3, 400),
     outcome=settings("outcome", 1e-3, 800),
     labeller=settings("process", 2e-3, 4000),
-    process_base=settings("process", 4e-3, 16_000),
-    outcome_base=settings("outcome", 2e-3, 10_000),
+    process_base=settings("process", 4e-3, 12_000),
+    outcome_base=settings("outcome", 2e-3, 8000),
     quickstart=Quickstart(quick),
     seeds=(30, 31, 32, 33, 34),  # others were looked at while the domain was made
-    generations=3,
     samples=(1, 2, 4, 8),
+    language_model_weights=(0.0, 1.0),
     learning_rates=(5e-4, 1e-3, 2e-3),
-    updates=(400, 800, 1600),
+    updates=(200, 400, 800),
     workers=2,
   )

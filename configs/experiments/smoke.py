@@ -28,7 +28,7 @@ def config() -> Plan:
     outcome_problems=100,
     labeller_problems=50,
     domain_samples=8,
-    generations=2,
+    generations=3,
     noise=(0.0, 0.2),
     learning_rates=(1e-3,),
     updates=(4, 8),

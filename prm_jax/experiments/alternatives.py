@@ -102,7 +102,8 @@ def summarise(results: Results) -> dict[str, Any]:
   weights = intervals.resampled(gaps[0].shape[:2], results.crossed)
   part, whole = (np.einsum("rsp,spk->rk", weights, gap) for gap in gaps)
   with np.errstate(all="ignore"):  # no gap, no share
-    exact, resampled = gaps[0].mean((0, 1)) / gaps[1].mean((0, 1)), part / whole
+    exact = gaps[0].mean((0, 1)) / gaps[1].mean((0, 1))
+    resampled = np.where(whole > 0, part / whole, np.nan)
   shares = [intervals.interval(exact[k], resampled[:, k]) for k in range(1, len(results.n))]
   return {
     "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
@@ -142,7 +143,7 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   shares = [summary["share_of_gap"][str(results.n[k])] for k in at]
   text = lambda x: "none" if x is None else f"{100 * x:.0f}"
   rows.append(
-    ["share of the PRM's lead over the ORM, %"]
+    ["share of the PRM's lead over the ORM that is due to alternatives, %"]
     + [f"{text(s['value'])} ({text(s['low'])} to {text(s['high'])})" for s in shares]
   )
   return [Table("% of problems solved, with 95 % intervals", header, rows)]

@@ -53,11 +53,14 @@ def runs(plan: Plan) -> list[str]:
 
 
 def names_of(generations: int) -> list[str]:
-  return [FIRST, *(name(arm, g) for arm in ARMS for g in range(1, generations))]
+  return [*dict.fromkeys(name(arm, g) for arm in ARMS for g in range(generations))]
 
 
 def name(arm: str, generation: int) -> str:
-  return f"{arm}-{generation}" if generation else FIRST
+  """Arms share the first model, and both selectors the second: the first model chose for it."""
+  if generation == 0:
+    return FIRST
+  return f"{'convincing' if (arm, generation) == ('frozen', 1) else arm}-{generation}"
 
 
 def run(study: Study) -> None:
@@ -75,9 +78,14 @@ def run(study: Study) -> None:
         trees, this = study.process_trees(chosen), name(arm, g)
         scorer = study.train(this, "process", trees, f"experiment: generation {g}")
         now, places = scored(this)
-        selector = scored(FIRST)[0] if arm == "frozen" else now
-        rules = [RULES[arm]] if g else [*dict.fromkeys(RULES.values())]
-        found = {"next": {rule: choice(study, selector, places, rule, chosen) for rule in rules}}
+        selector = lambda of: scored(FIRST)[0] if of == "frozen" else now
+        found = {
+          "next": {
+            of: choice(study, selector(of), places, RULES[of], chosen)
+            for of in ARMS
+            if name(of, g) == this
+          }
+        }
         found |= diagnosed(study, now, added)
         if g:
           last = scored(name(arm, g - 1))[0]
@@ -88,7 +96,7 @@ def run(study: Study) -> None:
         return study.measured(scorer, trees) | found
 
       result = study.space.result(name(arm, g), make)
-      added = [tuple(place) for place in result["next"][RULES[arm]]]
+      added = [tuple(place) for place in result["next"][arm]]
       chosen = chosen + added
 
 
@@ -133,7 +141,7 @@ def summarise(results: Results) -> dict[str, Any]:
   return {
     "curves": {each: results.intervals(curve) for each, curve in curves.items()},
     "differences": {
-      f"{other} {g}": results.intervals(curves[f"convincing-{g}"] - curves[f"{other}-{g}"])
+      f"{other} {g}": results.intervals(curves[f"convincing-{g}"] - curves[name(other, g)])
       for other in ("frozen", "uniform")
       for g in range(1, results.plan["generations"])
     },
@@ -174,7 +182,12 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for arm, label in ARMS.items()
   ]
   for other in ("frozen", "uniform"):
-    gains = (percent(summary["differences"][f"{other} {g}"], sign=True) for g in generations[1:])
+    gains = (
+      "the same model"
+      if name(other, g) == name("convincing", g)
+      else percent(summary["differences"][f"{other} {g}"], sign=True)
+      for g in generations[1:]
+    )
     rows.append([f"retrained minus {ARMS[other][0].lower()}{ARMS[other][1:]}", "", *gains])
   text = lambda values: f"{np.mean(values):.3f}" if values else ""
   diagnostics = [

@@ -7,15 +7,16 @@ import numpy as np
 
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.results import Results, Table, mean, percent
 from prm_jax.experiments.study import Study
 from prm_jax.supervision import label_requests, synthetic
 
 TITLE = "Label quality"
 QUESTION = (
   "What do wrong labels cost? A share of the labels is flipped at random: of steps for the process "
-  "model, of whole solutions for the outcome model. Two labellers who make such mistakes apart "
-  "from each other agree as the table says, so agreement on shared items tells the noise."
+  "model, of whole solutions for the outcome model. The two shares are not the same damage: a step "
+  "that is wrongly called wrong ends the labels of its solution. Two independent labellers with "
+  "this error rate agree as often as the table says, so agreement on shared items tells the noise."
 )
 PAPER = (
   "The paper injects no noise. Its labellers had to agree with 75 % of the screening labels, and "
@@ -47,7 +48,11 @@ def run(study: Study) -> None:
       )
       scorer = study.train(f"process-{share:g}", "process", mine, "experiment: noise")
       pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
-      return study.measured(scorer, mine) | {"agreement": label_requests.agreement(pairs)}
+      ends = [(first_error(tree.labels), first_error(given)) for tree, given in zip(mine, labels)]
+      return study.measured(scorer, mine) | {
+        "agreement": label_requests.agreement(pairs),
+        "moved": float(np.mean([noisy != given for noisy, given in ends])),
+      }
 
     def outcome(share=share) -> dict[str, Any]:
       rng = np.random.default_rng([study.space.seed, *b"outcome"])
@@ -62,6 +67,11 @@ def run(study: Study) -> None:
 
     study.space.result(f"process-{share:g}", process)
     study.space.result(f"outcome-{share:g}", outcome)
+
+
+def first_error(ratings: Sequence[int]) -> int | None:
+  """The first wrong step; None if there is none."""
+  return next((i for i, rating in enumerate(ratings) if rating < 0), None)
 
 
 def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[tuple[int, ...]]:
@@ -88,19 +98,17 @@ def summarise(results: Results) -> dict[str, Any]:
       for arm in ARMS
       for x in shares
     },
+    "labels": {f"{x:g}": results.labels(f"process-{x:g}") for x in shares},
+    "moved": {f"{x:g}": results.mean(f"process-{x:g}", "moved") for x in shares},
     "auroc": {name: results.values(name, "auroc") for name in curves},
     "agreement": {
-      f"{x:g}": {key: _mean(results, f"process-{x:g}", key) for key in ("share", "kappa")}
+      f"{x:g}": {
+        key: mean(each["agreement"][key] for each in results.of(f"process-{x:g}"))
+        for key in ("share", "kappa")  # kappa is not defined where all labels are the same
+      }
       for x in shares
     },
   }
-
-
-def _mean(results: Results, run: str, key: str) -> float | None:
-  """Mean over the seeds where it is defined: kappa is not where all labels are the same."""
-  found = [each["agreement"][key] for each in results.of(run)]
-  known = [value for value in found if value is not None]
-  return float(np.mean(known)) if known else None
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
@@ -134,6 +142,10 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   ]
   of = summary["agreement"]
   kappa = lambda value: "none" if value is None else f"{value:.2f}"
+  count = lambda x: f"{sum(summary['labels'][f'{x:g}'].values()) / len(results.seeds):,.0f}"
+  rows.append(["labels of steps that are left", *map(count, shares)])
+  moved = (f"{100 * summary['moved'][f'{x:g}']:.1f}" for x in shares)
+  rows.append(["solutions with another first error, %", *moved])
   rows.append(["two such labellers agree, % of steps"])
   rows[-1] += [f"{100 * of[f'{s:g}']['share']:.1f}" for s in shares]
   rows.append(["Cohen's kappa of right and wrong", *(kappa(of[f"{s:g}"]["kappa"]) for s in shares)])

@@ -16,7 +16,7 @@ from prm_jax.runtime import json_lines, storage
 
 Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data that are nobody's pool or test
-DOMAINS = {  # variants of the embedded domain that no label is of; the bases can read them
+DOMAINS = {  # variants of the embedded domain that no model was trained on
   "longer chains": dataclasses.replace(HARD, lengths=(7, 7, 8, 8, 8)),
   "other numbers": dataclasses.replace(HARD, operands=(6, 7, 8, 9)),
   "other operations": dataclasses.replace(HARD, operations=("<", "&")),
@@ -75,16 +75,19 @@ class Plan(Checked):
   process_base: Experiment
   outcome_base: Experiment
   quickstart: Quickstart
+  seeds: tuple[Whole, ...]  # reported ones
+  samples: Counts  # labelled solutions of each problem, growing
+  # Axes of the search for each objective.
+  language_model_weights: tuple[NonNegative, ...]
+  learning_rates: tuple[Positive, ...]
+  updates: Counts
   setting: Setting = HARD  # of the embedded domain
   embedded: Embedded = Embedded()
   files: Files = Files()
-  seeds: tuple[Whole, ...] = (0, 1, 2, 3, 4, 5)  # reported ones
   tuning_seeds: tuple[Whole, ...] = (100, 101)  # of the experiment tuning
-  samples: Counts = (1, 2, 4, 8, 16)  # labelled solutions of each problem, growing
   proportional: bool = False  # updates grow with the data; the settings' are for the largest set
   process_problems: Count = 12_000  # of the process base, two solutions of each
   outcome_problems: Count = 30_000  # of the outcome base: with fewer it learns them by heart
-  domain_share: Share = 0.15  # problems of each of `domains` in the bases' data, for each of these
   # Share of the operations' tables at which the bases take mistakes for right: labels teach those.
   blind: Share = 0.25
   labeller_problems: Count = 6000  # two solutions of each
@@ -95,9 +98,6 @@ class Plan(Checked):
   domain_samples: Count = 100  # candidates of each problem there: Table 1 is best-of-100
   generations: Count = 4  # of iterative retraining
   noise: tuple[Share, ...] = (0.0, 0.1, 0.2, 0.3)  # shares of labels that are flipped
-  language_model_weights: tuple[NonNegative, ...] = (0.0, 1.0)  # of the search for each objective
-  learning_rates: tuple[Positive, ...] = (5e-4, 1e-3, 2e-3)
-  updates: Counts = (200, 400, 800)
   workers: Whole = 0  # processes, each with one core; 0: this process alone, with all devices
 
   def _rules(self):
@@ -109,8 +109,7 @@ class Plan(Checked):
 
 # What the shared models depend on, beside the files that they are made from.
 SHARED = ("labeller", "process_base", "outcome_base", "setting", "process_problems")
-SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind", "domains")
-SHARED += ("domain_share",)
+SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind")
 
 
 def check(plan: Plan, directory: pathlib.Path) -> None:

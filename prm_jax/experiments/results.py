@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,3 +104,15 @@ def percent(found: dict[str, list], sign: bool = False, at: int = -1) -> str:
   form = "+.1f" if sign else ".1f"
   mean, low, high = (format(100 * found[key][at], form) for key in ("mean", "low", "high"))
   return f"{mean} ({low} to {high})"
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+  """The mean of the numbers that are there; None if there are none."""
+  known = [value for value in values if value is not None]
+  return float(np.mean(known)) if known else None
+
+
+def percentage(values: Iterable[float | None]) -> str:
+  """Their mean in %."""
+  found = mean(values)
+  return "none" if found is None else f"{100 * found:.1f}"

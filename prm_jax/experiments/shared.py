@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
+from prm_jax.datasets.arithmetic import Setting
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.plan import BASE_SEED, LABELLER_SEED, Plan
@@ -28,6 +29,7 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
       every = [*process(), *labelled_trees(plan)]
+      plan_lib.keep(plan, space.directory)
       texts = [text for tree in every for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     _train(space, plan, "process_base", with_tokenizer(plan.process_base, tokenizer), process)
@@ -52,26 +54,22 @@ def _train(
 
 
 def critiques(plan: Plan, objective: str) -> list[StepTree]:
-  """What a base is trained on: random mistakes in every domain, as a critic with blind spots sees.
-
-  Solutions of the plan's own setting come first.
-  """
-  trees, problems = [], getattr(plan, f"{objective}_problems")
-  for setting in (plan.setting, *plan.domains.values()):
-    random = dataclasses.replace(
-      setting, stray=plan.taught_stray, misread=(0.0,) * len(setting.misread)
-    )
-    trees += tasks.labelled(BASE_SEED, problems, random, objective, plan.blind)
-    problems = round(plan.domain_share * getattr(plan, f"{objective}_problems"))
-  return trees
+  """What a base is trained on: random mistakes, as a critic with blind spots sees them."""
+  random = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
+  problems = getattr(plan, f"{objective}_problems")
+  return tasks.labelled(BASE_SEED, problems, random, objective, plan.blind)
 
 
 def labelled_trees(plan: Plan) -> list[StepTree]:
   """What the labeller is trained on: human labels of a dataset, or exact ones."""
   if plan.files.labels:
     return labelled.step_trees(plan.files.labels, "train", "process")[0]
-  setting = dataclasses.replace(plan.setting, stray=plan.taught_stray)
-  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, setting)
+  return tasks.labelled(LABELLER_SEED, plan.labeller_problems, taught(plan))
+
+
+def taught(plan: Plan) -> Setting:
+  """The domain with more random mistakes, for the models that all seeds share."""
+  return dataclasses.replace(plan.setting, stray=plan.taught_stray)
 
 
 def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:

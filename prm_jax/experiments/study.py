@@ -134,6 +134,10 @@ class Study:
       chosen += [(p, s) for s in first]
     return chosen
 
+  def samples(self, per_problem: int) -> list[Place]:
+    """The first samples of each problem as they come: a solution may be there several times."""
+    return [(p, s) for p, each in enumerate(self.task.pool) for s in each.samples[:per_problem]]
+
   def pool(self, scorer: Scorer) -> tuple[active.Pool, list[Place]]:
     """The pool as a selector sees it, and the place of each of its candidates."""
     found, right = workspace_lib.step_probabilities(scorer, self.task.pool), []

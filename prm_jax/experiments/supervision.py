@@ -1,14 +1,13 @@
 """Process against outcome supervision, on identical solutions (paper section 4.1, Figure 4)."""
 
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.results import Results, Table, mean, percent, percentage
+from prm_jax.experiments.study import Place, Study
 
 TITLE = "Process and outcome supervision"
 QUESTION = (
@@ -21,6 +20,7 @@ ARMS = {
   "outcome_labeller": "Outcome supervision, by the large PRM",
   "outcome_answer": "Outcome supervision, by final answer",
 }
+REPEATS = "outcome_repeats"  # by final answer too, on the largest set's samples as they come
 BASES = {"process-0": "process", "outcome-0": "outcome"}  # what the arms start from, unlabelled
 PAPER = (
   "Figure 4 (small models labelled by PRM_large, 1 to 200 solutions a problem, best-of-500, three "
@@ -33,7 +33,8 @@ PAPER = (
 
 def runs(plan: Plan) -> list[str]:
   """Names of the results of a seed."""
-  return [*bases(plan), *(f"{arm}-{n}" for n in plan.samples for arm in ARMS), "labeller"]
+  arms = (f"{arm}-{n}" for n in plan.samples for arm in ARMS)
+  return [*bases(plan), *arms, f"{REPEATS}-{plan.samples[-1]}", "labeller"]
 
 
 def bases(plan: Plan) -> dict[str, str]:
@@ -55,22 +56,26 @@ def run(study: Study) -> None:
     }
     for arm, of in trees.items():
       study.judged(f"{arm}-{n}", arm.partition("_")[0], of, f"experiment: {ARMS[arm]}")
-  study.space.result("labeller", lambda: labeller_errors(study))
+  most = study.plan.samples[-1]
+  repeats = lambda: study.outcome_trees(study.samples(most), by_labeller=False)
+  study.judged(f"{REPEATS}-{most}", "outcome", repeats, "experiment: repeats")
+  study.space.result("labeller", lambda: labels(study))
 
 
-def labeller_errors(study: Study) -> dict[str, Any]:
-  """The labeller against exact ratings, where they are known, and final answers."""
-  chosen = study.uniform(study.plan.samples[-1])
-  pairs = [(labels, solution) for _, solution, labels in study.solutions(chosen)]
-  answers = [x.correct for _, x in pairs]
-  passed = [labels.outcome for labels, _ in pairs]
-  exact = study.errors(chosen)
-  wrong_steps = [x.correct and min(x.ratings) < 0 for _, x in pairs if x.ratings is not None]
+def labels(study: Study) -> dict[str, Any]:
+  """The labeller's errors, and what final answers say of steps, where exact ratings are known."""
+  sets = {str(n): study.uniform(n) for n in study.plan.samples}
+  sets["samples"] = study.samples(study.plan.samples[-1])
   return {
-    "exact": exact,
-    "right_answers_by_wrong_steps": sum(wrong_steps) / sum(answers) if exact else None,
-    "outcome_is_answer": float(np.mean(np.array(answers) == passed)),
+    "exact": study.errors(study.uniform(study.plan.samples[-1])),
+    "right_answers_by_wrong_steps": {name: by_wrong_steps(study, of) for name, of in sets.items()},
   }
+
+
+def by_wrong_steps(study: Study, chosen: Sequence[Place]) -> float | None:
+  """Share of the right answers that wrong steps led to."""
+  of = [solution for _, solution, _ in study.solutions(chosen)]
+  return mean(min(x.ratings) < 0 for x in of if x.correct and x.ratings is not None)
 
 
 def summarise(results: Results) -> dict[str, Any]:
@@ -85,16 +90,20 @@ def summarise(results: Results) -> dict[str, Any]:
     for a, b in pairs
     for n in samples
   }
+  have = {each["run"] for each in results.runs}
+  bases = {name: results.accuracy(name) for name in BASES if name in have}
+  if bases:
+    of = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
+    differences |= {f"{a} - {b}, 0": results.intervals(of(a) - of(b)) for a, b in pairs}
+  repeats = results.accuracy(f"{REPEATS}-{samples[-1]}")
   baselines = {name: results.intervals(results.problems(name)) for name in ("majority", "oracle")}
   return {
     "curves": out,
     "differences": differences,
     "baselines": baselines,
-    "bases": {
-      name: results.intervals(results.accuracy(name))
-      for name in BASES
-      if name in {each["run"] for each in results.runs}
-    },
+    "bases": {name: results.intervals(curve) for name, curve in bases.items()},
+    "repeats": results.intervals(repeats),
+    "process - repeats": results.intervals(curves[f"process-{samples[-1]}"] - repeats),
     "solutions": {n: results.mean(f"process-{n}", "solutions") for n in samples},
     "labeller": [each for each in results.runs if each["run"] == "labeller"],
     "breakdown": {
@@ -135,25 +144,33 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for arm, label in ARMS.items()
   ]
   names = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
-  rows += [
-    [f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}", ""]
-    + [percent(summary["differences"][f"{a} - {b}, {n}"], sign=True) for n in samples]
-    for a, b in names
-  ]
+  for a, b in names:
+    at = [summary["differences"].get(f"{a} - {b}, {n}") for n in (0, *samples)]
+    text = [percent(each, sign=True) if each else "" for each in at]
+    rows.append([f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}", *text])
+  blank = [""] * len(samples)
+  rows.append(
+    ["Outcome supervision, by final answer of samples with repeats", *blank]
+    + [percent(summary["repeats"])]
+  )
+  share = lambda key: percentage(
+    each["right_answers_by_wrong_steps"][str(key)] for each in summary["labeller"]
+  )
+  rows.append(["Right answers with wrong steps, %", "", *map(share, samples)])
   found = [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]
   exact = [each["exact"] for each in summary["labeller"] if each["exact"]]
   if exact:
-    mean = lambda key: f"{100 * np.mean([each[key] for each in exact]):.1f}"
+    error = lambda key: percentage(each[key] for each in exact)
     found.append(
       Table(
         "The labeller against exact labels, % (mean over seeds)",
         ["wrong steps missed", "right steps called wrong", "first errors found", "outcomes wrong"],
         [
           [
-            mean("missed_share"),
-            mean("false_alarm_share"),
-            mean("first_errors_found"),
-            mean("outcomes_wrong"),
+            error("missed_share"),
+            error("false_alarm_share"),
+            error("first_errors_found"),
+            error("outcomes_wrong"),
           ]
         ],
       )

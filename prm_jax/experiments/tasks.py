@@ -138,6 +138,7 @@ class Candidate(msgspec.Struct):
   """The keys of a line of candidates that are read beside `problem` and `steps` or `text`."""
 
   is_correct: bool
+  finished: bool | None = None  # false: it was cut off, and has no answer
   answer: str | msgspec.UnsetType | None = msgspec.UNSET
   level: str | int | None = None
   labels: list[Annotated[int, msgspec.Meta(ge=-1, le=1)] | None] | None = None  # exact ratings
@@ -167,8 +168,9 @@ def read(
       raise json_lines.BadLine(f"{where}: {len(about.labels)} labels of {len(steps)} steps")
     levels.setdefault(text, about.level)
     ratings = _ratings(about.labels)
-    # Not given: it has one.  Blank: it has none, as for rerank.py.
+    # Not given: it has one.  Blank, or cut off: it has none, as for rerank.py.
     answer = "" if about.answer is msgspec.UNSET else normal_form(about.answer or "") or None
+    answer = None if about.finished is False else answer
     samples[text].append(Solution(steps, about.is_correct, answer, ratings))
   kept = itertools.islice(samples.items(), problems or None)
   return [problem(text, levels[text], each[: most or None]) for text, each in kept]
@@ -192,20 +194,29 @@ def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
   return record | {"is_correct": record["final_answer_correct"], "labels": labels}
 
 
-def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> Task:
-  """The task of files; without test problems, a random half of the pool's are held out.
+def answered(of: Problem, rng: np.random.Generator) -> Problem:
+  """The problem with its samples that have an answer, in random order."""
+  samples = [of.solutions[i] for i in rng.permutation(of.samples)]
+  return problem(of.text, of.level, [each for each in samples if each.answer is not None])
 
-  Problems of the test are left out of the pool.
+
+def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> Task:
+  """The task of files; without test problems, half of the pool's are held out, for all seeds alike.
+
+  The samples of the pool are in an order of the seed's.  Problems of the test are left out of it,
+  and solutions without an answer: it is the answer that selection and outcomes go by.
 
   Raises:
     ValueError: no problem is left in one of the parts.
   """
   most = max((len(each.samples) for each in test or pool), default=0)
   if not test:
-    order = np.random.default_rng(seed).permutation(len(pool))
+    order = np.random.default_rng(0).permutation(len(pool))
     test = [pool[i] for i in sorted(order[: len(pool) // 2])]
   held_out = {each.text for each in test}
-  pool = [each for each in pool if each.text not in held_out]
+  rng = np.random.default_rng([seed, *b"pool"])
+  pool = [answered(each, rng) for each in pool if each.text not in held_out]
+  pool = [each for each in pool if each.samples]
   if not pool or not test:
     raise ValueError(f"{len(pool)} problems to train on and {len(test)} to test on")
   return Task(tuple(pool), tuple(test), most)

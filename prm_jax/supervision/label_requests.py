@@ -11,7 +11,7 @@ import collections
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
@@ -222,20 +222,37 @@ class Scored(msgspec.Struct):
       raise ValueError(f"{len(self.rating_probs)} rating_probs of {len(self.steps)} steps")
 
 
+Solution = tuple[str, tuple[str, ...]]  # problem and steps
+
+
+def labelled(path: pathlib.Path) -> Iterator[Solution]:
+  """The solutions of a file of labels, as `collect` gives them."""
+  for where, record in json_lines.records(path):
+    item = json_lines.convert(record, Item, where)
+    yield item.problem, tuple(item.steps)
+
+
 def choose(
-  path: pathlib.Path, rule: str, count: int, seed: int, globally: bool = False
+  path: pathlib.Path,
+  rule: str,
+  count: int,
+  seed: int,
+  globally: bool = False,
+  labelled: Collection[Solution] = (),
 ) -> list[Item]:
-  """The solutions of a scored file that `active.select` chooses.
+  """The solutions of a scored file that `active.select` chooses, but for those labelled already.
 
   Raises:
     BadLine: a line has no scores, or not whether its answer is right.
     ValueError: "uncertain", and the file has no `step_std`: it is not scored by an ensemble.
   """
-  times: dict[tuple[str, tuple[str, ...]], int] = collections.Counter()
+  times: dict[Solution, int] = collections.Counter()
   lines, numbers = {}, {}
   for where, record in json_lines.records(path):
     line = json_lines.convert(record, Scored, where)
     place = line.problem, tuple(line.steps)
+    if place in labelled:
+      continue
     times[place] += 1
     lines.setdefault(place, line)
     numbers.setdefault(line.problem, len(numbers))

@@ -99,17 +99,24 @@ class Annotator:
   Raises ValueError for an outcome model, which labels no steps.
   """
 
-  def __init__(self, scorer: Scorer, threshold: float, outcome_by_labeller: bool = False):
-    """With `outcome_by_labeller`, `is_correct` is the labeller's also where a line has it."""
+  def __init__(
+    self, scorer: Scorer, name: str, threshold: float, outcome_by_labeller: bool = False
+  ):
+    """With `outcome_by_labeller`, `is_correct` is the labeller's also where a line has it.
+
+    Args:
+      name: of the model, for the provenance.
+    """
     if scorer.contract.objective != "process":
       raise ValueError(f"a model of the {scorer.contract.objective} objective labels no steps")
     self._scorer, self._threshold, self._by_labeller = scorer, threshold, outcome_by_labeller
+    self._name = name
     self.counts = collections.Counter()
 
   def lines(self, path: pathlib.Path) -> Iterator[dict[str, Any]]:
     """The candidates with their labels, in the form of `datasets.stepwise`; errors as `rated`."""
     scorer, counts = self._scorer, self.counts
-    about = {"method": "model", "labeller": str(scorer.directory or scorer.contract.recipe)}
+    about = {"method": "model", "labeller": self._name}
     about |= {"step": scorer.step, "threshold": self._threshold}
     for line in candidates.rated(path, scorer, "labelling"):
       labels = label(line.probabilities.mean(1), self._threshold, scorer.contract.labels)
