@@ -75,7 +75,7 @@ class Results:
     return dict(total)
 
   def breakdown(self, names: Sequence[str], kind: str) -> dict[str, dict[str, Any]]:
-    """Best-of-N at the largest N of each run, by level or by fifth of difficulty.
+    """Best-of-N at the largest N of each run, and of voting, by level or by fifth of difficulty.
 
     Difficulty: fifths of a seed's problems by the share of their samples that is right, 1 the
     easiest (paper appendix G).  The problems of all seeds are together.
@@ -90,6 +90,7 @@ class Results:
       for key, members in of.items():
         groups[key] += [(s, p) for p in members.tolist()]
     curves = [self.accuracy(name)[:, :, -1] for name in names]
+    curves.append(self.problems("majority")[:, :, -1])
     return {
       key: {
         "problems": len(places),

@@ -176,7 +176,7 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
       )
     )
   for kind, groups in summary["breakdown"].items():
-    header = [kind, "problems", *ARMS.values()]
+    header = [kind, "problems", *ARMS.values(), "Majority voting"]
     rows = [
       [name, str(group["problems"]), *(f"{100 * x:.1f}" for x in group["accuracy"])]
       for name, group in groups.items()
