@@ -79,8 +79,11 @@ def heard():
   signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("script", COMMANDS)
-@pytest.mark.parametrize("moments", [1, pytest.param(MOMENTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+  ("script", "moments"),
+  [("score.py", 1), ("export.py", 1)]  # one that writes a file, one that writes a folder
+  + [pytest.param(script, MOMENTS, marks=pytest.mark.slow) for script in COMMANDS],
+)
 def test_campaign_of_interrupts(work, tmp_path, script, moments):
   """Nothing half written ever has a final name, and nothing else is left in the end.
 
