@@ -95,11 +95,12 @@ class Study:
   def train(
     self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
   ) -> Scorer:
-    """A model of the plan's settings for the objective, with changed fields of loss or train."""
+    """A model of the plan's settings for the objective, with changes of loss, optim or train."""
     c = getattr(self.plan, objective)
-    for section in ("loss", "optim", "train"):
-      values = {key: x for key, x in changes.items() if hasattr(getattr(c, section), key)}
-      c = dataclasses.replace(c, **{section: dataclasses.replace(getattr(c, section), **values)})
+    for key, value in changes.items():
+      section = next(s for s in ("loss", "optim", "train") if hasattr(getattr(c, s), key))
+      changed = dataclasses.replace(getattr(c, section), **{key: value})
+      c = dataclasses.replace(c, **{section: changed})
     if self.plan.proportional and "steps" not in changes:
       share = len(trees) / (len(self.task.pool) * self.plan.samples[-1])
       train = dataclasses.replace(c.train, steps=max(round(share * c.train.steps), 1))

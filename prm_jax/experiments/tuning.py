@@ -77,14 +77,18 @@ def summarise(results: Results) -> dict[str, Any]:
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Best-of-N at the largest N over updates, one line for each learning rate and loss."""
   out, last = [], results.n[-1]
-  for arm, label in ARMS.items():
+  for arm, objective in ARMS.items():
     curves, (weights, rates, updates) = [], (results.plan[axis] for axis in AXES)
     for i, weight in enumerate(weights):
       for colour, rate in enumerate(rates):
         found = [summary["curves"][name(arm, weight, rate, n)] for n in updates]
-        curve = Curve.at_last(f"{rate:g}, language-model loss {weight:g}", updates, found)
-        curves.append(dataclasses.replace(curve, dashed=i > 0, colour=colour))
-    out.append(Panel(curves, f"updates: {label.lower()}", f"% problems solved (best-of-{last})"))
+        label = f"learning rate {rate:g}" + (f", next-token loss {weight:g}" if weight else "")
+        curve = Curve.at_last(label, updates, found)
+        bare = {"low": None, "high": None}  # the table has the intervals
+        curves.append(dataclasses.replace(curve, dashed=i > 0, colour=colour, **bare))
+    out.append(
+      Panel(curves, f"updates: {objective.lower()}", f"% problems solved (best-of-{last})")
+    )
   return out
 
 
@@ -106,7 +110,7 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   ]
   header = [
     "objective",
-    "language-model weight",
+    "next-token loss",
     "learning rate",
     "updates",
     "mean over N",

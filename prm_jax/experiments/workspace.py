@@ -28,7 +28,8 @@ ROW_LENGTH = 512  # tokens; shorter rows repeat what samples of a problem share
 @dataclasses.dataclass(frozen=True)
 class Workspace:
   directory: pathlib.Path
-  # By objective, what models start from whose settings name no checkpoint; others begin at random.
+  # Where models of each objective start, unless their settings name a checkpoint; without either
+  # they start at random.
   bases: Mapping[str, str]
   seed: int
 
