@@ -206,6 +206,7 @@ def gradient(params, batch, implementation="auto"):
   return jax.value_and_grad(loss)(params)
 
 
+@pytest.mark.slow
 def test_a_row_of_8200_tokens_trains_as_its_paths_do():
   """Tree = flattened, loss and every gradient, with branches of 1,000 tokens."""
   tree, alone = long_tree(200, 1000, 8)

@@ -67,6 +67,7 @@ def test_reranking(tmp_path):
   assert all(target["measured"] > 0 for target in figures["targets"])
 
 
+@pytest.mark.slow
 def test_tree(tmp_path, source, model):
   """Real solutions and generated ones are trained and scored in both forms."""
   figures, _ = benchmark(tmp_path, "tree", f"--source={source}", f"--model={model}")
@@ -78,6 +79,7 @@ def test_tree(tmp_path, source, model):
   assert len(trained) == 3 and len(figures["targets"]) == 5
 
 
+@pytest.mark.slow
 def test_training(tmp_path, source, model):
   """This project's side trains on the peer's rows, and is not run again."""
   arguments = ("training", "--peer=none", f"--source={source}", f"--model={model}")

@@ -163,7 +163,9 @@ def test_all_hosts_end_when_another_run_takes_over(bucket, config):
   assert "has taken over this work directory" in said[1]
 
 
-@pytest.mark.parametrize("damage", ["a changed bit", "unfinished"])
+@pytest.mark.parametrize(
+  "damage", ["a changed bit", pytest.param("unfinished", marks=pytest.mark.slow)]
+)
 def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
   """A damaged checkpoint is renamed and an unfinished one deleted; the run ends as without them."""
   workdir = f"gs://bucket/{damage}"

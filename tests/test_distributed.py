@@ -77,6 +77,7 @@ def test_hosts_and_meshes_are_one(config, whole, tmp_path, hosts, mesh):
   assert_same_run(whole, train(config, tmp_path, *sizes, hosts=hosts, devices=devices))
 
 
+@pytest.mark.slow
 def test_another_number_of_hosts_goes_on(config, whole, tmp_path):
   """A run of two hosts that was killed half way is finished by one host with two devices."""
   flags = (f"--config={config}", f"--workdir={tmp_path}", *MESH)

@@ -42,6 +42,7 @@ def test_generated_data_to_report(tmp_path):
   assert "data:image/png;base64" in (tmp_path / "report/report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_real_rows_to_evaluation(prm800k_sample, tmp_path):
   """configs/prm800k_small.py on real PRM800K: every test label is evaluated."""

@@ -50,7 +50,9 @@ def metrics(workdir):
   return {line["step"]: line for line in tiny.records(workdir) if line["split"] == "train"}
 
 
-@pytest.mark.parametrize("kind", ["process", pytest.param("outcome", marks=SLOW), "lora"])
+@pytest.mark.parametrize(
+  "kind", ["process", pytest.param("outcome", marks=SLOW), pytest.param("lora", marks=SLOW)]
+)
 def test_resumed_equals_uninterrupted_bit_for_bit(experiment, tmp_path, monkeypatch, kind):
   """A run killed between checkpoints and started again ends in the same state and log.
 
