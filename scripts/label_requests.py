@@ -51,11 +51,12 @@ def main() -> None:
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
   with storage.written_together() as output:
     if args.input:
+      known = label_requests.known(args.quality_control) if args.quality_control else []
       done = {item for path in args.labelled for item in label_requests.labelled(path)}
+      done |= {(item.problem, tuple(item.steps)) for item in known}
       chosen = label_requests.choose(
         args.input, args.rule, args.count, args.seed, args.globally, done
       )
-      known = label_requests.known(args.quality_control) if args.quality_control else []
       asked = label_requests.requests(chosen, known, shared=args.shared, seed=args.seed)
       label_requests.write(asked, output(args.output), output(label_requests.key(args.output)))
       lines = [f"{len(chosen):,} solutions to label, {len(known):,} for quality control"]

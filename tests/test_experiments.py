@@ -99,7 +99,9 @@ def files(tmp_path):
     for p in range(3):
       line = {"problem": f"q{p}", "steps": ["a", "b"], "final_answer_correct": p > 0, "label": -1}
       out.write(json.dumps(line) + "\n")
-  given = Files(pool=str(pool), base="base", labeller="labeller", domains=(f"gsm8k={bench}",))
+  model = tmp_path / "model"
+  model.mkdir()
+  given = Files(pool=str(pool), base=str(model), labeller=str(model), domains=(f"gsm8k={bench}",))
   return dataclasses.replace(SMOKE, files=given)
 
 
@@ -153,6 +155,19 @@ def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
     jobs.run("tuning", blind, tmp_path, workers=0)
   more = dataclasses.replace(SMOKE, seeds=(0, 1, 2), workers=2)  # which may change
   jobs.run("noise", more, tmp_path, workers=0)
+
+
+def test_another_labeller_under_the_same_name_is_another_plan(tmp_path):
+  labeller, shared = tmp_path / "labeller", tmp_path / "shared"
+  labeller.mkdir()
+  (labeller / "weights").write_text("1")
+  files = dataclasses.replace(SMOKE.files, pool="pool", base=str(labeller), labeller=str(labeller))
+  plan = dataclasses.replace(SMOKE, files=files)
+  plan_lib.keep(plan, shared)
+  plan_lib.check(plan, shared)
+  (labeller / "weights").write_text("2")
+  with pytest.raises(ValueError, match="contents of files differ"):
+    plan_lib.check(plan, shared)
 
 
 def test_results_of_a_file_that_has_changed_are_not_mixed(tmp_path):
@@ -225,13 +240,15 @@ def test_arms_of_supervision_have_the_same_solutions_and_larger_sets_hold_smalle
 def test_rules_choose_beside_the_selectors_solutions_and_as_many(tmp_path, untrained):
   jobs.run("active", ALL_RIGHT, tmp_path, workers=0)
   first, problems = solutions("start"), SMOKE.embedded.pool_problems
+  sizes = [len(each.solutions) for each in SMOKE.embedded.task(1, SMOKE.setting).pool]
   assert TRAINED["1/ensemble"].c.loss.heads == SMOKE.heads and solutions("ensemble") == first
   names = [name for name in jobs.module("active").runs(SMOKE) if "-" in name]
   for name in names:
     found, count = solutions(name), int(name.rpartition("-")[2])
     assert found[: len(first)] == first and len({*found}) == len(found)
-    if not name.startswith(("uncertain", "entropy")):
-      assert len(found) <= (1 + count) * problems
+    assert len(found) <= (1 + count) * problems
+    if name.startswith(("uniform", "convincing", "entropy", "coverage")):
+      assert len(found) == sum(min(count + 1, size) for size in sizes), name
   chosen = {name: frozenset(solutions(name)) for name in names if name.endswith("-2")}
   assert len({*chosen.values()}) >= len(chosen) - 1  # of a small pool two rules may choose alike
 
@@ -364,7 +381,7 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   p, q, r = tasks.read(path, "\n\n")
   assert p.samples == (0, 0, 1, 2) and p.times.tolist() == [2, 1, 1] and p.level == "3"
-  assert [x.answer for x in p.solutions] == ["1", "1", None] and q.solutions[0].answer == ""
+  assert [x.answer for x in p.solutions] == ["1", "1", None] and q.solutions[0].answer
   assert q.solutions[0].ratings == (1, -1, -1) and r.solutions[0].ratings == (1,)
   assert [sum(x.answer is None for x in each.solutions) for each in (p, q, r)] == [1, 0, 0]
   task, other = (tasks.from_files([p, q, r], (), seed=seed) for seed in (0, 1))

@@ -151,7 +151,8 @@ def test_the_loop_with_people_in_it(tmp_path):
   ]
   scored.write_text("".join(json.dumps(row) + "\n" for row in rows))
   known = tmp_path / "known.jsonl"
-  known.write_text(json.dumps({"problem": "k", "steps": ["a"], "labels": [-1]}) + "\n")
+  # The best of p0 is known, so it is not asked for once more.
+  known.write_text(json.dumps({"problem": "p0", "steps": ["a", "b0"], "labels": [1, 1]}) + "\n")
 
   def script(*flags) -> str:
     done = run_script("label_requests.py", *flags)
@@ -162,8 +163,9 @@ def test_the_loop_with_people_in_it(tmp_path):
   flags = [f"--input={scored}", f"--output={requests}", "--count=2", f"--quality_control={known}"]
   assert "10 solutions to label, 1 for quality control" in script(*flags)
   asked = lib.read(requests)
-  chosen = [request.steps[1] for request, key in asked if key.kind != "quality_control"]
-  assert set(chosen) <= {"b0", "b1", "b2"}  # the wrong answers that score highest, and the best
+  chosen = [request for request, key in asked if key.kind != "quality_control"]
+  assert ("p0", "b0") not in {(request.problem, request.steps[1]) for request in chosen}
+  assert {request.steps[1] for request in chosen} <= {"b0", "b1", "b2"}  # best, or most convincing
   given = tmp_path / "answers.jsonl"
   with given.open("w") as out:
     for request, key in asked:
@@ -174,9 +176,13 @@ def test_the_loop_with_people_in_it(tmp_path):
   text = script(f"--answers={given}", f"--requests={requests}", f"--output={labels}")
   assert "10 labelled solutions" in text and "100 % of quality control" in text
   again = tmp_path / "again.jsonl"
-  text = script(f"--input={scored}", "--labelled", labels, f"--output={again}", "--count=2")
-  assert "10 solutions to label" in text
-  of = lambda path: {(request.problem, tuple(request.steps)) for request, _ in lib.read(path)}
+  text = script(*flags[:1], *flags[2:], "--labelled", labels, f"--output={again}")
+  assert "9 solutions to label" in text
+  of = lambda path: {
+    (request.problem, tuple(request.steps))
+    for request, key in lib.read(path)
+    if key.kind != "quality_control"
+  }
   assert not of(again) & of(requests)
   manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=labels)
   assert manifest["labels"] == "ratings"

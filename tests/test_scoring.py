@@ -46,6 +46,24 @@ def samples(arithmetic_data):
   return [json.loads(line) for line in lines]
 
 
+def test_annotate_py_labels_as_its_rule_says(runs, samples, tmp_path):
+  """Labels of a checkpoint: up to the first step whose P(-1) is above the threshold."""
+  source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"
+  source.write_text("".join(json.dumps(each) + "\n" for each in samples[:8]))
+  workdir = runs("process")
+  flags = (f"--checkpoint={workdir}", f"--input={source}", f"--output={out}", "--threshold=0.3")
+  done = run_script("annotate.py", *flags)
+  assert done.returncode == 0, done.stderr
+  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  scored = Scorer.load(workdir).probabilities([(s["problem"], s["steps"]) for s in samples[:8]])
+  for line, probabilities in zip(lines, scored, strict=True):
+    wrong = np.flatnonzero(probabilities[:, 0] > 0.3)
+    known = [label for label in line["labels"] if label is not None]
+    assert len(known) == (wrong[0] + 1 if len(wrong) else len(probabilities))
+    assert [label < 0 for label in known] == [False] * (len(known) - 1) + [bool(len(wrong))]
+    assert line["provenance"]["labeller"] == str(workdir)
+
+
 def test_a_score_does_not_depend_on_the_others(scorer, samples):
   """A solution alone, packed with others or repeated has the same probabilities."""
   solutions = [(s["problem"], tuple(s["steps"])) for s in samples]

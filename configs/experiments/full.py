@@ -6,7 +6,7 @@
 
 needs data/math_pool.jsonl, 1,000 graded samples of each of 12,000 training problems, and
 data/math_test.jsonl, 1,000 of each of the 500 test problems, of one generator (grade.py adds
-`is_correct`), and models/Qwen2.5-Math-1.5B.
+`is_correct`), and models/Qwen2.5-Math-1.5B.  `ood` needs --domains NAME=FILE as well.
 
 Cost, by arithmetic alone; it was never run, as no TPU was at hand.  A solution has 350 tokens, and
 configs/prm800k_qwen2.5_math_1.5b.py needs 1.8 v5e chip-hours for 62 million tokens; a forward pass
@@ -16,12 +16,12 @@ host:
   NAME          training   scoring the test   scoring the pool   together
   supervision        175                 66                           240
   active             127                 71                244        440
-  generations         16                 46               1099       1160
+  generations          8                 30                730        770
   ood                 73                 10                            83
   noise               58                 41                            99
   tuning             220                 41                           260
 
-Three seeds of labels by the 7B model come on top, 0.42 billion tokens a seed at most.  Nine models
+Three seeds of labels by the 7B model come on top, 0.42 billion tokens a seed at most.  Six models
 a seed score the whole pool in `generations`; Files(samples=...) bounds that.  A model with its
 optimiser takes 18 GB of disk, 39 of them in `supervision`: delete a model once its .json is there.
 

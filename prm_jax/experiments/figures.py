@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,15 +45,19 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel]) -> bytes:
-  """A PNG of the panels side by side."""
-  figure = matplotlib.figure.Figure(figsize=(5.2 * len(panels), 4.4), dpi=150, layout="constrained")
-  for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+  """A PNG of the panels: up to three side by side, more in two rows."""
+  rows = 1 if len(panels) <= 3 else 2
+  columns = math.ceil(len(panels) / rows)
+  size = (5.2 * columns, 4.4 * rows)
+  figure = matplotlib.figure.Figure(figsize=size, dpi=150, layout="constrained")
+  for i, panel in enumerate(panels):
+    axes = figure.add_subplot(rows, columns, i + 1)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    for i, curve in enumerate(panel.curves):
-      colour = i if curve.colour is None else curve.colour
+    for j, curve in enumerate(panel.curves):
+      colour = j if curve.colour is None else curve.colour
       style = {"color": COLOURS[colour % len(COLOURS)], "linewidth": 1.5}
-      style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[i % len(MARKERS)]}
+      style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[j % len(MARKERS)]}
       axes.plot(curve.x, curve.y, label=curve.label, markersize=4.5, **style)
       if curve.low is not None:
         axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.13, lw=0)
@@ -62,6 +67,8 @@ def draw(panels: Sequence[Panel]) -> bytes:
       if len(ticks) <= 12:
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=8)
       axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    elif all(x == int(x) for curve in panel.curves for x in curve.x):
+      axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.legend(fontsize=8, frameon=False)

@@ -28,9 +28,9 @@ PAPER = (
   "not diagnose, and its models were no better than those without. No figures are given."
 )
 ARMS = {
-  "convincing": "Most convincing, retrained selector",
-  "frozen": "Most convincing, first selector",
-  "uniform": "Uniform",
+  "convincing": "most convincing, retrained selector",
+  "frozen": "most convincing, first selector",
+  "uniform": "uniform",
 }
 RULES = {"convincing": "convincing", "frozen": "convincing", "uniform": "uniform"}
 FIRST = "first"  # generation 0, which all arms share
@@ -116,7 +116,7 @@ def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, 
   score, errors = np.exp(pool.scores), study.errors(added)
   return {
     "missed": errors and errors["missed_share"],
-    "negative": float(np.mean(np.array(labels) < 0)),
+    "negative": mean(np.array(labels) < 0),
     "score_right": mean(score[pool.correct]),
     "score_wrong": mean(score[~pool.correct]),
   }
@@ -124,9 +124,11 @@ def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, 
 
 def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
   """How far the scores of the pool have moved since the last generation's model."""
+  rank = np.array([stats.spearmanr(pool.scores, last.scores).statistic])
   return {
     "drift": mean(np.abs(np.exp(pool.scores) - np.exp(last.scores))),
-    "rank_correlation": float(stats.spearmanr(pool.scores, last.scores).statistic),
+    # None where all scores are equal.
+    "rank_correlation": mean(rank[np.isfinite(rank)]),
   }
 
 
@@ -153,7 +155,7 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N by generation, and two diagnostics."""
+  """Best-of-N by generation, and three diagnostics."""
   last, generations = results.n[-1], range(results.plan["generations"])
   first = [
     Curve.at_last(label, generations, [summary["curves"][name(arm, g)] for g in generations])
@@ -162,14 +164,17 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   diagnostic = lambda arm, key: np.array(
     [np.mean(summary["diagnostics"][name(arm, g)][key] or [np.nan]) for g in generations]
   )
-  second = [
-    Curve(f"{DIAGNOSTICS[key]}, {arm}", generations, diagnostic(arm, key))
-    for key in ("negative", "overlap", "drift")
-    for arm in ARMS
-  ]
   return [
     Panel(first, "generation", f"% problems solved (best-of-{last})", log=False),
-    Panel(second, "generation", "share, or probability", log=False),
+    *(
+      Panel(
+        [Curve(label, generations, diagnostic(arm, key)) for arm, label in ARMS.items()],
+        "generation",
+        DIAGNOSTICS[key],
+        log=False,
+      )
+      for key in ("negative", "ece", "drift")
+    ),
   ]
 
 
@@ -188,12 +193,13 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
       else percent(summary["differences"][f"{other} {g}"], sign=True)
       for g in generations[1:]
     )
-    rows.append([f"retrained minus {ARMS[other][0].lower()}{ARMS[other][1:]}", "", *gains])
+    rows.append([f"retrained minus {ARMS[other]}", "", *gains])
   text = lambda values: f"{np.mean(values):.3f}" if values else ""
   diagnostics = [
-    [f"{label}, {arm}"] + [text(summary["diagnostics"][name(arm, g)][key]) for g in generations]
+    [f"{label}: {ARMS[arm]}", *values]
     for key, label in DIAGNOSTICS.items()
     for arm in ARMS
+    if any(values := [text(summary["diagnostics"][name(arm, g)][key]) for g in generations])
   ]
   return [
     Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows),

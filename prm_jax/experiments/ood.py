@@ -106,7 +106,7 @@ def summarise(results: Results) -> dict[str, Any]:
     )
     same = all(crossed[name] for name in unfamiliar)
     table[AGGREGATE] = _compared({key: last(key) for key in METHODS}, same)
-    table[AGGREGATE]["n"] = [max(table[name]["n"][-1] for name in unfamiliar)]
+    table[AGGREGATE]["n"] = sorted({table[name]["n"][-1] for name in unfamiliar})
     table[AGGREGATE]["problems"] = sum(table[name]["problems"] for name in unfamiliar)
   return {"table": table}
 
@@ -139,7 +139,7 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
       *(percent(found[key]) for key in METHODS),
       percent(found["prm - orm"], sign=True),
       text(found.get("prm_auroc")),
-      str(found["n"][-1]),
+      ", ".join(map(str, found["n"] if name == AGGREGATE else found["n"][-1:])),
       str(found["problems"]),
     ]
     for name, found in summary["table"].items()

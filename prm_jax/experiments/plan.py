@@ -107,6 +107,7 @@ class Plan(Checked):
       yield named, f"files.base {field}", "one of them: every model starts from the base"
 
 
+SMALL = 2**20  # bytes of a file whose content tells one directory from another
 # What the shared models depend on, beside the files that they are made from.
 SHARED = ("labeller", "process_base", "outcome_base", "setting", "process_problems")
 SHARED += ("outcome_problems", "labeller_problems", "taught_stray", "blind")
@@ -138,8 +139,18 @@ def keep(plan: Plan, directory: pathlib.Path) -> None:
 
 
 def _sha256(path: str) -> str:
-  with open(path, "rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
+  """Of a file's content; of a directory's file names and sizes, and the content of small files."""
+  if "://" in path:
+    return path  # remote storage: by name alone
+  if not pathlib.Path(path).is_dir():
+    with open(path, "rb") as file:
+      return hashlib.file_digest(file, "sha256").hexdigest()
+  digest = hashlib.sha256()
+  for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
+    size = each.stat().st_size
+    digest.update(f"{each.relative_to(path)} {size}\n".encode())
+    digest.update(each.read_bytes() if size <= SMALL else b"")
+  return digest.hexdigest()
 
 
 def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
@@ -151,4 +162,5 @@ def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
     found = {key: value for key, value in every.items() if key not in ("workers", "seeds")}
     return found | {"contents of files": [_sha256(path) for path in paths]}
   files = {key: every["files"][key] for key in ("labels", "labeller", "base")}
-  return {key: every[key] for key in SHARED} | files
+  contents = {"contents of files": [_sha256(path) for path in files.values() if path]}
+  return {key: every[key] for key in SHARED} | files | contents

@@ -90,11 +90,18 @@ def summarise(results: Results) -> dict[str, Any]:
     for a, b in pairs
     for n in samples
   }
+  out_of_base, beyond = {}, {}
   have = {each["run"] for each in results.runs}
   bases = {name: results.accuracy(name) for name in BASES if name in have}
   if bases:
     of = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
     differences |= {f"{a} - {b}, 0": results.intervals(of(a) - of(b)) for a, b in pairs}
+    gains = {name: curve - of(name.rpartition("-")[0]) for name, curve in curves.items()}
+    out_of_base = {name: results.intervals(gain) for name, gain in gains.items()}
+    beyond = {
+      str(n): results.intervals(gains[f"process-{n}"] - gains[f"outcome_labeller-{n}"])
+      for n in samples
+    }
   repeats = results.accuracy(f"{REPEATS}-{samples[-1]}")
   baselines = {name: results.intervals(results.problems(name)) for name in ("majority", "oracle")}
   return {
@@ -102,6 +109,8 @@ def summarise(results: Results) -> dict[str, Any]:
     "differences": differences,
     "baselines": baselines,
     "bases": {name: results.intervals(curve) for name, curve in bases.items()},
+    "gains": out_of_base,  # of labels, over the arm's base
+    "beyond": beyond,  # gain by process labels minus gain by the labeller's outcomes
     "repeats": results.intervals(repeats),
     "process - repeats": results.intervals(curves[f"process-{samples[-1]}"] - repeats),
     "solutions": {n: results.mean(f"process-{n}", "solutions") for n in samples},
@@ -133,31 +142,14 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Tables of the page and the screen."""
   last, samples = results.n[-1], results.plan["samples"]
-  header = ["solutions a problem", "0: its base", *map(str, samples)]
-  base = lambda arm: summary["bases"].get(f"{arm.partition('_')[0]}-0")
-  rows = [
-    [
-      label,
-      percent(base(arm)) if base(arm) else "",
-      *(percent(summary["curves"][f"{arm}-{n}"]) for n in samples),
-    ]
-    for arm, label in ARMS.items()
-  ]
-  names = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
-  for a, b in names:
-    at = [summary["differences"].get(f"{a} - {b}, {n}") for n in (0, *samples)]
-    text = [percent(each, sign=True) if each else "" for each in at]
-    rows.append([f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}", *text])
-  blank = [""] * len(samples)
-  rows.append(
-    ["Outcome supervision, by final answer of samples with repeats", *blank]
-    + [percent(summary["repeats"])]
-  )
+  reported = [at for at, n in enumerate(results.n) if n in (16, 64, last)]
+  found = [_series(results, summary, at) for at in reversed(reported)]
   share = lambda key: percentage(
     each["right_answers_by_wrong_steps"][str(key)] for each in summary["labeller"]
   )
-  rows.append(["Right answers with wrong steps, %", "", *map(share, samples)])
-  found = [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]
+  header = ["solutions a problem", *map(str, samples), f"{samples[-1]}, with repeats"]
+  shares = ["share of the right answers", *map(share, (*samples, "samples"))]
+  found.append(Table("Right answers from wrong steps, %", header, [shares]))
   exact = [each["exact"] for each in summary["labeller"] if each["exact"]]
   if exact:
     error = lambda key: percentage(each[key] for each in exact)
@@ -185,3 +177,31 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
       Table(f"Best-of-{last} by {kind}, models of {samples[-1]} solutions", header, rows)
     )
   return found
+
+
+def _series(results: Results, summary: dict[str, Any], at: int) -> Table:
+  """Best-of-N of every arm, and the differences of arms, at one N."""
+  samples, blank = results.plan["samples"], [""] * len(results.plan["samples"])
+  base = lambda arm: summary["bases"].get(f"{arm.partition('_')[0]}-0")
+  cell = lambda each, **options: percent(each, at=at, **options) if each else ""
+  rows = []
+  for arm, label in ARMS.items():
+    curves = (summary["curves"][f"{arm}-{n}"] for n in samples)
+    rows.append([label, cell(base(arm)), *map(cell, curves)])
+    if summary["gains"]:
+      gains = (cell(summary["gains"][f"{arm}-{n}"], sign=True) for n in samples)
+      rows.append(["its gain over the base", "", *gains])
+  for a, b in (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer")):
+    differences = [summary["differences"].get(f"{a} - {b}, {n}") for n in (0, *samples)]
+    name = f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}"
+    rows.append([name, *(cell(each, sign=True) for each in differences)])
+  if summary["beyond"]:
+    beyond = (cell(summary["beyond"][str(n)], sign=True) for n in samples)
+    rows.append(["Process minus the large PRM's outcomes, beyond their bases", "", *beyond])
+  repeats = "Outcome supervision, by final answer of samples with repeats"
+  rows.append([repeats, *blank, cell(summary["repeats"])])
+  return Table(
+    f"Best-of-{results.n[at]}, % of problems, with 95 % intervals",
+    ["solutions a problem", "0: its base", *map(str, samples)],
+    rows,
+  )

@@ -168,8 +168,9 @@ def read(
       raise json_lines.BadLine(f"{where}: {len(about.labels)} labels of {len(steps)} steps")
     levels.setdefault(text, about.level)
     ratings = _ratings(about.labels)
-    # Not given: it has one.  Blank, or cut off: it has none, as for rerank.py.
-    answer = "" if about.answer is msgspec.UNSET else normal_form(about.answer or "") or None
+    # Not given: it votes for itself alone.  Blank, or cut off: it has none, as for rerank.py.
+    given = about.answer is not msgspec.UNSET
+    answer = normal_form(about.answer or "") or None if given else separator.join(steps)
     answer = None if about.finished is False else answer
     samples[text].append(Solution(steps, about.is_correct, answer, ratings))
   kept = itertools.islice(samples.items(), problems or None)
