@@ -27,6 +27,9 @@ CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
+# Compiling is most of the suite's time.  Processes that tests start compile as users' do.
+jax.config.update("jax_disable_most_optimizations", True)
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = {  # of the processes that tests start
   "PATH": "/usr/bin:/bin",
