@@ -6,19 +6,19 @@
     --config.data.directory=DIR --config.data.tokenizer=DIR/tokenizer.model
   and for the outcome model --config.loss.objective=outcome --config.train.steps=6000
 
-Cost: 2 to 3 minutes a model on two CPU cores, under 1 GB; quickstart.sh 4.5 minutes in all.
+Cost: 2 to 3 minutes a model on two CPU cores, under 1 GB; quickstart.sh 3 to 6 minutes in all.
 
 Expected, % of 200 held-out problems solved by best-of-1024 (exact), and the paired differences with
 their 95 % bootstrap intervals over problems:
 
   seed   PRM (product)    ORM   majority      PRM - ORM              ORM - majority
-  0               99.0   53.5       33.5      +45.5 [38.5, 52.5]     +20.0 [11.5, 28.5]
-  1               99.5   59.0       29.2      +40.5 [33.5, 47.5]     +29.8 [21.2, 38.0]
-  2              100.0   61.5       31.0      +38.5 [31.5, 45.5]     +30.5 [22.0, 38.5]
+  0               99.0   65.0       33.5      +34.0 [27.5, 41.0]     +31.5 [22.5, 40.0]
+  1               99.5   59.5       29.2      +40.0 [33.0, 47.0]     +30.2 [22.0, 38.5]
+  2              100.0   62.5       31.0      +37.5 [31.0, 44.5]     +31.5 [23.5, 39.5]
 
 The curve of the PRM never falls from one doubling of N to the next.  Another processor, number of
-cores or jax version rounds differently and trains another model (seed 0 elsewhere: 100.0, 55.5 and
-33.5; with jax 0.12 on one core the ORM had 62.0): expect the ordering, not the digits.
+cores or jax version rounds differently and trains another model (seed 0 elsewhere: 99.0 to 100.0,
+53.5 to 63.0 and 33.5): expect the ordering, not the digits.
 `bash scripts/test.sh -m slow` runs the three seeds and checks it.
 
 Solutions of a problem are one tree, of 3.5 times fewer tokens than their paths, so that the updates
