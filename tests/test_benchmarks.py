@@ -48,6 +48,7 @@ def model(tmp_path, arithmetic_data):
   return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_aggregation(tmp_path):
   """best_of_n agrees with float64 at every size; --docs replaces its section of the page."""
   page, around = tmp_path / "page.md", "# Title\n\n<!-- aggregation: {} -->\n\nAfter.\n"
@@ -91,6 +92,7 @@ def test_training(tmp_path, source, model):
   assert benchmark(tmp_path, *arguments)[0]["runs"] == figures["runs"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_loading(tmp_path, model):
   """All tensors are loaded, each load in a process of its own."""

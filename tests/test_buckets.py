@@ -49,6 +49,7 @@ def assert_identical(*trees):
   jax.tree.map(np.testing.assert_array_equal, *trees)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_one_on_a_disk(bucket, experiment, tmp_path, monkeypatch, capfd):
   """Stopped and resumed in a bucket, a run has the parameters (bit for bit), records and files of
   a run on a disk.  It can be scored with, and another run can start from it.

@@ -81,7 +81,7 @@ def heard():
 
 @pytest.mark.parametrize(
   ("script", "moments"),
-  [("score.py", 1), ("export.py", 1)]  # one that writes a file, one that writes a folder
+  [("score.py", 1)]
   + [pytest.param(script, MOMENTS, marks=pytest.mark.slow) for script in COMMANDS],
 )
 def test_campaign_of_interrupts(work, tmp_path, script, moments):

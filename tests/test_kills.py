@@ -114,8 +114,9 @@ def resident() -> int:
 
 @pytest.mark.parametrize(
   ("measure", "steps", "bound"),
-  [(held, 400, 1e6), pytest.param(resident, 2000, 32e6, marks=pytest.mark.slow)],
+  [(held, 400, 1e6), (resident, 2000, 32e6)],
 )
+@pytest.mark.slow
 def test_memory_does_not_grow(experiment, tmp_path, monkeypatch, measure, steps, bound):
   """Over so many steps with evaluations and checkpoints, from the first quarter on.
 

@@ -496,6 +496,7 @@ def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
     step_benchmarks.threshold("process_bench", None, path, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.shared_data
 def test_alternatives_are_scored_as_chains_of_their_own(shared, tmp_path, arithmetic_data):
   """A model's probability of a step beside the path is that of the chain which ends with it."""

@@ -172,6 +172,7 @@ def test_an_ensemble_trains_scores_and_exports(ensemble, one_device, tmp_path):
   np.testing.assert_allclose(exported, heads, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_ensemble_resumes_bit_for_bit(ensemble, one_device, tmp_path, monkeypatch):
   """The bootstrap samples belong to seed and solution: a resumed run is the uninterrupted one."""
   experiment, run, _ = ensemble
