@@ -41,6 +41,7 @@ setuptools.setup(
     "scipy>=1.13",
     "tyro>=1.0.17",
     "tqdm>=4.66",
+    "urllib3>=2.2",
     "msgspec>=0.22",
     "safetensors>=0.8",
     "matplotlib>=3.9",

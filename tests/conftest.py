@@ -10,6 +10,7 @@ import importlib.util
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 # Compiling is most of the suite's time.  Processes that tests start compile as users' do.
 jax.config.update("jax_disable_most_optimizations", True)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ENVIRONMENT = {  # of the processes that tests start

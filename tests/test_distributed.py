@@ -60,6 +60,7 @@ def whole(config, tmp_path_factory):
   return train(config, tmp_path_factory.mktemp("one"), *MESH)
 
 
+@pytest.mark.slow
 def test_two_hosts_are_one(config, whole, tmp_path):
   """A run on two hosts has the losses, evaluations and checkpoint of a run on one."""
   assert_same_run(whole, train(config, tmp_path, *MESH, hosts=2))

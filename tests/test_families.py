@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reference_models import CASES, GEMMA3, LLAMA3, SLIDES
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder
+from prm_jax.model import decoder, rotary
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
 from prm_jax.training import step as step_lib
@@ -276,8 +276,8 @@ def test_real_smollm2_has_the_logits_of_transformers(shared):
 def test_llama3_stretches_long_waves_only():
   """Llama 3.2's numbers: fast pairs as they were, slow ones 32 times slower, some between."""
   c = config_lib.Model(rope_theta=500_000.0, head_size=64)
-  plain = decoder.frequencies(c)
-  scaled = decoder.frequencies(
+  plain = rotary.frequencies(c)
+  scaled = rotary.frequencies(
     dataclasses.replace(c, rope_scaling="llama3", rope_factor=32.0, rope_original_length=8192)
   )
   ratio = plain / scaled

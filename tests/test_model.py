@@ -144,7 +144,8 @@ def test_a_layer_equals_plain_numpy():
   batch = batch_of([BRANCHES], 24)
   assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
   x = rng.normal(size=(24, config.width))
-  run = jax.jit(lambda x: block(x, TreeMask(batch.subtree_end, batch.positions))[0])
+  attend = decoder.tree_attention(TreeMask(batch.subtree_end, batch.positions), config)
+  run = jax.jit(lambda x: block(x, batch.positions, attend)[0])
   got = run(jnp.asarray(x[None], jnp.float32))
   positions, end = np.asarray(batch.positions[0]), np.asarray(batch.subtree_end[0])
   np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)

@@ -10,7 +10,8 @@ from conftest import ROOT
 PACKAGE = ROOT / "prm_jax"
 # Each room may import those before it, and some of them fewer.
 ORDER = ("runtime", "datasets", "input_pipeline", "model", "pretrained")
-ORDER += ("training", "tpu", "scoring", "aggregation", "evaluation", "supervision", "experiments")
+ORDER += ("training", "tpu", "scoring", "aggregation", "evaluation", "generation")
+ORDER += ("supervision", "experiments")
 ONLY = {"model": set(), "pretrained": {"runtime", "model"}, "aggregation": set()}
 HEAVY = {"flax", "orbax", "grain", "tensorflow_datasets", "tensorflow", "matplotlib", "optax"}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
+from prm_jax.model.rotary import frequencies, rotate
 from prm_jax.model.sharding import ROWS, Axis, constrain, divides
 
 NO_WINDOW = np.iinfo(np.int32).max  # the window of a full-attention layer beside sliding ones
@@ -42,6 +43,11 @@ PROJECTION_EINSUMS = {  # of each of config.PROJECTIONS: activations, weight; S 
   "up": "SD,DF->SF",
   "down": "SF,FD->SD",
 }
+
+
+# Queries [B, T, N, H], keys and values [B, T, K, H], both rotated, and the layer's window (None:
+# the model has none) to [B, T, N, H].
+Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
 class StepScorer(nnx.Module):
@@ -96,16 +102,37 @@ class StepScorer(nnx.Module):
       x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first: bfloat16 checkpoints expect it
     x = constrain(x, ROWS, None, None)
     block, weights = nnx.split(self.blocks)
-    mask = TreeMask(subtree_end, positions)
-    sliding = np.resize([kind == "s" for kind in c.window_pattern], c.layers)  # repeated
+    attend = tree_attention(TreeMask(subtree_end, positions), c)
 
     def layer(x, inputs):
       weights, sliding = inputs
-      return nnx.merge(block, weights)(x, mask, sliding), None
+      return nnx.merge(block, weights)(x, positions, attend, sliding), None
 
     unroll = c.layers if c.unroll_layers else 1
-    x, _ = jax.lax.scan(remat(layer, c), x, (weights, sliding), unroll=unroll)
+    x, _ = jax.lax.scan(remat(layer, c), x, (weights, sliding_layers(c)), unroll=unroll)
     return rms_norm(x, self.final_norm[...], c)
+
+
+def tree_attention(mask: TreeMask, c: config_lib.Model) -> Attention:
+  """Attention within packed rows."""
+
+  def attend(q, k, v, window):
+    masked = mask if window is None else dataclasses.replace(mask, window=window)
+    return attention_lib.attention(
+      q, k, v, masked, scale=scale(c), softcap=c.attention_softcap, implementation=c.attention
+    )
+
+  return attend
+
+
+def scale(c: config_lib.Model) -> float:
+  """The factor of attention scores."""
+  return (c.attention_scalar or c.head_size) ** -0.5
+
+
+def sliding_layers(c: config_lib.Model) -> np.ndarray:
+  """Whether each layer has the window, bool `[L]`: the pattern, repeated."""
+  return np.resize([kind == "s" for kind in c.window_pattern], c.layers)
 
 
 def is_head(name: str) -> bool:
@@ -118,22 +145,22 @@ class Block(nnx.Module):
 
   def __init__(self, c: config_lib.Model, rngs: nnx.Rngs):
     D, N, K, H, F, dtype = c.width, c.heads, c.kv_heads, c.head_size, c.mlp_width, c.param_dtype
-    scale = lambda size: constant(0 if c.norm_offset else 1, (size,), (None,), dtype)
-    self.attention_norm = scale(D)
+    gain = lambda size: constant(0 if c.norm_offset else 1, (size,), (None,), dtype)
+    self.attention_norm = gain(D)
     self.query = weight(rngs, (D, N, H), D**-0.5, ("fsdp", "tensor", None), dtype)
     self.key = weight(rngs, (D, K, H), D**-0.5, ("fsdp", "tensor", None), dtype)
     self.value = weight(rngs, (D, K, H), D**-0.5, ("fsdp", "tensor", None), dtype)
     self.output = weight(rngs, (N, H, D), (N * H) ** -0.5, ("tensor", None, "fsdp"), dtype)
-    self.mlp_norm = scale(D)
+    self.mlp_norm = gain(D)
     self.gate = weight(rngs, (D, F), D**-0.5, ("fsdp", "tensor"), dtype)
     self.up = weight(rngs, (D, F), D**-0.5, ("fsdp", "tensor"), dtype)
     self.down = weight(rngs, (F, D), F**-0.5, ("tensor", "fsdp"), dtype)
     for name, heads in {"query": N, "key": K, "value": K}.items() if c.attention_bias else ():
       setattr(self, f"{name}_bias", constant(0, (heads, H), ("tensor", None), dtype))
     if c.query_key_norm:
-      self.query_norm, self.key_norm = scale(H), scale(H)
+      self.query_norm, self.key_norm = gain(H), gain(H)
     if c.post_norms:
-      self.post_attention_norm, self.post_mlp_norm = scale(D), scale(D)
+      self.post_attention_norm, self.post_mlp_norm = gain(D), gain(D)
     self.config = c
     for name in c.lora_targets if c.lora_rank else ():
       self.add_lora(name, rngs)
@@ -149,10 +176,22 @@ class Block(nnx.Module):
     setattr(self, f"{name}_lora_in", lora_in)
     setattr(self, f"{name}_lora_out", lora_out)
 
-  def __call__(self, x: jax.Array, mask: TreeMask, sliding: jax.Array | bool = False) -> jax.Array:
-    """`[B, T, D]` to the same; `sliding`, bool `[]`: the layer has the window of the config."""
+  def __call__(
+    self,
+    x: jax.Array,
+    positions: jax.Array,
+    attention: Attention,
+    sliding: jax.Array | bool = False,
+  ) -> jax.Array:
+    """`[B, T, D]` to the same.
+
+    Args:
+      positions: int32 `[B, T]`.
+      attention: what queries, keys and values become; a cache has a function of its own.
+      sliding: bool `[]`: the layer has the window of the config.
+    """
     c = self.config
-    y = self.attend(rms_norm(x, self.attention_norm[...], c), mask, sliding)
+    y = self.attend(rms_norm(x, self.attention_norm[...], c), positions, attention, sliding)
     x = x + (rms_norm(y, self.post_attention_norm[...], c) if c.post_norms else y)
     y = rms_norm(x, self.mlp_norm[...], c)
     gate, up = self.project(y, "gate"), self.project(y, "up")
@@ -161,7 +200,9 @@ class Block(nnx.Module):
     x = x + (rms_norm(y, self.post_mlp_norm[...], c) if c.post_norms else y)
     return constrain(x, ROWS, None, None)
 
-  def attend(self, x: jax.Array, mask: TreeMask, sliding: jax.Array | bool) -> jax.Array:
+  def attend(
+    self, x: jax.Array, positions: jax.Array, attention: Attention, sliding: jax.Array | bool
+  ) -> jax.Array:
     """Attention of normalised `[B, T, D]`, projected back to the same shape."""
     c = self.config
     q, k, v = (self.project(x, name) for name in ("query", "key", "value"))
@@ -171,15 +212,10 @@ class Block(nnx.Module):
     if c.local_rope_theta:
       local = dataclasses.replace(c, rope_theta=c.local_rope_theta, rope_scaling="none")
       frequency = jnp.where(sliding, frequencies(local), frequency)
-    q = constrain(rotate(q, mask.positions, frequency), ROWS, None, "tensor", None)
-    k = rotate(k, mask.positions, frequency)
-    if c.window:
-      mask = dataclasses.replace(mask, window=jnp.where(sliding, c.window, NO_WINDOW))
-    scale = (c.attention_scalar or c.head_size) ** -0.5
-    y = attention_lib.attention(
-      q, k, v, mask, scale=scale, softcap=c.attention_softcap, implementation=c.attention
-    )
-    return self.project(y, "output")
+    q = constrain(rotate(q, positions, frequency), ROWS, None, "tensor", None)
+    k = rotate(k, positions, frequency)
+    window = jnp.where(sliding, c.window, NO_WINDOW) if c.window else None
+    return self.project(attention(q, k, v, window), "output")
 
   def project(self, x: jax.Array, name: str) -> jax.Array:
     """The einsum of `x` with one of the layer's weights and its low-rank factors, plus the bias.
@@ -261,35 +297,6 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   if c.norm_offset:
     return (normal * (1 + scale.astype(jnp.float32))).astype(x.dtype)
   return normal.astype(x.dtype) * scale.astype(x.dtype)
-
-
-def frequencies(c: config_lib.Model) -> np.ndarray:
-  """Radians per token for each pair of a head's coordinates, float32 `[H / 2]`.
-
-  Computed in float64: an error here is multiplied by the position.
-  """
-  frequency = float(c.rope_theta) ** -np.linspace(0, 1, c.head_size // 2, endpoint=False)
-  if c.rope_scaling == "linear":
-    frequency = frequency / c.rope_factor
-  elif c.rope_scaling == "llama3":  # low frequencies are divided, high ones kept, others blended
-    turns = c.rope_original_length * frequency / (2 * np.pi)
-    kept = np.clip((turns - c.rope_low_factor) / (c.rope_high_factor - c.rope_low_factor), 0, 1)
-    frequency = frequency * (kept + (1 - kept) / c.rope_factor)
-  return frequency.astype(np.float32)
-
-
-def rotate(x: jax.Array, positions: jax.Array, frequency: jax.Array | np.ndarray) -> jax.Array:
-  """Rotary embedding (arXiv:2104.09864): each pair turned by position times frequency, in float32.
-
-  Args:
-    x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.
-    positions: int32 `[B, T]`.
-    frequency: float32 `[H / 2]`.
-  """
-  angle = positions[:, :, None, None] * frequency
-  cos, sin = jnp.cos(angle), jnp.sin(angle)
-  left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x.dtype)
 
 
 def lora_einsums(name: str) -> tuple[str, str]:

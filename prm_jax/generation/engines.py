@@ -1,0 +1,52 @@
+"""What every generator of text is asked and gives: prompts to completions."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol
+
+from prm_jax import config as config_lib
+from prm_jax.generation.sampling import Sampling
+
+End = Literal["stop", "length"]  # an end token or a stop string; or max_new_tokens came first
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """What a model is to go on from."""
+
+  before: str  # may spell out special tokens, as a chat template does
+  problem: str  # plain text: the name of a special token in it is letters
+  after: str
+  seed: int  # of its samples; sample k of equal prompts with equal seeds is the same text
+
+  @property
+  def text(self) -> str:
+    return self.before + self.problem + self.after
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits(config_lib.Checked):
+  """When a completion ends."""
+
+  max_new_tokens: config_lib.Count = 512
+  stop: tuple[str, ...] = ()  # texts after which it ends; they stay in it
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  prompt: int  # its number among those given
+  sample: int  # its number among those of the prompt
+  text: str  # without the end token
+  end: End
+  tokens: tuple[int, ...] | None = None  # with the end token; None: the engine does not say
+  # Of each token, by the model's own distribution, before temperature and truncation.
+  log_probs: tuple[float, ...] | None = None
+  token_count: int = 0
+
+
+class Engine(Protocol):
+  def generate(
+    self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
+  ) -> Iterator[Completion]:
+    """`n` completions of each prompt, as they end."""
+    ...

@@ -1,0 +1,74 @@
+"""Language models for the sampler: from a public model's directory, or from a run of train.py."""
+
+import dataclasses
+import pathlib
+
+import jax
+
+from prm_jax import config as config_lib
+from prm_jax.generation.sampler import Sampler
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import decoder
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import families, weights
+from prm_jax.runtime import json_lines
+from prm_jax.scoring import scorer
+from prm_jax.training import checkpoint as checkpoint_lib
+
+
+def load_model(
+  directory: str | pathlib.Path, dtype: str = "float32", batch: int = 64, tensor: int = 1
+) -> Sampler:
+  """A sampler of a public model's directory, or of an exported language model's.
+
+  Args:
+    tensor: devices of this host that share a copy of the model.
+
+  Raises:
+    ValueError: the directory is not a language model that the decoder can run, or `tensor` does
+      not divide the devices.
+    OSError: a file is missing or cannot be read.
+  """
+  directory = pathlib.Path(directory)
+  preset, tokenizer = families.read(directory), tokenizers.load(directory)
+  config = dataclasses.replace(preset.config, dtype=dtype, param_dtype=dtype)
+  mesh = _mesh(tensor)
+  abstract = decoder.abstract_params(config, config.vocab_size, 2, mesh)
+  params = weights.load(directory, abstract, config)
+  ends = _end_tokens(directory) | {tokenizer.eos_id} - {None}
+  return Sampler.of(params, config, tokenizer, frozenset(ends), mesh, batch)
+
+
+def load_checkpoint(workdir: str, batch: int = 64, tensor: int = 1) -> Sampler:
+  """A sampler of the newest checkpoint of a run of train.py on text.
+
+  Raises:
+    ValueError, FileNotFoundError: as `Scorer.load`; or the run was not on text.
+  """
+  about, tokenizer = scorer.newest(workdir)
+  if about.contract.objective != "language_model":
+    raise ValueError(
+      f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
+    )
+  mesh = _mesh(tensor)
+  _, about, params = checkpoint_lib.restore_params(workdir, mesh, "latest")
+  ends = frozenset({tokenizer.eos_id} - {None})
+  return Sampler.of(params, about.config.model, tokenizer, ends, mesh, batch)
+
+
+def _mesh(tensor: int) -> jax.sharding.Mesh:
+  """Copies of the model, each over `tensor` of this host's devices."""
+  devices = jax.local_devices()
+  if len(devices) % tensor:
+    raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
+  return sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices)
+
+
+def _end_tokens(directory: pathlib.Path) -> set[int]:
+  """The `eos_token_id`s of generation_config.json and config.json."""
+  found: set[int] = set()
+  for name in ("generation_config.json", "config.json"):
+    if (directory / name).is_file():
+      value = json_lines.document(directory / name).get("eos_token_id")
+      found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+  return found

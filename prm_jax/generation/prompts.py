@@ -1,0 +1,109 @@
+"""Problems to prompts: the model's chat template, worked examples, or the problem alone."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jinja2.sandbox
+import msgspec
+
+from prm_jax.generation.engines import Prompt
+from prm_jax.input_pipeline.tokenizers import Tokenizer, token_name
+from prm_jax.runtime import json_lines
+
+Form = Literal["chat", "few_shot", "plain"]
+Steps = Literal["lines", "paragraphs"]
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+PROBLEM, SOLUTION = "Problem:\n", "Solution:\n"  # of worked examples
+NEXT = f"\n\n{PROBLEM}"  # where a solution after worked examples has ended
+PLACE = "\ue000"  # of the problem in a rendered template
+
+
+class Example(msgspec.Struct):
+  """A worked example: a line of a file for `few_shot`."""
+
+  problem: json_lines.Text
+  steps: list[json_lines.Text]
+
+
+def maker(
+  form: Form, tokenizer: Tokenizer | None, system: str = SYSTEM, examples: Sequence[Example] = ()
+) -> Callable[[str, int], Prompt]:
+  """The function that makes a prompt of a problem and a seed.
+
+  Args:
+    form: "chat": the tokenizer's template, with `system` before the problem.  "few_shot": worked
+      examples, and the problem after them.  "plain": the problem and a newline, as models that
+      `train.py` trains on prompts and completions expect.
+    examples: of "few_shot".
+
+  Raises:
+    ValueError: the tokenizer has no chat template, or one that fails; or there are no examples.
+  """
+  if form == "few_shot" and not examples:
+    raise ValueError("--prompt=few_shot: give worked examples, --examples=FILE")
+  before, after = "", "\n"
+  if form == "chat":
+    before, after = _chat(tokenizer, system)
+  elif form == "few_shot":
+    solved = (f"{PROBLEM}{each.problem}\n\n{SOLUTION}{_lines(each.steps)}" for each in examples)
+    before, after = "\n\n".join([*solved, PROBLEM]), f"\n\n{SOLUTION}"
+  return lambda problem, seed: Prompt(before, problem, after, seed)
+
+
+def _lines(steps: Sequence[str]) -> str:
+  return "\n".join(step.strip() for step in steps)
+
+
+def read_examples(path: pathlib.Path) -> list[Example]:
+  """The worked examples of a file; BadLine if a line is none."""
+  return [json_lines.convert(record, Example, where) for where, record in json_lines.records(path)]
+
+
+def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
+  """What a chat template puts before a problem and after it.
+
+  The template comes with a model, so it runs in jinja2's sandbox, as in transformers.
+  """
+  settings = tokenizer.settings if tokenizer else {}
+  template = settings.get("chat_template")
+  if isinstance(template, list):  # several, by name
+    named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+    template = named.get("default")
+  if not isinstance(template, str):
+    raise ValueError(
+      "there is no chat template (of a server, in --model): give --prompt=few_shot with "
+      "--examples=FILE, or --prompt=plain"
+    )
+  messages = [{"role": "user", "content": PLACE}]
+  if system:
+    messages.insert(0, {"role": "system", "content": system})
+  names = {f"{key}_token": token_name(settings, f"{key}_token") or "" for key in ("bos", "eos")}
+
+  def refuse(message: Any) -> None:
+    raise jinja2.TemplateError(str(message))
+
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+  environment.globals["raise_exception"] = refuse
+  try:
+    text = environment.from_string(template).render(
+      messages=messages, add_generation_prompt=True, **names
+    )
+  except Exception as error:  # a template may fail in any way
+    raise ValueError(f"the chat template fails: {json_lines.show(str(error), 200)}") from error
+  if text.count(PLACE) != 1:
+    raise ValueError("the chat template does not show the problem once")
+  before, _, after = text.partition(PLACE)
+  return before, after
+
+
+def split(text: str, steps: Steps) -> list[str]:
+  """The steps of a solution: its lines (paper section 2.3), or what blank lines part."""
+  if steps == "lines":
+    return [line.strip() for line in text.split("\n") if line.strip()]
+  return [part.strip() for part in text.split("\n\n") if part.strip()]
+
+
+def solution(text: str, form: Form) -> str:
+  """The completion without what follows a solution after worked examples."""
+  return text.partition(NEXT)[0] if form == "few_shot" else text

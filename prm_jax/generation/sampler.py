@@ -1,0 +1,207 @@
+"""The project's own engine: a batch of slots, each refilled as soon as its completion has ended.
+
+A step and the encoding of a prompt are compiled once each.  The random numbers of a completion
+follow from its prompt's seed, its number and the place of the token.  So a text does not depend on
+the batch, on the slot or on the mesh, as far as the logits do not: in float32 their rounding
+decides about one token in a million.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prm_jax import config as config_lib
+from prm_jax.generation import cached_decoder
+from prm_jax.generation import sampling as sampling_lib
+from prm_jax.generation.cached_decoder import Cache, Slots, Weights
+from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.sampling import Sampling
+from prm_jax.input_pipeline.tokenizers import Tokenizer
+
+PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
+
+
+@dataclasses.dataclass
+class _Sample:
+  """A completion under way, in a slot."""
+
+  prompt: int
+  sample: int
+  group: int  # its context
+  seed: int
+  prompt_tokens: Sequence[int]
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  log_probs: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+  """A language model that samples."""
+
+  weights: Weights
+  config: config_lib.Model
+  tokenizer: Tokenizer
+  end_tokens: frozenset[int]
+  mesh: jax.sharding.Mesh
+  batch: int = 64  # slots
+
+  @classmethod
+  def of(
+    cls,
+    params: Any,
+    config: config_lib.Model,
+    tokenizer: Tokenizer,
+    end_tokens: frozenset[int],
+    mesh: jax.sharding.Mesh,
+    batch: int = 64,
+  ) -> Self:
+    """A sampler of the parameters of a `StepScorer`."""
+    config = dataclasses.replace(config, attention="auto")
+    with jax.set_mesh(mesh):
+      made = jax.jit(functools.partial(cached_decoder.prepare, c=config))(params)
+    return cls(made, config, tokenizer, end_tokens, mesh, batch)
+
+  def generate(
+    self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
+  ) -> Iterator[Completion]:
+    """As `engines.Engine`.
+
+    Raises:
+      ValueError: a prompt is empty, or has tokens that the model lacks.
+    """
+    if not prompts:
+      return
+    encoded = [self._encode(prompt) for prompt in prompts]
+    longest = max(map(len, encoded)) - 1  # the last token is read by the first step
+    C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
+    B, T = self.batch, limits.max_new_tokens
+    # Samples start in order: a few prompts beyond those that fill the slots, for stragglers.
+    G = min(-(-B // n) + 2, len(prompts), B)
+    queue = collections.deque(itertools.product(range(len(prompts)), range(n)))
+    slots: list[_Sample | None] = [None] * B
+    contexts: dict[int, int] = {}  # group of each prompt that is under way
+    free, left = [*range(G)], collections.Counter(dict.fromkeys(range(len(prompts)), n))
+    device = jnp.zeros(B, jnp.int32)  # the tokens that the last step chose
+    with jax.set_mesh(self.mesh):
+      cache = self._empty(B, G, C, T)
+      for index in itertools.count():
+        fresh = np.zeros(B, bool)
+        for b in [b for b in range(B) if slots[b] is None]:
+          if not queue or (queue[0][0] not in contexts and not free):
+            break
+          i, k = queue.popleft()
+          if i not in contexts:
+            contexts[i] = free.pop()
+            tokens = np.zeros(C, np.int32)
+            tokens[: len(encoded[i]) - 1] = encoded[i][:-1]
+            cache = self._prefill(self.weights, cache, contexts[i], tokens)
+          slots[b] = _Sample(i, k, contexts[i], prompts[i].seed, encoded[i])
+          fresh[b] = True
+        if not any(slots):
+          return
+        state = self._state(slots)
+        device, log_probs, cache = self._step(
+          self.weights, cache, index % T, state, device, fresh, sampling=sampling
+        )
+        chosen, log_probs = np.asarray(device), np.asarray(log_probs)
+        for b, each in enumerate(slots):
+          if each is None:
+            continue
+          each.tokens.append(int(chosen[b]))
+          each.log_probs.append(float(log_probs[b]))
+          if found := self._ended(each, limits):
+            slots[b] = None
+            left[each.prompt] -= 1
+            if not left[each.prompt]:
+              free.append(contexts.pop(each.prompt))
+            yield found
+
+  def _encode(self, prompt: Prompt) -> list[int]:
+    """The tokens of a prompt, with the tokenizer's first one unless the text spells it out."""
+    encode = self.tokenizer.encode
+    if encode(prompt.problem, special=True) == encode(prompt.problem):
+      ids = encode(prompt.text, special=True)
+    else:
+      ids = encode(prompt.before, special=True) + encode(prompt.problem)
+      ids += encode(prompt.after, special=True)
+    if self.tokenizer.bos_id is not None and ids[:1] != [self.tokenizer.bos_id]:
+      ids = [self.tokenizer.bos_id, *ids]
+    rows = self.weights["embedding"].shape[0]
+    if not ids or max(ids) >= rows:
+      raise ValueError(
+        f"a prompt of tokens {ids[:5]}...: expected at least one, each below the {rows} rows of "
+        "the embedding"
+      )
+    return ids
+
+  def _state(self, slots: Sequence[_Sample | None]) -> dict[str, np.ndarray]:
+    """The slots for `_step`; an empty one reads token 0 at position 0."""
+    rows = [
+      (0, 0, 0, 0, 0, 0, 0)
+      if each is None
+      else (
+        each.prompt_tokens[-1],
+        len(each.prompt_tokens) - 1 + len(each.tokens),
+        each.group,
+        len(each.prompt_tokens) - 1,
+        len(each.tokens),
+        each.seed,
+        each.sample,
+      )
+      for each in slots
+    ]
+    names = ("tokens", "positions", "groups", "context_length", "own_length", "seed", "sample")
+    return dict(zip(names, np.array(rows, np.int32).T))
+
+  def _ended(self, each: _Sample, limits: Limits) -> Completion | None:
+    """The completion, if its last token has ended it."""
+    ended = each.tokens[-1] in self.end_tokens
+    text = None
+    if limits.stop and not ended:
+      text = self.tokenizer.decode(each.tokens)
+      ends = [text.find(stop) + len(stop) for stop in limits.stop if stop in text]
+      text = text[: min(ends)] if ends else None
+    if not ended and text is None and len(each.tokens) < limits.max_new_tokens:
+      return None
+    if text is None:
+      text = self.tokenizer.decode(each.tokens[:-1] if ended else each.tokens)
+      end = "stop" if ended else "length"
+    else:
+      end = "stop"
+    tokens, log_probs = tuple(each.tokens), tuple(each.log_probs)
+    return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
+
+  def _empty(self, B: int, G: int, C: int, T: int) -> Cache:
+    return jax.jit(lambda: cached_decoder.empty(self.config, B, G, C, T))()
+
+  @functools.cached_property
+  def _prefill(self):
+    return jax.jit(functools.partial(cached_decoder.prefill, c=self.config), donate_argnums=1)
+
+  @functools.cached_property
+  def _step(self):
+    c = self.config
+
+    @functools.partial(jax.jit, donate_argnums=1, static_argnames="sampling")
+    def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
+      state = dict(state)
+      uniform = jax.vmap(_uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])
+      slots = Slots(**state | {"tokens": jnp.where(fresh, state["tokens"], last)})
+      logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
+      tokens, log_probs = sampling_lib.choose(logits, uniform, sampling)
+      return tokens, log_probs, cache
+
+    return step
+
+
+def _uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
+  """The random number of a token, in [0, 1): of its prompt's seed, its sample and its place."""
+  key = jax.random.fold_in(jax.random.key(seed), sample)
+  return jax.random.uniform(jax.random.fold_in(key, place))

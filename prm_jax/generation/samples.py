@@ -1,0 +1,202 @@
+"""Problems to a file of candidate solutions, problem by problem, resumable after any kill.
+
+Problems that are done stand in a journal beside the output, `OUTPUT.journal`, one line each with
+all of its samples.  A kill can tear the last line only; the next run drops it, samples what is
+missing, and at the end writes the output in the order of the input.  Several hosts share the
+problems, each with its own journal, on a disk that all of them see.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from prm_jax.evaluation.answers import extraction
+from prm_jax.generation import prompts as prompts_lib
+from prm_jax.generation.engines import Completion, Engine, Limits, Prompt
+from prm_jax.generation.sampling import Sampling
+from prm_jax.runtime import json_lines, progress, storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What decides the samples of a problem, beside the model."""
+
+  n: int
+  sampling: Sampling
+  limits: Limits
+  seed: int
+  form: prompts_lib.Form
+  steps: prompts_lib.Steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  where: str  # FILE:LINE
+  number: int  # in the file, from 0
+  record: dict[str, Any]  # the line: its keys go to each sample
+  text: str
+
+
+class Line(msgspec.Struct):
+  """The key of a line that is read."""
+
+  problem: json_lines.Text
+
+
+def read(path: pathlib.Path) -> list[Problem]:
+  """The problems of a file; BadLine if a line has no `problem`."""
+  return [
+    Problem(where, i, record, json_lines.convert(record, Line, where).problem)
+    for i, (where, record) in enumerate(json_lines.records(path))
+  ]
+
+
+def prompt_seed(seed: int, number: int) -> int:
+  """The seed of a problem's samples."""
+  digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+  return int.from_bytes(digest[:4], "big") >> 1  # servers take 31 bits
+
+
+def record(problem: Problem, found: Completion, s: Settings) -> dict[str, Any]:
+  """A line of the output: the problem's keys, and the sample in the form of scored samples.
+
+  A sample that was cut off has no answer: it is missing, not wrong.
+  """
+  text = prompts_lib.solution(found.text, s.form)
+  finished = found.end == "stop"
+  out = problem.record | {
+    "text": text,
+    "steps": prompts_lib.split(text, s.steps) or [text],
+    "answer": extraction.final_answer(text) if finished else None,
+    "tokens": found.token_count,
+    "finished": finished,
+    "sample": found.sample,
+  }
+  return out | ({"logprob": sum(found.log_probs)} if found.log_probs is not None else {})
+
+
+class Journal:
+  """The problems that are done, in a file that survives a kill."""
+
+  def __init__(self, path: pathlib.Path, facts: dict[str, Any]):
+    """Opens the journal; `facts` are those of the run that it belongs to.
+
+    Raises:
+      ValueError: it belongs to another run, and which facts differ.
+    """
+    self.path, self.done = path, {}
+    facts, whole = json.loads(json.dumps(facts)), 0
+    if path.is_file():
+      data = path.read_bytes()
+      for line in data.splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+          break  # torn by a kill
+        entry = json_lines.parse(line, f"{path}")
+        if not whole and entry != facts:
+          changed = [key for key in facts if entry.get(key) != facts[key]]
+          raise ValueError(
+            f"{path} holds samples of another run ({', '.join(changed)} differ); finish that one "
+            "with its own settings, or delete the file"
+          )
+        if whole:
+          self.done[entry["problem"]] = entry["samples"]
+        whole += len(line)
+    self._file = path.open("r+b" if path.is_file() else "wb")
+    self._file.truncate(whole)
+    self._file.seek(whole)
+    if not whole:
+      self._write(facts)
+
+  def add(self, number: int, samples: list[dict[str, Any]]) -> None:
+    self._write({"problem": number, "samples": samples})
+    self.done[number] = samples
+
+  def _write(self, entry: dict[str, Any]) -> None:
+    self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+    self._file.flush()
+    os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    self._file.close()
+
+
+def generate(
+  problems: Sequence[Problem],
+  engine: Engine,
+  make: Callable[[str, int], Prompt],
+  s: Settings,
+  journal: Journal,
+) -> None:
+  """Samples the problems that are not in the journal yet, and shows how it goes."""
+  left = [problem for problem in problems if problem.number not in journal.done]
+  asked = [make(each.text, prompt_seed(s.seed, each.number)) for each in left]
+  found: dict[int, dict[int, dict]] = {}
+  tokens = ended = count = 0
+  total, done = len(problems) * s.n, (len(problems) - len(left)) * s.n
+  with progress.Progress(desc="sampling", total=total, initial=done, unit="samples") as bar:
+    for completion in engine.generate(asked, s.n, s.sampling, s.limits):
+      problem = left[completion.prompt]
+      of = found.setdefault(problem.number, {})
+      of[completion.sample] = record(problem, completion, s)
+      if len(of) == s.n:
+        journal.add(problem.number, [of[k] for k in sorted(found.pop(problem.number))])
+      count, tokens = count + 1, tokens + completion.token_count
+      ended += completion.end == "stop"
+      rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
+      bar.set_postfix_str(f"{rate:.0f} tokens/s, {100 * ended / count:.0f} % ended", refresh=False)
+      bar.update()
+
+
+@contextlib.contextmanager
+def journal_of(output: pathlib.Path, host: int, facts: dict[str, Any]) -> Iterator[Journal]:
+  """The journal of a host, as long as the output is not written."""
+  journal = Journal(journal_path(output, host), facts)
+  try:
+    yield journal
+  finally:
+    journal.close()
+
+
+def journal_path(output: pathlib.Path, host: int) -> pathlib.Path:
+  return output.with_name(f"{output.name}.journal" + (f".{host}" if host else ""))
+
+
+def write(output: pathlib.Path, problems: Sequence[Problem], hosts: int, facts: dict) -> list[dict]:
+  """Writes the samples of all journals in the order of the problems, and deletes the journals."""
+  done, paths = {}, [journal_path(output, host) for host in range(hosts)]
+  for path in paths:
+    journal = Journal(path, facts)
+    journal.close()
+    done |= journal.done
+  lines = [sample for problem in problems for sample in done[problem.number]]
+  with storage.written(output) as out:
+    out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+  for path in paths:
+    path.unlink()
+  return lines
+
+
+def table(lines: Sequence[dict[str, Any]]) -> list[str]:
+  """What was sampled, for the screen."""
+  finished = sum(line["finished"] for line in lines)
+  answered = sum(line["answer"] is not None for line in lines)
+  share = lambda count: f"{100 * count / max(len(lines), 1):.1f} %"
+  tokens = sum(line["tokens"] for line in lines)
+  return [
+    f"{len(lines):,} samples, {tokens:,} tokens",
+    f"{share(finished)} ended, {share(len(lines) - finished)} were cut off",
+    f"{share(answered)} have an answer",
+  ]
+
+
+def digest(path: pathlib.Path) -> str:
+  """The sha256 of a file."""
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,81 @@
+"""How the next token is chosen: temperature, top-k, top-p and min-p, from one uniform number."""
+
+import dataclasses
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import msgspec
+
+from prm_jax import config as config_lib
+
+LIKELIEST = 1024  # candidates that are sorted; all of the vocabulary only where these do not do
+BLOCK = 128  # of the vocabulary, whose probabilities are summed first
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(config_lib.Checked):
+  """The settings, applied in this order, as in transformers."""
+
+  temperature: config_lib.NonNegative = 1.0  # 0: the likeliest token
+  top_k: config_lib.Whole = 0  # 0: all
+  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+  min_p: config_lib.Share = 0.0  # share of the likeliest token's probability
+
+
+def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Array, jax.Array]:
+  """A token for each row, int32 `[B]`, and its log-probability, float32 `[B]`.
+
+  The log-probability is the model's own, before temperature and truncation.
+
+  Args:
+    logits: float32 `[B, V]`.
+    uniform: float32 `[B]` in [0, 1): the only randomness, by inversion of the distribution.
+  """
+  if s.temperature == 0:
+    tokens = logits.argmax(-1)
+  elif s.top_k == 0 and s.top_p == 1 and s.min_p == 0:
+    tokens = _of_all(logits / s.temperature, uniform)
+  else:
+    tokens = _of_likeliest(logits / s.temperature, uniform, s)
+  chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+  return tokens.astype(jnp.int32), chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _of_all(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+  """Inversion in two levels: first the block of the vocabulary, then the token in it."""
+  V = logits.shape[1]
+  p = jnp.exp(logits - logits.max(-1, keepdims=True))
+  p = jnp.pad(p, [(0, 0), (0, -V % BLOCK)]).reshape(len(p), -1, BLOCK)
+  ends = jnp.cumsum(p.sum(-1), axis=-1)
+  target = uniform * ends[:, -1]
+  block = _first_above(ends, target)
+  begin = jnp.where(block > 0, jnp.take_along_axis(ends, block[:, None] - 1, 1)[:, 0], 0)
+  inside = jnp.take_along_axis(p, block[:, None, None], axis=1)[:, 0]
+  return block * BLOCK + _first_above(jnp.cumsum(inside, axis=-1), target - begin)
+
+
+def _first_above(ends: jax.Array, target: jax.Array) -> jax.Array:
+  """Index of the first running sum above the target; of the last that grows, for lack of one."""
+  last = (ends < ends[:, -1:]).sum(-1)
+  return jnp.minimum((ends <= target[:, None]).sum(-1), last)
+
+
+def _of_likeliest(logits: jax.Array, uniform: jax.Array, s: Sampling) -> jax.Array:
+  V, total = logits.shape[1], jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+
+  def among(k: int) -> tuple[jax.Array, jax.Array]:
+    """The token among the k likeliest, and whether all that may be chosen are among them."""
+    values, ids = jax.lax.top_k(logits, k)
+    p = jnp.exp(values - (jax.nn.logsumexp(values, -1, keepdims=True) if s.top_k else total))
+    before = jnp.cumsum(p, axis=-1) - p
+    kept = (before < s.top_p) & (p >= s.min_p * p[:, :1])
+    ends = jnp.cumsum(jnp.where(kept, p, 0), axis=-1)
+    chosen = _first_above(ends, uniform * ends[:, -1])
+    whole = jnp.all((before[:, -1] + p[:, -1] >= s.top_p) | (p[:, -1] < s.min_p * p[:, 0]))
+    return jnp.take_along_axis(ids, chosen[:, None], axis=1)[:, 0], whole
+
+  tokens, whole = among(min(s.top_k or LIKELIEST, V))
+  if s.top_k or V <= LIKELIEST:
+    return tokens
+  return jax.lax.cond(whole, lambda: tokens, lambda: among(V)[0])

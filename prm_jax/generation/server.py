@@ -1,0 +1,172 @@
+"""The engine of others: any server of OpenAI's completions API (vLLM, SGLang, the TPU engines).
+
+Requests are for one sample each, with a seed of its own: servers differ in what `n` and `seed` mean
+together, and what they share of a prompt they find by themselves.  A request that fails for a
+reason that passes is repeated, by urllib3's `Retry`.  What a server does not honour is said once.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import urllib3
+
+from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.sampling import Sampling
+from prm_jax.runtime import json_lines
+
+MAX_BYTES = 64 * 2**20  # of an answer
+AGAIN = (408, 429, 500, 502, 503, 504)  # status codes that may pass
+
+
+class LogProbs(msgspec.Struct):
+  tokens: list[str] = []
+  token_logprobs: list[float | None] = []
+
+
+class Choice(msgspec.Struct):
+  text: str
+  finish_reason: str | None = None
+  stop_reason: str | int | None = None  # of vLLM: the stop string
+  matched_stop: str | int | None = None  # of SGLang
+  logprobs: LogProbs | None = None
+
+
+class Usage(msgspec.Struct):
+  completion_tokens: int = 0
+
+
+class Answer(msgspec.Struct):
+  choices: list[Choice]
+  usage: Usage | None = None
+
+
+@dataclasses.dataclass
+class Server:
+  """An engine behind a URL, such as http://127.0.0.1:8000/v1."""
+
+  url: str
+  model: str  # as the server names it
+  concurrency: int = 64  # requests under way
+  key: str = ""  # of the API
+  retries: int = 8
+  seconds: float = 600.0  # that one request may take
+  said: set[str] = dataclasses.field(default_factory=set)
+
+  def generate(
+    self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
+  ) -> Iterator[Completion]:
+    """As `engines.Engine`.
+
+    Raises:
+      ValueError: the server refuses a request, or gives what is no completion.
+      OSError: it cannot be reached, after all retries.
+    """
+    retry = urllib3.Retry(
+      self.retries,
+      backoff_factor=0.5,
+      backoff_jitter=0.5,
+      backoff_max=60,
+      status_forcelist=AGAIN,
+      allowed_methods=None,
+      raise_on_status=False,
+    )
+    timeout = urllib3.Timeout(connect=10, read=self.seconds)
+    pool = urllib3.PoolManager(maxsize=self.concurrency, retries=retry, timeout=timeout)
+    jobs = ((i, k) for i in range(len(prompts)) for k in range(n))
+    executor = concurrent.futures.ThreadPoolExecutor(self.concurrency)
+    waiting: set[concurrent.futures.Future] = set()
+    ask = lambda i, k: self._completion(pool, prompts[i], i, k, sampling, limits)
+    try:
+      for job in jobs:
+        waiting.add(executor.submit(ask, *job))
+        if len(waiting) >= 2 * self.concurrency:
+          done, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
+          yield from (each.result() for each in done)
+      yield from (each.result() for each in concurrent.futures.as_completed(waiting))
+    finally:
+      executor.shutdown(wait=False, cancel_futures=True)
+      pool.clear()
+
+  def _completion(
+    self,
+    pool: urllib3.PoolManager,
+    prompt: Prompt,
+    i: int,
+    k: int,
+    sampling: Sampling,
+    limits: Limits,
+  ) -> Completion:
+    seed = hashlib.sha256(f"{prompt.seed} {k}".encode()).digest()
+    body = {
+      "model": self.model,
+      "prompt": prompt.text,
+      "n": 1,
+      "max_tokens": limits.max_new_tokens,
+      "temperature": sampling.temperature,
+      "top_p": sampling.top_p,
+      "seed": int.from_bytes(seed[:4], "big") >> 1,
+      "logprobs": 0,
+    }
+    if limits.stop:
+      body |= {"stop": [*limits.stop], "include_stop_str_in_output": True}
+    # Beyond OpenAI's own parameters, which vLLM and SGLang have.
+    body |= {"top_k": sampling.top_k} if sampling.top_k else {}
+    body |= {"min_p": sampling.min_p} if sampling.min_p else {}
+    answer = self._ask(pool, body)
+    if len(answer.choices) != 1:
+      raise ValueError(f"{self.url}: {len(answer.choices)} choices for n=1")
+    return self._read(answer, i, k, limits)
+
+  def _ask(self, pool: urllib3.PoolManager, body: dict[str, Any]) -> Answer:
+    url = f"{self.url.rstrip('/')}/completions"
+    headers = {"Content-Type": "application/json"}
+    headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+    try:
+      response = pool.request(
+        "POST", url, body=json.dumps(body).encode(), headers=headers, preload_content=False
+      )
+      data = response.read(MAX_BYTES + 1)
+      response.release_conn()
+    except urllib3.exceptions.HTTPError as error:
+      raise OSError(f"{url}: no answer after {self.retries} retries: {error}") from error
+    if response.status != 200:
+      shown = json_lines.show(data[:300].decode(errors="replace"), 300)
+      raise ValueError(f"{url}: status {response.status}: {shown}")
+    if len(data) > MAX_BYTES:
+      raise ValueError(f"{url}: an answer of more than {MAX_BYTES} bytes")
+    return json_lines.convert(json_lines.parse(data, url), Answer, url)
+
+  def _read(self, answer: Answer, i: int, k: int, limits: Limits) -> Completion:
+    (choice,) = answer.choices
+    text, end = choice.text, "length" if choice.finish_reason == "length" else "stop"
+    if choice.finish_reason not in ("stop", "length"):
+      self._say(f"finish_reason is {choice.finish_reason!r}: taken for an end")
+    found = [(text.index(stop) + len(stop)) for stop in limits.stop if stop in text]
+    reason = choice.stop_reason or choice.matched_stop
+    if end == "stop" and reason in limits.stop and not found:
+      self._say("leaves stop strings out of the text: added here")
+      text += reason
+    if found and min(found) < len(text):
+      self._say("text goes on after a stop string: cut here")
+      text, end = text[: min(found)], "stop"
+    log_probs = choice.logprobs.token_logprobs if choice.logprobs else None
+    if log_probs is not None and None in log_probs:
+      log_probs = None
+    if log_probs is None:
+      self._say("gives no log-probabilities")
+    count = answer.usage.completion_tokens if answer.usage else len(log_probs or ())
+    if not count:
+      self._say("does not say how many tokens a completion has")
+    return Completion(i, k, text, end, None, log_probs and tuple(log_probs), count)
+
+  def _say(self, text: str) -> None:
+    """Says once what the server does otherwise than it was asked."""
+    if text not in self.said:
+      self.said.add(text)
+      print(f"{self.url}: {text}", file=sys.stderr, flush=True)

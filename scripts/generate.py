@@ -1,0 +1,121 @@
+"""Candidate solutions from a language model: n samples of each problem, in the form to be scored.
+
+  python scripts/generate.py --model=models/qwen2.5-coder-0.5b --input=problems.jsonl \\
+    --output=samples.jsonl --n=16 --max_new_tokens=512 --temperature=0.8
+
+--input: JSON lines with `problem`; other keys are kept.  --output: one line for each sample, with
+`text`, `steps`, `answer`, `tokens`, `logprob` and `finished`; one that was cut off is not finished
+and has no answer.  grade.py, score.py and rerank.py read them.
+
+--model is a public model or an export of a language model, --checkpoint a run of train.py on
+text.  --url is a server instead; its key is read from OPENAI_API_KEY, and --model, if given, has
+the chat template.  --prompt=chat uses the model's template; few_shot puts the solved problems of
+--examples first; plain gives the problem and a newline.  The same --seed gives the same samples,
+whatever --batch is.
+
+Run again after a kill, it goes on with the problems that were not done.  Several hosts share the
+problems if they share the disk of --output.
+"""
+
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
+import dataclasses
+import os
+import pathlib
+from typing import Annotated, Literal
+
+import msgspec
+
+from prm_jax import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(config_lib.Checked):
+  input: pathlib.Path
+  output: pathlib.Path
+  model: str = ""  # directory of a public or exported language model
+  checkpoint: str = ""  # or work directory of train.py, trained on text
+  url: str = ""  # or a server of OpenAI's completions API, such as http://127.0.0.1:8000/v1
+  served_model: str = ""  # the server's name of the model; --model then has its chat template
+  concurrency: config_lib.Count = 64  # requests under way
+  n: config_lib.Count = 16  # samples of each problem
+  max_new_tokens: config_lib.Count = 512
+  temperature: config_lib.NonNegative = 1.0
+  top_k: config_lib.Whole = 0  # 0: all
+  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+  min_p: config_lib.Share = 0.0
+  stop: tuple[str, ...] = ()  # texts that end a sample; they stay in it
+  seed: config_lib.Whole = 0
+  prompt: Literal["chat", "few_shot", "plain"] = "chat"
+  system: str | None = None  # of chat; None: to reason step by step and box the answer
+  examples: pathlib.Path | None = None  # of few_shot: lines with problem and steps
+  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines are between steps
+  batch: config_lib.Count = 64  # samples under way at once
+  dtype: Literal["float32", "bfloat16"] = "float32"  # of --model
+  tensor: config_lib.Count = 1  # devices that share a copy of the model
+  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  import jax
+
+  from prm_jax.generation import language_models, prompts, samples, server
+  from prm_jax.generation.engines import Limits
+  from prm_jax.generation.sampling import Sampling
+  from prm_jax.input_pipeline import tokenizers
+  from prm_jax.runtime import distributed, progress
+
+  if bool(args.url) != bool(args.served_model):
+    raise ValueError("--url and --served_model go together")
+  if not args.url and bool(args.model) == bool(args.checkpoint):
+    raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
+  if args.output.resolve() == args.input.resolve():
+    raise ValueError(f"--output={args.output} is the input: give another name")
+  with distributed.job(args.hosts):
+    distributed.check_same_command(args, [args.input])
+    problems = samples.read(args.input)
+    with progress.waiting(f"loading {args.url or args.model or args.checkpoint}"):
+      tokenizer = None
+      if args.url:
+        key = os.environ.get("OPENAI_API_KEY", "")
+        engine = server.Server(args.url, args.served_model, args.concurrency, key)
+        tokenizer = tokenizers.load(args.model) if args.model else None
+      elif args.model:
+        engine = language_models.load_model(args.model, args.dtype, args.batch, args.tensor)
+      else:
+        engine = language_models.load_checkpoint(args.checkpoint, args.batch, args.tensor)
+      tokenizer = tokenizer or getattr(engine, "tokenizer", None)
+    examples = prompts.read_examples(args.examples) if args.examples else []
+    system = prompts.SYSTEM if args.system is None else args.system
+    make = prompts.maker(args.prompt, tokenizer, system, examples)
+    stop = (*args.stop, prompts.NEXT) if args.prompt == "few_shot" else args.stop
+    settings = samples.Settings(
+      args.n,
+      Sampling(args.temperature, args.top_k, args.top_p, args.min_p),
+      Limits(args.max_new_tokens, stop),
+      args.seed,
+      args.prompt,
+      args.steps,
+    )
+    # The first prompt stands for template, system prompt and examples.
+    facts = dataclasses.asdict(settings) | {
+      "model": [args.url, args.served_model, args.model or args.checkpoint],
+      "dtype": args.dtype,
+      "input": samples.digest(args.input),
+      "prompt": make(problems[0].text, 0).text,
+    }
+    host, hosts = jax.process_index(), jax.process_count()
+    with samples.journal_of(args.output, host, facts) as journal:
+      samples.generate(problems[host::hosts], engine, make, settings, journal)
+    distributed.check_same({"done": True})  # all hosts have got here
+    if distributed.is_first():
+      written = samples.write(args.output, problems, hosts, facts)
+      print("\n".join(samples.table(written)))
+      print(f"-> {args.output}")
+
+
+if __name__ == "__main__":
+  exits.run(main)

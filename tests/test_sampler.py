@@ -1,0 +1,185 @@
+"""The project's own engine: a cached step is the whole forward pass, and a text is its seed's."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_model
+import tiny
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from prm_jax import config as config_lib
+from prm_jax.generation import sampling
+from prm_jax.generation.engines import Limits, Prompt
+from prm_jax.generation.sampler import Sampler
+from prm_jax.generation.sampling import Sampling
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.training import step as step_lib
+
+PROBLEMS = ("2+2", "What is 3*4?", "x", "Add 1 to 7, then double it.")
+LIMITS, FREE = Limits(max_new_tokens=12), Sampling()
+
+
+class Letters(tiny.Bytes):
+  """Any tokens have a text."""
+
+  def decode(self, ids) -> str:
+    return bytes(i - 2 for i in ids if 2 <= i < 257).decode("latin-1")
+
+
+@functools.cache
+def params(kind: str):
+  """A random model that spreads its probability over many tokens."""
+  if kind == "everything":
+    return test_model.EVERYTHING, *test_model.everything()
+  config = {"plain": tiny.MODEL, "lora": LORA}[kind]
+  graph = step_lib.graph(config, tiny.TOKENIZER.vocab_size, 3)
+  init = functools.partial(
+    step_lib.init_params, config=config, vocab_size=tiny.TOKENIZER.vocab_size, num_classes=3
+  )
+  made = jax.jit(init)(jax.random.key(1))
+  if kind == "lora":
+    noise = lambda x: 0.3 * jax.random.normal(jax.random.key(2), x.shape)
+    made = jax.tree_util.tree_map_with_path(
+      lambda path, x: noise(x) if "lora_out" in str(path) else x, made
+    )
+  return config, graph, made
+
+
+LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_targets=("query", "output", "down"))
+
+
+def sampler(kind: str = "plain", batch: int = 4, devices: int = 1, end=(257,)) -> Sampler:
+  config, _, made = params(kind)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(data=devices, fsdp=1), jax.devices()[:devices])
+  return Sampler.of(made, config, Letters(), frozenset(end), mesh, batch)
+
+
+def texts(engine: Sampler, n: int = 3, s: Sampling = FREE, limits: Limits = LIMITS):
+  prompts = [Prompt("", problem, "\n", i) for i, problem in enumerate(PROBLEMS)]
+  found = {(x.prompt, x.sample): x for x in engine.generate(prompts, n, s, limits)}
+  assert sorted(found) == [(i, k) for i in range(len(PROBLEMS)) for k in range(n)]
+  return found
+
+
+@pytest.mark.parametrize("kind", ["plain", "everything", "lora"])
+def test_log_probabilities_are_those_of_the_whole_sequence(kind):
+  """Teacher-forced: prompt and completion in one forward pass, without a cache.
+
+  More samples than slots, so that slots are refilled and rings go round; the window of
+  `everything` ends within the context and within the ring.
+  """
+  _, graph, made = params(kind)
+  for (i, _), found in texts(sampler(kind, batch=3)).items():
+    prompt = [1, *tiny.TOKENIZER.encode(f"{PROBLEMS[i]}\n")]
+    tokens = np.array([*prompt, *found.tokens], np.int32)[None]
+    length = tokens.shape[1]
+    model = nnx.merge(graph, made)
+    hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
+    log_probs = jax.nn.log_softmax(model.next_token_logits(hidden)[0])
+    expected = [log_probs[len(prompt) - 1 + j, t] for j, t in enumerate(found.tokens)]
+    np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("batch", "devices"),
+  [(8, 4), pytest.param(8, 1, marks=pytest.mark.slow), pytest.param(64, 1, marks=pytest.mark.slow)],
+)
+def test_a_text_depends_on_neither_batch_nor_slot_nor_mesh(batch, devices):
+  one = texts(sampler(batch=1))
+  assert len({x.text for x in one.values()}) > len(PROBLEMS)
+  other = texts(sampler(batch=batch, devices=devices), n=4)
+  assert all(other[key].tokens == x.tokens for key, x in one.items())
+
+
+def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
+  """A stop string stays in the text, an end token does not."""
+  free = texts(sampler(end=()))
+  assert {x.end for x in free.values()} == {"length"}
+  assert all(len(x.tokens) == 12 for x in free.values())
+  token = next(iter(free.values())).tokens[5]
+  for key, x in texts(sampler(end=(token,))).items():
+    before = free[key].tokens
+    assert x.tokens == before[: before.index(token) + 1 if token in before else 12]
+    assert x.end == ("stop" if token in before else "length")
+    assert x.text == Letters().decode(x.tokens[: -1 if x.end == "stop" else None])
+  stop = next(x.text for x in free.values() if x.text)[:2]
+  for key, x in texts(sampler(end=()), limits=Limits(12, (stop,))).items():
+    whole = free[key].text
+    assert x.text == (whole[: whole.index(stop) + len(stop)] if stop in whole else whole)
+    assert x.end == ("stop" if stop in whole else "length")
+
+
+def test_temperature_zero_is_the_likeliest_token():
+  _, graph, made = params("plain")
+  for x in texts(sampler(), n=1, s=Sampling(temperature=0)).values():
+    prompt = [1, *tiny.TOKENIZER.encode(f"{PROBLEMS[x.prompt]}\n")]
+    tokens = np.array([*prompt, *x.tokens], np.int32)[None]
+    length = tokens.shape[1]
+    model = nnx.merge(graph, made)
+    hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
+    best = model.next_token_logits(hidden)[0].argmax(-1)[len(prompt) - 1 : -1]
+    assert [*best] == [*x.tokens]
+
+
+def allowed(logits: np.ndarray, s: Sampling) -> np.ndarray:
+  """Slowly: the probabilities after temperature, top-k, top-p and min-p, one after the other."""
+  p = np.exp((logits - logits.max()) / s.temperature)
+  order = np.argsort(-p, kind="stable")
+  kept = order[: s.top_k or None]
+  p_kept = p[kept] / p[kept].sum()
+  before = np.cumsum(p_kept) - p_kept
+  kept = kept[(before < s.top_p) & (p_kept >= s.min_p * p_kept[0])]
+  out = np.zeros(len(p))
+  out[kept] = p[kept] / p[kept].sum()
+  return out
+
+
+SETTINGS = st.builds(
+  Sampling,
+  temperature=st.sampled_from([0.3, 1.0, 2.0]),
+  top_k=st.sampled_from([0, 1, 3, 40]),
+  top_p=st.sampled_from([0.2, 0.9, 1.0]),
+  min_p=st.sampled_from([0.0, 0.1]),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(s=SETTINGS, vocabulary=st.sampled_from([3, 50, 1500]), seed=st.integers(0, 99))
+def test_samples_follow_the_truncated_distribution(s, vocabulary, seed):
+  """Each token's share of evenly spaced uniform numbers is its probability: inversion is exact."""
+  rng = np.random.default_rng(seed)
+  logits = rng.normal(0, 3, vocabulary).astype(np.float32)
+  draws = 4000
+  uniform = ((np.arange(draws) + 0.5) / draws).astype(np.float32)
+  choose = jax.jit(sampling.choose, static_argnums=2)
+  tokens, log_probs = choose(jnp.tile(logits, (draws, 1)), uniform, s)
+  expected = allowed(logits.astype(np.float64), s)
+  share = np.bincount(tokens, minlength=vocabulary) / draws
+  # an interval of length p holds draws * p points, give or take one; float32 sums add their own
+  np.testing.assert_allclose(share, expected, rtol=0, atol=1.6 / draws)
+  own = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+  np.testing.assert_allclose(log_probs, own[np.asarray(tokens)], atol=1e-4)
+
+
+def test_sampled_frequencies_follow_the_model():
+  """Chi-square of first tokens over seeds: the uniform numbers are uniform."""
+  _, graph, made = params("plain")
+  tokens = np.array([[1, *tiny.TOKENIZER.encode("x\n")]], np.int32)
+  length = tokens.shape[1]
+  model = nnx.merge(graph, made)
+  hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
+  p = np.asarray(jax.nn.softmax(2 * model.next_token_logits(hidden)[0, -1]), np.float64)
+  draws = 2000
+  found = sampler(batch=64).generate([Prompt("", "x", "\n", 0)], draws, Sampling(0.5), Limits(1))
+  counts = np.bincount([x.tokens[0] for x in found], minlength=len(p))
+  common = p * draws >= 5
+  observed = [*counts[common], counts[~common].sum()]
+  expected = [*p[common] * draws, (1 - p[common].sum()) * draws]
+  assert common.sum() > 3 and stats.chisquare(observed, expected).pvalue > 1e-3
