@@ -70,6 +70,8 @@ def main() -> None:
 
   if bool(args.url) != bool(args.served_model):
     raise ValueError("--url and --served_model go together")
+  if args.url and args.checkpoint:
+    raise ValueError("--url and --checkpoint contradict each other")
   if not args.url and bool(args.model) == bool(args.checkpoint):
     raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
   if args.output.resolve() == args.input.resolve():

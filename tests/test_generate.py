@@ -133,17 +133,19 @@ def test_what_a_server_does_not_honour_is_said_once(loopback, capsys):
     "choices": [{"text": "a", "finish_reason": "stop", "stop_reason": "!"}]
   }
   assert {x.text for x in run(engine).values()} == {"a!"}
+  state["make"] = lambda body: {"choices": [{"text": "", "finish_reason": "abort"}]}
+  assert {(x.text, x.end) for x in run(engine).values()} == {("", "length")}
   state["make"] = lambda body: {"choices": [{"text": "a!b", "finish_reason": "length"}]}
   assert {(x.text, x.end) for x in run(engine).values()} == {("a!", "stop")}
   said = capsys.readouterr().err.splitlines()
-  assert len(said) == len(engine.said) == 4
+  assert len(said) == len(engine.said) == 5
 
 
 SETTINGS = samples.Settings(2, Sampling(), Limits(9), seed=0, form="plain", steps="lines")
 
 
 def write_problems(path, count=5):
-  lines = [json.dumps({"problem": f"p{i}", "level": i}) + "\n" for i in range(count)]
+  lines = [json.dumps({"problem": f"p{i}", "level": i, "answer": "7"}) + "\n" for i in range(count)]
   path.write_text("".join(lines))
 
 
@@ -167,6 +169,7 @@ def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopbac
   ]
   assert all(x["steps"] == ["one", "two", "\\boxed{7}"] for x in lines)
   assert [x["answer"] for x in lines] == [None] * 2 + ["7"] * 8
+  assert {x["ground_truth_answer"] for x in lines} == {"7"}
   assert [x["finished"] for x in lines] == [False] * 2 + [True] * 8
   assert not [*tmp_path.glob("*journal*")]
 

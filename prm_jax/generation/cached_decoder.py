@@ -73,10 +73,7 @@ class Layer(decoder.Block):
 
 
 def prepare(params: Any, c: config_lib.Model) -> Weights:
-  """Weights of a step from those of `StepScorer`, in `c.dtype`; low-rank factors are merged.
-
-  Jit it with `donate_argnums=0`: both would not fit beside each other.
-  """
+  """Weights of a step from those of `StepScorer`, in `c.dtype`; low-rank factors are merged."""
   blocks, layers = params["blocks"], []
   for i in range(c.layers):
     layer = {name: x[i] for name, x in blocks.items() if "_lora_" not in name}

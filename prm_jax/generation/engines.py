@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+import msgspec
 
 from prm_jax import config as config_lib
 from prm_jax.generation.sampling import Sampling
@@ -29,7 +31,9 @@ class Limits(config_lib.Checked):
   """When a completion ends."""
 
   max_new_tokens: config_lib.Count = 512
-  stop: tuple[str, ...] = ()  # texts after which it ends; they stay in it
+  stop: tuple[
+    Annotated[str, msgspec.Meta(min_length=1)], ...
+  ] = ()  # texts after which it ends; they stay in it
 
 
 @dataclasses.dataclass(frozen=True)

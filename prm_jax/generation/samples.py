@@ -67,13 +67,17 @@ def prompt_seed(seed: int, number: int) -> int:
 def record(problem: Problem, found: Completion, s: Settings) -> dict[str, Any]:
   """A line of the output: the problem's keys, and the sample in the form of scored samples.
 
-  A sample that was cut off has no answer: it is missing, not wrong.
+  A sample that was cut off has no answer: it is missing, not wrong.  A problem's own `answer`, as
+  MATH has it, becomes `ground_truth_answer`; other keys of a sample replace the problem's.
   """
   text = prompts_lib.solution(found.text, s.form)
   finished = found.end == "stop"
-  out = problem.record | {
+  given = {key: value for key, value in problem.record.items() if key != "logprob"}
+  if "answer" in given:
+    given = {"ground_truth_answer": given["answer"]} | given
+  out = given | {
     "text": text,
-    "steps": prompts_lib.split(text, s.steps) or [text],
+    "steps": prompts_lib.split(text, s.steps) or [" "],
     "answer": extraction.final_answer(text) if finished else None,
     "tokens": found.token_count,
     "finished": finished,

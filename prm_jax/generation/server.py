@@ -2,7 +2,10 @@
 
 Requests are for one sample each, with a seed of its own: servers differ in what `n` and `seed` mean
 together, and what they share of a prompt they find by themselves.  A request that fails for a
-reason that passes is repeated, by urllib3's `Retry`.  What a server does not honour is said once.
+reason that passes is repeated, by urllib3's `Retry`.  What an answer shows to be otherwise than it
+was asked is said once; that a server ignores a seed or top-k shows in no answer.
+
+The server gets the prompt as one text: a special token that a problem spells out is that token.
 """
 
 import concurrent.futures
@@ -26,7 +29,7 @@ AGAIN = (408, 429, 500, 502, 503, 504)  # status codes that may pass
 
 class LogProbs(msgspec.Struct):
   tokens: list[str] = []
-  token_logprobs: list[float | None] = []
+  token_logprobs: list[float | None] | None = None
 
 
 class Choice(msgspec.Struct):
@@ -144,9 +147,9 @@ class Server:
 
   def _read(self, answer: Answer, i: int, k: int, limits: Limits) -> Completion:
     (choice,) = answer.choices
-    text, end = choice.text, "length" if choice.finish_reason == "length" else "stop"
+    text, end = choice.text, "stop" if choice.finish_reason == "stop" else "length"
     if choice.finish_reason not in ("stop", "length"):
-      self._say(f"finish_reason is {choice.finish_reason!r}: taken for an end")
+      self._say(f"finish_reason is {choice.finish_reason!r}: taken for cut off")
     found = [(text.index(stop) + len(stop)) for stop in limits.stop if stop in text]
     reason = choice.stop_reason or choice.matched_stop
     if end == "stop" and reason in limits.stop and not found:
@@ -156,7 +159,7 @@ class Server:
       self._say("text goes on after a stop string: cut here")
       text, end = text[: min(found)], "stop"
     log_probs = choice.logprobs.token_logprobs if choice.logprobs else None
-    if log_probs is not None and None in log_probs:
+    if not log_probs or None in log_probs:
       log_probs = None
     if log_probs is None:
       self._say("gives no log-probabilities")
