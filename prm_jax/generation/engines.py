@@ -31,9 +31,8 @@ class Limits(config_lib.Checked):
   """When a completion ends."""
 
   max_new_tokens: config_lib.Count = 512
-  stop: tuple[
-    Annotated[str, msgspec.Meta(min_length=1)], ...
-  ] = ()  # texts after which it ends; they stay in it
+  # Texts after which it ends; they stay in it.
+  stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
