@@ -62,6 +62,7 @@ def main() -> None:
   args = config_lib.parse(Args, __doc__)
   import jax
 
+  from prm_jax.datasets import download
   from prm_jax.generation import language_models, prompts, samples, server
   from prm_jax.generation.engines import Limits
   from prm_jax.generation.sampling import Sampling
@@ -106,7 +107,7 @@ def main() -> None:
     facts = dataclasses.asdict(settings) | {
       "model": [args.url, args.served_model, args.model or args.checkpoint],
       "dtype": args.dtype,
-      "input": samples.digest(args.input),
+      "input": download.sha256_of(args.input),
       "prompt": make(problems[0].text, 0).text,
     }
     host, hosts = jax.process_index(), jax.process_count()

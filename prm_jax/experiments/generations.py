@@ -124,11 +124,10 @@ def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, 
 
 def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
   """How far the scores of the pool have moved since the last generation's model."""
-  rank = np.array([stats.spearmanr(pool.scores, last.scores).statistic])
+  rank = float(stats.spearmanr(pool.scores, last.scores).statistic)
   return {
     "drift": mean(np.abs(np.exp(pool.scores) - np.exp(last.scores))),
-    # None where all scores are equal.
-    "rank_correlation": mean(rank[np.isfinite(rank)]),
+    "rank_correlation": rank if np.isfinite(rank) else None,  # none where all scores are equal
   }
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from prm_jax.config import Checked, Count, Experiment, NonNegative, Positive, Share, Whole
+from prm_jax.datasets import download
 from prm_jax.datasets.arithmetic import HARD, Generator, Setting
 from prm_jax.experiments.tasks import Embedded
 from prm_jax.runtime import json_lines, storage
@@ -143,8 +144,7 @@ def _sha256(path: str) -> str:
   if "://" in path:
     return path  # remote storage: by name alone
   if not pathlib.Path(path).is_dir():
-    with open(path, "rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
+    return download.sha256_of(path)
   digest = hashlib.sha256()
   for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
     size = each.stat().st_size

@@ -38,7 +38,6 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  where: str  # FILE:LINE
   number: int  # in the file, from 0
   record: dict[str, Any]  # the line: its keys go to each sample
   text: str
@@ -53,7 +52,7 @@ class Line(msgspec.Struct):
 def read(path: pathlib.Path) -> list[Problem]:
   """The problems of a file; BadLine if a line has no `problem`."""
   return [
-    Problem(where, i, record, json_lines.convert(record, Line, where).problem)
+    Problem(i, record, json_lines.convert(record, Line, where).problem)
     for i, (where, record) in enumerate(json_lines.records(path))
   ]
 
@@ -198,9 +197,3 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
     f"{share(finished)} ended, {share(len(lines) - finished)} were cut off",
     f"{share(answered)} have an answer",
   ]
-
-
-def digest(path: pathlib.Path) -> str:
-  """The sha256 of a file."""
-  with path.open("rb") as file:
-    return hashlib.file_digest(file, "sha256").hexdigest()
