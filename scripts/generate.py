@@ -21,6 +21,7 @@ from prm_jax.runtime import exits
 
 exits.on_signals()  # before what takes time to import
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -111,7 +112,8 @@ def main() -> None:
       "prompt": make(problems[0].text, 0).text,
     }
     host, hosts = jax.process_index(), jax.process_count()
-    with samples.journal_of(args.output, host, facts) as journal:
+    path = samples.journal_path(args.output, host)
+    with contextlib.closing(samples.Journal(path, facts)) as journal:
       samples.generate(problems[host::hosts], engine, make, settings, journal)
     distributed.check_same({"done": True})  # all hosts have got here
     if distributed.is_first():

@@ -24,7 +24,6 @@ environment .venv-test '[test]'
 "$python" -m ruff format --check --quiet .
 case " $* " in
   *" -m "*) exec "$python" -m pytest "$@" ;;
-  # whole files to a process first, so that it makes what their tests share once; three processes
-  # on two cores, as tests of several hosts wait for each other
-  *) exec "$python" -m pytest -m "not slow" --numprocesses=3 --dist=worksteal "$@" ;;
+  # whole files to a process first, so that it makes what their tests share once
+  *) exec "$python" -m pytest -m "not slow" --numprocesses=2 --dist=worksteal "$@" ;;
 esac

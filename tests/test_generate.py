@@ -1,6 +1,7 @@
 """generate.py and the engine of other people's servers, on a loopback server."""
 
 import collections
+import contextlib
 import dataclasses
 import http.server
 import json
@@ -160,7 +161,7 @@ def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopbac
     "choices": [{"text": text, "finish_reason": ends.get(body["prompt"], "stop")}]
   }
   problems = samples.read(path)
-  with samples.journal_of(out, 0, {"a": 1}) as journal:
+  with contextlib.closing(samples.Journal(samples.journal_path(out, 0), {"a": 1})) as journal:
     samples.generate(problems, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
   lines = samples.write(out, problems, 1, {"a": 1})
   assert lines == [json.loads(line) for line in out.read_text().splitlines()]

@@ -90,14 +90,14 @@ def summarise(results: Results) -> dict[str, Any]:
     for a, b in pairs
     for n in samples
   }
-  out_of_base, beyond = {}, {}
+  over_base, beyond = {}, {}
   have = {each["run"] for each in results.runs}
   bases = {name: results.accuracy(name) for name in BASES if name in have}
   if bases:
     of = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
     differences |= {f"{a} - {b}, 0": results.intervals(of(a) - of(b)) for a, b in pairs}
     gains = {name: curve - of(name.rpartition("-")[0]) for name, curve in curves.items()}
-    out_of_base = {name: results.intervals(gain) for name, gain in gains.items()}
+    over_base = {name: results.intervals(gain) for name, gain in gains.items()}
     beyond = {
       str(n): results.intervals(gains[f"process-{n}"] - gains[f"outcome_labeller-{n}"])
       for n in samples
@@ -109,7 +109,7 @@ def summarise(results: Results) -> dict[str, Any]:
     "differences": differences,
     "baselines": baselines,
     "bases": {name: results.intervals(curve) for name, curve in bases.items()},
-    "gains": out_of_base,  # of labels, over the arm's base
+    "gains": over_base,  # of labels, over the arm's base
     "beyond": beyond,  # gain by process labels minus gain by the labeller's outcomes
     "repeats": results.intervals(repeats),
     "process - repeats": results.intervals(curves[f"process-{samples[-1]}"] - repeats),

@@ -57,6 +57,7 @@ class Layer(decoder.Block):
   """A layer whose matrices are `[outputs, inputs]`."""
 
   def project(self, x: jax.Array, name: str) -> jax.Array:
+    """As `Block.project`, without low-rank factors: they are merged."""
     B, T, *_ = x.shape
     # Products are float32 and then rounded: XLA's CPU backend is slow at bfloat16 products.
     y = jnp.einsum(

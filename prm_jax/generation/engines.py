@@ -1,6 +1,7 @@
 """What every generator of text is asked and gives: prompts to completions."""
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Protocol
 
@@ -45,6 +46,12 @@ class Completion:
   # Of each token, by the model's own distribution, before temperature and truncation.
   log_probs: tuple[float, ...] | None = None
   token_count: int = 0
+
+
+def derived_seed(seed: int, number: int) -> int:
+  """The seed of one of many: of a problem's samples, or of one sample.  Servers take 31 bits."""
+  digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
+  return int.from_bytes(digest[:4], "big") >> 1
 
 
 class Engine(Protocol):

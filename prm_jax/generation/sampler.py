@@ -162,19 +162,14 @@ class Sampler:
 
   def _ended(self, each: _Sample, limits: Limits) -> Completion | None:
     """The completion, if its last token has ended it."""
-    ended = each.tokens[-1] in self.end_tokens
-    text = None
-    if limits.stop and not ended:
-      text = self.tokenizer.decode(each.tokens)
-      ends = [text.find(stop) + len(stop) for stop in limits.stop if stop in text]
-      text = text[: min(ends)] if ends else None
-    if not ended and text is None and len(each.tokens) < limits.max_new_tokens:
+    ended, text = each.tokens[-1] in self.end_tokens, None
+    if limits.stop or ended or len(each.tokens) == limits.max_new_tokens:
+      text = self.tokenizer.decode(each.tokens[: -1 if ended else None])
+      if stops := [text.index(stop) + len(stop) for stop in limits.stop if stop in text]:
+        text, ended = text[: min(stops)], True
+    if not ended and len(each.tokens) < limits.max_new_tokens:
       return None
-    if text is None:
-      text = self.tokenizer.decode(each.tokens[:-1] if ended else each.tokens)
-      end = "stop" if ended else "length"
-    else:
-      end = "stop"
+    end = "stop" if ended else "length"
     tokens, log_probs = tuple(each.tokens), tuple(each.log_probs)
     return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
 

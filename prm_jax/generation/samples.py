@@ -6,20 +6,18 @@ missing, and at the end writes the output in the order of the input.  Several ho
 problems, each with its own journal, on a disk that all of them see.
 """
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from prm_jax.evaluation.answers import extraction
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Completion, Engine, Limits, Prompt
+from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines, progress, storage
 
@@ -55,12 +53,6 @@ def read(path: pathlib.Path) -> list[Problem]:
     Problem(i, record, json_lines.convert(record, Line, where).problem)
     for i, (where, record) in enumerate(json_lines.records(path))
   ]
-
-
-def prompt_seed(seed: int, number: int) -> int:
-  """The seed of a problem's samples."""
-  digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
-  return int.from_bytes(digest[:4], "big") >> 1  # servers take 31 bits
 
 
 def record(problem: Problem, found: Completion, s: Settings) -> dict[str, Any]:
@@ -139,7 +131,7 @@ def generate(
 ) -> None:
   """Samples the problems that are not in the journal yet, and shows how it goes."""
   left = [problem for problem in problems if problem.number not in journal.done]
-  asked = [make(each.text, prompt_seed(s.seed, each.number)) for each in left]
+  asked = [make(each.text, derived_seed(s.seed, each.number)) for each in left]
   found: dict[int, dict[int, dict]] = {}
   tokens = ended = count = 0
   total, done = len(problems) * s.n, (len(problems) - len(left)) * s.n
@@ -155,16 +147,6 @@ def generate(
       rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
       bar.set_postfix_str(f"{rate:.0f} tokens/s, {100 * ended / count:.0f} % ended", refresh=False)
       bar.update()
-
-
-@contextlib.contextmanager
-def journal_of(output: pathlib.Path, host: int, facts: dict[str, Any]) -> Iterator[Journal]:
-  """The journal of a host, as long as the output is not written."""
-  journal = Journal(journal_path(output, host), facts)
-  try:
-    yield journal
-  finally:
-    journal.close()
 
 
 def journal_path(output: pathlib.Path, host: int) -> pathlib.Path:

@@ -10,7 +10,6 @@ The server gets the prompt as one text: a special token that a problem spells ou
 
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import urllib3
 
-from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.engines import Completion, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines
 
@@ -105,7 +104,6 @@ class Server:
     sampling: Sampling,
     limits: Limits,
   ) -> Completion:
-    seed = hashlib.sha256(f"{prompt.seed} {k}".encode()).digest()
     body = {
       "model": self.model,
       "prompt": prompt.text,
@@ -113,7 +111,7 @@ class Server:
       "max_tokens": limits.max_new_tokens,
       "temperature": sampling.temperature,
       "top_p": sampling.top_p,
-      "seed": int.from_bytes(seed[:4], "big") >> 1,
+      "seed": derived_seed(prompt.seed, k),
       "logprobs": 0,
     }
     if limits.stop:

@@ -233,6 +233,7 @@ class _Reader:
     return self.power()
 
   def power(self):
+    """An atom with its factorials and its exponent, which may have a sign."""
     value = self.atom()
     while self.next_is("!"):
       self.tokens.popleft()
@@ -245,6 +246,7 @@ class _Reader:
     return value
 
   def atom(self):
+    """A number, a letter, pi, a bracket, or a function of one."""
     token = self.tokens.popleft() if self.tokens else ""
     if token == "(":
       value = self.sum()
