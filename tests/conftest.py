@@ -53,7 +53,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
   for item in items:
-    for mark in NEEDED.keys() & item.keywords.keys():
+    for mark in filter(item.get_closest_marker, NEEDED):
       if absent := [name for name in NEEDED[mark] if importlib.util.find_spec(name) is None]:
         reason = f"{', '.join(absent)} not installed: bash scripts/test.sh --reference"
         item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,15 +1,16 @@
 """The decoder with a cache: each token is encoded once, however many tokens follow it.
 
 A slot is a sequence that grows by a token a step.  Its keys and values are in two parts.  The
-context is what came before, such as the prompt: it is stored once and read by all slots that share
-it.  The slot's own tokens are in a ring of T places, with one place to write for all slots, so that
-a step writes a slice and scatters nothing.
+context is what slots may share, such as the prompt, or the steps that solutions in a search have in
+common: each token is stored once, at a place, and a slot sees the places of its own past.  The
+slot's latest tokens are in a ring of T places, with one place to write for all slots, so that a
+step writes a slice and scatters nothing.  `keep` moves them to the context.
 
 Layers are unrolled, so that each cache is written in place, and matrices are `[outputs, inputs]`,
 which XLA's CPU backend multiplies faster in bfloat16.
 
-Letters: B slots, G contexts, C tokens of a context, T of a ring, S of a prompt; the others as in
-`prm_jax`.
+Letters: B slots, G contexts, C places of a context, T of a ring, S of a prompt or of a row of new
+tokens; the others as in `prm_jax`.
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ class Cache:
 
   context_k: list[jax.Array]  # [G, K, C, H]
   context_v: list[jax.Array]
+  positions: jax.Array  # int32 [G, C], of the token at each place of a context
   own_k: list[jax.Array]  # [B, K, T, H]
   own_v: list[jax.Array]
 
@@ -48,9 +50,23 @@ class Slots:
 
   tokens: jax.Array  # int32 [B], to be read now
   positions: jax.Array  # int32 [B], of these tokens
-  groups: jax.Array  # int32 [B], the slot's context
-  context_length: jax.Array  # int32 [B], tokens of the context that the slot has
-  own_length: jax.Array  # int32 [B], tokens read by the slot itself before this one
+  groups: jax.Array | None  # int32 [B], the slot's context; None: slots are sorted, B / G for each
+  seen: jax.Array  # bool [B, C], the places of the context that hold the slot's past
+  own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """New tokens of one context, as trees in preorder that go on from places of the context."""
+
+  group: jax.Array  # int32 [], the context
+  tokens: jax.Array  # int32 [S]
+  positions: jax.Array  # int32 [S]
+  subtree_end: jax.Array  # int32 [S], index just past each token's last descendant
+  past: jax.Array  # int32 [S], which row of `seen` each token has
+  seen: jax.Array  # bool [P, C]
+  reads: jax.Array  # int32 [R], the tokens whose hidden states are wanted
 
 
 class Layer(decoder.Block):
@@ -100,7 +116,18 @@ def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
   of = lambda rows, tokens: [
     jnp.zeros((rows, c.kv_heads, tokens, c.head_size), c.dtype) for _ in range(c.layers)
   ]
-  return Cache(of(G, C), of(G, C), of(B, T), of(B, T))
+  return Cache(of(G, C), of(G, C), jnp.zeros((G, C), jnp.int32), of(B, T), of(B, T))
+
+
+def grown(cache: Cache, C: int) -> Cache:
+  """The cache with contexts of C places."""
+  pad = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, C - x.shape[2]), (0, 0)])
+  return dataclasses.replace(
+    cache,
+    context_k=[pad(x) for x in cache.context_k],
+    context_v=[pad(x) for x in cache.context_v],
+    positions=jnp.pad(cache.positions, [(0, 0), (0, C - cache.positions.shape[1])]),
+  )
 
 
 def prefill(
@@ -110,8 +137,8 @@ def prefill(
 
   Args:
     group: int32 `[]`.
-    tokens: int32 `[S]`, at most C; what pads a prompt at its end is not seen by its own tokens,
-      and later by no slot (`Slots.context_length`).
+    tokens: int32 `[S]`, at most C, which get the places 0 to S - 1; what pads a prompt at its end
+      is not seen by its own tokens, and later by no slot (`Slots.seen`).
   """
   (S,) = tokens.shape
   found, positions = [], jnp.arange(S)[None]
@@ -132,6 +159,9 @@ def prefill(
     cache,
     context_k=[put(old, k) for old, (k, _) in zip(cache.context_k, found)],
     context_v=[put(old, v) for old, (_, v) in zip(cache.context_v, found)],
+    positions=jax.lax.dynamic_update_slice(
+      cache.positions, jnp.arange(S, dtype=jnp.int32)[None], (group, 0)
+    ),
   )
 
 
@@ -143,14 +173,14 @@ def step(
   Args:
     index: int32 `[]`, place of the rings to write to: the step's number modulo T.
   """
-  C, T = cache.context_k[0].shape[2], cache.own_k[0].shape[2]
+  T = cache.own_k[0].shape[2]
+  sorted_slots = slots.groups is None
+  of_slots = lambda x: x if sorted_slots else x[slots.groups]
   back = (index - jnp.arange(T)) % T  # steps since each place was written
-  own = back[None] <= slots.own_length[:, None]
-  context = jnp.arange(C)[None] < slots.context_length[:, None]
-  distance = jnp.concatenate(
-    [slots.positions[:, None] - jnp.arange(C), jnp.broadcast_to(back, own.shape)], axis=1
-  )
-  visible = jnp.concatenate([context, own], axis=1)
+  own = back <= slots.own_length[:, None]
+  positions = of_slots(cache.positions)  # [B or G, C]
+  each = -(-len(slots.tokens) // len(positions))
+  distance = slots.positions[:, None] - jnp.repeat(positions, each, axis=0)
   own_k, own_v = list(cache.own_k), list(cache.own_v)
 
   def cached(layer: int) -> Attention:
@@ -159,16 +189,81 @@ def step(
         old, new.transpose(0, 2, 1, 3), (0, 0, index, 0)
       )
       own_k[layer], own_v[layer] = put(own_k[layer], k), put(own_v[layer], v)
-      seen = visible if window is None else visible & (distance < window)
-      keys = (cache.context_k[layer][slots.groups], own_k[layer])
-      values = (cache.context_v[layer][slots.groups], own_v[layer])
-      return _attend(q, keys, values, seen, c)
+      in_window = lambda seen, far: seen if window is None else seen & (far < window)
+      context = (of_slots(cache.context_k[layer]), of_slots(cache.context_v[layer]))
+      parts = [
+        (*context, in_window(slots.seen, distance)[:, None]),
+        (own_k[layer], own_v[layer], in_window(own, back)[:, None]),
+      ]
+      return _attend(q, parts, c)
 
     return attention
 
   x = hidden(weights, slots.tokens[:, None], slots.positions[:, None], cached, c)
   cache = dataclasses.replace(cache, own_k=own_k, own_v=own_v)
   return logits(weights, x[:, 0], c), cache
+
+
+def extend(
+  weights: Weights, cache: Cache, rows: Row, *, c: config_lib.Model
+) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
+  """Encodes new tokens of contexts, without keeping them.
+
+  Args:
+    rows: B of them, stacked.
+
+  Returns:
+    Hidden states at the reads `[B, R, D]`; and keys and values of the new tokens, `[B, K, S, H]`
+    of each layer, for `keep`.
+  """
+  mask = TreeMask(rows.subtree_end).dense()
+  seen = jnp.take_along_axis(rows.seen, rows.past[..., None], axis=1)
+  of_row = lambda x: x[rows.group]
+  distance = rows.positions[:, :, None] - of_row(cache.positions)[:, None]
+  own = rows.positions[:, :, None] - rows.positions[:, None]
+  keys, values = [], []
+
+  def cached(layer: int) -> Attention:
+    def attention(q, k, v, window):
+      k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+      keys.append(k)
+      values.append(v)
+      in_window = lambda seen, far: seen if window is None else seen & (far < window)
+      context = (of_row(cache.context_k[layer]), of_row(cache.context_v[layer]))
+      parts = [(*context, in_window(seen, distance)), (k, v, in_window(mask, own))]
+      return _attend(q, parts, c)
+
+    return attention
+
+  x = hidden(weights, rows.tokens, rows.positions, cached, c)
+  return jnp.take_along_axis(x, rows.reads[..., None], axis=1), keys, values
+
+
+def keep(
+  cache: Cache,
+  source: jax.Array,
+  target: jax.Array,
+  positions: jax.Array,
+  new: tuple[list[jax.Array], list[jax.Array]] | None = None,
+) -> Cache:
+  """The cache with some tokens of its rings, or new ones, in its contexts.
+
+  Args:
+    source: int32 `[M, 2]`, row and index of each token in the rings, or in `new`.
+    target: int32 `[M, 2]`, its context and its place there; beyond the cache: it is not kept.
+    positions: int32 `[M]`.
+    new: keys and values that `extend` has given, `[B, K, S, H]` of each layer.
+  """
+  keys, values = new or (cache.own_k, cache.own_v)
+  to = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(
+    new[source[:, 0], :, source[:, 1]].astype(old.dtype), mode="drop"
+  )
+  return dataclasses.replace(
+    cache,
+    context_k=[to(old, new) for old, new in zip(cache.context_k, keys)],
+    context_v=[to(old, new) for old, new in zip(cache.context_v, values)],
+    positions=cache.positions.at[target[:, 0], target[:, 1]].set(positions, mode="drop"),
+  )
 
 
 def hidden(
@@ -201,28 +296,39 @@ def _without_lora(c: config_lib.Model) -> config_lib.Model:
 
 
 def _attend(
-  q: jax.Array,
-  keys: tuple[jax.Array, ...],
-  values: tuple[jax.Array, ...],
-  visible: jax.Array,
-  c: config_lib.Model,
+  q: jax.Array, parts: list[tuple[jax.Array, jax.Array, jax.Array]], c: config_lib.Model
 ) -> jax.Array:
-  """Attention of one query a slot, `[B, 1, N, H]`, to the parts of its cache.
+  """Attention of new tokens, `[B, S, N, H]`, to the parts of what they see.
 
   Args:
-    keys, values: `[B, K, _, H]` of each part.
-    visible: bool `[B, _]`, over all parts.
+    parts: keys and values, `[G, K, _, H]`, and which of them each token sees, bool `[B, S, _]`;
+      rows are sorted by the G of a part that several share.
   """
-  B, _, N, H = q.shape
-  K = keys[0].shape[1]
-  q = q.reshape(B, K, N // K, H) * decoder.scale(c)
-  scores = [jnp.einsum("BKGH,BKTH->BKGT", q, k, preferred_element_type=jnp.float32) for k in keys]
-  scores = attention_lib.soft_cap(jnp.concatenate(scores, axis=-1), c.attention_softcap)
-  scores = jnp.where(visible[:, None, None], scores, MASK_VALUE)
-  weights = jax.nn.softmax(scores, axis=-1).astype(values[0].dtype)
-  parts = jnp.split(weights, [keys[0].shape[2]], axis=-1)
-  out = sum(
-    jnp.einsum("BKGT,BKTH->BKGH", w, v, preferred_element_type=jnp.float32)
-    for w, v in zip(parts, values)
-  )
-  return out.astype(q.dtype).reshape(B, 1, N, H)
+  B, S, N, H = q.shape
+  K = parts[0][0].shape[1]
+  Q = N // K
+  q = q.reshape(B, S, K, Q, H).transpose(0, 2, 1, 3, 4) * decoder.scale(c)  # [B, K, S, Q, H]
+
+  def shared(x: jax.Array, G: int) -> jax.Array:
+    """`[B, K, S * Q, _]` as `[G, K, B / G * S * Q, _]`: one matrix for those who read the same."""
+    return x.reshape(G, B // G, K, S * Q, -1).swapaxes(1, 2).reshape(G, K, B // G * S * Q, -1)
+
+  def apart(x: jax.Array, G: int) -> jax.Array:
+    return x.reshape(G, K, B // G, S * Q, -1).swapaxes(1, 2).reshape(B, K, S * Q, -1)
+
+  scores = []
+  for k, _, seen in parts:
+    found = jnp.einsum("GKQH,GKTH->GKQT", shared(q, len(k)), k, preferred_element_type=jnp.float32)
+    found = attention_lib.soft_cap(apart(found, len(k)), c.attention_softcap)
+    found = found.reshape(B, K, S, Q, -1)
+    scores.append(jnp.where(seen[:, None, :, None], found, MASK_VALUE).reshape(B, K, S * Q, -1))
+  highest = functools.reduce(jnp.maximum, [each.max(-1, keepdims=True) for each in scores])
+  scores = [jnp.exp(each - highest) for each in scores]
+  out = 0
+  for weights, (_, v, _) in zip(scores, parts):
+    weights = shared(weights.astype(v.dtype), len(v))
+    out += apart(
+      jnp.einsum("GKQT,GKTH->GKQH", weights, v, preferred_element_type=jnp.float32), len(v)
+    )
+  out = out / sum(each.sum(-1, keepdims=True) for each in scores)
+  return out.astype(q.dtype).reshape(B, K, S, Q, H).swapaxes(1, 2).reshape(B, S, N, H)

@@ -78,7 +78,7 @@ class Sampler:
     """
     if not prompts:
       return
-    encoded = [self._encode(prompt) for prompt in prompts]
+    encoded = [self.encode(prompt) for prompt in prompts]
     longest = max(map(len, encoded)) - 1  # the last token is read by the first step
     C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
     B, T = self.batch, limits.max_new_tokens
@@ -90,7 +90,7 @@ class Sampler:
     free, left = [*range(G)], collections.Counter(dict.fromkeys(range(len(prompts)), n))
     device = jnp.zeros(B, jnp.int32)  # the tokens that the last step chose
     with jax.set_mesh(self.mesh):
-      cache = self._empty(B, G, C, T)
+      cache = self.empty(B, G, C, T)
       for index in itertools.count():
         fresh = np.zeros(B, bool)
         for b in [b for b in range(B) if slots[b] is None]:
@@ -101,7 +101,7 @@ class Sampler:
             contexts[i] = free.pop()
             tokens = np.zeros(C, np.int32)
             tokens[: len(encoded[i]) - 1] = encoded[i][:-1]
-            cache = self._prefill(self.weights, cache, contexts[i], tokens)
+            cache = self.prefill(self.weights, cache, contexts[i], tokens)
           slots[b] = _Sample(i, k, contexts[i], prompts[i].seed, encoded[i])
           fresh[b] = True
         if not any(slots):
@@ -123,7 +123,7 @@ class Sampler:
               free.append(contexts.pop(each.prompt))
             yield found
 
-  def _encode(self, prompt: Prompt) -> list[int]:
+  def encode(self, prompt: Prompt) -> list[int]:
     """The tokens of a prompt, with the tokenizer's first one unless the text spells it out."""
     encode = self.tokenizer.encode
     if encode(prompt.problem, special=True) == encode(prompt.problem):
@@ -173,11 +173,11 @@ class Sampler:
     tokens, log_probs = tuple(each.tokens), tuple(each.log_probs)
     return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
 
-  def _empty(self, B: int, G: int, C: int, T: int) -> Cache:
+  def empty(self, B: int, G: int, C: int, T: int) -> Cache:
     return jax.jit(lambda: cached_decoder.empty(self.config, B, G, C, T))()
 
   @functools.cached_property
-  def _prefill(self):
+  def prefill(self):
     return jax.jit(functools.partial(cached_decoder.prefill, c=self.config), donate_argnums=1)
 
   @functools.cached_property
@@ -187,16 +187,18 @@ class Sampler:
     @functools.partial(jax.jit, donate_argnums=1, static_argnames="sampling")
     def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
       state = dict(state)
-      uniform = jax.vmap(_uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])
-      slots = Slots(**state | {"tokens": jnp.where(fresh, state["tokens"], last)})
+      numbers = jax.vmap(uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])
+      places = jnp.arange(cache.positions.shape[1])
+      seen = places < state.pop("context_length")[:, None]
+      slots = Slots(**state | {"tokens": jnp.where(fresh, state["tokens"], last)}, seen=seen)
       logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
-      tokens, log_probs = sampling_lib.choose(logits, uniform, sampling)
+      tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
       return tokens, log_probs, cache
 
     return step
 
 
-def _uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
+def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
   """The random number of a token, in [0, 1): of its prompt's seed, its sample and its place."""
   key = jax.random.fold_in(jax.random.key(seed), sample)
   return jax.random.uniform(jax.random.fold_in(key, place))

@@ -204,22 +204,31 @@ class Scorer:
     return facts | {"dtype": self.config.dtype}
 
   @functools.cached_property
-  def _forward(self):
+  def graph(self) -> nnx.GraphDef:
+    """The model's structure, which `nnx.merge` joins with `params`."""
     # Scoring may be on other devices than training was, where its kernel does not run.
     config = dataclasses.replace(self.config, attention="auto")
-    classes, heads = len(self.contract.classes), self.contract.heads
-    graphdef = step_lib.graph(config, self.vocab_size, classes, heads)
+    return step_lib.graph(config, self.vocab_size, len(self.contract.classes), self.contract.heads)
 
+  @functools.cached_property
+  def _forward(self):
     def log_probs(params: Any, head: Head, batch: Batch) -> jax.Array:
-      if not head:
-        return step_lib.read_log_probs(params, batch, graphdef=graphdef)
-      model = nnx.merge(graphdef, params)
+      model = nnx.merge(self.graph, params)
       hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-      at = jnp.take_along_axis(hidden, batch.read_positions[..., None], axis=1)
-      softcap = config.logit_softcap if self.readout.answers else 0
-      return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
+      return self.log_probs(params, head, hidden, batch.read_positions)
 
     return jax.jit(log_probs, out_shardings=sharding_lib.replicated(self.mesh))
+
+  def log_probs(
+    self, params: Any, head: Head, hidden: jax.Array, read_positions: jax.Array
+  ) -> jax.Array:
+    """Class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`."""
+    if not head:
+      model = nnx.merge(self.graph, params)
+      return jax.nn.log_softmax(model.class_logits(hidden, read_positions))
+    at = jnp.take_along_axis(hidden, read_positions[..., None], axis=1)
+    softcap = self.config.logit_softcap if self.readout.answers else 0
+    return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
 
 
 def _published(

@@ -1,0 +1,65 @@
+"""Which solutions a search goes on with, after each has got a step and a score: the rules.
+
+A rule gets the lanes of one problem and gives the parents of the next ones; the search copies a
+parent that is given more than once.  Names, published forms and what differs from them:
+
+* `beam`: the best `n / expansions` unfinished solutions, each `expansions` times (Snell et al.
+  2024, arXiv 2408.03314; search-and-learn's beam_search.py).
+* `dvts`: `n / expansions` independent subtrees, each going on with its best solution (Beeching et
+  al. 2024; diverse_verifier_tree_search.py).  Siblings that are finished are not lost.
+* `particles`: all lanes drawn anew in proportion to r / (1 - r) of their scores r; finished ones
+  take part and stay as they are (Puri et al. 2025, arXiv 2502.01618).
+* `best_of_n`: each goes on by itself.
+
+Lookahead (Snell et al. 2024) is `beam` with scores read at the end of a rollout.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+  """The lanes of a problem.  Those that were cut off are not among them."""
+
+  scores: np.ndarray  # [lanes], probabilities
+  finished: np.ndarray  # bool [lanes]
+  trees: np.ndarray  # int [lanes], the subtree of each
+
+
+def best_of_n(s: Scored, n: int, expansions: int, rng: np.random.Generator) -> list[int]:
+  return [*np.flatnonzero(~s.finished)]
+
+
+def beam(s: Scored, n: int, expansions: int, rng: np.random.Generator) -> list[int]:
+  going = np.flatnonzero(~s.finished)
+  best = going[np.argsort(-s.scores[going], kind="stable")][: n // expansions]
+  # Fewer than that: in turn, so that no lane is idle (search-and-learn does the same).
+  return sorted(np.resize(best, n)) if len(best) else []
+
+
+def dvts(s: Scored, n: int, expansions: int, rng: np.random.Generator) -> list[int]:
+  best = [
+    max(np.flatnonzero(s.trees == tree), key=lambda i: s.scores[i]) for tree in np.unique(s.trees)
+  ]
+  return [i for i in best if not s.finished[i] for _ in range(expansions)]
+
+
+def particles(s: Scored, n: int, expansions: int, rng: np.random.Generator) -> list[int]:
+  if s.finished.all():
+    return []
+  odds = s.scores / np.maximum(1 - s.scores, 1e-9)
+  weights = odds / odds.sum() if odds.sum() > 0 else np.full(len(odds), 1 / len(odds))
+  return sorted(rng.choice(len(odds), n, p=weights))
+
+
+Rule = Callable[[Scored, int, int, np.random.Generator], Sequence[int]]
+RULES: dict[str, Rule] = {
+  "best_of_n": best_of_n,
+  "beam": beam,
+  "dvts": dvts,
+  "lookahead": beam,
+  "particles": particles,
+}

@@ -1,0 +1,204 @@
+"""Searches: caches hold what whole forward passes give, and rules choose as they say."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+import test_sampler
+import tiny
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prm_jax import config as config_lib
+from prm_jax.generation import search as search_lib
+from prm_jax.generation import selection
+from prm_jax.generation.cached_scorer import CachedScorer
+from prm_jax.generation.engines import Limits, Prompt
+from prm_jax.generation.places import Places
+from prm_jax.generation.sampler import Sampler
+from prm_jax.generation.sampling import Sampling
+from prm_jax.generation.search import Search, Settings
+from prm_jax.input_pipeline import prefix_tree
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.scoring import readouts
+from prm_jax.scoring.scorer import Scorer
+
+PROMPTS = [Prompt("", text, "\n", i) for i, text in enumerate(test_sampler.PROBLEMS)]
+LIMITS, TEMPERATURE = Limits(max_new_tokens=24), Sampling(20.0)
+RULES = [*selection.RULES]
+
+
+@functools.cache
+def scorer() -> Scorer:
+  _, params = tiny.model(seed=3)
+  contract = tiny.contract()
+  readout = readouts.trained(tiny.TOKENIZER, contract)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+  return Scorer(contract, test_sampler.Letters(), readout, tiny.MODEL, 258, params, mesh)
+
+
+class Lines(test_sampler.Letters):
+  """A quarter of the tokens are line breaks, so that a random model writes steps."""
+
+  def decode(self, ids) -> str:
+    return "".join("\n" if i % 4 == 0 else chr(97 + i % 26) for i in ids)
+
+
+def sampler(kind: str = "plain") -> Sampler:
+  return dataclasses.replace(test_sampler.sampler(kind, end=range(3, 258, 16)), tokenizer=Lines())
+
+
+@functools.cache
+def run(rule: str, contexts: int = 4, kind: str = "plain", **changed):
+  s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "max_step_tokens": 8} | changed)
+  engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, TEMPERATURE, LIMITS)
+  found = {each.prompt: each for each in engine.run(PROMPTS)}
+  assert sorted(found) == [*range(len(PROMPTS))]
+  return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_probabilities_are_those_of_the_whole_solution(rule):
+  """What a search records of each step is what the scorer gives the solution at its end."""
+  for i, found in run(rule).items():
+    for lane in found.lanes:
+      if lane.probabilities:
+        steps = lane.steps[: len(lane.probabilities)]
+        whole = scorer().by_head([(PROMPTS[i].problem, steps)])[0]
+        np.testing.assert_allclose(np.array(lane.probabilities), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain", "everything"])
+@pytest.mark.parametrize("rule", ["beam", "lookahead", "particles"])
+def test_log_probabilities_are_those_of_the_whole_sequence(rule, kind):
+  """Through every selection and copy; `everything` has a window that ends within the context."""
+  _, graph, params = test_sampler.params(kind)
+  for i, found in run(rule, kind=kind).items():
+    prompt = [1, *tiny.TOKENIZER.encode(PROMPTS[i].text)]
+    for lane in found.lanes:
+      tokens = np.zeros((1, 64), np.int32)
+      length = len(prompt) + len(lane.tokens)
+      tokens[0, :length] = [*prompt, *lane.tokens]
+      log_probs = _next_token_log_probs(graph, params, tokens)
+      at = np.arange(len(prompt) - 1, length - 1)
+      expected = log_probs[at, lane.tokens].sum()
+      np.testing.assert_allclose(lane.log_prob, expected, rtol=0, atol=1e-3)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _next_token_log_probs(graph, params, tokens):
+  model, length = nnx.merge(graph, params), tokens.shape[1]
+  hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
+  return jax.nn.log_softmax(model.next_token_logits(hidden)[0])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_problem_does_not_depend_on_those_beside_it(rule):
+  alone = run(rule, contexts=1)
+  for i, found in run(rule, contexts=3).items():
+    assert [lane.tokens for lane in found.lanes] == [lane.tokens for lane in alone[i].lanes]
+    assert found.spent == alone[i].spent
+
+
+def test_without_a_choice_a_search_gives_what_the_sampler_gives():
+  """best_of_n: the same texts and log-probabilities, for the same seeds."""
+  searched = run("best_of_n", max_step_tokens=LIMITS.max_new_tokens)
+  for each in sampler().generate(PROMPTS, 4, TEMPERATURE, LIMITS):
+    (lane,) = [x for x in searched[each.prompt].lanes if x.stream == each.sample]
+    assert lane.tokens == each.tokens
+    np.testing.assert_allclose(lane.log_prob, sum(each.log_probs), atol=1e-4)
+    assert (lane.end == "stop") == (each.end == "stop" and bool(lane.steps))
+
+
+def test_each_distinct_token_is_encoded_once():
+  """The reward model reads as many tokens as the solutions' prefix tree has."""
+  for i, found in run("best_of_n").items():
+    solutions = [lane.steps for lane in found.lanes for _ in lane.probabilities]
+    counts = [len(lane.probabilities) for lane in found.lanes]
+    steps = {lane.steps[:k] for lane, count in zip(found.lanes, counts) for k in range(count + 1)}
+    trees = [scorer().encode(PROMPTS[i].problem, each) for each in steps if each]
+    assert solutions and found.spent["scored"] == len(prefix_tree.merge(trees)[0])
+    assert found.spent["scored_from_start"] >= found.spent["scored"]
+
+
+def test_unfinished_solutions_come_last_and_finished_ones_best_first():
+  for rule in RULES:
+    for found in run(rule, max_steps=3).values():
+      ends = [lane.end for lane in found.lanes]
+      assert ends == sorted(ends, key=lambda end: end != "stop") and len(ends) <= 4
+      scores = [lane.score for lane in found.lanes if lane.end == "stop"]
+      assert scores == sorted(scores, reverse=True)
+      assert all(len(lane.steps) <= 3 for lane in found.lanes)
+
+
+LANES = st.lists(
+  st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.booleans(), st.integers(0, 2)),
+  min_size=1,
+  max_size=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(lanes=LANES)
+def test_rules_choose_as_they_say(lanes):
+  """Against a slow statement: who goes on, how often; and that finished lanes do not."""
+  scores, finished, trees = (np.array(x) for x in zip(*lanes))
+  s = selection.Scored(scores, finished, trees)
+  choose = lambda rule: [*selection.RULES[rule](s, 8, 2, np.random.default_rng(0))]
+  going = [i for i in range(len(lanes)) if not finished[i]]
+  assert choose("best_of_n") == going
+  chosen = choose("beam")
+  assert set(chosen) <= set(going) and len(chosen) == (8 if going else 0)
+  assert len(set(chosen)) == min(4, len(going))
+  left_out = [scores[i] for i in going if i not in chosen]
+  assert all(scores[i] >= max(left_out, default=0) for i in chosen)
+  counts = [chosen.count(i) for i in set(chosen)]
+  assert not counts or max(counts) - min(counts) <= 1
+  for tree in set(trees):
+    members = [i for i in range(len(lanes)) if trees[i] == tree]
+    best = max(members, key=lambda i: (scores[i], -i))
+    mine = [i for i in choose("dvts") if trees[i] == tree]
+    assert mine == ([] if finished[best] else [best, best])
+  drawn = choose("particles")
+  assert len(drawn) == (0 if finished.all() else 8)
+
+
+def test_particles_are_drawn_by_their_odds():
+  s = selection.Scored(np.array([0.2, 0.5, 0.8]), np.array([False, True, False]), np.zeros(3, int))
+  drawn = selection.particles(s, 100_000, 1, np.random.default_rng(0))
+  share = np.bincount(drawn) / len(drawn)
+  np.testing.assert_allclose(share, np.array([0.25, 1, 4]) / 5.25, atol=5e-3)
+
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds=st.lists(PATHS, min_size=1, max_size=5))
+def test_places_are_shared_by_what_begins_alike_and_freed(rounds):
+  """A place belongs to one prefix; what is kept keeps its place; others are used again."""
+  places, kept = Places(), []
+  for paths in rounds:
+    places.keep(kept)
+    before = {tuple(path): places.find(path) for path in kept}
+    prefix_of = {}
+    for path in paths:
+      for end, place in enumerate(places.add(path), 1):
+        assert prefix_of.setdefault(place, path[:end]) == path[:end]
+    assert all(places.find(path) == found for path, found in before.items())
+    needed = {tuple(p[:i]) for p in [*paths, *kept] for i in range(1, len(p) + 1)}
+    assert len({place for p in [*paths, *kept] for place in places.find(p)}) == len(needed)
+    kept = paths
+  distinct = [
+    {tuple(p[:i]) for p in [*a, *b] for i in range(1, len(p) + 1)}
+    for a, b in zip([[], *rounds], rounds)
+  ]
+  assert places.size <= max(map(len, distinct))
+
+
+def test_settings_that_do_not_fit_are_refused():
+  with pytest.raises(ValueError, match="n=6 lanes are no multiple of expansions=4"):
+    search_lib.Settings("beam", n=6)
