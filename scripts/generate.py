@@ -13,6 +13,12 @@ the chat template.  --prompt=chat uses the model's template; few_shot puts the s
 --examples first; plain gives the problem and a newline.  The same --seed gives the same samples,
 whatever --batch is.
 
+--search=RULE searches instead, guided by the reward model --prm: n solutions of a problem are under
+way at once, and after each step the rule says which go on.  beam: the best n / expansions, each
+expansions times; dvts: the same in n / expansions subtrees; lookahead: beam, judged after further
+steps; particles: drawn in proportion to their odds; best_of_n: all.  Lines then have score.py's
+keys too.
+
 Run again after a kill, it goes on with the problems that were not done.  Several hosts share the
 problems if they share the disk of --output.
 """
@@ -56,6 +62,15 @@ class Args(config_lib.Checked):
   batch: config_lib.Count = 64  # samples under way at once
   dtype: Literal["float32", "bfloat16"] = "float32"  # of --model
   tensor: config_lib.Count = 1  # devices that share a copy of the model
+  # A search instead of n samples, with n solutions of a problem under way at once.
+  search: Literal["", "best_of_n", "beam", "dvts", "lookahead", "particles"] = ""
+  prm: str = ""  # reward model: work directory of train.py, or a published or exported model
+  readout: str = ""  # of a published one
+  expansions: config_lib.Count = 4  # of each solution that goes on
+  reduction: Literal["last", "min", "mean", "product"] = "last"  # of steps, to compare solutions
+  lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
+  max_steps: config_lib.Count = 40
+  max_step_tokens: config_lib.Count = 256
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
@@ -64,7 +79,8 @@ def main() -> None:
   import jax
 
   from prm_jax.datasets import download
-  from prm_jax.generation import language_models, prompts, samples, server
+  from prm_jax.generation import language_models, prompts, samples, search, server
+  from prm_jax.generation.cached_scorer import CachedScorer
   from prm_jax.generation.engines import Limits
   from prm_jax.generation.sampling import Sampling
   from prm_jax.input_pipeline import tokenizers
@@ -78,6 +94,14 @@ def main() -> None:
     raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
   if args.output.resolve() == args.input.resolve():
     raise ValueError(f"--output={args.output} is the input: give another name")
+  if bool(args.search) != bool(args.prm):
+    raise ValueError("--search=RULE and --prm=DIR go together")
+  if args.search and args.url:
+    raise ValueError("--search needs --model or --checkpoint: a server gives no steps")
+  rule = None
+  if args.search:
+    steps = (args.reduction, args.lookahead, args.max_steps, args.max_step_tokens)
+    rule = search.Settings(args.search, args.n, args.expansions, *steps)
   with distributed.job(args.hosts):
     distributed.check_same_command(args, [args.input])
     problems = samples.read(args.input)
@@ -104,6 +128,19 @@ def main() -> None:
       args.prompt,
       args.steps,
     )
+    run = samples.generate
+    if args.search:
+      scorer = load_reward_model(args)
+      s, run = settings, samples.search
+      engine = search.Search(
+        engine,
+        CachedScorer(scorer, max(min(args.batch // args.n, len(problems)), 1)),
+        rule,
+        s.sampling,
+        s.limits,
+        s.form,
+        s.steps,
+      )
     # The first prompt stands for template, system prompt and examples.
     facts = dataclasses.asdict(settings) | {
       "model": [args.url, args.served_model, args.model or args.checkpoint],
@@ -111,15 +148,27 @@ def main() -> None:
       "input": download.sha256_of(args.input),
       "prompt": make(problems[0].text, 0).text,
     }
+    if args.search:
+      facts |= {"search": dataclasses.asdict(rule), "prm": [args.prm, args.readout, scorer.step]}
     host, hosts = jax.process_index(), jax.process_count()
     path = samples.journal_path(args.output, host)
     with contextlib.closing(samples.Journal(path, facts)) as journal:
-      samples.generate(problems[host::hosts], engine, make, settings, journal)
+      run(problems[host::hosts], engine, make, settings, journal)
     distributed.check_same({"done": True})  # all hosts have got here
     if distributed.is_first():
       written = samples.write(args.output, problems, hosts, facts)
       print("\n".join(samples.table(written)))
       print(f"-> {args.output}")
+
+
+def load_reward_model(args: Args):
+  from prm_jax.runtime import progress
+  from prm_jax.scoring.scorer import Scorer
+
+  with progress.waiting(f"loading {args.prm}"):
+    if (pathlib.Path(args.prm) / "config.json").is_file():
+      return Scorer.load_model(args.prm, args.readout, args.dtype)
+    return Scorer.load(args.prm)
 
 
 if __name__ == "__main__":

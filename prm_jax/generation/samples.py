@@ -14,12 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from prm_jax.evaluation.answers import extraction
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
+from prm_jax.generation.search import Found, Search
 from prm_jax.runtime import json_lines, progress, storage
+from prm_jax.scoring import candidates
+from prm_jax.types import StepContract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +153,44 @@ def generate(
       bar.update()
 
 
+def search(
+  problems: Sequence[Problem],
+  engine: Search,
+  make: Callable[[str, int], Prompt],
+  s: Settings,
+  journal: Journal,
+) -> None:
+  """As `generate`, by search; samples have the scores of their steps besides."""
+  left = [problem for problem in problems if problem.number not in journal.done]
+  asked = [make(each.text, derived_seed(s.seed, each.number)) for each in left]
+  generated, total, done = 0, len(problems), len(problems) - len(left)
+  with progress.Progress(desc="searching", total=total, initial=done, unit="problems") as bar:
+    for found in engine.run(asked):
+      problem = left[found.prompt]
+      journal.add(problem.number, searched(problem, found, s, engine.scorer.scorer.contract))
+      generated += found.spent["generated"]
+      rate = generated / max(bar.format_dict["elapsed"], 1e-9)
+      bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
+      bar.update()
+
+
+def searched(
+  problem: Problem, found: Found, s: Settings, contract: StepContract
+) -> list[dict[str, Any]]:
+  """The lines of a problem: as `record`, with `candidates.scored`'s keys and what the search spent.
+
+  `search_score` is what the rule chose by; the tokens in `spent` are those of the whole problem.
+  """
+  lines = []
+  for k, lane in enumerate(found.lanes):
+    count = len(lane.tokens)
+    completion = Completion(found.prompt, k, lane.text, lane.end, lane.tokens, None, count)
+    line = record(problem, completion, s) | {"logprob": lane.log_prob}
+    line = candidates.scored(line, lane.steps, np.array(lane.probabilities), contract)
+    lines.append(line | {"search_score": lane.score, "spent": found.spent})
+  return lines
+
+
 def journal_path(output: pathlib.Path, host: int) -> pathlib.Path:
   return output.with_name(f"{output.name}.journal" + (f".{host}" if host else ""))
 
@@ -170,6 +212,8 @@ def write(output: pathlib.Path, problems: Sequence[Problem], hosts: int, facts: 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:
   """What was sampled, for the screen."""
+  spent = [line["spent"] for line in lines if line["sample"] == 0 and "spent" in line]
+  sum_of = lambda name: sum(each[name] for each in spent)
   finished = sum(line["finished"] for line in lines)
   answered = sum(line["answer"] is not None for line in lines)
   share = lambda count: f"{100 * count / max(len(lines), 1):.1f} %"
@@ -178,4 +222,12 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
     f"{len(lines):,} samples, {tokens:,} tokens",
     f"{share(finished)} ended, {share(len(lines) - finished)} were cut off",
     f"{share(answered)} have an answer",
+    *(
+      f"{verb} {sum_of(name):,} tokens; {sum_of(start):,} with each prefix read again"
+      for verb, name, start in (
+        ("the language model read", "read", "read_from_start"),
+        ("the reward model read", "scored", "scored_from_start"),
+      )
+      if spent
+    ),
   ]

@@ -1,0 +1,282 @@
+"""The language model of a search: it writes a step in each lane of each problem, all in one batch.
+
+A problem has a context of the cache, where what its lanes have in common is stored once, and L
+lanes.  The tokens of the steps under way are in the ring; those of lanes that go on are moved to
+the context.
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from prm_jax.generation import cached_decoder
+from prm_jax.generation import prompts as prompts_lib
+from prm_jax.generation import sampling as sampling_lib
+from prm_jax.generation.cached_decoder import Slots
+from prm_jax.generation.cached_scorer import grow, keep, power_of_two
+from prm_jax.generation.engines import End, Limits
+from prm_jax.generation.places import Places
+from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler, uniform
+from prm_jax.generation.sampling import Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+  """A solution, under way or ended."""
+
+  stream: int  # of random numbers
+  tree: int  # of rule "dvts"
+  tokens: tuple[int, ...] = ()  # after the prompt
+  text: str = ""
+  steps: tuple[str, ...] = ()
+  probabilities: tuple[np.ndarray, ...] = ()  # of classes, `[K, C]` for each step
+  log_prob: float = 0.0  # of all tokens
+  end: End | None = None  # None: it goes on
+  score: float = 0.0  # by which the rule chose
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How steps are written."""
+
+  sampling: Sampling
+  limits: Limits
+  max_step_tokens: int
+  steps_ahead: int = 0  # further steps of likeliest tokens, which are not kept
+  form: prompts_lib.Form = "plain"
+  steps: prompts_lib.Steps = "lines"
+
+
+@dataclasses.dataclass
+class _Step:
+  """The step that a lane writes."""
+
+  parts: list[list[int]]  # its tokens, and those of each step that is looked ahead
+  log_prob: float = 0.0
+  end: End | None = None  # of the solution
+  over: bool = False
+
+  @property
+  def count(self) -> int:
+    return sum(map(len, self.parts))
+
+
+@dataclasses.dataclass
+class _Context:
+  """A problem under way."""
+
+  prompt: list[int]
+  seed: int
+  places: Places
+  lanes: Sequence[Lane]
+  steps: list[_Step]
+  begun: int  # the decoding step at which these steps began
+  spent: collections.Counter  # tokens, as `search.Found`
+
+
+class StepWriter:
+  """A language model that writes the steps of `contexts` problems with `lanes` lanes each."""
+
+  def __init__(self, sampler: Sampler, contexts: int, lanes: int, prompt: int, s: Settings):
+    """Args: prompt: tokens of the longest one."""
+    self.sampler, self.s, self._lanes = sampler, s, lanes
+    self._prompt = -(-prompt // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
+    self._ring = s.max_step_tokens * (1 + s.steps_ahead)
+    self._contexts: dict[int, _Context] = {}
+    self._index = 0  # decoding steps so far
+    rows = contexts * lanes
+    with jax.set_mesh(sampler.mesh):
+      self._cache = sampler.empty(rows, contexts, self._prompt, self._ring)
+    self._seen = np.zeros((rows, self._prompt), bool)
+    self._last, self._fresh = jnp.zeros(rows, jnp.int32), np.ones(rows, bool)
+    self._count = contexts
+
+  def begin(self, g: int, prompt: list[int], seed: int, lanes: Sequence[Lane]) -> None:
+    """Puts a problem into a context: its lanes write their first steps."""
+    places = Places()
+    places.add(prompt[:-1])
+    padded = np.zeros(self._prompt, np.int32)
+    padded[: len(prompt) - 1] = prompt[:-1]
+    with jax.set_mesh(self.sampler.mesh):
+      self._cache = self.sampler.prefill(self.sampler.weights, self._cache, g, padded)
+    spent = collections.Counter(read=len(prompt) - 1)
+    self._contexts[g] = _Context(prompt, seed, places, [], [], 0, spent)
+    self._go(g, lanes)
+
+  def end(self, g: int) -> collections.Counter:
+    """Frees a context; what the model has spent on it."""
+    return self._contexts.pop(g).spent
+
+  def write(self) -> list[int]:
+    """A token for each step under way; the contexts whose steps are to be read now, if any."""
+    with jax.set_mesh(self.sampler.mesh):
+      self._last, log_probs, self._cache = self._decode(
+        self.sampler.weights,
+        self._cache,
+        self._index % self._ring,
+        self._state(),
+        self._seen,
+        self._last,
+        self._fresh,
+        sampling=self.s.sampling,
+      )
+    self._index += 1
+    self._fresh[:] = False
+    chosen, log_probs = np.asarray(self._last), np.asarray(log_probs)
+    for g, k, lane, step in self._under_way():
+      b = g * self._lanes + k
+      step.parts[-1].append(int(chosen[b]))
+      if len(step.parts) == 1:
+        step.log_prob += float(log_probs[b])
+      self._end(lane, step)
+      context = self._contexts[g]
+      context.spent.update(generated=1, read=1)
+      if step.over:
+        context.spent["read_from_start"] += len(context.prompt) + len(lane.tokens) + step.count
+    ready = [g for g, each in self._contexts.items() if all(step.over for step in each.steps)]
+    # Read together, while others write; at the latest before the ring goes round.
+    late = any(self._index - self._contexts[g].begun >= self._ring for g in ready)
+    enough = len(ready) >= max(len(self._contexts) // 4, 1)
+    return ready if enough or late else []
+
+  def written(self, g: int) -> list[tuple[Lane, tuple[str, ...]]]:
+    """The lanes of a context with their steps, and the steps of each with those looked ahead.
+
+    New steps have no probabilities yet.  Lanes that had ended before are as they were.
+    """
+    context, out = self._contexts[g], []
+    for lane, step in zip(context.lanes, context.steps):
+      lane = self._grown(lane, step) if lane.end is None else lane
+      out.append((lane, self._ahead(lane, step)))
+    return out
+
+  def go_on(self, going: dict[int, tuple[Sequence[Lane], Sequence[int]]]) -> None:
+    """The next steps begin.
+
+    Args:
+      going: by context, the next lanes and which of the present lanes each comes from.
+    """
+    moved = {}
+    for g, (lanes, parents) in going.items():
+      moved |= self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
+    if moved:
+      largest = max(place for _, place in moved) + 1
+      with jax.set_mesh(self.sampler.mesh):
+        if (missing := power_of_two(largest, 64) - self._seen.shape[1]) > 0:
+          self._seen = np.pad(self._seen, [(0, 0), (0, missing)])
+          self._cache = grow(self._cache, self._seen.shape[1])
+        self._cache = keep(self._cache, moved)
+    for g, (lanes, _) in going.items():
+      self._go(g, lanes)
+
+  def _go(self, g: int, lanes: Sequence[Lane]) -> None:
+    """The lanes of a context begin a step."""
+    context, rows = self._contexts[g], slice(g * self._lanes, (g + 1) * self._lanes)
+    context.lanes, context.begun = lanes, self._index
+    context.steps = [_Step([[]], over=lane.end is not None) for lane in lanes]
+    self._seen[rows] = False
+    for k, lane in enumerate(lanes):
+      places = context.places.find([*context.prompt, *lane.tokens][:-1])
+      self._seen[rows.start + k, places] = True
+    self._fresh[rows] = True
+
+  def _moved(self, g: int, lanes: dict[int, Lane]) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """Which tokens of the ring are kept at which places of the context; lanes by their parents."""
+    context, moved = self._contexts[g], {}
+    paths = {k: [*context.prompt, *lane.tokens][:-1] for k, lane in lanes.items()}
+    context.places.keep(paths.values())
+    for k, path in paths.items():
+      places = context.places.add(path)
+      first = len(context.prompt) - 1 + len(context.lanes[k].tokens)  # with which the step began
+      for position in range(first, len(path)):
+        ring = (context.begun + position - first) % self._ring
+        moved[g, places[position]] = (g * self._lanes + k, ring, position)
+    return moved
+
+  def _under_way(self):
+    for g, context in self._contexts.items():
+      for k, (lane, step) in enumerate(zip(context.lanes, context.steps)):
+        if not step.over:
+          yield g, k, lane, step
+
+  def _state(self) -> dict[str, np.ndarray]:
+    """The lanes for `_decode`; one that waits or is idle reads token 0."""
+    rows = np.zeros((self._count, self._lanes, 7), np.int32)
+    for g, k, lane, step in self._under_way():
+      context, count = self._contexts[g], step.count
+      first = lane.tokens[-1] if lane.tokens else context.prompt[-1]
+      place = len(lane.tokens) + count
+      position, likeliest = len(context.prompt) - 1 + place, len(step.parts) > 1
+      rows[g, k] = first, position, count, context.seed, lane.stream, place, likeliest
+    names = ("tokens", "positions", "own_length", "seed", "stream", "place", "likeliest")
+    return dict(zip(names, rows.reshape(-1, 7).T))
+
+  def _end(self, lane: Lane, step: _Step) -> None:
+    """Notes whether the last token has ended the step, and the solution."""
+    part, ahead = step.parts[-1], len(step.parts) > 1
+    ended = part[-1] in self.sampler.end_tokens
+    full = len(part) == self.s.max_step_tokens
+    full |= not ahead and len(lane.tokens) + len(part) == self.s.limits.max_new_tokens
+    if not (ended or full or self._ends_step(part)):
+      return
+    if not ahead:
+      step.end = "stop" if ended else "length" if full else None
+    step.over = ended or full or len(step.parts) > self.s.steps_ahead
+    if not step.over:
+      step.parts.append([])
+
+  def _ends_step(self, part: Sequence[int]) -> bool:
+    """Whether the last token is that of a line break after which a new step begins."""
+    if not self._breaks(part[-1]):
+      return False
+    text = self.sampler.tokenizer.decode(part).lstrip()
+    return ("\n" if self.s.steps == "lines" else "\n\n") in text
+
+  @functools.cached_property
+  def _breaks(self):
+    """Whether a token has a line break."""
+    return functools.cache(lambda token: "\n" in self.sampler.tokenizer.decode([token]))
+
+  def _grown(self, lane: Lane, step: _Step) -> Lane:
+    """The lane with its step."""
+    tokens, end = (*lane.tokens, *step.parts[0]), step.end
+    text = self.sampler.tokenizer.decode(tokens[: -1 if end == "stop" else None])
+    stop = self.s.limits.stop
+    if stops := [text.index(each) + len(each) for each in stop if each in text]:
+      text, end = text[: min(stops)], "stop"
+    new = prompts_lib.solution(text, self.s.form)[len(lane.text) :].strip()
+    steps = (*lane.steps, new) if new else lane.steps
+    if not steps and end:  # nothing was written: there is no solution to choose
+      steps, end = (" ",), "length"
+    log_prob = lane.log_prob + step.log_prob
+    return dataclasses.replace(
+      lane, tokens=tokens, text=text, steps=steps, log_prob=log_prob, end=end
+    )
+
+  def _ahead(self, lane: Lane, step: _Step) -> tuple[str, ...]:
+    """The steps of a lane and those that were looked ahead."""
+    parts = [[t for t in part if t not in self.sampler.end_tokens] for part in step.parts[1:]]
+    texts = [self.sampler.tokenizer.decode(part).strip() for part in parts]
+    return (*lane.steps, *filter(None, texts))
+
+  @functools.cached_property
+  def _decode(self):
+    c, ahead = self.sampler.config, self.s.steps_ahead
+
+    @functools.partial(jax.jit, donate_argnums=1, static_argnames="sampling")
+    def decode(weights, cache, index, state, seen, last, fresh, *, sampling: Sampling):
+      numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])
+      tokens = jnp.where(fresh, state["tokens"], last)
+      slots = Slots(tokens, state["positions"], None, seen, state["own_length"])
+      logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
+      tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
+      if ahead:
+        tokens = jnp.where(state["likeliest"] > 0, logits.argmax(-1), tokens).astype(jnp.int32)
+      return tokens, log_probs, cache
+
+    return decode
