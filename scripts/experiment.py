@@ -7,6 +7,7 @@
 supervision: process and outcome supervision on the same solutions (section 4.1).  active: choosing
 what to label (4.2).  generations: iterative retraining.  ood: other domains (section 5).  noise:
 flipped labels.  tuning: the search behind the settings.  alternatives: the quick start's ablation.
+search: a search guided by a reward model, against best-of-N.
 
 Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  Run again, it goes on
 where it stopped.  Experiments with one OUTPUT_DIR share the base models and the labeller.
@@ -28,7 +29,9 @@ import tyro
 
 from prm_jax import config as config_lib
 
-Name = Literal["supervision", "active", "generations", "ood", "noise", "tuning", "alternatives"]
+Name = Literal[
+  "supervision", "active", "generations", "ood", "noise", "tuning", "alternatives", "search"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +78,15 @@ def planned(args: Args):
   plan = config_lib.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   flag = f"--{next(iter(given), '')}"
-  if given and args.name == "alternatives":
-    raise ValueError(f"alternatives is of the quick start's data and takes no {flag}")
+  own_data = args.name in ("alternatives", "search")
+  if given and own_data:
+    raise ValueError(f"{args.name} is of the quick start's data and takes no {flag}")
   if given.keys() - {"labeller"} and not args.plan and args.scale != "full":
     raise ValueError(
       f"{flag}: the settings of --scale={args.scale} are of the embedded domain; give "
       "--plan=FILE of yours, such as configs/experiments/smollm2.py"
     )
-  if args.name == "alternatives":
+  if own_data:
     plan = dataclasses.replace(plan, files=Files())
   changes = {"files": dataclasses.replace(plan.files, **given)} if given else {}
   reported = plan.tuning_seeds if args.name == "tuning" else plan.seeds

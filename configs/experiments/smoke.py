@@ -5,7 +5,7 @@ import pathlib
 import runpy
 
 from prm_jax.datasets.arithmetic import Generator
-from prm_jax.experiments.plan import Plan, Quickstart
+from prm_jax.experiments.plan import Plan, Quickstart, Search
 from prm_jax.experiments.tasks import Embedded
 
 SIZES = Generator(train_problems=20, test_problems=6, candidates=16)  # of the quick start
@@ -20,6 +20,7 @@ def config() -> Plan:
       name: short(getattr(plan, name))
       for name in ("process", "outcome", "labeller", "process_base", "outcome_base")
     },
+    search=Search(widths=(2, 4), problems=3, updates=40),
     quickstart=Quickstart(short(plan.quickstart.settings), 8, 8, SIZES),
     embedded=Embedded(pool_problems=12, pool_samples=8, test_problems=10, test_samples=16),
     seeds=(0, 1),

@@ -47,11 +47,18 @@ def runs(plan: Plan) -> list[str]:
 
 def study(plan: Plan, space: Workspace) -> Study:
   """The quick start's data and settings in place of the plan's."""
-  quick = plan.quickstart
-  generator = dataclasses.replace(quick.generator, seed=space.seed)
+  plan = with_quickstart(plan, space)
+  generator = dataclasses.replace(plan.quickstart.generator, seed=space.seed)
   rng = np.random.default_rng([space.seed, *b"candidates"])
   problems = generator.problems()["test"]
   test = tuple(tasks.sampled(each, generator.candidates, rng) for each in problems)
+  return Study(plan, space, tasks.Task((), test))
+
+
+def with_quickstart(plan: Plan, space: Workspace) -> Plan:
+  """The plan with the quick start's settings of both objectives, and its tokenizer."""
+  quick = plan.quickstart
+  generator = dataclasses.replace(quick.generator, seed=space.seed)
   tokenizer = space.directory / "tokenizer.model"
   if not tokenizer.is_file():
     texts = (
@@ -69,7 +76,7 @@ def study(plan: Plan, space: Workspace) -> Study:
     )
     for objective, steps in (("process", quick.process_updates), ("outcome", quick.outcome_updates))
   }
-  return Study(dataclasses.replace(plan, **settings), space, tasks.Task((), test))
+  return dataclasses.replace(plan, **settings)
 
 
 def trees(generator: arithmetic.Generator, arm: str, split: str = "train") -> list[StepTree]:

@@ -22,7 +22,7 @@ from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime import progress
 
-NAMES = ("supervision", "active", "generations", "ood", "noise", "tuning", "alternatives")
+NAMES = ("supervision", "active", "generations", "ood", "noise", "tuning", "alternatives", "search")
 POLL = 1.0  # seconds between looks at what is finished
 
 

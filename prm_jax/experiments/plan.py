@@ -65,6 +65,16 @@ class Quickstart(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
+class Search(Checked):
+  """Sizes of the experiment search, on the quick start's data."""
+
+  widths: Counts = (4, 16, 64)  # lanes of a problem
+  problems: Count = 100  # of the test
+  solutions: Count = 2  # of each training problem, for the language model
+  updates: Count = 3000  # of the language model
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan(Checked):
   """Sizes and settings at one scale."""
 
@@ -82,6 +92,7 @@ class Plan(Checked):
   language_model_weights: tuple[NonNegative, ...]
   learning_rates: tuple[Positive, ...]
   updates: Counts
+  search: Search = Search()
   setting: Setting = HARD  # of the embedded domain
   embedded: Embedded = Embedded()
   files: Files = Files()

@@ -16,6 +16,8 @@ Steps = Literal["lines", "paragraphs"]
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 PROBLEM, SOLUTION = "Problem:\n", "Solution:\n"  # of worked examples
 NEXT = f"\n\n{PROBLEM}"  # where a solution after worked examples has ended
+SEPARATORS = {"lines": "\n", "paragraphs": "\n\n"}  # between steps
+ANSWER = "# Answer"
 PLACE = "\ue000"  # of the problem in a rendered template
 
 
@@ -98,10 +100,24 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
 
 
 def split(text: str, steps: Steps) -> list[str]:
-  """The steps of a solution: its lines (paper section 2.3), or what blank lines part."""
-  if steps == "lines":
-    return [line.strip() for line in text.split("\n") if line.strip()]
-  return [part.strip() for part in text.split("\n\n") if part.strip()]
+  """The steps of a solution: its lines (paper section 2.3), or what blank lines part.
+
+  The heading "# Answer" and the answer below it are one step, as in PRM800K.
+  """
+  out: list[str] = []
+  for part in text.split(SEPARATORS[steps]):
+    if part.strip():
+      heading = bool(out) and out[-1] == ANSWER
+      out[-1:] = [f"{ANSWER}\n\n{part.strip()}"] if heading else [*out[-1:], part.strip()]
+  return out
+
+
+def ends_step(text: str, steps: Steps) -> bool:
+  """Whether the text is a step and at least a part of the separator behind it."""
+  step, separator, _ = text.lstrip().partition(SEPARATORS[steps])
+  if step.strip() == ANSWER:
+    return ends_step(text.lstrip().removeprefix(ANSWER), steps)
+  return bool(separator)
 
 
 def solution(text: str, form: Form) -> str:

@@ -234,8 +234,7 @@ class StepWriter:
     """Whether the last token is that of a line break after which a new step begins."""
     if not self._breaks(part[-1]):
       return False
-    text = self.sampler.tokenizer.decode(part).lstrip()
-    return ("\n" if self.s.steps == "lines" else "\n\n") in text
+    return prompts_lib.ends_step(self.sampler.tokenizer.decode(part), self.s.steps)
 
   @functools.cached_property
   def _breaks(self):

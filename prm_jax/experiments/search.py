@@ -1,0 +1,285 @@
+"""PRM-guided search against best-of-N, with a small language model trained on the embedded domain.
+
+Language model and reward model are trained on other problems.  At each budget of N lanes a search
+and N samples write about as many tokens; the pick is the finished solution with the best score.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from prm_jax import aggregation as agg
+from prm_jax.config import Loss
+from prm_jax.datasets import arithmetic
+from prm_jax.evaluation.answers import extraction
+from prm_jax.experiments import alternatives, tasks, workspace
+from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.study import Study
+from prm_jax.experiments.workspace import Samples, Workspace
+from prm_jax.generation import language_models, search
+from prm_jax.generation.cached_scorer import CachedScorer
+from prm_jax.generation.engines import Limits, Prompt, derived_seed
+from prm_jax.generation.sampler import Sampler
+from prm_jax.generation.sampling import Sampling
+from prm_jax.generation.search import Search
+from prm_jax.input_pipeline import prefix_tree
+from prm_jax.runtime import storage
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import loop
+
+TITLE = "Search guided by a process reward model"
+QUESTION = (
+  "A reward model can choose among finished solutions, or step by step while they are written. "
+  "Which solves more problems with as many solutions under way? A small language model and a "
+  "process model, both trained on other problems of the embedded domain; of what a search has "
+  "finished, the solution with the best product of step scores is picked."
+)
+PAPER = (
+  "The paper searches nothing: it leaves improving the generator to other work (section 2). Snell "
+  "et al. (2024) and Beeching et al. (2024) found beam search better than best-of-N on MATH at "
+  "small budgets and on harder problems, diverse subtrees better at large budgets; Puri et al. "
+  "(2025) found particle filtering better than both."
+)
+LABELS = {
+  "best_of_n": "Best-of-N",
+  "weighted": "Weighted vote",
+  "majority": "Majority voting",
+  "beam": "Beam search",
+  "lookahead": "Beam search, one step ahead",
+  "dvts": "Diverse subtrees (DVTS)",
+  "particles": "Particle filtering",
+}
+SEARCHES = ("beam", "lookahead", "dvts", "particles")
+KINDS = {"generated": "written", "scored": "read by the reward model"}
+LIMITS = Limits(max_new_tokens=96)
+BATCH = 1024  # lanes under way
+
+
+def runs(plan: Plan) -> list[str]:
+  """Names of the results of a seed."""
+  return ["samples", *(f"{rule}-{n}" for rule in SEARCHES for n in plan.search.widths)]
+
+
+def study(plan: Plan, space: Workspace) -> Study:
+  """The quick start's data and reward model; the test's samples are the language model's."""
+  plan = alternatives.with_quickstart(plan, space)
+  return Study(plan, space, Made(plan, space).task())
+
+
+def run(study: Study) -> None:
+  """Judges the samples and searches at every budget, for one seed."""
+  made = Made(study.plan, study.space)
+  study.space.result("samples", lambda: _of_samples(study, made))
+  for rule, n in itertools.product(SEARCHES, study.plan.search.widths):
+    study.space.result(f"{rule}-{n}", functools.partial(_of_search, made, rule, n))
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+  """The two models of a seed, and the test problems."""
+
+  plan: Plan
+  space: Workspace
+
+  @functools.cached_property
+  def generator(self) -> arithmetic.Generator:
+    return dataclasses.replace(self.plan.quickstart.generator, seed=self.space.seed)
+
+  @functools.cached_property
+  def test(self) -> list[arithmetic.Problem]:
+    return self.generator.problems()["test"][: self.plan.search.problems]
+
+  @functools.cached_property
+  def reward_model(self) -> Scorer:
+    trees = [alternatives.trees(self.generator, "alternatives", s) for s in ("train", "test")]
+    return self.space.model("prm", self.plan.process, *trees, "paper")
+
+  @functools.cached_property
+  def language_model(self) -> Sampler:
+    """Trained on the simulated solver's samples of training problems, mistakes included."""
+    workdir, c = self.space.directory / "language_model", self.plan.process
+    train = dataclasses.replace(c.train, steps=self.plan.search.updates, seed=self.space.seed)
+    if not workspace.finished(workdir, dataclasses.replace(c, train=train)):
+      rng = np.random.default_rng([self.space.seed, *b"text"])
+      files = {}
+      for split, problems in self.generator.problems().items():
+        files[f"text_{split}"] = path = self.space.directory / f"text_{split}.jsonl"
+        with storage.written(path) as out:
+          for each in problems:
+            for _ in range(self.plan.search.solutions):
+              steps = arithmetic.solve(each, rng).steps
+              line = {"prompt": f"{each.text}\n", "completion": "\n".join(steps)}
+              out.write(json.dumps(line) + "\n")
+      data = dataclasses.replace(
+        c.data,
+        directory="",
+        text_train=str(files["text_train"]),
+        text_eval=str(files["text_test"]),
+      )
+      loss = Loss(objective="language_model")
+      loop.run(dataclasses.replace(c, data=data, loss=loss, train=train), workdir)
+    return language_models.load_checkpoint(str(workdir))
+
+  def search(self, rule: str, n: int) -> list[search.Found]:
+    """What a search finds for each test problem."""
+    s = search.Settings(rule, n, min(4, n), max_step_tokens=32)
+    scorer = CachedScorer(self.reward_model, max(min(BATCH // n, len(self.test)), 1))
+    engine = Search(self.language_model, scorer, s, Sampling(), LIMITS)
+    prompts = [
+      Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
+      for i, each in enumerate(self.test)
+    ]
+    return sorted(engine.run(prompts), key=lambda found: found.prompt)
+
+  @functools.cached_property
+  def samples(self) -> list[list[tuple[list[str], bool, int]]]:
+    """Of each test problem as many as the widest search has lanes: steps, finished, tokens."""
+    path = self.space.directory / "samples.jsonl"
+    if not path.is_file():
+      with storage.written(path) as out:
+        for found in self.search("best_of_n", max(self.plan.search.widths)):
+          lanes = sorted(found.lanes, key=lambda lane: lane.stream)
+          samples = [[lane.steps, lane.end == "stop", len(lane.tokens)] for lane in lanes]
+          out.write(json.dumps(samples) + "\n")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+  def task(self) -> tasks.Task:
+    """The test problems with these samples."""
+    solutions = lambda of, lines: [_solution(of, *line[:2]) for line in lines]
+    pairs = zip(self.test, self.samples)
+    problems = [tasks.problem(of.text, of.level, solutions(of, lines)) for of, lines in pairs]
+    return tasks.Task((), tuple(problems))
+
+
+def _solution(of: arithmetic.Problem, steps: Sequence[str], finished: bool) -> tasks.Solution:
+  answer = extraction.final_answer("\n".join(steps)) if finished else None
+  return tasks.Solution(tuple(steps), answer == str(of.answer), answer)
+
+
+def _of_samples(study: Study, made: Made) -> dict[str, Any]:
+  """Accuracy of best-of-N and of weighted votes `[P][K]` at the widths, and tokens at each."""
+  n, scorer, samples = made.plan.search.widths, made.reward_model, Samples.of(study.task)
+  probabilities = workspace.step_probabilities(scorer, study.task.test)
+  scores = [workspace.solution_scores(scorer, each) for each in probabilities]
+  by_sample = np.array([each[index] for each, index in zip(scores, samples.index)])
+  given = (samples.correct, samples.valid, n)
+  with jax.enable_x64(True):
+    best = agg.best_of_n(agg.join_ties(by_sample), *given)
+  key = jax.random.key(study.space.seed)
+  weighted, _ = agg.majority_vote(
+    samples.answers, *given, np.exp(by_sample), key=key, permutations=256
+  )
+  votes, _ = agg.majority_vote(samples.answers, *given)
+  accuracy = {"best_of_n": best, "weighted": weighted, "majority": votes}
+  spent = [_spent(made, width) for width in n]
+  return {name: workspace.rounded(x) for name, x in accuracy.items()} | {"spent": spent}
+
+
+def _spent(made: Made, n: int) -> dict[str, int]:
+  """Tokens of the first n samples of each problem: written, and read by the reward model."""
+  spent = collections.Counter()
+  for of, samples in zip(made.test, made.samples):
+    trees = [made.reward_model.encode(of.text, steps) for steps, _, _ in samples[:n]]
+    spent["scored"] += len(prefix_tree.merge(trees)[0])
+    spent["generated"] += sum(tokens for _, _, tokens in samples[:n])
+  return dict(spent)
+
+
+def _of_search(made: Made, rule: str, n: int) -> dict[str, Any]:
+  """Accuracy of the pick `[P][1]`, and tokens, of a search."""
+  accuracy, spent = [], collections.Counter()
+  right = made.reward_model.contract.right_classes
+  for found in made.search(rule, n):
+    of = made.test[found.prompt]
+    finished = [lane for lane in found.lanes if lane.end == "stop"]
+    scores = [np.prod([p.mean(0)[right].sum() for p in x.probabilities]) for x in finished]
+    picks = [x for x, score in zip(finished, scores) if score == max(scores)]
+    correct = [_solution(of, x.steps, True).correct for x in picks]
+    accuracy.append([float(np.mean(correct)) if correct else 0.0])
+    spent.update(found.spent)
+  return {"accuracy": accuracy, "spent": dict(spent)}
+
+
+def summarise(results: Results) -> dict[str, Any]:
+  """Curves over the budget, their tokens, and differences to best-of-N."""
+  widths = results.plan["search"]["widths"]
+  (samples,) = [results.of("samples")]
+  curves = {
+    name: np.array([each[name] for each in samples])
+    for name in ("best_of_n", "weighted", "majority")
+  }
+  spent = {"best_of_n": [each["spent"] for each in samples]}
+  for rule in SEARCHES:
+    of = [results.of(f"{rule}-{n}") for n in widths]
+    curves[rule] = np.concatenate([results.accuracy(f"{rule}-{n}") for n in widths], axis=2)
+    spent[rule] = [[each[s]["spent"] for each in of] for s in range(len(results.seeds))]
+  problems = curves["beam"].shape[1]
+  tokens = lambda rule, kind: [
+    float(np.mean([each[k][kind] for each in spent[rule]]) / problems) for k in range(len(widths))
+  ]
+  return {
+    "widths": widths,
+    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
+    "differences": {
+      rule: results.intervals(curves[rule] - curves["best_of_n"]) for rule in SEARCHES
+    },
+    "tokens": {rule: {kind: tokens(rule, kind) for kind in KINDS} for rule in spent},
+    "saved": {
+      rule: [
+        float(np.mean([each[k]["scored_from_start"] / each[k]["scored"] for each in spent[rule]]))
+        for k in range(len(widths))
+      ]
+      for rule in SEARCHES
+    },
+  }
+
+
+def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+  """Accuracy over lanes, over written tokens, and over tokens that the reward model reads."""
+  curve = lambda name, x: Curve.over_n(
+    LABELS[name], x, summary["curves"][name], dashed=name == "majority"
+  )
+  y = "% problems solved"
+  first = [curve(name, summary["widths"]) for name in LABELS]
+  out = [Panel(first, "N = solutions of a problem under way", y)]
+  for kind, label in KINDS.items():
+    curves = [curve(name, summary["tokens"][name][kind]) for name in summary["tokens"]]
+    out.append(Panel(curves, f"tokens of a problem {label}", y))
+  return out
+
+
+def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Tables of the page and the screen."""
+  widths = range(len(summary["widths"]))
+  header = ["N", *map(str, summary["widths"])]
+  rows = [
+    [label, *(percent(summary["curves"][name], at=k) for k in widths)]
+    for name, label in LABELS.items()
+  ]
+  differences = [
+    [LABELS[name], *(percent(summary["differences"][name], True, k) for k in widths)]
+    for name in SEARCHES
+  ]
+  tokens = [
+    [f"{LABELS[name]}, {label}", *(f"{x:,.0f}" for x in found[kind])]
+    for name, found in summary["tokens"].items()
+    for kind, label in KINDS.items()
+  ]
+  tokens += [
+    [f"{LABELS[name]}, times as many if read from the start", *(f"{x:.1f}" for x in found)]
+    for name, found in summary["saved"].items()
+  ]
+  return [
+    Table("% of problems solved, with 95 % intervals", header, rows),
+    Table("Points more than best-of-N with as many lanes", header, differences),
+    Table("Tokens of a problem", header, tokens),
+  ]
