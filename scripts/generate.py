@@ -67,7 +67,7 @@ class Args(config_lib.Checked):
   prm: str = ""  # reward model: work directory of train.py, or a published or exported model
   readout: str = ""  # of a published one
   expansions: config_lib.Count = 4  # of each solution that goes on
-  reduction: Literal["last", "min", "mean", "product"] = "last"  # of steps, to compare solutions
+  reduction: Literal["last", "min", "mean", "product"] = "product"  # of steps, to compare solutions
   lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
   max_steps: config_lib.Count = 40
   max_step_tokens: config_lib.Count = 256

@@ -68,3 +68,23 @@ def test_settings_for_experiments_are_rated_exactly(setting):
     if min(solution.ratings) >= 0:
       assert solution.answer == problem.answer
   assert wrong
+
+
+@pytest.mark.parametrize("name", [*DOMAINS, "quick start"])
+def test_ratings_of_anybodys_steps_are_the_solvers(name):
+  """Up to the first error; other orders, omissions and additions are errors."""
+  rng, setting = np.random.default_rng(0), DOMAINS.get(name, arithmetic.Setting())
+  for problem in arithmetic.distinct_problems(0, 60, setting):
+    solution = arithmetic.solve(problem, rng)
+    first = solution.ratings.index(-1) + 1 if -1 in solution.ratings else len(solution.ratings)
+    assert arithmetic.rate(problem, solution.steps) == solution.ratings[:first]
+    if -1 not in solution.ratings:
+      steps, count = list(solution.steps), len(solution.steps)
+      assert arithmetic.rate(problem, [*steps, steps[-1]])[count:] == (-1,)
+      clause = next(i for i, state in enumerate(solution.states) if state)
+      assert arithmetic.rate(problem, steps[:clause] + steps[clause + 1 :])[-1] == -1
+      restated = f"now {problem.answer}"
+      if problem.setting.modulus == 10 and restated not in steps:
+        more = [*steps[:-1], restated, steps[-1]]
+        assert arithmetic.rate(problem, more)[-2:] == (0, 1)
+        assert arithmetic.rate(problem, [*steps[:-1], restated, restated])[-2:] == (0, -1)

@@ -20,7 +20,7 @@ def config() -> Plan:
       name: short(getattr(plan, name))
       for name in ("process", "outcome", "labeller", "process_base", "outcome_base")
     },
-    search=Search(widths=(2, 4), problems=3, updates=40),
+    search=Search(widths=(2, 4), problems=3, updates=40, labelled=4),
     quickstart=Quickstart(short(plan.quickstart.settings), 8, 8, SIZES),
     embedded=Embedded(pool_problems=12, pool_samples=8, test_problems=10, test_samples=16),
     seeds=(0, 1),

@@ -25,7 +25,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -207,6 +207,32 @@ def solve(problem: Problem, rng: np.random.Generator) -> Solution:
   answer = value % problem.setting.modulus
   parts.append((f"# Answer\n\n{answer}", 1, None))
   return Solution(*zip(*parts), answer)
+
+
+def rate(problem: Problem, steps: Sequence[str]) -> tuple[int, ...]:
+  """The exact ratings of anybody's steps, up to and including the first error.
+
+  A value may be restated once, which is neutral.  A clause that is left out is an error, and so is
+  an answer before the last clause, or anything after it.
+  """
+  value, i, may_restate, ratings = problem.start, 0, False, []
+  for step in steps:
+    left = i < len(problem.clauses)
+    answer, rating = f"# Answer\n\n{value % problem.setting.modulus}", -1
+    if left:
+      operation, operand = problem.clauses[i].operation, problem.clauses[i].operand
+      result = apply(operation, value, operand)
+      right = step_text(i, operation, operand, value, result, problem.setting.layout)
+    if left and step == right:
+      value, i, may_restate, rating = result, i + 1, True, 1
+    elif may_restate and step == f"now {value}":
+      may_restate, rating = False, 0
+    elif i == len(problem.clauses) and step == answer:
+      i, may_restate, rating = i + 1, False, 1
+    ratings.append(rating)
+    if rating < 0:
+      break
+  return tuple(ratings)
 
 
 def write_stray(

@@ -72,6 +72,7 @@ class Search(Checked):
   problems: Count = 100  # of the test
   solutions: Count = 2  # of each training problem, for the language model
   updates: Count = 3000  # of the language model
+  labelled: Count = 1000  # training problems whose samples by it are labelled
 
 
 @dataclasses.dataclass(frozen=True)

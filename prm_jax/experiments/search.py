@@ -25,7 +25,7 @@ from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Samples, Workspace
-from prm_jax.generation import language_models, search
+from prm_jax.generation import language_models, prompts, search
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt, derived_seed
 from prm_jax.generation.sampler import Sampler
@@ -34,7 +34,9 @@ from prm_jax.generation.search import Search
 from prm_jax.input_pipeline import prefix_tree
 from prm_jax.runtime import storage
 from prm_jax.scoring.scorer import Scorer
+from prm_jax.supervision import synthetic
 from prm_jax.training import loop
+from prm_jax.types import StepTree
 
 TITLE = "Search guided by a process reward model"
 QUESTION = (
@@ -100,8 +102,36 @@ class Made:
 
   @functools.cached_property
   def reward_model(self) -> Scorer:
-    trees = [alternatives.trees(self.generator, "alternatives", s) for s in ("train", "test")]
-    return self.space.model("prm", self.plan.process, *trees, "paper")
+    """Trained on the quick start's records, and on the language model's own samples."""
+    trees, test = (
+      alternatives.trees(self.generator, "alternatives", split) for split in ("train", "test")
+    )
+    workdir = self.space.directory / "prm"
+    own = [] if workspace.finished(workdir, self.plan.process) else self.labelled()
+    return self.space.model("prm", self.plan.process, [*trees, *own], test, "paper")
+
+  def labelled(self) -> list[StepTree]:
+    """The language model's samples of training problems, with exact labels.
+
+    Without them a search finds what only the language model writes: clauses left out, values
+    restated again and again.
+    """
+    problems = self.generator.problems()["train"][: self.plan.search.labelled]
+    sampled = self.language_model.generate(
+      self._prompts(problems), self.plan.search.solutions, Sampling(), LIMITS
+    )
+    return [
+      synthetic.process(of.text, steps, arithmetic.rate(of, steps))
+      for found in sorted(sampled, key=lambda found: (found.prompt, found.sample))
+      for of, steps in [(problems[found.prompt], prompts.split(found.text, "lines"))]
+      if steps
+    ]
+
+  def _prompts(self, problems: Sequence[arithmetic.Problem]) -> list[Prompt]:
+    return [
+      Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
+      for i, each in enumerate(problems)
+    ]
 
   @functools.cached_property
   def language_model(self) -> Sampler:
@@ -131,14 +161,10 @@ class Made:
 
   def search(self, rule: str, n: int) -> list[search.Found]:
     """What a search finds for each test problem."""
-    s = search.Settings(rule, n, min(4, n), max_step_tokens=32)
+    s = search.Settings(rule, n, min(4, n), "product", max_step_tokens=32)
     scorer = CachedScorer(self.reward_model, max(min(BATCH // n, len(self.test)), 1))
     engine = Search(self.language_model, scorer, s, Sampling(), LIMITS)
-    prompts = [
-      Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
-      for i, each in enumerate(self.test)
-    ]
-    return sorted(engine.run(prompts), key=lambda found: found.prompt)
+    return sorted(engine.run(self._prompts(self.test)), key=lambda found: found.prompt)
 
   @functools.cached_property
   def samples(self) -> list[list[tuple[list[str], bool, int]]]:

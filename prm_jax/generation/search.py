@@ -43,7 +43,7 @@ class Settings(config_lib.Checked):
   rule: Literal["best_of_n", "beam", "dvts", "lookahead", "particles"] = "beam"
   n: config_lib.Count = 16  # lanes of a problem
   expansions: config_lib.Count = 4  # of each solution that goes on, in beam, dvts and lookahead
-  reduction: Literal["last", "min", "mean", "product"] = "last"
+  reduction: Literal["last", "min", "mean", "product"] = "product"
   lookahead: config_lib.Count = 1  # steps, likeliest tokens, of rule "lookahead"
   max_steps: config_lib.Count = 40
   max_step_tokens: Annotated[int, msgspec.Meta(ge=2)] = 256
