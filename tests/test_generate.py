@@ -406,7 +406,7 @@ def assert_same_samples(one, other):
 def test_campaign_of_kills_of_the_own_sampler(kills, text_run, tmp_path):
   """Killed at any moment, while it loads, samples or writes, and run again: the same file."""
   path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
-  write_problems(path, 4 * kills + 8)
+  write_problems(path, 14 * kills + 8)
   flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
   flags.append("--max_new_tokens=96")
   assert run_script("generate.py", *flags, f"--output={whole}").returncode == 0
@@ -424,7 +424,7 @@ def test_campaign_of_kills_of_the_own_sampler(kills, text_run, tmp_path):
     done.append(size())
     if out.exists():
       break
-  assert len({*done}) > len(done) // 2  # most kills came while it sampled
+  assert len({*done}) > kills // 2  # most of them came while it sampled
   if journal.exists() or not out.exists():
     last = run_script("generate.py", *flags, f"--output={out}")
     assert last.returncode == 0, last.stderr
@@ -465,6 +465,44 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
   cache = f"--verdicts={tmp_path / 'verdicts'}"
   done = run_script("grade.py", f"--input={out}", f"--output={graded}", cache)
   assert done.returncode == 0, done.stderr
+
+
+def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_path):
+  """generate.py, grade.py, one epoch of configs/generator.py: only right samples are learnt."""
+  state, engine = loopback
+  path, out, graded, kept = (
+    tmp_path / f"{name}.jsonl" for name in ("problems", "samples", "graded", "right")
+  )
+  write_problems(path, 4)  # all of answer 7
+  answers = {"p0\n": "7", "p1\n": "8", "p2\n": "\\frac{14}{2}", "p3\n": "7"}
+  state["make"] = lambda body: {
+    "choices": [
+      {
+        "text": f"It is so.\n\n# Answer\n\n{answers[body['prompt']]}",
+        "finish_reason": "length" if body["prompt"] == "p3\n" else "stop",
+      }
+    ]
+  }
+  subprocess.run(command(path, out, engine.url), env=ENVIRONMENT, check=True)
+  flags = (f"--input={out}", f"--output={graded}", f"--right={kept}")
+  done = run_script("grade.py", *flags, f"--verdicts={tmp_path / 'verdicts'}")
+  assert done.returncode == 0, done.stderr
+  lines = [json.loads(line) for line in kept.read_text().splitlines()]
+  completion = lambda answer: f"It is so.\n# Answer\n{answer}"
+  assert lines == [
+    {"prompt": prompt, "completion": completion(answers[prompt])}
+    for prompt in ("p0\n", "p2\n")
+    for _ in range(3)
+  ]
+  sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_size": 8, "mlp_width": 24}
+  data = {"text_train": kept, "text_eval": kept, "tokenizer": arithmetic_data / "tokenizer.model"}
+  flags = [f"--config.model.{key}={value}" for key, value in sizes.items()]
+  flags += [f"--config.data.{key}={value}" for key, value in data.items()]
+  flags += ["--config.init.checkpoint=", "--config.data.row_length=256", "--config.train.steps=1"]
+  flags += ["--config=configs/generator.py", f"--workdir={tmp_path / 'run'}"]
+  done = run_script("train.py", *flags)
+  assert done.returncode == 0, done.stderr
+  assert "6 texts" in done.stderr and "1 steps = 1.0 epochs" in done.stderr
 
 
 @pytest.mark.parametrize(
