@@ -14,7 +14,7 @@ teach it the solutions. The first lines on the screen say how many epochs the up
 --config.train.steps=UPDATES for one.
 
 Cost: some 10 seconds an update of 1,024 tokens on two CPU cores beside other work (8 updates were
-timed), half an hour for the 200; 4 GB of memory. Samples come on top (docs/generation.md).
+timed), half an hour for the 200. Samples come on top (docs/generation.md).
 
 Expected: not known, it was never run on real samples; tests/test_generate.py runs the road with a
 tiny model.

@@ -23,8 +23,8 @@ import urllib3
 from conftest import ENVIRONMENT, ROOT, run_script
 
 from prm_jax import config as config_lib
+from prm_jax.generation import language_models, samples
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation import samples
 from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Retry, Server
@@ -458,6 +458,7 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
   done = run_script("generate.py", *flags)
   assert done.returncode == 0, done.stderr
   assert "6 samples" in done.stdout and "were cut off" in done.stdout
+  assert language_models.load_checkpoint(str(text_run)).facts()["step"] == 2
   found = [json.loads(line) for line in out.read_text().splitlines()]
   assert [line["problem"] for line in found] == [f"{i}+1" for i in range(3) for _ in range(2)]
   assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 6 for line in found)

@@ -125,6 +125,19 @@ def test_a_text_depends_on_neither_batch_nor_slot_nor_mesh(batch, devices):
   assert all(other[key].tokens == x.tokens for key, x in one.items())
 
 
+def test_facts_are_of_what_decides_samples():
+  """Of the weights, in their dtype; not of batch and mesh."""
+  facts = sampler().facts()
+  assert sampler(batch=8, devices=4).facts() == facts
+  for other in (sampler("lora"), sampler(dtype="bfloat16"), sampler(end=())):
+    assert other.facts() != facts
+  config, _, made = params("plain")
+  moved = made | {"final_norm": made["final_norm"].at[0].add(1e-3)}
+  engine = sampler()
+  other = Sampler.of(moved, config, Letters(), engine.end_tokens, engine.mesh)
+  assert {key for key in facts if other.facts()[key] != facts[key]} == {"weights"}
+
+
 def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
   """A stop string stays in the text, an end token does not."""
   free = texts(sampler(end=()))
