@@ -9,9 +9,9 @@ and has no answer.  grade.py, score.py and rerank.py read them.
 
 --model is a public model or an export of a language model, --checkpoint a run of train.py on
 text.  --url is a server instead; its key is read from OPENAI_API_KEY, and --model, if given, has
-the chat template.  --prompt=chat uses the model's template; few_shot puts the solved problems of
---examples first; plain gives the problem and a newline.  The same --seed gives the same samples,
-whatever --batch is.
+its tokenizer and chat template.  --prompt=chat uses the model's template; few_shot puts the solved
+problems of --examples first; plain gives the problem and a newline.  The same --seed gives the same
+samples, whatever --batch is.
 
 --search=RULE searches instead, guided by the reward model --prm: n solutions of a problem are under
 way at once, and after each step the rule says which go on.  beam: the best n / expansions, each
@@ -19,8 +19,8 @@ expansions times; dvts: the same in n / expansions subtrees; lookahead: beam, ju
 steps; particles: drawn in proportion to their odds; best_of_n: all.  Lines then have score.py's
 keys too.
 
-Run again after a kill, it goes on with the problems that were not done.  Several hosts share the
-problems if they share the disk of --output.
+Run again after a kill, it goes on with the problems that were not done; a finished --output is an
+error.  Several hosts share the problems if they share the disk of --output.
 """
 
 from prm_jax.runtime import exits
@@ -36,6 +36,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import json_lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Args(config_lib.Checked):
   model: str = ""  # directory of a public or exported language model
   checkpoint: str = ""  # or work directory of train.py, trained on text
   url: str = ""  # or a server of OpenAI's completions API, such as http://127.0.0.1:8000/v1
-  served_model: str = ""  # the server's name of the model; --model then has its chat template
+  served_model: str = ""  # the server's name of the model; --model then has its tokenizer
   concurrency: config_lib.Count = 64  # requests under way
   n: config_lib.Count = 16  # samples of each problem
   max_new_tokens: config_lib.Count = 512
@@ -53,7 +54,7 @@ class Args(config_lib.Checked):
   top_k: config_lib.Whole = 0  # 0: all
   top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
   min_p: config_lib.Share = 0.0
-  stop: tuple[str, ...] = ()  # texts that end a sample; they stay in it
+  stop: tuple[json_lines.Text, ...] = ()  # texts that end a sample; they stay in it
   seed: config_lib.Whole = 0
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
   system: str | None = None  # of chat; None: to reason step by step and box the answer
@@ -79,11 +80,9 @@ def main() -> None:
   import jax
 
   from prm_jax.datasets import download
-  from prm_jax.generation import language_models, prompts, samples, search, server
-  from prm_jax.generation.cached_scorer import CachedScorer
+  from prm_jax.generation import prompts, samples, search, step_writer
   from prm_jax.generation.engines import Limits
   from prm_jax.generation.sampling import Sampling
-  from prm_jax.input_pipeline import tokenizers
   from prm_jax.runtime import distributed, progress
 
   if bool(args.url) != bool(args.served_model):
@@ -100,25 +99,17 @@ def main() -> None:
     raise ValueError("--search needs --model or --checkpoint: a server gives no steps")
   rule = None
   if args.search:
-    steps = (args.reduction, args.lookahead, args.max_steps, args.max_step_tokens)
+    steps = (args.reduction, args.lookahead, args.max_steps)
     rule = search.Settings(args.search, args.n, args.expansions, *steps)
   with distributed.job(args.hosts):
     distributed.check_same_command(args, [args.input])
+    samples.check_output(args.output)
     problems = samples.read(args.input)
     with progress.waiting(f"loading {args.url or args.model or args.checkpoint}"):
-      tokenizer = None
-      if args.url:
-        key = os.environ.get("OPENAI_API_KEY", "")
-        engine = server.Server(args.url, args.served_model, args.concurrency, key)
-        tokenizer = tokenizers.load(args.model) if args.model else None
-      elif args.model:
-        engine = language_models.load_model(args.model, args.dtype, args.batch, args.tensor)
-      else:
-        engine = language_models.load_checkpoint(args.checkpoint, args.batch, args.tensor)
-      tokenizer = tokenizer or getattr(engine, "tokenizer", None)
+      engine = load(args)
     examples = prompts.read_examples(args.examples) if args.examples else []
     system = prompts.SYSTEM if args.system is None else args.system
-    make = prompts.maker(args.prompt, tokenizer, system, examples)
+    make = prompts.maker(args.prompt, engine.tokenizer, system, examples)
     stop = (*args.stop, prompts.NEXT) if args.prompt == "few_shot" else args.stop
     settings = samples.Settings(
       args.n,
@@ -130,45 +121,54 @@ def main() -> None:
     )
     run = samples.generate
     if args.search:
-      scorer = load_reward_model(args)
-      s, run = settings, samples.search
-      engine = search.Search(
-        engine,
-        CachedScorer(scorer, max(min(args.batch // args.n, len(problems)), 1)),
-        rule,
-        s.sampling,
-        s.limits,
-        s.form,
-        s.steps,
-      )
-    # The first prompt stands for template, system prompt and examples.
-    facts = dataclasses.asdict(settings) | {
-      "model": [args.url, args.served_model, args.model or args.checkpoint],
-      "dtype": args.dtype,
-      "input": download.sha256_of(args.input),
-      "prompt": make(problems[0].text, 0).text,
-    }
-    if args.search:
-      facts |= {"search": dataclasses.asdict(rule), "prm": [args.prm, args.readout, scorer.step]}
+      with progress.waiting(f"loading {args.prm}"):
+        scorer = load_reward_model(args, max(min(args.batch // args.n, len(problems)), 1))
+      given = (settings.sampling, settings.limits, args.max_step_tokens, rule.steps_ahead)
+      writing = step_writer.Settings(*given, args.prompt, args.steps)
+      engine, run = search.Search(engine, scorer, rule, writing), samples.search
     host, hosts = jax.process_index(), jax.process_count()
+    # The first prompt stands for template, system prompt and examples.
+    facts = dataclasses.asdict(settings) | engine.facts() | {"hosts": hosts}
+    facts["input"] = download.sha256_of(args.input)
+    facts["prompt"] = make(problems[0].text, 0).text
+    samples.check_journals(args.output, facts)
+    distributed.check_same(facts)
     path = samples.journal_path(args.output, host)
     with contextlib.closing(samples.Journal(path, facts)) as journal:
+      distributed.check_same({"journals": "open"})  # on all hosts
+      samples.check_shared(args.output, hosts)
       run(problems[host::hosts], engine, make, settings, journal)
-    distributed.check_same({"done": True})  # all hosts have got here
-    if distributed.is_first():
-      written = samples.write(args.output, problems, hosts, facts)
-      print("\n".join(samples.table(written)))
-      print(f"-> {args.output}")
+      distributed.check_same({"samples": "done"})
+      if distributed.is_first():
+        written = samples.write(args.output, problems, hosts, facts)
+        print("\n".join(samples.table(written)))
+        print(f"-> {args.output}")
 
 
-def load_reward_model(args: Args):
-  from prm_jax.runtime import progress
+def load(args: Args):
+  """The engine."""
+  from prm_jax.generation import language_models, server
+  from prm_jax.input_pipeline import tokenizers
+
+  if args.url:
+    key = os.environ.get("OPENAI_API_KEY", "")
+    tokenizer = tokenizers.load(args.model) if args.model else None
+    return server.Server(args.url, args.served_model, args.concurrency, key, tokenizer=tokenizer)
+  if args.model:
+    return language_models.load_model(args.model, args.dtype, args.batch, args.tensor)
+  return language_models.load_checkpoint(args.checkpoint, args.batch, args.tensor)
+
+
+def load_reward_model(args: Args, contexts: int):
+  """The reward model of a search, for so many problems at once."""
+  from prm_jax.generation.cached_scorer import CachedScorer
   from prm_jax.scoring.scorer import Scorer
 
-  with progress.waiting(f"loading {args.prm}"):
-    if (pathlib.Path(args.prm) / "config.json").is_file():
-      return Scorer.load_model(args.prm, args.readout, args.dtype)
-    return Scorer.load(args.prm)
+  if (pathlib.Path(args.prm) / "config.json").is_file():
+    scorer = Scorer.load_model(args.prm, args.readout, args.dtype)
+  else:
+    scorer = Scorer.load(args.prm)
+  return CachedScorer(scorer, contexts)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@ else `text`, from which the final answer is extracted.  Output: the same lines w
 undecided and why.  A candidate that was cut off (`finished` is false) or has no answer is missing:
 it is not correct, and rerank.py never chooses it.
 
+--right gets the candidates that are right as `prompt` and `completion`, a step a line, on which
+train.py trains a generator (configs/generator.py); they need `problem` and `steps`.
+
 Worker processes decide, each pair for --seconds at most; each distinct pair is decided once, and
 verdicts are kept in --verdicts for the next run.  docs/answers.md has the rules of the graders.
 """
@@ -37,6 +40,7 @@ MISSING = "missing"
 class Args(config_lib.Checked):
   input: pathlib.Path
   output: pathlib.Path
+  right: pathlib.Path | None = None  # file of what is right, to train a generator on
   grader: grading.Name = "math_verify"
   extract: extraction.Rule = "auto"  # where `text` has its answer, if a line has no `answer`
   precision: Annotated[int, msgspec.Meta(ge=0, le=15)] = 6  # decimals that count (math_verify)
@@ -54,6 +58,17 @@ class Candidate(msgspec.Struct):
   finished: bool | None = None
 
 
+class Solution(msgspec.Struct):
+  """The keys of a line that is kept for --right."""
+
+  problem: json_lines.Text
+  steps: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+  def example(self) -> dict[str, str]:
+    """As generate.py --prompt=plain asks for it."""
+    return {"prompt": f"{self.problem}\n", "completion": "\n".join(self.steps)}
+
+
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
   if args.output.resolve() == args.input.resolve():
@@ -61,15 +76,22 @@ def main() -> None:
   options = {"precision": args.precision} if args.grader == "math_verify" else {}
   grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, **options)
   with storage.written_together() as output, grader:
-    counts = grade(args.input, output(args.output), grader, args.extract)
+    right = args.right and output(args.right)
+    counts = grade(args.input, output(args.output), grader, args.extract, right)
   total = sum(counts.values())
   for verdict, count in counts.most_common():
     print(f"{verdict:32}{count:10,}{100 * count / max(total, 1):8.1f} %")
   print(f"{total:,} candidates -> {args.output}")
 
 
-def grade(path: pathlib.Path, out: Any, grader: grading.Grader, rule: extraction.Rule):
-  """Writes the graded lines of a file; returns how often each verdict was given."""
+def grade(
+  path: pathlib.Path, out: Any, grader: grading.Grader, rule: extraction.Rule, kept: Any = None
+):
+  """Writes the graded lines of a file; returns how often each verdict was given.
+
+  Args:
+    kept: file that gets the right ones, to train on.
+  """
   counts, done = collections.Counter(), 0
   total = sum(1 for _ in json_lines.lines(path))
   with progress.Progress(desc="grading", total=total, unit="candidates") as bar:
@@ -87,12 +109,15 @@ def grade(path: pathlib.Path, out: Any, grader: grading.Grader, rule: extraction
       each_is = len(chunk) / max(len({*pairs}), 1)
       reach = lambda decided, done=done, each_is=each_is: bar.reach(done + decided * each_is)
       verdicts = dict(zip(graded, grader.verdicts(pairs, reach)))
-      for i, (_, _, record) in enumerate(chunk):
+      for i, (number, _, record) in enumerate(chunk):
         verdict = verdicts.get(i, MISSING)
         counts[verdict] += 1
         right = None if verdict.startswith("undecided") else verdict == grading.EQUAL
         record |= {"answer": answers[i], "is_correct": right, "verdict": verdict}
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
+        if kept and right:
+          solution = json_lines.convert(record, Solution, f"{path}:{number}")
+          kept.write(json.dumps(solution.example(), ensure_ascii=False) + "\n")
       bar.reach(done := done + len(chunk))
   return counts
 

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import http.server
 import json
+import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -12,16 +14,21 @@ import sys
 import threading
 import time
 
+import jobs
+import numpy as np
 import pytest
 import tiny
+import tokenizers as hf
+import urllib3
 from conftest import ENVIRONMENT, ROOT, run_script
 
 from prm_jax import config as config_lib
+from prm_jax.generation import language_models, samples
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation import samples
-from prm_jax.generation.engines import Limits, Prompt
+from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.sampling import Sampling
-from prm_jax.generation.server import Server
+from prm_jax.generation.server import Retry, Server
+from prm_jax.input_pipeline import tokenizers
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.training import loop
 
@@ -45,14 +52,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
     if trouble == "drop":
       self.close_connection = True
       return
+    if trouble == "tear":  # in the middle of the body
+      self.answer(200, b'{"choices": [', 999)
+      self.close_connection = True
+      return
     if isinstance(trouble, int):
       self.answer(trouble, b"busy")
     else:
       self.answer(200, json.dumps(state["make"](body)).encode())
 
-  def answer(self, status, data):
+  def answer(self, status, data, length=0):
     self.send_response(status)
-    self.send_header("Content-Length", str(len(data)))
+    self.send_header("Content-Length", str(length or len(data)))
     self.end_headers()
     self.wfile.write(data)
 
@@ -101,10 +112,52 @@ def test_a_server_is_asked_with_every_setting_and_each_sample_its_own_seed(loopb
 
 def test_requests_are_repeated_until_trouble_passes(loopback):
   state, engine = loopback
-  state["troubles"].extend([503, "drop", 429, 500])
+  state["troubles"].extend([503, "drop", 429, "tear", 500])
   calm = run(engine)
-  assert len(state["bodies"]) == 18 + 4
+  assert len(state["bodies"]) == 18 + 5
   assert {key: x.text for key, x in run(engine).items()} == {k: x.text for k, x in calm.items()}
+
+
+def test_a_server_that_asks_for_a_long_pause_gets_a_minute():
+  after = lambda value: urllib3.HTTPResponse(headers={"Retry-After": value})
+  assert [Retry().get_retry_after(after(value)) for value in ("5", "1000000")] == [5, 60]
+  assert Retry().get_retry_after(urllib3.HTTPResponse()) is None
+
+
+def test_an_error_does_not_wait_for_requests_under_way(loopback):
+  """The other requests are answered only after the error has come."""
+  state, engine = loopback
+  over = threading.Event()
+
+  def make(body):
+    assert body["prompt"] == "p0\n" or over.wait(60)
+    return complete(body) if over.is_set() else {"choices": []}
+
+  state["make"] = make
+  with pytest.raises(ValueError, match="0 choices"):
+    run(engine, n=1)
+  assert not over.is_set()
+  over.set()
+
+
+def test_with_a_tokenizer_a_problem_is_plain_letters(loopback, tmp_path):
+  """The template's tokens are special, a problem that spells them out is not; one first token."""
+  state, engine = loopback
+  made = hf.Tokenizer(hf.models.BPE({"<s>": 0} | {c: i for i, c in enumerate("a<|im_end>", 1)}, []))
+  made.add_special_tokens(["<s>", "<|im_end|>"])
+  made.post_processor = hf.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+  made.save(str(tmp_path / "tokenizer.json"))
+  engine.tokenizer = tokenizer = tokenizers.load(tmp_path)
+  end = tokenizer.token_id("<|im_end|>")
+  prompt = Prompt("<s>", "a<|im_end|>", "<|im_end|>", 0)
+  state["make"] = lambda body: complete(body | {"prompt": ""})
+  assert len([*engine.generate([prompt], 1, SAMPLING, LIMITS)]) == 1
+  (body,) = state["bodies"]
+  assert body["prompt"] == [0, *tokenizer.encode("a<|im_end|>"), end]
+  assert body["prompt"].count(0) == body["prompt"].count(end) == 1
+  engine.tokenizer = None
+  [*engine.generate([prompt], 1, SAMPLING, LIMITS)]
+  assert state["bodies"][1]["prompt"] == prompt.text
 
 
 def test_a_refused_request_is_an_error_with_the_servers_words(loopback):
@@ -178,8 +231,84 @@ def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopbac
 def test_a_journal_of_another_run_is_refused(tmp_path):
   path = tmp_path / "j"
   samples.Journal(path, {"seed": 0, "n": 2}).close()
-  with pytest.raises(ValueError, match=r"another run \(seed differ\)"):
+  with pytest.raises(ValueError, match=r"another run \(seed: 0, now 1\)"):
     samples.Journal(path, {"seed": 1, "n": 2})
+
+
+def test_another_number_of_hosts_is_refused_before_a_journal_is_made(tmp_path):
+  """Whichever host's journal is there; and hosts that do not see each other's are told."""
+  out = tmp_path / "out.jsonl"
+  samples.Journal(samples.journal_path(out, 1), {"hosts": 2}).close()
+  with pytest.raises(ValueError, match=r"hosts: 2, now 1"):
+    samples.check_journals(out, {"hosts": 1})
+  with pytest.raises(OSError, match=r"out\.jsonl\.journal: the journal of host 0 is not on this"):
+    samples.check_shared(out, 2)
+  with pytest.raises(OSError, match="host 0"):
+    samples.write(out, [], 2, {"hosts": 2})
+  assert not out.exists()
+
+
+def test_one_process_at_a_time_has_a_journal(tmp_path):
+  path = tmp_path / "j"
+  with (
+    contextlib.closing(samples.Journal(path, {"a": 1})),
+    pytest.raises(ValueError, match="another process is sampling"),
+  ):
+    samples.Journal(path, {"a": 1})
+  samples.Journal(path, {"a": 1}).close()
+
+
+def test_a_kill_while_journals_are_deleted_costs_nothing(loopback, tmp_path, monkeypatch):
+  """The next run asks for nothing, writes the same, and deletes them."""
+  path, out = tmp_path / "problems.jsonl", tmp_path / "out.jsonl"
+  write_problems(path)
+  problems, (state, engine) = samples.read(path), loopback
+
+  def sample():
+    samples.check_output(out)
+    with contextlib.closing(samples.Journal(samples.journal_path(out, 0), {"a": 1})) as journal:
+      samples.generate(problems, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
+      samples.write(out, problems, 1, {"a": 1})
+
+  def unlink(path, **options):
+    if path.name.endswith("journal"):
+      raise KeyboardInterrupt
+    os.unlink(path) if path.exists() else None
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(pathlib.Path, "unlink", unlink)
+    sample()
+  whole, asked = out.read_bytes(), len(state["bodies"])
+  sample()
+  assert (out.read_bytes(), len(state["bodies"])) == (whole, asked)
+  assert sorted(each.name for each in tmp_path.iterdir()) == ["out.jsonl", "problems.jsonl"]
+  with pytest.raises(FileExistsError, match="delete it to sample again"):
+    sample()
+
+
+def test_a_problem_as_deep_as_a_line_may_be_goes_through_the_journal(tmp_path):
+  path, journal = tmp_path / "p.jsonl", tmp_path / "j"
+  deep = "[" * 99 + "]" * 99
+  path.write_text(f'{{"problem": "p", "deep": {deep}}}\n')
+  (problem,) = samples.read(path)
+  sample = samples.record(problem, Completion(0, 0, "a", "stop"), SETTINGS)
+  with contextlib.closing(samples.Journal(journal, {})) as opened:
+    opened.add(0, [sample])
+  with contextlib.closing(samples.Journal(journal, {})) as opened:
+    assert opened.done == {0: [sample]}
+
+
+def test_the_output_is_looked_at_before_the_model(tmp_path):
+  """Its folder is made; a finished output, and a place that is none, are errors."""
+  path, out = tmp_path / "problems.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
+  write_problems(path)
+  samples.check_output(out)
+  out.write_text("")
+  flags = (f"--input={path}", "--model=nowhere")
+  done = run_script("generate.py", f"--output={out}", *flags)
+  assert done.returncode == 1 and "out.jsonl is there; delete it" in done.stderr
+  done = run_script("generate.py", f"--output={out / 'x'}", *flags)
+  assert done.returncode == 1 and "out.jsonl" in done.stderr and "nowhere" not in done.stderr
 
 
 def test_steps_are_lines_or_paragraphs():
@@ -265,6 +394,60 @@ def text_run(arithmetic_data, tmp_path_factory):
   return directory / "run"
 
 
+def assert_same_samples(one, other):
+  """Asserts equal lines, but for rounding of log-probabilities, which depends on the slot."""
+  one, other = ([json.loads(x) for x in path.read_text().splitlines()] for path in (one, other))
+  sums = [[line.pop("logprob") for line in lines] for lines in (one, other)]
+  np.testing.assert_allclose(*sums, rtol=1e-5)
+  assert one == other
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_campaign_of_kills_of_the_own_sampler(kills, text_run, tmp_path):
+  """Killed at any moment, while it loads, samples or writes, and run again: the same file."""
+  path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
+  write_problems(path, 14 * kills + 8)
+  flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
+  flags.append("--max_new_tokens=96")
+  assert run_script("generate.py", *flags, f"--output={whole}").returncode == 0
+  journal, rng, done = samples.journal_path(out, 0), random.Random(0), []
+  size = lambda: journal.stat().st_size if journal.exists() else 0
+  for kill in range(kills):
+    before = size()
+    (process,) = jobs.start("generate.py", *flags, f"--output={out}")
+    if kill % 5 == 4:  # at any time
+      time.sleep(rng.uniform(0, 8))
+    else:  # while it samples
+      jobs.wait_for(lambda before=before: size() > before, [process])
+      time.sleep(rng.uniform(0, 0.3))
+    jobs.kill([process])
+    done.append(size())
+    if out.exists():
+      break
+  assert len({*done}) > kills // 2  # most of them came while it sampled
+  if journal.exists() or not out.exists():
+    last = run_script("generate.py", *flags, f"--output={out}")
+    assert last.returncode == 0, last.stderr
+  assert_same_samples(out, whole)
+  assert not journal.exists()
+
+
+def test_two_hosts_share_the_problems(text_run, tmp_path):
+  """Their output is that of one host; their journals are not taken for those of one."""
+  path, one, two = (tmp_path / f"{name}.jsonl" for name in ("problems", "one", "two"))
+  write_problems(path)
+  flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=2", "--batch=4"]
+  flags.append("--max_new_tokens=8")
+  jobs.finish(jobs.start("generate.py", *flags, f"--output={one}"))
+  jobs.finish(jobs.start("generate.py", *flags, f"--output={two}", hosts=2, devices=2))
+  assert_same_samples(one, two)
+  assert sorted(each.name for each in tmp_path.iterdir()) == [
+    "one.jsonl",
+    "problems.jsonl",
+    "two.jsonl",
+  ]
+
+
 def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
   """From problems to samples that grade.py reads, with the model's own log-probabilities."""
   path, out = tmp_path / "problems.jsonl", tmp_path / "samples.jsonl"
@@ -275,6 +458,7 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
   done = run_script("generate.py", *flags)
   assert done.returncode == 0, done.stderr
   assert "6 samples" in done.stdout and "were cut off" in done.stdout
+  assert language_models.load_checkpoint(str(text_run)).facts()["step"] == 2
   found = [json.loads(line) for line in out.read_text().splitlines()]
   assert [line["problem"] for line in found] == [f"{i}+1" for i in range(3) for _ in range(2)]
   assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 6 for line in found)
@@ -284,16 +468,55 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
   assert done.returncode == 0, done.stderr
 
 
+def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_path):
+  """generate.py, grade.py, one epoch of configs/generator.py: only right samples are learnt."""
+  state, engine = loopback
+  path, out, graded, kept = (
+    tmp_path / f"{name}.jsonl" for name in ("problems", "samples", "graded", "right")
+  )
+  write_problems(path, 4)  # all of answer 7
+  answers = {"p0\n": "7", "p1\n": "8", "p2\n": "\\frac{14}{2}", "p3\n": "7"}
+  state["make"] = lambda body: {
+    "choices": [
+      {
+        "text": f"It is so.\n\n# Answer\n\n{answers[body['prompt']]}",
+        "finish_reason": "length" if body["prompt"] == "p3\n" else "stop",
+      }
+    ]
+  }
+  subprocess.run(command(path, out, engine.url), env=ENVIRONMENT, check=True)
+  flags = (f"--input={out}", f"--output={graded}", f"--right={kept}")
+  done = run_script("grade.py", *flags, f"--verdicts={tmp_path / 'verdicts'}")
+  assert done.returncode == 0, done.stderr
+  lines = [json.loads(line) for line in kept.read_text().splitlines()]
+  completion = lambda answer: f"It is so.\n# Answer\n\n{answer}"
+  assert lines == [
+    {"prompt": prompt, "completion": completion(answers[prompt])}
+    for prompt in ("p0\n", "p2\n")
+    for _ in range(3)
+  ]
+  sizes = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_size": 8, "mlp_width": 24}
+  data = {"text_train": kept, "text_eval": kept, "tokenizer": arithmetic_data / "tokenizer.model"}
+  flags = [f"--config.model.{key}={value}" for key, value in sizes.items()]
+  flags += [f"--config.data.{key}={value}" for key, value in data.items()]
+  flags += ["--config.init.checkpoint=", "--config.data.row_length=256", "--config.train.steps=1"]
+  flags += ["--config=configs/generator.py", f"--workdir={tmp_path / 'run'}"]
+  done = run_script("train.py", *flags)
+  assert done.returncode == 0, done.stderr
+  assert "6 texts" in done.stderr and "1 steps = 1.0 epochs" in done.stderr
+
+
 @pytest.mark.parametrize(
   "flags, message",
   [
     ((), "give one of --model=DIR and --checkpoint=DIR"),
     (("--url=http://127.0.0.1:9", "--served_model=m"), "no chat template"),
+    (("--stop=",), "Expected `str` of length >= 1"),
   ],
 )
 def test_wrong_flags_are_errors(flags, message, tmp_path):
   path = tmp_path / "problems.jsonl"
   write_problems(path)
   done = run_script("generate.py", f"--input={path}", f"--output={tmp_path / 'o'}", *flags)
-  assert done.returncode == 1 and message in done.stderr
+  assert done.returncode in (1, 2) and message in done.stderr
   assert [each.name for each in tmp_path.iterdir()] == ["problems.jsonl"]

@@ -55,8 +55,11 @@ def params(kind: str):
 LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_targets=("query", "output", "down"))
 
 
-def sampler(kind: str = "plain", batch: int = 4, devices: int = 1, end=(257,)) -> Sampler:
+def sampler(
+  kind: str = "plain", batch: int = 4, devices: int = 1, end=(257,), dtype="float32"
+) -> Sampler:
   config, _, made = params(kind)
+  config = dataclasses.replace(config, dtype=dtype)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(data=devices, fsdp=1), jax.devices()[:devices])
   return Sampler.of(made, config, Letters(), frozenset(end), mesh, batch)
 
@@ -68,23 +71,47 @@ def texts(engine: Sampler, n: int = 3, s: Sampling = FREE, limits: Limits = LIMI
   return found
 
 
+def log_probs(kind: str, prompt: str, tokens) -> np.ndarray:
+  """Of a completion's tokens, by one forward pass over prompt and completion without a cache."""
+  _, graph, made = params(kind)
+  begin = [1, *tiny.TOKENIZER.encode(f"{prompt}\n")]
+  whole = np.array([*begin, *tokens], np.int32)[None]
+  length = whole.shape[1]
+  model = nnx.merge(graph, made)
+  hidden = model.hidden(whole, np.arange(length)[None], np.full((1, length), length))
+  found = jax.nn.log_softmax(model.next_token_logits(hidden)[0])
+  return np.array([found[len(begin) - 1 + j, t] for j, t in enumerate(tokens)])
+
+
 @pytest.mark.parametrize("kind", ["plain", "everything", "lora"])
 def test_log_probabilities_are_those_of_the_whole_sequence(kind):
-  """Teacher-forced: prompt and completion in one forward pass, without a cache.
+  """Those of one forward pass without a cache.
 
   More samples than slots, so that slots are refilled and rings go round; the window of
   `everything` ends within the context and within the ring.
   """
-  _, graph, made = params(kind)
   for (i, _), found in texts(sampler(kind, batch=3)).items():
-    prompt = [1, *tiny.TOKENIZER.encode(f"{PROBLEMS[i]}\n")]
-    tokens = np.array([*prompt, *found.tokens], np.int32)[None]
-    length = tokens.shape[1]
-    model = nnx.merge(graph, made)
-    hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
-    log_probs = jax.nn.log_softmax(model.next_token_logits(hidden)[0])
-    expected = [log_probs[len(prompt) - 1 + j, t] for j, t in enumerate(found.tokens)]
+    expected = log_probs(kind, PROBLEMS[i], found.tokens)
     np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["plain", "everything"])
+def test_bfloat16_is_close_to_float32(kind):
+  """Of the tokens that bfloat16 has chosen, by the same weights in float32."""
+  for (i, _), found in texts(sampler(kind, dtype="bfloat16"), n=1).items():
+    expected = log_probs(kind, PROBLEMS[i], found.tokens)
+    # Logits of 4 are rounded to a 64th, as are hidden states before them: up to 0.04 is seen.
+    np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=0.1)
+
+
+def test_rows_without_a_token_are_never_chosen():
+  """A model is padded with rows of large logits: its samples are those of the model without."""
+  config, _, made = params("plain")
+  rows = np.repeat(np.float32([[9], [-9]]), config.width, axis=1)
+  padded = made | {"embedding": np.concatenate([made["embedding"], rows])}
+  engine = sampler()
+  other = Sampler.of(padded, config, Letters(), engine.end_tokens, engine.mesh, engine.batch)
+  assert texts(other) == texts(engine)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +123,19 @@ def test_a_text_depends_on_neither_batch_nor_slot_nor_mesh(batch, devices):
   assert len({x.text for x in one.values()}) > len(PROBLEMS)
   other = texts(sampler(batch=batch, devices=devices), n=4)
   assert all(other[key].tokens == x.tokens for key, x in one.items())
+
+
+def test_facts_are_of_what_decides_samples():
+  """Of the weights, in their dtype; not of batch and mesh."""
+  facts = sampler().facts()
+  assert sampler(batch=8, devices=4).facts() == facts
+  for other in (sampler("lora"), sampler(dtype="bfloat16"), sampler(end=())):
+    assert other.facts() != facts
+  config, _, made = params("plain")
+  moved = made | {"final_norm": made["final_norm"].at[0].add(1e-3)}
+  engine = sampler()
+  other = Sampler.of(moved, config, Letters(), engine.end_tokens, engine.mesh)
+  assert {key for key in facts if other.facts()[key] != facts[key]} == {"weights"}
 
 
 def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():

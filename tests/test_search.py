@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.generation import search as search_lib
-from prm_jax.generation import selection
+from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt
 from prm_jax.generation.places import Places
@@ -52,9 +52,10 @@ def sampler(kind: str = "plain") -> Sampler:
 
 
 @functools.cache
-def run(rule: str, contexts: int = 4, kind: str = "plain", **changed):
-  s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "max_step_tokens": 8} | changed)
-  engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, TEMPERATURE, LIMITS)
+def run(rule: str, contexts: int = 4, kind: str = "plain", max_step_tokens: int = 8, **changed):
+  s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "reduction": "last"} | changed)
+  writing = step_writer.Settings(TEMPERATURE, LIMITS, max_step_tokens, s.steps_ahead)
+  engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, writing)
   found = {each.prompt: each for each in engine.run(PROMPTS)}
   assert sorted(found) == [*range(len(PROMPTS))]
   return found

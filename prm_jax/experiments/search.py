@@ -25,7 +25,7 @@ from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Samples, Workspace
-from prm_jax.generation import language_models, prompts, search
+from prm_jax.generation import language_models, prompts, search, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt, derived_seed
 from prm_jax.generation.sampler import Sampler
@@ -161,9 +161,10 @@ class Made:
 
   def search(self, rule: str, n: int) -> list[search.Found]:
     """What a search finds for each test problem."""
-    s = search.Settings(rule, n, min(4, n), "product", max_step_tokens=32)
+    s = search.Settings(rule, n, min(4, n))
+    writing = step_writer.Settings(Sampling(), LIMITS, 32, s.steps_ahead)
     scorer = CachedScorer(self.reward_model, max(min(BATCH // n, len(self.test)), 1))
-    engine = Search(self.language_model, scorer, s, Sampling(), LIMITS)
+    engine = Search(self.language_model, scorer, s, writing)
     return sorted(engine.run(self._prompts(self.test)), key=lambda found: found.prompt)
 
   @functools.cached_property

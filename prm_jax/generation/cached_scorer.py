@@ -2,7 +2,10 @@
 the solution is read as it grows, and once for all solutions of a problem that begin with it.
 """
 
+import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +18,7 @@ from prm_jax.generation.cached_decoder import Cache, Row
 from prm_jax.generation.places import Places
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import checkpoint
 
 ROW_TOKENS = 1024  # of a row of new tokens, unless one solution has more
 BATCH_TOKENS = 4096  # of the rows that are encoded at once
@@ -90,6 +94,12 @@ class CachedScorer:
               moved[new.group, places[depth]] = (r, at[depth - cached], depth)
       self._keep(moved, keys, values)
     self._read = []
+
+  def facts(self) -> dict[str, Any]:
+    """What decides its scores, as JSON."""
+    weights = json.dumps(checkpoint.checksums(self.scorer.params), sort_keys=True)
+    digest = hashlib.sha256(weights.encode()).hexdigest()
+    return dataclasses.asdict(self.scorer.contract) | {"weights": digest}
 
   @property
   def right_classes(self) -> list[int]:

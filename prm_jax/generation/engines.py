@@ -3,12 +3,12 @@
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal, Protocol
-
-import msgspec
+from typing import Any, Literal, Protocol
 
 from prm_jax import config as config_lib
 from prm_jax.generation.sampling import Sampling
+from prm_jax.input_pipeline.tokenizers import Tokenizer
+from prm_jax.runtime import json_lines
 
 End = Literal["stop", "length"]  # an end token or a stop string; or max_new_tokens came first
 
@@ -33,7 +33,7 @@ class Limits(config_lib.Checked):
 
   max_new_tokens: config_lib.Count = 512
   # Texts after which it ends; they stay in it.
-  stop: tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] = ()
+  stop: tuple[json_lines.Text, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +55,12 @@ def derived_seed(seed: int, number: int) -> int:
 
 
 class Engine(Protocol):
+  tokenizer: Tokenizer | None
+
+  def facts(self) -> dict[str, Any]:
+    """What decides its samples, beside settings and prompts, as JSON."""
+    ...
+
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
   ) -> Iterator[Completion]:

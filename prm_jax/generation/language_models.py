@@ -51,9 +51,10 @@ def load_checkpoint(workdir: str, batch: int = 64, tensor: int = 1) -> Sampler:
       f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
     )
   mesh = _mesh(tensor)
-  _, about, params = checkpoint_lib.restore_params(workdir, mesh, "latest")
+  step, about, params = checkpoint_lib.restore_params(workdir, mesh, "latest")
   ends = frozenset({tokenizer.eos_id} - {None})
-  return Sampler.of(params, about.config.model, tokenizer, ends, mesh, batch)
+  made = Sampler.of(params, about.config.model, tokenizer, ends, mesh, batch)
+  return dataclasses.replace(made, step=step)
 
 
 def _mesh(tensor: int) -> jax.sharding.Mesh:

@@ -99,6 +99,19 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   return before, after
 
 
+def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+  """The tokens of a prompt, with the tokenizer's first one unless the text spells it out."""
+  plain = tokenizer.encode(prompt.problem)
+  if tokenizer.encode(prompt.problem, special=True) == plain:
+    ids = tokenizer.encode(prompt.text, special=True)
+  else:
+    ids = tokenizer.encode(prompt.before, special=True) + plain
+    ids += tokenizer.encode(prompt.after, special=True)
+  if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+    ids = [tokenizer.bos_id, *ids]
+  return ids
+
+
 def split(text: str, steps: Steps) -> list[str]:
   """The steps of a solution: its lines (paper section 2.3), or what blank lines part.
 

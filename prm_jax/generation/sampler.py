@@ -9,7 +9,9 @@ decides about one token in a million.
 import collections
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -19,11 +21,13 @@ import numpy as np
 
 from prm_jax import config as config_lib
 from prm_jax.generation import cached_decoder
+from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
 from prm_jax.generation.cached_decoder import Cache, Slots, Weights
 from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
+from prm_jax.training import checkpoint as checkpoint_lib
 
 PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
 
@@ -51,6 +55,7 @@ class Sampler:
   end_tokens: frozenset[int]
   mesh: jax.sharding.Mesh
   batch: int = 64  # slots
+  step: int | None = None  # of the checkpoint; None: of a public model
 
   @classmethod
   def of(
@@ -62,11 +67,33 @@ class Sampler:
     mesh: jax.sharding.Mesh,
     batch: int = 64,
   ) -> Self:
-    """A sampler of the parameters of a `StepScorer`."""
+    """A sampler of the parameters of a `StepScorer`.
+
+    Rows of the vocabulary beyond the tokenizer's, to which models are padded, are left out: they
+    have no text.
+    """
     config = dataclasses.replace(config, attention="auto")
+
+    def prepare(params: Any) -> Weights:
+      made = cached_decoder.prepare(params, config)
+      cut = {"embedding", "language_model"} & made.keys()
+      return made | {name: made[name][: tokenizer.vocab_size] for name in cut}
+
     with jax.set_mesh(mesh):
-      made = jax.jit(functools.partial(cached_decoder.prepare, c=config))(params)
+      made = jax.jit(prepare)(params)
     return cls(made, config, tokenizer, end_tokens, mesh, batch)
+
+  def facts(self) -> dict[str, Any]:
+    """As `engines.Engine`."""
+    weights = json.dumps(checkpoint_lib.checksums(self.weights), sort_keys=True)
+    return {
+      "step": self.step,
+      "dtype": self.config.dtype,
+      "model": repr(self.config),
+      "weights": hashlib.sha256(weights.encode()).hexdigest(),
+      "tokenizer": self.tokenizer.hash,
+      "end_tokens": sorted(self.end_tokens),
+    }
 
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
@@ -124,15 +151,8 @@ class Sampler:
             yield found
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """The tokens of a prompt, with the tokenizer's first one unless the text spells it out."""
-    encode = self.tokenizer.encode
-    if encode(prompt.problem, special=True) == encode(prompt.problem):
-      ids = encode(prompt.text, special=True)
-    else:
-      ids = encode(prompt.before, special=True) + encode(prompt.problem)
-      ids += encode(prompt.after, special=True)
-    if self.tokenizer.bos_id is not None and ids[:1] != [self.tokenizer.bos_id]:
-      ids = [self.tokenizer.bos_id, *ids]
+    """As `prompts.encode`; ValueError if it is empty, or has tokens that the model lacks."""
+    ids = prompts_lib.encode(prompt, self.tokenizer)
     rows = self.weights["embedding"].shape[0]
     if not ids or max(ids) >= rows:
       raise ValueError(

@@ -2,11 +2,15 @@
 
 Problems that are done stand in a journal beside the output, `OUTPUT.journal`, one line each with
 all of its samples.  A kill can tear the last line only; the next run drops it, samples what is
-missing, and at the end writes the output in the order of the input.  Several hosts share the
-problems, each with its own journal, on a disk that all of them see.
+missing, and at the end writes the output in the order of the input.  Journals are deleted last: an
+output without one is finished, and is not sampled again.  Several hosts share the problems, each
+with its own journal, on a disk that all of them see.
 """
 
+import contextlib
 import dataclasses
+import fcntl
+import glob
 import json
 import os
 import pathlib
@@ -88,30 +92,21 @@ class Journal:
     """Opens the journal; `facts` are those of the run that it belongs to.
 
     Raises:
-      ValueError: it belongs to another run, and which facts differ.
+      ValueError: it belongs to another run, and which facts differ; or another process has it open.
     """
-    self.path, self.done = path, {}
-    facts, whole = json.loads(json.dumps(facts)), 0
-    if path.is_file():
-      data = path.read_bytes()
-      for line in data.splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-          break  # torn by a kill
-        entry = json_lines.parse(line, f"{path}")
-        if not whole and entry != facts:
-          changed = [key for key in facts if entry.get(key) != facts[key]]
-          raise ValueError(
-            f"{path} holds samples of another run ({', '.join(changed)} differ); finish that one "
-            "with its own settings, or delete the file"
-          )
-        if whole:
-          self.done[entry["problem"]] = entry["samples"]
-        whole += len(line)
-    self._file = path.open("r+b" if path.is_file() else "wb")
-    self._file.truncate(whole)
-    self._file.seek(whole)
-    if not whole:
-      self._write(facts)
+    with contextlib.ExitStack() as stack:
+      self._file = stack.enter_context(path.open("ab"))
+      try:
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        raise ValueError(f"{path}: another process is sampling for this output") from None
+      except OSError:  # some network file systems have no locks
+        pass
+      self.done, whole = _read(path, facts)
+      self._file.truncate(whole)
+      if not whole:
+        self._write(facts)
+      stack.pop_all()
 
   def add(self, number: int, samples: list[dict[str, Any]]) -> None:
     self._write({"problem": number, "samples": samples})
@@ -124,6 +119,34 @@ class Journal:
 
   def close(self) -> None:
     self._file.close()
+
+
+def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, list[dict]], int]:
+  """The samples of each problem in a journal, and the length of what is whole in it.
+
+  Raises:
+    ValueError: it belongs to another run, and which facts differ.
+  """
+  facts, done, whole = json.loads(json.dumps(facts)), {}, 0
+  for line in path.read_bytes().splitlines(keepends=True):
+    if not line.endswith(b"\n"):
+      break  # torn by a kill
+    # A sample has its problem's keys, two levels deeper than in the input.
+    entry = json_lines.parse(line, f"{path}", json_lines.MAX_DEPTH + 2)
+    if not whole and entry != facts:
+      changed = [
+        f"{key}: {json_lines.show(entry.get(key))}, now {json_lines.show(facts.get(key))}"
+        for key in facts | entry
+        if entry.get(key) != facts.get(key)
+      ]
+      raise ValueError(
+        f"{path} holds samples of another run ({'; '.join(changed)}); finish that one with its own "
+        "settings, or delete the file"
+      )
+    if whole:
+      done[entry["problem"]] = entry["samples"]
+    whole += len(line)
+  return done, whole
 
 
 def generate(
@@ -195,13 +218,45 @@ def journal_path(output: pathlib.Path, host: int) -> pathlib.Path:
   return output.with_name(f"{output.name}.journal" + (f".{host}" if host else ""))
 
 
+def check_output(output: pathlib.Path) -> None:
+  """Makes the folder of the output.
+
+  Raises:
+    OSError: it cannot be written to, or the output is finished.
+  """
+  output.parent.mkdir(parents=True, exist_ok=True)
+  if not os.access(output.parent, os.W_OK):
+    raise PermissionError(f"{output.parent}: cannot be written to")
+  if output.exists() and not _journals(output):
+    raise FileExistsError(f"{output} is there; delete it to sample again")
+
+
+def check_journals(output: pathlib.Path, facts: dict[str, Any]) -> None:
+  """ValueError if there is a journal of another run, of any host."""
+  for path in _journals(output):
+    _read(path, facts)
+
+
+def check_shared(output: pathlib.Path, hosts: int) -> None:
+  """OSError if the journal of a host is not there."""
+  for host in range(hosts):
+    if not (path := journal_path(output, host)).is_file():
+      raise FileNotFoundError(
+        f"{path}: the journal of host {host} is not on this host's disk; hosts that share the "
+        "problems need a disk that all of them see"
+      )
+
+
+def _journals(output: pathlib.Path) -> list[pathlib.Path]:
+  return [*output.parent.glob(glob.escape(journal_path(output, 0).name) + "*")]
+
+
 def write(output: pathlib.Path, problems: Sequence[Problem], hosts: int, facts: dict) -> list[dict]:
   """Writes the samples of all journals in the order of the problems, and deletes the journals."""
+  check_shared(output, hosts)
   done, paths = {}, [journal_path(output, host) for host in range(hosts)]
   for path in paths:
-    journal = Journal(path, facts)
-    journal.close()
-    done |= journal.done
+    done |= _read(path, facts)[0]
   lines = [sample for problem in problems for sample in done[problem.number]]
   with storage.written(output) as out:
     out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

@@ -13,19 +13,16 @@ next unused one, so that the solutions of a problem do not depend on the other p
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer, Solution
-from prm_jax.generation.engines import Limits, Prompt
+from prm_jax.generation.engines import Prompt
 from prm_jax.generation.places import Places
 from prm_jax.generation.sampler import Sampler
-from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.step_writer import Lane, StepWriter
 
 REDUCTIONS = {  # P(right) of the steps so far to the score of a solution under way
@@ -46,7 +43,10 @@ class Settings(config_lib.Checked):
   reduction: Literal["last", "min", "mean", "product"] = "product"
   lookahead: config_lib.Count = 1  # steps, likeliest tokens, of rule "lookahead"
   max_steps: config_lib.Count = 40
-  max_step_tokens: Annotated[int, msgspec.Meta(ge=2)] = 256
+
+  @property
+  def steps_ahead(self) -> int:
+    return self.lookahead if self.rule == "lookahead" else 0
 
   def _rules(self):
     copies = self.rule in ("beam", "dvts", "lookahead")
@@ -88,10 +88,11 @@ class Search:
   sampler: Sampler
   scorer: CachedScorer
   s: Settings
-  sampling: Sampling
-  limits: Limits
-  form: prompts_lib.Form = "plain"
-  steps: prompts_lib.Steps = "lines"
+  writing: step_writer.Settings
+
+  def facts(self) -> dict[str, Any]:
+    """What decides the solutions, beside prompts and seeds, as JSON."""
+    return self.sampler.facts() | {"search": dataclasses.asdict(self.s), "prm": self.scorer.facts()}
 
   def run(self, prompts: Sequence[Prompt]) -> Iterator[Found]:
     """Searches for solutions of all prompts; each is given as soon as it is done.
@@ -103,12 +104,8 @@ class Search:
     waiting = collections.deque(range(len(prompts)))
     problems: dict[int, _Problem] = {}
     contexts = len(self.scorer.places)
-    ahead = self.s.lookahead if self.s.rule == "lookahead" else 0
-    s = step_writer.Settings(
-      self.sampling, self.limits, self.s.max_step_tokens, ahead, self.form, self.steps
-    )
     longest = max(map(len, encoded), default=1)
-    writer = StepWriter(self.sampler, contexts, self.s.n, longest, s)
+    writer = StepWriter(self.sampler, contexts, self.s.n, longest, self.writing)
     while waiting or problems:
       for g in range(contexts):
         if g not in problems and waiting:

@@ -5,25 +5,39 @@ together, and what they share of a prompt they find by themselves.  A request th
 reason that passes is repeated, by urllib3's `Retry`.  What an answer shows to be otherwise than it
 was asked is said once; that a server ignores a seed or top-k shows in no answer.
 
-The server gets the prompt as one text: a special token that a problem spells out is that token.
+With a tokenizer the server gets a prompt's tokens, those of `prompts.encode`.  Without one it gets
+a text: a special token that a problem spells out is that token, and a server that puts a first
+token before every text puts it before a template that has it, too.
 """
 
-import concurrent.futures
+import collections
 import dataclasses
+import itertools
 import json
+import queue
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import urllib3
 
+from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.engines import Completion, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
+from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import json_lines
 
 MAX_BYTES = 64 * 2**20  # of an answer
 AGAIN = (408, 429, 500, 502, 503, 504)  # status codes that may pass
+PAUSE = 60.0  # seconds at most between two attempts, whatever the server asks for
+
+
+class Retry(urllib3.Retry):
+  def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+    seconds = super().get_retry_after(response)
+    return None if seconds is None else min(seconds, PAUSE)
 
 
 class LogProbs(msgspec.Struct):
@@ -56,9 +70,15 @@ class Server:
   model: str  # as the server names it
   concurrency: int = 64  # requests under way
   key: str = ""  # of the API
+  tokenizer: Tokenizer | None = None  # of the model
   retries: int = 8
   seconds: float = 600.0  # that one request may take
   said: set[str] = dataclasses.field(default_factory=set)
+
+  def facts(self) -> dict[str, Any]:
+    """As `engines.Engine`; what model answers there, only the server knows."""
+    tokenizer = self.tokenizer.hash if self.tokenizer else None
+    return {"url": self.url, "served_model": self.model, "tokenizer": tokenizer}
 
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
@@ -69,30 +89,33 @@ class Server:
       ValueError: the server refuses a request, or gives what is no completion.
       OSError: it cannot be reached, after all retries.
     """
-    retry = urllib3.Retry(
-      self.retries,
-      backoff_factor=0.5,
-      backoff_jitter=0.5,
-      backoff_max=60,
-      status_forcelist=AGAIN,
-      allowed_methods=None,
-      raise_on_status=False,
-    )
     timeout = urllib3.Timeout(connect=10, read=self.seconds)
-    pool = urllib3.PoolManager(maxsize=self.concurrency, retries=retry, timeout=timeout)
-    jobs = ((i, k) for i in range(len(prompts)) for k in range(n))
-    executor = concurrent.futures.ThreadPoolExecutor(self.concurrency)
-    waiting: set[concurrent.futures.Future] = set()
-    ask = lambda i, k: self._completion(pool, prompts[i], i, k, sampling, limits)
+    pool = urllib3.PoolManager(maxsize=self.concurrency, timeout=timeout)
+    jobs = collections.deque(itertools.product(range(len(prompts)), range(n)))
+    found: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
+
+    def work() -> None:
+      while True:
+        try:
+          i, k = jobs.popleft()
+        except IndexError:
+          return
+        try:
+          found.put(self._completion(pool, prompts[i], i, k, sampling, limits))
+        except Exception as error:
+          found.put(error)
+
+    count = len(jobs)
     try:
-      for job in jobs:
-        waiting.add(executor.submit(ask, *job))
-        if len(waiting) >= 2 * self.concurrency:
-          done, waiting = concurrent.futures.wait(waiting, return_when="FIRST_COMPLETED")
-          yield from (each.result() for each in done)
-      yield from (each.result() for each in concurrent.futures.as_completed(waiting))
+      # Daemons: after an error, nothing waits for the requests that are under way.
+      for _ in range(min(self.concurrency, count)):
+        threading.Thread(target=work, daemon=True).start()
+      for _ in range(count):
+        if isinstance(each := found.get(), Exception):
+          raise each
+        yield each
     finally:
-      executor.shutdown(wait=False, cancel_futures=True)
+      jobs.clear()
       pool.clear()
 
   def _completion(
@@ -106,7 +129,7 @@ class Server:
   ) -> Completion:
     body = {
       "model": self.model,
-      "prompt": prompt.text,
+      "prompt": prompts_lib.encode(prompt, self.tokenizer) if self.tokenizer else prompt.text,
       "n": 1,
       "max_tokens": limits.max_new_tokens,
       "temperature": sampling.temperature,
@@ -128,12 +151,17 @@ class Server:
     url = f"{self.url.rstrip('/')}/completions"
     headers = {"Content-Type": "application/json"}
     headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+    retry = Retry(
+      self.retries,
+      backoff_factor=0.5,
+      backoff_jitter=0.5,
+      backoff_max=PAUSE,
+      status_forcelist=AGAIN,
+      allowed_methods=None,
+      raise_on_status=False,
+    )
     try:
-      response = pool.request(
-        "POST", url, body=json.dumps(body).encode(), headers=headers, preload_content=False
-      )
-      data = response.read(MAX_BYTES + 1)
-      response.release_conn()
+      response, data = _request(pool, url, json.dumps(body).encode(), headers, retry)
     except urllib3.exceptions.HTTPError as error:
       raise OSError(f"{url}: no answer after {self.retries} retries: {error}") from error
     if response.status != 200:
@@ -171,3 +199,21 @@ class Server:
     if text not in self.said:
       self.said.add(text)
       print(f"{self.url}: {text}", file=sys.stderr, flush=True)
+
+
+def _request(
+  pool: urllib3.PoolManager, url: str, body: bytes, headers: dict[str, str], retry: Retry
+) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+  """The answer and its body, which urllib3 would not ask for again if it breaks off."""
+  while True:
+    response = pool.request(
+      "POST", url, body=body, headers=headers, retries=retry, preload_content=False
+    )
+    try:
+      data = response.read(MAX_BYTES + 1)
+      response.release_conn()
+      return response, data
+    except urllib3.exceptions.HTTPError as error:
+      response.close()
+      retry = (response.retries or retry).increment("POST", url, error=error)
+      retry.sleep()

@@ -46,7 +46,7 @@ class Settings:
 
   sampling: Sampling
   limits: Limits
-  max_step_tokens: int
+  max_step_tokens: int = 256
   steps_ahead: int = 0  # further steps of likeliest tokens, which are not kept
   form: prompts_lib.Form = "plain"
   steps: prompts_lib.Steps = "lines"

@@ -142,13 +142,13 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"{path}[{i}]", record
 
 
-def parse(line: bytes, where: str) -> dict[str, Any]:
+def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
   """The object on a line, as the json module has it; `where` begins the message of an error.
 
   Raises:
     BadLine: not JSON in UTF-8, not an object, nested too deeply, or half of a surrogate pair.
   """
-  _check_depth(line, where)
+  _check_depth(line, where, depth)
   try:
     value = msgspec.json.decode(line)
   except ValueError:
@@ -162,14 +162,14 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
   return value
 
 
-def _check_depth(line: bytes, where: str) -> None:
-  """BadLine if brackets are nested more than `MAX_DEPTH` deep."""
-  if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
+def _check_depth(line: bytes, where: str, most: int = MAX_DEPTH) -> None:
+  """BadLine if brackets are nested more than `most` deep."""
+  if line.count(b"[") + line.count(b"{") <= most:
     return
   brackets = NO_BRACKET.sub(b"", line)
   depth = max(itertools.accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
-  if depth > MAX_DEPTH:
-    raise BadLine(f"{where}: nested {depth} deep, expected at most {MAX_DEPTH}: {show(line)}")
+  if depth > most:
+    raise BadLine(f"{where}: nested {depth} deep, expected at most {most}: {show(line)}")
 
 
 def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
