@@ -9,6 +9,7 @@
   training     fine-tuning on the CPU, beside TRL's PRMTrainer                         25 minutes
   kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
+  search       PRM-guided search over all problems at once, with caches                 6 minutes
   loading      time and memory of loading public weights                                1 minute
 
 Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.
@@ -35,7 +36,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import runner
 from prm_jax.runtime import storage
 
-NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "loading")
+NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "search", "loading")
 
 
 def main() -> None:

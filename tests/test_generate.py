@@ -402,13 +402,34 @@ def assert_same_samples(one, other):
   assert one == other
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_campaign_of_kills_of_the_own_sampler(kills, text_run, tmp_path):
+@pytest.fixture(scope="module")
+def prm_run(arithmetic_data, tmp_path_factory):
+  """The work directory of a process model of a few updates."""
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  workdir = tmp_path_factory.mktemp("prm")
+  with tiny.first_device():
+    loop.run(tiny.change(experiment, "train", steps=3), workdir)
+  return workdir
+
+
+SEARCH = ("--search=beam", "--expansions=3")
+
+
+@pytest.mark.parametrize(
+  "kills, search",
+  [
+    (2, ()),
+    pytest.param(30, (), marks=pytest.mark.slow),
+    (1, SEARCH),
+    pytest.param(30, SEARCH, marks=pytest.mark.slow),
+  ],
+)
+def test_campaign_of_kills_of_the_own_sampler(kills, search, text_run, prm_run, tmp_path):
   """Killed at any moment, while it loads, samples or writes, and run again: the same file."""
   path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
   write_problems(path, 14 * kills + 8)
   flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
-  flags.append("--max_new_tokens=96")
+  flags += ["--max_new_tokens=96", *search, *([f"--prm={prm_run}"] if search else [])]
   assert run_script("generate.py", *flags, f"--output={whole}").returncode == 0
   journal, rng, done = samples.journal_path(out, 0), random.Random(0), []
   size = lambda: journal.stat().st_size if journal.exists() else 0
@@ -468,6 +489,25 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
   assert done.returncode == 0, done.stderr
 
 
+def test_a_search_gives_scored_samples(tmp_path, text_run, prm_run):
+  """Its scores are those of score.py, rerank.py reads it, and the screen says what it spent."""
+  path, out, scored = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "scored"))
+  lines = [{"problem": f"{i}+1", "ground_truth_answer": str(i + 1)} for i in range(2)]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  flags = [f"--checkpoint={text_run}", f"--input={path}", f"--output={out}", "--prompt=plain"]
+  flags += ["--n=4", "--max_new_tokens=96", "--search=particles", f"--prm={prm_run}"]
+  done = run_script("generate.py", *flags)
+  assert done.returncode == 0, done.stderr
+  assert "the reward model read" in done.stdout and "with each prefix read again" in done.stdout
+  done = run_script("score.py", f"--checkpoint={prm_run}", f"--input={out}", f"--output={scored}")
+  assert done.returncode == 0, done.stderr
+  both = zip(*(each.read_text().splitlines() for each in (out, scored)))
+  for found, again in (map(json.loads, pair) for pair in both):
+    assert found["steps"] == again["steps"] and len(found["rating_probs"]) == len(found["steps"])
+    assert abs(found["prm_score"] - again["prm_score"]) < 1e-5
+    assert found["spent"]["scored"] <= found["spent"]["scored_from_start"]
+
+
 def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_path):
   """generate.py, grade.py, one epoch of configs/generator.py: only right samples are learnt."""
   state, engine = loopback
@@ -512,6 +552,8 @@ def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_
     ((), "give one of --model=DIR and --checkpoint=DIR"),
     (("--url=http://127.0.0.1:9", "--served_model=m"), "no chat template"),
     (("--stop=",), "Expected `str` of length >= 1"),
+    (("--checkpoint=run", "--search=beam"), "--search=RULE and --prm=DIR go together"),
+    (("--checkpoint=run", "--search=beam", "--prm=run", "--n=6"), "n a multiple of expansions"),
   ],
 )
 def test_wrong_flags_are_errors(flags, message, tmp_path):

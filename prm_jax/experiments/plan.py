@@ -72,7 +72,9 @@ class Search(Checked):
   problems: Count = 100  # of the test
   solutions: Count = 2  # of each training problem, for the language model
   updates: Count = 3000  # of the language model
-  labelled: Count = 1000  # training problems whose samples by it are labelled
+  labelled: Count = 2000  # training problems whose samples by it are labelled
+  own: Count = 8  # samples of each of these
+  temperature: NonNegative = 1.3  # of these: mistakes that are rare at 1 are what a search finds
 
 
 @dataclasses.dataclass(frozen=True)

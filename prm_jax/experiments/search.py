@@ -117,9 +117,9 @@ class Made:
     restated again and again.
     """
     problems = self.generator.problems()["train"][: self.plan.search.labelled]
-    sampled = self.language_model.generate(
-      self._prompts(problems), self.plan.search.solutions, Sampling(), LIMITS
-    )
+    s = self.plan.search
+    prompts_of = self.prompts(problems)
+    sampled = self.language_model.generate(prompts_of, s.own, Sampling(s.temperature), LIMITS)
     return [
       synthetic.process(of.text, steps, arithmetic.rate(of, steps))
       for found in sorted(sampled, key=lambda found: (found.prompt, found.sample))
@@ -127,7 +127,8 @@ class Made:
       if steps
     ]
 
-  def _prompts(self, problems: Sequence[arithmetic.Problem]) -> list[Prompt]:
+  def prompts(self, problems: Sequence[arithmetic.Problem]) -> list[Prompt]:
+    """The problem and a newline, each with a seed of its own."""
     return [
       Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
       for i, each in enumerate(problems)
@@ -165,7 +166,7 @@ class Made:
     writing = step_writer.Settings(Sampling(), LIMITS, 32, s.steps_ahead)
     scorer = CachedScorer(self.reward_model, max(min(BATCH // n, len(self.test)), 1))
     engine = Search(self.language_model, scorer, s, writing)
-    return sorted(engine.run(self._prompts(self.test)), key=lambda found: found.prompt)
+    return sorted(engine.run(self.prompts(self.test)), key=lambda found: found.prompt)
 
   @functools.cached_property
   def samples(self) -> list[list[tuple[list[str], bool, int]]]:

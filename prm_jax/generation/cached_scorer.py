@@ -63,12 +63,12 @@ class CachedScorer:
     paths = {group: [self._path(*each) for each in several] for group, several in asked.items()}
     rows = [row for group, several in paths.items() for row in self._rows(group, several)]
     found: dict[tuple[int, Path], np.ndarray] = {}
-    size = power_of_two(max((len(new.row["tokens"]) for new in rows), default=1), 64)
-    reads = power_of_two(max((len(new.paths) for new in rows), default=1), 1)
-    most = max(BATCH_TOKENS // size, 1)
-    for i in range(0, len(rows), most):
-      batch = rows[i : i + most]
-      padded = self._padded(batch, power_of_two(len(batch), 1), size, reads)
+    rows.sort(key=lambda new: len(new.row["tokens"]))  # rows of a batch are padded to the longest
+    while rows:
+      size = _size(len(rows[-1].row["tokens"]))
+      batch = rows[-max(BATCH_TOKENS // size, 1) :]
+      del rows[-len(batch) :]
+      padded = self._padded(batch, power_of_two(len(batch), 1), size)
       with jax.set_mesh(self.scorer.mesh):
         log_probs, keys, values = self._extend(
           self._weights, self.scorer.params, self.scorer.head, self._cache, padded
@@ -129,7 +129,8 @@ class CachedScorer:
       rows[-1].append(path)
     return [_merged(group, several, cached) for several in rows if several]
 
-  def _padded(self, batch: Sequence[_New], B: int, S: int, P: int) -> Row:
+  def _padded(self, batch: Sequence[_New], B: int, S: int) -> Row:
+    P = power_of_two(max(len(new.paths) for new in batch), 16)
     C = self._cache.positions.shape[1]
     shape = {"tokens": S, "positions": S, "subtree_end": S, "past": S, "reads": P}
     out = {name: np.zeros((B, size), np.int32) for name, size in shape.items()}
@@ -204,3 +205,9 @@ def _merged(group: int, paths: list[Path], places: Mapping[Path, Sequence[int]])
 def power_of_two(count: int, least: int) -> int:
   """The smallest power of two times `least` that is not below the count."""
   return least * 2 ** max(-(-count // least) - 1, 0).bit_length()
+
+
+def _size(count: int) -> int:
+  """Tokens of a row: the next of 64, 96, 128, 192, 256, ..., so that few programs are compiled."""
+  whole = power_of_two(count, 64)
+  return whole * 3 // 4 if 64 < count <= whole * 3 // 4 else whole

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax.generation import cached_decoder
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
-from prm_jax.generation.cached_decoder import Slots
+from prm_jax.generation.cached_decoder import Cache, Slots, Weights
 from prm_jax.generation.cached_scorer import grow, keep, power_of_two
 from prm_jax.generation.engines import End, Limits
 from prm_jax.generation.places import Places
@@ -115,7 +116,7 @@ class StepWriter:
   def write(self) -> list[int]:
     """A token for each step under way; the contexts whose steps are to be read now, if any."""
     with jax.set_mesh(self.sampler.mesh):
-      self._last, log_probs, self._cache = self._decode(
+      self._last, log_probs, self._cache = _decode(
         self.sampler.weights,
         self._cache,
         self._index % self._ring,
@@ -123,7 +124,9 @@ class StepWriter:
         self._seen,
         self._last,
         self._fresh,
+        c=self.sampler.config,
         sampling=self.s.sampling,
+        ahead=self.s.steps_ahead > 0,
       )
     self._index += 1
     self._fresh[:] = False
@@ -263,19 +266,35 @@ class StepWriter:
     texts = [self.sampler.tokenizer.decode(part).strip() for part in parts]
     return (*lane.steps, *filter(None, texts))
 
-  @functools.cached_property
-  def _decode(self):
-    c, ahead = self.sampler.config, self.s.steps_ahead
 
-    @functools.partial(jax.jit, donate_argnums=1, static_argnames="sampling")
-    def decode(weights, cache, index, state, seen, last, fresh, *, sampling: Sampling):
-      numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])
-      tokens = jnp.where(fresh, state["tokens"], last)
-      slots = Slots(tokens, state["positions"], None, seen, state["own_length"])
-      logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
-      tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
-      if ahead:
-        tokens = jnp.where(state["likeliest"] > 0, logits.argmax(-1), tokens).astype(jnp.int32)
-      return tokens, log_probs, cache
+@functools.partial(jax.jit, donate_argnums=1, static_argnames=("c", "sampling", "ahead"))
+def _decode(
+  weights: Weights,
+  cache: Cache,
+  index: jax.Array,
+  state: dict[str, jax.Array],
+  seen: jax.Array,
+  last: jax.Array,
+  fresh: jax.Array,
+  *,
+  c: config_lib.Model,
+  sampling: Sampling,
+  ahead: bool,
+) -> tuple[jax.Array, jax.Array, Cache]:
+  """The next token of each lane, its log-probability, and the cache.
 
-    return decode
+  Args:
+    index: int32 `[]`, place in the ring.
+    state: of `StepWriter._state`.
+    seen: bool `[B, C]`, what each lane sees of its context.
+    last: int32 `[B]`, the tokens of the step before; where `fresh`, bool `[B]`, the state's count.
+    ahead: whether some lanes look ahead, by the likeliest tokens.
+  """
+  numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])
+  tokens = jnp.where(fresh, state["tokens"], last)
+  slots = Slots(tokens, state["positions"], None, seen, state["own_length"])
+  logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
+  tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
+  if ahead:
+    tokens = jnp.where(state["likeliest"] > 0, logits.argmax(-1), tokens).astype(jnp.int32)
+  return tokens, log_probs, cache

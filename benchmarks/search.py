@@ -1,0 +1,177 @@
+"""What a search over all problems at once saves, in this code, on the CPU.
+
+1. Beam search with 16 lanes over 100 arithmetic problems in one batch, beside one problem at a time
+   with the same programs.  Language model and reward model are small ones, trained first.
+2. A reward model with a cache reads solutions as they grow by a step a round, beside reading each
+   from its start, one by one or as the prefix tree of the round.  The model has the shape of
+   --model and random weights; the solutions are those of --candidates.
+
+Targets: all at once is at least 5 times faster; and at least 0.9 of the saving that arithmetic
+promises (tokens read from the start over tokens read with a cache) is found again in seconds.
+Compilation is not timed.  Takes 6 minutes.
+"""
+
+import collections
+import dataclasses
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+
+import jax
+import numpy as np
+
+from benchmarks import runner
+from prm_jax import config as config_lib
+from prm_jax.datasets import arithmetic
+from prm_jax.experiments import alternatives
+from prm_jax.experiments import search as experiment
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.workspace import Workspace
+from prm_jax.generation import search, step_writer
+from prm_jax.generation.cached_scorer import CachedScorer
+from prm_jax.generation.places import Places
+from prm_jax.generation.sampling import Sampling
+from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.scoring import readouts
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import initialization
+from prm_jax.training import step as step_lib
+
+LANES = 16
+PLAN = runner.ROOT / "configs" / "experiments" / "cpu.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(runner.Common):
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # whose shape and tokenizer are used
+  layers: int = 4  # the number of its first layers that are used
+  candidates: pathlib.Path | None = None  # JSON lines with problem and steps; None: arithmetic
+  problems: int = 4  # of the candidates, 16 solutions of each
+  updates: int = 600  # of each of the two small models
+  repeats: int = 3
+
+
+def run(args: Args) -> dict:
+  """Measures both."""
+  jax.config.update("jax_platforms", "cpu")
+  at_once = all_at_once(args)
+  reading = growing(args)
+  saving = reading["tokens from the start"] / reading["tokens with a cache"]
+  share = reading["seconds, each from its start"] / reading["seconds, cached"] / saving
+  return {
+    "targets": [
+      runner.target("one problem at a time, in times as long", ">=", 5, at_once["times as long"]),
+      runner.target("share of the promised saving that is measured", ">=", 0.9, share),
+    ],
+    "tables": {
+      "Beam search, 16 lanes": [at_once],
+      "Reading solutions as they grow": [reading | {"promised saving": saving}],
+    },
+  }
+
+
+def all_at_once(args: Args) -> dict:
+  """Seconds of a beam search over the problems together, and one after the other."""
+  plan = config_lib.read(str(PLAN), Plan)
+  updates, count = (20, 4) if args.quick else (args.updates, 100)
+  sizes = dataclasses.replace(plan.search, updates=updates, labelled=100, problems=count)
+  quick = dataclasses.replace(plan.quickstart, process_updates=updates)
+  plan = dataclasses.replace(plan, search=sizes, quickstart=quick)
+  with tempfile.TemporaryDirectory() as directory:
+    space = Workspace(pathlib.Path(directory), {}, 0)
+    made = experiment.Made(alternatives.with_quickstart(plan, space), space)
+    model, scorer, prompts = made.language_model, made.reward_model, made.prompts(made.test)
+  writing = step_writer.Settings(Sampling(), experiment.LIMITS, 32)
+  of = lambda contexts: search.Search(
+    model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing
+  )
+  together, single = of(count), of(1)
+  alone = [[each] for each in prompts]
+  seconds = {}
+  for engine, batches in ((together, [prompts]), (single, alone)):
+    for batch in batches:  # compiles
+      for _ in engine.run(batch):
+        pass
+    times = [_seconds(engine, batches) for _ in range(1 if args.quick else args.repeats)]
+    seconds[engine is together] = statistics.median(times)
+  return {
+    "problems": count,
+    "seconds, all at once": seconds[True],
+    "seconds, one at a time": seconds[False],
+    "times as long": seconds[False] / seconds[True],
+  }
+
+
+def _seconds(engine: search.Search, batches: list) -> float:
+  start = time.perf_counter()
+  for batch in batches:
+    for _ in engine.run(batch):
+      pass
+  return time.perf_counter() - start
+
+
+def growing(args: Args) -> dict:
+  """Seconds to read solutions after every step, with and without a cache."""
+  solutions, scorer = candidates(args), random_scorer(args)
+  rounds: list[dict[int, list]] = []
+  for r in range(1, 1 + max(len(steps) for several in solutions for _, steps in several)):
+    asked = {
+      g: [(problem, steps[:r]) for problem, steps in several if len(steps) >= r]
+      for g, several in enumerate(solutions)
+    }
+    rounds.append({g: several for g, several in asked.items() if several})
+  whole = dataclasses.replace(scorer, merge=False)
+  flat = [[pair for several in asked.values() for pair in several] for asked in rounds]
+  found: dict[str, list[float]] = collections.defaultdict(list)
+  cached = CachedScorer(scorer, len(solutions))
+  for _ in range(1 + (1 if args.quick else args.repeats)):  # the first compiles
+    cached.places = [Places() for _ in solutions]
+    cached.encoded = [0] * len(solutions)
+    start = time.perf_counter()
+    for asked in rounds:
+      cached.probabilities(asked)
+      cached.keep(asked)
+    found["seconds, cached"].append(time.perf_counter() - start)
+    for name, reader in (("each from its start", whole), ("the tree of a round", scorer)):
+      start = time.perf_counter()
+      for pairs in flat:
+        reader.by_head(pairs)
+      found[f"seconds, {name}"].append(time.perf_counter() - start)
+  tokens = sum(cached.length(*pair) for pairs in flat for pair in pairs)
+  row = {"solutions": sum(map(len, solutions)), "rounds": len(rounds)}
+  row |= {"tokens with a cache": sum(cached.encoded), "tokens from the start": tokens}
+  return row | {name: statistics.median(times[1:]) for name, times in found.items()}
+
+
+def candidates(args: Args) -> list[list[tuple[str, tuple[str, ...]]]]:
+  """Solutions of some problems, 16 of each, as (problem, steps)."""
+  if args.candidates is None:
+    rng = np.random.default_rng(0)
+    problems = arithmetic.distinct_problems(0, 4 if args.quick else 64, arithmetic.HARD)
+    return [
+      [(each.text, arithmetic.solve(each, rng).steps) for _ in range(LANES)] for each in problems
+    ]
+  found: dict[str, list] = collections.defaultdict(list)
+  for line in args.candidates.open():
+    record = json.loads(line)
+    steps = [step for step in record["text"].split("\n\n") if step.strip()]
+    found[record["problem"]].append((record["problem"], tuple(steps)))
+  return [several[:LANES] for several in found.values()][: args.problems]
+
+
+def random_scorer(args: Args) -> Scorer:
+  """A reward model of random weights."""
+  model = dataclasses.replace(
+    initialization.architecture(str(args.model)), layers=1 if args.quick else args.layers
+  )
+  tokenizer = tokenizers.load(args.model)
+  contract = token_tree.step_contract(tokenizer, "\n\n", "process", "benchmark")
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    make = lambda key: step_lib.init_params(key, model, model.vocab_size, 3)
+    params = jax.jit(make)(jax.random.key(0))
+  readout = readouts.trained(tokenizer, contract)
+  return Scorer(contract, tokenizer, readout, model, model.vocab_size, params, mesh)
