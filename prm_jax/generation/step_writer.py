@@ -129,7 +129,8 @@ class StepWriter:
         ahead=self.s.steps_ahead > 0,
       )
     self._index += 1
-    self._fresh[:] = False
+    # New ones, not the same changed: the program may still read those it was given.
+    self._fresh = np.zeros_like(self._fresh)
     chosen, log_probs = np.asarray(self._last), np.asarray(log_probs)
     for g, k, lane, step in self._under_way():
       b = g * self._lanes + k
@@ -182,6 +183,7 @@ class StepWriter:
     context, rows = self._contexts[g], slice(g * self._lanes, (g + 1) * self._lanes)
     context.lanes, context.begun = lanes, self._index
     context.steps = [_Step([[]], over=lane.end is not None) for lane in lanes]
+    self._seen = self._seen.copy()
     self._seen[rows] = False
     for k, lane in enumerate(lanes):
       places = context.places.find([*context.prompt, *lane.tokens][:-1])
