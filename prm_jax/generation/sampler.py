@@ -106,7 +106,7 @@ class Sampler:
           fresh[b] = True
         if not any(slots):
           return
-        state = self._state(slots)
+        state = self._state(slots, G, min(n, B))
         device, log_probs, cache = self._step(
           self.weights, cache, index % T, state, device, fresh, sampling=sampling
         )
@@ -141,15 +141,24 @@ class Sampler:
       )
     return ids
 
-  def _state(self, slots: Sequence[_Sample | None]) -> dict[str, np.ndarray]:
-    """The slots for `_step`; an empty one reads token 0 at position 0."""
+  def _state(self, slots: Sequence[_Sample | None], G: int, E: int) -> dict[str, np.ndarray]:
+    """The slots for `_step`; an empty one reads token 0 at position 0.
+
+    Args:
+      G: contexts.
+      E: slots, at most, of each.
+    """
+    members, count = np.full((G, E), len(slots), np.int32), [0] * G
+    for b, each in enumerate(slots):
+      if each is not None:
+        members[each.group, count[each.group]] = b
+        count[each.group] += 1
     rows = [
-      (0, 0, 0, 0, 0, 0, 0)
+      (0, 0, 0, 0, 0, 0)
       if each is None
       else (
         each.prompt_tokens[-1],
         len(each.prompt_tokens) - 1 + len(each.tokens),
-        each.group,
         len(each.prompt_tokens) - 1,
         len(each.tokens),
         each.seed,
@@ -157,8 +166,8 @@ class Sampler:
       )
       for each in slots
     ]
-    names = ("tokens", "positions", "groups", "context_length", "own_length", "seed", "sample")
-    return dict(zip(names, np.array(rows, np.int32).T))
+    names = ("tokens", "positions", "context_length", "own_length", "seed", "sample")
+    return dict(zip(names, np.array(rows, np.int32).T)) | {"members": members}
 
   def _ended(self, each: _Sample, limits: Limits) -> Completion | None:
     """The completion, if its last token has ended it."""
