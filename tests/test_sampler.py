@@ -18,6 +18,7 @@ from scipy import stats
 
 from prm_jax import config as config_lib
 from prm_jax.generation import language_models, sampling
+from prm_jax.generation import sampler as sampler_lib
 from prm_jax.generation.engines import Limits, Prompt
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
@@ -98,6 +99,14 @@ def test_a_text_depends_on_neither_batch_nor_slot_nor_mesh(batch, devices):
   assert len({x.text for x in one.values()}) > len(PROBLEMS)
   other = texts(sampler(batch=batch, devices=devices), n=4)
   assert all(other[key].tokens == x.tokens for key, x in one.items())
+
+
+def test_rings_grow(monkeypatch):
+  """Twice, with slots that are at different places."""
+  expected = texts(sampler(batch=3))
+  monkeypatch.setattr(sampler_lib, "RING", 3)
+  found = texts(sampler(batch=3))
+  assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
 
 
 def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():

@@ -26,6 +26,7 @@ from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 
 PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
+RING = 256  # places of the rings at first; all are read at each step, so they grow when needed
 
 
 @dataclasses.dataclass
@@ -81,7 +82,7 @@ class Sampler:
     encoded = [self.encode(prompt) for prompt in prompts]
     longest = max(map(len, encoded)) - 1  # the last token is read by the first step
     C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
-    B, T = self.batch, limits.max_new_tokens
+    B, T = self.batch, min(limits.max_new_tokens, RING)
     # Samples start in order: a few prompts beyond those that fill the slots, for stragglers.
     G = min(-(-B // n) + 2, len(prompts), B)
     queue = collections.deque(itertools.product(range(len(prompts)), range(n)))
@@ -106,6 +107,8 @@ class Sampler:
           fresh[b] = True
         if not any(slots):
           return
+        if max(len(each.tokens) for each in slots if each) == T:
+          cache, T = self._lengthened(cache), 2 * T
         state = self._state(slots, G, min(n, B))
         device, log_probs, cache = self._step(
           self.weights, cache, index % T, state, device, fresh, sampling=sampling
@@ -188,6 +191,10 @@ class Sampler:
   @functools.cached_property
   def prefill(self):
     return jax.jit(functools.partial(cached_decoder.prefill, c=self.config), donate_argnums=1)
+
+  @functools.cached_property
+  def _lengthened(self):
+    return jax.jit(cached_decoder.lengthened)
 
   @functools.cached_property
   def _step(self):
