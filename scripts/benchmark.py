@@ -36,6 +36,7 @@ from benchmarks import runner
 from prm_jax.runtime import storage
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "loading")
+NAMES += ("generation",)
 
 
 def main() -> None:
