@@ -26,7 +26,7 @@ from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.decoder import PROJECTION_EINSUMS, Attention
-from prm_jax.model.sharding import ROWS, constrain
+from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, divides
 
 Weights = dict[str, Any]
 
@@ -115,11 +115,17 @@ def prepare(params: Any, c: config_lib.Model) -> Weights:
 
 
 def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
-  """A cache of zeros."""
-  of = lambda rows, tokens: [
-    jnp.zeros((rows, c.kv_heads, tokens, c.head_size), c.dtype) for _ in range(c.layers)
-  ]
-  return Cache(of(G, C), of(G, C), jnp.zeros((G, C), jnp.int32), of(B, T), of(B, T))
+  """A cache of zeros: slots over the rows of the mesh, heads over `tensor`, where these divide."""
+
+  def of(rows: int, axis: Axis, tokens: int) -> list[jax.Array]:
+    mesh = jax.sharding.get_abstract_mesh()
+    shape = (rows, c.kv_heads, tokens, c.head_size)
+    axes = [a if divides(a, size, mesh) else None for a, size in zip((axis, HEADS), shape)]
+    return [constrain(jnp.zeros(shape, c.dtype), *axes, None, None) for _ in range(c.layers)]
+
+  context = functools.partial(of, G, None, C)  # of every slot that may read it
+  own = functools.partial(of, B, ROWS, T)
+  return Cache(context(), context(), jnp.zeros((G, C), jnp.int32), own(), own())
 
 
 def grown(cache: Cache, C: int) -> Cache:
