@@ -336,12 +336,13 @@ class _Grid:
 
 def _written(ring: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
   """A ring with new keys or values at a place."""
+  write = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, 0, index, 0))
   if ring.dtype != jnp.bfloat16:
-    return jax.lax.dynamic_update_slice(ring, new, (0, 0, index, 0))
-  # As integers: XLA's CPU backend would turn a ring of bfloat16 into float32 and back.
+    return write(ring, new)
   bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint16)
-  written = jax.lax.dynamic_update_slice(bits(ring), bits(new), (0, 0, index, 0))
-  return jax.lax.bitcast_convert_type(written, ring.dtype)
+  as_bits = lambda old, new: jax.lax.bitcast_convert_type(write(bits(old), bits(new)), old.dtype)
+  # XLA's CPU backend would turn a ring of bfloat16 into float32 and back; a TPU copies such bits.
+  return jax.lax.platform_dependent(ring, new, cpu=as_bits, default=write)
 
 
 def _products(q: jax.Array, k: jax.Array) -> jax.Array:
