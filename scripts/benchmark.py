@@ -36,7 +36,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import runner
 from prm_jax.runtime import storage
 
-NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "search", "loading")
+NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "generation")
+NAMES += ("search", "loading")
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ behind arithmetic to none.  With --price_per_chip_hour the run's cost is in doll
 With --sweep the step is compiled with one, two and four times the rows, each with as many
 activations saved as fit, --compiles times at most.  The reports are listed by estimated tokens a
 second, the fastest that fits first.
+
+With --decode_batch=64 it is the sampler's step of generate.py, with so many slots.
 """
 
 from prm_jax.runtime import exits
@@ -49,6 +51,9 @@ class Args:
   output: pathlib.Path = pathlib.Path("compile.json")  # every number
   sweep: bool = False  # try more rows and less recomputation; the output is a list of reports
   compiles: int = 8  # of a sweep, at most
+  decode_batch: int = 0  # slots of a decoding step, which is compiled instead
+  decode_context: int = 512  # most tokens of a prompt
+  decode_ring: int = 1024  # most tokens of a sample
   price_per_chip_hour: float = 0.0  # in dollars, by region and tier; 0: not known
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
 
@@ -62,6 +67,8 @@ def main() -> None:
   job.chip()
   if util.find_spec("libtpu") is None:
     raise ValueError("the TPU compiler is not installed: pip install libtpu")
+  if args.decode_batch:
+    return decode(args, job)
   with storage.written(args.output) as out:
     found = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
     out.write(json.dumps(found if args.sweep else found[0], indent=1) + "\n")
@@ -72,6 +79,16 @@ def main() -> None:
       "does not fit: save fewer activations (--config.model.remat=full and fewer in "
       "--config.model.saved), or take more microbatches, fewer rows or more chips"
     )
+
+
+def decode(args: Args, job: compilation.Job) -> None:
+  """Compiles and reports the sampler's step."""
+  from prm_jax.generation import tpu_step
+
+  with storage.written(args.output) as out:
+    found = tpu_step.compiled_report(job, args.decode_batch, args.decode_context, args.decode_ring)
+    out.write(json.dumps(found, indent=1) + "\n")
+  print("\n".join([*tpu_step.lines(found), f"-> {args.output}"]))
 
 
 def sweep(job: compilation.Job, compiles: int) -> list[dict]:

@@ -104,6 +104,19 @@ def test_loading(tmp_path, model):
 
 
 @pytest.mark.slow
+def test_generation(tmp_path, model):
+  """All samples are generated, and each kind of product is measured."""
+  path = model / "tokenizer_config.json"
+  about = json.loads(path.read_text()) if path.exists() else {}
+  path.write_text(json.dumps(about | {"chat_template": "{{ messages[-1]['content'] }}"}))
+  figures, text = benchmark(tmp_path, "generation", f"--model={model}", "--peer_python=")
+  (row,) = figures["tables"]["All prompts"]
+  assert 4 <= row["tokens"] <= 16 and len(figures["ours"]["step"]) == 10
+  assert sum(x["ms"] for x in figures["ours"]["step"][1:-1]) == figures["ours"]["step"][-1]["ms"]
+  assert len(figures["targets"]) == 1 and "| logits |" in text
+
+
+@pytest.mark.slow
 def test_scaling(tmp_path):
   """A job of two hosts gives the losses of one device."""
   figures, text = benchmark(tmp_path, "scaling", "--skip=compiled")
@@ -137,7 +150,7 @@ def test_the_page_of_tables_has_the_markers():
   """--docs finds a place for every benchmark."""
   page = (ROOT / "docs/benchmark_tables.md").read_text()
   names = ["aggregation", "reranking", "tree", "training", "training_phase1", "kernel", "scaling"]
-  names.append("loading")
+  names += ["loading", "generation"]
   assert sorted(re.findall(r"<!-- (\w+): begin -->", page)) == sorted(names)
   assert sorted(re.findall(r"<!-- (\w+): end -->", page)) == sorted(names)
 

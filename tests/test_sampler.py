@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import os
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from prm_jax import config as config_lib
-from prm_jax.generation import sampling
+from prm_jax.generation import language_models, sampling
+from prm_jax.generation import sampler as sampler_lib
 from prm_jax.generation.engines import Limits, Prompt
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
@@ -138,6 +141,14 @@ def test_facts_are_of_what_decides_samples():
   assert {key for key in facts if other.facts()[key] != facts[key]} == {"weights"}
 
 
+def test_rings_grow(monkeypatch):
+  """Twice, with slots that are at different places."""
+  expected = texts(sampler(batch=3))
+  monkeypatch.setattr(sampler_lib, "RING", 3)
+  found = texts(sampler(batch=3))
+  assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
+
+
 def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
   """A stop string stays in the text, an end token does not."""
   free = texts(sampler(end=()))
@@ -223,3 +234,36 @@ def test_sampled_frequencies_follow_the_model():
   observed = [*counts[common], counts[~common].sum()]
   expected = [*p[common] * draws, (1 - p[common].sum()) * draws]
   assert common.sum() > 3 and stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+@pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ("variable", "name"),
+  [("PRM_JAX_SMOLLM2", "smollm2-135m"), ("PRM_JAX_QWEN_CODER", "qwen2.5-coder-0.5b")],
+)
+def test_the_likeliest_text_is_that_of_transformers(variable, name):
+  """Real weights, 20 prompts of 3 to 60 tokens, in 8 slots here and in one batch there."""
+  path = pathlib.Path(os.environ.get(variable, ""))
+  if not (path / "provenance.json").is_file():
+    pytest.skip(f"{variable} is not what scripts/fetch_model.py {name} writes")
+  import torch
+  import transformers
+
+  texts = [
+    " and then ".join(f"add {7 * k + i} to {i}" for k in range(1 + i % 6)) for i in range(20)
+  ]
+  prompts = [Prompt("", f"Please {text}.", "\n", 0) for text in texts]
+  engine = language_models.load_model(path, batch=8)
+  found = engine.generate(prompts, 1, Sampling(temperature=0), Limits(64))
+  ours = {x.prompt: [*x.tokens] for x in found}
+  ids = [engine.tokenizer.encode(prompt.text) for prompt in prompts]
+  width = max(map(len, ids))
+  padded = torch.tensor([[0] * (width - len(each)) + each for each in ids])
+  mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in ids])
+  model = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
+  options = {"max_new_tokens": 64, "eos_token_id": [*engine.end_tokens], "pad_token_id": 0}
+  plain = transformers.GenerationConfig(do_sample=False, **options)  # no penalty of repetitions
+  theirs = model.generate(padded, attention_mask=mask, generation_config=plain)[:, width:].tolist()
+  assert {i: theirs[i][: len(tokens)] for i, tokens in ours.items()} == ours
+  assert all(len(x) == 64 or x[-1] in engine.end_tokens for x in ours.values())

@@ -167,6 +167,25 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
   assert re.search(r"5000 steps, [\d.]+ minutes \([\d.]+ to .* chip-hours .* dollars", done.stdout)
 
 
+def test_the_samplers_step_compiles_for_a_slice(tokenizer, tmp_path):
+  """The cache is shared out over chips: slots over data, heads over tensor."""
+  pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
+  path, gib = tmp_path / "decode.json", {}
+  for ring in (256, 8192):
+    options = ("--topology=v5e:2x2", "--decode_batch=16", f"--decode_ring={ring}")
+    mesh = ("--config.mesh.fsdp=1", "--config.mesh.data=2", "--config.mesh.tensor=2")
+    done = compile_for_tpu(tokenizer, path, *options, *mesh)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(path.read_text())
+    gib[ring] = found["gib_per_chip"]["arguments"]
+  assert found["fits"] and found["estimate"]["tokens_per_second"] > 0
+  c = config_lib.read(str(ROOT / "configs/arithmetic.py")).model
+  a_place = 2 * c.layers * 16 * c.kv_heads * max(c.head_size, 1) * 4  # float32
+  grown = (gib[8192] - gib[256]) * 2**30
+  assert grown == pytest.approx(a_place * (8192 - 256) / 4, rel=0.05)
+  assert "ms a step" in done.stdout
+
+
 @pytest.mark.slow
 def test_a_sweep_lists_the_fastest_first(tokenizer, tmp_path):
   """Rows double while everything fits; each step is compiled in a process of its own."""

@@ -26,7 +26,7 @@ from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.decoder import PROJECTION_EINSUMS, Attention
-from prm_jax.model.sharding import ROWS, constrain
+from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, divides
 
 Weights = dict[str, Any]
 
@@ -50,7 +50,9 @@ class Slots:
 
   tokens: jax.Array  # int32 [B], to be read now
   positions: jax.Array  # int32 [B], of these tokens
-  groups: jax.Array | None  # int32 [B], the slot's context; None: slots are sorted, B / G for each
+  # int32 [G, E], the slots of each context, B where there are fewer than E; None: slots are sorted,
+  # B / G for each.
+  members: jax.Array | None
   seen: jax.Array  # bool [B, C], the places of the context that hold the slot's past
   own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
 
@@ -78,11 +80,12 @@ class Layer(decoder.Block):
     # Products are float32 and then rounded: XLA's CPU backend is slow at bfloat16 products.
     y = jnp.einsum(
       "SI,OI->SO",
-      x.reshape(B * T, -1),
+      x.reshape(B * T, -1).astype(self.config.dtype),
       getattr(self, name)[...],
       preferred_element_type=jnp.float32,
     )
-    y = y.astype(x.dtype)
+    if name not in ("gate", "up"):  # what follows these is faster, and exact, in float32
+      y = y.astype(self.config.dtype)
     heads = {"query": self.config.heads, "key": self.config.kv_heads, "value": self.config.kv_heads}
     y = y.reshape(B, T, *((heads[name], -1) if name in heads else (-1,)))
     bias = getattr(self, f"{name}_bias", None)
@@ -112,11 +115,17 @@ def prepare(params: Any, c: config_lib.Model) -> Weights:
 
 
 def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
-  """A cache of zeros."""
-  of = lambda rows, tokens: [
-    jnp.zeros((rows, c.kv_heads, tokens, c.head_size), c.dtype) for _ in range(c.layers)
-  ]
-  return Cache(of(G, C), of(G, C), jnp.zeros((G, C), jnp.int32), of(B, T), of(B, T))
+  """A cache of zeros: slots over the rows of the mesh, heads over `tensor`, where these divide."""
+
+  def of(rows: int, axis: Axis, tokens: int) -> list[jax.Array]:
+    mesh = jax.sharding.get_abstract_mesh()
+    shape = (rows, c.kv_heads, tokens, c.head_size)
+    axes = [a if divides(a, size, mesh) else None for a, size in zip((axis, HEADS), shape)]
+    return [constrain(jnp.zeros(shape, c.dtype), *axes, None, None) for _ in range(c.layers)]
+
+  context = functools.partial(of, G, None, C)  # of every slot that may read it
+  own = functools.partial(of, B, ROWS, T)
+  return Cache(context(), context(), jnp.zeros((G, C), jnp.int32), own(), own())
 
 
 def grown(cache: Cache, C: int) -> Cache:
@@ -128,6 +137,12 @@ def grown(cache: Cache, C: int) -> Cache:
     context_v=[pad(x) for x in cache.context_v],
     positions=jnp.pad(cache.positions, [(0, 0), (0, C - cache.positions.shape[1])]),
   )
+
+
+def lengthened(cache: Cache) -> Cache:
+  """The cache with rings of twice the places: what a step reads is at its number modulo 2T too."""
+  double = lambda rings: [jnp.tile(x, (1, 1, 2, 1)) for x in rings]
+  return dataclasses.replace(cache, own_k=double(cache.own_k), own_v=double(cache.own_v))
 
 
 def prefill(
@@ -173,27 +188,22 @@ def step(
   Args:
     index: int32 `[]`, place of the rings to write to: the step's number modulo T.
   """
-  T = cache.own_k[0].shape[2]
-  sorted_slots = slots.groups is None
-  of_slots = lambda x: x if sorted_slots else x[slots.groups]
+  B, T = len(slots.tokens), cache.own_k[0].shape[2]
   back = (index - jnp.arange(T)) % T  # steps since each place was written
   own = back <= slots.own_length[:, None]
-  positions = of_slots(cache.positions)  # [B or G, C]
-  each = -(-len(slots.tokens) // len(positions))
-  distance = slots.positions[:, None] - jnp.repeat(positions, each, axis=0)
+  grid = _Grid.of(slots.members, B, len(cache.positions))
+  distance = slots.positions[:, None] - cache.positions[grid.place // grid.each]
   own_k, own_v = list(cache.own_k), list(cache.own_v)
 
   def cached(layer: int) -> Attention:
     def attention(q, k, v, window):
-      put = lambda old, new: jax.lax.dynamic_update_slice(
-        old, new.transpose(0, 2, 1, 3), (0, 0, index, 0)
-      )
-      own_k[layer], own_v[layer] = put(own_k[layer], k), put(own_v[layer], v)
+      own_k[layer] = _written(own_k[layer], k.swapaxes(1, 2), index)
+      own_v[layer] = _written(own_v[layer], v.swapaxes(1, 2), index)
       in_window = lambda seen, far: seen if window is None else seen & (far < window)
-      context = (of_slots(cache.context_k[layer]), of_slots(cache.context_v[layer]))
+      context = (cache.context_k[layer], cache.context_v[layer])
       parts = [
-        (*context, in_window(slots.seen, distance)[:, None]),
-        (own_k[layer], own_v[layer], in_window(own, back)[:, None]),
+        (*context, in_window(slots.seen, distance)[:, None], grid),
+        (own_k[layer], own_v[layer], in_window(own, back)[:, None], None),
       ]
       return _attend(q, parts, c)
 
@@ -230,7 +240,7 @@ def extend(
       values.append(v)
       in_window = lambda seen, far: seen if window is None else seen & (far < window)
       context = (of_row(cache.context_k[layer]), of_row(cache.context_v[layer]))
-      parts = [(*context, in_window(seen, distance)), (k, v, in_window(mask, own))]
+      parts = [(*context, in_window(seen, distance), None), (k, v, in_window(mask, own), None)]
       return _attend(q, parts, c)
 
     return attention
@@ -295,40 +305,87 @@ def _without_lora(c: config_lib.Model) -> config_lib.Model:
   return dataclasses.replace(c, lora_rank=0)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Grid:
+  """Slots by the context that they share, so that no context is copied for its slots."""
+
+  members: jax.Array | None  # int32 [G * E], or slots are sorted and fill the grid
+  place: jax.Array  # int32 [B], of each slot in the grid
+  each: int  # E
+
+  @classmethod
+  def of(cls, members: jax.Array | None, B: int, G: int) -> "_Grid":
+    if members is None:
+      return cls(None, jnp.arange(B), max(B // G, 1))
+    members, each = members.reshape(-1), members.shape[1]
+    place = jnp.zeros(B, jnp.int32).at[members].set(jnp.arange(len(members)), mode="drop")
+    return cls(members, place, each)
+
+  def join(self, x: jax.Array) -> jax.Array:
+    """`[B, K, M, _]` as `[G, K, E * M, _]`: one matrix for those who read the same."""
+    x = x if self.members is None else jnp.take(x, self.members, axis=0, mode="clip")
+    x = x.reshape(-1, self.each, *x.shape[1:]).swapaxes(1, 2)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+  def split(self, x: jax.Array) -> jax.Array:
+    """The inverse."""
+    G, K, _, H = x.shape
+    x = x.reshape(G, K, self.each, -1, H).swapaxes(1, 2).reshape(G * self.each, K, -1, H)
+    return x if self.members is None else x[self.place]
+
+
+def _written(ring: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
+  """A ring with new keys or values at a place."""
+  write = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, 0, index, 0))
+  if ring.dtype != jnp.bfloat16:
+    return write(ring, new)
+  bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint16)
+  as_bits = lambda old, new: jax.lax.bitcast_convert_type(write(bits(old), bits(new)), old.dtype)
+  # XLA's CPU backend would turn a ring of bfloat16 into float32 and back; a TPU copies such bits.
+  return jax.lax.platform_dependent(ring, new, cpu=as_bits, default=write)
+
+
+def _products(q: jax.Array, k: jax.Array) -> jax.Array:
+  """Scores, float32 `[G, K, Q, T]`, of queries `[G, K, Q, H]` and keys `[G, K, T, H]`."""
+  if q.dtype == jnp.float32 and q.shape[2] < 16:
+    # XLA's CPU backend is twice as fast at many rows times few columns, if it does not turn them.
+    turned = jax.lax.optimization_barrier(jnp.einsum("GKTH,GKQH->GKTQ", k, q))
+    return turned.swapaxes(2, 3)
+  return jnp.einsum("GKQH,GKTH->GKQT", q, k, preferred_element_type=jnp.float32)
+
+
 def _attend(
-  q: jax.Array, parts: list[tuple[jax.Array, jax.Array, jax.Array]], c: config_lib.Model
+  q: jax.Array,
+  parts: list[tuple[jax.Array, jax.Array, jax.Array, _Grid | None]],
+  c: config_lib.Model,
 ) -> jax.Array:
   """Attention of new tokens, `[B, S, N, H]`, to the parts of what they see.
 
   Args:
-    parts: keys and values, `[G, K, _, H]`, and which of them each token sees, bool `[B, S, _]`;
-      rows are sorted by the G of a part that several share.
+    parts: keys and values, `[G, K, _, H]`; which of them each token sees, bool `[B, S, _]`; and the
+      rows that share each of the G, or None where each row has its own.
   """
   B, S, N, H = q.shape
   K = parts[0][0].shape[1]
   Q = N // K
-  q = q.reshape(B, S, K, Q, H).transpose(0, 2, 1, 3, 4) * decoder.scale(c)  # [B, K, S, Q, H]
-
-  def shared(x: jax.Array, G: int) -> jax.Array:
-    """`[B, K, S * Q, _]` as `[G, K, B / G * S * Q, _]`: one matrix for those who read the same."""
-    return x.reshape(G, B // G, K, S * Q, -1).swapaxes(1, 2).reshape(G, K, B // G * S * Q, -1)
-
-  def apart(x: jax.Array, G: int) -> jax.Array:
-    return x.reshape(G, K, B // G, S * Q, -1).swapaxes(1, 2).reshape(B, K, S * Q, -1)
-
-  scores = []
-  for k, _, seen in parts:
-    found = jnp.einsum("GKQH,GKTH->GKQT", shared(q, len(k)), k, preferred_element_type=jnp.float32)
-    found = attention_lib.soft_cap(apart(found, len(k)), c.attention_softcap)
-    found = found.reshape(B, K, S, Q, -1)
-    scores.append(jnp.where(seen[:, None, :, None], found, MASK_VALUE).reshape(B, K, S * Q, -1))
-  highest = functools.reduce(jnp.maximum, [each.max(-1, keepdims=True) for each in scores])
-  scores = [jnp.exp(each - highest) for each in scores]
-  out = 0
-  for weights, (_, v, _) in zip(scores, parts):
-    weights = shared(weights.astype(v.dtype), len(v))
-    out += apart(
-      jnp.einsum("GKQT,GKTH->GKQH", weights, v, preferred_element_type=jnp.float32), len(v)
+  q = q.reshape(B, S, K, Q, H).transpose(0, 2, 1, 3, 4) * decoder.scale(c)
+  q = q.reshape(B, K, S * Q, H)
+  found = []
+  for k, v, seen, grid in parts:
+    grid = grid or _Grid(None, jnp.arange(B), 1)
+    scores = _products(grid.join(q), k)
+    scores = attention_lib.soft_cap(scores, c.attention_softcap)
+    seen = jnp.repeat(grid.join(seen[:, None]), Q, axis=2)
+    scores = jnp.where(seen, scores, MASK_VALUE)
+    highest = scores.max(-1, keepdims=True)
+    scores = jnp.exp(scores - highest)
+    total = scores.sum(-1, keepdims=True)
+    out = jnp.einsum(
+      "GKQT,GKTH->GKQH", scores.astype(v.dtype), v, preferred_element_type=jnp.float32
     )
-  out = out / sum(each.sum(-1, keepdims=True) for each in scores)
+    found.append([grid.split(x) for x in (highest, total, out)])
+  highest = functools.reduce(jnp.maximum, [each for each, _, _ in found])
+  share = [jnp.exp(each - highest) for each, _, _ in found]
+  out = sum(x * out for x, (_, _, out) in zip(share, found))
+  out = out / sum(x * total for x, (_, total, _) in zip(share, found))
   return out.astype(q.dtype).reshape(B, K, S, Q, H).swapaxes(1, 2).reshape(B, S, N, H)

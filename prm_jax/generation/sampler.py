@@ -30,6 +30,7 @@ from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.training import checkpoint as checkpoint_lib
 
 PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
+RING = 256  # places of the rings at first; all are read at each step, so they grow when needed
 
 
 @dataclasses.dataclass
@@ -108,7 +109,7 @@ class Sampler:
     encoded = [self.encode(prompt) for prompt in prompts]
     longest = max(map(len, encoded)) - 1  # the last token is read by the first step
     C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
-    B, T = self.batch, limits.max_new_tokens
+    B, T = self.batch, min(limits.max_new_tokens, RING)
     # Samples start in order: a few prompts beyond those that fill the slots, for stragglers.
     G = min(-(-B // n) + 2, len(prompts), B)
     queue = collections.deque(itertools.product(range(len(prompts)), range(n)))
@@ -133,7 +134,9 @@ class Sampler:
           fresh[b] = True
         if not any(slots):
           return
-        state = self._state(slots)
+        if max(len(each.tokens) for each in slots if each) == T:
+          cache, T = self._lengthened(cache), 2 * T
+        state = self._state(slots, G, min(n, B))
         device, log_probs, cache = self._step(
           self.weights, cache, index % T, state, device, fresh, sampling=sampling
         )
@@ -161,15 +164,24 @@ class Sampler:
       )
     return ids
 
-  def _state(self, slots: Sequence[_Sample | None]) -> dict[str, np.ndarray]:
-    """The slots for `_step`; an empty one reads token 0 at position 0."""
+  def _state(self, slots: Sequence[_Sample | None], G: int, E: int) -> dict[str, np.ndarray]:
+    """The slots for `_step`; an empty one reads token 0 at position 0.
+
+    Args:
+      G: contexts.
+      E: slots, at most, of each.
+    """
+    members, count = np.full((G, E), len(slots), np.int32), [0] * G
+    for b, each in enumerate(slots):
+      if each is not None:
+        members[each.group, count[each.group]] = b
+        count[each.group] += 1
     rows = [
-      (0, 0, 0, 0, 0, 0, 0)
+      (0, 0, 0, 0, 0, 0)
       if each is None
       else (
         each.prompt_tokens[-1],
         len(each.prompt_tokens) - 1 + len(each.tokens),
-        each.group,
         len(each.prompt_tokens) - 1,
         len(each.tokens),
         each.seed,
@@ -177,8 +189,8 @@ class Sampler:
       )
       for each in slots
     ]
-    names = ("tokens", "positions", "groups", "context_length", "own_length", "seed", "sample")
-    return dict(zip(names, np.array(rows, np.int32).T))
+    names = ("tokens", "positions", "context_length", "own_length", "seed", "sample")
+    return dict(zip(names, np.array(rows, np.int32).T)) | {"members": members}
 
   def _ended(self, each: _Sample, limits: Limits) -> Completion | None:
     """The completion, if its last token has ended it."""
@@ -199,6 +211,10 @@ class Sampler:
   @functools.cached_property
   def prefill(self):
     return jax.jit(functools.partial(cached_decoder.prefill, c=self.config), donate_argnums=1)
+
+  @functools.cached_property
+  def _lengthened(self):
+    return jax.jit(cached_decoder.lengthened)
 
   @functools.cached_property
   def _step(self):

@@ -92,6 +92,8 @@ class Job:
     """The chips of the slices, as descriptions to compile for."""
     options = {"num_slices": self.slices} if self.slices > 1 else {}
     options |= {"wrap": self.rings()} if any(self.rings()) else {}
+    if math.prod(self.shape()) == 1:  # of a host that would have four chips
+      options["chips_per_host_bounds"] = (1, 1, 1)
     os.environ.update(LIBTPU)
     return topologies.get_topology_desc(self.topology, "tpu", **options).devices
 

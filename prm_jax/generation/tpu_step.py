@@ -1,0 +1,102 @@
+"""The sampler's step, compiled for a TPU slice; no TPU is needed (`prm_jax.tpu.compilation`)."""
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from prm_jax.generation import cached_decoder
+from prm_jax.generation.sampler import Sampler
+from prm_jax.generation.sampling import Sampling
+from prm_jax.model import decoder
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import progress
+from prm_jax.tpu import compilation, cost_model, hlo
+
+SAMPLES = 8  # of a prompt: so many slots share a context
+
+
+def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, Any]:
+  """Memory in GiB of a chip, and the estimated time and tokens a second of a step.
+
+  Args:
+    job: its config says model and mesh; the weights are in the model's dtype.
+    B: slots.  C: places of a context.  T: places of a ring.
+
+  Raises:
+    As `compilation.compiled_report`; and JaxRuntimeError, if it does not fit.
+  """
+  c, vocab_size = compilation.resolved(job.config)
+  model = dataclasses.replace(c.model, param_dtype=c.model.dtype, attention="auto")
+  with progress.waiting(f"describing {job.topology}"):
+    mesh = sharding_lib.make_mesh(c.mesh, job.devices())
+  params = decoder.abstract_params(model, vocab_size, 2, mesh)
+  engine = Sampler({}, model, None, frozenset(), mesh, B)
+  G, start = min(-(-B // SAMPLES) + 2, B), time.perf_counter()
+  with jax.set_mesh(mesh), progress.waiting(f"compiling it for {mesh.size} chips"):
+    weights = _described(functools.partial(cached_decoder.prepare, c=model), params)
+    cache = _described(lambda: cached_decoder.empty(model, B, G, C, T))
+    lowered = engine._step.lower(
+      weights, cache, *_slots(B, G, sharding_lib.replicated(mesh)), sampling=Sampling(0.8)
+    )
+    compiled, gib = compilation.memory_of(lowered)
+  program = hlo.read(compiled.as_text())
+  # A step is a batch of B rows of one token each, whose attention is to C + T / 2 others.
+  data = dataclasses.replace(c.data, row_length=1)
+  train = dataclasses.replace(c.train, batch_rows=B)
+  rows = dataclasses.replace(c, model=model, data=data, train=train)
+  seen = 4 * (C + T // 2) * model.heads * model.head_size * model.layers
+  flops = cost_model.step_flops(rows, params, training=False)
+  flops += B * (2 * params["embedding"].size + seen)
+  chip = job.chip()
+  return {
+    "topology": job.topology,
+    "chips": mesh.size,
+    "mesh": dict(mesh.shape),
+    "parameters": sum(x.size for x in jax.tree.leaves(params)),
+    "slots": B,
+    "context": C,
+    "ring": T,
+    "gib_per_chip": gib,
+    "gib_of_a_chip": chip.memory,
+    "fits": gib["needed"] <= chip.memory,
+    "collectives": compilation.collectives_of(program),
+    "estimate": cost_model.estimate(rows, chip, mesh.shape, flops, program, training=False),
+    "compile_seconds": time.perf_counter() - start,
+  }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+  """A report in words."""
+  gib, guess, mesh = found["gib_per_chip"], found["estimate"], found["mesh"].values()
+  return [
+    f"{found['parameters']:,} parameters, a decoding step of {found['slots']} slots, contexts of "
+    f"{found['context']} and rings of {found['ring']}, on {found['chips']} chips of "
+    f"{found['topology']} as {'x'.join(map(str, mesh))}",
+    f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
+    f"a chip of {found['gib_of_a_chip']:.2f}",
+    f"estimated: {1e3 * guess['seconds_per_step']:.2f} ms a step, "
+    f"{guess['tokens_per_second']:,.0f} tokens/s ({1e3 * guess['seconds_per_step_low']:.2f} ms if "
+    f"every exchange were hidden, {1e3 * guess['seconds_per_step_high']:.2f} if none)",
+  ]
+
+
+def _described(function: Any, *args: Any) -> Any:
+  """What a function returns, as shapes with the shardings that the compiler gives them."""
+  function = jax.jit(function)
+  out = jax.eval_shape(function, *args)
+  shardings = function.lower(*args).compile().output_shardings
+  return jax.tree.map(
+    lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), out, shardings
+  )
+
+
+def _slots(B: int, G: int, sharding: jax.sharding.Sharding) -> tuple:
+  """The arguments of a step after weights and cache."""
+  of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+  names = ("tokens", "positions", "context_length", "own_length", "seed", "sample")
+  state = {name: of(np.int32, B) for name in names} | {"members": of(np.int32, G, SAMPLES)}
+  return of(np.int32), state, of(np.int32, B), of(bool, B)
