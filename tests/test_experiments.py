@@ -19,7 +19,7 @@ from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import intervals, jobs, noise, report, shared, tasks, workspace
+from prm_jax.experiments import intervals, jobs, noise, report, search, shared, tasks, workspace
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
 from prm_jax.runtime.json_lines import BadLine
@@ -111,7 +111,7 @@ def write(name: str, directory: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize("source", ["embedded", "files"])
-@pytest.mark.parametrize("name", jobs.NAMES)
+@pytest.mark.parametrize("name", [name for name in jobs.NAMES if name != "search"])
 def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   name, source, tmp_path, untrained, files
 ):
@@ -138,6 +138,28 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   assert report.draw(tmp_path / f"{name}.json", elsewhere, name) == lines
   assert (elsewhere / f"{name}.png").read_bytes() == first["png"]
   assert (elsewhere / f"{name}.html").read_bytes() == first["html"]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, monkeypatch):
+  """With models that are trained, shortly: a search needs two that read and write."""
+  monkeypatch.setattr(search, "SEARCHES", ("beam", "particles"))
+  sizes = dataclasses.replace(SMOKE.search, widths=(2,), problems=2, updates=10)
+  plan = dataclasses.replace(SMOKE, search=sizes, seeds=(0,))
+  jobs.run("search", plan, tmp_path, workers=0)
+  write_search = lambda: report.write(
+    report.gather("search", "smoke", tmp_path, plan.seeds), tmp_path
+  )
+  lines = write_search()
+  first = (tmp_path / "search.json").read_bytes()
+  folder = tmp_path / "search" / "seed-0"
+  found = json.loads((folder / "beam-2.json").read_text())["spent"]
+  assert 0 < found["scored"] < found["scored_from_start"]
+  (folder / "beam-2.json").unlink()
+  (folder / "samples.jsonl").unlink()  # as if killed before it was made
+  jobs.run("search", plan, tmp_path, workers=0)
+  assert write_search() == lines and (tmp_path / "search.json").read_bytes() == first
+  assert report.draw(tmp_path / "search.json", tmp_path / "elsewhere", "search") == lines
 
 
 def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):

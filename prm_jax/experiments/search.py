@@ -277,7 +277,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
     LABELS[name], x, summary["curves"][name], dashed=name == "majority"
   )
   y = "% problems solved"
-  first = [curve(name, summary["widths"]) for name in LABELS]
+  first = [curve(name, summary["widths"]) for name in LABELS if name in summary["curves"]]
   out = [Panel(first, "N = solutions of a problem under way", y)]
   for kind, label in KINDS.items():
     curves = [curve(name, summary["tokens"][name][kind]) for name in summary["tokens"]]
@@ -292,6 +292,7 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   rows = [
     [label, *(percent(summary["curves"][name], at=k) for k in widths)]
     for name, label in LABELS.items()
+    if name in summary["curves"]
   ]
   differences = [
     [LABELS[name], *(percent(summary["differences"][name], True, k) for k in widths)]

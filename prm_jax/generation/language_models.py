@@ -62,7 +62,7 @@ def _mesh(tensor: int) -> jax.sharding.Mesh:
   devices = jax.local_devices()
   if len(devices) % tensor:
     raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
-  return sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices)
+  return sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices=devices)
 
 
 def _end_tokens(directory: pathlib.Path) -> set[int]:
