@@ -203,7 +203,7 @@ def test_sampled_frequencies_follow_the_model():
   [("PRM_JAX_SMOLLM2", "smollm2-135m"), ("PRM_JAX_QWEN_CODER", "qwen2.5-coder-0.5b")],
 )
 def test_the_likeliest_text_is_that_of_transformers(variable, name, monkeypatch):
-  """Real weights, 20 prompts of 3 to 60 tokens, in 8 slots here and in one batch there."""
+  """Real weights, 20 prompts of 8 to 60 tokens, in 8 slots here and in one batch there."""
   path = pathlib.Path(os.environ.get(variable, ""))
   if not (path / "provenance.json").is_file():
     pytest.skip(f"{variable} is not what scripts/fetch_model.py {name} writes")
