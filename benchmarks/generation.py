@@ -109,7 +109,7 @@ def own_side(args: Args, texts: list[str]) -> dict:
   make = prompts.maker("chat", engine.tokenizer)
   given = [make(text, i) for i, text in enumerate(texts)]
   limits, sampling = Limits(args.max_new_tokens), Sampling(args.temperature)
-  ids = [engine.tokenizer.encode(prompt.text, special=True) for prompt in given]
+  ids = [engine.encode(prompt) for prompt in given]
   generate = lambda: engine.generate(given, args.samples, sampling, limits)
   next(generate())  # compiles everything: the same shapes
   steps = clocked(engine)

@@ -3,8 +3,8 @@
 1. Beam search with 16 lanes over 100 arithmetic problems in one batch, beside one problem at a time
    with the same programs.  Language model and reward model are small ones, trained first.
 2. A reward model with a cache reads solutions as they grow by a step a round, beside reading each
-   from its start, one by one or as the prefix tree of the round.  The model has the shape of
-   --model and random weights; the solutions are those of --candidates.
+   distinct one from its start, by itself or as the prefix tree of the round. The model has the
+   shape of --model and random weights; the solutions are those of --candidates.
 
 Targets: all at once is at least 5 times faster; and at least 0.9 of the saving that arithmetic
 promises (tokens read from the start over tokens read with a cache) is found again in seconds.
@@ -29,7 +29,7 @@ from prm_jax.experiments import alternatives
 from prm_jax.experiments import search as experiment
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.workspace import Workspace
-from prm_jax.generation import search, step_writer
+from prm_jax.generation import prompts, search, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.places import Places
 from prm_jax.generation.sampling import Sampling
@@ -48,7 +48,7 @@ PLAN = runner.ROOT / "configs" / "experiments" / "cpu.py"
 class Args(runner.Common):
   model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # whose shape and tokenizer are used
   layers: int = 4  # the number of its first layers that are used
-  candidates: pathlib.Path | None = None  # JSON lines with problem and steps; None: arithmetic
+  candidates: pathlib.Path | None = None  # lines with problem and steps or text; None: arithmetic
   problems: int = 4  # of the candidates, 16 solutions of each
   updates: int = 600  # of each of the two small models
   repeats: int = 3
@@ -83,15 +83,15 @@ def all_at_once(args: Args) -> dict:
   with tempfile.TemporaryDirectory() as directory:
     space = Workspace(pathlib.Path(directory), {}, 0)
     made = experiment.Made(alternatives.with_quickstart(plan, space), space)
-    model, scorer, prompts = made.language_model, made.reward_model, made.prompts(made.test)
+    model, scorer, asked = made.language_model, made.reward_model, made.prompts(made.test)
   writing = step_writer.Settings(Sampling(), experiment.LIMITS, 32)
   of = lambda contexts: search.Search(
     model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing
   )
   together, single = of(count), of(1)
-  alone = [[each] for each in prompts]
+  alone = [[each] for each in asked]
   seconds = {}
-  for engine, batches in ((together, [prompts]), (single, alone)):
+  for engine, batches in ((together, [asked]), (single, alone)):
     for batch in batches:  # compiles
       for _ in engine.run(batch):
         pass
@@ -124,7 +124,7 @@ def growing(args: Args) -> dict:
     }
     rounds.append({g: several for g, several in asked.items() if several})
   whole = dataclasses.replace(scorer, merge=False)
-  flat = [[pair for several in asked.values() for pair in several] for asked in rounds]
+  flat = [[*{pair: 0 for several in asked.values() for pair in several}] for asked in rounds]
   found: dict[str, list[float]] = collections.defaultdict(list)
   cached = CachedScorer(scorer, len(solutions))
   for _ in range(1 + (1 if args.quick else args.repeats)):  # the first compiles
@@ -157,7 +157,7 @@ def candidates(args: Args) -> list[list[tuple[str, tuple[str, ...]]]]:
   found: dict[str, list] = collections.defaultdict(list)
   for line in args.candidates.open():
     record = json.loads(line)
-    steps = [step for step in record["text"].split("\n\n") if step.strip()]
+    steps = record.get("steps") or prompts.split(record["text"], "paragraphs")
     found[record["problem"]].append((record["problem"], tuple(steps)))
   return [several[:LANES] for several in found.values()][: args.problems]
 

@@ -85,18 +85,7 @@ def main() -> None:
   from prm_jax.generation.sampling import Sampling
   from prm_jax.runtime import distributed, progress
 
-  if bool(args.url) != bool(args.served_model):
-    raise ValueError("--url and --served_model go together")
-  if args.url and args.checkpoint:
-    raise ValueError("--url and --checkpoint contradict each other")
-  if not args.url and bool(args.model) == bool(args.checkpoint):
-    raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
-  if args.output.resolve() == args.input.resolve():
-    raise ValueError(f"--output={args.output} is the input: give another name")
-  if bool(args.search) != bool(args.prm):
-    raise ValueError("--search=RULE and --prm=DIR go together")
-  if args.search and args.url:
-    raise ValueError("--search needs --model or --checkpoint: a server gives no steps")
+  check(args)
   rule = None
   if args.search:
     steps = (args.reduction, args.lookahead, args.max_steps)
@@ -119,14 +108,14 @@ def main() -> None:
       args.prompt,
       args.steps,
     )
-    run = samples.generate
+    host, hosts = jax.process_index(), jax.process_count()
+    own, run = problems[host::hosts], samples.generate
     if args.search:
       with progress.waiting(f"loading {args.prm}"):
-        scorer = load_reward_model(args, max(min(args.batch // args.n, len(problems)), 1))
+        scorer = load_reward_model(args, max(min(args.batch // args.n, len(own)), 1))
       given = (settings.sampling, settings.limits, args.max_step_tokens, rule.steps_ahead)
       writing = step_writer.Settings(*given, args.prompt, args.steps)
       engine, run = search.Search(engine, scorer, rule, writing), samples.search
-    host, hosts = jax.process_index(), jax.process_count()
     # The first prompt stands for template, system prompt and examples.
     facts = dataclasses.asdict(settings) | engine.facts() | {"hosts": hosts}
     facts["input"] = download.sha256_of(args.input)
@@ -137,12 +126,34 @@ def main() -> None:
     with contextlib.closing(samples.Journal(path, facts)) as journal:
       distributed.check_same({"journals": "open"})  # on all hosts
       samples.check_shared(args.output, hosts)
-      run(problems[host::hosts], engine, make, settings, journal)
+      run(own, engine, make, settings, journal)
       distributed.check_same({"samples": "done"})
       if distributed.is_first():
         written = samples.write(args.output, problems, hosts, facts)
         print("\n".join(samples.table(written)))
         print(f"-> {args.output}")
+
+
+def check(args: Args) -> None:
+  """ValueError for flags that do not go together."""
+  if bool(args.url) != bool(args.served_model):
+    raise ValueError("--url and --served_model go together")
+  if args.url and args.checkpoint:
+    raise ValueError("--url and --checkpoint contradict each other")
+  if not args.url and bool(args.model) == bool(args.checkpoint):
+    raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
+  if args.output.resolve() == args.input.resolve():
+    raise ValueError(f"--output={args.output} is the input: give another name")
+  if bool(args.search) != bool(args.prm):
+    raise ValueError("--search=RULE and --prm=DIR go together")
+  if args.search and args.url:
+    raise ValueError("--search needs --model or --checkpoint: a server gives no steps")
+  names = ("readout", "expansions", "reduction", "lookahead", "max_steps", "max_step_tokens")
+  given = [name for name in names if getattr(args, name) != getattr(Args, name)]
+  if given and not args.search:
+    raise ValueError(f"--{given[0]} is of a search: give --search=RULE and --prm=DIR")
+  if args.search and args.batch < args.n:
+    raise ValueError(f"--batch={args.batch} lanes hold no search of --n={args.n}: give more")
 
 
 def load(args: Args):
@@ -161,13 +172,16 @@ def load(args: Args):
 
 def load_reward_model(args: Args, contexts: int):
   """The reward model of a search, for so many problems at once."""
+  import jax
+
   from prm_jax.generation.cached_scorer import CachedScorer
   from prm_jax.scoring.scorer import Scorer
 
+  devices = jax.local_devices()  # hosts search problems of their own
   if (pathlib.Path(args.prm) / "config.json").is_file():
-    scorer = Scorer.load_model(args.prm, args.readout, args.dtype)
+    scorer = Scorer.load_model(args.prm, args.readout, args.dtype, devices=devices)
   else:
-    scorer = Scorer.load(args.prm)
+    scorer = Scorer.load(args.prm, devices=devices)
   return CachedScorer(scorer, contexts)
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
+from prm_jax.generation import cached_scorer, selection, step_writer
+from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import search as search_lib
-from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt
 from prm_jax.generation.places import Places
@@ -26,7 +27,7 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.scoring import readouts
 from prm_jax.scoring.scorer import Scorer
 
-PROMPTS = [Prompt("", text, "\n", i) for i, text in enumerate(test_sampler.PROBLEMS)]
+PROMPTS = tuple(Prompt("", text, "\n", i) for i, text in enumerate(test_sampler.PROBLEMS))
 LIMITS, TEMPERATURE = Limits(max_new_tokens=24), Sampling(20.0)
 RULES = [*selection.RULES]
 
@@ -52,12 +53,21 @@ def sampler(kind: str = "plain") -> Sampler:
 
 
 @functools.cache
-def run(rule: str, contexts: int = 4, kind: str = "plain", max_step_tokens: int = 8, **changed):
+def run(
+  rule: str,
+  contexts: int = 4,
+  kind: str = "plain",
+  max_step_tokens: int = 8,
+  limits: Limits = LIMITS,
+  steps: str = "lines",
+  prompts: tuple[Prompt, ...] = PROMPTS,
+  **changed,
+):
   s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "reduction": "last"} | changed)
-  writing = step_writer.Settings(TEMPERATURE, LIMITS, max_step_tokens, s.steps_ahead)
+  writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
   engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, writing)
-  found = {each.prompt: each for each in engine.run(PROMPTS)}
-  assert sorted(found) == [*range(len(PROMPTS))]
+  found = {each.prompt: each for each in engine.run(prompts)}
+  assert sorted(found) == [*range(len(prompts))]
   return found
 
 
@@ -94,6 +104,29 @@ def _next_token_log_probs(graph, params, tokens):
   return jax.nn.log_softmax(model.next_token_logits(hidden)[0])
 
 
+def test_steps_that_wait_in_the_ring_are_read_before_it_goes_round():
+  """Of many problems some are ready long before a quarter is."""
+  prompts = tuple(Prompt("", f"{i}", "\n", i) for i in range(12))
+  alone = run("beam", contexts=1, prompts=prompts, max_step_tokens=5)
+  for i, found in run("beam", contexts=12, prompts=prompts, max_step_tokens=5).items():
+    assert [lane.tokens for lane in found.lanes] == [lane.tokens for lane in alone[i].lanes]
+
+
+def test_blank_lines_part_steps_and_stop_strings_end_them():
+  """Steps of several lines; the text ends with the stop string, also where that is ahead."""
+  for i, found in run("beam", steps="paragraphs", max_step_tokens=24).items():
+    for lane in found.lanes:
+      assert [*lane.steps] == (prompts_lib.split(lane.text, "paragraphs") or [" "])
+      whole = scorer().by_head([(PROMPTS[i].problem, lane.steps)])[0]
+      np.testing.assert_allclose(np.array(lane.probabilities), whole, atol=1e-5)
+  letter = next(x.steps[-1] for x in run("beam")[3].lanes if x.end == "stop")[0]
+  for rule in ("beam", "lookahead"):
+    for found in run(rule, limits=Limits(24, (letter,)), lookahead=2).values():
+      for lane in found.lanes:
+        assert letter not in lane.text[:-1]
+        assert lane.end == "stop" or letter not in lane.text
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_problem_does_not_depend_on_those_beside_it(rule):
   alone = run(rule, contexts=1)
@@ -128,6 +161,78 @@ def test_unfinished_solutions_come_last_and_finished_ones_best_first():
       scores = [lane.score for lane in found.lanes if lane.end == "stop"]
       assert scores == sorted(scores, reverse=True)
       assert all(len(lane.steps) <= 3 for lane in found.lanes)
+
+
+PIECES = st.lists(st.lists(st.sampled_from(["a", "b", "cd"]), min_size=1, max_size=4), min_size=1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rounds=st.lists(PIECES, min_size=1, max_size=3), row_tokens=st.sampled_from([4, 99]))
+def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, row_tokens):
+  """Solutions that begin others, equal ones, ones that were kept before, in rows of any size."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(cached_scorer, "ROW_TOKENS", row_tokens)
+    reader = shared_reader()
+    reader.begin(1)
+    for several in rounds:
+      pairs = [("P", tuple(steps)) for steps in several]
+      found = reader.probabilities({1: pairs})[1]
+      for each, whole in zip(found, scorer().by_head(pairs)):
+        np.testing.assert_allclose(each, whole[-1], atol=1e-5)
+      reader.keep({1: pairs[::2]})
+
+
+@functools.cache
+def shared_reader() -> CachedScorer:
+  return CachedScorer(scorer(), 2)
+
+
+def test_a_context_grows():
+  """More tokens than its first places."""
+  reader = CachedScorer(scorer(), 1)
+  steps = tuple("abcdefgh" * 5 for _ in range(9))
+  for count in range(1, len(steps) + 1):
+    pairs = [("P", steps[:count]), ("P", (*steps[: count - 1], "x"))]
+    found = reader.probabilities({0: pairs})[0]
+    for each, whole in zip(found, scorer().by_head(pairs)):
+      np.testing.assert_allclose(each, whole[-1], atol=1e-5)
+    reader.keep({0: pairs[:1]})
+  assert reader.places[0].size > 256
+
+
+def test_a_published_readout_is_read_alike():
+  """Also where a prefix is encoded otherwise than in the whole, so that reads are on branches."""
+  joined = readouts.PUBLISHED["trl-joined"](tiny.TOKENIZER, {}, "\n")
+  published = dataclasses.replace(scorer(), readout=joined)
+  reader = CachedScorer(published, 1)
+  steps = ("ab", "c", "abc", "d")
+  whole = published.by_head([("P", steps)])[0]
+  for count in range(1, len(steps) + 1):
+    (found,) = reader.probabilities({0: [("P", steps[:count])]})[0]
+    np.testing.assert_allclose(found, whole[count - 1], atol=1e-5)
+    reader.keep({0: [("P", steps[:count])]})
+
+
+def test_an_outcome_model_guides_no_search():
+  outcome = dataclasses.replace(scorer(), contract=tiny.contract("outcome"))
+  with pytest.raises(ValueError, match="rates no steps"):
+    CachedScorer(outcome, 1)
+
+
+def test_a_step_that_the_reward_model_cannot_read_cuts_its_lane_off(monkeypatch):
+  """One lane does not end the run."""
+  encode = Scorer.encode
+
+  def picky(self, problem, steps):
+    if "a" in steps[-1]:
+      raise ValueError("no a")
+    return encode(self, problem, steps)
+
+  monkeypatch.setattr(Scorer, "encode", picky)
+  lanes = [lane for found in run.__wrapped__("best_of_n").values() for lane in found.lanes]
+  assert any("a" in lane.text for lane in lanes)
+  assert all(lane.end == "length" for lane in lanes if "a" in lane.text)
+  assert all(len(lane.probabilities) == len(lane.steps) for lane in lanes)
 
 
 LANES = st.lists(

@@ -76,6 +76,10 @@ class Search(Checked):
   own: Count = 8  # samples of each of these
   temperature: NonNegative = 1.3  # of these: mistakes that are rare at 1 are what a search finds
 
+  def _rules(self):
+    wrong = any(width > 4 and width % 4 for width in self.widths)
+    yield wrong, "widths", "at most 4, or multiples of 4"
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Checked):

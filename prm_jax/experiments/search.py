@@ -118,7 +118,7 @@ class Made:
     """
     problems = self.generator.problems()["train"][: self.plan.search.labelled]
     s = self.plan.search
-    prompts_of = self.prompts(problems)
+    prompts_of = self.prompts(problems, len(self.test))
     sampled = self.language_model.generate(prompts_of, s.own, Sampling(s.temperature), LIMITS)
     return [
       synthetic.process(of.text, steps, arithmetic.rate(of, steps))
@@ -127,11 +127,11 @@ class Made:
       if steps
     ]
 
-  def prompts(self, problems: Sequence[arithmetic.Problem]) -> list[Prompt]:
-    """The problem and a newline, each with a seed of its own."""
+  def prompts(self, problems: Sequence[arithmetic.Problem], first: int = 0) -> list[Prompt]:
+    """The problem and a newline, each with a seed of its own; `first` is the first's number."""
     return [
       Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
-      for i, each in enumerate(problems)
+      for i, each in enumerate(problems, first)
     ]
 
   @functools.cached_property

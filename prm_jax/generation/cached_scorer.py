@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax.generation import cached_decoder
-from prm_jax.generation.cached_decoder import Cache, Row
-from prm_jax.generation.places import Places
+from prm_jax.generation.cached_decoder import Row
+from prm_jax.generation.places import Places, grow, keep_tokens, power_of_two
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
@@ -40,6 +40,9 @@ class CachedScorer:
   """A reward model that reads solutions of several problems, each in a context, as they grow."""
 
   def __init__(self, scorer: Scorer, contexts: int):
+    """Raises ValueError for an outcome model, which rates no steps."""
+    if scorer.contract.objective == "outcome":
+      raise ValueError("an outcome model rates no steps: a search needs a process model")
     self.scorer = scorer
     self.config = scorer.config
     self.places = [Places() for _ in range(contexts)]
@@ -97,9 +100,15 @@ class CachedScorer:
 
   def facts(self) -> dict[str, Any]:
     """What decides its scores, as JSON."""
+    if self.scorer.directory:
+      return {key: value for key, value in self.scorer.facts().items() if key != "model"}
     weights = json.dumps(checkpoint.checksums(self.scorer.params), sort_keys=True)
     digest = hashlib.sha256(weights.encode()).hexdigest()
     return dataclasses.asdict(self.scorer.contract) | {"weights": digest}
+
+  def begin(self, context: int) -> None:
+    """Empties a context, for the next problem."""
+    self.places[context] = Places()
 
   @property
   def right_classes(self) -> list[int]:
@@ -118,7 +127,14 @@ class CachedScorer:
 
   def _rows(self, group: int, paths: Sequence[Path]) -> list[_New]:
     """The new tokens of these paths, in as few rows as hold them."""
-    cached = {path: self.places[group].find(path)[: len(path) - 1] for path in paths}
+    cached: dict[Path, list[int]] = {}
+    shorter: list[Path] = []  # asked paths that begin this one
+    for path in sorted(set(paths)):
+      while shorter and path[: len(shorter[-1])] != shorter[-1]:
+        shorter.pop()
+      shorter.append(path)
+      # The last token of each is encoded again, even if it is cached: it is read.
+      cached[path] = self.places[group].find(path)[: len(shorter[0]) - 1]
     rows: list[list[Path]] = [[]]
     tokens = 0
     for path in sorted(cached):
@@ -150,7 +166,7 @@ class CachedScorer:
     with jax.set_mesh(self.scorer.mesh):
       if needed > self._cache.positions.shape[1]:
         self._cache = grow(self._cache, needed)
-      self._cache = keep(self._cache, moved, (keys, values))
+      self._cache = keep_tokens(self._cache, moved, (keys, values))
 
   @functools.cached_property
   def _extend(self):
@@ -161,23 +177,6 @@ class CachedScorer:
       return self.scorer.log_probs(params, head, hidden, at), keys, values
 
     return jax.jit(extend)
-
-
-def keep(
-  cache: Cache, moved: Mapping[tuple[int, int], tuple[int, int, int]], new: Any = None
-) -> Cache:
-  """`cached_decoder.keep` of tokens by context and place: their row, index and position."""
-  M = power_of_two(len(moved), 64)
-  target = np.full((M, 2), np.iinfo(np.int32).max, np.int32)
-  source, positions = np.zeros((M, 2), np.int32), np.zeros(M, np.int32)
-  target[: len(moved)] = [*moved]
-  found = np.array([*moved.values()], np.int32)
-  source[: len(moved)], positions[: len(moved)] = found[:, :2], found[:, 2]
-  return _keep(cache, source, target, positions, new)
-
-
-_keep = jax.jit(cached_decoder.keep, donate_argnums=0)
-grow = jax.jit(cached_decoder.grown, static_argnums=1)
 
 
 def _merged(group: int, paths: list[Path], places: Mapping[Path, Sequence[int]]) -> _New:
@@ -200,11 +199,6 @@ def _merged(group: int, paths: list[Path], places: Mapping[Path, Sequence[int]])
     "reads": np.array([at[-1] for at in row_index]),
   }
   return _New(group, paths, cached, row, row_index)
-
-
-def power_of_two(count: int, least: int) -> int:
-  """The smallest power of two times `least` that is not below the count."""
-  return least * 2 ** max(-(-count // least) - 1, 0).bit_length()
 
 
 def _size(count: int) -> int:

@@ -4,7 +4,14 @@ Sequences that begin alike share places, so that a problem's prompt and the step
 have in common are encoded and stored once.  A place is free when no sequence that is kept needs it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from prm_jax.generation import cached_decoder
+from prm_jax.generation.cached_decoder import Cache
 
 
 class Places:
@@ -41,3 +48,25 @@ class Places:
     needed = {place for tokens in sequences for place in self.find(tokens)}
     self._child = {key: place for key, place in self._child.items() if place in needed}
     self._free = sorted(set(range(self.size)) - needed, reverse=True)
+
+
+def keep_tokens(
+  cache: Cache, moved: Mapping[tuple[int, int], tuple[int, int, int]], new: Any = None
+) -> Cache:
+  """`cached_decoder.keep` of tokens by context and place: their row, index and position."""
+  M = power_of_two(len(moved), 64)
+  target = np.full((M, 2), np.iinfo(np.int32).max, np.int32)
+  source, positions = np.zeros((M, 2), np.int32), np.zeros(M, np.int32)
+  target[: len(moved)] = [*moved]
+  found = np.array([*moved.values()], np.int32)
+  source[: len(moved)], positions[: len(moved)] = found[:, :2], found[:, 2]
+  return _keep(cache, source, target, positions, new)
+
+
+_keep = jax.jit(cached_decoder.keep, donate_argnums=0)
+grow = jax.jit(cached_decoder.grown, static_argnums=1)
+
+
+def power_of_two(count: int, least: int) -> int:
+  """The smallest power of two times `least` that is not below the count."""
+  return least * 2 ** max(-(-count // least) - 1, 0).bit_length()

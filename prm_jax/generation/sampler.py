@@ -206,7 +206,7 @@ class Sampler:
     return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
 
   def empty(self, B: int, G: int, C: int, T: int) -> Cache:
-    return jax.jit(lambda: cached_decoder.empty(self.config, B, G, C, T))()
+    return _empty(self.config, B, G, C, T)
 
   @functools.cached_property
   def prefill(self):
@@ -232,6 +232,9 @@ class Sampler:
       return tokens, log_probs, cache
 
     return step
+
+
+_empty = jax.jit(cached_decoder.empty, static_argnums=(0, 1, 2, 3, 4))
 
 
 def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:

@@ -21,7 +21,6 @@ from prm_jax import config as config_lib
 from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer, Solution
 from prm_jax.generation.engines import Prompt
-from prm_jax.generation.places import Places
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.step_writer import Lane, StepWriter
 
@@ -92,7 +91,8 @@ class Search:
 
   def facts(self) -> dict[str, Any]:
     """What decides the solutions, beside prompts and seeds, as JSON."""
-    return self.sampler.facts() | {"search": dataclasses.asdict(self.s), "prm": self.scorer.facts()}
+    own = {"search": dataclasses.asdict(self.s), "writing": dataclasses.asdict(self.writing)}
+    return self.sampler.facts() | own | {"prm": self.scorer.facts()}
 
   def run(self, prompts: Sequence[Prompt]) -> Iterator[Found]:
     """Searches for solutions of all prompts; each is given as soon as it is done.
@@ -113,7 +113,7 @@ class Search:
           problems[g] = _Problem(i, prompts[i].problem, prompts[i].seed, self.s.n)
           lanes = [Lane(k, k // self.s.expansions) for k in range(self.s.n)]
           writer.begin(g, encoded[i], prompts[i].seed, lanes)
-          self.scorer.places[g] = Places()
+          self.scorer.begin(g)
       ready = {g: problems[g] for g in writer.write()}
       for g in self._select(writer, ready) if ready else ():
         yield self._found(problems.pop(g))
@@ -140,6 +140,7 @@ class Search:
     """The lanes with the probabilities of new steps, and the score that the rule sees."""
     asked: dict[int, dict[Solution, None]] = {g: {} for g in ready}
     for g, p in ready.items():
+      written[g] = [self._readable(p, *each) for each in written[g]]
       for lane, ahead in written[g]:
         for steps in dict.fromkeys((lane.steps, ahead)):
           if len(steps) > len(lane.probabilities):
@@ -153,6 +154,19 @@ class Search:
       of = {steps: probabilities for (_, steps), probabilities in zip(asked[g], found[g])}
       out[g] = [self._with(lane, ahead, of) for lane, ahead in written[g]]
     return out
+
+  def _readable(
+    self, p: _Problem, lane: Lane, ahead: tuple[str, ...]
+  ) -> tuple[Lane, tuple[str, ...]]:
+    """A lane as it is; without its last step, and cut off, if the reward model cannot read that."""
+    try:
+      for steps in (lane.steps, ahead):
+        if len(steps) > len(lane.probabilities):
+          self.scorer.length(p.problem, steps)
+    except ValueError:
+      steps = lane.steps[: len(lane.probabilities)] or (" ",)
+      return dataclasses.replace(lane, steps=steps, end="length"), steps
+    return lane, ahead
 
   def _with(
     self, lane: Lane, ahead: tuple[str, ...], of: dict[tuple[str, ...], np.ndarray]
@@ -170,6 +184,9 @@ class Search:
     p.rounds += 1
     alive = [k for k, lane in enumerate(lanes) if lane.end != "length"]
     p.found += [lane for lane in lanes if lane.end == "length"]
+    drawn = self.s.rule == "particles"  # finished ones take part in the next draw
+    if not drawn:
+      self._finish(p, [lanes[k] for k in alive if lanes[k].end])
     scored = selection.Scored(
       np.array([lanes[k].score for k in alive]),
       np.array([lanes[k].end is not None for k in alive], bool),
@@ -177,16 +194,23 @@ class Search:
     )
     rng = np.random.default_rng([p.seed, p.rounds])
     rule = selection.RULES[self.s.rule]
-    parents = [*rule(scored, self.s.n, self.s.expansions, rng)] if alive else []
-    drawn = self.s.rule == "particles"  # finished ones take part in the next draw
-    if not (drawn and parents):
-      p.found += [lanes[k] for k in alive if lanes[k].end]
-    finished = sum(lane.end == "stop" for lane in p.found)
-    if p.rounds == self.s.max_steps or (finished >= self.s.n and not drawn):
-      going = [lanes[alive[i]] for i in dict.fromkeys(parents)]
-      p.found += [lane if lane.end else dataclasses.replace(lane, end="length") for lane in going]
-      parents = []
-    return [alive[i] for i in parents]
+    last = p.rounds == self.s.max_steps
+    if self.s.rule in ("beam", "lookahead"):
+      last |= sum(lane.end == "stop" for lane in p.found) >= self.s.n
+    if alive and not last and (parents := rule(scored, self.s.n, self.s.expansions, rng)):
+      return [alive[i] for i in parents]
+    rest = [lanes[k] for k in alive if drawn or not lanes[k].end]
+    p.found += [lane if lane.end else dataclasses.replace(lane, end="length") for lane in rest]
+    return []
+
+  def _finish(self, p: _Problem, lanes: Sequence[Lane]) -> None:
+    """Puts finished solutions aside: copies of one that have ended alike are one."""
+    known = {lane.tokens for lane in p.found} if self.s.rule != "best_of_n" else set()
+    for lane in lanes:
+      if lane.tokens not in known:
+        p.found.append(lane)
+        if self.s.rule != "best_of_n":
+          known.add(lane.tokens)
 
   def _next(self, p: _Problem, lanes: Sequence[Lane], parents: Sequence[int]) -> list[Lane]:
     """The next lanes: the first copy keeps the parent's stream."""

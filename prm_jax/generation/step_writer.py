@@ -8,6 +8,7 @@ the context.
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -19,9 +20,8 @@ from prm_jax.generation import cached_decoder
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
 from prm_jax.generation.cached_decoder import Cache, Slots, Weights
-from prm_jax.generation.cached_scorer import grow, keep, power_of_two
 from prm_jax.generation.engines import End, Limits
-from prm_jax.generation.places import Places
+from prm_jax.generation.places import Places, grow, keep_tokens, power_of_two
 from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler, uniform
 from prm_jax.generation.sampling import Sampling
 
@@ -141,7 +141,8 @@ class StepWriter:
       context = self._contexts[g]
       context.spent.update(generated=1, read=1)
       if step.over:
-        context.spent["read_from_start"] += len(context.prompt) + len(lane.tokens) + step.count
+        before = len(context.prompt) + len(lane.tokens)
+        context.spent["read_from_start"] += before + step.count - 1  # the last one is not read
     ready = [g for g, each in self._contexts.items() if all(step.over for step in each.steps)]
     # Read together, while others write; at the latest before the ring goes round.
     late = any(self._index - self._contexts[g].begun >= self._ring for g in ready)
@@ -174,7 +175,7 @@ class StepWriter:
         if (missing := power_of_two(largest, 64) - self._seen.shape[1]) > 0:
           self._seen = np.pad(self._seen, [(0, 0), (0, missing)])
           self._cache = grow(self._cache, self._seen.shape[1])
-        self._cache = keep(self._cache, moved)
+        self._cache = keep_tokens(self._cache, moved)
     for g, (lanes, _) in going.items():
       self._go(g, lanes)
 
@@ -224,10 +225,10 @@ class StepWriter:
   def _end(self, lane: Lane, step: _Step) -> None:
     """Notes whether the last token has ended the step, and the solution."""
     part, ahead = step.parts[-1], len(step.parts) > 1
-    ended = part[-1] in self.sampler.end_tokens
-    full = len(part) == self.s.max_step_tokens
+    ended, whole = part[-1] in self.sampler.end_tokens, self._ends_step(part)
+    full = len(part) == self.s.max_step_tokens and not whole
     full |= not ahead and len(lane.tokens) + len(part) == self.s.limits.max_new_tokens
-    if not (ended or full or self._ends_step(part)):
+    if not (ended or full or whole):
       return
     if not ahead:
       step.end = "stop" if ended else "length" if full else None
@@ -249,11 +250,10 @@ class StepWriter:
   def _grown(self, lane: Lane, step: _Step) -> Lane:
     """The lane with its step."""
     tokens, end = (*lane.tokens, *step.parts[0]), step.end
-    text = self.sampler.tokenizer.decode(tokens[: -1 if end == "stop" else None])
-    stop = self.s.limits.stop
-    if stops := [text.index(each) + len(each) for each in stop if each in text]:
-      text, end = text[: min(stops)], "stop"
-    new = prompts_lib.solution(text, self.s.form)[len(lane.text) :].strip()
+    text, stopped = self._text(tokens)
+    end = "stop" if stopped else end
+    # One step, as `prompts.split` writes it, even if a token has letters behind a line break.
+    new = "\n".join(prompts_lib.split(text[len(lane.text) :], self.s.steps))
     steps = (*lane.steps, new) if new else lane.steps
     if not steps and end:  # nothing was written: there is no solution to choose
       steps, end = (" ",), "length"
@@ -263,10 +263,18 @@ class StepWriter:
     )
 
   def _ahead(self, lane: Lane, step: _Step) -> tuple[str, ...]:
-    """The steps of a lane and those that were looked ahead."""
-    parts = [[t for t in part if t not in self.sampler.end_tokens] for part in step.parts[1:]]
-    texts = [self.sampler.tokenizer.decode(part).strip() for part in parts]
-    return (*lane.steps, *filter(None, texts))
+    """The steps of a lane and those that were looked ahead; no further than a stop string."""
+    if lane.end:
+      return lane.steps
+    text, _ = self._text((*lane.tokens, *itertools.chain(*step.parts[1:])))
+    return (*lane.steps, *prompts_lib.split(text[len(lane.text) :], self.s.steps))
+
+  def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
+    """The text of a solution, and whether a stop string ends it."""
+    end = -1 if tokens[-1] in self.sampler.end_tokens else None
+    text, stop = self.sampler.tokenizer.decode(tokens[:end]), self.s.limits.stop
+    stops = [text.index(each) + len(each) for each in stop if each in text]
+    return prompts_lib.solution(text[: min(stops, default=None)], self.s.form), bool(stops)
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnames=("c", "sampling", "ahead"))

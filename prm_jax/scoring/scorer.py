@@ -58,11 +58,17 @@ class Scorer:
   merge: bool = True  # encode what solutions of a problem share once
 
   @classmethod
-  def load(cls, workdir: str | storage.Path, which: str = "latest") -> Self:
-    """Loads a checkpoint of a training run onto all devices.
+  def load(
+    cls,
+    workdir: str | storage.Path,
+    which: str = "latest",
+    devices: Sequence[jax.Device] | None = None,
+  ) -> Self:
+    """Loads a checkpoint of a training run.
 
     Args:
       which: as in `checkpoint.Checkpointer.newest`.
+      devices: that it is loaded onto; None: all.
 
     Raises:
       FileNotFoundError, ValueError: as `newest`; there is no checkpoint as `which` asks for, or it
@@ -74,7 +80,7 @@ class Scorer:
         f"{workdir}: trained on text, so it has no step probabilities; start a process model from "
         f"it with --config.init.checkpoint={workdir}"
       )
-    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     step, about, params = checkpoint_lib.restore_params(workdir, mesh, which)
     return cls(
       about.contract,
@@ -96,6 +102,7 @@ class Scorer:
     dtype: str = "float32",
     separator: str = "",
     benchmark: str = "",
+    devices: Sequence[jax.Device] | None = None,
   ) -> Self:
     """Loads a directory of config.json, safetensors and a tokenizer: a public or exported model.
 
@@ -104,6 +111,7 @@ class Scorer:
       dtype: of parameters and activations; heads are read in float32.
       separator: between steps, of a public model; "": the readout's own.
       benchmark: whose code's layout a public model's is, where it has one: see `readouts`.
+      devices: that it is loaded onto; None: all.
 
     Raises:
       ValueError: the directory is not a model that this readout can read, and what is missing; or
@@ -125,7 +133,7 @@ class Scorer:
     config = dataclasses.replace(
       preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype
     )
-    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     shape = (preset.config.vocab_size, len(contract.classes))
     abstract = decoder.abstract_params(config, *shape, mesh, contract.heads)
     others = [f"{layer}.*" for layer in readout.layers]
