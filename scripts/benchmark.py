@@ -9,6 +9,7 @@
   training     fine-tuning on the CPU, beside TRL's PRMTrainer                         25 minutes
   kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
+  generation   sampling from a language model, beside transformers' generate           30 minutes
   search       PRM-guided search over all problems at once, with caches                 6 minutes
   loading      time and memory of loading public weights                                1 minute
 
