@@ -273,9 +273,11 @@ def summarise(results: Results) -> dict[str, Any]:
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Accuracy over lanes, over written tokens, and over tokens that the reward model reads."""
-  curve = lambda name, x: Curve.over_n(
-    LABELS[name], x, summary["curves"][name], dashed=name == "majority"
-  )
+
+  def curve(name: str, x: Sequence[float]) -> Curve:
+    found = Curve.over_n(LABELS[name], x, summary["curves"][name], dashed=name == "majority")
+    return dataclasses.replace(found, colour=list(LABELS).index(name))
+
   y = "% problems solved"
   first = [curve(name, summary["widths"]) for name in LABELS if name in summary["curves"]]
   out = [Panel(first, "N = solutions of a problem under way", y)]
