@@ -30,6 +30,7 @@ def grader():
   [
     (r"so $\boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
     (r"\boxed{1}. No: \boxed 5", "5"),
+    (r"\boxed{1}. No: $\boxed $", "1"),
     (r"\boxed{\{x \mid x > 0\}}", r"\{x \mid x > 0\}"),
     (r"\boxed{\frac{1}{2}", r"\boxed{\frac{1}{2}"),  # not closed: the last line is the answer
     (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),

@@ -150,7 +150,7 @@ def test_the_page_of_tables_has_the_markers():
   """--docs finds a place for every benchmark."""
   page = (ROOT / "docs/benchmark_tables.md").read_text()
   names = ["aggregation", "reranking", "tree", "training", "training_phase1", "kernel", "scaling"]
-  names += ["loading", "generation"]
+  names += ["loading", "generation", "search"]
   assert sorted(re.findall(r"<!-- (\w+): begin -->", page)) == sorted(names)
   assert sorted(re.findall(r"<!-- (\w+): end -->", page)) == sorted(names)
 

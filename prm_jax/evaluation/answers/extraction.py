@@ -53,8 +53,8 @@ def _boxed(text: str) -> str | None:
     if boxes and match.start() < boxes[-1][1]:
       continue  # in the box before
     if text[match.end()] != "{":  # \boxed 5
-      content = re.match(r"[^\s$]+", text[match.end() :])[0]
-      boxes.append((match.start(), match.end() + len(content), content))
+      if content := re.match(r"[^\s$]+", text[match.end() :]):
+        boxes.append((match.start(), match.end() + content.end(), content[0]))
     elif (end := closed.get(match.end())) is not None:
       boxes.append((match.start(), end + 1, text[match.end() + 1 : end]))
   if not boxes:
