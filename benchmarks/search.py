@@ -13,6 +13,7 @@ Compilation is not timed.  Takes 6 minutes.
 
 import collections
 import dataclasses
+import functools
 import json
 import pathlib
 import statistics
@@ -171,7 +172,7 @@ def random_scorer(args: Args) -> Scorer:
   contract = token_tree.step_contract(tokenizer, "\n\n", "process", "benchmark")
   mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
   with jax.set_mesh(mesh):
-    make = lambda key: step_lib.init_params(key, model, model.vocab_size, 3)
-    params = jax.jit(make)(jax.random.key(0))
+    sizes = {"config": model, "vocab_size": model.vocab_size, "num_classes": 3}
+    params = jax.jit(functools.partial(step_lib.init_params, **sizes))(jax.random.key(0))
   readout = readouts.trained(tokenizer, contract)
   return Scorer(contract, tokenizer, readout, model, model.vocab_size, params, mesh)
