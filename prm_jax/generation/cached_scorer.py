@@ -46,6 +46,8 @@ class CachedScorer:
     self.scorer = scorer
     self.config = scorer.config
     self.places = [Places() for _ in range(contexts)]
+    # A solution is asked about several times while it is the newest.
+    self._path = functools.lru_cache(2**16)(self._path)
     self.encoded = [0] * contexts  # tokens of each, padding not counted
     with jax.set_mesh(scorer.mesh):
       prepare = functools.partial(cached_decoder.prepare, c=self.config)
