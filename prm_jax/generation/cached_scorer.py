@@ -4,8 +4,6 @@ the solution is read as it grows, and once for all solutions of a problem that b
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -104,9 +102,9 @@ class CachedScorer:
     """What decides its scores, as JSON."""
     if self.scorer.directory:
       return {key: value for key, value in self.scorer.facts().items() if key != "model"}
-    weights = json.dumps(checkpoint.checksums(self.scorer.params), sort_keys=True)
-    digest = hashlib.sha256(weights.encode()).hexdigest()
-    return dataclasses.asdict(self.scorer.contract) | {"weights": digest}
+    return dataclasses.asdict(self.scorer.contract) | {
+      "weights": checkpoint.digest(self.scorer.params)
+    }
 
   def begin(self, context: int) -> None:
     """Empties a context, for the next problem."""

@@ -9,9 +9,7 @@ decides about one token in a million.
 import collections
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
@@ -86,12 +84,11 @@ class Sampler:
 
   def facts(self) -> dict[str, Any]:
     """As `engines.Engine`."""
-    weights = json.dumps(checkpoint_lib.checksums(self.weights), sort_keys=True)
     return {
       "step": self.step,
       "dtype": self.config.dtype,
       "model": repr(self.config),
-      "weights": hashlib.sha256(weights.encode()).hexdigest(),
+      "weights": checkpoint_lib.digest(self.weights),
       "tokenizer": self.tokenizer.hash,
       "end_tokens": sorted(self.end_tokens),
     }

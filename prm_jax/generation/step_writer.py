@@ -306,5 +306,7 @@ def _decode(
   logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
   tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
   if ahead:
-    tokens = jnp.where(state["likeliest"] > 0, logits.argmax(-1), tokens).astype(jnp.int32)
+    tokens = jnp.where(state["likeliest"] > 0, sampling_lib.likeliest(logits), tokens).astype(
+      jnp.int32
+    )
   return tokens, log_probs, cache

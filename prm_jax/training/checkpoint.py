@@ -56,6 +56,11 @@ def checksums(tree: Any) -> dict[str, int]:
   return {jax.tree_util.keystr(path, simple=True, separator="/"): int(x) for path, x in leaves}
 
 
+def digest(tree: Any) -> str:
+  """The sha256 of `checksums`: one word for what a tree holds."""
+  return hashlib.sha256(json.dumps(checksums(tree), sort_keys=True).encode()).hexdigest()
+
+
 def _checksum(x: jax.Array) -> jax.Array:
   """The sum, modulo 2**32, of each element's bits times an odd number given by its index.
 
