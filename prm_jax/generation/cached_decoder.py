@@ -9,8 +9,8 @@ step writes a slice and scatters nothing.  `keep` moves them to the context.
 Layers are unrolled, so that each cache is written in place, and matrices are `[outputs, inputs]`,
 which XLA's CPU backend multiplies faster in bfloat16.
 
-Letters: B slots, G contexts, C places of a context, T of a ring, S of a prompt or of a row of new
-tokens; the others as in `prm_jax`.
+Letters: B slots or blocks, G contexts, C places of a context, T of a ring, S of a prompt or of a
+block; the others as in `prm_jax`.
 """
 
 import dataclasses
@@ -59,16 +59,20 @@ class Slots:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """New tokens of one context, as trees in preorder that go on from places of the context."""
+class Blocks:
+  """New tokens: trees in preorder, each of which goes on from a path of a context.
 
-  group: jax.Array  # int32 [], the context
-  tokens: jax.Array  # int32 [S]
-  positions: jax.Array  # int32 [S]
-  subtree_end: jax.Array  # int32 [S], index just past each token's last descendant
-  past: jax.Array  # int32 [S], which row of `seen` each token has
-  seen: jax.Array  # bool [P, C]
-  reads: jax.Array  # int32 [R], the tokens whose hidden states are wanted
+  Trees are cut into blocks of few tokens, so that those of any size are encoded together.
+  """
+
+  tokens: jax.Array  # int32 [B, S]
+  positions: jax.Array  # int32 [B, S]
+  subtree_end: jax.Array  # int32 [B, S], just past the last descendant, tokens counted over blocks
+  tree: jax.Array  # int32 [B, W], blocks with ancestors of its tokens, and itself; B: fewer than W
+  group: jax.Array  # int32 [B], the context
+  past: jax.Array  # int32 [B, L], the places of the path before the tree, from position 0 on
+  past_length: jax.Array  # int32 [B]
+  reads: jax.Array  # int32 [R], the tokens whose hidden states are wanted, counted over blocks
 
 
 class Layer(decoder.Block):
@@ -215,38 +219,43 @@ def step(
 
 
 def extend(
-  weights: Weights, cache: Cache, rows: Row, *, c: config_lib.Model
+  weights: Weights, cache: Cache, new: Blocks, *, c: config_lib.Model
 ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
   """Encodes new tokens of contexts, without keeping them.
 
-  Args:
-    rows: B of them, stacked.
-
   Returns:
-    Hidden states at the reads `[B, R, D]`; and keys and values of the new tokens, `[B, K, S, H]`
-    of each layer, for `keep`.
+    Hidden states at the reads `[R, D]`; and keys and values of the new tokens, `[B, K, S, H]` of
+    each layer, for `keep`.
   """
-  mask = TreeMask(rows.subtree_end).dense()
-  seen = jnp.take_along_axis(rows.seen, rows.past[..., None], axis=1)
-  of_row = lambda x: x[rows.group]
-  distance = rows.positions[:, :, None] - of_row(cache.positions)[:, None]
-  own = rows.positions[:, :, None] - rows.positions[:, None]
+  B, S = new.tokens.shape
+  index = jnp.arange(B * S).reshape(B, S, 1)
+  other = (new.tree[..., None] * S + jnp.arange(S)).reshape(B, 1, -1)  # of the tree
+  of_tree = lambda x: x.reshape(-1).at[other].get(mode="clip")
+  mask = (other <= index) & (index < of_tree(new.subtree_end))
+  at = jnp.arange(new.past.shape[1])
+  past = jnp.broadcast_to(at < new.past_length[:, None, None], (B, S, len(at)))
+  seen = jnp.concatenate([past, mask], axis=2)
+  positions = jnp.broadcast_to(at, (B, 1, len(at)))
+  positions = jnp.concatenate([positions, of_tree(new.positions)], axis=2)
+  distance = new.positions[..., None] - positions
   keys, values = [], []
 
   def cached(layer: int) -> Attention:
     def attention(q, k, v, window):
-      k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-      keys.append(k)
-      values.append(v)
-      in_window = lambda seen, far: seen if window is None else seen & (far < window)
-      context = (of_row(cache.context_k[layer]), of_row(cache.context_v[layer]))
-      parts = [(*context, in_window(seen, distance), None), (k, v, in_window(mask, own), None)]
-      return _attend(q, parts, c)
+      keys.append(k.swapaxes(1, 2))
+      values.append(v.swapaxes(1, 2))
+      pair = []
+      for context, x in ((cache.context_k[layer], k), (cache.context_v[layer], v)):
+        past = context[new.group[:, None], :, new.past]  # [B, L, K, H]
+        x = x.at[new.tree].get(mode="clip")  # [B, W, S, K, H]
+        tree = x.reshape(B, -1, *x.shape[3:])
+        pair.append(jnp.concatenate([past, tree.astype(past.dtype)], axis=1).swapaxes(1, 2))
+      return _attend(q, [(*pair, seen if window is None else seen & (distance < window), None)], c)
 
     return attention
 
-  x = hidden(weights, rows.tokens, rows.positions, cached, c)
-  return jnp.take_along_axis(x, rows.reads[..., None], axis=1), keys, values
+  x = hidden(weights, new.tokens, new.positions, cached, c)
+  return x.reshape(B * S, -1)[new.reads], keys, values
 
 
 def keep(
@@ -262,7 +271,7 @@ def keep(
     source: int32 `[M, 2]`, row and index of each token in the rings, or in `new`.
     target: int32 `[M, 2]`, its context and its place there; beyond the cache: it is not kept.
     positions: int32 `[M]`.
-    new: keys and values that `extend` has given, `[B, K, S, H]` of each layer.
+    new: keys and values that `extend` has given.
   """
   keys, values = new or (cache.own_k, cache.own_v)
   to = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(
@@ -376,7 +385,7 @@ def _attend(
     scores = _products(grid.join(q), k)
     scores = attention_lib.soft_cap(scores, c.attention_softcap)
     seen = jnp.repeat(grid.join(seen[:, None]), Q, axis=2)
-    scores = jnp.where(seen, scores, MASK_VALUE)
+    scores += jnp.where(seen, 0, MASK_VALUE)  # XLA's CPU backend is slower at choosing
     highest = scores.max(-1, keepdims=True)
     scores = jnp.exp(scores - highest)
     total = scores.sum(-1, keepdims=True)

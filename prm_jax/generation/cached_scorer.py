@@ -4,7 +4,7 @@ the solution is read as it grows, and once for all solutions of a problem that b
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,26 +12,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax.generation import cached_decoder
-from prm_jax.generation.cached_decoder import Row
-from prm_jax.generation.places import Places, grow, keep_tokens, power_of_two
+from prm_jax.generation.cached_decoder import Blocks
+from prm_jax.generation.places import Moved, Places, grow, keep_tokens, size
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
 
 ROW_TOKENS = 1024  # of a row of new tokens, unless one solution has more
-BATCH_TOKENS = 4096  # of the rows that are encoded at once
+BATCH_BLOCKS = 64  # that are encoded at once, unless one row has more
+BLOCK = 16  # tokens to which rows are padded
 Solution = tuple[str, tuple[str, ...]]  # a problem and steps
 Path = tuple[int, ...]  # tokens up to where a solution is read
 
 
-class _New(NamedTuple):
-  """New tokens of a row, and for each of its paths where they are."""
+class _Row(NamedTuple):
+  """New tokens that go on from one path of a context."""
 
   group: int
-  paths: list[Path]
-  cached: list[int]  # tokens of each path that are in the context
-  row: dict[str, np.ndarray]  # the fields of `cached_decoder.Row`, before padding
-  at: list[np.ndarray]  # index in the row of each path's new tokens
+  past: Sequence[int]  # the places of that path
+  paths: list[Path]  # new ones, from their first token on
+  tree: token_tree.TokenTree  # of what they have behind the past
+  at: list[np.ndarray]  # index in the tree of each path's tokens
+
+  @property
+  def blocks(self) -> int:
+    return -(-len(self.tree) // BLOCK)
 
 
 class CachedScorer:
@@ -52,7 +57,7 @@ class CachedScorer:
       self._weights = jax.jit(prepare)(scorer.params)
       empty = lambda: cached_decoder.empty(self.config, 0, contexts, 256, 1)
       self._cache = jax.jit(empty)()
-    self._read: list[tuple[list[_New], Any, Any]] = []  # rows, keys and values since `keep`
+    self._read: list[tuple[list[_Row], Any, Any]] = []  # rows, keys and values since `keep`
 
   def probabilities(self, asked: Mapping[int, Sequence[Solution]]) -> dict[int, list[np.ndarray]]:
     """Class probabilities after the last step of each solution, float64 `[K, C]`.
@@ -65,21 +70,22 @@ class CachedScorer:
     """
     paths = {group: [self._path(*each) for each in several] for group, several in asked.items()}
     rows = [row for group, several in paths.items() for row in self._rows(group, several)]
+    rows.sort(key=lambda row: len(row.tree))  # the rows of a batch are about as long
     found: dict[tuple[int, Path], np.ndarray] = {}
-    rows.sort(key=lambda new: len(new.row["tokens"]))  # rows of a batch are padded to the longest
     while rows:
-      size = _size(len(rows[-1].row["tokens"]))
-      batch = rows[-max(BATCH_TOKENS // size, 1) :]
-      del rows[-len(batch) :]
-      padded = self._padded(batch, power_of_two(len(batch), 1), size)
+      batch, count = [], 0
+      while rows and (not batch or count + rows[-1].blocks <= BATCH_BLOCKS):
+        batch.append(rows.pop())
+        count += batch[-1].blocks
       with jax.set_mesh(self.scorer.mesh):
         log_probs, keys, values = self._extend(
-          self._weights, self.scorer.params, self.scorer.head, self._cache, padded
+          self._weights, self.scorer.params, self.scorer.head, self._cache, _blocks(batch)
         )
       self._read.append((batch, keys, values))
-      for new, each in zip(batch, np.exp(np.asarray(log_probs, np.float64))):
-        found |= {(new.group, path): each[k] for k, path in enumerate(new.paths)}
-        self.encoded[new.group] += len(new.row["tokens"])
+      read = [(row.group, path) for row in batch for path in row.paths]
+      found |= zip(read, np.exp(np.asarray(log_probs, np.float64)))
+      for row in batch:
+        self.encoded[row.group] += len(row.tree)
     return {group: [found[group, path] for path in each] for group, each in paths.items()}
 
   def keep(self, kept: Mapping[int, Sequence[Solution]]) -> None:
@@ -88,14 +94,14 @@ class CachedScorer:
     for group, several in paths.items():
       self.places[group].keep(several)
     for batch, keys, values in self._read:
-      moved: dict[tuple[int, int], tuple[int, int, int]] = {}  # to place: from row and index, depth
-      for r, new in enumerate(batch):
-        for path, cached, at in zip(new.paths, new.cached, new.at):
-          if path in paths.get(new.group, ()):
-            places = self.places[new.group].add(path)
-            for depth in range(cached, len(path)):
-              moved[new.group, places[depth]] = (r, at[depth - cached], depth)
-      self._keep(moved, keys, values)
+      moved, first = [], 0
+      for row in batch:
+        for path, at in zip(row.paths, row.at):
+          if path in paths.get(row.group, ()):
+            places = self.places[row.group].add(path)[len(row.past) :]
+            moved.append(Moved.of(row.group, places, *divmod(first + at, BLOCK), len(row.past)))
+        first += row.blocks * BLOCK
+      self._keep(moved, (keys, values))
     self._read = []
 
   def facts(self) -> dict[str, Any]:
@@ -125,83 +131,68 @@ class CachedScorer:
     read = tree.read_positions[-1]
     return tuple(tree.tokens[: read + 1][tree.subtree_end[: read + 1] > read].tolist())
 
-  def _rows(self, group: int, paths: Sequence[Path]) -> list[_New]:
-    """The new tokens of these paths, in as few rows as hold them."""
-    cached: dict[Path, list[int]] = {}
-    shorter: list[Path] = []  # asked paths that begin this one
+  def _rows(self, group: int, paths: Sequence[Path]) -> Iterator[_Row]:
+    """The new tokens of these paths: a row for each path of the context that they go on from."""
+    together: dict[tuple[int, ...], list[Path]] = {}
     for path in sorted(set(paths)):
-      while shorter and path[: len(shorter[-1])] != shorter[-1]:
-        shorter.pop()
-      shorter.append(path)
-      # The last token of each is encoded again, even if it is cached: it is read.
-      cached[path] = self.places[group].find(path)[: len(shorter[0]) - 1]
-    rows: list[list[Path]] = [[]]
-    tokens = 0
-    for path in sorted(cached):
-      tokens += len(path) - len(cached[path])
-      if rows[-1] and tokens > ROW_TOKENS:
-        rows.append([])
-        tokens = len(path) - len(cached[path])
-      rows[-1].append(path)
-    return [_merged(group, several, cached) for several in rows if several]
+      past = self.places[group].find(path[:-1])  # the last token is read, even if it is cached
+      together.setdefault(tuple(past), []).append(path)
+    for past, several in together.items():
+      yield from _merged(group, past, several)
 
-  def _padded(self, batch: Sequence[_New], B: int, S: int) -> Row:
-    P = power_of_two(max(len(new.paths) for new in batch), 16)
-    C = self._cache.positions.shape[1]
-    shape = {"tokens": S, "positions": S, "subtree_end": S, "past": S, "reads": P}
-    out = {name: np.zeros((B, size), np.int32) for name, size in shape.items()}
-    seen, groups = np.zeros((B, P, C), bool), np.zeros(B, np.int32)
-    for r, new in enumerate(batch):
-      groups[r] = new.group
-      for name, value in new.row.items():
-        out[name][r, : len(value)] = value
-      for p, (path, cached) in enumerate(zip(new.paths, new.cached)):
-        seen[r, p, self.places[new.group].find(path)[:cached]] = True
-    return Row(groups, seen=seen, **out)
-
-  def _keep(self, moved: dict, keys: Any, values: Any) -> None:
-    if not moved:
-      return
-    needed = power_of_two(max(each.size for each in self.places), 256)
+  def _keep(self, moved: list[Moved], new: Any) -> None:
+    needed = max(each.size for each in self.places)
     with jax.set_mesh(self.scorer.mesh):
-      if needed > self._cache.positions.shape[1]:
-        self._cache = grow(self._cache, needed)
-      self._cache = keep_tokens(self._cache, moved, (keys, values))
+      while needed > (C := self._cache.positions.shape[1]):
+        self._cache = grow(self._cache, 2 * C)  # few sizes: each needs programs of its own
+      self._cache = keep_tokens(self._cache, moved, new)
 
   @functools.cached_property
   def _extend(self):
-    def extend(weights, params, head, cache, rows: Row):
-      hidden, keys, values = cached_decoder.extend(weights, cache, rows, c=self.config)
-      B, R, _ = hidden.shape
-      at = jnp.broadcast_to(jnp.arange(R), (B, R))
-      return self.scorer.log_probs(params, head, hidden, at), keys, values
+    def extend(weights, params, head, cache, new: Blocks):
+      hidden, keys, values = cached_decoder.extend(weights, cache, new, c=self.config)
+      at = jnp.arange(len(hidden))[None]
+      return self.scorer.log_probs(params, head, hidden[None], at)[0], keys, values
 
     return jax.jit(extend)
 
 
-def _merged(group: int, paths: list[Path], places: Mapping[Path, Sequence[int]]) -> _New:
-  """The row of the new tokens of some paths, as a tree."""
-  tree, index = prefix_tree.merge([token_tree.chain(path) for path in paths])
-  cached = [len(places[path]) for path in paths]
-  new = np.ones(len(tree), bool)
-  for at, count in zip(index, cached):
-    new[at[:count]] = False
-  new = np.flatnonzero(new)
-  row_index = [np.searchsorted(new, at[count:]) for at, count in zip(index, cached)]
-  past = np.zeros(len(new), np.int32)
-  for p, at in enumerate(row_index):
-    past[at] = p
-  row = {
-    "tokens": tree.tokens[new],
-    "positions": tree.positions[new],
-    "subtree_end": np.searchsorted(new, tree.subtree_end[new]),
-    "past": past,
-    "reads": np.array([at[-1] for at in row_index]),
-  }
-  return _New(group, paths, cached, row, row_index)
+def _merged(group: int, past: Sequence[int], paths: list[Path]) -> list[_Row]:
+  """Rows of the trees of these paths, which are sorted, behind their past."""
+  tree, at = prefix_tree.merge([token_tree.chain(path[len(past) :]) for path in paths])
+  if len(tree) <= ROW_TOKENS or len(paths) == 1:
+    return [_Row(group, past, paths, tree, at)]
+  half = len(paths) // 2
+  return _merged(group, past, paths[:half]) + _merged(group, past, paths[half:])
 
 
-def _size(count: int) -> int:
-  """Tokens of a row: the next of 64, 96, 128, 192, 256, ..., so that few programs are compiled."""
-  whole = power_of_two(count, 64)
-  return whole * 3 // 4 if 64 < count <= whole * 3 // 4 else whole
+def _ancestors(subtree_end: np.ndarray) -> list[np.ndarray]:
+  """Of each block of a tree, the blocks with ancestors of its tokens, and itself."""
+  starts = np.arange(0, len(subtree_end), BLOCK)
+  end = np.maximum.reduceat(subtree_end, starts)
+  return [np.flatnonzero(end[: b + 1] > start) for b, start in enumerate(starts)]
+
+
+def _blocks(batch: Sequence[_Row]) -> Blocks:
+  """The rows in blocks, in sizes of which there are few, so that few programs are compiled."""
+  needed = [_ancestors(row.tree.subtree_end) for row in batch]
+  B = size(sum(row.blocks for row in batch), 1)
+  W = size(max(len(each) for several in needed for each in several), 1)
+  L = size(max(len(row.past) for row in batch), 64)
+  tokens, positions, subtree_end = np.zeros((3, B * BLOCK), np.int32)
+  past, (group, past_length) = np.zeros((B, L), np.int32), np.zeros((2, B), np.int32)
+  tree, reads, first = np.full((B, W), B, np.int32), [], 0
+  for row, several in zip(batch, needed):
+    start, blocks = first * BLOCK, slice(first, first + row.blocks)
+    new = slice(start, start + len(row.tree))
+    tokens[new], positions[new] = row.tree.tokens, len(row.past) + row.tree.positions
+    subtree_end[new] = start + row.tree.subtree_end
+    for block, each in enumerate(several, first):
+      tree[block, : len(each)] = first + each
+    group[blocks], past_length[blocks] = row.group, len(row.past)
+    past[blocks, : len(row.past)] = row.past
+    reads += [start + at[-1] for at in row.at]
+    first += row.blocks
+  reads = np.pad(np.array(reads, np.int32), (0, size(len(reads), 16) - len(reads)))
+  tokens, positions, subtree_end = (x.reshape(B, BLOCK) for x in (tokens, positions, subtree_end))
+  return Blocks(tokens, positions, subtree_end, tree, group, past, past_length, reads)

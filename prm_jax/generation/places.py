@@ -4,8 +4,8 @@ Sequences that begin alike share places, so that a problem's prompt and the step
 have in common are encoded and stored once.  A place is free when no sequence that is kept needs it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -50,23 +50,42 @@ class Places:
     self._free = sorted(set(range(self.size)) - needed, reverse=True)
 
 
-def keep_tokens(
-  cache: Cache, moved: Mapping[tuple[int, int], tuple[int, int, int]], new: Any = None
-) -> Cache:
-  """`cached_decoder.keep` of tokens by context and place: their row, index and position."""
-  M = power_of_two(len(moved), 64)
-  target = np.full((M, 2), np.iinfo(np.int32).max, np.int32)
-  source, positions = np.zeros((M, 2), np.int32), np.zeros(M, np.int32)
-  target[: len(moved)] = [*moved]
-  found = np.array([*moved.values()], np.int32)
-  source[: len(moved)], positions[: len(moved)] = found[:, :2], found[:, 2]
-  return _keep(cache, source, target, positions, new)
+class Moved(NamedTuple):
+  """Tokens that get places in a context; arrays are int32 `[M]`."""
+
+  group: np.ndarray
+  place: np.ndarray
+  row: np.ndarray  # where their keys and values are now
+  column: np.ndarray
+  position: np.ndarray
+
+  @classmethod
+  def of(cls, group: int, place: Any, row: Any, column: Any, first: int) -> Self:
+    """Tokens one after another; `first` is the position of the first."""
+    position = np.arange(first, first + len(place), dtype=np.int32)
+    given = (group, place, row, column, position)
+    return cls(*(np.broadcast_to(np.asarray(x, np.int32), position.shape) for x in given))
+
+
+def keep_tokens(cache: Cache, moved: Sequence[Moved], new: Any = None) -> Cache:
+  """`cached_decoder.keep`, with as many tokens as one of a few compiled programs takes."""
+  if not moved:
+    return cache
+  every = np.concatenate(moved, axis=1)
+  count = every.shape[1]
+  group, place, row, column, position = np.pad(every, [(0, 0), (0, size(count, 64) - count)])
+  place[count:] = np.iinfo(np.int32).max  # dropped
+  target, source = np.stack([group, place], axis=1), np.stack([row, column], axis=1)
+  return _keep(cache, source, target, position, new)
 
 
 _keep = jax.jit(cached_decoder.keep, donate_argnums=0)
 grow = jax.jit(cached_decoder.grown, static_argnums=1)
 
 
-def power_of_two(count: int, least: int) -> int:
-  """The smallest power of two times `least` that is not below the count."""
-  return least * 2 ** max(-(-count // least) - 1, 0).bit_length()
+def size(count: int, least: int) -> int:
+  """The next power of two or 3/4 of one, from `least` on: arrays padded so need few programs."""
+  if count <= least:
+    return least
+  step = max(2 ** (count - 1).bit_length() // 4, 1)
+  return -(-count // step) * step

@@ -21,7 +21,7 @@ from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
 from prm_jax.generation.cached_decoder import Cache, Slots, Weights
 from prm_jax.generation.engines import End, Limits
-from prm_jax.generation.places import Places, grow, keep_tokens, power_of_two
+from prm_jax.generation.places import Moved, Places, grow, keep_tokens, size
 from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler, uniform
 from prm_jax.generation.sampling import Sampling
 
@@ -166,16 +166,15 @@ class StepWriter:
     Args:
       going: by context, the next lanes and which of the present lanes each comes from.
     """
-    moved = {}
+    moved: list[Moved] = []
     for g, (lanes, parents) in going.items():
-      moved |= self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
-    if moved:
-      largest = max(place for _, place in moved) + 1
-      with jax.set_mesh(self.sampler.mesh):
-        if (missing := power_of_two(largest, 64) - self._seen.shape[1]) > 0:
-          self._seen = np.pad(self._seen, [(0, 0), (0, missing)])
-          self._cache = grow(self._cache, self._seen.shape[1])
-        self._cache = keep_tokens(self._cache, moved)
+      moved += self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
+    largest = max((each.places.size for each in self._contexts.values()), default=0)
+    with jax.set_mesh(self.sampler.mesh):
+      if (missing := size(largest, 64) - self._seen.shape[1]) > 0:
+        self._seen = np.pad(self._seen, [(0, 0), (0, missing)])
+        self._cache = grow(self._cache, self._seen.shape[1])
+      self._cache = keep_tokens(self._cache, moved)
     for g, (lanes, _) in going.items():
       self._go(g, lanes)
 
@@ -191,17 +190,16 @@ class StepWriter:
       self._seen[rows.start + k, places] = True
     self._fresh[rows] = True
 
-  def _moved(self, g: int, lanes: dict[int, Lane]) -> dict[tuple[int, int], tuple[int, int, int]]:
+  def _moved(self, g: int, lanes: dict[int, Lane]) -> list[Moved]:
     """Which tokens of the ring are kept at which places of the context; lanes by their parents."""
-    context, moved = self._contexts[g], {}
+    context, moved = self._contexts[g], []
     paths = {k: [*context.prompt, *lane.tokens][:-1] for k, lane in lanes.items()}
     context.places.keep(paths.values())
     for k, path in paths.items():
-      places = context.places.add(path)
       first = len(context.prompt) - 1 + len(context.lanes[k].tokens)  # with which the step began
-      for position in range(first, len(path)):
-        ring = (context.begun + position - first) % self._ring
-        moved[g, places[position]] = (g * self._lanes + k, ring, position)
+      places = context.places.add(path)[first:]
+      ring = (context.begun + np.arange(len(places))) % self._ring
+      moved.append(Moved.of(g, places, g * self._lanes + k, ring, first))
     return moved
 
   def _under_way(self):
