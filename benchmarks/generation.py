@@ -13,10 +13,7 @@ step in which all slots are in use.  Takes 30 minutes with Qwen2.5-Coder-0.5B.
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
-import subprocess
-import tempfile
 import time
 from typing import Literal
 
@@ -31,7 +28,7 @@ from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines
 
-HERE = pathlib.Path(__file__).parent
+TRANSFORMERS = pathlib.Path(__file__).parent / "generation_peer.py"
 MATH = runner.ROOT.parent / "shared/data/prm800k_sample/math_splits/test.jsonl"
 TRIAL_PROMPTS, TRIAL_TOKENS = 8, 64  # of the comparison of the peer's settings
 OURS, PEER = "this project", "transformers"
@@ -51,6 +48,10 @@ class Args(runner.Common):
   peer_dtypes: tuple[str, ...] = ("float32", "bfloat16")
   peer_python: str = str(runner.ROOT / ".venv-reference/bin/python")  # "": without the peer
   threads: int = 2  # of the peer
+
+  @property
+  def section(self) -> str:
+    return f"_{self.model.name}"
 
 
 def run(args: Args) -> dict:
@@ -183,17 +184,8 @@ def peer_side(args: Args, ids: list[list[int]], ends: list[int]) -> tuple[list, 
   }
   cases = itertools.product(args.peer_dtypes, args.peer_batches)
   trial = [{"dtype": dtype, "batch": batch} | few for dtype, batch in cases]
-  found = run_peer(args.peer_python, settings | {"runs": trial})
+  found = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": trial})
   best = max(found["runs"], key=lambda each: each["tokens"] / each["seconds"])
   whole = best | {"prompts": args.prompts, "max_new_tokens": args.max_new_tokens}
-  (whole,) = run_peer(args.peer_python, settings | {"runs": [whole]})["runs"]
+  (whole,) = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": [whole]})["runs"]
   return found["runs"], whole, found["versions"]
-
-
-def run_peer(python: str, settings: dict) -> dict:
-  """The peer's figures, from its own Python."""
-  with tempfile.TemporaryDirectory() as directory:
-    given, output = pathlib.Path(directory, "settings"), pathlib.Path(directory, "figures")
-    given.write_text(json.dumps(settings | {"output": str(output)}))
-    subprocess.run([python, "-P", str(HERE / "generation_peer.py"), str(given)], check=True)
-    return json.loads(output.read_text())

@@ -17,7 +17,9 @@ import os
 import pathlib
 import platform
 import re
+import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -38,6 +40,11 @@ class Common:
   docs: pathlib.Path | None = None  # page; replaced is <!-- NAME: begin --> to <!-- NAME: end -->
   quick: bool = False  # sizes so small that the figures mean nothing, to see that it works
 
+  @property
+  def section(self) -> str:
+    """What follows the benchmark's name in the marks of the page, where it has several tables."""
+    return ""
+
 
 def apart(function: Callable, *args: Any, cores: list[int] | None = None, **environment: str):
   """`function(*args)` in a new process, so that time and memory are the function's alone.
@@ -56,6 +63,15 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
     futures.ProcessPoolExecutor(1, spawn, pin, (0, cores) if pin else ()) as process,
   ):
     return process.submit(function, *args).result()
+
+
+def peer(python: str, script: pathlib.Path, settings: dict) -> dict:
+  """The figures of a peer, whose script runs in its own Python and knows nothing of prm_jax."""
+  with tempfile.TemporaryDirectory() as directory:
+    given, output = pathlib.Path(directory, "settings"), pathlib.Path(directory, "figures")
+    given.write_text(json.dumps(settings | {"output": str(output)}))
+    subprocess.run([python, "-P", str(script), str(given)], check=True)
+    return json.loads(output.read_text())
 
 
 def usable_cores() -> list[int]:

@@ -18,7 +18,6 @@ import pathlib
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -40,6 +39,7 @@ from prm_jax.training import step as step_lib
 from prm_jax.types import StepTree
 
 HERE = pathlib.Path(__file__).parent
+TRL = HERE / "trl_peer.py"
 CONFIG = runner.ROOT / "configs/prm800k_smollm2_135m.py"
 CODE = ("config.py", "types.py", "input_pipeline", "model", "training", "scoring")  # of this side
 PACKAGES = ("trl==1.9.2", "torch==2.13.0", "transformers", "datasets")
@@ -87,6 +87,10 @@ class Args(runner.Common):
   devices: int = 2  # CPU devices of this project, at least a row of an update for each
   peer_python: str = ""  # the Python of an environment that has the peer already
   work: pathlib.Path = runner.ROOT / "runs/benchmark_training"  # rows and figures of runs
+
+  @property
+  def section(self) -> str:
+    return "" if self.rows_of == "phase2" else f"_{self.rows_of}"
 
 
 def run(args: Args) -> dict:
@@ -145,7 +149,7 @@ def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> l
   sides = [(OURS, train_trees, own, versions, code)]
   if args.peer == "trl":
     python = args.peer_python or environment_of_peer(runner.ROOT / ".venv-trl")
-    sides.append((PEER, functools.partial(run_peer, python), {}, PACKAGES, [HERE / "trl_peer.py"]))
+    sides.append((PEER, functools.partial(runner.peer, python, TRL), {}, PACKAGES, [TRL]))
   runs = []
   for (side, function, own, packages, code), seed in itertools.product(sides, args.seeds):
     asked = settings | own | {"seed": seed}
@@ -155,15 +159,6 @@ def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> l
     found = runner.kept(args.work, name, known, [*code, *files.values()], call)
     runs.append({"side": side, "seed": seed, "versions": versions} | found)
   return runs
-
-
-def run_peer(python: str, settings: dict) -> dict:
-  """The peer's figures, from its own Python."""
-  with tempfile.TemporaryDirectory() as directory:
-    given, output = pathlib.Path(directory, "settings"), pathlib.Path(directory, "figures")
-    given.write_text(json.dumps(settings | {"output": str(output)}))
-    subprocess.run([python, "-P", str(HERE / "trl_peer.py"), str(given)], check=True)
-    return json.loads(output.read_text())
 
 
 def environment_of_peer(directory: pathlib.Path) -> str:

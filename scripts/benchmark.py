@@ -62,7 +62,7 @@ def main() -> None:
 def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> None:
   """Measures, prints the tables, and writes what --json and --docs ask for."""
   file = output(args.json) if args.json else None  # fails here rather than at the end
-  section = name + ("_phase1" if getattr(args, "rows_of", "") == "phase1" else "")
+  section = name + args.section
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
   if args.docs and not lines.search(args.docs.read_text()):
     raise ValueError(f"{args.docs}: no line <!-- {section}: begin --> with its end")

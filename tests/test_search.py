@@ -34,12 +34,14 @@ RULES = [*selection.RULES]
 
 
 @functools.cache
-def scorer() -> Scorer:
-  _, params = tiny.model(seed=3)
+def scorer(kind: str = "plain") -> Scorer:
+  config, params = tiny.MODEL, tiny.model(seed=3)[1]
+  if kind == "everything":
+    config, _, params = test_sampler.params(kind)
   contract = tiny.contract()
   readout = readouts.trained(tiny.TOKENIZER, contract)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
-  return Scorer(contract, test_sampler.Letters(), readout, tiny.MODEL, 258, params, mesh)
+  return Scorer(contract, test_sampler.Letters(), readout, config, 258, params, mesh)
 
 
 class Lines(test_sampler.Letters):
@@ -107,8 +109,12 @@ def _next_token_log_probs(graph, params, tokens):
 
 def test_steps_that_wait_in_the_ring_are_read_before_it_goes_round(monkeypatch):
   """One problem of eight has its step after two tokens, the others, a token later, after five."""
-  over = lambda self, lane, step: setattr(step, "over", step.count == (5 if lane.stream else 2))
-  monkeypatch.setattr(StepWriter, "_end", over)
+
+  def end(self, b: int, full: bool) -> None:
+    self._writing[b] = self._count[b] < (5 if self._stream[b] else 2)
+
+  monkeypatch.setattr(StepWriter, "_end", end)
+  monkeypatch.setattr(StepWriter, "_full", lambda self, rows: np.ones(len(rows), bool))
   s = step_writer.Settings(TEMPERATURE, LIMITS, max_step_tokens=5)
   writer = StepWriter(sampler(), 8, 1, 8, s)
   writer.begin(0, [1, 2, 3], 0, [Lane(0, 0)])
@@ -130,6 +136,7 @@ def test_blank_lines_part_steps_and_stop_strings_end_them():
     for found in run(rule, limits=Limits(24, (letter,)), lookahead=2).values():
       for lane in found.lanes:
         assert letter not in lane.text[:-1]
+        assert letter not in lane.text or len(lane.tokens) == len(lane.text)  # none behind it
         assert lane.end == "stop" or letter not in lane.text
 
 
@@ -172,25 +179,26 @@ def test_unfinished_solutions_come_last_and_finished_ones_best_first():
 PIECES = st.lists(st.lists(st.sampled_from(["a", "b", "cd"]), min_size=1, max_size=4), min_size=1)
 
 
+@pytest.mark.parametrize("kind", ["plain", "everything"])  # the latter with a window of 5 tokens
 @settings(max_examples=20, deadline=None)
-@given(rounds=st.lists(PIECES, min_size=1, max_size=3), row_tokens=st.sampled_from([4, 99]))
-def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, row_tokens):
-  """Solutions that begin others, equal ones, ones that were kept before, in rows of any size."""
+@given(rounds=st.lists(PIECES, min_size=1, max_size=3), tree_tokens=st.sampled_from([4, 99]))
+def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, tree_tokens, kind):
+  """Solutions that begin others, equal ones, ones that were kept before, in trees of any size."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(cached_scorer, "ROW_TOKENS", row_tokens)
-    reader = shared_reader()
+    patch.setattr(cached_scorer, "TREE_TOKENS", tree_tokens)
+    reader = shared_reader(kind)
     reader.begin(1)
     for several in rounds:
       pairs = [("P", tuple(steps)) for steps in several]
       found = reader.probabilities({1: pairs})[1]
-      for each, whole in zip(found, scorer().by_head(pairs)):
+      for each, whole in zip(found, scorer(kind).by_head(pairs)):
         np.testing.assert_allclose(each, whole[-1], atol=1e-5)
       reader.keep({1: pairs[::2]})
 
 
 @functools.cache
-def shared_reader() -> CachedScorer:
-  return CachedScorer(scorer(), 2)
+def shared_reader(kind: str) -> CachedScorer:
+  return CachedScorer(scorer(kind), 2)
 
 
 def test_a_context_grows():
@@ -280,7 +288,9 @@ def test_particles_are_drawn_by_their_odds():
   np.testing.assert_allclose(share, np.array([0.25, 1, 4]) / 5.25, atol=5e-3)
 
 
-PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=5)
+PATHS = st.lists(
+  st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=5
+)
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,8 +9,8 @@ step writes a slice and scatters nothing.  `keep` moves them to the context.
 Layers are unrolled, so that each cache is written in place, and matrices are `[outputs, inputs]`,
 which XLA's CPU backend multiplies faster in bfloat16.
 
-Letters: B slots or blocks, G contexts, C places of a context, T of a ring, S of a prompt or of a
-block; the others as in `prm_jax`.
+Letters: B slots or blocks, G contexts, C places of a context, P of a past, T of a ring, S tokens of
+a prompt or of a block; the others as in `prm_jax`.
 """
 
 import dataclasses
@@ -68,9 +68,9 @@ class Blocks:
   tokens: jax.Array  # int32 [B, S]
   positions: jax.Array  # int32 [B, S]
   subtree_end: jax.Array  # int32 [B, S], just past the last descendant, tokens counted over blocks
-  tree: jax.Array  # int32 [B, W], blocks with ancestors of its tokens, and itself; B: fewer than W
+  ancestors: jax.Array  # int32 [B, W], blocks with ancestors of its tokens, and itself; B fills up
   group: jax.Array  # int32 [B], the context
-  past: jax.Array  # int32 [B, L], the places of the path before the tree, from position 0 on
+  past: jax.Array  # int32 [B, P], the places of the path before the tree, from position 0 on
   past_length: jax.Array  # int32 [B]
   reads: jax.Array  # int32 [R], the tokens whose hidden states are wanted, counted over blocks
 
@@ -229,14 +229,14 @@ def extend(
   """
   B, S = new.tokens.shape
   index = jnp.arange(B * S).reshape(B, S, 1)
-  other = (new.tree[..., None] * S + jnp.arange(S)).reshape(B, 1, -1)  # of the tree
-  of_tree = lambda x: x.reshape(-1).at[other].get(mode="clip")
-  mask = (other <= index) & (index < of_tree(new.subtree_end))
+  key = (new.ancestors[..., None] * S + jnp.arange(S)).reshape(B, 1, -1)
+  of_key = lambda x: x.reshape(-1).at[key].get(mode="clip")
+  descends = (key <= index) & (index < of_key(new.subtree_end))
   at = jnp.arange(new.past.shape[1])
-  past = jnp.broadcast_to(at < new.past_length[:, None, None], (B, S, len(at)))
-  seen = jnp.concatenate([past, mask], axis=2)
+  in_past = jnp.broadcast_to(at < new.past_length[:, None, None], (B, S, len(at)))
+  seen = jnp.concatenate([in_past, descends], axis=2)
   positions = jnp.broadcast_to(at, (B, 1, len(at)))
-  positions = jnp.concatenate([positions, of_tree(new.positions)], axis=2)
+  positions = jnp.concatenate([positions, of_key(new.positions)], axis=2)
   distance = new.positions[..., None] - positions
   keys, values = [], []
 
@@ -246,10 +246,10 @@ def extend(
       values.append(v.swapaxes(1, 2))
       pair = []
       for context, x in ((cache.context_k[layer], k), (cache.context_v[layer], v)):
-        past = context[new.group[:, None], :, new.past]  # [B, L, K, H]
-        x = x.at[new.tree].get(mode="clip")  # [B, W, S, K, H]
-        tree = x.reshape(B, -1, *x.shape[3:])
-        pair.append(jnp.concatenate([past, tree.astype(past.dtype)], axis=1).swapaxes(1, 2))
+        past = context[new.group[:, None], :, new.past]  # [B, P, K, H]
+        x = x.at[new.ancestors].get(mode="clip")  # [B, W, S, K, H]
+        x = x.reshape(B, -1, *x.shape[3:]).astype(past.dtype)
+        pair.append(jnp.concatenate([past, x], axis=1).swapaxes(1, 2))
       return _attend(q, [(*pair, seen if window is None else seen & (distance < window), None)], c)
 
     return attention

@@ -13,30 +13,30 @@ import numpy as np
 
 from prm_jax.generation import cached_decoder
 from prm_jax.generation.cached_decoder import Blocks
-from prm_jax.generation.places import Moved, Places, grow, keep_tokens, size
+from prm_jax.generation.places import Moved, Places, grow, keep_tokens, power_of_two, size
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
 
-ROW_TOKENS = 1024  # of a row of new tokens, unless one solution has more
-BATCH_BLOCKS = 64  # that are encoded at once, unless one row has more
-BLOCK = 16  # tokens to which rows are padded
+TREE_TOKENS = 1024  # of a tree of new tokens; memory grows with the square of a longer solution
+BLOCK = 16  # tokens; trees are cut into blocks of so many, and the last one is padded
+BATCH_BLOCKS = 64  # that are encoded at once, unless one tree has more
 Solution = tuple[str, tuple[str, ...]]  # a problem and steps
 Path = tuple[int, ...]  # tokens up to where a solution is read
 
 
-class _Row(NamedTuple):
+class _Tree(NamedTuple):
   """New tokens that go on from one path of a context."""
 
   group: int
   past: Sequence[int]  # the places of that path
-  paths: list[Path]  # new ones, from their first token on
-  tree: token_tree.TokenTree  # of what they have behind the past
+  paths: list[Path]  # whole ones, past included
+  new: token_tree.TokenTree  # what they have behind the past
   at: list[np.ndarray]  # index in the tree of each path's tokens
 
   @property
   def blocks(self) -> int:
-    return -(-len(self.tree) // BLOCK)
+    return -(-len(self.new) // BLOCK)
 
 
 class CachedScorer:
@@ -57,7 +57,7 @@ class CachedScorer:
       self._weights = jax.jit(prepare)(scorer.params)
       empty = lambda: cached_decoder.empty(self.config, 0, contexts, 256, 1)
       self._cache = jax.jit(empty)()
-    self._read: list[tuple[list[_Row], Any, Any]] = []  # rows, keys and values since `keep`
+    self._read: list[tuple[list[_Tree], Any, Any]] = []  # trees, keys and values since `keep`
 
   def probabilities(self, asked: Mapping[int, Sequence[Solution]]) -> dict[int, list[np.ndarray]]:
     """Class probabilities after the last step of each solution, float64 `[K, C]`.
@@ -69,23 +69,23 @@ class CachedScorer:
       ValueError: a solution cannot be scored.
     """
     paths = {group: [self._path(*each) for each in several] for group, several in asked.items()}
-    rows = [row for group, several in paths.items() for row in self._rows(group, several)]
-    rows.sort(key=lambda row: len(row.tree))  # the rows of a batch are about as long
+    trees = [tree for group, several in paths.items() for tree in self._trees(group, several)]
+    trees.sort(key=lambda tree: tree.blocks)  # those of a batch are about as large
     found: dict[tuple[int, Path], np.ndarray] = {}
-    while rows:
+    while trees:
       batch, count = [], 0
-      while rows and (not batch or count + rows[-1].blocks <= BATCH_BLOCKS):
-        batch.append(rows.pop())
+      while trees and (not batch or count + trees[-1].blocks <= BATCH_BLOCKS):
+        batch.append(trees.pop())
         count += batch[-1].blocks
       with jax.set_mesh(self.scorer.mesh):
         log_probs, keys, values = self._extend(
           self._weights, self.scorer.params, self.scorer.head, self._cache, _blocks(batch)
         )
       self._read.append((batch, keys, values))
-      read = [(row.group, path) for row in batch for path in row.paths]
+      read = [(tree.group, path) for tree in batch for path in tree.paths]
       found |= zip(read, np.exp(np.asarray(log_probs, np.float64)))
-      for row in batch:
-        self.encoded[row.group] += len(row.tree)
+      for tree in batch:
+        self.encoded[tree.group] += len(tree.new)
     return {group: [found[group, path] for path in each] for group, each in paths.items()}
 
   def keep(self, kept: Mapping[int, Sequence[Solution]]) -> None:
@@ -94,13 +94,13 @@ class CachedScorer:
     for group, several in paths.items():
       self.places[group].keep(several)
     for batch, keys, values in self._read:
-      moved, first = [], 0
-      for row in batch:
-        for path, at in zip(row.paths, row.at):
-          if path in paths.get(row.group, ()):
-            places = self.places[row.group].add(path)[len(row.past) :]
-            moved.append(Moved.of(row.group, places, *divmod(first + at, BLOCK), len(row.past)))
-        first += row.blocks * BLOCK
+      moved, start = [], 0
+      for tree in batch:
+        for path, at in zip(tree.paths, tree.at):
+          if path in paths.get(tree.group, ()):
+            places = self.places[tree.group].add(path)[len(tree.past) :]
+            moved.append(Moved.of(tree.group, places, *divmod(start + at, BLOCK), len(tree.past)))
+        start += tree.blocks * BLOCK
       self._keep(moved, (keys, values))
     self._read = []
 
@@ -131,8 +131,8 @@ class CachedScorer:
     read = tree.read_positions[-1]
     return tuple(tree.tokens[: read + 1][tree.subtree_end[: read + 1] > read].tolist())
 
-  def _rows(self, group: int, paths: Sequence[Path]) -> Iterator[_Row]:
-    """The new tokens of these paths: a row for each path of the context that they go on from."""
+  def _trees(self, group: int, paths: Sequence[Path]) -> Iterator[_Tree]:
+    """The new tokens of these paths: a tree for each path of the context that they go on from."""
     together: dict[tuple[int, ...], list[Path]] = {}
     for path in sorted(set(paths)):
       past = self.places[group].find(path[:-1])  # the last token is read, even if it is cached
@@ -157,11 +157,11 @@ class CachedScorer:
     return jax.jit(extend)
 
 
-def _merged(group: int, past: Sequence[int], paths: list[Path]) -> list[_Row]:
-  """Rows of the trees of these paths, which are sorted, behind their past."""
+def _merged(group: int, past: Sequence[int], paths: list[Path]) -> list[_Tree]:
+  """What these paths, which are sorted, have behind their past: one tree, or several."""
   tree, at = prefix_tree.merge([token_tree.chain(path[len(past) :]) for path in paths])
-  if len(tree) <= ROW_TOKENS or len(paths) == 1:
-    return [_Row(group, past, paths, tree, at)]
+  if len(tree) <= TREE_TOKENS or len(paths) == 1:
+    return [_Tree(group, past, paths, tree, at)]
   half = len(paths) // 2
   return _merged(group, past, paths[:half]) + _merged(group, past, paths[half:])
 
@@ -173,26 +173,26 @@ def _ancestors(subtree_end: np.ndarray) -> list[np.ndarray]:
   return [np.flatnonzero(end[: b + 1] > start) for b, start in enumerate(starts)]
 
 
-def _blocks(batch: Sequence[_Row]) -> Blocks:
-  """The rows in blocks, in sizes of which there are few, so that few programs are compiled."""
-  needed = [_ancestors(row.tree.subtree_end) for row in batch]
-  B = size(sum(row.blocks for row in batch), 1)
-  W = size(max(len(each) for several in needed for each in several), 1)
-  L = size(max(len(row.past) for row in batch), 64)
+def _blocks(batch: Sequence[_Tree]) -> Blocks:
+  """The trees in blocks."""
+  ancestors = [_ancestors(tree.new.subtree_end) for tree in batch]
+  B = size(sum(tree.blocks for tree in batch), 1)
+  W = power_of_two(max(len(each) for several in ancestors for each in several))
+  P = size(max(len(tree.past) for tree in batch), 64)
   tokens, positions, subtree_end = np.zeros((3, B * BLOCK), np.int32)
-  past, (group, past_length) = np.zeros((B, L), np.int32), np.zeros((2, B), np.int32)
-  tree, reads, first = np.full((B, W), B, np.int32), [], 0
-  for row, several in zip(batch, needed):
-    start, blocks = first * BLOCK, slice(first, first + row.blocks)
-    new = slice(start, start + len(row.tree))
-    tokens[new], positions[new] = row.tree.tokens, len(row.past) + row.tree.positions
-    subtree_end[new] = start + row.tree.subtree_end
-    for block, each in enumerate(several, first):
-      tree[block, : len(each)] = first + each
-    group[blocks], past_length[blocks] = row.group, len(row.past)
-    past[blocks, : len(row.past)] = row.past
-    reads += [start + at[-1] for at in row.at]
-    first += row.blocks
-  reads = np.pad(np.array(reads, np.int32), (0, size(len(reads), 16) - len(reads)))
+  past, (group, past_length) = np.zeros((B, P), np.int32), np.zeros((2, B), np.int32)
+  needed, reads, block = np.full((B, W), B, np.int32), [], 0
+  for tree, several in zip(batch, ancestors):
+    start, blocks = block * BLOCK, slice(block, block + tree.blocks)
+    new = slice(start, start + len(tree.new))
+    tokens[new], positions[new] = tree.new.tokens, len(tree.past) + tree.new.positions
+    subtree_end[new] = start + tree.new.subtree_end
+    for b, each in enumerate(several, block):
+      needed[b, : len(each)] = block + each
+    group[blocks], past_length[blocks] = tree.group, len(tree.past)
+    past[blocks, : len(tree.past)] = tree.past
+    reads += [start + at[-1] for at in tree.at]
+    block += tree.blocks
+  reads = np.pad(np.array(reads, np.int32), (0, max(power_of_two(len(reads)), 16) - len(reads)))
   tokens, positions, subtree_end = (x.reshape(B, BLOCK) for x in (tokens, positions, subtree_end))
-  return Blocks(tokens, positions, subtree_end, tree, group, past, past_length, reads)
+  return Blocks(tokens, positions, subtree_end, needed, group, past, past_length, reads)

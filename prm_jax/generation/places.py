@@ -21,9 +21,12 @@ class Places:
     self.size = 0  # places that were ever needed at once
     self._child: dict[tuple[int, int], int] = {}  # (place before, token) to place; -1: the start
     self._free: list[int] = []
+    self._known: dict[tuple[int, ...], list[int]] = {}  # places of sequences that are there
 
-  def find(self, tokens: Sequence[int]) -> list[int]:
+  def find(self, tokens: tuple[int, ...]) -> list[int]:
     """The places of the longest beginning of the sequence that is there."""
+    if tokens in self._known:
+      return self._known[tokens]
     places, at = [], -1
     for token in tokens:
       at = self._child.get((at, token))
@@ -32,20 +35,22 @@ class Places:
       places.append(at)
     return places
 
-  def add(self, tokens: Sequence[int]) -> list[int]:
+  def add(self, tokens: tuple[int, ...]) -> list[int]:
     """The places of the whole sequence; what is missing gets free ones, or new ones at the end."""
-    places = self.find(tokens)
+    places = [*self.find(tokens)]
     for token in tokens[len(places) :]:
       if not self._free:
         self._free, self.size = [self.size], self.size + 1
       place = self._free.pop()
       self._child[places[-1] if places else -1, token] = place
       places.append(place)
+    self._known[tokens] = places
     return places
 
-  def keep(self, sequences: Iterable[Sequence[int]]) -> None:
+  def keep(self, sequences: Iterable[tuple[int, ...]]) -> None:
     """Frees the places that none of these sequences needs."""
-    needed = {place for tokens in sequences for place in self.find(tokens)}
+    needed = {place for tokens in {*sequences} for place in self.find(tokens)}
+    self._known = {}
     self._child = {key: place for key, place in self._child.items() if place in needed}
     self._free = sorted(set(range(self.size)) - needed, reverse=True)
 
@@ -72,7 +77,8 @@ def keep_tokens(cache: Cache, moved: Sequence[Moved], new: Any = None) -> Cache:
   if not moved:
     return cache
   every = np.concatenate(moved, axis=1)
-  count = every.shape[1]
+  _, once = np.unique(every[0].astype(np.int64) << 32 | every[1], return_index=True)
+  every, count = every[:, once], len(once)
   group, place, row, column, position = np.pad(every, [(0, 0), (0, size(count, 64) - count)])
   place[count:] = np.iinfo(np.int32).max  # dropped
   target, source = np.stack([group, place], axis=1), np.stack([row, column], axis=1)
@@ -83,9 +89,16 @@ _keep = jax.jit(cached_decoder.keep, donate_argnums=0)
 grow = jax.jit(cached_decoder.grown, static_argnums=1)
 
 
+def power_of_two(count: int) -> int:
+  return 1 << (count - 1).bit_length()
+
+
 def size(count: int, least: int) -> int:
-  """The next power of two or 3/4 of one, from `least` on: arrays padded so need few programs."""
+  """The next power of two, or 3/4 of one, at least `least`.
+
+  Arrays padded to it have few shapes, so that few programs are compiled.
+  """
   if count <= least:
     return least
-  step = max(2 ** (count - 1).bit_length() // 4, 1)
+  step = max(power_of_two(count) // 4, 1)
   return -(-count // step) * step

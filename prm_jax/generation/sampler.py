@@ -87,7 +87,7 @@ class Sampler:
     return {
       "step": self.step,
       "dtype": self.config.dtype,
-      "model": repr(self.config),
+      "model": dataclasses.asdict(self.config),
       "weights": checkpoint_lib.digest(self.weights),
       "tokenizer": self.tokenizer.hash,
       "end_tokens": sorted(self.end_tokens),

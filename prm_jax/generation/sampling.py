@@ -1,6 +1,7 @@
 """How the next token is chosen: temperature, top-k, top-p and min-p, from one uniform number."""
 
 import dataclasses
+import functools
 from typing import Annotated
 
 import jax
@@ -11,6 +12,7 @@ from prm_jax import config as config_lib
 
 LIKELIEST = 1024  # candidates that are sorted; all of the vocabulary only where these do not do
 BLOCK = 128  # of the vocabulary, whose probabilities are summed first
+AT_ONCE = 2**21  # logits, on a CPU
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,21 @@ def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arra
     logits: float32 `[B, V]`.
     uniform: float32 `[B]` in [0, 1): the only randomness, by inversion of the distribution.
   """
+  choice, (B, V) = functools.partial(_choose, s=s), logits.shape
+  rows = 1 << max(AT_ONCE // V, 1).bit_length() - 1
+  if rows >= B or B % rows or jax.sharding.get_abstract_mesh().size > 1:
+    return choice(logits, uniform)
+
+  def few_at_a_time(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows whose temporaries stay in the cache; all at once are new memory at each step."""
+    found = jax.lax.map(lambda x: choice(*x), [x.reshape(-1, rows, *x.shape[1:]) for x in given])
+    return jax.tree.map(jnp.ravel, found)
+
+  return jax.lax.platform_dependent(logits, uniform, cpu=few_at_a_time, default=choice)
+
+
+def _choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Array, jax.Array]:
+  """As `choose`, of all rows at once."""
   if s.temperature == 0:
     tokens = likeliest(logits)
   elif s.top_k == 0 and s.top_p == 1 and s.min_p == 0:

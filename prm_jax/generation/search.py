@@ -160,7 +160,7 @@ class Search:
   ) -> tuple[Lane, tuple[str, ...]]:
     """A lane as it is; without its last step, and cut off, if the reward model cannot read that."""
     try:
-      for steps in (lane.steps, ahead):
+      for steps in {lane.steps, ahead}:
         if len(steps) > len(lane.probabilities):
           self.scorer.length(p.problem, steps)
     except ValueError:
@@ -172,12 +172,14 @@ class Search:
     self, lane: Lane, ahead: tuple[str, ...], of: dict[tuple[str, ...], np.ndarray]
   ) -> Lane:
     """A lane with its new step's probabilities and its score."""
+    right_of = lambda each: float(each[:, self.scorer.right_classes].sum(-1).mean())
+    probabilities, right = lane.probabilities, lane.right
     if lane.steps in of:
-      lane = dataclasses.replace(lane, probabilities=(*lane.probabilities, of[lane.steps]))
-    seen = [*lane.probabilities, *([of[ahead]] if ahead != lane.steps else [])]
-    right = [each[:, self.scorer.right_classes].sum(-1).mean() for each in seen]
-    score = float(REDUCTIONS[self.s.reduction](np.array(right))) if right else 0.0
-    return dataclasses.replace(lane, score=score)
+      probabilities = (*probabilities, of[lane.steps])
+      right = (*right, right_of(of[lane.steps]))
+    seen = (*right, right_of(of[ahead])) if ahead != lane.steps else right
+    score = float(REDUCTIONS[self.s.reduction](np.array(seen))) if seen else 0.0
+    return dataclasses.replace(lane, probabilities=probabilities, right=right, score=score)
 
   def _parents(self, p: _Problem, lanes: Sequence[Lane]) -> list[int]:
     """Indices of the lanes that go on; what has ended for good is found."""

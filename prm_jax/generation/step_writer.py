@@ -36,6 +36,7 @@ class Lane:
   text: str = ""
   steps: tuple[str, ...] = ()
   probabilities: tuple[np.ndarray, ...] = ()  # of classes, `[K, C]` for each step
+  right: tuple[float, ...] = ()  # P(right) of each step, the mean over heads
   log_prob: float = 0.0  # of all tokens
   end: End | None = None  # None: it goes on
   score: float = 0.0  # by which the rule chose
@@ -57,14 +58,10 @@ class Settings:
 class _Step:
   """The step that a lane writes."""
 
-  parts: list[list[int]]  # its tokens, and those of each step that is looked ahead
+  # Tokens of what is whole: the step, and each that is looked ahead.
+  parts: list[list[int]] = dataclasses.field(default_factory=list)
   log_prob: float = 0.0
   end: End | None = None  # of the solution
-  over: bool = False
-
-  @property
-  def count(self) -> int:
-    return sum(map(len, self.parts))
 
 
 @dataclasses.dataclass
@@ -95,12 +92,19 @@ class StepWriter:
       self._cache = sampler.empty(rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
     self._last, self._fresh = jnp.zeros(rows, jnp.int32), np.ones(rows, bool)
-    self._count = contexts
+    # Of each lane of each context: whether it writes; the token that its step begins with, its
+    # position and place among the lane's; seed and stream; and of the step so far, the tokens,
+    # their number, and how many of them belong to parts that are over.
+    self._writing = np.zeros(rows, bool)
+    fields = np.zeros((5, rows), np.int32)
+    self._first, self._position, self._place, self._seed, self._stream = fields
+    self._tokens, self._log_prob = np.zeros((rows, self._ring), np.int32), np.zeros(rows)
+    self._count, self._over = np.zeros((2, rows), np.int32)
 
   def begin(self, g: int, prompt: list[int], seed: int, lanes: Sequence[Lane]) -> None:
     """Puts a problem into a context: its lanes write their first steps."""
     places = Places()
-    places.add(prompt[:-1])
+    places.add((*prompt[:-1],))
     padded = np.zeros(self._prompt, np.int32)
     padded[: len(prompt) - 1] = prompt[:-1]
     with jax.set_mesh(self.sampler.mesh):
@@ -131,19 +135,17 @@ class StepWriter:
     self._index += 1
     # New ones, not the same changed: the program may still read those it was given.
     self._fresh = np.zeros_like(self._fresh)
-    chosen, log_probs = np.asarray(self._last), np.asarray(log_probs)
-    for g, k, lane, step in self._under_way():
-      b = g * self._lanes + k
-      step.parts[-1].append(int(chosen[b]))
-      if len(step.parts) == 1:
-        step.log_prob += float(log_probs[b])
-      self._end(lane, step)
-      context = self._contexts[g]
-      context.spent.update(generated=1, read=1)
-      if step.over:
-        before = len(context.prompt) + len(lane.tokens)
-        context.spent["read_from_start"] += before + step.count - 1  # the last one is not read
-    ready = [g for g, each in self._contexts.items() if all(step.over for step in each.steps)]
+    now = np.flatnonzero(self._writing)
+    tokens = np.asarray(self._last)[now]
+    self._tokens[now, self._count[now]] = tokens
+    self._log_prob[now] += np.where(self._over[now], 0, np.asarray(log_probs)[now])
+    self._count[now] += 1
+    may_end = np.fromiter(map(self._may_end, tokens.tolist()), bool, len(now))
+    full = self._full(now)
+    for i in np.flatnonzero(may_end | full).tolist():
+      self._end(int(now[i]), bool(full[i]))
+    writing = self._writing.reshape(-1, self._lanes).any(1)
+    ready = [g for g in self._contexts if not writing[g]]
     # Read together, while others write; at the latest before the ring goes round.
     late = any(self._index - self._contexts[g].begun >= self._ring for g in ready)
     enough = len(ready) >= max(len(self._contexts) // 4, 1)
@@ -171,8 +173,8 @@ class StepWriter:
       moved += self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
     largest = max((each.places.size for each in self._contexts.values()), default=0)
     with jax.set_mesh(self.sampler.mesh):
-      if (missing := size(largest, 64) - self._seen.shape[1]) > 0:
-        self._seen = np.pad(self._seen, [(0, 0), (0, missing)])
+      if largest > (C := self._seen.shape[1]):
+        self._seen = np.pad(self._seen, [(0, 0), (0, size(largest, 64) - C)])
         self._cache = grow(self._cache, self._seen.shape[1])
       self._cache = keep_tokens(self._cache, moved)
     for g, (lanes, _) in going.items():
@@ -181,19 +183,21 @@ class StepWriter:
   def _go(self, g: int, lanes: Sequence[Lane]) -> None:
     """The lanes of a context begin a step."""
     context, rows = self._contexts[g], slice(g * self._lanes, (g + 1) * self._lanes)
-    context.lanes, context.begun = lanes, self._index
-    context.steps = [_Step([[]], over=lane.end is not None) for lane in lanes]
+    context.lanes, context.steps, context.begun = lanes, [_Step() for _ in lanes], self._index
     self._seen = self._seen.copy()
     self._seen[rows] = False
-    for k, lane in enumerate(lanes):
-      places = context.places.find([*context.prompt, *lane.tokens][:-1])
-      self._seen[rows.start + k, places] = True
-    self._fresh[rows] = True
+    for b, lane in enumerate(lanes, rows.start):
+      path = (*context.prompt, *lane.tokens)
+      self._seen[b, context.places.find(path[:-1])] = True
+      self._first[b], self._position[b], self._place[b] = path[-1], len(path) - 1, len(lane.tokens)
+      self._writing[b], self._stream[b] = lane.end is None, lane.stream
+    self._fresh[rows], self._seed[rows] = True, context.seed
+    self._count[rows] = self._over[rows] = self._log_prob[rows] = 0
 
   def _moved(self, g: int, lanes: dict[int, Lane]) -> list[Moved]:
     """Which tokens of the ring are kept at which places of the context; lanes by their parents."""
     context, moved = self._contexts[g], []
-    paths = {k: [*context.prompt, *lane.tokens][:-1] for k, lane in lanes.items()}
+    paths = {k: (*context.prompt, *lane.tokens)[:-1] for k, lane in lanes.items()}
     context.places.keep(paths.values())
     for k, path in paths.items():
       first = len(context.prompt) - 1 + len(context.lanes[k].tokens)  # with which the step began
@@ -202,48 +206,62 @@ class StepWriter:
       moved.append(Moved.of(g, places, g * self._lanes + k, ring, first))
     return moved
 
-  def _under_way(self):
-    for g, context in self._contexts.items():
-      for k, (lane, step) in enumerate(zip(context.lanes, context.steps)):
-        if not step.over:
-          yield g, k, lane, step
-
   def _state(self) -> dict[str, np.ndarray]:
     """The lanes for `_decode`; one that waits or is idle reads token 0."""
-    rows = np.zeros((self._count, self._lanes, 7), np.int32)
-    for g, k, lane, step in self._under_way():
-      context, count = self._contexts[g], step.count
-      first = lane.tokens[-1] if lane.tokens else context.prompt[-1]
-      place = len(lane.tokens) + count
-      position, likeliest = len(context.prompt) - 1 + place, len(step.parts) > 1
-      rows[g, k] = first, position, count, context.seed, lane.stream, place, likeliest
-    names = ("tokens", "positions", "own_length", "seed", "stream", "place", "likeliest")
-    return dict(zip(names, rows.reshape(-1, 7).T))
+    state = {
+      "tokens": self._first,
+      "positions": self._position + self._count,
+      "own_length": self._count,
+      "seed": self._seed,
+      "stream": self._stream,
+      "place": self._place + self._count,
+      "likeliest": self._over > 0,
+    }
+    return {name: np.where(self._writing, x, 0) for name, x in state.items()}
 
-  def _end(self, lane: Lane, step: _Step) -> None:
-    """Notes whether the last token has ended the step, and the solution."""
-    part, ahead = step.parts[-1], len(step.parts) > 1
-    ended, whole = part[-1] in self.sampler.end_tokens, self._ends_step(part)
-    full = len(part) == self.s.max_step_tokens and not whole
-    full |= not ahead and len(lane.tokens) + len(part) == self.s.limits.max_new_tokens
-    if not (ended or full or whole):
+  def _full(self, rows: np.ndarray) -> np.ndarray:
+    """Whether the last parts of these lanes, or their solutions, have all tokens they may have."""
+    part, ahead = self._count[rows] - self._over[rows], self._over[rows] > 0
+    solution = self._place[rows] + part == self.s.limits.max_new_tokens
+    return (part == self.s.max_step_tokens) | (solution & ~ahead)
+
+  def _end(self, b: int, full: bool) -> None:
+    """Notes whether the last token of a lane has ended its step, and the solution."""
+    g, k = divmod(b, self._lanes)
+    context = self._contexts[g]
+    lane, step, count = context.lanes[k], context.steps[k], int(self._count[b])
+    part, ahead = self._tokens[b, self._over[b] : count].tolist(), bool(step.parts)
+    ended, complete = part[-1] in self.sampler.end_tokens, self._ends_step(part)
+    if self.s.limits.stop:
+      ended |= self._text((*lane.tokens, *self._tokens[b, :count].tolist()))[1]
+    if not (ended or full or complete):
       return
+    last = not ahead and self._place[b] + count == self.s.limits.max_new_tokens
+    cut = full and (last or not complete)
     if not ahead:
-      step.end = "stop" if ended else "length" if full else None
-    step.over = ended or full or len(step.parts) > self.s.steps_ahead
-    if not step.over:
-      step.parts.append([])
+      step.end = "stop" if ended else "length" if cut else None
+      step.log_prob = float(self._log_prob[b])
+    step.parts.append(part)
+    self._over[b] = count
+    if ended or cut or len(step.parts) > self.s.steps_ahead:
+      self._writing[b] = False
+      before = len(context.prompt) + len(lane.tokens)
+      context.spent.update(generated=count, read=count)
+      context.spent["read_from_start"] += before + count - 1  # the last one is not read
 
   def _ends_step(self, part: Sequence[int]) -> bool:
     """Whether the last token is that of a line break after which a new step begins."""
-    if not self._breaks(part[-1]):
-      return False
     return prompts_lib.ends_step(self.sampler.tokenizer.decode(part), self.s.steps)
 
   @functools.cached_property
-  def _breaks(self):
-    """Whether a token has a line break."""
-    return functools.cache(lambda token: "\n" in self.sampler.tokenizer.decode([token]))
+  def _may_end(self):
+    """Whether a token is an end token, or has a line break or the end of a stop string."""
+    last = {"\n", *(stop[-1] for stop in self.s.limits.stop)}
+    # Decoded alone, a token may lose spaces, and part of a letter's bytes are another letter.
+    if any(x != "\n" and (x.isspace() or not x.isascii()) for x in last):
+      return lambda token: True
+    decode, ends = self.sampler.tokenizer.decode, self.sampler.end_tokens
+    return functools.cache(lambda token: token in ends or bool(last & {*decode([token])}))
 
   def _grown(self, lane: Lane, step: _Step) -> Lane:
     """The lane with its step."""
