@@ -219,6 +219,19 @@ def test_samples_follow_the_truncated_distribution(s, vocabulary, seed):
   np.testing.assert_allclose(log_probs, own[np.asarray(tokens)], atol=1e-4)
 
 
+@pytest.mark.parametrize("s", [Sampling(0.8), Sampling(0), Sampling(top_p=0.7)])
+def test_rows_chosen_a_few_at_a_time_are_those_of_all_at_once(s, monkeypatch):
+  """As large vocabularies are on a CPU."""
+  rng = np.random.default_rng(0)
+  logits, numbers = rng.normal(size=(12, 300)).astype(np.float32), rng.random(12, np.float32)
+  expected = sampling.choose(logits, numbers, s)
+  monkeypatch.setattr(sampling, "AT_ONCE", 4 * 300)
+  programs = str(jax.make_jaxpr(lambda *given: sampling.choose(*given, s))(logits, numbers))
+  assert "scan" in programs
+  for one, other in zip(sampling.choose(logits, numbers, s), expected):
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def test_sampled_frequencies_follow_the_model():
   """Chi-square of first tokens over seeds: the uniform numbers are uniform."""
   _, graph, made = params("plain")
