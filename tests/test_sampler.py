@@ -249,8 +249,17 @@ def test_sampled_frequencies_follow_the_model():
   assert common.sum() > 3 and stats.chisquare(observed, expected).pvalue > 1e-3
 
 
+@pytest.fixture
+def optimised():
+  """XLA optimises, as it does not in other tests: a real model would take an hour."""
+  jax.config.update("jax_disable_most_optimizations", False)
+  yield
+  jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.mark.reference
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 @pytest.mark.parametrize(
   ("variable", "name"),
   [("PRM_JAX_SMOLLM2", "smollm2-135m"), ("PRM_JAX_QWEN_CODER", "qwen2.5-coder-0.5b")],
