@@ -129,9 +129,8 @@ def growing(args: Args) -> dict:
   flat = [[*{pair: 0 for several in asked.values() for pair in several}] for asked in rounds]
   found: dict[str, list[float]] = collections.defaultdict(list)
   cached = CachedScorer(scorer, len(solutions))
-  for _ in range(
-    2 + (1 if args.quick else args.repeats)
-  ):  # not timed: contexts grow in one, so two compile
+  untimed = 2  # contexts grow in the first, so both compile
+  for _ in range(untimed + (1 if args.quick else args.repeats)):
     cached.places = [Places() for _ in solutions]
     cached.encoded = [0] * len(solutions)
     start = time.perf_counter()
@@ -147,7 +146,7 @@ def growing(args: Args) -> dict:
   tokens = sum(cached.length(*pair) for pairs in flat for pair in pairs)
   row = {"solutions": sum(map(len, solutions)), "rounds": len(rounds)}
   row |= {"tokens with a cache": sum(cached.encoded), "tokens from the start": tokens}
-  return row | {name: statistics.median(times[2:]) for name, times in found.items()}
+  return row | {name: statistics.median(times[untimed:]) for name, times in found.items()}
 
 
 def candidates(args: Args) -> list[list[tuple[str, tuple[str, ...]]]]:

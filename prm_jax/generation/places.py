@@ -90,6 +90,7 @@ grow = jax.jit(cached_decoder.grown, static_argnums=1)
 
 
 def power_of_two(count: int) -> int:
+  """The least power of two that is not below the count."""
   return 1 << (count - 1).bit_length()
 
 
