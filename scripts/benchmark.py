@@ -10,7 +10,7 @@
   kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
   generation   sampling from a language model, beside transformers' generate           30 minutes
-  search       PRM-guided search over all problems at once, with caches                 6 minutes
+  search       PRM-guided search over all problems at once, with caches                 8 minutes
   loading      time and memory of loading public weights                                1 minute
 
 Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.

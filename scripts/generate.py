@@ -27,7 +27,6 @@ from prm_jax.runtime import exits
 
 exits.on_signals()  # before what takes time to import
 
-import contextlib
 import dataclasses
 import os
 import pathlib
@@ -83,7 +82,7 @@ def main() -> None:
   from prm_jax.generation import prompts, samples, search, step_writer
   from prm_jax.generation.engines import Limits
   from prm_jax.generation.sampling import Sampling
-  from prm_jax.runtime import distributed, progress
+  from prm_jax.runtime import distributed, journal, progress
 
   check(args)
   rule = None
@@ -92,7 +91,7 @@ def main() -> None:
     rule = search.Settings(args.search, args.n, args.expansions, *steps)
   with distributed.job(args.hosts):
     distributed.check_same_command(args, [args.input])
-    samples.check_output(args.output)
+    journal.check_output(args.output)
     problems = samples.read(args.input)
     with progress.waiting(f"loading {args.url or args.model or args.checkpoint}"):
       engine = load(args)
@@ -108,8 +107,7 @@ def main() -> None:
       args.prompt,
       args.steps,
     )
-    host, hosts = jax.process_index(), jax.process_count()
-    own, run = problems[host::hosts], samples.generate
+    own, run = problems[jax.process_index() :: jax.process_count()], samples.generate
     if args.search:
       with progress.waiting(f"loading {args.prm}"):
         scorer = load_reward_model(args, max(min(args.batch // args.n, len(own)), 1))
@@ -117,21 +115,13 @@ def main() -> None:
       writing = step_writer.Settings(*given, args.prompt, args.steps)
       engine, run = search.Search(engine, scorer, rule, writing), samples.search
     # The first prompt stands for template, system prompt and examples.
-    facts = dataclasses.asdict(settings) | engine.facts() | {"hosts": hosts}
+    facts = dataclasses.asdict(settings) | engine.facts()
     facts["input"] = download.sha256_of(args.input)
     facts["prompt"] = make(problems[0].text, 0).text
-    samples.check_journals(args.output, facts)
-    distributed.check_same(facts)
-    path = samples.journal_path(args.output, host)
-    with contextlib.closing(samples.Journal(path, facts)) as journal:
-      distributed.check_same({"journals": "open"})  # on all hosts
-      samples.check_shared(args.output, hosts)
-      run(own, engine, make, settings, journal)
-      distributed.check_same({"samples": "done"})
-      if distributed.is_first():
-        written = samples.write(args.output, problems, hosts, facts)
-        print("\n".join(samples.table(written)))
-        print(f"-> {args.output}")
+    work = lambda opened: run(own, engine, make, settings, opened)
+    if written := journal.run(args.output, len(problems), facts, work):
+      print("\n".join(samples.table(written)))
+      print(f"-> {args.output}")
 
 
 def check(args: Args) -> None:

@@ -29,6 +29,7 @@ from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Retry, Server
 from prm_jax.input_pipeline import tokenizers
+from prm_jax.runtime import journal as journal_lib
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.training import loop
 
@@ -214,9 +215,9 @@ def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopbac
     "choices": [{"text": text, "finish_reason": ends.get(body["prompt"], "stop")}]
   }
   problems = samples.read(path)
-  with contextlib.closing(samples.Journal(samples.journal_path(out, 0), {"a": 1})) as journal:
+  with contextlib.closing(journal_lib.Journal(journal_lib.path(out, 0), {"a": 1})) as journal:
     samples.generate(problems, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
-  lines = samples.write(out, problems, 1, {"a": 1})
+  lines = journal_lib.write(out, 5, 1, {"a": 1})
   assert lines == [json.loads(line) for line in out.read_text().splitlines()]
   assert [(x["problem"], x["level"], x["sample"]) for x in lines] == [
     (f"p{i}", i, k) for i in range(5) for k in range(2)
@@ -230,32 +231,32 @@ def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopbac
 
 def test_a_journal_of_another_run_is_refused(tmp_path):
   path = tmp_path / "j"
-  samples.Journal(path, {"seed": 0, "n": 2}).close()
+  journal_lib.Journal(path, {"seed": 0, "n": 2}).close()
   with pytest.raises(ValueError, match=r"another run \(seed: 0, now 1\)"):
-    samples.Journal(path, {"seed": 1, "n": 2})
+    journal_lib.Journal(path, {"seed": 1, "n": 2})
 
 
 def test_another_number_of_hosts_is_refused_before_a_journal_is_made(tmp_path):
   """Whichever host's journal is there; and hosts that do not see each other's are told."""
   out = tmp_path / "out.jsonl"
-  samples.Journal(samples.journal_path(out, 1), {"hosts": 2}).close()
+  journal_lib.Journal(journal_lib.path(out, 1), {"hosts": 2}).close()
   with pytest.raises(ValueError, match=r"hosts: 2, now 1"):
-    samples.check_journals(out, {"hosts": 1})
+    journal_lib.check(out, {"hosts": 1})
   with pytest.raises(OSError, match=r"out\.jsonl\.journal: the journal of host 0 is not on this"):
-    samples.check_shared(out, 2)
+    journal_lib.check_shared(out, 2)
   with pytest.raises(OSError, match="host 0"):
-    samples.write(out, [], 2, {"hosts": 2})
+    journal_lib.write(out, 0, 2, {"hosts": 2})
   assert not out.exists()
 
 
 def test_one_process_at_a_time_has_a_journal(tmp_path):
   path = tmp_path / "j"
   with (
-    contextlib.closing(samples.Journal(path, {"a": 1})),
-    pytest.raises(ValueError, match="another process is sampling"),
+    contextlib.closing(journal_lib.Journal(path, {"a": 1})),
+    pytest.raises(ValueError, match="another process is working"),
   ):
-    samples.Journal(path, {"a": 1})
-  samples.Journal(path, {"a": 1}).close()
+    journal_lib.Journal(path, {"a": 1})
+  journal_lib.Journal(path, {"a": 1}).close()
 
 
 def test_a_kill_while_journals_are_deleted_costs_nothing(loopback, tmp_path, monkeypatch):
@@ -265,10 +266,10 @@ def test_a_kill_while_journals_are_deleted_costs_nothing(loopback, tmp_path, mon
   problems, (state, engine) = samples.read(path), loopback
 
   def sample():
-    samples.check_output(out)
-    with contextlib.closing(samples.Journal(samples.journal_path(out, 0), {"a": 1})) as journal:
+    journal_lib.check_output(out)
+    with contextlib.closing(journal_lib.Journal(journal_lib.path(out, 0), {"a": 1})) as journal:
       samples.generate(problems, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
-      samples.write(out, problems, 1, {"a": 1})
+      journal_lib.write(out, 5, 1, {"a": 1})
 
   def unlink(path, **options):
     if path.name.endswith("journal"):
@@ -282,7 +283,7 @@ def test_a_kill_while_journals_are_deleted_costs_nothing(loopback, tmp_path, mon
   sample()
   assert (out.read_bytes(), len(state["bodies"])) == (whole, asked)
   assert sorted(each.name for each in tmp_path.iterdir()) == ["out.jsonl", "problems.jsonl"]
-  with pytest.raises(FileExistsError, match="delete it to sample again"):
+  with pytest.raises(FileExistsError, match="delete it to make it again"):
     sample()
 
 
@@ -292,9 +293,9 @@ def test_a_problem_as_deep_as_a_line_may_be_goes_through_the_journal(tmp_path):
   path.write_text(f'{{"problem": "p", "deep": {deep}}}\n')
   (problem,) = samples.read(path)
   sample = samples.record(problem, Completion(0, 0, "a", "stop"), SETTINGS)
-  with contextlib.closing(samples.Journal(journal, {})) as opened:
+  with contextlib.closing(journal_lib.Journal(journal, {})) as opened:
     opened.add(0, [sample])
-  with contextlib.closing(samples.Journal(journal, {})) as opened:
+  with contextlib.closing(journal_lib.Journal(journal, {})) as opened:
     assert opened.done == {0: [sample]}
 
 
@@ -302,11 +303,11 @@ def test_the_output_is_looked_at_before_the_model(tmp_path):
   """Its folder is made; a finished output, and a place that is none, are errors."""
   path, out = tmp_path / "problems.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
   write_problems(path)
-  samples.check_output(out)
+  journal_lib.check_output(out)
   out.write_text("")
   flags = (f"--input={path}", "--model=nowhere")
   done = run_script("generate.py", f"--output={out}", *flags)
-  assert done.returncode == 1 and "out.jsonl is there; delete it" in done.stderr
+  assert done.returncode == 1 and "out.jsonl is there and finished; delete it" in done.stderr
   done = run_script("generate.py", f"--output={out / 'x'}", *flags)
   assert done.returncode == 1 and "out.jsonl" in done.stderr and "nowhere" not in done.stderr
 
@@ -438,7 +439,7 @@ def test_campaign_of_kills_of_the_own_sampler(kills, search, text_run, prm_run, 
   flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
   flags += ["--max_new_tokens=96", *search, *([f"--prm={prm_run}"] if search else [])]
   assert run_script("generate.py", *flags, f"--output={whole}").returncode == 0
-  journal, rng, done = samples.journal_path(out, 0), random.Random(0), []
+  journal, rng, done = journal_lib.path(out, 0), random.Random(0), []
   size = lambda: journal.stat().st_size if journal.exists() else 0
   for kill in range(kills):
     before = size()

@@ -1,18 +1,6 @@
-"""Problems to a file of candidate solutions, problem by problem, resumable after any kill.
+"""Problems to the lines of candidate solutions, problem by problem, into a journal."""
 
-Problems that are done stand in a journal beside the output, `OUTPUT.journal`, one line each with
-all of its samples.  A kill can tear the last line only; the next run drops it, samples what is
-missing, and at the end writes the output in the order of the input.  Journals are deleted last: an
-output without one is finished, and is not sampled again.  Several hosts share the problems, each
-with its own journal, on a disk that all of them see.
-"""
-
-import contextlib
 import dataclasses
-import fcntl
-import glob
-import json
-import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,7 +13,8 @@ from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.search import Found, Search
-from prm_jax.runtime import json_lines, progress, storage
+from prm_jax.runtime import json_lines, progress
+from prm_jax.runtime.journal import Journal
 from prm_jax.scoring import candidates
 from prm_jax.types import StepContract
 
@@ -83,70 +72,6 @@ def record(problem: Problem, found: Completion, s: Settings) -> dict[str, Any]:
     "sample": found.sample,
   }
   return out | ({"logprob": sum(found.log_probs)} if found.log_probs is not None else {})
-
-
-class Journal:
-  """The problems that are done, in a file that survives a kill."""
-
-  def __init__(self, path: pathlib.Path, facts: dict[str, Any]):
-    """Opens the journal; `facts` are those of the run that it belongs to.
-
-    Raises:
-      ValueError: it belongs to another run, and which facts differ; or another process has it open.
-    """
-    with contextlib.ExitStack() as stack:
-      self._file = stack.enter_context(path.open("ab"))
-      try:
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        raise ValueError(f"{path}: another process is sampling for this output") from None
-      except OSError:  # some network file systems have no locks
-        pass
-      self.done, whole = _read(path, facts)
-      self._file.truncate(whole)
-      if not whole:
-        self._write(facts)
-      stack.pop_all()
-
-  def add(self, number: int, samples: list[dict[str, Any]]) -> None:
-    self._write({"problem": number, "samples": samples})
-    self.done[number] = samples
-
-  def _write(self, entry: dict[str, Any]) -> None:
-    self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
-    self._file.flush()
-    os.fsync(self._file.fileno())
-
-  def close(self) -> None:
-    self._file.close()
-
-
-def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, list[dict]], int]:
-  """The samples of each problem in a journal, and the length of what is whole in it.
-
-  Raises:
-    ValueError: it belongs to another run, and which facts differ.
-  """
-  facts, done, whole = json.loads(json.dumps(facts)), {}, 0
-  for line in path.read_bytes().splitlines(keepends=True):
-    if not line.endswith(b"\n"):
-      break  # torn by a kill
-    # A sample has its problem's keys, two levels deeper than in the input.
-    entry = json_lines.parse(line, f"{path}", json_lines.MAX_DEPTH + 2)
-    if not whole and entry != facts:
-      changed = [
-        f"{key}: {json_lines.show(entry.get(key))}, now {json_lines.show(facts.get(key))}"
-        for key in facts | entry
-        if entry.get(key) != facts.get(key)
-      ]
-      raise ValueError(
-        f"{path} holds samples of another run ({'; '.join(changed)}); finish that one with its own "
-        "settings, or delete the file"
-      )
-    if whole:
-      done[entry["problem"]] = entry["samples"]
-    whole += len(line)
-  return done, whole
 
 
 def generate(
@@ -211,57 +136,6 @@ def searched(
     line = record(problem, completion, s) | {"logprob": lane.log_prob}
     line = candidates.scored(line, lane.steps, np.array(lane.probabilities), contract)
     lines.append(line | {"search_score": lane.score, "spent": found.spent})
-  return lines
-
-
-def journal_path(output: pathlib.Path, host: int) -> pathlib.Path:
-  return output.with_name(f"{output.name}.journal" + (f".{host}" if host else ""))
-
-
-def check_output(output: pathlib.Path) -> None:
-  """Makes the folder of the output.
-
-  Raises:
-    OSError: it cannot be written to, or the output is finished.
-  """
-  output.parent.mkdir(parents=True, exist_ok=True)
-  if not os.access(output.parent, os.W_OK):
-    raise PermissionError(f"{output.parent}: cannot be written to")
-  if output.exists() and not _journals(output):
-    raise FileExistsError(f"{output} is there; delete it to sample again")
-
-
-def check_journals(output: pathlib.Path, facts: dict[str, Any]) -> None:
-  """ValueError if there is a journal of another run, of any host."""
-  for path in _journals(output):
-    _read(path, facts)
-
-
-def check_shared(output: pathlib.Path, hosts: int) -> None:
-  """OSError if the journal of a host is not there."""
-  for host in range(hosts):
-    if not (path := journal_path(output, host)).is_file():
-      raise FileNotFoundError(
-        f"{path}: the journal of host {host} is not on this host's disk; hosts that share the "
-        "problems need a disk that all of them see"
-      )
-
-
-def _journals(output: pathlib.Path) -> list[pathlib.Path]:
-  return [*output.parent.glob(glob.escape(journal_path(output, 0).name) + "*")]
-
-
-def write(output: pathlib.Path, problems: Sequence[Problem], hosts: int, facts: dict) -> list[dict]:
-  """Writes the samples of all journals in the order of the problems, and deletes the journals."""
-  check_shared(output, hosts)
-  done, paths = {}, [journal_path(output, host) for host in range(hosts)]
-  for path in paths:
-    done |= _read(path, facts)[0]
-  lines = [sample for problem in problems for sample in done[problem.number]]
-  with storage.written(output) as out:
-    out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-  for path in paths:
-    path.unlink()
   return lines
 
 

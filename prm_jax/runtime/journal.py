@@ -1,0 +1,168 @@
+"""A job over many items that goes on after any kill, and writes one file of lines at its end.
+
+Items that are done stand in a journal beside the output, `OUTPUT.journal`, one line each with all
+lines of the output that it gives.  A kill can tear the last line only; the next run drops it, does
+what is missing, and writes the output in the order of the items.  Journals are deleted last: an
+output without one is finished.  Several hosts share the items, each with its own journal, on a disk
+that all of them see.
+"""
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from prm_jax.runtime import distributed, json_lines, storage
+
+Lines = list[dict[str, Any]]
+
+
+class Journal:
+  """The items that are done, in a file that survives a kill."""
+
+  def __init__(self, path: pathlib.Path, facts: dict[str, Any]):
+    """Opens the journal; `facts` are those of the run that it belongs to.
+
+    Raises:
+      ValueError: it belongs to another run, and which facts differ; or another process has it open.
+    """
+    with contextlib.ExitStack() as stack:
+      self._file = stack.enter_context(path.open("ab"))
+      try:
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        raise ValueError(f"{path}: another process is working on this output") from None
+      except OSError:  # some network file systems have no locks
+        pass
+      self.done, whole = _read(path, facts)
+      self._file.truncate(whole)
+      if not whole:
+        self._write(facts)
+      stack.pop_all()
+
+  def add(self, item: int, lines: Lines) -> None:
+    """Notes that an item is done, with its lines of the output."""
+    self._write({"item": item, "lines": lines})
+    self.done[item] = lines
+
+  def _write(self, entry: dict[str, Any]) -> None:
+    self._file.write(json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+    self._file.flush()
+    os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    self._file.close()
+
+
+def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], int]:
+  """The lines of each item in a journal, and the length of what is whole in it.
+
+  Raises:
+    ValueError: it belongs to another run, and which facts differ.
+  """
+  facts, done, whole = json.loads(json.dumps(facts)), {}, 0
+  for line in path.read_bytes().splitlines(keepends=True):
+    if not line.endswith(b"\n"):
+      break  # torn by a kill
+    # A line has keys of the input, two levels deeper than there.
+    entry = json_lines.parse(line, f"{path}", json_lines.MAX_DEPTH + 2)
+    if not whole and entry != facts:
+      changed = [
+        f"{key}: {json_lines.show(entry.get(key))}, now {json_lines.show(facts.get(key))}"
+        for key in facts | entry
+        if entry.get(key) != facts.get(key)
+      ]
+      raise ValueError(
+        f"{path} is of another run ({'; '.join(changed)}); finish that one with its own settings, "
+        "or delete the file"
+      )
+    if whole:
+      done[entry["item"]] = entry["lines"]
+    whole += len(line)
+  return done, whole
+
+
+def run(
+  output: pathlib.Path, count: int, facts: dict[str, Any], work: Callable[[Journal], None]
+) -> Lines | None:
+  """Does what is missing of `count` items, and writes their lines; to be called by all hosts.
+
+  Args:
+    facts: what decides the lines; a journal of other facts is not continued.
+    work: adds this host's items, those of `range(host, count, hosts)`, to its journal.
+
+  Returns:
+    The lines, on the first host.
+
+  Raises:
+    ValueError: there is a journal of another run, or another process works on this output.
+    OSError: the hosts do not share the disk of the output.
+  """
+  host, hosts = jax.process_index(), jax.process_count()
+  facts = facts | {"hosts": hosts}
+  check(output, facts)
+  distributed.check_same(facts)
+  with contextlib.closing(Journal(path(output, host), facts)) as journal:
+    distributed.check_same({"journals": "open"})  # on all hosts
+    check_shared(output, hosts)
+    work(journal)
+    distributed.check_same({"items": "done"})
+    return write(output, count, hosts, facts) if distributed.is_first() else None
+
+
+def path(output: pathlib.Path, host: int) -> pathlib.Path:
+  """The journal of a host."""
+  return output.with_name(f"{output.name}.journal" + (f".{host}" if host else ""))
+
+
+def check_output(output: pathlib.Path) -> None:
+  """Makes the folder of the output.
+
+  Raises:
+    OSError: it cannot be written to, or the output is finished.
+  """
+  output.parent.mkdir(parents=True, exist_ok=True)
+  if not os.access(output.parent, os.W_OK):
+    raise PermissionError(f"{output.parent}: cannot be written to")
+  if output.exists() and not _journals(output):
+    raise FileExistsError(f"{output} is there and finished; delete it to make it again")
+
+
+def check(output: pathlib.Path, facts: dict[str, Any]) -> None:
+  """ValueError if there is a journal of another run, of any host."""
+  for each in _journals(output):
+    _read(each, facts)
+
+
+def check_shared(output: pathlib.Path, hosts: int) -> None:
+  """OSError if the journal of a host is not there."""
+  for host in range(hosts):
+    if not (each := path(output, host)).is_file():
+      raise FileNotFoundError(
+        f"{each}: the journal of host {host} is not on this host's disk; hosts that share the work "
+        "need a disk that all of them see"
+      )
+
+
+def _journals(output: pathlib.Path) -> list[pathlib.Path]:
+  return [*output.parent.glob(glob.escape(path(output, 0).name) + "*")]
+
+
+def write(output: pathlib.Path, count: int, hosts: int, facts: dict[str, Any]) -> Lines:
+  """Writes the lines of all journals in the order of the items, and deletes the journals."""
+  check_shared(output, hosts)
+  done, paths = {}, [path(output, host) for host in range(hosts)]
+  for each in paths:
+    done |= _read(each, facts)[0]
+  lines = [line for item in range(count) for line in done[item]]
+  with storage.written(output) as out:
+    out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+  for each in paths:
+    each.unlink()
+  return lines
