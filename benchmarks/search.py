@@ -166,7 +166,7 @@ class Continued(Sampler):
 
 
 class EvenSteps(StepWriter):
-  """Steps that end when they have all tokens they may have: the text of random weights is random."""
+  """Steps of one length: random weights write no line breaks to end them."""
 
   def _ends_step(self, part) -> bool:
     return len(part) == self.s.max_step_tokens
@@ -213,13 +213,12 @@ def writing(args: Args) -> dict:
 def _steps(
   writer: StepWriter, asked: list[list[int]], rounds: int
 ) -> tuple[list[list[tuple[int, ...]]], collections.Counter]:
-  """The tokens before each step, by rounds, and what was spent: four of the lanes go on, as four."""
+  """The tokens before each step by rounds, and the tokens spent; four lanes go on, as four each."""
   rng, spent = np.random.default_rng(0), collections.Counter()
   for g, tokens in enumerate(asked):
     writer.begin(g, tokens, g, [Lane(k, 0) for k in range(LANES)])
   done, paths = [0] * len(asked), [[] for _ in range(rounds)]
-  for g, tokens in enumerate(asked):
-    paths[0] += [(*tokens,)] * LANES
+  paths[0] = [(*tokens,) for tokens in asked for _ in range(LANES)]
   while min(done) < rounds:
     going = {}
     for g in writer.write():
