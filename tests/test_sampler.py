@@ -98,6 +98,21 @@ def test_log_probabilities_are_those_of_the_whole_sequence(kind):
     np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("batch", [8, 64])
+def test_prompts_that_begin_alike_share_a_context(batch):
+  """Solutions that go on from steps of one another give the texts that each gives alone."""
+  steps = ("one step\n", "<|im_end|> two\n", "three and more\n", "4\n")
+  prompts = [Prompt("", "a problem", "\n", i, steps[:i]) for i in range(5)]
+  prompts += [Prompt("", "a problem", "\n", 7, ("another\n", *steps[:i])) for i in range(3)]
+  engine = sampler("everything", batch=batch)
+  found = {(x.prompt, x.sample): x for x in engine.generate(prompts, 2, FREE, LIMITS)}
+  assert len(found) == 2 * len(prompts)
+  assert {*found} == {(i, k) for i in range(len(prompts)) for k in range(2)}
+  for i, prompt in enumerate(prompts):
+    for x in engine.generate([prompt], 2, FREE, LIMITS):
+      assert x.tokens == found[i, x.sample].tokens
+
+
 @pytest.mark.parametrize("kind", ["plain", "everything"])
 def test_bfloat16_is_close_to_float32(kind):
   """Of the tokens that bfloat16 has chosen, by the same weights in float32."""

@@ -21,10 +21,12 @@ class Prompt:
   problem: str  # plain text: the name of a special token in it is letters
   after: str
   seed: int  # of its samples; sample k of equal prompts with equal seeds is the same text
+  # Steps that the completion goes on from, each with its separator: plain text, encoded one by one.
+  begun: tuple[str, ...] = ()
 
   @property
   def text(self) -> str:
-    return self.before + self.problem + self.after
+    return self.before + self.problem + self.after + "".join(self.begun)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,10 +103,12 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
   """The tokens of a prompt, with the tokenizer's first one unless the text spells it out."""
   plain = tokenizer.encode(prompt.problem)
   if tokenizer.encode(prompt.problem, special=True) == plain:
-    ids = tokenizer.encode(prompt.text, special=True)
+    whole = prompt.before + prompt.problem + prompt.after
+    ids = tokenizer.encode(whole, special=True)
   else:
     ids = tokenizer.encode(prompt.before, special=True) + plain
     ids += tokenizer.encode(prompt.after, special=True)
+  ids += [token for step in prompt.begun for token in tokenizer.encode(step)]
   if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
     ids = [tokenizer.bos_id, *ids]
   return ids

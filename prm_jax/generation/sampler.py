@@ -37,7 +37,8 @@ class _Sample:
 
   prompt: int
   sample: int
-  group: int  # its context
+  chain: int
+  group: int  # the context of its chain
   seed: int
   prompt_tokens: Sequence[int]
   tokens: list[int] = dataclasses.field(default_factory=list)
@@ -107,12 +108,16 @@ class Sampler:
     longest = max(map(len, encoded)) - 1  # the last token is read by the first step
     C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
     B, T = self.batch, min(limits.max_new_tokens, RING)
-    # Samples start in order: a few prompts beyond those that fill the slots, for stragglers.
-    G = min(-(-B // n) + 2, len(prompts), B)
-    queue = collections.deque(itertools.product(range(len(prompts)), range(n)))
+    chains = _chains(encoded, max(B // 4 // n, 1))
+    E = min(n * max(map(len, chains)), B)
+    # Samples start in order: a few contexts beyond those that fill the slots, for stragglers.
+    G = min(-(-B * len(chains) // (n * len(prompts))) + 2, len(chains), B)
+    queue = collections.deque(
+      (j, i, k) for j, chain in enumerate(chains) for i in chain for k in range(n)
+    )
     slots: list[_Sample | None] = [None] * B
-    contexts: dict[int, int] = {}  # group of each prompt that is under way
-    free, left = [*range(G)], collections.Counter(dict.fromkeys(range(len(prompts)), n))
+    contexts: dict[int, int] = {}  # group of each chain that is under way
+    free, left = [*range(G)], collections.Counter({j: n * len(c) for j, c in enumerate(chains)})
     device = jnp.zeros(B, jnp.int32)  # the tokens that the last step chose
     with jax.set_mesh(self.mesh):
       cache = self.empty(B, G, C, T)
@@ -121,19 +126,19 @@ class Sampler:
         for b in [b for b in range(B) if slots[b] is None]:
           if not queue or (queue[0][0] not in contexts and not free):
             break
-          i, k = queue.popleft()
-          if i not in contexts:
-            contexts[i] = free.pop()
-            tokens = np.zeros(C, np.int32)
-            tokens[: len(encoded[i]) - 1] = encoded[i][:-1]
-            cache = self.prefill(self.weights, cache, contexts[i], tokens)
-          slots[b] = _Sample(i, k, contexts[i], prompts[i].seed, encoded[i])
+          j, i, k = queue.popleft()
+          if j not in contexts:
+            contexts[j] = free.pop()
+            tokens, (*last, _) = np.zeros(C, np.int32), encoded[chains[j][0]]
+            tokens[: len(last)] = last
+            cache = self.prefill(self.weights, cache, contexts[j], tokens)
+          slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
         if not any(slots):
           return
         if max(len(each.tokens) for each in slots if each) == T:
           cache, T = self._lengthened(cache), 2 * T
-        state = self._state(slots, G, min(n, B))
+        state = self._state(slots, G, E)
         device, log_probs, cache = self._step(
           self.weights, cache, index % T, state, device, fresh, sampling=sampling
         )
@@ -145,9 +150,9 @@ class Sampler:
           each.log_probs.append(float(log_probs[b]))
           if found := self._ended(each, limits):
             slots[b] = None
-            left[each.prompt] -= 1
-            if not left[each.prompt]:
-              free.append(contexts.pop(each.prompt))
+            left[each.chain] -= 1
+            if not left[each.chain]:
+              free.append(contexts.pop(each.chain))
             yield found
 
   def encode(self, prompt: Prompt) -> list[int]:
@@ -229,6 +234,23 @@ class Sampler:
       return tokens, log_probs, cache
 
     return step
+
+
+def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+  """Indices of prompts that share a context: those that the first of them begins with.
+
+  Args:
+    most: prompts of a context; samples of one context are attended to together, padded to those of
+      the largest.
+  """
+  order, chains = sorted(range(len(prompts)), key=lambda i: prompts[i], reverse=True), []
+  for i in order:  # a prompt comes right after those that begin with it
+    first = prompts[chains[-1][0]] if chains else ()
+    if chains and len(chains[-1]) < most and [*first[: len(prompts[i])]] == [*prompts[i]]:
+      chains[-1].append(i)
+    else:
+      chains.append([i])
+  return sorted(chains, key=min)
 
 
 _empty = jax.jit(cached_decoder.empty, static_argnums=(0, 1, 2, 3, 4))
