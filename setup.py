@@ -55,9 +55,11 @@ setuptools.setup(
     "gguf": ["gguf>=0.17"],  # scripts/fetch_model.py only
     # what public models are compared with, in tests only
     "reference": ["torch>=2.6", "transformers>=4.57"],
+    "serve": ["aiohttp>=3.11"],  # scripts/serve.py only
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
     "test": [
+      "aiohttp>=3.11",
       "pytest>=8",
       "pytest-xdist>=3.6",
       "hypothesis>=6.100",

@@ -1,13 +1,28 @@
-"""Labels the steps of candidate solutions with a reward model, in place of people.
+"""Labels the steps of candidate solutions without people.
 
   python scripts/annotate.py --checkpoint=runs/prm --input=samples.jsonl --output=labels.jsonl
+  python scripts/annotate.py --method=rollouts --model=models/qwen2.5-coder-0.5b \\
+    --rollouts=8 --input=samples.jsonl --output=labels.jsonl
+  python scripts/annotate.py --method=judge --url=http://127.0.0.1:8000/v1 --served_model=NAME \\
+    --template=critic --votes=8 --input=samples.jsonl --output=labels.jsonl
 
-The model is a large PRM, as in section 4 of *Let's Verify Step by Step*: a step is wrong if the
-probability of -1 exceeds --threshold; labels end at the first wrong step; the outcome is right when
-every step passes.  Input: one candidate on each line, with `problem` and `steps` (or `text`).
-Output: the same lines with `labels`, `is_correct` and `provenance`, which prepare_data.py
---dataset=stepwise reads.  `is_correct` is the line's own, of its final answer;
---outcome=labeller takes the labeller's.
+--input: one candidate on each line, with `problem` and `steps` (or `text`).  --output: the same
+lines with `labels`, `is_correct` and `provenance`, which prepare_data.py --dataset=stepwise reads.
+
+--method=model: a reward model, as in section 4 of *Let's Verify Step by Step*.  A step is wrong if
+the probability of -1 exceeds --threshold; labels end at the first wrong step.  `is_correct` is the
+line's own, of its final answer; --outcome=labeller: whether every step passes.
+
+--method=rollouts: a language model goes on from each step, --rollouts times; a step is wrong if
+none of them reaches `ground_truth_answer`.  --labels=soft and counts keep the share and the counts.
+--search=binary looks for the first wrong step alone.  --sure=0.75 leaves out problems that the
+model does not solve so often from their start.  Lines of a problem stand together in the output.
+
+--method=judge: a generative verifier names the first wrong step, --votes times; the plurality
+counts.  Lines get `rating_probs` and `prm_score` besides, which evaluate.py and rerank.py read.
+
+Rollouts and a judge go on after a kill if they are run again; a finished --output is an error.
+Several hosts share the work if they share the disk of --output.
 """
 
 from prm_jax.runtime import exits
@@ -17,43 +32,144 @@ exits.on_signals()  # before what takes time to import
 import dataclasses
 import json
 import pathlib
-from typing import Literal
+from typing import Any, Literal
 
 from prm_jax import config as config_lib
+from prm_jax.generation import options
+from prm_jax.supervision import rollout_labels
 
 
-@dataclasses.dataclass(frozen=True)
-class Args:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(options.Generator, rollout_labels.Settings):
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # labelled ones
-  checkpoint: str = ""  # work directory of train.py
-  model: str = ""  # or directory of a published or exported model
-  readout: str = ""  # of a published model
-  threshold: config_lib.Share = 0.2  # of P(-1), above which a step is wrong
-  outcome: Literal["answer", "labeller"] = "answer"  # where is_correct is from
+  method: Literal["model", "rollouts", "judge"] = "model"
+  readout: str = ""  # of a published reward model
+  threshold: config_lib.Share = 0.2  # of P(-1), above which a step is wrong (model)
+  outcome: Literal["answer", "labeller"] = "answer"  # where is_correct is from (model)
+  template: Literal["critic", "thinkprm", "genprm"] = "critic"  # of a judge
+  votes: config_lib.Count = 8  # of a judge on each solution
+  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+
+
+OF_SETTINGS = {field.name for field in dataclasses.fields(rollout_labels.Settings)}
+OF_GENERATOR = {field.name for field in dataclasses.fields(options.Generator)}
+PROMPTS = {"prompt", "system", "examples", "stop"}
+FLAGS = {  # of each method, beside those of all
+  "model": {"model", "checkpoint", "readout", "threshold", "outcome"},
+  "rollouts": OF_GENERATOR | OF_SETTINGS,
+  "judge": (OF_GENERATOR - PROMPTS) | {"template", "votes"},
+}
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
+  from prm_jax.runtime import distributed, journal
+
+  check(args)
+  if args.method == "model":
+    lines = by_model(args)
+  else:
+    with distributed.job(args.hosts):
+      distributed.check_same_command(args, [args.input])
+      journal.check_output(args.output)
+      lines = by_rollouts(args) if args.method == "rollouts" else by_judge(args)
+  if lines:
+    print("\n".join(lines))
+    print(f"-> {args.output}")
+
+
+def check(args: Args) -> None:
+  """ValueError for flags that do not go together."""
+  every = {field.name: field.default for field in dataclasses.fields(Args)}
+  others = {*every} - FLAGS[args.method] - {"input", "output", "method", "hosts"}
+  for name in sorted(others):
+    if getattr(args, name) != every[name]:
+      raise ValueError(f"--{name} does not go with --method={args.method}")
+  if args.method == "model":
+    if bool(args.checkpoint) == bool(args.model):
+      raise ValueError("give one of --checkpoint=DIR and --model=DIR")
+  else:
+    args.check_model()
+  if args.method == "judge" and args.votes > 1 and not args.temperature:
+    raise ValueError(f"--votes={args.votes} at --temperature=0 are one: give another temperature")
+  if args.output.resolve() == args.input.resolve():
+    raise ValueError(f"--output={args.output} is the input: give another name")
+
+
+def by_model(args: Args) -> list[str]:
+  """Writes the labels of a reward model, and returns a table."""
   from prm_jax.runtime import progress, storage
   from prm_jax.scoring.scorer import Scorer
   from prm_jax.supervision import synthetic
 
-  if bool(args.checkpoint) == bool(args.model):
-    raise ValueError("give one of --checkpoint=DIR and --model=DIR")
-  if args.output.resolve() == args.input.resolve():
-    raise ValueError(f"--output={args.output} is the input: give another name")
   with storage.written(args.output) as out:
-    with progress.waiting(f"loading {args.model or args.checkpoint}"):
+    with progress.waiting(f"loading {args.name}"):
       model = (
         Scorer.load_model(args.model, args.readout) if args.model else Scorer.load(args.checkpoint)
       )
-    name = args.model or args.checkpoint
-    annotator = synthetic.Annotator(model, name, args.threshold, args.outcome == "labeller")
+    by_labeller = args.outcome == "labeller"
+    annotator = synthetic.Annotator(model, args.name, args.threshold, by_labeller)
     for line in annotator.lines(args.input):
       out.write(json.dumps(line, ensure_ascii=False) + "\n")
-  print("\n".join(annotator.table()))
-  print(f"-> {args.output}")
+  return annotator.table()
+
+
+def by_rollouts(args: Args) -> list[str]:
+  """Writes the labels of rollouts, and returns a table on the first host."""
+  import jax
+
+  from prm_jax.evaluation.answers import grading
+  from prm_jax.generation import prompts
+  from prm_jax.runtime import journal, progress
+  from prm_jax.supervision import rollouts
+
+  s = rollout_labels.Settings(**{name: getattr(args, name) for name in OF_SETTINGS})
+  with grading.Grader(cache=grading.CACHE) as grader:
+    problems = rollouts.read(args.input, args.steps, grader)
+    with progress.waiting(f"loading {args.name}"):
+      engine = args.load()
+    given = {"labeller": args.name, "seed": args.seed, **dataclasses.asdict(s)}
+    given |= dataclasses.asdict(args.sampling) | dataclasses.asdict(args.limits)
+    make, separator = args.maker(engine.tokenizer), prompts.SEPARATORS[args.steps]
+    annotator = rollouts.Annotator(
+      engine, make, args.sampling, args.limits, separator, grader, s, args.seed, given
+    )
+    facts = run_facts(args, engine, given | {"prompt": make(problems[0].text, 0).text})
+    own = range(jax.process_index(), len(problems), jax.process_count())
+    work = lambda opened: annotator.run(problems, own, opened)
+    lines = journal.run(args.output, len(problems), facts, work)
+  return rollouts.table(lines) if lines else []
+
+
+def by_judge(args: Args) -> list[str]:
+  """Writes a judge's labels and scores, and returns a table on the first host."""
+  import jax
+
+  from prm_jax.generation import prompts
+  from prm_jax.runtime import journal, progress
+  from prm_jax.supervision import judge
+
+  solutions = judge.read(args.input, prompts.SEPARATORS[args.steps])
+  with progress.waiting(f"loading {args.name}"):
+    engine = args.load(chat=True) if args.url else args.load()
+  make = judge.message if args.url else prompts.maker("chat", engine.tokenizer, "")
+  s = judge.Settings(args.template, args.votes, args.sampling, args.limits, args.seed)
+  given = {"labeller": args.name, "template": args.template, "votes": args.votes}
+  given |= dataclasses.asdict(args.sampling) | {"seed": args.seed}
+  facts = run_facts(args, engine, given | dataclasses.asdict(args.limits))
+  own = range(jax.process_index(), len(solutions), jax.process_count())
+  work = lambda opened: judge.annotate(solutions, own, engine, make, s, given, opened)
+  lines = journal.run(args.output, len(solutions), facts, work)
+  return judge.table(lines) if lines else []
+
+
+def run_facts(args: Args, engine: Any, given: dict[str, Any]) -> dict[str, Any]:
+  """What decides the lines of the output."""
+  from prm_jax.datasets import download
+
+  facts = {"method": args.method, "steps": args.steps, "input": download.sha256_of(args.input)}
+  return given | facts | engine.facts()
 
 
 if __name__ == "__main__":

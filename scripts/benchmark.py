@@ -11,6 +11,7 @@
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
   generation   sampling from a language model, beside transformers' generate           30 minutes
   search       PRM-guided search over all problems at once, with caches                 8 minutes
+  serving      scores over HTTP, beside score.py                                        5 minutes
   loading      time and memory of loading public weights                                1 minute
 
 Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.
@@ -38,7 +39,7 @@ from benchmarks import runner
 from prm_jax.runtime import storage
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "generation")
-NAMES += ("search", "loading")
+NAMES += ("search", "serving", "loading")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@
 supervision: process and outcome supervision on the same solutions (section 4.1).  active: choosing
 what to label (4.2).  generations: iterative retraining.  ood: other domains (section 5).  noise:
 flipped labels.  tuning: the search behind the settings.  alternatives: the quick start's ablation.
-search: a search guided by a reward model, against best-of-N.
+search: a search guided by a reward model, against best-of-N.  rollouts: step labels from rollouts.
 
 Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  Run again, it goes on
 where it stopped.  Experiments with one OUTPUT_DIR share the base models and the labeller.
@@ -29,8 +29,17 @@ import tyro
 
 from prm_jax import config as config_lib
 
+OWN_DATA = ("alternatives", "search", "rollouts")  # that of the quick start
 Name = Literal[
-  "supervision", "active", "generations", "ood", "noise", "tuning", "alternatives", "search"
+  "supervision",
+  "active",
+  "generations",
+  "ood",
+  "noise",
+  "tuning",
+  "alternatives",
+  "search",
+  "rollouts",
 ]
 
 
@@ -78,7 +87,7 @@ def planned(args: Args):
   plan = config_lib.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   flag = f"--{next(iter(given), '')}"
-  own_data = args.name in ("alternatives", "search")
+  own_data = args.name in OWN_DATA
   if given and own_data:
     raise ValueError(f"{args.name} is of the quick start's data and takes no {flag}")
   if given.keys() - {"labeller"} and not args.plan and args.scale != "full":

@@ -28,40 +28,18 @@ from prm_jax.runtime import exits
 exits.on_signals()  # before what takes time to import
 
 import dataclasses
-import os
 import pathlib
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import json_lines
+from prm_jax.generation import options
 
 
-@dataclasses.dataclass(frozen=True)
-class Args(config_lib.Checked):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(options.Generator):
   input: pathlib.Path
   output: pathlib.Path
-  model: str = ""  # directory of a public or exported language model
-  checkpoint: str = ""  # or work directory of train.py, trained on text
-  url: str = ""  # or a server of OpenAI's completions API, such as http://127.0.0.1:8000/v1
-  served_model: str = ""  # the server's name of the model; --model then has its tokenizer
-  concurrency: config_lib.Count = 64  # requests under way
   n: config_lib.Count = 16  # samples of each problem
-  max_new_tokens: config_lib.Count = 512
-  temperature: config_lib.NonNegative = 1.0
-  top_k: config_lib.Whole = 0  # 0: all
-  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-  min_p: config_lib.Share = 0.0
-  stop: tuple[json_lines.Text, ...] = ()  # texts that end a sample; they stay in it
-  seed: config_lib.Whole = 0
-  prompt: Literal["chat", "few_shot", "plain"] = "chat"
-  system: str | None = None  # of chat; None: to reason step by step and box the answer
-  examples: pathlib.Path | None = None  # of few_shot: lines with problem and steps
-  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines are between steps
-  batch: config_lib.Count = 64  # samples under way at once
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of --model
-  tensor: config_lib.Count = 1  # devices that share a copy of the model
   # A search instead of n samples, with n solutions of a problem under way at once.
   search: Literal["", "best_of_n", "beam", "dvts", "lookahead", "particles"] = ""
   prm: str = ""  # reward model: work directory of train.py, or a published or exported model
@@ -79,9 +57,7 @@ def main() -> None:
   import jax
 
   from prm_jax.datasets import download
-  from prm_jax.generation import prompts, samples, search, step_writer
-  from prm_jax.generation.engines import Limits
-  from prm_jax.generation.sampling import Sampling
+  from prm_jax.generation import samples, search, step_writer
   from prm_jax.runtime import distributed, journal, progress
 
   check(args)
@@ -93,25 +69,15 @@ def main() -> None:
     distributed.check_same_command(args, [args.input])
     journal.check_output(args.output)
     problems = samples.read(args.input)
-    with progress.waiting(f"loading {args.url or args.model or args.checkpoint}"):
-      engine = load(args)
-    examples = prompts.read_examples(args.examples) if args.examples else []
-    system = prompts.SYSTEM if args.system is None else args.system
-    make = prompts.maker(args.prompt, engine.tokenizer, system, examples)
-    stop = (*args.stop, prompts.NEXT) if args.prompt == "few_shot" else args.stop
-    settings = samples.Settings(
-      args.n,
-      Sampling(args.temperature, args.top_k, args.top_p, args.min_p),
-      Limits(args.max_new_tokens, stop),
-      args.seed,
-      args.prompt,
-      args.steps,
-    )
+    with progress.waiting(f"loading {args.name}"):
+      engine = args.load()
+    make, given = args.maker(engine.tokenizer), (args.sampling, args.limits)
+    settings = samples.Settings(args.n, *given, args.seed, args.prompt, args.steps)
     own, run = problems[jax.process_index() :: jax.process_count()], samples.generate
     if args.search:
       with progress.waiting(f"loading {args.prm}"):
         scorer = load_reward_model(args, max(min(args.batch // args.n, len(own)), 1))
-      given = (settings.sampling, settings.limits, args.max_step_tokens, rule.steps_ahead)
+      given += (args.max_step_tokens, rule.steps_ahead)
       writing = step_writer.Settings(*given, args.prompt, args.steps)
       engine, run = search.Search(engine, scorer, rule, writing), samples.search
     # The first prompt stands for template, system prompt and examples.
@@ -126,12 +92,7 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """ValueError for flags that do not go together."""
-  if bool(args.url) != bool(args.served_model):
-    raise ValueError("--url and --served_model go together")
-  if args.url and args.checkpoint:
-    raise ValueError("--url and --checkpoint contradict each other")
-  if not args.url and bool(args.model) == bool(args.checkpoint):
-    raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
+  args.check_model()
   if args.output.resolve() == args.input.resolve():
     raise ValueError(f"--output={args.output} is the input: give another name")
   if bool(args.search) != bool(args.prm):
@@ -144,20 +105,6 @@ def check(args: Args) -> None:
     raise ValueError(f"--{given[0]} is of a search: give --search=RULE and --prm=DIR")
   if args.search and args.batch < args.n:
     raise ValueError(f"--batch={args.batch} lanes hold no search of --n={args.n}: give more")
-
-
-def load(args: Args):
-  """The engine."""
-  from prm_jax.generation import language_models, server
-  from prm_jax.input_pipeline import tokenizers
-
-  if args.url:
-    key = os.environ.get("OPENAI_API_KEY", "")
-    tokenizer = tokenizers.load(args.model) if args.model else None
-    return server.Server(args.url, args.served_model, args.concurrency, key, tokenizer=tokenizer)
-  if args.model:
-    return language_models.load_model(args.model, args.dtype, args.batch, args.tensor)
-  return language_models.load_checkpoint(args.checkpoint, args.batch, args.tensor)
 
 
 def load_reward_model(args: Args, contexts: int):

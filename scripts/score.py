@@ -3,6 +3,8 @@
   python scripts/score.py --checkpoint=runs/prm --input=samples.jsonl --output=scored.jsonl
   python scripts/score.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm --dtype=bfloat16 \\
     --input=samples.jsonl --output=scored.jsonl
+  python scripts/score.py --model=policy --reference=base --readout=implicit --beta=0.05 \\
+    --input=samples.jsonl --output=scored.jsonl
 
 Input: JSON lines (plain or .gz), one candidate each, with `problem` and `steps` (or `text`, which
 is split at the model's separator); every other key is kept.  Output: the same lines with
@@ -15,6 +17,10 @@ A published model is a hub directory (config.json, safetensors, tokenizer); its 
 is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm or trl.
 These have two classes; "0" gets probability 0.  A directory of export.py needs no readout.  With
 --model, OUTPUT.contract.json says how the model was read; --checkpoint removes that of a past run.
+
+--readout=implicit reads two language models of one tokenizer: P(right) of a step is the sigmoid of
+beta * log(pi / pi_ref), summed over its tokens (Yuan et al. 2024; docs/rewards.md).  Both are hub
+directories, or with --checkpoint work directories of train.py on text.
 """
 
 from prm_jax.runtime import exits
@@ -38,38 +44,65 @@ class Args:
   checkpoint: str = ""  # work directory of train.py
   step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
   model: str = ""  # or directory of a published or exported model
-  readout: str = ""  # of a published model
+  readout: str = ""  # of a published model, or "implicit"
+  reference: str = ""  # of --readout=implicit: directory of the model that --model is compared with
+  beta: float | None = None  # of --readout=implicit: weight of the log-ratio; default 0.05
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'
+  separator: config_lib.Escaped = ""  # of a public model, between steps; "": its readout's
   merge: bool = True  # encode what candidates of a problem share once; False: to compare
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
-def main() -> None:
-  args = config_lib.parse(Args, __doc__)
-  from prm_jax.runtime import distributed, progress
-  from prm_jax.scoring import candidates
-  from prm_jax.scoring.scorer import Scorer
-
-  of_model = args.readout or args.separator or args.dtype != "float32"
+def check(args: Args) -> None:
+  """Raises ValueError for flags that do not go together."""
+  implicit = args.readout == "implicit"
+  of_model = (not implicit and (args.readout or args.separator)) or args.dtype != "float32"
   if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and of_model):
     raise ValueError(
       "give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
       "go with --model"
     )
+  if bool(args.reference) != implicit or (args.beta is not None and not implicit):
+    raise ValueError(
+      f"--readout={args.readout} --reference={args.reference} --beta={args.beta}: "
+      "--readout=implicit needs --reference=DIR, and only it has --reference and --beta"
+    )
+
+
+def load(args: Args):
+  """The scorer that the flags ask for."""
+  from prm_jax.scoring import implicit, scorer
+
+  if args.readout != "implicit":
+    if args.model:
+      return scorer.Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
+    return scorer.Scorer.load(args.checkpoint, args.step)
+  beta = implicit.BETA if args.beta is None else args.beta
+  separator = args.separator or implicit.SEPARATOR
+  if args.model:
+    places = (args.model, args.reference)
+    return implicit.ImplicitScorer.load_model(*places, beta, separator, args.dtype)
+  places = (args.checkpoint, args.reference)
+  return implicit.ImplicitScorer.load(*places, beta, separator, args.step)
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  check(args)
+  from prm_jax.runtime import distributed, progress
+  from prm_jax.scoring import candidates
+
   if args.output.resolve() == args.input.resolve():
     raise ValueError(f"--output={args.output} is the input: give another name")
   note = pathlib.Path(f"{args.output}.contract.json")
   with distributed.job(args.hosts), distributed.written_together() as output:
     out = output(args.output)  # a place that cannot be written is an error before any work
-    about = output(note) if args.model else None
+    described = bool(args.model or args.readout)
+    about = output(note) if described else None
     distributed.check_same_command(args, [args.input])
     with progress.waiting(f"loading {args.model or args.checkpoint}"):
-      if args.model:
-        scorer = Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
-      else:
-        scorer = Scorer.load(args.checkpoint, args.step)
-      facts = scorer.facts() if args.model else None
+      scorer = load(args)
+      facts = scorer.facts() if described else None
     distributed.check_same({"step": scorer.step, "model": facts})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     started = time.perf_counter()
@@ -78,7 +111,7 @@ def main() -> None:
       record = candidates.scored(line.record, line.steps, line.probabilities, scorer.contract)
       out.write(json.dumps(record, ensure_ascii=False) + "\n")
       count += 1
-    if args.model:
+    if described:
       about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif distributed.is_first():
       note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores

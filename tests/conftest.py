@@ -4,9 +4,11 @@ Eight CPU devices are asked for before any JAX backend starts, so that sharded c
 any machine.  Tests marked `shared_data` read the folder beside the checkout that holds real rows.
 """
 
+import dataclasses
 import functools
 import http.server
 import importlib.util
+import json
 import os
 import pathlib
 import shutil
@@ -201,6 +203,26 @@ def arithmetic_data(tmp_path_factory):
   texts = step_dataset.texts(directory, "train", 100)
   tokenizers.train_sentencepiece(texts, directory / "tokenizer.model", 320)
   return directory
+
+
+@pytest.fixture(scope="session")
+def text_run(arithmetic_data, tmp_path_factory):
+  """The work directory of a language model of a few updates."""
+  import tiny
+
+  from prm_jax import config as config_lib
+  from prm_jax.training import loop
+
+  directory = tmp_path_factory.mktemp("text")
+  (directory / "text.jsonl").write_text(json.dumps({"prompt": "2+2\n", "completion": "4"}) + "\n")
+  given = tiny.experiment(arithmetic_data, config_lib.Loss())
+  loss = config_lib.Loss(objective="language_model")
+  texts = dict.fromkeys(("text_train", "text_eval"), str(directory / "text.jsonl"))
+  data = dataclasses.replace(given.data, **texts)
+  train = config_lib.Train(steps=2, batch_rows=1, log_every=2, eval_every=2, save_every=2)
+  with tiny.first_device():
+    loop.run(dataclasses.replace(given, data=data, train=train, loss=loss), directory / "run")
+  return directory / "run"
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import http.server
 import json
 import os
@@ -378,21 +377,6 @@ def test_campaign_of_kills(kills, loopback, tmp_path):
   subprocess.run(command(path, out, engine.url), env=ENVIRONMENT, check=True)
   assert len(state["bodies"]) - before == 3 * (4 * kills + 8 - known)
   assert out.read_bytes() == whole.read_bytes() and not journal.exists()
-
-
-@pytest.fixture(scope="module")
-def text_run(arithmetic_data, tmp_path_factory):
-  """The work directory of a language model of a few updates."""
-  directory = tmp_path_factory.mktemp("text")
-  (directory / "text.jsonl").write_text(json.dumps({"prompt": "2+2\n", "completion": "4"}) + "\n")
-  given = tiny.experiment(arithmetic_data, config_lib.Loss())
-  loss = config_lib.Loss(objective="language_model")
-  texts = dict.fromkeys(("text_train", "text_eval"), str(directory / "text.jsonl"))
-  data = dataclasses.replace(given.data, **texts)
-  train = config_lib.Train(steps=2, batch_rows=1, log_every=2, eval_every=2, save_every=2)
-  with tiny.first_device():
-    loop.run(dataclasses.replace(given, data=data, train=train, loss=loss), directory / "run")
-  return directory / "run"
 
 
 def assert_same_samples(one, other):

@@ -5,7 +5,7 @@ import pathlib
 import runpy
 
 from prm_jax.datasets.arithmetic import Generator
-from prm_jax.experiments.plan import Plan, Quickstart, Search
+from prm_jax.experiments.plan import Plan, Quickstart, Rollouts, Search
 from prm_jax.experiments.tasks import Embedded
 
 SIZES = Generator(train_problems=20, test_problems=6, candidates=16)  # of the quick start
@@ -21,6 +21,7 @@ def config() -> Plan:
       for name in ("process", "outcome", "labeller", "process_base", "outcome_base")
     },
     search=Search(widths=(2, 4), problems=3, updates=40, labelled=4),
+    rollouts=Rollouts(counts=(1, 2), problems=20, updates=8),
     quickstart=Quickstart(short(plan.quickstart.settings), 8, 8, SIZES),
     embedded=Embedded(pool_problems=12, pool_samples=8, test_problems=10, test_samples=16),
     seeds=(0, 1),

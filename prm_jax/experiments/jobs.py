@@ -22,7 +22,8 @@ from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime import progress
 
-NAMES = ("supervision", "active", "generations", "ood", "noise", "tuning", "alternatives", "search")
+NAMES = ("supervision", "active", "generations", "ood", "noise", "tuning")
+NAMES += ("alternatives", "search", "rollouts")
 POLL = 1.0  # seconds between looks at what is finished
 
 

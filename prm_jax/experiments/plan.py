@@ -82,6 +82,16 @@ class Search(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rollouts(Checked):
+  """Sizes of the experiment rollouts, on the quick start's data."""
+
+  counts: Counts = (1, 2, 4, 8, 16)  # rollouts of a step
+  problems: Count = 1000  # to label
+  solutions: Count = 2  # of each
+  updates: Count = 1500  # of a process model
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan(Checked):
   """Sizes and settings at one scale."""
 
@@ -100,6 +110,7 @@ class Plan(Checked):
   learning_rates: tuple[Positive, ...]
   updates: Counts
   search: Search = Search()
+  rollouts: Rollouts = Rollouts()
   setting: Setting = HARD  # of the embedded domain
   embedded: Embedded = Embedded()
   files: Files = Files()

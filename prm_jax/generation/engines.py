@@ -50,7 +50,7 @@ class Completion:
   token_count: int = 0
 
 
-def derived_seed(seed: int, number: int) -> int:
+def derived_seed(seed: int, number: int | str) -> int:
   """The seed of one of many: of a problem's samples, or of one sample.  Servers take 31 bits."""
   digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
   return int.from_bytes(digest[:4], "big") >> 1

@@ -23,6 +23,7 @@ from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
 from prm_jax.generation.cached_decoder import Cache, Slots, Weights
 from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.places import power_of_two
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.training import checkpoint as checkpoint_lib
@@ -109,9 +110,9 @@ class Sampler:
     C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
-    E = min(n * max(map(len, chains)), B)
     # Samples start in order: a few contexts beyond those that fill the slots, for stragglers.
-    G = min(-(-B * len(chains) // (n * len(prompts))) + 2, len(chains), B)
+    sizes = -(-B * len(chains) // (n * len(prompts))) + 2, n * max(map(len, chains))
+    G, E = (min(power_of_two(size), B) for size in sizes)  # few, as each is compiled
     queue = collections.deque(
       (j, i, k) for j, chain in enumerate(chains) for i in chain for k in range(n)
     )
@@ -129,23 +130,20 @@ class Sampler:
           j, i, k = queue.popleft()
           if j not in contexts:
             contexts[j] = free.pop()
-            tokens, (*last, _) = np.zeros(C, np.int32), encoded[chains[j][0]]
-            tokens[: len(last)] = last
-            cache = self.prefill(self.weights, cache, contexts[j], tokens)
+            before = np.pad(encoded[chains[j][0]][:-1], (0, C + 1))[:C].astype(np.int32)
+            cache = self.prefill(self.weights, cache, contexts[j], before)
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
-        if not any(slots):
+        if not (under_way := [each for each in slots if each]):
           return
-        if max(len(each.tokens) for each in slots if each) == T:
+        if max(len(each.tokens) for each in under_way) == T:
           cache, T = self._lengthened(cache), 2 * T
         state = self._state(slots, G, E)
         device, log_probs, cache = self._step(
           self.weights, cache, index % T, state, device, fresh, sampling=sampling
         )
         chosen, log_probs = np.asarray(device), np.asarray(log_probs)
-        for b, each in enumerate(slots):
-          if each is None:
-            continue
+        for b, each in [(b, each) for b, each in enumerate(slots) if each]:
           each.tokens.append(int(chosen[b]))
           each.log_probs.append(float(log_probs[b]))
           if found := self._ended(each, limits):

@@ -1,4 +1,4 @@
-"""The engine of others: any server of OpenAI's completions API (vLLM, SGLang, the TPU engines).
+"""The engine of others: a server of OpenAI's completions or chat (vLLM, SGLang, the TPU engines).
 
 Requests are for one sample each, with a seed of its own: servers differ in what `n` and `seed` mean
 together, and what they share of a prompt they find by themselves.  A request that fails for a
@@ -7,7 +7,8 @@ was asked is said once; that a server ignores a seed or top-k shows in no answer
 
 With a tokenizer the server gets a prompt's tokens, those of `prompts.encode`.  Without one it gets
 a text: a special token that a problem spells out is that token, and a server that puts a first
-token before every text puts it before a template that has it, too.
+token before every text puts it before a template that has it, too.  Of a chat, the text is the only
+message, and the server has the template.
 """
 
 import collections
@@ -18,7 +19,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import urllib3
@@ -45,20 +46,43 @@ class LogProbs(msgspec.Struct):
   token_logprobs: list[float | None] | None = None
 
 
-class Choice(msgspec.Struct):
-  text: str
+class Choice(msgspec.Struct, kw_only=True):
   finish_reason: str | None = None
   stop_reason: str | int | None = None  # of vLLM: the stop string
   matched_stop: str | int | None = None  # of SGLang
   logprobs: LogProbs | None = None
 
 
+class TextChoice(Choice):
+  text: str
+
+
+class Message(msgspec.Struct):
+  content: str | None = None  # null: cut off before the answer, or refused
+  reasoning: str | None = None  # what the server's reasoning parser took out of the content
+  reasoning_content: str | None = None  # the same of older servers, and of others
+
+
+class ChatChoice(Choice):
+  message: Message
+
+  @property
+  def text(self) -> str:
+    """The thinking and the answer, as the model wrote them."""
+    thinking = self.message.reasoning or self.message.reasoning_content
+    answer = self.message.content or ""
+    return f"<think>\n{thinking}\n</think>\n{answer}" if thinking else answer
+
+
+AnyChoice = TypeVar("AnyChoice", TextChoice, ChatChoice)
+
+
 class Usage(msgspec.Struct):
   completion_tokens: int = 0
 
 
-class Answer(msgspec.Struct):
-  choices: list[Choice]
+class Answer(msgspec.Struct, Generic[AnyChoice]):
+  choices: list[AnyChoice]
   usage: Usage | None = None
 
 
@@ -70,7 +94,8 @@ class Server:
   model: str  # as the server names it
   concurrency: int = 64  # requests under way
   key: str = ""  # of the API
-  tokenizer: Tokenizer | None = None  # of the model
+  tokenizer: Tokenizer | None = None  # of the model; a chat needs none
+  chat: bool = False  # asks for chat completions
   retries: int = 8
   seconds: float = 600.0  # that one request may take
   said: set[str] = dataclasses.field(default_factory=set)
@@ -78,7 +103,8 @@ class Server:
   def facts(self) -> dict[str, Any]:
     """As `engines.Engine`; what model answers there, only the server knows."""
     tokenizer = self.tokenizer.hash if self.tokenizer else None
-    return {"url": self.url, "served_model": self.model, "tokenizer": tokenizer}
+    facts = {"url": self.url, "served_model": self.model, "chat": self.chat}
+    return facts | {"tokenizer": tokenizer}
 
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
@@ -127,28 +153,37 @@ class Server:
     sampling: Sampling,
     limits: Limits,
   ) -> Completion:
-    body = {
+    path, kind, asked = self._form(prompt)
+    body = asked | {
       "model": self.model,
-      "prompt": prompts_lib.encode(prompt, self.tokenizer) if self.tokenizer else prompt.text,
       "n": 1,
       "max_tokens": limits.max_new_tokens,
       "temperature": sampling.temperature,
       "top_p": sampling.top_p,
       "seed": derived_seed(prompt.seed, k),
-      "logprobs": 0,
     }
     if limits.stop:
       body |= {"stop": [*limits.stop], "include_stop_str_in_output": True}
     # Beyond OpenAI's own parameters, which vLLM and SGLang have.
     body |= {"top_k": sampling.top_k} if sampling.top_k else {}
     body |= {"min_p": sampling.min_p} if sampling.min_p else {}
-    answer = self._ask(pool, body)
+    answer = self._ask(pool, path, kind, body)
     if len(answer.choices) != 1:
       raise ValueError(f"{self.url}: {len(answer.choices)} choices for n=1")
     return self._read(answer, i, k, limits)
 
-  def _ask(self, pool: urllib3.PoolManager, body: dict[str, Any]) -> Answer:
-    url = f"{self.url.rstrip('/')}/completions"
+  def _form(self, prompt: Prompt) -> tuple[str, type[Answer], dict[str, Any]]:
+    """What the two APIs differ in: the path, the kind of the answer, and how it is asked for."""
+    if self.chat:
+      messages = [{"role": "user", "content": prompt.text}]
+      return "chat/completions", Answer[ChatChoice], {"messages": messages}
+    asked = prompts_lib.encode(prompt, self.tokenizer) if self.tokenizer else prompt.text
+    return "completions", Answer[TextChoice], {"prompt": asked, "logprobs": 0}
+
+  def _ask(
+    self, pool: urllib3.PoolManager, path: str, kind: type[Answer], body: dict[str, Any]
+  ) -> Answer:
+    url = f"{self.url.rstrip('/')}/{path}"
     headers = {"Content-Type": "application/json"}
     headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
     retry = Retry(
@@ -169,7 +204,7 @@ class Server:
       raise ValueError(f"{url}: status {response.status}: {shown}")
     if len(data) > MAX_BYTES:
       raise ValueError(f"{url}: an answer of more than {MAX_BYTES} bytes")
-    return json_lines.convert(json_lines.parse(data, url), Answer, url)
+    return json_lines.convert(json_lines.parse(data, url), kind, url)
 
   def _read(self, answer: Answer, i: int, k: int, limits: Limits) -> Completion:
     (choice,) = answer.choices
@@ -187,7 +222,7 @@ class Server:
     log_probs = choice.logprobs.token_logprobs if choice.logprobs else None
     if not log_probs or None in log_probs:
       log_probs = None
-    if log_probs is None:
+    if log_probs is None and not self.chat:
       self._say("gives no log-probabilities")
     count = answer.usage.completion_tokens if answer.usage else len(log_probs or ())
     if not count:

@@ -33,6 +33,7 @@ from prm_jax.types import StepContract
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 QWEN_TAG = "<extra_0>"
 SHEPHERD_TAG = "ки"
+MAX_RETOKENISED = 4096  # tokens of a solution that is encoded once for each step
 LLAMA_DATE = "26 Jul 2024"  # of Llama 3.1's template, where the caller gives none
 READ = None  # among pieces: the token before it is read
 NUMBERS_GONE = "; without the numbers in front of steps"
@@ -127,6 +128,11 @@ def math_shepherd(
     reads = [i for i, token in enumerate(ids) if token == tag]
     if len(reads) != len(steps) or SHEPHERD_TAG in problem + "".join(steps):
       # The text has a tag of its own, or a tag has merged: find the end of each part separately.
+      if len(ids) > MAX_RETOKENISED:
+        raise ValueError(
+          f"a solution of {len(ids)} tokens with the tag {SHEPHERD_TAG!r} in it; at most "
+          f"{MAX_RETOKENISED} can be read"
+        )
       ends = list(itertools.accumulate(map(len, parts)))[1:]
       prefixes = [tokenizer.encode(text[:end].rstrip("\n")) for end in ends]
       if any(ids[: len(p)] != p or p[-1] != tag for p in prefixes):

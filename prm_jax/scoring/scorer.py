@@ -190,7 +190,7 @@ class Scorer:
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
     """Class probabilities, float64 `[r, K, C]`, at the read positions of each token tree."""
-    forward = functools.partial(self._forward, self.params, self.head)
+    forward = functools.partial(self.forward, self.params, self.head)
     where = (self.mesh, self.row_length, self.merge)
     return batching.read(token_trees, problems, forward, *where, on_share)
 
@@ -219,7 +219,9 @@ class Scorer:
     return step_lib.graph(config, self.vocab_size, len(self.contract.classes), self.contract.heads)
 
   @functools.cached_property
-  def _forward(self):
+  def forward(self):
+    """The compiled program: class log-probabilities `[B, R, K, C]` of params, head and batch."""
+
     def log_probs(params: Any, head: Head, batch: Batch) -> jax.Array:
       model = nnx.merge(self.graph, params)
       hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)

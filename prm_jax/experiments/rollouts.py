@@ -1,0 +1,275 @@
+"""Labels of rollouts against exact ones: first errors found, what they cost, what they teach.
+
+The language model of the experiment search goes on from the steps of other solutions of its domain,
+whose ratings are known exactly.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.datasets import arithmetic
+from prm_jax.datasets.stepwise import records
+from prm_jax.evaluation.answers import grading
+from prm_jax.experiments import alternatives, intervals, workspace
+from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.search import LIMITS, Made
+from prm_jax.experiments.study import Study
+from prm_jax.experiments.workspace import Workspace
+from prm_jax.generation.engines import Prompt
+from prm_jax.generation.sampling import Sampling
+from prm_jax.runtime.journal import Journal
+from prm_jax.supervision import rollout_labels, synthetic
+from prm_jax.supervision.rollout_labels import Problem, Settings, Solution
+from prm_jax.supervision.rollouts import Annotator
+from prm_jax.types import StepTree
+
+TITLE = "Step labels from rollouts"
+QUESTION = (
+  "A language model can label a step by going on from it: a step from which no rollout reaches the "
+  "right answer is wrong. How many first errors do k rollouts find, at what cost, and how good is "
+  "a PRM that learns from such labels?"
+)
+PAPER = (
+  "The paper's labels are people's, or a large PRM's (section 4). Math-Shepherd (Wang et al. 2023) "
+  "labels by rollouts, OmegaPRM (Luo et al. 2024) finds the first error by a binary search. Zhang "
+  "et al. (2025) found PRMs of rollout labels worse than of people's or of a judge's: a rollout "
+  "may reach the answer after a wrong step, and may miss it after a right one."
+)
+RULES = {  # how labels are made: search, share of right rollouts up to which a step is wrong
+  "all": ("every step, wrong if no rollout is right", Settings(search="all")),
+  "quarter": ("every step, wrong if a quarter is right or less", Settings(wrong_share=0.25)),
+  "binary": ("binary search, wrong if no rollout is right", Settings(search="binary")),
+}
+ARMS = {  # of training, on the same solutions
+  "exact": "exact labels",
+  "hard": "hard: none of the rollouts is right",
+  "quarter": "hard: a quarter of them is right or less",
+  "counts": "counts, of every step",
+  "tolerant": "tolerant, of problems that the model is sure of",
+}
+SURE = 0.5  # of the arm "tolerant"
+
+
+def runs(plan: Plan) -> list[str]:
+  """Names of the results of a seed."""
+  return [*(f"{rule}-{k}" for rule in RULES for k in plan.rollouts.counts), *ARMS]
+
+
+def study(plan: Plan, space: Workspace) -> Study:
+  """The quick start's test candidates, and its settings with fewer updates for fewer labels."""
+  found = alternatives.study(plan, space)
+  train = dataclasses.replace(found.plan.process.train, steps=plan.rollouts.updates)
+  process = dataclasses.replace(found.plan.process, train=train)
+  return dataclasses.replace(found, plan=dataclasses.replace(found.plan, process=process))
+
+
+def run(study: Study) -> None:
+  """Labels the pool by each rule and k, and trains on the labels, for one seed."""
+  labels = Labels(study.plan, Made(study.plan, study.space))
+  for rule, (_, s) in RULES.items():
+    for k in study.plan.rollouts.counts:
+      make = functools.partial(labels.judged, dataclasses.replace(s, rollouts=k))
+      study.space.result(f"{rule}-{k}", make)
+  held_out = alternatives.trees(labels.made.generator, "own_steps", "test")
+  for arm in ARMS:
+
+    def make(arm=arm) -> dict[str, Any]:
+      trees = labels.trees(arm)
+      scorer = study.space.model(f"prm_{arm}", study.plan.process, trees, held_out, "rollouts")
+      labelled = sum(label is not None for tree in trees for label in tree.labels)
+      found = workspace.judged(scorer, study.task)
+      return found | {"solutions": len(trees), "steps": labelled}
+
+    study.space.result(arm, make)
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+  """The pool of a seed, and what rollouts say of it."""
+
+  plan: Plan
+  made: Made
+
+  @functools.cached_property
+  def pool(self) -> list[tuple[arithmetic.Problem, list[arithmetic.Solution]]]:
+    """Training problems with solutions of the simulated solver."""
+    s, rng = self.plan.rollouts, np.random.default_rng([self.made.space.seed, *b"pool"])
+    return [
+      (of, [arithmetic.solve(of, rng) for _ in range(s.solutions)])
+      for of in self.made.generator.problems()["train"][: s.problems]
+    ]
+
+  def annotated(self, s: Settings) -> list[Problem]:
+    """The problems of the pool with the rollouts that these settings ask for."""
+    problems = [
+      Problem(of.text, str(of.answer), [
+        Solution(i, {}, each.steps, True, each.answer == of.answer)
+        for i, each in enumerate(solutions)
+      ])
+      for of, solutions in self.pool
+    ]  # fmt: skip
+    sampling, seed = Sampling(), self.made.space.seed
+    make = lambda text, seed: Prompt("", text, "\n", seed)
+    model = dataclasses.replace(self.made.language_model, batch=512)
+    path = self.made.space.directory / "rollouts.journal"
+    path.unlink(missing_ok=True)  # of a run that was killed
+    with (
+      grading.Grader("math") as grader,
+      contextlib.closing(Journal(path, {})) as journal,
+    ):
+      annotator = Annotator(model, make, sampling, LIMITS, "\n", grader, s, seed, {})
+      annotator.run(problems, range(len(problems)), journal)
+    path.unlink()
+    return problems
+
+  def judged(self, s: Settings) -> dict[str, Any]:
+    """By problem `[P]`: first errors named, there, and named rightly; and the cost."""
+    named, there, right = np.zeros((3, len(self.pool)), int)
+    problems = self.annotated(s)
+    for p, (problem, (_, solutions)) in enumerate(zip(problems, self.pool)):
+      for own, exact in zip(problem.solutions, solutions):
+        labels, _ = rollout_labels.label(problem, own, s)
+        first = labels.index(False) if False in labels else None
+        true = exact.ratings.index(-1) if -1 in exact.ratings else None
+        named[p] += first is not None
+        there[p] += true is not None
+        right[p] += first is not None and first == true
+    rollouts = sum(count.n for each in problems for count in each.counts.values())
+    return {
+      "named": named.tolist(),
+      "there": there.tolist(),
+      "right": right.tolist(),
+      "solutions": sum(len(solutions) for _, solutions in self.pool),
+      "rollouts": rollouts,
+      "tokens": sum(each.tokens for each in problems),
+    }
+
+  @functools.cached_property
+  def counted(self) -> list[Problem]:
+    """The pool with all rollouts of every step."""
+    return self.annotated(Settings(labels="counts", rollouts=self.most))
+
+  @property
+  def most(self) -> int:
+    """Rollouts of a step."""
+    return max(self.plan.rollouts.counts)
+
+  def trees(self, arm: str) -> list[StepTree]:
+    """The labelled solutions of the pool that a model of this arm is trained on."""
+    if arm == "exact":
+      return [
+        synthetic.process(of.text, each.steps, each.ratings)
+        for of, solutions in self.pool
+        for each in solutions
+      ]
+    settings = {
+      "hard": Settings(rollouts=self.most),
+      "quarter": Settings(rollouts=self.most, wrong_share=0.25),
+      "counts": Settings(rollouts=self.most, labels="counts"),
+      "tolerant": Settings(rollouts=self.most, labels="tolerant", sure=SURE),
+    }
+    kind = {"counts": "counts", "tolerant": "soft"}.get(arm, "binary")
+    out = []
+    problems = self.annotated(settings[arm]) if arm == "tolerant" else self.counted
+    for problem in problems:
+      for each in problem.solutions:
+        values, _ = rollout_labels.label(problem, each, settings[arm])
+        labels = [records.label(value, kind) for value in values if value is not None]
+        if labels:
+          steps, parents = each.steps[: len(labels)], tuple(range(-1, len(labels) - 1))
+          out.append(StepTree(problem.text, tuple(steps), parents, tuple(labels)))
+    return out
+
+
+def summarise(results: Results) -> dict[str, Any]:
+  """Precision and recall of first errors over k, cost, and curves of the models."""
+  counts = results.plan["rollouts"]["counts"]
+  of = {rule: [results.of(f"{rule}-{k}") for k in counts] for rule in RULES}
+  array = lambda rule, key: np.array([[each[key] for each in one] for one in of[rule]]).T
+  by = lambda rule, key: np.moveaxis(array(rule, key), 0, 1)  # [S, P, K]
+  per_solution = lambda rule, key: [
+    float(np.mean([each[key] / each["solutions"] for each in one])) for one in of[rule]
+  ]
+  curves = {arm: results.accuracy(arm) for arm in ARMS}
+  return {
+    "counts": counts,
+    "precision": {r: _ratio(by(r, "right"), by(r, "named"), results.crossed) for r in RULES},
+    "recall": {r: _ratio(by(r, "right"), by(r, "there"), results.crossed) for r in RULES},
+    "rollouts": {rule: per_solution(rule, "rollouts") for rule in RULES},
+    "tokens": {rule: per_solution(rule, "tokens") for rule in RULES},
+    "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
+    "differences": {
+      arm: results.intervals(curve - curves["exact"]) for arm, curve in curves.items()
+    },
+    "majority": results.intervals(results.problems("majority")),
+    "auroc": {arm: results.mean(arm, "auroc") for arm in ARMS},
+    "solutions": {arm: results.mean(arm, "solutions") for arm in ARMS},
+    "steps": {arm: results.mean(arm, "steps") for arm in ARMS},
+  }
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray, crossed: bool) -> dict[str, list]:
+  """The ratio of two sums over seeds and problems of `[S, P, K]`, with its interval."""
+  weights = intervals.resampled(part.shape[:2], crossed)
+  sums = [np.einsum("rsp,spk->rk", weights, x) for x in (part, whole)]
+  low, high = np.percentile(sums[0] / np.maximum(sums[1], 1e-12), intervals.PERCENT, axis=0)
+  mean = part.sum((0, 1)) / np.maximum(whole.sum((0, 1)), 1)
+  return {"mean": mean.tolist(), "low": low.tolist(), "high": high.tolist()}
+
+
+def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
+  """Precision and recall over the cost, and best-of-N of the models."""
+  out = []
+  for name in ("precision", "recall"):
+    curves = [
+      Curve.over_n(label, summary["rollouts"][rule], summary[name][rule])
+      for rule, (label, _) in RULES.items()
+    ]
+    out.append(Panel(curves, "rollouts of a solution", f"{name} of first errors, %"))
+  curves = [Curve.over_n(label, results.n, summary["curves"][arm]) for arm, label in ARMS.items()]
+  curves.append(Curve.over_n("majority voting", results.n, summary["majority"], dashed=True))
+  label = "N = number of solutions per problem"
+  return [*out, Panel(curves, label, "% problems solved (best-of-N)")]
+
+
+def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Tables of the page and the screen."""
+  columns = range(len(summary["counts"]))
+  header = ["k rollouts of a step", *map(str, summary["counts"])]
+  rows = [
+    [f"{name}: {label}", *(percent(summary[name][rule], at=k) for k in columns)]
+    for name in ("precision", "recall")
+    for rule, (label, _) in RULES.items()
+  ]
+  rows += [
+    [f"rollouts of a solution: {label}", *(f"{x:.1f}" for x in summary["rollouts"][rule])]
+    for rule, (label, _) in RULES.items()
+  ]
+  at = [k for k, n in enumerate(results.n) if n in (4, 16, 64, 256, results.n[-1])]
+  trained = [
+    [
+      label,
+      f"{summary['solutions'][arm]:,.0f}",
+      f"{summary['steps'][arm]:,.0f}",
+      f"{summary['auroc'][arm]:.3f}",
+      *(percent(summary["curves"][arm], at=k) for k in at),
+    ]
+    for arm, label in ARMS.items()
+  ]
+  less: Sequence[Sequence[str]] = [
+    [f"{ARMS[arm]}, minus exact", "", "", "", *(percent(found, True, k) for k in at)]
+    for arm, found in summary["differences"].items()
+    if arm != "exact"
+  ]
+  names = ["labels", "solutions", "steps", "AUROC", *(f"best of {results.n[k]}" for k in at)]
+  return [
+    Table("First errors, % with 95 % intervals", header, rows),
+    Table("% of problems solved by PRMs of these labels", names, [*trained, *less]),
+  ]

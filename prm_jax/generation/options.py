@@ -1,0 +1,87 @@
+"""Flags of the scripts that say which language model writes, and how."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import msgspec
+
+from prm_jax import config as config_lib
+from prm_jax.runtime import json_lines
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generator(config_lib.Checked):
+  model: str = ""  # directory of a public or exported model
+  checkpoint: str = ""  # or work directory of train.py
+  url: str = ""  # or a server of OpenAI's API, such as http://127.0.0.1:8000/v1
+  served_model: str = ""  # the server's name of the model; --model then has its tokenizer
+  concurrency: config_lib.Count = 64  # requests under way
+  max_new_tokens: config_lib.Count = 512
+  temperature: config_lib.NonNegative = 1.0
+  top_k: config_lib.Whole = 0  # 0: all
+  top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+  min_p: config_lib.Share = 0.0
+  stop: tuple[json_lines.Text, ...] = ()  # texts that end a sample; they stay in it
+  seed: config_lib.Whole = 0
+  prompt: Literal["chat", "few_shot", "plain"] = "chat"
+  system: str | None = None  # of chat; None: to reason step by step and box the answer
+  examples: pathlib.Path | None = None  # of few_shot: lines with problem and steps
+  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines are between steps
+  batch: config_lib.Count = 64  # samples under way at once
+  dtype: Literal["float32", "bfloat16"] = "float32"  # of --model
+  tensor: config_lib.Count = 1  # devices that share a copy of the model
+
+  def check_model(self) -> None:
+    """ValueError unless there is one model."""
+    if bool(self.url) != bool(self.served_model):
+      raise ValueError("--url and --served_model go together")
+    if self.url and self.checkpoint:
+      raise ValueError("--url and --checkpoint contradict each other")
+    if not self.url and bool(self.model) == bool(self.checkpoint):
+      raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
+
+  @property
+  def name(self) -> str:
+    """Of the model, for people."""
+    return self.served_model or self.model or self.checkpoint
+
+  def load(self, **server: bool):
+    """The engine; `server` are further fields of `server.Server`."""
+    from prm_jax.generation import language_models
+    from prm_jax.generation.server import Server
+    from prm_jax.input_pipeline import tokenizers
+
+    if self.url:
+      key = os.environ.get("OPENAI_API_KEY", "")
+      tokenizer = tokenizers.load(self.model) if self.model else None
+      given = (self.url, self.served_model, self.concurrency, key)
+      return Server(*given, tokenizer=tokenizer, **server)
+    if self.model:
+      return language_models.load_model(self.model, self.dtype, self.batch, self.tensor)
+    return language_models.load_checkpoint(self.checkpoint, self.batch, self.tensor)
+
+  def maker(self, tokenizer) -> Callable:
+    """The function that makes a prompt of a problem and a seed."""
+    from prm_jax.generation import prompts
+
+    examples = prompts.read_examples(self.examples) if self.examples else []
+    system = prompts.SYSTEM if self.system is None else self.system
+    return prompts.maker(self.prompt, tokenizer, system, examples)
+
+  @property
+  def sampling(self):
+    from prm_jax.generation.sampling import Sampling
+
+    return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+  @property
+  def limits(self):
+    """When a sample ends: one after worked examples also where the next problem begins."""
+    from prm_jax.generation import prompts
+    from prm_jax.generation.engines import Limits
+
+    stop = (*self.stop, prompts.NEXT) if self.prompt == "few_shot" else self.stop
+    return Limits(self.max_new_tokens, stop)

@@ -1,0 +1,270 @@
+"""The implicit process reward: two language models and candidate solutions -> P(right) of steps.
+
+The reward of a token is beta * (log pi - log pi_ref), its log-probability under a policy against
+that under a reference.  The reward of a step is the sum over its tokens, and P(right) its sigmoid:
+Yuan et al. 2024 (arXiv 2412.01981), where the sigmoid of a whole solution's reward is what the
+cross-entropy loss trains; PRIME (Cui et al. 2025, arXiv 2502.01456) uses the rewards online.
+
+A solution is laid out as for this project's own models: problem, separator, then each step with the
+separator behind it, which counts as a token of the step.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from scipy import special
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import decoder
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import families, weights
+from prm_jax.runtime import storage
+from prm_jax.scoring import batching, scorer
+from prm_jax.scoring.rewards import BETA
+from prm_jax.scoring.scorer import SolutionError
+from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.training import loss as loss_lib
+from prm_jax.training import step as step_lib
+from prm_jax.types import TWO_CLASSES, Batch, StepContract
+
+SEPARATOR = "\n"
+LARGEST = 700.0  # of a token's log-ratio: its exponential is still a float64
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+  """A language model and its tokenizer."""
+
+  source: str  # the directory that it is of
+  tokenizer: tokenizers.Tokenizer
+  config: config_lib.Model
+  vocab_size: int  # rows of the embedding
+  params: Any
+  step: int | None = None  # of a checkpoint
+
+  @classmethod
+  def of_directory(
+    cls, directory: str | pathlib.Path, mesh: jax.sharding.Mesh, dtype: str = "float32"
+  ) -> Self:
+    """A public or exported model; ValueError or OSError if it is no language model."""
+    directory = pathlib.Path(directory)
+    preset, tokenizer = families.read(directory), tokenizers.load(directory)
+    if "score.weight" in weights.tensors(directory):
+      raise ValueError(f"{directory}: a classifier, which predicts no text")
+    config = dataclasses.replace(preset.config, dtype=dtype, param_dtype=dtype)
+    abstract = decoder.abstract_params(config, config.vocab_size, 1, mesh)
+    params = weights.load(directory, abstract, config)
+    return cls(str(directory), tokenizer, config, config.vocab_size, params)
+
+  @classmethod
+  def of_run(
+    cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str = "latest"
+  ) -> Self:
+    """A checkpoint of train.py on text; ValueError or FileNotFoundError if there is none."""
+    about, tokenizer = scorer.newest(workdir)
+    if about.contract.objective != "language_model":
+      raise ValueError(
+        f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
+      )
+    step, about, params = checkpoint_lib.restore_params(workdir, mesh, which)
+    # Scoring may be on other devices than training was, where its kernel does not run.
+    config = dataclasses.replace(about.config.model, attention="auto")
+    return cls(str(workdir), tokenizer, config, about.vocab_size, params, step)
+
+  def facts(self) -> dict[str, Any]:
+    """Which model it is: its step, or the sha256 of its files as the hub shows them."""
+    if self.step is not None:
+      return {"directory": self.source, "step": self.step}
+    directory = pathlib.Path(self.source)
+    names = {tensor.path.name for tensor in weights.tensors(directory).values()}
+    hashes = {}
+    for name in ["config.json", tokenizers.find(directory).name, *sorted(names)]:
+      with (directory / name).open("rb") as file:
+        hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"directory": self.source, "sha256": hashes, "dtype": self.config.dtype}
+
+  @functools.cached_property
+  def read_log_probs(self) -> Callable[[Any, Batch], jax.Array]:
+    """`token_log_probs` of parameters and a batch, compiled."""
+    graph = step_lib.graph(self.config, self.vocab_size, 1)
+    return jax.jit(lambda params, batch: token_log_probs(nnx.merge(graph, params), batch))
+
+
+def token_log_probs(model: decoder.StepScorer, batch: Batch) -> jax.Array:
+  """Log-probability of the token at each read position, given its parent: float32 `[B, R]`.
+
+  The logits of all reads, `[B, R, V]`, would be the largest array in memory: they are computed for
+  `loss.LOGITS` reads of a row at a time.
+  """
+  hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
+  at_reads = functools.partial(jnp.take_along_axis, indices=batch.read_positions, axis=1)
+  parents, tokens = jnp.maximum(at_reads(batch.previous), 0), at_reads(batch.tokens)
+  B, R = tokens.shape
+  size = min(R, loss_lib.LOGITS)
+
+  def split(x):  # [B, R] -> [chunks, B, size]
+    x = jnp.pad(x, [(0, 0), (0, -R % size)])
+    return x.reshape(B, -1, size).swapaxes(0, 1)
+
+  def chunk(part):
+    parents, tokens = part
+    before = jnp.take_along_axis(hidden, parents[..., None], axis=1)
+    logits = model.next_token_logits(before)
+    return -optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+
+  out = jax.lax.map(chunk, (split(parents), split(tokens)))
+  return out.swapaxes(0, 1).reshape(B, -1)[:, :R]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImplicitScorer:
+  """Two language models that score solutions as a `Scorer` does."""
+
+  contract: StepContract  # what its probabilities mean
+  policy: LanguageModel
+  reference: LanguageModel
+  mesh: jax.sharding.Mesh
+  beta: float = BETA
+  row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
+  merge: bool = True  # encode what solutions of a problem share once
+
+  @classmethod
+  def load(
+    cls,
+    workdir: str | storage.Path,
+    reference: str | storage.Path,
+    beta: float = BETA,
+    separator: str = SEPARATOR,
+    which: str = "latest",
+    devices: Sequence[jax.Device] | None = None,
+  ) -> Self:
+    """Loads two runs of train.py on text; arguments and errors as `Scorer.load` and `of`."""
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
+    models = LanguageModel.of_run(workdir, mesh, which), LanguageModel.of_run(reference, mesh)
+    return cls.of(*models, mesh, beta, separator)
+
+  @classmethod
+  def load_model(
+    cls,
+    directory: str | pathlib.Path,
+    reference: str | pathlib.Path,
+    beta: float = BETA,
+    separator: str = SEPARATOR,
+    dtype: str = "float32",
+    devices: Sequence[jax.Device] | None = None,
+  ) -> Self:
+    """Loads two directories of public models; arguments as `Scorer.load_model`, errors as `of`."""
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
+    models = (LanguageModel.of_directory(each, mesh, dtype) for each in (directory, reference))
+    return cls.of(*models, mesh, beta, separator)
+
+  @classmethod
+  def of(
+    cls,
+    policy: LanguageModel,
+    reference: LanguageModel,
+    mesh: jax.sharding.Mesh,
+    beta: float = BETA,
+    separator: str = SEPARATOR,
+  ) -> Self:
+    """A scorer of two models whose parameters are on `mesh`.
+
+    Raises:
+      ValueError: the models have different tokenizers, beta is not positive, or the separator has
+        no tokens.
+    """
+    if policy.tokenizer.hash != reference.tokenizer.hash:
+      raise ValueError(
+        f"{policy.source} and {reference.source} have different tokenizers (sha256 "
+        f"{policy.tokenizer.hash[:12]} and {reference.tokenizer.hash[:12]}): no token of the one "
+        "can be compared with the other's"
+      )
+    if not beta > 0:
+      raise ValueError(f"--beta={beta}: expected a positive number")
+    contract = token_tree.step_contract(
+      policy.tokenizer, separator, "process", "implicit", "none", TWO_CLASSES
+    )
+    read = f"sigmoid of {beta} * log(pi / pi_ref), summed over the step's tokens and separator"
+    return cls(dataclasses.replace(contract, read=read), policy, reference, mesh, beta)
+
+  @property
+  def step(self) -> int | None:
+    """The policy's step, of a checkpoint."""
+    return self.policy.step
+
+  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
+    """Probabilities of wrong and right of the steps of each solution, float64 `[steps, 2]`."""
+    return [each[:, 0] for each in self.by_head(solutions)]
+
+  def by_head(
+    self,
+    solutions: Sequence[tuple[str, Sequence[str]]],
+    on_share: Callable[[float], None] = lambda share: None,
+  ) -> list[np.ndarray]:
+    """The same with an axis for the single head, `[steps, 1, 2]`: arguments as `Scorer.by_head`.
+
+    Raises:
+      SolutionError: a solution is too long, or has a token that a model has no embedding for.
+    """
+    trees, starts = [], []
+    for i, (problem, steps) in enumerate(solutions):
+      try:
+        tree, first = self.encode(problem, steps)
+      except ValueError as error:
+        raise SolutionError(i, str(error)) from error
+      trees.append(tree)
+      starts.append(first)
+    problems = [problem for problem, _ in solutions]
+    where = (self.mesh, self.row_length, self.merge)
+    # `read` exponentiates: these are the likelihood ratios of the tokens, [tokens, 1, 1].
+    ratios = batching.read(trees, problems, self._log_ratios, *where, on_share)
+    rewards = [
+      self.beta * np.add.reduceat(np.log(ratio[:, 0, 0]), first)
+      for ratio, first in zip(ratios, starts)
+    ]
+    return [special.expit(np.stack([-each, each], axis=-1))[:, None] for each in rewards]
+
+  def encode(self, problem: str, steps: Sequence[str]) -> tuple[token_tree.TokenTree, np.ndarray]:
+    """A solution's tokens, read from its first step on, and the first read of each step `[steps]`.
+
+    Raises:
+      ValueError: it cannot be scored.
+    """
+    laid = token_tree.encode_candidate(problem, steps, self.policy.tokenizer, self.contract)
+    if len(laid) > scorer.MAX_TOKENS:
+      raise ValueError(
+        f"a solution of {len(laid)} tokens; at most {scorer.MAX_TOKENS} can be scored"
+      )
+    rows = min(self.policy.vocab_size, self.reference.vocab_size)
+    if (highest := laid.tokens.max()) >= rows:
+      raise ValueError(f"token {highest} is beyond an embedding of {rows} rows")
+    first = int(np.flatnonzero(laid.previous >= 0)[0])
+    tree = token_tree.chain(laid.tokens, np.arange(first, len(laid)), first)
+    return tree, np.append(0, laid.read_positions[:-1] + 1 - first)
+
+  def _log_ratios(self, batch: Batch) -> jax.Array:
+    """log pi - log pi_ref of the tokens at a batch's read positions, `[B, R, 1, 1]`."""
+    models = (self.policy, self.reference)
+    return self._difference(*(model.read_log_probs(model.params, batch) for model in models))
+
+  @functools.cached_property
+  def _difference(self):
+    def clipped(policy: jax.Array, reference: jax.Array) -> jax.Array:
+      return jnp.clip(policy - reference, -LARGEST, LARGEST)[..., None, None]
+
+    return jax.jit(clipped, out_shardings=sharding_lib.replicated(self.mesh))
+
+  def facts(self) -> dict[str, Any]:
+    """What the probabilities mean, and of which two models they are."""
+    models = {"model": self.policy.facts(), "reference": self.reference.facts()}
+    return dataclasses.asdict(self.contract) | models | {"beta": self.beta}

@@ -1,0 +1,360 @@
+"""A reward model behind HTTP: `POST /score`, `POST /rewards` and `GET /health`.
+
+Requests come from the network: what each may hold, what all may hold together and how long they may
+take has bounds, the `Limits`.  A solution is encoded before it is queued, so that one which cannot
+be scored is an error of its own request.  A route is a line in `Service.app`.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import functools
+import logging
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from aiohttp import web
+
+from prm_jax.runtime import json_lines
+from prm_jax.scoring import candidates, rewards
+from prm_jax.scoring.request_queue import ModelError, RequestQueue, Solution
+from prm_jax.scoring.reward_function import RewardFunction
+from prm_jax.scoring.scorer import MAX_TOKENS, Scorer, SolutionError
+
+BACKLOG = 2048  # connections that the system holds until they are accepted
+IDLE = 75.0  # seconds until a connection without a request is closed
+LINGER = 2.0  # seconds for the rest of a body that is refused, or arrives when the service stops
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """Bounds of one request, and of what all requests hold until they are answered."""
+
+  body_bytes: int = 4 * 2**20
+  solutions: int = 256
+  steps: int = 16_384  # of all solutions of a request: the answer has numbers for each
+  characters: int = 2**18  # of a solution, before it is encoded: far more than MAX_TOKENS have
+  seconds: float = 30.0  # until a body has arrived, and until an answer has been taken
+  held_bytes: int = 64 * 2**20  # of bodies
+  held_solutions: int = 16_384
+  held_tokens: int = 256 * MAX_TOKENS  # so that one request is never too large
+
+
+class Refused(Exception):
+  """A request is not answered; the status and the message are for its client."""
+
+  def __init__(self, status: int, message: str):
+    super().__init__(message)
+    self.status = status
+
+
+class Request(msgspec.Struct):
+  """The body of POST /score."""
+
+  solutions: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+
+
+class RewardRequest(msgspec.Struct):
+  """The body of POST /rewards: arguments and fields of a `RewardFunction`."""
+
+  prompts: Annotated[list[str | list[dict[str, Any]]], msgspec.Meta(min_length=1)]
+  completions: list[str | list[dict[str, Any]]]
+  form: str = "product"
+  temperature: float = rewards.TEMPERATURE
+  separator: str = ""
+
+
+Hold = Callable[[str, int], None]  # counts bytes, solutions or tokens as held by a request
+Work = Callable[[bytes, Hold], Awaitable[dict[str, Any]]]  # a body's answer
+
+
+class Service:
+  """A model's server.  `serve` runs it, `stop` ends it from any thread."""
+
+  def __init__(self, scorer: Scorer, name: str, limits: Limits | None = None):
+    self.name, self.limits = name, limits or Limits()
+    self.scorer, self.queue = scorer, RequestQueue(scorer)
+    self.held: collections.Counter[str] = collections.Counter()
+    self.served: collections.Counter[str] = collections.Counter()
+    self.address: tuple[str, int] | None = None  # once it is serving
+    self._under_way, self._stopping = 0, False
+    self._deadlines: set[asyncio.Timeout] = set()  # of bodies that are arriving
+
+  async def serve(self, listener: socket.socket) -> None:
+    """Answers requests until `stop` or, in the main thread, SIGTERM or SIGINT; then finishes them.
+
+    Prints the URL when it is ready.
+    """
+    self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+    self.queue.warm_up()
+    _allow_connections()
+    # What clients do wrong is answered, not logged.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    # A request whose client has gone away is cancelled, and no longer scored.
+    runner = web.AppRunner(
+      self.app(),
+      access_log=None,
+      handler_cancellation=True,
+      auto_decompress=False,
+      keepalive_timeout=IDLE,
+      lingering_time=LINGER,
+      shutdown_timeout=LINGER,  # when all requests have been answered
+    )
+    await runner.setup()
+    site = web.SockSite(runner, listener, backlog=BACKLOG)
+    await site.start()
+    reading = asyncio.create_task(self.queue.run())
+    reading.add_done_callback(lambda task: self._stop.set())
+    self.address = listener.getsockname()[:2]
+    host = f"[{self.address[0]}]" if ":" in self.address[0] else self.address[0]
+    self._catch_signals()
+    print(f"serving {self.name} on http://{host}:{self.address[1]}", flush=True)
+    await self._stop.wait()
+    self._stopping = True
+    await site.stop()
+    for deadline in self._deadlines:
+      deadline.reschedule(min(deadline.when(), self._loop.time() + LINGER))
+    while self._under_way and not reading.done():
+      await asyncio.sleep(0.01)
+    await runner.cleanup()
+    self.queue.close()
+    if reading.done():
+      reading.result()  # raises the mistake in the code that has ended it
+    reading.cancel()
+    print(f"stopped after {self.served['solutions']:,} solutions", file=sys.stderr, flush=True)
+
+  def stop(self) -> None:
+    """Makes `serve` accept nothing more, and return when all requests are answered."""
+    self._loop.call_soon_threadsafe(self._stop.set)
+
+  def _catch_signals(self) -> None:
+    """Lets SIGTERM and SIGINT stop the service, and a second one end the process at once."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def stop() -> None:
+      print(f"finishing {self._under_way} requests", file=sys.stderr, flush=True)
+      for each in numbers:
+        self._loop.remove_signal_handler(each)
+        signal.signal(each, signal.SIG_DFL)
+      self._stop.set()
+
+    if threading.current_thread() is threading.main_thread():
+      for number in numbers:
+        self._loop.add_signal_handler(number, stop)
+
+  def app(self) -> web.Application:
+    """The routes."""
+    app = web.Application(middlewares=[_errors_as_json])
+    app.router.add_get("/health", self._health)
+    app.router.add_post("/score", functools.partial(self._post, self.score))
+    app.router.add_post("/rewards", functools.partial(self._post, self.rewards))
+    return app
+
+  async def score(self, body: bytes, hold: Hold) -> dict[str, Any]:
+    """The answer of POST /score."""
+    records, solutions = await self.queue.in_encoder(self._solutions, body)
+    contract = self.scorer.contract
+    found = await self.probabilities(solutions, hold)
+    scores = []
+    for record, (_, steps), probabilities in zip(records, solutions, found):
+      scored = candidates.scored({}, steps, probabilities, contract)
+      if "steps" in record:  # else the client learns what its text was split into
+        del scored["steps"]
+      scores.append(scored)
+    self.served["solutions"] += len(scores)
+    return {"scores": scores}
+
+  def _solutions(self, body: bytes) -> tuple[list[dict[str, Any]], list[Solution]]:
+    """Records and solutions of a body; Refused or BadLine says what is wrong."""
+    records = json_lines.decode(body, Request, "the body").solutions
+    if len(records) > self.limits.solutions:
+      raise Refused(400, f"{len(records):,} solutions; at most {self.limits.solutions:,} at a time")
+    separator = self.scorer.contract.separator
+    return records, [
+      candidates.solution(record, separator, f"solutions[{i}]") for i, record in enumerate(records)
+    ]
+
+  async def rewards(self, body: bytes, hold: Hold) -> dict[str, Any]:
+    """The answer of POST /rewards: what a `RewardFunction` gives, in sum and by steps."""
+    function, solutions, places = await self.queue.in_encoder(self._completions, body)
+    found: list[np.ndarray | None] = [None] * len(solutions)
+    left = [i for i, (_, steps) in enumerate(solutions) if steps]
+    hold("solutions", len(solutions))
+    while left:
+      try:
+        read = await self.probabilities([solutions[i] for i in left], hold)
+      except SolutionError as error:
+        left.pop(error.index)
+        continue
+      for i, each in zip(left, read):
+        found[i] = each.mean(1)
+      break
+    steps = await self.queue.in_encoder(function.placed, found, places)
+    self.served["solutions"] += len(solutions)
+    sums = await self.queue.in_encoder(function.sums, steps)
+    return {"rewards": sums, "steps": [each._asdict() for each in steps]}
+
+  def _completions(self, body: bytes):
+    """Function, solutions and ends of steps of a body; Refused or BadLine says what is wrong."""
+    asked = json_lines.decode(body, RewardRequest, "the body")
+    if len(asked.prompts) > self.limits.solutions:
+      raise Refused(400, f"{len(asked.prompts):,} prompts; at most {self.limits.solutions:,}")
+    try:
+      given = (asked.form, asked.temperature, asked.separator)
+      function = RewardFunction(self.scorer, *given)
+      return function, *function.solutions(asked.prompts, asked.completions)
+    except ValueError as error:
+      raise Refused(400, str(error)) from None
+
+  async def probabilities(self, solutions: list[Solution], hold: Hold):
+    """Class probabilities of each solution, as `Scorer.by_head`.
+
+    Raises:
+      Refused: a solution is too long, or the queue is full.
+      SolutionError: a solution cannot be scored.
+    """
+    hold("solutions", len(solutions))
+    for i, (problem, steps) in enumerate(solutions):
+      if (count := len(problem) + sum(map(len, steps))) > (most := self.limits.characters):
+        raise SolutionError(i, f"a solution of {count:,} characters; at most {most:,}")
+    if (count := sum(len(steps) for _, steps in solutions)) > (most := self.limits.steps):
+      raise Refused(400, f"{count:,} steps; at most {most:,} at a time")
+    trees = await self.queue.encode(solutions)
+    hold("tokens", sum(map(len, trees)))
+    return await self.queue.read(trees, [problem for problem, _ in solutions])
+
+  async def _post(self, work: Work, request: web.Request) -> web.Response:
+    """Reads the body, does the work and sends its answer."""
+    if self._stopping:
+      raise Refused(503, "the service is being stopped")
+    self._under_way += 1
+    try:
+      with self._holding() as hold:
+        answer = await work(await self._body(request, hold), hold)
+        response = web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+        await self._send(request, response)
+    finally:
+      self._under_way -= 1
+    self.served["requests"] += 1
+    return response
+
+  @contextlib.contextmanager
+  def _holding(self) -> Iterator[Hold]:
+    """Counts what a request holds until the block ends; Refused when all hold too much."""
+    own: collections.Counter[str] = collections.Counter()
+
+    def hold(what: str, count: int) -> None:
+      if self.held[what] + count > getattr(self.limits, f"held_{what}"):
+        raise Refused(503, f"the queue is full of {what}: {self.held[what]:,}; try again")
+      self.held[what] += count
+      own[what] += count
+
+    try:
+      yield hold
+    finally:
+      self.held.subtract(own)
+
+  async def _body(self, request: web.Request, hold: Hold) -> bytes:
+    """The body, which is counted while it arrives: a client may claim any length, or none."""
+    if encoding := request.headers.get("Content-Encoding"):
+      raise Refused(415, f"Content-Encoding is {json_lines.show(encoding)}: send plain JSON")
+    most, body = self.limits.body_bytes, bytearray()
+    too_large = Refused(413, f"the body has over {most:,} bytes: send fewer solutions at a time")
+    if (request.content_length or 0) > most:
+      raise too_large
+    try:
+      async with asyncio.timeout(self.limits.seconds) as deadline:
+        self._deadlines.add(deadline)
+        async for part in request.content.iter_any():
+          if len(body) + len(part) > most:
+            raise too_large
+          hold("bytes", len(part))
+          body += part
+    except TimeoutError:
+      raise Refused(408, "the body has not arrived in time") from None
+    except web.RequestPayloadError as error:
+      raise Refused(400, f"the body is broken: {error}") from None
+    finally:
+      self._deadlines.discard(deadline)
+    return bytes(body)
+
+  async def _send(self, request: web.Request, response: web.Response) -> None:
+    """Sends an answer here and not later, so that what clients do not take is held, and ends."""
+    try:
+      async with asyncio.timeout(self.limits.seconds):
+        await response.prepare(request)
+        await response.write_eof()
+    except TimeoutError:
+      if request.transport:
+        request.transport.abort()
+
+  async def _health(self, request: web.Request) -> web.Response:
+    return web.json_response(
+      {
+        "status": "ok",
+        "model": self.name,
+        "step": self.scorer.step,
+        "contract": dataclasses.asdict(self.scorer.contract),
+        "queued": {what: self.held[what] for what in ("bytes", "solutions", "tokens")},
+        "served": {what: self.served[what] for what in ("requests", "solutions")},
+        "compiled_shapes": len(self.queue.shapes),
+      }
+    )
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Callable) -> web.StreamResponse:
+  """The handler's response; an error becomes {"error": ...} with its status."""
+  headers = {}
+  try:
+    return await handler(request)
+  except Refused as error:
+    status, message = error.status, str(error)
+    headers = {"Retry-After": "1"} if status == 503 else {}
+  except SolutionError as error:
+    status, message = 400, f"solutions[{error.index}]: {error}"
+  except json_lines.BadLine as error:
+    status, message = 400, str(error)
+  except ModelError as error:
+    status, message = 500, str(error)
+  except web.HTTPException as error:  # of the router: 404, 405
+    status, message = error.status, f"{request.method} {json_lines.show(request.path)}"
+    message = f"{message}: {error.reason}; there are POST /score, POST /rewards and GET /health"
+    headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+  except ConnectionError:
+    raise
+  except Exception:
+    traceback.print_exc(file=sys.stderr)
+    status, message = 500, "a mistake in the server; its log says more"
+  return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def _allow_connections() -> None:
+  """Raises the number of files that this process may open, often 1,024: connections are files."""
+  _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  with contextlib.suppress(ValueError):  # of systems that allow fewer than they say
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def listen(host: str, port: int) -> socket.socket:
+  """A socket bound to an address, of which 0 is any free port; OSError if it cannot be bound."""
+  family, kind, protocol, _, address = socket.getaddrinfo(
+    host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+  )[0]
+  listener = socket.socket(family, kind, protocol)
+  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  try:
+    listener.bind(address)
+  except OSError as error:
+    listener.close()
+    raise OSError(f"--host={host} --port={port}: {error.strerror}") from error
+  return listener

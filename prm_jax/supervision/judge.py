@@ -1,0 +1,370 @@
+"""A generative verifier as judge: votes on the first wrong step become step labels and scores.
+
+A language model reads a problem and a solution, writes a critique, and ends it with a verdict.  Its
+text is parsed and never run: code in it, as GenPRM writes, is not executed.
+
+A template is a prompt and a parser of what comes back.  The words of the prompts are ours; tags,
+headings and verdicts are spelt as upstream, because models are trained on them.  What a prompt
+shows of the form is no verdict itself, because models that think repeat it.
+"""
+
+import collections
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
+from prm_jax.generation.sampling import Sampling
+from prm_jax.runtime import json_lines, progress
+from prm_jax.runtime.journal import Journal
+from prm_jax.scoring import candidates
+
+NONE_WRONG = -1  # as ProcessBench's label
+Verdict = int | None  # the first wrong step, from 0, or NONE_WRONG; None: undecided
+Name = Literal["critic", "thinkprm", "genprm"]  # of a template
+
+# All patterns are bounded after their first word, so that a search is linear in the text.
+BOX = "\\boxed{"
+INDEX = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(-?[0-9]{1,9})\s{0,9}\}")
+STEP = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(correct|incorrect)\s{0,9}\}")
+PARAGRAPH = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?([Yy]es|[Nn]o)\s{0,9}\}")
+QUESTION = "Is the solution correct?"
+ANSWER = re.compile(r"\W{0,9}(Yes|No)\b(?!/)")
+NUMBER = re.compile(r"\A\s{0,9}Step [0-9]{1,9}:")  # that a step has already
+OTHERS = ("step_std", "prm_score_std")  # keys of another model's scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+  prompt: Callable[[str, Sequence[str]], str]  # of problem and steps
+  verdict: Callable[[str, int], Verdict]  # of a whole answer on so many steps
+
+
+def _layout(task: str, problem: str, solution: str, answer: str) -> str:
+  return f"{task}\n\n[Math Problem]\n\n{problem}\n\n[Solution]\n\n{solution}\n\n{answer}"
+
+
+def _paragraphs(steps: Sequence[str], first: int) -> str:
+  tagged = (f"<paragraph_{i}>\n{step}\n</paragraph_{i}>" for i, step in enumerate(steps, first))
+  return "\n\n".join(tagged)
+
+
+def critic_prompt(problem: str, steps: Sequence[str]) -> str:
+  r"""ProcessBench's critique: the index of the first wrong paragraph, or -1, in `\boxed{}`.
+
+  Upstream: `code/templates/critique_template.txt` in QwenLM/ProcessBench; for any chat model.
+  """
+  return _layout(
+    "Below are a math problem and a solution of it. The solution is split into paragraphs, each "
+    "between tags with its index, counted from 0.",
+    problem,
+    _paragraphs(steps, first=0),
+    "Check the solution paragraph by paragraph. If a paragraph has an error, stop there and answer "
+    "with its index: the earliest one that has an error. If no paragraph has one, answer with -1.\n"
+    "\nPut the answer (the index alone) in \\boxed{} at the end of your review.",
+  )
+
+
+def critic_verdict(text: str, count: int) -> Verdict:
+  r"""The integer in the last `\boxed{}`; undecided if that has none, or no step's index."""
+  found = INDEX.match(text, at) if (at := text.rfind(BOX)) >= 0 else None
+  index = int(found[1]) if found else count
+  return index if NONE_WRONG <= index < count else None
+
+
+def thinkprm_prompt(problem: str, steps: Sequence[str]) -> str:
+  """ThinkPRM's (Khalifa et al. 2025, arXiv 2504.16828): a judgement on each numbered step.
+
+  Upstream: `format_verification_cot_for_thinkprm` in `utils/helper.py` of mukhal/ThinkPRM, which
+  begins the answer with "Let's verify step by step:"; the form of the answer is figure 14's.
+  """
+  numbered = (f"Step {i}: {NUMBER.sub('', step).strip()}" for i, step in enumerate(steps, 1))
+  return _layout(
+    "You are given a math problem and a proposed step-by-step solution:",
+    problem,
+    "\n".join(numbered),
+    "Review each step of the proposed solution and judge whether it is correct. The solution may "
+    "be incomplete: judge only the steps that it has. Answer in this form:\n"
+    "\n"
+    "Let's verify step by step:\n"
+    "Step 1: <critique> The step is \\boxed{correct/incorrect}\n"
+    "Step 2: <critique> The step is \\boxed{correct/incorrect}\n"
+    "...\n"
+    "\n"
+    "Stop after the first incorrect step. The last line of the answer is:\n"
+    f"{QUESTION} Yes/No",
+  )
+
+
+def thinkprm_verdict(text: str, count: int) -> Verdict:
+  r"""The first `\boxed{incorrect}`, where the k-th box is that of step k.
+
+  As `extract_step_cots_and_labels` in upstream's `utils/answer_utils.py`, which reads lines.  A
+  last "Is the solution correct?" that says otherwise than the boxes makes it undecided.  Without
+  boxes that line decides nothing: "No" names no step, and counting "Yes" alone would be a bias.
+  """
+  verdict = _first((box[1] == "incorrect" for box in STEP.finditer(text)), count)
+  at = text.rfind(QUESTION)
+  answer = ANSWER.match(text, at + len(QUESTION)) if at >= 0 else None
+  if answer and (answer[1] == "Yes") != (verdict == NONE_WRONG):
+    return None
+  return verdict
+
+
+def genprm_prompt(problem: str, steps: Sequence[str]) -> str:
+  r"""GenPRM's (Zhao et al. 2025, arXiv 2504.00891): `\boxed{Yes}` or `\boxed{No}` by paragraph.
+
+  Upstream: the critique prompt of appendix A.2, and the forms that `prm_evaluation/` of
+  RyanLiu112/GenPRM writes answers in.  Upstream's evaluation makes each paragraph a turn of a
+  conversation and executes the code in it; here one answer judges all, and nothing is executed.
+  """
+  return _layout(
+    "You are a math teacher. Your task is to review and critique the paragraphs in a solution step "
+    "by step. Do not solve the problem yourself. Below are the problem and the solution, split "
+    "into paragraphs with tags, counted from 1.",
+    problem,
+    _paragraphs(steps, first=1),
+    "Judge each paragraph in turn, with Yes if it is correct and No if it is not. No code will be "
+    "run. Answer for each paragraph in this form:\n"
+    "\n"
+    "<analyze>\n"
+    "Let's analyze the Paragraph 1 step by step: ...\n"
+    "</analyze>\n"
+    "<verify>\n"
+    "...\n"
+    "</verify>\n"
+    "<output>\n"
+    "**Judgement**: $\\boxed{Yes|No}$\n"
+    "</output>\n"
+    "\n"
+    "Stop after the first paragraph that is judged No.",
+  )
+
+
+def genprm_verdict(text: str, count: int) -> Verdict:
+  r"""The first `\boxed{No}`, where the k-th box is that of paragraph k."""
+  return _first((box[1].lower() == "no" for box in PARAGRAPH.finditer(text)), count)
+
+
+def _first(wrong: Iterable[bool], count: int) -> Verdict:
+  """The first wrong step, of judgements in order; undecided without one for each step to there.
+
+  Judgements of more steps than there are count for nothing, unless the first error is among them:
+  then it is undecided.
+  """
+  number = 0
+  for number, is_wrong in enumerate(wrong, 1):
+    if is_wrong:
+      return number - 1 if number <= count else None
+  return NONE_WRONG if number >= count else None
+
+
+TEMPLATES: dict[Name, Template] = {
+  "critic": Template(critic_prompt, critic_verdict),
+  "thinkprm": Template(thinkprm_prompt, thinkprm_verdict),
+  "genprm": Template(genprm_prompt, genprm_verdict),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What decides the verdicts on a solution, beside the model."""
+
+  template: Name
+  votes: int
+  sampling: Sampling
+  limits: Limits
+  seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+  """What a judge says of a solution."""
+
+  number: int  # of the solution
+  verdicts: tuple[Verdict, ...]
+  tokens: int  # of all its answers
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+  record: dict[str, Any]  # the line
+  problem: str
+  steps: tuple[str, ...]
+
+
+def read(path: pathlib.Path, separator: str) -> list[Solution]:
+  """The solutions of a file; BadLine if a line has no problem, or neither steps nor text."""
+  return [
+    Solution(record, *candidates.solution(record, separator, where))
+    for where, record in json_lines.records(path)
+  ]
+
+
+def annotate(
+  solutions: Sequence[Solution],
+  own: Sequence[int],
+  engine: Engine,
+  make: Callable[[str, int], Prompt],
+  s: Settings,
+  about: Mapping[str, Any],
+  journal: Journal,
+) -> None:
+  """Judges the solutions of these indices that are not in the journal yet; shows progress.
+
+  Args:
+    make, s: as of `judged`.
+    about: what the provenance says of the judge.
+  """
+  left = {i: (solutions[i].problem, solutions[i].steps) for i in own if i not in journal.done}
+  verdicts: collections.Counter = collections.Counter()
+  done = len(own) - len(left)
+  with progress.Progress(desc="judging", total=len(own), initial=done, unit="solutions") as bar:
+    for found in judged(left, engine, make, s):
+      of = solutions[found.number]
+      journal.add(found.number, [line(of.record, of.problem, of.steps, found, about)])
+      verdicts.update(each is None for each in found.verdicts)
+      share = 100 * verdicts[True] / verdicts.total()
+      bar.set_postfix_str(f"{share:.0f} % undecided", refresh=False)
+      bar.update()
+
+
+def message(text: str, seed: int) -> Prompt:
+  """The prompt of a chat server, which puts the message into the model's template by itself."""
+  return Prompt("", text, "", seed)
+
+
+def verdict(completion: Completion, name: Name, count: int) -> Verdict:
+  """The verdict of an answer on a solution of `count` steps; one that was cut off is undecided."""
+  return TEMPLATES[name].verdict(completion.text, count) if completion.end == "stop" else None
+
+
+def judged(
+  solutions: Mapping[int, tuple[str, Sequence[str]]],
+  engine: Engine,
+  make: Callable[[str, int], Prompt],
+  s: Settings,
+) -> Iterator[Judgement]:
+  """Judges solutions; yields each as soon as all of its votes are there.
+
+  Args:
+    solutions: problem and steps by number.  The seeds of a solution follow from its number, so a
+      run that goes on after a kill leaves out those that are done.
+    make: the prompt of a message and a seed: `message` for a chat server, `prompts.maker` of
+      "chat" without a system message for the own sampler.
+
+  Raises:
+    ValueError, OSError: as the engine.
+  """
+  numbers, template = [*solutions], TEMPLATES[s.template]
+  asked = [make(template.prompt(*solutions[i]), derived_seed(s.seed, i)) for i in numbers]
+  found: dict[int, dict[int, Completion]] = {}
+  for completion in engine.generate(asked, s.votes, s.sampling, s.limits):
+    number = numbers[completion.prompt]
+    of = found.setdefault(number, {})
+    of[completion.sample] = completion
+    if len(of) == s.votes:
+      votes, count = [of[k] for k in sorted(found.pop(number))], len(solutions[number][1])
+      verdicts = tuple(verdict(each, s.template, count) for each in votes)
+      yield Judgement(number, verdicts, sum(each.token_count for each in votes))
+
+
+def plurality(verdicts: Sequence[Verdict]) -> Verdict:
+  """The verdict of most, among those decided: maj@k of ProcessBench.
+
+  A tie goes to the earliest error, and to an error rather than to "none wrong"; upstream's
+  `Counter.most_common` takes the one that was sampled first.
+  """
+  votes = collections.Counter(each for each in verdicts if each is not None)
+  return min(votes, key=lambda i: (-votes[i], i == NONE_WRONG, i), default=None)
+
+
+def labels(first: Verdict, count: int) -> list[int | None]:
+  """1 before the first wrong step, -1 at it, None after it and everywhere if it is undecided."""
+  if first is None:
+    return [None] * count
+  return [1] * count if first == NONE_WRONG else [1] * first + [-1] + [None] * (count - first - 1)
+
+
+def probabilities(verdicts: Sequence[Verdict], count: int) -> list[float]:
+  """P(right) of each step, whose product is the share of decided verdicts that find no error.
+
+  P(right) of step i is 1 - (verdicts whose first error is i) / (verdicts that find none before i).
+  This is one minus the hazard of the first error, in discrete time.  A verdict says nothing of the
+  steps after its error, so only those that come as far as step i vote on it; and the product
+  telescopes: each numerator is the next denominator.  Two cases have no ratio:
+
+  * No verdict comes as far as step i, because all found an earlier error: 0.5.  The product is 0
+    already.
+  * No verdict is decided: 0.5 ** (1 / count), so that the product is 0.5 for any number of steps.
+  """
+  decided = [each for each in verdicts if each is not None]
+  if not decided:
+    return [0.5 ** (1 / count)] * count
+  out, left = [], len(decided)
+  for i in range(count):
+    wrong = decided.count(i)
+    out.append(1 - wrong / left if left else 0.5)
+    left -= wrong
+  return out
+
+
+def line(
+  record: dict[str, Any],
+  problem: str,
+  steps: Sequence[str],
+  found: Judgement,
+  about: Mapping[str, Any],
+) -> dict[str, Any]:
+  """The record with labels and scores, as prepare_data.py, rerank.py and evaluate.py read it.
+
+  Args:
+    about: what the provenance says of the judge.
+  """
+  first, given = plurality(found.verdicts), record.get("is_correct")
+  right = probabilities(found.verdicts, len(steps))
+  decided = len(found.verdicts) - found.verdicts.count(None)
+  known = isinstance(given, bool)
+  judge = None if first is None else first == NONE_WRONG
+  return {key: value for key, value in record.items() if key not in OTHERS} | {
+    "problem": problem,
+    "steps": [*steps],
+    "labels": labels(first, len(steps)),
+    "rating_probs": [{"-1": 1 - p, "0": 0.0, "1": p} for p in right],
+    "prm_score": math.prod(right),
+    "is_correct": given if known else judge,
+    "verdicts": [*found.verdicts],
+    "provenance": {
+      "method": "judge",
+      **about,
+      "agreement": found.verdicts.count(first) / decided if decided else None,
+      "tokens": found.tokens,
+      "outcome": "answer" if known else "labeller",
+    },
+  }
+
+
+def table(lines: Sequence[dict[str, Any]]) -> list[str]:
+  """What was judged, for the screen: counts over the lines that `line` has made."""
+  verdicts = [verdict for each in lines for verdict in each["verdicts"]]
+  given = collections.Counter(str(label) for each in lines for label in each["labels"])
+  tokens = sum(each["provenance"]["tokens"] for each in lines)
+  answers = (each for each in lines if each["provenance"]["outcome"] == "answer")
+  firsts = ((plurality(each["verdicts"]), each["is_correct"]) for each in answers)
+  known = [right == (first == NONE_WRONG) for first, right in firsts if first is not None]
+  share = lambda part, whole: f"{100 * part / max(whole, 1):.1f} %"
+  out = [
+    f"{len(lines):,} solutions, {len(verdicts):,} verdicts, "
+    f"{share(verdicts.count(None), len(verdicts))} undecided",
+    f"labels: {given['-1']:,} -1, {given['1']:,} 1; {given['None']:,} steps without one",
+    f"{tokens / max(len(verdicts), 1):,.0f} tokens a verdict",
+  ]
+  if known:
+    out.append(
+      f"whether there is an error: {share(sum(known), len(known))} of {len(known):,} as the final "
+      "answer says"
+    )
+  return out

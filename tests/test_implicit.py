@@ -1,0 +1,257 @@
+"""The implicit process reward: a tree of solutions is read as each solution alone."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import runpy
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from conftest import ROOT, run_script
+from flax import nnx
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import safetensors_files
+from prm_jax.scoring import candidates, implicit
+from prm_jax.scoring import scorer as scorer_lib
+from prm_jax.scoring.implicit import ImplicitScorer, LanguageModel
+from prm_jax.scoring.scorer import SolutionError
+from prm_jax.training import loop
+from prm_jax.training import loss as loss_lib
+
+BETA = 0.3
+SOLUTIONS = [
+  ("2+2", ("so 4", "the answer is 4")),
+  ("2+2", ("so 4", "the answer is 5")),
+  ("2+2", ("so 4",)),
+  ("2+2", ("so 5", "the answer is 5", "no")),
+  ("x", ("y" * 70, "\u00e9")),  # longer than a row
+  ("2+2", ("so 4", "the answer is 4")),  # again
+]
+
+
+def scorer_of(seeds=(0, 1), devices=4, **changes) -> ImplicitScorer:
+  """Tiny random models over four devices; those of equal seeds are equal."""
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=-1), jax.devices()[:devices])
+  whole = sharding_lib.replicated(mesh)
+  models = [
+    LanguageModel(
+      f"model {seed}",
+      tiny.TOKENIZER,
+      tiny.MODEL,
+      tiny.TOKENIZER.vocab_size,
+      jax.device_put(tiny.model(seed, 1)[1], whole),
+    )
+    for seed in seeds
+  ]
+  return dataclasses.replace(ImplicitScorer.of(*models, mesh, BETA), row_length=64, **changes)
+
+
+def of_solution(problem: str, steps) -> np.ndarray:
+  """P(right) of the steps of one solution by itself, from whole rows of logits, in plain NumPy."""
+  encode = tiny.TOKENIZER.encode
+  parts = [[1, *encode(f"{problem}\n")], *(encode(f"{step}\n") for step in steps)]
+  tokens = np.array([*itertools.chain(*parts)])
+  length = len(tokens)
+  log_probs = []
+  for seed in (0, 1):
+    model = nnx.merge(*tiny.model(seed, 1))
+    hidden = model.hidden(tokens[None], np.arange(length)[None], np.full((1, length), length))
+    logits = np.asarray(model.next_token_logits(hidden)[0], np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    log_probs.append(logits[np.arange(length - 1), tokens[1:]])
+  ends = np.cumsum([len(part) for part in parts]) - 1  # token i is predicted at i - 1
+  sums = [(log_probs[0] - log_probs[1])[a:b].sum() for a, b in itertools.pairwise(ends)]
+  return 1 / (1 + np.exp(-BETA * np.array(sums)))
+
+
+@pytest.fixture(scope="module")
+def expected():
+  return {solution: of_solution(*solution) for solution in set(SOLUTIONS)}
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("chunk", [256, 5])
+def test_a_tree_is_read_as_each_solution_alone(expected, monkeypatch, merge, chunk):
+  """Merged or not, and in chunks of whatever size, steps have the sums of a pass of their own."""
+  monkeypatch.setattr(loss_lib, "LOGITS", chunk)
+  scorer = scorer_of(merge=merge)
+  found = scorer.by_head(SOLUTIONS, on_share=(shares := []).append)
+  assert shares and max(shares) <= 1
+  for solution, probabilities in zip(SOLUTIONS, found, strict=True):
+    assert probabilities.shape == (len(solution[1]), 1, 2) and probabilities.dtype == np.float64
+    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-12)
+    # Sums of up to 70 float32 differences of log-probabilities of about 10, times beta.
+    np.testing.assert_allclose(probabilities[:, 0, 1], expected[solution], atol=1e-5)
+  assert not np.allclose(found[0][1], found[1][1])  # another last token is another reward
+
+
+def test_a_model_beside_itself_says_nothing():
+  """Where policy and reference are equal, each step is right with probability 0.5 exactly."""
+  for probabilities in scorer_of(seeds=(0, 0)).probabilities(SOLUTIONS):
+    np.testing.assert_array_equal(probabilities, 0.5)
+
+
+def test_no_array_of_all_reads_and_the_vocabulary(monkeypatch):
+  """The compiled pass holds the logits of `LOGITS` reads of a row at a time, never those of all."""
+  monkeypatch.setattr(loss_lib, "LOGITS", 32)
+  batch = tiny.batch(rows=4, row_length=512)
+  reads = np.tile(np.arange(512, dtype=np.int32), (4, 1))
+  batch = dataclasses.replace(batch, read_positions=reads)
+  graph, params = tiny.model(0, 1)
+  run = lambda params, batch: implicit.token_log_probs(nnx.merge(graph, params), batch)
+  text = jax.jit(run).lower(params, batch).as_text()
+  V = tiny.TOKENIZER.vocab_size
+  assert f"tensor<4x32x{V}xf32>" in text and f"tensor<4x512x{V}xf32>" not in text
+
+
+def test_very_different_models_saturate():
+  """Log-ratios of both signs beyond what float64 can exponentiate are bounded, not NaN."""
+  scorer = scorer_of()
+  sharper = lambda model: model.params | {"final_norm": model.params["final_norm"] * 300}
+  sharp = [dataclasses.replace(m, params=sharper(m)) for m in (scorer.policy, scorer.reference)]
+  extreme = dataclasses.replace(scorer, policy=sharp[0], reference=sharp[1])
+  for probabilities in extreme.probabilities(SOLUTIONS):
+    assert np.isfinite(probabilities).all()
+
+
+def test_the_contract_is_that_of_a_process_model():
+  """Two classes, right last, and the recipe's name; the score is the product of the P(right)."""
+  scorer = scorer_of()
+  contract = scorer.contract
+  assert (contract.objective, contract.classes) == ("process", ("-1", "1"))
+  assert (contract.neutral, contract.recipe, contract.separator) == ("none", "implicit", "\n")
+  assert contract.right_classes == [1] and str(BETA) in contract.read
+  (found,) = scorer.by_head(SOLUTIONS[:1])
+  record = candidates.scored({}, SOLUTIONS[0][1], found, contract)
+  assert record["prm_score"] == pytest.approx(np.prod(found[:, 0, 1]))
+
+
+def test_solutions_that_cannot_be_scored_are_named():
+  """One that is too long, or has a token that a model does not have, is an error with its index."""
+  with pytest.raises(SolutionError, match="at most 16384") as error:
+    scorer_of().by_head([("p", ("a",)), ("p", ("a" * 20_000,))])
+  assert error.value.index == 1
+  scorer = scorer_of()
+  smaller = dataclasses.replace(scorer.reference, vocab_size=100)
+  with pytest.raises(SolutionError, match="beyond an embedding of 100 rows"):
+    dataclasses.replace(scorer, reference=smaller).by_head([("p", ("a",))])
+
+
+@pytest.fixture(scope="module")
+def models(arithmetic_data, tmp_path_factory):
+  """Hub directories of two tiny language models, policy and base, and one with other tokens."""
+  directory = tmp_path_factory.mktemp("models")
+  tokenizer = arithmetic_data / "tokenizer.model"
+  for name in ("policy", "base", "other"):
+    tiny.public(directory / name, 320, tokenizer)
+  (weights,) = (directory / "base").glob("*.safetensors")
+  tensors = {k: x.read() for k, x in safetensors_files.read_directory(directory / "base").items()}
+  weights.unlink()
+  rng = np.random.default_rng(7)
+  changed = {k: x + rng.normal(size=x.shape).astype(x.dtype) for k, x in tensors.items()}
+  safetensors_files.write_directory(directory / "base", changed.items())
+  tokenizers.train_sentencepiece(
+    ["other text 1 2 3"] * 9, directory / "other" / "tokenizer.model", 310
+  )
+  return directory
+
+
+@pytest.fixture
+def samples(arithmetic_data, tmp_path):
+  path = tmp_path / "samples.jsonl"
+  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:12]
+  path.write_text("\n".join(lines) + "\n")
+  return path
+
+
+def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
+  """The lines keep their keys, have the scores of the class, and the contract names both models."""
+  out = tmp_path / "scored.jsonl"
+  flags = (f"--model={models / 'policy'}", f"--reference={models / 'base'}", "--beta=0.2")
+  done = run_script(
+    "score.py", "--readout=implicit", *flags, f"--input={samples}", f"--output={out}"
+  )
+  assert done.returncode == 0, done.stderr
+  before, after = ([json.loads(x) for x in p.read_text().splitlines()] for p in (samples, out))
+  own = ImplicitScorer.load_model(models / "policy", models / "base", 0.2)
+  found = own.probabilities([(each["problem"], each["steps"]) for each in before])
+  for old, new, probabilities in zip(before, after, found, strict=True):
+    assert old.items() <= new.items()
+    right = [each["1"] for each in new["rating_probs"]]
+    np.testing.assert_allclose(right, probabilities[:, 1], atol=1e-5)
+    assert new["prm_score"] == pytest.approx(np.prod(right))
+  about = json.loads((tmp_path / "scored.jsonl.contract.json").read_text())
+  assert about["recipe"] == "implicit" and about["beta"] == 0.2
+  assert about["model"]["sha256"] != about["reference"]["sha256"]
+  assert about["reference"]["directory"] == str(models / "base")
+
+
+def message(monkeypatch, *flags):
+  """What score.py ends with, run in this process."""
+  monkeypatch.setattr(sys, "argv", ["score.py", *map(str, flags)])
+  with pytest.raises(SystemExit) as error:
+    runpy.run_path(str(ROOT / "scripts" / "score.py"), run_name="__main__")
+  return str(error.value)
+
+
+def test_wrong_commands_say_what_is_wrong(models, samples, tmp_path, monkeypatch):
+  """Other tokens, flags that do not go together and a beta of 0 are errors; nothing is written."""
+  say = functools.partial(
+    message, monkeypatch, f"--input={samples}", f"--output={tmp_path}/o", "--readout=implicit"
+  )
+  policy, base = f"--model={models / 'policy'}", f"--reference={models / 'base'}"
+  other = say(policy, f"--reference={models / 'other'}")
+  assert f"{models / 'policy'} and {models / 'other'} have different tokenizers" in other
+  assert "--readout=implicit needs --reference=DIR" in say(policy)
+  assert "only it has --reference and --beta" in message(
+    monkeypatch, policy, base, f"--input={samples}", f"--output={tmp_path}/o", "--readout=trl"
+  )
+  assert "--beta=0.0: expected a positive number" in say(policy, base, "--beta=0")
+  assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
+
+
+def test_a_classifier_is_no_language_model(models, tmp_path):
+  """A model with a class head has no vocabulary to read: an error, not zeros."""
+  tiny.public(tmp_path / "prm", 320, models / "policy" / "tokenizer.model")
+  tensors = {k: x.read() for k, x in safetensors_files.read_directory(tmp_path / "prm").items()}
+  (old,) = (tmp_path / "prm").glob("*.safetensors")
+  old.unlink()
+  tensors["score.weight"] = np.zeros((2, tiny.MODEL.width), np.float32)
+  safetensors_files.write_directory(tmp_path / "prm", tensors.items())
+  with pytest.raises(ValueError, match="prm: a classifier, which predicts no text"):
+    ImplicitScorer.load_model(tmp_path / "prm", models / "base")
+
+
+def test_runs_on_text_are_scored_with(arithmetic_data, tmp_path, monkeypatch):
+  """Work directories of train.py on text are policy and reference, those of a reward model not.
+
+  The policy's step is the scorer's; a run beside itself says nothing.
+  """
+  text = tmp_path / "text.jsonl"
+  text.write_text(json.dumps({"text": "1 + 1 = 2. " * 8}) + "\n")
+  given = tiny.experiment(arithmetic_data, config_lib.Loss())
+  given = dataclasses.replace(
+    given,
+    data=dataclasses.replace(given.data, text_train=str(text), text_eval=str(text)),
+    loss=config_lib.Loss(objective="language_model"),
+    train=config_lib.Train(steps=1, batch_rows=2, log_every=1, eval_every=1, save_every=1),
+  )
+  with tiny.first_device():
+    loop.run(given, tmp_path / "text")
+    own = ImplicitScorer.load(tmp_path / "text", tmp_path / "text")
+    assert own.step == 1 and own.facts()["model"]["step"] == 1
+    np.testing.assert_array_equal(own.probabilities([("1 + 1", ("2", "so 2"))])[0], 0.5)
+    about, tokenizer = scorer_lib.newest(tmp_path / "text")
+    contract = dataclasses.replace(about.contract, objective="process")
+    process = dataclasses.replace(about, contract=contract)
+    monkeypatch.setattr(scorer_lib, "newest", lambda workdir: (process, tokenizer))
+    with pytest.raises(ValueError, match=r"text: trained as a reward model \(process\)"):
+      ImplicitScorer.load(tmp_path / "text", tmp_path / "text")

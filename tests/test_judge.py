@@ -1,0 +1,529 @@
+"""Generative judges: parsers of verdicts, votes, and a chat server that behaves in every way."""
+
+import collections
+import contextlib
+import dataclasses
+import http.server
+import json
+import math
+import re
+import threading
+
+import jobs
+import numpy as np
+import pytest
+import test_sampler
+from conftest import run_script
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prm_jax.datasets import arithmetic, prepare
+from prm_jax.generation import prompts
+from prm_jax.generation.engines import Limits
+from prm_jax.generation.sampling import Sampling
+from prm_jax.generation.server import Server
+from prm_jax.supervision import judge
+
+TWO = ("p", ("a", "b"))  # a solution of two steps
+YES, NO = (f"<output>\n**Judgement**: $\\boxed{{{word}}}$\n</output>\n" for word in ("Yes", "No"))
+RIGHT, WRONG = (f"Step: so. The step is \\boxed{{{word}}}\n" for word in ("correct", "incorrect"))
+SAYS_YES, SAYS_NO = "</think>\nIs the solution correct? Yes", "Is the solution correct? **No**"
+
+
+def answer(name: str, first: int, count: int) -> str:
+  """A good answer: the first wrong of so many steps, in the form of a template."""
+  if name == "critic":
+    return f"The formula is \\boxed{{x^{{2}}}}, so the index is \\boxed{{{first}}}."
+  right, wrong = (RIGHT, WRONG) if name == "thinkprm" else (YES, NO)
+  text = right * count if first < 0 else right * first + wrong
+  return text + (SAYS_YES if first < 0 else SAYS_NO) * (name == "thinkprm")
+
+
+@pytest.mark.parametrize("name", judge.TEMPLATES)
+@pytest.mark.parametrize("first", range(-1, 4))
+def test_a_good_answer_has_its_verdict(name, first):
+  """Each template, each step of four as the first wrong one, and none."""
+  assert judge.TEMPLATES[name].verdict(answer(name, first, 4), 4) == first
+
+
+@pytest.mark.parametrize(
+  "name, text, expected",
+  [
+    ("critic", "", None),
+    ("critic", "All is well.", None),
+    ("critic", "\\boxed{0} or rather \\boxed{ 1 }", 1),  # the last one counts
+    ("critic", "\\boxed{\\text{-1}}", -1),
+    ("critic", "\\boxed{2}", None),  # out of range
+    ("critic", "\\boxed{-2}", None),
+    ("critic", "\\boxed{999999999999999999999999}", None),
+    ("critic", "\\boxed{1} \\boxed{one}", None),
+    ("critic", "\\boxed{1} \\boxed{", None),
+    ("critic", "\\boxed{1.0}", None),
+    ("critic", "\\boxed{\u0661}", None),  # a digit, of another script
+    ("thinkprm", RIGHT + WRONG, 1),  # nobody asks for the last line
+    ("thinkprm", RIGHT * 2 + RIGHT + SAYS_YES, -1),  # more steps than there are
+    ("thinkprm", RIGHT * 2 + WRONG + SAYS_NO, None),  # the first error is among them
+    ("thinkprm", RIGHT + SAYS_YES, None),  # too few
+    ("thinkprm", RIGHT * 2 + SAYS_NO, None),  # contradicts itself
+    ("thinkprm", RIGHT + WRONG + SAYS_YES, None),
+    ("thinkprm", RIGHT * 2 + SAYS_NO + " Wait. " + SAYS_YES, -1),
+    ("thinkprm", WRONG + RIGHT, 0),
+    ("thinkprm", SAYS_YES, None),
+    ("thinkprm", SAYS_NO, None),
+    ("thinkprm", "Step 1: The step is \\boxed{correct/incorrect} " + RIGHT * 2, -1),
+    ("thinkprm", RIGHT + WRONG + "Is the solution correct? Yes/No", 1),  # repeats the prompt
+    ("thinkprm", "\\boxed{\\text{correct}} \\boxed{ incorrect }", 1),
+    ("genprm", YES + NO, 1),
+    ("genprm", YES, None),
+    ("genprm", YES * 2 + NO, None),
+    ("genprm", YES * 3, -1),
+    ("genprm", NO + YES, 0),
+    ("genprm", "```python\nprint(1)\n```\n\\boxed{Yes|No} \\boxed{5}" + YES * 2, -1),
+    ("genprm", "\\boxed{yes} \\boxed{no}", 1),
+    ("genprm", "\\boxed{Yes, no}", None),
+  ],
+)
+def test_the_rules_of_each_parser(name, text, expected):
+  """Verdicts of odd answers on a solution of two steps."""
+  assert judge.TEMPLATES[name].verdict(text, 2) == expected
+
+
+PIECES = (
+  "\\boxed{",
+  "}",
+  "-1",
+  "0",
+  "1",
+  " ",
+  "\n",
+  "\\text{",
+  "correct",
+  "incorrect",
+  "Yes",
+  "No",
+)
+PIECES += (judge.QUESTION, "Step 1: ", RIGHT, WRONG, YES, NO, "*", "<think>", "\ud800", "\0")
+TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
+
+
+@given(name=st.sampled_from([*judge.TEMPLATES]), text=TEXTS, count=st.integers(1, 4))
+def test_any_text_gives_a_step_of_the_solution_or_no_verdict(name, text, count):
+  assert judge.TEMPLATES[name].verdict(text, count) in (None, *range(-1, count))
+
+
+@pytest.mark.parametrize("name", judge.TEMPLATES)
+@pytest.mark.parametrize(
+  "piece", ["\\boxed{", "\\boxed{ ", " ", "\\boxed{\\text{correct", "\\boxed{1", judge.QUESTION]
+)
+def test_megabytes_of_half_a_verdict_end(name, piece):
+  """A parser that goes back to each piece would take hours for two megabytes."""
+  many = piece * (2 * 2**20 // len(piece))
+  assert judge.TEMPLATES[name].verdict("\\boxed{" + many, 2) is None
+  assert judge.TEMPLATES[name].verdict(many + "x" + answer(name, 0, 2), 2) == 0
+
+
+@pytest.mark.parametrize("name", judge.TEMPLATES)
+def test_prompts_have_the_tokens_of_the_format(name):
+  """Upstream's headings, tags and numbers; texts as they are; and no verdict of their own."""
+  problem, steps = "What is {x} \\boxed{}?", ("Step 7: one {y}", "two\n\nlines")
+  text = judge.TEMPLATES[name].prompt(problem, steps)
+  assert f"\n\n[Math Problem]\n\n{problem}\n\n[Solution]\n\n" in text
+  first = {"critic": 0, "thinkprm": 1, "genprm": 1}[name]
+  for i, step in enumerate(steps, first):
+    tagged = f"<paragraph_{i}>\n{step}\n</paragraph_{i}>\n\n"
+    numbered = f"Step {i}: {step.removeprefix('Step 7: ')}\n"
+    assert (numbered if name == "thinkprm" else tagged) in text
+  assert [judge.TEMPLATES[name].verdict(text, count) for count in (1, 2)] == [None] * 2
+
+
+VERDICTS = st.integers(1, 5).flatmap(
+  lambda count: st.tuples(
+    st.just(count), st.lists(st.none() | st.integers(-1, count - 1), min_size=1, max_size=9)
+  )
+)
+
+
+@given(VERDICTS)
+def test_the_product_of_the_scores_is_the_share_without_an_error(given):
+  """Of decided verdicts; 0.5 for none.  The labels are those of the likeliest verdict."""
+  count, verdicts = given
+  right = judge.probabilities(verdicts, count)
+  decided = [each for each in verdicts if each is not None]
+  share = decided.count(-1) / len(decided) if decided else 0.5
+  assert math.prod(right) == pytest.approx(share, abs=1e-12)
+  assert len(right) == count and all(0 <= p <= 1 for p in right)
+  first = judge.plurality(verdicts)
+  assert (first is None) == (not decided)
+  assert all(decided.count(first) >= decided.count(each) for each in decided)
+  labels = judge.labels(first, count)
+  assert len(labels) == count
+  if first is not None:
+    assert [i for i, label in enumerate(labels) if label == -1] == [first] * (first >= 0)
+    assert labels.count(1) == (count if first < 0 else first)
+
+
+def test_scores_by_hand():
+  """Only verdicts that come as far as a step vote on it."""
+  assert judge.probabilities([1, 1, 2, -1, None], 4) == pytest.approx([1, 1 / 2, 1 / 2, 1])
+  assert judge.probabilities([0, 0], 3) == [0, 0.5, 0.5]
+  assert judge.probabilities([None], 2) == [0.5**0.5] * 2
+
+
+@pytest.mark.parametrize(
+  "verdicts, expected",
+  [((-1, -1, 2), -1), ((2, 1, 2, 1), 1), ((-1, 3, None), 3), ((None, None), None), ((None, 0), 0)],
+)
+def test_a_tie_goes_to_the_earliest_error(verdicts, expected):
+  assert judge.plurality(verdicts) == expected
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+  """A chat server: what it does with a request is a function of the message and the body."""
+
+  protocol_version = "HTTP/1.1"
+
+  def log_message(self, *args):
+    pass
+
+  def do_POST(self):
+    body, state = (
+      json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
+      self.server.state,
+    )
+    with state.lock:
+      state.asked.append((self.path, body))
+      number = len(state.asked) - 1
+    found = state.act(body["messages"][-1]["content"], number)
+    if found is None:
+      self.close_connection = True
+      return
+    status, headers, data = found
+    self.send_response(status)
+    for key, value in ({"Content-Length": len(data)} | headers).items():
+      self.send_header(key, str(value))
+    self.end_headers()
+    self.wfile.write(data)
+    self.close_connection = "Content-Length" in headers  # half a body
+
+
+@dataclasses.dataclass
+class State:
+  """What the server is asked, and what it is to do."""
+
+  act: object = None
+  asked: list = dataclasses.field(default_factory=list)
+  lock: object = dataclasses.field(default_factory=threading.Lock)
+
+
+@pytest.fixture
+def chat():
+  """(state, engine) of a loopback chat server."""
+  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+    httpd.state = State()
+    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{httpd.server_port}/v1"
+    yield httpd.state, Server(url, "m", concurrency=4, chat=True)
+    httpd.shutdown()
+
+
+def said(content, end="stop", **message):
+  """A whole answer of the server."""
+  message = {"role": "assistant", "content": content} | message
+  body = {"choices": [{"index": 0, "message": message, "finish_reason": end}]}
+  return 200, {}, json.dumps(body | {"usage": {"completion_tokens": 5}}).encode()
+
+
+def settings(name="critic", votes=2, tokens=99):
+  return judge.Settings(name, votes, Sampling(0.7, top_p=0.9), Limits(tokens), seed=3)
+
+
+def judged(engine, solutions, **options):
+  s = settings(**options)
+  return {x.number: x for x in judge.judged(solutions, engine, judge.message, s)}
+
+
+SOLUTIONS = {i: (f"problem {i}", [f"step {j} of {i}" for j in range(3)]) for i in range(5)}
+ERRORS = dict(zip(SOLUTIONS, (0, 2, -1, 1, -1)))
+
+
+def oracle(solutions, errors, name="critic"):
+  """Answers of one who knows the errors, and knows the solution by the whole message."""
+  known = {judge.TEMPLATES[name].prompt(*each): i for i, each in solutions.items()}
+
+  def act(message, number):
+    i = known[message]
+    return said(answer(name, errors[i], len(solutions[i][1])))
+
+  return act
+
+
+@pytest.mark.parametrize("name", judge.TEMPLATES)
+def test_a_chat_server_judges(name, chat, capsys):
+  """It is asked for chat completions of one message, each with a seed of its own; all votes of a
+  solution come together; some of the solutions get the seeds that they get among all."""
+  state, engine = chat
+  state.act = oracle(SOLUTIONS, ERRORS, name)
+  found = judged(engine, SOLUTIONS, name=name)
+  assert {i: x.verdicts for i, x in found.items()} == {i: (e, e) for i, e in ERRORS.items()}
+  assert {x.tokens for x in found.values()} == {10}
+  assert {path for path, _ in state.asked} == {"/v1/chat/completions"}
+  bodies = [body for _, body in state.asked]
+  keys = {"model", "messages", "n", "max_tokens", "temperature", "top_p", "seed"}
+  assert all(body.keys() == keys and len(body["messages"]) == 1 for body in bodies)
+  assert bodies[0] | {"max_tokens": 99, "temperature": 0.7, "top_p": 0.9, "n": 1} == bodies[0]
+  seeds = {body["seed"] for body in bodies}
+  assert len(seeds) == 10 and not capsys.readouterr().err
+  state.asked.clear()
+  judged(engine, {i: SOLUTIONS[i] for i in (1, 4)}, name=name)
+  assert len({body["seed"] for _, body in state.asked} & seeds) == 4
+
+
+def test_votes_stand_in_the_order_of_their_seeds(chat):
+  """Whichever is answered first, so that a run is its seed's."""
+  state, engine = chat
+  over = threading.Event()
+
+  def act(message, number):
+    if number == 0:
+      assert over.wait(60)
+    elif number == 2:
+      over.set()
+    return said(f"\\boxed{{{state.asked[number][1]['seed'] % 2}}}")
+
+  state.act = act
+  (found,) = judged(engine, {7: TWO}, votes=3).values()
+  again = dataclasses.replace(engine, concurrency=1)
+  state.act = lambda message, number: said(f"\\boxed{{{state.asked[number][1]['seed'] % 2}}}")
+  assert judged(again, {7: TWO}, votes=3)[7] == found
+
+
+def test_a_slow_answer_does_not_hold_up_the_others(chat):
+  """The other solutions are judged while one answer is under way."""
+  state, engine = chat
+  over, known = threading.Event(), oracle(SOLUTIONS, ERRORS)
+
+  def act(message, number):
+    assert number or over.wait(60)
+    return known(message, number)
+
+  state.act = act
+  engine = dataclasses.replace(engine, concurrency=2)
+  found = judge.judged(SOLUTIONS, engine, judge.message, settings())
+  assert {next(found).number for _ in range(4)} < SOLUTIONS.keys()
+  over.set()
+  assert len([*found]) == 1
+
+
+TROUBLES = [(500, {}, b"no"), (500, {}, b"no"), (429, {"Retry-After": 1}, b"busy"), None]
+TROUBLES += [(200, {"Content-Length": 999}, b'{"choices": ['), (503, {}, b"")]
+
+
+def test_trouble_that_passes_is_tried_again(chat):
+  """Errors of the server, too many requests, a connection that is closed, half a body."""
+  state, engine = chat
+  known, left = oracle(SOLUTIONS, ERRORS), collections.deque(TROUBLES)
+
+  def act(message, number):
+    with contextlib.suppress(IndexError):
+      return left.popleft()
+    return known(message, number)
+
+  state.act = act
+  found = judged(engine, SOLUTIONS)
+  assert {i: x.verdicts for i, x in found.items()} == {i: (e, e) for i, e in ERRORS.items()}
+  assert len(state.asked) == 10 + len(TROUBLES)
+
+
+@pytest.mark.parametrize(
+  "reply",
+  [
+    said(None),
+    said(None, end="length", reasoning="I think that \\boxed{1}"),
+    said("\\boxed{1}", end="length"),
+    said("\\boxed{1}", end="content_filter"),
+    said("\\boxed{7}"),
+    said("\\boxed{" * 2**18),
+    said(""),
+    said("I cannot judge this."),
+  ],
+)
+def test_an_answer_without_a_verdict_is_undecided(reply, chat):
+  """Null content, cut off, filtered, out of range, a megabyte of garbage: nobody's vote."""
+  state, engine = chat
+  state.act = lambda message, number: reply
+  (found,) = judged(engine, {0: TWO}).values()
+  assert found.verdicts == (None, None)
+  assert judge.line({}, *TWO, found, {})["labels"] == [None, None]
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
+def test_what_a_reasoning_parser_took_out_is_read(key, chat):
+  """ThinkPRM judges the steps in its thinking, and only the whole solution after it."""
+  state, engine = chat
+  thinking = {key: RIGHT + WRONG}
+  state.act = lambda message, number: said(SAYS_NO, **thinking)
+  (found,) = judged(engine, {0: TWO}, name="thinkprm").values()
+  assert found.verdicts == (1, 1)
+
+
+@pytest.mark.parametrize(
+  "data, message",
+  [
+    (b"<html>" + b"x" * 2**20, "not JSON"),
+    (b"\xff", "not JSON"),
+    (b"[" * 2**20, "nested"),
+    (b"{}", 'no "choices"'),
+    (b'{"choices": []}', "0 choices"),
+    (b'{"choices": [{"text": "a"}]}', 'no "message"'),
+    (b'{"choices": [{"message": {"content": ["a"]}}]}', "expected `?str"),
+  ],
+)
+def test_what_is_no_chat_completion_is_an_error_of_the_url(data, message, chat):
+  """Short, whatever the server sends."""
+  state, engine = chat
+  state.act = lambda *_: (200, {}, data)
+  with pytest.raises(ValueError, match=f"^{re.escape(engine.url)}.*{message}") as error:
+    judged(engine, {0: TWO})
+  assert len(str(error.value)) < 500
+
+
+def test_a_refused_request_is_an_error_of_the_url(chat):
+  """With the server's words."""
+  state, engine = chat
+  state.act = lambda *_: (400, {}, b"too long")
+  with pytest.raises(ValueError, match=r"v1/chat/completions: status 400: 'too long'"):
+    judged(engine, {0: TWO})
+
+
+def test_a_server_that_is_not_there_or_hangs_up_is_an_error_of_the_url(chat):
+  """After all retries."""
+  state, engine = chat
+  state.act = lambda *_: None
+  away = Server(f"http://{jobs.free_address()}/v1", "m", chat=True)
+  for each in (engine, away):
+    with pytest.raises(OSError, match=f"^{each.url}/chat/completions: no answer after 1 retries"):
+      judged(dataclasses.replace(each, retries=1), {0: TWO})
+
+
+def test_the_own_sampler_can_be_the_judge():
+  """A model of random weights decides nothing, and takes its tokens."""
+  engine, make = test_sampler.sampler(), prompts.maker("plain", None)
+  found = [*judge.judged({5: TWO}, engine, make, settings(votes=3, tokens=4))]
+  assert [(x.number, x.verdicts) for x in found] == [(5, (None,) * 3)]
+  assert 3 <= found[0].tokens <= 12
+
+
+def test_a_line_has_the_records_keys_and_the_judges():
+  """Scores of another model are replaced, an answer that is known is kept."""
+  found = judge.Judgement(0, (1, 1, -1, None), 40)
+  record = {
+    "note": 1,
+    "rating_probs": [],
+    "step_std": [0.1, 0.2],
+    "labels": [0],
+    "is_correct": True,
+  }
+  line = judge.line(record, *TWO, found, {"judge": "m", "template": "critic"})
+  assert (line["note"], line["problem"], line["steps"]) == (1, "p", ["a", "b"])
+  assert line["labels"] == [1, -1] and line["verdicts"] == [1, 1, -1, None]
+  assert [each["1"] for each in line["rating_probs"]] == pytest.approx([1, 1 / 3])
+  assert line["prm_score"] == pytest.approx(1 / 3) and "step_std" not in line
+  assert line["is_correct"] is True
+  about = {"method": "judge", "judge": "m", "template": "critic", "agreement": 2 / 3}
+  assert line["provenance"] == about | {"tokens": 40, "outcome": "answer"}
+  own = judge.line({}, *TWO, found, {})
+  assert own["is_correct"] is False and own["provenance"]["outcome"] == "labeller"
+  undecided = judge.line({}, *TWO, judge.Judgement(0, (None,), 1), {})
+  assert undecided["is_correct"] is None and undecided["provenance"]["agreement"] is None
+  text = "\n".join(judge.table([line, own, undecided]))
+  assert "3 solutions, 9 verdicts, 33.3 % undecided" in text and "9 tokens a verdict" in text
+  assert "2 -1, 2 1; 2 steps without one" in text and "0.0 % of 1 as the final answer" in text
+  assert json.loads(json.dumps(line)) == line
+
+
+@pytest.fixture(scope="module")
+def candidates():
+  """Candidates of arithmetic problems with their first errors, by number."""
+  rng, out = np.random.default_rng(0), []
+  for problem in arithmetic.distinct_problems(0, 8):
+    for solution in (arithmetic.solve(problem, rng) for _ in range(5)):
+      first = next((i for i, rating in enumerate(solution.ratings) if rating < 0), -1)
+      record = {"problem": problem.text, "steps": [*solution.steps], "answer": str(solution.answer)}
+      record["is_correct"] = solution.answer == problem.answer
+      out.append((record | {"ground_truth_answer": str(problem.answer)}, first))
+  assert {first < 0 for _, first in out} == {True, False}
+  return out
+
+
+def judged_lines(chat, records, errors):
+  """The lines that a judge writes who knows the errors."""
+  state, engine = chat
+  solutions = {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
+  state.act = oracle(solutions, errors)
+  found = judged(engine, solutions)
+  return [judge.line(records[i], *solutions[i], found[i], {"judge": "m"}) for i in solutions]
+
+
+def write(path, lines):
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
+  """evaluate.py reads its lines: all found by one who knows; one who is silent finds no error."""
+  records = [
+    {"id": f"{'gsm8k' if i % 2 else 'math'}-{i}", "problem": x["problem"], "steps": x["steps"]}
+    | {"label": first, "final_answer_correct": x["is_correct"], "generator": "solver"}
+    for i, (x, first) in enumerate(candidates)
+  ]
+  firsts = [first for _, first in candidates]
+  lines = judged_lines(chat, records, firsts)
+  assert all(line["label"] == first for line, first in zip(lines, firsts))
+  silent = judge.Judgement(0, (None, None), 0)
+  for line in lines[1::2]:
+    line |= judge.line(line, line["problem"], line["steps"], silent, {})
+  path, out = tmp_path / "judged.jsonl", tmp_path / "result.json"
+  write(path, lines)
+  done = run_script(
+    "evaluate.py", f"--input={path}", "--benchmark=process_bench", f"--output={out}"
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(out.read_text())["subsets"]
+  of = lambda name: tuple(found[name][f"{kind}_accuracy"] for kind in ("error", "correct"))
+  assert of("math") == (1, 1) and found["math"]["f1"] == 1
+  assert of("gsm8k") == (0, 1)
+
+
+def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
+  """rerank.py reads its lines: the best of all is a solution without an error, where there is."""
+  records, errors = zip(*candidates)
+  lines = judged_lines(chat, records, errors)
+  path = tmp_path / "judged.jsonl"
+  write(path, lines)
+  done = run_script("rerank.py", f"--input={path}", f"--output_dir={tmp_path}", "--format=json")
+  assert done.returncode == 0, done.stderr
+  by_problem = collections.defaultdict(list)
+  for record, first in candidates:
+    by_problem[record["problem"]].append((first < 0, record["is_correct"]))
+  best = [max(sound for sound, _ in each) for each in by_problem.values()]
+  means = [
+    np.mean([right for sound, right in each if sound == top])
+    for each, top in zip(by_problem.values(), best)
+  ]
+  report = json.loads((tmp_path / "report.json").read_text())
+  assert report["curves"]["prm_product"]["accuracy"][-1] == pytest.approx(np.mean(means), abs=1e-6)
+
+
+def test_a_model_trains_on_the_judges_labels(candidates, chat, tmp_path):
+  """prepare_data.py --dataset=stepwise reads its lines with every label."""
+  records, errors = zip(*candidates)
+  lines = judged_lines(chat, records, errors)
+  write(tmp_path / "judged.jsonl", lines)
+  source = tmp_path / "judged.jsonl"
+  manifest = prepare.prepare_stepwise(
+    tmp_path / "data", prepare.Stepwise(test_share=0.0), source=source
+  )
+  counts = manifest["splits"]["train"]
+  wrong = sum(first >= 0 for first in errors)
+  right = sum(len(x["steps"]) if first < 0 else first for x, first in candidates)
+  assert counts["rows"] == {"read": 40, "kept": 40}
+  assert counts["labels"] == {"1": right, "0": 0, "-1": wrong}

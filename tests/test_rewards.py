@@ -1,0 +1,491 @@
+"""Rewards for RL: each form is its definition, padding is nothing, trainers can call it."""
+
+import functools
+import inspect
+import math
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from conftest import ROOT
+from jax.sharding import NamedSharding, PartitionSpec
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.pretrained import export
+from prm_jax.scoring import rewards
+from prm_jax.scoring.reward_function import RewardFunction
+from prm_jax.scoring.scorer import SolutionError
+from prm_jax.training import step as step_lib
+from prm_jax.types import TWO_CLASSES, StepContract
+
+B, G, S, L = 8, 4, 6, 24
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}  # float32 against float64
+
+
+def slow_rewards(p, form, temperature=0.1):
+  """The rewards of one solution's steps, as the papers write them."""
+  if form == "raw":
+    return list(p)
+  if form == "product":
+    products = [math.prod(p[:t]) for t in range(len(p) + 1)]
+    return [products[t + 1] - (products[t] if t else 0) for t in range(len(p))]
+  r = [2 * x - 1 for x in p]
+  weights = [math.exp(-x / temperature) for x in r]
+  return [x * w / sum(weights) for x, w in zip(r, weights)]
+
+
+def slow_advantages(solutions, discount=1.0):
+  """Of the tokens of a prompt's completions, given as their lists of token rewards."""
+  out = []
+  for i, own in enumerate(solutions):
+    others = [solution for j, solution in enumerate(solutions) if j != i]
+    mean = sum(map(sum, others)) / max(sum(map(len, others)), 1)
+    out.append(
+      [
+        sum(discount ** (u - t) * (own[u] - mean) for u in range(t, len(own)))
+        for t in range(len(own))
+      ]
+    )
+  return out
+
+
+@functools.cache
+def solutions(seed=0):
+  """Random probabilities `[B, S]`, which are valid, and the ends of the steps among L tokens.
+
+  One solution has no step, one has them all; padding holds values that must not be seen.
+  """
+  rng = np.random.default_rng(seed)
+  count = np.array([0, S, *rng.integers(1, S + 1, B - 2)])
+  valid = np.arange(S) < count[:, None]
+  p = np.where(valid, rng.uniform(size=(B, S)), np.nan).astype(np.float32)
+  p[1, 2], p[2, 0] = 0, 1  # where a logarithm, or its gradient, is not finite
+  ends = np.sort([rng.choice(L - 2, S, replace=False) for _ in range(B)]).astype(np.int32)
+  return p, valid, np.where(valid, ends, rng.integers(0, L, (B, S)).astype(np.int32))
+
+
+def padded(lists, size):
+  return np.array([[*each, *[0.0] * (size - len(each))] for each in lists])
+
+
+def on_devices(*arrays):
+  """The arrays with their first axis over the eight devices."""
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=4))
+  sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+  return sharding, [jax.device_put(x, sharding) for x in arrays]
+
+
+def assert_everywhere(function, expected, *arrays):
+  """`function` gives what is expected under jit, under vmap and on a batch over eight devices."""
+  arrays = [jnp.asarray(x) for x in arrays]
+  for run in (jax.jit(function), jax.vmap(function)):
+    np.testing.assert_allclose(run(*arrays), expected, **TOLERANCE)
+  sharding, placed = on_devices(*arrays)
+  found = jax.jit(function)(*placed)
+  np.testing.assert_allclose(found, expected, **TOLERANCE)
+  assert found.sharding.is_equivalent_to(sharding, found.ndim)
+
+
+@pytest.mark.parametrize("form", rewards.FORMS)
+def test_step_rewards_are_their_definition(form):
+  """Each form is its slow definition on the valid steps, and zero elsewhere."""
+  p, valid, _ = solutions()
+  expected = padded([slow_rewards(row[ok].tolist(), form) for row, ok in zip(p, valid)], S)
+  assert_everywhere(functools.partial(rewards.step_rewards, form=form), expected, p, valid)
+
+
+def test_product_rewards_add_up_to_the_product():
+  """The rewards of a solution add up to the score that score.py gives it."""
+  p, valid, _ = solutions()
+  total = rewards.step_rewards(p, valid, "product").sum(-1)
+  products = [np.prod(row[ok]) if ok.any() else 0 for row, ok in zip(p, valid)]
+  np.testing.assert_allclose(total, products, **TOLERANCE)
+
+
+def test_minimum_rewards_tend_to_the_minimum():
+  """The sum goes to 2 min P - 1 as the temperature goes to 0, and to the mean far from it."""
+  p, valid, _ = solutions()
+  sums = lambda t: np.asarray(rewards.step_rewards(p, valid, "minimum", temperature=t).sum(-1))[1:]
+  right = [row[ok] for row, ok in zip(p, valid)][1:]
+  least = np.array([2 * r.min() - 1 for r in right])
+  np.testing.assert_allclose(sums(1e-4), least, atol=1e-3)
+  np.testing.assert_allclose(sums(1e5), [2 * r.mean() - 1 for r in right], atol=1e-3)
+  errors = [np.abs(sums(t) - least).max() for t in (1, 0.1, 0.01)]
+  assert errors[0] > errors[1] > errors[2]
+
+
+@pytest.mark.parametrize("form", rewards.FORMS)
+def test_padding_has_no_gradient(form):
+  """Gradients are finite at P of 0 and 1 and with NaN in padding, where they are zero."""
+  p, valid, _ = solutions()
+  weights = jnp.arange(1.0, S + 1)
+  of_sum = lambda p: (rewards.step_rewards(p, valid, form) * weights).sum()
+  gradient = np.asarray(jax.grad(of_sum)(jnp.asarray(p)))
+  assert np.isfinite(gradient).all()
+  assert not gradient[~valid].any() and gradient[valid].any()
+
+
+@pytest.mark.parametrize("form", rewards.FORMS)
+def test_gradients_are_those_of_the_definition(form):
+  """The gradient of each form is the slope of its slow definition, at P of 0 too."""
+  p, valid = np.array([0.3, 0.9, 0.0, 0.6]), np.ones(4, bool)
+  gradient = jax.grad(lambda p: (rewards.step_rewards(p, valid, form) ** 2).sum())
+  slow = lambda p: sum(r**2 for r in slow_rewards(list(p), form))
+  slopes = [(slow(p + d) - slow(p - d)) / 2e-5 for d in 1e-5 * np.eye(4)]
+  np.testing.assert_allclose(gradient(jnp.asarray(p, jnp.float32)), slopes, atol=1e-3)
+
+
+def test_implicit_rewards_are_sums_over_steps():
+  """beta times the log-ratio, over the tokens after the step before up to the step's own end."""
+  _, valid, ends = solutions()
+  log_probs, reference = np.random.default_rng(1).normal(-3, 1, (2, B, L)).astype(np.float32)
+  expected = np.zeros((B, S))
+  for i, s in np.argwhere(valid):
+    first = ends[i, s - 1] + 1 if s else 0
+    for t in range(first, ends[i, s] + 1):
+      expected[i, s] += 0.05 * (float(log_probs[i, t]) - float(reference[i, t]))
+  assert_everywhere(rewards.implicit_step_rewards, expected, log_probs, reference, ends, valid)
+
+
+def test_step_rewards_stand_at_last_tokens():
+  """A step's reward is at its last token; one beyond a cut completion has no place."""
+  _, valid, ends = solutions()
+  values = np.random.default_rng(1).normal(size=(B, S)).astype(np.float32)
+  expected = np.zeros((B, L))
+  for i, s in np.argwhere(valid):
+    expected[i, ends[i, s]] += values[i, s]
+  place = lambda *arrays: rewards.at_tokens(*arrays, length=L)
+  assert_everywhere(place, expected, values, ends, valid)
+  cut = rewards.at_tokens(values, ends, valid, L // 2)
+  np.testing.assert_allclose(cut, expected[:, : L // 2], **TOLERANCE)
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
+def test_returns_are_discounted_sums(discount):
+  """A return is the discounted sum of the rewards from its token on."""
+  values = np.random.default_rng(1).normal(size=(B, L)).astype(np.float32)
+  expected = np.zeros((B, L + 1))
+  for t in reversed(range(L)):
+    expected[:, t] = values[:, t] + discount * expected[:, t + 1]
+  function = functools.partial(rewards.returns_to_go, discount=discount)
+  assert_everywhere(function, expected[:, :L], values)
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+def test_advantages_leave_one_out(discount):
+  """Advantages are the slow definition's, for groups of prompts with an empty completion."""
+  rng = np.random.default_rng(1)
+  lengths = rng.integers(1, L + 1, (B, G))
+  lengths[0, 0] = 0
+  groups = [[rng.normal(size=n).tolist() for n in row] for row in lengths]
+  mask = np.arange(L) < lengths[..., None]
+  given = np.where(mask, np.stack([padded(group, L) for group in groups]), np.nan)
+  expected = np.stack([padded(slow_advantages(group, discount), L) for group in groups])
+  function = functools.partial(rewards.token_advantages, discount=discount)
+  # Sums of up to 24 normal rewards, less a mean, in float32.
+  assert_everywhere(lambda *x: function(*x) / 10, expected / 10, given.astype(np.float32), mask)
+  with pytest.raises(ValueError, match="G >= 2"):
+    rewards.token_advantages(given[:, :1], mask[:, :1])
+
+
+def test_the_baseline_does_not_depend_on_steps():
+  """Cutting a step in two, at the same total reward, leaves the baseline of every token as it is.
+
+  A mean per step changes, for that completion and for the others (CJReinforce/PURE#2).
+  """
+  lengths, mask = (12, 20, 9), np.arange(L) < np.array([[12], [20], [9]])
+  whole = [[(11, 0.8)], [(7, 0.5), (19, 0.4)], [(8, 0.1)]]
+  cut = [[(5, 0.5), (11, 0.3)], *whole[1:]]
+
+  def per_token(steps):
+    values = np.zeros((3, L), np.float32)
+    for i, each in enumerate(steps):
+      for place, reward in each:
+        values[i, place] = reward
+    # The difference from the returns-to-go is what the baseline takes away.
+    return np.asarray(rewards.returns_to_go(values) - rewards.token_advantages(values, mask))
+
+  def per_step(steps):
+    means = [sum(r for _, r in each) / len(each) for each in steps]
+    values = np.zeros((3, L))
+    for i, each in enumerate(steps):
+      others = (sum(means) - means[i]) / 2
+      for place, _ in each:
+        values[i, place] = others
+    return np.cumsum(values[:, ::-1], 1)[:, ::-1]
+
+  np.testing.assert_allclose(per_token(whole)[mask], per_token(cut)[mask], **TOLERANCE)
+  assert np.abs(per_step(whole)[:, 0] - per_step(cut)[:, 0]).min() > 0.1
+  # PURE subtracts b times a step's tokens at its end: the same from each step's first token on.
+  own = per_token(cut)[0]
+  b = (0.9 + 0.1) / (lengths[1] + lengths[2])
+  np.testing.assert_allclose(own[[0, 6]], [12 * b, 6 * b], **TOLERANCE)
+
+
+def test_wrong_arguments_are_refused():
+  """An unknown form or shapes that differ are errors with the value."""
+  p, valid, _ = solutions()
+  with pytest.raises(ValueError, match=r"form='mean'.*product, minimum, raw"):
+    rewards.step_rewards(p, valid, "mean")
+  with pytest.raises(ValueError, match=r"\(8, 6\), valid \(8, 5\)"):
+    rewards.step_rewards(p, valid[:, :5])
+
+
+class Letters:
+  """Rates a step by its letters: P(right) is the share of `r`; a step with `!` cannot be rated."""
+
+  contract = StepContract("process", TWO_CLASSES, "\n\n", (1,), "", "none", "", "letters")
+
+  def probabilities(self, solutions):
+    for i, (_, steps) in enumerate(solutions):
+      if any("!" in step for step in steps):
+        raise SolutionError(i, "too long")
+    self.seen = list(solutions)
+    share = lambda step: step.count("r") / len(step.strip())
+    return [np.array([[1 - share(s), share(s)] for s in steps]) for _, steps in solutions]
+
+
+CASES = {  # completion -> the shares of r of its steps
+  "rr\n\nrx": [1, 0.5],
+  "rrx": [2 / 3],
+  "\n\n  \n\n": [],
+  "": [],
+  "rr\n\n\n\nxx\n\nrx \n\n": [1, 0, 0.5],
+  "rr\n\n!": [],
+}
+
+
+@pytest.mark.parametrize("form", rewards.FORMS)
+def test_a_reward_function_sums_the_rewards_of_steps(form):
+  """The reward is the sum over steps; nothing to rate gets that of one step that is wrong."""
+  function = RewardFunction(Letters(), form)
+  found = function(prompts=["p"] * len(CASES), completions=list(CASES), trainer_state=None)
+  expected = [sum(slow_rewards(p or [0], form)) for p in CASES.values()]
+  np.testing.assert_allclose(found, expected, **TOLERANCE)
+  assert all(type(reward) is float for reward in found)
+  assert function.__name__ == f"prm_{form}"
+
+
+def test_chats_are_texts():
+  """Of chats, the user's last turn and the assistant's turns count; what has none is unreadable."""
+  chat = lambda *turns: [{"role": role, "content": content} for role, content in turns]
+  prompt = chat(("system", "s"), ("user", "old"), ("assistant", "r"), ("user", "2+2?"))
+  function = RewardFunction(rater := Letters())
+  answers = [chat(("assistant", "rr\n\nrx")), chat(("assistant", [{"type": "image"}])), None, 7]
+  assert function([prompt] * 4, answers) == [pytest.approx(0.5), 0, 0, 0]
+  assert rater.seen == [("2+2?", ["rr", "rx"])]
+  assert function(["2+2?"], ["rr\n\nrx"]) == [pytest.approx(0.5)]
+  with pytest.raises(ValueError, match=r"prompt \[\].*a user's turn"):
+    function([[]], ["r"])
+
+
+def test_the_problem_may_be_a_column():
+  """A prompt with instructions around the problem is not what the model is shown."""
+  rater = Letters()
+  RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], question=["2+2"], answer=["4"])
+  assert rater.seen == [("2+2", ["r"])]
+
+
+def test_step_rewards_can_be_placed_on_tokens():
+  """The character ends of steps find the tokens, and the tokens' rewards add up to the reward."""
+  function = RewardFunction(Letters())
+  prompts, completions = ["p"] * len(CASES), list(CASES)
+  of_steps = function.step_rewards(prompts, completions)
+  totals = function(prompts, completions)
+  for completion, steps, total in zip(completions, of_steps, totals):
+    token_ends = np.arange(3, len(completion) + 3, 3)  # tokens of three characters
+    ends = np.searchsorted(token_ends, steps.ends)
+    placed = rewards.at_tokens(
+      jnp.asarray(steps.rewards), jnp.asarray(ends), jnp.ones(len(ends), bool), len(token_ends)
+    )
+    assert placed.sum() == pytest.approx(total)
+    assert all(completion[end - 1] in "rx" for end in steps.ends)
+  assert of_steps[4].ends == [2, 8, 12]
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    ({"form": "mean"}, "form='mean'"),
+    ({"temperature": 0.0}, "temperature=0.0"),
+    (
+      {
+        "rater": types.SimpleNamespace(
+          contract=StepContract(
+            "outcome", ("incorrect", "correct"), "\n", (1,), "", "none", "", "x"
+          )
+        )
+      },
+      "'outcome'",
+    ),
+  ],
+)
+def test_wrong_reward_functions_are_refused(options, message):
+  """A form, a temperature or a model that gives no step rewards is an error at once."""
+  with pytest.raises(ValueError, match=message):
+    RewardFunction(**{"rater": Letters()} | options)
+
+
+def as_tunix_calls(reward_fn, prompts, completions, config, **columns):
+  """How tunix 0.1.7 calls a reward function: `SequenceRewardManager`, tunix/rl/reward_manager.py.
+
+  Fields of the algorithm's config are passed to parameters of their name; a length that differs is
+  an error that needs `__name__`; the values become a column of a float array.
+  """
+  named = inspect.signature(reward_fn).parameters
+  passed = {k: v for k, v in config.items() if k in named and k not in columns}
+  values = reward_fn(prompts=prompts, completions=completions, **columns, **passed)
+  assert isinstance(values, list) and len(values) == len(prompts), reward_fn.__name__
+  out = np.zeros((len(prompts), 1))
+  out[:, 0] = np.array(values)
+  return {f"rewards/{reward_fn.__name__}": out[:, 0]}
+
+
+def as_trl_calls(reward_func, prompts, completions, ids, columns):
+  """How trl 1.16.0 calls one: `GRPOTrainer._calculate_rewards`, trl/trainer/grpo_trainer.py."""
+  assert not inspect.iscoroutinefunction(reward_func.__call__)
+  besides = {"trainer_state": object(), "log_extra": print, "log_metric": print}
+  values = reward_func(
+    prompts=prompts, completions=completions, completion_ids=ids, **columns, **besides
+  )
+  assert len(values) == len(prompts) and None not in values
+  return {reward_func.__name__: np.asarray(values, np.float32)}
+
+
+def test_trainers_can_call_it():
+  """As tunix and TRL call reward functions, with the columns of the dataset as NumPy or lists."""
+  prompts, completions = ["Solve: 2+2", "Solve: 3+3"], ["rr\n\nrx", ""]
+  function = RewardFunction(rater := Letters(), problem="question")
+  questions = ["2+2", "3+3"]
+  found = as_tunix_calls(
+    function,
+    np.array(prompts),
+    completions,
+    {"num_generations": 2, "beta": 0.04, "form": "raw"},
+    question=np.array(questions),
+    answer=np.array(["4", "6"]),
+    mode="train",
+  )
+  np.testing.assert_allclose(found["rewards/prm_product"], [0.5, 0])
+  assert rater.seen == [("2+2", ["rr", "rx"])]
+  chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+  answers = [[{"role": "assistant", "content": text}] for text in completions]
+  found = as_trl_calls(function, chats, answers, [[1], [2]], {"question": questions})
+  np.testing.assert_allclose(found["prm_product"], [0.5, 0])
+
+
+@pytest.fixture
+def example(arithmetic_data, tmp_path, monkeypatch):
+  """Runs an example of docs/rewards.md, below a heading, beside a tiny reward model.
+
+  Gives the calls of the reward function: prompts, completions, columns and what it returned.
+  """
+  monkeypatch.chdir(tmp_path)
+  tokenizer = tokenizers.load(arithmetic_data)
+  contract = token_tree.step_contract(tokenizer, "\n", "process", "paper")
+  init = functools.partial(step_lib.init_params, config=tiny.MODEL, num_classes=3)
+  params = init(jax.random.key(0), vocab_size=tokenizer.vocab_size)
+  params["head"] = jax.random.normal(jax.random.key(1), params["head"].shape)
+  export.write("exports/prm", params, tiny.MODEL, tokenizer.vocab_size, contract=contract)
+  tokenizer.save(tmp_path / "exports/prm")
+  calls, call = [], RewardFunction.__call__
+
+  def recorded(self, prompts, completions, **columns):
+    calls.append((prompts, completions, columns, call(self, prompts, completions, **columns)))
+    return calls[-1][-1]
+
+  monkeypatch.setattr(RewardFunction, "__call__", recorded)
+  text = (ROOT / "docs" / "rewards.md").read_text()
+
+  def run(heading, **given):
+    code = re.search(rf"^### {heading}$.*?^```python\n(.*?)^```$", text, re.M | re.S)[1]
+    exec(code, given)
+    return calls
+
+  return run
+
+
+def assert_rewards(calls, generations):
+  """Every call had a problem of its own for each completion and returned a reward for each."""
+  assert calls
+  for prompts, completions, columns, found in calls:
+    assert len(prompts) == len(completions) == len(columns["question"]) == len(found)
+    assert len(found) % generations == 0
+    assert all(np.isfinite(found)) and min(found) >= -1 and max(found) <= 1
+  assert any(len(set(found)) > 1 for *_, found in calls)
+
+
+@pytest.mark.reference
+def test_the_example_of_tunix_runs(example):
+  """The documentation's example trains a toy policy with tunix's own GRPO learner."""
+  common = pytest.importorskip("tunix.tests.test_common")
+  import grain
+  import optax
+  from flax import nnx
+  from tunix.rl import rl_cluster as cluster_lib
+  from tunix.rl.rollout import base_rollout
+
+  vocabulary = common.MockVocab()
+  config = common.ModelConfig(vocab_size=vocabulary.GetPieceSize())
+  policy, reference = (common.ToyTransformer(config=config, rngs=nnx.Rngs(0)) for _ in range(2))
+  before = jax.tree.map(jnp.copy, nnx.state(policy, nnx.Param))
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1])[None], ("fsdp", "tp"))
+  roles = (cluster_lib.Role.ACTOR, cluster_lib.Role.REFERENCE, cluster_lib.Role.ROLLOUT)
+  cluster = cluster_lib.RLCluster(
+    actor=policy,
+    reference=reference,
+    tokenizer=vocabulary,
+    cluster_config=cluster_lib.ClusterConfig(
+      role_to_mesh=dict.fromkeys(roles, mesh),
+      rollout_engine="vanilla",
+      offload_to_cpu=False,
+      training_config=cluster_lib.RLTrainingConfig(
+        actor_optimizer=optax.sgd(1e-2), eval_every_n_steps=10, max_steps=2
+      ),
+      rollout_config=base_rollout.RolloutConfig(
+        max_tokens_to_generate=8, max_prompt_length=16, kv_cache_size=64
+      ),
+    ),
+  )
+  rows = ["hello world", "My name", "Tunix library", "input string"]
+  dataset = grain.MapDataset.source(rows).batch(2)
+  dataset = dataset.map(lambda batch: {"prompts": batch, "question": batch})
+  assert_rewards(example("tunix", rl_cluster=cluster, dataset=dataset), generations=2)
+  after = nnx.state(cluster.actor_trainer.model, nnx.Param)
+  moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), before, after)
+  assert max(jax.tree.leaves(moved)) > 0
+
+
+@pytest.mark.reference
+def test_the_example_of_trl_runs(example, tmp_path, monkeypatch):
+  """The documentation's example trains a toy policy with TRL's own GRPO trainer."""
+  trl = pytest.importorskip("trl")
+  import tokenizers as fast
+  import torch
+  import transformers
+
+  words = ["<pad>", "</s>", "<unk>", "2", "+", "=", "4", "so", "is", "step", "answer", "?"]
+  model = fast.Tokenizer(
+    fast.models.WordLevel({x: i for i, x in enumerate(words)}, unk_token="<unk>")
+  )
+  model.pre_tokenizer = fast.pre_tokenizers.Whitespace()
+  transformers.PreTrainedTokenizerFast(
+    tokenizer_object=model, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+  ).save_pretrained("models/policy")
+  sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+  torch.manual_seed(0)
+  transformers.LlamaForCausalLM(
+    transformers.LlamaConfig(
+      vocab_size=len(words), num_attention_heads=2, pad_token_id=0, eos_token_id=1, **sizes
+    )
+  ).save_pretrained("models/policy")
+  here = {"use_cpu": True, "bf16": False, "report_to": "none", "max_completion_length": 8}
+  monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, **here))
+  assert_rewards(example("TRL"), generations=2)
+  assert (tmp_path / "runs/grpo").is_dir()

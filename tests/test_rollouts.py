@@ -1,0 +1,366 @@
+"""Step labels from rollouts: what is asked for, what it tells, and that nothing is lost."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import random
+import time
+
+import jobs
+import numpy as np
+import pytest
+import tiny
+from conftest import run_script
+from scipy import stats
+
+from prm_jax import config as config_lib
+from prm_jax.datasets import arithmetic, labelled, prepare
+from prm_jax.evaluation.answers import grading
+from prm_jax.generation import language_models
+from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.sampling import Sampling
+from prm_jax.input_pipeline import step_dataset, tokenizers
+from prm_jax.runtime import journal as journal_lib
+from prm_jax.runtime.json_lines import BadLine
+from prm_jax.supervision import rollout_labels, rollouts
+from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solution
+from prm_jax.training import loop
+
+PROBLEMS = [*arithmetic.distinct_problems(0, 12, arithmetic.Setting())]
+
+
+@dataclasses.dataclass
+class Oracle:
+  """Goes on rightly from right steps, and never from wrong ones; notes what it is asked."""
+
+  share: float = 1.0  # of rollouts from right steps that are right
+  asked: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+
+  def generate(self, prompts, n, sampling, limits):
+    of = {each.text: each for each in PROBLEMS}
+    for i, prompt in enumerate(prompts):
+      problem, steps = of[prompt.problem], tuple(each.rstrip("\n") for each in prompt.begun)
+      steps = tuple(each.replace("# Answer ", "# Answer\n\n") for each in steps)
+      self.asked += [steps] * n
+      right = -1 not in arithmetic.rate(problem, steps)
+      for k in range(n):
+        lucky = np.random.default_rng([prompt.seed, k]).random() < self.share
+        answer = problem.answer + (not (right and lucky))
+        yield Completion(i, k, f"# Answer\n\n{answer}", "stop", None, None, 7)
+
+
+def solved(seed: int = 0, each: int = 4) -> list[tuple[Problem, list[arithmetic.Solution]]]:
+  """Problems with solutions of the simulated solver."""
+  rng, out = np.random.default_rng(seed), []
+  for of in PROBLEMS:
+    solutions = [arithmetic.solve(of, rng) for _ in range(each)]
+    own = [Solution(i, {}, x.steps, True, x.answer == of.answer) for i, x in enumerate(solutions)]
+    out.append((Problem(of.text, str(of.answer), own), solutions))
+  return out
+
+
+def annotated(engine, problems, s: Settings, tmp_path, batch=None) -> list[list[dict]]:
+  """The output lines of each problem."""
+  make = lambda text, seed: Prompt("", text, "\n", seed)
+  path = tmp_path / f"{random.random()}.journal"
+  with (
+    grading.Grader("math") as grader,
+    contextlib.closing(journal_lib.Journal(path, {})) as journal,
+  ):
+    given = (Sampling(), Limits(20), "\n", grader, s, 3, {"labeller": "x"})
+    rollouts.Annotator(engine, make, *given).run(problems, range(len(problems)), journal)
+    return [journal.done[i] for i in range(len(problems))]
+
+
+def first_error(ratings) -> int | None:
+  return next((i for i, rating in enumerate(ratings) if rating < 0), None)
+
+
+@pytest.mark.parametrize("search", ["all", "binary"])
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_perfect_model_finds_the_first_error(search, count, tmp_path):
+  """By all steps and by a binary search, in solutions with a wrong answer; and labels end there."""
+  pairs = solved()
+  lines = annotated(
+    Oracle(), [p for p, _ in pairs], Settings(search=search, rollouts=count), tmp_path
+  )
+  wrong = 0
+  for (_, solutions), found in zip(pairs, lines):
+    for solution, line in zip(solutions, found):
+      first = first_error(solution.ratings)
+      if search == "binary" and line["is_correct"]:  # nothing to search for
+        first = None
+      # A wrong chain may restate its way back: rates of later steps do not matter.
+      expected = [True] * len(solution.steps)
+      if first is not None:
+        wrong += 1
+        expected = [True] * first + [False] + [None] * (len(expected) - first - 1)
+      assert line["labels"] == expected
+      assert all((label is None) == (source is None) for label, source in zip(
+        line["labels"], line["provenance"]["sources"]))  # fmt: skip
+  assert wrong > 5
+
+
+def test_a_binary_search_asks_about_few_steps_and_equal_beginnings_are_asked_once(tmp_path):
+  """At most log2 of the steps of a solution, rounded up, and each beginning of a problem once."""
+  pairs = solved(each=1)
+  oracle = Oracle()
+  annotated(oracle, [p for p, _ in pairs], Settings(search="binary", rollouts=1), tmp_path)
+  most = sum(
+    int(np.ceil(np.log2(len(p.solutions[0].steps)))) for p, _ in pairs if not p.solutions[0].right
+  )
+  assert 0 < len(oracle.asked) <= most
+  pairs = solved(each=6)
+  oracle = Oracle()
+  annotated(oracle, [p for p, _ in pairs], Settings(labels="counts", rollouts=2), tmp_path)
+  beginnings = {
+    (p.text, x.steps[:i]) for p, _ in pairs for x in p.solutions for i in range(1, len(x.steps))
+  }
+  assert len(oracle.asked) == 2 * len(beginnings)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.8])
+def test_stopping_early_changes_no_hard_label(share):
+  """For every sequence of eight outcomes: the label once it is enough is that of all eight."""
+  s, stops = Settings(rollouts=8, wrong_share=share), []
+  for outcomes in itertools.product((0, 1), repeat=8):
+    whole = rollout_labels.is_wrong(Count(8, sum(outcomes)), s)
+    enough = next(
+      n for n in range(1, 9) if rollout_labels.is_enough(Count(n, sum(outcomes[:n])), s)
+    )
+    assert rollout_labels.is_wrong(Count(enough, sum(outcomes[:enough])), s) == whole
+    stops.append(enough)
+    if enough > 1:  # one fewer could still go either way
+      n, k = enough - 1, sum(outcomes[: enough - 1])
+      ends = {rollout_labels.is_wrong(Count(8, k + more), s) for more in range(8 - n + 1)}
+      assert len(ends) == 2
+  assert min(stops) < 8
+
+
+def test_rollouts_stop_when_the_interval_is_narrow(tmp_path):
+  """At the first round whose 95 % Wilson interval is as narrow as asked, and not before."""
+  s = Settings(labels="counts", rollouts=64, width=0.3)
+  pairs = solved(each=2)
+  lines = annotated(Oracle(share=0.7), [p for p, _ in pairs], s, tmp_path)
+
+  def width(k: int, n: int) -> float:
+    p, z = k / n, stats.norm.ppf(0.975)
+    return 2 * z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+
+  counts = [tuple(x) for line in itertools.chain(*lines) for x in line["rollouts"] if x]
+  assert {n for _, n in counts} >= {12, 16} and max(n for _, n in counts) < 64
+  for k, n in counts:
+    assert n % rollouts.ROUND == 0 and width(k, n) <= 0.3
+    # Whatever the last round brought, the one before was too wide.
+    before = n - rollouts.ROUND
+    assert before == 0 or any(
+      width(j, before) > 0.3 for j in range(max(k - rollouts.ROUND, 0), min(k, before) + 1)
+    )
+
+
+def test_soft_labels_and_counts_are_those_of_the_rollouts(tmp_path):
+  """Of every step; the last one's are of the solution's own answer."""
+  pairs = solved(each=2)
+  for labels in ("soft", "counts"):
+    s = Settings(labels=labels, rollouts=5)
+    for line in itertools.chain(*annotated(Oracle(0.6), [p for p, _ in pairs], s, tmp_path)):
+      assert line["provenance"]["sources"] == ["rollouts"] * (len(line["steps"]) - 1) + ["answer"]
+      right = 5 * line["is_correct"]
+      counts = [*line["rollouts"][:-1], [right, 5]]
+      assert line["rollouts"][-1] is None
+      assert line["labels"] == ([k / n for k, n in counts] if labels == "soft" else counts)
+    pairs = solved(each=2)
+
+
+def test_tolerant_labels_soften_what_is_just_before_the_first_error(tmp_path):
+  """SCAN's rule, stated slowly: 1, then share / confidence of the last two, 0, then nothing."""
+  pairs = solved(seed=2)
+  problems = [p for p, _ in pairs]
+  lines = annotated(Oracle(0.7), problems, Settings(labels="tolerant", rollouts=12), tmp_path)
+  softened = 0
+  for line in itertools.chain(*lines):
+    confidence = np.divide(*line["provenance"]["problem"])
+    counts = [*line["rollouts"][:-1], [12 * line["is_correct"], 12]]
+    first = next((i for i, x in enumerate(counts) if x and not x[0]), None)
+    for i, label in enumerate(line["labels"]):
+      if first is None or i < first - 2:
+        assert label == 1
+      elif i < first:
+        share = counts[i][0] / counts[i][1] / confidence
+        assert label == pytest.approx(min(share, 1))
+        softened += label < 1
+      else:
+        assert label == (0 if i == first else None)
+  assert softened
+
+
+def test_problems_that_the_model_does_not_solve_get_no_labels(tmp_path):
+  """Below --sure, and no rollout is spent on their steps."""
+  pairs = solved(each=1)
+  oracle = Oracle(0.3)
+  lines = annotated(oracle, [p for p, _ in pairs], Settings(rollouts=4, sure=0.5), tmp_path)
+  unsure = [line for (line,) in lines if np.divide(*line["provenance"]["problem"]) < 0.5]
+  assert 0 < len(unsure) < len(lines)
+  for line in unsure:
+    assert {*line["labels"]} == {None} and line["provenance"]["spent"]["rollouts"] == 4
+  assert "the model is not sure" in "\n".join(rollouts.table([*itertools.chain(*lines)]))
+
+
+def test_labels_do_not_depend_on_the_batch_or_on_other_problems(text_run, tmp_path):
+  """Seeds are of problem, steps and round: one slot at a time, or all at once, or alone."""
+  s = Settings(labels="counts", rollouts=2)
+  pairs = [solved(each=2)[:3] for _ in range(3)]
+  one, many = (language_models.load_checkpoint(str(text_run), batch=batch) for batch in (3, 32))
+  first = annotated(one, [p for p, _ in pairs[0]], s, tmp_path)
+  assert annotated(many, [p for p, _ in pairs[1]], s, tmp_path) == first
+  assert annotated(many, [pairs[2][1][0]], s, tmp_path) == first[1:2]
+
+
+def write(path, problems: int = 4, **changes) -> list[dict]:
+  """Lines of solutions of the simulated solver."""
+  rng, lines = np.random.default_rng(1), []
+  for of in itertools.islice(arithmetic.distinct_problems(0, problems), problems):
+    for _ in range(2):
+      solution = arithmetic.solve(of, rng)
+      line = {"problem": of.text, "steps": solution.steps, "ground_truth_answer": str(of.answer)}
+      lines.append(line | {"id": len(lines)} | changes)
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return lines
+
+
+def flags(text_run, path, out, *more) -> list[str]:
+  given = [f"--checkpoint={text_run}", f"--input={path}", f"--output={out}", "--prompt=plain"]
+  return ["--method=rollouts", *given, "--rollouts=2", "--max_new_tokens=12", "--batch=16", *more]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_campaign_of_kills(kills, text_run, tmp_path):
+  """Killed at any moment and run again, an annotation loses and doubles nothing."""
+  path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("samples", "out", "whole"))
+  lines = write(path, 150 * kills)
+  given = ("--labels=counts", "--rollouts=2")
+  done = run_script("annotate.py", *flags(text_run, path, whole, *given))
+  assert done.returncode == 0, done.stderr
+  journal, rng, sizes = journal_lib.path(out, 0), random.Random(0), []
+  size = lambda: journal.stat().st_size if journal.exists() else 0
+  for kill in range(kills):
+    before = size()
+    (process,) = jobs.start("annotate.py", *flags(text_run, path, out, *given))
+    if kill % 5 == 4:  # at any time
+      time.sleep(rng.uniform(0, 8))
+    else:  # while it works
+      jobs.wait_for(lambda before=before: size() > before or out.exists(), [process])
+      time.sleep(rng.uniform(0, 0.3))
+    jobs.kill([process])
+    sizes.append(size())
+    if out.exists():
+      break
+  assert sizes[0] and len({*sizes}) > kills // 2  # most of them came while it worked
+  if not out.exists() or journal.exists():
+    done = run_script("annotate.py", *flags(text_run, path, out, *given))
+    assert done.returncode == 0, done.stderr
+  assert out.read_bytes() == whole.read_bytes() and not journal.exists()
+  found = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [line["id"] for line in found] == [line["id"] for line in lines]
+
+
+def test_two_hosts_share_the_problems(text_run, tmp_path):
+  """Their output is that of one host."""
+  path, one, two = (tmp_path / f"{name}.jsonl" for name in ("samples", "one", "two"))
+  write(path)
+  jobs.finish(jobs.start("annotate.py", *flags(text_run, path, one)))
+  jobs.finish(jobs.start("annotate.py", *flags(text_run, path, two), hosts=2, devices=2))
+  assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("labels", ["hard", "soft", "counts", "tolerant"])
+def test_every_kind_of_labels_is_prepared_and_trained_on(labels, tmp_path):
+  """prepare_data.py's reader keeps the weight of each label, and a model's loss goes down."""
+  lines = annotated(Oracle(0.6), [p for p, _ in solved()], Settings(labels=labels), tmp_path)
+  lines = [*itertools.chain(*lines)]
+  path, out = tmp_path / "labels.jsonl", tmp_path / "data"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  manifest = prepare.prepare_stepwise(out, prepare.Stepwise(test_share=0.25), source=path)
+  assert manifest["labels"] == {"hard": "binary", "counts": "counts"}.get(labels, "soft")
+  assert [*manifest["classes"]] == ["-1", "1"]
+  weights = {
+    "hard": lambda x: 1 if x else -1,
+    "counts": lambda x: (x[1] - x[0], x[0]),
+  }.get(labels, lambda x: (1 - x, x))
+  expected = {
+    (line["problem"], *line["steps"]): [weights(x) for x in line["labels"] if x is not None]
+    for line in lines
+  }
+  for split in ("train", "test"):
+    for tree in labelled.step_trees(out, split, "process")[0]:
+      begins = lambda key, tree=tree: key[: 1 + len(tree.steps)] == (tree.problem, *tree.steps)
+      same = next(x for key, x in expected.items() if begins(key) and len(x) == len(tree.steps))
+      assert [*tree.labels] == same
+  texts = step_dataset.texts(out, "train", 1000)
+  tokenizers.train_sentencepiece(texts, out / "tokenizer.model", 300)
+  c = tiny.change(tiny.experiment(out, config_lib.Loss()), "train", steps=30)
+  with tiny.first_device():
+    loop.run(c, tmp_path / "run")
+  losses = [each["loss"] for each in tiny.records(tmp_path / "run") if "loss" in each]
+  assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"ground_truth_answer": 3}, "samples.jsonl:1: .*ground_truth_answer"),
+    ({"ground_truth_answer": ""}, "samples.jsonl:1: "),
+    ({"steps": []}, "samples.jsonl:1: no steps"),
+    ({"problem": "x", "ground_truth_answer": None}, "samples.jsonl:1: "),
+  ],
+)
+def test_bad_lines_name_file_line_and_value(changes, message, tmp_path):
+  path = tmp_path / "samples.jsonl"
+  write(path, 1, **changes)
+  with grading.Grader("math") as grader, pytest.raises(BadLine, match=message):
+    rollouts.read(path, "lines", grader)
+
+
+def test_lines_of_a_problem_with_other_answers_are_an_error(tmp_path):
+  path = tmp_path / "samples.jsonl"
+  line = {"problem": "p", "steps": ["a"], "ground_truth_answer": "1"}
+  other = line | {"ground_truth_answer": "2"}
+  path.write_text(json.dumps(line) + "\n" + json.dumps(other) + "\n")
+  with grading.Grader("math") as grader, pytest.raises(BadLine, match=r"jsonl:2: .*'2'.*'1'"):
+    rollouts.read(path, "lines", grader)
+
+
+def test_a_solution_that_was_cut_off_is_sampled_on_from_its_last_step(tmp_path):
+  """It has no answer, so its last step has rollouts as the others."""
+  of = PROBLEMS[3]
+  steps = arithmetic.solve(of, np.random.default_rng(0)).steps[:2]
+  line = {"problem": of.text, "steps": steps, "ground_truth_answer": str(of.answer)}
+  path = tmp_path / "samples.jsonl"
+  path.write_text(json.dumps(line | {"finished": False, "is_correct": None}) + "\n")
+  with grading.Grader("math") as grader:
+    problems = rollouts.read(path, "lines", grader)
+  ((found,),) = annotated(Oracle(), problems, Settings(labels="counts", rollouts=3), tmp_path)
+  assert found["provenance"]["sources"] == ["rollouts"] * 2 and None not in found["rollouts"]
+  assert found["is_correct"] is False
+
+
+@pytest.mark.parametrize(
+  "given, message",
+  [
+    (("--method=rollouts", "--threshold=0.5"), "--threshold does not go with --method=rollouts"),
+    (("--method=model", "--rollouts=3"), "--rollouts does not go with --method=model"),
+    (("--method=judge", "--search=binary"), "--search does not go with --method=judge"),
+    (("--method=judge", "--url=http://x", "--served_model=m", "--temperature=0"), "are one"),
+    (("--method=rollouts",), "give one of --model=DIR and --checkpoint=DIR, or --url=URL"),
+    (
+      ("--method=rollouts", "--search=binary", "--labels=soft"),
+      "or tolerant labels with a binary search",
+    ),
+  ],
+)
+def test_flags_that_do_not_go_together_are_refused(given, message, tmp_path):
+  write(tmp_path / "samples.jsonl")
+  paths = (f"--input={tmp_path / 'samples.jsonl'}", f"--output={tmp_path / 'out.jsonl'}")
+  done = run_script("annotate.py", *given, *paths)
+  assert done.returncode != 0 and message in done.stderr, done.stderr
