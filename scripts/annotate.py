@@ -57,8 +57,8 @@ OF_GENERATOR = {field.name for field in dataclasses.fields(options.Generator)}
 PROMPTS = {"prompt", "system", "examples", "stop"}
 FLAGS = {  # of each method, beside those of all
   "model": {"model", "checkpoint", "readout", "threshold", "outcome"},
-  "rollouts": OF_GENERATOR | OF_SETTINGS,
-  "judge": (OF_GENERATOR - PROMPTS) | {"template", "votes"},
+  "rollouts": OF_GENERATOR | OF_SETTINGS | {"hosts"},
+  "judge": (OF_GENERATOR - PROMPTS) | {"template", "votes", "hosts"},
 }
 
 
@@ -82,7 +82,7 @@ def main() -> None:
 def check(args: Args) -> None:
   """ValueError for flags that do not go together."""
   every = {field.name: field.default for field in dataclasses.fields(Args)}
-  others = {*every} - FLAGS[args.method] - {"input", "output", "method", "hosts"}
+  others = {*every} - FLAGS[args.method] - {"input", "output", "method"}
   for name in sorted(others):
     if getattr(args, name) != every[name]:
       raise ValueError(f"--{name} does not go with --method={args.method}")

@@ -1,6 +1,7 @@
 """Scripts of the project as jobs of one or several hosts, which are processes on the CPU."""
 
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -84,3 +85,30 @@ def kill(processes) -> None:
   for process in processes:
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def kill_again(
+  kills: int, start: Callable[[], list], journal: pathlib.Path, out: pathlib.Path
+) -> list[int]:
+  """Starts a job and kills it, until it has been killed so often or has finished.
+
+  Four in five kills come while it works, right after the journal has grown.
+
+  Returns:
+    The bytes of the journal after each kill.
+  """
+  rng, sizes = random.Random(0), []
+  size = lambda: journal.stat().st_size if journal.exists() else 0
+  for kill_number in range(kills):
+    before = size()
+    processes = start()
+    if kill_number % 5 == 4:  # at any time
+      time.sleep(rng.uniform(0, 8))
+    else:
+      wait_for(lambda before=before: size() > before or out.exists(), processes)
+      time.sleep(rng.uniform(0, 0.3))
+    kill(processes)
+    sizes.append(size())
+    if out.exists():
+      break
+  return sizes

@@ -423,20 +423,9 @@ def test_campaign_of_kills_of_the_own_sampler(kills, search, text_run, prm_run, 
   flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
   flags += ["--max_new_tokens=96", *search, *([f"--prm={prm_run}"] if search else [])]
   assert run_script("generate.py", *flags, f"--output={whole}").returncode == 0
-  journal, rng, done = journal_lib.path(out, 0), random.Random(0), []
-  size = lambda: journal.stat().st_size if journal.exists() else 0
-  for kill in range(kills):
-    before = size()
-    (process,) = jobs.start("generate.py", *flags, f"--output={out}")
-    if kill % 5 == 4:  # at any time
-      time.sleep(rng.uniform(0, 8))
-    else:  # while it samples
-      jobs.wait_for(lambda before=before: size() > before, [process])
-      time.sleep(rng.uniform(0, 0.3))
-    jobs.kill([process])
-    done.append(size())
-    if out.exists():
-      break
+  journal = journal_lib.path(out, 0)
+  start = lambda: jobs.start("generate.py", *flags, f"--output={out}")
+  done = jobs.kill_again(kills, start, journal, out)
   assert done[0] and len({*done}) > kills // 2  # most of them came while it sampled
   if journal.exists() or not out.exists():
     last = run_script("generate.py", *flags, f"--output={out}")

@@ -18,9 +18,10 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import safetensors_files
-from prm_jax.scoring import candidates, implicit
+from prm_jax.scoring import candidates
 from prm_jax.scoring import scorer as scorer_lib
-from prm_jax.scoring.implicit import ImplicitScorer, LanguageModel
+from prm_jax.scoring.implicit import ImplicitScorer
+from prm_jax.scoring.language_model import LanguageModel, token_log_probs
 from prm_jax.scoring.scorer import SolutionError
 from prm_jax.training import loop
 from prm_jax.training import loss as loss_lib
@@ -106,7 +107,7 @@ def test_no_array_of_all_reads_and_the_vocabulary(monkeypatch):
   reads = np.tile(np.arange(512, dtype=np.int32), (4, 1))
   batch = dataclasses.replace(batch, read_positions=reads)
   graph, params = tiny.model(0, 1)
-  run = lambda params, batch: implicit.token_log_probs(nnx.merge(graph, params), batch)
+  run = lambda params, batch: token_log_probs(nnx.merge(graph, params), batch)
   text = jax.jit(run).lower(params, batch).as_text()
   V = tiny.TOKENIZER.vocab_size
   assert f"tensor<4x32x{V}xf32>" in text and f"tensor<4x512x{V}xf32>" not in text

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import json
 import random
-import time
 
 import jobs
 import numpy as np
@@ -55,7 +54,7 @@ def solved(seed: int = 0, each: int = 4) -> list[tuple[Problem, list[arithmetic.
   rng, out = np.random.default_rng(seed), []
   for of in PROBLEMS:
     solutions = [arithmetic.solve(of, rng) for _ in range(each)]
-    own = [Solution(i, {}, x.steps, True, x.answer == of.answer) for i, x in enumerate(solutions)]
+    own = [Solution({}, x.steps, True, x.answer == of.answer) for x in solutions]
     out.append((Problem(of.text, str(of.answer), own), solutions))
   return out
 
@@ -242,20 +241,9 @@ def test_campaign_of_kills(kills, text_run, tmp_path):
   given = ("--labels=counts", "--rollouts=2")
   done = run_script("annotate.py", *flags(text_run, path, whole, *given))
   assert done.returncode == 0, done.stderr
-  journal, rng, sizes = journal_lib.path(out, 0), random.Random(0), []
-  size = lambda: journal.stat().st_size if journal.exists() else 0
-  for kill in range(kills):
-    before = size()
-    (process,) = jobs.start("annotate.py", *flags(text_run, path, out, *given))
-    if kill % 5 == 4:  # at any time
-      time.sleep(rng.uniform(0, 8))
-    else:  # while it works
-      jobs.wait_for(lambda before=before: size() > before or out.exists(), [process])
-      time.sleep(rng.uniform(0, 0.3))
-    jobs.kill([process])
-    sizes.append(size())
-    if out.exists():
-      break
+  journal = journal_lib.path(out, 0)
+  start = lambda: jobs.start("annotate.py", *flags(text_run, path, out, *given))
+  sizes = jobs.kill_again(kills, start, journal, out)
   assert sizes[0] and len({*sizes}) > kills // 2  # most of them came while it worked
   if not out.exists() or journal.exists():
     done = run_script("annotate.py", *flags(text_run, path, out, *given))

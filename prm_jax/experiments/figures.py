@@ -64,7 +64,7 @@ def draw(panels: Sequence[Panel]) -> bytes:
     if panel.log:
       axes.set_xscale("log", base=2)
       ticks = sorted({x for curve in panel.curves for x in curve.x})
-      if len(ticks) <= 12:
+      if len(ticks) <= 12 and all(x == int(x) for x in ticks):
         axes.set_xticks(ticks, [f"{x:g}" for x in ticks], fontsize=8)
       axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     elif all(x == int(x) for curve in panel.curves for x in curve.x):

@@ -109,12 +109,9 @@ class Labels:
   def annotated(self, s: Settings) -> list[Problem]:
     """The problems of the pool with the rollouts that these settings ask for."""
     problems = [
-      Problem(of.text, str(of.answer), [
-        Solution(i, {}, each.steps, True, each.answer == of.answer)
-        for i, each in enumerate(solutions)
-      ])
+      Problem(of.text, str(of.answer), [_solution(of, each) for each in solutions])
       for of, solutions in self.pool
-    ]  # fmt: skip
+    ]
     sampling, seed = Sampling(), self.made.space.seed
     make = lambda text, seed: Prompt("", text, "\n", seed)
     model = dataclasses.replace(self.made.language_model, batch=512)
@@ -188,12 +185,17 @@ class Labels:
     return out
 
 
+def _solution(of: arithmetic.Problem, solution: arithmetic.Solution) -> Solution:
+  return Solution({}, solution.steps, ended=True, right=solution.answer == of.answer)
+
+
 def summarise(results: Results) -> dict[str, Any]:
   """Precision and recall of first errors over k, cost, and curves of the models."""
   counts = results.plan["rollouts"]["counts"]
   of = {rule: [results.of(f"{rule}-{k}") for k in counts] for rule in RULES}
-  array = lambda rule, key: np.array([[each[key] for each in one] for one in of[rule]]).T
-  by = lambda rule, key: np.moveaxis(array(rule, key), 0, 1)  # [S, P, K]
+  by = lambda rule, key: np.moveaxis(  # [S, P, K]
+    np.array([[each[key] for each in one] for one in of[rule]]), 0, 2
+  )
   per_solution = lambda rule, key: [
     float(np.mean([each[key] / each["solutions"] for each in one])) for one in of[rule]
   ]

@@ -7,13 +7,9 @@ import jax
 
 from prm_jax import config as config_lib
 from prm_jax.generation.sampler import Sampler
-from prm_jax.input_pipeline import tokenizers
-from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.pretrained import families, weights
 from prm_jax.runtime import json_lines
-from prm_jax.scoring import scorer
-from prm_jax.training import checkpoint as checkpoint_lib
+from prm_jax.scoring.language_model import LanguageModel
 
 
 def load_model(
@@ -29,14 +25,10 @@ def load_model(
       not divide the devices.
     OSError: a file is missing or cannot be read.
   """
-  directory = pathlib.Path(directory)
-  preset, tokenizer = families.read(directory), tokenizers.load(directory)
-  config = dataclasses.replace(preset.config, dtype=dtype, param_dtype=dtype)
   mesh = _mesh(tensor)
-  abstract = decoder.abstract_params(config, config.vocab_size, 2, mesh)
-  params = weights.load(directory, abstract, config)
-  ends = _end_tokens(directory) | {tokenizer.eos_id} - {None}
-  return Sampler.of(params, config, tokenizer, frozenset(ends), mesh, batch)
+  of = LanguageModel.of_directory(directory, mesh, dtype)
+  ends = _end_tokens(pathlib.Path(directory)) | {of.tokenizer.eos_id} - {None}
+  return Sampler.of(of.params, of.config, of.tokenizer, frozenset(ends), mesh, batch)
 
 
 def load_checkpoint(workdir: str, batch: int = 64, tensor: int = 1) -> Sampler:
@@ -45,16 +37,11 @@ def load_checkpoint(workdir: str, batch: int = 64, tensor: int = 1) -> Sampler:
   Raises:
     ValueError, FileNotFoundError: as `Scorer.load`; or the run was not on text.
   """
-  about, tokenizer = scorer.newest(workdir)
-  if about.contract.objective != "language_model":
-    raise ValueError(
-      f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
-    )
   mesh = _mesh(tensor)
-  step, about, params = checkpoint_lib.restore_params(workdir, mesh, "latest")
-  ends = frozenset({tokenizer.eos_id} - {None})
-  made = Sampler.of(params, about.config.model, tokenizer, ends, mesh, batch)
-  return dataclasses.replace(made, step=step)
+  of = LanguageModel.of_run(workdir, mesh)
+  ends = frozenset({of.tokenizer.eos_id} - {None})
+  made = Sampler.of(of.params, of.config, of.tokenizer, ends, mesh, batch)
+  return dataclasses.replace(made, step=of.step)
 
 
 def _mesh(tensor: int) -> jax.sharding.Mesh:

@@ -111,8 +111,10 @@ class Sampler:
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
     # Samples start in order: a few contexts beyond those that fill the slots, for stragglers.
-    sizes = -(-B * len(chains) // (n * len(prompts))) + 2, n * max(map(len, chains))
-    G, E = (min(power_of_two(size), B) for size in sizes)  # few, as each is compiled
+    # Few sizes, as each is compiled: a chain counts as the mean one, rounded to a power of two.
+    mean = power_of_two(len(prompts) // len(chains) + 1) // 2
+    G = min(-(-B // (n * mean)) + 2, power_of_two(len(chains)), B)
+    E = min(n * power_of_two(max(map(len, chains))), B)
     queue = collections.deque(
       (j, i, k) for j, chain in enumerate(chains) for i in chain for k in range(n)
     )
@@ -130,8 +132,7 @@ class Sampler:
           j, i, k = queue.popleft()
           if j not in contexts:
             contexts[j] = free.pop()
-            before = np.pad(encoded[chains[j][0]][:-1], (0, C + 1))[:C].astype(np.int32)
-            cache = self.prefill(self.weights, cache, contexts[j], before)
+            cache = self.read(cache, contexts[j], encoded[chains[j][0]], C)
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
         if not (under_way := [each for each in slots if each]):
@@ -208,8 +209,14 @@ class Sampler:
   def empty(self, B: int, G: int, C: int, T: int) -> Cache:
     return _empty(self.config, B, G, C, T)
 
+  def read(self, cache: Cache, group: int, prompt: Sequence[int], C: int) -> Cache:
+    """The cache with a prompt, but for its last token, as a context of C places."""
+    padded = np.zeros(C, np.int32)
+    padded[: len(prompt) - 1] = prompt[:-1]
+    return self._prefill(self.weights, cache, group, padded)
+
   @functools.cached_property
-  def prefill(self):
+  def _prefill(self):
     return jax.jit(functools.partial(cached_decoder.prefill, c=self.config), donate_argnums=1)
 
   @functools.cached_property

@@ -105,10 +105,8 @@ class StepWriter:
     """Puts a problem into a context: its lanes write their first steps."""
     places = Places()
     places.add((*prompt[:-1],))
-    padded = np.zeros(self._prompt, np.int32)
-    padded[: len(prompt) - 1] = prompt[:-1]
     with jax.set_mesh(self.sampler.mesh):
-      self._cache = self.sampler.prefill(self.sampler.weights, self._cache, g, padded)
+      self._cache = self.sampler.read(self._cache, g, prompt, self._prompt)
     spent = collections.Counter(read=len(prompt) - 1)
     self._contexts[g] = _Context(prompt, seed, places, [], [], 0, spent)
     self._go(g, lanes)

@@ -11,7 +11,6 @@ separator behind it, which counts as a token of the step.
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -19,111 +18,20 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from scipy import special
 
 from prm_jax import config as config_lib
-from prm_jax.input_pipeline import token_tree, tokenizers
-from prm_jax.model import decoder
+from prm_jax.input_pipeline import token_tree
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.pretrained import families, weights
 from prm_jax.runtime import storage
 from prm_jax.scoring import batching, scorer
+from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.scoring.rewards import BETA
 from prm_jax.scoring.scorer import SolutionError
-from prm_jax.training import checkpoint as checkpoint_lib
-from prm_jax.training import loss as loss_lib
-from prm_jax.training import step as step_lib
 from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 SEPARATOR = "\n"
 LARGEST = 700.0  # of a token's log-ratio: its exponential is still a float64
-
-
-@dataclasses.dataclass(frozen=True)
-class LanguageModel:
-  """A language model and its tokenizer."""
-
-  source: str  # the directory that it is of
-  tokenizer: tokenizers.Tokenizer
-  config: config_lib.Model
-  vocab_size: int  # rows of the embedding
-  params: Any
-  step: int | None = None  # of a checkpoint
-
-  @classmethod
-  def of_directory(
-    cls, directory: str | pathlib.Path, mesh: jax.sharding.Mesh, dtype: str = "float32"
-  ) -> Self:
-    """A public or exported model; ValueError or OSError if it is no language model."""
-    directory = pathlib.Path(directory)
-    preset, tokenizer = families.read(directory), tokenizers.load(directory)
-    if "score.weight" in weights.tensors(directory):
-      raise ValueError(f"{directory}: a classifier, which predicts no text")
-    config = dataclasses.replace(preset.config, dtype=dtype, param_dtype=dtype)
-    abstract = decoder.abstract_params(config, config.vocab_size, 1, mesh)
-    params = weights.load(directory, abstract, config)
-    return cls(str(directory), tokenizer, config, config.vocab_size, params)
-
-  @classmethod
-  def of_run(
-    cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str = "latest"
-  ) -> Self:
-    """A checkpoint of train.py on text; ValueError or FileNotFoundError if there is none."""
-    about, tokenizer = scorer.newest(workdir)
-    if about.contract.objective != "language_model":
-      raise ValueError(
-        f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
-      )
-    step, about, params = checkpoint_lib.restore_params(workdir, mesh, which)
-    # Scoring may be on other devices than training was, where its kernel does not run.
-    config = dataclasses.replace(about.config.model, attention="auto")
-    return cls(str(workdir), tokenizer, config, about.vocab_size, params, step)
-
-  def facts(self) -> dict[str, Any]:
-    """Which model it is: its step, or the sha256 of its files as the hub shows them."""
-    if self.step is not None:
-      return {"directory": self.source, "step": self.step}
-    directory = pathlib.Path(self.source)
-    names = {tensor.path.name for tensor in weights.tensors(directory).values()}
-    hashes = {}
-    for name in ["config.json", tokenizers.find(directory).name, *sorted(names)]:
-      with (directory / name).open("rb") as file:
-        hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"directory": self.source, "sha256": hashes, "dtype": self.config.dtype}
-
-  @functools.cached_property
-  def read_log_probs(self) -> Callable[[Any, Batch], jax.Array]:
-    """`token_log_probs` of parameters and a batch, compiled."""
-    graph = step_lib.graph(self.config, self.vocab_size, 1)
-    return jax.jit(lambda params, batch: token_log_probs(nnx.merge(graph, params), batch))
-
-
-def token_log_probs(model: decoder.StepScorer, batch: Batch) -> jax.Array:
-  """Log-probability of the token at each read position, given its parent: float32 `[B, R]`.
-
-  The logits of all reads, `[B, R, V]`, would be the largest array in memory: they are computed for
-  `loss.LOGITS` reads of a row at a time.
-  """
-  hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-  at_reads = functools.partial(jnp.take_along_axis, indices=batch.read_positions, axis=1)
-  parents, tokens = jnp.maximum(at_reads(batch.previous), 0), at_reads(batch.tokens)
-  B, R = tokens.shape
-  size = min(R, loss_lib.LOGITS)
-
-  def split(x):  # [B, R] -> [chunks, B, size]
-    x = jnp.pad(x, [(0, 0), (0, -R % size)])
-    return x.reshape(B, -1, size).swapaxes(0, 1)
-
-  def chunk(part):
-    parents, tokens = part
-    before = jnp.take_along_axis(hidden, parents[..., None], axis=1)
-    logits = model.next_token_logits(before)
-    return -optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
-
-  out = jax.lax.map(chunk, (split(parents), split(tokens)))
-  return out.swapaxes(0, 1).reshape(B, -1)[:, :R]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,26 +52,34 @@ class RequestQueue:
     """The function's result, from the encoder's thread: for what would hold up the event loop."""
     return await asyncio.get_running_loop().run_in_executor(self._encoder, function, *args)
 
-  async def encode(self, solutions: Sequence[Solution]) -> list[TokenTree]:
-    """The token trees of solutions.
+  async def encode(
+    self, solutions: Sequence[Solution], most: int = sys.maxsize
+  ) -> list[TokenTree | SolutionError]:
+    """The token tree of each solution, or why it cannot be scored.
 
-    Raises:
-      SolutionError: a solution cannot be scored.
+    Args:
+      most: characters of a solution.
     """
-    trees: list[TokenTree] = []
+    trees: list[TokenTree | SolutionError] = []
     while len(trees) < len(solutions):
-      trees += await self.in_encoder(self._encode, solutions, len(trees))
+      trees += await self.in_encoder(self._encode, solutions, len(trees), most)
     return trees
 
-  def _encode(self, solutions: Sequence[Solution], start: int) -> list[TokenTree]:
+  def _encode(
+    self, solutions: Sequence[Solution], start: int, most: int
+  ) -> list[TokenTree | SolutionError]:
     """The trees of the next solutions, until they have SLICE characters."""
     trees, characters = [], 0
     for i, (problem, steps) in enumerate(solutions[start:], start):
+      count = len(problem) + sum(map(len, steps))
+      if count > most:
+        trees.append(SolutionError(i, f"a solution of {count:,} characters; at most {most:,}"))
+        continue
       try:
         trees.append(self.scorer.encode(problem, steps))
       except ValueError as error:
-        raise SolutionError(i, str(error)) from error
-      if (characters := characters + len(problem) + sum(map(len, steps))) >= SLICE:
+        trees.append(SolutionError(i, str(error)))
+      if (characters := characters + count) >= SLICE:
         break
     return trees
 

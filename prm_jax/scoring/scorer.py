@@ -6,7 +6,6 @@ solution longer than the model's rows is scored in a longer row, never cut.
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -17,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.datasets import download
 from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
@@ -199,12 +199,7 @@ class Scorer:
 
     Of a published or exported model; a checkpoint's metadata says the same of a trained one.
     """
-    names = ["config.json", tokenizers.find(self.directory).name]
-    names += sorted({tensor.path.name for tensor in weights.tensors(self.directory).values()})
-    hashes = {}
-    for name in names:
-      with (self.directory / name).open("rb") as file:
-        hashes[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    hashes = file_hashes(self.directory)
     facts = dataclasses.asdict(self.contract) | {"model": str(self.directory), "sha256": hashes}
     if self.head:
       facts |= {"readout": self.contract.recipe, "prompt": self.readout.prompt}
@@ -239,6 +234,13 @@ class Scorer:
     at = jnp.take_along_axis(hidden, read_positions[..., None], axis=1)
     softcap = self.config.logit_softcap if self.readout.answers else 0
     return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
+
+
+def file_hashes(directory: pathlib.Path) -> dict[str, str]:
+  """The sha256 of the files of a public model, by name: config.json, tokenizer and weights."""
+  names = ["config.json", tokenizers.find(directory).name]
+  names += sorted({tensor.path.name for tensor in weights.tensors(directory).values()})
+  return {name: download.sha256_of(directory / name) for name in names}
 
 
 def _published(

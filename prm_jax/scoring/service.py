@@ -163,7 +163,10 @@ class Service:
     """The answer of POST /score."""
     records, solutions = await self.queue.in_encoder(self._solutions, body)
     contract = self.scorer.contract
-    found = await self.probabilities(solutions, hold)
+    trees = await self._encoded(solutions, hold)
+    if bad := [tree for tree in trees if isinstance(tree, SolutionError)]:
+      raise bad[0]
+    found = await self.queue.read(trees, [problem for problem, _ in solutions])
     scores = []
     for record, (_, steps), probabilities in zip(records, solutions, found):
       scored = candidates.scored({}, steps, probabilities, contract)
@@ -187,17 +190,12 @@ class Service:
     """The answer of POST /rewards: what a `RewardFunction` gives, in sum and by steps."""
     function, solutions, places = await self.queue.in_encoder(self._completions, body)
     found: list[np.ndarray | None] = [None] * len(solutions)
-    left = [i for i, (_, steps) in enumerate(solutions) if steps]
-    hold("solutions", len(solutions))
-    while left:
-      try:
-        read = await self.probabilities([solutions[i] for i in left], hold)
-      except SolutionError as error:
-        left.pop(error.index)
-        continue
-      for i, each in zip(left, read):
-        found[i] = each.mean(1)
-      break
+    asked = [i for i, (_, steps) in enumerate(solutions) if steps]
+    encoded = zip(asked, await self._encoded([solutions[i] for i in asked], hold))
+    trees = {i: tree for i, tree in encoded if not isinstance(tree, SolutionError)}
+    read = await self.queue.read([*trees.values()], [solutions[i][0] for i in trees])
+    for i, each in zip(trees, read):
+      found[i] = each.mean(1)
     steps = await self.queue.in_encoder(function.placed, found, places)
     self.served["solutions"] += len(solutions)
     sums = await self.queue.in_encoder(function.sums, steps)
@@ -215,22 +213,18 @@ class Service:
     except ValueError as error:
       raise Refused(400, str(error)) from None
 
-  async def probabilities(self, solutions: list[Solution], hold: Hold):
-    """Class probabilities of each solution, as `Scorer.by_head`.
+  async def _encoded(self, solutions: list[Solution], hold: Hold) -> list:
+    """The `RequestQueue.encode` of solutions that are held.
 
     Raises:
-      Refused: a solution is too long, or the queue is full.
-      SolutionError: a solution cannot be scored.
+      Refused: there are too many steps, or the queue is full.
     """
     hold("solutions", len(solutions))
-    for i, (problem, steps) in enumerate(solutions):
-      if (count := len(problem) + sum(map(len, steps))) > (most := self.limits.characters):
-        raise SolutionError(i, f"a solution of {count:,} characters; at most {most:,}")
     if (count := sum(len(steps) for _, steps in solutions)) > (most := self.limits.steps):
       raise Refused(400, f"{count:,} steps; at most {most:,} at a time")
-    trees = await self.queue.encode(solutions)
-    hold("tokens", sum(map(len, trees)))
-    return await self.queue.read(trees, [problem for problem, _ in solutions])
+    trees = await self.queue.encode(solutions, self.limits.characters)
+    hold("tokens", sum(len(tree) for tree in trees if not isinstance(tree, SolutionError)))
+    return trees
 
   async def _post(self, work: Work, request: web.Request) -> web.Response:
     """Reads the body, does the work and sends its answer."""

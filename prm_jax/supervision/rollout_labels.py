@@ -58,7 +58,6 @@ class Count:
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-  number: int  # of its line, from 0
   record: dict[str, Any]
   steps: Steps
   ended: bool  # it has a final answer, so nothing is sampled after its last step
@@ -88,6 +87,8 @@ def is_enough(count: Count, s: Settings) -> bool:
   limit, most = s.wrong_share * s.rollouts, count.k + s.rollouts - count.n
   if s.labels == "hard" and not count.k <= limit < most:
     return True
+  if not s.width:
+    return False
   interval = stats.binomtest(count.k, count.n).proportion_ci(LEVEL, "wilson")
   return interval.high - interval.low <= s.width
 

@@ -51,7 +51,7 @@ def read(path: pathlib.Path, steps: prompts_lib.Steps, grader: grading.Grader) -
       differ in that.
   """
   problems: dict[str, Problem] = {}
-  for number, (where, record) in enumerate(json_lines.records(path)):
+  for where, record in json_lines.records(path):
     line = json_lines.convert(record, Line, where)
     parts = tuple(line.steps or prompts_lib.split(line.text, steps))
     if not parts:
@@ -65,7 +65,7 @@ def read(path: pathlib.Path, steps: prompts_lib.Steps, grader: grading.Grader) -
     ended = line.finished is not False
     answer = line.answer or (extraction.final_answer("\n".join(parts)) if ended else None)
     known = line.is_correct if ended else False
-    found = Solution(number, record | {"answer": answer}, parts, ended, known)
+    found = Solution(record | {"answer": answer}, parts, ended, known)
     of.solutions.append(found)
   _grade(problems.values(), grader)
   return [*problems.values()]
