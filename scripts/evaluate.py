@@ -27,19 +27,14 @@ import sys
 from typing import Any, Literal
 
 from prm_jax import config as config_lib
+from prm_jax.scoring import options
 
 
-@dataclasses.dataclass(frozen=True)
-class Args:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(options.RewardModel):
   benchmark: Literal["process_bench", "prm_bench", "prm800k"] = "prm800k"
   output: pathlib.Path | None = None  # JSON with every number; also OUTPUT.png
   data_dir: pathlib.Path | None = None  # the benchmark's data
-  checkpoint: str = ""  # work directory of train.py
-  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
-  model: str = ""  # or directory of a published or exported model
-  readout: str = ""  # of a published model
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'
   input: pathlib.Path | None = None  # or scored lines
   neutral: Literal["positive", "negative"] = "positive"  # how their neutral class counts
   split: str = ""  # prm800k: "test" if not given; of the others one subset or class, or all
@@ -70,7 +65,7 @@ def check(args: Args) -> None:
     raise ValueError("give --output=FILE.json")
   if bool(args.data_dir) == bool(args.input):
     raise ValueError("--data_dir=DIR goes with --checkpoint or --model; --input has its own labels")
-  if (args.readout or args.separator or args.dtype != "float32") and not args.model:
+  if args.of_model and not args.model:
     raise ValueError("--readout, --separator and --dtype go with --model")
   if args.threshold is not None and args.threshold_data:
     raise ValueError("give --threshold or --threshold_data, not both")
@@ -143,18 +138,11 @@ def judged(args: Args, output) -> list[str]:
 def load(args: Args) -> tuple[Any, dict[str, Any]]:
   """The scorer, and how it reads a solution, for people and for the result."""
   from prm_jax.runtime import distributed, progress
-  from prm_jax.scoring.scorer import Scorer
 
-  name = args.model or args.checkpoint
-  with progress.waiting(f"loading {name}"):
-    if args.model:
-      scorer = Scorer.load_model(
-        args.model, args.readout, args.dtype, args.separator, args.benchmark
-      )
-    else:
-      scorer = Scorer.load(args.checkpoint, args.step)
+  with progress.waiting(f"loading {args.name}"):
+    scorer = args.load(args.benchmark)
   contract = scorer.contract
-  how = {"path": name, "checkpoint_step": scorer.step, "dtype": scorer.config.dtype}
+  how = {"path": args.name, "checkpoint_step": scorer.step, "dtype": scorer.config.dtype}
   how |= dataclasses.asdict(contract) | {"prompt": scorer.readout.prompt or "problem, steps"}
   distributed.check_same({"model": how})
   print(f"steps end with {contract.described_separator}", file=sys.stderr)

@@ -32,36 +32,26 @@ import json
 import pathlib
 import sys
 import time
-from typing import Literal
 
 from prm_jax import config as config_lib
+from prm_jax.scoring import options
 
 
-@dataclasses.dataclass(frozen=True)
-class Args:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(options.RewardModel):
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # the same with scores
-  checkpoint: str = ""  # work directory of train.py
-  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
-  model: str = ""  # or directory of a published or exported model
-  readout: str = ""  # of a published model, or "implicit"
   reference: str = ""  # of --readout=implicit: directory of the model that --model is compared with
   beta: float | None = None  # of --readout=implicit: weight of the log-ratio; default 0.05
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: config_lib.Escaped = ""  # of a public model, between steps; "": its readout's
   merge: bool = True  # encode what candidates of a problem share once; False: to compare
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
-  implicit = args.readout == "implicit"
-  of_model = (not implicit and (args.readout or args.separator)) or args.dtype != "float32"
-  if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and of_model):
-    raise ValueError(
-      "give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
-      "go with --model"
-    )
+  implicit = args.readout == "implicit"  # also of runs of train.py, which have no dtype
+  runs = implicit and bool(args.checkpoint)
+  (dataclasses.replace(args, readout="", separator="") if runs else args).check_model()
   if bool(args.reference) != implicit or (args.beta is not None and not implicit):
     raise ValueError(
       f"--readout={args.readout} --reference={args.reference} --beta={args.beta}: "
@@ -71,12 +61,10 @@ def check(args: Args) -> None:
 
 def load(args: Args):
   """The scorer that the flags ask for."""
-  from prm_jax.scoring import implicit, scorer
+  from prm_jax.scoring import implicit
 
   if args.readout != "implicit":
-    if args.model:
-      return scorer.Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
-    return scorer.Scorer.load(args.checkpoint, args.step)
+    return args.load()
   beta = implicit.BETA if args.beta is None else args.beta
   separator = args.separator or implicit.SEPARATOR
   if args.model:
@@ -100,7 +88,7 @@ def main() -> None:
     described = bool(args.model or args.readout)
     about = output(note) if described else None
     distributed.check_same_command(args, [args.input])
-    with progress.waiting(f"loading {args.model or args.checkpoint}"):
+    with progress.waiting(f"loading {args.name}"):
       scorer = load(args)
       facts = scorer.facts() if described else None
     distributed.check_same({"step": scorer.step, "model": facts})

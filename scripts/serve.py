@@ -20,49 +20,34 @@ exits.on_signals()  # before what takes time to import
 import asyncio
 import dataclasses
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
 from prm_jax import config as config_lib
+from prm_jax.scoring import options
 
 
-@dataclasses.dataclass(frozen=True)
-class Args(config_lib.Checked):
-  checkpoint: str = ""  # work directory of train.py
-  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
-  model: str = ""  # or directory of a published or exported model
-  readout: str = ""  # of a published model
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Args(options.RewardModel):
   host: str = "127.0.0.1"
   port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
 
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  of_model = args.readout or args.separator or args.dtype != "float32"
-  if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and of_model):
-    raise ValueError(
-      "give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
-      "go with --model"
-    )
+  args.check_model()
   from prm_jax.runtime import progress
-  from prm_jax.scoring.scorer import Scorer
 
   try:
     from prm_jax.scoring import service
   except ModuleNotFoundError as error:
     raise SystemExit(f"serve.py: {error}; pip install 'prm_jax[serve]', or aiohttp") from error
-  name = args.model or args.checkpoint
   listener = service.listen(args.host, args.port)  # fails before the model is loaded
-  with progress.waiting(f"loading {name}"):
-    if args.model:
-      scorer = Scorer.load_model(args.model, args.readout, args.dtype, args.separator)
-    else:
-      scorer = Scorer.load(args.checkpoint, args.step)
+  with progress.waiting(f"loading {args.name}"):
+    scorer = args.load()
   print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
-  asyncio.run(service.Service(scorer, name).serve(listener))
+  asyncio.run(service.Service(scorer, args.name).serve(listener))
 
 
 if __name__ == "__main__":

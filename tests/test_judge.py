@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import http.server
+import itertools
 import json
 import math
 import re
@@ -527,3 +528,27 @@ def test_a_model_trains_on_the_judges_labels(candidates, chat, tmp_path):
   right = sum(len(x["steps"]) if first < 0 else first for x, first in candidates)
   assert counts["rows"] == {"read": 40, "kept": 40}
   assert counts["labels"] == {"1": right, "0": 0, "-1": wrong}
+
+
+def test_annotate_py_asks_a_judge_and_goes_on_after_a_failure(candidates, chat, tmp_path):
+  """Its lines are those of `judge.line`; solutions that are in the journal are not asked again."""
+  records, errors = zip(*candidates)
+  state, engine = chat
+  solutions = {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
+  path, out = tmp_path / "samples.jsonl", tmp_path / "judged.jsonl"
+  write(path, records)
+  flags = ("--method=judge", f"--url={engine.url}", "--served_model=m", "--votes=2")
+  flags += (f"--input={path}", f"--output={out}", "--concurrency=4")
+  good, seen = oracle(solutions, errors), itertools.count()
+  state.act = lambda *asked: good(*asked) if next(seen) < 20 else (400, {}, b"no")
+  done = run_script("annotate.py", *flags)
+  assert done.returncode == 1 and "status 400" in done.stderr and not out.exists()
+  asked = []
+  state.act = lambda *given: (asked.append(1), good(*given))[1]
+  done = run_script("annotate.py", *flags)
+  assert done.returncode == 0, done.stderr
+  assert "40 solutions, 80 verdicts, 0.0 % undecided" in done.stdout
+  assert len(asked) < 80
+  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [line["verdicts"] for line in lines] == [[first] * 2 for first in errors]
+  assert {line["provenance"]["template"] for line in lines} == {"critic"}
