@@ -19,7 +19,17 @@ from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import intervals, jobs, noise, report, search, shared, tasks, workspace
+from prm_jax.experiments import (
+  intervals,
+  jobs,
+  noise,
+  report,
+  rollouts,
+  search,
+  shared,
+  tasks,
+  workspace,
+)
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
 from prm_jax.runtime.json_lines import BadLine
@@ -111,7 +121,9 @@ def write(name: str, directory: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.parametrize("source", ["embedded", "files"])
-@pytest.mark.parametrize("name", [name for name in jobs.NAMES if name != "search"])
+@pytest.mark.parametrize(
+  "name", [name for name in jobs.NAMES if name not in ("search", "rollouts")]
+)
 def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   name, source, tmp_path, untrained, files
 ):
@@ -160,6 +172,31 @@ def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, mon
   jobs.run("search", plan, tmp_path, workers=0)
   assert write_search() == lines and (tmp_path / "search.json").read_bytes() == first
   assert report.draw(tmp_path / "search.json", tmp_path / "elsewhere", "search") == lines
+
+
+@pytest.mark.usefixtures("one_device")
+def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
+  tmp_path, monkeypatch
+):
+  """With models that are trained, shortly: rollouts need a language model that writes."""
+  monkeypatch.setattr(rollouts, "ARMS", {arm: arm for arm in ("exact", "counts")})
+  sizes = dataclasses.replace(SMOKE.rollouts, counts=(2,), problems=4)
+  search_sizes = dataclasses.replace(SMOKE.search, updates=10)
+  plan = dataclasses.replace(SMOKE, rollouts=sizes, search=search_sizes, seeds=(0,))
+  jobs.run("rollouts", plan, tmp_path, workers=0)
+  write_all = lambda: report.write(
+    report.gather("rollouts", "smoke", tmp_path, plan.seeds), tmp_path
+  )
+  lines = write_all()
+  first = (tmp_path / "rollouts.json").read_bytes()
+  folder = tmp_path / "rollouts" / "seed-0"
+  found = json.loads((folder / "all-2.json").read_text())
+  assert 0 < found["rollouts"] <= 2 * 6 * found["solutions"]
+  (folder / "binary-2.json").unlink()
+  (folder / "rollouts.journal").write_text("torn")  # as if killed while it was made
+  jobs.run("rollouts", plan, tmp_path, workers=0)
+  assert write_all() == lines and (tmp_path / "rollouts.json").read_bytes() == first
+  assert report.draw(tmp_path / "rollouts.json", tmp_path / "elsewhere", "rollouts") == lines
 
 
 def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
