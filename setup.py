@@ -53,8 +53,8 @@ setuptools.setup(
   extras_require={
     "beam": ["apache-beam>=2.77"],
     "gguf": ["gguf>=0.17"],  # scripts/fetch_model.py only
-    # what public models are compared with, in tests only
-    "reference": ["torch>=2.6", "transformers>=4.57"],
+    # what public models are compared with, and trainers of the examples, in tests only
+    "reference": ["torch>=2.6", "transformers>=4.57", "trl>=1.16"],
     "serve": ["aiohttp>=3.11"],  # scripts/serve.py only
     "tensorboard": ["tensorboardX>=2.6"],
     "tpu": ["jax[tpu]>=0.10.2", "gcsfs>=2026.2"],

@@ -6,7 +6,7 @@ process of its own.  Beside it `Scorer.by_head`, which score.py calls, reads all
 Each is timed when its programs are compiled.  Client and server share the processor.
 
 Target: with 64 connections the server scores at least 0.5 times as many solutions a second.
-Takes 5 minutes.
+Takes 2 minutes.
 """
 
 import asyncio

@@ -11,7 +11,7 @@
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
   generation   sampling from a language model, beside transformers' generate           30 minutes
   search       PRM-guided search over all problems at once, with caches                 8 minutes
-  serving      scores over HTTP, beside score.py                                        5 minutes
+  serving      scores over HTTP, beside score.py                                        2 minutes
   loading      time and memory of loading public weights                                1 minute
 
 Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.

@@ -29,7 +29,15 @@ environment() {
   case $extras in *reference*) install_torch ;; esac
   # setuptools warns about editable installs, which this one is on purpose
   PYTHONWARNINGS=ignore "$python" -m pip install --quiet --editable ".$extras"
+  case $extras in *reference*) install_tunix ;; esac
   echo "$wanted" > "$stamp"
+}
+
+# Tunix works with newer safetensors than it asks for.  Beside it, what its GRPO learner imports.
+install_tunix() {
+  "$python" -m pip install --quiet --no-deps google-tunix==0.1.7
+  "$python" -m pip install --quiet "qwix>=0.1.6" "google-metrax>=0.2.3" huggingface_hub jaxtyping \
+    pandas perfetto pillow tenacity
 }
 
 # Torch without CUDA, which would be gigabytes: from where pip looks, if it has that build there;

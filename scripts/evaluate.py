@@ -65,8 +65,10 @@ def check(args: Args) -> None:
     raise ValueError("give --output=FILE.json")
   if bool(args.data_dir) == bool(args.input):
     raise ValueError("--data_dir=DIR goes with --checkpoint or --model; --input has its own labels")
-  if args.of_model and not args.model:
-    raise ValueError("--readout, --separator and --dtype go with --model")
+  if not args.input:
+    args.check_model()
+  elif args.of_model or args.reference or args.beta is not None:
+    raise ValueError("--readout, --separator, --dtype, --reference and --beta go with a model")
   if args.threshold is not None and args.threshold_data:
     raise ValueError("give --threshold or --threshold_data, not both")
 
@@ -142,8 +144,8 @@ def load(args: Args) -> tuple[Any, dict[str, Any]]:
   with progress.waiting(f"loading {args.name}"):
     scorer = args.load(args.benchmark)
   contract = scorer.contract
-  how = {"path": args.name, "checkpoint_step": scorer.step, "dtype": scorer.config.dtype}
-  how |= dataclasses.asdict(contract) | {"prompt": scorer.readout.prompt or "problem, steps"}
+  how = {"path": args.name, "checkpoint_step": scorer.step, "dtype": scorer.dtype}
+  how |= dataclasses.asdict(contract) | {"prompt": scorer.layout}
   distributed.check_same({"model": how})
   print(f"steps end with {contract.described_separator}", file=sys.stderr)
   return scorer, how

@@ -19,8 +19,8 @@ These have two classes; "0" gets probability 0.  A directory of export.py needs 
 --model, OUTPUT.contract.json says how the model was read; --checkpoint removes that of a past run.
 
 --readout=implicit reads two language models of one tokenizer: P(right) of a step is the sigmoid of
-beta * log(pi / pi_ref), summed over its tokens (Yuan et al. 2024; docs/rewards.md).  Both are hub
-directories, or with --checkpoint work directories of train.py on text.
+beta * log(pi / pi_ref), summed over its tokens (Yuan et al. 2024; docs/rewards.md).  Each is a hub
+directory or a run of train.py on text.
 """
 
 from prm_jax.runtime import exits
@@ -41,42 +41,13 @@ from prm_jax.scoring import options
 class Args(options.RewardModel):
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # the same with scores
-  reference: str = ""  # of --readout=implicit: directory of the model that --model is compared with
-  beta: float | None = None  # of --readout=implicit: weight of the log-ratio; default 0.05
   merge: bool = True  # encode what candidates of a problem share once; False: to compare
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
-def check(args: Args) -> None:
-  """Raises ValueError for flags that do not go together."""
-  implicit = args.readout == "implicit"  # also of runs of train.py, which have no dtype
-  runs = implicit and bool(args.checkpoint)
-  (dataclasses.replace(args, readout="", separator="") if runs else args).check_model()
-  if bool(args.reference) != implicit or (args.beta is not None and not implicit):
-    raise ValueError(
-      f"--readout={args.readout} --reference={args.reference} --beta={args.beta}: "
-      "--readout=implicit needs --reference=DIR, and only it has --reference and --beta"
-    )
-
-
-def load(args: Args):
-  """The scorer that the flags ask for."""
-  from prm_jax.scoring import implicit
-
-  if args.readout != "implicit":
-    return args.load()
-  beta = implicit.BETA if args.beta is None else args.beta
-  separator = args.separator or implicit.SEPARATOR
-  if args.model:
-    places = (args.model, args.reference)
-    return implicit.ImplicitScorer.load_model(*places, beta, separator, args.dtype)
-  places = (args.checkpoint, args.reference)
-  return implicit.ImplicitScorer.load(*places, beta, separator, args.step)
-
-
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  check(args)
+  args.check_model()
   from prm_jax.runtime import distributed, progress
   from prm_jax.scoring import candidates
 
@@ -89,7 +60,7 @@ def main() -> None:
     about = output(note) if described else None
     distributed.check_same_command(args, [args.input])
     with progress.waiting(f"loading {args.name}"):
-      scorer = load(args)
+      scorer = args.load()
       facts = scorer.facts() if described else None
     distributed.check_same({"step": scorer.step, "model": facts})
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """The implicit process reward: a tree of solutions is read as each solution alone."""
 
+import asyncio
 import dataclasses
 import functools
 import itertools
@@ -15,6 +16,7 @@ from conftest import ROOT, run_script
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.evaluation.judged import Labelled, score
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import safetensors_files
@@ -22,7 +24,8 @@ from prm_jax.scoring import candidates
 from prm_jax.scoring import scorer as scorer_lib
 from prm_jax.scoring.implicit import ImplicitScorer
 from prm_jax.scoring.language_model import LanguageModel, token_log_probs
-from prm_jax.scoring.scorer import SolutionError
+from prm_jax.scoring.rater import SolutionError
+from prm_jax.scoring.request_queue import RequestQueue
 from prm_jax.training import loop
 from prm_jax.training import loss as loss_lib
 
@@ -113,6 +116,26 @@ def test_no_array_of_all_reads_and_the_vocabulary(monkeypatch):
   assert f"tensor<4x32x{V}xf32>" in text and f"tensor<4x512x{V}xf32>" not in text
 
 
+def test_it_is_served_and_judged_as_any_reward_model():
+  """The queue of serve.py and the benchmarks of evaluate.py get the probabilities of `by_head`."""
+  scorer = scorer_of()
+  expected = scorer.by_head(SOLUTIONS)
+
+  async def served():
+    queue = RequestQueue(scorer)
+    running = asyncio.create_task(queue.run())
+    found = await queue.read(await queue.encode(SOLUTIONS), [problem for problem, _ in SOLUTIONS])
+    running.cancel()
+    queue.close()
+    return found
+
+  labels = [[1] * len(steps) for _, steps in SOLUTIONS]
+  asked = [Labelled("", "", *each, given) for each, given in zip(SOLUTIONS, labels)]
+  for found, judged, wanted in zip(asyncio.run(served()), score(scorer, asked)[0], expected):
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    np.testing.assert_allclose(judged.scores, wanted[:, 0, 1], atol=1e-6)
+
+
 def test_very_different_models_saturate():
   """Log-ratios of both signs beyond what float64 can exponentiate are bounded, not NaN."""
   scorer = scorer_of()
@@ -142,7 +165,7 @@ def test_solutions_that_cannot_be_scored_are_named():
   assert error.value.index == 1
   scorer = scorer_of()
   smaller = dataclasses.replace(scorer.reference, vocab_size=100)
-  with pytest.raises(SolutionError, match="beyond an embedding of 100 rows"):
+  with pytest.raises(SolutionError, match="beyond the embedding's 100 rows"):
     dataclasses.replace(scorer, reference=smaller).by_head([("p", ("a",))])
 
 
@@ -182,7 +205,7 @@ def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
   )
   assert done.returncode == 0, done.stderr
   before, after = ([json.loads(x) for x in p.read_text().splitlines()] for p in (samples, out))
-  own = ImplicitScorer.load_model(models / "policy", models / "base", 0.2)
+  own = ImplicitScorer.load(models / "policy", models / "base", 0.2)
   found = own.probabilities([(each["problem"], each["steps"]) for each in before])
   for old, new, probabilities in zip(before, after, found, strict=True):
     assert old.items() <= new.items()
@@ -228,7 +251,7 @@ def test_a_classifier_is_no_language_model(models, tmp_path):
   tensors["score.weight"] = np.zeros((2, tiny.MODEL.width), np.float32)
   safetensors_files.write_directory(tmp_path / "prm", tensors.items())
   with pytest.raises(ValueError, match="prm: a classifier, which predicts no text"):
-    ImplicitScorer.load_model(tmp_path / "prm", models / "base")
+    ImplicitScorer.load(tmp_path / "prm", models / "base")
 
 
 def test_runs_on_text_are_scored_with(arithmetic_data, tmp_path, monkeypatch):

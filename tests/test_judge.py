@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prm_jax.datasets import arithmetic, prepare
+from prm_jax.evaluation import process_bench
+from prm_jax.evaluation.judged import read_stored
 from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampling import Sampling
@@ -470,7 +472,7 @@ def write(path, lines):
 
 
 def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
-  """evaluate.py reads its lines: all found by one who knows; one who is silent finds no error."""
+  """evaluate.py takes the vote, and nothing of one who is silent; there is no threshold."""
   records = [
     {"id": f"{'gsm8k' if i % 2 else 'math'}-{i}", "problem": x["problem"], "steps": x["steps"]}
     | {"label": first, "final_answer_correct": x["is_correct"], "generator": "solver"}
@@ -479,19 +481,27 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   firsts = [first for _, first in candidates]
   lines = judged_lines(chat, records, firsts)
   assert all(line["label"] == first for line, first in zip(lines, firsts))
-  silent = judge.Judgement(0, (None, None), 0)
-  for line in lines[1::2]:
-    line |= judge.line(line, line["problem"], line["steps"], silent, {})
+  for i, line in enumerate(lines):
+    # Of 2 to 2 the error wins, though P(right) is not below 0.5.
+    votes = (None, None) if i % 2 else (firsts[i], judge.NONE_WRONG) * 2
+    line |= judge.line(line, line["problem"], line["steps"], judge.Judgement(i, votes, 0), {})
   path, out = tmp_path / "judged.jsonl", tmp_path / "result.json"
   write(path, lines)
-  done = run_script(
-    "evaluate.py", f"--input={path}", "--benchmark=process_bench", f"--output={out}"
-  )
+  flags = (f"--input={path}", "--benchmark=process_bench", f"--output={out}")
+  done = run_script("evaluate.py", *flags)
   assert done.returncode == 0, done.stderr
+  assert f"{len(lines[1::2])} of {len(lines)} solutions undecided" in done.stdout
   found = json.loads(out.read_text())["subsets"]
   of = lambda name: tuple(found[name][f"{kind}_accuracy"] for kind in ("error", "correct"))
   assert of("math") == (1, 1) and found["math"]["f1"] == 1
-  assert of("gsm8k") == (0, 1)
+  assert of("gsm8k") == (0, 0)
+  entries = json.loads(out.read_text())["solutions"]
+  again = process_bench.evaluate(read_stored(entries, "result"), 0.9)
+  assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
+  done = run_script("evaluate.py", *flags, "--threshold=0.3")
+  assert done.returncode == 1 and "the lines have verdicts, which decide" in done.stderr
+  done = run_script("evaluate.py", flags[0], f"--output={out}")  # --benchmark=prm800k
+  assert done.returncode == 1 and "jsonl:1: its labels are those of the judge" in done.stderr
 
 
 def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):

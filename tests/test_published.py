@@ -16,7 +16,8 @@ from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import safetensors_files, weights
 from prm_jax.scoring import readouts
-from prm_jax.scoring.scorer import Scorer, SolutionError
+from prm_jax.scoring.rater import SolutionError
+from prm_jax.scoring.scorer import Scorer
 
 PROBLEM = "What is  3 + 4 - 2?"
 ORDINARY = ("Step 1: 3 + 4 = 7.", "So 7 - 2 = 5.", "The answer is: 5")

@@ -20,7 +20,6 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export
 from prm_jax.scoring import rewards
 from prm_jax.scoring.reward_function import RewardFunction
-from prm_jax.scoring.scorer import SolutionError
 from prm_jax.training import step as step_lib
 from prm_jax.types import TWO_CLASSES, StepContract
 
@@ -242,13 +241,15 @@ class Letters:
 
   contract = StepContract("process", TWO_CLASSES, "\n\n", (1,), "", "none", "", "letters")
 
-  def probabilities(self, solutions):
-    for i, (_, steps) in enumerate(solutions):
-      if any("!" in step for step in steps):
-        raise SolutionError(i, "too long")
-    self.seen = list(solutions)
+  def encode(self, problem, steps):
+    if any("!" in step for step in steps):
+      raise ValueError("too long")
+    return steps
+
+  def read(self, token_trees, problems):
+    self.seen = [*zip(problems, token_trees)]
     share = lambda step: step.count("r") / len(step.strip())
-    return [np.array([[1 - share(s), share(s)] for s in steps]) for _, steps in solutions]
+    return [np.array([[[1 - share(s), share(s)]] for s in steps]) for steps in token_trees]
 
 
 CASES = {  # completion -> the shares of r of its steps

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import random
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from prm_jax.evaluation import prm800k_steps, step_benchmarks
 from prm_jax.input_pipeline import step_dataset, token_tree, tokenizers
 from prm_jax.pretrained import export
 from prm_jax.scoring import batching, candidates
-from prm_jax.scoring.scorer import Scorer, SolutionError
+from prm_jax.scoring.rater import SolutionError
+from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
 from prm_jax.types import CLASSES, StepContract
 
@@ -125,6 +127,23 @@ def test_batches_of_scoring_are_full(scorer, monkeypatch, count, most, batches):
   monkeypatch.setattr(batching, "BATCH_TOKENS", most * scorer.mesh.size * length)
   batching.read([filled] * count, [str(i) for i in range(count)], forward, scorer.mesh, length)
   assert shapes == [scorer.mesh.size * size for size in batches]
+
+
+def test_few_shapes_are_compiled(scorer):
+  """Whatever number of steps solutions have, a row of a length has one of two numbers of reads."""
+  shapes, rng = set(), random.Random(0)
+
+  def forward(batch):
+    assert batch.read_targets is None
+    shapes.add((*batch.tokens.shape, batch.read_positions.shape[1]))
+    return np.zeros((*batch.read_positions.shape, 1, 3), np.float32)
+
+  for _ in range(30):
+    tree = scorer.encode("p", ["1"] * rng.randint(1, 300))
+    (found,) = batching.read([tree], ["p"], forward, scorer.mesh, scorer.row_length)
+    assert found.shape == (len(tree.read_positions), 1, 3)
+  assert all(R in (T // 16, T) for _, T, R in shapes)
+  assert 2 < len(shapes) <= 2 * len({(B, T) for B, T, _ in shapes}) <= 10
 
 
 def test_a_solution_longer_than_a_row_is_scored_whole(scorer, samples):

@@ -25,9 +25,10 @@ from conftest import ENVIRONMENT, ROOT, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.scoring import batching, service
+from prm_jax.scoring.rater import MAX_TOKENS
 from prm_jax.scoring.request_queue import RequestQueue
 from prm_jax.scoring.reward_function import RewardFunction
-from prm_jax.scoring.scorer import MAX_TOKENS, Scorer
+from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
 
 GOOD = {"solutions": [{"problem": "A 1 + 2", "steps": ["A 3", "# Answer"]}]}
@@ -503,24 +504,6 @@ def test_what_requests_share_is_read_once(scorer, pool, monkeypatch):
   for found, wanted in zip(asyncio.run(read(solutions * 3)), expected * 3, strict=True):
     np.testing.assert_allclose(found, wanted, atol=1e-6)
   assert sum(slots) == once
-
-
-def test_requests_make_few_shapes(scorer):
-  """Whatever number of steps solutions have, a row of a length has one of two numbers of reads."""
-  queue, rng = RequestQueue(scorer), random.Random(0)
-
-  async def run():
-    running = asyncio.create_task(queue.run())
-    for _ in range(30):
-      steps = tuple("1" for _ in range(rng.randint(1, 300)))
-      (tree,) = await queue.encode([("p", steps)])
-      await queue.read([tree], ["p"])
-    running.cancel()
-    queue.close()
-
-  asyncio.run(run())
-  assert {R for _, T, R in queue.shapes if R not in (T // 16, T)} == set()
-  assert len(queue.shapes) <= 2 * len({(B, T) for B, T, _ in queue.shapes}) <= 10
 
 
 def test_without_aiohttp_it_says_what_to_install():

@@ -2,7 +2,8 @@
 
 The first step that scores below a threshold is the prediction; none is "all right".  Both depend
 on the threshold t through one interval a solution: it is judged rightly for low < t <= high, where
-high is the smallest score before the first wrong step and low the smallest up to it.
+high is the smallest score before the first wrong step and low the smallest up to it.  A judge's
+verdict is a prediction at every threshold.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ def intervals(judged: Sequence[Judged]) -> tuple[np.ndarray, np.ndarray, np.ndar
   for each in judged:
     error, smallest = each.first_error, np.minimum.accumulate(each.scores)
     errors.append(error >= 0)
-    if error >= 0:
+    if each.verdict is not None:
+      low.append(-np.inf if each.verdict == error else np.inf)
+      high.append(np.inf)
+    elif error >= 0:
       low.append(smallest[error])
       high.append(smallest[error - 1] if error else np.inf)
     else:

@@ -69,6 +69,7 @@ class Judged(Labelled):
   probs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))  # [S, 3]
   scores: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))  # [S] P(right)
   std: np.ndarray | None = None  # [S] of P(right) over the heads of an ensemble
+  verdict: int | None = None  # of a judge: first wrong step, NONE_WRONG or UNDECIDED
 
 
 def first_below(values: Sequence[float], threshold: float) -> int:
@@ -155,6 +156,7 @@ def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     entry["rating_probs"] = np.round(each.probs, 9).tolist()
     entry["scores"] = np.round(each.scores, 9).tolist()
     more = {} if each.std is None else {"std": np.round(each.std, 9).tolist()}
+    more |= {} if each.verdict is None else {"verdict": each.verdict}
     out.append(entry | more | ({} if each.parents is None else {"parents": [*each.parents]}))
   return out
 
@@ -170,6 +172,7 @@ class Stored(msgspec.Struct):
   rating_probs: list[list[Probability]]
   scores: list[float]
   std: list[float] | None = None
+  verdict: int | None = None
   parents: list[int] | None = None
 
 
@@ -181,7 +184,8 @@ def read_stored(entries: Any, where: str) -> list[Judged]:
     arrays = {"probs": np.array(one.rating_probs), "scores": np.array(one.scores)}
     std = None if one.std is None else np.array(one.std)
     about = (one.id, one.group, one.problem, [""] * len(one.labels), one.labels)
-    judged.append(Judged(*about, one.answer_is_right, one.parents, **arrays, std=std))
+    about += (one.answer_is_right, one.parents)
+    judged.append(Judged(*about, **arrays, std=std, verdict=one.verdict))
   return judged
 
 

@@ -80,6 +80,8 @@ def _solution(
   record: dict[str, Any], where: str, recipe: recipes.Recipe
 ) -> tuple[Labelled, dict[str, Any]] | None:
   """A line's solution and what holds its probabilities; None if the recipe drops it."""
+  if "verdicts" in record:
+    raise json_lines.BadLine(f"{where}: its labels are those of the judge that gave its scores")
   if "question" not in record:
     parsed, zero_is_wrong = stepwise_records.parse(record, where)
     whole = all(type(value) is int for value in parsed.labels if value is not None)

@@ -1,9 +1,11 @@
 """ProcessBench: accuracy at finding the first wrong step, by subset."""
 
+import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from prm_jax.datasets import process_bench
@@ -16,7 +18,14 @@ from prm_jax.evaluation.judged import (
   problem_weights,
   with_intervals,
 )
+from prm_jax.evaluation.verdicts import NONE_WRONG, UNDECIDED, plurality
 from prm_jax.runtime import json_lines
+
+
+class Votes(msgspec.Struct):
+  """What a generative judge adds to a line."""
+
+  verdicts: list[Annotated[int, msgspec.Meta(ge=NONE_WRONG)] | None] | None = None
 
 
 def labelled(solution: process_bench.Solution) -> Labelled:
@@ -35,12 +44,19 @@ def read(directory: str | pathlib.Path) -> list[Labelled]:
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
   """The solutions of a file of ProcessBench's lines with `rating_probs`.
 
+  A line's `verdicts`, of a generative judge, are its votes on the first wrong step.
+
   Raises:
     BadLine: a line is none, or has other steps than probabilities.
   """
   for where, record in json_lines.records(path):
     solution = json_lines.convert(record, process_bench.Solution, where)
-    yield from_record(labelled(solution), record, where, neutral)
+    judged = from_record(labelled(solution), record, where, neutral)
+    votes = json_lines.convert(record, Votes, where).verdicts
+    if votes is not None:
+      most = plurality(votes)
+      judged = dataclasses.replace(judged, verdict=UNDECIDED if most is None else most)
+    yield judged
 
 
 def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:

@@ -21,6 +21,7 @@ from prm_jax.evaluation.judged import (
   stored,
   with_intervals,
 )
+from prm_jax.evaluation.verdicts import UNDECIDED
 from prm_jax.runtime import json_lines
 from prm_jax.scoring.scorer import Scorer
 
@@ -97,7 +98,15 @@ def threshold(
     given, path: of the command line; None: not given.
     judged: what is reported, for a word on whether the threshold was found on some of it.
     readout: of a published model: PRMBench has a threshold of its own for one.
+
+  Raises:
+    ValueError: a judge's verdicts need no threshold; or none can be found on the file.
   """
+  if verdicts := [each.verdict for each in judged if each.verdict is not None]:
+    if given is not None or path:
+      raise ValueError("the lines have verdicts, which decide: give no threshold")
+    undecided = f"{verdicts.count(UNDECIDED):,} of {len(judged):,} solutions undecided"
+    return THRESHOLD, f"of the diagnostics; first wrong steps are the judge's, {undecided}"
   if path is None:
     if given is not None:
       return given, "given"

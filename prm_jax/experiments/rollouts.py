@@ -48,11 +48,11 @@ RULES = {  # how labels are made: search, share of right rollouts up to which a 
   "binary": ("binary search, wrong if no rollout is right", Settings(search="binary")),
 }
 ARMS = {  # of training, on the same solutions
-  "exact": "exact labels",
-  "hard": "hard: none of the rollouts is right",
-  "quarter": "hard: a quarter of them is right or less",
-  "counts": "counts, of every step",
-  "tolerant": "tolerant, of problems that the model is sure of",
+  "exact": "exact",
+  "hard": "wrong if none is right",
+  "quarter": "wrong if a quarter is right",
+  "counts": "counts",
+  "tolerant": "tolerant",
 }
 SURE = 0.5  # of the arm "tolerant"
 

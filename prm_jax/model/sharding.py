@@ -77,13 +77,16 @@ def global_batch(read: Callable[[int], dict[str, np.ndarray]], count: int, mesh:
   """A batch of `count` rows over the mesh; each host reads the rows of its own devices only.
 
   Args:
-    read: the fields of a row, by its number in the batch.
+    read: the fields of a row, by its number in the batch; None for what is not needed.
   """
   sharding, row = batch_sharding(mesh), functools.cache(read)
   (own, *_), *_ = sharding.addressable_devices_indices_map((count,)).values()
   first = row(own.indices(count)[0])
 
-  def place(name: str) -> jax.Array:
+  def place(name: str) -> jax.Array | None:
+    if first[name] is None:
+      return None
+
     def shard(index: tuple[slice, ...]) -> np.ndarray:
       return np.stack([row(i)[name] for i in range(*index[0].indices(count))])
 

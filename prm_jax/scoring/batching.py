@@ -11,7 +11,6 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.types import Batch
 
 BATCH_TOKENS = 16_384  # tokens of one forward, padding included
-READS = 16  # reads of a row are padded to a multiple of this, to keep the number of shapes small
 
 
 def read(
@@ -45,7 +44,7 @@ def read(
   done, total = 0, sum(map(len, token_trees))
   for length, several in by_length.items():
     merged = [prefix_tree.merge([token_trees[i] for i in members]) for members in several]
-    rows = packing.PackedRows([tree for tree, _ in merged], length, READS)
+    rows = packing.PackedRows([tree for tree, _ in merged], length)
     tokens = sum(len(token_trees[i]) for members in several for i in members)
     part = lambda share, done=done, tokens=tokens: on_share((done + share * tokens) / total)
     probabilities = np.exp(_run(rows, forward, mesh, part).astype(np.float64))
@@ -62,7 +61,10 @@ def _run(
   mesh: jax.sharding.Mesh,
   on_share: Callable[[float], None],
 ) -> np.ndarray:
-  """Class log-probabilities, float32 `[rows, R, K, C]`."""
+  """Class log-probabilities, float32 `[rows, R, K, C]`.
+
+  Few shapes are compiled: batches have a few numbers of rows, and rows one of two numbers of reads.
+  """
   shards = mesh.shape["data"] * mesh.shape["fsdp"]
   most = max(BATCH_TOKENS // rows.row_length // shards, 1)  # rows of a shard that fit
   needed = -(-len(rows) // shards)
@@ -72,10 +74,17 @@ def _run(
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
   batches, results = packing.eval_order(rows, batch_rows), []
+  T, R = rows.row_length, rows.reads
+  padding = (T // 16 if R <= T // 16 else T) - R
+
+  def row(number: int) -> dict[str, np.ndarray | None]:
+    at = np.pad((row := rows[number])["read_positions"], (0, padding))
+    return row | {"read_positions": at, "read_targets": None, "read_solutions": None}
+
   with jax.set_mesh(mesh):
     for i, batch in enumerate(batches):
-      batch = sharding_lib.global_batch(lambda i, batch=batch: rows[batch[i]], batch_rows, mesh)
+      batch = sharding_lib.global_batch(lambda i, batch=batch: row(batch[i]), batch_rows, mesh)
       results.append(forward(batch))
       jax.block_until_ready(results[-2:-1])  # one batch ahead of the devices
       on_share(i / len(batches))
-  return np.concatenate([np.asarray(r) for r in results])
+  return np.concatenate([np.asarray(r)[:, :R] for r in results])

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from prm_jax.runtime import json_lines, progress
-from prm_jax.scoring.scorer import Scorer, SolutionError
+from prm_jax.scoring.rater import Rater, SolutionError
 from prm_jax.types import CLASSES, StepContract
 
 CHUNK = 16_384  # lines in memory at once
@@ -73,7 +73,7 @@ class Line(NamedTuple):
   probabilities: np.ndarray  # as of `Scorer.by_head`
 
 
-def rated(path: pathlib.Path, scorer: Scorer, doing: str) -> Iterator[Line]:
+def rated(path: pathlib.Path, scorer: Rater, doing: str) -> Iterator[Line]:
   """The lines of a file of candidates with the class probabilities of their steps, in order.
 
   Shows progress; `doing` says of what.

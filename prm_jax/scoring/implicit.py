@@ -11,7 +11,6 @@ separator behind it, which counts as a token of the step.
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -24,10 +23,10 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import storage
-from prm_jax.scoring import batching, scorer
+from prm_jax.scoring import batching
 from prm_jax.scoring.language_model import LanguageModel
+from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.rewards import BETA
-from prm_jax.scoring.scorer import SolutionError
 from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 SEPARATOR = "\n"
@@ -35,7 +34,7 @@ LARGEST = 700.0  # of a token's log-ratio: its exponential is still a float64
 
 
 @dataclasses.dataclass(frozen=True)
-class ImplicitScorer:
+class ImplicitScorer(Rater):
   """Two language models that score solutions as a `Scorer` does."""
 
   contract: StepContract  # what its probabilities mean
@@ -49,32 +48,27 @@ class ImplicitScorer:
   @classmethod
   def load(
     cls,
-    workdir: str | storage.Path,
+    policy: str | storage.Path,
     reference: str | storage.Path,
     beta: float = BETA,
     separator: str = SEPARATOR,
+    dtype: str = "float32",
     which: str = "latest",
     devices: Sequence[jax.Device] | None = None,
   ) -> Self:
-    """Loads two runs of train.py on text; arguments and errors as `Scorer.load` and `of`."""
-    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    models = LanguageModel.of_run(workdir, mesh, which), LanguageModel.of_run(reference, mesh)
-    return cls.of(*models, mesh, beta, separator)
+    """Loads two language models, each a public model's directory or a run of train.py on text.
 
-  @classmethod
-  def load_model(
-    cls,
-    directory: str | pathlib.Path,
-    reference: str | pathlib.Path,
-    beta: float = BETA,
-    separator: str = SEPARATOR,
-    dtype: str = "float32",
-    devices: Sequence[jax.Device] | None = None,
-  ) -> Self:
-    """Loads two directories of public models; arguments as `Scorer.load_model`, errors as `of`."""
+    Args:
+      dtype: of parameters and activations, of a public model.
+      which: checkpoint of the policy, as in `checkpoint.Checkpointer.newest`, of a run.
+      devices: that they are loaded onto; None: all.
+
+    Raises:
+      ValueError, OSError: as `of`; or there is no language model.
+    """
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    models = (LanguageModel.of_directory(each, mesh, dtype) for each in (directory, reference))
-    return cls.of(*models, mesh, beta, separator)
+    own = LanguageModel.load(policy, mesh, dtype, which)
+    return cls.of(own, LanguageModel.load(reference, mesh, dtype), mesh, beta, separator)
 
   @classmethod
   def of(
@@ -110,55 +104,40 @@ class ImplicitScorer:
     """The policy's step, of a checkpoint."""
     return self.policy.step
 
-  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
-    """Probabilities of wrong and right of the steps of each solution, float64 `[steps, 2]`."""
-    return [each[:, 0] for each in self.by_head(solutions)]
+  @property
+  def dtype(self) -> str:
+    return self.policy.config.dtype
 
-  def by_head(
-    self,
-    solutions: Sequence[tuple[str, Sequence[str]]],
-    on_share: Callable[[float], None] = lambda share: None,
-  ) -> list[np.ndarray]:
-    """The same with an axis for the single head, `[steps, 1, 2]`: arguments as `Scorer.by_head`.
+  @property
+  def layout(self) -> str:
+    return "problem, steps"
 
-    Raises:
-      SolutionError: a solution is too long, or has a token that a model has no embedding for.
-    """
-    trees, starts = [], []
-    for i, (problem, steps) in enumerate(solutions):
-      try:
-        tree, first = self.encode(problem, steps)
-      except ValueError as error:
-        raise SolutionError(i, str(error)) from error
-      trees.append(tree)
-      starts.append(first)
-    problems = [problem for problem, _ in solutions]
-    where = (self.mesh, self.row_length, self.merge)
-    # `read` exponentiates: these are the likelihood ratios of the tokens, [tokens, 1, 1].
-    ratios = batching.read(trees, problems, self._log_ratios, *where, on_share)
-    rewards = [
-      self.beta * np.add.reduceat(np.log(ratio[:, 0, 0]), first)
-      for ratio, first in zip(ratios, starts)
-    ]
-    return [special.expit(np.stack([-each, each], axis=-1))[:, None] for each in rewards]
+  @property
+  def vocab_size(self) -> int:
+    return min(self.policy.vocab_size, self.reference.vocab_size)
 
-  def encode(self, problem: str, steps: Sequence[str]) -> tuple[token_tree.TokenTree, np.ndarray]:
-    """A solution's tokens, read from its first step on, and the first read of each step `[steps]`.
-
-    Raises:
-      ValueError: it cannot be scored.
-    """
+  def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
+    """Read at each token from the first step on; `read_solutions` are the numbers of the steps."""
     laid = token_tree.encode_candidate(problem, steps, self.policy.tokenizer, self.contract)
-    if len(laid) > scorer.MAX_TOKENS:
-      raise ValueError(
-        f"a solution of {len(laid)} tokens; at most {scorer.MAX_TOKENS} can be scored"
-      )
-    rows = min(self.policy.vocab_size, self.reference.vocab_size)
-    if (highest := laid.tokens.max()) >= rows:
-      raise ValueError(f"token {highest} is beyond an embedding of {rows} rows")
     first = int(np.flatnonzero(laid.previous >= 0)[0])
     tree = token_tree.chain(laid.tokens, np.arange(first, len(laid)), first)
-    return tree, np.append(0, laid.read_positions[:-1] + 1 - first)
+    numbers = np.searchsorted(laid.read_positions, tree.read_positions)
+    return dataclasses.replace(tree, read_solutions=numbers)
+
+  def read(
+    self,
+    token_trees: Sequence[token_tree.TokenTree],
+    problems: Sequence[str],
+    on_share: Callable[[float], None] = lambda share: None,
+  ) -> list[np.ndarray]:
+    where = (self.mesh, self.row_length, self.merge)
+    # `batching.read` exponentiates: these are the likelihood ratios of the tokens, [tokens, 1, 1].
+    ratios = batching.read(token_trees, problems, self._log_ratios, *where, on_share)
+    rewards = (
+      self.beta * np.bincount(tree.read_solutions, np.log(ratio[:, 0, 0]))
+      for tree, ratio in zip(token_trees, ratios)
+    )
+    return [special.expit(np.stack([-each, each], axis=-1))[:, None] for each in rewards]
 
   def _log_ratios(self, batch: Batch) -> jax.Array:
     """log pi - log pi_ref of the tokens at a batch's read positions, `[B, R, 1, 1]`."""

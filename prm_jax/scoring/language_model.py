@@ -35,6 +35,19 @@ class LanguageModel:
   step: int | None = None  # of a checkpoint
 
   @classmethod
+  def load(
+    cls,
+    place: str | storage.Path,
+    mesh: jax.sharding.Mesh,
+    dtype: str = "float32",
+    which: str = "latest",
+  ) -> Self:
+    """`of_directory` if there is a config.json, otherwise `of_run`."""
+    if (pathlib.Path(place) / "config.json").is_file():
+      return cls.of_directory(place, mesh, dtype)
+    return cls.of_run(place, mesh, which)
+
+  @classmethod
   def of_directory(
     cls, directory: str | pathlib.Path, mesh: jax.sharding.Mesh, dtype: str = "float32"
   ) -> Self:

@@ -5,20 +5,17 @@ locks.
 """
 
 import asyncio
-import dataclasses
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.scoring import batching
-from prm_jax.scoring.scorer import Scorer, SolutionError
-from prm_jax.types import Batch
+from prm_jax.scoring.rater import Rater, SolutionError
 
 BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # of solutions that are taken from the queue at a time
 WAIT = 0.002  # seconds in which further solutions may join those that are taken
@@ -41,9 +38,8 @@ class Entry(NamedTuple):
 class RequestQueue:
   """Scores the solutions of many requests; `run` has to be under way in the same event loop."""
 
-  def __init__(self, scorer: Scorer):
+  def __init__(self, scorer: Rater):
     self.scorer = scorer
-    self.shapes: set[tuple[int, int, int]] = set()  # (B, T, R) that have been compiled
     self._entries: asyncio.Queue[Entry] = asyncio.Queue()
     self._model = futures.ThreadPoolExecutor(1, "model")
     self._encoder = futures.ThreadPoolExecutor(1, "encoder")
@@ -131,25 +127,7 @@ class RequestQueue:
 
   def _read(self, batch: Sequence[Entry]) -> list[np.ndarray]:
     trees, problems = [entry.tree for entry in batch], [entry.problem for entry in batch]
-    scorer = self.scorer
-    return batching.read(trees, problems, self._forward, scorer.mesh, scorer.row_length)
-
-  def _forward(self, batch: Batch) -> np.ndarray:
-    """Class log-probabilities `[B, R, K, C]`, with R padded to T / 16, or to T if that is too few.
-
-    Each shape is compiled, and a server's requests would go on making new ones: R is any multiple
-    of 16.  Rows are `row_length` doubled up to MAX_TOKENS, and B has a few values for each, so that
-    with R of two values there are 20 shapes in all for rows of 2,048 tokens on one device.
-    """
-    (_, T), (_, R) = batch.tokens.shape, batch.read_positions.shape
-    size = T // 16 if R <= T // 16 else max(R, T)
-    at = np.pad(np.asarray(batch.read_positions), ((0, 0), (0, size - R)))
-    at = jax.device_put(at, batch.read_positions.sharding)
-    # Targets are not read, and would be a part of the shape.
-    batch = dataclasses.replace(batch, read_positions=at, read_targets=None, read_solutions=None)
-    self.shapes.add((*batch.tokens.shape, size))
-    log_probs = self.scorer.forward(self.scorer.params, self.scorer.head, batch)
-    return np.asarray(log_probs)[:, :R]
+    return self.scorer.read(trees, problems)
 
   def warm_up(self) -> None:
     """Compiles the program of the smallest batch."""

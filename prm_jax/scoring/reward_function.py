@@ -1,27 +1,18 @@
 """A reward model as the reward function of an RL trainer: prompts and completions to numbers."""
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import rewards
-from prm_jax.scoring.scorer import SolutionError
-from prm_jax.types import StepContract
+from prm_jax.scoring.rater import Rater
 
 Chat = Sequence[dict[str, Any]]  # messages, each with "role" and "content"
-
-
-class Rater(Protocol):
-  """What rates steps: a `Scorer`, or an `ImplicitScorer`."""
-
-  contract: StepContract
-
-  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
-    """Class probabilities `[steps, C]` of (problem, steps) pairs."""
 
 
 class StepRewards(NamedTuple):
@@ -122,17 +113,14 @@ class RewardFunction:
     self, solutions: Sequence[tuple[str, Sequence[str]]]
   ) -> list[np.ndarray | None]:
     """Class probabilities of each solution, or None."""
-    out: list[np.ndarray | None] = [None] * len(solutions)
-    left = [i for i, (_, steps) in enumerate(solutions) if steps]
-    while left:
-      try:
-        found = self.rater.probabilities([solutions[i] for i in left])
-      except SolutionError as error:
-        left.pop(error.index)
-        continue
-      for i, each in zip(left, found, strict=True):
-        out[i] = each
-      break
+    trees, out = {}, [None] * len(solutions)
+    for i, (problem, steps) in enumerate(solutions):
+      with contextlib.suppress(ValueError):
+        if steps:
+          trees[i] = self.rater.encode(problem, steps)
+    found = self.rater.read([*trees.values()], [solutions[i][0] for i in trees])
+    for i, each in zip(trees, found, strict=True):
+      out[i] = each.mean(1)
     return out
 
   def _rewards(self, probabilities: Sequence[np.ndarray]) -> np.ndarray:

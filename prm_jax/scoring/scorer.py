@@ -24,24 +24,15 @@ from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import storage
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import batching, readouts
+from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepContract
 
-MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
-
-
-class SolutionError(ValueError):
-  """A solution cannot be scored; `index` is its place among those given."""
-
-  def __init__(self, index: int, message: str):
-    super().__init__(message)
-    self.index = index
-
 
 @dataclasses.dataclass(frozen=True)
-class Scorer:
+class Scorer(Rater):
   """A reward model, ready to score."""
 
   contract: StepContract  # what its probabilities mean
@@ -142,46 +133,16 @@ class Scorer:
     facts = (config, preset.config.vocab_size, params, mesh)
     return cls(contract, tokenizer, readout, *facts, head=head, directory=directory)
 
-  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
-    """The mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
-    return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
+  @property
+  def dtype(self) -> str:
+    return self.config.dtype
 
-  def by_head(
-    self,
-    solutions: Sequence[tuple[str, Sequence[str]]],
-    on_share: Callable[[float], None] = lambda share: None,
-  ) -> list[np.ndarray]:
-    """Class probabilities of (problem, steps) pairs; equal pairs are encoded and read once.
+  @property
+  def layout(self) -> str:
+    return self.readout.prompt or "problem, steps"
 
-    Args:
-      on_share: called now and then with the share of the work that is done.
-
-    Returns:
-      float64 arrays in the order of the solutions, each `[steps, K, C]` for a process model, `[1,
-      K, C]` for an outcome model: by head, and in the class order of the contract.
-
-    Raises:
-      SolutionError: a solution is too long, or the readout cannot lay it out.
-    """
-    distinct: dict[tuple[str, tuple[str, ...]], int] = {}
-    index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
-    encoded = []
-    for i, (problem, steps) in enumerate(distinct):
-      try:
-        encoded.append(self.encode(problem, steps))
-      except ValueError as error:
-        raise SolutionError(index.index(i), str(error)) from error
-    results = self.read(encoded, [problem for problem, _ in distinct], on_share)
-    return [results[i] for i in index]
-
-  def encode(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
-    """The tokens of a solution and where they are read; ValueError if it cannot be scored."""
-    tree = self.readout.encode(problem, steps)
-    if len(tree) > MAX_TOKENS:
-      raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
-    if (highest := tree.tokens.max()) >= self.vocab_size:
-      raise ValueError(f"token {highest} is beyond the embedding's {self.vocab_size} rows")
-    return tree
+  def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
+    return self.readout.encode(problem, steps)
 
   def read(
     self,
@@ -204,7 +165,7 @@ class Scorer:
     if self.head:
       facts |= {"readout": self.contract.recipe, "prompt": self.readout.prompt}
       facts["tokens"] = dict(self.readout.tokens)
-    return facts | {"dtype": self.config.dtype}
+    return facts | {"dtype": self.dtype}
 
   @functools.cached_property
   def graph(self) -> nnx.GraphDef:

@@ -26,9 +26,9 @@ from aiohttp import web
 
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates, rewards
+from prm_jax.scoring.rater import MAX_TOKENS, Rater, SolutionError
 from prm_jax.scoring.request_queue import ModelError, RequestQueue, Solution
 from prm_jax.scoring.reward_function import RewardFunction
-from prm_jax.scoring.scorer import MAX_TOKENS, Scorer, SolutionError
 
 BACKLOG = 2048  # connections that the system holds until they are accepted
 IDLE = 75.0  # seconds until a connection without a request is closed
@@ -80,7 +80,7 @@ Work = Callable[[bytes, Hold], Awaitable[dict[str, Any]]]  # a body's answer
 class Service:
   """A model's server.  `serve` runs it, `stop` ends it from any thread."""
 
-  def __init__(self, scorer: Scorer, name: str, limits: Limits | None = None):
+  def __init__(self, scorer: Rater, name: str, limits: Limits | None = None):
     self.name, self.limits = name, limits or Limits()
     self.scorer, self.queue = scorer, RequestQueue(scorer)
     self.held: collections.Counter[str] = collections.Counter()
@@ -300,7 +300,6 @@ class Service:
         "contract": dataclasses.asdict(self.scorer.contract),
         "queued": {what: self.held[what] for what in ("bytes", "solutions", "tokens")},
         "served": {what: self.served[what] for what in ("requests", "solutions")},
-        "compiled_shapes": len(self.queue.shapes),
       }
     )
 

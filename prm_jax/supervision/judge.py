@@ -16,14 +16,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from prm_jax.evaluation.verdicts import NONE_WRONG, Verdict, plurality
 from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines, progress
 from prm_jax.runtime.journal import Journal
 from prm_jax.scoring import candidates
 
-NONE_WRONG = -1  # as ProcessBench's label
-Verdict = int | None  # the first wrong step, from 0, or NONE_WRONG; None: undecided
 Name = Literal["critic", "thinkprm", "genprm"]  # of a template
 
 # All patterns are bounded after their first word, so that a search is linear in the text.
@@ -270,16 +269,6 @@ def judged(
       votes, count = [of[k] for k in sorted(found.pop(number))], len(solutions[number][1])
       verdicts = tuple(verdict(each, s.template, count) for each in votes)
       yield Judgement(number, verdicts, sum(each.token_count for each in votes))
-
-
-def plurality(verdicts: Sequence[Verdict]) -> Verdict:
-  """The verdict of most, among those decided: maj@k of ProcessBench.
-
-  A tie goes to the earliest error, and to an error rather than to "none wrong"; upstream's
-  `Counter.most_common` takes the one that was sampled first.
-  """
-  votes = collections.Counter(each for each in verdicts if each is not None)
-  return min(votes, key=lambda i: (-votes[i], i == NONE_WRONG, i), default=None)
 
 
 def labels(first: Verdict, count: int) -> list[int | None]:

@@ -1,0 +1,88 @@
+"""What all reward models are to their callers: solutions in, class probabilities of steps out."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.input_pipeline.token_tree import TokenTree
+from prm_jax.types import StepContract
+
+MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
+
+
+class SolutionError(ValueError):
+  """A solution cannot be scored; `index` is its place among those given."""
+
+  def __init__(self, index: int, message: str):
+    super().__init__(message)
+    self.index = index
+
+
+class Rater(abc.ABC):
+  """A model that rates steps: `Scorer`, or `ImplicitScorer` of two language models."""
+
+  contract: StepContract  # what its probabilities mean
+  vocab_size: int  # rows of the embedding
+  step: int | None  # of a checkpoint
+  dtype: str  # of the activations
+  layout: str  # how a solution is laid out, for people
+
+  @abc.abstractmethod
+  def lay_out(self, problem: str, steps: Sequence[str]) -> TokenTree:
+    """The tokens of a solution and where they are read; ValueError if that cannot be done."""
+
+  @abc.abstractmethod
+  def read(
+    self,
+    token_trees: Sequence[TokenTree],
+    problems: Sequence[str],
+    on_share: Callable[[float], None] = lambda share: None,
+  ) -> list[np.ndarray]:
+    """Class probabilities of encoded solutions, as of `by_head`."""
+
+  @abc.abstractmethod
+  def facts(self) -> dict[str, Any]:
+    """What the probabilities mean, and of which model files they are."""
+
+  def encode(self, problem: str, steps: Sequence[str]) -> TokenTree:
+    """`lay_out`; ValueError also if the solution is too long or not of the model's tokens."""
+    tree = self.lay_out(problem, steps)
+    if len(tree) > MAX_TOKENS:
+      raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
+    if (highest := tree.tokens.max()) >= self.vocab_size:
+      raise ValueError(f"token {highest} is beyond the embedding's {self.vocab_size} rows")
+    return tree
+
+  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
+    """The mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
+    return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
+
+  def by_head(
+    self,
+    solutions: Sequence[tuple[str, Sequence[str]]],
+    on_share: Callable[[float], None] = lambda share: None,
+  ) -> list[np.ndarray]:
+    """Class probabilities of (problem, steps) pairs; equal pairs are encoded and read once.
+
+    Args:
+      on_share: called now and then with the share of the work that is done.
+
+    Returns:
+      float64 arrays in the order of the solutions, each `[steps, K, C]` for a process model, `[1,
+      K, C]` for an outcome model: by head, and in the class order of the contract.
+
+    Raises:
+      SolutionError: `encode` cannot encode a solution.
+    """
+    distinct: dict[tuple[str, tuple[str, ...]], int] = {}
+    index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
+    encoded = []
+    for i, (problem, steps) in enumerate(distinct):
+      try:
+        encoded.append(self.encode(problem, steps))
+      except ValueError as error:
+        raise SolutionError(index.index(i), str(error)) from error
+    results = self.read(encoded, [problem for problem, _ in distinct], on_share)
+    return [results[i] for i in index]
