@@ -49,6 +49,7 @@ class Args(options.Generator, rollout_labels.Settings):
   outcome: Literal["answer", "labeller"] = "answer"  # where is_correct is from (model)
   template: Literal["critic", "thinkprm", "genprm"] = "critic"  # of a judge
   votes: config_lib.Count = 8  # of a judge on each solution
+  max_new_tokens: config_lib.Count | None = None  # None: 512, of a judge 8,192
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
 
@@ -67,6 +68,8 @@ def main() -> None:
   from prm_jax.runtime import distributed, journal
 
   check(args)
+  if args.max_new_tokens is None:
+    args = dataclasses.replace(args, max_new_tokens=8192 if args.method == "judge" else 512)
   if args.method == "model":
     lines = by_model(args)
   else:

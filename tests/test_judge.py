@@ -9,6 +9,7 @@ import json
 import math
 import re
 import threading
+import time
 
 import jobs
 import numpy as np
@@ -25,6 +26,7 @@ from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Server
+from prm_jax.runtime import journal as journal_lib
 from prm_jax.supervision import judge
 
 TWO = ("p", ("a", "b"))  # a solution of two steps
@@ -112,6 +114,12 @@ TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map
 @given(name=st.sampled_from([*judge.TEMPLATES]), text=TEXTS, count=st.integers(1, 4))
 def test_any_text_gives_a_step_of_the_solution_or_no_verdict(name, text, count):
   assert judge.TEMPLATES[name].verdict(text, count) in (None, *range(-1, count))
+
+
+def test_what_a_model_thinks_is_no_judgement_of_genprm():
+  """Boxes before the end of its thoughts do not count as those of paragraphs."""
+  text = "\\boxed{Yes} \\boxed{No}</think>\\boxed{Yes} then \\boxed{Yes}"
+  assert judge.TEMPLATES["genprm"].verdict(text, 2) == judge.NONE_WRONG
 
 
 @pytest.mark.parametrize("name", judge.TEMPLATES)
@@ -433,7 +441,7 @@ def test_a_line_has_the_records_keys_and_the_judges():
   assert line["prm_score"] == pytest.approx(1 / 3) and "step_std" not in line
   assert line["is_correct"] is True
   about = {"method": "judge", "judge": "m", "template": "critic", "agreement": 2 / 3}
-  assert line["provenance"] == about | {"tokens": 40, "outcome": "answer"}
+  assert line["provenance"] == about | {"tokens": 40, "cut_off": 0, "outcome": "answer"}
   own = judge.line({}, *TWO, found, {})
   assert own["is_correct"] is False and own["provenance"]["outcome"] == "labeller"
   undecided = judge.line({}, *TWO, judge.Judgement(0, (None,), 1), {})
@@ -562,3 +570,33 @@ def test_annotate_py_asks_a_judge_and_goes_on_after_a_failure(candidates, chat, 
   lines = [json.loads(line) for line in out.read_text().splitlines()]
   assert [line["verdicts"] for line in lines] == [[first] * 2 for first in errors]
   assert {line["provenance"]["template"] for line in lines} == {"critic"}
+
+
+@pytest.mark.slow
+def test_campaign_of_kills(candidates, chat, tmp_path):
+  """Killed 30 times at any moment and run again, a judge's job loses and doubles nothing."""
+  state, engine = chat
+  records = [record | {"number": i} for i in range(50) for record, _ in candidates]
+  errors = [first for _ in range(50) for _, first in candidates]
+  solutions = {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
+  good = oracle(solutions, errors)
+
+  def act(*asked):
+    time.sleep(0.05)  # so that kills come while it works
+    return good(*asked)
+
+  state.act = act
+  path, out = tmp_path / "samples.jsonl", tmp_path / "judged.jsonl"
+  write(path, records)
+  flags = ("--method=judge", f"--url={engine.url}", "--served_model=m", "--votes=2")
+  flags += (f"--input={path}", f"--output={out}", "--concurrency=4")
+  journal = journal_lib.path(out, 0)
+  sizes = jobs.kill_again(30, lambda: jobs.start("annotate.py", *flags), journal, out)
+  assert sizes[0] and len({*sizes}) > 15  # most of them came while it worked
+  if not out.exists() or journal.exists():
+    done = run_script("annotate.py", *flags)
+    assert done.returncode == 0, done.stderr
+  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [line["number"] for line in lines] == [record["number"] for record in records]
+  assert [line["verdicts"] for line in lines] == [[first] * 2 for first in errors]
+  assert not journal.exists()

@@ -31,6 +31,9 @@ def slow_rewards(p, form, temperature=0.1):
   """The rewards of one solution's steps, as the papers write them."""
   if form == "raw":
     return list(p)
+  if form == "implicit":
+    near = [min(max(x, 2**-23), 1 - 2**-23) for x in p]
+    return [math.log(x / (1 - x)) for x in near]
   if form == "product":
     products = [math.prod(p[:t]) for t in range(len(p) + 1)]
     return [products[t + 1] - (products[t] if t else 0) for t in range(len(p))]
@@ -132,8 +135,11 @@ def test_padding_has_no_gradient(form):
 
 @pytest.mark.parametrize("form", rewards.FORMS)
 def test_gradients_are_those_of_the_definition(form):
-  """The gradient of each form is the slope of its slow definition, at P of 0 too."""
-  p, valid = np.array([0.3, 0.9, 0.0, 0.6]), np.ones(4, bool)
+  """The gradient of each form is the slope of its slow definition, at P of 0 too.
+
+  There the log-odds of "implicit" are clipped.
+  """
+  p, valid = np.array([0.3, 0.9, 0.1 if form == "implicit" else 0.0, 0.6]), np.ones(4, bool)
   gradient = jax.grad(lambda p: (rewards.step_rewards(p, valid, form) ** 2).sum())
   slow = lambda p: sum(r**2 for r in slow_rewards(list(p), form))
   slopes = [(slow(p + d) - slow(p - d)) / 2e-5 for d in 1e-5 * np.eye(4)]
@@ -264,10 +270,12 @@ CASES = {  # completion -> the shares of r of its steps
 
 @pytest.mark.parametrize("form", rewards.FORMS)
 def test_a_reward_function_sums_the_rewards_of_steps(form):
-  """The reward is the sum over steps; nothing to rate gets that of one step that is wrong."""
+  """The reward is the sum over steps; nothing to rate gets that of one step that is wrong, but of
+  log-ratios 0."""
   function = RewardFunction(Letters(), form)
   found = function(prompts=["p"] * len(CASES), completions=list(CASES), trainer_state=None)
-  expected = [sum(slow_rewards(p or [0], form)) for p in CASES.values()]
+  nothing = [] if form == "implicit" else [0]
+  expected = [sum(slow_rewards(p or nothing, form)) for p in CASES.values()]
   np.testing.assert_allclose(found, expected, **TOLERANCE)
   assert all(type(reward) is float for reward in found)
   assert function.__name__ == f"prm_{form}"
@@ -278,9 +286,10 @@ def test_chats_are_texts():
   chat = lambda *turns: [{"role": role, "content": content} for role, content in turns]
   prompt = chat(("system", "s"), ("user", "old"), ("assistant", "r"), ("user", "2+2?"))
   function = RewardFunction(rater := Letters())
-  answers = [chat(("assistant", "rr\n\nrx")), chat(("assistant", [{"type": "image"}])), None, 7]
-  assert function([prompt] * 4, answers) == [pytest.approx(0.5), 0, 0, 0]
-  assert rater.seen == [("2+2?", ["rr", "rx"])]
+  parts = [{"type": "image"}, {"type": "text", "text": "rr"}, {"type": "text", "text": "x"}]
+  answers = [chat(("assistant", "rr\n\nrx")), chat(("assistant", parts)), None, 7]
+  assert function([prompt] * 4, answers) == [pytest.approx(0.5), pytest.approx(2 / 3), 0, 0]
+  assert rater.seen == [("2+2?", ["rr", "rx"]), ("2+2?", ["rrx"])]
   assert function(["2+2?"], ["rr\n\nrx"]) == [pytest.approx(0.5)]
   with pytest.raises(ValueError, match=r"prompt \[\].*a user's turn"):
     function([[]], ["r"])
@@ -291,6 +300,16 @@ def test_the_problem_may_be_a_column():
   rater = Letters()
   RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], question=["2+2"], answer=["4"])
   assert rater.seen == [("2+2", ["r"])]
+  with pytest.raises(ValueError, match=r"problem='question': .*no such column; there are answer"):
+    RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], answer=["4"])
+
+
+def test_batches_of_any_size_share_programs():
+  """Sizes of batches and numbers of steps are padded to powers of two before they are compiled."""
+  compiled, function = rewards.step_rewards._cache_size(), RewardFunction(Letters())
+  for count in range(33, 65):
+    function(["p"] * count, ["r\n\nx"] * count)
+  assert rewards.step_rewards._cache_size() - compiled <= 1
 
 
 def test_step_rewards_can_be_placed_on_tokens():
@@ -315,6 +334,7 @@ def test_step_rewards_can_be_placed_on_tokens():
   [
     ({"form": "mean"}, "form='mean'"),
     ({"temperature": 0.0}, "temperature=0.0"),
+    ({"temperature": 1e-40}, "temperature=1e-40"),
     (
       {
         "rater": types.SimpleNamespace(

@@ -253,6 +253,14 @@ def test_campaign_of_kills(kills, text_run, tmp_path):
   assert [line["id"] for line in found] == [line["id"] for line in lines]
 
 
+def test_the_last_round_of_a_step_is_a_smaller_one(tmp_path):
+  """Where rollouts are made few at a time, no step gets more than were asked for."""
+  s = Settings(labels="counts", rollouts=7, width=0.01)
+  lines = annotated(Oracle(0.6), [p for p, _ in solved(each=1)], s, tmp_path)
+  counts = [each for (line,) in lines for each in line["rollouts"] if each]
+  assert counts and {n for _, n in counts} == {7}
+
+
 def test_two_hosts_share_the_problems(text_run, tmp_path):
   """Their output is that of one host."""
   path, one, two = (tmp_path / f"{name}.jsonl" for name in ("samples", "one", "two"))
@@ -343,7 +351,7 @@ def test_a_solution_that_was_cut_off_is_sampled_on_from_its_last_step(tmp_path):
     (("--method=rollouts",), "give one of --model=DIR and --checkpoint=DIR, or --url=URL"),
     (
       ("--method=rollouts", "--search=binary", "--labels=soft"),
-      "or tolerant labels with a binary search",
+      "labels with a binary search",
     ),
   ],
 )

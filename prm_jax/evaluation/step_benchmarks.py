@@ -105,6 +105,8 @@ def threshold(
   if verdicts := [each.verdict for each in judged if each.verdict is not None]:
     if given is not None or path:
       raise ValueError("the lines have verdicts, which decide: give no threshold")
+    if len(verdicts) < len(judged):
+      raise ValueError(f"{len(verdicts):,} of {len(judged):,} lines have verdicts: all or none may")
     undecided = f"{verdicts.count(UNDECIDED):,} of {len(judged):,} solutions undecided"
     return THRESHOLD, f"of the diagnostics; first wrong steps are the judge's, {undecided}"
   if path is None:
@@ -151,6 +153,8 @@ def threshold_from(
   if '"rating_probs"' in json.dumps(first):
     judged = process_bench.scored if _is_process_bench(first) else prm800k_steps.scored_paths
     judged = [*judged(path, neutral)]
+    if any(each.verdict is not None for each in judged):
+      raise ValueError(f"{path}: its lines have verdicts, which do not depend on a threshold")
   else:
     judged = score_lines(labelled(records))
   return first_error.best_threshold(judged), judged

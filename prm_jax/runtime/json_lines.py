@@ -173,13 +173,15 @@ def _check_depth(line: bytes, where: str, most: int = MAX_DEPTH) -> None:
 
 
 def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
-  """`convert` of a line, of JSON without NaN."""
+  """`convert` of a line, of JSON without NaN; keys that are not read take no memory."""
   _check_depth(line, where)
   try:
-    record = msgspec.json.decode(line)
+    return msgspec.json.decode(line, type=kind)
+  except msgspec.ValidationError:
+    pass  # `convert` says more
   except ValueError as error:
     raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
-  return convert(record, kind, where)
+  return convert(msgspec.json.decode(line), kind, where)
 
 
 def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:

@@ -91,7 +91,7 @@ class ImplicitScorer(Rater):
         f"{policy.tokenizer.hash[:12]} and {reference.tokenizer.hash[:12]}): no token of the one "
         "can be compared with the other's"
       )
-    if not beta > 0:
+    if not 0 < beta < np.inf:
       raise ValueError(f"--beta={beta}: expected a positive number")
     contract = token_tree.step_contract(
       policy.tokenizer, separator, "process", "implicit", "none", TWO_CLASSES

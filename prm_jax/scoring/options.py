@@ -36,6 +36,8 @@ class RewardModel(config_lib.Checked):
         "give one of --checkpoint=DIR and --model=DIR; --readout, --separator and --dtype "
         "go with --model"
       )
+    if self.model and self.step != "latest":
+      raise ValueError(f"--step={self.step} is of a --checkpoint")
     if bool(self.reference) != implicit or (self.beta is not None and not implicit):
       raise ValueError(
         f"--readout={self.readout} --reference={self.reference} --beta={self.beta}: "

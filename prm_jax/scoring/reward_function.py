@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +31,8 @@ class RewardFunction:
   calls `reward_fns` (`SequenceRewardManager`, tunix/rl/reward_manager.py, 0.1.7); both log the
   rewards under its `__name__`.  A completion is cut into steps where the separator stands.  Its
   reward is the sum of its step rewards.  An empty completion, or one that the model cannot be asked
-  about, gets the reward of a single step whose P(right) is 0: 0, or -1 in the form "minimum".
+  about, gets the reward of a single step whose P(right) is 0: 0, or -1 in the form "minimum".  In
+  the form "implicit" it gets 0, the log-ratio of no tokens.
 
   Raises:
     ValueError: an unknown form, a temperature that is not positive, no separator, or not a process
@@ -47,8 +49,10 @@ class RewardFunction:
     contract = self.rater.contract
     if self.form not in rewards.FORMS:
       raise ValueError(f"form={self.form!r}: expected one of {', '.join(rewards.FORMS)}")
-    if not self.temperature > 0:
-      raise ValueError(f"temperature={self.temperature}: expected a positive number")
+    if not rewards.LEAST_TEMPERATURE <= self.temperature < math.inf:
+      raise ValueError(
+        f"temperature={self.temperature}: expected a number of at least {rewards.LEAST_TEMPERATURE}"
+      )
     if contract.objective != "process":
       raise ValueError(f"a model with the objective {contract.objective!r} rates no steps")
     if not self.separator:
@@ -66,7 +70,7 @@ class RewardFunction:
 
   def sums(self, found: Sequence[StepRewards]) -> list[float]:
     """The reward of each completion of these step rewards."""
-    worst = float(self._rewards([np.zeros(1)])[0, 0])
+    worst = 0.0 if self.form == "implicit" else float(self._rewards([np.zeros(1)])[0, 0])
     return [float(sum(each.rewards)) if each.rewards else worst for each in found]
 
   def step_rewards(
@@ -80,8 +84,14 @@ class RewardFunction:
       columns: of the dataset, a value for each completion; others that a trainer passes.
 
     Raises:
-      ValueError: as many prompts as completions are needed, and a problem in each.
+      ValueError: as many prompts as completions are needed, and a problem in each; or there is no
+        column of the problem.
     """
+    if self.problem and columns.get(self.problem) is None:
+      raise ValueError(
+        f"problem={self.problem!r}: the trainer gives no such column; there are "
+        f"{', '.join(columns)}"
+      )
     solutions, places = self.solutions(columns.get(self.problem, prompts), completions)
     return self.placed(self._probabilities(solutions), places)
 
@@ -124,9 +134,9 @@ class RewardFunction:
     return out
 
   def _rewards(self, probabilities: Sequence[np.ndarray]) -> np.ndarray:
-    """Step rewards `[B, S]`; S is a power of two, so that few shapes are compiled."""
-    most = max(map(len, probabilities), default=0)
-    shape = (len(probabilities), 2 ** max(most - 1, 0).bit_length())
+    """Step rewards `[B, S]`, padded to powers of two, so that few shapes are compiled."""
+    sizes = (len(probabilities), max(map(len, probabilities), default=0))
+    shape = tuple(2 ** max(size - 1, 0).bit_length() for size in sizes)
     padded, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
     for i, each in enumerate(probabilities):
       padded[i, : len(each)], valid[i, : len(each)] = each, True
@@ -159,7 +169,14 @@ def _text(value: Any, role: str, last: bool = False) -> str | None:
   if isinstance(value, str):
     return str(value)  # of NumPy's too
   try:
-    turns = [message["content"] for message in value if message["role"] == role]
+    turns = [_content(message["content"]) for message in value if message["role"] == role]
     return turns[-1] if last else "".join(turns)
   except (TypeError, KeyError, IndexError):
     return None
+
+
+def _content(content: str | Sequence[dict[str, Any]]) -> str:
+  """The text of a message, or of its parts that are text."""
+  if isinstance(content, str):
+    return content
+  return "".join(part["text"] for part in content if part["type"] == "text")

@@ -11,8 +11,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-FORMS = ("product", "minimum", "raw")
+FORMS = ("product", "minimum", "raw", "implicit")
 TEMPERATURE = 0.1  # of "minimum": PURE's
+LEAST_TEMPERATURE = 1e-6  # with much less, 1 / temperature is infinite in float32
+NEAR = 2.0**-23  # to 0 or 1, of a P(right) whose log-odds are still finite in float32
 BETA = 0.05  # of implicit rewards: `beta_train` of PRIME
 
 
@@ -38,7 +40,9 @@ def step_rewards(
         to 0.  PURE (Cheng et al. 2025, arXiv 2504.15275); r and its temperature as in
         `turn_process_reward_logits_to_reward`, openrlhf/utils/utils.py of CJReinforce/PURE.
       "raw": P(right).  The sum grows with the number of steps.
-    temperature: of "minimum", positive.
+      "implicit": the log-odds of P(right).  Of the implicit readout, these are beta times the
+        log-ratio of the step's tokens (`implicit_step_rewards`).
+    temperature: of "minimum", at least `LEAST_TEMPERATURE`.
 
   Raises:
     ValueError: an unknown form, or shapes that differ.
@@ -50,6 +54,9 @@ def step_rewards(
   p = jnp.asarray(probabilities, jnp.float32)
   if form == "raw":
     return jnp.where(valid, p, 0)
+  if form == "implicit":
+    p = jnp.clip(jnp.where(valid, p, 0.5), NEAR, 1 - NEAR)
+    return jnp.where(valid, jnp.log(p) - jnp.log1p(-p), 0)
   if form == "minimum":
     r = 2 * jnp.where(valid, p, 0) - 1
     return jnp.where(valid, r * _softmax(-r / temperature, valid), 0)

@@ -57,17 +57,40 @@ class Refused(Exception):
     self.status = status
 
 
+class Asked(msgspec.Struct):
+  """A solution, with the keys that are read."""
+
+  problem: str
+  steps: list[str] | msgspec.UnsetType = msgspec.UNSET
+  text: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class Request(msgspec.Struct):
   """The body of POST /score."""
 
-  solutions: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+  solutions: Annotated[list[Asked], msgspec.Meta(min_length=1)]
+
+
+class Part(msgspec.Struct):
+  """Of a message whose content is several."""
+
+  type: str
+  text: str = ""
+
+
+class Message(msgspec.Struct):
+  role: str
+  content: str | list[Part] | None = None
+
+
+Texts = Annotated[list[str | list[Message]], msgspec.Meta(min_length=1)]  # or chats
 
 
 class RewardRequest(msgspec.Struct):
   """The body of POST /rewards: arguments and fields of a `RewardFunction`."""
 
-  prompts: Annotated[list[str | list[dict[str, Any]]], msgspec.Meta(min_length=1)]
-  completions: list[str | list[dict[str, Any]]]
+  prompts: Texts
+  completions: Texts
   form: str = "product"
   temperature: float = rewards.TEMPERATURE
   separator: str = ""
@@ -161,29 +184,34 @@ class Service:
 
   async def score(self, body: bytes, hold: Hold) -> dict[str, Any]:
     """The answer of POST /score."""
-    records, solutions = await self.queue.in_encoder(self._solutions, body)
+    split, solutions = await self.queue.in_encoder(self._solutions, body)
     contract = self.scorer.contract
     trees = await self._encoded(solutions, hold)
     if bad := [tree for tree in trees if isinstance(tree, SolutionError)]:
       raise bad[0]
     found = await self.queue.read(trees, [problem for problem, _ in solutions])
     scores = []
-    for record, (_, steps), probabilities in zip(records, solutions, found):
+    for was_split, (_, steps), probabilities in zip(split, solutions, found):
       scored = candidates.scored({}, steps, probabilities, contract)
-      if "steps" in record:  # else the client learns what its text was split into
+      if not was_split:  # else the client learns what its text was split into
         del scored["steps"]
       scores.append(scored)
     self.served["solutions"] += len(scores)
     return {"scores": scores}
 
-  def _solutions(self, body: bytes) -> tuple[list[dict[str, Any]], list[Solution]]:
-    """Records and solutions of a body; Refused or BadLine says what is wrong."""
-    records = json_lines.decode(body, Request, "the body").solutions
-    if len(records) > self.limits.solutions:
-      raise Refused(400, f"{len(records):,} solutions; at most {self.limits.solutions:,} at a time")
+  def _solutions(self, body: bytes) -> tuple[list[bool], list[Solution]]:
+    """Whether the text of each solution was split, and the solutions of a body.
+
+    Raises:
+      Refused, BadLine: what is wrong.
+    """
+    asked = json_lines.decode(body, Request, "the body").solutions
+    if len(asked) > self.limits.solutions:
+      raise Refused(400, f"{len(asked):,} solutions; at most {self.limits.solutions:,} at a time")
     separator = self.scorer.contract.separator
-    return records, [
-      candidates.solution(record, separator, f"solutions[{i}]") for i, record in enumerate(records)
+    return [each.steps is msgspec.UNSET for each in asked], [
+      candidates.solution(msgspec.to_builtins(each), separator, f"solutions[{i}]")
+      for i, each in enumerate(asked)
     ]
 
   async def rewards(self, body: bytes, hold: Hold) -> dict[str, Any]:
@@ -209,7 +237,8 @@ class Service:
     try:
       given = (asked.form, asked.temperature, asked.separator)
       function = RewardFunction(self.scorer, *given)
-      return function, *function.solutions(asked.prompts, asked.completions)
+      texts = (msgspec.to_builtins(each) for each in (asked.prompts, asked.completions))
+      return function, *function.solutions(*texts)
     except ValueError as error:
       raise Refused(400, str(error)) from None
 

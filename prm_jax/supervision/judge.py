@@ -29,6 +29,7 @@ Name = Literal["critic", "thinkprm", "genprm"]  # of a template
 BOX = "\\boxed{"
 INDEX = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(-?[0-9]{1,9})\s{0,9}\}")
 STEP = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(correct|incorrect)\s{0,9}\}")
+THOUGHT = "</think>"  # behind what a model that thinks says before its answer
 PARAGRAPH = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?([Yy]es|[Nn]o)\s{0,9}\}")
 QUESTION = "Is the solution correct?"
 ANSWER = re.compile(r"\W{0,9}(Yes|No)\b(?!/)")
@@ -144,8 +145,9 @@ def genprm_prompt(problem: str, steps: Sequence[str]) -> str:
 
 
 def genprm_verdict(text: str, count: int) -> Verdict:
-  r"""The first `\boxed{No}`, where the k-th box is that of paragraph k."""
-  return _first((box[1].lower() == "no" for box in PARAGRAPH.finditer(text)), count)
+  r"""The first `\boxed{No}`, where the k-th box is that of paragraph k; thoughts do not count."""
+  judgements = PARAGRAPH.finditer(text, text.rfind(THOUGHT) + 1)
+  return _first((box[1].lower() == "no" for box in judgements), count)
 
 
 def _first(wrong: Iterable[bool], count: int) -> Verdict:
@@ -186,6 +188,7 @@ class Judgement:
   number: int  # of the solution
   verdicts: tuple[Verdict, ...]
   tokens: int  # of all its answers
+  cut: int = 0  # answers that were cut off at the limit of tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +271,8 @@ def judged(
     if len(of) == s.votes:
       votes, count = [of[k] for k in sorted(found.pop(number))], len(solutions[number][1])
       verdicts = tuple(verdict(each, s.template, count) for each in votes)
-      yield Judgement(number, verdicts, sum(each.token_count for each in votes))
+      cut = sum(each.end != "stop" for each in votes)
+      yield Judgement(number, verdicts, sum(each.token_count for each in votes), cut)
 
 
 def labels(first: Verdict, count: int) -> list[int | None]:
@@ -313,7 +317,8 @@ def line(
   Args:
     about: what the provenance says of the judge.
   """
-  first, given = plurality(found.verdicts), record.get("is_correct")
+  first = plurality(found.verdicts)
+  given = record.get("is_correct", record.get("final_answer_correct"))  # the latter ProcessBench's
   right = probabilities(found.verdicts, len(steps))
   decided = len(found.verdicts) - found.verdicts.count(None)
   known = isinstance(given, bool)
@@ -331,6 +336,7 @@ def line(
       **about,
       "agreement": found.verdicts.count(first) / decided if decided else None,
       "tokens": found.tokens,
+      "cut_off": found.cut,
       "outcome": "answer" if known else "labeller",
     },
   }
@@ -340,14 +346,15 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
   """What was judged, for the screen: counts over the lines that `line` has made."""
   verdicts = [verdict for each in lines for verdict in each["verdicts"]]
   given = collections.Counter(str(label) for each in lines for label in each["labels"])
-  tokens = sum(each["provenance"]["tokens"] for each in lines)
+  tokens, cut = (sum(each["provenance"][key] for each in lines) for key in ("tokens", "cut_off"))
   answers = (each for each in lines if each["provenance"]["outcome"] == "answer")
   firsts = ((plurality(each["verdicts"]), each["is_correct"]) for each in answers)
   known = [right == (first == NONE_WRONG) for first, right in firsts if first is not None]
   share = lambda part, whole: f"{100 * part / max(whole, 1):.1f} %"
   out = [
     f"{len(lines):,} solutions, {len(verdicts):,} verdicts, "
-    f"{share(verdicts.count(None), len(verdicts))} undecided",
+    f"{share(verdicts.count(None), len(verdicts))} undecided ({share(cut, len(verdicts))} cut off "
+    "at --max_new_tokens)",
     f"labels: {given['-1']:,} -1, {given['1']:,} 1; {given['None']:,} steps without one",
     f"{tokens / max(len(verdicts), 1):,.0f} tokens a verdict",
   ]

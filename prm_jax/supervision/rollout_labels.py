@@ -3,7 +3,8 @@
 `k` of `n` rollouts, completions sampled after the steps so far, have the right final answer.
 
   Math-Shepherd (Wang et al. 2023, arXiv 2312.08935), section 3.2: a step is right if any rollout
-  is (hard), or right to the share k / n (soft).
+  is (hard), or right to the share k / n (soft).  It labels all steps; hard labels here end at the
+  first wrong one, as PRM800K's.
   OmegaPRM (Luo et al. 2024, arXiv 2406.06592), section 3.2: the first wrong step is found by a
   binary search, as nothing that follows it leads to the answer.
   SCAN (Ding et al. 2025, arXiv 2509.16548): a language model is sure of a problem if its solutions
@@ -40,8 +41,8 @@ class Settings(config_lib.Checked):
   tolerance: config_lib.Count = 2  # steps before the first wrong one with soft labels (tolerant)
 
   def _rules(self):
-    some = self.search == "binary" and self.labels in ("soft", "counts")
-    yield some, "search labels", "hard or tolerant labels with a binary search"
+    every = self.search == "binary" and self.labels != "hard"
+    yield every, "search labels", "hard labels with a binary search: the others are of every step"
 
 
 @dataclasses.dataclass
@@ -164,7 +165,7 @@ def label(problem: Problem, solution: Solution, s: Settings) -> tuple[list, list
   labels = [True] * (first - 1) + [False] * (first <= len(steps))
   if s.labels == "tolerant":
     for i in range(max(first - 1 - s.tolerance, 0), first - 1):
-      if first <= len(steps) and counts[i] and root.k:
+      if first <= len(steps) and root.k:
         labels[i] = min(counts[i].share / root.share, 1.0)
     labels = [*map(float, labels)]
   return labels + after, sources[:first] + after

@@ -105,7 +105,11 @@ class Annotator:
         while waiting and self.per_round * sum(map(len, asked.values())) < AT_ONCE:
           i = waiting.popleft()
           asked[i] = wanted(problems[i], self.s)
-        self._round([(problems[i], steps) for i in asked for steps in asked[i]], made, bar)
+        by_size = collections.defaultdict(list)  # the last round of a step may be a smaller one
+        for p, steps in [(problems[i], steps) for i in asked for steps in asked[i]]:
+          by_size[self._next(p, steps)].append((p, steps))
+        for size, several in by_size.items():
+          self._round(several, size, made, bar)
         for i in [*asked]:
           asked[i] = wanted(problems[i], self.s)
           if not asked[i]:
@@ -116,15 +120,21 @@ class Annotator:
 
   @property
   def per_round(self) -> int:
-    """Rollouts of a step at a time: few, where fewer than all may be enough."""
-    s = self.s
-    few = ROUND if s.labels == "hard" or s.width else s.rollouts
-    return max(size for size in range(1, few + 1) if s.rollouts % size == 0)
+    """Rollouts of a step at a time, at most: few, where fewer than all may be enough."""
+    few = self.s.labels == "hard" or self.s.width
+    return min(ROUND, self.s.rollouts) if few else self.s.rollouts
 
-  def _round(self, asked: Sequence[tuple[Problem, Steps]], made: collections.Counter, bar) -> None:
-    """Makes rollouts after these steps, and adds them to the counts of their problems."""
+  def _next(self, problem: Problem, steps: Steps) -> int:
+    """Rollouts of a step that are made in this round."""
+    made = problem.counts.get(steps, Count()).n
+    return min(self.per_round, self.s.rollouts - made)
+
+  def _round(
+    self, asked: Sequence[tuple[Problem, Steps]], size: int, made: collections.Counter, bar
+  ) -> None:
+    """Makes `size` rollouts after each of these steps, and adds them to their problems' counts."""
     prompts, found = [self._prompt(problem, steps) for problem, steps in asked], []
-    for each in self.engine.generate(prompts, self.per_round, self.sampling, self.limits):
+    for each in self.engine.generate(prompts, size, self.sampling, self.limits):
       found.append(each)
       made.update(rollouts=1, tokens=each.token_count)
       rate = made["tokens"] / max(bar.format_dict["elapsed"], 1e-9)

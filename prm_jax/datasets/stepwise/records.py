@@ -30,6 +30,12 @@ FIRST_STEP = "Step 1:"  # ends the problem in its text
 Value = bool | int | float | str | list[int] | None
 Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 MAX_ROLLOUTS = 2**24  # float32 counts to there
+OF_ANNOTATE: dict[str, Kind] = {  # kinds of the labels that annotate.py says it has written
+  "hard": "binary",
+  "soft": "soft",
+  "tolerant": "soft",
+  "counts": "counts",
+}
 
 
 class Stored(msgspec.Struct):
@@ -48,6 +54,13 @@ class Labelled(msgspec.Struct):
   steps: Steps
   labels: list[Value]
   is_correct: bool | None = None
+  provenance: Any = None
+
+  @property
+  def said(self) -> Kind | None:
+    """The kind of its labels, if annotate.py has written them."""
+    labels = self.provenance.get("labels") if isinstance(self.provenance, dict) else None
+    return OF_ANNOTATE.get(labels) if isinstance(labels, str) else None
 
   def __post_init__(self):
     if len(self.labels) != len(self.steps):
@@ -151,8 +164,11 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
     BadLine: a label that is not of the kind of the others, or of no kind.
     ValueError: the values do not tell: 0 may be wrong or neutral.
   """
-  left, where = KINDS if given == "auto" else frozenset({given}), ""
+  left, where, some = KINDS if given == "auto" else frozenset({given}), "", False
   for solution, zero_is_wrong, where in solutions:
+    if solution.said in left:
+      left = frozenset({solution.said})
+    some |= any(value is not None for value in solution.labels)
     for i, value in enumerate(solution.labels):
       found = kinds(value, zero_is_wrong and given == "auto")
       if isinstance(value, float) and not math.isfinite(value):
@@ -164,6 +180,8 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
           f"ratings, soft or counts: docs/data.md); {those}"
         )
       left &= found
+  if not some and given == "auto":
+    return "binary"  # outcomes alone
   if "ratings" in left and len(left) > 1:
     raise ValueError(
       f"{where}: all labels to here are 0 and 1, and 0 may be wrong or neutral: say which with "
