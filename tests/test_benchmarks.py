@@ -150,7 +150,13 @@ def test_the_page_of_tables_has_the_markers():
   """--docs finds a place for every benchmark."""
   page = (ROOT / "docs/benchmark_tables.md").read_text()
   names = ["aggregation", "reranking", "tree", "training", "training_phase1", "kernel", "scaling"]
-  names += ["loading", "search", "generation_smollm2-135m", "generation_qwen2.5-coder-0.5b"]
+  names += [
+    "loading",
+    "search",
+    "serving",
+    "generation_smollm2-135m",
+    "generation_qwen2.5-coder-0.5b",
+  ]
   assert sorted(re.findall(r"<!-- (\S+): begin -->", page)) == sorted(names)
   assert sorted(re.findall(r"<!-- (\S+): end -->", page)) == sorted(names)
 

@@ -173,15 +173,22 @@ def _check_depth(line: bytes, where: str, most: int = MAX_DEPTH) -> None:
 
 
 def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
-  """`convert` of a line, of JSON without NaN; keys that are not read take no memory."""
+  """`convert` of a line, of JSON without NaN."""
+  _check_depth(line, where)
+  try:
+    record = msgspec.json.decode(line)
+  except ValueError as error:
+    raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
+  return convert(record, kind, where)
+
+
+def decode_known(line: bytes, kind: type[Struct], where: str) -> Struct:
+  """As `decode`, but keys that are not read are skipped unseen, so that they take no memory."""
   _check_depth(line, where)
   try:
     return msgspec.json.decode(line, type=kind)
-  except msgspec.ValidationError:
-    pass  # `convert` says more
-  except ValueError as error:
-    raise BadLine(f"{where}: not JSON ({error}): {show(line)}") from None
-  return convert(msgspec.json.decode(line), kind, where)
+  except ValueError:
+    return decode(line, kind, where)  # its message says more
 
 
 def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:

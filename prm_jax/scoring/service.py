@@ -205,7 +205,7 @@ class Service:
     Raises:
       Refused, BadLine: what is wrong.
     """
-    asked = json_lines.decode(body, Request, "the body").solutions
+    asked = json_lines.decode_known(body, Request, "the body").solutions
     if len(asked) > self.limits.solutions:
       raise Refused(400, f"{len(asked):,} solutions; at most {self.limits.solutions:,} at a time")
     separator = self.scorer.contract.separator
@@ -231,7 +231,7 @@ class Service:
 
   def _completions(self, body: bytes):
     """Function, solutions and ends of steps of a body; Refused or BadLine says what is wrong."""
-    asked = json_lines.decode(body, RewardRequest, "the body")
+    asked = json_lines.decode_known(body, RewardRequest, "the body")
     if len(asked.prompts) > self.limits.solutions:
       raise Refused(400, f"{len(asked.prompts):,} prompts; at most {self.limits.solutions:,}")
     try:
