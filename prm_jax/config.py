@@ -101,6 +101,8 @@ class Data(Checked):
   # False: every path of that tree is encoded by itself: the same gradients at a higher cost.
   merge: bool = True
   eval_split: str = "test"  # split evaluated on during training
+  also: LocalPath = ""  # another dataset, whose solutions are trained on too; classes of the first
+  share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # of the problems trained on, by hash
   # Text for loss.objective="language_model", in place of directory: JSON lines, plain or .gz, of
   # {"text": ...} or {"prompt": ..., "completion": ...}.  Loss is computed on texts and completions
   # only.  Prompts may spell out the special tokens of a chat format.
@@ -260,6 +262,7 @@ LOWER_IS_BETTER = ("nll", "ece")  # of the metrics that train.best_metric may na
 @dataclasses.dataclass(frozen=True)
 class Train(Checked):
   steps: Count = 1000  # optimiser updates
+  epochs: NonNegative = 0.0  # passes over the training rows, in place of steps; 0: steps
   batch_rows: Count = 16  # rows per update
   microbatches: Changeable[Count] = 1  # gradient accumulation: passes per update
   log_every: Changeable[Count] = 50  # updates between lines of metrics.jsonl
@@ -357,9 +360,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _check_settings(argv: list[str]) -> None:
   """SystemExit for a flag of a setting that does not exist."""
   sections = get_type_hints(Experiment)
-  for flag in argv:
-    if not (found := re.match(r"--config\.(\w+)\.(\w+)", flag)):
-      continue
+  for found in filter(None, (re.match(r"--config\.(\w+)\.(\w+)", flag) for flag in argv)):
     section, key = found.groups()
     if section not in sections:
       section = _nearest(section, sections)

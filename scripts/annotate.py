@@ -47,6 +47,9 @@ class Args(options.Generator, rollout_labels.Settings):
   readout: str = ""  # of a published reward model
   threshold: config_lib.Share = 0.2  # of P(-1), above which a step is wrong (model)
   outcome: Literal["answer", "labeller"] = "answer"  # where is_correct is from (model)
+  # Rollouts of as many right as wrong solutions of a problem, so many of each at most; problems
+  # without both are left out.  0: of all solutions.
+  balanced: config_lib.Whole = 0
   template: Literal["critic", "thinkprm", "genprm"] = "critic"  # of a judge
   votes: config_lib.Count = 8  # of a judge on each solution
   max_new_tokens: config_lib.Count | None = None  # None: 512, of a judge 8,192
@@ -58,7 +61,7 @@ OF_GENERATOR = {field.name for field in dataclasses.fields(options.Generator)}
 PROMPTS = {"prompt", "system", "examples", "stop"}
 FLAGS = {  # of each method, beside those of all
   "model": {"model", "checkpoint", "readout", "threshold", "outcome"},
-  "rollouts": OF_GENERATOR | OF_SETTINGS | {"hosts"},
+  "rollouts": OF_GENERATOR | OF_SETTINGS | {"balanced", "hosts"},
   "judge": (OF_GENERATOR - PROMPTS) | {"template", "votes", "hosts"},
 }
 
@@ -129,10 +132,11 @@ def by_rollouts(args: Args) -> list[str]:
 
   s = rollout_labels.Settings(**{name: getattr(args, name) for name in OF_SETTINGS})
   with grading.Grader(cache=grading.CACHE) as grader:
-    problems = rollouts.read(args.input, args.steps, grader)
+    problems = rollouts.read(args.input, args.steps, grader, args.balanced)
     with progress.waiting(f"loading {args.name}"):
       engine = args.load()
     given = {"labeller": args.name, "seed": args.seed, **dataclasses.asdict(s)}
+    given["balanced"] = args.balanced
     given |= dataclasses.asdict(args.sampling) | dataclasses.asdict(args.limits)
     make, separator = args.maker(engine.tokenizer), prompts.SEPARATORS[args.steps]
     annotator = rollouts.Annotator(

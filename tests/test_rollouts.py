@@ -261,6 +261,35 @@ def test_the_last_round_of_a_step_is_a_smaller_one(tmp_path):
   assert counts and {n for _, n in counts} == {7}
 
 
+def test_as_many_right_as_wrong_solutions_are_labelled(tmp_path):
+  """Those that ended, each once, and of problems that have both."""
+  made = lambda name, right, ended=True: Solution({}, (name,), ended, right)
+  given = [
+    made("a", True),
+    made("a", True),
+    made("b", False),
+    made("c", True),
+    made("d", False, False),
+  ]
+  assert [x.steps for x in rollouts.balance(given, 5)] == [("a",), ("b",)]
+  assert rollouts.balance([made("a", True)], 5) == []
+  path = tmp_path / "samples.jsonl"
+  line = {"ground_truth_answer": "1", "answer": "1"}
+  rows = [("p", "x", True), ("p", "y", False), ("p", "z", False), ("q", "x", True)]
+  path.write_text(
+    "".join(
+      json.dumps(line | {"problem": p, "steps": [step], "is_correct": right}) + "\n"
+      for p, step, right in rows
+    )
+  )
+  with grading.Grader("math") as grader:
+    (found,) = rollouts.read(path, "lines", grader, balanced=3)
+    assert found.text == "p" and [x.steps for x in found.solutions] == [("x",), ("y",)]
+    path.write_text(json.dumps(line | {"problem": "q", "steps": ["x"], "is_correct": True}) + "\n")
+    with pytest.raises(ValueError, match="no problem has both"):
+      rollouts.read(path, "lines", grader, balanced=3)
+
+
 def test_two_hosts_share_the_problems(text_run, tmp_path):
   """Their output is that of one host."""
   path, one, two = (tmp_path / f"{name}.jsonl" for name in ("samples", "one", "two"))

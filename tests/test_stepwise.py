@@ -3,10 +3,13 @@
 import json
 
 import pytest
+import tiny
 from conftest import run_script
 
+from prm_jax import config as config_lib
 from prm_jax.datasets import labelled, prepare
 from prm_jax.datasets.stepwise import records
+from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.runtime import json_lines
 from prm_jax.types import StepTree
 
@@ -169,6 +172,33 @@ def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
   outcomes, counts = labelled.step_trees(tmp_path / "out", "train", "outcome")
   assert [(tree.steps, tree.outcome) for tree in outcomes] == [(("s0", "s1"), False)]
   assert counts["dropped"] == {"no_is_correct": 1}
+
+
+def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
+  """Solutions of both are trained on, but for evaluated problems; shares of problems are nested."""
+  own = [{"problem": f"p{i}", "steps": ["s"], "labels": [-1 + i % 3]} for i in range(60)]
+  more = [{"problem": f"p{i}", "steps": ["t"], "labels": [i % 2 == 0]} for i in range(30, 90)]
+  directories = []
+  for name, rows in (("own", own), ("more", more)):
+    write(tmp_path / f"{name}.jsonl", *rows)
+    directories.append(tmp_path / name)
+    options = prepare.Stepwise(test_share=0.2 if name == "own" else 0.0)
+    prepare.prepare_stepwise(directories[-1], options, source=tmp_path / f"{name}.jsonl")
+  meaning = labelled.read_manifest(directories[0]).meaning
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
+
+  def load(split="train", **changes):
+    data = config_lib.Data(str(directories[0]), row_length=64, separator="\n", **changes)
+    _, about = step_dataset.load(data, split, tiny.TOKENIZER, contract, split == "test")
+    return about
+
+  tested = {tree.problem for tree in labelled.step_trees(directories[0], "test", "process")[0]}
+  both = load(also=str(directories[1]))
+  added = sum(f"p{i}" not in tested for i in range(30, 90))
+  assert len(tested) == 12 and both["examples"] == 48 + added
+  assert load()["examples"] == 48 and load("test", also=str(directories[1]))["examples"] == 12
+  counts = [load(also=str(directories[1]), share=share)["examples"] for share in (0.25, 0.5)]
+  assert 0 < counts[0] < counts[1] < both["examples"]
 
 
 def test_forms_without_bool_labels():

@@ -131,6 +131,12 @@ def test_accumulated_gradients_equal_one_pass(experiment):
     np.testing.assert_allclose(metrics[0][name], metrics[1][name], rtol=1e-5)
 
 
+def test_epochs_are_updates_of_all_rows(experiment):
+  """With epochs, the number of updates follows from the rows, and takes the place of steps."""
+  rows = loop.read_rows(tiny.change(experiment, "train", epochs=2.5, batch_rows=4, steps=7))
+  assert rows.metadata.config.train.steps == round(2.5 * len(rows.train) / 4) != 7
+
+
 def test_a_run_is_only_resumed_as_itself(experiment, short, tmp_path):
   """Other settings or data in a used work directory are refused by name, and change nothing.
 

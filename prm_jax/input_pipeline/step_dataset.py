@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 import pathlib
 from collections.abc import Iterator
@@ -93,7 +94,25 @@ def load(
   contract: StepContract,
   evaluation: bool = False,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
-  """The packed rows of a split, and counts of conversion and packing for the run's manifest."""
+  """The packed rows of a split, and counts of conversion and packing for the run's manifest.
+
+  Of "train", unless it is to be evaluated on: with the solutions of `data.also`, but for problems
+  that are evaluated on, and of the problems a share.  Smaller shares are parts of larger ones.
+  """
   solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
+  if split == "train" and not evaluation:
+    if data.also:
+      added, counts["also"] = labelled.step_trees(data.also, split, contract.objective)
+      tested = set()
+      if data.eval_split != "train":
+        trees, _ = labelled.step_trees(data.directory, data.eval_split, contract.objective)
+        tested = {tree.problem for tree in trees}
+      solutions += [tree for tree in added if tree.problem not in tested]
+    solutions = [tree for tree in solutions if _place(tree.problem) < data.share]
   rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
   return rows, {"conversion": counts} | packed
+
+
+def _place(problem: str) -> float:
+  """A number in 0..1 of a problem, uniform over problems and always the same."""
+  return int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8]) / 2**64

@@ -38,13 +38,16 @@ class Line(msgspec.Struct):
   finished: bool | None = None
 
 
-def read(path: pathlib.Path, steps: prompts_lib.Steps, grader: grading.Grader) -> list[Problem]:
+def read(
+  path: pathlib.Path, steps: prompts_lib.Steps, grader: grading.Grader, balanced: int = 0
+) -> list[Problem]:
   """The problems of a file of candidate solutions, in the order of their first lines.
 
   Solutions without `is_correct` are graded here.
 
   Args:
     steps: how a line's `text` is split where it has no `steps`.
+    balanced: as of `balance`; 0: all solutions.
 
   Raises:
     BadLine: a line has no problem, no steps or no ground_truth_answer; or the lines of a problem
@@ -68,7 +71,24 @@ def read(path: pathlib.Path, steps: prompts_lib.Steps, grader: grading.Grader) -
     found = Solution(record | {"answer": answer}, parts, ended, known)
     of.solutions.append(found)
   _grade(problems.values(), grader)
-  return [*problems.values()]
+  if not balanced:
+    return [*problems.values()]
+  chosen = [
+    dataclasses.replace(p, solutions=balance(p.solutions, balanced)) for p in problems.values()
+  ]
+  if not any(p.solutions for p in chosen):
+    raise ValueError(f"{path}: no problem has both a right and a wrong solution that ended")
+  return [p for p in chosen if p.solutions]
+
+
+def balance(solutions: Sequence[Solution], most: int) -> list[Solution]:
+  """As many right as wrong solutions that ended and differ: the first ones, at most `most` each."""
+  found: dict[bool, dict[Steps, Solution]] = {True: {}, False: {}}
+  for each in solutions:
+    if each.ended:
+      found[bool(each.right)].setdefault(each.steps, each)
+  count = min(most, *map(len, found.values()))
+  return [each for of in found.values() for each in [*of.values()][:count]]
 
 
 def _grade(problems: Iterable[Problem], grader: grading.Grader) -> None:

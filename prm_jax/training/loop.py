@@ -296,7 +296,10 @@ def read_rows(
   workdir: storage.Path | None = None,
   solutions: Solutions | None = None,
 ) -> Rows:
-  """Reads, converts, tokenises and packs both splits; arguments as `initialization.find`, `run`."""
+  """Reads, converts, tokenises and packs both splits; arguments as `initialization.find`, `run`.
+
+  With `train.epochs` the number of updates follows from that of the rows.
+  """
   c, tokenizer, vocab_size = initialization.find(c, workdir)
   data, split = c.data, c.data.eval_split
   if c.loss.objective == "language_model":
@@ -324,6 +327,9 @@ def read_rows(
     with progress.waiting(f"reading {data.directory}"):
       train = step_dataset.load(data, "train", tokenizer, contract)
       evaluation = step_dataset.load(data, split, tokenizer, contract, evaluation=True)
+  if c.train.epochs:
+    steps = max(round(c.train.epochs * len(train[0]) / c.train.batch_rows), 1)
+    c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=steps))
   return Rows(
     train=train[0],
     evaluation=evaluation[0],

@@ -1,0 +1,346 @@
+"""Ways to choose one of a problem's candidates, compared on the same candidates.
+
+Reward models, each from a file of score.py; the generator's own log-probability; the shortest
+solution; majority and weighted votes; a random pick and the oracle.  A candidate that was cut off,
+or has no answer, is drawn like any and never chosen (as in *Let's Verify Step by Step*).
+
+Shapes: P problems, M candidates of each, K values of N, R resamples of the problems.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import stats
+
+from prm_jax import aggregation as agg
+from prm_jax import step_metrics
+from prm_jax.evaluation import methods, reranking, scored_samples
+from prm_jax.evaluation.sample_arrays import ScoredSamples
+from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.results import Table
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import BadLine
+
+RESAMPLES = 10_000
+PERCENT = (2.5, 97.5)
+PERMUTATIONS = 64  # random orders for a weighted vote
+POWER = 0.8  # chance to establish a difference, of a two-sided test at 5 %
+BASELINES = ("majority", "log-probability")  # that reward models are compared with
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidates:
+  """P problems with up to M candidates each, and what scores them."""
+
+  samples: ScoredSamples
+  scores: dict[str, np.ndarray]  # [P, M] by scorer, higher is better; NaN: padding
+  models: dict[str, np.ndarray]  # [P, M] P(right) of the solution, by reward model
+
+
+def read(
+  path: pathlib.Path,
+  scored: Mapping[str, pathlib.Path],
+  reduction: str = "product",
+  join: Callable | None = None,
+) -> Candidates:
+  """Graded candidates and their scores.
+
+  Args:
+    path: lines of grade.py; `logprob` and `tokens`, of generate.py, are read if they are there.
+    scored: by name of a reward model, the same lines with the keys of score.py.
+    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`.
+    join: which answers are equal, as of `read_scored_samples`.
+
+  Raises:
+    BadLine: a line is wrong; or a file has other candidates, or no scores.
+  """
+  samples = scored_samples.read_scored_samples([path], progress=True, join=join)
+  scores: dict[str, np.ndarray] = {}
+  models: dict[str, np.ndarray] = {}
+  for name, file in scored.items():
+    own = scored_samples.read_scored_samples([file], progress=True)
+    same = own.problems == samples.problems and np.array_equal(own.slots, samples.slots)
+    if not same or not np.array_equal(own.correct, samples.correct):
+      raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
+    found = methods.solution_scores(own)
+    score = found.get(f"prm_{reduction}", found.get("orm"))
+    if score is None:
+      raise BadLine(f"{file}: neither rating_probs nor orm_score")
+    scores[name] = score
+    models[name] = np.exp(found["prm_product"]) if "prm_product" in found else score
+  records = [record for _, record in json_lines.records(path)]
+  column = lambda key: [record.get(key) for record in records]
+  for name, key, sign in (("log-probability", "logprob", 1), ("shortest", "tokens", -1)):
+    values = column(key)
+    if all(isinstance(value, int | float) for value in values):
+      table = np.full(samples.correct.size, np.nan)
+      table[samples.slots] = sign * np.array(values, float)
+      scores[name] = table.reshape(samples.correct.shape)
+  return Candidates(samples, scores, models)
+
+
+def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """AUROC `[P]` of scores `[P, M]` among a problem's valid candidates; NaN where all are alike."""
+  found = (
+    step_metrics.auroc(s[v], c[v]) if v.any() else None for s, c, v in zip(scores, correct, valid)
+  )
+  return np.array([np.nan if each is None else each for each in found])
+
+
+def solved(of: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
+  """The probability that each method's pick is right, `[P, K]`."""
+  samples = of.samples
+  outcomes, draws = (samples.correct, samples.valid), {"n": np.array(n)}
+  if not (samples.sizes == samples.correct.shape[1]).all():
+    draws["sizes"] = samples.sizes
+  with jax.enable_x64(True):
+    out = {name: np.asarray(agg.best_of_n(s, *outcomes, **draws)) for name, s in of.scores.items()}
+    out["random"] = np.asarray(agg.best_of_n(np.zeros(samples.correct.shape), *outcomes, **draws))
+    out["oracle"] = np.asarray(agg.pass_at_n(*outcomes, **draws))
+    if samples.answer_ids is None:
+      return out
+    plain = np.asarray(agg.majority_vote(samples.answer_ids, *outcomes, **draws)[0])
+    out["majority"] = plain
+    orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS, "control": plain}
+    for name, probability in of.models.items():
+      weights = np.where(samples.valid, np.nan_to_num(probability), 0)
+      vote, _ = agg.majority_vote(samples.answer_ids, *outcomes, weights=weights, **draws, **orders)
+      out[f"vote by {name}"] = np.asarray(vote)
+  return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Resampled:
+  """Means over the problems with 95 % percentile bootstrap intervals; all share their resamples."""
+
+  weights: np.ndarray  # [1 + R, P] how often each problem counts; the first row is all ones
+
+  @classmethod
+  def of(cls, problems: int, seed: int = 0, resamples: int = RESAMPLES):
+    drawn = np.random.default_rng(seed).multinomial(
+      problems, np.full(problems, 1 / problems), resamples
+    )
+    return cls(np.concatenate([np.ones((1, problems)), drawn]))
+
+  def means(self, values: np.ndarray) -> np.ndarray:
+    """`[1 + R, K]` means of `[P, K]` over the problems that have a value."""
+    there = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+      return (self.weights @ np.where(there, values, 0)) / (self.weights @ there)
+
+  def interval(self, values: np.ndarray) -> dict[str, list[float | None]]:
+    """`interval` of the means of `[P, K]`."""
+    return interval(self.means(values))
+
+
+def interval(means: np.ndarray) -> dict[str, list[float | None]]:
+  """Mean, low and high `[K]`, as JSON, of `[1 + R, K]` over resamples; None: no value."""
+  ends = np.full((2, means.shape[1]), np.nan)
+  known = np.isfinite(means[1:]).any(0)
+  ends[:, known] = np.nanpercentile(means[1:, known], PERCENT, axis=0)
+  plain = lambda row: [None if np.isnan(x) else float(x) for x in row]
+  return {"mean": plain(means[0]), "low": plain(ends[0]), "high": plain(ends[1])}
+
+
+def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, Any]:
+  """Every number of the comparison, as JSON.
+
+  A name such as "people/4" is of the model "people" on a quarter of the labelled problems: `growth`
+  has what a doubling of the labels adds, the slope of a line over log2 of the share.
+
+  Args:
+    n: values of N; none: powers of two up to M, and M.
+    seed: of the bootstrap and of the orders of weighted votes.
+  """
+  samples = of.samples
+  outcomes = (samples.correct, samples.valid)
+  n = sorted({*n}) or reranking.powers_of_two(samples.correct.shape[1])
+  curves = solved(of, n, seed)
+  resampled = Resampled.of(len(samples.problems), seed)
+  auc = {name: within_problems(score, *outcomes)[:, None] for name, score in of.scores.items()}
+  against = [name for name in BASELINES if name in curves]
+  found = {}
+  for name, curve in curves.items():
+    found[name] = {"accuracy": resampled.interval(curve)}
+    found[name]["minus"] = {
+      other: resampled.interval(curve - curves[other]) | power(curve, curves[other])
+      for other in against
+      if other != name
+    }
+    if name in auc:
+      found[name]["auc"] = resampled.interval(auc[name])
+  for name, probability in of.models.items():
+    chosen = samples.valid
+    found[name]["calibration"] = calibration(probability[chosen], samples.correct[chosen])
+  return {
+    "problems": len(samples.problems),
+    "candidates": len(samples.slots),
+    "missing": int(len(samples.slots) - samples.valid.sum()),
+    "mixed": int(np.isfinite(next(iter(auc.values()))).sum()) if auc else None,
+    "n": n,
+    "seed": seed,
+    "methods": found,
+    "by": {
+      kind: {
+        group: {"problems": len(members)}
+        | {name: float(curve[members, -1].mean()) for name, curve in curves.items()}
+        for group, members in groups.items()
+      }
+      for kind, groups in _groups(samples).items()
+    },
+    "growth": growth({name: curve[:, -1:] for name, curve in curves.items()}, auc, resampled),
+  }
+
+
+def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
+  """Problems needed to establish the difference at the largest N, if it is as large as it seems.
+
+  A two-sided test at 5 % finds a mean difference d of standard deviation s over n problems with
+  probability `POWER` for n = ((z(0.975) + z(POWER)) s / d)^2.
+  """
+  difference = (a - b)[:, -1]
+  d, s = float(difference.mean()), float(difference.std(ddof=1)) if len(difference) > 1 else 0.0
+  z = stats.norm.ppf(0.975) + stats.norm.ppf(POWER)
+  return {"deviation": s, "problems_needed": float((z * s / d) ** 2) if d else None}
+
+
+def calibration(probability: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
+  """Expected calibration error of P(right) of solutions, and the bins of a reliability diagram."""
+  bins = step_metrics.calibration(probability, correct)
+  gaps = [b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins]
+  return {"error": float(sum(gaps) / max(len(probability), 1)), "bins": bins}
+
+
+def growth(
+  last: Mapping[str, np.ndarray], auc: Mapping[str, np.ndarray], resampled: Resampled
+) -> dict[str, dict[str, Any]]:
+  """By model with several shares: what a doubling of the labels adds to AUC and accuracy."""
+  out: dict[str, dict[str, Any]] = {}
+  shares: dict[str, dict[float, str]] = {}
+  for name in auc:
+    base, _, part = name.partition("/")
+    if base in auc and (not part or part.isdecimal()):
+      shares.setdefault(base, {})[-np.log2(int(part or 1))] = name
+  for base, of in shares.items():
+    if len(of) < 2:
+      continue
+    x = np.array(sorted(of))
+    slopes = {}
+    for key, values in (("auc", auc), ("accuracy", last)):
+      y = np.concatenate([resampled.means(values[of[share]]) for share in x], axis=1)  # [1 + R, S]
+      slopes[key] = interval((y @ (x - x.mean()) / np.square(x - x.mean()).sum())[:, None])
+    out[base] = {"shares": [2.0**share for share in x], **slopes}
+  return out
+
+
+def _groups(samples: ScoredSamples) -> dict[str, dict[str, np.ndarray]]:
+  """Indices of the problems by level and by fifth of difficulty."""
+  rates = (samples.correct & samples.valid).sum(1) / samples.sizes
+  levels = sorted({each for each in samples.levels if each is not None})
+  by_level = {level: [p for p, x in enumerate(samples.levels) if x == level] for level in levels}
+  groups = {"level": {level: np.array(members) for level, members in by_level.items()}}
+  return groups | {"difficulty": reranking.by_difficulty(rates)}
+
+
+def disagreements(of: Candidates, model: str) -> tuple[list[tuple[int, int]], list[str]]:
+  """Slots of the picks of a model and of the majority where just one is right; and who picked.
+
+  Of the majority, the candidate with its answer that stands first.
+  """
+  samples, slots, why = of.samples, [], []
+  for p in range(len(samples.problems)):
+    there = np.flatnonzero(samples.valid[p])
+    if not len(there) or samples.answer_ids is None:
+      continue
+    own = there[np.argmax(of.scores[model][p, there])]
+    answers, counts = np.unique(samples.answer_ids[p, there], return_counts=True)
+    if (counts == counts.max()).sum() > 1:
+      continue  # the majority is tied
+    most = there[samples.answer_ids[p, there] == answers[counts.argmax()]][0]
+    if samples.correct[p, own] != samples.correct[p, most]:
+      slots += [(p, int(own)), (p, int(most))]
+      why += [f"the pick of {model}", f"the majority: {counts.max()} of {len(there)} answers"]
+  return slots, why
+
+
+def panels(found: Mapping[str, Any]) -> list[Panel]:
+  """Best-of-N of the scorers beside the baselines, and of the votes."""
+  curve = lambda name, dashed=False: Curve.over_n(
+    name, found["n"], found["methods"][name]["accuracy"], dashed
+  )
+  names = [name for name in found["methods"] if "/" not in name]
+  votes = [name for name in names if name.startswith("vote by ")]
+  plain = [name for name in ("majority", "random", "oracle") if name in names]
+  scorers = [name for name in names if name not in votes and name not in plain]
+  x, y = "N = number of solutions per problem", "% problems solved"
+  out = [
+    Panel([curve(s) for s in scorers] + [curve(s, True) for s in plain], x, f"{y} (best-of-N)")
+  ]
+  if votes:
+    out.append(Panel([*map(curve, votes), curve("majority", True)], x, f"{y} (votes)"))
+  return out
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+  """The comparison for screen and page."""
+  at = [k for k, n in enumerate(found["n"]) if n in (1, 4) or k == len(found["n"]) - 1]
+  header = ["", "AUC within problems", *(f"N = {found['n'][k]}" for k in at)]
+  header += [f"minus {name}" for name in BASELINES if name in found["methods"]]
+  rows = []
+  for name, each in found["methods"].items():
+    row = [name, _cell(each["auc"], 0, 1, 3) if "auc" in each else ""]
+    row += [_cell(each["accuracy"], k) for k in at]
+    row += [
+      _cell(each["minus"][other], -1, sign="+") if other in each["minus"] else ""
+      for other in BASELINES
+      if other in found["methods"]
+    ]
+    rows.append(row)
+  caption = f"% of {found['problems']} problems solved, 95 % intervals over problems"
+  out = [Table(caption, header, rows)]
+  for kind, groups in found["by"].items():
+    if groups:
+      caption = f"% solved at N = {found['n'][-1]} by {kind}"
+      heads = [f"{group} ({about['problems']})" for group, about in groups.items()]
+      names = found["methods"]
+      part = [[n, *(f"{100 * about[n]:.1f}" for about in groups.values())] for n in names]
+      out.append(Table(caption, ["", *heads], part))
+  needed = [
+    [f"{name} - {other}", _cell(each, -1, sign="+"), f"{each['problems_needed'] or np.inf:,.0f}"]
+    for name, about in found["methods"].items()
+    for other, each in about["minus"].items()
+    if "auc" in about
+  ]
+  caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
+  out.append(Table(caption, ["", f"N = {found['n'][-1]}", "problems"], needed))
+  errors = [
+    [name, f"{each['calibration']['error']:.3f}"]
+    for name, each in found["methods"].items()
+    if "calibration" in each
+  ]
+  if errors:
+    out.append(Table("Calibration error of P(right) of a solution", ["", "error"], errors))
+  if found["growth"]:
+    rows = [
+      [name, _cell(each["auc"], 0, 1, 3, "+"), _cell(each["accuracy"], 0, sign="+")]
+      for name, each in found["growth"].items()
+    ]
+    out.append(
+      Table("What a doubling of the labels adds", ["", "AUC", "points at the last N"], rows)
+    )
+  return out
+
+
+def _cell(
+  each: Mapping[str, list], k: int, scale: int = 100, digits: int = 1, sign: str = ""
+) -> str:
+  """A value with its interval."""
+  values = [each[key][k] for key in ("mean", "low", "high")]
+  if values[0] is None:
+    return "-"
+  mean, low, high = (f"{scale * x:{sign}z.{digits}f}" for x in values)
+  return f"{mean} ({low} to {high})"

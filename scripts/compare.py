@@ -1,0 +1,86 @@
+"""Compares reward models, votes and the generator's own likelihood on the same candidates.
+
+  python scripts/compare.py --input=graded.jsonl --scores people=people.jsonl rollouts=roll.jsonl \\
+    --output_dir=report
+
+--input: candidates of grade.py.  --scores: files of score.py on them, each NAME=FILE; NAME/2 is
+the same model trained on half of the labelled problems.  Writes comparison.json (every number, with
+95 % bootstrap intervals over problems), comparison.png, and comparison.html, which also shows
+solutions where a model's pick and the majority disagree and one of them is right.
+"""
+
+from prm_jax.runtime import exits
+
+exits.on_signals()  # before what takes time to import
+
+import base64
+import dataclasses
+import json
+import pathlib
+from typing import Literal
+
+import jinja2
+
+from prm_jax import config as config_lib
+from prm_jax.evaluation import page, scored_samples
+from prm_jax.evaluation.answers import grading
+from prm_jax.experiments import comparison, figures, report
+from prm_jax.runtime import storage
+
+SHOWN = 60  # problems with a disagreement, at most, on the page
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(config_lib.Checked):
+  input: pathlib.Path
+  output_dir: pathlib.Path
+  scores: tuple[str, ...] = ()  # NAME=FILE
+  reduction: Literal["product", "min", "mean", "last", "soft_min"] = "product"  # of steps
+  n: tuple[config_lib.Count, ...] = ()  # none: powers of two, and all candidates
+  seed: config_lib.Whole = 0
+  title: str = "Which solution to choose?"
+
+
+def main() -> None:
+  args = config_lib.parse(Args, __doc__)
+  pairs = [each.partition("=") for each in args.scores]
+  if wrong := [given for given, (name, _, file) in zip(args.scores, pairs) if not name or not file]:
+    raise ValueError(f"--scores {wrong[0]}: expected NAME=FILE")
+  scored = {name: pathlib.Path(file) for name, _, file in pairs}
+  if len(scored) < len(pairs):
+    raise ValueError("--scores: a name is given twice")
+  with grading.Grader(cache=grading.CACHE) as grader:
+    of = comparison.read(args.input, scored, args.reduction, grader.classes)
+  found = comparison.compare(of, args.n, args.seed)
+  found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scored.items()}}
+  found["reduction"] = args.reduction
+  tables, png = comparison.tables(found), figures.draw(comparison.panels(found))
+  with storage.written_together() as output:
+    output(args.output_dir / "comparison.json").write(json.dumps(found, indent=1) + "\n")
+    output(args.output_dir / "comparison.png", "wb").write(png)
+    output(args.output_dir / "comparison.html").write(
+      rendered(args, of, found, tables, png, scored)
+    )
+  print("\n".join(line for table in tables for line in [*report.aligned(table), ""]))
+  print(f"-> {args.output_dir}/comparison.json, .png, .html")
+
+
+def rendered(args: Args, of, found: dict, tables: list, png: bytes, scored: dict) -> str:
+  """The page: solutions on which the first model and the majority disagree, and the tables."""
+  problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
+  if scored:
+    model = next(iter(scored))
+    slots, why = comparison.disagreements(of, model)
+    slots, why = slots[: 2 * SHOWN], why[: 2 * SHOWN]
+    own = scored_samples.read_scored_samples([scored[model]])
+    problems = page.from_records(scored_samples.read_solutions(own, slots), why=why)
+    about += f"; shown: where the pick of {model} or the majority is right, and not both"
+  template = pathlib.Path(comparison.__file__).with_name("comparison.html").read_text()
+  body = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined).render(
+    figure=base64.b64encode(png).decode(), tables=tables
+  )
+  return page.render(problems, args.title, about, body)
+
+
+if __name__ == "__main__":
+  exits.run(main)

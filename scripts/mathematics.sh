@@ -1,0 +1,133 @@
+#!/usr/bin/env bash
+# Does a reward model choose better solutions to real problems?  A language model writes N solutions
+# of MATH problems; they are graded; reward models are trained on labels of people (PRM800K), of
+# rollouts, of outcomes, and of people and rollouts together; each picks one solution of N.
+#   bash scripts/mathematics.sh --source=DIR
+#   --source=DIR       PRM800K's files, or a part of them, with math_splits/test.jsonl
+#   --scale=cpu        a file of configs/mathematics: models, problems, settings
+#   --output=DIR       runs/mathematics-SCALE
+#   --generator=DIR    the language model that writes
+#   --base=DIR         base model of the reward models; several: --base=DIR --base=DIR
+#   --problems=N       that are reported on
+#   --n=N              solutions of each
+#   --benchmark=DIR    files of ProcessBench, on which the models are judged too
+#   --settings         only compares the scale's settings of the generator, on problems of its own
+# Run again: goes on where it stopped.  Hours on two CPU cores, minutes with --scale=smoke; the page
+# of each base model is DIR/BASE/report/comparison.html (docs/mathematics.md).
+set -euo pipefail
+if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
+cd "$(dirname "$0")/.."
+fail() { echo "mathematics.sh: $1" >&2; exit 2; }
+
+scale=cpu source='' out='' benchmark='' only_settings=false given=() given_bases=()
+for flag in "$@"; do
+  case $flag in
+    --scale=* | --source=* | --benchmark=*) key=${flag%%=*}; printf -v "${key#--}" %s "${flag#*=}" ;;
+    --output=*) out=${flag#*=} ;;
+    --generator=* | --n=*) key=${flag%%=*}; given+=("${key#--}" "${flag#*=}") ;;
+    --problems=*) given+=(reported "${flag#*=}") ;;
+    --base=*) given_bases+=("${flag#*=}") ;;
+    --settings) only_settings=true ;;
+    *) fail "unknown $flag; --help lists the options" ;;
+  esac
+done
+[ -f "configs/mathematics/$scale.sh" ] || fail "--scale=$scale: there is no configs/mathematics/$scale.sh"
+[ -n "$source" ] || fail "give --source=DIR, a folder with PRM800K's files"
+source "configs/mathematics/$scale.sh"
+for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
+[ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")
+out=${out:-runs/mathematics-$scale}
+if [ -z "${python-}" ]; then # a test gives its own
+  source scripts/environment.sh
+  environment .venv '[gguf]'
+fi
+began=$SECONDS
+say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }
+run() { # run OUTPUT COMMAND...: unless the output is there
+  [ -e "$1" ] || "$python" "scripts/$2.py" "${@:3}"
+}
+
+for model in "$generator" "${bases[@]}"; do
+  [ -d "$model" ] || run "$model" fetch_model "$(basename "$model")" --output="$(dirname "$model")"
+done
+run "$out/problems" split_problems --source="$source" --output="$out/problems" --seed=0 \
+  --reported="$reported" --own="$own" --training="$training" ${levels[@]:+--levels "${levels[@]}"}
+
+if $only_settings; then
+  mkdir -p "$out/settings"
+  head -n 24 "$out/problems/own.jsonl" > "$out/settings/problems.jsonl"
+  for ((i = 0; i < ${#settings[@]}; i++)); do
+    say "settings: ${settings[i]}"
+    read -ra each <<< "${settings[i]}"
+    run "$out/settings/$i.jsonl" generate --model="$generator" "${prompt[@]}" "${sampling[@]}" \
+      "${each[@]}" --seed=1 --n=8 --input="$out/settings/problems.jsonl" \
+      --output="$out/settings/$i.jsonl"
+    run "$out/settings/$i.graded.jsonl" grade --input="$out/settings/$i.jsonl" \
+      --output="$out/settings/$i.graded.jsonl"
+    "$python" scripts/compare.py --input="$out/settings/$i.graded.jsonl" \
+      --output_dir="$out/settings/$i"
+  done
+  exit
+fi
+
+for half in own reported; do
+  say "solutions of the $half problems"
+  run "$out/$half.jsonl" generate --model="$generator" "${prompt[@]}" "${sampling[@]}" --n="$n" \
+    --input="$out/problems/$half.jsonl" --output="$out/$half.jsonl"
+  run "$out/$half.graded.jsonl" grade --input="$out/$half.jsonl" --output="$out/$half.graded.jsonl"
+done
+
+say "labels: people, rollouts and outcomes; the last two are of the same solutions"
+run "$out/people" prepare_data --dataset=prm800k --source="$source" --output="$out/people"
+run "$out/rollouts.jsonl" annotate --method=rollouts --model="$generator" "${prompt[@]}" \
+  "${sampling[@]}" "${rollouts[@]}" --input="$out/own.graded.jsonl" --output="$out/rollouts.jsonl"
+run "$out/rollouts" prepare_data --dataset=stepwise --source="$out/rollouts.jsonl" \
+  --output="$out/rollouts" --stepwise.test_share=0
+
+declare -A labels=(
+  [people]="--config.data.directory=$out/people"
+  [rollouts]="--config.data.directory=$out/rollouts --config.data.eval_split=train"
+  [outcomes]="--config.data.directory=$out/rollouts --config.data.eval_split=train
+    --config.loss.objective=outcome"
+  [both]="--config.data.directory=$out/people --config.data.also=$out/rollouts"
+)
+for base in "${bases[@]}"; do
+  name=$(basename "$base")
+  lora=()
+  if [ "$(du -sm "$base" | cut -f1)" -gt 700 ]; then # of a large model not all weights
+    lora=(--config.model.lora_rank=16 --config.optim.trained=lora
+      --config.optim.learning_rate=2e-4)
+  fi
+  scores=()
+  for label in people rollouts outcomes both; do
+    for part in "${parts[@]}"; do
+      model=$label$([ "$part" = 1 ] || echo "/$part")
+      at=$out/$name/${model/\//-}
+      say "$name on labels of $model: training"
+      read -ra of <<< "${labels[$label]//$'\n'/ }"
+      [ -e "$at.jsonl" ] || "$python" scripts/train.py --config=configs/mathematics/reward_model.py \
+        --workdir="$at" --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
+        "${of[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
+      say "$name on labels of $model: scoring"
+      run "$at.jsonl" score --checkpoint="$at" --input="$out/reported.graded.jsonl" \
+        --output="$at.jsonl" ${reading[@]:+"${reading[@]}"}
+      scores+=("$model=$at.jsonl")
+      if [ -n "$benchmark" ] && [ "$part" = 1 ] && [ "$label" != outcomes ]; then
+        run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
+          --data_dir="$benchmark" --output="$at.process_bench.json"
+      fi
+    done
+  done
+  say "comparing, $name"
+  "$python" scripts/compare.py --input="$out/reported.graded.jsonl" --scores "${scores[@]}" \
+    --output_dir="$out/$name/report" --title="Which of $n solutions? Reward models of $name"
+done
+say "keeping candidates, grades and scores in $out/mathematics.tar.gz"
+kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl)
+for base in "${bases[@]}"; do
+  kept+=("$(basename "$base")/report")
+  for file in "$out/$(basename "$base")"/*.jsonl*; do kept+=("${file#"$out/"}"); done
+done
+tar -czf "$out/mathematics.tar.gz.new" -C "$out" "${kept[@]}"
+mv "$out/mathematics.tar.gz.new" "$out/mathematics.tar.gz"
+say "done; open $out/*/report/comparison.html"

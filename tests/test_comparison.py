@@ -1,0 +1,159 @@
+"""compare.py: each figure is its definition, and solutions are those on which methods disagree."""
+
+import json
+import runpy
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from prm_jax.experiments import comparison
+from prm_jax.runtime.json_lines import BadLine
+
+P, M = 12, 6
+
+
+def lines(seed=0):
+  """Graded candidates: of some problems all are right or wrong, and some are cut off."""
+  rng, out = np.random.default_rng(seed), []
+  for p in range(P):
+    share = rng.choice([0.0, 0.3, 0.6, 1.0])
+    for m in range(M):
+      right, finished = bool(rng.random() < share), bool(rng.random() < 0.85)
+      answer = "4" if right else str(rng.integers(5, 7))
+      out.append(
+        {
+          "problem": f"p{p}",
+          "steps": [f"step {m}", f"answer {answer}"],
+          "answer": answer if finished else None,
+          "is_correct": right and finished,
+          "finished": finished,
+          "level": 1 + p % 3,
+          "logprob": -float(rng.integers(1, 9)),
+          "tokens": int(rng.integers(5, 50)),
+        }
+      )
+  return out
+
+
+def scored(given, seed, strength):
+  """The lines with probabilities that tell right from wrong so well."""
+  rng = np.random.default_rng(seed)
+  for line in given:
+    p = [float(1 / (1 + np.exp(-rng.normal(strength * line["is_correct"])))) for _ in range(2)]
+    yield line | {"rating_probs": [{"-1": 1 - x, "0": 0.0, "1": x} for x in p]}
+
+
+def write(path, rows):
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  folder, given = tmp_path_factory.mktemp("compare"), lines()
+  strengths = {"people": 3.0, "people/2": 1.5, "people/4": 0.5, "other": 0.0}
+  named = {
+    name: write(folder / f"{i}.jsonl", scored(given, i, strength))
+    for i, (name, strength) in enumerate(strengths.items())
+  }
+  return write(folder / "graded.jsonl", given), named
+
+
+@pytest.fixture(scope="module")
+def of(files):
+  return comparison.read(*files)
+
+
+def of_problem(p):
+  return [line for line in lines() if line["problem"] == f"p{p}"]
+
+
+def test_auc_is_of_pairs_within_a_problem(of, files):
+  """Of a right and a wrong candidate of a problem, both with an answer, which is scored higher."""
+  found = comparison.within_problems(
+    of.scores["log-probability"], of.samples.correct, of.samples.valid
+  )
+  for p in range(P):
+    there = [line for line in of_problem(p) if line["finished"]]
+    pairs = [
+      (a["logprob"] > b["logprob"]) + (a["logprob"] == b["logprob"]) / 2
+      for a in there
+      for b in there
+      if a["is_correct"] and not b["is_correct"]
+    ]
+    assert found[p] == pytest.approx(np.mean(pairs), nan_ok=True) if pairs else np.isnan(found[p])
+
+
+def test_the_best_of_all_is_the_best_finished_one(of):
+  """At N = M a scorer's pick is its best candidate with an answer, ties shared; cut ones never."""
+  found = comparison.solved(of, [1, M])
+  for p in range(P):
+    there = [line for line in of_problem(p) if line["finished"]]
+    shortest = min((line["tokens"] for line in there), default=None)
+    best = [line["is_correct"] for line in there if line["tokens"] == shortest]
+    assert found["shortest"][p, -1] == pytest.approx(np.mean(best) if best else 0)
+    assert found["oracle"][p, -1] == any(line["is_correct"] for line in there)
+    right = np.mean([line["is_correct"] for line in of_problem(p)])
+    for name, curve in found.items():
+      assert curve[p, 0] == pytest.approx(right, abs=1e-9), name
+
+
+def test_differences_are_of_the_same_problems(of):
+  """A method minus another has the interval of the paired differences, and needs more problems
+  the smaller it is."""
+  found = comparison.compare(of)["methods"]
+  for name, other in (("people", "majority"), ("other", "log-probability")):
+    means = [found[x]["accuracy"]["mean"][-1] for x in (name, other)]
+    minus = found[name]["minus"][other]
+    assert minus["mean"][-1] == pytest.approx(means[0] - means[1])
+    assert minus["low"][-1] <= minus["mean"][-1] <= minus["high"][-1]
+  a, b = np.array([[1.0], [1.0], [0.0], [1.0]]), np.zeros((4, 1))
+  deviation = np.std([1, 1, 0, 1], ddof=1)
+  wanted = ((1.959964 + 0.841621) * deviation / 0.75) ** 2
+  assert comparison.power(a, b)["problems_needed"] == pytest.approx(wanted, rel=1e-5)
+  assert comparison.power(a, a)["problems_needed"] is None
+
+
+def test_a_doubling_of_the_labels_is_a_slope(of):
+  """The least-squares slope over log2 of the shares, of the values that the methods have."""
+  found = comparison.compare(of)
+  assert [*found["growth"]] == ["people"] and found["growth"]["people"]["shares"] == [0.25, 0.5, 1]
+  means = [found["methods"][f"people{part}"]["auc"]["mean"][0] for part in ("/4", "/2", "")]
+  slope = found["growth"]["people"]["auc"]
+  assert slope["mean"][0] == pytest.approx((means[2] - means[0]) / 2)
+  assert slope["low"][0] < slope["mean"][0] < slope["high"][0]
+
+
+def test_disagreements_have_one_right_pick(of):
+  """Of the model and of the majority, whose answer most finished candidates have."""
+  slots, why = comparison.disagreements(of, "people")
+  assert slots and len(slots) == len(why) and "the pick of people" in why
+  for (p, a), (q, b) in zip(slots[::2], slots[1::2]):
+    assert p == q and of.samples.correct[p, a] != of.samples.correct[p, b]
+    there = np.flatnonzero(of.samples.valid[p])
+    assert of.scores["people"][p, a] == of.scores["people"][p, there].max()
+    counts = np.bincount(of.samples.answer_ids[p, there])
+    assert counts[of.samples.answer_ids[p, b]] == counts.max()
+
+
+def test_compare_py_writes_all_and_other_candidates_are_refused(
+  files, tmp_path, monkeypatch, capsys
+):
+  """JSON, picture and page; a file of other candidates is an error that names it."""
+  graded, named = files
+  scores = [f"{name}={path}" for name, path in named.items()]
+  argv = ["compare.py", f"--input={graded}", f"--output_dir={tmp_path}", "--scores", *scores]
+  monkeypatch.setattr(sys, "argv", argv)
+  runpy.run_path(str(ROOT / "scripts" / "compare.py"), run_name="__main__")
+  assert "vote by people/4" in capsys.readouterr().out
+  found = json.loads((tmp_path / "comparison.json").read_text())
+  assert found["problems"] == P and found["candidates"] == P * M
+  assert found["missing"] == sum(not line["finished"] for line in lines())
+  assert found["methods"]["people"]["calibration"]["error"] < 1
+  assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+  assert "What a doubling of the labels adds" in (tmp_path / "comparison.html").read_text()
+  other = write(tmp_path / "other.jsonl", scored(lines(1), 0, 1.0))
+  with pytest.raises(BadLine, match=r"other\.jsonl: not the candidates of .*graded\.jsonl"):
+    comparison.read(graded, {"x": other})

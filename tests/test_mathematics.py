@@ -1,0 +1,97 @@
+"""scripts/mathematics.sh: its problems are held apart, and its stages follow each other."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import tiny
+from conftest import ENVIRONMENT, ROOT, completion, make_row, run_script, step
+
+LEVELS = {1: 5, 2: 8, 3: 4, 4: 3}
+
+
+@pytest.fixture
+def source(tmp_path):
+  """A part of PRM800K: 20 test problems, and records of other problems and of one of these."""
+  folder = tmp_path / "prm800k"
+  (folder / "math_splits").mkdir(parents=True)
+  problems = [
+    {
+      "problem": f"level {level}, number {i}",
+      "solution": "",
+      "answer": str(i),
+      "subject": "Algebra",
+      "unique_id": f"test/{level}/{i}.json",
+      "level": level,
+    }
+    for level, count in LEVELS.items()
+    for i in range(count)
+  ]
+  steps = [step(completion("I add.", 1)), step(completion("# Answer\n\n5", -1))]
+  names = ["a", "b", "b", "c", "level 1,  number 0", "d", "e"]
+  rows = [make_row(steps, "found_error", 1, name) for name in names]
+  rows[3]["question"]["ground_truth_answer"] = None
+  for name, lines in (
+    ("math_splits/test", problems),
+    ("phase1_train", [make_row(steps, "found_error", None, "f")]),
+    ("phase1_test", [make_row(steps, "found_error", None, "level 2, number 2")]),
+    ("phase2_train", rows),
+    ("phase2_test", [make_row(steps, "found_error", 1, "level 2, number 1")]),
+  ):
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+  return folder
+
+
+def split(source, out, *flags):
+  done = run_script("split_problems.py", f"--source={source}", f"--output={out}", *flags)
+  assert done.returncode == 0, done.stderr
+  read = lambda name: [json.loads(x) for x in (out / f"{name}.jsonl").read_text().splitlines()]
+  return read("reported"), read("own"), json.loads((out / "manifest.json").read_text())
+
+
+def test_reported_problems_are_in_no_other_file(source, tmp_path):
+  """Half of each level is reported on; the rest, and training problems with answers, are not."""
+  reported, own, about = split(source, tmp_path / "out")
+  names = lambda lines: {" ".join(x["problem"].split()) for x in lines}
+  assert not names(reported) & names(own) and about["in_both"] == 0
+  assert names(own) - {x for x in names(own) if x.startswith("level")} == {*"abdef"}
+  of_level = lambda lines, level: sum(x.get("level") == level for x in lines)
+  for level, count in LEVELS.items():
+    assert of_level(reported, level) == -(-count // 2) and of_level(own, level) == count // 2
+  assert all(line["ground_truth_answer"] for line in reported + own)
+  assert split(source, tmp_path / "again")[:2] == (reported, own)
+  assert split(source, tmp_path / "other", "--seed=1")[0] != reported
+
+
+def test_fewer_problems_have_the_levels_in_proportion(source, tmp_path):
+  """The first of the half, by level as evenly as can be; levels may be chosen."""
+  flags = ("--reported=5", "--own=2", "--training=1", "--levels", "1", "2")
+  reported, own, about = split(source, tmp_path / "out", *flags)
+  assert len(reported) == 5 and about["reported"]["by_level"] == {"1": 2, "2": 3}
+  assert len(own) == 3 and {x.get("level", "a") for x in own} <= {1, 2, "a"}
+
+
+@pytest.mark.slow
+def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, tmp_path):
+  """Every stage at the scale "smoke", from the problems to the page; run again, nothing changes."""
+  tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
+  out = tmp_path / "out"
+  command = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke"]
+  command += [f"--source={source}", f"--output={out}", f"--generator={tmp_path / 'model'}"]
+  command += [f"--base={tmp_path / 'model'}", "--problems=3", "--n=2"]
+  environment = dict(ENVIRONMENT, python=sys.executable, PATH=os.environ["PATH"])
+  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-3000:]
+  found = json.loads((out / "model" / "report" / "comparison.json").read_text())
+  assert found["problems"] == 3 and found["candidates"] == 6
+  models = ["people", "rollouts", "outcomes", "both"]
+  assert {f"{x}{part}" for x in models for part in ("", "/2")} <= {*found["methods"]}
+  with tarfile.open(out / "mathematics.tar.gz") as file:
+    assert {"problems/reported.jsonl", "model/both-2.jsonl"} <= {*file.getnames()}
+  made = {path: path.stat().st_mtime for path in out.rglob("*.jsonl")}
+  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert {path: path.stat().st_mtime for path in out.rglob("*.jsonl")} == made
