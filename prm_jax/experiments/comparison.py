@@ -268,10 +268,16 @@ def disagreements(of: Candidates, model: str) -> tuple[list[tuple[int, int]], li
 
 
 def panels(found: Mapping[str, Any]) -> list[Panel]:
-  """Best-of-N of the scorers beside the baselines, and of the votes."""
-  curve = lambda name, dashed=False: Curve.over_n(
-    name, found["n"], found["methods"][name]["accuracy"], dashed
-  )
+  """Best-of-N of the scorers beside the baselines, and of the votes.
+
+  Problems differ more than methods, so bands overlap where paired differences do not: the majority
+  alone has one.
+  """
+
+  def curve(name: str, dashed: bool = False) -> Curve:
+    each = Curve.over_n(name, found["n"], found["methods"][name]["accuracy"], dashed)
+    return each if name == "majority" else dataclasses.replace(each, low=None, high=None)
+
   names = [name for name in found["methods"] if "/" not in name]
   votes = [name for name in names if name.startswith("vote by ")]
   plain = [name for name in ("majority", "random", "oracle") if name in names]
