@@ -119,6 +119,8 @@ def test_filters_search_and_sorting(opened):
   tab.wait_for_selector("#found:text-is('1 of 1 problems')")
   tab.fill("#search", "no such thing")
   tab.wait_for_selector("#found:text-is('no problem')")
+  tab.press("#search", "Enter")  # sends no form
+  assert "?" not in tab.url and tab.locator("#found").inner_text() == "no problem"
   tab.fill("#search", "")
   first = lambda: tab.locator("article .soft").first.inner_text()
   assert first().startswith("PRM 0.720")

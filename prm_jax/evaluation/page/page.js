@@ -195,6 +195,7 @@ if (index.problems.length) {
   $("sort").value = index.scores[0] ?? "file";
   for (const id of ["kind", "sort"]) $(id).addEventListener("change", () => filter());
   $("search").addEventListener("input", () => filter());
+  $("filters").addEventListener("submit", (event) => event.preventDefault());
   $("next").addEventListener("click", () => move(1));
   $("previous").addEventListener("click", () => move(-1));
   $("viewer").hidden = false;
