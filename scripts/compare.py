@@ -72,8 +72,8 @@ def rendered(args: Args, of, found: dict, tables: list, png: bytes, scored: dict
     model = next(iter(scored))
     slots, why = comparison.disagreements(of, model)
     slots, why = slots[: 2 * SHOWN], why[: 2 * SHOWN]
-    own = scored_samples.read_scored_samples([scored[model]])
-    problems = page.from_records(scored_samples.read_solutions(own, slots), why=why)
+    records = scored_samples.read_solutions(of.scored[model], slots)
+    problems = page.from_records(records, why=why)
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
   template = pathlib.Path(comparison.__file__).with_name("comparison.html").read_text()
   body = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined).render(

@@ -110,7 +110,7 @@ for base in "${bases[@]}"; do
         "${of[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
       say "$name on labels of $model: scoring"
       run "$at.jsonl" score --checkpoint="$at" --input="$out/reported.graded.jsonl" \
-        --output="$at.jsonl" ${reading[@]:+"${reading[@]}"}
+        --output="$at.jsonl"
       scores+=("$model=$at.jsonl")
       if [ -n "$benchmark" ] && [ "$part" = 1 ] && [ "$label" != outcomes ]; then
         run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \

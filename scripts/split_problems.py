@@ -49,7 +49,11 @@ def main() -> None:
   }
   if shared := problem_halves.overlap(files["own"], files["reported"]):
     raise ValueError(f"{len(shared)} problems are in both files, for example {shared[0]!r}")
-  about = {"seed": args.seed, "levels": sorted({each.level for each in chosen}), "in_both": 0}
+  about = {
+    "seed": args.seed,
+    "levels": sorted({each.level for each in chosen}),
+    "in_both": len(shared),
+  }
   with storage.written_directory(args.output) as folder:
     for name, problems in files.items():
       path = folder / f"{name}.jsonl"

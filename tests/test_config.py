@@ -12,12 +12,15 @@ from prm_jax import config as config_lib
 CONFIG = f"--config={ROOT}/configs/arithmetic.py"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.py")), ids=lambda p: p.stem)
+CONFIGS = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("configs/mathematics/*.py")])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_config_files_say_how_to_run_them(path):
   """Every config is an Experiment, and opens with its command, cost and expected result."""
   assert isinstance(config_lib.read(str(path)), config_lib.Experiment)
   docstring = ast.get_docstring(ast.parse(path.read_text()))
-  assert f"--config=configs/{path.name}" in docstring
+  assert f"--config={path.relative_to(ROOT)}" in docstring
   assert "Cost: " in docstring and "Expected" in docstring
 
 

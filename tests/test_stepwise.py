@@ -91,6 +91,15 @@ def test_the_kind_of_the_labels_is_told_from_them(tmp_path, rows, kind, labels, 
   assert about["neutral"] == ("positive" if classes == 3 else "none")
 
 
+def test_annotate_py_says_which_kind_its_labels_are(tmp_path):
+  """Soft labels that are all 0 and 1 are soft; where nothing has a label, that is what is said."""
+  said = {"provenance": {"method": "rollouts", "labels": "soft"}}
+  _, manifest = prepared(tmp_path, native([1.0, 0.0]) | said)
+  assert manifest["labels"] == "soft"
+  with pytest.raises(ValueError, match="no labelled step to train on"):
+    prepared(tmp_path, native([None, None]) | said)
+
+
 def test_zero_is_never_guessed(tmp_path):
   """Of 0 and 1 alone, 0 may be wrong or neutral: the message names the flag, which decides."""
   with pytest.raises(

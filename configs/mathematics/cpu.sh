@@ -11,7 +11,6 @@ sampling=(--temperature=0.4 --max_new_tokens=400 --dtype=bfloat16 --batch=64)
 rollouts=(--rollouts=4 --balanced=2)
 parts=(1 2 4)  # models are trained on all, half and a quarter of the labelled problems
 updates=(--config.train.epochs=2)
-reading=()     # of score.py
 settings=(     # compared on own problems by --settings
   "--temperature=0.4 --max_new_tokens=400"
   "--temperature=0.8 --max_new_tokens=400"

@@ -12,7 +12,6 @@ from typing import Any
 from prm_jax.datasets import download, math_splits
 from prm_jax.datasets.math_splits.math_splits_dataset_builder import Problem
 from prm_jax.datasets.prm800k import records
-from prm_jax.runtime import json_lines
 
 TEST = "math_splits/test.jsonl"
 TRAIN = ("data/phase1_train.jsonl", "data/phase2_train.jsonl")
@@ -35,8 +34,8 @@ def read(
   listed, others = {squeezed(each.problem) for each in test}, {}
   for file in TRAIN if source else ():
     if path := download.find(source, file):
-      for number, _, line in json_lines.lines(path):
-        question = records.parse(line, f"{path}:{number}").solution.question
+      for record in records.read_records(path):
+        question = record.solution.question
         key = squeezed(question.problem)
         if question.ground_truth_answer and key not in listed:
           answer = {"ground_truth_answer": question.ground_truth_answer}
@@ -62,6 +61,7 @@ def halves(problems: Sequence[Problem], seed: int) -> tuple[list[dict], list[dic
 
 
 def line(problem: Problem) -> dict[str, Any]:
+  """A test problem as a line of `generate.py`."""
   return {
     "problem": problem.problem,
     "ground_truth_answer": problem.answer,

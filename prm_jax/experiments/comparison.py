@@ -22,7 +22,6 @@ from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.results import Table
-from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
 RESAMPLES = 10_000
@@ -39,6 +38,7 @@ class Candidates:
   samples: ScoredSamples
   scores: dict[str, np.ndarray]  # [P, M] by scorer, higher is better; NaN: padding
   models: dict[str, np.ndarray]  # [P, M] P(right) of the solution, by reward model
+  scored: dict[str, ScoredSamples]  # their files
 
 
 def read(
@@ -61,8 +61,9 @@ def read(
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
+  files: dict[str, ScoredSamples] = {}
   for name, file in scored.items():
-    own = scored_samples.read_scored_samples([file], progress=True)
+    own = files[name] = scored_samples.read_scored_samples([file], progress=True)
     same = own.problems == samples.problems and np.array_equal(own.slots, samples.slots)
     if not same or not np.array_equal(own.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
@@ -72,15 +73,16 @@ def read(
       raise BadLine(f"{file}: neither rating_probs nor orm_score")
     scores[name] = score
     models[name] = np.exp(found["prm_product"]) if "prm_product" in found else score
-  records = [record for _, record in json_lines.records(path)]
-  column = lambda key: [record.get(key) for record in records]
-  for name, key, sign in (("log-probability", "logprob", 1), ("shortest", "tokens", -1)):
-    values = column(key)
+  known = [
+    (record.get("logprob"), record.get("tokens"))
+    for _, record in scored_samples.candidates(path, progress=False)
+  ]
+  for name, values, sign in zip(("log-probability", "shortest"), zip(*known), (1, -1)):
     if all(isinstance(value, int | float) for value in values):
       table = np.full(samples.correct.size, np.nan)
       table[samples.slots] = sign * np.array(values, float)
       scores[name] = table.reshape(samples.correct.shape)
-  return Candidates(samples, scores, models)
+  return Candidates(samples, scores, models, files)
 
 
 def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) -> np.ndarray:

@@ -130,6 +130,7 @@ class ImplicitScorer(Rater):
     problems: Sequence[str],
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
+    """P(wrong) and P(right) of the steps of encoded solutions, float64 `[steps, 1, 2]`."""
     where = (self.mesh, self.row_length, self.merge)
     # `batching.read` exponentiates: these are the likelihood ratios of the tokens, [tokens, 1, 1].
     ratios = batching.read(token_trees, problems, self._log_ratios, *where, on_share)

@@ -162,13 +162,15 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
 
   Raises:
     BadLine: a label that is not of the kind of the others, or of no kind.
-    ValueError: the values do not tell: 0 may be wrong or neutral.
+    ValueError: the values do not tell: 0 may be wrong or neutral; or there is nothing to train on.
   """
-  left, where, some = KINDS if given == "auto" else frozenset({given}), "", False
+  left, where = KINDS if given == "auto" else frozenset({given}), ""
+  some = outcome = False
   for solution, zero_is_wrong, where in solutions:
     if solution.said in left:
       left = frozenset({solution.said})
     some |= any(value is not None for value in solution.labels)
+    outcome |= solution.is_correct is not None
     for i, value in enumerate(solution.labels):
       found = kinds(value, zero_is_wrong and given == "auto")
       if isinstance(value, float) and not math.isfinite(value):
@@ -180,6 +182,8 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
           f"ratings, soft or counts: docs/data.md); {those}"
         )
       left &= found
+  if not some and not outcome:
+    raise ValueError(f"{where}: no labelled step to train on to here")
   if not some and given == "auto":
     return "binary"  # outcomes alone
   if "ratings" in left and len(left) > 1:
