@@ -59,26 +59,29 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
       raise
     _say(of_this(f"{type(error).__name__}: {error}\n{ENDING}"))
     sys.stdout.flush()
-    os._exit(exits.AGAIN if _another_host_is_gone() else 1)
+    os._exit(1 if _left_together() else exits.AGAIN)
 
 
 def _say(text: str) -> None:
   print(text, file=sys.stderr, flush=True)
 
 
-def _another_host_is_gone() -> bool:
-  """Whether JAX's coordination service finds a host dead; called by every host with an error.
+def _left_together() -> bool:
+  """Leaves the job; False if JAX's coordination service finds another host dead.
 
-  Hosts that are all alive and have failed alike meet at a barrier at once.  A dead host breaks the
-  barrier, after `SILENCE` seconds at the latest.  If the barrier just times out, the other hosts
-  are alive and wait for this one: the error is its own.
+  Called by every host with an error.  Hosts that have failed alike meet at a barrier at once, and
+  then shut JAX's client down together: the end of the first host, which runs the service, would
+  abort the others.  A dead host breaks the barrier, after `SILENCE` seconds at the latest.  If the
+  barrier just times out, the other hosts are alive and wait for this one: the error is its own.
   """
   timeout, start = 1.5 * SILENCE, time.monotonic()
   try:
     multihost.get_barrier_sync_fn()(key="error", timeout_ms=int(1000 * timeout))
   except Exception:  # whatever breaks it
-    return time.monotonic() - start < timeout
-  return False
+    return time.monotonic() - start >= timeout
+  with contextlib.suppress(Exception):
+    jax.distributed.shutdown()
+  return True
 
 
 def _join(c: config_lib.Hosts) -> None:
