@@ -72,8 +72,9 @@ fi
 
 for half in own reported; do
   say "solutions of the $half problems"
-  run "$out/$half.jsonl" generate --model="$generator" "${prompt[@]}" "${sampling[@]}" --n="$n" \
-    --input="$out/problems/$half.jsonl" --output="$out/$half.jsonl"
+  count=$([ $half = own ] && echo "$own_n" || echo "$n")
+  run "$out/$half.jsonl" generate --model="$generator" "${prompt[@]}" "${sampling[@]}" \
+    --n="$count" --input="$out/problems/$half.jsonl" --output="$out/$half.jsonl"
   run "$out/$half.graded.jsonl" grade --input="$out/$half.jsonl" --output="$out/$half.graded.jsonl"
 done
 

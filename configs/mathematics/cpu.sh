@@ -5,7 +5,8 @@ levels=()      # of the test problems; none: all
 reported=150   # --problems; the figures are about these
 own=120        # test problems of the other half that everything else is made of,
 training=100   # and problems of PRM800K's training records
-n=16           # --n, samples of each problem
+n=16           # --n, samples of each problem that is reported on
+own_n=8        # and of the others
 prompt=(--prompt=chat --steps=paragraphs)
 sampling=(--temperature=0.4 --max_new_tokens=400 --dtype=bfloat16 --batch=64)
 rollouts=(--rollouts=4 --balanced=2)

@@ -6,6 +6,7 @@ reported=4
 own=4
 training=1
 n=3
+own_n=3
 prompt=(--prompt=plain --steps=lines)
 sampling=(--temperature=1 --max_new_tokens=24 --batch=8)
 rollouts=(--rollouts=1)
