@@ -4,9 +4,10 @@
     --output_dir=report
 
 --input: candidates of grade.py.  --scores: files of score.py on them, each NAME=FILE; NAME/2 is
-the same model trained on half of the labelled problems.  Writes comparison.json (every number, with
-95 % bootstrap intervals over problems), comparison.png, and comparison.html, which also shows
-solutions where a model's pick and the majority disagree and one of them is right.
+the same model trained on half of the labelled problems.  --process_bench: results of evaluate.py
+--benchmark=process_bench, likewise.  Writes comparison.json (every number, with 95 % bootstrap
+intervals over problems), comparison.png, and comparison.html, which also shows solutions where a
+model's pick and the majority disagree and one of them is right.
 """
 
 from prm_jax.runtime import exits
@@ -35,6 +36,7 @@ class Args(config_lib.Checked):
   input: pathlib.Path
   output_dir: pathlib.Path
   scores: tuple[str, ...] = ()  # NAME=FILE
+  process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: Literal["product", "min", "mean", "last", "soft_min"] = "product"  # of steps
   n: tuple[config_lib.Count, ...] = ()  # none: powers of two, and all candidates
   seed: config_lib.Whole = 0
@@ -43,17 +45,13 @@ class Args(config_lib.Checked):
 
 def main() -> None:
   args = config_lib.parse(Args, __doc__)
-  pairs = [each.partition("=") for each in args.scores]
-  if wrong := [given for given, (name, _, file) in zip(args.scores, pairs) if not name or not file]:
-    raise ValueError(f"--scores {wrong[0]}: expected NAME=FILE")
-  scored = {name: pathlib.Path(file) for name, _, file in pairs}
-  if len(scored) < len(pairs):
-    raise ValueError("--scores: a name is given twice")
+  scored, judged = named("scores", args.scores), named("process_bench", args.process_bench)
+  steps = {name: comparison.process_bench(path) for name, path in judged.items()}
   with grading.Grader(cache=grading.CACHE) as grader:
     of = comparison.read(args.input, scored, args.reduction, grader.classes)
   found = comparison.compare(of, args.n, args.seed)
   found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scored.items()}}
-  found["reduction"] = args.reduction
+  found |= {"reduction": args.reduction, "process_bench": steps}
   tables, png = comparison.tables(found), figures.draw(comparison.panels(found))
   with storage.written_together() as output:
     output(args.output_dir / "comparison.json").write(json.dumps(found, indent=1) + "\n")
@@ -63,6 +61,18 @@ def main() -> None:
     )
   print("\n".join(line for table in tables for line in [*report.aligned(table), ""]))
   print(f"-> {args.output_dir}/comparison.json, .png, .html")
+
+
+def named(flag: str, given: tuple[str, ...]) -> dict[str, pathlib.Path]:
+  """The files of a flag by name."""
+  pairs = [each.partition("=") for each in given]
+  for text, (name, _, file) in zip(given, pairs):
+    if not name or not file:
+      raise ValueError(f"--{flag} {text}: expected NAME=FILE")
+  files = {name: pathlib.Path(file) for name, _, file in pairs}
+  if len(files) < len(pairs):
+    raise ValueError(f"--{flag}: a name is given twice")
+  return files
 
 
 def rendered(args: Args, of, found: dict, tables: list, png: bytes, scored: dict) -> str:

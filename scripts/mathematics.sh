@@ -99,7 +99,7 @@ for base in "${bases[@]}"; do
     lora=(--config.model.lora_rank=16 --config.optim.trained=lora
       --config.optim.learning_rate=2e-4)
   fi
-  scores=()
+  scores=() judged=()
   for label in people rollouts outcomes both; do
     for part in "${parts[@]}"; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
@@ -116,11 +116,13 @@ for base in "${bases[@]}"; do
       if [ -n "$benchmark" ] && [ "$part" = 1 ] && [ "$label" != outcomes ]; then
         run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
           --data_dir="$benchmark" --output="$at.process_bench.json"
+        judged+=("$model=$at.process_bench.json")
       fi
     done
   done
   say "comparing, $name"
   "$python" scripts/compare.py --input="$out/reported.graded.jsonl" --scores "${scores[@]}" \
+    ${judged[@]:+--process_bench "${judged[@]}"} \
     --output_dir="$out/$name/report" --title="Which of $n solutions? Reward models of $name"
 done
 say "keeping candidates, grades and scores in $out/mathematics.tar.gz"

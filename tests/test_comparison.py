@@ -1,6 +1,7 @@
 """compare.py: each figure is its definition, and solutions are those on which methods disagree."""
 
 import json
+import re
 import runpy
 import sys
 
@@ -144,10 +145,14 @@ def test_compare_py_writes_all_and_other_candidates_are_refused(
   """JSON, picture and page; a file of other candidates is an error that names it."""
   graded, named = files
   scores = [f"{name}={path}" for name, path in named.items()]
-  argv = ["compare.py", f"--input={graded}", f"--output_dir={tmp_path}", "--scores", *scores]
-  monkeypatch.setattr(sys, "argv", argv)
-  runpy.run_path(str(ROOT / "scripts" / "compare.py"), run_name="__main__")
-  assert "vote by people/4" in capsys.readouterr().out
+  judged = process_bench(tmp_path)
+  run(monkeypatch, "evaluate.py", f"--input={judged}", "--benchmark=process_bench",
+      f"--output={tmp_path / 'judged.json'}")  # fmt: skip
+  run(monkeypatch, "compare.py", f"--input={graded}", f"--output_dir={tmp_path}", "--scores",
+      *scores, f"--process_bench=people={tmp_path / 'judged.json'}")  # fmt: skip
+  shown = capsys.readouterr().out
+  assert "vote by people/4" in shown
+  assert re.search(r"ProcessBench.*\n +gsm8k +math +mean\n +people +80\.0 .* +0\.0 ", shown)
   found = json.loads((tmp_path / "comparison.json").read_text())
   assert found["problems"] == P and found["candidates"] == P * M
   assert found["missing"] == sum(not line["finished"] for line in lines())
@@ -157,3 +162,30 @@ def test_compare_py_writes_all_and_other_candidates_are_refused(
   other = write(tmp_path / "other.jsonl", scored(lines(1), 0, 1.0))
   with pytest.raises(BadLine, match=r"other\.jsonl: not the candidates of .*graded\.jsonl"):
     comparison.read(graded, {"x": other})
+  with pytest.raises(BadLine, match=r"comparison\.json: .*benchmark"):
+    comparison.process_bench(tmp_path / "comparison.json")
+
+
+def run(monkeypatch, script, *flags):
+  monkeypatch.setattr(sys, "argv", [script, *flags])
+  runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
+
+
+def process_bench(folder):
+  """Scored lines of two subsets: in one, two of three wrong steps are found, in the other none."""
+  about = [("gsm8k", 0, 0.1), ("gsm8k", 0, 0.1), ("gsm8k", 0, 0.9), ("gsm8k", -1, 0.9)]
+  about += [("math", 0, 0.9), ("math", -1, 0.9)]
+  return write(
+    folder / "judged.jsonl",
+    [
+      {
+        "id": f"{subset}-{i}",
+        "problem": f"p{i}",
+        "steps": ["a step"],
+        "label": label,
+        "final_answer_correct": label == -1,
+        "rating_probs": [{"-1": 1 - p, "0": 0.0, "1": p}],
+      }
+      for i, (subset, label, p) in enumerate(about)
+    ],
+  )

@@ -10,9 +10,10 @@ Shapes: P problems, M candidates of each, K values of N, R resamples of the prob
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
+import msgspec
 import numpy as np
 from scipy import stats
 
@@ -22,6 +23,7 @@ from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.results import Table
+from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
 RESAMPLES = 10_000
@@ -269,6 +271,35 @@ def disagreements(of: Candidates, model: str) -> tuple[list[tuple[int, int]], li
   return slots, why
 
 
+class Ends(msgspec.Struct):
+  low: float | None
+  high: float | None
+
+
+class Subset(msgspec.Struct):
+  f1: float | None
+
+
+class ProcessBench(msgspec.Struct):
+  """What is read of a result of evaluate.py."""
+
+  benchmark: Literal["process_bench"]
+  subsets: dict[str, Subset]
+  mean_f1: float | None
+  intervals: dict[str, Ends]
+
+
+def process_bench(path: pathlib.Path) -> dict[str, dict[str, list[float | None]]]:
+  """F1 of each subset and their mean, as `interval`; BadLine: the file is no such result."""
+  of = json_lines.convert(json_lines.document(path), ProcessBench, str(path))
+  values = {name: (part.f1, f"{name}/f1") for name, part in of.subsets.items()}
+  ends = lambda key: of.intervals.get(key, Ends(None, None))
+  return {
+    name: {"mean": [f1], "low": [ends(key).low], "high": [ends(key).high]}
+    for name, (f1, key) in (values | {"mean": (of.mean_f1, "mean_f1")}).items()
+  }
+
+
 def panels(found: Mapping[str, Any]) -> list[Panel]:
   """Best-of-N of the scorers beside the baselines, and of the votes.
 
@@ -332,6 +363,13 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
   ]
   if errors:
     out.append(Table("Calibration error of P(right) of a solution", ["", "error"], errors))
+  if judged := found.get("process_bench"):
+    heads = [*next(iter(judged.values()))]
+    rows = [
+      [name, *(_cell(of[head], 0) if head in of else "-" for head in heads)]
+      for name, of in judged.items()
+    ]
+    out.append(Table("ProcessBench: % F1 of the first wrong step", ["", *heads], rows))
   if found["growth"]:
     rows = [
       [name, _cell(each["auc"], 0, 1, 3, "+"), _cell(each["accuracy"], 0, sign="+")]
