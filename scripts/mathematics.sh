@@ -95,7 +95,7 @@ declare -A labels=(
 for base in "${bases[@]}"; do
   name=$(basename "$base")
   lora=()
-  if [ "$(du -sm "$base" | cut -f1)" -gt 700 ]; then # of a large model not all weights
+  if [[ " ${lora_bases[*]-} " == *" $name "* ]]; then
     lora=(--config.model.lora_rank=16 --config.optim.trained=lora
       --config.optim.learning_rate=2e-4)
   fi
@@ -106,8 +106,8 @@ for base in "${bases[@]}"; do
       at=$out/$name/${model/\//-}
       say "$name on labels of $model: training"
       read -ra of <<< "${labels[$label]//$'\n'/ }"
-      [ -e "$at.jsonl" ] || "$python" scripts/train.py --config=configs/mathematics/reward_model.py \
-        --workdir="$at" --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
+      [ -e "$at.jsonl" ] || "$python" scripts/train.py --config="$recipe" --workdir="$at" \
+        --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
         "${of[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
       say "$name on labels of $model: scoring"
       run "$at.jsonl" score --checkpoint="$at" --input="$out/reported.graded.jsonl" \
@@ -115,7 +115,8 @@ for base in "${bases[@]}"; do
       scores+=("$model=$at.jsonl")
       if [ -n "$benchmark" ] && [ "$part" = 1 ] && [ "$label" != outcomes ]; then
         run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
-          --data_dir="$benchmark" --output="$at.process_bench.json"
+          --data_dir="$benchmark" --threshold_data="$benchmark/gsm8k.jsonl" \
+          --output="$at.process_bench.json"
         judged+=("$model=$at.process_bench.json")
       fi
     done
