@@ -28,6 +28,7 @@ from benchmarks import kernel, runner
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families
+from prm_jax.runtime import command_line
 from prm_jax.tpu import compilation
 
 CONFIG = runner.ROOT / "configs/arithmetic.py"
@@ -168,7 +169,7 @@ def train(
 
 def job(case: Case) -> compilation.Job:
   """The job of a case."""
-  c = config_lib.read(str(runner.ROOT / f"configs/prm800k_{case.config}.py"))
+  c = command_line.read(str(runner.ROOT / f"configs/prm800k_{case.config}.py"))
   if case.llama:
     choices = {name: getattr(c.model, name) for name in families.CHOICES}
     c = dataclasses.replace(

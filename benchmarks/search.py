@@ -42,6 +42,7 @@ from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.step_writer import Lane, StepWriter
 from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import command_line
 from prm_jax.scoring import readouts
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import initialization
@@ -86,7 +87,7 @@ def run(args: Args) -> dict:
 
 def all_at_once(args: Args) -> dict:
   """Seconds of a beam search over the problems together, and one after the other."""
-  plan = config_lib.read(str(PLAN), Plan)
+  plan = command_line.read(str(PLAN), Plan)
   updates, count = (20, 4) if args.quick else (args.updates, 100)
   sizes = dataclasses.replace(plan.search, updates=updates, labelled=100, problems=count)
   quick = dataclasses.replace(plan.quickstart, process_updates=updates)

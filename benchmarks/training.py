@@ -32,7 +32,7 @@ from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import command_line, json_lines, storage
 from prm_jax.scoring import batching
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -129,7 +129,7 @@ def run(args: Args) -> dict:
 
 def model_path(args: Any) -> pathlib.Path:
   """The model that a benchmark's arguments name, or their config."""
-  return args.model or pathlib.Path(config_lib.read(str(args.config)).init.checkpoint)
+  return args.model or pathlib.Path(command_line.read(str(args.config)).init.checkpoint)
 
 
 def check_files(*paths: pathlib.Path) -> None:
@@ -232,7 +232,7 @@ def choose(
 
 def experiment(settings: dict) -> config_lib.Experiment:
   """The config file's experiment with the optimiser, the rows and the model of the comparison."""
-  c = config_lib.read(settings["config"])
+  c = command_line.read(settings["config"])
   of = lambda section, *names: dataclasses.replace(section, **{x: settings[x] for x in names})
   optim = of(c.optim, "learning_rate", "weight_decay", "b1", "b2", "clip_norm", "warmup_steps")
   data = of(c.data, "separator", "row_length")

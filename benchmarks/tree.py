@@ -28,6 +28,7 @@ from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import command_line
 from prm_jax.scoring import batching
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -116,7 +117,7 @@ def targets(rows: list[dict]) -> list[dict]:
 
 def public(args: Args) -> Model:
   """The shape and tokenizer of a public model, its first layers, random weights."""
-  c = config_lib.read(str(args.config))
+  c = command_line.read(str(args.config))
   c = dataclasses.replace(c, init=config_lib.Init(checkpoint=str(training.model_path(args))))
   c, tokenizer, vocab_size = initialization.find(c, None)
   shape = dataclasses.replace(c.model, layers=min(args.layers, c.model.layers))
@@ -130,7 +131,7 @@ def generated(quick: bool) -> tuple[list[StepTree], Model]:
   rows = arithmetic.Generator(**sums, alternatives=5).rows()["train"]
   records = prm800k.numbered(rows, "arithmetic_train")
   solutions, _ = recipes.convert_all(records, recipes.RECIPES["paper"])
-  c = config_lib.read(str(runner.ROOT / "configs/arithmetic.py"))
+  c = command_line.read(str(runner.ROOT / "configs/arithmetic.py"))
   c = dataclasses.replace(c, model=TINY if quick else c.model)
   with tempfile.TemporaryDirectory() as directory:
     texts = (text for tree in solutions for text in (tree.problem, *tree.steps))

@@ -11,8 +11,7 @@ import shutil
 
 from playwright import sync_api
 
-from prm_jax import config as config_lib
-from prm_jax.runtime import exits
+from prm_jax.runtime import command_line, exits
 
 SHOTS = {  # name: width, height, colour scheme
   "page_light": (1400, 900, "light"),
@@ -29,7 +28,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   args.output.mkdir(parents=True, exist_ok=True)
   browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
   with sync_api.sync_playwright() as driver:

@@ -1,26 +1,18 @@
 """The configuration of one experiment.  Each file in configs/ returns an `Experiment`.
 
-Every default stands here and nowhere else.  `parse` reads a config file and applies overrides from
-the command line (`--config.optim.learning_rate=1e-5`).  The error for an unknown key names the
-nearest one; the error for a value of the wrong type or out of range shows it.
+Every default stands here and nowhere else.  `runtime/command_line.py` reads a config file and flags
+that override it (`--config.optim.learning_rate=1e-5`).  The error for a wrong value shows it.
 """
 
-import argparse
 import dataclasses
-import difflib
 import operator
-import os
 import re
-import runpy
-import sys
-import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 import tyro
 
-Args = TypeVar("Args")
 T = TypeVar("T")
 
 # Sizes index int32 arrays; numbers are float32 on devices, where a larger one is infinite.
@@ -32,6 +24,7 @@ Theta = Annotated[float, msgspec.Meta(ge=1, lt=2**31)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Decay = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Axis = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
+CompilerOption = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*=.*$")]
 
 
 def unescaped(text: str) -> str:
@@ -279,6 +272,13 @@ class Train(Checked):
 
 
 @dataclasses.dataclass(frozen=True)
+class Tpu(Checked):
+  # NAME=VALUE for the TPU compiler, beside the defaults of runtime/compiler_options.py; or instead
+  # of one of them, which NAME= leaves out.  Other platforms ignore them.
+  compiler_options: Changeable[tuple[CompilerOption, ...]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment(Checked):
   data: Data = Data()
   model: Model = Model()
@@ -287,6 +287,7 @@ class Experiment(Checked):
   optim: Optim = Optim()
   mesh: Mesh = Mesh()
   train: Train = Train()
+  tpu: Tpu = Tpu()
 
   def _rules(self):
     text = self.loss.objective == "language_model"
@@ -325,76 +326,3 @@ class Hosts(Checked):
     yield self.process_id >= self.num_processes, "process_id num_processes", "process_id below"
     unknown = self.num_processes > 1 and not re.fullmatch(r".+:\d+", self.coordinator_address)
     yield unknown, "coordinator_address", "HOST:PORT"
-
-
-def read(path: str, kind: type[Args] = Experiment) -> Args:
-  """The experiment, or plan, that `config()` of a config file, which is Python and runs, returns.
-
-  Raises:
-    SystemExit: there is no such file, or it makes nothing of that kind; names file and line.
-  """
-  try:
-    experiment = runpy.run_path(path)["config"]()
-    if not isinstance(experiment, kind):
-      expected = {Experiment: "an Experiment"}.get(kind, f"a {kind.__name__}")
-      raise TypeError(f"config() returned {experiment!r}, not {expected}")
-    return experiment
-  except Exception as error:  # whatever somebody's code may raise
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == path]
-    text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
-    sections = {kind.__name__: get_type_hints(kind) for kind in Checked.__subclasses__()}
-    pattern = rf"({'|'.join(sections)})\.__init__\(\) got an unexpected keyword argument '(\w+)'"
-    if unknown := re.search(pattern, text):
-      text += f"; the nearest key is {_nearest(unknown[2], sections[unknown[1]])}"
-    raise SystemExit(f"{text}; see configs/ for examples of config()") from error
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-  """The name that is probably meant: by initials (lr: learning_rate), or else by letters."""
-  initials = lambda each: "".join(word[0] for word in each.split("_"))
-  alike = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
-  return max(names, key=lambda each: (initials(each) == name, alike(each)))
-
-
-def _check_settings(argv: list[str]) -> None:
-  """SystemExit for a flag of a setting that does not exist."""
-  sections = get_type_hints(Experiment)
-  for found in filter(None, (re.match(r"--config\.(\w+)\.(\w+)", flag) for flag in argv)):
-    section, key = found.groups()
-    if section not in sections:
-      section = _nearest(section, sections)
-    elif key in get_type_hints(sections[section]):
-      continue
-    meant = f"--config.{section}.{_nearest(key, get_type_hints(sections[section]))}"
-    print(f"there is no {found[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
-    sys.exit(2)
-
-
-def parse(args: type[Args], description: str | None = None) -> Args:
-  """Command-line flags of a script, from a frozen dataclass.
-
-  A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
-  `--config.SECTION.KEY=VALUE` for overrides.  A field that is False by default takes `--NAME`.
-  A wrong flag or config file raises SystemExit, with the message in it or on standard error.
-  """
-  argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
-  for text in (*argv, os.getcwd()):
-    if not text.isascii() and text != text.encode(errors="replace").decode():
-      print(f"{text!r}: not UTF-8, which libraries for data and checkpoints need", file=sys.stderr)
-      sys.exit(2)
-  switches = {f"--{field.name}" for field in fields if field.default is False}
-  argv = [
-    f"{each}=True" if each in switches and after not in ("True", "False") else each
-    for each, after in zip(argv, [*argv[1:], ""])
-  ]
-  if any(field.name == "config" for field in fields):
-    file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    file.add_argument("--config", metavar="FILE", required=not {"-h", "--help"} & set(argv))
-    known, argv = file.parse_known_args(argv)
-    _check_settings(argv)
-    required = [field.name for field in fields if field.default is dataclasses.MISSING]
-    experiment = read(known.config) if known.config else Experiment()
-    default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
-  options = {"use_underscores": True, "config": (tyro.conf.FlagConversionOff,)}
-  return tyro.cli(args, args=argv, default=default, description=description, **options)

@@ -36,6 +36,7 @@ from typing import Any, Literal
 
 from prm_jax import config as config_lib
 from prm_jax.generation import options
+from prm_jax.runtime import command_line
 from prm_jax.supervision import rollout_labels
 
 
@@ -67,7 +68,7 @@ FLAGS = {  # of each method, beside those of all
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.runtime import distributed, journal
 
   check(args)

@@ -26,7 +26,7 @@ from prm_jax import config as config_lib
 from prm_jax.evaluation import page, scored_samples
 from prm_jax.evaluation.answers import grading
 from prm_jax.experiments import comparison, figures, report
-from prm_jax.runtime import storage
+from prm_jax.runtime import command_line, storage
 
 SHOWN = 60  # problems with a disagreement, at most, on the page
 
@@ -44,7 +44,7 @@ class Args(config_lib.Checked):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   scored, judged = named("scores", args.scores), named("process_bench", args.process_bench)
   steps = {name: comparison.process_bench(path) for name, path in judged.items()}
   with grading.Grader(cache=grading.CACHE) as grader:

@@ -35,7 +35,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import storage
+from prm_jax.runtime import command_line, storage
 from prm_jax.tpu import compilation
 
 PROJECTIONS = ("attention", "query", "key", "value", "output", "gate", "up")
@@ -59,7 +59,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   price = args.price_per_chip_hour
   job = compilation.Job(args.config, args.topology, args.step, args.slices, price)
   if args.slices < 1 or args.compiles < 1 or not 0 <= price < math.inf:

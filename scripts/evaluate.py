@@ -27,6 +27,7 @@ import sys
 from typing import Any, Literal
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 from prm_jax.scoring import options
 
 
@@ -45,7 +46,7 @@ class Args(options.RewardModel):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.runtime import distributed
 
   with distributed.job(args.hosts), distributed.written_together() as output:

@@ -27,7 +27,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 OWN_DATA = ("alternatives", "search", "rollouts")  # that of the quick start
 Name = Literal[
@@ -61,7 +61,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.experiments import jobs, report
 
   if args.from_json:
@@ -84,7 +84,7 @@ def planned(args: Args):
 
   configs = pathlib.Path(__file__).parent.parent / "configs" / "experiments"
   path = args.plan or configs / f"{args.scale}.py"
-  plan = config_lib.read(str(path), Plan)
+  plan = command_line.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   flag = f"--{next(iter(given), '')}"
   own_data = args.name in OWN_DATA

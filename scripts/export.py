@@ -19,6 +19,7 @@ import pathlib
 from typing import Literal
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ def tokenizer_files(tokenizer) -> dict[str, bytes]:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.model import sharding
   from prm_jax.pretrained import export
   from prm_jax.runtime import progress, storage

@@ -32,7 +32,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from prm_jax import config as config_lib
 from prm_jax.pretrained import export, families, safetensors_files, weights
-from prm_jax.runtime import storage
+from prm_jax.runtime import command_line, storage
 from prm_jax.runtime.progress import Progress
 
 SHARD_BYTES = 10**9
@@ -85,7 +85,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   try:
     print(fetch(args.name, args.output, args.dtype))
   except ImportError as error:

@@ -33,6 +33,7 @@ from typing import Literal
 
 from prm_jax import config as config_lib
 from prm_jax.generation import options
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Args(options.Generator):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   import jax
 
   from prm_jax.datasets import download

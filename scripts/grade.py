@@ -30,7 +30,7 @@ import msgspec
 
 from prm_jax import config as config_lib
 from prm_jax.evaluation.answers import extraction, grading
-from prm_jax.runtime import json_lines, progress, storage
+from prm_jax.runtime import command_line, json_lines, progress, storage
 
 CHUNK = 16_384  # lines in memory at once
 MISSING = "missing"
@@ -70,7 +70,7 @@ class Solution(msgspec.Struct):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   if args.output.resolve() == args.input.resolve():
     raise ValueError(f"--output={args.output} is the input: give another name")
   options = {"precision": args.precision} if args.grader == "math_verify" else {}

@@ -25,6 +25,7 @@ import pathlib
 from typing import Literal
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.runtime import storage
   from prm_jax.supervision import label_requests
 

@@ -25,10 +25,10 @@ from typing import Literal
 
 import msgspec
 
-from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, prepare
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
+from prm_jax.runtime import command_line
 
 options = [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe)[1:]]  # not name
 RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True)
@@ -65,7 +65,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   manifest = prepared(args)
   print(table(manifest))
   print(f"dataset    {args.output / manifest['data']}")

@@ -16,11 +16,10 @@ import pathlib
 import sys
 from typing import Literal
 
-from prm_jax import config as config_lib
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation import reranking, sample_arrays, scored_samples
 from prm_jax.evaluation.answers import grading
-from prm_jax.runtime import storage
+from prm_jax.runtime import command_line, storage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Args(reranking.Options):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   paths = [args.output_dir / name for name in report_files.FILES]
   paths += [args.write_bundle] * bool(args.write_bundle)
   check_paths([*args.input, *paths])

@@ -16,7 +16,7 @@ import itertools
 import json
 import pathlib
 
-from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.datasets import prm800k
   from prm_jax.runtime import progress, storage
   from prm_jax.supervision import retrospective

@@ -34,6 +34,7 @@ import sys
 import time
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 from prm_jax.scoring import options
 
 
@@ -46,7 +47,7 @@ class Args(options.RewardModel):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   args.check_model()
   from prm_jax.runtime import distributed, progress
   from prm_jax.scoring import candidates

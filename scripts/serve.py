@@ -24,7 +24,7 @@ from typing import Annotated
 
 import msgspec
 
-from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 from prm_jax.scoring import options
 
 
@@ -35,7 +35,7 @@ class Args(options.RewardModel):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   args.check_model()
   from prm_jax.runtime import progress
 

@@ -21,7 +21,7 @@ import pathlib
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import download, prepare, problem_halves
-from prm_jax.runtime import storage
+from prm_jax.runtime import command_line, storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Args(config_lib.Checked):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   test, others = problem_halves.read(args.source, args.download_dir)
   chosen = [each for each in test if not args.levels or each.level in args.levels]
   if len(chosen) < 2:

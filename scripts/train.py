@@ -19,6 +19,7 @@ import dataclasses
 import sys
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.runtime import distributed, preemption  # after the flags: mistakes answer at once
   from prm_jax.training import loop
 

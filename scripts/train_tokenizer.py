@@ -10,7 +10,7 @@ exits.on_signals()  # before what takes time to import
 import dataclasses
 import pathlib
 
-from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Args:
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   from prm_jax.input_pipeline import step_dataset, tokenizers
   from prm_jax.runtime import progress
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from prm_jax import config as config_lib
 from prm_jax.evaluation import page, scored_samples
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import command_line, json_lines, storage
 
 MAX_SOLUTIONS = 100_000
 
@@ -35,7 +35,7 @@ class Args(config_lib.Checked):
 
 
 def main() -> None:
-  args = config_lib.parse(Args, __doc__)
+  args = command_line.parse(Args, __doc__)
   path = args.output or args.input.with_suffix(".html")
   if path.resolve() in (args.input.resolve(), args.labels and args.labels.resolve()):
     raise ValueError(f"--output={path} is an input: give another name")

@@ -37,7 +37,7 @@ from prm_jax.evaluation import process_bench, report, reranking
 from prm_jax.evaluation.scored_samples import read_scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import export
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import command_line, json_lines
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
 
@@ -258,7 +258,7 @@ def config(folder, base, draw):
       + draw.choice(["", "def f(:\n", "\n", "raise OSError\n"])
       + f"def config():\n  return Experiment({section}={made})\n"
     )
-    found = getattr(getattr(config_lib.read(str(path)), section), name)
+    found = getattr(getattr(command_line.read(str(path)), section), name)
     expected = ast.literal_eval(text)
   else:
     flag = f"--config.{draw.choice([key, key, key, key[:-1], 'optim.lr'])}"
@@ -267,7 +267,7 @@ def config(folder, base, draw):
     said = io.StringIO()
     try:
       with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-        args = config_lib.parse(Args)
+        args = command_line.parse(Args)
     except SystemExit as end:
       message = f"{said.getvalue()}{end.code if isinstance(end.code, str) else ''}"
       named = flag in message or f"{section}.{name}" in message

@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import command_line
 
 CONFIG = f"--config={ROOT}/configs/arithmetic.py"
 
@@ -18,7 +19,7 @@ CONFIGS = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("configs/mathematics/*.
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_config_files_say_how_to_run_them(path):
   """Every config is an Experiment, and opens with its command, cost and expected result."""
-  assert isinstance(config_lib.read(str(path)), config_lib.Experiment)
+  assert isinstance(command_line.read(str(path)), config_lib.Experiment)
   docstring = ast.get_docstring(ast.parse(path.read_text()))
   assert f"--config={path.relative_to(ROOT)}" in docstring
   assert "Cost: " in docstring and "Expected" in docstring
@@ -32,14 +33,14 @@ def parse(monkeypatch, *argv):
     config: config_lib.Experiment = config_lib.Experiment()
 
   monkeypatch.setattr(sys, "argv", ["train.py", *argv])
-  return config_lib.parse(Args)
+  return command_line.parse(Args)
 
 
 def test_overrides_reach_the_experiment(monkeypatch):
   """Dotted overrides change one field each; "--config FILE" and "--config=FILE" are the same."""
   argv = ["--config", CONFIG.removeprefix("--config="), "--workdir", "w"]
   args = parse(monkeypatch, *argv, "--config.mesh.fsdp", "-1", "--config.optim.learning_rate=1e-5")
-  given = config_lib.read(f"{ROOT}/configs/arithmetic.py")
+  given = command_line.read(f"{ROOT}/configs/arithmetic.py")
   optim = dataclasses.replace(given.optim, learning_rate=1e-5)
   assert args.workdir == "w"
   assert args.config == dataclasses.replace(given, optim=optim)
@@ -74,7 +75,7 @@ def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
   path = tmp_path / "config.py"
   path.write_text(text)
   with pytest.raises(SystemExit) as error:
-    config_lib.read(str(path))
+    command_line.read(str(path))
   assert str(error.value).startswith(str(path))
   assert message in str(error.value)
 

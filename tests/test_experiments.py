@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
-from prm_jax import config as config_lib
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import (
@@ -32,10 +31,11 @@ from prm_jax.experiments import (
 )
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
+from prm_jax.runtime import command_line
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
 
-SMOKE = config_lib.read(str(ROOT / "configs/experiments/smoke.py"), Plan)
+SMOKE = command_line.read(str(ROOT / "configs/experiments/smoke.py"), Plan)
 
 
 @dataclasses.dataclass

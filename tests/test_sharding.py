@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import command_line
 from prm_jax.tpu import compilation, hlo
 from prm_jax.training import step as step_lib
 
@@ -43,7 +44,7 @@ MODEL = dataclasses.replace(
 
 def table(name):
   """The sharding table of a production config."""
-  c = config_lib.read(str(ROOT / f"configs/{name}.py"))
+  c = command_line.read(str(ROOT / f"configs/{name}.py"))
   chips = math.prod(compilation.Job(c, TOPOLOGIES[name]).shape())
   state = tiny.described(*compilation.resolved(c), chips)
   mesh = " x ".join(f"{axis} {size}" for axis, size in state.step.sharding.mesh.shape.items())

@@ -16,6 +16,7 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families
+from prm_jax.runtime import command_line, compiler_options
 from prm_jax.tpu import compilation, cost_model, hlo
 from prm_jax.training import step
 
@@ -30,6 +31,7 @@ replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0'}, dimensions={0}
 
 %fused_gather.2 (p.2: bf16[8,64]) -> bf16[64,64] {
   %p.2 = bf16[8,64]{1,0:T(8,128)(2,1)} parameter(0)
+  %product = bf16[64,64]{1,0} convolution(%a, %b), dim_labels=bf_io->bf
   ROOT %all-gather.2 = bf16[64,64]{1,0:T(8,128)(2,1)} all-gather(%p.2), channel_id=7, \
 replica_groups=mesh['axis_0'=8,'axis_1'=2] {'axis_0'}, dimensions={0}
 }
@@ -88,6 +90,24 @@ def test_collectives_are_counted_in_bytes_that_arrive():
   assert reduction.traffic == 28 * 2 * 192 * 3 / 4 and not reduction.overlapped
   assert (scatter.bytes, scatter.chips, scatter.loop) == (4 * 2 * 8, 8, None)
   assert scatter.traffic == 64 * 7 / 8
+
+
+def test_a_fused_reduction_without_arithmetic_stands_alone():
+  """As all-reduce of which a chip keeps its slice it is a reduce-scatter; channels may repeat."""
+  alone = TEXT.replace(
+    "  %product = bf16[64,64]{1,0} convolution(%a, %b), dim_labels=bf_io->bf\n", ""
+  )
+  assert not hlo.read(alone).collectives[0].overlapped
+  fused = "%all-reduce-scatter.1 (p.3: f32[16]) -> f32[2] {\n"
+  fused += (
+    f"  %all-reduce.9 = f32[16]{{0}} all-reduce(%p.3), channel_id=9, {GROUP}\n}}\n\n%body (arg:"
+  )
+  called = "  %fusion.3 = f32[2]{0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1\n"
+  explicit = SCATTER.replace("4", "5") + f"%x), channel_id=1, {GROUP}\n"
+  explicit += explicit.replace("scatter.5", "scatter.6")
+  text = TEXT.replace("%body (arg:", fused).replace(SCATTER, called + explicit + SCATTER)
+  scatters = [x for x in hlo.read(text).collectives if x.kind == "reduce-scatter"]
+  assert [(x.bytes, x.traffic, x.overlapped) for x in scatters] == [(64, 56, False)] * 4
 
 
 def test_asynchronous_collectives_and_transfers_between_slices():
@@ -154,6 +174,7 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
   assert gib["needed"] == gib["arguments"] + gib["temporaries"] and gib["temporaries"] > 0
   assert found["headroom"] == 1 - gib["needed"] / 15.75
   assert found["involuntary_rematerialisations"] == 0
+  assert found["compiler_options"] == compiler_options.DEFAULTS["TPU v5 lite"]
   assert found["estimate"]["parts"]["compiled_code"] > 0
   kinds = {row["kind"] for row in found["collectives"]["by_kind"]}
   assert "all-gather" in kinds and kinds & {"all-reduce", "reduce-scatter"}
@@ -179,7 +200,7 @@ def test_the_samplers_step_compiles_for_a_slice(tokenizer, tmp_path):
     found = json.loads(path.read_text())
     gib[ring] = found["gib_per_chip"]["arguments"]
   assert found["fits"] and found["estimate"]["tokens_per_second"] > 0
-  c = config_lib.read(str(ROOT / "configs/arithmetic.py")).model
+  c = command_line.read(str(ROOT / "configs/arithmetic.py")).model
   a_place = 2 * c.layers * 16 * c.kv_heads * max(c.head_size, 1) * 4  # float32
   grown = (gib[8192] - gib[256]) * 2**30
   assert grown == pytest.approx(a_place * (8192 - 256) / 4, rel=0.05)
@@ -208,7 +229,7 @@ def test_slices_that_cloud_tpu_does_not_offer_are_refused(topology):
 
 def test_a_config_with_a_shape_needs_no_checkpoint(tmp_path):
   """A checkpoint that is there must have its shape; without one and without a shape: advice."""
-  c = config_lib.read(str(ROOT / "configs/prm800k_qwen2.5_math_1.5b.py"))
+  c = command_line.read(str(ROOT / "configs/prm800k_qwen2.5_math_1.5b.py"))
   assert compilation.resolved(c) == (c, 151_936)
   bare = dataclasses.replace(c, model=config_lib.Model())
   with pytest.raises(FileNotFoundError, match=r"config\.json is enough, or the model's shape"):
@@ -222,6 +243,30 @@ def test_a_config_with_a_shape_needs_no_checkpoint(tmp_path):
     export.write_json(tmp_path / "config.json", hub | {key: 27})
     with pytest.raises(ValueError, match=rf"model\.{name}=.*but .* has 27"):
       compilation.resolved(there)
+
+
+def test_options_of_the_compiler_are_of_its_generation_and_of_the_config():
+  """Defaults of the generation, changed and left out by the config; none where there is no TPU."""
+  pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
+  device = compilation.Job(config_lib.Experiment(), "v5e:2x2").devices()[0]
+  given = ("xla_tpu_scoped_vmem_limit_kib=20000", "xla_enable_async_all_reduce=")
+  found = compiler_options.of(config_lib.Tpu(given), device)
+  defaults = compiler_options.DEFAULTS["TPU v5 lite"]
+  assert found == {k: v for k, v in defaults.items() if k != "xla_enable_async_all_reduce"} | {
+    "xla_tpu_scoped_vmem_limit_kib": "20000"
+  }
+  assert compiler_options.of(config_lib.Tpu(given), jax.devices()[0]) is None
+  with pytest.raises(ValueError, match=r"compiler_options=.*regex"):
+    config_lib.Tpu(("--xla_flag=1",))
+
+
+def test_an_unknown_option_is_named(tokenizer, tmp_path):
+  """The compiler says which; nothing is written."""
+  pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
+  options = ("--config.train.batch_rows=8", "--config.tpu.compiler_options", "xla_tpu_no_such=1")
+  done = compile_for_tpu(tokenizer, tmp_path / "compile.json", "--topology=v5e:2x2", *options)
+  assert done.returncode == 1 and "No such compile option: 'xla_tpu_no_such'" in done.stderr
+  assert not (tmp_path / "compile.json").exists()
 
 
 def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):

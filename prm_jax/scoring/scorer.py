@@ -21,7 +21,7 @@ from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families, weights
-from prm_jax.runtime import storage
+from prm_jax.runtime import compiler_options, storage
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import batching, readouts
 from prm_jax.scoring.rater import Rater
@@ -183,7 +183,9 @@ class Scorer(Rater):
       hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
       return self.log_probs(params, head, hidden, batch.read_positions)
 
-    return jax.jit(log_probs, out_shardings=sharding_lib.replicated(self.mesh))
+    options = compiler_options.of(config_lib.Tpu(), self.mesh.devices.flat[0])
+    everywhere = sharding_lib.replicated(self.mesh)
+    return jax.jit(log_probs, out_shardings=everywhere, compiler_options=options)
 
   def log_probs(
     self, params: Any, head: Head, hidden: jax.Array, read_positions: jax.Array

@@ -23,7 +23,7 @@ from jax.experimental import topologies
 
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import exits, progress, storage
+from prm_jax.runtime import compiler_options, exits, progress, storage
 from prm_jax.tpu import cost_model, hlo
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -137,6 +137,7 @@ def compiled_report(job: Job) -> dict[str, Any]:
     "no_collectives_because": why,
     "involuntary_rematerialisations": messages[0].count(REMATERIALISED),
     "compile_seconds": time.perf_counter() - start,
+    "compiler_options": compiler_options.of(c.tpu, devices[0]),
   }
   return report(job, c, programs.abstract, found, text)
 

@@ -87,9 +87,13 @@ def read(text: str) -> Program:
     if each.opcode == "recv" and "is_host_transfer=true" in each.rest:
       kind = BETWEEN_SLICES
     if kind in (*KINDS, BETWEEN_SLICES):
-      # the pieces of one collective, in several fusions, share its channel
-      channel = kind in KINDS and each.find(r"channel_id=(\d+)")
-      collectives.setdefault(channel or each.name, _collective(each, kind, times, loop, fused))
+      # The pieces of one collective, in several fusions, share its channel.
+      key = (fused and kind in KINDS and each.find(r"channel_id=(\d+)")) or each.name
+      beside = fused is not None and _has_arithmetic(computations, fused)
+      found = collectives.setdefault(key, _collective(each, kind, times, loop, beside))
+      if fused and "all-reduce-scatter" in fused:  # of the reduced array a chip keeps its slice
+        found = dataclasses.replace(found, kind="reduce-scatter")
+      collectives[key] = dataclasses.replace(found, overlapped=found.overlapped or beside)
     elif each.opcode == "while":
       trips = _trip_count(each, computations)
       loops[each.name] = trips or 1
@@ -104,13 +108,17 @@ def read(text: str) -> Program:
 
 
 def walk(
-  computations: Computations, name: str, times: int = 1, loop: str | None = None, fused=False
-) -> Iterator[tuple[Instruction, int, str | None, bool]]:
+  computations: Computations,
+  name: str,
+  times: int = 1,
+  loop: str | None = None,
+  fused: str | None = None,
+) -> Iterator[tuple[Instruction, int, str | None, str | None]]:
   """Every instruction that a computation executes, in order, those of called computations too.
 
   Yields:
-    The instruction; the product of the trip counts of the loops around it; the name of the
-    innermost loop; whether it is inside a fusion or an asynchronous computation.
+    The instruction; the product of the trip counts of the loops around it; the names of the
+    innermost loop and of the fused or asynchronous computation around it.
   """
   for each in computations.get(name, ()):
     yield each, times, loop, fused
@@ -119,9 +127,9 @@ def walk(
       trips = _trip_count(each, computations) or 1
       yield from walk(computations, called[0], times * trips, each.name, fused)
     elif each.opcode in ("fusion", "call", "conditional", "async-start"):
-      inside = fused or each.opcode in ("fusion", "async-start")
+      inside = each.opcode in ("fusion", "async-start")
       for other in called:
-        yield from walk(computations, other, times, loop, inside)
+        yield from walk(computations, other, times, loop, fused or (other if inside else None))
 
 
 def _parse(text: str) -> tuple[Computations, str | None]:
@@ -134,6 +142,11 @@ def _parse(text: str) -> tuple[Computations, str | None]:
     elif match := _INSTRUCTION.match(line):
       current.append(Instruction(*match.groups()))
   return found, entry
+
+
+def _has_arithmetic(computations: Computations, name: str) -> bool:
+  """Whether a computation multiplies matrices."""
+  return any(each.opcode in ("convolution", "dot") for each, *_ in walk(computations, name))
 
 
 def _trip_count(loop: Instruction, computations: Computations) -> int | None:

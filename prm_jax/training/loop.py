@@ -20,7 +20,14 @@ from prm_jax import step_metrics
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, step_dataset, text_dataset, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import distributed, preemption, progress, storage, workdir_lock
+from prm_jax.runtime import (
+  compiler_options,
+  distributed,
+  preemption,
+  progress,
+  storage,
+  workdir_lock,
+)
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -192,6 +199,11 @@ class Run:
       lines.append(f"{cut} {examples} were longer than a row and cut")
     if c.loss.objective != "language_model":
       lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
+    options = compiler_options.of(c.tpu, mesh.devices.flat[0])
+    if options:
+      lines.append(f"compiler options: {' '.join(f'{k}={v}' for k, v in options.items())}")
+    elif c.tpu.compiler_options:
+      lines.append("tpu.compiler_options are ignored: these are no TPUs")
     if self.start:
       lines.append(f"resuming at step {self.start}")
     return "\n".join(lines)

@@ -14,13 +14,10 @@ from jax.sharding import AbstractMesh, Mesh
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import compiler_options
 from prm_jax.training import loss as loss_lib
 from prm_jax.training.trainable import EVERYTHING, Params, Trainable, group, merge
 from prm_jax.types import Batch
-
-# For the TPU compiler.  A windowed einsum gathers a matrix slice by slice and adds each product to
-# the whole output: on v5p in slices of 112 columns, with nine times the cycles of one product.
-TPU_OPTIONS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 
 @jax.tree_util.register_dataclass
@@ -207,7 +204,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   )
   text = c.loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
-  options = TPU_OPTIONS if mesh.devices.flat[0].platform == "tpu" else None
+  options = compiler_options.of(c.tpu, mesh.devices.flat[0])
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),

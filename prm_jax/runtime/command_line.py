@@ -1,0 +1,94 @@
+"""Config files and the flags of scripts.
+
+The error for an unknown key names the nearest one.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import os
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import TypeVar, get_type_hints
+
+import tyro
+
+from prm_jax import config as config_lib
+
+Args = TypeVar("Args")
+
+
+def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
+  """The experiment, or plan, that `config()` of a config file, which is Python and runs, returns.
+
+  Raises:
+    SystemExit: there is no such file, or it makes nothing of that kind; names file and line.
+  """
+  try:
+    experiment = runpy.run_path(path)["config"]()
+    if not isinstance(experiment, kind):
+      expected = {config_lib.Experiment: "an Experiment"}.get(kind, f"a {kind.__name__}")
+      raise TypeError(f"config() returned {experiment!r}, not {expected}")
+    return experiment
+  except Exception as error:  # whatever somebody's code may raise
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == path]
+    text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
+    sections = {kind.__name__: get_type_hints(kind) for kind in config_lib.Checked.__subclasses__()}
+    pattern = rf"({'|'.join(sections)})\.__init__\(\) got an unexpected keyword argument '(\w+)'"
+    if unknown := re.search(pattern, text):
+      text += f"; the nearest key is {_nearest(unknown[2], sections[unknown[1]])}"
+    raise SystemExit(f"{text}; see configs/ for examples of config()") from error
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+  """The name that is probably meant: by initials (lr: learning_rate), or else by letters."""
+  initials = lambda each: "".join(word[0] for word in each.split("_"))
+  alike = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
+  return max(names, key=lambda each: (initials(each) == name, alike(each)))
+
+
+def _check_settings(argv: list[str]) -> None:
+  """SystemExit for a flag of a setting that does not exist."""
+  sections = get_type_hints(config_lib.Experiment)
+  for found in filter(None, (re.match(r"--config\.(\w+)\.(\w+)", flag) for flag in argv)):
+    section, key = found.groups()
+    if section not in sections:
+      section = _nearest(section, sections)
+    elif key in get_type_hints(sections[section]):
+      continue
+    meant = f"--config.{section}.{_nearest(key, get_type_hints(sections[section]))}"
+    print(f"there is no {found[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse(args: type[Args], description: str | None = None) -> Args:
+  """Command-line flags of a script, from a frozen dataclass.
+
+  A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
+  `--config.SECTION.KEY=VALUE` for overrides.  A field that is False by default takes `--NAME`.
+  A wrong flag or config file raises SystemExit, with the message in it or on standard error.
+  """
+  argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
+  for text in (*argv, os.getcwd()):
+    if not text.isascii() and text != text.encode(errors="replace").decode():
+      print(f"{text!r}: not UTF-8, which libraries for data and checkpoints need", file=sys.stderr)
+      sys.exit(2)
+  switches = {f"--{field.name}" for field in fields if field.default is False}
+  argv = [
+    f"{each}=True" if each in switches and after not in ("True", "False") else each
+    for each, after in zip(argv, [*argv[1:], ""])
+  ]
+  if any(field.name == "config" for field in fields):
+    file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    file.add_argument("--config", metavar="FILE", required=not {"-h", "--help"} & set(argv))
+    known, argv = file.parse_known_args(argv)
+    _check_settings(argv)
+    required = [field.name for field in fields if field.default is dataclasses.MISSING]
+    experiment = read(known.config) if known.config else config_lib.Experiment()
+    default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
+  options = {"use_underscores": True, "config": (tyro.conf.FlagConversionOff,)}
+  return tyro.cli(args, args=argv, default=default, description=description, **options)
