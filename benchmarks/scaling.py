@@ -46,7 +46,7 @@ LAYOUTS = (
 # The architecture of Llama-3.2-1B, which no config file has.
 LLAMA = {"width": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "head_size": 64}
 LLAMA |= {"mlp_width": 8192, "norm_epsilon": 1e-5, "rope_theta": 5e5, "vocab_size": 128_256}
-CODE = ("config.py", "types.py", "model", "training", "tpu")
+CODE = ("config.py", "types.py", "model", "training", "tpu", "runtime/compiler_options.py")
 
 
 @dataclasses.dataclass(frozen=True)
