@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_gemma3_4b.py --workdir=runs/gemma_4b
   python scripts/score.py --checkpoint=runs/gemma_4b --input=samples.jsonl --output=scored.jsonl
 
-Cost: about 4.3 minutes of steps (2.3 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.54 s a step, 35% of the chips' peak; loading, compilation, evaluation and checkpoints
+Cost: about 3.8 minutes of steps (2.0 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.47 s a step, 40% of the chips' peak; loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 1.36 GiB of
-parameters, optimiser state and batch and 9.96 of temporaries a chip, of 95: headroom 88%. Both
+parameters, optimiser state and batch and 10.20 of temporaries a chip, of 95: headroom 88%. Both
 come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_gemma3_4b.py \

@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_32b.py --workdir=runs/qwen_32b
   python scripts/export.py --checkpoint=runs/qwen_32b --output=exports/qwen_32b
 
-Cost: about 10.6 minutes of steps (11.4 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 1.34 s a step, 65% of the chips' peak; loading, compilation, evaluation and checkpoints
+Cost: about 10.3 minutes of steps (11.0 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 1.30 s a step, 67% of the chips' peak; loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 5.64 GiB of
-parameters, optimiser state and batch and 25.02 of temporaries a chip, of 95: headroom 68%. Both
+parameters, optimiser state and batch and 25.14 of temporaries a chip, of 95: headroom 68%. Both
 come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_32b.py \

@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_1.5b.py --workdir=runs/qwen_1.5b
   python scripts/export.py --checkpoint=runs/qwen_1.5b --output=exports/qwen_1.5b
 
-Cost: about 6.9 minutes of steps (1.8 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.44 s a step, 43% of the chips' peak; loading, compilation, evaluation and checkpoints
+Cost: about 6.7 minutes of steps (1.8 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.42 s a step, 44% of the chips' peak; loading, compilation, evaluation and checkpoints
 come on top. The 950 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 1.08 GiB of
-parameters, optimiser state and batch and 6.04 of temporaries a chip, of 15.75: headroom 55%. Both
+parameters, optimiser state and batch and 6.02 of temporaries a chip, of 15.75: headroom 55%. Both
 come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_1.5b.py \

@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_72b.py --workdir=runs/qwen_72b
   python scripts/export.py --checkpoint=runs/qwen_72b --output=exports/qwen_72b
 
-Cost: about 13.3 minutes of steps (28.3 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 1.68 s a step, 58% of the chips' peak; loading, compilation, evaluation and checkpoints
+Cost: about 12.2 minutes of steps (26.1 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 1.55 s a step, 63% of the chips' peak; loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 6.29 GiB of
-parameters, optimiser state and batch and 25.65 of temporaries a chip, of 95: headroom 66%. Both
+parameters, optimiser state and batch and 26.11 of temporaries a chip, of 95: headroom 66%. Both
 come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_72b.py \

@@ -5,11 +5,11 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_7b.py --workdir=runs/qwen_7b
   python scripts/export.py --checkpoint=runs/qwen_7b --output=exports/qwen_7b
 
-Cost: about 6.8 minutes of steps (3.6 chip-hours), estimated from the compiler's cycles and stated
-assumptions: 0.86 s a step, 43% of the chips' peak; loading, compilation, evaluation and checkpoints
+Cost: about 4.6 minutes of steps (2.5 chip-hours), estimated from the compiler's cycles and stated
+assumptions: 0.59 s a step, 63% of the chips' peak; loading, compilation, evaluation and checkpoints
 come on top. The 475 steps are two epochs (the paper, F.1) of about 31 million tokens: 97,782
 phase-2 solutions at the 317 tokens of the sample at hand. Memory, by the compiler: 2.54 GiB of
-parameters, optimiser state and batch and 13.27 of temporaries a chip, of 95: headroom 83%. Both
+parameters, optimiser state and batch and 14.13 of temporaries a chip, of 95: headroom 82%. Both
 come from
 
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
