@@ -6,7 +6,7 @@
 #   (source scripts/environment.sh; environment .venv '[tpu]')
 #   python=.venv/bin/python bash scripts/mathematics.sh --source=PRM800K --scale=qwen2.5_math_7b
 #
-# Cost: about 16 chip-hours by the compiler's estimates, stage by stage in docs/mathematics.md.
+# Cost: about 13 chip-hours by the compiler's estimates, stage by stage in docs/mathematics.md.
 # Expected: not known, it was never run: no TPU was at hand.
 generator=models/Qwen2.5-Math-7B-Instruct
 bases=(models/Qwen2.5-Math-7B)
