@@ -3,8 +3,8 @@
   python scripts/train.py --config=configs/mathematics/reward_model.py --workdir=runs/people \
     --config.data.directory=data/people --config.init.checkpoint=models/smollm2-135m
 
-Learning rate, schedule and separator are those of configs/prm800k_smollm2_135m.py.  The script
-gives models of more than 300 million parameters LoRA, as configs/prm800k_qwen2.5_coder_0.5b.py:
+Learning rate, schedule and separator are those of configs/prm800k_smollm2_135m.py.  The base
+models that a scale names in lora_bases get LoRA, as configs/prm800k_qwen2.5_coder_0.5b.py:
 --config.model.lora_rank=16 --config.optim.trained=lora --config.optim.learning_rate=2e-4.
 
 Cost: 3 seconds an update of a row of 1,024 tokens for SmolLM2-135M on two CPU cores, 4 to 6 for

@@ -1,7 +1,7 @@
 """Options of the TPU compiler, the same for a run and for compile_for_tpu.py.
 
 Chosen by the compiler's own estimates of the production configs; docs/benchmarks.md has those of
-each option.  They are options that MaxText uses too (its benchmarks/xla_flags_library.py).
+each option.  All but `WHOLE_EINSUMS` are in MaxText's list (its benchmarks/xla_flags_library.py).
 """
 
 import jax
