@@ -110,8 +110,8 @@ for base in "${bases[@]}"; do
         --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
         "${of[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
       say "$name on labels of $model: scoring"
-      run "$at.jsonl" score --checkpoint="$at" --input="$out/reported.graded.jsonl" \
-        --output="$at.jsonl"
+      run "$at.jsonl" score --checkpoint="$at" --skip_cut_off \
+        --input="$out/reported.graded.jsonl" --output="$at.jsonl"
       scores+=("$model=$at.jsonl")
       if [ -n "$benchmark" ] && [ "$part" = 1 ] && [ "$label" != outcomes ]; then
         run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \

@@ -12,6 +12,7 @@ is split at the model's separator); every other key is kept.  Output: the same l
 of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P(positive) +
 P(neutral) (paper section 2.6 and F.2); of P(positive) alone if the model's recipe counts neutral as
 negative (then give rerank.py --neutral=negative).
+With --skip_cut_off a candidate with `finished` false, which is never chosen, gets no scores.
 
 A published model is a hub directory (config.json, safetensors, tokenizer); its readout says how it
 is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm or trl.
@@ -42,6 +43,7 @@ from prm_jax.scoring import options
 class Args(options.RewardModel):
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # the same with scores
+  skip_cut_off: bool = False  # no scores for candidates with `finished` false
   merge: bool = True  # encode what candidates of a problem share once; False: to compare
   hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
 
@@ -67,10 +69,12 @@ def main() -> None:
     print(f"steps end with {scorer.contract.described_separator}", file=sys.stderr)
     started = time.perf_counter()
     scorer, count = dataclasses.replace(scorer, merge=args.merge), 0
-    for line in candidates.rated(args.input, scorer, "scoring"):
-      record = candidates.scored(line.record, line.steps, line.probabilities, scorer.contract)
+    for line in candidates.rated(args.input, scorer, "scoring", args.skip_cut_off):
+      record = line.record
+      if line.probabilities is not None:
+        record = candidates.scored(record, line.steps, line.probabilities, scorer.contract)
+        count += 1
       out.write(json.dumps(record, ensure_ascii=False) + "\n")
-      count += 1
     if described:
       about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif distributed.is_first():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+from prm_jax.evaluation.scored_samples import SCORES
 from prm_jax.experiments import comparison
 from prm_jax.runtime.json_lines import BadLine
 
@@ -99,6 +100,18 @@ def test_the_best_of_all_is_the_best_finished_one(of):
     right = np.mean([line["is_correct"] for line in of_problem(p)])
     for name, curve in found.items():
       assert curve[p, 0] == pytest.approx(right, abs=1e-9), name
+
+
+def test_what_was_cut_off_needs_no_scores(of, files, tmp_path):
+  """Without the scores of candidates that are never chosen, every number is the same."""
+  graded, models = files
+  fewer = {}
+  for name, file in models.items():
+    given = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [x if x["finished"] else {k: v for k, v in x.items() if k not in SCORES} for x in given]
+    assert kept != given
+    fewer[name] = write(tmp_path / f"{len(fewer)}.jsonl", kept)
+  assert comparison.compare(comparison.read(graded, fewer)) == comparison.compare(of)
 
 
 def test_differences_are_of_the_same_problems(of):

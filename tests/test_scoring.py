@@ -16,8 +16,9 @@ from prm_jax.datasets import labelled
 from prm_jax.evaluation import prm800k_steps, step_benchmarks
 from prm_jax.input_pipeline import step_dataset, token_tree, tokenizers
 from prm_jax.pretrained import export
+from prm_jax.runtime.json_lines import BadLine
 from prm_jax.scoring import batching, candidates
-from prm_jax.scoring.rater import SolutionError
+from prm_jax.scoring.rater import MAX_TOKENS, SolutionError
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
 from prm_jax.types import CLASSES, StepContract
@@ -232,6 +233,26 @@ def test_score_py_keeps_every_key(runs, arithmetic_data, tmp_path):
     assert new["prm_score"] == pytest.approx(product, rel=1e-12)
   assert after[-1]["steps"] == ["A 3+2=5", "# Answer"]
   assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.jsonl"]
+
+
+def test_what_was_cut_off_can_be_skipped(scorer, samples, tmp_path):
+  """Skipped lines are passed on as they are, the others are rated alike, and a bad one is named."""
+  path = tmp_path / "in.jsonl"
+  records = [
+    {"problem": each["problem"], "steps": each["steps"], "finished": i % 3 != 0}
+    for i, each in enumerate(samples[:7])
+  ]
+  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+  every, some = (list(candidates.rated(path, scorer, "", skip)) for skip in (False, True))
+  for record, a, b in zip(records, every, some, strict=True):
+    assert (a.where, a.record, a.steps) == (b.where, b.record, b.steps)
+    assert (b.probabilities is None) == (not record["finished"])
+    if record["finished"]:
+      np.testing.assert_allclose(b.probabilities, a.probabilities, atol=1e-5)
+  with path.open("a") as file:
+    file.write(json.dumps({"problem": "1 + 1", "steps": ["2 " * MAX_TOKENS]}) + "\n")
+  with pytest.raises(BadLine, match=f"{path}:8: a solution of"):
+    list(candidates.rated(path, scorer, "", True))
 
 
 def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):

@@ -74,7 +74,7 @@ class ScoredSamples:
       raise ValueError("slots are not those of the candidates")
     if (self.sizes > M).any() or (self.sizes < np.maximum(present, 1)).any():
       raise ValueError(f"sizes are {self.sizes.min()} to {self.sizes.max()}, of {M} candidates")
-    if self.orm is not None and not np.isfinite(self.orm.ravel()[there]).all():
+    if self.orm is not None and not np.isfinite(self.orm[self.valid]).all():
       raise ValueError("an orm_score is not finite")
     if self.step_probs is not None and not np.allclose(self.step_probs.sum(axis=1), 1, atol=0.011):
       raise ValueError("probabilities of a step do not add up to 1")

@@ -28,7 +28,8 @@ from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
 from prm_jax.runtime.progress import Progress
 
-STRICT = frozenset({"rating_probs", "orm_score", "answer", "unique_id"})  # on all or on none
+# On all candidates or on none; but one that was cut off needs no scores (score.py --skip_cut_off).
+KEYS, SCORES = frozenset({"answer", "unique_id"}), frozenset({"rating_probs", "orm_score"})
 # OpenAI generated 1,860 solutions of each problem and left out those that were cut off (README of
 # openai/prm800k); the release is recognised by that number and by the form of its unique_id.
 RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")
@@ -83,7 +84,7 @@ def read_scored_samples(
   Several files hold the same candidates in the same order, scored by different models: their keys
   are merged, and a key that two of them hold must be equal.  Candidates are grouped by `unique_id`,
   or by the problem's text where none has one.  `rating_probs`, `orm_score`, `answer` and
-  `unique_id` are each on every candidate or on none.
+  `unique_id` are each on every candidate or on none; one that was cut off needs no scores.
 
   Args:
     paths: files of JSON lines, or one bundle.
@@ -195,7 +196,8 @@ class _Table:
 
   def __init__(self, path: pathlib.Path):
     self.path = path  # the first file, which messages name
-    self.keys: set[str] | None = None  # which of STRICT the first candidate has
+    self.keys: set[str] = set()  # which of KEYS and SCORES candidates have
+    self.decided: set[frozenset[str]] = set()  # KEYS, SCORES: once a candidate has told
     # By problem: its number, text, level and subject, and the number of each answer.
     self.problems: dict[str, tuple[int, dict[str, Any], dict[str, int]]] = {}
     self.places = array.array("q")  # three for each file
@@ -207,11 +209,17 @@ class _Table:
   def add(self, places: Sequence[int], record: dict[str, Any]) -> None:
     """Adds a candidate; BadLine if a key is missing or holds a wrong value."""
     try:
-      keys = record.keys() & STRICT
-      self.keys = keys if self.keys is None else self.keys
-      if odd := keys ^ self.keys:
-        raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
       candidate = json_lines.convert(record, Candidate)
+      cut_off = candidate.finished is False
+      for kind in (KEYS, SCORES):
+        keys = record.keys() & kind
+        if kind is SCORES and cut_off and not keys:
+          continue
+        if kind not in self.decided:
+          self.keys |= keys
+          self.decided.add(kind)
+        if odd := keys ^ (self.keys & kind):
+          raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
       level, subject = candidate.level, candidate.subject
       about = {"problem": candidate.problem, "level": level, "subject": subject}
       about["drawn"] = candidate.drawn
@@ -219,11 +227,11 @@ class _Table:
       p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
       if about != known:
         _union(known, about, "before for the same problem")
-      answer, cut_off = candidate.answer, candidate.finished is False
-      if candidate.is_correct and "answer" in keys and not answer and not cut_off:
+      answer, without = candidate.answer, "answer" not in self.keys
+      if candidate.is_correct and not answer and not (without or cut_off):
         raise BadLine(f'"is_correct" is true, but "answer" is {show(answer)}')
       ratings = candidate.rating_probs or ()
-      if "rating_probs" in keys and len(ratings) != len(candidate.steps):
+      if "rating_probs" in record and len(ratings) != len(candidate.steps):
         raise BadLine(
           f'"rating_probs" is {show(record["rating_probs"])}: expected one for each of '
           f"{len(candidate.steps)} steps"
@@ -232,7 +240,8 @@ class _Table:
       raise BadLine(f"{place(self.path, *places[:2])}: {error}") from None
     self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, ratings)))
     self.step_counts.append(len(ratings))
-    number = answers.setdefault(answer, len(answers)) if answer and not cut_off else -1
+    missing = cut_off or not (answer or without)
+    number = -1 if missing else answers.setdefault(answer, len(answers))
     self.integers.extend((p, candidate.is_correct is True and not cut_off, number))
     self.scores.extend((candidate.orm_score, candidate.prm_score))
     self.places.extend(places)
@@ -306,7 +315,7 @@ class _Table:
       "sizes": sizes,
       "places": padded(np.frombuffer(self.places, np.int64).reshape(-1, files, 3), 0),
       "correct": padded(correct == 1, False),
-      "valid": padded((answer >= 0) | ("answer" not in self.keys), False),
+      "valid": padded(answer >= 0, False),
       "prm_score": padded(prm_score, np.nan),
       "slots": slots,
     }

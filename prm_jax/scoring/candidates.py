@@ -70,13 +70,17 @@ class Line(NamedTuple):
   record: dict[str, Any]
   problem: str
   steps: tuple[str, ...]
-  probabilities: np.ndarray  # as of `Scorer.by_head`
+  probabilities: np.ndarray | None  # as of `Scorer.by_head`; None: skipped
 
 
-def rated(path: pathlib.Path, scorer: Rater, doing: str) -> Iterator[Line]:
+def rated(
+  path: pathlib.Path, scorer: Rater, doing: str, skip_cut_off: bool = False
+) -> Iterator[Line]:
   """The lines of a file of candidates with the class probabilities of their steps, in order.
 
-  Shows progress; `doing` says of what.
+  Args:
+    doing: what the progress bar says.
+    skip_cut_off: do not rate candidates with `finished` false.
 
   Raises:
     BadLine: a line is no candidate, or cannot be scored.
@@ -89,11 +93,14 @@ def rated(path: pathlib.Path, scorer: Rater, doing: str) -> Iterator[Line]:
         solution(record, scorer.contract.separator, where)
         for where, (_, _, record) in zip(places, chunk)
       ]
+      kept = [
+        i for i, line in enumerate(chunk) if not (skip_cut_off and line[2].get("finished") is False)
+      ]
       on_share = lambda share, done=done, chunk=chunk: bar.reach(done + share * len(chunk))
       try:
-        found = scorer.by_head(solutions, on_share)
+        found = dict(zip(kept, scorer.by_head([solutions[i] for i in kept], on_share)))
       except SolutionError as error:
-        raise json_lines.BadLine(f"{places[error.index]}: {error}") from error
-      for where, (_, _, record), each, probabilities in zip(places, chunk, solutions, found):
-        yield Line(where, record, *each, probabilities)
+        raise json_lines.BadLine(f"{places[kept[error.index]]}: {error}") from error
+      for i, (where, (_, _, record), each) in enumerate(zip(places, chunk, solutions)):
+        yield Line(where, record, *each, found.get(i))
       bar.reach(done := done + len(chunk))
