@@ -11,6 +11,25 @@ import setuptools
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "prm_jax/__init__.py").read_text()).group(1)
 
+# Folders of the checkout that are installed inside of the package.
+INSIDE = {"prm_jax.scripts": "scripts", "prm_jax.configs": "configs"}
+INSIDE |= {
+  f"prm_jax.configs.{path.name}": f"configs/{path.name}" for path in here.glob("configs/[a-z]*/")
+}
+TRAIN = [
+  "flax>=0.12.8",
+  "optax>=0.2.8",
+  "orbax-checkpoint>=0.12.8",
+  "grain>=0.2.18",
+  "array_record>=0.8.6",
+  "tensorflow-datasets>=4.9.10",
+  "importlib_resources",
+  "sentencepiece>=0.2.3",
+  "tokenizers>=0.22",
+  "safetensors>=0.8",
+  "urllib3>=2.2",
+]
+
 setuptools.setup(
   name="prm_jax",
   version=version,
@@ -19,31 +38,22 @@ setuptools.setup(
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11",
-  packages=setuptools.find_packages(include=["prm_jax", "prm_jax.*"]),
+  packages=[*setuptools.find_packages(include=["prm_jax", "prm_jax.*"]), *INSIDE],
+  package_dir=INSIDE,
+  entry_points={"console_scripts": ["prm-jax=prm_jax.__main__:run"]},
   package_data={
     "prm_jax.datasets": ["*/*.md", "*/*.tsv", "*/*.bib"],
     "prm_jax.evaluation": ["*.html", "page/*.html", "page/*.css", "page/*.js"],
     "prm_jax.experiments": ["*.html"],
   },
-  install_requires=[
+  install_requires=[  # what reranking needs: prm_jax/runtime/doctor.py tells what each extra is for
     "jax>=0.10.2",
-    "flax>=0.12.8",
-    "optax>=0.2.8",
-    "orbax-checkpoint>=0.12.8",
-    "grain>=0.2.18",
-    "array_record>=0.8.6",
-    "tensorflow-datasets>=4.9.10",
-    "etils[epath]>=1.15",
-    "importlib_resources",
-    "sentencepiece>=0.2.3",
-    "tokenizers>=0.22",
     "numpy>=2.0",
     "scipy>=1.13",
+    "etils[epath]>=1.15",
     "tyro>=1.0.17",
     "tqdm>=4.66",
-    "urllib3>=2.2",
     "msgspec>=0.22",
-    "safetensors>=0.8",
     "matplotlib>=3.9",
     "jinja2>=3.1",
     "math-verify>=0.9",
@@ -51,16 +61,20 @@ setuptools.setup(
     "latex2mathml>=3.78",
   ],
   extras_require={
-    "beam": ["apache-beam>=2.77"],
-    "gguf": ["gguf>=0.17"],  # scripts/fetch_model.py only
+    "train": TRAIN,
+    "cuda": [*TRAIN, "jax[cuda12]>=0.10.2"],
+    "beam": [*TRAIN, "apache-beam>=2.77"],
+    "gguf": [*TRAIN, "gguf>=0.17"],  # scripts/fetch_model.py only
     # what public models are compared with, and trainers of the examples, in tests only
-    "reference": ["torch>=2.6", "transformers>=4.57", "trl>=1.16"],
-    "serve": ["aiohttp>=3.11"],  # scripts/serve.py only
+    "reference": [*TRAIN, "torch>=2.6", "transformers>=4.57", "trl>=1.16"],
+    "serve": [*TRAIN, "aiohttp>=3.11"],  # scripts/serve.py only
     "tensorboard": ["tensorboardX>=2.6"],
-    "tpu": ["jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
+    "tpu": [*TRAIN, "jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
     "test": [
+      *TRAIN,
       "aiohttp>=3.11",
       "pytest>=8",
+      "setuptools>=77",  # builds the wheel that is tested
       "pytest-xdist>=3.6",
       "hypothesis>=6.100",
       "gguf>=0.17",

@@ -25,7 +25,7 @@ import jinja2
 from prm_jax import config as config_lib
 from prm_jax.evaluation import page, scored_samples
 from prm_jax.evaluation.answers import grading
-from prm_jax.experiments import comparison, figures, report
+from prm_jax.experiments import comparison, figures
 from prm_jax.runtime import command_line, storage
 
 SHOWN = 60  # problems with a disagreement, at most, on the page
@@ -59,7 +59,7 @@ def main() -> None:
     output(args.output_dir / "comparison.html").write(
       rendered(args, of, found, tables, png, scored)
     )
-  print("\n".join(line for table in tables for line in [*report.aligned(table), ""]))
+  print("\n".join(line for table in tables for line in [*table.lines(), ""]))
   print(f"-> {args.output_dir}/comparison.json, .png, .html")
 
 

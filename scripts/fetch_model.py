@@ -86,10 +86,7 @@ class Args:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  try:
-    print(fetch(args.name, args.output, args.dtype))
-  except ImportError as error:
-    raise SystemExit(f"fetch_model.py: {error}; pip install 'prm_jax[gguf]'") from error
+  print(fetch(args.name, args.output, args.dtype))
 
 
 def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Path:
@@ -98,7 +95,7 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
   Raises:
     ValueError: what was downloaded is not the model.
     OSError: the model cannot be downloaded or written, or something else has its name.
-    ImportError: the gguf package is missing; the extra of that name installs it.
+    ImportError: the gguf package is missing.
   """
   directory = output / name
   if (directory / "provenance.json").is_file():  # the directory takes its name when it is whole

@@ -39,7 +39,7 @@ for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[
 out=${out:-runs/mathematics-$scale}
 if [ -z "${python-}" ]; then # a test gives its own
   source scripts/environment.sh
-  environment .venv '[gguf]'
+  environment .venv '[train,gguf]'
 fi
 began=$SECONDS
 say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }

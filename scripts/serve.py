@@ -38,11 +38,8 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   args.check_model()
   from prm_jax.runtime import progress
+  from prm_jax.scoring import service
 
-  try:
-    from prm_jax.scoring import service
-  except ModuleNotFoundError as error:
-    raise SystemExit(f"serve.py: {error}; pip install 'prm_jax[serve]', or aiohttp") from error
   listener = service.listen(args.host, args.port)  # fails before the model is loaded
   with progress.waiting(f"loading {args.name}"):
     scorer = args.load()

@@ -62,7 +62,7 @@ def draw(path: pathlib.Path, directory: pathlib.Path, name: str) -> list[str]:
   with storage.written_together() as output:
     output(directory / f"{results.experiment}.png", "wb").write(png)
     output(directory / f"{results.experiment}.html").write(page)
-  return [line for table in tables for line in [*aligned(table), ""]]
+  return [line for table in tables for line in [*table.lines(), ""]]
 
 
 def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) -> str:
@@ -84,14 +84,3 @@ def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) ->
     paper=module.PAPER,
     notes=NOTES,
   )
-
-
-def aligned(table: Table) -> list[str]:
-  """A table as lines of text."""
-  rows = [list(table.header), *map(list, table.rows)]
-  width = max(map(len, rows))
-  rows = [row + [""] * (width - len(row)) for row in rows]
-  widths = [max(len(row[i]) for row in rows) for i in range(width)]
-  return [table.caption] + [
-    "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in rows
-  ]

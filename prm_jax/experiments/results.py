@@ -17,6 +17,16 @@ class Table:
   header: Sequence[str]
   rows: Sequence[Sequence[str]]
 
+  def lines(self) -> list[str]:
+    """The caption, and the rows in columns, for a terminal."""
+    rows = [list(self.header), *map(list, self.rows)]
+    width = max(map(len, rows))
+    rows = [row + [""] * (width - len(row)) for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(width)]
+    return [self.caption] + [
+      "  " + "  ".join(cell.ljust(size) for cell, size in zip(row, widths)).rstrip() for row in rows
+    ]
+
 
 @dataclasses.dataclass(frozen=True)
 class Results:

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import difflib
 import os
+import pathlib
 import re
 import runpy
 import sys
@@ -17,6 +18,7 @@ from typing import TypeVar, get_type_hints
 import tyro
 
 from prm_jax import config as config_lib
+from prm_jax.runtime import exits
 
 Args = TypeVar("Args")
 
@@ -24,9 +26,14 @@ Args = TypeVar("Args")
 def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
   """The experiment, or plan, that `config()` of a config file, which is Python and runs, returns.
 
+  Outside of a checkout, configs/NAME.py is the one that was installed with the package.
+
   Raises:
     SystemExit: there is no such file, or it makes nothing of that kind; names file and line.
   """
+  installed = pathlib.Path(config_lib.__file__).parent / path  # of a wheel: configs/NAME.py
+  if not os.path.exists(path) and path.startswith("configs/") and installed.exists():
+    path = str(installed)
   try:
     experiment = runpy.run_path(path)["config"]()
     if not isinstance(experiment, kind):
@@ -90,5 +97,9 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
     experiment = read(known.config) if known.config else config_lib.Experiment()
     default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
-  options = {"use_underscores": True, "config": (tyro.conf.FlagConversionOff,)}
+  options = {
+    "prog": exits.script(),
+    "use_underscores": True,
+    "config": (tyro.conf.FlagConversionOff,),
+  }
   return tyro.cli(args, args=argv, default=default, description=description, **options)

@@ -25,6 +25,7 @@ AGAIN = os.EX_TEMPFAIL  # 75: start the job again
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as of shells
 LONGEST = 3000  # characters of an error
 
+COMMAND = ""  # `prm-jax NAME`, where that started the script
 UNFINISHED: set[pathlib.Path] = set()  # files and directories without their final names
 COMMIT = threading.Lock()  # held while files take their final names, so that all do or none
 _LEAVING, _HALTED = threading.Event(), threading.Event()
@@ -32,12 +33,13 @@ HALT = 0.2  # seconds given to the main thread; inside compiled code it does not
 
 
 def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
-  """Makes SIGINT and SIGTERM end this process with one line on standard error.
+  """Makes SIGINT, SIGTERM and a missing package end this process with one line on standard error.
 
   Args:
     sigterm: the exit code after SIGTERM.
     advice: the end of the line.
   """
+  sys.excepthook = _uncaught
   ends = {signal.SIGINT: ("Ctrl-C", INTERRUPTED), signal.SIGTERM: ("SIGTERM", sigterm)}
   read, write = os.pipe()
   os.set_blocking(write, False)
@@ -56,6 +58,17 @@ def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
         leave(number[0], f"stopped by {name}{advice}", code)
 
   threading.Thread(target=watch, name="signals", daemon=True).start()
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
+  """The excepthook: for a package of one of the project's extras, what installs it."""
+  if issubclass(kind, ModuleNotFoundError) and error.name:
+    from prm_jax.runtime import doctor
+
+    if extras := doctor.extras_with(error.name):
+      print(f"{script()}: {error}; pip install 'prm_jax[{extras[0]}]'", file=sys.stderr)
+      return
+  sys.__excepthook__(kind, error, trace)
 
 
 def _noticed(*_) -> None:
@@ -92,7 +105,7 @@ def leave(number: int, message: str, code: int) -> None:
 
 def script() -> str:
   """The script's name, which begins its messages."""
-  return pathlib.Path(sys.argv[0]).name
+  return COMMAND or pathlib.Path(sys.argv[0]).name
 
 
 def run(main: Callable[[], None]) -> None:

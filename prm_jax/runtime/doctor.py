@@ -1,0 +1,95 @@
+"""What is installed, which devices there are, and what is missing for what."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator
+
+import prm_jax
+
+NAME = "prm_jax"
+# What an extra is for; the extras are those of setup.py.
+PURPOSES = {
+  "": "the aggregator, reranking, grading, pages",
+  "train": "training, scoring, evaluation, generation; datasets and public models",
+  "tensorboard": "TensorBoard events of training",
+  "gguf": "fetch_model",
+  "serve": "serve",
+  "tpu": "TPUs, compile_for_tpu, gs:// paths",
+  "cuda": "NVIDIA GPUs (never run by us)",
+  "beam": "prepare_data in many processes",
+}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # for the tests of pages
+
+
+def requirements() -> dict[str, list[tuple[str, str]]]:
+  """By extra, "" for none: the name of each package that the installed project asks for, and the
+  oldest version of it that will do."""
+  found: dict[str, list[tuple[str, str]]] = {}
+  for text in importlib.metadata.requires(NAME) or ():
+    name = re.match(r"[\w.-]+", text)[0]
+    extra = re.search(r"""extra == ["'](\w+)["']""", text)
+    oldest = re.search(r">=([\w.]+)", text)
+    found.setdefault(extra[1] if extra else "", []).append((name, oldest[1] if oldest else ""))
+  return found
+
+
+def missing(wanted: list[tuple[str, str]]) -> Iterator[str]:
+  """Those of the packages that are not installed, or too old."""
+  numbers = lambda version: [int(n) for n in re.findall(r"\d+", version)[:3]]
+  for name, oldest in wanted:
+    try:
+      version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      yield name
+    else:
+      if numbers(version) < numbers(oldest):
+        yield f"{name} {version} is older than {oldest}"
+
+
+def extras_with(module: str) -> list[str]:
+  """The extras that bring the package of a module, the smallest first."""
+  start = module.split(".")[0].replace("_", "-").lower()
+  named = lambda packages: any(n.replace("_", "-").lower().startswith(start) for n, _ in packages)
+  try:
+    found = {extra: packages for extra, packages in requirements().items() if named(packages)}
+  except importlib.metadata.PackageNotFoundError:
+    return []
+  return sorted(found.keys() & PURPOSES.keys(), key=lambda extra: len(found[extra]))
+
+
+def report() -> str:
+  """The findings, as lines for a terminal."""
+  lines = [
+    f"prm_jax {prm_jax.__version__} in {os.path.dirname(prm_jax.__file__)}",
+    f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPU cores",
+    f"devices: {devices()}",
+    f"free disk here: {shutil.disk_usage('.').free / 1e9:.0f} GB",
+    "",
+  ]
+  try:
+    wanted = requirements()
+  except importlib.metadata.PackageNotFoundError:
+    return "\n".join([*lines, "not installed; in the checkout: pip install -e '.[train]'"])
+  for extra, purpose in PURPOSES.items():
+    lacking = sorted(missing(wanted.get(extra, [])))
+    name = f"[{extra}]" if extra else "prm_jax"
+    lines.append(f"{'missing' if lacking else 'ok':8} {name:14} {purpose}")
+    if lacking:
+      shown = ", ".join(lacking[:6]) + (f" and {len(lacking) - 6} more" if lacking[6:] else "")
+      lines.append(f"{'':8} {'':14} pip install 'prm_jax{name if extra else ''}' brings {shown}")
+  return "\n".join(lines)
+
+
+def devices() -> str:
+  """The devices that JAX finds, or why it finds none."""
+  try:
+    import jax
+
+    found = jax.devices()
+  except Exception as error:  # whatever a driver or plugin may raise
+    return f"none: {type(error).__name__}: {str(error).splitlines()[0]}"
+  kinds = {device.device_kind for device in found}
+  return f"{len(found)} x {', '.join(sorted(kinds))} (jax {jax.__version__}, {found[0].platform})"

@@ -1,0 +1,153 @@
+"""What `pip install` gives: one command for all scripts, a light core, and what else is missing."""
+
+import importlib.metadata
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import ENVIRONMENT, ROOT
+from scored_files import generated, write
+
+from prm_jax import __main__ as door
+from prm_jax.runtime import completion, doctor
+
+SCRIPTS = {path.stem for path in (ROOT / "scripts").glob("*.py")}
+# Modules that only extras bring.
+HEAVY = ("flax", "optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "sentencepiece")
+
+
+def run(*arguments, python=(sys.executable,), cwd=ROOT, **environment):
+  command = [*python, "-m", "prm_jax", *arguments]
+  env = ENVIRONMENT | environment
+  return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+  """A folder with what a wheel of the checkout installs."""
+  folder = tmp_path_factory.mktemp("wheel")
+  source = folder / "source"
+  ignored = shutil.ignore_patterns(".*", "runs", "data", "models", "build", "*.egg-info", "tests")
+  shutil.copytree(ROOT, source, ignore=ignored)
+  build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+  subprocess.run([*build, "--wheel-dir", folder, source], check=True, capture_output=True)
+  with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+    wheel.extractall(folder / "site")
+  shutil.rmtree(source)
+  return folder / "site"
+
+
+def test_the_help_lists_every_script_and_loads_none():
+  """`prm-jax --help` has a line for each script, and needs neither JAX nor numpy for it."""
+  code = (
+    "import sys, runpy; sys.argv = ['prm-jax', '--help']; runpy.run_module('prm_jax', run_name="
+  )
+  code += "'__main__', alter_sys=True)\nassert not {'jax', 'numpy'} & set(sys.modules)"
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+  assert done.returncode == 0, done.stderr
+  listed = re.findall(r"^  (\w+) +[A-Z]", done.stdout, re.M)
+  assert {*listed} == SCRIPTS
+
+
+def test_commands_are_the_scripts():
+  """A command prints what its script prints, and says `prm-jax` of itself; `-` is `_`."""
+  done = run("split-problems", "--help")
+  assert done.returncode == 0 and "usage: prm-jax split_problems" in done.stdout
+  assert "--reported" in done.stdout
+  done = run("split_problems", "--nonsense=1")
+  assert done.returncode == 2 and "nonsense" in done.stderr
+  done = run("scroe")
+  assert done.returncode == 1
+  assert done.stderr == "prm-jax: there is no scroe; did you mean score?  --help lists all\n"
+
+
+def test_a_wheel_works_without_the_checkout(installed, tmp_path):
+  """Scripts, configs, pages and data files are in the wheel; `benchmark` needs the checkout."""
+  for pattern in ("configs/*.py", "prm_jax/**/*.html", "prm_jax/**/*.js", "prm_jax/**/*.tsv"):
+    for path in ROOT.glob(pattern):
+      inside = path.relative_to(ROOT)
+      inside = inside if inside.parts[0] == "prm_jax" else pathlib.Path("prm_jax") / inside
+      assert (installed / inside).read_bytes() == path.read_bytes()
+  write(tmp_path / "scored.jsonl", generated())
+  flags = ("--input=scored.jsonl", "--output_dir=report", "--resamples=16")
+  done = run("rerank", *flags, cwd=tmp_path, PYTHONPATH=str(installed))
+  assert done.returncode == 0, done.stderr
+  assert {path.name for path in (tmp_path / "report").iterdir()} >= {"report.html", "report.json"}
+  done = run("train", "--config=configs/arithmetic.py", cwd=tmp_path, PYTHONPATH=str(installed))
+  assert done.returncode == 2 and "--workdir" in done.stderr  # the config was found and read
+  said = run("--help", cwd=tmp_path, PYTHONPATH=str(installed)).stdout
+  assert {*re.findall(r"^  (\w+) +[A-Z]", said, re.M)} == SCRIPTS - {"benchmark"}
+
+
+@pytest.mark.parametrize("command", ["rerank", "grade", "view", "compare"])
+def test_the_light_install_suffices(command, tmp_path):
+  """Without the packages of [train], what works on files of scores works."""
+  write(tmp_path / "scored.jsonl", [{**each, "finished": True} for each in generated()])
+  output = {"rerank": "--output_dir", "compare": "--output_dir"}.get(command, "--output")
+  block = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); "
+  code = block + "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+  script = ROOT / "scripts" / f"{command}.py"
+  flags = [f"--input={tmp_path}/scored.jsonl", f"{output}={tmp_path}/out"]
+  done = subprocess.run(
+    [sys.executable, "-c", code, script, *flags],
+    capture_output=True,
+    text=True,
+    env=ENVIRONMENT,
+  )
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / "out").exists()
+
+
+def test_a_missing_package_names_its_extra():
+  """Whoever starts a command of an extra that he lacks is told, in one line, what installs it."""
+  code = "import sys; sys.modules['tensorflow_datasets'] = None; import runpy; del sys.argv[0]; "
+  code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+  script = ROOT / "scripts" / "split_problems.py"
+  command = [sys.executable, "-c", code, script, "--help"]
+  done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+  assert done.returncode == 1
+  assert done.stderr.strip().endswith("pip install 'prm_jax[train]'")
+  assert len(done.stderr.splitlines()) == 1
+
+
+def test_doctor_tells_what_is_missing_for_what(monkeypatch):
+  """Every extra of the installed project but the developers' has a line, with what it lacks."""
+  extras = {*importlib.metadata.metadata("prm_jax").get_all("Provides-Extra")}
+  assert extras - doctor.PURPOSES.keys() <= {"test", "reference", "docs"}
+  version = importlib.metadata.version
+
+  def lacking(name):
+    if name == "flax":
+      raise importlib.metadata.PackageNotFoundError(name)
+    return "0.0.1" if name == "optax" else version(name)
+
+  monkeypatch.setattr(importlib.metadata, "version", lacking)
+  said = doctor.report()
+  assert "ok       prm_jax" in said and "x cpu" in said
+  assert re.search(r"missing  \[train\] .*\n.*'prm_jax\[train\]' brings flax, optax 0.0.1 is", said)
+
+
+def test_bash_completes_commands_and_flags(tmp_path):
+  """In a real shell; and the flags are those of the script's help."""
+  scripts = {name: ROOT / "scripts" / f"{name}.py" for name in ("score", "serve", "rerank")}
+  file = tmp_path / "completion.sh"
+  file.write_text(completion.shell("bash", scripts))
+
+  def complete(*words):
+    at = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _prm_jax"
+    code = f"source {file}; {at}; echo ${{COMPREPLY[@]}}"
+    return subprocess.check_output(["bash", "-c", code], text=True).split()
+
+  assert complete("prm-jax", "s") == ["score", "serve"]
+  assert complete("prm-jax", "score", "--me") == ["--merge"]
+  assert "--hosts.coordinator_address" in complete("prm-jax", "score", "--h")
+  assert complete("prm-jax", "score", "file") == []  # bash completes names of files
+
+
+def test_the_door_finds_the_checkouts_scripts():
+  """In a checkout the commands are its own scripts, which may be changed."""
+  assert {*door.scripts().values()} == {*(ROOT / "scripts").glob("*.py")}
