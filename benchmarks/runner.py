@@ -11,6 +11,7 @@ where each row of a table is a dict from column name to value.
 import dataclasses
 import hashlib
 import json
+import math
 import multiprocessing
 import operator
 import os
@@ -31,6 +32,7 @@ from unittest import mock
 from prm_jax.runtime import storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOISE = 1.1  # a ratio that two runs on one machine may differ by
 SIGNS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, "=": operator.eq}
 
 
@@ -38,6 +40,7 @@ SIGNS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, "=": operator.e
 class Common:
   json: pathlib.Path | None = None  # file for every figure
   docs: pathlib.Path | None = None  # page; replaced is <!-- NAME: begin --> to <!-- NAME: end -->
+  against: pathlib.Path | None = None  # figures of an earlier run, to be compared
   quick: bool = False  # sizes so small that the figures mean nothing, to see that it works
 
   @property
@@ -125,6 +128,24 @@ def target(what: str, sign: str, bound: float, measured: float, note: str = "") 
   met = bool(SIGNS[sign](measured, bound))
   asked = f"{sign} {bound:g}"
   return {"target": what, "asked": asked, "measured": measured, "met": met, "note": note}
+
+
+def regressions(figures: dict, before: dict) -> list[dict]:
+  """A row for each target of both runs: how the figure changed, and whether that is for the worse.
+
+  A ratio within `NOISE` of 1 is called the same: it says nothing on a shared machine.
+  """
+  old = {each["target"]: each for each in before["targets"]}
+  rows = []
+  for now in figures["targets"]:
+    if not (then := old.get(now["target"])):
+      continue
+    ratio = now["measured"] / then["measured"] if then["measured"] else math.nan
+    gain = ratio if now["asked"].startswith(">") else 1 / ratio if ratio else math.inf
+    verdict = "worse" if gain < 1 / NOISE else "better" if gain > NOISE else "same"
+    row = {"target": now["target"], "before": then["measured"], "now": now["measured"]}
+    rows.append(row | {"now / before": ratio, "": verdict})
+  return rows
 
 
 def document(figures: dict) -> str:

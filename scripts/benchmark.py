@@ -13,19 +13,24 @@
   search       PRM-guided search over all problems at once, with caches                 8 minutes
   serving      scores over HTTP, beside score.py                                        2 minutes
   loading      time and memory of loading public weights                                1 minute
+  quickstart   scripts/quickstart.sh: seconds, memory, and what it reaches              6 minutes
+  all          every figure of the docs, on your machine                                4 hours
 
-Prints tables; --docs=PAGE puts them into a page too.  docs/benchmarks.md explains them.
+Prints tables; --docs=PAGE puts them into a page too.  --against=OLD.json shows what became worse
+since an earlier --json.  docs/benchmarks.md explains the figures.
 """
 
 from prm_jax.runtime import exits
 
 exits.on_signals()  # before what takes time to import
 
+import dataclasses
 import importlib
 import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -36,32 +41,88 @@ import tyro
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from benchmarks import runner
-from prm_jax.runtime import storage
+from prm_jax.runtime import json_lines, storage
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "generation")
-NAMES += ("search", "serving", "loading")
+NAMES += ("search", "serving", "loading", "quickstart")
+PAGE = runner.ROOT / "docs/benchmark_tables.md"
+# The sections of the page.
+EVERY = {
+  "quickstart": (),
+  "aggregation": (),
+  "reranking": (),
+  "tree": (),
+  "training": (),
+  "training_phase1": ("--rows_of=phase1", "--devices=1"),
+  "loading": (),
+  "generation_smollm2-135m": ("--model=models/smollm2-135m",),
+  "generation_qwen2.5-coder-0.5b": ("--model=models/qwen2.5-coder-0.5b",),
+  "search": (),
+  "serving": (),
+  "kernel": (),
+  "scaling": (),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+  """Runs every benchmark, and writes a page like docs/benchmark_tables.md with the figures."""
+
+  output_dir: pathlib.Path = pathlib.Path("runs/benchmarks")
+  source: pathlib.Path | None = None  # folder of PRM800K's files, for those that train on them
+  only: tuple[str, ...] = ()  # sections of the page; none: all
+  against: pathlib.Path | None = None  # output_dir of an earlier run, to be compared
+  quick: bool = False  # sizes so small that the figures mean nothing, to see that it works
 
 
 def main() -> None:
   name, arguments = (*sys.argv[1:2], "--help")[0], sys.argv[2:]
-  if name not in NAMES:
+  if name not in (*NAMES, "all"):
     print(__doc__)
     raise SystemExit(0 if name in ("-h", "--help") else f"benchmark.py: there is no {name}")
-  module = importlib.import_module(f"benchmarks.{name}")
+  module = importlib.import_module(f"benchmarks.{name}") if name != "all" else None
   args = tyro.cli(
-    getattr(module, "Args", runner.Common),
+    getattr(module, "Args", runner.Common) if module else Every,
     prog=f"benchmark.py {name}",
     args=arguments,
-    description=module.__doc__,
+    description=(module or Every).__doc__,
     use_underscores=True,
     config=(tyro.conf.FlagCreatePairsOff,),
   )
+  if not module:
+    return every(args)
   with storage.written_together() as output:
     run(name, module, args, output)
 
 
+def every(args: Every) -> None:
+  """Runs the benchmarks one after another; those whose figures are there already are kept."""
+  if unknown := {*args.only} - EVERY.keys():
+    raise ValueError(f"--only {min(unknown)}: the sections are {', '.join(EVERY)}")
+  args.output_dir.mkdir(parents=True, exist_ok=True)
+  page, failed = args.output_dir / "benchmarks.md", []
+  if not page.exists():
+    text = re.sub(r"(: begin -->).*?(<!-- )", r"\1\n\nNot run.\n\n\2", PAGE.read_text(), flags=re.S)
+    with storage.written(page) as file:
+      file.write(text)
+  for section in args.only or EVERY:
+    name, file = section.split("_")[0], args.output_dir / f"{section}.json"
+    command = [name, *EVERY[section], f"--json={file}", f"--docs={page}"]
+    command += [f"--source={args.source}"] if args.source and name in ("tree", "training") else []
+    command += [f"--against={args.against / file.name}"] if args.against else []
+    command += ["--quick"] if args.quick and name != "quickstart" else []
+    if not file.exists():
+      runner.say(f"benchmark.py {' '.join(command)}")
+      if subprocess.run([sys.executable, __file__, *command]).returncode:
+        failed.append(section)
+  print(f"-> {page}")
+  if failed:
+    raise RuntimeError(f"not measured, for the reasons above: {', '.join(failed)}")
+
+
 def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> None:
   """Measures, prints the tables, and writes what --json and --docs ask for."""
+  before = json_lines.document(args.against) if args.against else None
   file = output(args.json) if args.json else None  # fails here rather than at the end
   section = name + args.section
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
@@ -74,6 +135,9 @@ def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> No
   figures |= module.run(args)
   figures["seconds"] = time.perf_counter() - start
   figures["machine"]["load_at_end"] = os.getloadavg()[0]
+  if before:
+    about = {key: before["machine"][key] for key in ("processor", "date", "versions")}
+    figures["tables"][f"Against {about}"] = runner.regressions(figures, before)
   text = runner.document(figures)
   print(text)
   if args.json:

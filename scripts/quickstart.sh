@@ -6,8 +6,10 @@
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
-source scripts/environment.sh
-environment .venv '[train,tensorboard]'
+if [ -z "${python-}" ]; then # the benchmark gives its own
+  source scripts/environment.sh
+  environment .venv '[train,tensorboard]'
+fi
 seed=${1:-0}
 out=${2:-runs/quickstart-$seed}
 data=$out/data

@@ -14,7 +14,7 @@ import pytest
 import tiny
 from conftest import ROOT, completion, make_row, run_script, step
 
-from benchmarks import runner, scaling, training, tree
+from benchmarks import quickstart, runner, scaling, training, tree
 from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.types import StepTree
 
@@ -66,6 +66,52 @@ def test_reranking(tmp_path):
   figures, text = benchmark(tmp_path, "reranking")
   assert len(figures["targets"]) == 2 and "| 1,000 |" in text
   assert all(target["measured"] > 0 for target in figures["targets"])
+
+
+def test_all_of_them_fill_a_page(tmp_path):
+  """A section that was run is on the page; the others say that they were not; a second run keeps.
+
+  The sections of the page are those that are run.
+  """
+  marks = re.findall(r"<!-- ([\w.-]+): begin", (ROOT / "docs/benchmark_tables.md").read_text())
+  output, other = tmp_path / "all", tmp_path / "other"
+  flags = ("all", "--quick", "--only", "reranking")
+  done = run_script("benchmark.py", *flags, f"--output_dir={output}")
+  assert done.returncode == 0, done.stderr[-2000:]
+  page = (output / "benchmarks.md").read_text()
+  assert page.count("Not run.") == len(marks) - 1 and "| 1,000 |" in page
+  before = (output / "reranking.json").stat().st_mtime_ns
+  done = run_script("benchmark.py", *flags, "nonsense", f"--output_dir={output}")
+  assert done.returncode == 1 and all(mark in done.stderr for mark in marks)
+  done = run_script("benchmark.py", *flags, f"--output_dir={output}")
+  assert done.returncode == 0 and (output / "reranking.json").stat().st_mtime_ns == before
+  done = run_script("benchmark.py", *flags, f"--output_dir={other}", f"--against={output}")
+  assert done.returncode == 0 and "### Against" in done.stdout, done.stderr[-2000:]
+  failed = ("all", "--quick", "--only", "tree", f"--source={tmp_path}", f"--output_dir={output}")
+  done = run_script("benchmark.py", *failed)
+  assert done.returncode == 1 and done.stderr.strip().endswith("for the reasons above: tree")
+
+
+def test_a_figure_is_worse_by_its_targets_direction():
+  """Fewer seconds and more speed are better; what noise explains is the same; new targets wait."""
+  old = [runner.target("s", "<", 9, 4.0), runner.target("speed", ">=", 2, 4.0)]
+  now = [runner.target("s", "<", 9, 5.0), runner.target("speed", ">=", 2, 5.0)]
+  alike = [runner.target("s", "<", 9, 4.1), runner.target("new", ">=", 2, 5.0)]
+  of = lambda targets: [
+    row[""] for row in runner.regressions({"targets": targets}, {"targets": old})
+  ]
+  assert of(now) == ["worse", "better"] and of(alike) == ["same"]
+  zero = runner.regressions({"targets": [runner.target("s", "<", 9, 0.0)]}, {"targets": old})
+  assert zero[0][""] == "better"
+
+
+def test_the_quick_start_is_recorded(tmp_path):
+  """Each run adds a line to the history, and the table has them all."""
+  path = tmp_path / "history.csv"
+  line = dict.fromkeys((*quickstart.COLUMNS, *quickstart.FIGURES), "1")
+  assert quickstart.recorded(path, line) == [line]
+  assert quickstart.recorded(path, line | {"version": "2"}) == [line, line | {"version": "2"}]
+  assert len(path.read_text().splitlines()) == 3
 
 
 @pytest.mark.slow

@@ -1,0 +1,100 @@
+"""The quick start: seconds of each stage, memory of the largest process, and what it reaches.
+
+--history keeps a line for each run, so that versions of the project can be compared.
+"""
+
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+import prm_jax
+from benchmarks import runner
+from prm_jax.runtime import storage
+
+COLUMNS = ("version", "commit", "date", "processor", "python", "jax")
+FIGURES = ("seconds", "peak GB", "PRM at N = 1024, %", "ORM at N = 1024, %")
+
+
+@dataclasses.dataclass(frozen=True)
+class Args(runner.Common):
+  seed: int = 0
+  history: pathlib.Path | None = None  # a CSV file, to which a line is added
+
+
+def run(args: Args) -> dict:
+  if args.quick:
+    raise ValueError("the quick start is quick already: without --quick")
+  with tempfile.TemporaryDirectory() as directory:
+    stages = measure(args.seed, pathlib.Path(directory))
+    report = json.loads(pathlib.Path(directory, "report/report.json").read_text())
+  seconds = stages[-1]["at s"]
+  peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+  last = {name: 100 * report["curves"][name]["accuracy"][-1] for name in ("prm_product", "orm")}
+  figures = dict(zip(FIGURES, (seconds, peak, last["prm_product"], last["orm"])))
+  about = runner.machine()
+  commit = ["git", "describe", "--always", "--dirty"]
+  line = dict(
+    zip(
+      COLUMNS,
+      (
+        prm_jax.__version__,
+        subprocess.run(commit, capture_output=True, text=True, cwd=runner.ROOT).stdout.strip(),
+        about["date"],
+        f"{about['processor']}, {about['cores']} cores",
+        about["versions"]["python"],
+        about["versions"]["jax"],
+      ),
+    )
+  )
+  line |= {name: round(value, 2) for name, value in figures.items()}
+  return {
+    "targets": [
+      runner.target("quick start, s", "<", 600, seconds),
+      runner.target("memory of its largest process, GB", "<", 2, peak),
+    ],
+    "tables": {
+      "Stages": [
+        {"stage": a["stage"], "s": b["at s"] - a["at s"]} for a, b in itertools.pairwise(stages)
+      ],
+      "Versions": recorded(args.history, line),
+    },
+  }
+
+
+def measure(seed: int, directory: pathlib.Path) -> list[dict]:
+  """The stages that quickstart.sh announces, with the seconds at which each begins."""
+  command = ["bash", runner.ROOT / "scripts/quickstart.sh", str(seed), directory]
+  environment = os.environ | {"python": sys.executable}
+  start, stages = time.perf_counter(), []
+  with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    for text in process.stderr:
+      if found := re.match(r"\[ *\d+ s\] (.*)", text):
+        stages.append({"stage": found[1], "at s": time.perf_counter() - start})
+        runner.say(text.rstrip())
+  if process.returncode:
+    raise RuntimeError(f"quickstart.sh ended with {process.returncode}: {text}")
+  return stages
+
+
+def recorded(history: pathlib.Path | None, line: dict) -> list[dict]:
+  """The lines of the history, and the new one, which is added to it."""
+  lines = []
+  if history and history.exists():
+    with history.open(newline="") as file:
+      lines = list(csv.DictReader(file))
+  lines.append(line)
+  if history:
+    with storage.written(history) as file:
+      writer = csv.DictWriter(file, (*COLUMNS, *FIGURES))
+      writer.writeheader()
+      writer.writerows(lines)
+  return lines
