@@ -42,6 +42,7 @@ setuptools.setup(
   package_dir=INSIDE,
   entry_points={"console_scripts": ["prm-jax=prm_jax.__main__:run"]},
   package_data={
+    "prm_jax": ["py.typed"],
     "prm_jax.datasets": ["*/*.md", "*/*.tsv", "*/*.bib"],
     "prm_jax.evaluation": ["*.html", "page/*.html", "page/*.css", "page/*.js"],
     "prm_jax.experiments": ["*.html"],
@@ -77,6 +78,7 @@ setuptools.setup(
       "setuptools>=77",  # builds the wheel that is tested
       "pytest-xdist>=3.6",
       "hypothesis>=6.100",
+      "mypy>=1.19",
       "gguf>=0.17",
       "gcsfs>=2026.2",
       "ruff>=0.9",

@@ -1,13 +1,19 @@
 """Checks of the arguments that all estimators share: scores, labels and values of N."""
 
 from collections.abc import Sequence
+from typing import overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def as_array(x) -> np.ndarray | jax.Array | None:
+@overload
+def as_array(x: None) -> None: ...
+@overload
+def as_array(x: ArrayLike) -> np.ndarray | jax.Array: ...
+def as_array(x):
   """`x` if it is None or a JAX array, else as a numpy array."""
   return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
 

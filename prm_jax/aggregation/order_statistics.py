@@ -51,7 +51,7 @@ def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
   values, column = np.unique(n, return_inverse=True)
   dtype = jax.dtypes.canonicalize_dtype(np.float64)
   octave = np.floor(np.log2(np.maximum(values / REACH[dtype], 1)))
-  bands = []
+  bands: list[np.ndarray] = []
   for some in np.split(values, np.flatnonzero(np.diff(octave)) + 1):
     if bands and len(bands[-1]) + len(some) <= FEW:
       bands[-1] = np.concatenate([bands[-1], some])

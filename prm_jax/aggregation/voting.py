@@ -63,7 +63,7 @@ def majority_vote(
   answer_ids, correct, valid=None, n: Sequence[int] | None = None, weights=None, *, key=None,
   permutations: int | None = None, sizes=None, num_answers: int | None = None,
   combine: str = "sum", control=None,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:  # fmt: skip
   """Expected correctness of the answer with most votes among N candidates, and its error.
 
   N of a problem's M candidates are drawn uniformly without replacement.  The answer with the most
@@ -195,7 +195,7 @@ def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[
   cap = MAX_BLOCKS
   while cap > 1 and np.minimum(m // values, cap).sum() * num_answers > CELLS_PER_CANDIDATE * m:
     cap -= 1
-  groups = []  # blocks of the smallest N, all N
+  groups: list[tuple[int, list[int]]] = []  # blocks of the smallest N, all N
   for value in values.tolist():
     blocks = min(m // value, cap)
     full = groups and problems * blocks * len(groups[-1][1]) * num_answers > GROUP_CELLS

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import rewards
 from prm_jax.scoring.rater import Rater
@@ -123,7 +124,8 @@ class RewardFunction:
     self, solutions: Sequence[tuple[str, Sequence[str]]]
   ) -> list[np.ndarray | None]:
     """Class probabilities of each solution, or None."""
-    trees, out = {}, [None] * len(solutions)
+    trees: dict[int, TokenTree] = {}
+    out: list[np.ndarray | None] = [None] * len(solutions)
     for i, (problem, steps) in enumerate(solutions):
       with contextlib.suppress(ValueError):
         if steps:
