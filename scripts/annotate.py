@@ -140,8 +140,9 @@ def by_rollouts(args: Args) -> list[str]:
     given["balanced"] = args.balanced
     given |= dataclasses.asdict(args.sampling) | dataclasses.asdict(args.limits)
     make, separator = args.maker(engine.tokenizer), prompts.SEPARATORS[args.steps]
+    at_once = 8 * (args.concurrency if args.url else args.batch)  # few slots wait at a round's end
     annotator = rollouts.Annotator(
-      engine, make, args.sampling, args.limits, separator, grader, s, args.seed, given
+      engine, make, args.sampling, args.limits, separator, grader, s, args.seed, given, at_once
     )
     facts = run_facts(args, engine, given | {"prompt": make(problems[0].text, 0).text})
     own = range(jax.process_index(), len(problems), jax.process_count())

@@ -26,6 +26,7 @@ from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.places import power_of_two
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
+from prm_jax.runtime import compiler_options
 from prm_jax.training import checkpoint as checkpoint_lib
 
 PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
@@ -57,6 +58,7 @@ class Sampler:
   mesh: jax.sharding.Mesh
   batch: int = 64  # slots
   step: int | None = None  # of the checkpoint; None: of a public model
+  tpu: config_lib.Tpu = config_lib.Tpu()
 
   @classmethod
   def of(
@@ -225,9 +227,11 @@ class Sampler:
 
   @functools.cached_property
   def _step(self):
-    c = self.config
+    c, options = self.config, compiler_options.of(self.tpu, self.mesh.devices.flat[0])
 
-    @functools.partial(jax.jit, donate_argnums=1, static_argnames="sampling")
+    @functools.partial(
+      jax.jit, donate_argnums=1, static_argnames="sampling", compiler_options=options
+    )
     def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
       state = dict(state)
       numbers = jax.vmap(uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])

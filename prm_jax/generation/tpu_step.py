@@ -13,7 +13,7 @@ from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import progress
+from prm_jax.runtime import compiler_options, progress
 from prm_jax.tpu import compilation, cost_model, hlo
 
 SAMPLES = 8  # of a prompt: so many slots share a context
@@ -34,7 +34,7 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   with progress.waiting(f"describing {job.topology}"):
     mesh = sharding_lib.make_mesh(c.mesh, job.devices())
   params = decoder.abstract_params(model, vocab_size, 2, mesh)
-  engine = Sampler({}, model, None, frozenset(), mesh, B)
+  engine = Sampler({}, model, None, frozenset(), mesh, B, tpu=c.tpu)
   G, start = min(-(-B // SAMPLES) + 2, B), time.perf_counter()
   with jax.set_mesh(mesh), progress.waiting(f"compiling it for {mesh.size} chips"):
     weights = _described(functools.partial(cached_decoder.prepare, c=model), params)
@@ -56,6 +56,7 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
     "topology": job.topology,
     "chips": mesh.size,
     "mesh": dict(mesh.shape),
+    "compiler_options": compiler_options.of(c.tpu, mesh.devices.flat[0]),
     "parameters": sum(x.size for x in jax.tree.leaves(params)),
     "slots": B,
     "context": C,

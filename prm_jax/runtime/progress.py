@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import tqdm
 
 SECONDS = 20  # from one line to the next; work that takes less prints none
-LINE = "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%), {rate_fmt}, {remaining} left"
+LINE = (
+  "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%), {rate_fmt}, {remaining} left{postfix}"
+)
 
 
 class Progress(tqdm.tqdm):
@@ -18,7 +20,7 @@ class Progress(tqdm.tqdm):
   def __init__(self, *args, **options):
     if not sys.stderr.isatty():
       options |= {"file": _Lines(), "bar_format": LINE, "leave": False}
-      options |= {"mininterval": SECONDS, "delay": SECONDS, "miniters": 1}
+      options |= {"mininterval": SECONDS, "delay": SECONDS, "miniters": 0}
     super().__init__(*args, **options)
 
   def reach(self, done: float) -> None:

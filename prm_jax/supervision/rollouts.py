@@ -23,7 +23,6 @@ from prm_jax.supervision import rollout_labels
 from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solution, Steps, wanted
 
 ROUND = 4  # rollouts of a step at a time, where fewer than all may be enough
-AT_ONCE = 2048  # rollouts that the problems under way ask for together, at least
 
 
 class Line(msgspec.Struct):
@@ -112,6 +111,7 @@ class Annotator:
   s: Settings
   seed: int
   about: dict[str, Any]  # for the provenance
+  at_once: int = 512  # rollouts of a round, at least; a problem is kept when a round has ended
 
   def run(self, problems: Sequence[Problem], own: Sequence[int], journal: Journal) -> None:
     """Labels the problems of these indices that are not in the journal yet; shows progress."""
@@ -122,7 +122,7 @@ class Annotator:
     ) as bar:
       made = collections.Counter()
       while waiting or asked:
-        while waiting and self.per_round * sum(map(len, asked.values())) < AT_ONCE:
+        while waiting and self.per_round * sum(map(len, asked.values())) < self.at_once:
           i = waiting.popleft()
           asked[i] = wanted(problems[i], self.s)
         by_size = collections.defaultdict(list)  # the last round of a step may be a smaller one
