@@ -23,7 +23,7 @@ TRAIN = [
   "grain>=0.2.18",
   "array_record>=0.8.6",
   "tensorflow-datasets>=4.9.10",
-  "importlib_resources",
+  "importlib_resources>=6.4",
   "sentencepiece>=0.2.3",
   "tokenizers>=0.22",
   "safetensors>=0.8",

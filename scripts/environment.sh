@@ -28,7 +28,15 @@ environment() {
   "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip
   case $extras in *reference*) install_torch ;; esac
   # setuptools warns about editable installs, which this one is on purpose
-  PYTHONWARNINGS=ignore "$python" -m pip install --quiet --editable ".$extras"
+  export PYTHONWARNINGS=ignore
+  if [ "$directory" = .venv-oldest ]; then # pip has no such choice
+    "$python" -m pip install --quiet uv
+    "$python" -m uv pip install --quiet --python="$python" --resolution=lowest-direct \
+      --editable ".$extras"
+  else
+    "$python" -m pip install --quiet --editable ".$extras"
+  fi
+  unset PYTHONWARNINGS
   case $extras in *reference*) install_tunix ;; esac
   echo "$wanted" > "$stamp"
 }

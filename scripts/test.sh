@@ -5,6 +5,7 @@
 #   bash scripts/test.sh -m slow              what takes longer than the suite allows
 #   bash scripts/test.sh --reference          what needs torch and transformers, or Apache Beam: in
 #                                             .venv-reference and .venv-beam, as Beam caps protobuf
+#   bash scripts/test.sh --oldest             all with the oldest versions that setup.py allows
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -18,6 +19,11 @@ if [ "${1-}" = --reference ]; then
     "$python" -m pytest -m "$mark and not slow" --no_skips -rs "$@" || status=$?
   done
   exit $status
+fi
+if [ "${1-}" = --oldest ]; then
+  shift
+  environment .venv-oldest '[test]'
+  exec "$python" -m pytest -m "not slow" --numprocesses=2 --dist=worksteal "$@"
 fi
 environment .venv-test '[test]'
 "$python" -m ruff check .
