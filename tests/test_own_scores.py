@@ -178,7 +178,8 @@ def test_a_bundle_has_the_columns_that_were_named(tmp_path, form):
   paths = [write(tmp_path / "a.jsonl", given)]
   if form == "two files":
     write(paths[0], renamed(records, logit=None))
-    paths.append(write(tmp_path / "b.jsonl", renamed(records, rating_probs=None)))
+    alone = [{"logit": record["logit"]} for record in records]  # lines of scores and nothing else
+    paths.append(write(tmp_path / "b.jsonl", alone))
   samples = read_scored_samples(paths, scores=["logit", "orm_score"])
   bundle = bundled(samples, tmp_path / "bundle")
   again = read_scored_samples([bundle])
@@ -322,6 +323,10 @@ def test_numbers_that_nothing_uses(tmp_path, form):
   samples = read_scored_samples([path], scores=["judge"])
   assert unused_numbers([path], samples) == ["my_rm"]
   assert unused_numbers([bundled(samples, tmp_path / "b")], samples) == []
+  if form is list:  # a second file may have scores alone
+    scores = write(tmp_path / "c.jsonl", [{"rm_b": r["judge"] / 7} for r in records])
+    both = [path, scores]
+    assert unused_numbers(both, read_scored_samples(both)) == ["my_rm", "judge", "rm_b"]
   write(path, form(renamed(records, rating_probs=None, orm_score="score", judge=None)))
   expected = ["score", "my_rm", "prm_score"] if form is list else ["my_rm", "prm_score"]
   assert unused_numbers([path], read_scored_samples([path])) == expected

@@ -102,7 +102,8 @@ def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> 
           record = json_lines.parse(file.readline(json_lines.MAX_LINE_BYTES), f"line {line}")
           if index >= 0:
             record = _samples(record, path, line, "score" not in samples.score_names)[index]
-          if record["problem"] != samples.problems[slots[i][0]]:
+          problem = samples.problems[slots[i][0]]
+          if record.get("problem", problem) != problem:  # one of several files may have none
             raise ValueError(f"line {line}: another problem")
           records[i] |= record
     except (OSError, ValueError, LookupError, *json_lines.BROKEN_GZIP) as error:
@@ -162,19 +163,21 @@ def _samples(
 def unused_numbers(paths: Sequence[pathlib.Path], samples: ScoredSamples) -> list[str]:
   """Keys of numbers by which no method ranks, and which may be scores; of a bundle none.
 
-  They are looked for on the first candidates of each file.  A number that is the same for all
-  candidates of a problem says nothing of one of them; `BOOKKEEPING` is not meant as a score.
+  They are looked for on the first candidates.  A number that is the same for all candidates of a
+  problem says nothing of one of them; `BOOKKEEPING` is not meant as a score.
   """
+  if is_bundle(paths[0]):
+    return []
   used = {*Candidate.__struct_fields__, *BOOKKEEPING, *samples.score_names}
   used -= {"prm_score"} if samples.step_probs is None else set()
   found, seen = collections.defaultdict(set), collections.Counter()
-  for path in () if is_bundle(paths[0]) else paths:
-    for places, record in itertools.islice(candidates(path, progress=False), LOOKED_AT):
-      problem = record.get("unique_id") or record["problem"]
-      seen[path, problem] += 1
-      for key, value in record.items():
-        of_sample = key == "score" and places[1] >= 0  # its orm_score
-        if is_number(value) and key not in used and not of_sample and not key.endswith("_std"):
-          found[key].add((problem, value))
-  alone = max(seen.values(), default=1) == 1
+  merged = _merged(paths, False, "score" not in samples.score_names)
+  for _, record in itertools.islice(merged, LOOKED_AT):
+    problem = record.get("unique_id") or record["problem"]
+    seen[problem] += 1
+    for key, value in record.items():
+      bare = key == "score" and value == record.get("orm_score")
+      if is_number(value) and key not in used and not bare and not key.endswith("_std"):
+        found[key].add((problem, value))
+  alone = max(seen.values()) == 1
   return [key for key, pairs in found.items() if alone or len(pairs) > len(dict(pairs))]
