@@ -25,6 +25,7 @@ import jinja2
 from prm_jax import config as config_lib
 from prm_jax.evaluation import page, scored_samples
 from prm_jax.evaluation.answers import grading
+from prm_jax.evaluation.figure_files import Vector, encoded
 from prm_jax.experiments import comparison, figures
 from prm_jax.runtime import command_line, storage
 
@@ -40,6 +41,7 @@ class Args(config_lib.Checked):
   reduction: Literal["product", "min", "mean", "last", "soft_min"] = "product"  # of steps
   n: tuple[config_lib.Count, ...] = ()  # none: powers of two, and all candidates
   seed: config_lib.Whole = 0
+  figures: tuple[Vector, ...] = ()  # comparison.png as .pdf, .svg too
   title: str = "Which solution to choose?"
 
 
@@ -52,15 +54,19 @@ def main() -> None:
   found = comparison.compare(of, args.n, args.seed)
   found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scored.items()}}
   found |= {"reduction": args.reduction, "process_bench": steps}
-  tables, png = comparison.tables(found), figures.draw(comparison.panels(found))
+  tables, figure = comparison.tables(found), figures.draw(comparison.panels(found))
+  png = encoded(figure)
   with storage.written_together() as output:
     output(args.output_dir / "comparison.json").write(json.dumps(found, indent=1) + "\n")
     output(args.output_dir / "comparison.png", "wb").write(png)
     output(args.output_dir / "comparison.html").write(
       rendered(args, of, found, tables, png, scored)
     )
+    for kind in dict.fromkeys(args.figures):
+      output(args.output_dir / f"comparison.{kind}", "wb").write(encoded(figure, kind))
   print("\n".join(line for table in tables for line in [*table.lines(), ""]))
-  print(f"-> {args.output_dir}/comparison.json, .png, .html")
+  ends = ", ".join([".png", ".html", *(f".{kind}" for kind in dict.fromkeys(args.figures))])
+  print(f"-> {args.output_dir}/comparison.json, {ends}")
 
 
 def named(flag: str, given: tuple[str, ...]) -> dict[str, pathlib.Path]:

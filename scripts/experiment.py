@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from prm_jax.evaluation.figure_files import Vector
 from prm_jax.runtime import command_line
 
 OWN_DATA = ("alternatives", "search", "rollouts")  # that of the quick start
@@ -58,6 +59,7 @@ class Args:
   base: str = ""  # public model or work directory that every model starts from
   domains: tuple[str, ...] = ()  # of ood: NAME=FILE of candidates
   from_json: pathlib.Path | None = None  # only draw these results again
+  figures: tuple[Vector, ...] = ()  # NAME.png as NAME.pdf, NAME.svg too
 
 
 def main() -> None:
@@ -65,17 +67,17 @@ def main() -> None:
   from prm_jax.experiments import jobs, report
 
   if args.from_json:
-    lines = report.draw(args.from_json, args.output_dir, args.name)
+    lines = report.draw(args.from_json, args.output_dir, args.name, args.figures)
   else:
     plan = planned(args)
     jobs.run(args.name, plan, args.output_dir, plan.workers)
     scale = str(args.plan or args.scale)
-    lines = report.write(
-      report.gather(args.name, scale, args.output_dir, plan.seeds), args.output_dir
-    )
+    results = report.gather(args.name, scale, args.output_dir, plan.seeds)
+    lines = report.write(results, args.output_dir, args.figures)
   print("\n".join(lines))
-  written = ".png, .html" if args.from_json else ".json, .png, .html"
-  print(f"-> {args.output_dir / args.name}{written}")
+  ends = [".json"] * (not args.from_json) + [".png", ".html"]
+  ends += [f".{kind}" for kind in dict.fromkeys(args.figures)]
+  print(f"-> {args.output_dir / args.name}{', '.join(ends)}")
 
 
 def planned(args: Args):

@@ -1,10 +1,11 @@
 """Best-of-N curves from scored candidate solutions.
 
   python scripts/rerank.py --input scored.jsonl --output_dir report
+  python scripts/rerank.py --input mine.jsonl --output_dir report --score my_rm --label "My RM"
 
 Reads files in the form of OpenAI's scored-test-samples.jsonl or of one problem a line with its
 samples, plain or .gz, and bundles of --write_bundle; prints a table and writes report.json,
-best_of_n.png and report.html.
+best_of_n.png and report.html.  --score ranks by any number of each candidate (docs/reranking.md).
 """
 
 from prm_jax.runtime import exits
@@ -13,12 +14,14 @@ exits.on_signals()  # before what takes time to import
 
 import dataclasses
 import pathlib
+import shlex
 import sys
 from typing import Literal
 
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation import reranking, sample_arrays, scored_samples
 from prm_jax.evaluation.answers import grading
+from prm_jax.evaluation.figure_files import Vector
 from prm_jax.runtime import command_line, storage
 
 
@@ -32,26 +35,31 @@ class Args(reranking.Options):
   format: Literal["table", "json", "csv"] = "table"
   """What standard output gets. json: the content of report.json; csv: every curve, difference and
   group, a row for each N."""
+  figures: tuple[Vector, ...] = ()
+  """best_of_n.png as best_of_n.pdf, best_of_n.svg too."""
   write_bundle: pathlib.Path | None = None
   """A file for the scores that were read, which --input reads again at once."""
 
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  paths = [args.output_dir / name for name in report_files.FILES]
+  paths = [args.output_dir / name for name in report_files.file_names(args.figures)]
   paths += [args.write_bundle] * bool(args.write_bundle)
   check_paths([*args.input, *paths])
   with grading.Grader(cache=grading.CACHE) as grader:
     join = grader.classes if args.votes == "value" else None
-    samples = scored_samples.read_scored_samples(args.input, progress=True, join=join)
+    samples = scored_samples.read_scored_samples(
+      args.input, progress=True, join=join, scores=args.score
+    )
+  warn_of_unused(args, samples)
   with storage.written_together() as output:
     files = [output(path, "wb") for path in paths]  # fails here rather than at the end
     if args.write_bundle:
       sample_arrays.write_bundle(samples, files[-1])
     report, scores = reranking.rerank(samples, args, progress=True)
-    problems, notices = report_files.solutions(samples, scores, args.neutral)
+    problems, notices = report_files.solutions(samples, scores, report)
     report["notices"] += notices
-    contents = report_files.contents(report, problems)
+    contents = report_files.contents(report, problems, args.figures)
     for file, data in zip(files, contents.values()):
       file.write(data)
   if args.format == "table":
@@ -63,6 +71,17 @@ def main() -> None:
   log = sys.stdout if args.format == "table" else sys.stderr
   for path in paths:
     print(report_files.printable(str(path)), file=log)
+
+
+def warn_of_unused(args: Args, samples: sample_arrays.ScoredSamples) -> None:
+  """One line about numbers that may be scores, if nobody has said what to rank by."""
+  if args.score or args.methods:
+    return
+  if unused := scored_samples.unused_numbers(args.input, samples):
+    one = f"--score {shlex.quote(unused[0])}"
+    line = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {one}"
+    line = f"{exits.script()}: {line}"
+    print(report_files.printable(line), file=sys.stderr)
 
 
 def check_paths(paths: list[pathlib.Path]) -> None:

@@ -4,9 +4,9 @@
   python scripts/view.py --input=scored.jsonl --labels=process_bench/gsm8k.jsonl --output=page.html
 
 Input: candidates as score.py or grade.py write them, or as rerank.py reads them; without
-`rating_probs` the solutions are shown without probabilities.  --labels names labelled steps of the
-same solutions (ProcessBench's lines, PRM800K's, or `problem`, `steps`, `labels`), which stand
-beside the model's probabilities.  OUTPUT is one file that needs no network.
+`rating_probs` or `step_scores` the solutions are shown without probabilities.  --labels names
+labelled steps of the same solutions (ProcessBench's lines, PRM800K's, or `problem`, `steps`,
+`labels`), which stand beside the model's probabilities.  OUTPUT is one file that needs no network.
 """
 
 from prm_jax.runtime import exits

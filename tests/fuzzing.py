@@ -185,7 +185,7 @@ def scored(folder, base, draw):
     assert samples.step_probs.tolist() == probs
   if draw.random() < 0.02:
     made, scores = reranking.rerank(samples, reranking.Options(**scored_files.QUICK))
-    report.contents(made, report.solutions(samples, scores, "positive")[0])
+    report.contents(made, report.solutions(samples, scores, made)[0])
 
 
 def bundle(folder, base, draw):
@@ -225,7 +225,7 @@ def bundle(folder, base, draw):
   made, scores = reranking.rerank(
     samples, reranking.Options(**scored_files.QUICK, methods=("random",))
   )
-  report.contents(made, report.solutions(samples, scores, "positive")[0])
+  report.contents(made, report.solutions(samples, scores, made)[0])
 
 
 NUMBERS = ["0", "1", "-1", "1e9", "1e400", "inf", "nan", "-inf", "0.5", "1000000000000", "", "x"]

@@ -156,7 +156,7 @@ def shown_on(page):
 def written(samples, directory, n=(), **options):
   """The report, and the paths of its three files."""
   report, scores = ranked(samples, n, **options)
-  problems, notices = report_files.solutions(samples, scores, options.get("neutral", "positive"))
+  problems, notices = report_files.solutions(samples, scores, report)
   report["notices"] += notices
   paths = []
   directory.mkdir(exist_ok=True)

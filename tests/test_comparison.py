@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from prm_jax.evaluation.scored_samples import SCORES
+from prm_jax.evaluation.candidate_table import SCORES
 from prm_jax.experiments import comparison
 from prm_jax.runtime.json_lines import BadLine
 
@@ -162,7 +162,8 @@ def test_compare_py_writes_all_and_other_candidates_are_refused(
   run(monkeypatch, "evaluate.py", f"--input={judged}", "--benchmark=process_bench",
       f"--output={tmp_path / 'judged.json'}")  # fmt: skip
   run(monkeypatch, "compare.py", f"--input={graded}", f"--output_dir={tmp_path}", "--scores",
-      *scores, f"--process_bench=people={tmp_path / 'judged.json'}")  # fmt: skip
+      *scores, f"--process_bench=people={tmp_path / 'judged.json'}",
+      "--figures", "svg", "pdf")  # fmt: skip
   shown = capsys.readouterr().out
   assert "vote by people/4" in shown
   assert re.search(r"ProcessBench.*\n +gsm8k +math +mean\n +people +80\.0 .* +0\.0 ", shown)
@@ -171,6 +172,9 @@ def test_compare_py_writes_all_and_other_candidates_are_refused(
   assert found["missing"] == sum(not line["finished"] for line in lines())
   assert found["methods"]["people"]["calibration"]["error"] < 1
   assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+  assert (tmp_path / "comparison.pdf").read_bytes().startswith(b"%PDF")
+  assert "vote by people</text>" in (tmp_path / "comparison.svg").read_text()
+  assert "comparison.json, .png, .html, .svg, .pdf" in shown
   assert "What a doubling of the labels adds" in (tmp_path / "comparison.html").read_text()
   other = write(tmp_path / "other.jsonl", scored(lines(1), 0, 1.0))
   with pytest.raises(BadLine, match=r"other\.jsonl: not the candidates of .*graded\.jsonl"):

@@ -147,8 +147,9 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   shutil.rmtree(tmp_path / name)
   (tmp_path / f"{name}.png").unlink()
   elsewhere = tmp_path / "elsewhere"
-  assert report.draw(tmp_path / f"{name}.json", elsewhere, name) == lines
+  assert report.draw(tmp_path / f"{name}.json", elsewhere, name, ["svg"]) == lines
   assert (elsewhere / f"{name}.png").read_bytes() == first["png"]
+  assert "</text>" in (elsewhere / f"{name}.svg").read_text()
   assert (elsewhere / f"{name}.html").read_bytes() == first["html"]
 
 

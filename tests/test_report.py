@@ -104,6 +104,44 @@ def test_command_line(tmp_path):
   assert str(out / "report.html") in done.stderr
 
 
+def test_command_line_of_own_scores(tmp_path):
+  """One line on standard error says how to rank by a number that has no use; the flag does it."""
+  records = [r | {"my_rm": i / 7} for i, r in enumerate(generated())]
+  path, out = write(tmp_path / "scored.jsonl", records), tmp_path / "out"
+  warning = "warning: no method uses the numbers my_rm; to rank by one: --score my_rm\n"
+  done = run(f"--input={path}", f"--output_dir={out}", "--format=csv")
+  assert done.returncode == 0, done.stderr
+  assert f"rerank.py: {warning}" in done.stderr and "my_rm" not in done.stdout
+  plain = (out / "best_of_n.png").read_bytes()
+  flags = ("--score=my_rm", "--label=My RM", "--figures", "svg", "pdf", "svg")
+  done = run(f"--input={path}", f"--output_dir={out}", *flags)
+  assert done.returncode == 0, done.stderr
+  assert "warning" not in done.stderr and re.search(r"\nmy_rm - majority +\S", done.stdout)
+  assert f"{out}/best_of_n.svg\n{out}/best_of_n.pdf\n" in done.stdout
+  assert "My RM" in (out / "report.html").read_text()
+  assert "My RM</text>" in (out / "best_of_n.svg").read_text()
+  done = run(f"--input={path}", f"--output_dir={out}", "--methods=majority", "--format=csv")
+  assert "warning" not in done.stderr
+  done = run(f"--input={path}", f"--output_dir={out}", "--score=my_mr")
+  place = f"rerank.py: {path}:1: "
+  assert f'{place}no "my_mr", which --score names; the nearest key with a number' in done.stderr
+  done = run(f"--input={path}", f"--output_dir={out}", "--format=csv", "--figures=svg")
+  assert done.returncode == 0 and (out / "best_of_n.png").read_bytes() == plain
+
+
+def test_figures_for_papers(tmp_path):
+  """PDF embeds TrueType fonts, SVG has text; a figure that is drawn again gives the same bytes."""
+  report, _ = ranked(samples_of(tmp_path / "a.jsonl", generated()), methods=["orm", "majority"])
+  figure = report_lib.draw_curves(report)
+  png = report_lib.encoded(figure)
+  pdf, svg = (report_lib.encoded(figure, kind) for kind in ("pdf", "svg"))
+  assert pdf.startswith(b"%PDF") and b"/FontFile2" in pdf and b"/Type3" not in pdf
+  assert b"Majority voting</text>" in svg and b"image" not in svg.split(b"</metadata>")[1]
+  again = report_lib.draw_curves(report)
+  for kind, data in (("png", png), ("pdf", pdf), ("svg", svg)):
+    assert report_lib.encoded(again, kind) == data
+
+
 def test_command_line_errors(tmp_path):
   """Bad input ends with a message and a non-zero status, without a traceback or a report."""
   path = write(tmp_path / "scored.jsonl", [rated(), "{"])

@@ -132,7 +132,7 @@ def test_report_schema(tmp_path):
   assert paths[1].read_bytes().startswith(b"\x89PNG")
   stored = json.loads(paths[0].read_text(), parse_constant=pytest.fail)
   assert (stored["problems"], stored["samples"], stored["n"]) == (6, 24, [1, 2, 4])
-  assert tuple(stored["curves"]) == methods_lib.STANDARD
+  assert list(stored["curves"]) == methods_lib.standard()
   for curve in stored["curves"].values():
     for low, middle, high in zip(curve["low"], curve["accuracy"], curve["high"], strict=True):
       assert 0 <= low <= middle + 1e-9 <= high + 2e-9 <= 1 + 4e-9
@@ -284,8 +284,9 @@ def test_more_methods_than_styles(tmp_path):
 def test_every_n(tmp_path):
   """--n all gives exact curves at every N and only the votes named; tables show some N."""
   samples = samples_of(tmp_path / "scored.jsonl", generated(5, 50))
-  chosen, (notice,) = methods_lib.choose(samples, [], every_n=True)
-  assert set(chosen) == set(methods_lib.STANDARD) - set(methods_lib.VOTES)
+  scores = methods_lib.solution_scores(samples)
+  chosen, (notice,) = methods_lib.choose(samples, scores, [], every_n=True)
+  assert [*chosen] == [*methods_lib.RANKED, "oracle", "random"]
   assert "name them in --methods" in notice
   methods = ["orm", "majority"]
   report, paths = written(samples, tmp_path, n=["all"], methods=methods)
@@ -376,7 +377,7 @@ def test_scores_that_are_equal_on_paper_tie(tmp_path, order):
 
 def test_many_empty_slots_are_refused(tmp_path, monkeypatch):
   """A table of mostly nothing, as of one problem with very many candidates, is not allocated."""
-  monkeypatch.setattr("prm_jax.evaluation.scored_samples.MAX_SLOTS", 100)
+  monkeypatch.setattr("prm_jax.evaluation.candidate_table.MAX_SLOTS", 100)
   records = [rated(f"P{i}") for i in range(30)] + [rated("Q")] * 15
   with pytest.raises(ValueError, match=r"a.jsonl: 31 problems with up to 15 candidates, but 45 in"):
     samples_of(tmp_path / "a.jsonl", records)

@@ -1,6 +1,7 @@
 """The methods that rerank candidates: their names, what each needs, and how often each is right."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -20,70 +21,155 @@ RANKED = {
   f"prm_{how}": _REDUCTION_LABELS.get(how, f"PRM, {how.replace('_', ' ')}")
   for how in agg.REDUCTIONS
 } | {"orm": "ORM"}
-VOTES = (
-  {"majority": "Majority voting"}
-  | {f"weighted_{name}": f"{label}-weighted voting" for name, label in RANKED.items()}
-  | {f"weighted_mean_{name}": f"Voting by mean {label}" for name, label in RANKED.items()}
-)
-LABELS = (
-  RANKED
-  | VOTES
-  | {"oracle": "Oracle (any right)", "random": "Random pick", "all_correct": "All N right"}
-)
-# Without --methods: those of these that the file allows.
-STANDARD = (*RANKED, "majority", "weighted_prm_product", "weighted_orm", "oracle", "random")
+OF_STEPS = frozenset(RANKED) - {"orm"}
+VOTE_WEIGHTS = {  # log weight of a vote, by score
+  "sigmoid": lambda score: -np.logaddexp(0, -score),
+  "softmax": lambda score: score,
+}
+LOGITS = "for logits there are --vote_weight=sigmoid and softmax"
 # Exact majority voting takes a millisecond or so for each problem and N, more for large pools.
 EXACT_VOTES, EXACT_POOL = 20_000, 100_000
 
 
-def choose(samples: ScoredSamples, names: Sequence[str], every_n: bool) -> tuple[list, list[str]]:
+class Method(NamedTuple):
+  """A way to pick one of the candidates that are drawn."""
+
+  label: str  # in figures and pages
+  score: str = ""  # that it ranks by, or weighs votes with
+  combine: Literal["", "sum", "mean"] = ""  # of a vote: how the weights of an answer join
+
+
+def catalogue(own: Mapping[str, str] = {}) -> dict[str, Method]:
+  """All methods by name, with those of a user's own scores, whose labels are given by name."""
+  ranked = RANKED | own
+  votes = {"majority": Method("Majority voting", combine="sum")}
+  for name, label in ranked.items():
+    votes[f"weighted_{name}"] = Method(f"{label}-weighted voting", name, "sum")
+  for name, label in ranked.items():
+    votes[f"weighted_mean_{name}"] = Method(f"Voting by mean {label}", name, "mean")
+  others = {"oracle": "Oracle (any right)", "random": "Random pick", "all_correct": "All N right"}
+  return (
+    {name: Method(label, name) for name, label in ranked.items()}
+    | votes
+    | {name: Method(label, name) for name, label in others.items()}
+  )
+
+
+def standard(own: Iterable[str] = ()) -> list[str]:
+  """The methods without --methods, as far as the file allows them."""
+  votes = ["majority", *(f"weighted_{name}" for name in ("prm_product", "orm", *own))]
+  return [*RANKED, *own, *votes, "oracle", "random"]
+
+
+class Own(NamedTuple):
+  """A score of the user's own."""
+
+  column: str
+  label: str
+
+
+def own_scores(
+  samples: ScoredSamples, names: Sequence[str] = (), labels: Sequence[str] = ()
+) -> dict[str, Own]:
+  """A user's own scores, by the name of the method that ranks by each.
+
+  That is the column's name, with `score_` before it where a method has that name already.
+
+  Args:
+    names: of the columns to rank by; none: all that the samples have.
+    labels: one for each; none: the names.
+
+  Raises:
+    ValueError: the samples lack a column, or the labels are not one for each, all different.
+  """
+  names = tuple(names) or samples.score_names
+  if lacking := [name for name in names if name not in samples.score_names]:
+    there = ", ".join(samples.score_names) or "none"
+    raise ValueError(
+      f"--score {lacking[0]}: not among the columns that were read ({there}); a bundle has those "
+      "that --score named when it was written"
+    )
+  labels = tuple(labels) or names
+  if len(labels) != len(names) or len({*labels}) < len(labels) or len({*names}) < len(names):
+    raise ValueError(
+      f"--score {' '.join(names)} --label {' '.join(map(repr, labels))}: expected different "
+      "columns and as many different labels"
+    )
+  own: dict[str, Own] = {}
+  for each in map(Own, names, labels):
+    taken, name = catalogue(dict.fromkeys(own, "")), each.column
+    while taken.keys() & {name, f"weighted_{name}", f"weighted_mean_{name}"}:
+      name = f"score_{name}"
+    own[name] = each
+  return own
+
+
+def choose(
+  samples: ScoredSamples,
+  scores: Mapping[str, np.ndarray],
+  names: Sequence[str],
+  every_n: bool,
+  own: Mapping[str, Own] = {},
+  vote_weight: str = "plain",
+) -> tuple[dict[str, Method], list[str]]:
   """The methods to compute, and notices about those left out.
 
   Args:
-    names: methods asked for; none: those of `STANDARD` that the samples allow.
+    scores: of `solution_scores`.
+    names: methods asked for; none: those of `standard` that the samples allow.
     every_n: curves at every N, where votes are computed only if asked for: they take long.
+    own: of `own_scores`.
+    vote_weight: as of `solve`.
 
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
   """
-  missing = {name: reason for name in LABELS if (reason := _lacking(name, samples))}
-  there = [name for name in LABELS if name not in missing]
+  methods = catalogue({name: each.label for name, each in own.items()})
+  reasons = {name: _lacking(each, samples, scores, vote_weight) for name, each in methods.items()}
+  there = [name for name, reason in reasons.items() if not reason]
   for name in names:
     if name not in there:
-      reason = missing.get(name, "unknown")
+      reason = reasons.get(name, "unknown")
       raise ValueError(f"--methods {name}: {reason}; there are {', '.join(there)}")
   if names:
-    return list(dict.fromkeys(names)), []
+    return {name: methods[name] for name in names}, []
   notices = []
-  if "negative" in missing.get("weighted_orm", ""):
-    notices.append("some orm_score is negative: no weighted vote by it")
-  left_out = VOTES if every_n else {}
-  if any(name in left_out for name in there):
+  negative = [name for name in ("orm", *own) if "negative" in (reasons[f"weighted_{name}"] or "")]
+  if negative:
+    columns = [own[name].column if name in own else "orm_score" for name in negative]
+    some = " and some ".join(columns)
+    notices.append(f"some {some} is negative: no weighted vote by it; {LOGITS}")
+  votes = {name for name in there if methods[name].combine}
+  if every_n and votes:
     notices.append("no votes at every N, which take long; name them in --methods to have them")
-  return [name for name in STANDARD if name in there and name not in left_out], notices
+  chosen = [name for name in standard(own) if name in there and not (every_n and name in votes)]
+  return {name: methods[name] for name in chosen}, notices
 
 
-def _lacking(name: str, samples: ScoredSamples) -> str | None:
+def _lacking(method: Method, samples: ScoredSamples, scores, vote_weight: str) -> str | None:
   """Why the samples do not allow a method; None: they do."""
   for key, values, needed in (
-    ("answer", samples.answer_ids, name in VOTES),
-    ("rating_probs", samples.step_probs, "prm_" in name),
-    ("orm_score", samples.orm, name.endswith("orm")),
+    ('"answer"', samples.answer_ids, method.combine),
+    ('"rating_probs" or "step_scores"', samples.step_probs, method.score in OF_STEPS),
+    ('"orm_score"', samples.orm, method.score == "orm"),
   ):
     if needed and values is None:
-      return f'the file has no "{key}"'
-  if name in VOTES and name.endswith("orm"):
-    least = samples.orm[samples.valid].min(initial=0)
+      return f"the file has no {key}"
+  if method.combine and vote_weight == "plain" and method.score not in {"", *OF_STEPS}:
+    least = scores[method.score][samples.valid].min(initial=0)
     if least < 0:
-      return f'an "orm_score" is negative, {least:.6g}: no weight of a vote'
+      return f"a score is negative, {least:.6g}: no weight of a vote; {LOGITS}"
   return None
 
 
-def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[str, np.ndarray]:
-  """The scores whose best-of-N is a method: `prm_product`, ..., `orm`, `oracle` and `random`.
+def solution_scores(
+  samples: ScoredSamples, neutral: str = "positive", own: Mapping[str, Own] = {}
+) -> dict[str, np.ndarray]:
+  """The scores whose best-of-N is a method: `oracle`, `random`, `prm_product`, ..., `orm`, `own`.
 
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
+    own: of `own_scores`.
 
   Returns:
     `[P, M]` float64 each, higher is better, the PRM's in log space; NaN for padding.
@@ -99,24 +185,29 @@ def solution_scores(samples: ScoredSamples, neutral: str = "positive") -> dict[s
         scores[f"prm_{how}"] = agg.join_ties(score.reshape(samples.correct.shape))
   if samples.orm is not None:
     scores["orm"] = samples.orm
+  for name, each in own.items():
+    scores[name] = samples.scores[samples.score_names.index(each.column)]
   return scores
 
 
 def solve(
   samples: ScoredSamples,
-  scores: dict[str, np.ndarray],
-  names: Sequence[str],
+  scores: Mapping[str, np.ndarray],
+  chosen: Mapping[str, Method],
   draws: dict,
   orders: dict,
+  vote_weight: str = "plain",
   progress: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
   """The probability that each method's pick is right.
 
   Args:
     scores: of `solution_scores`.
-    names: the methods.
+    chosen: the methods by name.
     draws: `n` and `sizes` of `aggregation.best_of_n`.
     orders: `key` and `permutations` of `aggregation.majority_vote`, for votes that are sampled.
+    vote_weight: of a vote by a score of the solution: "plain", the score; "sigmoid" of it; or its
+      "softmax" over the candidates that are drawn.
     progress: show progress on standard error.
 
   Returns:
@@ -125,14 +216,16 @@ def solve(
   """
   outcomes = (samples.correct, samples.valid)
   solved, vote_error = {}, {}
-  votes = [name for name in names if name in VOTES]
+  votes = [name for name, method in chosen.items() if method.combine]
   # The exact majority vote is the control variate of the weighted ones: first, wanted or not.
-  order = ["majority"] * bool(votes) + [name for name in names if name != "majority"]
+  majority = {"majority": Method("", combine="sum")} if votes else {}
   control = None
   bar = {"desc": "reranking", "unit": "methods", "leave": False, "disable": not progress}
-  for name in Progress(order, **bar):
-    if name in VOTES:
-      options = draws | _vote(name, samples, scores, orders, len(draws["n"]), control)
+  for name, method in Progress((majority | chosen).items(), **bar):
+    if method.combine:
+      options = draws | _vote(
+        method, samples, scores, orders, len(draws["n"]), control, vote_weight
+      )
       mean, error = agg.majority_vote(samples.answer_ids, *outcomes, **options)
       solved[name], vote_error[name] = np.asarray(mean), np.asarray(error)
       if name == "majority" and not vote_error[name].any():
@@ -143,20 +236,25 @@ def solve(
       solved[name] = np.asarray(agg.all_correct_at_n(*outcomes, **draws))
     else:
       solved[name] = np.asarray(agg.best_of_n(scores[name], *outcomes, **draws))
-  return {name: solved[name] for name in names}, {name: vote_error[name] for name in votes}
+  return {name: solved[name] for name in chosen}, {name: vote_error[name] for name in votes}
 
 
-def _vote(name, samples, scores, orders, values_of_n, control) -> dict:
+def _vote(method: Method, samples, scores, orders, values_of_n, control, vote_weight) -> dict:
   """The options of `aggregation.majority_vote` for a vote."""
   problems, pool = samples.correct.shape
-  if name == "majority":
+  if not method.score:
     exact = problems * values_of_n <= EXACT_VOTES and pool <= EXACT_POOL
     return {} if exact else orders
-  score = np.where(samples.valid, scores[name.removeprefix("weighted_").removeprefix("mean_")], 0)
-  if "prm_" in name:
-    # Only ratios matter: relative to the best, so that long products do not underflow.
-    score = np.where(samples.valid, score, -np.inf)
+  score = scores[method.score]
+  # Log scores of the PRM are of probabilities, which weigh as they are.
+  logarithm = VOTE_WEIGHTS.get("softmax" if method.score in OF_STEPS else vote_weight)
+  if logarithm is None:
+    weights = np.where(samples.valid, score, 0)
+  else:
+    # Only ratios of a problem's weights matter, so each softmax over some of its candidates is
+    # exp(score), relative to the best of all, so that nothing overflows and not all underflow.
+    score = np.where(samples.valid, logarithm(np.where(samples.valid, score, 0)), -np.inf)
     best = score.max(axis=1, keepdims=True)
-    score = np.exp(score - np.where(np.isfinite(best), best, 0))
-  combine = "mean" if name.startswith("weighted_mean_") else "sum"
-  return orders | {"weights": score, "combine": combine, "control": control}
+    with np.errstate(over="ignore"):
+      weights = np.exp(score - np.where(np.isfinite(best), best, 0))
+  return orders | {"weights": weights, "combine": method.combine, "control": control}

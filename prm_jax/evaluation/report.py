@@ -15,7 +15,8 @@ import numpy as np
 
 from prm_jax.aggregation import ranking
 from prm_jax.evaluation import page
-from prm_jax.evaluation.methods import LABELS
+from prm_jax.evaluation.figure_files import encoded
+from prm_jax.evaluation.methods import OF_STEPS
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.evaluation.scored_samples import read_solutions
@@ -25,6 +26,7 @@ SHOWN, MAX_SOLUTIONS = 8, 2_000  # on the page: of a problem, and in all
 MAX_GROUPS = 20  # of a breakdown in a figure
 WIDTH = 100  # columns of the terminal, for the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
+LEGEND = 90  # characters of a line of the legend, about
 MAX_MARKERS = 40  # values of N
 NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # of the CSV
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
@@ -40,35 +42,50 @@ BANDS = {
 }
 
 
-def contents(report: dict, problems: Sequence[page.Problem]) -> dict[str, bytes]:
-  """The files of a report, by the names in `FILES`; the page shows the problems."""
-  png = draw_curves(report)
+def file_names(figures: Sequence[str] = ()) -> list[str]:
+  """The files of a report, with the figure in other formats: "pdf", "svg"."""
+  return [*FILES, *(f"best_of_n.{kind}" for kind in dict.fromkeys(figures))]
+
+
+def contents(
+  report: dict, problems: Sequence[page.Problem], figures: Sequence[str] = ()
+) -> dict[str, bytes]:
+  """The files of a report, by `file_names`; the page shows the problems."""
+  figure = draw_curves(report)
+  png = encoded(figure)
   text = json.dumps(report, indent=1, allow_nan=False) + "\n"
-  return dict(zip(FILES, (text.encode(), png, render_page(report, png, problems).encode())))
+  files = [text.encode(), png, render_page(report, png, problems).encode()]
+  files += [encoded(figure, kind) for kind in dict.fromkeys(figures)]
+  return dict(zip(file_names(figures), files))
 
 
 def solutions(
-  samples: ScoredSamples, scores: dict[str, np.ndarray], neutral: str
+  samples: ScoredSamples, scores: dict[str, np.ndarray], report: dict
 ) -> tuple[list[page.Problem], list[str]]:
   """The problems with some of their solutions, for the page; and notices why there are none."""
   slots, why = [], []
-  for p, chosen in enumerate(_chosen(samples, scores)):
+  own = {name: each["label"] for name, each in report["own"].items()}
+  for p, chosen in enumerate(_chosen(samples, scores, own)):
     slots += [(p, m) for m in chosen]
     why += chosen.values()
   try:
     records = read_solutions(samples, slots)
   except OSError as error:
     return [], [f"no solutions to show: {error}"]
-  return page.from_records(records, why=why, neutral=neutral), []
+  columns = {each["label"]: each["column"] for each in report["own"].values()}
+  return page.from_records(records, why=why, neutral=report["neutral"], own=columns), []
 
 
-def _chosen(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[dict[int, str]]:
+def _chosen(
+  samples: ScoredSamples, scores: dict[str, np.ndarray], own: dict[str, str]
+) -> list[dict[int, str]]:
   """Of each problem the candidates to show, each with the reason: the models' picks, the wrong one
   that is scored highest, the right one that is scored lowest, and the first ones."""
   present = np.zeros(samples.correct.size, bool)
   present[samples.slots] = True
   present = present.reshape(samples.correct.shape)
-  names = {"prm_product": "the PRM's pick", "orm": "the ORM's pick"}
+  names = {name: f"the pick of {label}" for name, label in own.items()}
+  names |= {"prm_product": "the PRM's pick", "orm": "the ORM's pick"}
   out = []
   for p in range(min(len(present), MAX_SOLUTIONS // 2)):
     shown = {}
@@ -104,22 +121,23 @@ def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> s
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  encoded = lambda figure: base64.b64encode(figure).decode()
+  inlined = lambda figure: base64.b64encode(figure).decode()
   breakdowns = {}
   for kind in BREAKDOWNS:
     if groups := report[f"by_{kind}"]:
-      figure = encoded(draw_groups(report, kind)) if len(groups) <= MAX_GROUPS else None
+      figure = inlined(encoded(draw_groups(report, kind))) if len(groups) <= MAX_GROUPS else None
       names = [(group_name(kind, name), group) for name, group in groups.items()]
       breakdowns[kind] = {"groups": names, "figure": figure}
   body = template.render(
     report=report,
-    labels=LABELS,
-    figure=encoded(png),
+    figure=inlined(png),
     columns=shown(report["n"]),
     last=len(report["n"]) - 1,
     votes=vote_note(report),
     tie=ranking.TIE,
-    steps=any("prm_" in name for name in report["curves"]),
+    steps=any(
+      name.removeprefix("weighted_").removeprefix("mean_") in OF_STEPS for name in report["curves"]
+    ),
     breakdowns=breakdowns,
   )
   about = f"{report['problems']} problems, {report['samples']:,} candidate solutions, up to "
@@ -130,8 +148,8 @@ def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> s
   return page.render(problems, "Best-of-N", about, body)
 
 
-def draw_curves(report: dict) -> bytes:
-  """The figure (PNG) in the form of the paper's Figure 3: accuracy over N, log2 axis."""
+def draw_curves(report: dict) -> matplotlib.figure.Figure:
+  """The figure in the form of the paper's Figure 3: accuracy over N, log2 axis."""
   figure, axes = _figure(4.6, "both")
   n, styles = report["n"], _styles(report)
   ends, reach = [], []  # reach: all values that are drawn, for the limits of the axis
@@ -144,7 +162,7 @@ def draw_curves(report: dict) -> bytes:
     axes.vlines(at, low[bars], high[bars], color=colour, alpha=0.55, linewidth=1.3)
     marker = marker if len(n) <= MAX_MARKERS else None
     axes.plot(np.array(n) * aside, middle, color=colour, marker=marker, markersize=4, linewidth=1.4)
-    ends.append((middle[-1], LABELS[name], colour))
+    ends.append((middle[-1], _short(report["labels"][name], 40), colour))
     reach += [*low, *middle, *high]
   axes.set_ylim(max(np.nanmin(reach) - 4, 0), min(np.nanmax(reach) + 4, 101))
   axes.set_xscale("log", base=2)
@@ -160,10 +178,10 @@ def draw_curves(report: dict) -> bytes:
   title = f"Problems: {report['problems']}, solutions: {report['samples']:,}"
   axes.set_title(f"{title}\n{BANDS[report['band']]}", fontsize=9, loc="left")
   _label_ends(axes, n[-1], ends)
-  return _png(figure)
+  return figure
 
 
-def draw_groups(report: dict, breakdown: str) -> bytes:
+def draw_groups(report: dict, breakdown: str) -> matplotlib.figure.Figure:
   """The drawn methods by group of a breakdown, at the largest N: a line for each group."""
   groups = report[f"by_{breakdown}"]
   styles = _styles(report)
@@ -173,13 +191,18 @@ def draw_groups(report: dict, breakdown: str) -> bytes:
     low, middle, high = np.transpose([_percent(g["curves"][name])[:, -1] for g in groups.values()])
     apart = 0.5 * ((i + 0.5) / len(styles) - 0.5)  # offset of the method within its group's line
     axes.hlines(rows + apart, low, high, color=colour, alpha=0.45, linewidth=2)
-    axes.plot(middle, rows + apart, marker, color=colour, markersize=5, label=LABELS[name])
+    axes.plot(middle, rows + apart, marker, color=colour, markersize=5)
   axes.set_yticks(rows, [group_name(breakdown, name) for name in groups], parse_math=False)
   axes.invert_yaxis()
   axes.set_xlim(-1, 101)
   axes.set_xlabel(f"% problems solved at N = {report['n'][-1]}")
-  figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
-  return _png(figure)
+  labels = [_short(report["labels"][name], 40) for name in styles]
+  columns = min(max(LEGEND // (6 + max(map(len, labels))), 1), 4)
+  place = {"loc": "outside upper left", "ncols": columns, "frameon": False, "fontsize": 9}
+  legend = figure.legend(axes.get_lines(), ["label"] * len(labels), **place)
+  for text, label in zip(legend.get_texts(), labels):  # which may begin with "_", or hold "$"
+    text.set(text=label, parse_math=False)
+  return figure
 
 
 def _figure(height: float, grid: str) -> tuple:
@@ -189,11 +212,6 @@ def _figure(height: float, grid: str) -> tuple:
   axes.grid(alpha=0.25, linewidth=0.6, axis=grid)
   axes.spines[["top", "right"]].set_visible(False)
   return figure, axes
-
-
-def _png(figure) -> bytes:
-  figure.savefig(buffer := io.BytesIO(), format="png")
-  return buffer.getvalue()
 
 
 def _styles(report: dict) -> dict[str, tuple[str, str]]:
@@ -225,6 +243,7 @@ def _label_ends(axes, x: float, ends) -> None:
     arrow = leader if abs(position - y) > line / 4 else None
     at = {"xytext": (14, position), "textcoords": ("offset points", "data"), "arrowprops": arrow}
     style = {"color": colour, "va": "center", "fontweight": "bold", "fontsize": 9}
+    style["parse_math"] = False
     axes.annotate(label, (x, y), **at, **style, annotation_clip=False)
 
 
@@ -232,8 +251,13 @@ def group_name(breakdown: str, group: str) -> str:
   """The label of a group, on one line."""
   if breakdown == "difficulty":
     return {"1": "1 (easiest)", "5": "5 (hardest)"}.get(group, group)
-  group = printable(group)
-  return group if len(group) <= 24 else group[:23] + "…"
+  return _short(group, 24)
+
+
+def _short(text: str, most: int) -> str:
+  """The text on one line, cut to as many characters."""
+  text = printable(text)
+  return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def printable(text: str) -> str:
@@ -319,7 +343,7 @@ def format_csv(report: dict) -> str:
 
   `value` is a share of problems, or a difference of two; `breakdown` and `group` are empty for
   all problems together; `standard_error` is Monte-Carlo, empty where the value is exact.  A group
-  that a spreadsheet would take for a formula is prefixed with an apostrophe.
+  or a curve that a spreadsheet would take for a formula is prefixed with an apostrophe.
   """
   file = io.StringIO()
   writer = csv.writer(file)
@@ -328,11 +352,15 @@ def format_csv(report: dict) -> str:
   for kind in BREAKDOWNS:
     parts += [(kind, group, each["curves"]) for group, each in report[f"by_{kind}"].items()]
   for kind, group, curves in parts:
-    group = f"'{group}" if group.startswith(FORMULA) else group
+    group = _cell(group)
     for name, curve in curves.items():
       values = curve.get("accuracy") or curve["difference"]
       sampled = [error or None for error in curve.get("standard_error", [None] * len(values))]
       error = curve["problem_standard_error"]
       columns = (report["n"], values, curve["low"], curve["high"], error, sampled)
-      writer.writerows((kind, group, name, *row) for row in zip(*columns))
+      writer.writerows((kind, group, _cell(name), *row) for row in zip(*columns))
   return file.getvalue()
+
+
+def _cell(text: str) -> str:
+  return f"'{text}" if text.startswith(FORMULA) else text

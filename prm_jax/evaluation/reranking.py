@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import re
 from typing import Literal
 
@@ -12,12 +13,13 @@ from prm_jax import aggregation as agg
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 
-PAIRS = (("prm_product", "orm"), ("prm_product", "majority"), ("orm", "majority"))
-DRAWN = ("prm_product", "orm", "majority")  # in the figure, as in the paper's Figure 3
+# In the figure, as in the paper's Figure 3, and paired; with a user's own scores.
+DRAWN = ("prm_product", "orm", "majority")
 MAX_DRAWN = 8  # as many as there are styles
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
 SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs: scorers round
+STORED = ("neutral", "band", "vote_weight", "pad_short", "seed", "resamples", "permutations")
 COLUMNS = 2048  # bootstrapped at once: memory is resamples x columns
 INTERVALS = {
   "pointwise": "95 % percentile bootstrap over problems, each N by itself",
@@ -44,6 +46,11 @@ class Options:
   n: tuple[int, ...] | tuple[Literal["all"]] = ()
   """Values of N; none given: powers of two up to the number of candidates, and that number. all:
   every N, without the votes that --methods does not name."""
+  score: tuple[str, ...] = ()
+  """Numbers of each candidate, higher is better, to rank and to vote by: keys of the input. The
+  methods have the keys' names. None given, and a bundle read: all that the bundle has."""
+  label: tuple[str, ...] = ()
+  """What figure and page call each --score; none given: by its key."""
   methods: tuple[str, ...] = ()
   """prm_product, prm_min and so on (every reduction of aggregation.reduce_steps), orm, majority,
   oracle, random, all_correct, and weighted_NAME or weighted_mean_NAME: a vote by the sum, or the
@@ -59,6 +66,11 @@ class Options:
   """How a neutral step counts in the PRM's scores."""
   votes: Literal["value", "text"] = "value"
   """Which answers vote together: those equal in value, as grade.py decides, or equal texts."""
+  vote_weight: Literal["plain", "sigmoid", "softmax"] = "plain"
+  """What a candidate's orm_score or --score weighs in a vote. plain: the score itself, which must
+  not be negative; sigmoid: 1 / (1 + exp(-score)), which is P(right) if the score is its logit;
+  softmax: exp(score) as a share of the same over the candidates drawn, so that a constant added to
+  a problem's scores changes nothing. Step scores are probabilities and always weigh plainly."""
   pad_short: bool = False
   """N counts the candidates that exist; beyond a problem's candidates it draws all of them. True:
   those that a problem lacks, where others have more, were generated and cut off, as in OpenAI's
@@ -83,29 +95,31 @@ def rerank(
   Returns:
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
     Accuracies are shares of problems; `interval`, `paired_interval` and `group_interval` say in
-    words what `low` and `high` are, which are None where there is no interval.  Differences are of
-    `PAIRS`, or of the first of `options.methods` and each other.  `problem_standard_error` is
-    analytic, over problems; votes, and differences with a sampled one, have `standard_error` too,
-    the Monte-Carlo noise; simultaneous bands `critical_value`.
+    words what `low` and `high` are, which are None where there is no interval.  Differences are
+    between a user's own scores and `DRAWN`, or of the first of `options.methods` and each other.
+    `problem_standard_error` is analytic, over problems; votes, and differences with a sampled one,
+    have `standard_error` too, the Monte-Carlo noise; simultaneous bands `critical_value`.  `labels`
+    has the names of methods and differences for people, `own` the columns of a user's own scores.
 
   Raises:
-    ValueError: N outside 1..M; a method or breakdown that is unknown or that the samples do not
-      allow; a simultaneous band of one problem.
+    ValueError: N outside 1..M; a method, column or breakdown that is unknown or that the samples do
+      not allow; a simultaneous band of one problem.
   """
-  names, left_out = methods_lib.choose(samples, options.methods, options.n == ("all",))
-  groups = _groups(samples, options)
-  scores = methods_lib.solution_scores(samples, options.neutral)
+  own = methods_lib.own_scores(samples, options.score, options.label)
+  scores = methods_lib.solution_scores(samples, options.neutral, own)
+  every_n = options.n == ("all",)
+  chosen, left_out = methods_lib.choose(
+    samples, scores, options.methods, every_n, own, options.vote_weight
+  )
+  groups, pairs = _groups(samples, options), _pairs(chosen, own, options)
   most = samples.correct.shape[1]
-  n = list(range(1, most + 1)) if options.n == ("all",) else sorted(set(options.n))
+  n = list(range(1, most + 1)) if every_n else sorted(set(options.n))
   n = n or powers_of_two(most)
-  curves, paired, by = _curves(samples, scores, names, n, groups, options, progress)
-  drawn = [name for name in names if options.methods or name in DRAWN] or names
+  curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options, progress)
+  drawn = [name for name in chosen if options.methods or name in (*DRAWN, *own)] or [*chosen]
   if rest := ", ".join(drawn[MAX_DRAWN:]):
     left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
-  for kind, each in groups.items():
-    if lacking := len(samples.problems) - sum(map(len, each.values())):
-      total = len(samples.problems)
-      left_out.append(f"{lacking} of {total} problems have no {kind}: in none of the groups")
+  left_out += _ungrouped(groups, len(samples.problems))
   band = options.band
   return {
     "problems": len(samples.problems),
@@ -116,22 +130,44 @@ def rerank(
     "paired": paired,
     **{f"by_{kind}": by.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in groups else None,
-    "notices": _notices(samples, scores, options) + left_out,
+    "notices": _notices(samples, scores, options) + _weighing(chosen, options) + left_out,
     "drawn": drawn[:MAX_DRAWN],
-    "neutral": options.neutral,
-    "band": band,
+    "labels": _labels(chosen, pairs),
+    "own": {name: each._asdict() for name, each in own.items()},
     "interval": INTERVALS[band],
     "paired_interval": INTERVALS["simultaneous" if band == "simultaneous" else "pointwise"],
     "group_interval": GROUP_INTERVAL,
-    "pad_short": options.pad_short,
-    "seed": options.seed,
-    "resamples": options.resamples,
-    "permutations": options.permutations,
+    **{key: getattr(options, key) for key in STORED},
     "files": [str(path) for path in samples.files],
   }, scores
 
 
-def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict, dict, dict]:
+def _pairs(chosen, own, options: Options) -> list[tuple[str, str]]:
+  """The methods that are compared on the same problems, as `rerank` says."""
+  if options.methods:
+    first, *others = chosen
+    return [(first, other) for other in others]
+  return [*itertools.combinations([name for name in (*own, *DRAWN) if name in chosen], 2)]
+
+
+def _labels(chosen: dict[str, methods_lib.Method], pairs) -> dict[str, str]:
+  """What people read for the name of a method, or of a difference."""
+  labels = {name: method.label for name, method in chosen.items()}
+  return labels | {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
+
+
+def _weighing(chosen: dict[str, methods_lib.Method], options: Options) -> list[str]:
+  """What votes weigh, unless it is the score itself."""
+  how, apart = options.vote_weight, {"", *methods_lib.OF_STEPS}
+  if how == "plain":
+    return []
+  votes = [name for name, each in chosen.items() if each.combine and each.score not in apart]
+  if not votes:
+    return [f"--vote_weight={how} changes nothing: no vote by an orm_score or by a --score"]
+  return [f"a vote weighs the {how} of its score in {', '.join(votes)}"]
+
+
+def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
   """Curves by method, differences by pair, and curves by breakdown, group and method."""
   if options.band == "simultaneous" and len(samples.problems) < 2:
     raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
@@ -140,15 +176,15 @@ def _curves(samples, scores, names, n, groups, options, progress) -> tuple[dict,
   draws = {"n": np.array(n), "sizes": None if (sizes == samples.correct.shape[1]).all() else sizes}
   orders = {"key": vote_key, "permutations": options.permutations}
   with jax.enable_x64(True):
-    solved, vote_error = methods_lib.solve(samples, scores, names, draws, orders, progress)
+    solved, vote_error = methods_lib.solve(
+      samples, scores, chosen, draws, orders, options.vote_weight, progress
+    )
     noise = {name: _mean_error(error) for name, error in vote_error.items()}
-    pairs = [(names[0], name) for name in names[1:]] if options.methods else PAIRS
     differences = {}
     for a, b in pairs:
-      if a in solved and b in solved:
-        differences[f"{a} - {b}"] = solved[a] - solved[b]
-        error = np.hypot(noise.get(a, 0), noise.get(b, 0))
-        noise |= {f"{a} - {b}": error} if np.any(error) else {}
+      differences[f"{a} - {b}"] = solved[a] - solved[b]
+      error = np.hypot(noise.get(a, 0), noise.get(b, 0))
+      noise |= {f"{a} - {b}": error} if np.any(error) else {}
     every = solved | differences
     bounds = _bounds(every, options, bootstrap_key)
     if options.band == "generation":
@@ -244,6 +280,16 @@ def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.
     if kind not in groups:
       raise ValueError(f"--by {kind}: no candidate has a {kind}; there are {', '.join(groups)}")
   return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
+
+
+def _ungrouped(groups: dict[str, dict[str, np.ndarray]], total: int) -> list[str]:
+  """How many of the problems are in none of a breakdown's groups, in words."""
+  counts = {kind: total - sum(map(len, each.values())) for kind, each in groups.items()}
+  return [
+    f"{lacking} of {total} problems have no {kind}: in none of the groups"
+    for kind, lacking in counts.items()
+    if lacking
+  ]
 
 
 def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
   problems: tuple[str, ...]
   levels: tuple[str | None, ...]
   subjects: tuple[str | None, ...]
+  score_names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class ScoredSamples:
   valid: np.ndarray  # [P, M] bool; False: padding or no answer: never chosen
   answer_ids: np.ndarray | None = None  # [P, M] equal answers of a problem have equal numbers
   orm: np.ndarray | None = None  # [P, M]; NaN: padding
+  score_names: tuple[str, ...] = ()  # [S] of the columns that the reader was asked for
+  scores: np.ndarray | None = None  # [S, P, M] of these; NaN: padding
   prm_score: np.ndarray  # [P, M] as the file gives it; NaN: not given
   slots: np.ndarray  # [C] p * M + m of each candidate, in file order
   step_counts: np.ndarray | None = None  # [C] steps of each
@@ -55,12 +58,15 @@ class ScoredSamples:
   def check(self) -> None:
     """ValueError if the fields do not belong together."""
     (P, M), C, F = self.correct.shape, len(self.slots), len(self.files)
+    S = len(self.score_names)
     if not P * M * C:
       raise ValueError("no candidates")
     T = 0 if self.step_counts is None else int(self.step_counts.sum())
     shapes = {"sizes": (P,), "places": (P, M, F, 3), "slots": (C,), "step_counts": (C,)}
     shapes |= {"step_probs": (T, 3), **dict.fromkeys(("problems", "levels", "subjects"), (P,))}
+    shapes |= {"score_names": (S,), "scores": (S, P, M)}
     kinds = {"correct": "b", "valid": "b", "orm": "f", "prm_score": "f", "step_probs": "f"}
+    kinds["scores"] = "f"
     for name, value in vars(self).items():
       if isinstance(value, np.ndarray) and value.dtype.kind != kinds.get(name, "i"):
         raise ValueError(f"{name} is of dtype {value.dtype}")
@@ -76,6 +82,10 @@ class ScoredSamples:
       raise ValueError(f"sizes are {self.sizes.min()} to {self.sizes.max()}, of {M} candidates")
     if self.orm is not None and not np.isfinite(self.orm[self.valid]).all():
       raise ValueError("an orm_score is not finite")
+    if len(set(self.score_names)) < S or bool(S) != (self.scores is not None):
+      raise ValueError(f"scores of {self.score_names}")
+    if S and not np.isfinite(self.scores[:, self.valid]).all():
+      raise ValueError("a score is not finite")
     if self.step_probs is not None and not np.allclose(self.step_probs.sum(axis=1), 1, atol=0.011):
       raise ValueError("probabilities of a step do not add up to 1")
 
@@ -96,7 +106,7 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
   in the source files: `read_solutions` finds them while these are where they were, and unchanged.
   """
   fields = vars(samples)
-  header = FORMAT | {name: value for name, value in fields.items() if isinstance(value, tuple)}
+  header = FORMAT | {name: x for name, x in fields.items() if isinstance(x, tuple) and x}
   header["files"] = [str(file.absolute()) for file in samples.files]
   stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)

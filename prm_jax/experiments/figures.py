@@ -1,7 +1,6 @@
 """Figures in the form of the paper's: curves with a band over seeds and problems."""
 
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -44,8 +43,8 @@ class Panel:
   log: bool = True  # x in powers of two
 
 
-def draw(panels: Sequence[Panel]) -> bytes:
-  """A PNG of the panels: up to three side by side, more in two rows."""
+def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
+  """A figure of the panels: up to three side by side, more in two rows."""
   rows = 1 if len(panels) <= 3 else 2
   columns = math.ceil(len(panels) / rows)
   size = (5.2 * columns, 4.4 * rows)
@@ -72,5 +71,4 @@ def draw(panels: Sequence[Panel]) -> bytes:
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.legend(fontsize=8, frameon=False)
-  figure.savefig(buffer := io.BytesIO(), format="png")
-  return buffer.getvalue()
+  return figure

@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from prm_jax.evaluation.figure_files import encoded
 from prm_jax.experiments import figures, jobs
 from prm_jax.experiments.results import Results, Table
 from prm_jax.runtime import json_lines, storage
@@ -32,17 +33,22 @@ def gather(name: str, scale: str, directory: pathlib.Path, seeds: Sequence[int])
   return Results(name, scale, plan, [*seeds], [read(seed, "problems") for seed in seeds], runs)
 
 
-def write(results: Results, directory: pathlib.Path) -> list[str]:
+def write(results: Results, directory: pathlib.Path, vector: Sequence[str] = ()) -> list[str]:
   """Writes NAME.json and what is drawn from it; returns the tables for the screen."""
   module = jobs.module(results.experiment)
   content = vars(results) | {"summary": module.summarise(results)}
   with storage.written(directory / f"{results.experiment}.json") as out:
     out.write(json.dumps(content) + "\n")
-  return draw(directory / f"{results.experiment}.json", directory, results.experiment)
+  return draw(directory / f"{results.experiment}.json", directory, results.experiment, vector)
 
 
-def draw(path: pathlib.Path, directory: pathlib.Path, name: str) -> list[str]:
+def draw(
+  path: pathlib.Path, directory: pathlib.Path, name: str, vector: Sequence[str] = ()
+) -> list[str]:
   """Writes NAME.png and NAME.html of a results file; returns its tables for the screen.
+
+  Args:
+    vector: other formats of the figure, which are written beside: "pdf", "svg".
 
   Raises:
     ValueError, OSError: the file is not one of that experiment, or cannot be read.
@@ -54,14 +60,17 @@ def draw(path: pathlib.Path, directory: pathlib.Path, name: str) -> list[str]:
     summary = content.pop("summary")
     results = Results(**content)
     module = jobs.module(name)
-    png = figures.draw(module.panels(results, summary))
+    figure = figures.draw(module.panels(results, summary))
     tables = module.tables(results, summary)
   except (KeyError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(f"{path}: not the results of an experiment, or damaged: {error!r}") from error
+  png = encoded(figure)
   page = _page(module, results, tables, png)
   with storage.written_together() as output:
     output(directory / f"{results.experiment}.png", "wb").write(png)
     output(directory / f"{results.experiment}.html").write(page)
+    for kind in dict.fromkeys(vector):
+      output(directory / f"{results.experiment}.{kind}", "wb").write(encoded(figure, kind))
   return [line for table in tables for line in [*table.lines(), ""]]
 
 

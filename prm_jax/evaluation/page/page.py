@@ -5,7 +5,7 @@ import gzip
 import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jinja2
 import msgspec
@@ -31,6 +31,7 @@ class Record(msgspec.Struct):
   steps: list[str] = []
   text: str | None = None
   rating_probs: list[dict[str, float]] | None = None  # one for each step
+  step_scores: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None  # P(right)
   step_std: list[float] | None = None
   answer: str | None = None
   is_correct: bool | None = None
@@ -42,6 +43,8 @@ class Record(msgspec.Struct):
       values = getattr(self, name)
       if values is not None and len(values) != len(self.steps):
         raise ValueError(f"{len(values)} {name} of {len(self.steps)} steps")
+    if self.steps and len(self.step_scores or self.steps) != len(self.steps):
+      raise ValueError(f"{len(self.step_scores)} step_scores of {len(self.steps)} steps")
 
 
 class Step(msgspec.Struct, omit_defaults=True):
@@ -79,12 +82,14 @@ def from_records(
   labels: Mapping[tuple[str, str], Sequence[int | None]] = {},
   why: Sequence[str] = (),
   neutral: str = "positive",
+  own: Mapping[str, str] = {},
 ) -> list[Problem]:
   """The problems of candidate records (`scored_samples.Candidate`, and `text` without `steps`).
 
   Args:
     labels: of the steps of a solution, by problem and by its steps joined with line breaks.
     why: each record is shown.
+    own: keys of other scores of a solution, by what the page calls them.
   """
   problems: dict[str, Problem] = {}
   for i, record in enumerate(Progress(records, desc="typesetting", unit="solutions", leave=False)):
@@ -94,20 +99,17 @@ def from_records(
       truth = _pieces(record.get("ground_truth_answer"))
       problems[group] = Problem(_pieces(record["problem"]), truth, solutions=[], **about)
     said = [why[i]] if i < len(why) and why[i] else []
-    problems[group].solutions.append(_solution(record, labels, said, neutral))
+    problems[group].solutions.append(_solution(record, labels, said, neutral, own))
   return list(problems.values())
 
 
-def _solution(record, labels, why: list[str], neutral: str) -> Solution:
+def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, str]) -> Solution:
   texts = record.get("steps") or [record.get("text") or ""]
-  ratings, std = record.get("rating_probs"), record.get("step_std")
+  std, right = record.get("step_std"), _right(record, neutral)
   known = labels.get((record["problem"], "\n".join(texts)), [None] * len(texts))
   steps = []
   for i, text in enumerate(texts):
-    p = None
-    if ratings:
-      p = ratings[i].get("1", 0.0) + (neutral == "positive") * ratings[i].get("0", 0.0)
-    step = Step(_pieces(text), None if p is None else round(min(p, 1.0), 4))
+    step = Step(_pieces(text), right[i] if len(right) == len(texts) else None)
     if std:
       step.std = round(std[i], 4)
     if known[i] is not None:
@@ -115,16 +117,25 @@ def _solution(record, labels, why: list[str], neutral: str) -> Solution:
     steps.append(step)
   scores = {
     name: record[key]
-    for name, key in (("PRM", "prm_score"), ("ORM", "orm_score"))
+    for name, key in ({"PRM": "prm_score", "ORM": "orm_score"} | own).items()
     if isinstance(record.get(key), int | float)
   }
-  if ratings:
-    scores = {"PRM": float(np.prod([step.p for step in steps]))} | scores
-    scores["lowest step"] = min(step.p for step in steps)
+  if right:
+    scores = {"PRM": float(np.prod(right))} | scores | {"lowest step": min(right)}
+  scores = {name: scores[name] for name in dict.fromkeys((*own, *scores)) if name in scores}
   answer = record.get("answer")
   missing = record.get("finished") is False or ("answer" in record and not answer)
   correct = record.get("is_correct", record.get("final_answer_correct"))  # ProcessBench's name
   return Solution(steps, correct, missing, _pieces(answer), scores, why)
+
+
+def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
+  """P(right) of each step; none: without scores of steps."""
+  if ratings := record.get("rating_probs"):
+    right = [each.get("1", 0.0) + (neutral == "positive") * each.get("0", 0.0) for each in ratings]
+  else:
+    right = record.get("step_scores") or []
+  return [round(min(each, 1.0), 4) for each in right]
 
 
 def _text(value: Any) -> str:
