@@ -5,10 +5,11 @@ that override it (`--config.optim.learning_rate=1e-5`).  The error for a wrong v
 """
 
 import dataclasses
+import difflib
 import operator
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import tyro
@@ -60,6 +61,20 @@ Changeable = Annotated[T, CHANGEABLE]
 LocalPath = Annotated[str, CHANGEABLE, PER_HOST]
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+  """The name that is probably meant: by initials (lr: learning_rate), or else by letters."""
+  initials = lambda each: "".join(word[0] for word in each.split("_"))
+  alike = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
+  return max(names, key=lambda each: (initials(each) == name, alike(each)))
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+  """The values of a Literal, also where it has markers; (): the type is another."""
+  while get_origin(hint) is Annotated:
+    hint = get_args(hint)[0]
+  return get_args(hint) if get_origin(hint) is Literal else ()
+
+
 class Checked:
   """Base of the dataclasses below: ValueError for a value of a wrong type or out of range."""
 
@@ -70,8 +85,10 @@ class Checked:
       try:
         object.__setattr__(self, key, msgspec.convert(value, hint))  # 1 is a float, too
       except msgspec.ValidationError as error:
-        choices = f"; expected {hint}".replace("typing.", "") if "enum" in str(error) else ""
-        raise ValueError(f"{section}.{key}={value!r}: {error}{choices}") from None
+        text = f"; expected {hint}".replace("typing.", "") if "enum" in str(error) else ""
+        if isinstance(value, str) and (allowed := choices(hint)):
+          text += f"; the nearest is {nearest(value, allowed)}"
+        raise ValueError(f"{section}.{key}={value!r}: {error}{text}") from None
     for wrong, keys, expected in self._rules():
       if wrong:
         values = [f"{section}.{key}={operator.attrgetter(key)(self)!r}" for key in keys.split()]
@@ -249,7 +266,8 @@ class Mesh(Checked):
   tensor: Changeable[Axis] = 1  # heads and feed-forward columns
 
 
-LOWER_IS_BETTER = ("nll", "ece")  # of the metrics that train.best_metric may name
+Metric = Literal["nll", "accuracy", "auroc", "ece"]  # of an evaluation
+LOWER_IS_BETTER = ("nll", "ece")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,9 +284,17 @@ class Train(Checked):
   # Checkpoints kept in addition: the best by a metric of the evaluation, among those saved at a
   # step that was evaluated (let save_every and eval_every have such steps in common).
   keep_best: Changeable[Whole] = 1
-  best_metric: Changeable[Literal["nll", "accuracy", "auroc", "ece"]] = "nll"
+  best_metric: Changeable[Metric] = "nll"
+  # Early stopping: the run ends when this many evaluations in a row have no better best_metric than
+  # the best before them.  Each better one is then saved, whatever save_every.  0: none.
+  stop_patience: Changeable[Whole] = 0
+  wandb: Changeable[str] = ""  # project of Weights & Biases that gets the metrics too; "": none
   profile_at: Changeable[Whole] = 0  # first of three updates traced to WORKDIR/profile; 0: none
   seed: Whole = 0  # of initialisation and row order
+
+  def _rules(self):
+    lost = self.stop_patience and not self.keep_best
+    yield lost, "stop_patience keep_best", "keep_best of 1 or more: the best step is to be kept"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,8 @@
 The directory has config.json, model.safetensors (or shards), the tokenizer, and the step-token
 contract in prm_jax.json.  AutoModelForTokenClassification and AutoTokenizer open it.  Lay out a
 sequence as "layout" in prm_jax.json says; id2label has the classes of the logits in order.
+README.md is a model card: base and licence, data, contract, metrics (also those of
+CHECKPOINT/evaluation.json, if evaluate.py judged the same step), and code that scores a step.
 
 --kind=causal-lm exports the trunk and the language-model head instead (a fine-tuned generator).
 """
@@ -13,6 +15,7 @@ from prm_jax.runtime import exits
 
 exits.on_signals()  # before what takes time to import
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -58,6 +61,51 @@ def tokenizer_files(tokenizer) -> dict[str, bytes]:
   return files | {"tokenizer_config.json": json.dumps(config, indent=2).encode()}
 
 
+def card(args: Args, step: int, about, tokenizer) -> bytes:
+  """The README.md of the export."""
+  from prm_jax.pretrained import base_model, model_card
+  from prm_jax.runtime import storage
+  from prm_jax.training import checkpoint
+
+  c, workdir = about.config, storage.path(args.checkpoint)
+  bases, start = [], c.init.checkpoint
+  while start:  # a run may start from another run
+    bases.append(base_model.describe(start))
+    found = checkpoint.latest(start) if len(bases) < 8 else None
+    start = found[1].config.init.checkpoint if found else ""
+  judged = json_object(workdir / "evaluation.json")
+  model = judged.get("model")
+  same = isinstance(model, dict) and model.get("checkpoint_step") == step
+  data = json_object(storage.path(c.data.directory) / "manifest.json") if c.data.directory else {}
+  text = pathlib.Path(c.data.text_train).name
+  with contextlib.closing(checkpoint.Checkpointer(args.checkpoint)) as reader:
+    info = reader.info(step)
+  facts = model_card.Facts(
+    name=args.output.absolute().name,
+    kind=args.kind,
+    step=step,
+    config=c,
+    contract=about.contract,
+    bos_id=tokenizer.bos_id,
+    bases=bases,
+    dataset=str(data.get("dataset", "") or text),
+    manifest=json_object(workdir / "manifest.json"),
+    evaluation=info["evaluation"],
+    judged=judged if same else None,
+    versions=info["versions"],
+  )
+  return model_card.write(facts).encode()
+
+
+def json_object(path) -> dict:
+  """The object of a JSON file, local or in a bucket; {} if it is not there or is none."""
+  try:
+    found = json.loads(path.read_text())
+  except (OSError, ValueError, RecursionError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.model import sharding
@@ -68,6 +116,7 @@ def main() -> None:
 
   storage.refuse_existing(args.output)  # before restoring, which is slow
   about, tokenizer = scorer.newest(args.checkpoint)
+  export.check(about.contract if args.kind == "token-classification" else None)
   mesh = sharding.make_mesh(config_lib.Mesh())
   with progress.waiting(f"loading {args.checkpoint}"):
     step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
@@ -81,7 +130,7 @@ def main() -> None:
       contract=about.contract if args.kind == "token-classification" else None,
       kind=args.kind,
       dtype=args.dtype or None,
-      files=tokenizer_files(tokenizer),
+      files=tokenizer_files(tokenizer) | {"README.md": card(args, step, about, tokenizer)},
       tokens={"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id},
     )
   size = sum(path.stat().st_size for path in args.output.iterdir())

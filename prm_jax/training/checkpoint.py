@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from orbax.checkpoint import v1 as ocp
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.runtime import distributed, storage
+from prm_jax.training import evaluations
 from prm_jax.training.step import TrainState
 from prm_jax.types import StepContract
 
@@ -118,6 +118,7 @@ class Checkpointer:
         and unfinished saves, which another process may be writing, are left alone.
     """
     self._keep = c
+    self.evaluated: dict[int, dict[str, float | None]] = {}  # by the run that writes, by step
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
@@ -194,18 +195,24 @@ class Checkpointer:
 
   def _ranked(self, steps: Sequence[int], metric: str = "") -> list[int]:
     """The steps that were evaluated, best first; by the run's latest `best_metric` if not given."""
-    ranked = []
+    known: dict[int, dict[str, Any]] = {}
     for step in sorted(steps, reverse=True):
       with contextlib.suppress(Exception):  # a damaged one is reported when it is to be used
-        info = self.info(step)
-        metric = metric or info["config"]["train"]["best_metric"]
-        value = (info["evaluation"] or {}).get(metric)
-        if value is not None and math.isfinite(value):
-          ranked.append((-value if metric in config_lib.LOWER_IS_BETTER else value, step))
-    return [step for _, step in sorted(ranked, reverse=True)]
+        metric = metric or self.info(step)["config"]["train"]["best_metric"]
+        known = self.evaluations_until(step) | known
+    ranked = evaluations.ranked(known | self.evaluated, metric)
+    return [step for step in ranked if step in steps]
+
+  def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
+    """The evaluations up to this step, which its checkpoint holds, by their steps."""
+    info = self.info(step)
+    found = {int(key): each for key, each in info.get("evaluations", {}).items()}
+    return found | ({step: evaluations.brief(info["evaluation"])} if info["evaluation"] else {})
 
   def info(self, step: int) -> dict[str, Any]:
-    """The fields of `Metadata` as JSON, and "evaluation" (or None), "versions" and "checksums"."""
+    """The fields of `Metadata` as JSON, and "versions", "checksums", "evaluation" (of this step, or
+    None) and "evaluations" (the metrics of those before it, by step).
+    """
     if step not in self._info:
       # orbax's own reader opens every array as well, and reports errors for a checkpoint that was
       # being deleted when its run was killed.
@@ -231,6 +238,7 @@ class Checkpointer:
     step, tree = int(state.step), {"params": state.params, "optimizer": state.opt_state}
     values = dataclasses.asdict(metadata) | {"versions": distributed.versions()}
     values |= {"evaluation": evaluation, "checksums": checksums(tree)}
+    values["evaluations"] = {str(key): each for key, each in self.evaluated.items()}
     self._info[step] = values
     custom = values | {"sha256": _digest(values)}
     start = self._checkpointer.save_checkpointables_async

@@ -28,8 +28,8 @@ from prm_jax.runtime import (
   storage,
   workdir_lock,
 )
+from prm_jax.training import boards, evaluations, initialization
 from prm_jax.training import checkpoint as checkpoint_lib
-from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
 from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
 from prm_jax.types import Batch, StepTree
@@ -76,12 +76,12 @@ def train(run: Run) -> dict[str, Any]:
   The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
   killed; the evaluation is made up for when it is resumed.
   """
-  c, log, updates, split = run.config.train, run.log, run.updates, run.config.data.eval_name
-  result = {}
-  if run.start and run.start % c.eval_every == 0 and not log.has(run.start, split):
-    log.write(run.start, split, run.evaluate())
+  c, updates, result = run.config.train, run.updates, {}
+  if run.start and run.start % c.eval_every == 0 and run.start not in run.checkpointer.evaluated:
+    result = run.evaluated(run.start)
+  stop = run.start == c.steps or run.out_of_patience(run.start)
   batches = train_batches(run.rows.train, c, run.mesh, run.start)
-  for step in range(run.start + 1, c.steps + 1):
+  for step in () if stop else range(run.start + 1, c.steps + 1):
     with run.goodput.spent_on("data"):
       batch = next(batches)
     updates.add(run.update(step, batch))
@@ -95,18 +95,20 @@ def train(run: Run) -> dict[str, Any]:
     if evaluate or save:
       updates.write()  # raises if the loss is not finite, before such a state is saved
     if evaluate:
-      result = run.evaluate()
-      log.write(step, split, result)
+      result = run.evaluated(step)
+      last = last or run.out_of_patience(step)
+      save = save or last or run.is_best(step)
     if save:
       run.save(step, result if evaluate else None, stop=preempted or last)
     if preempted:
       raise preemption.Preempted(f"stopped by SIGTERM; step {step} is saved")
+    if last:
+      break
     if evaluate or save:
       updates.restart()
-  if not result:  # all updates had been made before
-    result = run.evaluate()
-    log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
-  return result
+  if stop:  # all updates had been made before
+    run.log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
+  return result or run.evaluate()
 
 
 class Run:
@@ -120,7 +122,8 @@ class Run:
     solutions: Solutions | None = None,
   ):
     """Reads the data and restores or initialises the state; `stack` closes what is opened."""
-    self.lock, self.goodput = lock, Goodput()
+    boards.check(c.train)
+    self.lock, self.goodput, self.read_before = lock, Goodput(), False
     with self.goodput.spent_on("start"):
       self.rows = read_rows(c, lock.workdir, solutions)
     metadata = self.rows.metadata
@@ -135,8 +138,10 @@ class Run:
     with self.goodput.spent_on("start"):
       self.state = self.first_state()
       self.start = int(self.state.step)  # updates made before this process; waits
+      if self.start:
+        self.checkpointer.evaluated = self.checkpointer.evaluations_until(self.start)
     self.guard = stack.enter_context(preemption.PreemptionGuard())
-    self.log = Log(lock, c.train.steps, self.start, stack)
+    self.log = Log(lock, c, self.start, stack)
     if "goodput" in self.log.last:
       self.goodput.resume(self.log.last["goodput"])
     self.log.say(self.summary())
@@ -147,7 +152,7 @@ class Run:
       self.log.say(f"warning: other packages than those of step {self.start}: {'; '.join(changed)}")
     rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
     tokens = c.train.batch_rows * c.data.row_length * self.rows.train.fill
-    self.updates = UpdateMetrics(self.log, self.goodput, rates, tokens)
+    self.updates = UpdateMetrics(self.log, self.goodput, c.train, rates, tokens)
     self.trace = stack.enter_context(contextlib.ExitStack())  # the profiler's, while it traces
 
   def first_state(self) -> step_lib.TrainState:
@@ -233,15 +238,14 @@ class Run:
 
     Every host computes the probabilities of its rows, and receives those of all rows.
     """
-    c, rows, read = self.config.train, self.rows.evaluation, self.programs.read
-    objective = self.config.loss.objective
+    c, rows, objective = self.config.train, self.rows.evaluation, self.config.loss.objective
     with self.goodput.spent_on("evaluation"):
       batches = (
         sharding_lib.global_batch(lambda i, of=numbers: rows[of[i]], c.batch_rows, self.mesh)
         for numbers in packing.eval_order(rows, c.batch_rows, c.eval_rows)
       )
       if objective == "language_model":
-        pairs = [jax.device_get(read(self.state.params, batch)) for batch in batches]
+        pairs = [jax.device_get(self.read(batch)) for batch in batches]
         count = sum(int(count) for _, count in pairs)
         nll = sum(float(nll) for nll, _ in pairs) / max(count, 1)
         return {"count": count, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
@@ -249,11 +253,43 @@ class Run:
       for batch in batches:
         batch_targets = np.asarray(self.programs.gather(batch.read_targets))
         kept = batch_targets.sum(-1) > 0
-        log_probs.append(np.asarray(read(self.state.params, batch))[kept])
+        log_probs.append(np.asarray(self.read(batch))[kept])
         targets.append(batch_targets[kept])
       probabilities = np.exp(np.concatenate(log_probs).astype(np.float64)).mean(axis=1)
       classes = self.rows.metadata.contract.labels
       return step_metrics.step_metrics(probabilities, np.concatenate(targets), classes)
+
+  def read(self, batch: Batch) -> Any:
+    """What `Programs.read` finds in a batch; the first call compiles it."""
+    with contextlib.ExitStack() as first:
+      if not self.read_before:
+        first.enter_context(self.goodput.spent_on("compilation"))
+        self.read_before = True
+      return jax.block_until_ready(self.programs.read(self.state.params, batch))
+
+  def evaluated(self, step: int) -> dict[str, Any]:
+    """The evaluation of this step's state, for the log and for this and later checkpoints."""
+    result, split = self.evaluate(), self.config.data.eval_name
+    self.checkpointer.evaluated[step] = evaluations.brief(result)
+    if not self.log.has(step, split):  # as when a run made up for it and was killed
+      self.log.write(step, split, result)
+    return result
+
+  def is_best(self, step: int) -> bool:
+    """With `train.stop_patience`: is this the best step so far?  All hosts agree."""
+    best = evaluations.without_better(self.checkpointer.evaluated, self.config.train.best_metric)[0]
+    return self.config.train.stop_patience > 0 and distributed.somewhere(best == step)
+
+  def out_of_patience(self, step: int) -> bool:
+    """Whether `train.stop_patience` ends the run at this step; if so, says why.  All hosts agree.
+
+    It follows from what the checkpoint holds, so a resumed run ends at the same step.
+    """
+    why = evaluations.why_stop(self.checkpointer.evaluated, self.config.train)
+    if ends := distributed.somewhere(bool(why)):
+      self.log.end(step)
+      self.log.say(f"early stopping at step {step}: {why}")
+    return ends
 
   def save(self, step: int, evaluation: dict[str, Any] | None, stop: bool) -> None:
     """Starts to save a checkpoint; if the process stops after it, waits until it is on disk.

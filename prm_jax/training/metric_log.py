@@ -1,4 +1,4 @@
-"""A run's metrics and its time: metrics.jsonl, TensorBoard events, a progress bar, goodput."""
+"""A run's metrics and its time: metrics.jsonl, other boards, a progress bar, goodput."""
 
 import collections
 import contextlib
@@ -14,7 +14,9 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+from prm_jax import config as config_lib
 from prm_jax.runtime import distributed, progress, storage, workdir_lock
+from prm_jax.training import boards
 
 AHEAD = 2  # updates; a save waits for them
 DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
@@ -27,15 +29,18 @@ class Goodput:
   def __init__(self):
     self._began, self._began_unix = time.perf_counter(), time.time()
     self.seconds: collections.Counter[str] = collections.Counter(away=0.0)
+    self.last: collections.Counter[str] = collections.Counter()  # seconds of each part's last time
 
   @contextlib.contextmanager
   def spent_on(self, part: str) -> Iterator[None]:
-    """Adds the time of the block to `part`."""
-    start = time.perf_counter()
+    """Adds the time of the block to `part`, but for that of the parts inside it."""
+    start, before = time.perf_counter(), self.seconds.total()
     try:
       yield
     finally:
-      self.seconds[part] += time.perf_counter() - start
+      inside = self.seconds.total() - before
+      self.last[part] = time.perf_counter() - start - inside
+      self.seconds[part] += self.last[part]
 
   def resume(self, last: dict[str, float]) -> None:
     """Adds the time of earlier processes, by their `summary` at the step that is resumed.
@@ -58,6 +63,17 @@ class Goodput:
     return {**about, **self.seconds}
 
 
+def seconds_left(c: config_lib.Train, step: int, step_seconds: float, goodput: Goodput) -> float:
+  """Seconds until the end, after this update and before what is due with it.
+
+  Evaluations and saves count as long as the last one took, and as nothing before there was one.
+  """
+  due = lambda every: c.steps // every - (step - 1) // every + (c.steps % every > 0)
+  left = (c.steps - step) * step_seconds
+  left += due(c.eval_every) * goodput.last["evaluation"]
+  return left + due(c.save_every) * goodput.last["checkpoint"]
+
+
 class Log:
   """Writes one JSON line per record: `{"step": 50, "split": "train", "loss": 0.61, ...}`.
 
@@ -65,29 +81,31 @@ class Log:
   """
 
   def __init__(
-    self, lock: workdir_lock.WorkdirLock, steps: int, step: int, stack: contextlib.ExitStack
+    self,
+    lock: workdir_lock.WorkdirLock,
+    c: config_lib.Experiment,
+    step: int,
+    stack: contextlib.ExitStack,
   ):
-    """Opens the log of a run of `steps` updates at `step`, and deletes the records after it.
+    """Opens the log of a run at `step`, and deletes the records after it.
 
     If another run takes over the work directory of `lock`, nothing more is uploaded.  `stack`
     closes what is opened.
     """
     self._writes, self._workdir = distributed.is_first(), lock.workdir
     self.last: dict[str, dict[str, Any]] = {}  # by split, the last record that was kept
-    self._path, self._board = os.devnull, None
+    self._path, self._boards = os.devnull, []
     if self._writes:
       self._folder = stack.enter_context(storage.local(lock.workdir, unless=lock.taken_by))
       self._path = self._folder / "metrics.jsonl"
       self._keep_until(step)
       with contextlib.suppress(ImportError):
-        import tensorboardX
-
-        events = str(self._folder / "tensorboard")
-        self._board = tensorboardX.SummaryWriter(events, purge_step=step + 1)
-        stack.callback(self._board.close)
+        self._boards.append(boards.TensorBoard(self._folder, step, stack))
+      if c.train.wandb:
+        self._boards.append(boards.WeightsAndBiases(c, lock.workdir, self._folder, stack))
     self._file = stack.enter_context(open(self._path, "a", encoding="utf-8"))  # noqa: SIM115
     self.bar = progress.Progress(
-      desc="training", total=steps, initial=step, unit="steps", disable=not self._writes
+      desc="training", total=c.train.steps, initial=step, unit="steps", disable=not self._writes
     )
     stack.callback(self.bar.close)
 
@@ -112,12 +130,12 @@ class Log:
     if self._writes:
       os.fsync(self._file.fileno())
     if self._writes and storage.in_bucket(self._workdir):
-      if self._board is not None:
-        self._board.flush()
+      for board in self._boards:
+        board.flush()
       storage.upload(self._folder, self._workdir)
 
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
-    """Records metrics of `split` at `step`; names of nested ones are joined in TensorBoard.
+    """Records metrics of `split` at `step`; names of nested ones are joined on the boards.
 
     NaN and infinity, which JSON does not have, become null.
     """
@@ -130,18 +148,20 @@ class Log:
       raise OSError(f"{self._path}: {error}") from error
     scalars = traverse_util.flatten_dict(values, sep="/")
     scalars = {name: x for name, x in scalars.items() if x is not None}
-    for name, value in scalars.items() if self._board is not None else ():
-      self._board.add_scalar(f"{split}/{name}", value, step)
+    for board in self._boards:
+      board.write(step, {f"{split}/{name}": value for name, value in scalars.items()})
     if split == "train":
       short = f"loss {values['loss']:.3f}  tokens/s {values['tokens_per_second']:.0f}"
-      if sys.stderr.isatty():
-        self.bar.set_postfix_str(short)
-      else:
-        left = self.bar.format_interval((self.bar.total - step) * values["step_seconds"])
-        self.say(f"step {step} of {self.bar.total}: {short}, {left} left")
+      self.bar.set_postfix_str(short, refresh=sys.stderr.isatty())
+      if not sys.stderr.isatty():
+        self.say(f"step {step} of {self.bar.total}: {short}, {self.bar.left(step)} left")
     elif split != "goodput" or step == self.bar.total:  # goodput is shown at the end
       shown = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
       self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown))
+
+  def end(self, step: int) -> None:
+    """Makes this update the last one, whose record of goodput is shown."""
+    self.bar.total = step
 
   def say(self, text: str) -> None:
     """Prints a line for people, on the first host."""
@@ -157,9 +177,17 @@ class UpdateMetrics:
   have the next one to work on.  The host stays at most `AHEAD` updates ahead of the devices.
   """
 
-  def __init__(self, log: Log, goodput: Goodput, rates: np.ndarray, tokens: float):
+  def __init__(
+    self,
+    log: Log,
+    goodput: Goodput,
+    c: config_lib.Train,
+    rates: np.ndarray,
+    tokens: float,
+  ):
     """Args: `rates`, the learning rate of each update; `tokens` of an update, on average."""
-    self._log, self._goodput, self._rates, self._tokens = log, goodput, rates, tokens
+    self._log, self._goodput, self._config = log, goodput, c
+    self._rates, self._tokens = rates, tokens
     self._pending: list[dict[str, jax.Array]] = []
     self._due: tuple[int, list[dict[str, jax.Array]]] | None = None  # a record to be written
     self._start: tuple[float, float] | None = None  # time, and seconds spent waiting for data
@@ -195,6 +223,8 @@ class UpdateMetrics:
     means["tokens_per_second"] = len(values) * self._tokens / seconds
     means["step_seconds"] = seconds / len(values)
     means["data_wait_seconds"] = waited / len(values)
+    c, each, goodput = self._config, means["step_seconds"], self._goodput
+    self._log.bar.estimate(lambda done: seconds_left(c, done, each, goodput), c.stop_patience > 0)
     self._log.write(step, "train", means)
     if waited / seconds >= DATA_BOUND:  # on each host: one machine may be slower than the others
       text = (

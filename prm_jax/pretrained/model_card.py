@@ -1,0 +1,229 @@
+"""The README.md of an export: a model card in the hub's format.
+
+Text from files (names, recipes, separators) is bounded and escaped; paths of this machine are left
+out.  What is not known is said to be unknown.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prm_jax import config as config_lib
+from prm_jax.pretrained import base_model, snippets
+from prm_jax.types import StepContract
+
+LONGEST = 120  # characters of a text from a file
+SHOWN = 24  # numbers of an evaluation with intervals
+METRICS = {"nll": "negative log-likelihood, nats", "accuracy": "accuracy of the class"}
+METRICS |= {"auroc": "AUROC, right against wrong", "ece": "expected calibration error"}
+METRICS |= {"perplexity": "perplexity"}
+NEUTRAL = {
+  "positive": "the neutral class counts as right: P(right) is P(0) + P(1)",
+  "negative": "the neutral class counts as wrong: P(right) is P(1)",
+  "none": "there is no neutral class",
+}
+READ = {
+  "process": "at the last token of the separator after each step",
+  "outcome": "once, at the last token of all, the end of the last separator",
+}
+CITATION = """@article{lightman2023lets,
+  title={Let's Verify Step by Step},
+  author={Lightman, Hunter and Kosaraju, Vineet and Burda, Yura and Edwards, Harri and Baker, Bowen
+    and Lee, Teddy and Leike, Jan and Schulman, John and Sutskever, Ilya and Cobbe, Karl},
+  journal={arXiv preprint arXiv:2305.20050},
+  year={2023}
+}"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+  """What a card is made of."""
+
+  name: str  # of the exported directory
+  kind: str  # as of `export.write`
+  step: int  # updates made
+  config: config_lib.Experiment  # of the run
+  contract: StepContract
+  bos_id: int | None
+  bases: Sequence[base_model.BaseModel]  # the run's start, and what that started from; (): random
+  dataset: str = ""  # its name; "": unknown
+  manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the run's
+  evaluation: Mapping[str, Any] | None = None  # of this step, during training
+  judged: Mapping[str, Any] | None = None  # what evaluate.py wrote about this step
+  versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of packages
+
+
+def text(value: Any) -> str:
+  """A text from a file as one bounded line of Markdown that is shown as it is."""
+  line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+  line = line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
+  return re.sub(r"([\\`*_{}\[\]()<>#|~&$@:])", r"\\\1", line)
+
+
+def code(value: str) -> str:
+  """A text with its line breaks spelled out, bounded, in a code span that it cannot leave."""
+  shown = json.dumps(value[:LONGEST], ensure_ascii=True).replace("`", "\\u0060")
+  return f"`{shown}`".replace("|", "\\u007c")
+
+
+def write(facts: Facts) -> str:
+  """The card."""
+  process = facts.contract.objective == "process"
+  noun = "process reward model" if process else "outcome reward model"
+  if facts.kind == "causal-lm":
+    noun = "language model"
+  parts = [_front_matter(facts), f"# {text(facts.name)}\n", _what(facts, noun)]
+  if facts.kind == "causal-lm":
+    parts.append(_code_section("Use it", snippets.of(None, facts.bos_id), facts.kind))
+  else:
+    used = snippets.of(facts.contract, facts.bos_id)
+    parts.append(_code_section("Score a step" if process else "Score a solution", used, facts.kind))
+    parts.append(_contract(facts.contract))
+  parts += [_data(facts), _metrics(facts), _training(facts)]
+  base = " Cite the base model, too, as its authors ask." if facts.bases else ""
+  parts.append(f"## How to cite\n\nThe method and PRM800K:{base}\n\n```bibtex\n{CITATION}\n```\n")
+  return "\n".join(parts)
+
+
+def _front_matter(facts: Facts) -> str:
+  """The hub's metadata, in YAML; every value has passed a pattern or is a constant."""
+  lm = facts.kind == "causal-lm"
+  lines = ["---", "library_name: transformers"]
+  lines.append(f"pipeline_tag: {'text-generation' if lm else 'token-classification'}")
+  known = [base.license for base in facts.bases if base.license]
+  if known and base_model.LICENSE.fullmatch(known[0]):
+    lines.append(f'license: "{known[0]}"')
+  if facts.bases and base_model.HUB_ID.fullmatch(name := facts.bases[-1].name):
+    lines.append(f'base_model: "{name}"')
+  tags = ["prm_jax"]
+  tags += [] if lm else ["reward-model", f"{facts.contract.objective}-reward-model"]
+  return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
+
+
+def _what(facts: Facts, noun: str) -> str:
+  lines = [f"A {noun} made with prm_jax."]
+  if not facts.bases:
+    lines.append("It was trained from random weights; no licence of a base model applies.")
+  for i, base in enumerate(facts.bases):
+    lines.append(f"{'It started from' if i == 0 else 'That one from'} {text(base.name)}.")
+  if facts.bases:
+    found = [base for base in facts.bases if base.license]
+    licence = f"{text(found[0].license)} ({text(found[0].found_in)})" if found else ""
+    lines.append(f"Licence of the base: {licence or 'unknown: see the base model'}.")
+  if facts.kind == "causal-lm" and facts.contract.objective != "language_model":
+    lines.append("This export has its trunk and language-model head, and no step head.")
+  return "\n".join(lines) + "\n"
+
+
+def _code_section(title: str, code_of: Mapping[str, str], kind: str) -> str:
+  parts = [f"## {title}\n"]
+  for library, source in code_of.items():
+    parts.append(f"With {library}:\n\n```python\n{source.strip()}\n```\n")
+  documented = snippets.VLLM_DOCUMENTED[kind]
+  parts.append(f"{documented}; the second snippet follows its pages, and was not run.\n")
+  return "\n".join(parts)
+
+
+def _contract(contract: StepContract) -> str:
+  neutral = NEUTRAL.get(contract.neutral, text(contract.neutral))
+  lines = [
+    "## Contract\n",
+    "Probabilities mean this only for a text laid out as the code above does, which `prm_jax.json` "
+    "also says.\n",
+    f"* Separator, after the problem and after each step: {code(contract.separator)}, tokens "
+    f"`{[int(each) for each in contract.separator_ids]}`, encoded by itself.",
+    f"* Read {READ[contract.objective]}.",
+    f"* Classes, in order: {', '.join(code(each) for each in contract.classes)}.",
+  ]
+  if contract.objective == "process":
+    lines.append(f"* Neutral: {neutral}.")
+  if contract.heads > 1:
+    lines.append(f"* An ensemble of {contract.heads} heads, whose mean is the probability.")
+  return "\n".join([*lines, f"* sha256 of the tokenizer: {code(contract.tokenizer_hash)}.", ""])
+
+
+def _data(facts: Facts) -> str:
+  c = facts.config
+  name = text(facts.dataset) or "unknown: it was not there at the export"
+  lines = ["## Data\n", f"* Dataset: {name}."]
+  lines.append(f"* Recipe of the labels: {text(facts.contract.recipe)}.")
+  if c.data.also:
+    lines.append("* With the solutions of a second dataset (`data.also`).")
+  if c.data.share < 1:
+    lines.append(f"* Trained on {c.data.share:.0%} of the problems (`data.share`).")
+  for split in facts.manifest:
+    counts = dict(_of(facts.manifest, split))
+    targets = ", ".join(f"{_number(n)} of class {code(k)}" for k, n in _of(counts, "targets"))
+    shown = [f"{_number(counts[key])} {key}" for key in ("examples", "tokens") if key in counts]
+    dropped = sum(n for _, n in _of(counts.get("conversion"), "dropped") if _is_number(n))
+    shown += [targets] if targets else []
+    shown += [f"{_number(dropped)} dropped by the recipe"] if dropped else []
+    lines.append(f"* {text(split)}: {'; '.join(shown)}.")
+  return "\n".join([*lines, ""])
+
+
+def _metrics(facts: Facts) -> str:
+  lines = ["## Metrics\n"]
+  if facts.judged:
+    found = facts.judged
+    lines.append(f"evaluate.py on {text(found.get('benchmark', '?'))}, 95 % intervals:\n")
+    lines += ["| measure | value | from | to |", "|---|---|---|---|"]
+    for name, _ in _of(found, "intervals")[:SHOWN]:
+      row = dict(_of(found["intervals"], name))
+      cells = [row.get(key) for key in ("value", "low", "high")]
+      lines.append(f"| {text(name)} | {' | '.join(map(_number, cells))} |")
+    lines.append("")
+  if facts.evaluation:
+    counted, split = _number(facts.evaluation.get("count")), text(facts.config.data.eval_name)
+    rows = f"at most {facts.config.train.eval_rows:,} rows"
+    lines.append(f"During training, on {counted} targets of the split {split} ({rows}):\n")
+    lines += ["| measure | value |", "|---|---|"]
+    for name, words in METRICS.items():
+      if name in facts.evaluation:
+        lines.append(f"| {words} | {_number(facts.evaluation[name])} |")
+    lines.append("")
+  if not facts.judged and not facts.evaluation:
+    lines.append("This step was not evaluated.\n")
+  return "\n".join(lines)
+
+
+def _training(facts: Facts) -> str:
+  c, train = facts.config, dict(_of(facts.manifest, "train"))
+  fill = train.get("fill") if _is_number(train.get("fill")) else 1.0
+  tokens = facts.step * c.train.batch_rows * c.data.row_length * fill
+  trained = {"all": "all parameters", "head": "the step head", "lora": "low-rank factors"}
+  rank = f" of rank {c.model.lora_rank}, merged here" if c.optim.trained == "lora" else ""
+  lines = [
+    "## Training\n",
+    f"* {facts.step:,} updates of {c.train.steps:,}, about {tokens:,.0f} tokens (rows of "
+    f"{c.data.row_length:,} tokens, {c.train.batch_rows:,} an update).",
+    f"* Trained: {trained[c.optim.trained]}{rank}; objective `{c.loss.objective}`.",
+    f"* AdamW, learning rate {c.optim.learning_rate:g} after {c.optim.warmup_steps:,} updates of "
+    f"warm-up, then a cosine to {c.optim.final_fraction:g} of it; weight decay "
+    f"{c.optim.weight_decay:g}; gradient norm clipped at {c.optim.clip_norm:g}.",
+    f"* Parameters {c.model.param_dtype}, activations {c.model.dtype}; seed {c.train.seed}.",
+  ]
+  if c.loss.language_model_weight:
+    lines.append(f"* With a next-token loss of weight {c.loss.language_model_weight:g}.")
+  if versions := ", ".join(f"{text(k)} {text(x)}" for k, x in facts.versions.items()):
+    lines.append(f"* Packages: {versions}.")
+  return "\n".join([*lines, ""])
+
+
+def _of(values: Any, key: str) -> list[tuple[str, Any]]:
+  """The items of an object within another; [] if it is not there."""
+  found = values.get(key) if isinstance(values, Mapping) else None
+  return list(found.items()) if isinstance(found, Mapping) else []
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> str:
+  """A number for people; "undefined" for what is none."""
+  if not _is_number(value):
+    return "undefined"
+  return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

@@ -1,0 +1,146 @@
+"""train.stop_patience: a run ends when its metric gets no better, and its best step is kept."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from prm_jax import config as config_lib
+from prm_jax.runtime import command_line, preemption
+from prm_jax.training import checkpoint, evaluations, loop
+
+pytestmark = pytest.mark.usefixtures("one_device")
+# By step.  Better until step 4, then twice no better.
+NLL = {2: 0.7, 4: 0.5, 6: 0.6, 8: 0.55, 10: 0.4, 12: 0.3}
+AUROC = {2: 0.6, 4: None, 6: 0.7, 8: 0.5, 10: 0.7, 12: 0.9}
+
+
+@dataclasses.dataclass(frozen=True)
+class Args:
+  config: config_lib.Experiment = config_lib.Experiment()
+
+
+@pytest.fixture
+def experiment(arithmetic_data, monkeypatch):
+  """A run of 12 steps, evaluated at every second and saved at every third, of known metrics."""
+
+  def evaluate(self):
+    step = int(self.state.step)
+    return {"count": 9, "nll": NLL[step], "accuracy": 0.5, "auroc": AUROC[step], "ece": 0.1}
+
+  monkeypatch.setattr(loop.Run, "evaluate", evaluate)
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  options = {"steps": 12, "eval_every": 2, "save_every": 3, "keep": 1, "stop_patience": 2}
+  return tiny.change(experiment, "train", **options)
+
+
+@pytest.fixture
+def killing(monkeypatch):
+  """A function that has the next run killed, or stopped by SIGTERM, after a record."""
+  write = loop.Log.write
+
+  def kill(at, split, term=False):
+    def writing(self, step, name, values):
+      write(self, step, name, values)
+      if (step, name) == (at, split):
+        monkeypatch.setattr(loop.Log, "write", write)
+        if not term:
+          raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(loop.Log, "write", writing)
+
+  return kill
+
+
+def kept(workdir):
+  """Steps of the checkpoints, the best of them, and the last step with a record."""
+  with contextlib.closing(checkpoint.Checkpointer(workdir)) as reader:
+    best = reader.newest(lambda step, _: step, "best")[2]
+    return reader.steps(), best, tiny.records(workdir)[-1]["step"]
+
+
+@pytest.mark.parametrize(
+  ("metric", "patience", "expected"),
+  [
+    ("nll", 2, ([4, 8], 4, 8)),
+    ("nll", 3, ([12], 12, 12)),  # a better one at 10 starts the count again
+    ("auroc", 2, ([10], 10, 10)),  # undefined and equal are no better; of equals the later is kept
+  ],
+)
+def test_a_metric_that_gets_no_better_stops_the_run(
+  experiment, tmp_path, capsys, metric, patience, expected
+):
+  """It ends after that many evaluations; the best step is kept, although save_every has others."""
+  options = {"best_metric": metric, "stop_patience": patience}
+  loop.run(tiny.change(experiment, "train", **options), tmp_path)
+  assert kept(tmp_path) == expected
+  said, last = capsys.readouterr().err, expected[2]
+  assert (f"early stopping at step {last}" in said) == (last < 12)
+  assert f"step {last} goodput" in said
+
+
+@pytest.mark.parametrize(
+  "kill",
+  [
+    pytest.param((7, "train"), id="between"),
+    pytest.param((8, "test"), id="after the evaluation, before the save"),
+    pytest.param((5, "train", True), id="SIGTERM"),
+    pytest.param((7, "train", True), id="SIGTERM, before the evaluation that ends it"),
+  ],
+)
+def test_a_resumed_run_stops_where_an_uninterrupted_one_does(experiment, tmp_path, killing, kill):
+  """Killed or preempted anywhere, it ends at the same step, in the same state, with the same log.
+
+  Run once more, it does nothing; with more patience it goes on.
+  """
+  experiment = tiny.change(experiment, "train", log_every=1)
+  loop.run(experiment, tmp_path / "whole")
+  killing(*kill)
+  with pytest.raises((KeyboardInterrupt, preemption.Preempted)):
+    loop.run(experiment, tmp_path / "killed")
+  assert checkpoint.latest(tmp_path / "killed")[0] in (6, 8)
+  for _ in range(2):
+    loop.run(experiment, tmp_path / "killed")
+    states = tiny.final_state(tmp_path / "whole"), tiny.final_state(tmp_path / "killed")
+    jax.tree.map(np.testing.assert_array_equal, *states)
+    assert tiny.records(tmp_path / "whole") == tiny.records(tmp_path / "killed")
+  assert checkpoint.latest(tmp_path / "killed")[0] == 8
+  loop.run(tiny.change(experiment, "train", stop_patience=3), tmp_path / "killed")
+  assert checkpoint.latest(tmp_path / "killed")[0] == 12
+
+
+def test_a_metric_of_an_evaluation_that_was_made_up_counts(experiment, tmp_path, killing):
+  """A step that was saved in a hurry, without its evaluation, can be the best nevertheless."""
+  experiment = tiny.change(experiment, "train", log_every=1, save_every=100)
+  killing(3, "train", term=True)
+  with pytest.raises(preemption.Preempted, match="step 4 is saved"):
+    loop.run(experiment, tmp_path)
+  loop.run(experiment, tmp_path)
+  assert kept(tmp_path) == ([4, 8], 4, 8)
+
+
+def test_what_is_known_of_evaluations():
+  """Ranking takes the later of equals; patience counts from the first of them."""
+  known = {2: {"nll": 0.5}, 4: {"nll": float("nan")}, 6: {"nll": 0.5}, 8: {}}
+  assert evaluations.ranked(known, "nll") == [6, 2]
+  assert evaluations.without_better(known, "nll") == (2, 3)
+  assert evaluations.without_better(known, "auroc") == (None, 0)
+
+
+def test_a_wrong_metric_names_the_nearest(monkeypatch, capsys):
+  """In a config file and in a flag; and a run that may stop must keep its best step."""
+  with pytest.raises(ValueError, match=r"train\.best_metric='aurok'.*the nearest is auroc"):
+    config_lib.Train(best_metric="aurok")
+  with pytest.raises(ValueError, match=r"train\.keep_best=0: expected keep_best of 1"):
+    config_lib.Train(stop_patience=1, keep_best=0)
+  for flag in (["--config.train.best_metric=auc"], ["--config.train.best_metric", "auc"]):
+    monkeypatch.setattr("sys.argv", ["train.py", "--config=configs/arithmetic.py", *flag])
+    with pytest.raises(SystemExit):
+      command_line.parse(Args)
+    assert "best_metric=auc: did you mean" in capsys.readouterr().err

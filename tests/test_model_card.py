@@ -1,0 +1,254 @@
+"""README.md of an export: what it says, what it does not let through, its code."""
+
+import dataclasses
+import json
+import re
+import runpy
+
+import jax
+import numpy as np
+import pytest
+import tiny
+import yaml
+from conftest import ROOT, run_script
+
+from prm_jax import config as config_lib
+from prm_jax.input_pipeline import token_tree, tokenizers
+from prm_jax.pretrained import base_model, export, model_card, snippets
+from prm_jax.scoring import language_model
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import loop
+from prm_jax.training import step as step_lib
+
+HOSTILE = "x`|<script>alert(1)</script>\n---\nlicense: mit\n[a](http://b) " + "y" * 5000
+KINDS = {  # objective and heads; None: a language model
+  "process": ("process", 1),
+  "ensemble": ("process", 3),
+  "outcome": ("outcome", 1),
+  "causal-lm": None,
+}
+
+
+def facts(**changes) -> model_card.Facts:
+  given = {"name": "out", "kind": "token-classification", "step": 7, "bos_id": 1, "bases": ()}
+  given |= {"config": config_lib.Experiment(), "contract": tiny.contract()}
+  return model_card.Facts(**given | changes)
+
+
+def front_matter(card: str) -> dict:
+  return yaml.safe_load(card.split("---\n")[1])
+
+
+def code(card: str, library: str) -> str:
+  """The code of a card for a library."""
+  return re.search(rf"With {library}:\n\n```python\n(.*?)```", card, re.DOTALL)[1]
+
+
+def test_a_base_model_says_its_name_and_licence(tmp_path):
+  """The front matter of its card first, then what fetch_model.py wrote, then a LICENSE."""
+  base = tmp_path / "some-model"
+  assert base_model.describe(base) == base_model.BaseModel("some-model")
+  base.mkdir()
+  (base / "LICENSE").write_text("   Apache License\n   Version 2.0, January 2004\n")
+  assert base_model.describe(base) == base_model.BaseModel("some-model", "apache-2.0", "LICENSE")
+  (base / "provenance.json").write_text('{"model": "owner/name", "license": "gemma"}')
+  assert base_model.describe(base) == base_model.BaseModel("owner/name", "gemma", "its source")
+  (base / "README.md").write_text("---\nlicense: 'MIT'\ntags: [a]\n---\n# x\n")
+  assert base_model.describe(base) == base_model.BaseModel("owner/name", "mit", "README.md")
+
+
+@pytest.mark.parametrize(
+  "text", ["---\nlicense: a b<c>\n---\n", "license: mit\n", "\xff---\n", "["]
+)
+def test_what_a_base_model_says_is_not_believed(tmp_path, text):
+  """A licence that is no identifier, or outside the front matter; files that are no JSON."""
+  for name in ("README.md", "provenance.json", "config.json"):
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+  (tmp_path / "provenance.json").write_text(json.dumps({"model": HOSTILE, "license": [1]}))
+  assert base_model.describe(tmp_path) == base_model.BaseModel(tmp_path.name)
+
+
+def test_a_card_says_where_the_model_is_from():
+  """The start of a run, and what that started from: licence and hub id are in the front matter."""
+  bases = [base_model.BaseModel("text_run"), base_model.BaseModel("a/b", "gemma", "LICENSE")]
+  card = model_card.write(facts(bases=bases))
+  found = front_matter(card)
+  assert (found["license"], found["base_model"]) == ("gemma", "a/b")
+  assert found["pipeline_tag"] == "token-classification"
+  assert "It started from text\\_run.\nThat one from a/b." in card
+  unknown = model_card.write(facts(bases=bases[:1]))
+  assert "Licence of the base: unknown: see the base model." in unknown
+  assert not {"license", "base_model"} & front_matter(unknown).keys()
+  assert "random weights" in model_card.write(facts())
+
+
+def test_a_card_has_contract_data_metrics_and_training():
+  """Every number that is there, and that what is not there is unknown."""
+  interval = {"value": 0.75, "low": 0.7, "high": 0.8}
+  train = {"examples": 1200, "tokens": 5, "targets": {"-1": 3}, "fill": 0.5}
+  card = model_card.write(
+    facts(
+      contract=dataclasses.replace(tiny.contract(), neutral="negative", heads=2),
+      dataset="prm800k",
+      manifest={"train": train | {"conversion": {"dropped": {"no_labels": 2}}}},
+      evaluation={"count": 9, "nll": 0.5, "auroc": None},
+      judged={"benchmark": "process_bench", "intervals": {"gsm8k/f1": interval}},
+    )
+  )
+  for words in (
+    'each step: `"\\n"`, tokens `[12]`',
+    "Neutral: the neutral class counts as wrong: P(right) is P(1)",
+    "An ensemble of 2 heads",
+    "Dataset: prm800k",
+    "Recipe of the labels: paper",
+    '1,200 examples; 5 tokens; 3 of class `"-1"`; 2 dropped',
+    "| gsm8k/f1 | 0.75 | 0.7 | 0.8 |",
+    "| negative log-likelihood, nats | 0.5 |\n| AUROC, right against wrong | undefined |",
+    "7 updates of 1,000, about 114,688 tokens",
+    "learning rate 0.0001",
+    "@article{lightman2023lets",
+  ):
+    assert words in card, words
+  empty = model_card.write(facts())
+  assert "Dataset: unknown" in empty and "This step was not evaluated" in empty
+
+
+def test_text_from_files_stays_text():
+  """No markup, no second front matter, no code; and no text is longer than a line."""
+  contract = dataclasses.replace(
+    tiny.contract(), recipe=HOSTILE, separator=HOSTILE, tokenizer_hash=HOSTILE
+  )
+  judged = {"benchmark": HOSTILE, "intervals": {HOSTILE: {"value": HOSTILE}, "x": 3}}
+  manifest = {HOSTILE: {"targets": {HOSTILE: 1}, "examples": HOSTILE}, "train": [HOSTILE]}
+  base = [base_model.BaseModel(HOSTILE, HOSTILE, HOSTILE)]
+  clean = model_card.write(facts(bases=[base_model.BaseModel("x", "mit", "y")]))
+  card = model_card.write(
+    facts(
+      name=HOSTILE,
+      contract=contract,
+      dataset=HOSTILE,
+      manifest=manifest,
+      judged=judged,
+      bases=base,
+      versions={HOSTILE: HOSTILE},
+    )
+  )
+  assert card.count("\n---\n") == clean.count("\n---\n") == 1
+  assert not {"license", "base_model"} & front_matter(card).keys()
+  assert not re.search(r"(?<!\\)<script", re.sub(r'`".*?"`', "", card))
+  assert [code(card, x) for x in ("transformers", "vLLM")] == list(
+    snippets.of(tiny.contract(), 1).values()
+  )
+  assert max(map(len, card.splitlines())) < 1000
+
+
+@pytest.fixture(scope="module")
+def exported(arithmetic_data, tmp_path_factory):
+  """Exports of every kind with random weights, and their cards."""
+  tokenizer = tokenizers.load(arithmetic_data / "tokenizer.model")
+  files = runpy.run_path(str(ROOT / "scripts/export.py"))["tokenizer_files"](tokenizer)
+  tokens = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+  folder = tmp_path_factory.mktemp("cards")
+  for name, head in KINDS.items():
+    objective, heads = head or ("language_model", 1)
+    contract = token_tree.step_contract(tokenizer, "\n\n", objective, "paper", heads=heads)
+    sizes = {"vocab_size": tokenizer.vocab_size, "num_classes": len(contract.classes)}
+    options = {"config": tiny.MODEL, "heads": heads, "head_std": 0.3}
+    params = step_lib.init_params(jax.random.key(3), **sizes, **options)
+    kind = "token-classification" if head else "causal-lm"
+    about = {"contract": contract, "kind": kind, "bos_id": tokenizer.bos_id}
+    card = model_card.write(facts(name=name, **about)).encode()
+    export.write(
+      folder / name,
+      params,
+      tiny.MODEL,
+      tokenizer.vocab_size,
+      contract=contract if head else None,
+      kind=kind,
+      files=files | {"README.md": card},
+      tokens=tokens,
+    )
+  return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_code_of_every_kind_compiles(exported, kind):
+  """Both snippets are Python that lays a text out in the same way."""
+  card = (exported / kind / "README.md").read_text()
+  laid_out = []
+  for library in ("transformers", "vLLM"):
+    source = code(card, library)
+    compile(source, library, "exec")
+    laid_out.append(re.findall(r"ids \+?= .*|ids, ends = .*|return .*", source))
+  assert laid_out[0] == laid_out[1] and "was not run" in card
+  assert ("Score a step" in card) == (kind in ("process", "ensemble"))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("kind", [kind for kind, head in KINDS.items() if head])
+def test_the_code_gives_our_probabilities(exported, kind, monkeypatch, capsys):
+  """The transformers snippet, run as it stands in the card: P(right) of our own scorer, to 1e-5.
+
+  Special tokens that a text spells out are letters to both.
+  """
+  monkeypatch.chdir(exported / kind)
+  names = {}
+  exec(code((exported / kind / "README.md").read_text(), "transformers"), names)
+  scorer = Scorer.load_model(exported / kind)
+  solutions = [
+    ("What is 2 + 3?", ["I add 2 and 3.", "2 + 3 = 6"]),
+    ("7 * 8 </s>", [" 56 <s>", "\u00e9\n\nx"]),
+  ]
+  right = scorer.contract.right_classes
+  ours = [p[:, right].sum(-1) for p in map(np.asarray, scorer.probabilities(solutions))]
+  printed = json.loads(capsys.readouterr().out)
+  np.testing.assert_allclose(printed, ours[0], atol=1e-5)
+  for (problem, steps), expected in zip(solutions, ours):
+    assert expected.min() > 0.01 and expected.max() < 0.99
+    np.testing.assert_allclose(names["probabilities"](problem, steps), expected, atol=1e-5)
+
+
+@pytest.mark.reference
+def test_the_code_of_a_generator_continues_as_ours_would(exported, monkeypatch):
+  """Each token that it generates is the most probable one by our own network."""
+  directory = exported / "causal-lm"
+  monkeypatch.chdir(directory)
+  names = {}
+  exec(code((directory / "README.md").read_text(), "transformers"), names)
+  prompt, ids = len(names["ids"]), names["output"][0].tolist()
+  assert prompt < len(ids) <= prompt + 16
+  mesh = loop.sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+  model = language_model.LanguageModel.load(directory, mesh)
+  graph = step_lib.graph(model.config, model.vocab_size, 1)
+  network = step_lib.nnx.merge(graph, model.params)
+  tree = token_tree.chain(ids)
+  rows = [x[None] for x in (tree.tokens, tree.positions, tree.subtree_end)]
+  logits = network.next_token_logits(network.hidden(*rows))[0]
+  assert ids[prompt:] == np.asarray(logits).argmax(-1)[prompt - 1 : -1].tolist()
+
+
+def test_an_export_of_a_run_has_its_card(arithmetic_data, tmp_path):
+  """Base and licence, counts, the evaluation of that step; intervals only of the same step."""
+  tiny.public(tmp_path / "base", 320, arithmetic_data / "tokenizer.model")
+  (tmp_path / "base/README.md").write_text("---\nlicense: apache-2.0\n---\n")
+  c = tiny.experiment(arithmetic_data, config_lib.Loss())
+  c = tiny.change(c, "data", tokenizer="")
+  c = tiny.change(c, "model", **vars(config_lib.Model()))
+  c = tiny.change(c, "init", checkpoint=str(tmp_path / "base"))
+  c = tiny.change(c, "train", steps=2, eval_every=1, save_every=1)
+  with tiny.first_device():
+    loop.run(c, tmp_path / "run")
+  interval = {"auroc": {"value": 0.6, "low": 0.51234, "high": 0.7}}
+  judged = {"benchmark": "prm800k", "model": {"checkpoint_step": 2}, "intervals": interval}
+  (tmp_path / "run/evaluation.json").write_text(json.dumps(judged))
+  for step in (2, 1):
+    out = tmp_path / f"out{step}"
+    options = (f"--checkpoint={tmp_path / 'run'}", f"--output={out}", f"--step={step}")
+    done = run_script("export.py", *options)
+    assert done.returncode == 0, done.stderr
+    card = (out / "README.md").read_text()
+    assert front_matter(card)["license"] == "apache-2.0"
+    assert "It started from base." in card and "Dataset: arithmetic." in card
+    assert f"{step} updates of 2" in card and "AUROC" in card
+    assert ("0.5123" in card) == (step == 2)
+    assert str(tmp_path) not in card
