@@ -52,6 +52,7 @@ setuptools.setup(
   ],
   extras_require={
     "beam": ["apache-beam>=2.77"],
+    "docs": ["sphinx>=9.0", "myst-parser>=5.0", "furo>=2025.12"],  # scripts/docs.sh only
     "gguf": ["gguf>=0.17"],  # scripts/fetch_model.py only
     # what public models are compared with, and trainers of the examples, in tests only
     "reference": ["torch>=2.6", "transformers>=4.57", "trl>=1.16"],
