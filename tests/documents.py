@@ -4,17 +4,18 @@ import ast
 import contextlib
 import dataclasses
 import functools
-import importlib
+import importlib.util
 import io
 import pathlib
 import re
 import shlex
 import sys
+import types
 from collections.abc import Iterator
+from unittest import mock
 
 from conftest import ROOT
 
-from prm_jax import config as config_lib
 from prm_jax.runtime import command_line
 
 FENCE = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.M | re.S)
@@ -146,61 +147,62 @@ class Parsed(Exception):
   """Ends a script's `main` where its flags have been read."""
 
 
+@functools.cache
+def module(path: pathlib.Path) -> types.ModuleType:
+  """A script, imported; tyro resolves its types by the module's name."""
+  spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+  sys.modules[spec.name] = found = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(found)
+  return found
+
+
 def of_python(path: pathlib.Path, given: Command) -> str:
   """What the parser of a script says of a call."""
-  sys.path.insert(0, str(path.parent))
-  script, real, argv = importlib.import_module(path.stem), command_line.parse, sys.argv
-  sys.path.remove(str(path.parent))
+  script, read, said = module(path), command_line.parse, io.StringIO()
+  arguments = [NUMBER.sub(r"\g<1>2", word) for word in given.arguments]
+  arguments = [f"--config={CONFIG}" if word == "--config=..." else word for word in arguments]
+  arguments = [SOME.get(path.name, word) if word == "NAME" else word for word in arguments]
 
   def parse(args, description=None):
     sys.argv = [path.name, *filled(args, sys.argv[1:], given.whole)]
-    real(args, description)
+    read(args, description)
     raise Parsed
 
   def run(*_):
     raise Parsed
 
-  said = io.StringIO()
-  arguments = [NUMBER.sub(r"\g<1>2", word) for word in given.arguments]
-  arguments = [f"--config={CONFIG}" if word == "--config=..." else word for word in arguments]
-  arguments = [SOME.get(path.name, word) if word == "NAME" else word for word in arguments]
-  if path.name == "benchmark.py":
-    script.run = run
-  sys.argv, command_line.parse = [path.name, *arguments], parse
-  try:
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+  with (
+    mock.patch.object(command_line, "parse", parse),
+    mock.patch.dict(vars(script), {"run": run} if path.name == "benchmark.py" else {}),
+    mock.patch.object(sys, "argv", [path.name, *arguments]),
+    contextlib.redirect_stderr(said),
+    contextlib.redirect_stdout(said),
+  ):
+    try:
       script.main()
-  except Parsed:
-    return ""
-  except SystemExit as error:
-    if not error.code and "--help" in arguments:
+    except Parsed:
       return ""
-    words = f"{said.getvalue()}{error.code}"
-    return "" if not given.whole and "Missing argument" in words else words  # a flag is named
-  except ValueError as error:
-    return str(error)
-  finally:
-    sys.argv, command_line.parse = argv, real
+    except SystemExit as error:
+      if not error.code and "--help" in arguments:
+        return ""
+      words = f"{said.getvalue()}{error.code}"
+      return "" if not given.whole and "Missing argument" in words else words  # a flag is named
+    except ValueError as error:
+      return str(error)
   return "its flags were not read"
 
 
 def filled(args: type, argv: list[str], whole: bool) -> list[str]:
   """Arguments with values for required flags that a call leaves open."""
-  if whole:
-    return argv
-  given = {word.partition("=")[0] for word in argv}
-  for field in dataclasses.fields(args):
+  given, more = {word.partition("=")[0] for word in argv}, []
+  for field in dataclasses.fields(args) if not whole else ():
     flag = f"--{field.name}"
-    positional = field.name == "name"
-    if field.default is not dataclasses.MISSING or flag in given or positional:
-      continue
-    if field.type in (config_lib.Experiment, "config_lib.Experiment"):
-      argv = [*argv, f"{flag}={CONFIG}"]
-    elif field.default_factory is dataclasses.MISSING:
-      argv = [*argv, flag, "x"]
-  if any(field.name == "config" for field in dataclasses.fields(args)) and "--config" not in given:
-    argv = [*argv, f"--config={CONFIG}"] if f"--config={CONFIG}" not in argv else argv
-  return argv
+    required = field.default is field.default_factory is dataclasses.MISSING
+    if field.name == "config" and flag not in given:
+      more.append(f"{flag}={CONFIG}")
+    elif required and flag not in given and field.name != "name":  # that one is positional
+      more += [flag, "x"]
+  return [*argv, *more]
 
 
 def python_blocks(text: str) -> Iterator[tuple[str, bool]]:

@@ -30,12 +30,9 @@ def test_links_lead_somewhere(page):
 def test_commands_are_those_of_the_scripts(page, monkeypatch):
   """Every call of a script is one that the script's own parser accepts, values included."""
   monkeypatch.chdir(ROOT)
-  wrong = {
-    str(each): said
-    for each in documents.commands(TEXTS[page])
-    if (said := documents.complaint(each))
-  }
-  assert not wrong
+  found = [*documents.commands(TEXTS[page])]
+  assert len(found) >= len(re.findall(r"^ *(?:python|bash) scripts/\w", TEXTS[page], re.M))
+  assert not {str(each): said for each in found if (said := documents.complaint(each))}
 
 
 @pytest.mark.parametrize("page", PAGES)
