@@ -66,6 +66,7 @@ setuptools.setup(
     "cuda": [*TRAIN, "jax[cuda12]>=0.10.2"],
     "beam": [*TRAIN, "apache-beam>=2.77"],
     "gguf": [*TRAIN, "gguf>=0.17"],  # scripts/fetch_model.py only
+    "docs": [*TRAIN, "sphinx>=9.0", "myst-parser>=5.0", "furo>=2025.12"],  # scripts/docs.sh only
     # what public models are compared with, and trainers of the examples, in tests only
     "reference": [*TRAIN, "torch>=2.6", "transformers>=4.57", "trl>=1.16"],
     "serve": [*TRAIN, "aiohttp>=3.11"],  # scripts/serve.py only

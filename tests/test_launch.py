@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 
-import conftest
 import pytest
 from conftest import ROOT
 
@@ -175,17 +174,3 @@ def test_the_image():
   for path in (ROOT / "Dockerfile", SCRIPT):
     (asked,) = re.findall(r"'\.\[([\w,]+)\]'", path.read_text())
     assert {*asked.split(",")} <= {*extras}
-
-
-def test_documented_flags_exist():
-  """Every flag that docs/tpu.md gives to a script is one that its --help lists."""
-  text = (ROOT / "docs" / "tpu.md").read_text().replace("\\\n", " ")
-  used = {}
-  for name, flags in re.findall(r"^ *(?:python|bash) scripts/(\S+)(.*?)(?:  #.*)?$", text, re.M):
-    words = {word.partition("=")[0] for word in shlex.split(flags) if word.startswith("--")}
-    used[name] = used.get(name, set()) | words - {"--"}
-  assert {"prepare_data.py", "compile_for_tpu.py", "launch_tpu.sh"} <= {*used}
-  for name, flags in used.items():
-    shell = name.endswith(".sh")
-    done = bash(SCRIPT, "--help") if shell else conftest.run_script(name, "--help")
-    assert flags <= {*re.findall(r"--[a-z_]+(?:\.[a-z_0-9]+)*", done.stdout)}, name

@@ -27,15 +27,16 @@ def diagnose(
   Args:
     trees: the solutions with the alternatives of their steps, for what is about steps.
 
-  calibration: see `calibration`.
-  length_bias: Spearman's correlation of each reduction with the number of steps, among solutions
-    with and without a wrong step.  Of a solution score that ignores length both are 0.
-  minimum_at_last_step: share of solutions of two steps or more whose smallest score is the last; it
-    is higher the more the scores are of outcomes (arXiv:2501.07301, figure 8).
-  right_answer_wrong_steps: solutions whose answer is right and a step wrong; the share in which
-    some step is below the threshold, and in which the first such is the first wrong one.
-  by_rating: mean score of the steps of each human rating, and Spearman's correlation of both.
-  uncertainty: of an ensemble, see `uncertainty`.
+  Returns:
+    calibration: see `calibration`.
+    length_bias: Spearman's correlation of each reduction with the number of steps, among solutions
+      with and without a wrong step.  Of a solution score that ignores length both are 0.
+    minimum_at_last_step: share of solutions of two steps or more whose smallest score is the last;
+      it is higher the more the scores are of outcomes (arXiv:2501.07301, figure 8).
+    right_answer_wrong_steps: solutions whose answer is right and a step wrong; the share in which
+      some step is below the threshold, and in which the first such is the first wrong one.
+    by_rating: mean score of the steps of each human rating, and Spearman's correlation of both.
+    uncertainty: of an ensemble, see `uncertainty`.
   """
   out = {
     "calibration": calibration(trees or judged),

@@ -32,16 +32,16 @@ def step_rewards(
     probabilities: P(right) of each step, `[..., S]`.
     valid: whether there is a step, bool `[..., S]`.
     form: "product": what the step changes of the product of probabilities, prod(i <= t) p_i -
-        prod(i < t) p_i, where the product before the first step counts as 0.  The rewards of a
-        solution add up to its product score, so the first is P(right), and all others are
-        negative or zero.
+      prod(i < t) p_i, where the product before the first step counts as 0.  The rewards of a
+      solution add up to its product score, so the first is P(right), and all others are negative
+      or zero.
       "minimum": r_t weighted by softmax(-r / temperature) over the solution's steps, with r =
-        2 P(right) - 1.  The rewards of a solution add up to its smallest r as the temperature goes
-        to 0.  PURE (Cheng et al. 2025, arXiv 2504.15275); r and its temperature as in
-        `turn_process_reward_logits_to_reward`, openrlhf/utils/utils.py of CJReinforce/PURE.
+      2 P(right) - 1.  The rewards of a solution add up to its smallest r as the temperature goes to
+      0.  PURE (Cheng et al. 2025, arXiv 2504.15275); r and its temperature as in
+      `turn_process_reward_logits_to_reward`, openrlhf/utils/utils.py of CJReinforce/PURE.
       "raw": P(right).  The sum grows with the number of steps.
       "implicit": the log-odds of P(right).  Of the implicit readout, these are beta times the
-        log-ratio of the step's tokens (`implicit_step_rewards`).
+      log-ratio of the step's tokens (`implicit_step_rewards`).
     temperature: of "minimum", at least `LEAST_TEMPERATURE`.
 
   Raises:
