@@ -1,0 +1,286 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Rerank, and read the curves
+#
+# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/rerank_and_read_curves.ipynb)
+#
+# Trains a process (PRM) and an outcome reward model (ORM) on the same solutions, lets each pick the
+# best of N candidates, and compares them with majority voting and the oracle. Then: what do the
+# error bars say, and which question does each kind answer?
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is not installed
+  package = "git+https://github.com/OWNER/prm_jax"
+  subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
+
+# %% tags=["parameters"]
+STEPS = 2_000  # updates of each model
+TRAIN_PROBLEMS = 3_000  # with two labelled solutions each
+TEST_PROBLEMS = 800
+CANDIDATES = 64  # of each test problem
+SEED = 0
+
+# %%
+import base64
+import contextlib
+import dataclasses
+import io
+import json
+import pathlib
+import tempfile
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+from prm_jax import aggregation as agg
+from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
+from prm_jax.datasets import arithmetic, prm800k
+from prm_jax.datasets.prm800k import recipes
+from prm_jax.evaluation import display, methods, report, reranking, scored_samples
+from prm_jax.input_pipeline import tokenizers
+from prm_jax.scoring import candidates
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import loop
+
+BLUE, RED, GREY, GREEN = "#0072B2", "#D55E00", "#555555", "#009E73"
+folder = pathlib.Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## Two models
+#
+# The data stay in memory here: records of the embedded domain, a recipe, labelled trees. The PRM
+# learns from the ratings of steps, the ORM from whether the final answer is right.
+
+# %%
+generator = arithmetic.Generator(
+  seed=SEED,
+  train_problems=TRAIN_PROBLEMS,
+  test_problems=TEST_PROBLEMS,
+  candidates=CANDIDATES,
+)
+records = {split: list(prm800k.numbered(rows, split)) for split, rows in generator.rows().items()}
+trees = {
+  (objective, split): recipes.convert_all(each, recipes.RECIPES["paper"], objective)[0]
+  for objective in ("process", "outcome")
+  for split, each in records.items()
+}
+texts = [t for tree in trees["process", "train"][:1000] for t in (tree.problem, *tree.steps)]
+tokenizers.train_sentencepiece(texts, folder / "tokenizer.model", 320)
+len(trees["process", "train"]), len(trees["outcome", "train"])
+
+# %%
+experiment = Experiment(
+  data=Data(tokenizer=str(folder / "tokenizer.model"), separator="\n", row_length=96),
+  model=Model(
+    width=64,
+    layers=3,
+    heads=8,
+    kv_heads=8,
+    head_size=8,
+    mlp_width=176,
+    rope_theta=300.0,
+    tied_embeddings=False,
+    embedding_std=0.6,
+    unroll_layers=True,
+  ),
+  loss=Loss(language_model_weight=1.0),
+  optim=Optim(learning_rate=4e-3, warmup_steps=50),
+  train=Train(steps=STEPS, batch_rows=4, eval_every=STEPS, save_every=STEPS, seed=SEED),
+)
+for objective in ("process", "outcome"):
+  c = dataclasses.replace(experiment, loss=Loss(objective, language_model_weight=1.0))
+  solutions = loop.Solutions(trees[objective, "train"], trees[objective, "test"], "paper")
+  with contextlib.redirect_stderr(io.StringIO()):  # the log
+    result = loop.run(c, folder / objective, solutions)
+  print(f"{objective}: AUROC {result['auroc']:.3f} over {result['count']:,} held-out targets")
+
+# %% [markdown]
+# ## Scores
+#
+# What `scripts/score.py` does. A file of scored candidates has the keys of OpenAI's
+# `scored-test-samples.jsonl`, so scores of any other model can take this place.
+
+# %%
+generator.write_candidates(folder)
+lines = [json.loads(line) for line in (folder / arithmetic.CANDIDATES).read_text().splitlines()]
+paths = []
+for objective in ("process", "outcome"):
+  scorer = Scorer.load(folder / objective)
+  found = scorer.by_head([(line["problem"], line["steps"]) for line in lines])
+  scored = [candidates.scored(x, x["steps"], p, scorer.contract) for x, p in zip(lines, found)]
+  paths.append(folder / f"{objective}.jsonl")
+  paths[-1].write_text("".join(json.dumps(each) + "\n" for each in scored))
+samples = scored_samples.read_scored_samples(paths)
+problems, most = samples.correct.shape
+print(f"{problems:,} problems x {most} candidates, {samples.correct.mean():.1%} of them right")
+
+# %% [markdown]
+# ## Curves
+#
+# `rerank` computes every method for every N asked for, exactly where that is possible, with
+# intervals. `scripts/rerank.py` prints the same table and writes a page with the solutions.
+
+# %%
+NAMES = ("oracle", "prm_product", "orm", "majority", "random")
+found, scores = reranking.rerank(samples, reranking.Options(methods=NAMES))
+rows = []
+for name in NAMES:
+  curve = found["curves"][name]
+  interval = f"{100 * curve['low'][-1]:.1f} to {100 * curve['high'][-1]:.1f}"
+  rows.append([methods.LABELS[name], *(f"{100 * x:.1f}" for x in curve["accuracy"]), interval])
+display.table(["% solved, N =", *found["n"], "95 % interval"], rows)
+
+# %%
+png = base64.b64encode(report.draw_curves(found)).decode()
+display.Html(f'<img src="data:image/png;base64,{png}" width="700">')
+
+# %% [markdown]
+# How to read it. The oracle is what the candidates allow; a random pick is N = 1 for everybody.
+# Voting does not help here: the likeliest mistake is often commoner than the right answer. The ORM
+# saw the same solutions, but of each only whether its final answer is right.
+
+# %% [markdown]
+# ## Where is it won?
+#
+# By difficulty: fifths of the problems by the share of their candidates that is right.
+
+# %%
+fifths = reranking.by_difficulty(samples.correct.mean(1))
+plt.figure(figsize=(6, 3), layout="constrained")
+styles = {"oracle": GREY, "prm_product": BLUE, "orm": RED, "random": GREEN}
+for i, (name, colour) in enumerate(styles.items()):
+  solved = np.asarray(agg.best_of_n(scores[name], samples.correct, n=[most]))[:, 0]
+  shares = [100 * solved[each].mean() for each in fifths.values()]
+  plt.bar(np.arange(len(shares)) + 0.2 * i - 0.3, shares, 0.2, color=colour,
+          label=methods.LABELS[name])  # fmt: skip
+plt.xticks(range(len(fifths)), ["easiest", *" " * (len(fifths) - 2), "hardest"])
+plt.ylabel(f"% solved at best-of-{most}")
+plt.legend(frameon=False, ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
+plt.show()
+
+# %% [markdown]
+# ## Three kinds of spread
+#
+# *Shuffled trials* (the shading of the paper's Figure 3) draw N anew from the same candidates.
+# *Generation* makes new candidates for the same problems. *Problems* takes other problems, with
+# candidates of their own: only this one says how the model does beyond this test set.
+
+# %%
+n = np.unique(np.geomspace(1, most, 25).astype(int))
+rng, key = np.random.default_rng(SEED), jax.random.key(SEED)
+few = slice(0, 100)  # as many problems as many papers have
+score, correct = scores["prm_product"][few], samples.correct[few]
+per_problem = agg.best_of_n(score, correct, n=n)
+
+
+def trial():
+  order = rng.permuted(np.tile(np.arange(most), (len(score), 1)), axis=1)
+  drawn, outcome = (np.take_along_axis(x, order, 1) for x in (score, correct))
+  return [outcome[np.arange(len(score)), drawn[:, :k].argmax(1)].mean() for k in n]
+
+
+draws = np.std([trial() for _ in range(100)], axis=0)
+generation = np.asarray(agg.generation_error(score, correct, n=n))
+generation = np.sqrt(np.square(generation).sum(0)) / len(score)
+over_problems = np.asarray(agg.standard_error(per_problem))
+plt.figure(figsize=(6, 3.2), layout="constrained")
+for spread, colour, label in (
+  (over_problems, BLUE, "other problems"),
+  (generation, GREEN, "other candidates (N <= M/5)"),
+  (draws, RED, "other draws of the same candidates"),
+):
+  plt.semilogx(n, 100 * spread, color=colour, base=2, label=label)
+plt.xlabel("N")
+plt.ylabel("standard error, in points")
+plt.ylim(0, None)
+plt.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# The spread of draws is zero at N = M, where there is only one draw. A curve shaded with it looks
+# exact at its right end, where other problems would move it by points.
+
+# %% [markdown]
+# ## Does a 95 % interval hold?
+#
+# Take twenty disjoint sets of the problems and act as if each were a paper's test set. The line is
+# the mean of all; about one set in twenty should miss it, and of so few problems near 100 % a few
+# more.
+
+# %%
+solved = np.asarray(agg.best_of_n(scores["prm_product"], samples.correct, n=n))
+truth = solved.mean(0)
+size = max(problems // 20, 2)
+sets = [solved[start : start + size] for start in range(0, problems - size + 1, size)]
+plt.figure(figsize=(6, 3.4), layout="constrained")
+missed = 0
+for i, each in enumerate(sets):
+  low, high = (float(x[-1]) for x in agg.bootstrap(each, jax.random.key(i), 2000))
+  miss = not low <= truth[-1] <= high
+  missed += miss
+  plt.plot([i, i], [100 * low, 100 * high], color=RED if miss else BLUE)
+  plt.plot(i, 100 * each[:, -1].mean(), "o", color=RED if miss else BLUE, markersize=4)
+plt.axhline(100 * truth[-1], color=GREY, linewidth=0.8)
+plt.xticks(range(0, len(sets), 5))
+plt.xlabel(f"set of {size} problems")
+plt.ylabel(f"% solved at best-of-{most}")
+plt.show()
+print(f"{missed} of {len(sets)} intervals miss the mean of all problems")
+
+# %% [markdown]
+# A claim about a whole curve needs more: pointwise intervals hold at each N, but the curve leaves
+# them somewhere more often. The simultaneous band is built to hold everywhere at once.
+
+# %%
+inside = {"pointwise": 0, "simultaneous": 0}
+for i, each in enumerate(sets):
+  low, high = agg.bootstrap(each, jax.random.key(i), 2000)
+  inside["pointwise"] += bool(((low <= truth) & (truth <= high)).all())
+  low, high, _ = agg.simultaneous_band(each, jax.random.key(i), 2000)
+  inside["simultaneous"] += bool(((low <= truth) & (truth <= high)).all())
+display.table(
+  ["the whole curve is inside", f"of {len(sets)} sets"], [[k, v] for k, v in inside.items()]
+)
+
+# %% [markdown]
+# ## Two methods on the same problems
+#
+# Which is better is another question than how good each is. On the same problems their difficulty
+# cancels, so compare the differences: `paired_bootstrap`.
+
+# %%
+a, b = (
+  np.asarray(agg.best_of_n(scores[f"prm_{how}"][few], correct, n=[most]))
+  for how in ("product", "mean")
+)
+rows = []
+for name, (low, high), middle in (
+  ("PRM, product of steps", agg.bootstrap(a, key), a.mean()),
+  ("PRM, mean of steps", agg.bootstrap(b, key), b.mean()),
+  ("difference", agg.paired_bootstrap(a, b, key)[1:], (a - b).mean()),
+):
+  rows.append([name, f"{100 * middle:.1f}", f"{100 * low[0]:.1f} to {100 * high[0]:.1f}"])
+display.table([f"{len(a)} problems, N = {most}", "points", "95 % interval"], rows)
+
+# %% [markdown]
+# **Your own scores:** write lines with `problem`, `steps`, `answer`, `is_correct` and
+# `rating_probs` or `orm_score`, and give their paths to `read_scored_samples` above.

@@ -1,0 +1,54 @@
+"""Tables for notebooks: text is escaped, doubt is a shade that reads on light and dark."""
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+MARKS = {1: "right", 0: "neutral", -1: "wrong"}  # of a rating
+CELL = "text-align: left; white-space: pre-wrap; vertical-align: top"
+
+
+class Html(str):
+  """Markup that a notebook shows as it is, and that `table` does not escape."""
+
+  def _repr_html_(self) -> str:
+    return str(self)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Html:
+  """An HTML table.
+
+  Args:
+    head: names of the columns.
+    rows: their cells: `Html`, or anything else as its escaped text; floats with three digits.
+  """
+  lines = [_row("th", head), *(_row("td", row) for row in rows)]
+  return Html(f"<table>{''.join(lines)}</table>")
+
+
+def shade(text: Any, right: float) -> Html:
+  """The text on a ground that is plain where P(right) is 1, and the deeper the lower it is."""
+  doubt = min(max(1 - float(right), 0.0), 1.0)
+  style = f"background: rgba(213, 94, 0, {0.75 * doubt:.2f}); padding: 0 4px; border-radius: 3px"
+  return Html(f'<span style="{style}">{_text(text)}</span>')
+
+
+def steps(texts: Sequence[str], right: Sequence[float], labels: Sequence[int | None] = ()) -> Html:
+  """A solution with its steps shaded by P(right) `[steps]`; beside them -1, 0 or 1, where known."""
+  head = ["", "step", "P(right)"] + ["rated"] * bool(labels)
+  rows = []
+  for i, (text, p) in enumerate(zip(texts, right)):
+    label = [MARKS.get(labels[i], "")] if labels else []
+    rows.append([i + 1, shade(text, p), float(p), *label])
+  return table(head, rows)
+
+
+def _row(tag: str, cells: Sequence[Any]) -> str:
+  inner = "".join(f'<{tag} style="{CELL}">{_text(cell)}</{tag}>' for cell in cells)
+  return f"<tr>{inner}</tr>"
+
+
+def _text(cell: Any) -> str:
+  if isinstance(cell, Html):
+    return cell
+  return html.escape(f"{cell:.3f}" if isinstance(cell, float) else str(cell))

@@ -1,0 +1,162 @@
+"""The notebooks: pairs of a percent source and a notebook without outputs, which run to their end.
+
+Here they run at the sizes of `SMALL`, which stand in place of those of the cell that is tagged
+"parameters"; `-m slow` runs them as they are, in a kernel.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+
+import jupytext
+import nbformat
+import published_models
+import pytest
+from conftest import CACHE, ENVIRONMENT, ROOT
+
+from prm_jax.evaluation import display
+
+SOURCES = sorted((ROOT / "notebooks").glob("*.py"))
+BY_NAME = {path.stem: path for path in SOURCES}
+SMALL = {
+  "look_at_prm800k": {"GENERATED": 40},
+  "train_a_prm": {"STEPS": 8, "TRAIN_PROBLEMS": 60, "TEST_PROBLEMS": 10, "CANDIDATES": 8},
+  "rerank_and_read_curves": {
+    "STEPS": 8,
+    "TRAIN_PROBLEMS": 60,
+    "TEST_PROBLEMS": 20,
+    "CANDIDATES": 8,
+  },
+  "load_a_real_model": {"STEPS": 8, "TRAIN_PROBLEMS": 60},
+  "exact_best_of_n": {"PROBLEMS": 20, "CANDIDATES": 400, "TRIALS": 5},
+  "a_prefix_tree": {"MOST": 32},
+}
+# Runs the cells of standard input, and shows what a notebook would show of each one's last line.
+RUN = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for number, source in enumerate(json.load(sys.stdin)):
+  code = ast.parse(source, f"cell {number}")
+  last = code.body.pop() if code.body and isinstance(code.body[-1], ast.Expr) else None
+  exec(compile(code, f"cell {number}", "exec"), names)
+  if last:
+    value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+    if value is not None:
+      print(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
+"""
+
+
+def cells(path):
+  return [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
+
+
+def is_parameters(cell):
+  return "parameters" in cell.metadata.get("tags", [])
+
+
+def run(path, values, folder):
+  """What the cells of a source print, with these values of its parameters."""
+  codes = []
+  for cell in cells(path):
+    codes.append(cell.source)
+    if is_parameters(cell):
+      codes.append("\n".join(f"{name} = {value!r}" for name, value in values.items()))
+  environment = ENVIRONMENT | {
+    "MPLBACKEND": "agg",
+    "MPLCONFIGDIR": CACHE,  # its list of fonts takes seconds to make
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+  }
+  done = subprocess.run(
+    [sys.executable, "-c", RUN],
+    input=json.dumps(codes),
+    capture_output=True,
+    text=True,
+    cwd=folder,
+    env=environment,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+def test_every_notebook_has_small_parameters_and_its_place_in_the_list():
+  """A notebook that is added is also tested, and found."""
+  assert {path.stem for path in SOURCES} == set(SMALL)
+  listed = (ROOT / "notebooks/README.md").read_text()
+  for path in SOURCES:
+    assert f"({path.stem}.ipynb)" in listed
+    (parameters,) = filter(is_parameters, cells(path))
+    assigned = {node.targets[0].id for node in ast.parse(parameters.source).body}
+    assert set(SMALL[path.stem]) <= assigned, path.stem
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_the_notebook_is_the_pair_of_its_source(path):
+  """Whoever edits one of the two sees it here; `jupytext --sync notebooks/*.py` mends it."""
+  notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
+  nbformat.validate(notebook)
+  told = lambda cell: (cell.cell_type, cell.source, cell.metadata.get("tags", []))
+  assert [*map(told, notebook.cells)] == [*map(told, jupytext.read(path).cells)]
+  for cell in notebook.cells:
+    assert not cell.get("outputs") and not cell.get("execution_count"), cell.source
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_badge_and_first_cell(path):
+  """The badge opens this notebook; the first cell installs only where the package is missing."""
+  text, first = path.read_text(), cells(path)[0].source
+  badge = rf"github/([\w-]+/prm_jax)/blob/main/notebooks/{path.stem}\.ipynb"
+  (repository,) = re.findall(badge, (ROOT / "notebooks/README.md").read_text())
+  assert re.findall(badge, text) == [repository]
+  assert set(re.findall(r"[\w-]+/prm_jax\b", text)) == {repository}  # also in the first cell
+  assert 'if importlib.util.find_spec("prm_jax") is None' in first and "pip" in first
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_the_notebook_runs(path, tmp_path):
+  """Every cell runs to its end without a network, and the notebook shows something."""
+  assert "<table>" in run(path, SMALL[path.stem], tmp_path)
+
+
+def test_tables_escape_text_and_shade_doubt():
+  """A step may hold any text; only `Html` is markup.  The surer of a step, the plainer it is."""
+  shown = display.steps(["<b>1</b>", "2"], [0.2, 1.0], [-1, None])
+  assert "<b>" not in shown and "&lt;b&gt;1&lt;/b&gt;" in shown
+  depths = [float(x) for x in re.findall(r"rgba\(213, 94, 0, ([\d.]+)\)", shown)]
+  assert depths[0] > 0.5 and depths[1] == 0
+  assert ">wrong<" in shown and ">right<" not in shown and ">0.200<" in shown
+  assert "<i>" in display.table(["<u>"], [[display.Html("<i>")]])
+  assert "<u>" not in display.table(["<u>"], [])
+
+
+def test_a_folder_of_real_files_takes_the_place_of_what_is_made(tmp_path, raw_rows):
+  """`SOURCE` of look_at_prm800k is read, and nothing is generated."""
+  for name, rows in zip(("phase2_train", "phase1_train"), raw_rows.values()):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / f"{name}.jsonl").write_text(text)
+  shown = run(BY_NAME["look_at_prm800k"], {"SOURCE": str(tmp_path)}, tmp_path)
+  assert "I add \u00e9 and \u4e8c." in shown and "divisor" not in shown
+  assert "0 of 2 (0%) right solutions" in shown  # of the generated ones there are dozens
+
+
+def test_a_published_model_takes_the_place_of_the_tiny_one(tmp_path):
+  """`MODEL` and `READOUT` of load_a_real_model are read as their authors lay them out."""
+  published_models.write(tmp_path, "qwen2.5-math-prm")
+  shown = run(BY_NAME["load_a_real_model"], {"MODEL": str(tmp_path)}, tmp_path)
+  assert "eggs" in shown and "extra_0" in shown and "trained:" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_the_notebook_runs_at_full_size_in_a_kernel(path, tmp_path, monkeypatch):
+  """As on Colab: through Jupyter, with the parameters as they are; figures are shown."""
+  from nbclient import NotebookClient
+
+  monkeypatch.setenv("PYTHONPATH", str(ROOT))
+  notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
+  where = {"metadata": {"path": str(tmp_path)}}
+  NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
+  outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+  shown = {kind for out in outputs for kind in out.get("data", {})}
+  assert {"text/html", "image/png"} <= shown
