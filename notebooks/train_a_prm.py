@@ -28,7 +28,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is not installed
-  package = "git+https://github.com/OWNER/prm_jax"
+  package = "prm_jax[train] @ git+https://github.com/OWNER/prm_jax"
   subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
