@@ -19,6 +19,7 @@ PURPOSES = {
   "serve": "serve",
   "tpu": "TPUs, compile_for_tpu, gs:// paths",
   "cuda": "NVIDIA GPUs (never run by us)",
+  "wandb": "Weights & Biases",
   "beam": "prepare_data in many processes",
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # for the tests of pages
