@@ -6,6 +6,7 @@ import os
 import signal
 
 import jax
+import jobs
 import numpy as np
 import pytest
 import tiny
@@ -144,3 +145,17 @@ def test_a_wrong_metric_names_the_nearest(monkeypatch, capsys):
     with pytest.raises(SystemExit):
       command_line.parse(Args)
     assert "best_metric=auc: did you mean" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_hosts_stop_where_one_does(arithmetic_data, tmp_path):
+  """By a real metric: the same last step, checkpoints and best on one host and on two."""
+  train = {"steps": 40, "eval_every": 2, "save_every": 5, "keep": 1, "stop_patience": 2}
+  path = jobs.config_file(tmp_path, arithmetic_data, **train, best_metric="accuracy")
+  found = []
+  for hosts in (1, 2):
+    workdir = tmp_path / str(hosts)
+    flags = (f"--config={path}", f"--workdir={workdir}", "--config.mesh.fsdp=-1")
+    jobs.finish(jobs.start("train.py", *flags, hosts=hosts, devices=2))
+    found.append(kept(workdir))
+  assert found[0] == found[1] and found[0][2] < 40

@@ -21,7 +21,7 @@ from conftest import ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.pretrained import families, weights
+from prm_jax.pretrained import base_model, families, weights
 
 gguf = pytest.importorskip("gguf", reason="the gguf extra is not installed")
 
@@ -230,3 +230,13 @@ def test_another_file_is_refused_and_nothing_is_left(script, tmp_path, damage, m
   with pytest.raises((ValueError, OSError), match=message):
     script.fetch("m", tmp_path / "models")
   assert not list((tmp_path / "models").iterdir())
+
+
+def test_every_model_has_a_name_and_a_licence_for_model_cards(monkeypatch):
+  """As the hub writes them; the model card of an export shows them."""
+  monkeypatch.syspath_prepend(ROOT / "scripts")
+  import fetch_model
+
+  assert fetch_model.LICENSES.keys() == fetch_model.SOURCES.keys()
+  for name, identifier in fetch_model.LICENSES.values():
+    assert base_model.HUB_ID.fullmatch(name) and base_model.LICENSE.fullmatch(identifier)

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import preemption, workdir_lock
+from prm_jax.runtime import preemption, progress, workdir_lock
 from prm_jax.training import loop, metric_log
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -97,3 +97,39 @@ def test_a_trace_is_written_on_request(experiment, tmp_path):
   """train.profile_at: three updates in the profiler's format."""
   loop.run(tiny.change(experiment, "train", profile_at=3), tmp_path / "with")
   assert list((tmp_path / "with" / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize(
+  ("steps", "step", "expected"),
+  [
+    (10, 3, 7 + 3 * 100 + 2 * 1000),  # evaluations of steps 4, 8 and 10; saves of 5 and 10
+    (10, 10, 100 + 1000),  # what is due with the last update
+    (12, 8, 4 + 2 * 100 + 2 * 1000),  # of 8 and 12; of 10 and 12
+  ],
+)
+def test_the_time_left_counts_evaluations_and_saves(steps, step, expected):
+  """All that are due until the end, the last of each at the last step."""
+  c = config_lib.Train(steps=steps, eval_every=4, save_every=5)
+  timer = metric_log.Goodput()
+  assert metric_log.seconds_left(c, step, 1.0, timer) == steps - step  # none was made so far
+  timer.last.update(evaluation=100, checkpoint=1000)
+  assert metric_log.seconds_left(c, step, 1.0, timer) == expected
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_shows_the_time_left_that_is_known(monkeypatch, terminal):
+  """On a terminal and in a log: done, total, rate, tokens and the estimate in place of tqdm's."""
+  monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+  with progress.Progress(total=20, initial=10, unit="steps", desc="training") as bar:
+    bar.set_postfix_str("tokens/s 7", refresh=False)
+    bar.estimate(lambda done: 60.0 * (20 - done), at_most=True)
+    shown = str(bar)
+  assert all(text in shown for text in ("training", "10/20", "tokens/s 7", "at most 10:00"))
+
+
+def test_a_part_of_the_time_counts_once():
+  """The compilation within an evaluation is compilation, and no evaluation."""
+  timer = metric_log.Goodput()
+  with timer.spent_on("evaluation"), timer.spent_on("compilation"):
+    time.sleep(0.05)
+  assert timer.seconds["compilation"] > timer.seconds["evaluation"] == timer.last["evaluation"]
