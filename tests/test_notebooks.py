@@ -28,6 +28,7 @@ SMALL = {
     "TRAIN_PROBLEMS": 60,
     "TEST_PROBLEMS": 20,
     "CANDIDATES": 8,
+    "SETS": 2,
   },
   "load_a_real_model": {"STEPS": 8, "TRAIN_PROBLEMS": 60},
   "exact_best_of_n": {"PROBLEMS": 20, "CANDIDATES": 400, "TRIALS": 5},
