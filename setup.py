@@ -71,7 +71,7 @@ setuptools.setup(
     "reference": [*TRAIN, "torch>=2.6", "transformers>=4.57", "trl>=1.16"],
     "serve": [*TRAIN, "aiohttp>=3.11"],  # scripts/serve.py only
     "tensorboard": ["tensorboardX>=2.6"],
-    "wandb": ["wandb>=0.18"],
+    "wandb": ["wandb>=0.31"],
     "tpu": [*TRAIN, "jax[tpu]>=0.10.2", "gcsfs>=2026.2"],
     "test": [
       *TRAIN,
@@ -80,12 +80,14 @@ setuptools.setup(
       "setuptools>=77",  # builds the wheel that is tested
       "pytest-xdist>=3.6",
       "hypothesis>=6.100",
-      "jupytext>=1.16",  # its nbformat too: notebooks are pairs of files
+      "jupytext>=1.16",  # notebooks are pairs of files
+      "nbformat>=5.10",
       "nbclient>=0.10",
       "ipykernel>=6.29",
       "mypy>=1.19",
       "gguf>=0.17",
       "gcsfs>=2026.2",
+      "pyyaml>=6",
       "ruff>=0.9",
       "tensorboardX>=2.6",
       "playwright>=1.50",  # drives an installed Chromium

@@ -173,7 +173,9 @@ def of_python(path: pathlib.Path, given: Command) -> str:
 
   with (
     mock.patch.object(command_line, "parse", parse),
-    mock.patch.dict(vars(script), {"run": run} if path.name == "benchmark.py" else {}),
+    mock.patch.dict(
+      vars(script), dict.fromkeys(("run", "every"), run) if path.name == "benchmark.py" else {}
+    ),
     mock.patch.object(sys, "argv", [path.name, *arguments]),
     contextlib.redirect_stderr(said),
     contextlib.redirect_stdout(said),
