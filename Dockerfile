@@ -6,7 +6,7 @@ FROM python:3.12-slim
 ENV PYTHONUNBUFFERED=1
 WORKDIR /app
 COPY setup.py pyproject.toml README.md ./
-COPY prm_jax prm_jax
-RUN python -m pip install --no-cache-dir '.[tpu,tensorboard]'
 COPY configs configs
 COPY scripts scripts
+COPY prm_jax prm_jax
+RUN python -m pip install --no-cache-dir '.[tpu,tensorboard]'

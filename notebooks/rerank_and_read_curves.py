@@ -56,7 +56,7 @@ from prm_jax import aggregation as agg
 from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
-from prm_jax.evaluation import display, methods, report, reranking, scored_samples
+from prm_jax.evaluation import display, figure_files, methods, report, reranking, scored_samples
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
@@ -147,11 +147,13 @@ rows = []
 for name in NAMES:
   curve = found["curves"][name]
   interval = f"{100 * curve['low'][-1]:.1f} to {100 * curve['high'][-1]:.1f}"
-  rows.append([methods.LABELS[name], *(f"{100 * x:.1f}" for x in curve["accuracy"]), interval])
+  rows.append(
+    [methods.catalogue()[name].label, *(f"{100 * x:.1f}" for x in curve["accuracy"]), interval]
+  )
 display.table(["% solved, N =", *found["n"], "95 % interval"], rows)
 
 # %%
-png = base64.b64encode(report.draw_curves(found)).decode()
+png = base64.b64encode(figure_files.encoded(report.draw_curves(found))).decode()
 display.Html(f'<img src="data:image/png;base64,{png}" width="700">')
 
 # %% [markdown]
@@ -172,7 +174,7 @@ for i, (name, colour) in enumerate(styles.items()):
   solved = np.asarray(agg.best_of_n(scores[name], samples.correct, n=[most]))[:, 0]
   shares = [100 * solved[each].mean() for each in fifths.values()]
   plt.bar(np.arange(len(shares)) + 0.2 * i - 0.3, shares, 0.2, color=colour,
-          label=methods.LABELS[name])  # fmt: skip
+          label=methods.catalogue()[name].label)  # fmt: skip
 plt.xticks(range(len(fifths)), ["easiest", *" " * (len(fifths) - 2), "hardest"])
 plt.ylabel(f"% solved at best-of-{most}")
 plt.legend(frameon=False, ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))

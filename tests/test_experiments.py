@@ -153,6 +153,7 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   assert (elsewhere / f"{name}.html").read_bytes() == first["html"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, monkeypatch):
   """With models that are trained, shortly: a search needs two that read and write."""

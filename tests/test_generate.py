@@ -412,7 +412,6 @@ SEARCH = ("--search=beam", "--expansions=3")
   [
     (2, ()),
     pytest.param(30, (), marks=pytest.mark.slow),
-    (1, SEARCH),
     pytest.param(30, SEARCH, marks=pytest.mark.slow),
   ],
 )
@@ -434,7 +433,7 @@ def test_campaign_of_kills_of_the_own_sampler(kills, search, text_run, prm_run, 
   assert not journal.exists()
 
 
-@pytest.mark.parametrize("search", [(), SEARCH])
+@pytest.mark.parametrize("search", [(), pytest.param(SEARCH, marks=pytest.mark.slow)])
 def test_two_hosts_share_the_problems(search, text_run, prm_run, tmp_path):
   """Their output is that of one host; their journals are not taken for those of one."""
   path, one, two = (tmp_path / f"{name}.jsonl" for name in ("problems", "one", "two"))
