@@ -28,13 +28,16 @@ def run(*arguments, python=(sys.executable,), cwd=ROOT, **environment):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-  """A folder with what a wheel of the checkout installs."""
+  """A folder with what a wheel installs, which was built from the source distribution."""
   folder = tmp_path_factory.mktemp("wheel")
   source = folder / "source"
-  ignored = shutil.ignore_patterns(".*", "runs", "data", "models", "build", "*.egg-info", "tests")
+  ignored = shutil.ignore_patterns(".*", "runs", "data", "models", "build", "*.egg-info")
   shutil.copytree(ROOT, source, ignore=ignored)
+  quiet = {"check": True, "capture_output": True}
+  sdist = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", folder]
+  subprocess.run(sdist, cwd=source, **quiet)
   build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-  subprocess.run([*build, "--wheel-dir", folder, source], check=True, capture_output=True)
+  subprocess.run([*build, "--wheel-dir", folder, next(folder.glob("*.tar.gz"))], **quiet)
   with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
     wheel.extractall(folder / "site")
   shutil.rmtree(source)
