@@ -1,4 +1,4 @@
-"""Exports a trained model to a directory that transformers and vLLM open.
+"""Exports a trained model to a directory that transformers opens, with a model card.
 
   python scripts/export.py --checkpoint=runs/prm --output=exported
 

@@ -1,4 +1,4 @@
-"""A trained model as a directory that transformers and vLLM open.
+"""A trained model as a directory that transformers opens; vLLM's pages ask for the same layout.
 
 `config.json`, `model.safetensors` (or shards), the tokenizer's files, and the step-token contract,
 in `prm_jax.json` and in config.json under "prm_jax".
