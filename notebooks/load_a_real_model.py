@@ -55,13 +55,14 @@ import jax
 import matplotlib.pyplot as plt
 import numpy as np
 
-from prm_jax.config import Data, Experiment, Loss, Mesh, Model, Optim, Train
+from prm_jax.config import Mesh
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.evaluation import display, page
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding
 from prm_jax.pretrained import export
+from prm_jax.runtime import command_line
 from prm_jax.scoring import candidates, readouts
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint, loop
@@ -85,24 +86,11 @@ def tiny_model(directory):
   }
   texts = [text for tree in trees["train"][:1000] for text in (tree.problem, *tree.steps)]
   tokenizers.train_sentencepiece(texts, folder / "tokenizer.model", 320)
-  experiment = Experiment(
-    data=Data(tokenizer=str(folder / "tokenizer.model"), separator="\n", row_length=96),
-    model=Model(
-      width=64,
-      layers=3,
-      heads=8,
-      kv_heads=8,
-      head_size=8,
-      mlp_width=176,
-      rope_theta=300.0,
-      tied_embeddings=False,
-      embedding_std=0.6,
-      unroll_layers=True,
-    ),
-    loss=Loss(language_model_weight=1.0),
-    optim=Optim(learning_rate=4e-3, warmup_steps=50),
-    train=Train(steps=STEPS, batch_rows=4, eval_every=STEPS, save_every=STEPS, seed=SEED),
-  )
+  base = command_line.read("configs/arithmetic.py")
+  data = dataclasses.replace(base.data, tokenizer=str(folder / "tokenizer.model"))
+  often = {"eval_every": STEPS, "save_every": STEPS}
+  train = dataclasses.replace(base.train, steps=STEPS, seed=SEED, **often)
+  experiment = dataclasses.replace(base, data=data, train=train)
   with contextlib.redirect_stderr(io.StringIO()):  # the log
     result = loop.run(experiment, folder / "run", loop.Solutions(*trees.values(), "paper"))
   print(f"trained: step AUROC {result['auroc']:.3f} on held-out problems")

@@ -53,11 +53,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from prm_jax import aggregation as agg
-from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train
+from prm_jax.config import Loss
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.evaluation import display, figure_files, methods, report, reranking, scored_samples
 from prm_jax.input_pipeline import tokenizers
+from prm_jax.runtime import command_line
 from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
@@ -69,7 +70,8 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # ## Two models
 #
 # The data stay in memory here: records of the embedded domain, a recipe, labelled trees. The PRM
-# learns from the ratings of steps, the ORM from whether the final answer is right.
+# learns from the ratings of steps, the ORM from whether the final answer is right. Model and
+# settings are those of `configs/arithmetic.py`.
 
 # %%
 generator = arithmetic.Generator(
@@ -89,24 +91,11 @@ tokenizers.train_sentencepiece(texts, folder / "tokenizer.model", 320)
 {objective: len(each) for (objective, split), each in trees.items() if split == "train"}
 
 # %%
-experiment = Experiment(
-  data=Data(tokenizer=str(folder / "tokenizer.model"), separator="\n", row_length=96),
-  model=Model(
-    width=64,
-    layers=3,
-    heads=8,
-    kv_heads=8,
-    head_size=8,
-    mlp_width=176,
-    rope_theta=300.0,
-    tied_embeddings=False,
-    embedding_std=0.6,
-    unroll_layers=True,
-  ),
-  loss=Loss(language_model_weight=1.0),
-  optim=Optim(learning_rate=4e-3, warmup_steps=50),
-  train=Train(steps=STEPS, batch_rows=4, eval_every=STEPS, save_every=STEPS, seed=SEED),
-)
+base = command_line.read("configs/arithmetic.py")
+data = dataclasses.replace(base.data, tokenizer=str(folder / "tokenizer.model"))
+often = {"eval_every": STEPS, "save_every": STEPS}
+train = dataclasses.replace(base.train, steps=STEPS, seed=SEED, **often)
+experiment = dataclasses.replace(base, data=data, train=train)
 for objective in ("process", "outcome"):
   c = dataclasses.replace(experiment, loss=Loss(objective, language_model_weight=1.0))
   solutions = loop.Solutions(trees[objective, "train"], trees[objective, "test"], "paper")

@@ -24,14 +24,15 @@ Args = TypeVar("Args")
 def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
   """The experiment, or plan, that `config()` of a config file, which is Python and runs, returns.
 
-  Outside of a checkout, configs/NAME.py is the one that was installed with the package.
+  From any folder that has none, configs/NAME.py is the project's own.
 
   Raises:
     SystemExit: there is no such file, or it makes nothing of that kind; names file and line.
   """
-  installed = pathlib.Path(config_lib.__file__).parent / path  # of a wheel: configs/NAME.py
-  if not os.path.exists(path) and path.startswith("configs/") and installed.exists():
-    path = str(installed)
+  if not os.path.exists(path) and path.startswith("configs/"):
+    package = pathlib.Path(config_lib.__file__).parent  # of a wheel, or of a checkout
+    there = [folder / path for folder in (package, package.parent) if (folder / path).exists()]
+    path = str(there[0]) if there else path
   try:
     experiment = runpy.run_path(path)["config"]()
     if not isinstance(experiment, kind):
