@@ -22,7 +22,6 @@ PURPOSES = {
   "wandb": "Weights & Biases",
   "beam": "prepare_data in many processes",
 }
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # for the tests of pages
 
 
 def requirements() -> dict[str, list[tuple[str, str]]]:

@@ -118,7 +118,11 @@ class Annotator:
     waiting = collections.deque(i for i in own if i not in journal.done)
     asked: dict[int, list[Steps]] = {}  # by problem under way
     with progress.Progress(
-      desc="rollouts", total=len(own), initial=len(own) - len(waiting), unit="problems"
+      desc="rollouts",
+      total=len(own),
+      initial=len(own) - len(waiting),
+      unit="problems",
+      smoothing=0,  # problems come by rounds
     ) as bar:
       made = collections.Counter()
       while waiting or asked:
