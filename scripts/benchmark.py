@@ -12,6 +12,7 @@
   generation   sampling from a language model, beside transformers' generate           30 minutes
   search       PRM-guided search over all problems at once, with caches                 8 minutes
   serving      scores over HTTP, beside score.py                                        2 minutes
+  dtypes       float32 beside bfloat16 on the CPU, with a profile of a layer            5 minutes
   loading      time and memory of loading public weights                                1 minute
   quickstart   scripts/quickstart.sh: seconds, memory, and what it reaches              6 minutes
   all          every figure of the docs, on your machine                                4 hours
@@ -44,7 +45,7 @@ from benchmarks import runner
 from prm_jax.runtime import json_lines, storage
 
 NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "generation")
-NAMES += ("search", "serving", "loading", "quickstart")
+NAMES += ("search", "serving", "loading", "quickstart", "dtypes")
 PAGE = runner.ROOT / "docs/benchmark_tables.md"
 # The sections of the page.
 EVERY = {
@@ -54,6 +55,7 @@ EVERY = {
   "tree": (),
   "training": (),
   "training_phase1": ("--rows_of=phase1", "--devices=1"),
+  "dtypes": (),
   "loading": (),
   "generation_smollm2-135m": ("--model=models/smollm2-135m",),
   "generation_qwen2.5-coder-0.5b": ("--model=models/qwen2.5-coder-0.5b",),

@@ -155,7 +155,7 @@ def pretend_tpu(monkeypatch):
   """The kernel, interpreted, as if the devices were TPUs."""
   kernel = functools.partial(tree_kernel.attention, interpret=True)
   monkeypatch.setattr(tree_kernel, "attention", kernel)
-  monkeypatch.setattr(attention_lib, "_platform", lambda: "tpu")
+  monkeypatch.setattr(attention_lib, "platform", lambda: "tpu")
 
 
 def test_each_platform_has_its_implementation(monkeypatch):

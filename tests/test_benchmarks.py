@@ -93,6 +93,16 @@ def test_all_of_them_fill_a_page(tmp_path):
   assert done.returncode == 1 and done.stderr.strip().endswith("for the reasons above: tree")
 
 
+def test_dtypes(tmp_path, model):
+  """Both dtypes train and score, and the parts of a score step add up to it."""
+  figures, _ = benchmark(tmp_path, "dtypes", f"--model={model}")
+  products, steps, parts = figures["tables"].values()
+  assert [row["step"] for row in steps] == ["train", "score"] and len(products) == 5
+  assert all(value > 0 for row in products + steps for key, value in row.items() if "/s" in key)
+  for row in parts:
+    assert sum([*row.values()][2:]) == pytest.approx(row["s"])
+
+
 def test_a_figure_is_worse_by_its_targets_direction():
   """Fewer seconds and more speed are better; what noise explains is the same; new targets wait."""
   old = [runner.target("s", "<", 9, 4.0), runner.target("speed", ">=", 2, 4.0)]

@@ -170,6 +170,21 @@ def test_it_learns(experiment, tmp_path):
   assert metrics(tmp_path)[200]["loss"] < 0.8 * entropy
 
 
+@pytest.mark.parametrize("unroll", [False, True])
+def test_bfloat16_learns_nearly_the_same(experiment, tmp_path, unroll):
+  """Activations in bfloat16 run on a CPU too, and follow the losses of float32 to a few percent."""
+  losses = {}
+  for dtype in ("float32", "bfloat16"):
+    c = tiny.change(experiment, "loss", language_model_weight=0.5)
+    c = tiny.change(
+      tiny.change(c, "model", dtype=dtype, unroll_layers=unroll), "train", steps=6, log_every=1
+    )
+    loop.run(c, tmp_path / dtype)
+    losses[dtype] = [metrics(tmp_path / dtype)[step]["loss"] for step in range(1, 7)]
+  np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.03)
+  assert losses["bfloat16"] != losses["float32"]
+
+
 @pytest.mark.parametrize("save_every", [1, 100])
 def test_a_loss_that_is_not_finite_stops_the_run(experiment, tmp_path, save_every):
   """A diverged run ends with what to do, and no checkpoint of NaN, however often it saves."""

@@ -67,28 +67,28 @@ def attention(
 
 def _choose(implementation: str, T: int) -> tuple[Callable, int]:
   """The function that computes attention, and the number that T must be a multiple of for it."""
-  platform = _platform()
-  if implementation == "auto" and platform == "tpu":
+  on = platform()
+  if implementation == "auto" and on == "tpu":
     implementation = "kernel" if T >= tree_kernel.LANES else "dense"
   elif implementation == "auto":
     implementation = "blockwise" if T >= BLOCKWISE_FROM else "dense"
   if implementation == "kernel":
-    if platform != "tpu":
+    if on != "tpu":
       raise ValueError(
-        f'model.attention="kernel" is for TPUs, and the devices are of the platform {platform}; '
+        f'model.attention="kernel" is for TPUs, and the devices are of the platform {on}; '
         'leave it at "auto", or choose "blockwise" or "dense"'
       )
     # Long rows are padded to a multiple of the largest block, so that the largest blocks are used.
     multiple = tree_kernel.LANES if T < tree_kernel.BLOCK else tree_kernel.BLOCK
     return functools.partial(_per_device, tree_kernel.attention), multiple
   if implementation == "blockwise":
-    block = CPU_BLOCK if platform == "cpu" else GPU_BLOCK
+    block = CPU_BLOCK if on == "cpu" else GPU_BLOCK
     attend = functools.partial(blockwise.attention, block=block)
     return functools.partial(_per_device, attend), block
   return _dense, 1
 
 
-def _platform() -> str:
+def platform() -> str:
   """The platform of the current mesh, whose devices may be described only; or of JAX's backend."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform

@@ -328,6 +328,8 @@ def _weight_einsum_backward(equation, gradient_dtype, saved, dy):
   x, weight = saved
   x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
   dx = jnp.einsum(f"{y_axes},{weight_axes}->{x_axes}", dy, weight.astype(x.dtype))
+  if attention_lib.platform() == "cpu":  # its bfloat16 products have no float32 sums
+    x, dy = x.astype(gradient_dtype), dy.astype(gradient_dtype)
   dw = jnp.einsum(
     f"{x_axes},{y_axes}->{weight_axes}", x, dy, preferred_element_type=jnp.dtype(gradient_dtype)
   )
