@@ -118,7 +118,7 @@ def test_a_missing_package_names_its_extra():
   command = [sys.executable, "-c", code, script, "--help"]
   done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
   assert done.returncode == 1
-  assert done.stderr.strip().endswith("pip install 'prm_jax[train]'")
+  assert done.stderr.strip().endswith("pip install 'prm_jax[train]' (in a clone: '.[train]')")
   assert len(done.stderr.splitlines()) == 1
 
 
@@ -134,8 +134,9 @@ def test_doctor_tells_what_is_missing_for_what(monkeypatch):
     return "0.0.1" if name == "optax" else version(name)
 
   monkeypatch.setattr(importlib.metadata, "version", lacking)
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   said = doctor.report()
-  assert "ok       prm_jax" in said and "x cpu" in said
+  assert "ok       prm_jax" in said and re.search("x cpu .*; JAX_PLATFORMS=cpu is set", said)
   assert re.search(r"missing  \[train\] .*\n.*'prm_jax\[train\]' brings flax, optax 0.0.1 is", said)
 
 
