@@ -73,7 +73,17 @@ class Module:
         continue
       after = body[i + 1] if i + 1 < len(body) else None
       default = ast.unparse(node.value) if node.value else None
-      yield Field(field, ast.unparse(node.annotation), default, self._comment(node, after))
+      yield Field(field, self._type(node.annotation), default, self._comment(node, after))
+
+  def _type(self, node: ast.expr) -> str:
+    """A type as it is written; in place of another module's name for a choice, the choice."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+      path = self.imported.get(node.value.id)
+      for each in Module(path).tree.body if path and path.is_file() else ():
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == node.attr:
+          written = ast.unparse(each.value)
+          return written if written.startswith("Literal[") else ast.unparse(node)
+    return ast.unparse(node)
 
   def _comment(self, node: ast.AnnAssign, after: ast.stmt | None) -> str:
     """What is said of a field: in a string after it, or in comments above it and at its end."""
@@ -151,10 +161,14 @@ def settings() -> str:
 
 
 def read(app: application.Sphinx, name: str, source: list[str]) -> None:
-  """Puts generated tables in place of their marks, and files beside docs/ in place of links."""
+  """Puts generated tables in place of their marks, and files beside docs/ in place of links.
+
+  What a page says to those who read it without the site is left out.
+  """
   for mark, make in (("<!-- scripts -->", scripts), ("<!-- settings -->", settings)):
     if mark in source[0]:
       source[0] = source[0].replace(mark, make())
+  source[0] = re.sub(r"^> In a clone .*\n(> .*\n)*\n", "", source[0], flags=re.M)
   if name in BESIDE:
     text = (ROOT / BESIDE[name]).read_text()
     source[0] = re.sub(r"(?<=\]\()(?!https?:|#)", "../", text).replace("](../docs/", "](")

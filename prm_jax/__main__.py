@@ -2,6 +2,7 @@
 
   prm-jax COMMAND [FLAGS]      is python scripts/COMMAND.py [FLAGS]
   prm-jax COMMAND --help       what it does, and its flags
+  prm-jax --version            of the installed project
   prm-jax doctor               what is installed, which devices there are, what is missing for what
   prm-jax completion bash      completion of commands and flags, also for zsh: write it to a file,
                                and have your .bashrc source that
@@ -14,6 +15,7 @@ import pathlib
 import runpy
 import sys
 
+import prm_jax
 from prm_jax.runtime import exits
 
 PACKAGE = pathlib.Path(__file__).parent
@@ -36,10 +38,12 @@ def purpose(script: pathlib.Path) -> str:
 
 def main() -> None:
   name, *rest = sys.argv[1:] or ["--help"]
-  known = scripts()
+  known, exits.COMMAND = scripts(), "prm-jax"
   if name in ("-h", "--help"):
     print(__doc__)
     print("\n".join(f"  {each:16} {purpose(path)}" for each, path in known.items()))
+  elif name == "--version":
+    print(f"prm_jax {prm_jax.__version__}")
   elif name == "doctor":
     from prm_jax.runtime import doctor
 

@@ -18,11 +18,11 @@ import base64
 import dataclasses
 import json
 import pathlib
-from typing import Literal
 
 import jinja2
 
 from prm_jax import config as config_lib
+from prm_jax import reductions
 from prm_jax.evaluation import page, scored_samples
 from prm_jax.evaluation.answers import grading
 from prm_jax.evaluation.figure_files import Vector, encoded
@@ -38,7 +38,7 @@ class Args(config_lib.Checked):
   output_dir: pathlib.Path
   scores: tuple[str, ...] = ()  # NAME=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
-  reduction: Literal["product", "min", "mean", "last", "soft_min"] = "product"  # of steps
+  reduction: reductions.Reduction = "product"  # of steps
   n: tuple[config_lib.Count, ...] = ()  # none: powers of two, and all candidates
   seed: config_lib.Whole = 0
   figures: tuple[Vector, ...] = ()  # comparison.png as .pdf, .svg too

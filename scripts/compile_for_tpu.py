@@ -1,7 +1,7 @@
 """Compiles a step for a TPU slice: does it fit, and how fast should it be?  No TPU is needed.
 
   python -m pip install libtpu
-  python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
+  python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \\
     --topology=v5p:2x4x4 --output=compile.json
 
 The production configs carry their model's shape, so no checkpoint is needed; of one that is there

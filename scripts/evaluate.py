@@ -1,6 +1,6 @@
 """Judges a model on labelled steps: ProcessBench, PRMBench, or PRM800K's own test split.
 
-  python scripts/evaluate.py --checkpoint=runs/prm --benchmark=process_bench \
+  python scripts/evaluate.py --checkpoint=runs/prm --benchmark=process_bench \\
     --data_dir=process_bench --output=evaluation.json
   python scripts/evaluate.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm ...
   python scripts/evaluate.py --input=scored.jsonl --benchmark=process_bench --output=mine.json
@@ -100,6 +100,10 @@ def judged(args: Args, output) -> list[str]:
   files = [args.input] if args.input else sorted(p for p in args.data_dir.rglob("*") if p.is_file())
   files += [args.threshold_data] if args.threshold_data else []
   distributed.check_same_command(args, files)
+  # Data first: a large model loads for minutes.
+  solutions = [] if args.input else step_benchmarks.read(args.benchmark, args.data_dir, args.split)
+  if args.threshold_data:
+    step_benchmarks.threshold_solutions(args.threshold_data, args.neutral)
   scorer, how = (None, {"input": str(args.input)}) if args.input else load(args)
   if args.benchmark == "prm800k" and scorer:
     prm800k_steps.check_recipe(scorer, args.data_dir)
@@ -111,6 +115,7 @@ def judged(args: Args, output) -> list[str]:
   found, trees, speed = step_benchmarks.judge(
     args.benchmark,
     scorer=scorer,
+    solutions=solutions,
     directory=args.data_dir,
     scored=args.input,
     split=args.split,

@@ -32,6 +32,7 @@ import pathlib
 from typing import Literal
 
 from prm_jax import config as config_lib
+from prm_jax import reductions
 from prm_jax.generation import options
 from prm_jax.runtime import command_line
 
@@ -46,7 +47,7 @@ class Args(options.Generator):
   prm: str = ""  # reward model: work directory of train.py, or a published or exported model
   readout: str = ""  # of a published one
   expansions: config_lib.Count = 4  # of each solution that goes on
-  reduction: Literal["last", "min", "mean", "product"] = "product"  # of steps, to compare solutions
+  reduction: reductions.Reduction = "product"  # of steps, to compare solutions
   lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
   max_steps: config_lib.Count = 40
   max_step_tokens: config_lib.Count = 256

@@ -65,8 +65,10 @@ case ${topology%%:*} in
 esac
 check workdir "$workdir" 'gs://[^/]+/.*[^/]' 'gs://BUCKET/DIRECTORY, which outlives the slice'
 cd "$(dirname "$0")/.."
-[ -n "$commit" ] || [ -z "$(git status --porcelain)" ] ||
-  fail 'there are uncommitted changes; commit them, or run without them: --commit=HEAD'
+if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
+  uncommitted='there are uncommitted changes; commit them, or run without them: --commit=HEAD'
+  if $dry_run; then echo "launch_tpu.sh: $uncommitted" >&2; else fail "$uncommitted"; fi
+fi
 commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") || fail '--commit: not found'
 git cat-file -e "$commit:$config" 2>/dev/null || fail "--config=$config: not in commit $commit"
 launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # gets the source, the logs and the exit code

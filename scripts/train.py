@@ -1,7 +1,7 @@
 """Trains a process or outcome reward model, or a language model; run it again to resume.
 
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/prm
-  python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2 \
+  python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2 \\
     --config.optim.trained=lora --config.model.lora_rank=16  # LoRA on a public model
 
 Any setting can be overridden: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.

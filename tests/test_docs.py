@@ -1,6 +1,7 @@
 """README, CONTRIBUTING and docs/: links lead somewhere, commands and Python are what they say."""
 
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -105,6 +106,15 @@ def test_formats_name_every_key():
       assert named >= {key.name for key in keys}, (heading, kind)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if "reference/" in page])
+def test_a_page_of_the_reference_says_where_its_content_is(page):
+  """In a clone it is a frame: what it says to call there, and to read, is there."""
+  note = re.search(r"^(> In a clone .*\n(?:> .*\n)*)\n", (ROOT / page).read_text(), re.M)[1]
+  assert "bash scripts/docs.sh" in note
+  for module in re.findall(r"help\(([\w.]+)\)", note):
+    assert importlib.util.find_spec(module)
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning():
   """scripts/docs.sh makes its environment and finds every page, link and docstring in order."""
@@ -114,4 +124,4 @@ def test_the_site_is_built_without_a_warning():
   )
   assert done.returncode == 0, done.stderr
   page = (ROOT / done.stdout.split()[-1]).with_name("reference") / "scripts.html"
-  assert "--skip_cut_off" in page.read_text()
+  assert "--skip_cut_off" in page.read_text() and "In a clone" not in page.read_text()

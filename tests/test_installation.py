@@ -12,6 +12,7 @@ import pytest
 from conftest import ENVIRONMENT, ROOT
 from scored_files import generated, write
 
+import prm_jax
 from prm_jax import __main__ as door
 from prm_jax.runtime import completion, doctor
 
@@ -63,6 +64,10 @@ def test_commands_are_the_scripts():
   assert "--reported" in done.stdout
   done = run("split_problems", "--nonsense=1")
   assert done.returncode == 2 and "nonsense" in done.stderr
+  done = run("--version")
+  assert done.stdout == f"prm_jax {prm_jax.__version__}\n" and done.returncode == 0
+  done = run("completion", "fish")
+  assert done.returncode == 1 and done.stderr.startswith("prm-jax: completion fish: expected")
   done = run("scroe")
   assert done.returncode == 1
   assert done.stderr == "prm-jax: there is no scroe; did you mean score?  --help lists all\n"
@@ -113,7 +118,7 @@ def test_a_missing_package_names_its_extra():
   command = [sys.executable, "-c", code, script, "--help"]
   done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
   assert done.returncode == 1
-  assert done.stderr.strip().endswith("pip install 'prm_jax[train]'")
+  assert done.stderr.strip().endswith("pip install 'prm_jax[train]' (in a clone: '.[train]')")
   assert len(done.stderr.splitlines()) == 1
 
 
@@ -129,14 +134,16 @@ def test_doctor_tells_what_is_missing_for_what(monkeypatch):
     return "0.0.1" if name == "optax" else version(name)
 
   monkeypatch.setattr(importlib.metadata, "version", lacking)
+  monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   said = doctor.report()
-  assert "ok       prm_jax" in said and "x cpu" in said
+  assert "ok       prm_jax" in said and re.search("x cpu .*; JAX_PLATFORMS=cpu is set", said)
   assert re.search(r"missing  \[train\] .*\n.*'prm_jax\[train\]' brings flax, optax 0.0.1 is", said)
 
 
 def test_bash_completes_commands_and_flags(tmp_path):
   """In a real shell; and the flags are those of the script's help."""
-  scripts = {name: ROOT / "scripts" / f"{name}.py" for name in ("score", "serve", "rerank")}
+  names = ("score", "serve", "rerank", "benchmark", "compile_for_tpu")
+  scripts = {name: ROOT / "scripts" / f"{name}.py" for name in names}
   file = tmp_path / "completion.sh"
   file.write_text(completion.shell("bash", scripts))
 
@@ -149,6 +156,13 @@ def test_bash_completes_commands_and_flags(tmp_path):
   assert complete("prm-jax", "score", "--me") == ["--merge"]
   assert "--hosts.coordinator_address" in complete("prm-jax", "score", "--h")
   assert complete("prm-jax", "score", "file") == []  # bash completes names of files
+  assert complete("prm-jax", "compile") == ["compile_for_tpu"]
+  assert complete("prm-jax", "compile-") == ["compile-for-tpu"]
+  assert complete("prm-jax", "compile-for-tpu", "--to") == ["--topology"]
+  assert complete("prm-jax", "completion", "z") == ["zsh"]
+  assert complete("prm-jax", "score", "--ne") == []  # its help speaks of rerank.py's --neutral
+  assert "--config" in complete("prm-jax", "compile_for_tpu", "--c")
+  assert complete("prm-jax", "benchmark", "--") == ["--against", "--docs", "--help", "--json"]
 
 
 def test_the_door_finds_the_checkouts_scripts():

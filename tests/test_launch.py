@@ -95,7 +95,6 @@ def test_values_reach_the_workers_as_they_were_given(tmp_path):
     ("--workdir=runs/a", "gs://BUCKET/DIRECTORY, which outlives the slice"),
     ("--copy=gs://my-bucket/x=/etc", "unknown argument --copy=gs://my-bucket/x=/etc"),
     ("--config=configs/none.py", "--config=configs/none.py: not in commit"),
-    ("--commit=", "uncommitted changes"),
     ("--topology=v5e:4x5", "v5e or v6e and one of 1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16"),
     ("--topology=v5p:8x4x4", "or ascending multiples of 4, as in 4x4x8"),
     ("--topology=v5p:4x4x6", "or ascending multiples of 4, as in 4x4x8"),
@@ -103,10 +102,20 @@ def test_values_reach_the_workers_as_they_were_given(tmp_path):
 )
 def test_bad_input_is_refused(tmp_path, flag, message):
   """What would lose the results, or fail once the slice is paid for, is refused at once."""
-  write(tmp_path, git='#!/bin/bash\n[ "$1" = status ] && echo "?? new" || exec /usr/bin/git "$@"')
-  done = bash(SCRIPT, *RUN, flag, "--dry_run", programs=tmp_path)
+  done = bash(SCRIPT, *RUN, flag, "--dry_run")
   assert done.returncode == 2 and done.stdout == ""
   assert done.stderr.startswith("launch_tpu.sh: ") and message in done.stderr
+
+
+def test_uncommitted_changes_are_not_launched(tmp_path):
+  """They would be missing on the slice: a launch is refused, and a dry run says so."""
+  git = '#!/bin/bash\n[ "$1" = status ] && echo "?? new" || exec /usr/bin/git "$@"'
+  write(tmp_path, git=git, gcloud="#!/bin/bash\nexit 1")
+  done = bash(SCRIPT, *RUN, "--commit=", programs=tmp_path)
+  assert done.returncode == 2 and done.stdout == "" and "uncommitted changes" in done.stderr
+  dry = bash(SCRIPT, *RUN, "--commit=", "--dry_run", programs=tmp_path)
+  assert dry.returncode == 0 and "queued-resources create" in dry.stdout
+  assert dry.stderr == done.stderr
 
 
 @pytest.mark.parametrize(

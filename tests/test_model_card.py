@@ -76,6 +76,8 @@ def test_a_card_says_where_the_model_is_from():
   assert (found["license"], found["base_model"]) == ("gemma", "a/b")
   assert found["pipeline_tag"] == "token-classification"
   assert "It started from text\\_run.\nThat one from a/b." in card
+  assert "Cite the method and PRM800K as below, and the base model as its authors ask.\n" in card
+  assert "Cite the method and PRM800K as below.\n" in model_card.write(facts())
   unknown = model_card.write(facts(bases=bases[:1]))
   assert "Licence of the base: unknown: see the base model." in unknown
   assert not {"license", "base_model"} & front_matter(unknown).keys()

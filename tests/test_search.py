@@ -12,6 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.generation import cached_scorer, selection, step_writer
 from prm_jax.generation import prompts as prompts_lib
@@ -279,6 +280,14 @@ def test_rules_choose_as_they_say(lanes):
     assert mine == ([] if finished[best] else [best, best])
   drawn = choose("particles")
   assert len(drawn) == (0 if finished.all() else 8)
+
+
+@pytest.mark.parametrize("how", agg.REDUCTIONS)
+def test_a_search_scores_as_the_aggregator_does(how):
+  """Every reduction that generate.py accepts is known to a search, with the same value."""
+  right = np.array([0.9, 0.4, 0.7])
+  expected = np.exp(agg.reduce_steps(np.log(right), np.zeros(3, int), 1, how)[0])
+  np.testing.assert_allclose(search_lib.REDUCTIONS[how](right), expected, rtol=1e-6)
 
 
 def test_particles_are_drawn_by_their_odds():

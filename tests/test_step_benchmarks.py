@@ -383,6 +383,34 @@ def test_flags_that_do_not_go_together_are_told(tmp_path):
     assert done.returncode == 1 and message in done.stderr, done.stderr
 
 
+def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
+  """Without a model at all, evaluate.py says what is wrong with the folder, and what to give."""
+  path, _, lines = scored_lines
+  folder, empty = tmp_path / "subset", tmp_path / "empty"
+  folder.mkdir()
+  empty.mkdir()
+  (folder / "gsm8k.jsonl").write_text(json.dumps(lines[0]) + "\n")
+  process = "--benchmark=process_bench"
+  for flags, message in (
+    ([process, f"--data_dir={path}"], "scored.jsonl: a file: give the folder"),
+    ([process, f"--data_dir={tmp_path / 'none'}"], "none: no such folder"),
+    ([process, f"--data_dir={empty}"], "gsm8k.jsonl, math.jsonl, olympiadbench.jsonl, omnimath"),
+    ([f"--data_dir={folder}"], "files of ProcessBench: give --benchmark=process_bench"),
+    ([process, f"--data_dir={folder}", "--split=math"], "no solution of --split=math"),
+    ([process, f"--data_dir={folder}", f"--threshold_data={tmp_path}/t"], "No such file"),
+    ([process, f"--data_dir={folder}"], "loading"),
+  ):
+    done = evaluate("--model=no/model", f"--output={tmp_path / 'out.json'}", *flags)
+    assert done.returncode == 1 and message in done.stderr, done.stderr
+    assert ("loading" in done.stderr) == (message == "loading"), done.stderr
+
+
+def test_a_mean_of_some_subsets_says_so():
+  """The published mean is of four subsets; a table of fewer names those that are missing."""
+  said = "\n".join(process_bench.table(process_bench.evaluate(random_solutions(0), 0.5)))
+  assert "without olympiadbench, omnimath: " in said
+
+
 def test_benchmarks_are_read_raw_and_prepared(tmp_path, scored_lines):
   """What prepare_data.py writes gives the solutions of the published files, as does one array."""
   _, _, lines = scored_lines

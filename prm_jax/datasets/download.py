@@ -18,6 +18,16 @@ from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
 
 
+def folder(source: str | pathlib.Path) -> pathlib.Path:
+  """The folder `source`; FileNotFoundError or NotADirectoryError, naming it, if it is none."""
+  path = pathlib.Path(source).expanduser()
+  if not path.exists():
+    raise FileNotFoundError(f"{source}: no such folder")
+  if not path.is_dir():
+    raise NotADirectoryError(f"{source}: a file: give the folder that it is in")
+  return path
+
+
 def find(source: str | pathlib.Path, file: str) -> pathlib.Path | None:
   """`source/data/x.jsonl` or `source/x.jsonl`, for the file `data/x.jsonl`; None: no such file."""
   source = pathlib.Path(source).expanduser()

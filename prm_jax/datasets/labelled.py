@@ -52,9 +52,10 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
   """
   path = pathlib.Path(directory) / MANIFEST
   if not directory or not path.is_file():
+    given = "" if directory else " (then --config.data.directory=DIR)"
     raise FileNotFoundError(
       f"no prepared dataset in {str(directory)!r}: it has no {MANIFEST}; "
-      "scripts/prepare_data.py makes one (then --config.data.directory=DIR)"
+      f"scripts/prepare_data.py makes one{given}"
     )
   try:
     return json_lines.decode(json_lines.contents(path), Manifest, str(path))

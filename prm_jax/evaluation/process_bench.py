@@ -91,6 +91,8 @@ def table(result: dict[str, Any]) -> list[str]:
   names = {"mean_f1": "mean of the subsets", "weighted_f1": "weighted by their sizes"}
   for key, name in names.items():
     lines.append(f"{name:44}{cell(result[key], 8)}" + interval(result["intervals"][key]))
+  if without := [name for name in process_bench.SUBSETS if name not in result["subsets"]]:
+    lines.append(f"without {', '.join(without)}: published means are of all four subsets")
   return lines
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from prm_jax.datasets import labelled as prm800k_labels
 from prm_jax.datasets import process_bench as data
 from prm_jax.evaluation import diagnostics, first_error, prm800k_steps, prm_bench, process_bench
 from prm_jax.evaluation.judged import (
@@ -32,16 +33,38 @@ THRESHOLD = 0.5
 DIFFERENCES = {"skywork-o1-prm": -0.05}
 
 
+def read(name: Name, directory: pathlib.Path, split: str = "") -> list[Labelled]:
+  """The solutions of a split, or of all; of prm800k none, as what is read depends on the model.
+
+  Raises:
+    FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
+  """
+  if name == "prm800k":
+    if not (directory / prm800k_labels.MANIFEST).is_file() and data.files(directory):
+      raise ValueError(f"{directory}: files of ProcessBench: give --benchmark=process_bench")
+    prm800k_labels.read_manifest(directory)
+    return []
+  solutions = [x for x in MODULES[name].read(directory) if split in ("", x.group)]
+  if not solutions:
+    raise ValueError(f"{directory}: no solution" + f" of --split={split}" * bool(split))
+  return solutions
+
+
 def judge(
   name: Name,
   *,
   scorer: Scorer | None = None,
+  solutions: Sequence[Labelled] = (),
   directory: str | pathlib.Path | None = None,
   scored: str | pathlib.Path | None = None,
   split: str = "",
   neutral: str = "positive",
 ) -> tuple[list[Judged], list[Judged], dict[str, Any]]:
   """What a model says of a benchmark's solutions: read by `scorer` now, or from the file `scored`.
+
+  Args:
+    solutions: what `read` gave.
+    directory, split: of prm800k.
 
   Returns:
     the solutions; their trees, of prm800k (else none); and the speed of scoring.
@@ -51,9 +74,6 @@ def judge(
     trees, judged = found if name == "prm800k" else ([], [*found])
     return judged, trees, {"solutions": len(judged)}
   if name != "prm800k":
-    solutions = [x for x in MODULES[name].read(directory) if split in ("", x.group)]
-    if not solutions:
-      raise ValueError(f"{directory}: no solution of --split={split}")
     judged, speed = score(scorer, solutions)
     return judged, [], speed
   trees, paths = prm800k_steps.read(directory, split or "test")
@@ -143,8 +163,23 @@ def threshold_from(
   """The threshold of the best first-error F1 on the labelled solutions of a file, and these.
 
   Args:
-    path: lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`.
+    path: as of `threshold_solutions`.
     score_lines: judges solutions whose lines have no `rating_probs`.
+  """
+  judged = threshold_solutions(path, neutral)
+  if not isinstance(judged[0], Judged):
+    judged = score_lines(judged)
+  return first_error.best_threshold(judged), judged
+
+
+def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | list[Judged]:
+  """The labelled solutions of a file, judged if its lines have `rating_probs`.
+
+  Args:
+    path: lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`.
+
+  Raises:
+    ValueError: there is no solution, a line is none of these, or has verdicts.
   """
   records = list(json_lines.records(path))
   if not records:
@@ -156,8 +191,10 @@ def threshold_from(
     if any(each.verdict is not None for each in judged):
       raise ValueError(f"{path}: its lines have verdicts, which do not depend on a threshold")
   else:
-    judged = score_lines(labelled(records))
-  return first_error.best_threshold(judged), judged
+    judged = labelled(records)
+  if not judged:
+    raise ValueError(f"{path}: no labelled solution")
+  return judged
 
 
 def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:

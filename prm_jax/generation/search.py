@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax import reductions
 from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer, Solution
 from prm_jax.generation.engines import Prompt
@@ -29,6 +30,7 @@ REDUCTIONS = {  # P(right) of the steps so far to the score of a solution under 
   "min": np.min,
   "mean": np.mean,
   "product": np.prod,
+  "soft_min": lambda p: np.average(p, weights=np.exp(-p / 0.1)),
 }
 
 
@@ -39,7 +41,7 @@ class Settings(config_lib.Checked):
   rule: Literal["best_of_n", "beam", "dvts", "lookahead", "particles"] = "beam"
   n: config_lib.Count = 16  # lanes of a problem
   expansions: config_lib.Count = 4  # of each solution that goes on, in beam, dvts and lookahead
-  reduction: Literal["last", "min", "mean", "product"] = "product"
+  reduction: reductions.Reduction = "product"
   lookahead: config_lib.Count = 1  # steps, likeliest tokens, of rule "lookahead"
   max_steps: config_lib.Count = 40
 

@@ -82,8 +82,9 @@ def write(facts: Facts) -> str:
     parts.append(_code_section("Score a step" if process else "Score a solution", used, facts.kind))
     parts.append(_contract(facts.contract))
   parts += [_data(facts), _metrics(facts), _training(facts)]
-  base = " Cite the base model, too, as its authors ask." if facts.bases else ""
-  parts.append(f"## How to cite\n\nThe method and PRM800K:{base}\n\n```bibtex\n{CITATION}\n```\n")
+  base = ", and the base model as its authors ask" if facts.bases else ""
+  cite = f"Cite the method and PRM800K as below{base}."
+  parts.append(f"## How to cite\n\n{cite}\n\n```bibtex\n{CITATION}\n```\n")
   return "\n".join(parts)
 
 

@@ -18,6 +18,9 @@ import tyro
 from prm_jax import config as config_lib
 from prm_jax.runtime import exits
 
+# Beside the flags that tyro lists, as it never sees this one.
+CONFIG = "  --config=FILE    required: Python whose config() gives the defaults of all --config.*"
+
 Args = TypeVar("Args")
 
 
@@ -96,6 +99,7 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     _check_settings(argv)
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
     experiment = read(known.config) if known.config else config_lib.Experiment()
+    description = f"{description or ''}\n\n{CONFIG}"
     default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
   options = {
     "prog": exits.script(),

@@ -11,11 +11,14 @@ _prm_jax() {{
   local cur=${{COMP_WORDS[COMP_CWORD]}} words=
   COMPREPLY=()
   if [ "$COMP_CWORD" = 1 ]; then
-    COMPREPLY=($(compgen -W "{commands} completion doctor" -- "$cur"))
+    words="{commands} completion doctor --help --version"
+    case "$cur" in [a-z]*-*) words=${{words//_/-}} ;; esac  # as it was begun
+    COMPREPLY=($(compgen -W "$words" -- "$cur"))
     return
   fi
   case "${{COMP_WORDS[1]//-/_}}" in
 {cases}
+    completion) COMPREPLY=($(compgen -W "bash zsh" -- "$cur")); return ;;
   esac
   case "$cur" in -*) COMPREPLY=($(compgen -W "$words" -- "$cur")) ;; esac
 }}
@@ -24,9 +27,11 @@ ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashc
 
 
 def flags(script: pathlib.Path) -> list[str]:
-  """The flags that a script's help names."""
+  """The flags that a script's help lists, and not those of others that it speaks of."""
   done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
-  return sorted({*re.findall(r"(?<![\w-])--[a-z][\w.]*", done.stdout)})
+  name = r"(--[a-z][\w.]*\w)"
+  listed = re.findall(rf"^. {name}", done.stdout, re.M)  # in a box, or --config
+  return sorted({"--help", *(listed or re.findall(rf"(?<![\w-]){name}", done.stdout))})
 
 
 def shell(name: str, scripts: Mapping[str, pathlib.Path]) -> str:

@@ -73,6 +73,7 @@ def report() -> str:
     wanted = requirements()
   except importlib.metadata.PackageNotFoundError:
     return "\n".join([*lines, "not installed; in the checkout: pip install -e '.[train]'"])
+  lines.append("packages of (in a clone: pip install '.[NAME]')")
   for extra, purpose in PURPOSES.items():
     lacking = sorted(missing(wanted.get(extra, [])))
     name = f"[{extra}]" if extra else "prm_jax"
@@ -84,12 +85,16 @@ def report() -> str:
 
 
 def devices() -> str:
-  """The devices that JAX finds, or why it finds none."""
+  """The devices that JAX finds, or why it finds none, and what keeps it from looking for others."""
+  chosen = os.environ.get("JAX_PLATFORMS")
+  only = f"; JAX_PLATFORMS={chosen} is set, so no others are looked for" if chosen else ""
   try:
     import jax
 
     found = jax.devices()
   except Exception as error:  # whatever a driver or plugin may raise
-    return f"none: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return f"none: {type(error).__name__}: {str(error).splitlines()[0]}{only}"
   kinds = {device.device_kind for device in found}
-  return f"{len(found)} x {', '.join(sorted(kinds))} (jax {jax.__version__}, {found[0].platform})"
+  return (
+    f"{len(found)} x {', '.join(sorted(kinds))} (jax {jax.__version__}, {found[0].platform}){only}"
+  )

@@ -66,7 +66,8 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
     from prm_jax.runtime import doctor
 
     if extras := doctor.extras_with(error.name):
-      print(f"{script()}: {error}; pip install 'prm_jax[{extras[0]}]'", file=sys.stderr)
+      how = f"pip install 'prm_jax[{extras[0]}]' (in a clone: '.[{extras[0]}]')"
+      print(f"{script()}: {error}; {how}", file=sys.stderr)
       return
   sys.__excepthook__(kind, error, trace)
 

@@ -84,8 +84,7 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
 def _local(source: str | pathlib.Path) -> list[pathlib.Path]:
   """The files of a folder, by name; FileNotFoundError if there is none."""
-  folder = pathlib.Path(source).expanduser()
-  if not (found := sorted(folder.glob("*.jsonl"))):
+  if not (found := sorted(download.folder(source).glob("*.jsonl"))):
     raise FileNotFoundError(f"{source}: no file of PRMBench: expected .jsonl files")
   return found
 

@@ -60,8 +60,8 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager):
     if self.source is None:
-      files = [f"{name}.json" for name in SUBSETS]
-      self.paths = download.fetch(self, files, None, dl_manager.download_dir / self.name)
+      names = [f"{name}.json" for name in SUBSETS]
+      self.paths = download.fetch(self, names, None, dl_manager.download_dir / self.name)
     else:
       self.paths = {path.name: path for path in _local(self.source).values()}
     return {
@@ -73,15 +73,21 @@ class Builder(tfds.core.GeneratorBasedBuilder):
       yield i, msgspec.structs.asdict(solution)
 
 
-def _local(source: str | pathlib.Path) -> dict[str, pathlib.Path]:
-  """The files of a folder by subset; FileNotFoundError if there is none."""
-  folder, found = pathlib.Path(source).expanduser(), {}
+def files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+  """The files of a folder by subset."""
+  found = {}
   for name in SUBSETS:
     paths = [folder / f"{name}{ending}" for ending in (".jsonl", ".json", ".jsonl.gz")]
     if path := next(filter(pathlib.Path.is_file, paths), None):
       found[name] = path
-  if not found:
-    raise FileNotFoundError(f"{source}: no file of ProcessBench: expected {SUBSETS[0]}.jsonl, ...")
+  return found
+
+
+def _local(source: str | pathlib.Path) -> dict[str, pathlib.Path]:
+  """The files of a folder by subset; FileNotFoundError if there is none."""
+  if not (found := files(download.folder(source))):
+    names = ", ".join(f"{name}.jsonl" for name in SUBSETS)
+    raise FileNotFoundError(f"{source}: no file of ProcessBench: expected some of {names}")
   return found
 
 
