@@ -151,7 +151,7 @@ class Model(Checked):
   window: Whole = 0  # tokens that a sliding layer attends to, itself included; 0: no sliding layer
   # Sliding (s) and full (f) layers, repeated over the layers.
   window_pattern: Annotated[str, msgspec.Meta(pattern="^[sf]+$")] = "s"
-  rope_theta: Theta = 10_000.0
+  rope_theta: Theta = 10_000.0  # base of the wavelengths of rotary positions
   local_rope_theta: NonNegative = 0.0  # of sliding layers (Gemma 3); 0: rope_theta, scaled alike
   rope_scaling: Literal["none", "linear", "llama3"] = "none"  # uses the next four fields
   rope_factor: Positive = 1.0
@@ -284,7 +284,7 @@ class Train(Checked):
   # Checkpoints kept in addition: the best by a metric of the evaluation, among those saved at a
   # step that was evaluated (let save_every and eval_every have such steps in common).
   keep_best: Changeable[Whole] = 1
-  best_metric: Changeable[Metric] = "nll"
+  best_metric: Changeable[Metric] = "nll"  # ranks steps; of nll and ece lower is better
   # Early stopping: the run ends when this many evaluations in a row have no better best_metric than
   # the best before them.  Each better one is then saved, whatever save_every.  0: none.
   stop_patience: Changeable[Whole] = 0

@@ -157,7 +157,10 @@ def lines(found: dict) -> list[str]:
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
   if run := found.get("run"):
-    out.append(f"the run: {run['steps']} steps, {cost(run)}")
+    out.append(
+      f"the run: {run['steps']} steps of {found['rows']} rows = {run['steps'] * found['rows']:,} "
+      f"rows ({run['tokens']:,} tokens): {cost(run)}"
+    )
   return out
 
 

@@ -21,6 +21,7 @@ exits.on_signals()  # before what takes time to import
 
 import dataclasses
 import pathlib
+import sys
 from typing import Literal
 
 import msgspec
@@ -68,6 +69,8 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   manifest = prepared(args)
   print(table(manifest))
+  if warning := one_sided(manifest, args.stepwise.test_share):
+    print(warning, file=sys.stderr)
   print(f"dataset    {args.output / manifest['data']}")
   print(f"manifest   {args.output / MANIFEST}")
   if args.dataset == "arithmetic":
@@ -117,6 +120,23 @@ def table(manifest: dict) -> str:
   if bad := manifest.get("bad_records", {}).get("examples"):
     lines += ["bad records skipped, for example", *(f"  {example}" for example in bad[:3])]
   return "\n".join(lines)
+
+
+def one_sided(manifest: dict, test_share: float) -> str:
+  """A warning if the test split has labels, but none of a right or none of a wrong step."""
+  if "labels" not in manifest or "test" not in manifest["splits"]:
+    return ""
+  lacks = {}
+  for name, part in manifest["splits"].items():
+    wrong, labels = part["labels"]["-1"], sum(part["labels"].values())
+    lacks[name] = "" if not labels else "wrong" if not wrong else "right" * (wrong == labels)
+  if not lacks["test"]:
+    return ""
+  rows = manifest["splits"]["test"]["rows"]["kept"]
+  text = f"warning: test split: {rows} solution(s), no {lacks['test']} step; AUROC is undefined"
+  if "test" in manifest["source"] or lacks["train"] == lacks["test"]:
+    return text
+  return f"{text}: raise --stepwise.test_share ({test_share:g})"
 
 
 if __name__ == "__main__":

@@ -195,6 +195,8 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
     assert [found(which) for which in ("latest", "best", "5")] == [6, min(expected), 5]
     with pytest.raises(ValueError, match=f"no checkpoint is 1; .* one of 6, 5, {min(expected)}"):
       found("1")
+    if metric == "nll":
+      assert found(5) == 5
 
 
 def test_a_full_disk_loses_nothing(workdir):

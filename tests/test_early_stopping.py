@@ -116,6 +116,25 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(experiment, tmp_pat
   assert checkpoint.latest(tmp_path / "killed")[0] == 12
 
 
+def test_patience_that_cannot_act_is_said(experiment, tmp_path, capsys, monkeypatch):
+  """Too few evaluations before the end, or a metric that is undefined: one warning each, and the
+  error for the best checkpoint says which metric never was."""
+  monkeypatch.setattr(loop.Run, "evaluate", lambda _: {"count_by_class": {"-1": 0, "1": 9}})
+  options = {"eval_every": 4, "save_every": 4, "best_metric": "auroc"}
+  loop.run(tiny.change(experiment, "train", **options), tmp_path)
+  said = capsys.readouterr().err
+  few = "stop_patience=2 needs 3 evaluations before the last step; train.steps=12 and"
+  assert few in said and "train.eval_every=4 give 2" in said
+  assert said.count("auroc (train.best_metric) is undefined on the split test") == 1
+  assert "by label are -1: 0, 1: 9; no step is the best, and train.stop_patience=2 cannot" in said
+  with pytest.raises(
+    ValueError, match=r"no checkpoint is best: auroc .* never defined .*right and"
+  ):
+    kept(tmp_path)
+  assert not evaluations.too_few(config_lib.Train(steps=7, eval_every=2, stop_patience=2))
+  assert evaluations.too_few(config_lib.Train(steps=6, eval_every=2, stop_patience=2))
+
+
 def test_a_metric_of_an_evaluation_that_was_made_up_counts(experiment, tmp_path, killing):
   """A step that was saved in a hurry, without its evaluation, can be the best nevertheless."""
   experiment = tiny.change(experiment, "train", log_every=1, save_every=100)

@@ -302,6 +302,8 @@ def test_the_problem_may_be_a_column():
   assert rater.seen == [("2+2", ["r"])]
   with pytest.raises(ValueError, match=r"problem='question': .*no such column; there are answer"):
     RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], answer=["4"])
+  with pytest.raises(ValueError, match="no such column; there are none"):
+    RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"])
 
 
 def test_batches_of_any_size_share_programs():

@@ -49,6 +49,12 @@ def samples(arithmetic_data):
   return [json.loads(line) for line in lines]
 
 
+def test_a_scorer_says_what_it_is_in_short(scorer):
+  """Its representation has the model's settings and step, and no array of weights."""
+  assert "step=" in repr(scorer) and "width=" in repr(scorer)
+  assert "Array" not in repr(scorer) and len(repr(scorer)) < 4000
+
+
 def test_annotate_py_labels_as_its_rule_says(runs, samples, tmp_path):
   """Labels of a checkpoint: up to the first step whose P(-1) is above the threshold."""
   source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"

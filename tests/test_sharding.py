@@ -77,16 +77,17 @@ def state_table(state):
 
 
 def test_rows_that_do_not_divide_are_refused_with_remedies():
-  """The message has the next number of rows, fewer passes and a mesh that take these rows."""
+  """The message has the next number of rows and its steps, fewer passes, a mesh for these."""
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
   c = config_lib.Experiment(train=config_lib.Train(batch_rows=4), model=MODEL)
   message = "multiple of 8: rows are split over 8 devices .* in 1 passes .*; take "
   message += (
-    r"--config.train.batch_rows=8, or --config.mesh.tensor=2 \(heads over chips\), or fewer"
+    r"--config.train.batch_rows=8 and --config.train.steps=500 \(as many rows in all\), or "
+    r"--config.mesh.tensor=2 \(heads over chips\), or fewer"
   )
   with pytest.raises(ValueError, match=message):
     step_lib.make(c, 10, 3, mesh)
-  c = dataclasses.replace(c, train=config_lib.Train(batch_rows=8, microbatches=3))
+  c = dataclasses.replace(c, train=config_lib.Train(batch_rows=8, microbatches=3, epochs=2))
   with pytest.raises(
     ValueError, match=r"batch_rows=24, or --config.train.microbatches=1, or fewer"
   ):

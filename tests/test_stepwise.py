@@ -159,6 +159,23 @@ def test_problems_are_held_out_whole(tmp_path):
   assert "p 3" not in {tree.problem for tree in trees}
 
 
+def test_a_test_split_without_a_wrong_step_is_warned_of(tmp_path):
+  """AUROC is undefined there; a larger share helps only if there are wrong steps elsewhere."""
+  rows = [native([True], problem=f"p {i}") for i in range(20)]
+  wrong = native([False], problem="q 1")
+  for lines, expected in [
+    ([*rows, wrong], "no wrong step; AUROC is undefined: raise --stepwise.test_share (0.05)\n"),
+    (rows, "no wrong step; AUROC is undefined\n"),
+  ]:
+    source = write(tmp_path / "all.jsonl", *lines)
+    flags = (f"--source={source}", f"--output={tmp_path / 'out'}", "--overwrite=True")
+    done = run_script("prepare_data.py", "--dataset=stepwise", *flags)
+    assert f"warning: test split: 1 solution(s), {expected}" in done.stderr
+  write(tmp_path / "all.jsonl", *(native([True, False], problem=f"p {i}") for i in range(20)))
+  done = run_script("prepare_data.py", "--dataset=stepwise", *flags)
+  assert done.returncode == 0 and "warning: test" not in done.stderr
+
+
 def test_a_file_on_the_web_is_downloaded_once(tmp_path, served):
   """`--source=URL`; the manifest says where the rows came from, and what they were."""
   folder, url = served

@@ -185,7 +185,10 @@ def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):
     assert found["run"][f"{key}_low"] <= found["run"][key] <= found["run"][f"{key}_high"]
   for said in ("describing v5e:2x2\n", "compiling it for 4 chips, which takes minutes\n"):
     assert said in done.stderr
-  assert re.search(r"5000 steps, [\d.]+ minutes \([\d.]+ to .* chip-hours .* dollars", done.stdout)
+  assert re.search(
+    r"5000 steps of 8 rows = 40,000 rows .*: [\d.]+ minutes \([\d.]+ to .* chip-hours .* dollars",
+    done.stdout,
+  )
 
 
 def test_the_samplers_step_compiles_for_a_slice(tokenizer, tmp_path):
@@ -270,9 +273,10 @@ def test_an_unknown_option_is_named(tokenizer, tmp_path):
 
 
 def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
-  """The message names the generations that are known."""
+  """The message names the generations that are known, and what Cloud TPU's own names are here."""
   done = compile_for_tpu(tokenizer, tmp_path / "compile.json", "--topology=v9:2x2")
-  assert done.returncode and "v9:2x2: expected v5e, v5p, v6e and a shape" in done.stderr
+  assert done.returncode and "v9:2x2: expected v5e or v6e and one of 1x1" in done.stderr
+  assert "v5e-64 is v5e:8x8 (64 chips), its v5p-64 is v5p:2x4x4" in done.stderr
   assert not (tmp_path / "compile.json").exists()
 
 

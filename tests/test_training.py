@@ -149,7 +149,7 @@ def test_a_run_is_only_resumed_as_itself(experiment, short, tmp_path):
   free = tiny.change(short, "model", remat="full", unroll_layers=True, attention="dense")
   free = tiny.change(free, "train", microbatches=2)
   then = checkpoint.latest(workdir)[1]
-  loop.check_same_run(loop.read_rows(free).metadata, then, workdir)  # raises nothing
+  checkpoint.check_same_run(loop.read_rows(free).metadata, then, workdir)  # raises nothing
   other = arithmetic.Generator(seed=1, train_problems=30, test_problems=6, candidates=1)
   prepare.prepare_arithmetic(tmp_path / "other", other)
   with pytest.raises(ValueError, match="hash of the training rows: "):

@@ -61,10 +61,8 @@ def pack(
     if len(tree):
       by_problem[solution.problem].append(tree)
   if not by_problem:
-    raise ValueError(
-      f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row of "
-      f"{row_length} tokens"
-    )
+    text = f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row"
+    raise ValueError(f"{text} of {row_length} tokens" + (f": {room(too_long)}" if too_long else ""))
   encoded = list(itertools.chain(*by_problem.values()))
   # An outcome is a target of each solution; a step with the same rating in two is one target.
   merged = [prefix_tree.merge(group, evaluation or outcome)[0] for group in by_problem.values()]
@@ -80,6 +78,12 @@ def pack(
     "longer_than_a_row": too_long,
     "contract": dataclasses.asdict(contract),
   }
+
+
+def room(too_long: list[dict[str, Any]]) -> str:
+  """The setting that gives each of these a row: a power of two."""
+  longest = max(each["tokens"] for each in too_long)
+  return f"--config.data.row_length={1 << (longest - 1).bit_length()} has room for all"
 
 
 def _number(x: float) -> int | float:

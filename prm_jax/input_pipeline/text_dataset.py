@@ -64,7 +64,7 @@ def load(
     encoded, lost = encode(prompt, record[keys[-1]], tokenizer, row_length)
     pieces += encoded
     if lost:
-      cut.append({"source": where, "tokens_lost": lost})
+      cut.append({"source": where, "tokens": row_length + lost, "tokens_lost": lost})
   if not pieces:
     raise ValueError(f"{path}: nothing to train on in {lines} lines with rows of {row_length}")
   rows = PackedRows(pieces, row_length)

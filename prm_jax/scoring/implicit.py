@@ -53,21 +53,21 @@ class ImplicitScorer(Rater):
     beta: float = BETA,
     separator: str = SEPARATOR,
     dtype: str = "float32",
-    which: str = "latest",
+    step: str | int = "latest",
     devices: Sequence[jax.Device] | None = None,
   ) -> Self:
     """Loads two language models, each a public model's directory or a run of train.py on text.
 
     Args:
       dtype: of parameters and activations, of a public model.
-      which: checkpoint of the policy, as in `checkpoint.Checkpointer.newest`, of a run.
+      step: of the policy's checkpoint, as in `Scorer.load`, of a run.
       devices: that they are loaded onto; None: all.
 
     Raises:
       ValueError, OSError: as `of`; or there is no language model.
     """
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    own = LanguageModel.load(policy, mesh, dtype, which)
+    own = LanguageModel.load(policy, mesh, dtype, step)
     return cls.of(own, LanguageModel.load(reference, mesh, dtype), mesh, beta, separator)
 
   @classmethod

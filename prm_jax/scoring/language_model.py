@@ -31,7 +31,7 @@ class LanguageModel:
   tokenizer: tokenizers.Tokenizer
   config: config_lib.Model
   vocab_size: int  # rows of the embedding
-  params: Any
+  params: Any = dataclasses.field(repr=False)
   step: int | None = None  # of a checkpoint
 
   @classmethod
@@ -40,12 +40,12 @@ class LanguageModel:
     place: str | storage.Path,
     mesh: jax.sharding.Mesh,
     dtype: str = "float32",
-    which: str = "latest",
+    step: str | int = "latest",
   ) -> Self:
     """`of_directory` if there is a config.json, otherwise `of_run`."""
     if (pathlib.Path(place) / "config.json").is_file():
       return cls.of_directory(place, mesh, dtype)
-    return cls.of_run(place, mesh, which)
+    return cls.of_run(place, mesh, step)
 
   @classmethod
   def of_directory(
@@ -63,7 +63,7 @@ class LanguageModel:
 
   @classmethod
   def of_run(
-    cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str = "latest"
+    cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, step: str | int = "latest"
   ) -> Self:
     """A checkpoint of train.py on text; ValueError or FileNotFoundError if there is none."""
     about, tokenizer = scorer.newest(workdir)
@@ -71,10 +71,10 @@ class LanguageModel:
       raise ValueError(
         f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
       )
-    step, about, params = checkpoint_lib.restore_params(workdir, mesh, which)
+    number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
     # Scoring may be on other devices than training was, where its kernel does not run.
     config = dataclasses.replace(about.config.model, attention="auto")
-    return cls(str(workdir), tokenizer, config, about.vocab_size, params, step)
+    return cls(str(workdir), tokenizer, config, about.vocab_size, params, number)
 
   def facts(self) -> dict[str, Any]:
     """Which model it is: its step, or the sha256 of its files as the hub shows them."""

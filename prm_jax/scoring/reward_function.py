@@ -91,7 +91,7 @@ class RewardFunction:
     if self.problem and columns.get(self.problem) is None:
       raise ValueError(
         f"problem={self.problem!r}: the trainer gives no such column; there are "
-        f"{', '.join(columns)}"
+        f"{', '.join(columns) or 'none'}"
       )
     solutions, places = self.solutions(columns.get(self.problem, prompts), completions)
     return self.placed(self._probabilities(solutions), places)

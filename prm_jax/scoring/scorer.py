@@ -40,9 +40,9 @@ class Scorer(Rater):
   readout: Readout
   config: config_lib.Model
   vocab_size: int  # rows of the embedding
-  params: Any
+  params: Any = dataclasses.field(repr=False)
   mesh: jax.sharding.Mesh
-  head: Head = ()  # of a published model
+  head: Head = dataclasses.field(default=(), repr=False)  # of a published model
   row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
   step: int | None = None  # of a checkpoint
   directory: pathlib.Path | None = None  # of a published or exported model
@@ -52,17 +52,17 @@ class Scorer(Rater):
   def load(
     cls,
     workdir: str | storage.Path,
-    which: str = "latest",
+    step: str | int = "latest",
     devices: Sequence[jax.Device] | None = None,
   ) -> Self:
     """Loads a checkpoint of a training run.
 
     Args:
-      which: as in `checkpoint.Checkpointer.newest`.
+      step: "latest", "best" by the run's `train.best_metric`, or a number.
       devices: that it is loaded onto; None: all.
 
     Raises:
-      FileNotFoundError, ValueError: as `newest`; there is no checkpoint as `which` asks for, or it
+      FileNotFoundError, ValueError: as `newest`; there is no checkpoint as `step` asks for, or it
         cannot be read; or the model was trained on text and has no step probabilities.
     """
     about, tokenizer = newest(workdir)
@@ -72,7 +72,7 @@ class Scorer(Rater):
         f"it with --config.init.checkpoint={workdir}"
       )
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    step, about, params = checkpoint_lib.restore_params(workdir, mesh, which)
+    number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
     return cls(
       about.contract,
       tokenizer,
@@ -82,7 +82,7 @@ class Scorer(Rater):
       params,
       mesh,
       row_length=about.config.data.row_length,
-      step=step,
+      step=number,
     )
 
   @classmethod

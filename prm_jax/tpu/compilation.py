@@ -61,8 +61,11 @@ class Job:
     """Chips along each axis of a slice; ValueError: Cloud TPU offers no such slice."""
     generation, _, shape = self.topology.partition(":")
     if generation not in cost_model.CHIPS:
-      names = ", ".join(cost_model.CHIPS)
-      raise ValueError(f"--topology={self.topology}: expected {names} and a shape, as in v5e:4x4")
+      raise ValueError(
+        f"--topology={self.topology}: expected v5e or v6e and one of {', '.join(FLAT)}, or v5p and "
+        f"one of {', '.join(SMALL)} or ascending multiples of 4, as in v5e:4x4; Cloud TPU's v5e-64 "
+        "is v5e:8x8 (64 chips), its v5p-64 is v5p:2x4x4 (32 chips: two cores of each count)"
+      )
     flat, cubes = generation != "v5p", re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
     sizes = [int(size) for size in cubes.groups()] if cubes else []
     whole = bool(sizes) and all(s and s % 4 == 0 for s in sizes) and sizes == sorted(sizes)
@@ -242,7 +245,8 @@ def report(
     between = {"": guess["seconds_per_step"]} | {
       f"_{end}": guess[f"seconds_per_step_{end}"] for end in ("low", "high")
     }
-    out["run"] = {"steps": c.train.steps}
+    rows = c.train.steps * c.train.batch_rows
+    out["run"] = {"steps": c.train.steps, "tokens": rows * c.data.row_length}
     for end, seconds in between.items():
       hours = seconds * c.train.steps / 3600
       out["run"] |= {f"hours{end}": hours, f"chip_hours{end}": hours * mesh.size}

@@ -93,7 +93,7 @@ def latest(workdir: str | storage.Path) -> tuple[int, Metadata] | None:
 
 
 def restore_params(
-  workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str = "latest"
+  workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str | int = "latest"
 ) -> tuple[int, Metadata, Any]:
   """Step, metadata and parameters of a checkpoint; which one, and errors: `Checkpointer.newest`."""
   with contextlib.closing(Checkpointer(workdir)) as reader:
@@ -105,6 +105,17 @@ def restore_params(
       return reader.load(step, {"params": params})["params"]
 
     return reader.newest(read, which)
+
+
+def check_same_run(now: Metadata, then: Metadata, workdir: storage.Path) -> None:
+  """ValueError if a run would be resumed with other settings or on other rows."""
+  old, new = (metadata.facts(leave_out=config_lib.CHANGEABLE) for metadata in (then, now))
+  changed = [f"{x}: {old[x]!r} then, {new[x]!r} now" for x in new if old[x] != new[x]]
+  if changed:
+    raise ValueError(
+      f"{workdir} holds a run with other settings or data; give this one its own --workdir, or go "
+      "back to the old ones:\n  " + "\n  ".join(changed)
+    )
 
 
 class Checkpointer:
@@ -143,7 +154,7 @@ class Checkpointer:
     return [each.step for each in self._checkpointer.checkpoints]
 
   def newest(
-    self, read: Callable[[int, Metadata], Any], which: str = "latest"
+    self, read: Callable[[int, Metadata], Any], which: str | int = "latest"
   ) -> tuple[int, Metadata, Any] | None:
     """Step and metadata of the newest checkpoint that can be read, and what `read` returns for it.
 
@@ -180,16 +191,21 @@ class Checkpointer:
       f"or move {self._directory} away to begin again from step 0"
     )
 
-  def _candidates(self, which: str) -> list[int]:
+  def _candidates(self, which: str | int) -> list[int]:
     """The steps that `newest` tries, in order."""
     steps = self.steps()[::-1]
     if which == "latest" or not steps:
       return steps
-    found = self._ranked(steps) if which == "best" else [s for s in steps if str(s) == which]
+    found = self._ranked(steps) if which == "best" else [s for s in steps if str(s) == str(which)]
     if not found:
+      why, expected = "", "latest, best (of those that were evaluated)"
+      if which == "best":
+        metric, expected = self._best_metric(steps), "latest"
+        why = f": {metric} (train.best_metric) was never evaluated at one, or never defined"
+        why += " (it needs right and wrong steps)" if metric == "auroc" else ""
       raise ValueError(
-        f"{self._directory}: no checkpoint is {which}; expected latest, best (of those that were "
-        f"evaluated) or one of {', '.join(map(str, steps))}"
+        f"{self._directory}: no checkpoint is {which}{why}; expected {expected} or one of "
+        f"{', '.join(map(str, steps))}"
       )
     return found
 
@@ -198,10 +214,16 @@ class Checkpointer:
     known: dict[int, dict[str, Any]] = {}
     for step in sorted(steps, reverse=True):
       with contextlib.suppress(Exception):  # a damaged one is reported when it is to be used
-        metric = metric or self.info(step)["config"]["train"]["best_metric"]
         known = self.evaluations_until(step) | known
-    ranked = evaluations.ranked(known | self.evaluated, metric)
+    ranked = evaluations.ranked(known | self.evaluated, metric or self._best_metric(steps))
     return [step for step in ranked if step in steps]
+
+  def _best_metric(self, steps: Sequence[int]) -> str:
+    """`train.best_metric` of the latest of these checkpoints whose metadata can be read."""
+    for step in sorted(steps, reverse=True):
+      with contextlib.suppress(Exception):
+        return self.info(step)["config"]["train"]["best_metric"]
+    return ""
 
   def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
     """The evaluations up to this step, which its checkpoint holds, by their steps."""

@@ -43,6 +43,29 @@ def why_stop(evaluations: Mapping[int, Mapping[str, Any]], c: config_lib.Train) 
   )
 
 
+def too_few(c: config_lib.Train) -> str:
+  """Why `train.stop_patience` can end no run of these settings early; "": it can."""
+  before_the_end, needed = (c.steps - 1) // c.eval_every, c.stop_patience + 1
+  if not c.stop_patience or before_the_end >= needed:
+    return ""
+  return (
+    f"train.stop_patience={c.stop_patience} needs {needed} evaluations before the last step; "
+    f"train.steps={c.steps} and train.eval_every={c.eval_every} give {before_the_end}: lower "
+    "--config.train.eval_every"
+  )
+
+
+def undefined(evaluation: Mapping[str, Any], c: config_lib.Train, split: str) -> str:
+  """Why an evaluation of `split` cannot rank its step; "": `train.best_metric` is defined."""
+  if _values({0: evaluation}, c.best_metric):
+    return ""
+  text = f"{c.best_metric} (train.best_metric) is undefined on the split {split}"
+  if counts := evaluation.get("count_by_class"):
+    text += f", whose steps by label are {', '.join(f'{k}: {n}' for k, n in counts.items())}"
+  text += "; no step is the best"
+  return text + (f", and train.stop_patience={c.stop_patience} cannot act" * (c.stop_patience > 0))
+
+
 def _values(evaluations: Mapping[int, Mapping[str, Any]], metric: str) -> dict[int, float]:
   """The metric by step, so that more is better."""
   sign = -1 if metric in config_lib.LOWER_IS_BETTER else 1

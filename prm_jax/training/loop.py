@@ -123,7 +123,8 @@ class Run:
   ):
     """Reads the data and restores or initialises the state; `stack` closes what is opened."""
     boards.check(c.train)
-    self.lock, self.goodput, self.read_before = lock, Goodput(), False
+    self.lock, self.goodput = lock, Goodput()
+    self.read_before = self.warned = False
     with self.goodput.spent_on("start"):
       self.rows = read_rows(c, lock.workdir, solutions)
     metadata = self.rows.metadata
@@ -163,7 +164,7 @@ class Run:
     c, rows, programs, workdir = self.config, self.rows, self.programs, self.lock.workdir
 
     def restore(step: int, then: checkpoint_lib.Metadata) -> step_lib.TrainState:
-      check_same_run(rows.metadata, then, workdir)
+      checkpoint_lib.check_same_run(rows.metadata, then, workdir)
       return self.checkpointer.restore(step, programs.abstract)
 
     if found := self.checkpointer.newest(restore):
@@ -200,8 +201,9 @@ class Run:
     if manifest.get("merged"):
       paths, times = manifest["tokens_of_paths"], manifest["tokens_of_paths"] / manifest["tokens"]
       lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
-    if cut := len(manifest["longer_than_a_row"]):
-      lines.append(f"{cut} {examples} were longer than a row and cut")
+    if cut := manifest["longer_than_a_row"]:
+      room = step_dataset.room(cut)
+      lines.append(f"{len(cut)} {examples} were longer than a row and cut: {room}")
     if c.loss.objective != "language_model":
       lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
     options = compiler_options.of(c.tpu, mesh.devices.flat[0])
@@ -211,6 +213,8 @@ class Run:
       lines.append("tpu.compiler_options are ignored: these are no TPUs")
     if self.start:
       lines.append(f"resuming at step {self.start}")
+    if late := evaluations.too_few(c.train):
+      lines.append(f"warning: {late}")
     return "\n".join(lines)
 
   def update(self, step: int, batch: Batch) -> dict[str, jax.Array]:
@@ -270,6 +274,9 @@ class Run:
   def evaluated(self, step: int) -> dict[str, Any]:
     """The evaluation of this step's state, for the log and for this and later checkpoints."""
     result, split = self.evaluate(), self.config.data.eval_name
+    if not self.warned and (why := evaluations.undefined(result, self.config.train, split)):
+      self.log.say(f"warning: {why}")
+      self.warned = True
     self.checkpointer.evaluated[step] = evaluations.brief(result)
     if not self.log.has(step, split):  # as when a run made up for it and was killed
       self.log.write(step, split, result)
@@ -307,19 +314,6 @@ class Run:
     if stop:
       self.lock.check()
       self.log.write(step, "goodput", self.goodput.summary())
-
-
-def check_same_run(
-  now: checkpoint_lib.Metadata, then: checkpoint_lib.Metadata, workdir: storage.Path
-) -> None:
-  """ValueError if a run would be resumed with other settings or on other rows."""
-  old, new = (metadata.facts(leave_out=config_lib.CHANGEABLE) for metadata in (then, now))
-  changed = [f"{x}: {old[x]!r} then, {new[x]!r} now" for x in new if old[x] != new[x]]
-  if changed:
-    raise ValueError(
-      f"{workdir} holds a run with other settings or data; give this one its own --workdir, or go "
-      "back to the old ones:\n  " + "\n  ".join(changed)
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from prm_jax.training import boards
 
 AHEAD = 2  # updates; a save waits for them
 DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
+BRIEF = 0.1  # seconds of an update below which there is none: any host is slow beside a toy
 NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}  # of a goodput record
 
 
@@ -188,6 +189,7 @@ class UpdateMetrics:
     """Args: `rates`, the learning rate of each update; `tokens` of an update, on average."""
     self._log, self._goodput, self._config = log, goodput, c
     self._rates, self._tokens = rates, tokens
+    self._warned = False  # that the data is the bottleneck
     self._pending: list[dict[str, jax.Array]] = []
     self._due: tuple[int, list[dict[str, jax.Array]]] | None = None  # a record to be written
     self._start: tuple[float, float] | None = None  # time, and seconds spent waiting for data
@@ -226,7 +228,9 @@ class UpdateMetrics:
     c, each, goodput = self._config, means["step_seconds"], self._goodput
     self._log.bar.estimate(lambda done: seconds_left(c, done, each, goodput), c.stop_patience > 0)
     self._log.write(step, "train", means)
-    if waited / seconds >= DATA_BOUND:  # on each host: one machine may be slower than the others
+    slow = each >= BRIEF and waited / seconds >= DATA_BOUND
+    if slow and not self._warned:  # on each host: one machine may be slower than the others
+      self._warned = True
       text = (
         f"data is the bottleneck: {waited / seconds:.0%} of the time went to waiting for rows, "
         "which the host's processor builds; give it more cores, or use more hosts"

@@ -228,7 +228,11 @@ def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
   each = passes * chips
   if rows % each == 0:
     return
-  ways = [f"--config.train.batch_rows={-(-rows // each) * each}"]
+  more = -(-rows // each) * each
+  ways = [f"--config.train.batch_rows={more}"]
+  if not c.train.epochs:  # of which the steps follow
+    steps = -(-c.train.steps * rows // more)
+    ways[0] += f" and --config.train.steps={steps} (as many rows in all)"
   if passes > 1 and rows % chips == 0:
     ways.append("--config.train.microbatches=1")
   for tensor in (2**i for i in range(1, chips.bit_length())):
