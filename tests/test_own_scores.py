@@ -257,7 +257,9 @@ def test_negative_scores_weigh_no_vote_unless_a_flag_says_how(tmp_path):
   same = report["curves"].keys() - {"weighted_orm"}
   assert {k: weighed["curves"][k] for k in same} == {k: report["curves"][k] for k in same}
   (notice,) = [each for each in weighed["notices"] if "softmax" in each]
-  assert notice == "a vote weighs the softmax of its score in weighted_orm, weighted_logit"
+  labels = "ORM-weighted voting and in logit-weighted voting"
+  assert notice == f"in {labels} a vote weighs the softmax of the score"
+  assert "weighted_logit" in weighed["drawn"] and "weighted_logit" not in report["drawn"]
   (notice,) = ranked(samples, methods=["orm"], vote_weight="sigmoid")[0]["notices"]
   assert notice.startswith("--vote_weight=sigmoid changes nothing")
 

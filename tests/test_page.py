@@ -1,8 +1,10 @@
 """The page of solutions, in a real browser: drawn, filtered, driven by keys, and never run."""
 
 import json
+import re
 import shutil
 
+import numpy as np
 import pytest
 from conftest import run_script
 
@@ -86,6 +88,18 @@ def test_formulas_are_typeset(opened):
   assert tab.locator("#problem math mn").all_text_contents() == ["2", "2"]
 
 
+def test_long_formulas_stay_inside(opened):
+  """A formula wider than its card scrolls by itself; one of a line of its own is a block."""
+  long = " + ".join(f"x_{{{i}}}" for i in range(30))
+  texts = (f"\\[ {long} \\]", f"\\( {long} \\)")
+  tab = opened([candidate("p", [0.5], True, text=text) for text in texts], width=400)
+  assert tab.evaluate("document.documentElement.scrollWidth") <= 400
+  assert tab.locator(".step math").count() == 2
+  block = tab.locator(".step .formula:has(math[display='block'])")
+  assert block.evaluate("node => getComputedStyle(node).display") == "block"
+  assert block.evaluate("node => node.scrollWidth > node.clientWidth")
+
+
 def test_text_of_the_data_never_runs(opened):
   """A step of `<script>` is shown as it is, and so is markup inside a formula."""
   tab = opened()
@@ -97,12 +111,13 @@ def test_text_of_the_data_never_runs(opened):
 
 
 def test_labels_stand_beside_probabilities(opened):
-  """Where the model is sure and wrong it is marked, and the sentence says which step is wrong."""
+  """Where the model is surely mistaken it is marked, in both directions, and the sentence says
+  which step is wrong."""
   tab = opened()
   tab.keyboard.press("j")
   tab.wait_for_selector("article:has-text('labelled wrong')")
   marked = tab.locator(".step.mistaken")
-  assert marked.count() == 1 and "sure and wrong" in marked.inner_text()
+  assert marked.count() == 1 and "model sure it is right" in marked.inner_text()
   assert (
     "By its labels step 2 is the first wrong one." in tab.locator(".verdict").first.inner_text()
   )
@@ -161,6 +176,52 @@ def test_a_telephone_shows_it_all(opened):
   assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]
   tab.locator(".scroll").evaluate("node => node.scrollTo(200, 0)")
   assert tab.locator("th").bounding_box()["x"] < 30  # it stays
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_contrast(dark):
+  """Text has a contrast of 4.5 (WCAG AA) on the page, on cards and on the deepest step."""
+  css = (page.page.HERE / "page.css").read_text()
+  scope = css.split("prefers-color-scheme: dark", 1)[1] if dark else css
+  colours = {name: colour(value) for name, value in re.findall(r"--(\w+): (#\w+)", scope)[:8]}
+  doubted = np.array(re.search(r"--doubted: (\d+) (\d+) (\d+)", scope).groups(), float) / 255
+  share = float(re.search(r"calc\((\S+) \* var\(--doubt\)", css)[1])
+  deepest = share * doubted + (1 - share) * colours["panel"]
+  for name in ("text", "soft", "good", "bad"):
+    for ground in (colours["page"], colours["panel"], deepest):
+      light, deep = sorted(map(luminance, (colours[name], ground)), reverse=True)
+      assert (light + 0.05) / (deep + 0.05) >= 4.5, name
+
+
+def colour(text):
+  """`[3]` in 0..1 of #rgb or #rrggbb."""
+  digits = text[1:] if len(text) == 7 else "".join(2 * each for each in text[1:])
+  return np.frombuffer(bytes.fromhex(digits), np.uint8) / 255
+
+
+def luminance(rgb):
+  """Relative luminance, as WCAG defines it."""
+  linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+  return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def test_what_is_beside_is_hinted(opened):
+  """The right edge fades where more can be scrolled to, and no longer at the end."""
+  report = "<div class=scroll><table><tr>" + "<td>12.345</td>" * 99 + "</tr></table></div>"
+  tab = opened([candidate("Many", [0.5], True)] * 9, report=report)
+  for place in ("#solutions", ".scroll"):
+    tab.wait_for_selector(f"{place}.more")
+    tab.locator(place).evaluate("node => node.scrollTo(99999, 0)")
+    tab.wait_for_selector(f"{place}:not(.more)")
+  assert opened().locator(".more").count() == 0
+
+
+def test_plain_scores_have_no_words_about_steps(opened):
+  """A solution without scores of steps has no verdict, and its only step no number."""
+  record = {"problem": "p", "text": "It is 4.", "is_correct": True, "rm": 2.0}
+  tab = opened([record])
+  assert tab.locator(".verdict, .meta").count() == 0
+  assert tab.locator(".step").all_inner_texts() == ["It is 4."]
 
 
 def test_dark(browser, opened):

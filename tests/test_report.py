@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from scored_files import generated, ranked, rated, samples_of, shown_on, write, written
 
 from prm_jax.evaluation import report as report_lib
@@ -127,6 +128,23 @@ def test_command_line_of_own_scores(tmp_path):
   assert f'{place}no "my_mr", which --score names; the nearest key with a number' in done.stderr
   done = run(f"--input={path}", f"--output_dir={out}", "--format=csv", "--figures=svg")
   assert done.returncode == 0 and (out / "best_of_n.png").read_bytes() == plain
+
+
+@pytest.mark.parametrize("n", [[1], [1, 2, 3], range(1, 9)])
+def test_curves_stand_at_their_n(tmp_path, n):
+  """Markers are at N, so no curve crosses the oracle's; intervals are beside, each nearer to its N
+  than to another."""
+  samples = samples_of(tmp_path / "a.jsonl", generated(candidates=8))
+  report, _ = ranked(samples, n, methods=["oracle", "orm", "prm_product", "majority", "random"])
+  figure = report_lib.draw_curves(report)
+  report_lib.encoded(figure)  # lays it out
+  (axes,) = figure.axes
+  assert [list(line.get_xdata()) for line in axes.get_lines()] == [[*n]] * 5
+  at = axes.transData.transform([(k, 50) for k in n])[:, 0]
+  for bars in axes.collections:
+    x = [bars.get_transform().transform(path.vertices)[0, 0] for path in bars.get_paths()]
+    assert [abs(at - each).argmin() for each in x] == [*range(len(at))]
+    assert abs(at - x).max() < 20  # pixels
 
 
 def test_figures_for_papers(tmp_path):

@@ -277,7 +277,7 @@ def test_more_methods_than_styles(tmp_path):
   assert report["drawn"] == methods[:8] and list(report["curves"]) == methods
   (notice,) = [each for each in report["notices"] if "the figures show" in each]
   assert notice.endswith("the first 8 methods, without all_correct, majority")
-  assert notice in paths[2].read_text()
+  assert notice.removeprefix("the") in paths[2].read_text()
   assert len(set(report_lib._styles(report).values())) == 8
 
 
@@ -329,6 +329,14 @@ def solved(report, name="random"):
   return report["curves"][name]["accuracy"]
 
 
+def test_joined_problems_are_suspected(tmp_path):
+  """Where a text has twice the usual candidates, the notice names the key that tells them apart."""
+  records = [rated(text) for text in ("A", "B", "B", "C") for _ in range(3)]
+  report, _ = ranked(samples_of(tmp_path / "a.jsonl", records))
+  assert "one problem text stands for several problems" in report["notices"][0]
+  assert "give each its unique_id" in report["notices"][0]
+
+
 def test_n_counts_the_candidates_that_there_are(tmp_path):
   """Problems with fewer candidates than others do not count the lacking ones as wrong.
 
@@ -338,6 +346,7 @@ def test_n_counts_the_candidates_that_there_are(tmp_path):
   report, _ = ranked(samples_of(tmp_path / "a.jsonl", records), n=[1, 4])
   assert solved(report) == pytest.approx([3 / 4, 3 / 4])
   assert "N counts those that exist, and a larger N draws all" in report["notices"][0]
+  assert "give each its unique_id" not in report["notices"][0]
   said = [r | {"drawn": 4} for r in records]
   report, _ = ranked(samples_of(tmp_path / "b.jsonl", said), n=[1, 4])
   assert solved(report) == pytest.approx([(1 / 4 + 1 / 2) / 2, (1 + 1 / 2) / 2])

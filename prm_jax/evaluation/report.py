@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jinja2
 import matplotlib.figure
 import matplotlib.ticker
+import matplotlib.transforms
 import numpy as np
 
 from prm_jax.aggregation import ranking
@@ -28,6 +29,7 @@ WIDTH = 100  # columns of the terminal, for the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
 LEGEND = 90  # characters of a line of the legend, about
 MAX_MARKERS = 40  # values of N
+BARS_APART, AXIS_POINTS = 2.5, 300  # of a curve's figure: between intervals; its width, about
 NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # of the CSV
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
 # Okabe and Ito's palette, distinct with any colour vision; markers distinguish in print.
@@ -131,6 +133,7 @@ def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> s
   body = template.render(
     report=report,
     figure=inlined(png),
+    sentence=sentence,
     columns=shown(report["n"]),
     last=len(report["n"]) - 1,
     votes=vote_note(report),
@@ -154,14 +157,16 @@ def draw_curves(report: dict) -> matplotlib.figure.Figure:
   n, styles = report["n"], _styles(report)
   ends, reach = [], []  # reach: all values that are drawn, for the limits of the axis
   bars = shown(n)  # the values of N with an interval
+  at, apart = [n[k] for k in bars], _bars_apart([n[k] for k in bars], len(styles))
   for i, (name, (colour, marker)) in enumerate(styles.items()):
     low, middle, high = _percent(report["curves"][name])
-    # Side by side, so that each interval can be told from the next.
-    aside = 2.0 ** (0.14 * (i - (len(styles) - 1) / 2))
-    at = [n[k] * aside for k in bars]
-    axes.vlines(at, low[bars], high[bars], color=colour, alpha=0.55, linewidth=1.3)
+    # Intervals stand side by side, so that each can be told from the next; curves are at their N.
+    aside = {"x": apart * (i - (len(styles) - 1) / 2), "units": "points"}
+    beside = matplotlib.transforms.offset_copy(axes.transData, figure, **aside)
+    style = {"color": colour, "alpha": 0.55, "linewidth": 1.3, "transform": beside}
+    axes.vlines(at, low[bars], high[bars], **style)
     marker = marker if len(n) <= MAX_MARKERS else None
-    axes.plot(np.array(n) * aside, middle, color=colour, marker=marker, markersize=4, linewidth=1.4)
+    axes.plot(n, middle, color=colour, marker=marker, markersize=4, linewidth=1.4)
     ends.append((middle[-1], _short(report["labels"][name], 40), colour))
     reach += [*low, *middle, *high]
   axes.set_ylim(max(np.nanmin(reach) - 4, 0), min(np.nanmax(reach) + 4, 101))
@@ -179,6 +184,14 @@ def draw_curves(report: dict) -> matplotlib.figure.Figure:
   axes.set_title(f"{title}\n{BANDS[report['band']]}", fontsize=9, loc="left")
   _label_ends(axes, n[-1], ends)
   return figure
+
+
+def _bars_apart(n: Sequence[int], methods: int) -> float:
+  """Points between the intervals of two methods at an N; those of neighbouring N never mix."""
+  octaves = np.diff(np.log2(n))
+  if not len(octaves):
+    return BARS_APART
+  return min(BARS_APART, 0.7 * AXIS_POINTS * octaves.min() / octaves.sum() / methods)
 
 
 def draw_groups(report: dict, breakdown: str) -> matplotlib.figure.Figure:
@@ -336,6 +349,12 @@ def vote_note(report: dict) -> str:
   parts = [f"exact: {exact}"] * bool(exact)
   parts += [f"Monte-Carlo, standard error in points at most: {noisy}"] * bool(noisy)
   return f"votes: {'; '.join(parts)}" if parts else ""
+
+
+def sentence(notice: str) -> str:
+  """The notice with a capital and a full stop; a name keeps its letters."""
+  first = notice.split(" ", 1)[0]
+  return f"{notice[:1].upper() if first.isalpha() else notice[:1]}{notice[1:]}."
 
 
 def format_csv(report: dict) -> str:

@@ -13,7 +13,8 @@ from prm_jax import aggregation as agg
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 
-# In the figure, as in the paper's Figure 3, and paired; with a user's own scores.
+# In the figure, as in the paper's Figure 3, and paired; with a user's own scores.  The figure has
+# votes too that --vote_weight weighs.
 DRAWN = ("prm_product", "orm", "majority")
 MAX_DRAWN = 8  # as many as there are styles
 BREAKDOWNS = ("level", "subject", "difficulty")
@@ -116,7 +117,9 @@ def rerank(
   n = list(range(1, most + 1)) if every_n else sorted(set(options.n))
   n = n or powers_of_two(most)
   curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options, progress)
-  drawn = [name for name in chosen if options.methods or name in (*DRAWN, *own)] or [*chosen]
+  weighted = [] if options.vote_weight == "plain" else _weighted(chosen)
+  drawn = [name for name in chosen if options.methods or name in (*DRAWN, *own, *weighted)]
+  drawn = drawn or [*chosen]
   if rest := ", ".join(drawn[MAX_DRAWN:]):
     left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
   left_out += _ungrouped(groups, len(samples.problems))
@@ -156,15 +159,21 @@ def _labels(chosen: dict[str, methods_lib.Method], pairs) -> dict[str, str]:
   return labels | {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
 
 
+def _weighted(chosen: dict[str, methods_lib.Method]) -> list[str]:
+  """The votes that --vote_weight weighs."""
+  apart = {"", *methods_lib.OF_STEPS}
+  return [name for name, each in chosen.items() if each.combine and each.score not in apart]
+
+
 def _weighing(chosen: dict[str, methods_lib.Method], options: Options) -> list[str]:
   """What votes weigh, unless it is the score itself."""
-  how, apart = options.vote_weight, {"", *methods_lib.OF_STEPS}
+  how = options.vote_weight
   if how == "plain":
     return []
-  votes = [name for name, each in chosen.items() if each.combine and each.score not in apart]
-  if not votes:
+  if not (votes := _weighted(chosen)):
     return [f"--vote_weight={how} changes nothing: no vote by an orm_score or by a --score"]
-  return [f"a vote weighs the {how} of its score in {', '.join(votes)}"]
+  labels = " and in ".join(chosen[name].label for name in votes)
+  return [f"in {labels} a vote weighs the {how} of the score"]
 
 
 def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
@@ -322,7 +331,10 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Opt
         f"{cut_off:,} are missing that were generated and cut off, {why}: N counts them, and "
       )
       counts += "they are never right"
-    result.append(f"{short} of {problems} problems have fewer than {most} candidates; {counts}")
+    notice = f"{short} of {problems} problems have fewer than {most} candidates; {counts}"
+    if most >= 2 * np.median(present):  # as where two problems were joined
+      notice += "; if one problem text stands for several problems, give each its unique_id"
+    result.append(notice)
   if unanswered := int(len(samples.slots) - samples.valid.sum()):
     result.append(f"{unanswered} candidates have no answer: drawn like any, never chosen")
   if "prm_product" in scores:

@@ -12,7 +12,7 @@ def draw(result: dict[str, Any]) -> bytes:
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(13, 4.2), layout="constrained")
+  figure = Figure(figsize=(13, 4.8), layout="constrained")
   FigureCanvasAgg(figure)
   axes = figure.subplots(1, 3)
   calibration = result["diagnostics"]["calibration"]
@@ -20,6 +20,9 @@ def draw(result: dict[str, Any]) -> bytes:
   _by_step(axes[1], calibration["by_step"])
   _curve(axes[2], result)
   for each in axes:
+    if each.get_legend_handles_labels()[0]:  # below, where it hides nothing
+      place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3}
+      each.legend(**place, fontsize=8, frameon=False, columnspacing=1, handletextpad=0.5)
     each.grid(alpha=0.3)
     each.spines[["top", "right"]].set_visible(False)
   buffer = io.BytesIO()
@@ -38,7 +41,6 @@ def _reliability(axes, calibration: dict[str, Any]) -> None:
     axes.scatter(x, y, size, color=COLOURS[name], label=label, alpha=0.8)
   axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="mean probability", ylabel="share of steps")
   axes.set_title("Reliability by class (area: steps)", fontsize=10)
-  axes.legend(fontsize=8, loc="upper left")
 
 
 def _by_step(axes, rows: list[dict[str, Any]]) -> None:
@@ -55,7 +57,6 @@ def _by_step(axes, rows: list[dict[str, Any]]) -> None:
   axes.set_xticks(place, [f"{name}\n{row['count']:,}" for name, row in zip(names, rows)])
   axes.set(ylim=(0, 1), xlabel="number of the step; labels below")
   axes.set_title("Calibration by step", fontsize=10)
-  axes.legend(fontsize=8, loc="lower left")
 
 
 def _curve(axes, result: dict[str, Any]) -> None:
@@ -72,4 +73,3 @@ def _curve(axes, result: dict[str, Any]) -> None:
   axes.axvline(result["threshold"], color="0.4", linewidth=1, linestyle="--")
   axes.set(xlim=(0, 1), ylim=(0, 100), xlabel="threshold", ylabel="F1 of the first wrong step, %")
   axes.set_title("First wrong step, by threshold", fontsize=10)
-  axes.legend(fontsize=8)

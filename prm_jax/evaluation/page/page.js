@@ -51,7 +51,7 @@ const NAMES = { "-1": "wrong", 0: "neutral", 1: "right" };
 // What the model doubts, in a sentence.
 function verdict(solution) {
   const p = solution.steps.map((step) => step.p);
-  if (!p.length || p[0] === null) return "No step probabilities.";
+  if (!p.length || p[0] === null) return "";
   const first = p.findIndex((value) => value < index.threshold);
   const least = p.indexOf(Math.min(...p));
   const text =
@@ -66,7 +66,7 @@ function verdict(solution) {
   return `${text} By its labels step ${wrong + 1} is the first wrong one${same}.`;
 }
 
-function drawStep(step, number) {
+function drawStep(step, number, of) {
   const range = Math.max(2 * (index.sure - index.threshold), 1e-6); // the deepest colour is as far below the threshold
   const doubt = step.p === null ? 0 : Math.min(Math.max((index.sure - step.p) / range, 0), 1);
   const item = element("li", { className: "step" });
@@ -84,10 +84,13 @@ function drawStep(step, number) {
     const alarm = step.label > 0 && step.p !== null && step.p < index.threshold;
     const sure = (missed && step.p > index.sure) || (alarm && step.p < index.threshold / 2);
     if (sure) item.classList.add("mistaken");
-    const told = sure ? "sure and wrong" : missed ? "missed" : alarm ? "doubted, but right" : "";
+    const sureOf = `model sure it is ${missed ? "right" : "wrong"}`;
+    const told = sure ? sureOf : missed ? "missed" : alarm ? "doubted, but right" : "";
     if (told) meta.append(element("strong", { className: "alarm" }, told));
   }
-  item.append(meta, element("div", { className: "text" }, ...typeset(step.text)));
+  const bare = of === 1 && meta.children.length === 1; // the number of an only step says nothing
+  const text = element("div", { className: "text" }, ...typeset(step.text));
+  item.append(...(bare ? [text] : [meta, text]));
   return item;
 }
 
@@ -96,7 +99,8 @@ function drawSolution(solution) {
   const scores = index.scores
     .filter((name) => solution.scores[name] !== undefined)
     .map((name) => `${name} ${solution.scores[name].toPrecision(3)}`);
-  const steps = solution.steps.map((step, i) => drawStep(step, i + 1));
+  const said = verdict(solution);
+  const steps = solution.steps.map((step, i) => drawStep(step, i + 1, solution.steps.length));
   const doubted = solution.steps.findIndex((step) => step.p !== null && step.p < index.threshold);
   if (doubted >= 0) steps[doubted].classList.add("first");
   return element(
@@ -109,7 +113,7 @@ function drawSolution(solution) {
       solution.answer ? element("span", { className: "answer" }, ...typeset(solution.answer)) : "",
     ),
     element("p", { className: "soft" }, [...solution.why, ...scores].join(" · ")),
-    element("p", { className: "verdict" }, verdict(solution)),
+    said && element("p", { className: "verdict" }, said),
     element("ol", {}, ...steps),
   );
 }
@@ -127,10 +131,11 @@ async function draw() {
   if (turn !== state.drawn) return; // another one was asked for meanwhile
   const problem = problems[number % index.size];
   const about = [problem.level, problem.subject].filter(Boolean);
+  const truth = problem.truth;
   $("problem").append(
     element("h2", {}, ...typeset(problem.text)),
-    element("p", { className: "soft" }, about.map((each) => `${each} · `).join(""),
-      problem.truth.length ? "Right answer: " : "", ...typeset(problem.truth)),
+    element("p", { className: "soft" }, about.join(" · "), about.length && truth.length ? " · " : "",
+      truth.length ? "Right answer: " : "", ...typeset(truth)),
   );
   const by = $("sort").value;
   const solutions = [...problem.solutions];
@@ -140,6 +145,7 @@ async function draw() {
   }
   $("solutions").append(...solutions.map(drawSolution));
   $("solutions").scrollTo(0, 0);
+  fade({ target: $("solutions") });
   history.replaceState(null, "", `#${number + 1}`);
 }
 
@@ -171,6 +177,16 @@ function along(by) {
   const next = articles[Math.min(Math.max(at + by, 0), articles.length - 1)];
   next?.focus({ preventScroll: true });
   next?.scrollIntoView({ block: "nearest", inline: "start" });
+}
+
+// Fades the right edge of what can be scrolled further.
+function fade({ target }) {
+  target.classList.toggle("more", target.scrollWidth - target.clientWidth - target.scrollLeft > 4);
+}
+const resized = new ResizeObserver((entries) => entries.forEach(fade));
+for (const node of [$("solutions"), ...document.querySelectorAll(".scroll")]) {
+  node.addEventListener("scroll", fade);
+  resized.observe(node);
 }
 
 document.addEventListener("keydown", (event) => {
