@@ -19,6 +19,7 @@ from sphinx import application
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Pages of the site that are files beside docs/: there they are links, as a repository is read.
 BESIDE = {"readme": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+BESIDE |= {"notebooks": "notebooks/README.md"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +172,8 @@ def read(app: application.Sphinx, name: str, source: list[str]) -> None:
   source[0] = re.sub(r"^> In a clone .*\n(> .*\n)*\n", "", source[0], flags=re.M)
   if name in BESIDE:
     text = (ROOT / BESIDE[name]).read_text()
-    source[0] = re.sub(r"(?<=\]\()(?!https?:|#)", "../", text).replace("](../docs/", "](")
+    folder = pathlib.Path("..", BESIDE[name]).parent
+    source[0] = re.sub(r"(?<=\]\()(?!https?:|#)", f"{folder}/", text).replace("](../docs/", "](")
   up = "../" * (name.count("/") + 1)
   for page, path in BESIDE.items():
     source[0] = source[0].replace(f"]({up}{path}", f"]({up[3:]}{page}.md")
