@@ -96,7 +96,7 @@ def test_long_formulas_stay_inside(opened):
   assert tab.evaluate("document.documentElement.scrollWidth") <= 400
   assert tab.locator(".step math").count() == 2
   block = tab.locator(".step .formula:has(math[display='block'])")
-  assert block.evaluate("node => getComputedStyle(node).display") == "block"
+  assert block.evaluate("node => getComputedStyle(node).display") == "flex"
   assert block.evaluate("node => node.scrollWidth > node.clientWidth")
 
 

@@ -19,6 +19,7 @@ from prm_jax.evaluation import (
   prm_bench,
   process_bench,
   step_benchmarks,
+  step_figure,
 )
 from prm_jax.evaluation.judged import Judged, problem_weights
 
@@ -258,6 +259,25 @@ def test_diagnostics_are_their_definitions():
   assert sum(row["count"] for row in found["calibration"]["by_step"]) == metrics["count"]
   rating = found["by_rating"]["ratings"]["-1"]
   assert rating["mean_score"] == pytest.approx(steps["score"][steps["label"] == -1].mean())
+
+
+def test_legends_hide_no_data(monkeypatch):
+  """Each legend of the figure is below the labels of its panel's axis."""
+  figures = []
+  monkeypatch.setattr(
+    "matplotlib.figure.Figure.savefig", lambda each, *_, **__: figures.append(each)
+  )
+  found = diagnostics.calibration(random_solutions(0))
+  groups = {
+    name: {"f1": [0.0, 0.5, None]} for name in ("gsm8k", "math", "olympiadbench", "omnimath")
+  }
+  curve = {"threshold": [0.0, 0.5, 1.0], "groups": groups}
+  step_figure.draw({"diagnostics": {"calibration": found}, "threshold": 0.5, "curve": curve})
+  figures[0].draw_without_rendering()
+  for axes in figures[0].axes:
+    label = axes.xaxis.label.get_window_extent()
+    legend = axes.get_legend().get_window_extent()
+    assert legend.y0 >= 0 and legend.y1 <= label.y0
 
 
 def test_uncertainty_tells_mistakes():

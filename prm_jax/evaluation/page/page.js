@@ -20,14 +20,16 @@ function mathml([tag, attributes, ...children]) {
 
 function typeset(pieces) {
   const nodes = [];
-  for (const piece of pieces) {
+  for (let piece of pieces) {
+    const line = nodes.at(-1)?.firstChild?.getAttribute?.("display") === "block"; // of its own
+    if (line && typeof piece === "string") piece = piece.trimStart();
     if (typeof piece !== "string") {
       const tree = mathml(piece.m);
       if (piece.d) tree.setAttribute("display", "block");
       nodes.push(element("span", { className: "formula" }, tree));
     } else if (nodes.at(-1)?.className === "formula" && /^[.,;:!?)]/.test(piece)) {
       nodes.at(-1).append(piece[0]); // no line begins with the full stop after a formula
-      nodes.push(piece.slice(1));
+      nodes.push(line ? piece.slice(1).trimStart() : piece.slice(1));
     } else nodes.push(piece);
   }
   return nodes;
