@@ -161,6 +161,11 @@ def lines(found: dict) -> list[str]:
       f"the run: {run['steps']} steps of {found['rows']} rows = {run['steps'] * found['rows']:,} "
       f"rows ({run['tokens']:,} tokens): {cost(run)}"
     )
+  elif found["step"] == "train":
+    out.append(
+      "the run: the steps of train.epochs follow from the data; for its cost give "
+      "--config.train.epochs=0 --config.train.steps=N"
+    )
   return out
 
 

@@ -241,7 +241,7 @@ def report(
   if not (program and program.cycles) or program.unknown_loops:
     return out
   out["estimate"] = guess = cost_model.estimate(c, chip, mesh.shape, flops, program, training)
-  if training:
+  if training and not c.train.epochs:  # their number of steps follows from data
     between = {"": guess["seconds_per_step"]} | {
       f"_{end}": guess[f"seconds_per_step_{end}"] for end in ("low", "high")
     }
