@@ -172,10 +172,13 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
 
 
-def test_a_model_of_text_is_not_scored_with(text_run, tmp_path, monkeypatch):
+def test_a_model_of_text_is_not_scored_with(text_run, arithmetic_data, tmp_path, monkeypatch):
   """It has a head of one class that nothing trained: an error that says what to do with it."""
   workdir, _ = text_run
-  for name, flag in [("score.py", "--input=none"), ("evaluate.py", "--data_dir=none")]:
+  for name, flag in [
+    ("score.py", "--input=none"),
+    ("evaluate.py", f"--data_dir={arithmetic_data}"),
+  ]:
     message = script(monkeypatch, name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
     assert "trained on text, so it has no step probabilities" in message
     assert f"--config.init.checkpoint={workdir}" in message

@@ -46,7 +46,8 @@ def generation_error(
   whole = depth_weights(different, values, m).astype(np.float32)
   rest = depth_weights(different - 1, values - 1, m).astype(np.float32)
   error = _errors(keys, jnp.asarray(sizes), row, values, whole, rest)
-  error = jnp.pad(error, ((0, 0), (0, column.max() + 1 - values.size)), constant_values=jnp.nan)
+  left_out = int(column.max()) + 1 - values.size
+  error = jnp.pad(error, ((0, 0), (0, left_out)), constant_values=jnp.nan)
   large = n * LARGEST_SHARE > sizes[:, None]
   return jnp.where(large | undefined[:, None], jnp.nan, error[:, column])
 

@@ -148,8 +148,8 @@ def _dense(answer_ids, valid) -> tuple[np.ndarray, int]:
   answer_ids, valid = np.asarray(answer_ids), np.asarray(valid)
   candidates.check_ids(answer_ids, valid)
   dense = np.zeros(answer_ids.shape, np.int32)
-  for row, ids, votes in zip(dense, answer_ids, valid):
-    row[votes] = np.unique(ids[votes], return_inverse=True)[1]
+  for p, (ids, votes) in enumerate(zip(answer_ids, valid)):
+    dense[p, votes] = np.unique(ids[votes], return_inverse=True)[1]
   return dense, int(dense.max()) + 1
 
 

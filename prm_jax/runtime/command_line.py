@@ -48,6 +48,7 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
     text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
     sections = {kind.__name__: get_type_hints(kind) for kind in config_lib.Checked.__subclasses__()}
     pattern = rf"({'|'.join(sections)})\.__init__\(\) got an unexpected keyword argument '(\w+)'"
+    text = re.sub(r"\. Did you mean '\w+'\?", "", text)  # Python's own guess, from 3.13 on
     if unknown := re.search(pattern, text):
       text += f"; the nearest key is {config_lib.nearest(unknown[2], sections[unknown[1]])}"
     raise SystemExit(f"{text}; see configs/ for examples of config()") from error
