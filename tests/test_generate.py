@@ -410,7 +410,7 @@ SEARCH = ("--search=beam", "--expansions=3")
 @pytest.mark.parametrize(
   "kills, search",
   [
-    (2, ()),
+    (1, ()),
     pytest.param(30, (), marks=pytest.mark.slow),
     pytest.param(30, SEARCH, marks=pytest.mark.slow),
   ],

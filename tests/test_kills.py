@@ -144,7 +144,7 @@ KILLS = int(os.environ.get("PRM_JAX_KILLS", "20"))
 
 
 @pytest.mark.parametrize(
-  ("kills", "steps"), [(2, 20), pytest.param(KILLS, 60, marks=pytest.mark.slow)]
+  ("kills", "steps"), [(1, 20), pytest.param(KILLS, 60, marks=pytest.mark.slow)]
 )
 def test_campaign_of_kills(experiment, tmp_path, monkeypatch, kills, steps):
   """A run that is killed at random moments ends bit for bit as one that was left alone.
