@@ -75,7 +75,8 @@ def measure(seed: int, directory: pathlib.Path) -> list[dict]:
   command = ["bash", runner.ROOT / "scripts/quickstart.sh", str(seed), directory]
   environment = os.environ | {"python": sys.executable}
   start, stages = time.perf_counter(), []
-  with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+  pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+  with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
     for text in process.stderr:
       if found := re.match(r"\[ *\d+ s\] (.*)", text):
         stages.append({"stage": found[1], "at s": time.perf_counter() - start})
