@@ -37,6 +37,7 @@ def purpose(script: pathlib.Path) -> str:
 
 
 def main() -> None:
+  """Runs the command of the command line; SystemExit, naming the nearest, if there is none."""
   name, *rest = sys.argv[1:] or ["--help"]
   known, exits.COMMAND = scripts(), "prm-jax"
   if name in ("-h", "--help"):

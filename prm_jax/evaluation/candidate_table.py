@@ -18,10 +18,8 @@ from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
 
 # On all candidates or on none; but one that was cut off needs no scores (score.py --skip_cut_off).
-KEYS, SCORES = (
-  frozenset({"answer", "unique_id"}),
-  frozenset({"rating_probs", "step_scores", "orm_score"}),
-)
+KEYS = frozenset({"answer", "unique_id"})
+SCORES = frozenset({"rating_probs", "step_scores", "orm_score"})
 # OpenAI generated 1,860 solutions of each problem and left out those that were cut off (README of
 # openai/prm800k); the release is recognised by that number and by the form of its unique_id.
 RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")

@@ -292,6 +292,8 @@ class Run:
 
     It follows from what the checkpoint holds, so a resumed run ends at the same step.
     """
+    if not self.config.train.stop_patience:
+      return False  # without a message between the hosts
     why = evaluations.why_stop(self.checkpointer.evaluated, self.config.train)
     if ends := distributed.somewhere(bool(why)):
       self.log.end(step)

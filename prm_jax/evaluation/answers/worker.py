@@ -8,6 +8,7 @@ import sys
 
 
 def main() -> None:
+  """Answers the questions of standard input, a JSON line each, until it ends."""
   memory, seconds = int(sys.argv[1]), int(sys.argv[2])
   out = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
   os.dup2(2, 1)
