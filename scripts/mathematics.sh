@@ -100,8 +100,8 @@ for base in "${bases[@]}"; do
       --config.optim.learning_rate=2e-4)
   fi
   scores=() judged=()
-  for label in people rollouts outcomes both; do
-    for part in "${parts[@]}"; do
+  for part in "${parts[@]}"; do # all labels first: then there is something to compare
+    for label in people rollouts outcomes both; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
       at=$out/$name/${model/\//-}
       say "$name on labels of $model: training"
@@ -113,13 +113,15 @@ for base in "${bases[@]}"; do
       run "$at.jsonl" score --checkpoint="$at" --skip_cut_off \
         --input="$out/reported.graded.jsonl" --output="$at.jsonl"
       scores+=("$model=$at.jsonl")
-      if [ -n "$benchmark" ] && [ "$part" = 1 ] && [ "$label" != outcomes ]; then
-        run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
-          --data_dir="$benchmark" --threshold_data="$benchmark/gsm8k.jsonl" \
-          --output="$at.process_bench.json"
-        judged+=("$model=$at.process_bench.json")
-      fi
     done
+  done
+  for label in ${benchmark:+people rollouts both}; do
+    at=$out/$name/$label
+    say "$name on labels of $label: ProcessBench"
+    run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
+      --data_dir="$benchmark" --threshold_data="$benchmark/gsm8k.jsonl" \
+      --output="$at.process_bench.json"
+    judged+=("$label=$at.process_bench.json")
   done
   say "comparing, $name"
   "$python" scripts/compare.py --input="$out/reported.graded.jsonl" --scores "${scores[@]}" \
