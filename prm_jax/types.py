@@ -15,6 +15,11 @@ CLASSES = {  # of the class head, in order, by objective
 }
 
 
+def problem_key(problem: str) -> str:
+  """Tells problems apart by their text, in which white space does not matter."""
+  return " ".join(problem.split())
+
+
 @dataclasses.dataclass(frozen=True)
 class StepTree:
   """A labelled solution as a tree of steps under the problem.

@@ -47,7 +47,8 @@ class Args(config_lib.Checked):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  scored, judged = named("scores", args.scores), named("process_bench", args.process_bench)
+  scored = command_line.named_files("--scores", args.scores)
+  judged = command_line.named_files("--process_bench", args.process_bench)
   steps = {name: comparison.process_bench(path) for name, path in judged.items()}
   with grading.Grader(cache=grading.CACHE) as grader:
     of = comparison.read(args.input, scored, args.reduction, grader.classes)
@@ -67,18 +68,6 @@ def main() -> None:
   print("\n".join(line for table in tables for line in [*table.lines(), ""]))
   ends = ", ".join([".png", ".html", *(f".{kind}" for kind in dict.fromkeys(args.figures))])
   print(f"-> {args.output_dir}/comparison.json, {ends}")
-
-
-def named(flag: str, given: tuple[str, ...]) -> dict[str, pathlib.Path]:
-  """The files of a flag by name."""
-  pairs = [each.partition("=") for each in given]
-  for text, (name, _, file) in zip(given, pairs):
-    if not name or not file:
-      raise ValueError(f"--{flag} {text}: expected NAME=FILE")
-  files = {name: pathlib.Path(file) for name, _, file in pairs}
-  if len(files) < len(pairs):
-    raise ValueError(f"--{flag}: a name is given twice")
-  return files
 
 
 def rendered(args: Args, of, found: dict, tables: list, png: bytes, scored: dict) -> str:

@@ -8,7 +8,8 @@
 
 process_bench and prm_bench: --data_dir holds their published files, or what prepare_data.py
 wrote.  prm800k: --data_dir is a dataset of prepare_data.py (prm800k, stepwise or arithmetic).
---input takes the benchmark's own lines with `rating_probs` added, by any model (docs/judging.md).
+--input takes the benchmark's own lines with `rating_probs` added, by any model, or `step_scores`:
+P(right) of each step (docs/judging.md).
 
 A step that scores below the threshold is decided wrong: --threshold, 0.5 if not given, or the best
 one for the first wrong step on the solutions of --threshold_data, which the result names.  Beside

@@ -374,11 +374,13 @@ def test_anybodys_scores_are_judged_and_compared(scored_lines, tmp_path):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
-    ({"rating_probs": None}, ':3: "rating_probs" is None'),
+    ({"rating_probs": None}, ":3: neither rating_probs nor step_scores"),
     ({"rating_probs": [{"1": 0.5, "-1": 0.5}] * 9}, ":3: 9 rating_probs of"),
     ({"rating_probs": [{"1": 7}]}, ":3: "),
     ({"label": 99}, ":3: .*label is 99, of"),
     ({"steps": []}, ":3: "),
+    ({"rating_probs": None, "step_scores": [0.1] * 9}, ":3: 9 step_scores of"),
+    ({"rating_probs": None, "step_scores": [1.5]}, ":3: "),
     ({"step_std": [0.1] * 9}, ":3: 9 step_std of"),
   ],
 )
@@ -389,6 +391,17 @@ def test_a_bad_scored_line_is_named(scored_lines, change, message):
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   with pytest.raises(ValueError, match=message):
     list(process_bench.scored(path, "positive"))
+
+
+def test_plain_step_scores_are_probabilities_of_right(scored_lines, tmp_path):
+  """Lines of `step_scores` are judged as those of the same P(right) in `rating_probs`."""
+  path, _, lines = scored_lines
+  right = [[p["0"] + p["1"] for p in line.pop("rating_probs")] for line in lines]
+  plain = [line | {"step_scores": scores} for line, scores in zip(lines, right)]
+  path.write_text("".join(json.dumps(line) + "\n" for line in plain))
+  judged = [*process_bench.scored(path, "positive")]
+  assert [each.scores.tolist() for each in judged] == right
+  assert all(np.allclose(each.probs.sum(1), 1) for each in judged)
 
 
 def test_flags_that_do_not_go_together_are_told(tmp_path):
@@ -540,7 +553,7 @@ def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
     {key: value for key, value in row.items() if key != "rating_probs"} for row in (plain, right)
   ]
   path.write_text("".join(json.dumps(row) + "\n" for row in bare))
-  with pytest.raises(ValueError, match="no rating_probs, and no model"):
+  with pytest.raises(ValueError, match="no rating_probs or step_scores, and no model"):
     step_benchmarks.threshold("process_bench", None, path, **arguments)
 
 

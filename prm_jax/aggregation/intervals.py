@@ -9,6 +9,18 @@ import numpy as np
 BATCH = 256  # resamples drawn at once
 
 
+def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
+  """How often each bootstrap resample has each problem: float64 `[1 + R, P]`.
+
+  The first row is the sample itself, all ones, so statistics of all rows are the estimate and its
+  resamples.  For statistics that are no means; `bootstrap` has those.
+  """
+  drawn = np.random.default_rng(seed).multinomial(
+    problems, np.full(problems, 1 / problems), resamples
+  )
+  return np.concatenate([np.ones((1, problems)), drawn])
+
+
 def standard_error(per_problem) -> jax.Array:
   """Standard error of the mean over problems: standard deviation (ddof 1) / sqrt(P).
 

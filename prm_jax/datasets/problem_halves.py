@@ -12,6 +12,7 @@ from typing import Any
 from prm_jax.datasets import download, math_splits
 from prm_jax.datasets.math_splits.math_splits_dataset_builder import Problem
 from prm_jax.datasets.prm800k import records
+from prm_jax.types import problem_key
 
 TEST = "math_splits/test.jsonl"
 TRAIN = ("data/phase1_train.jsonl", "data/phase2_train.jsonl")
@@ -31,12 +32,12 @@ def read(
   """
   path = download.fetch(math_splits.Builder, [TEST], source, download_dir)[TEST]
   test = [*math_splits.read_problems(path)]
-  listed, others = {squeezed(each.problem) for each in test}, {}
+  listed, others = {problem_key(each.problem) for each in test}, {}
   for file in TRAIN if source else ():
     if path := download.find(source, file):
       for record in records.read_records(path):
         question = record.solution.question
-        key = squeezed(question.problem)
+        key = problem_key(question.problem)
         if question.ground_truth_answer and key not in listed:
           answer = {"ground_truth_answer": question.ground_truth_answer}
           others.setdefault(key, {"problem": question.problem} | answer)
@@ -71,12 +72,7 @@ def line(problem: Problem) -> dict[str, Any]:
   }
 
 
-def squeezed(text: str) -> str:
-  """A problem, in which white space does not matter."""
-  return " ".join(text.split())
-
-
 def overlap(some: Iterable[dict], others: Iterable[dict]) -> list[str]:
   """Problems that are in both lists: reported problems may be in no other."""
-  known = {squeezed(each["problem"]) for each in others}
-  return [each["problem"] for each in some if squeezed(each["problem"]) in known]
+  known = {problem_key(each["problem"]) for each in others}
+  return [each["problem"] for each in some if problem_key(each["problem"]) in known]

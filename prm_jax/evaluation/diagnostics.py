@@ -3,20 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from prm_jax import aggregation as agg
 from prm_jax import step_metrics
 from prm_jax.evaluation.judged import Judged, first_below
 from prm_jax.types import RATINGS
 
 STEP_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 12), (13, None))  # of the step's number
 CERTAIN_STD, CERTAIN = 0.01, 0.9  # ActPRM trusts solutions all of whose steps are as sure
-REDUCTIONS = {
-  "product": lambda log: log.sum(),
-  "min": lambda log: log.min(),
-  "mean": lambda log: np.exp(log).mean(),
-  "last": lambda log: log[-1],
-}
 
 
 def diagnose(
@@ -107,16 +103,19 @@ def _reliability(scores: np.ndarray, positive: np.ndarray) -> dict[str, Any]:
 
 def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
   """By reduction: Spearman's correlation with the number of steps, "right" and "wrong"."""
-  groups = {"right": [], "wrong": []}
-  for each in judged:
-    groups["wrong" if each.first_error >= 0 else "right"].append(each)
-  out = {}
-  for name, reduce in REDUCTIONS.items():
-    out[name] = {}
-    for group, members in groups.items():
-      logs = [np.log(np.maximum(each.scores, step_metrics.TINY)) for each in members]
-      out[name][group] = spearman([reduce(log) for log in logs], [len(log) for log in logs])
-  return out
+  counts = np.array([len(each.scores) for each in judged])
+  wrong = np.array([each.first_error >= 0 for each in judged])
+  logs = np.log(np.maximum(np.concatenate([each.scores for each in judged]), step_metrics.TINY))
+  solutions = np.repeat(np.arange(len(judged)), counts)
+  with jax.enable_x64(True):
+    reduced = np.asarray(agg.reduce_steps(logs, solutions, len(judged), agg.REDUCTIONS))
+  return {
+    name: {
+      group: spearman(score[members], counts[members])
+      for group, members in (("right", ~wrong), ("wrong", wrong))
+    }
+    for name, score in zip(agg.REDUCTIONS, reduced)
+  }
 
 
 def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:

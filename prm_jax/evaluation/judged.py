@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS
+from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
 
 RESAMPLES = 2_000
 LEVEL = 0.95  # of intervals
@@ -121,22 +122,32 @@ Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Scores(msgspec.Struct):
-  """What a scored line has besides the benchmark's own keys, as score.py writes it."""
+  """What a scored line has besides the benchmark's own keys: as score.py writes it, or scores."""
 
-  rating_probs: list[dict[str, Probability]]
-  step_std: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None
+  rating_probs: list[dict[str, Probability]] | None = None
+  step_scores: list[Probability] | None = None  # P(right), where there are no ratings
+  step_std: list[Probability] | None = None
 
 
 def from_record(
   solution: Labelled, record: dict[str, Any], where: str, neutral: str = "positive"
 ) -> Judged:
-  """The solution with the `rating_probs` of its line; a BadLine if they are not of its steps."""
+  """The solution with the scores of its line.
+
+  `step_scores` count where there are no `rating_probs`, and are P(1); the rest is P(-1).  Raises
+  BadLine if there are neither, or they are not of the solution's steps.
+  """
   scores = json_lines.convert(record, Scores, where)
+  if scores.rating_probs is None and scores.step_scores is None:
+    raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
   count = len(solution.steps)
-  for name, values in (("rating_probs", scores.rating_probs), ("step_std", scores.step_std)):
+  for name, values in msgspec.structs.asdict(scores).items():
     if values is not None and len(values) != count:
       raise json_lines.BadLine(f"{where}: {len(values)} {name} of {count} steps")
-  probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
+  if scores.rating_probs is None:
+    probs = [[1 - right, 0.0, right] for right in scores.step_scores]
+  else:
+    probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
   for i, row in enumerate(probs):
     if not 0.99 <= sum(row) <= 1.01:
       values = json_lines.show(scores.rating_probs[i])
@@ -197,7 +208,7 @@ def by_group(judged: Sequence[Labelled]) -> dict[str, np.ndarray]:
 
 def short_hash(text: str) -> str:
   """Tells problems apart; white space does not matter."""
-  return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+  return hashlib.sha256(problem_key(text).encode()).hexdigest()[:16]
 
 
 def problem_weights(judged: Sequence[Labelled], seed: int = 0) -> np.ndarray:
@@ -206,9 +217,7 @@ def problem_weights(judged: Sequence[Labelled], seed: int = 0) -> np.ndarray:
   The first row is the sample itself, all ones.  Solutions of a problem come and go together.
   """
   names = {name: i for i, name in enumerate(dict.fromkeys(each.problem for each in judged))}
-  rng, count = np.random.default_rng(seed), len(names)
-  times = rng.multinomial(count, np.full(count, 1 / count), RESAMPLES)
-  times = np.concatenate([np.ones((1, count)), times])
+  times = resample_counts(len(names), RESAMPLES, seed)
   return times[:, [names[each.problem] for each in judged]]
 
 

@@ -50,7 +50,7 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
   """Trees and paths of a file of labelled lines with probabilities.
 
   A line has PRM800K's format, with `rating_probs` in each completion; or is `problem`, `steps`,
-  `labels` (-1, 0, 1; true, false) and `rating_probs`.
+  `labels` (-1, 0, 1; true, false), and `rating_probs` or `step_scores`.
 
   Raises:
     BadLine: a line is neither, or a probability is missing.

@@ -42,9 +42,10 @@ def read(directory: str | pathlib.Path) -> list[Labelled]:
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
-  """The solutions of a file of PRMBench's lines with `rating_probs`, of `modified_process`.
+  """The solutions of a file of PRMBench's lines with scores of the steps of `modified_process`.
 
-  Lines with `original_rating_probs` also give their original solution, as `read` does.
+  Lines with `original_rating_probs` or `original_step_scores` also give their original solution, as
+  `read` does.
 
   Raises:
     BadLine: a line is none, or has other steps than probabilities.
@@ -55,9 +56,14 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
   )
   for (where, record), solution in prm_bench.solutions(rows):
     if solution.classification == CORRECT:
-      if "original_rating_probs" not in record:
+      of_original = {
+        key: record[f"original_{key}"]
+        for key in ("rating_probs", "step_scores")
+        if f"original_{key}" in record
+      }
+      if not of_original:
         continue
-      record = {"rating_probs": record["original_rating_probs"]}
+      record = of_original
     yield from_record(labelled(solution), record, where, neutral)
 
 

@@ -42,7 +42,7 @@ def read(directory: str | pathlib.Path) -> list[Labelled]:
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
-  """The solutions of a file of ProcessBench's lines with `rating_probs`.
+  """The solutions of a file of ProcessBench's lines with scores of the steps.
 
   A line's `verdicts`, of a generative judge, are its votes on the first wrong step.
 

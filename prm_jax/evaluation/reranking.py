@@ -112,7 +112,7 @@ def rerank(
   chosen, left_out = methods_lib.choose(
     samples, scores, options.methods, every_n, own, options.vote_weight
   )
-  groups, pairs = _groups(samples, options), _pairs(chosen, own, options)
+  groups, pairs = breakdowns(samples, options), _pairs(chosen, own, options)
   most = samples.correct.shape[1]
   n = list(range(1, most + 1)) if every_n else sorted(set(options.n))
   n = n or powers_of_two(most)
@@ -269,8 +269,10 @@ def powers_of_two(m: int) -> list[int]:
   return sorted({2**i for i in range(m.bit_length())} | {m})
 
 
-def _groups(samples: ScoredSamples, options: Options) -> dict[str, dict[str, np.ndarray]]:
-  """Indices of the problems by breakdown and group: those asked for, or all that there are."""
+def breakdowns(
+  samples: ScoredSamples, options: Options = Options()
+) -> dict[str, dict[str, np.ndarray]]:
+  """Indices of the problems by breakdown and group: `options.by`, or all that there are."""
 
   def natural(name: str):  # level 2 before 10
     number = re.search(r"[0-9]{1,9}", name)

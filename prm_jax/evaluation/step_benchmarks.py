@@ -143,7 +143,9 @@ def threshold(
     if None not in found:
       return [dataclasses.replace(each, labels=x.labels) for each, x in zip(found, solutions)]
     if scorer is None:
-      raise ValueError(f"{path}: no rating_probs, and no model to score it; score it first")
+      raise ValueError(
+        f"{path}: no rating_probs or step_scores, and no model to score it; score it first"
+      )
     return score(scorer, solutions)[0]
 
   found, used = threshold_from(path, score_lines, neutral)
@@ -164,7 +166,7 @@ def threshold_from(
 
   Args:
     path: as of `threshold_solutions`.
-    score_lines: judges solutions whose lines have no `rating_probs`.
+    score_lines: judges solutions whose lines have no scores.
   """
   judged = threshold_solutions(path, neutral)
   if not isinstance(judged[0], Judged):
@@ -173,7 +175,7 @@ def threshold_from(
 
 
 def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | list[Judged]:
-  """The labelled solutions of a file, judged if its lines have `rating_probs`.
+  """The labelled solutions of a file, judged if its lines have `rating_probs` or `step_scores`.
 
   Args:
     path: lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`.
@@ -185,7 +187,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
   if not records:
     raise ValueError(f"{path}: no solution")
   _, first = records[0]
-  if '"rating_probs"' in json.dumps(first):
+  if any(f'"{key}"' in json.dumps(first) for key in ("rating_probs", "step_scores")):
     judged = process_bench.scored if _is_process_bench(first) else prm800k_steps.scored_paths
     judged = [*judged(path, neutral)]
     if any(each.verdict is not None for each in judged):

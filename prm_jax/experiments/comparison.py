@@ -19,6 +19,7 @@ from scipy import stats
 
 from prm_jax import aggregation as agg
 from prm_jax import step_metrics
+from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.experiments.figures import Curve, Panel
@@ -121,14 +122,7 @@ def solved(of: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndar
 class Resampled:
   """Means over the problems with 95 % percentile bootstrap intervals; all share their resamples."""
 
-  weights: np.ndarray  # [1 + R, P] how often each problem counts; the first row is all ones
-
-  @classmethod
-  def of(cls, problems: int, seed: int = 0, resamples: int = RESAMPLES):
-    drawn = np.random.default_rng(seed).multinomial(
-      problems, np.full(problems, 1 / problems), resamples
-    )
-    return cls(np.concatenate([np.ones((1, problems)), drawn]))
+  weights: np.ndarray  # [1 + R, P], of `resample_counts`
 
   def means(self, values: np.ndarray) -> np.ndarray:
     """`[1 + R, K]` means of `[P, K]` over the problems that have a value."""
@@ -164,7 +158,7 @@ def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, A
   outcomes = (samples.correct, samples.valid)
   n = sorted({*n}) or reranking.powers_of_two(samples.correct.shape[1])
   curves = solved(of, n, seed)
-  resampled = Resampled.of(len(samples.problems), seed)
+  resampled = Resampled(resample_counts(len(samples.problems), RESAMPLES, seed))
   auc = {name: within_problems(score, *outcomes)[:, None] for name, score in of.scores.items()}
   against = [name for name in BASELINES if name in curves]
   found = {}
@@ -194,7 +188,8 @@ def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, A
         | {name: float(curve[members, -1].mean()) for name, curve in curves.items()}
         for group, members in groups.items()
       }
-      for kind, groups in _groups(samples).items()
+      for kind, groups in reranking.breakdowns(samples).items()
+      if kind != "subject"
     },
     "growth": growth({name: curve[:, -1:] for name, curve in curves.items()}, auc, resampled),
   }
@@ -239,15 +234,6 @@ def growth(
       slopes[key] = interval((y @ (x - x.mean()) / np.square(x - x.mean()).sum())[:, None])
     out[base] = {"shares": [2.0**share for share in x], **slopes}
   return out
-
-
-def _groups(samples: ScoredSamples) -> dict[str, dict[str, np.ndarray]]:
-  """Indices of the problems by level and by fifth of difficulty."""
-  rates = (samples.correct & samples.valid).sum(1) / samples.sizes
-  levels = sorted({each for each in samples.levels if each is not None})
-  by_level = {level: [p for p, x in enumerate(samples.levels) if x == level] for level in levels}
-  groups = {"level": {level: np.array(members) for level, members in by_level.items()}}
-  return groups | {"difficulty": reranking.by_difficulty(rates)}
 
 
 def disagreements(of: Candidates, model: str) -> tuple[list[tuple[int, int]], list[str]]:

@@ -10,6 +10,7 @@ from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, percent
 from prm_jax.experiments.study import Study
+from prm_jax.runtime import command_line
 
 TITLE = "Out of distribution"
 QUESTION = (
@@ -55,10 +56,10 @@ def domains(study: Study) -> dict[str, tasks.Task]:
   """What is tested by domain, the familiar one first: files, or variants of the embedded domain."""
   plan, separator = study.plan, study.plan.process.data.separator
   if plan.files.pool:
-    named = [each.partition("=")[::2] for each in plan.files.domains]
+    named = command_line.named_files("--domains", plan.files.domains)
     limits = (separator, plan.files.problems, plan.files.samples)
     return {"in distribution": study.task} | {
-      name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named
+      name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named.items()
     }
   sizes = plan.embedded
   rng = np.random.default_rng([study.space.seed, *b"domains"])

@@ -13,7 +13,7 @@ from prm_jax.config import Checked, Count, Experiment, NonNegative, Positive, Sh
 from prm_jax.datasets import download
 from prm_jax.datasets.arithmetic import HARD, Generator, Setting
 from prm_jax.experiments.tasks import Embedded
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import command_line, json_lines, storage
 
 Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data that are nobody's pool or test
@@ -186,7 +186,7 @@ def _fields(plan: Plan, directory: pathlib.Path) -> dict[str, Any]:
   """The plan as JSON, as far as those results depend on it; files of candidates by content, too."""
   every = json.loads(json.dumps(dataclasses.asdict(plan)))
   if directory.name != "shared":
-    domains = [each.partition("=")[2] for each in plan.files.domains]
+    domains = command_line.named_files("--domains", plan.files.domains).values()
     paths = [path for path in (plan.files.pool, plan.files.test, *domains) if path]
     found = {key: value for key, value in every.items() if key not in ("workers", "seeds")}
     return found | {"contents of files": [_sha256(path) for path in paths]}

@@ -11,6 +11,7 @@ import re
 import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import TypeVar, get_type_hints
 
 import tyro
@@ -74,6 +75,17 @@ def _check_settings(argv: list[str]) -> None:
     meant = f"--config.{section}.{config_lib.nearest(key, get_type_hints(sections[section]))}"
     print(f"there is no {found[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
     sys.exit(2)
+
+
+def named_files(flag: str, given: Sequence[str]) -> dict[str, pathlib.Path]:
+  """The files of a flag of NAME=FILE, by name; ValueError: another form, or a name twice."""
+  files: dict[str, pathlib.Path] = {}
+  for text in given:
+    name, _, file = text.partition("=")
+    if not name or not file or name in files:
+      raise ValueError(f"{flag} {text}: expected NAME=FILE, each name once")
+    files[name] = pathlib.Path(file)
+  return files
 
 
 def parse(args: type[Args], description: str | None = None) -> Args:

@@ -3,9 +3,11 @@
 import importlib.metadata
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterator
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import prm_jax
 
@@ -24,35 +26,32 @@ PURPOSES = {
 }
 
 
-def requirements() -> dict[str, list[tuple[str, str]]]:
-  """By extra, "" for none: the name of each package that the installed project asks for, and the
-  oldest version of it that will do."""
-  found: dict[str, list[tuple[str, str]]] = {}
-  for text in importlib.metadata.requires(NAME) or ():
-    name = re.match(r"[\w.-]+", text)[0]
-    extra = re.search(r"""extra == ["'](\w+)["']""", text)
-    oldest = re.search(r">=([\w.]+)", text)
-    found.setdefault(extra[1] if extra else "", []).append((name, oldest[1] if oldest else ""))
+def requirements() -> dict[str, list[Requirement]]:
+  """What the installed project asks for by extra, "" for none."""
+  wanted = [*map(Requirement, importlib.metadata.requires(NAME) or ())]
+  of = lambda each, extra: not each.marker or each.marker.evaluate({"extra": extra})
+  found = {"": [each for each in wanted if of(each, "")]}
+  for extra in importlib.metadata.metadata(NAME).get_all("Provides-Extra") or ():
+    found[extra] = [each for each in wanted if of(each, extra) and not of(each, "")]
   return found
 
 
-def missing(wanted: list[tuple[str, str]]) -> Iterator[str]:
-  """Those of the packages that are not installed, or too old."""
-  numbers = lambda version: [int(n) for n in re.findall(r"\d+", version)[:3]]
-  for name, oldest in wanted:
+def missing(wanted: list[Requirement]) -> Iterator[str]:
+  """Those of the packages that are not installed, or of a version that will not do."""
+  for each in wanted:
     try:
-      version = importlib.metadata.version(name)
+      version = importlib.metadata.version(each.name)
     except importlib.metadata.PackageNotFoundError:
-      yield name
+      yield each.name
     else:
-      if numbers(version) < numbers(oldest):
-        yield f"{name} {version} is older than {oldest}"
+      if not each.specifier.contains(version, prereleases=True):
+        yield f"{each.name} {version} is not {each.specifier}"
 
 
 def extras_with(module: str) -> list[str]:
   """The extras that bring the package of a module, the smallest first."""
-  start = module.split(".")[0].replace("_", "-").lower()
-  named = lambda packages: any(n.replace("_", "-").lower().startswith(start) for n, _ in packages)
+  start = canonicalize_name(module.split(".")[0])
+  named = lambda wanted: any(canonicalize_name(each.name).startswith(start) for each in wanted)
   try:
     found = {extra: packages for extra, packages in requirements().items() if named(packages)}
   except importlib.metadata.PackageNotFoundError:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from prm_jax.datasets.prm800k.records import UNFINISHED, Completion, HumanCompletion, Record
-from prm_jax.types import StepTree
+from prm_jax.types import StepTree, problem_key
 
 ANSWER = "# Answer"  # opens the answer in a solution's last step
 
@@ -210,7 +210,7 @@ def convert_all(
     the trees, and a split's part of manifest.json.  `labels_read` counts ratings, null among them;
     each one is in `labels` or in `labels_dropped`.  "test_problems" are those that were dropped.
   """
-  excluded = {" ".join(problem.split()) for problem in excluded_problems}
+  excluded = {*map(problem_key, excluded_problems)}
   trees: list[StepTree] = []
   seen: set[StepTree] = set()
   counts: dict[str, Any] = {
@@ -228,7 +228,7 @@ def convert_all(
   }
   for record in records:
     problem = record.solution.question.problem
-    if " ".join(problem.split()) in excluded:
+    if problem_key(problem) in excluded:
       rule = "test_problem"
       counts["test_problems"].add(problem)
     else:

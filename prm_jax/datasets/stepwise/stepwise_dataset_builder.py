@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from prm_jax.datasets import stored
 from prm_jax.datasets.stepwise import records
 from prm_jax.runtime import json_lines
-from prm_jax.types import CLASSES, TWO_CLASSES, StepTree
+from prm_jax.types import CLASSES, TWO_CLASSES, StepTree, problem_key
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")  # of a split's file in a folder
 
@@ -61,7 +61,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       for split, path in self.paths.items():
         for where, record in json_lines.records(path):
           solution, zero_is_wrong = records.parse(record, where)
-          problems[split].add(_squeezed(solution))
+          problems[split].add(problem_key(solution.problem))
           yield solution, zero_is_wrong, where
 
     self.kind = records.kind_of(first_pass(), self._labels)
@@ -74,7 +74,9 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
       tested = set(sorted(problems["train"], key=digest)[:count])
       rows = {
-        split: filter(lambda row, of=split: (_squeezed(row[0]) in tested) == (of == "test"), lines)
+        split: filter(
+          lambda row, of=split: (problem_key(row[0].problem) in tested) == (of == "test"), lines
+        )
         for split in ("train", "test")[: 2 if tested else 1]
         for lines in [_solutions(self.paths["train"])]
       }
@@ -83,7 +85,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   def _noted(self, rows, tested):
     """The rows, noting the problems of those that the test file also has."""
     for solution, where in rows:
-      if _squeezed(solution) in tested:
+      if problem_key(solution.problem) in tested:
         self.test_problems.add(solution.problem)
       yield solution, where
 
@@ -128,11 +130,6 @@ def _solutions(path: pathlib.Path) -> Iterator[tuple[records.Labelled, str]]:
   """Each line's solution, and FILE:LINE without the folder."""
   for where, record in json_lines.records(path):
     yield records.parse(record, where)[0], where.removeprefix(f"{path.parent}/")
-
-
-def _squeezed(solution: records.Labelled) -> str:
-  """The problem, in which white space does not matter."""
-  return " ".join(solution.problem.split())
 
 
 def stored_trees(directory: str | pathlib.Path, split: str) -> Iterator[StepTree]:
