@@ -128,8 +128,21 @@ for base in "${bases[@]}"; do
     ${judged[@]:+--process_bench "${judged[@]}"} \
     --output_dir="$out/$name/report" --title="Which of $n solutions? Reward models of $name"
 done
+say "why: reductions of steps and base models, on test problems of the other half"
+grep '"unique_id": "test/' "$out/own.graded.jsonl" > "$out/own_test.graded.jsonl"
+scores=()
+for base in "${bases[@]}"; do
+  at=$out/$(basename "$base")
+  run "$at/people_own.jsonl" score --checkpoint="$at/people" --skip_cut_off \
+    --input="$out/own_test.graded.jsonl" --output="$at/people_own.jsonl"
+  scores+=("$(basename "$base")=$at/people_own.jsonl")
+done
+for how in product min mean last soft_min; do
+  "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
+    --reduction=$how --output_dir="$out/own/$how" --title="Models of people's labels, by $how"
+done
 say "keeping candidates, grades and scores in $out/mathematics.tar.gz"
-kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl)
+kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own)
 for base in "${bases[@]}"; do
   kept+=("$(basename "$base")/report")
   for file in "$out/$(basename "$base")"/*.jsonl*; do kept+=("${file#"$out/"}"); done

@@ -72,6 +72,8 @@ def read(
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
     found = methods.solution_scores(own)
     score = found.get(f"prm_{reduction}", found.get("orm"))
+    if score is None and not samples.valid.any():
+      score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
       raise BadLine(f"{file}: neither rating_probs nor orm_score")
     scores[name] = score
