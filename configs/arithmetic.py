@@ -3,7 +3,8 @@
   bash scripts/quickstart.sh [SEED]          all of it: data, both models, scores, report
 
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/process \
-    --config.data.directory=DIR --config.data.tokenizer=DIR/tokenizer.model
+    --config.data.directory=data/arithmetic \
+    --config.data.tokenizer=data/arithmetic/tokenizer.model
   and for the outcome model --config.loss.objective=outcome --config.train.steps=6000
 
 Cost: 2 to 3 minutes a model on two CPU cores, under 1 GB; quickstart.sh 3 to 6 minutes in all.

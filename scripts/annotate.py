@@ -2,9 +2,9 @@
 
   python scripts/annotate.py --checkpoint=runs/prm --input=samples.jsonl --output=labels.jsonl
   python scripts/annotate.py --method=rollouts --model=models/qwen2.5-coder-0.5b \\
-    --rollouts=8 --input=samples.jsonl --output=labels.jsonl
+    --rollouts=8 --input=samples.jsonl --output=rollouts.jsonl
   python scripts/annotate.py --method=judge --url=http://127.0.0.1:8000/v1 --served_model=NAME \\
-    --template=critic --votes=8 --input=samples.jsonl --output=labels.jsonl
+    --template=critic --votes=8 --input=samples.jsonl --output=judged.jsonl
 
 --input: one candidate on each line, with `problem` and `steps` (or `text`).  --output: the same
 lines with `labels`, `is_correct` and `provenance`, which prepare_data.py --dataset=stepwise reads.

@@ -4,7 +4,7 @@
     --data_dir=process_bench --output=evaluation.json
   python scripts/evaluate.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm ...
   python scripts/evaluate.py --input=scored.jsonl --benchmark=process_bench --output=mine.json
-  python scripts/evaluate.py --compare A.json B.json
+  python scripts/evaluate.py --compare evaluation.json mine.json
 
 process_bench and prm_bench: --data_dir holds their published files, or what prepare_data.py
 wrote.  prm800k: --data_dir is a dataset of prepare_data.py (prm800k, stepwise or arithmetic).

@@ -2,7 +2,8 @@
 
   python scripts/experiment.py supervision --output_dir=runs/experiments
   python scripts/experiment.py active --output_dir=runs/experiments --scale=smoke
-  python scripts/experiment.py supervision --from_json=supervision.json --output_dir=figures
+  python scripts/experiment.py supervision --from_json=runs/experiments/supervision.json \\
+    --output_dir=figures
 
 supervision: process and outcome supervision on the same solutions (section 4.1).  active: choosing
 what to label (4.2).  generations: iterative retraining.  ood: other domains (section 5).  noise:

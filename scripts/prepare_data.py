@@ -1,8 +1,8 @@
 """A dataset's files (or their download) -> TFDS array_record and manifest.json.
 
-  python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=DIR
-  python scripts/prepare_data.py --dataset=stepwise --source=labelled.jsonl --output=DIR
-  python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=DIR
+  python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=data/prm800k
+  python scripts/prepare_data.py --dataset=stepwise --source=labelled.jsonl --output=data/mine
+  python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=data/arithmetic
 
 stepwise takes labelled steps of any source: TRL's rows (prompt, completions, labels), Math-
 Shepherd's tagged text, or problem, steps, labels; docs/data.md has the forms.  process_bench and

@@ -1,6 +1,7 @@
 """Trains a SentencePiece tokenizer on the training texts of a prepared dataset.
 
-python scripts/train_tokenizer.py --data=DIR --output=DIR/tokenizer.model --vocab_size=8000
+  python scripts/train_tokenizer.py --data=data/prm800k --output=data/prm800k/tokenizer.model \\
+    --vocab_size=8000
 """
 
 from prm_jax.runtime import exits

@@ -139,17 +139,17 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
     return jax.tree.map(np.asarray, checkpointer.restore(step, made.abstract))
 
 
-def public(directory: pathlib.Path, vocab_size: int, tokenizer: pathlib.Path):
-  """Writes the tiny model as a public Llama, as the hub has them; its parameters."""
-  init = functools.partial(step_lib.init_params, config=MODEL, vocab_size=vocab_size, num_classes=3)
+def public(directory, vocab_size, tokenizer: pathlib.Path, model=MODEL, family="llama"):
+  """Writes the tiny model as a public one, as the hub has them; its parameters."""
+  init = functools.partial(step_lib.init_params, config=model, vocab_size=vocab_size, num_classes=3)
   abstract = jax.eval_shape(init, jax.random.key(0))
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), abstract)
   directory.mkdir()
   trunk = {name: value for name, value in params.items() if not name.startswith("head")}
-  safetensors_files.write_directory(directory, weights.unload(trunk, MODEL))
-  (directory / "config.json").write_text(json.dumps(families.write(MODEL, vocab_size, "llama")))
-  shutil.copyfile(tokenizer, directory / "tokenizer.model")
+  safetensors_files.write_directory(directory, weights.unload(trunk, model))
+  (directory / "config.json").write_text(json.dumps(families.write(model, vocab_size, family)))
+  shutil.copyfile(tokenizer, directory / f"tokenizer{tokenizer.suffix}")
   return params
 
 

@@ -1,0 +1,201 @@
+"""The commands of README, docs/ and docstrings run as printed, but for their size.
+
+A page's commands run in its order, in a folder of its own that has what the pages take for granted.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import select
+import shutil
+import signal
+import string
+import subprocess
+import sys
+import time
+import urllib.request
+
+import documented_workspace
+import documents
+import pytest
+from conftest import CACHE, ENVIRONMENT, ROOT
+
+SECONDS = 300  # of a command
+TEXTS = documents.texts()
+# Flags that are put after those of a command: sizes, and below a few things that are not here.
+SHAPE = " ".join(f"--config.model.{k}={v}" for k, v in documented_workspace.SHAPE.items())
+SHAPE += f" --config.model.vocab_size={documented_workspace.VOCAB} --config.mesh.tensor=1"
+TRAIN = "--config.train.steps=2 --config.train.batch_rows=1 --config.train.eval_rows=2"
+LARGE = r"configs/prm800k_(qwen2.5_math|qwen2.5_32b|gemma)"
+OVERRIDES = {
+  r"prepare_data.py --dataset=arithmetic": "--arithmetic.train_problems=30 "
+  "--arithmetic.test_problems=6 --arithmetic.candidates=8",
+  r"train_tokenizer.py": "--vocab_size=300",
+  r"train.py": f"{TRAIN} --config.data.row_length=256",
+  r"train.py --config=configs/mathematics/": "--config.train.epochs=0",
+  rf"train.py --config={LARGE}": SHAPE,
+  r"generate.py": "--n=4 --batch=8 --max_new_tokens=40",
+  r"annotate.py --method=rollouts": "--rollouts=1 --batch=8 --max_new_tokens=16",
+  r"annotate.py --method=judge": "--votes=2",
+  r"experiment.py (?!.*--plan)(?!.*--from_json)": "--scale=smoke --seeds 0",
+  # The tiny model that stands where the checkpoint is has another shape.
+  r"compile_for_tpu.py": "--config.data.row_length=512 --config.train.batch_rows=4 "
+  "--config.model.width=256 --config.model.layers=6 --config.model.heads=4 "
+  "--config.model.kv_heads=4 --config.model.mlp_width=512 --config.init.checkpoint=models/none",
+  r"compile_for_tpu.py (?!.*mesh)": "--topology=v5e:2x2 --config.mesh.tensor=1",
+  r"benchmark.py": "--quick",
+  r"benchmark.py all": "--only aggregation",
+  # In place of a download, of the peers' environments, and of a port that may be taken.
+  r"prepare_data.py (?!.*--source)(--dataset=prm800k|--output)": "--source=DIR",
+  r"prepare_data.py --dataset=math_splits": "--source=DIR",
+  r"benchmark.py training": "--peer=none",
+  r"benchmark.py generation": "--peer_python=",
+  r"serve.py": "--port=0",
+}
+NOT_RUN = {
+  r"scripts/(test|docs|quickstart).sh": "makes an environment; tests run it elsewhere",
+  r"fetch_model.py": "downloads",
+  r"launch_tpu.sh (?!.*--dry_run)": "asks a cloud",
+  r"prepare_data.py .*--beam": "Apache Beam is in no environment of the others",
+  r"benchmark.py quickstart": "minutes; test_quickstart.py runs the quick start",
+  r"benchmark.py (kernel|scaling)": "minutes of compiling; test_benchmarks.py runs them",
+  r"mathematics.sh": "minutes; test_mathematics.py runs it",
+  r"tests/reference_models.py": "needs torch; writes a file of the tests",
+  r"(scripts/|experiment.py |benchmark.py )NAME": "stands for others, which are run",
+}
+if not importlib.util.find_spec("libtpu"):
+  NOT_RUN["compile_for_tpu.py"] = "the TPU compiler is not installed"
+
+
+def commands(page: str) -> list[documents.Command]:
+  """The whole commands of a page that are run."""
+  found = [each for each in documents.commands(TEXTS[page]) if each.whole]
+  return [each for each in found if not any(re.search(x, str(each)) for x in NOT_RUN)]
+
+
+PAGES = [page for page in TEXTS if commands(page)]
+
+
+class Runner:
+  """Runs commands in a folder, one at a time, and knows where the last one wrote."""
+
+  def __init__(self, log: pathlib.Path, environment: dict[str, str]):
+    self.log, self.environment = log, environment
+    self.server = subprocess.Popen(
+      [sys.executable, str(ROOT / "tests" / "forked_script.py")],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      env=environment,
+      bufsize=0,
+    )
+
+  def start(self, folder: pathlib.Path, words: list[str]) -> None:
+    name = pathlib.Path(words[0]).name
+    if name.endswith(".sh"):
+      words = ["bash", *words]
+    elif name in ("compile_for_tpu.py", "benchmark.py"):  # prepare the environment of JAX
+      words = [sys.executable, *words]
+    else:
+      words = ["scripts", *words]
+    self.log.unlink(missing_ok=True)
+    self.server.stdin.write(json.dumps([str(folder), str(self.log), *words]).encode() + b"\n")
+    self.process = int(self.server.stdout.readline())
+
+  def end(self) -> str:
+    """What is wrong with how the command ended; "": nothing."""
+    if not select.select([self.server.stdout], [], [], SECONDS)[0]:
+      os.killpg(self.process, signal.SIGKILL)
+    code = int(self.server.stdout.readline())
+    return f"exit code {code}:\n{self.log.read_text()[-3000:]}" if code else ""
+
+  def run(self, folder: pathlib.Path, words: list[str]) -> None:
+    self.start(folder, words)
+    served = "serve.py" not in words[0] or self.served()
+    said = self.end()
+    assert served and not said, f"{' '.join(words)}: {said or 'no scores'}"
+
+  def served(self) -> bool:
+    """Whether a server that has been started gives a score; stops it."""
+    limit = time.monotonic() + SECONDS
+    while not (ready := re.search(r"serving .* on (http:\S+)", self.said())):
+      if select.select([self.server.stdout], [], [], 0.2)[0] or time.monotonic() > limit:
+        return False
+    body = {"solutions": [{"problem": "What is 2 + 3?", "steps": ["2 + 3 = 5"]}]}
+    try:
+      with urllib.request.urlopen(f"{ready[1]}/score", json.dumps(body).encode()) as answer:
+        return len(json.load(answer)["scores"]) == 1
+    except OSError:
+      return False
+    finally:
+      os.kill(self.process, signal.SIGTERM)
+
+  def said(self) -> str:
+    return self.log.read_text() if self.log.exists() else ""
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory):
+  """(a runner, the folder that each page gets a copy of)."""
+  home = tmp_path_factory.mktemp("documented")
+  with documented_workspace.servers() as more:
+    environment = (
+      ENVIRONMENT
+      | more
+      | {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "MPLBACKEND": "agg",
+        "MPLCONFIGDIR": CACHE,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+      }
+    )
+    runner = Runner(home / "log", environment)
+    folder = home / "template"
+    folder.mkdir()
+    documented_workspace.make(folder, lambda words: runner.run(folder, words))
+    yield runner, folder
+    runner.server.stdin.close()
+    runner.server.wait()
+
+
+def words(command: documents.Command, environment: dict[str, str]) -> list[str]:
+  """A command with what stands for something put in, and the flags of its size."""
+  text = string.Template("\0".join([command.script, *command.arguments]))
+  text = text.safe_substitute(environment).replace(documented_workspace.SERVER, environment["URL"])
+  found = text.split("\0")
+  for pattern, flags in OVERRIDES.items():
+    found += flags.split() if re.search(pattern, str(command)) else []
+  return found
+
+
+def make_room(folder: pathlib.Path, command: documents.Command) -> None:
+  """Deletes what a command makes: alternatives of a page have one output, and none is replaced."""
+  for word in command.arguments:
+    if made := re.fullmatch(r"--(?:output|workdir)=([^$/][^$]*)", word):
+      if (path := folder / made[1]).is_dir():
+        shutil.rmtree(path)
+      path.unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("documented")  # one at a time: they have two cores
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_runs(page, workspace, tmp_path):
+  """Each exits with 0, on what those before it left."""
+  runner, template = workspace
+  folder = shutil.copytree(template, tmp_path / "clone")
+  for command in commands(page):
+    make_room(folder, command)
+    documented_workspace.before(folder, command)
+    start = time.monotonic()
+    runner.run(folder, words(command, runner.environment))
+    print(f"{time.monotonic() - start:6.1f} s  {command}")
+
+
+def test_no_exception_is_left_over():
+  """A pattern that no documented command matches any more is to be deleted."""
+  found = [str(each) for text in TEXTS.values() for each in documents.commands(text)]
+  matched = lambda pattern: any(re.search(pattern, each) for each in found)
+  assert not [pattern for pattern in (*OVERRIDES, *NOT_RUN) if not matched(pattern)]
