@@ -48,8 +48,9 @@ class Args(config_lib.Checked):
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   scored = command_line.named_files("--scores", args.scores)
+  scored = {name: pathlib.Path(file) for name, file in scored.items()}
   judged = command_line.named_files("--process_bench", args.process_bench)
-  steps = {name: comparison.process_bench(path) for name, path in judged.items()}
+  steps = {name: comparison.process_bench(pathlib.Path(file)) for name, file in judged.items()}
   with grading.Grader(cache=grading.CACHE) as grader:
     of = comparison.read(args.input, scored, args.reduction, grader.classes)
   found = comparison.compare(of, args.n, args.seed)

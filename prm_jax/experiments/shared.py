@@ -17,7 +17,7 @@ from prm_jax.input_pipeline import tokenizers
 from prm_jax.types import StepTree
 
 VOCABULARY = 700  # pieces: every clause, value and sign of the embedded domain, and bytes
-HELD_OUT = 64  # labelled solutions that base and labeller are evaluated on
+HELD_OUT = 64  # labelled solutions that base and labeller are evaluated on; of few, half
 
 
 def prepare(plan: Plan, directory: pathlib.Path) -> None:
@@ -50,7 +50,8 @@ def _train(
   if not workspace.finished(space.directory / name, c):
     trees = make()
     plan_lib.keep(plan, space.directory)
-    space.model(name, c, trees[HELD_OUT:], trees[:HELD_OUT], f"experiment: {name}")
+    held_out = min(HELD_OUT, len(trees) // 2)
+    space.model(name, c, trees[held_out:], trees[:held_out], f"experiment: {name}")
 
 
 def critiques(plan: Plan, objective: str) -> list[StepTree]:

@@ -77,14 +77,14 @@ def _check_settings(argv: list[str]) -> None:
     sys.exit(2)
 
 
-def named_files(flag: str, given: Sequence[str]) -> dict[str, pathlib.Path]:
+def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
   """The files of a flag of NAME=FILE, by name; ValueError: another form, or a name twice."""
-  files: dict[str, pathlib.Path] = {}
+  files: dict[str, str] = {}
   for text in given:
     name, _, file = text.partition("=")
     if not name or not file or name in files:
       raise ValueError(f"{flag} {text}: expected NAME=FILE, each name once")
-    files[name] = pathlib.Path(file)
+    files[name] = file
   return files
 
 
