@@ -13,7 +13,7 @@
 #   --benchmark=DIR    files of ProcessBench, on which the models are judged too
 #   --settings         only compares the scale's settings of the generator, on problems of its own
 # Run again: goes on where it stopped.  Hours on two CPU cores, minutes with --scale=smoke; the page
-# of each base model is DIR/BASE/report/comparison.html (docs/mathematics.md).
+# of each base model and reduction is DIR/BASE/REDUCTION/comparison.html (docs/mathematics.md).
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -124,9 +124,11 @@ for base in "${bases[@]}"; do
     judged+=("$label=$at.process_bench.json")
   done
   say "comparing, $name"
-  "$python" scripts/compare.py --input="$out/reported.graded.jsonl" --scores "${scores[@]}" \
-    ${judged[@]:+--process_bench "${judged[@]}"} \
-    --output_dir="$out/$name/report" --title="Which of $n solutions? Reward models of $name"
+  for how in "${reductions[@]}"; do
+    "$python" scripts/compare.py --input="$out/reported.graded.jsonl" --scores "${scores[@]}" \
+      --reduction="$how" ${judged[@]:+--process_bench "${judged[@]}"} \
+      --output_dir="$out/$name/$how" --title="Which of $n solutions? $name, $how of the steps"
+  done
 done
 say "why: reductions of steps and base models, on test problems of the other half"
 grep '"unique_id": "test/' "$out/own.graded.jsonl" > "$out/own_test.graded.jsonl"
@@ -144,9 +146,9 @@ done
 say "keeping candidates, grades and scores in $out/mathematics.tar.gz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own)
 for base in "${bases[@]}"; do
-  kept+=("$(basename "$base")/report")
+  for how in "${reductions[@]}"; do kept+=("$(basename "$base")/$how"); done
   for file in "$out/$(basename "$base")"/*.jsonl*; do kept+=("${file#"$out/"}"); done
 done
 tar -czf "$out/mathematics.tar.gz.new" -C "$out" "${kept[@]}"
 mv "$out/mathematics.tar.gz.new" "$out/mathematics.tar.gz"
-say "done; open $out/*/report/comparison.html"
+say "done; open $out/*/*/comparison.html"

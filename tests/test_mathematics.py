@@ -85,7 +85,7 @@ def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, 
   environment = dict(ENVIRONMENT, python=sys.executable, PATH=os.environ["PATH"])
   done = subprocess.run(command, env=environment, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr[-3000:]
-  found = json.loads((out / "model" / "report" / "comparison.json").read_text())
+  found = json.loads((out / "model" / "product" / "comparison.json").read_text())
   assert found["problems"] == 3 and found["candidates"] == 6
   models = ["people", "rollouts", "outcomes", "both"]
   assert {f"{x}{part}" for x in models for part in ("", "/2")} <= {*found["methods"]}

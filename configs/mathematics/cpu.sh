@@ -10,6 +10,7 @@ own_n=8        # and of the others
 prompt=(--prompt=chat --steps=paragraphs)
 sampling=(--temperature=0.4 --max_new_tokens=400 --dtype=bfloat16 --batch=64)
 rollouts=(--rollouts=4 --balanced=2)
+reductions=(product soft_min) # of steps: the paper's, and the best on problems not reported on
 parts=(1 2 4)  # models are trained on all, half and a quarter of the labelled problems
 recipe=configs/mathematics/reward_model.py
 updates=(--config.train.epochs=2)

@@ -40,7 +40,7 @@ class Candidates:
 
   samples: ScoredSamples
   scores: dict[str, np.ndarray]  # [P, M] by scorer, higher is better; NaN: padding
-  models: dict[str, np.ndarray]  # [P, M] P(right) of the solution, by reward model
+  models: dict[str, np.ndarray]  # [P, M] the same as P(right), by reward model: weights of votes
   scored: dict[str, ScoredSamples]  # their files
 
 
@@ -77,7 +77,7 @@ def read(
     if score is None:
       raise BadLine(f"{file}: neither rating_probs nor orm_score")
     scores[name] = score
-    models[name] = np.exp(found["prm_product"]) if "prm_product" in found else score
+    models[name] = np.exp(score) if "prm_product" in found else score
   known = [
     (record.get("logprob"), record.get("tokens"))
     for _, record in scored_samples.candidates(path, progress=False)
