@@ -32,6 +32,7 @@ PERCENT = (2.5, 97.5)
 PERMUTATIONS = 64  # random orders for a weighted vote
 POWER = 0.8  # chance to establish a difference, of a two-sided test at 5 %
 BASELINES = ("majority", "log-probability")  # that reward models are compared with
+PLAIN = {"majority": 6, "random": 7, "oracle": 8}  # colours in both panels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,11 +298,12 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
 
   def curve(name: str, dashed: bool = False) -> Curve:
     each = Curve.over_n(name, found["n"], found["methods"][name]["accuracy"], dashed)
+    each = dataclasses.replace(each, colour=PLAIN.get(name))
     return each if name == "majority" else dataclasses.replace(each, low=None, high=None)
 
   names = [name for name in found["methods"] if "/" not in name]
   votes = [name for name in names if name.startswith("vote by ")]
-  plain = [name for name in ("majority", "random", "oracle") if name in names]
+  plain = [name for name in PLAIN if name in names]
   scorers = [name for name in names if name not in votes and name not in plain]
   x, y = "N = number of solutions per problem", "% problems solved"
   out = [
