@@ -19,7 +19,7 @@ if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0
 cd "$(dirname "$0")/.."
 fail() { echo "mathematics.sh: $1" >&2; exit 2; }
 
-scale=cpu source='' out='' benchmark='' only_settings=false given=() given_bases=()
+scale=cpu reductions=(product) source='' out='' benchmark='' only_settings=false given=() given_bases=()
 for flag in "$@"; do
   case $flag in
     --scale=* | --source=* | --benchmark=*) key=${flag%%=*}; printf -v "${key#--}" %s "${flag#*=}" ;;
@@ -100,7 +100,7 @@ for base in "${bases[@]}"; do
       --config.optim.learning_rate=2e-4)
   fi
   scores=() judged=()
-  for part in "${parts[@]}"; do # all labels first: then there is something to compare
+  for part in "${parts[@]}"; do # all sources on all their labels come first
     for label in people rollouts outcomes both; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
       at=$out/$name/${model/\//-}
@@ -131,7 +131,11 @@ for base in "${bases[@]}"; do
   done
 done
 say "why: reductions of steps and base models, on test problems of the other half"
-grep '"unique_id": "test/' "$out/own.graded.jsonl" > "$out/own_test.graded.jsonl"
+if [ ! -e "$out/own_test.graded.jsonl" ]; then
+  grep '"unique_id": "test/' "$out/own.graded.jsonl" > "$out/own_test.new" ||
+    fail "$out/own.graded.jsonl has no test problems: own=$own of the scale"
+  mv "$out/own_test.new" "$out/own_test.graded.jsonl"
+fi
 scores=()
 for base in "${bases[@]}"; do
   at=$out/$(basename "$base")

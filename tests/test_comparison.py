@@ -114,6 +114,15 @@ def test_what_was_cut_off_needs_no_scores(of, files, tmp_path):
   assert comparison.compare(comparison.read(graded, fewer)) == comparison.compare(of)
 
 
+def test_votes_weigh_by_the_reduction_that_ranks(files):
+  """A model's weights are its scores as probabilities, whichever reduction gives them."""
+  graded, models = files
+  by = {how: comparison.read(graded, models, how) for how in ("product", "soft_min")}
+  for how, of in by.items():
+    np.testing.assert_allclose(of.models["people"], np.exp(of.scores["people"]), err_msg=how)
+  assert not np.allclose(by["product"].models["people"], by["soft_min"].models["people"])
+
+
 def test_differences_are_of_the_same_problems(of):
   """A method minus another has the interval of the paired differences, and needs more problems
   the smaller it is."""

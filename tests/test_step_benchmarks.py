@@ -249,6 +249,7 @@ def test_diagnostics_are_their_definitions():
   right = [x for x in solutions if x.first_error < 0]
   rho = scipy.stats.spearmanr([x.scores.min() for x in right], [len(x.steps) for x in right])
   assert found["length_bias"]["min"]["right"] == pytest.approx(rho.statistic)
+  assert {*found["length_bias"]} == {"product", "min", "mean", "last", "soft_min"}
   lucky = [x for x in solutions if x.answer_is_right and x.first_error >= 0]
   detected = np.mean([(x.scores < 0.5).any() for x in lucky])
   assert found["right_answer_wrong_steps"]["n"] == len(lucky)
@@ -402,6 +403,25 @@ def test_plain_step_scores_are_probabilities_of_right(scored_lines, tmp_path):
   judged = [*process_bench.scored(path, "positive")]
   assert [each.scores.tolist() for each in judged] == right
   assert all(np.allclose(each.probs.sum(1), 1) for each in judged)
+
+
+def test_plain_step_scores_are_read_of_every_benchmark(tmp_path):
+  """PRMBench's lines, original solutions included, labelled lines, and rows for a threshold."""
+  line = {"original_question": "q", "modified_question": "q", "original_process": ["x"]}
+  line |= {"modified_process": ["x", "y"], "idx": "0", "classification": "redundency"}
+  line |= {"error_steps": [2], "step_scores": [0.9, 0.2]}
+  path = tmp_path / "scored.jsonl"
+  path.write_text(json.dumps(line | {"original_step_scores": [0.7]}) + "\n")
+  found = sorted(each.scores.tolist() for each in prm_bench.scored(path, "positive"))
+  assert found == [[0.7], [0.9, 0.2]]
+  rows = [{"problem": "p", "steps": ["a"], "labels": [x], "step_scores": [s]} for x, s in
+          ((-1, 0.3), (1, 0.6))]  # fmt: skip
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  trees, _ = prm800k_steps.scored(path, "positive")
+  assert [each.scores.tolist() for each in trees] == [[0.3], [0.6]]
+  arguments = {"scorer": None, "judged": [], "readout": "", "neutral": "positive"}
+  found, _ = step_benchmarks.threshold("process_bench", None, path, **arguments)
+  assert found == pytest.approx(0.45)
 
 
 def test_flags_that_do_not_go_together_are_told(tmp_path):

@@ -11,7 +11,7 @@ prompt=(--prompt=chat --steps=paragraphs)
 sampling=(--temperature=0.4 --max_new_tokens=400 --dtype=bfloat16 --batch=64)
 rollouts=(--rollouts=4 --balanced=2)
 reductions=(product soft_min) # of steps: the paper's, and the best on problems not reported on
-parts=(1 2 4)  # models are trained on all, half and a quarter of the labelled problems
+parts=(1 2 4)  # models are trained on all (1 is needed), half and a quarter of the problems
 recipe=configs/mathematics/reward_model.py
 updates=(--config.train.epochs=2)
 lora_bases=(qwen2.5-coder-0.5b) # trained with LoRA, the others with all weights

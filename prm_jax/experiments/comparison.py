@@ -22,7 +22,7 @@ from prm_jax import step_metrics
 from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
-from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.figures import COLOURS, Curve, Panel
 from prm_jax.experiments.results import Table
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
@@ -32,7 +32,7 @@ PERCENT = (2.5, 97.5)
 PERMUTATIONS = 64  # random orders for a weighted vote
 POWER = 0.8  # chance to establish a difference, of a two-sided test at 5 %
 BASELINES = ("majority", "log-probability")  # that reward models are compared with
-PLAIN = {"majority": 6, "random": 7, "oracle": 8}  # colours in both panels
+PLAIN = ("majority", "random", "oracle")  # the last colours, in both panels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,9 +296,11 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
   alone has one.
   """
 
-  def curve(name: str, dashed: bool = False) -> Curve:
+  def curve(i: int, name: str, dashed: bool = False) -> Curve:
     each = Curve.over_n(name, found["n"], found["methods"][name]["accuracy"], dashed)
-    each = dataclasses.replace(each, colour=PLAIN.get(name))
+    spare = len(COLOURS) - len(PLAIN)
+    colour = spare + PLAIN.index(name) if name in PLAIN else i % spare
+    each = dataclasses.replace(each, colour=colour)
     return each if name == "majority" else dataclasses.replace(each, low=None, high=None)
 
   names = [name for name in found["methods"] if "/" not in name]
@@ -306,11 +308,12 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
   plain = [name for name in PLAIN if name in names]
   scorers = [name for name in names if name not in votes and name not in plain]
   x, y = "N = number of solutions per problem", "% problems solved"
-  out = [
-    Panel([curve(s) for s in scorers] + [curve(s, True) for s in plain], x, f"{y} (best-of-N)")
-  ]
+  left = [*scorers, *plain]
+  right = [*votes, "majority"]
+  title = f"{y} (best-of-N)", f"{y} (votes)"
+  out = [Panel([curve(i, name, name in plain) for i, name in enumerate(left)], x, title[0])]
   if votes:
-    out.append(Panel([*map(curve, votes), curve("majority", True)], x, f"{y} (votes)"))
+    out.append(Panel([curve(i, name, name in plain) for i, name in enumerate(right)], x, title[1]))
   return out
 
 
