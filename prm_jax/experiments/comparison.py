@@ -296,24 +296,23 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
   alone has one.
   """
 
-  def curve(i: int, name: str, dashed: bool = False) -> Curve:
-    each = Curve.over_n(name, found["n"], found["methods"][name]["accuracy"], dashed)
-    spare = len(COLOURS) - len(PLAIN)
-    colour = spare + PLAIN.index(name) if name in PLAIN else i % spare
-    each = dataclasses.replace(each, colour=colour)
-    return each if name == "majority" else dataclasses.replace(each, low=None, high=None)
+  def panel(names: Sequence[str], how: str) -> Panel:
+    spare, curves = len(COLOURS) - len(PLAIN), []
+    for i, name in enumerate(names):
+      colour = spare + PLAIN.index(name) if name in PLAIN else i % spare
+      accuracy = found["methods"][name]["accuracy"]
+      each = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
+      bare = {} if name == "majority" else {"low": None, "high": None}
+      curves.append(dataclasses.replace(each, colour=colour, **bare))
+    return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
 
   names = [name for name in found["methods"] if "/" not in name]
   votes = [name for name in names if name.startswith("vote by ")]
   plain = [name for name in PLAIN if name in names]
   scorers = [name for name in names if name not in votes and name not in plain]
-  x, y = "N = number of solutions per problem", "% problems solved"
-  left = [*scorers, *plain]
-  right = [*votes, "majority"]
-  title = f"{y} (best-of-N)", f"{y} (votes)"
-  out = [Panel([curve(i, name, name in plain) for i, name in enumerate(left)], x, title[0])]
+  out = [panel([*scorers, *plain], "best-of-N")]
   if votes:
-    out.append(Panel([curve(i, name, name in plain) for i, name in enumerate(right)], x, title[1]))
+    out.append(panel([*votes, "majority"], "votes"))
   return out
 
 

@@ -9,8 +9,10 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
-COLOURS = ("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d", "#c0392b", "#16a085")
-COLOURS += ("#222222",)
+COLOURS = (
+  *("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d"),
+  *("#c0392b", "#16a085", "#222222"),
+)
 MARKERS = "osD^vPX*"
 
 
