@@ -4,32 +4,29 @@
     --output_dir=report
 
 --input: candidates of grade.py.  --scores: files of score.py on them, each NAME=FILE; NAME/2 is
-the same model trained on half of the labelled problems.  --process_bench: results of evaluate.py
---benchmark=process_bench, likewise.  Writes comparison.json (every number, with 95 % bootstrap
-intervals over problems), comparison.png, and comparison.html, which also shows solutions where a
-model's pick and the majority disagree and one of them is right.
+the same model trained on half of the labelled problems, and NAME:min has a reduction of its own.
+Every method is compared with the majority, with the generator's log-probability and with those of
+--against.  --process_bench: results of evaluate.py --benchmark=process_bench, each NAME=FILE.
+
+Writes comparison.json (every number, with 95 % bootstrap intervals over problems), comparison.png,
+and comparison.html, which also shows solutions where a model's pick and the majority disagree and
+one of them is right.
 """
 
 from prm_jax.runtime import exits
 
 exits.on_signals()  # before what takes time to import
 
-import base64
 import dataclasses
 import json
 import pathlib
 
-import jinja2
-
 from prm_jax import config as config_lib
 from prm_jax import reductions
-from prm_jax.evaluation import page, scored_samples
 from prm_jax.evaluation.answers import grading
 from prm_jax.evaluation.figure_files import Vector, encoded
-from prm_jax.experiments import comparison, figures
+from prm_jax.experiments import comparison, comparison_page, figures
 from prm_jax.runtime import command_line, storage
-
-SHOWN = 60  # problems with a disagreement, at most, on the page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +36,7 @@ class Args(config_lib.Checked):
   scores: tuple[str, ...] = ()  # NAME=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: reductions.Reduction = "product"  # of steps
+  against: tuple[str, ...] = ()  # methods whose differences from every other are shown too
   n: tuple[config_lib.Count, ...] = ()  # none: powers of two, and all candidates
   seed: config_lib.Whole = 0
   figures: tuple[Vector, ...] = ()  # comparison.png as .pdf, .svg too
@@ -53,39 +51,22 @@ def main() -> None:
   steps = {name: comparison.process_bench(pathlib.Path(file)) for name, file in judged.items()}
   with grading.Grader(cache=grading.CACHE) as grader:
     of = comparison.read(args.input, scored, args.reduction, grader.classes)
-  found = comparison.compare(of, args.n, args.seed)
+  found = comparison.compare(of, args.n, args.seed, args.against)
   found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scored.items()}}
   found |= {"reduction": args.reduction, "process_bench": steps}
-  tables, figure = comparison.tables(found), figures.draw(comparison.panels(found))
+  tables = comparison_page.tables(found)
+  figure = figures.draw(comparison_page.panels(found))
   png = encoded(figure)
   with storage.written_together() as output:
     output(args.output_dir / "comparison.json").write(json.dumps(found, indent=1) + "\n")
     output(args.output_dir / "comparison.png", "wb").write(png)
-    output(args.output_dir / "comparison.html").write(
-      rendered(args, of, found, tables, png, scored)
-    )
+    html = comparison_page.rendered(of, found, tables, png, args.title)
+    output(args.output_dir / "comparison.html").write(html)
     for kind in dict.fromkeys(args.figures):
       output(args.output_dir / f"comparison.{kind}", "wb").write(encoded(figure, kind))
   print("\n".join(line for table in tables for line in [*table.lines(), ""]))
   ends = ", ".join([".png", ".html", *(f".{kind}" for kind in dict.fromkeys(args.figures))])
   print(f"-> {args.output_dir}/comparison.json, {ends}")
-
-
-def rendered(args: Args, of, found: dict, tables: list, png: bytes, scored: dict) -> str:
-  """The page: solutions on which the first model and the majority disagree, and the tables."""
-  problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
-  if scored:
-    model = next(iter(scored))
-    slots, why = comparison.disagreements(of, model)
-    slots, why = slots[: 2 * SHOWN], why[: 2 * SHOWN]
-    records = scored_samples.read_solutions(of.scored[model], slots)
-    problems = page.from_records(records, why=why)
-    about += f"; shown: where the pick of {model} or the majority is right, and not both"
-  template = pathlib.Path(comparison.__file__).with_name("comparison.html").read_text()
-  body = jinja2.Template(template, autoescape=True, undefined=jinja2.StrictUndefined).render(
-    figure=base64.b64encode(png).decode(), tables=tables
-  )
-  return page.render(problems, args.title, about, body)
 
 
 if __name__ == "__main__":

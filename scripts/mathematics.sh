@@ -141,12 +141,12 @@ for base in "${bases[@]}"; do
   at=$out/$(basename "$base")
   run "$at/people_own.jsonl" score --checkpoint="$at/people" --skip_cut_off \
     --input="$out/own_test.graded.jsonl" --output="$at/people_own.jsonl"
-  scores+=("$(basename "$base")=$at/people_own.jsonl")
+  for how in product min mean last soft_min; do
+    scores+=("$(basename "$base"):$how=$at/people_own.jsonl")
+  done
 done
-for how in product min mean last soft_min; do
-  "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
-    --reduction=$how --output_dir="$out/own/$how" --title="Models of people's labels, by $how"
-done
+"$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
+  --against "${scores[0]%%=*}" --output_dir="$out/own" --title="Models of people's labels"
 say "keeping candidates, grades and scores in $out/mathematics.tar.gz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own)
 for base in "${bases[@]}"; do

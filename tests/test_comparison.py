@@ -123,6 +123,34 @@ def test_votes_weigh_by_the_reduction_that_ranks(files):
   assert not np.allclose(by["product"].models["people"], by["soft_min"].models["people"])
 
 
+def test_one_model_by_two_reductions_against_any_method(files):
+  """NAME:REDUCTION is the model by that reduction, and differences from any method are there."""
+  graded, models = files
+  named = {"other": models["other"], "other:min": models["other"]}
+  of = comparison.read(graded, named)
+  by_min = comparison.read(graded, models, "min")
+  np.testing.assert_array_equal(of.scores["other:min"], by_min.scores["other"])
+  found = comparison.compare(of, against=["other:min"])["methods"]
+  product, minimum = (found[name]["accuracy"]["mean"] for name in named)
+  minus = found["other"]["minus"]["other:min"]["mean"]
+  assert product != minimum and minus == pytest.approx(np.subtract(product, minimum))
+  with pytest.raises(ValueError, match=r"--against nobody: no such method; .*other:min"):
+    comparison.compare(of, against=["nobody"])
+  with pytest.raises(ValueError, match="people:most: no reduction 'most'; there are product"):
+    comparison.read(graded, {"people:most": models["people"]})
+
+
+def test_length_is_of_the_candidates_that_can_be_chosen(of):
+  """The rank correlation of scores and steps, and the mean steps of picks with shared ties."""
+  scores, steps = np.array([[3.0, 2, 2, 9], [1, 1, 0, 5]]), np.array([[1.0, 2, 4, 1], [6, 8, 9, 1]])
+  valid = np.array([[True, True, True, False]] * 2)
+  found = comparison.length(scores, steps, valid)
+  assert (found["pick"], found["random"]) == ((1 + 7) / 2, pytest.approx((7 / 3 + 23 / 3) / 2))
+  assert comparison.length(-steps, steps, valid)["correlation"] == pytest.approx(-1)
+  assert comparison.length(np.zeros((2, 4)), steps, valid)["correlation"] is None
+  assert of.steps[0, 0] == 2 and comparison.compare(of)["methods"]["people"]["length"]["pick"] == 2
+
+
 def test_differences_are_of_the_same_problems(of):
   """A method minus another has the interval of the paired differences, and needs more problems
   the smaller it is."""

@@ -346,12 +346,12 @@ def test_texts_are_escaped(tmp_path, untrained):
   path = tmp_path / "supervision.json"
   content = json.loads(path.read_text())
   content["summary"]["breakdown"]["level"] = {
-    "<script>": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
+    "<i>level": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
   }
   path.write_text(json.dumps(content))
   report.draw(path, tmp_path, "supervision")
   page = (tmp_path / "supervision.html").read_text()
-  assert "<script>" not in page and "&lt;script&gt;" in page
+  assert "<i>level" not in page and "&lt;i&gt;level" in page
 
 
 def problems(rng: np.random.Generator) -> list[tasks.Problem]:

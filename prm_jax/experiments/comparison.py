@@ -8,7 +8,10 @@ Shapes: P problems, M candidates of each, K values of N, R resamples of the prob
 """
 
 import dataclasses
+import functools
 import pathlib
+import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,8 +25,6 @@ from prm_jax import step_metrics
 from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
-from prm_jax.experiments.figures import COLOURS, Curve, Panel
-from prm_jax.experiments.results import Table
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
@@ -31,8 +32,7 @@ RESAMPLES = 10_000
 PERCENT = (2.5, 97.5)
 PERMUTATIONS = 64  # random orders for a weighted vote
 POWER = 0.8  # chance to establish a difference, of a two-sided test at 5 %
-BASELINES = ("majority", "log-probability")  # that reward models are compared with
-PLAIN = ("majority", "random", "oracle")  # the last colours, in both panels
+BASELINES = ("majority", "log-probability")  # that every method is compared with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Candidates:
   scores: dict[str, np.ndarray]  # [P, M] by scorer, higher is better; NaN: padding
   models: dict[str, np.ndarray]  # [P, M] the same as P(right), by reward model: weights of votes
   scored: dict[str, ScoredSamples]  # their files
+  steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a line has no `steps`
 
 
 def read(
@@ -56,39 +57,57 @@ def read(
   Args:
     path: lines of grade.py; `logprob` and `tokens`, of generate.py, are read if they are there.
     scored: by name of a reward model, the same lines with the keys of score.py.
-    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`.
+    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a model named
+      "people:min" has its own.
     join: which answers are equal, as of `read_scored_samples`.
 
   Raises:
     BadLine: a line is wrong; or a file has other candidates, or no scores.
+    ValueError: a name asks for an unknown reduction.
   """
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
   files: dict[str, ScoredSamples] = {}
+  once = functools.cache(lambda file: scored_samples.read_scored_samples([file], progress=True))
   for name, file in scored.items():
-    own = files[name] = scored_samples.read_scored_samples([file], progress=True)
+    how = name.partition(":")[2] or reduction
+    if how not in agg.REDUCTIONS:
+      raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
+    own = files[name] = once(file)
     same = own.problems == samples.problems and np.array_equal(own.slots, samples.slots)
     if not same or not np.array_equal(own.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
     found = methods.solution_scores(own)
-    score = found.get(f"prm_{reduction}", found.get("orm"))
+    score = found.get(f"prm_{how}", found.get("orm"))
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
       raise BadLine(f"{file}: neither rating_probs nor orm_score")
     scores[name] = score
     models[name] = np.exp(score) if "prm_product" in found else score
-  known = [
-    (record.get("logprob"), record.get("tokens"))
+  log_probs, tokens, steps = _given(path, samples)
+  for name, score in (("log-probability", log_probs), ("shortest", tokens)):
+    if score is not None:
+      scores[name] = -score if name == "shortest" else score
+  return Candidates(samples, scores, models, files, steps)
+
+
+def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None]:
+  """Log-probability, number of tokens and of steps `[P, M]` each; None where a line lacks it."""
+  given = [
+    (record.get("logprob"), record.get("tokens"), len(record.get("steps") or ()) or None)
     for _, record in scored_samples.candidates(path, progress=False)
   ]
-  for name, values, sign in zip(("log-probability", "shortest"), zip(*known), (1, -1)):
+  out: list[np.ndarray | None] = []
+  for values in zip(*given):
+    table = None
     if all(isinstance(value, int | float) for value in values):
       table = np.full(samples.correct.size, np.nan)
-      table[samples.slots] = sign * np.array(values, float)
-      scores[name] = table.reshape(samples.correct.shape)
-  return Candidates(samples, scores, models, files)
+      table[samples.slots] = values
+      table = table.reshape(samples.correct.shape)
+    out.append(table)
+  return out
 
 
 def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -147,7 +166,9 @@ def interval(means: np.ndarray) -> dict[str, list[float | None]]:
   return {"mean": plain(means[0]), "low": plain(ends[0]), "high": plain(ends[1])}
 
 
-def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, Any]:
+def compare(
+  of: Candidates, n: Sequence[int] = (), seed: int = 0, against: Sequence[str] = ()
+) -> dict[str, Any]:
   """Every number of the comparison, as JSON.
 
   A name such as "people/4" is of the model "people" on a quarter of the labelled problems: `growth`
@@ -156,6 +177,10 @@ def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, A
   Args:
     n: values of N; none: powers of two up to M, and M.
     seed: of the bootstrap and of the orders of weighted votes.
+    against: methods that every other is compared with, beside `BASELINES`.
+
+  Raises:
+    ValueError: there is no such method.
   """
   samples = of.samples
   outcomes = (samples.correct, samples.valid)
@@ -163,13 +188,15 @@ def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, A
   curves = solved(of, n, seed)
   resampled = Resampled(resample_counts(len(samples.problems), RESAMPLES, seed))
   auc = {name: within_problems(score, *outcomes)[:, None] for name, score in of.scores.items()}
-  against = [name for name in BASELINES if name in curves]
+  if unknown := [name for name in against if name not in curves]:
+    raise ValueError(f"--against {unknown[0]}: no such method; there are {', '.join(curves)}")
+  baselines = [name for name in dict.fromkeys((*BASELINES, *against)) if name in curves]
   found = {}
   for name, curve in curves.items():
     found[name] = {"accuracy": resampled.interval(curve)}
     found[name]["minus"] = {
       other: resampled.interval(curve - curves[other]) | power(curve, curves[other])
-      for other in against
+      for other in baselines
       if other != name
     }
     if name in auc:
@@ -177,6 +204,8 @@ def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, A
   for name, probability in of.models.items():
     chosen = samples.valid
     found[name]["calibration"] = calibration(probability[chosen], samples.correct[chosen])
+  for name in of.scores if of.steps is not None else ():
+    found[name]["length"] = length(of.scores[name], of.steps, samples.valid)
   return {
     "problems": len(samples.problems),
     "candidates": len(samples.slots),
@@ -184,6 +213,7 @@ def compare(of: Candidates, n: Sequence[int] = (), seed: int = 0) -> dict[str, A
     "mixed": int(np.isfinite(next(iter(auc.values()))).sum()) if auc else None,
     "n": n,
     "seed": seed,
+    "baselines": baselines,
     "methods": found,
     "by": {
       kind: {
@@ -217,6 +247,26 @@ def calibration(probability: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
   return {"error": float(sum(gaps) / max(len(probability), 1)), "bins": bins}
 
 
+def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str, float | None]:
+  """How a score depends on the number of steps, `[P, M]` each.
+
+  Returns:
+    correlation: Spearman's, over the valid candidates of all problems.
+    pick, random: mean number of steps of the best valid candidate, ties shared, and of a random
+      one, over problems with at least two.
+  """
+  mean = lambda of: float(np.mean(of)) if of else None
+  found = [(s[v], t[v]) for s, t, v in zip(scores, steps, valid) if v.sum() > 1]
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", stats.ConstantInputWarning)
+    correlation = float(stats.spearmanr(scores[valid], steps[valid]).statistic)
+  return {
+    "correlation": None if np.isnan(correlation) else correlation,
+    "pick": mean([t[s == s.max()].mean() for s, t in found]),
+    "random": mean([t.mean() for _, t in found]),
+  }
+
+
 def growth(
   last: Mapping[str, np.ndarray], auc: Mapping[str, np.ndarray], resampled: Resampled
 ) -> dict[str, dict[str, Any]]:
@@ -224,9 +274,9 @@ def growth(
   out: dict[str, dict[str, Any]] = {}
   shares: dict[str, dict[float, str]] = {}
   for name in auc:
-    base, _, part = name.partition("/")
-    if base in auc and (not part or part.isdecimal()):
-      shares.setdefault(base, {})[-np.log2(int(part or 1))] = name
+    base, part, how = re.fullmatch(r"(.+?)(?:/(\d+))?(:\w+)?", name).groups("")
+    if base + how in auc:
+      shares.setdefault(base + how, {})[-np.log2(int(part or 1))] = name
   for base, of in shares.items():
     if len(of) < 2:
       continue
@@ -287,98 +337,3 @@ def process_bench(path: pathlib.Path) -> dict[str, dict[str, list[float | None]]
     name: {"mean": [f1], "low": [ends(key).low], "high": [ends(key).high]}
     for name, (f1, key) in (values | {"mean": (of.mean_f1, "mean_f1")}).items()
   }
-
-
-def panels(found: Mapping[str, Any]) -> list[Panel]:
-  """Best-of-N of the scorers beside the baselines, and of the votes.
-
-  Problems differ more than methods, so bands overlap where paired differences do not: the majority
-  alone has one.
-  """
-
-  def panel(names: Sequence[str], how: str) -> Panel:
-    spare, curves = len(COLOURS) - len(PLAIN), []
-    for i, name in enumerate(names):
-      colour = spare + PLAIN.index(name) if name in PLAIN else i % spare
-      accuracy = found["methods"][name]["accuracy"]
-      each = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
-      bare = {} if name == "majority" else {"low": None, "high": None}
-      curves.append(dataclasses.replace(each, colour=colour, **bare))
-    return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
-
-  names = [name for name in found["methods"] if "/" not in name]
-  votes = [name for name in names if name.startswith("vote by ")]
-  plain = [name for name in PLAIN if name in names]
-  scorers = [name for name in names if name not in votes and name not in plain]
-  out = [panel([*scorers, *plain], "best-of-N")]
-  if votes:
-    out.append(panel([*votes, "majority"], "votes"))
-  return out
-
-
-def tables(found: Mapping[str, Any]) -> list[Table]:
-  """The comparison for screen and page."""
-  at = [k for k, n in enumerate(found["n"]) if n in (1, 4) or k == len(found["n"]) - 1]
-  header = ["", "AUC within problems", *(f"N = {found['n'][k]}" for k in at)]
-  header += [f"minus {name}" for name in BASELINES if name in found["methods"]]
-  rows = []
-  for name, each in found["methods"].items():
-    row = [name, _cell(each["auc"], 0, 1, 3) if "auc" in each else ""]
-    row += [_cell(each["accuracy"], k) for k in at]
-    row += [
-      _cell(each["minus"][other], -1, sign="+") if other in each["minus"] else ""
-      for other in BASELINES
-      if other in found["methods"]
-    ]
-    rows.append(row)
-  caption = f"% of {found['problems']} problems solved, 95 % intervals over problems"
-  out = [Table(caption, header, rows)]
-  for kind, groups in found["by"].items():
-    if groups:
-      caption = f"% solved at N = {found['n'][-1]} by {kind}"
-      heads = [f"{group} ({about['problems']})" for group, about in groups.items()]
-      names = found["methods"]
-      part = [[n, *(f"{100 * about[n]:.1f}" for about in groups.values())] for n in names]
-      out.append(Table(caption, ["", *heads], part))
-  needed = [
-    [f"{name} - {other}", _cell(each, -1, sign="+"), f"{each['problems_needed'] or np.inf:,.0f}"]
-    for name, about in found["methods"].items()
-    for other, each in about["minus"].items()
-    if "auc" in about
-  ]
-  caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
-  out.append(Table(caption, ["", f"N = {found['n'][-1]}", "problems"], needed))
-  errors = [
-    [name, f"{each['calibration']['error']:.3f}"]
-    for name, each in found["methods"].items()
-    if "calibration" in each
-  ]
-  if errors:
-    out.append(Table("Calibration error of P(right) of a solution", ["", "error"], errors))
-  if judged := found.get("process_bench"):
-    heads = [*next(iter(judged.values()))]
-    rows = [
-      [name, *(_cell(of[head], 0) if head in of else "-" for head in heads)]
-      for name, of in judged.items()
-    ]
-    out.append(Table("ProcessBench: % F1 of the first wrong step", ["", *heads], rows))
-  if found["growth"]:
-    rows = [
-      [name, _cell(each["auc"], 0, 1, 3, "+"), _cell(each["accuracy"], 0, sign="+")]
-      for name, each in found["growth"].items()
-    ]
-    out.append(
-      Table("What a doubling of the labels adds", ["", "AUC", "points at the last N"], rows)
-    )
-  return out
-
-
-def _cell(
-  each: Mapping[str, list], k: int, scale: int = 100, digits: int = 1, sign: str = ""
-) -> str:
-  """A value with its interval."""
-  values = [each[key][k] for key in ("mean", "low", "high")]
-  if values[0] is None:
-    return "-"
-  mean, low, high = (f"{scale * x:{sign}z.{digits}f}" for x in values)
-  return f"{mean} ({low} to {high})"

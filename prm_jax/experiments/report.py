@@ -8,6 +8,7 @@ from typing import Any
 
 import jinja2
 
+from prm_jax.evaluation import page
 from prm_jax.evaluation.figure_files import encoded
 from prm_jax.experiments import figures, jobs
 from prm_jax.experiments.results import Results, Table
@@ -65,31 +66,39 @@ def draw(
   except (KeyError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(f"{path}: not the results of an experiment, or damaged: {error!r}") from error
   png = encoded(figure)
-  page = _page(module, results, tables, png)
   with storage.written_together() as output:
     output(directory / f"{results.experiment}.png", "wb").write(png)
-    output(directory / f"{results.experiment}.html").write(page)
+    output(directory / f"{results.experiment}.html").write(_page(module, results, tables, png))
     for kind in dict.fromkeys(vector):
       output(directory / f"{results.experiment}.{kind}", "wb").write(encoded(figure, kind))
   return [line for table in tables for line in [*table.lines(), ""]]
 
 
 def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) -> str:
-  template = jinja2.Template(
-    pathlib.Path(__file__).with_name("page.html").read_text(),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-  )
   files = [f"{name} {value}" for name, value in results.plan["files"].items() if value]
   data = f"data and models: {', '.join(files)}" if files else "the embedded domain"
   seeds = ", ".join(map(str, results.seeds))
   setup = f"Scale {results.scale}, {len(results.seeds)} seeds ({seeds}), {data}."
+  texts = {"question": module.QUESTION, "paper": module.PAPER, "notes": NOTES}
+  body = figure_and_tables(png, module.TITLE, tables, **texts)
+  return page.render([], module.TITLE, setup, body)
+
+
+def figure_and_tables(
+  png: bytes,
+  alt: str,
+  tables: Sequence[Table],
+  question: str = "",
+  paper: str = "",
+  notes: str = "",
+) -> str:
+  """HTML of a figure and tables, for `page.render`."""
+  template = jinja2.Template(
+    pathlib.Path(__file__).with_name("figure_and_tables.html").read_text(),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  figure = base64.b64encode(png).decode()
   return template.render(
-    title=module.TITLE,
-    question=module.QUESTION,
-    setup=setup,
-    figure=base64.b64encode(png).decode(),
-    tables=tables,
-    paper=module.PAPER,
-    notes=NOTES,
+    figure=figure, alt=alt, tables=tables, question=question, paper=paper, notes=notes
   )

@@ -1,0 +1,136 @@
+"""How a comparison is shown: figure, tables, and a page with solutions."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from prm_jax.evaluation import page, scored_samples
+from prm_jax.experiments.comparison import Candidates, disagreements
+from prm_jax.experiments.figures import COLOURS, Curve, Panel
+from prm_jax.experiments.report import figure_and_tables
+from prm_jax.experiments.results import Table
+
+PLAIN = ("majority", "random", "oracle")  # the last colours, in both panels
+SHOWN = 60  # problems with a disagreement, at most, on the page
+
+
+def panels(found: Mapping[str, Any]) -> list[Panel]:
+  """Best-of-N of the scorers beside the baselines, and of the votes.
+
+  Problems differ more than methods, so bands overlap where paired differences do not: the majority
+  alone has one.
+  """
+
+  def panel(names: Sequence[str], how: str) -> Panel:
+    spare, curves = len(COLOURS) - len(PLAIN), []
+    for i, name in enumerate(names):
+      colour = spare + PLAIN.index(name) if name in PLAIN else i % spare
+      accuracy = found["methods"][name]["accuracy"]
+      each = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
+      bare = {} if name == "majority" else {"low": None, "high": None}
+      curves.append(dataclasses.replace(each, colour=colour, **bare))
+    return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
+
+  names = [name for name in found["methods"] if "/" not in name]
+  votes = [name for name in names if name.startswith("vote by ")]
+  plain = [name for name in PLAIN if name in names]
+  scorers = [name for name in names if name not in votes and name not in plain]
+  out = [panel([*scorers, *plain], "best-of-N")]
+  if votes:
+    out.append(panel([*votes, "majority"], "votes"))
+  return out
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+  """The comparison for screen and page."""
+  last, methods = f"N = {found['n'][-1]}", found["methods"]
+  out = [_solved(found)]
+  for kind, groups in found["by"].items():
+    if groups:
+      heads = [f"{group} ({about['problems']})" for group, about in groups.items()]
+      part = [[n, *(f"{100 * about[n]:.1f}" for about in groups.values())] for n in methods]
+      out.append(Table(f"% solved at {last} by {kind}", ["", *heads], part))
+  needed = [
+    [f"{name} - {other}", _cell(each, -1, sign="+"), f"{each['problems_needed'] or np.inf:,.0f}"]
+    for name, about in methods.items()
+    for other, each in about["minus"].items()
+    if "auc" in about
+  ]
+  caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
+  out.append(Table(caption, ["", last, "problems"], needed))
+  out += [_scores(found)] if any("auc" in about for about in methods.values()) else []
+  if judged := found.get("process_bench"):
+    heads = [*next(iter(judged.values()))]
+    rows = [
+      [name, *(_cell(of[head], 0) if head in of else "-" for head in heads)]
+      for name, of in judged.items()
+    ]
+    out.append(Table("ProcessBench: % F1 of the first wrong step", ["", *heads], rows))
+  if found["growth"]:
+    rows = [
+      [name, _cell(each["auc"], 0, 1, 3, "+"), _cell(each["accuracy"], 0, sign="+")]
+      for name, each in found["growth"].items()
+    ]
+    header = ["", "AUC", "points at the last N"]
+    out.append(Table("What a doubling of the labels adds", header, rows))
+  return out
+
+
+def _solved(found: Mapping[str, Any]) -> Table:
+  """Every method at some N, and what it is compared with at the last."""
+  at = [k for k, n in enumerate(found["n"]) if n in (1, 4) or k == len(found["n"]) - 1]
+  header = ["", "AUC within problems", *(f"N = {found['n'][k]}" for k in at)]
+  header += [f"minus {name}" for name in found["baselines"]]
+  rows = []
+  for name, each in found["methods"].items():
+    minus = each["minus"]
+    row = [name, _cell(each["auc"], 0, 1, 3) if "auc" in each else ""]
+    row += [_cell(each["accuracy"], k) for k in at]
+    row += [_cell(minus[x], -1, sign="+") if x in minus else "" for x in found["baselines"]]
+    rows.append(row)
+  caption = f"% of {found['problems']} problems solved, 95 % intervals over problems"
+  return Table(caption, header, rows)
+
+
+def _scores(found: Mapping[str, Any]) -> Table:
+  """Of each scorer: calibration, and how the score depends on the number of steps."""
+  number = lambda x, digits: "" if x is None else f"{x:.{digits}f}"
+  rows = []
+  for name, each in found["methods"].items():
+    if "auc" in each:
+      length = each.get("length", {})
+      values = [each.get("calibration", {}).get("error"), length.get("correlation")]
+      row = [number(x, digits) for x, digits in zip(values, (3, 2))]
+      rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
+  header = ["", "calibration error of P(right)", "rank correlation with the number of steps"]
+  header += ["steps of its pick", "of a random candidate"]
+  return Table("Scores of candidates with an answer", header, rows)
+
+
+def _cell(
+  each: Mapping[str, list], k: int, scale: int = 100, digits: int = 1, sign: str = ""
+) -> str:
+  """A value with its interval."""
+  values = [each[key][k] for key in ("mean", "low", "high")]
+  if values[0] is None:
+    return "-"
+  mean, low, high = (f"{scale * x:{sign}z.{digits}f}" for x in values)
+  return f"{mean} ({low} to {high})"
+
+
+def rendered(
+  of: Candidates, found: Mapping[str, Any], tables: Sequence[Table], png: bytes, title: str
+) -> str:
+  """The page: solutions on which the first model and the majority disagree, and the tables."""
+  problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
+  if of.scored:
+    model = next(iter(of.scored))
+    slots, why = disagreements(of, model)
+    slots, why = slots[: 2 * SHOWN], why[: 2 * SHOWN]
+    records = scored_samples.read_solutions(of.scored[model], slots)
+    problems = page.from_records(records, why=why)
+    about += f"; shown: where the pick of {model} or the majority is right, and not both"
+  body = figure_and_tables(png, "Share of problems solved over N, by method", tables)
+  return page.render(problems, title, about, body)
