@@ -13,7 +13,8 @@
 #   --benchmark=DIR    files of ProcessBench, on which the models are judged too
 #   --settings         only compares the scale's settings of the generator, on problems of its own
 # Run again: goes on where it stopped.  Hours on two CPU cores, minutes with --scale=smoke; the page
-# of each base model and reduction is DIR/BASE/REDUCTION/comparison.html (docs/mathematics.md).
+# of each base model and reduction is DIR/BASE/REDUCTION/comparison.html, that of their choice
+# DIR/own/comparison.html (docs/mathematics.md).
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -155,4 +156,4 @@ for base in "${bases[@]}"; do
 done
 tar -czf "$out/mathematics.tar.gz.new" -C "$out" "${kept[@]}"
 mv "$out/mathematics.tar.gz.new" "$out/mathematics.tar.gz"
-say "done; open $out/*/*/comparison.html"
+say "done; open $out/*/*/comparison.html and $out/own/comparison.html"
