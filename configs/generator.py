@@ -16,8 +16,8 @@ teach it the solutions. The first lines on the screen say how many epochs the up
 Cost: some 10 seconds an update of 1,024 tokens on two CPU cores beside other work (8 updates were
 timed), half an hour for the 200. Samples come on top (docs/generation.md).
 
-Expected: not known, it was never run on real samples; tests/test_generate.py runs the road with a
-tiny model.
+Expected: not known, it was never run on real samples; tests/test_generate.py runs these commands
+with a tiny model.
 """
 
 from prm_jax.config import Data, Experiment, Init, Loss, Model, Optim, Train

@@ -18,9 +18,9 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/a_prefix_tree.ipynb)
 #
-# Candidate solutions of a problem begin alike. Laid out as one tree, what they share is encoded
-# once, and a single integer per token is the whole attention mask: token i attends to token j when
-# `j <= i < subtree_end[j]`. This notebook draws both.
+# Candidate solutions of a problem begin alike. Laid out as one tree, their common prefixes are
+# encoded once, and a single integer per token is the whole attention mask: token i attends to token
+# j when `j <= i < subtree_end[j]`. This notebook draws both.
 
 # %%
 import importlib.util

@@ -56,8 +56,8 @@ rng = np.random.default_rng(SEED)
 # %% [markdown]
 # ## A pool of candidates
 #
-# Problems differ in difficulty. The scorer is better than chance, but of the wrong candidates a few
-# fool it: their scores have a heavy tail. That is what large N finds.
+# Problems differ in difficulty. The scorer is better than chance, but a few wrong candidates fool
+# it: their scores have a heavy tail. Large N finds these candidates.
 
 # %%
 shape = (PROBLEMS, CANDIDATES)
@@ -167,8 +167,8 @@ plt.show()
 # ## Votes
 #
 # The majority of N is exact too, as a Fourier sum over the tallies. A vote weighted by scores is
-# sampled, with a standard error. The exact vote as a control variate takes out the noise that both
-# share: the more alike they are, the more.
+# sampled, with a standard error. The exact majority is its control variate: it removes the noise
+# that both votes share. The more alike the votes are, the more it removes.
 
 # %%
 few = [1, 4, 16, 64, 256]

@@ -136,8 +136,9 @@ display.table(
 # %% [markdown]
 # ## Solutions to look at
 #
-# For a real model word problems with a mistake that a reader finds. The tiny model knows its own
-# domain only. Each line is a solution with the rating of its steps, up to the first error.
+# A real model judges three solutions of a word problem, two of them with a mistake. The tiny model
+# knows its own domain only. Each line is a solution with the rating of its steps, up to the first
+# error.
 
 # %%
 if MODEL:

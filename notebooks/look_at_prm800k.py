@@ -234,8 +234,8 @@ display.table(
 )
 
 # %% [markdown]
-# Two things stand out. `trl` calls a neutral step wrong, and a step that nobody rated wrong too.
-# And it has no phase 2, where nearly all of PRM800K's labels are.
+# Two things stand out. `trl` labels neutral steps wrong, and unrated steps too. It also has no
+# phase 2, where nearly all of PRM800K's labels are.
 
 # %% [markdown]
 # ## What neutral means
@@ -282,7 +282,8 @@ for neutral in ("class", "positive", "negative", "drop"):
 display.table(["neutral as", *(f"{NAMES[rating]} labels" for rating in COLOURS)], rows)
 
 # %% [markdown]
-# Who calls neutral wrong puts wrong labels into solutions that are right from end to end. How many?
+# A recipe that calls neutral wrong puts wrong labels into solutions that are right from end to end.
+# How many such solutions are there?
 
 # %%
 solved = [r for r in many if r.solution.label.finish_reason == "solution"]

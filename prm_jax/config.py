@@ -299,8 +299,8 @@ class Train(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Checked):
-  # NAME=VALUE for the TPU compiler, beside the defaults of runtime/compiler_options.py; or instead
-  # of one of them, which NAME= leaves out.  Other platforms ignore them.
+  # Options NAME=VALUE of the TPU compiler, which add to the defaults of runtime/compiler_options.py
+  # or override them; NAME= removes a default.  Other platforms ignore them.
   compiler_options: Changeable[tuple[CompilerOption, ...]] = ()
 
 

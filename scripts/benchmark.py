@@ -44,8 +44,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from benchmarks import runner
 from prm_jax.runtime import json_lines, storage
 
-NAMES = ("aggregation", "reranking", "tree", "training", "kernel", "scaling", "generation")
-NAMES += ("search", "serving", "loading", "quickstart", "dtypes")
 PAGE = runner.ROOT / "docs/benchmark_tables.md"
 # The sections of the page.
 EVERY = {
@@ -64,6 +62,7 @@ EVERY = {
   "kernel": (),
   "scaling": (),
 }
+NAMES = list(dict.fromkeys(section.split("_")[0] for section in EVERY))
 
 
 @dataclasses.dataclass(frozen=True)

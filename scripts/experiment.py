@@ -28,26 +28,14 @@ from typing import Annotated, Literal
 
 import tyro
 
+from prm_jax import experiments
 from prm_jax.evaluation.figure_files import Vector
 from prm_jax.runtime import command_line
-
-OWN_DATA = ("alternatives", "search", "rollouts")  # that of the quick start
-Name = Literal[
-  "supervision",
-  "active",
-  "generations",
-  "ood",
-  "noise",
-  "tuning",
-  "alternatives",
-  "search",
-  "rollouts",
-]
 
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  name: Annotated[Name, tyro.conf.Positional]
+  name: Annotated[Literal[experiments.NAMES], tyro.conf.Positional]
   output_dir: pathlib.Path
   scale: Literal["smoke", "cpu", "full"] = "cpu"
   plan: pathlib.Path | None = None  # a file that returns another plan
@@ -83,6 +71,7 @@ def main() -> None:
 
 def planned(args: Args):
   """The plan of the scale, with the flags' changes."""
+  from prm_jax.experiments import jobs
   from prm_jax.experiments.plan import Files, Plan
 
   configs = pathlib.Path(__file__).parent.parent / "configs" / "experiments"
@@ -90,7 +79,7 @@ def planned(args: Args):
   plan = command_line.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   flag = f"--{next(iter(given), '')}"
-  own_data = args.name in OWN_DATA
+  own_data = hasattr(jobs.module(args.name), "study")  # that of the quick start
   if given and own_data:
     raise ValueError(f"{args.name} is of the quick start's data and takes no {flag}")
   if given.keys() - {"labeller"} and not args.plan and args.scale != "full":

@@ -106,7 +106,7 @@ def check(args: Args) -> None:
   if given and not args.search:
     raise ValueError(f"--{given[0]} is of a search: give --search=RULE and --prm=DIR")
   if args.search and args.batch < args.n:
-    raise ValueError(f"--batch={args.batch} lanes hold no search of --n={args.n}: give more")
+    raise ValueError(f"--batch={args.batch} is below --n={args.n}: a search runs n lanes at once")
 
 
 def load_reward_model(args: Args, contexts: int):

@@ -15,9 +15,10 @@ negative (then give rerank.py --neutral=negative).
 With --skip_cut_off a candidate with `finished` false, which is never chosen, gets no scores.
 
 A published model is a hub directory (config.json, safetensors, tokenizer); its readout says how it
-is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm or trl.
-These have two classes; "0" gets probability 0.  A directory of export.py needs no readout.  With
---model, OUTPUT.contract.json says how the model was read; --checkpoint removes that of a past run.
+is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm, trl or
+trl-joined.  These have two classes; "0" gets probability 0.  A directory of export.py needs no
+readout.  With --model, OUTPUT.contract.json says how the model was read; --checkpoint removes that
+of a past run.
 
 --readout=implicit reads two language models of one tokenizer: P(right) of a step is the sigmoid of
 beta * log(pi / pi_ref), summed over its tokens (Yuan et al. 2024; docs/rewards.md).  Each is a hub

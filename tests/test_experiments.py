@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
+from prm_jax import experiments
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import (
@@ -122,7 +123,7 @@ def write(name: str, directory: pathlib.Path) -> list[str]:
 
 @pytest.mark.parametrize("source", ["embedded", "files"])
 @pytest.mark.parametrize(
-  "name", [name for name in jobs.NAMES if name not in ("search", "rollouts")]
+  "name", [name for name in experiments.NAMES if name not in ("search", "rollouts")]
 )
 def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   name, source, tmp_path, untrained, files

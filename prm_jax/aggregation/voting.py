@@ -49,7 +49,7 @@ class _Group(NamedTuple):
 
 
 class _Design(NamedTuple):
-  """What the compiled estimate depends on beside arrays."""
+  """The static arguments of the compiled estimate."""
 
   n: tuple[int, ...]  # ascending strictly
   plan: tuple[_Group, ...]  # of every N below M

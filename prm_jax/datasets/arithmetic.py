@@ -165,7 +165,7 @@ def write_step(
   value: int,
   older: int,
   chance: np.ndarray,
-  layout: str = "lines",
+  layout: str,
 ) -> tuple[str, int, int]:
   """One try at clause i after `value`: the text, its rating and the result.
 

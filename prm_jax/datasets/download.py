@@ -117,7 +117,7 @@ def sha256_of(path: str | pathlib.Path) -> str:
 
 
 def describe(builder: Any) -> dict[str, dict[str, Any]]:
-  """What a manifest says about each of `builder.paths`: is it upstream's own file (or unknown)?"""
+  """Manifest entry of each file: path, size, sha256, `is_upstream` (None: no known checksum)."""
   return {
     file: {
       "path": str(path),

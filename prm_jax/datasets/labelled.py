@@ -1,7 +1,7 @@
 """Labelled solutions of a prepared dataset.
 
-Such a dataset is stored as records of PRM800K's format, by a subclass of its `RecordsBuilder`, or
-is `stepwise`; it takes part by its name in `Manifest.dataset`.
+`Manifest.dataset` lists the datasets that can be trained on: those whose builder is a subclass of
+PRM800K's `RecordsBuilder`, stored as records of its format, and `stepwise`.
 """
 
 import dataclasses

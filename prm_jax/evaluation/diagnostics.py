@@ -1,4 +1,4 @@
-"""What the scores of steps are worth, beyond a benchmark's own numbers."""
+"""Diagnostics of step scores: calibration, length bias, uncertainty, agreement of two models."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -130,7 +130,7 @@ def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:
 
 
 def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, Any]:
-  """Does an ensemble know where it is wrong?
+  """How well the standard deviation over an ensemble's heads predicts its errors.
 
   `bins`: the labelled steps by quintile of standard deviation, with the share of wrong decisions at
   0.5, the calibration error and the AUROC of each.  `error_auroc`: that of the deviation for wrong

@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Html:
 
 
 def shade(text: Any, right: float) -> Html:
-  """The text on a ground that is plain where P(right) is 1, and the deeper the lower it is."""
+  """The text on a background that is stronger the lower P(right) is; there is none at 1."""
   doubt = min(max(1 - float(right), 0.0), 1.0)
   style = f"background: rgba(213, 94, 0, {0.75 * doubt:.2f}); padding: 0 4px; border-radius: 3px"
   return Html(f'<span style="{style}">{_text(text)}</span>')

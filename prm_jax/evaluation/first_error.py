@@ -57,8 +57,7 @@ def accuracies(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def best_threshold(judged: Sequence[Judged]) -> float:
-  """The threshold of the best F1; in the middle of the best range, the one nearest to 0.5 of
-  several.
+  """The threshold of the best F1: the middle of the best range; of several, the nearest to 0.5.
 
   Raises:
     ValueError: the solutions all have an error, or none has.

@@ -65,7 +65,7 @@ class Labelled:
 
 @dataclasses.dataclass(frozen=True)
 class Judged(Labelled):
-  """The same with a model's probabilities."""
+  """A labelled solution with the probabilities that a model gives its steps."""
 
   probs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))  # [S, 3]
   scores: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))  # [S] P(right)
@@ -207,17 +207,17 @@ def by_group(judged: Sequence[Labelled]) -> dict[str, np.ndarray]:
 
 
 def short_hash(text: str) -> str:
-  """Tells problems apart; white space does not matter."""
+  """A hash of the text of a problem that ignores white space."""
   return hashlib.sha256(problem_key(text).encode()).hexdigest()[:16]
 
 
-def problem_weights(judged: Sequence[Labelled], seed: int = 0) -> np.ndarray:
+def problem_weights(judged: Sequence[Labelled]) -> np.ndarray:
   """How often each resample of the problems has each solution `[1 + RESAMPLES, n]`.
 
   The first row is the sample itself, all ones.  Solutions of a problem come and go together.
   """
   names = {name: i for i, name in enumerate(dict.fromkeys(each.problem for each in judged))}
-  times = resample_counts(len(names), RESAMPLES, seed)
+  times = resample_counts(len(names), RESAMPLES)
   return times[:, [names[each.problem] for each in judged]]
 
 

@@ -65,11 +65,6 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
   return trees, paths
 
 
-def scored_paths(path: str | pathlib.Path, neutral: str) -> list[Judged]:
-  """The paths of `scored`."""
-  return scored(path, neutral)[1]
-
-
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """The paths of lines as of `scored`, each with its FILE:LINE, without probabilities."""
   found = (_solution(record, where, OWN_PATH) for where, record in records)
@@ -192,15 +187,14 @@ def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str)
   return metrics | {"calibration": step_metrics.calibration(probs[:, 1], right)}
 
 
-def check_recipe(scorer: Scorer, directory: str | pathlib.Path) -> str:
-  """The recipe of a dataset; ValueError if the model was trained on PRM800K by another one."""
+def check_recipe(scorer: Scorer, directory: str | pathlib.Path) -> None:
+  """Raises ValueError if another recipe made the model's PRM800K training data."""
   recipe, own = labelled.read_manifest(directory).meaning["recipe"], scorer.contract.recipe
   if own != recipe and all(name.partition("(")[0] in recipes.RECIPES for name in (own, recipe)):
     raise ValueError(
       f"{directory} was prepared with --recipe={recipe}, the model's training data with "
       f"{own}: their labels mean different things"
     )
-  return recipe
 
 
 def table(result: dict[str, Any]) -> list[str]:

@@ -59,9 +59,7 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
     yield judged
 
 
-def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
-  """The measures that have an interval, for each row of weights."""
-  return first_error.measures(judged, threshold, weights)
+measures = first_error.measures  # those that have an interval
 
 
 def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:

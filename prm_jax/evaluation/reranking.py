@@ -206,12 +206,12 @@ def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tup
     every = _with_errors(every, noise, bounds, differences)
     by = {kind: {} for kind in groups}
     for kind, each in groups.items():
-      for group, chosen in each.items():
-        noise = {name: _mean_error(error[chosen]) for name, error in vote_error.items()}
-        accuracy = _with_errors({name: x[chosen] for name, x in solved.items()}, noise)
-        by[kind][group] = {"problems": len(chosen), "curves": accuracy}
-  for group, chosen in groups.get("difficulty", {}).items():
-    share = _pass_rates(samples, options)[chosen]
+      for group, members in each.items():
+        errors = {name: _mean_error(error[members]) for name, error in vote_error.items()}
+        accuracy = _with_errors({name: x[members] for name, x in solved.items()}, errors)
+        by[kind][group] = {"problems": len(members), "curves": accuracy}
+  for group, members in groups.get("difficulty", {}).items():
+    share = _pass_rates(samples, options)[members]
     by["difficulty"][group]["pass_rate"] = [float(share.min()), float(share.max())]
   return {k: every[k] for k in solved}, {k: every[k] for k in differences}, by
 

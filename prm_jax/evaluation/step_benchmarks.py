@@ -188,8 +188,10 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
     raise ValueError(f"{path}: no solution")
   _, first = records[0]
   if any(f'"{key}"' in json.dumps(first) for key in ("rating_probs", "step_scores")):
-    judged = process_bench.scored if _is_process_bench(first) else prm800k_steps.scored_paths
-    judged = [*judged(path, neutral)]
+    if _is_process_bench(first):
+      judged = [*process_bench.scored(path, neutral)]
+    else:
+      _, judged = prm800k_steps.scored(path, neutral)
     if any(each.verdict is not None for each in judged):
       raise ValueError(f"{path}: its lines have verdicts, which do not depend on a threshold")
   else:

@@ -1,7 +1,8 @@
 """The picture of a step benchmark's result: reliability, calibration by step, F1 by threshold."""
 
-import io
 from typing import Any
+
+from prm_jax.evaluation.figure_files import encoded
 
 CLASS_NAMES = {"-1": "P(wrong)", "0": "P(neutral)", "1": "P(right)"}
 COLOURS = {"-1": "#c0392b", "0": "#8e7cc3", "1": "#2471a3"}
@@ -9,11 +10,9 @@ COLOURS = {"-1": "#c0392b", "0": "#8e7cc3", "1": "#2471a3"}
 
 def draw(result: dict[str, Any]) -> bytes:
   """A PNG of `step_benchmarks.result`."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(13, 4.8), layout="constrained")
-  FigureCanvasAgg(figure)
   axes = figure.subplots(1, 3)
   calibration = result["diagnostics"]["calibration"]
   _reliability(axes[0], calibration)
@@ -25,9 +24,7 @@ def draw(result: dict[str, Any]) -> bytes:
       each.legend(**place, fontsize=8, frameon=False, columnspacing=1, handletextpad=0.5)
     each.grid(alpha=0.3)
     each.spines[["top", "right"]].set_visible(False)
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format="png", dpi=110)
-  return buffer.getvalue()
+  return encoded(figure, dpi=110)
 
 
 def _reliability(axes, calibration: dict[str, Any]) -> None:

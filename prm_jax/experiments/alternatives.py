@@ -37,7 +37,6 @@ ARMS = {
   "outcome": "ORM",
 }
 VOCABULARY = 320  # as in scripts/quickstart.sh
-RECIPES = {"alternatives": "siblings", "own_steps": "drop"}
 
 
 def runs(plan: Plan) -> list[str]:
@@ -82,7 +81,7 @@ def with_quickstart(plan: Plan, space: Workspace) -> Plan:
 def trees(generator: arithmetic.Generator, arm: str, split: str = "train") -> list[StepTree]:
   """The generator's labelled solutions, by the paper's recipe, with or without alternatives."""
   records = prm800k.numbered(generator.rows()[split], f"{split}.jsonl")
-  recipe = recipes.Recipe("paper", alternatives=RECIPES.get(arm, "siblings"))
+  recipe = recipes.Recipe("paper", alternatives="drop" if arm == "own_steps" else "siblings")
   objective = "outcome" if arm == "outcome" else "process"
   return recipes.convert_all(records, recipe, objective)[0]
 

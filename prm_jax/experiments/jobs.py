@@ -22,8 +22,6 @@ from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime import progress
 
-NAMES = ("supervision", "active", "generations", "ood", "noise", "tuning")
-NAMES += ("alternatives", "search", "rollouts")
 POLL = 1.0  # seconds between looks at what is finished
 
 
@@ -43,7 +41,8 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
     workers: processes, each with one core; 0: this process, with all devices.
 
   Raises:
-    ValueError: the directory has results of another plan, and which fields differ.
+    ValueError: the directory has results of another plan, and which fields differ; or there are
+      several hosts.
   """
   if jax.process_count() > 1:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")

@@ -240,7 +240,7 @@ def _of_search(made: Made, rule: str, n: int) -> dict[str, Any]:
 def summarise(results: Results) -> dict[str, Any]:
   """Curves over the budget, their tokens, and differences to best-of-N."""
   widths = results.plan["search"]["widths"]
-  (samples,) = [results.of("samples")]
+  samples = results.of("samples")
   curves = {
     name: np.array([each[name] for each in samples])
     for name in ("best_of_n", "weighted", "majority")

@@ -141,11 +141,10 @@ class Study:
 
   def pool(self, scorer: Scorer) -> tuple[active.Pool, list[Place]]:
     """The pool as a selector sees it, and the place of each of its candidates."""
-    found, right = workspace_lib.step_probabilities(scorer, self.task.pool), []
+    found = workspace_lib.step_probabilities(scorer, self.task.pool)
     classes = scorer.contract.right_classes
     places = [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
-    for p, s in places:
-      right.append(found[p][s][:, :, classes].sum(-1))
+    right = [found[p][s][:, :, classes].sum(-1) for p, s in places]
     of = [self.task.pool[p].solutions[s] for p, s in places]
     return active.Pool(
       problems=np.array([p for p, _ in places]),

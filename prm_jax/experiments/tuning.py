@@ -32,7 +32,7 @@ Setting = tuple[float, float, int]  # one value of each axis
 
 
 def settings(plan: Plan | dict[str, Any]) -> list[Setting]:
-  """Those of the search."""
+  """Every combination of the axes' values."""
   get = plan.get if isinstance(plan, dict) else lambda name: getattr(plan, name)
   return [*itertools.product(*map(get, AXES))]
 

@@ -50,7 +50,7 @@ class Workspace:
     evaluation: Sequence[StepTree],
     recipe: str,
   ) -> Scorer:
-    """A reward model trained on the solutions, or on as many updates of it as are left."""
+    """A reward model trained on the solutions; a training that was stopped is resumed."""
     workdir = self.directory / name
     if not finished(workdir, c):
       train = dataclasses.replace(c.train, seed=self.seed)

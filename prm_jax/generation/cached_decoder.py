@@ -15,6 +15,7 @@ a prompt or of a block; the others as in `prm_jax`.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ class Cache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """What the slots are at, one step."""
+  """The input of one decoding step: each slot's token, and what it attends to."""
 
   tokens: jax.Array  # int32 [B], to be read now
   positions: jax.Array  # int32 [B], of these tokens
@@ -108,7 +109,7 @@ def prepare(params: Any, c: config_lib.Model) -> Weights:
         change = jnp.tensordot(low, high, 1, precision="highest")
         matrix = matrix.astype(jnp.float32) + c.lora_alpha / c.lora_rank * change
       inputs = PROJECTION_EINSUMS[name].index(",") - 1
-      size = functools.reduce(lambda a, b: a * b, matrix.shape[:inputs])
+      size = math.prod(matrix.shape[:inputs])
       layer[name] = matrix.reshape(size, -1).T.astype(c.dtype)
     layers.append(layer)
   out = {name: x for name, x in params.items() if name not in ("blocks", "language_model")}
@@ -144,7 +145,7 @@ def grown(cache: Cache, C: int) -> Cache:
 
 
 def lengthened(cache: Cache) -> Cache:
-  """The cache with rings of twice the places: what a step reads is at its number modulo 2T too."""
+  """The cache with every ring tiled to 2T places, so that step i's entry is also at i modulo 2T."""
   double = lambda rings: [jnp.tile(x, (1, 1, 2, 1)) for x in rings]
   return dataclasses.replace(cache, own_k=double(cache.own_k), own_v=double(cache.own_v))
 
@@ -156,8 +157,8 @@ def prefill(
 
   Args:
     group: int32 `[]`.
-    tokens: int32 `[S]`, at most C, which get the places 0 to S - 1; what pads a prompt at its end
-      is not seen by its own tokens, and later by no slot (`Slots.seen`).
+    tokens: int32 `[S]`, S <= C, stored at places 0 to S - 1.  Padding at the end is masked: the
+      prompt's tokens precede it, and `Slots.seen` excludes it later.
   """
   (S,) = tokens.shape
   found, positions = [], jnp.arange(S)[None]
@@ -297,7 +298,8 @@ def hidden(
   if c.scale_embeddings:
     x = x * jnp.asarray(c.width**0.5, x.dtype)
   x = constrain(x, ROWS, None, None)
-  layer = nnx.split(nnx.eval_shape(lambda: Layer(_without_lora(c), nnx.Rngs(0))))[0]
+  plain = dataclasses.replace(c, lora_rank=0)  # `prepare` has merged it
+  layer = nnx.split(nnx.eval_shape(lambda: Layer(plain, nnx.Rngs(0))))[0]
   for i, (values, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
     x = nnx.merge(layer, values)(x, positions, attention_of(i), bool(sliding))
   return decoder.rms_norm(x, weights["final_norm"], c)
@@ -308,10 +310,6 @@ def logits(weights: Weights, x: jax.Array, c: config_lib.Model) -> jax.Array:
   matrix = weights.get("language_model", weights["embedding"])
   out = jnp.einsum("BD,VD->BV", x, matrix, preferred_element_type=jnp.float32)
   return attention_lib.soft_cap(out, c.logit_softcap)
-
-
-def _without_lora(c: config_lib.Model) -> config_lib.Model:
-  return dataclasses.replace(c, lora_rank=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,7 +329,7 @@ class _Grid:
     return cls(members, place, each)
 
   def join(self, x: jax.Array) -> jax.Array:
-    """`[B, K, M, _]` as `[G, K, E * M, _]`: one matrix for those who read the same."""
+    """Slots by context, `[B, K, M, _]` -> `[G, K, E * M, _]`: one matrix for each context."""
     x = x if self.members is None else jnp.take(x, self.members, axis=0, mode="clip")
     x = x.reshape(-1, self.each, *x.shape[1:]).swapaxes(1, 2)
     return x.reshape(*x.shape[:2], -1, x.shape[-1])

@@ -1,5 +1,7 @@
-"""A reward model with a cache, for searches: a token of a solution is encoded once, however often
-the solution is read as it grows, and once for all solutions of a problem that begin with it.
+"""A reward model with a key-value cache, for searches.
+
+A token is encoded once, however often its growing solution is read, and once for all solutions of a
+problem that share the prefix up to it.
 """
 
 import dataclasses
@@ -89,7 +91,7 @@ class CachedScorer:
     return {group: [found[group, path] for path in each] for group, each in paths.items()}
 
   def keep(self, kept: Mapping[int, Sequence[Solution]]) -> None:
-    """Keeps these solutions in their contexts, of those that were last read, and no others."""
+    """Keeps the tokens of these solutions in their contexts, and drops all other tokens there."""
     paths = {group: {self._path(*each) for each in several} for group, several in kept.items()}
     for group, several in paths.items():
       self.places[group].keep(several)
@@ -115,11 +117,6 @@ class CachedScorer:
   def begin(self, context: int) -> None:
     """Empties a context, for the next problem."""
     self.places[context] = Places()
-
-  @property
-  def right_classes(self) -> list[int]:
-    """Indices of the classes whose probabilities add up to P(right)."""
-    return self.scorer.contract.right_classes
 
   def length(self, problem: str, steps: Sequence[str]) -> int:
     """Tokens of a solution that is scored from its start."""

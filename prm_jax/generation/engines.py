@@ -1,4 +1,4 @@
-"""What every generator of text is asked and gives: prompts to completions."""
+"""The interface of text generators: prompts to completions."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Which token stands at which place of a context: a trie of token sequences whose nodes are places.
+"""A trie of the token sequences in a context, whose nodes are places of the cache.
 
 Sequences that begin alike share places, so that a problem's prompt and the steps that solutions
 have in common are encoded and stored once.  A place is free when no sequence that is kept needs it.
@@ -24,7 +24,7 @@ class Places:
     self._known: dict[tuple[int, ...], list[int]] = {}  # places of sequences that are there
 
   def find(self, tokens: tuple[int, ...]) -> list[int]:
-    """The places of the longest beginning of the sequence that is there."""
+    """The places of the sequence's longest prefix that is stored."""
     if tokens in self._known:
       return self._known[tokens]
     places, at = [], -1

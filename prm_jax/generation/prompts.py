@@ -121,9 +121,10 @@ def split(text: str, steps: Steps) -> list[str]:
   """
   out: list[str] = []
   for part in text.split(SEPARATORS[steps]):
-    if part.strip():
-      heading = bool(out) and out[-1] == ANSWER
-      out[-1:] = [f"{ANSWER}\n\n{part.strip()}"] if heading else [*out[-1:], part.strip()]
+    if out and out[-1] == ANSWER and part.strip():
+      out[-1] = f"{ANSWER}\n\n{part.strip()}"
+    elif part.strip():
+      out.append(part.strip())
   return out
 
 

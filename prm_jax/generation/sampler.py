@@ -246,11 +246,10 @@ class Sampler:
 
 
 def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-  """Indices of prompts that share a context: those that the first of them begins with.
+  """Groups of prompt indices that share a context: each prompt is a prefix of its group's first.
 
   Args:
-    most: prompts of a context; samples of one context are attended to together, padded to those of
-      the largest.
+    most: prompts in a group; samples of a context attend together, padded to the largest group.
   """
   order, chains = sorted(range(len(prompts)), key=lambda i: prompts[i], reverse=True), []
   for i in order:  # a prompt comes right after those that begin with it

@@ -121,7 +121,7 @@ class Search:
         yield self._found(problems.pop(g))
 
   def _select(self, writer: StepWriter, ready: dict[int, _Problem]) -> list[int]:
-    """Reads the new steps of these problems and begins the next; the contexts that are done."""
+    """Scores the new steps of these problems and starts the next; returns the contexts done."""
     lanes = self._scored(ready, {g: writer.written(g) for g in ready})
     done, going, kept = [], {}, {}
     for g, p in ready.items():
@@ -160,7 +160,7 @@ class Search:
   def _readable(
     self, p: _Problem, lane: Lane, ahead: tuple[str, ...]
   ) -> tuple[Lane, tuple[str, ...]]:
-    """A lane as it is; without its last step, and cut off, if the reward model cannot read that."""
+    """The lane, cut off before its new step if the reward model cannot encode the new tokens."""
     try:
       for steps in {lane.steps, ahead}:
         if len(steps) > len(lane.probabilities):
@@ -174,7 +174,8 @@ class Search:
     self, lane: Lane, ahead: tuple[str, ...], of: dict[tuple[str, ...], np.ndarray]
   ) -> Lane:
     """A lane with its new step's probabilities and its score."""
-    right_of = lambda each: float(each[:, self.scorer.right_classes].sum(-1).mean())
+    classes = self.scorer.scorer.contract.right_classes
+    right_of = lambda each: float(each[:, classes].sum(-1).mean())
     probabilities, right = lane.probabilities, lane.right
     if lane.steps in of:
       probabilities = (*probabilities, of[lane.steps])
@@ -209,12 +210,11 @@ class Search:
 
   def _finish(self, p: _Problem, lanes: Sequence[Lane]) -> None:
     """Puts finished solutions aside: copies of one that have ended alike are one."""
-    known = {lane.tokens for lane in p.found} if self.s.rule != "best_of_n" else set()
+    known = {lane.tokens for lane in p.found}
     for lane in lanes:
-      if lane.tokens not in known:
+      if self.s.rule == "best_of_n" or lane.tokens not in known:
         p.found.append(lane)
-        if self.s.rule != "best_of_n":
-          known.add(lane.tokens)
+        known.add(lane.tokens)
 
   def _next(self, p: _Problem, lanes: Sequence[Lane], parents: Sequence[int]) -> list[Lane]:
     """The next lanes: the first copy keeps the parent's stream."""

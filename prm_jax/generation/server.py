@@ -1,9 +1,9 @@
-"""The engine of others: a server of OpenAI's completions or chat (vLLM, SGLang, the TPU engines).
+"""An engine behind a server with OpenAI's API, completions or chat (vLLM, SGLang, TPU engines).
 
-Requests are for one sample each, with a seed of its own: servers differ in what `n` and `seed` mean
-together, and what they share of a prompt they find by themselves.  A request that fails for a
-reason that passes is repeated, by urllib3's `Retry`.  What an answer shows to be otherwise than it
-was asked is said once; that a server ignores a seed or top-k shows in no answer.
+Each request is for one sample with a seed of its own: servers differ in what `n` and `seed` mean
+together, and they find shared prompts by themselves.  urllib3's `Retry` repeats a request after a
+transient error.  A deviation from the request that an answer shows is reported once; no answer
+shows whether the server ignores a seed or top-k.
 
 With a tokenizer the server gets a prompt's tokens, those of `prompts.encode`.  Without one it gets
 a text: a special token that a problem spells out is that token, and a server that puts a first
@@ -239,7 +239,7 @@ class Server:
 def _request(
   pool: urllib3.PoolManager, url: str, body: bytes, headers: dict[str, str], retry: Retry
 ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
-  """The answer and its body, which urllib3 would not ask for again if it breaks off."""
+  """The response and its body; retries a body that breaks off, which urllib3 does not."""
   while True:
     response = pool.request(
       "POST", url, body=body, headers=headers, retries=retry, preload_content=False

@@ -81,7 +81,7 @@ class StepWriter:
   """A language model that writes the steps of `contexts` problems with `lanes` lanes each."""
 
   def __init__(self, sampler: Sampler, contexts: int, lanes: int, prompt: int, s: Settings):
-    """Args: prompt: tokens of the longest one."""
+    """A writer without problems yet, for prompts of at most `prompt` tokens."""
     self.sampler, self.s, self._lanes = sampler, s, lanes
     self._prompt = -(-prompt // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
     self._ring = s.max_step_tokens * (1 + s.steps_ahead)
@@ -92,9 +92,9 @@ class StepWriter:
       self._cache = sampler.empty(rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
     self._last, self._fresh = jnp.zeros(rows, jnp.int32), np.ones(rows, bool)
-    # Of each lane of each context: whether it writes; the token that its step begins with, its
-    # position and place among the lane's; seed and stream; and of the step so far, the tokens,
-    # their number, and how many of them belong to parts that are over.
+    # By lane: whether it writes; the first token of its step, with its position and its index in
+    # the lane; seed and stream; and of the step so far the tokens, their log-probability, their
+    # count, and the count of those in finished parts.
     self._writing = np.zeros(rows, bool)
     fields = np.zeros((5, rows), np.int32)
     self._first, self._position, self._place, self._seed, self._stream = fields
@@ -116,7 +116,7 @@ class StepWriter:
     return self._contexts.pop(g).spent
 
   def write(self) -> list[int]:
-    """A token for each step under way; the contexts whose steps are to be read now, if any."""
+    """Decodes a token for each unfinished step; returns the contexts to be scored now, if any."""
     with jax.set_mesh(self.sampler.mesh):
       self._last, log_probs, self._cache = _decode(
         self.sampler.weights,

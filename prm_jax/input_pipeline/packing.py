@@ -19,7 +19,7 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import PAD
 from prm_jax.types import Batch
 
-DONORS = 64  # pieces too long for the room in a row that are searched for a part that fits it
+DONORS = 64  # longer pieces, shortest first, searched for a part that fits the room left in a row
 EMPTY = -1  # number of a row of padding, which completes a batch
 
 

@@ -117,7 +117,7 @@ def sequences(trees: Iterable[TokenTree]) -> list[TokenTree]:
 
 
 def shorten(tree: TokenTree, longest: int) -> TokenTree:
-  """The tree without the reads beyond `longest` tokens of a path and without tokens after them."""
+  """The tree cut to the reads in the first `longest` tokens of a path, and the paths to them."""
   reads = tree.positions[tree.read_positions] < longest
   # A token is kept if there is a read between it and the end of its subtree.
   before = np.searchsorted(np.sort(tree.read_positions[reads]), np.arange(len(tree) + 1))

@@ -81,7 +81,7 @@ def pack(
 
 
 def room(too_long: list[dict[str, Any]]) -> str:
-  """The setting that gives each of these a row: a power of two."""
+  """The flag with the smallest power of two as row length that fits all of these examples."""
   longest = max(each["tokens"] for each in too_long)
   return f"--config.data.row_length={1 << (longest - 1).bit_length()} has room for all"
 
@@ -100,8 +100,8 @@ def load(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """The packed rows of a split, and counts of conversion and packing for the run's manifest.
 
-  Of "train", unless it is to be evaluated on: with the solutions of `data.also`, but for problems
-  that are evaluated on, and of the problems a share.  Smaller shares are parts of larger ones.
+  Training rows include the solutions of `data.also`, except those of evaluation problems, and are
+  limited to `data.share` of the problems.  A smaller share is a subset of a larger one.
   """
   solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
   if split == "train" and not evaluation:

@@ -257,7 +257,7 @@ class SentencePiece(Tokenizer):
 
 
 def _run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-  """Calls the tokenizers library, whose panics no `except Exception` catches: RuntimeError."""
+  """Calls the tokenizers library; its Rust panics, not caught as Exception, become RuntimeError."""
   try:
     return function(*args, **options)
   except BaseException as error:

@@ -13,8 +13,8 @@ from prm_jax.model.block_mask import TreeMask
 from prm_jax.model.sharding import HEADS, ROWS
 
 BLOCKWISE_FROM = 512  # tokens of a row from which "auto" is blockwise on CPU and GPU
-# Tokens of a block.  A CPU's fit its cache.  A GPU waits for each small program of a loop to start,
-# so its blocks are larger: by that argument, not by measurement.
+# Tokens of a block.  On CPU a block fits the cache.  On GPU each loop iteration pays the latency of
+# kernel launches, so blocks are larger; this size is reasoned, not measured.
 CPU_BLOCK, GPU_BLOCK = 64, 256
 
 

@@ -119,8 +119,8 @@ def _forward(q, k, v, mask, softcap, block) -> tuple[jax.Array, Any]:
 
     zeros = jnp.zeros(q.shape[:2], jnp.float32)
     start = (zeros + MASK_VALUE, zeros, jnp.zeros(q.shape, jnp.float32))
-    # What masked scores added to the sums is gone after the last block, in which every token
-    # attends to itself: `decay` is then exp(MASK_VALUE - score) = 0.
+    # Masked scores add to a query's sums until its first unmasked score, for which `decay` is
+    # exp(MASK_VALUE - score) = 0.  There always is one: the token itself, in the last block.
     maximum, total, out = jax.lax.fori_loop(0, count, key_block, start)
     return None, (out / total[..., None], maximum + jnp.log(total))
 

@@ -187,7 +187,7 @@ class Block(nnx.Module):
 
     Args:
       positions: int32 `[B, T]`.
-      attention: what queries, keys and values become; a cache has a function of its own.
+      attention: maps queries, keys and values to the output; cached decoding passes its own.
       sliding: bool `[]`: the layer has the window of the config.
     """
     c = self.config
@@ -341,7 +341,7 @@ weight_einsum.defvjp(_weight_einsum_forward, _weight_einsum_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Rows of the embedding `[V, D]`, `[B, T, D]` in `c.dtype`; gradient sums in `gradient_dtype(c)`.
+  """Embedding lookup, `[B, T, D]` in `c.dtype`; its gradient is summed in `gradient_dtype(c)`.
 
   Each device looks up its own columns, for all rows of its part of "data", and never holds more of
   the table or of its gradient than it stores.  Where the mesh does not divide the columns, rows are
@@ -382,6 +382,6 @@ def remat(layer: Callable, c: config_lib.Model) -> Callable:
     return layer
   saved = jax.checkpoint_policies.save_only_these_names(*c.saved)
   policy = saved if c.remat == "full" else REMAT_POLICIES[c.remat]
-  # Inside a loop nothing can be merged with the forward pass: no barriers are needed, and they
-  # would keep the compiler from fusing.
+  # Inside a loop, XLA's CSE cannot merge recomputation with the forward pass: barriers are not
+  # needed, and would prevent fusion.
   return jax.checkpoint(layer, policy=policy, prevent_cse=c.unroll_layers)

@@ -275,8 +275,8 @@ def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total
       total[row] = total[row] * decay + weights.sum(0, keepdims=True)
       acc[g] = acc[g] * decay + _matmul(value, weights.astype(value.dtype))
 
-  # What masked scores added to the sums is gone by now: every token attends to itself, where
-  # `decay` was exp(MASK_VALUE - score) = 0.
+  # Masked scores are out of the sums: at a query's first unmasked score, `decay` was
+  # exp(MASK_VALUE - score) = 0, and there always is one, as every token attends to itself.
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from prm_jax import config as config_lib
+from prm_jax.config import Count, Whole
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import show
 
@@ -22,8 +23,6 @@ CHOICES += ("saved", "gradient_dtype", "lora_rank", "lora_alpha", "lora_targets"
 # Sizes are bounded far above any model's, so that no table of a false size is ever allocated.
 Layers = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[int, Meta(ge=1, le=10_000_000)]
-Whole = Annotated[int, Meta(ge=0, lt=2**31)]
-Count = Annotated[int, Meta(ge=1, lt=2**31)]
 Positive = Annotated[float, Meta(gt=0, lt=2**31)]
 RopeType = Literal["default", "linear", "llama3"]
 LayerType = Literal["sliding_attention", "full_attention"]
@@ -117,7 +116,7 @@ class Common(msgspec.Struct, kw_only=True):
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """What tells a family from the others, with the defaults of transformers."""
+  """A model family: its keys beyond `Common`, the defaults of transformers, and fixed fields."""
 
   # Keys that not every family has, and values of keys that a file leaves out.
   defaults: dict[str, Any] = dataclasses.field(default_factory=dict)

@@ -39,7 +39,7 @@ CITATION = """@article{lightman2023lets,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-  """What a card is made of."""
+  """The facts that a model card states."""
 
   name: str  # of the exported directory
   kind: str  # as of `export.write`

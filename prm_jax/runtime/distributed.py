@@ -44,8 +44,8 @@ ENDING = (
 def job(c: config_lib.Hosts) -> Iterator[None]:
   """Joins the job's other processes, if there are any; ends this one if the block raises an error.
 
-  To be entered before JAX is used, which finds the others by itself on TPU slices, Kubernetes,
-  Slurm and MPI, and ends this process if they do not come within `CONNECT` seconds.
+  Enter it before JAX is used.  JAX detects the other processes on TPU slices, Kubernetes, Slurm and
+  MPI, and ends this process if they do not connect within `CONNECT` seconds.
 
   The exit code is 75 if another host is gone, else 1.  (On TPUs JAX itself ends the process
   when another host is gone, by SIGABRT.)  JAX's own shutdown would wait minutes for hosts that wait
@@ -154,7 +154,7 @@ def check_same(facts: Mapping[str, Any]) -> None:
   ]
   if differences:
     raise ValueError(
-      "the hosts of this job do not run the same; give all the same command, packages and data:"
+      "the hosts of this job differ; all of them need the same command, packages and data:"
       + "".join(differences)
     )
 

@@ -37,7 +37,7 @@ def requirements() -> dict[str, list[Requirement]]:
 
 
 def missing(wanted: list[Requirement]) -> Iterator[str]:
-  """Those of the packages that are not installed, or of a version that will not do."""
+  """The required packages that are not installed, or are of an unsuitable version."""
   for each in wanted:
     try:
       version = importlib.metadata.version(each.name)

@@ -49,7 +49,7 @@ def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
         signal.signal(number, _noticed)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
   os.register_at_fork(after_in_child=lambda: _replace(signal.SIG_DFL))  # it has no such thread
-  atexit.register(_replace, signal.SIG_IGN)  # the last of all: what is done is not to seem killed
+  atexit.register(_replace, signal.SIG_IGN)  # runs last: a signal then must not fail a finished run
 
   def watch() -> None:
     while number := os.read(read, 1):

@@ -204,10 +204,7 @@ def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
     message, _, path = str(error).partition(" - at `$")
   message = message.replace(r" matching regex '\\S'", " that is not blank").replace("`", "")
   message = re.sub("Object missing required field (.*)", r'no "\1"', message)
-  value, path = (
-    record,
-    path.rstrip("`").partition("[...]")[0],
-  )  # of a dict's values msgspec names none
+  value, path = record, path.rstrip("`").partition("[...]")[0]  # msgspec names no key of a dict
   for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"

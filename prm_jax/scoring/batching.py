@@ -63,7 +63,7 @@ def _run(
 ) -> np.ndarray:
   """Class log-probabilities, float32 `[rows, R, K, C]`.
 
-  Few shapes are compiled: batches have a few numbers of rows, and rows one of two numbers of reads.
+  To compile few programs, batches come in few sizes, and reads are padded to one of two lengths.
   """
   shards = mesh.shape["data"] * mesh.shape["fsdp"]
   most = max(BATCH_TOKENS // rows.row_length // shards, 1)  # rows of a shard that fit

@@ -1,4 +1,4 @@
-"""Language models: a public model's directory or a run of train.py, and what it says of a text."""
+"""Language models of a public directory or a run of train.py, and their token log-probabilities."""
 
 import dataclasses
 import functools

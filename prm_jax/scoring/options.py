@@ -12,7 +12,7 @@ class RewardModel(config_lib.Checked):
   step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
   model: str = ""  # or directory of a published or exported model
   readout: str = ""  # of a published model, or "implicit": two language models
-  reference: str = ""  # of --readout=implicit: directory of what the model is compared with
+  reference: str = ""  # of --readout=implicit: directory of the reference language model
   beta: float | None = None  # of --readout=implicit: weight of the log-ratio; default 0.05
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
   separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'

@@ -1,4 +1,4 @@
-"""What all reward models are to their callers: solutions in, class probabilities of steps out."""
+"""The interface of reward models: solutions in, class probabilities of their steps out."""
 
 import abc
 from collections.abc import Callable, Sequence

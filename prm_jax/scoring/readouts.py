@@ -263,9 +263,9 @@ def trl_joined(
   """huggingface/ProcessBench (run_eval_prm_trl.py): each prefix joined to one text and encoded.
 
   The separator also follows the problem, and merges with the text around it, unlike in training.
-  That is how models trained by TRL were published; QwenLM/ProcessBench pull request 12 has one with
-  a mean F1 of 56.1 in this way and 60.3 in that of `trl`.  Prefixes share the tokens they have in
-  common, so this is one forward of a tree.
+  The results of models trained by TRL were published with this layout; QwenLM/ProcessBench pull
+  request 12 has one with a mean F1 of 56.1 in it and 60.3 in that of `trl`.  Prefixes are merged
+  into a tree, which takes one forward pass.
   """
   separator = separator or "\n"
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]

@@ -28,9 +28,9 @@ class StepRewards(NamedTuple):
 class RewardFunction:
   """`function(prompts, completions, **columns) -> list[float]`, one reward for each completion.
 
-  That is how TRL calls `reward_funcs` (`GRPOTrainer._calculate_rewards`, trl 1.16.0) and how tunix
-  calls `reward_fns` (`SequenceRewardManager`, tunix/rl/reward_manager.py, 0.1.7); both log the
-  rewards under its `__name__`.  A completion is cut into steps where the separator stands.  Its
+  TRL calls its `reward_funcs` so (`GRPOTrainer._calculate_rewards`, trl 1.16.0), and tunix its
+  `reward_fns` (`SequenceRewardManager`, tunix/rl/reward_manager.py, 0.1.7); both log the rewards
+  under the function's `__name__`.  A completion is split into steps at the separator.  Its
   reward is the sum of its step rewards.  An empty completion, or one that the model cannot be asked
   about, gets the reward of a single step whose P(right) is 0: 0, or -1 in the form "minimum".  In
   the form "implicit" it gets 0, the log-ratio of no tokens.

@@ -1,8 +1,8 @@
 """A reward model behind HTTP: `POST /score`, `POST /rewards` and `GET /health`.
 
-Requests come from the network: what each may hold, what all may hold together and how long they may
-take has bounds, the `Limits`.  A solution is encoded before it is queued, so that one which cannot
-be scored is an error of its own request.  A route is a line in `Service.app`.
+Requests come from the network, so `Limits` bounds the size of each, of all together, and the time
+that each may take.  Solutions are encoded before they are queued, so that one that cannot be scored
+fails its own request only.  A route is a line in `Service.app`.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Request(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-  """Of a message whose content is several."""
+  """A part of a message's content."""
 
   type: str
   text: str = ""
@@ -311,7 +311,7 @@ class Service:
     return bytes(body)
 
   async def _send(self, request: web.Request, response: web.Response) -> None:
-    """Sends an answer here and not later, so that what clients do not take is held, and ends."""
+    """Sends the response while the request counts as held; clients that read nothing time out."""
     try:
       async with asyncio.timeout(self.limits.seconds):
         await response.prepare(request)

@@ -68,8 +68,11 @@ Rule = Callable[[Pool, np.ndarray, int, np.random.Generator], np.ndarray]
 
 
 def uniform(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """`count` of the members' samples at random, repeated solutions skipped."""
-  return _drawn(pool, members, count, rng)
+  """Distinct members in the order in which samples drawn at random show them first."""
+  if not len(members):
+    return members
+  times = pool.times[members]
+  return rng.choice(members, min(count, len(members)), replace=False, p=times / times.sum())
 
 
 def convincing(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -105,7 +108,7 @@ def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Genera
     return bool(doubt[: wrong[0] if len(wrong) else None].any())
 
   chosen = [i for i in members if unsure(pool.right[i])]
-  return _drawn(pool, np.array(chosen, int), count, rng)
+  return uniform(pool, np.array(chosen, int), count, rng)
 
 
 def coverage(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -164,14 +167,6 @@ def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = Tru
     groups = np.split(groups[0], np.flatnonzero(np.diff(pool.problems[groups[0]])) + 1)
   chosen = [RULES[rule](pool, members, count, rng) for members in groups if len(members)]
   return np.concatenate([np.zeros(0, int), *chosen])
-
-
-def _drawn(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Distinct members in the order in which samples drawn at random show them first."""
-  if not len(members):
-    return members
-  times = pool.times[members]
-  return rng.choice(members, min(count, len(members)), replace=False, p=times / times.sum())
 
 
 def _descending(scores: np.ndarray, members: np.ndarray, rng: np.random.Generator) -> np.ndarray:

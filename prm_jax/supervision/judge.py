@@ -4,8 +4,8 @@ A language model reads a problem and a solution, writes a critique, and ends it 
 text is parsed and never run: code in it, as GenPRM writes, is not executed.
 
 A template is a prompt and a parser of what comes back.  The words of the prompts are ours; tags,
-headings and verdicts are spelt as upstream, because models are trained on them.  What a prompt
-shows of the form is no verdict itself, because models that think repeat it.
+headings and verdicts are spelt as upstream, because models are trained on them.  The form that a
+prompt shows does not parse as a verdict, because models that think repeat it.
 """
 
 import collections
@@ -151,10 +151,10 @@ def genprm_verdict(text: str, count: int) -> Verdict:
 
 
 def _first(wrong: Iterable[bool], count: int) -> Verdict:
-  """The first wrong step, of judgements in order; undecided without one for each step to there.
+  """The first wrong step, from judgements in step order; undecided if there are too few.
 
-  Judgements of more steps than there are count for nothing, unless the first error is among them:
-  then it is undecided.
+  If none is wrong, every step needs a judgement.  Judgements past the last step are ignored, but
+  a first error among them is undecided.
   """
   number = 0
   for number, is_wrong in enumerate(wrong, 1):

@@ -34,9 +34,9 @@ class Settings(config_lib.Checked):
   labels: Literal["hard", "soft", "counts", "tolerant"] = "hard"
   search: Literal["all", "binary"] = "all"  # rollouts after all steps, or to find the first wrong
   rollouts: config_lib.Count = 8  # of a step, at most
-  wrong_share: config_lib.Share = 0.0  # of right ones, up to which a step is wrong; 0: none is
-  width: config_lib.Share = 0.0  # of the 95 % interval of k / n that is narrow enough; 0: none is
-  # The share of right rollouts from the problem itself, below which it gets no labels; 0: all do.
+  wrong_share: config_lib.Share = 0.0  # a step is wrong if at most this share of rollouts is right
+  width: config_lib.Share = 0.0  # stop when the 95 % interval of k / n is this narrow; 0: never
+  # No labels for a problem if a smaller share of rollouts from its start is right; 0: label all.
   sure: config_lib.Share = 0.0
   tolerance: config_lib.Count = 2  # steps before the first wrong one with soft labels (tolerant)
 
@@ -47,7 +47,7 @@ class Settings(config_lib.Checked):
 
 @dataclasses.dataclass
 class Count:
-  """Of the rollouts after some steps."""
+  """How many rollouts there are after some steps, and how many of them are right."""
 
   n: int = 0
   k: int = 0  # right ones
@@ -95,7 +95,7 @@ def is_enough(count: Count, s: Settings) -> bool:
 
 
 def wanted(problem: Problem, s: Settings) -> list[Steps]:
-  """The beginnings of solutions, each once, that are to get further rollouts now."""
+  """The distinct prefixes of solutions that need more rollouts now."""
   root = problem.counts.get((), Count())
   if (s.sure or s.labels == "tolerant") and root.n < s.rollouts:
     return [()]

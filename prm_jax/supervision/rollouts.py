@@ -51,6 +51,7 @@ def read(
   Raises:
     BadLine: a line has no problem, no steps or no ground_truth_answer; or the lines of a problem
       differ in that.
+    ValueError: no problem has both a right and a wrong solution that ended, and `balanced` asks.
   """
   problems: dict[str, Problem] = {}
   for where, record in json_lines.records(path):

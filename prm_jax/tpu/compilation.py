@@ -147,9 +147,9 @@ def compiled_report(job: Job) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def library_messages() -> Iterator[list[str]]:
-  """A list that gets what compiled libraries print to standard error, where it still goes.
+  """Captures what compiled libraries print to standard error: a list that gets it after the block.
 
-  `tee` makes the copy, so that the message is seen if the compiler aborts this process.
+  It is still printed, through `tee`, so that it is seen even if the compiler aborts this process.
   """
   with tempfile.NamedTemporaryFile("r") as copy:
     messages, stderr = [], os.dup(2)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 
 from prm_jax import config as config_lib
-from prm_jax.model import block_mask, tree_kernel
+from prm_jax.model import block_mask, decoder, tree_kernel
 from prm_jax.tpu import hlo
 from prm_jax.training import trainable
 
@@ -75,8 +75,8 @@ def kernel_flops(c: config_lib.Experiment, training: bool) -> float:
   T = math.ceil(c.data.row_length / lanes) * lanes
   shape = (1, m.kv_heads, m.heads // m.kv_heads, T, m.head_size)
   queries, keys = tree_kernel.block_sizes(shape, m.dtype)
-  pattern = [m.window_pattern[i % len(m.window_pattern)] == "s" for i in range(m.layers)]
-  windows = collections.Counter(m.window if slides and m.window else None for slides in pattern)
+  sliding = decoder.sliding_layers(m)
+  windows = collections.Counter(m.window if slides and m.window else None for slides in sliding)
   live = 0  # pairs of blocks in which a token sees another, in all layers
   for window, layers in windows.items():
     chain = block_mask.TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)

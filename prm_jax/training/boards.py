@@ -48,9 +48,9 @@ class TensorBoard:
 class WeightsAndBiases:
   """A run of the project `train.wandb`, which a resumed run continues under the same id.
 
-  The id is in WORKDIR/wandb_run_id.  Metrics have an axis `step` of their own, because the service
-  drops records whose own step is not above the last, as those that a kill undid and that are made
-  again.  WANDB_MODE=offline keeps everything in WORKDIR/wandb.
+  The id is in WORKDIR/wandb_run_id.  The x-axis is a metric named `step`, because the service drops
+  records whose built-in step does not increase, such as updates repeated after a resume.
+  WANDB_MODE=offline keeps everything in WORKDIR/wandb.
   """
 
   def __init__(

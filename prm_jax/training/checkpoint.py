@@ -35,7 +35,7 @@ class Unreadable(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-  """What the parameters are: the part of a checkpoint's metadata that is the same at every step."""
+  """The metadata of a checkpoint that is the same at every step: settings, step contract, data."""
 
   config: config_lib.Experiment  # as resolved
   contract: StepContract
@@ -57,8 +57,8 @@ def checksums(tree: Any) -> dict[str, int]:
 
 
 def digest(tree: Any) -> str:
-  """The sha256 of `checksums`: one word for what a tree holds."""
-  return hashlib.sha256(json.dumps(checksums(tree), sort_keys=True).encode()).hexdigest()
+  """The sha256 of `checksums`, which identifies the contents of a tree."""
+  return _digest(checksums(tree))
 
 
 def _checksum(x: jax.Array) -> jax.Array:
@@ -293,8 +293,8 @@ class Checkpointer:
 
   def load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
     """The trees "params" and "optimizer", or one of them; Unreadable if they cannot be had."""
-    # Each host reads its shards without waiting for the others, which would wait for ever for one
-    # that fails.  The hosts agree right afterwards.
+    # Each host reads its shards without orbax's barriers, in which the other hosts would hang if
+    # one failed.  `_on_all_hosts` then compares the outcomes.
     alone = ocp.Context()
     alone.multiprocessing.primary_host = jax.process_index()
     alone.multiprocessing.active_processes = {jax.process_index()}

@@ -34,7 +34,7 @@ from prm_jax.training import step as step_lib
 from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
 from prm_jax.types import Batch, StepTree
 
-READS = 32  # of rows of solutions in memory, rounded up: many small runs share one program
+READS = 32  # reads per row, for solutions in memory, round up to this: runs share one program
 PROFILED = 3  # updates of a profiler trace
 PREFETCHED = 2  # batches built ahead
 
@@ -264,7 +264,7 @@ class Run:
       return step_metrics.step_metrics(probabilities, np.concatenate(targets), classes)
 
   def read(self, batch: Batch) -> Any:
-    """What `Programs.read` finds in a batch; the first call compiles it."""
+    """Runs `Programs.read` on a batch; the first call, which compiles it, counts as compilation."""
     with contextlib.ExitStack() as first:
       if not self.read_before:
         first.enter_context(self.goodput.spent_on("compilation"))
@@ -301,9 +301,9 @@ class Run:
     return ends
 
   def save(self, step: int, evaluation: dict[str, Any] | None, stop: bool) -> None:
-    """Starts to save a checkpoint; if the process stops after it, waits until it is on disk.
+    """Starts an asynchronous save; if the process stops after it, waits until it is on disk.
 
-    Records that the checkpoint counts as done are on disk before it, even if the machine dies.
+    The log is synced first, so that no record of an update in the checkpoint is lost in a crash.
     """
     self.lock.check()
     if not stop:
@@ -329,7 +329,7 @@ class Rows:
   metadata: checkpoint_lib.Metadata  # its config is resolved
 
   def facts(self, workdir: storage.Path) -> dict[str, Any]:
-    """What all hosts of a job must have in common: settings, data, packages, work directory."""
+    """The facts on which all hosts must agree: settings, data, packages and work directory."""
     facts = self.metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
     facts |= {"python": sys.version.split()[0], "workdir": str(workdir)}
     return facts | {"hash of the evaluation rows": self.evaluation.hash}

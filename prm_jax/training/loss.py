@@ -15,12 +15,12 @@ LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same
 METRICS = {"step": "loss", "correct": "accuracy", "language_model": "language_model_loss"}
 
 
-# Share of Poisson(1) draws that are at most 0, 1, ... 7; more are one in a million.
+# Cumulative distribution of Poisson(1) at 0, 1, ... 7.  Draws above 8, one in a million, become 8.
 POISSON = tuple(itertools.accumulate(math.exp(-1) / math.factorial(k) for k in range(8)))
 
 
 def weights(batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
-  """What each of `sums` is divided by, float32 `[]`: the number of weighted targets."""
+  """The normaliser of each of `sums`, float32 `[]`: the total weight of its targets."""
   return {
     "step": class_weights(batch, config).sum(),
     "correct": is_target(batch).sum().astype(jnp.float32),
@@ -39,9 +39,9 @@ def class_weights(batch: Batch, config: config_lib.Loss) -> jax.Array:
 
 
 def bootstrap_weights(batch: Batch, config: config_lib.Loss, seed: int) -> jax.Array:
-  """How often the sample of each head has each read's solution, float32 `[B, R, K]`.
+  """Bootstrap weight of each read for each head, float32 `[B, R, K]`; ones for a single head.
 
-  Poisson(1), a pure function of seed, solution and head; ones where there is a single head.
+  All reads of a solution share its Poisson(1) draw, a pure function of seed, solution and head.
   """
   if config.heads == 1:
     return jnp.ones((*batch.read_solutions.shape, 1), jnp.float32)

@@ -18,10 +18,10 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import distributed, progress, storage, workdir_lock
 from prm_jax.training import boards
 
-AHEAD = 2  # updates; a save waits for them
-DATA_BOUND = 0.1  # share of the time spent waiting for rows from which on there is a warning
-BRIEF = 0.1  # seconds of an update below which there is none: any host is slow beside a toy
-NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}  # of a goodput record
+AHEAD = 2  # updates that the host may be ahead of the devices; a save waits for them
+DATA_BOUND = 0.1  # share of the time spent waiting for rows that leads to a warning
+BRIEF = 0.1  # seconds; shorter updates, as of toy models, never warn: any host is too slow for them
+NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}  # other keys of goodput records
 
 
 class Goodput:
@@ -65,7 +65,7 @@ class Goodput:
 
 
 def seconds_left(c: config_lib.Train, step: int, step_seconds: float, goodput: Goodput) -> float:
-  """Seconds until the end, after this update and before what is due with it.
+  """Estimated seconds left after update `step`, before the evaluation and save that are due at it.
 
   Evaluations and saves count as long as the last one took, and as nothing before there was one.
   """

@@ -69,7 +69,11 @@ def init_params(
   heads: int = 1,
   head_std: float = 0.0,
 ) -> dict[str, Any]:
-  """Random parameters, as `decoder` declares them; the weights of the class head are normal."""
+  """Random parameters, as `decoder` declares them.
+
+  Args:
+    head_std: standard deviation of the class head's weights; 0: they are zeros.
+  """
   model = decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key), heads)
   params = nnx.to_pure_dict(nnx.state(model))
   if head_std:
@@ -97,10 +101,10 @@ def train_step(
   trainable: Trainable = EVERYTHING,
   seed: int = 0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One update from one batch, in `microbatches` passes of equal size.
+  """One optimizer update from one batch, its gradient accumulated over `microbatches`.
 
   Args:
-    seed: of the heads' bootstrap samples.
+    seed: of the bootstrap weights of an ensemble's heads.
 
   Returns:
     The next state, and mean losses (nats per target), accuracy and gradient norm.
@@ -125,7 +129,10 @@ def train_step(
 
 
 def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: int) -> Any:
-  """The sum of `function`, a tree of arrays, over parts of a batch with rows of every device."""
+  """Gradient accumulation: the sum of `function`'s pytrees over the microbatches of a batch.
+
+  A microbatch takes every `microbatches`-th row, so it has rows of every device.
+  """
   if microbatches == 1:
     return function(batch)
   parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
@@ -219,12 +226,9 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
 
 
 def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
-  """ValueError unless the rows of a batch divide over passes and devices; it says what would."""
-  rows, passes, chips = (
-    c.train.batch_rows,
-    c.train.microbatches,
-    mesh.shape["data"] * mesh.shape["fsdp"],
-  )
+  """ValueError, with settings that would work, if microbatches x devices do not divide the rows."""
+  rows, passes = c.train.batch_rows, c.train.microbatches
+  chips = mesh.shape["data"] * mesh.shape["fsdp"]
   each = passes * chips
   if rows % each == 0:
     return

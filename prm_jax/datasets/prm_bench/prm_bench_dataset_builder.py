@@ -96,10 +96,11 @@ def lines(path: pathlib.Path) -> Iterator[tuple[str, Line]]:
 
 
 def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
-  """What upstream judges (mr_eval/tasks/prmtest_classified/task.py), with what stands by its line.
+  """The solutions that upstream judges, each with the first element of its row.
 
-  Each line's modified solution; before it, of the lines with redundant steps, the original one as
-  a correct one.  Of lines with the same class and idx, the first.
+  As mr_eval/tasks/prmtest_classified/task.py: a line gives its modified solution; before that, a
+  line with redundant steps gives its original solution as a correct one.  Of lines with the same
+  class and idx, the first counts.
   """
   seen = set()
   for beside, row in rows:

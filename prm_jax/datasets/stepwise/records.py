@@ -68,8 +68,9 @@ class Labelled(msgspec.Struct):
 
 
 def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
-  """The solution on a line, and whether in its form 0 is wrong (not so in the last, where it may be
-  neutral); labels are as the line has them.
+  """The solution on a line, its labels unchanged, and whether a label of 0 can only mean wrong.
+
+  In the last form, 0 may also mean neutral.
 
   Raises:
     BadLine: it has none of the forms, or a wrong value.
@@ -98,10 +99,8 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
   labels, at = [], 0
   for step in steps:
     at += len(step)
-    if not tagged.startswith(step, at - len(step)) or (mark := tagged[at : at + 1]) not in (
-      "+",
-      "-",
-    ):
+    mark = tagged[at : at + 1]
+    if not tagged.startswith(step, at - len(step)) or mark not in ("+", "-"):
       raise json_lines.BadLine(
         f'{where}: "label" is not "input" with + or - in place of each {TAG}: they differ at '
         f"{json_lines.show(tagged[max(at - 20, 0) : at + 20])}"

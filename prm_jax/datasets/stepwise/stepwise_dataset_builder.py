@@ -1,6 +1,7 @@
 """Labelled solutions of any source as a TFDS dataset; array_record, no TensorFlow."""
 
 import hashlib
+import itertools
 import pathlib
 from collections import Counter
 from collections.abc import Iterator
@@ -73,13 +74,10 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       count = round(self._test_share * len(problems["train"]))
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
       tested = set(sorted(problems["train"], key=digest)[:count])
-      rows = {
-        split: filter(
-          lambda row, of=split: (problem_key(row[0].problem) in tested) == (of == "test"), lines
-        )
-        for split in ("train", "test")[: 2 if tested else 1]
-        for lines in [_solutions(self.paths["train"])]
-      }
+      is_tested = lambda row: problem_key(row[0].problem) in tested
+      rows = {"train": itertools.filterfalse(is_tested, _solutions(self.paths["train"]))}
+      if tested:
+        rows["test"] = filter(is_tested, _solutions(self.paths["train"]))
     return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
 
   def _noted(self, rows, tested):
@@ -103,8 +101,8 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       counts["rows"]["kept"] += 1
       counts["labels"].update(str(_rating(x)) for x in known)
       stored_as = records.Stored(solution.problem, solution.steps, labels, solution.is_correct)
-      values = msgspec.json.encode(stored_as), where, solution.problem
-      yield key, dict(zip(("json", "source", "problem"), values))
+      data = msgspec.json.encode(stored_as)
+      yield key, {"json": data, "source": where, "problem": solution.problem}
 
 
 def _rating(label: int | tuple[float, float]) -> int:
@@ -133,7 +131,7 @@ def _solutions(path: pathlib.Path) -> Iterator[tuple[records.Labelled, str]]:
 
 
 def stored_trees(directory: str | pathlib.Path, split: str) -> Iterator[StepTree]:
-  """The solutions of a split below a prepare_data output; errors as `stored.data_source`."""
+  """The solutions of a split below a prepare_data output; errors as `stored.Examples`."""
   for example in stored.Examples(directory, split):
     solution = msgspec.json.decode(example["json"], type=records.Stored)
     yield records.tree(solution, example["source"].decode())

@@ -68,7 +68,7 @@ class Grader:
     return self
 
   def __exit__(self, *_):
-    self.workers.__exit__()
+    self.workers.close()
 
   def verdicts(
     self, pairs: Iterable[Pair], on_done: Callable[[int], None] = lambda count: None

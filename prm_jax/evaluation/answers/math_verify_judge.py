@@ -1,8 +1,8 @@
 """Are two answers equal?  By math-verify, inside a worker process, which may be killed.
 
 math-verify (0.9) alone calls 1/2004! and 1/2006! equal, 11 in base 2 and 11, and an equation and
-its right side in one order but not in the other.  What it calls equal is checked here once more,
-and pairs are put in the order in which it is right.
+its right side in one order but not in the other.  Pairs that it calls equal are checked here again,
+and every pair is put in the order that it judges correctly.
 """
 
 import functools

@@ -1,7 +1,7 @@
-r"""One spelling for the many of an answer, without interpreting it.
+r"""A canonical spelling of an answer, without interpreting it.
 
-`normal_form(r"$\dfrac12$ cm")` and `normal_form(r"\frac{1}{2}\text{ cm}")` are equal; 1/2 and 0.5
-are told equal by `number`.  Different forms may still be equal: `graders` decides that.
+`normal_form(r"$\dfrac12$ cm")` and `normal_form(r"\frac{1}{2}\text{ cm}")` are equal, and `number`
+gives 1/2 and 0.5 the same value.  Different forms may still be equal: `grading` decides that.
 """
 
 import re

@@ -202,7 +202,7 @@ def expression(text: str) -> Any:
 
 
 class _Reader:
-  """Reads from the left; each method takes what it names off `tokens`."""
+  """A recursive-descent parser: each method consumes its expression from the left of `tokens`."""
 
   def __init__(self, text: str):
     self.text = text

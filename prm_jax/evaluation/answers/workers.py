@@ -37,7 +37,7 @@ class _Worker:
 
 
 class Workers:
-  """Some worker processes; a context manager that ends them.
+  """Some worker processes; `close` ends them.
 
   Args:
     count: how many; they are started when the first job comes.
@@ -52,10 +52,7 @@ class Workers:
     self._hung = collections.Counter()  # how often each answer has
     self._selector = selectors.DefaultSelector()
 
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *_):
+  def close(self) -> None:
     for worker in self._workers:
       self._end(worker)
     self._workers = []

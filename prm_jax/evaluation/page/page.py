@@ -88,7 +88,7 @@ def from_records(
 
   Args:
     labels: of the steps of a solution, by problem and by its steps joined with line breaks.
-    why: each record is shown.
+    why: the reason for showing each record; "" or missing: none.
     own: keys of other scores of a solution, by what the page calls them.
   """
   problems: dict[str, Problem] = {}
