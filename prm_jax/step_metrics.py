@@ -102,3 +102,12 @@ def kappa(a, b) -> float | None:
   same = np.mean(a == b)
   chance = sum(np.mean(a == each) * np.mean(b == each) for each in np.union1d(a, b))
   return float((same - chance) / (1 - chance)) if chance < 1 else None
+
+
+def spearman(x, y) -> float | None:
+  """Spearman's rank correlation; None where one of both does not vary."""
+  import scipy.stats  # takes most of a second
+
+  if min(np.unique(x).size, np.unique(y).size) < 2:  # not ptp: a log score may be -inf
+    return None
+  return float(scipy.stats.spearmanr(x, y).statistic)

@@ -33,7 +33,7 @@ from prm_jax.runtime import command_line, storage
 class Args(config_lib.Checked):
   input: pathlib.Path
   output_dir: pathlib.Path
-  scores: tuple[str, ...] = ()  # NAME=FILE
+  scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:min=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: reductions.Reduction = "product"  # of steps
   against: tuple[str, ...] = ()  # methods whose differences from every other are shown too

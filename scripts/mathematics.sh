@@ -149,7 +149,7 @@ done
 "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
   --against "${scores[0]%%=*}" --output_dir="$out/own" --title="Models of people's labels"
 say "keeping candidates, grades and scores in $out/mathematics.tar.gz"
-kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own)
+kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own/comparison.{json,png,html})
 for base in "${bases[@]}"; do
   for how in "${reductions[@]}"; do kept+=("$(basename "$base")/$how"); done
   for file in "$out/$(basename "$base")"/*.jsonl*; do kept+=("${file#"$out/"}"); done

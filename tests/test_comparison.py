@@ -123,7 +123,21 @@ def test_votes_weigh_by_the_reduction_that_ranks(files):
   assert not np.allclose(by["product"].models["people"], by["soft_min"].models["people"])
 
 
-def test_one_model_by_two_reductions_against_any_method(files):
+@pytest.mark.parametrize(
+  "name, expected",
+  [
+    ("people", ("people", 1, "")),
+    ("people/2", ("people", 2, "")),
+    ("people/2:min", ("people", 2, "min")),
+    ("org/model:last", ("org/model", 1, "last")),
+    ("org/model", ("org/model", 1, "")),
+  ],
+)
+def test_a_name_has_a_model_a_share_and_a_reduction(name, expected):
+  assert comparison.parts(name) == expected
+
+
+def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
   """NAME:REDUCTION is the model by that reduction, and differences from any method are there."""
   graded, models = files
   named = {"other": models["other"], "other:min": models["other"]}
@@ -138,6 +152,13 @@ def test_one_model_by_two_reductions_against_any_method(files):
     comparison.compare(of, against=["nobody"])
   with pytest.raises(ValueError, match="people:most: no reduction 'most'; there are product"):
     comparison.read(graded, {"people:most": models["people"]})
+  outcome = [json.loads(line) for line in models["people"].read_text().splitlines()]
+  for line in outcome:
+    line["orm_score"] = line.pop("rating_probs")[0]["1"]
+  file = write(tmp_path / "outcome.jsonl", outcome)
+  assert "outcome" in comparison.read(graded, {"outcome": file}).models
+  with pytest.raises(BadLine, match=r"outcome\.jsonl: no rating_probs, for outcome:min"):
+    comparison.read(graded, {"outcome:min": file})
 
 
 def test_length_is_of_the_candidates_that_can_be_chosen(of):
@@ -167,8 +188,13 @@ def test_differences_are_of_the_same_problems(of):
   assert comparison.power(a, a)["problems_needed"] is None
 
 
-def test_a_doubling_of_the_labels_is_a_slope(of):
-  """The least-squares slope over log2 of the shares, of the values that the methods have."""
+def test_a_doubling_of_the_labels_is_a_slope(of, files):
+  """The least-squares slope over log2 of the shares, of the values that the methods have; of each
+  reduction by itself."""
+  graded, models = files
+  by_min = {f"{name}:min": models[name] for name in ("people", "people/2")}
+  found = comparison.compare(comparison.read(graded, by_min))
+  assert found["growth"]["people:min"]["shares"] == [0.5, 1]
   found = comparison.compare(of)
   assert [*found["growth"]] == ["people"] and found["growth"]["people"]["shares"] == [0.25, 0.5, 1]
   means = [found["methods"][f"people{part}"]["auc"]["mean"][0] for part in ("/4", "/2", "")]
@@ -199,10 +225,12 @@ def test_compare_py_writes_all_and_other_candidates_are_refused(
   run(monkeypatch, "evaluate.py", f"--input={judged}", "--benchmark=process_bench",
       f"--output={tmp_path / 'judged.json'}")  # fmt: skip
   run(monkeypatch, "compare.py", f"--input={graded}", f"--output_dir={tmp_path}", "--scores",
-      *scores, f"--process_bench=people={tmp_path / 'judged.json'}",
+      *scores, f"other:min={named['other']}", "--against", "other:min", "people",
+      f"--process_bench=people={tmp_path / 'judged.json'}",
       "--figures", "svg", "pdf")  # fmt: skip
   shown = capsys.readouterr().out
-  assert "vote by people/4" in shown
+  assert "vote by people/4" in shown and "minus other:min" in shown
+  assert "people - other:min" in shown and "other:min - people" not in shown  # once
   assert re.search(r"ProcessBench.*\n +gsm8k +math +mean\n +people +80\.0 .* +0\.0 ", shown)
   found = json.loads((tmp_path / "comparison.json").read_text())
   assert found["problems"] == P and found["candidates"] == P * M

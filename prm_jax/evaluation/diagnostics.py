@@ -111,7 +111,7 @@ def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
     reduced = np.asarray(agg.reduce_steps(logs, solutions, len(judged), agg.REDUCTIONS))
   return {
     name: {
-      group: spearman(score[members], counts[members])
+      group: step_metrics.spearman(score[members], counts[members])
       for group, members in (("right", ~wrong), ("wrong", wrong))
     }
     for name, score in zip(agg.REDUCTIONS, reduced)
@@ -126,7 +126,7 @@ def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:
     scores = steps["score"][steps["label"] == rating]
     if len(scores):
       rows[str(rating)] = {"count": len(scores), "mean_score": float(scores.mean())}
-  return {"ratings": rows, "spearman": spearman(steps["score"], steps["label"])}
+  return {"ratings": rows, "spearman": step_metrics.spearman(steps["score"], steps["label"])}
 
 
 def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, Any]:
@@ -172,20 +172,11 @@ def agreement(a: Sequence[Judged], b: Sequence[Judged], thresholds: Sequence[flo
   spread = all(len(values) > 1 and values.std() > 0 for values in scores)
   return {
     "steps": len(scores[0]),
-    "spearman": spearman(*scores),
+    "spearman": step_metrics.spearman(*scores),
     "pearson": float(np.corrcoef(*scores)[0, 1]) if spread else None,
     "same_decision": float((said[0] == said[1]).mean()),
     "kappa": step_metrics.kappa(*said),
   }
-
-
-def spearman(x: Any, y: Any) -> float | None:
-  """Spearman's rank correlation; None where one of both does not vary."""
-  import scipy.stats  # takes most of a second
-
-  if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-    return None
-  return float(scipy.stats.spearmanr(x, y).statistic)
 
 
 def _share(values: Sequence[bool]) -> float | None:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import pathlib
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -57,33 +56,35 @@ def read(
   Args:
     path: lines of grade.py; `logprob` and `tokens`, of generate.py, are read if they are there.
     scored: by name of a reward model, the same lines with the keys of score.py.
-    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a model named
-      "people:min" has its own.
+    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a model with a
+      reduction in its name has that, see `parts`.
     join: which answers are equal, as of `read_scored_samples`.
 
   Raises:
     BadLine: a line is wrong; or a file has other candidates, or no scores.
     ValueError: a name asks for an unknown reduction.
   """
-  samples = scored_samples.read_scored_samples([path], progress=True, join=join)
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
   files: dict[str, ScoredSamples] = {}
-  once = functools.cache(lambda file: scored_samples.read_scored_samples([file], progress=True))
-  for name, file in scored.items():
-    how = name.partition(":")[2] or reduction
+  reductions = {name: parts(name)[2] or reduction for name in scored}
+  for name, how in reductions.items():
     if how not in agg.REDUCTIONS:
       raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
+  samples = scored_samples.read_scored_samples([path], progress=True, join=join)
+  once = functools.cache(lambda file: scored_samples.read_scored_samples([file], progress=True))
+  for name, file in scored.items():
     own = files[name] = once(file)
     same = own.problems == samples.problems and np.array_equal(own.slots, samples.slots)
     if not same or not np.array_equal(own.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
     found = methods.solution_scores(own)
-    score = found.get(f"prm_{how}", found.get("orm"))
+    score = found.get(f"prm_{reductions[name]}", None if parts(name)[2] else found.get("orm"))
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
-      raise BadLine(f"{file}: neither rating_probs nor orm_score")
+      needed = "no rating_probs" if parts(name)[2] else "neither rating_probs nor orm_score"
+      raise BadLine(f"{file}: {needed}, for {name}")
     scores[name] = score
     models[name] = np.exp(score) if "prm_product" in found else score
   log_probs, tokens, steps = _given(path, samples)
@@ -108,6 +109,22 @@ def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None
       table = table.reshape(samples.correct.shape)
     out.append(table)
   return out
+
+
+def parts(name: str) -> tuple[str, int, str]:
+  """Model, share and reduction of a name.
+
+  "people/2:min", trained on half of the labels and read by `min`, is ("people", 2, "min"); "people"
+  is ("people", 1, "").
+  """
+  base, share, how = re.fullmatch(r"(.+?)(?:/([1-9]\d*))?(?::([^:]*))?", name, re.S).groups()
+  return base, int(share or 1), how or ""
+
+
+def whole(name: str) -> str:
+  """The name of the same model on all labels."""
+  base, _, how = parts(name)
+  return f"{base}:{how}" if how else base
 
 
 def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) -> np.ndarray:
@@ -184,13 +201,11 @@ def compare(
   """
   samples = of.samples
   outcomes = (samples.correct, samples.valid)
+  baselines = _baselines(of, against)
   n = sorted({*n}) or reranking.powers_of_two(samples.correct.shape[1])
   curves = solved(of, n, seed)
   resampled = Resampled(resample_counts(len(samples.problems), RESAMPLES, seed))
   auc = {name: within_problems(score, *outcomes)[:, None] for name, score in of.scores.items()}
-  if unknown := [name for name in against if name not in curves]:
-    raise ValueError(f"--against {unknown[0]}: no such method; there are {', '.join(curves)}")
-  baselines = [name for name in dict.fromkeys((*BASELINES, *against)) if name in curves]
   found = {}
   for name, curve in curves.items():
     found[name] = {"accuracy": resampled.interval(curve)}
@@ -228,6 +243,16 @@ def compare(
   }
 
 
+def _baselines(of: Candidates, against: Sequence[str]) -> list[str]:
+  """`BASELINES` that there are, and `against`; ValueError if one of these is no method."""
+  known = [*of.scores, "random", "oracle"]
+  if of.samples.answer_ids is not None:
+    known += ["majority", *(f"vote by {name}" for name in of.models)]
+  if unknown := [name for name in against if name not in known]:
+    raise ValueError(f"--against {unknown[0]}: no such method; there are {', '.join(known)}")
+  return [name for name in dict.fromkeys((*BASELINES, *against)) if name in known]
+
+
 def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
   """Problems needed to establish the difference at the largest N, if it is as large as it seems.
 
@@ -257,11 +282,8 @@ def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str
   """
   mean = lambda of: float(np.mean(of)) if of else None
   found = [(s[v], t[v]) for s, t, v in zip(scores, steps, valid) if v.sum() > 1]
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore", stats.ConstantInputWarning)
-    correlation = float(stats.spearmanr(scores[valid], steps[valid]).statistic)
   return {
-    "correlation": None if np.isnan(correlation) else correlation,
+    "correlation": step_metrics.spearman(scores[valid], steps[valid]),
     "pick": mean([t[s == s.max()].mean() for s, t in found]),
     "random": mean([t.mean() for _, t in found]),
   }
@@ -274,9 +296,8 @@ def growth(
   out: dict[str, dict[str, Any]] = {}
   shares: dict[str, dict[float, str]] = {}
   for name in auc:
-    base, part, how = re.fullmatch(r"(.+?)(?:/(\d+))?(:\w+)?", name).groups("")
-    if base + how in auc:
-      shares.setdefault(base + how, {})[-np.log2(int(part or 1))] = name
+    if (base := whole(name)) in auc:
+      shares.setdefault(base, {})[-np.log2(parts(name)[1])] = name
   for base, of in shares.items():
     if len(of) < 2:
       continue

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from prm_jax.evaluation import page, scored_samples
-from prm_jax.experiments.comparison import Candidates, disagreements
+from prm_jax.experiments import figures
+from prm_jax.experiments.comparison import Candidates, disagreements, parts, whole
 from prm_jax.experiments.figures import COLOURS, Curve, Panel
-from prm_jax.experiments.report import figure_and_tables
 from prm_jax.experiments.results import Table
 
-PLAIN = ("majority", "random", "oracle")  # the last colours, in both panels
+PLAIN = {"majority": 6, "random": 7, "oracle": 8}  # their colours, in both panels
+SPARE = [i for i in range(len(COLOURS)) if i not in PLAIN.values()]
 SHOWN = 60  # problems with a disagreement, at most, on the page
 
 
@@ -24,16 +25,17 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
   """
 
   def panel(names: Sequence[str], how: str) -> Panel:
-    spare, curves = len(COLOURS) - len(PLAIN), []
+    curves = []
     for i, name in enumerate(names):
-      colour = spare + PLAIN.index(name) if name in PLAIN else i % spare
+      colour = PLAIN.get(name, SPARE[i % len(SPARE)])
       accuracy = found["methods"][name]["accuracy"]
       each = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
       bare = {} if name == "majority" else {"low": None, "high": None}
       curves.append(dataclasses.replace(each, colour=colour, **bare))
     return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
 
-  names = [name for name in found["methods"] if "/" not in name]
+  methods = found["methods"]
+  names = [name for name in methods if parts(name)[1] == 1 or whole(name) not in methods]
   votes = [name for name in names if name.startswith("vote by ")]
   plain = [name for name in PLAIN if name in names]
   scorers = [name for name in names if name not in votes and name not in plain]
@@ -52,15 +54,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
       heads = [f"{group} ({about['problems']})" for group, about in groups.items()]
       part = [[n, *(f"{100 * about[n]:.1f}" for about in groups.values())] for n in methods]
       out.append(Table(f"% solved at {last} by {kind}", ["", *heads], part))
-  needed = [
-    [f"{name} - {other}", _cell(each, -1, sign="+"), f"{each['problems_needed'] or np.inf:,.0f}"]
-    for name, about in methods.items()
-    for other, each in about["minus"].items()
-    if "auc" in about
-  ]
-  caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
-  out.append(Table(caption, ["", last, "problems"], needed))
-  out += [_scores(found)] if any("auc" in about for about in methods.values()) else []
+  out += [_needed(found), *_scores(found)]
   if judged := found.get("process_bench"):
     heads = [*next(iter(judged.values()))]
     rows = [
@@ -94,8 +88,20 @@ def _solved(found: Mapping[str, Any]) -> Table:
   return Table(caption, header, rows)
 
 
-def _scores(found: Mapping[str, Any]) -> Table:
-  """Of each scorer: calibration, and how the score depends on the number of steps."""
+def _needed(found: Mapping[str, Any]) -> Table:
+  """The power calculation of each pair of a scorer and a baseline."""
+  rows: dict[tuple[str, str], list[str]] = {}
+  for name, about in found["methods"].items():
+    for other, each in about["minus"].items() if "auc" in about else ():
+      if (other, name) not in rows:
+        needed = f"{each['problems_needed'] or np.inf:,.0f}"
+        rows[name, other] = [f"{name} - {other}", _cell(each, -1, sign="+"), needed]
+  caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
+  return Table(caption, ["", f"N = {found['n'][-1]}", "problems"], [*rows.values()])
+
+
+def _scores(found: Mapping[str, Any]) -> list[Table]:
+  """Calibration of each scorer, and how its score depends on the number of steps, if known."""
   number = lambda x, digits: "" if x is None else f"{x:.{digits}f}"
   rows = []
   for name, each in found["methods"].items():
@@ -104,9 +110,10 @@ def _scores(found: Mapping[str, Any]) -> Table:
       values = [each.get("calibration", {}).get("error"), length.get("correlation")]
       row = [number(x, digits) for x, digits in zip(values, (3, 2))]
       rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
-  header = ["", "calibration error of P(right)", "rank correlation with the number of steps"]
-  header += ["steps of its pick", "of a random candidate"]
-  return Table("Scores of candidates with an answer", header, rows)
+  header = ["", "calibration error of P(right)", "rank correlation with steps, all problems"]
+  header += ["steps of its pick, problems with two or more", "of a random candidate of these"]
+  known = any(any(row[1:]) for row in rows)
+  return [Table("Scores of candidates with an answer", header, rows)] * known
 
 
 def _cell(
@@ -132,5 +139,5 @@ def rendered(
     records = scored_samples.read_solutions(of.scored[model], slots)
     problems = page.from_records(records, why=why)
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
-  body = figure_and_tables(png, "Share of problems solved over N, by method", tables)
+  body = figures.with_tables(png, "Share of problems solved over N, by method", tables)
   return page.render(problems, title, about, body)

@@ -1,17 +1,23 @@
-"""Figures in the form of the paper's: curves with a band over seeds and problems."""
+"""Figures in the form of the paper's: curves with a band over seeds and problems; their HTML."""
 
+import base64
 import dataclasses
 import math
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jinja2
 import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from prm_jax.experiments.results import Table
+
 COLOURS = (
   *("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d"),
-  *("#c0392b", "#16a085", "#222222"),
+  *("#c0392b", "#16a085", "#222222", "#d6619c", "#8a8a00", "#2c3e80"),
+  *("#00a0c6", "#a65628", "#e8a0bf"),
 )
 MARKERS = "osD^vPX*"
 
@@ -75,3 +81,23 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
     axes.set_ylabel(panel.y)
     axes.legend(fontsize=8, frameon=False)
   return figure
+
+
+def with_tables(
+  png: bytes,
+  alt: str,
+  tables: Sequence[Table],
+  question: str = "",
+  paper: str = "",
+  notes: str = "",
+) -> str:
+  """HTML of a figure and tables, for `page.render`."""
+  template = jinja2.Template(
+    pathlib.Path(__file__).with_name("figure_and_tables.html").read_text(),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  figure = base64.b64encode(png).decode()
+  return template.render(
+    figure=figure, alt=alt, tables=tables, question=question, paper=paper, notes=notes
+  )

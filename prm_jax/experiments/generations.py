@@ -8,8 +8,8 @@ import functools
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
+from prm_jax import step_metrics
 from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
@@ -124,10 +124,9 @@ def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, 
 
 def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
   """How far the scores of the pool have moved since the last generation's model."""
-  rank = float(stats.spearmanr(pool.scores, last.scores).statistic)
   return {
     "drift": mean(np.abs(np.exp(pool.scores) - np.exp(last.scores))),
-    "rank_correlation": rank if np.isfinite(rank) else None,  # none where all scores are equal
+    "rank_correlation": step_metrics.spearman(pool.scores, last.scores),
   }
 
 

@@ -1,12 +1,9 @@
 """Figure, tables and page of an experiment, from its JSON file alone."""
 
-import base64
 import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
-
-import jinja2
 
 from prm_jax.evaluation import page
 from prm_jax.evaluation.figure_files import encoded
@@ -80,25 +77,5 @@ def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) ->
   seeds = ", ".join(map(str, results.seeds))
   setup = f"Scale {results.scale}, {len(results.seeds)} seeds ({seeds}), {data}."
   texts = {"question": module.QUESTION, "paper": module.PAPER, "notes": NOTES}
-  body = figure_and_tables(png, module.TITLE, tables, **texts)
+  body = figures.with_tables(png, module.TITLE, tables, **texts)
   return page.render([], module.TITLE, setup, body)
-
-
-def figure_and_tables(
-  png: bytes,
-  alt: str,
-  tables: Sequence[Table],
-  question: str = "",
-  paper: str = "",
-  notes: str = "",
-) -> str:
-  """HTML of a figure and tables, for `page.render`."""
-  template = jinja2.Template(
-    pathlib.Path(__file__).with_name("figure_and_tables.html").read_text(),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-  )
-  figure = base64.b64encode(png).decode()
-  return template.render(
-    figure=figure, alt=alt, tables=tables, question=question, paper=paper, notes=notes
-  )

@@ -54,17 +54,19 @@ class ImplicitScorer(Rater):
     separator: str = SEPARATOR,
     dtype: str = "float32",
     step: str | int = "latest",
+    devices: Sequence[jax.Device] | None = None,
   ) -> Self:
     """Loads two language models, each a public model's directory or a run of train.py on text.
 
     Args:
       dtype: of parameters and activations, of a public model.
       step: of the policy's checkpoint, as in `Scorer.load`, of a run.
+      devices: that they are loaded onto; None: all.
 
     Raises:
       ValueError, OSError: as `of`; or there is no language model.
     """
-    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     own = LanguageModel.load(policy, mesh, dtype, step)
     return cls.of(own, LanguageModel.load(reference, mesh, dtype), mesh, beta, separator)
 
