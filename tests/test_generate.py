@@ -535,7 +535,7 @@ def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_
     (("--stop=",), "Expected `str` of length >= 1"),
     (("--checkpoint=run", "--search=beam"), "--search=RULE and --prm=DIR go together"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--n=6"), "n a multiple of expansions"),
-    (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 lanes hold no"),
+    (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),
     (("--checkpoint=run", "--max_steps=3"), "--max_steps is of a search"),
   ],
 )
