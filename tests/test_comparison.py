@@ -168,7 +168,8 @@ def test_length_is_of_the_candidates_that_can_be_chosen(of):
   found = comparison.length(scores, steps, valid)
   assert (found["pick"], found["random"]) == ((1 + 7) / 2, pytest.approx((7 / 3 + 23 / 3) / 2))
   assert comparison.length(-steps, steps, valid)["correlation"] == pytest.approx(-1)
-  assert comparison.length(np.zeros((2, 4)), steps, valid)["correlation"] is None
+  for equal in (0.0, -np.inf):
+    assert comparison.length(np.full((2, 4), equal), steps, valid)["correlation"] is None
   assert of.steps[0, 0] == 2 and comparison.compare(of)["methods"]["people"]["length"]["pick"] == 2
 
 

@@ -347,12 +347,12 @@ def test_texts_are_escaped(tmp_path, untrained):
   path = tmp_path / "supervision.json"
   content = json.loads(path.read_text())
   content["summary"]["breakdown"]["level"] = {
-    "<i>level": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
+    "<script>level": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
   }
   path.write_text(json.dumps(content))
   report.draw(path, tmp_path, "supervision")
   page = (tmp_path / "supervision.html").read_text()
-  assert "<i>level" not in page and "&lt;i&gt;level" in page
+  assert "<script>level" not in page and "&lt;script&gt;level" in page
 
 
 def problems(rng: np.random.Generator) -> list[tasks.Problem]:

@@ -67,30 +67,36 @@ def read(
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
   files: dict[str, ScoredSamples] = {}
-  reductions = {name: parts(name)[2] or reduction for name in scored}
-  for name, how in reductions.items():
-    if how not in agg.REDUCTIONS:
+  given = {name: parts(name)[2] for name in scored}
+  for name, how in given.items():
+    if how and how not in agg.REDUCTIONS:
       raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
-  once = functools.cache(lambda file: scored_samples.read_scored_samples([file], progress=True))
+
+  @functools.cache  # a file may be of several names
+  def read_once(file: pathlib.Path) -> tuple[ScoredSamples, dict[str, np.ndarray]]:
+    own = scored_samples.read_scored_samples([file], progress=True)
+    return own, methods.solution_scores(own)
+
   for name, file in scored.items():
-    own = files[name] = once(file)
+    own, found = read_once(file)
+    files[name] = own
     same = own.problems == samples.problems and np.array_equal(own.slots, samples.slots)
     if not same or not np.array_equal(own.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
-    found = methods.solution_scores(own)
-    score = found.get(f"prm_{reductions[name]}", None if parts(name)[2] else found.get("orm"))
+    score = found.get(f"prm_{given[name] or reduction}", None if given[name] else found.get("orm"))
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
-      needed = "no rating_probs" if parts(name)[2] else "neither rating_probs nor orm_score"
+      needed = "no rating_probs" if given[name] else "neither rating_probs nor orm_score"
       raise BadLine(f"{file}: {needed}, for {name}")
     scores[name] = score
     models[name] = np.exp(score) if "prm_product" in found else score
   log_probs, tokens, steps = _given(path, samples)
-  for name, score in (("log-probability", log_probs), ("shortest", tokens)):
-    if score is not None:
-      scores[name] = -score if name == "shortest" else score
+  if log_probs is not None:
+    scores["log-probability"] = log_probs
+  if tokens is not None:
+    scores["shortest"] = -tokens
   return Candidates(samples, scores, models, files, steps)
 
 

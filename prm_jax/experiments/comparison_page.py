@@ -8,7 +8,7 @@ import numpy as np
 
 from prm_jax.evaluation import page, scored_samples
 from prm_jax.experiments import figures
-from prm_jax.experiments.comparison import Candidates, disagreements, parts, whole
+from prm_jax.experiments.comparison import Candidates, disagreements, whole
 from prm_jax.experiments.figures import COLOURS, Curve, Panel
 from prm_jax.experiments.results import Table
 
@@ -35,7 +35,7 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
     return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
 
   methods = found["methods"]
-  names = [name for name in methods if parts(name)[1] == 1 or whole(name) not in methods]
+  names = [name for name in methods if whole(name) == name or whole(name) not in methods]
   votes = [name for name in names if name.startswith("vote by ")]
   plain = [name for name in PLAIN if name in names]
   scorers = [name for name in names if name not in votes and name not in plain]
