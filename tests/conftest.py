@@ -30,7 +30,7 @@ CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-# Compiling is most of the suite's time.  Processes that tests start compile as users' do.
+# Compiling is most of the suite's time.
 jax.config.update("jax_disable_most_optimizations", True)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell
@@ -42,6 +42,8 @@ ENVIRONMENT = {  # of the processes that tests start
   "PYTHONPATH": str(ROOT),
   "JAX_PLATFORMS": "cpu",
   "JAX_COMPILATION_CACHE_DIR": CACHE,
+  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+  "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
 sys.path.insert(0, str(ROOT))  # for benchmarks/, which is not installed
 SHARED = ROOT.parent / "shared"
@@ -88,15 +90,23 @@ def one_device():
     yield
 
 
+@functools.cache
+def script_server():
+  """tests/script_server.py, which ends with this process."""
+  command = [sys.executable, str(ROOT / "tests" / "script_server.py")]
+  pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+  return subprocess.Popen(command, text=True, cwd=ROOT, env=ENVIRONMENT, **pipes)
+
+
 def run_script(name, *arguments):
   """Runs a script of the project as from a terminal, on the CPU."""
-  return subprocess.run(
-    [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env=ENVIRONMENT,
-  )
+  command = [str(ROOT / "scripts" / name), *map(str, arguments)]
+  server = script_server()
+  with tempfile.TemporaryDirectory() as folder:
+    outputs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+    print(json.dumps([command, *map(str, outputs)]), file=server.stdin, flush=True)
+    code = int(server.stdout.readline())
+    return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from prm_jax.experiments import (
 )
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
+from prm_jax.generation.engines import Limits
 from prm_jax.runtime import command_line
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
@@ -183,9 +184,13 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
 ):
   """With models that are trained, shortly: rollouts need a language model that writes."""
   monkeypatch.setattr(rollouts, "ARMS", {arm: arm for arm in ("exact", "counts")})
+  monkeypatch.setattr(rollouts, "LIMITS", Limits(max_new_tokens=16))
   sizes = dataclasses.replace(SMOKE.rollouts, counts=(2,), problems=4)
   search_sizes = dataclasses.replace(SMOKE.search, updates=10)
-  plan = dataclasses.replace(SMOKE, rollouts=sizes, search=search_sizes, seeds=(0,))
+  process = tiny.change(SMOKE.process, "model", width=16, layers=1, heads=2, kv_heads=2)
+  plan = dataclasses.replace(
+    SMOKE, process=process, rollouts=sizes, search=search_sizes, seeds=(0,)
+  )
   jobs.run("rollouts", plan, tmp_path, workers=0)
   write_all = lambda: report.write(
     report.gather("rollouts", "smoke", tmp_path, plan.seeds), tmp_path

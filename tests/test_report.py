@@ -1,15 +1,14 @@
 """What rerank.py writes and prints: page, table, CSV, JSON, errors."""
 
 import csv
+import functools
 import io
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+from conftest import run_script
 from scored_files import generated, ranked, rated, samples_of, shown_on, write, written
 
 from prm_jax.evaluation import report as report_lib
@@ -17,10 +16,7 @@ from prm_jax.evaluation import report as report_lib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def run(*args):
-  environment = os.environ | {"PYTHONPATH": str(ROOT)}
-  command = [sys.executable, str(ROOT / "scripts/rerank.py"), *map(str, args)]
-  return subprocess.run(command, capture_output=True, text=True, env=environment)
+run = functools.partial(run_script, "rerank.py")
 
 
 def test_csv(tmp_path):

@@ -58,6 +58,7 @@ def params(kind: str):
 LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_targets=("query", "output", "down"))
 
 
+@functools.cache  # its programs are compiled once
 def sampler(
   kind: str = "plain", batch: int = 4, devices: int = 1, end=(257,), dtype="float32"
 ) -> Sampler:

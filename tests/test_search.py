@@ -45,6 +45,18 @@ def scorer(kind: str = "plain") -> Scorer:
   return Scorer(contract, test_sampler.Letters(), readout, config, 258, params, mesh)
 
 
+def cached(contexts: int, kind: str = "plain") -> CachedScorer:
+  """With programs that are compiled once for all tests."""
+  made = CachedScorer(scorer(kind), contexts)
+  made._extend = scorer_programs(kind)
+  return made
+
+
+@functools.cache
+def scorer_programs(kind: str):
+  return CachedScorer(scorer(kind), 1)._extend
+
+
 class Lines(test_sampler.Letters):
   """A quarter of the tokens are line breaks, so that a random model writes steps."""
 
@@ -52,6 +64,7 @@ class Lines(test_sampler.Letters):
     return "".join("\n" if i % 4 == 0 else chr(97 + i % 26) for i in ids)
 
 
+@functools.cache
 def sampler(kind: str = "plain") -> Sampler:
   return dataclasses.replace(test_sampler.sampler(kind, end=range(3, 258, 16)), tokenizer=Lines())
 
@@ -69,7 +82,7 @@ def run(
 ):
   s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "reduction": "last"} | changed)
   writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
-  engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, writing)
+  engine = Search(sampler(kind), cached(contexts), s, writing)
   found = {each.prompt: each for each in engine.run(prompts)}
   assert sorted(found) == [*range(len(prompts))]
   return found
@@ -199,12 +212,12 @@ def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, 
 
 @functools.cache
 def shared_reader(kind: str) -> CachedScorer:
-  return CachedScorer(scorer(kind), 2)
+  return cached(2, kind)
 
 
 def test_a_context_grows():
   """More tokens than its first places."""
-  reader = CachedScorer(scorer(), 1)
+  reader = cached(1)
   steps = tuple("abcdefgh" * 5 for _ in range(9))
   for count in range(1, len(steps) + 1):
     pairs = [("P", steps[:count]), ("P", (*steps[: count - 1], "x"))]
