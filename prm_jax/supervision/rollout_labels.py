@@ -18,8 +18,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from scipy import stats
-
 from prm_jax import config as config_lib
 
 LEVEL = 0.95  # of the interval of k / n (Wilson)
@@ -90,6 +88,8 @@ def is_enough(count: Count, s: Settings) -> bool:
     return True
   if not s.width:
     return False
+  from scipy import stats  # takes most of a second
+
   interval = stats.binomtest(count.k, count.n).proportion_ci(LEVEL, "wilson")
   return interval.high - interval.low <= s.width
 

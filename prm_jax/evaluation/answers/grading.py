@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, TypeVar
 
-from prm_jax.evaluation.answers import string_graders
 from prm_jax.evaluation.answers.extraction import final_answer
 from prm_jax.evaluation.answers.normal_form import MAX_CHARACTERS, normal_form, number
 from prm_jax.evaluation.answers.workers import MEMORY_BYTES, Workers
@@ -104,6 +103,8 @@ class Grader:
     if a == b:
       return EQUAL
     if self.name == "math":
+      from prm_jax.evaluation.answers import string_graders  # half a second, for sympy
+
       return EQUAL if string_graders.math_equal(a, b) else DIFFERENT
     if max(len(a), len(b)) > MAX_CHARACTERS:
       return "undecided: too long"
