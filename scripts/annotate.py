@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def check(args: Args) -> None:
-  """ValueError for flags that do not go together."""
+  """Raises ValueError for flags that do not go together."""
   every = {field.name: field.default for field in dataclasses.fields(Args)}
   others = {*every} - FLAGS[args.method] - {"input", "output", "method"}
   for name in sorted(others):

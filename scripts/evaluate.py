@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def check(args: Args) -> None:
-  """ValueError for flags that do not go together."""
+  """Raises ValueError for flags that do not go together."""
   if sum(map(bool, (args.checkpoint, args.model, args.input))) != 1:
     raise ValueError("give one of --checkpoint=DIR, --model=DIR and --input=FILE")
   if not args.output:

@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def check(args: Args) -> None:
-  """ValueError for flags that do not go together."""
+  """Raises ValueError for flags that do not go together."""
   args.check_model()
   if args.output.resolve() == args.input.resolve():
     raise ValueError(f"--output={args.output} is the input: give another name")

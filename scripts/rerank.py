@@ -88,7 +88,7 @@ def warn_of_unused(args: Args, samples: sample_arrays.ScoredSamples) -> None:
 
 
 def check_paths(paths: list[pathlib.Path]) -> None:
-  """ValueError if an output has the name of an input or of another output."""
+  """Raises ValueError if an output has the name of an input or of another output."""
   seen = set()
   for path in paths:
     if path.resolve() in seen:

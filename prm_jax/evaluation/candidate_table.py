@@ -183,7 +183,7 @@ class Table:
     return np.stack([1 - right, np.zeros_like(right), right], axis=1)
 
   def check_steps(self) -> None:
-    """BadLine at the first step whose numbers are no probabilities."""
+    """Raises BadLine at the first step whose numbers are no probabilities."""
     probs = self._probabilities()
     total = probs.sum(axis=1)
     # Probabilities that were rounded to bfloat16 may sum to 0.99 or 1.01.

@@ -56,7 +56,7 @@ class ScoredSamples:
   step_probs: np.ndarray | None = None  # [T, 3] of the ratings -1, 0, 1, in file order
 
   def check(self) -> None:
-    """ValueError if the fields do not belong together."""
+    """Raises ValueError if the fields do not belong together."""
     (P, M), C, F = self.correct.shape, len(self.slots), len(self.files)
     S = len(self.score_names)
     if not P * M * C:

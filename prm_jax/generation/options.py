@@ -35,7 +35,7 @@ class Generator(config_lib.Checked):
   tensor: config_lib.Count = 1  # devices that share a copy of the model
 
   def check_model(self) -> None:
-    """ValueError unless there is one model."""
+    """Raises ValueError unless there is one model."""
     if bool(self.url) != bool(self.served_model):
       raise ValueError("--url and --served_model go together")
     if self.url and self.checkpoint:

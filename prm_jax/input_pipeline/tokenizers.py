@@ -245,7 +245,7 @@ class SentencePiece(Tokenizer):
     return numbers == (0, 1, 2, -1) and not prefixed and kept and all(map(m.IsByte, self._meta_ids))
 
   def _refuse_additions(self) -> None:
-    """ValueError for tokens beyond the model, which the model would read as letters."""
+    """Raises ValueError for tokens beyond the model, which the model would read as letters."""
     names = [token.content for token in self._added.values()]
     if (file := self._path.parent / "added_tokens.json").is_file():
       names = json_lines.document(file)

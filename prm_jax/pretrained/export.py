@@ -77,7 +77,7 @@ def config_json(
 
 
 def check(contract: StepContract | None) -> None:
-  """ValueError if the contract is that of a model without a step head."""
+  """Raises ValueError if the contract is that of a model without a step head."""
   if contract is not None and contract.objective not in LAYOUTS:
     raise ValueError(
       f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"

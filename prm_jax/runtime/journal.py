@@ -135,13 +135,13 @@ def check_output(output: pathlib.Path) -> None:
 
 
 def check(output: pathlib.Path, facts: dict[str, Any]) -> None:
-  """ValueError if there is a journal of another run, of any host."""
+  """Raises ValueError if there is a journal of another run, of any host."""
   for each in _journals(output):
     _read(each, facts)
 
 
 def check_shared(output: pathlib.Path, hosts: int) -> None:
-  """OSError if the journal of a host is not there."""
+  """Raises OSError if the journal of a host is not there."""
   for host in range(hosts):
     if not (each := path(output, host)).is_file():
       raise FileNotFoundError(

@@ -163,7 +163,7 @@ def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
 
 
 def _check_depth(line: bytes, where: str, most: int = MAX_DEPTH) -> None:
-  """BadLine if brackets are nested more than `most` deep."""
+  """Raises BadLine if brackets are nested more than `most` deep."""
   if line.count(b"[") + line.count(b"{") <= most:
     return
   brackets = NO_BRACKET.sub(b"", line)

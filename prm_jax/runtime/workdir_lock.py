@@ -64,7 +64,7 @@ class WorkdirLock:
     return found if found != self._mark else ""
 
   def check(self) -> None:
-    """ValueError if another run has taken over; to be called by all hosts before they write."""
+    """Raises ValueError if another run has taken over.  All hosts call it before they write."""
     if storage.in_bucket(self.workdir) and distributed.somewhere(bool(other := self.taken_by())):
       raise self._lost(other or "see the first host's log")
 

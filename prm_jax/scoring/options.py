@@ -28,7 +28,7 @@ class RewardModel(config_lib.Checked):
     return bool(self.readout or self.separator or self.dtype != "float32")
 
   def check_model(self) -> None:
-    """ValueError unless there is one model, with the flags that go with it."""
+    """Raises ValueError unless there is one model, with the flags that go with it."""
     implicit = self.readout == "implicit"  # also of runs of train.py, which have no dtype
     of_model = self.dtype != "float32" if implicit else self.of_model
     if bool(self.checkpoint) == bool(self.model) or (self.checkpoint and of_model):

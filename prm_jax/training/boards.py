@@ -15,7 +15,7 @@ RUN_ID = "wandb_run_id"  # file of a work directory
 
 
 def check(c: config_lib.Train) -> None:
-  """ValueError if the run is to be sent to Weights & Biases and its package is not installed."""
+  """Raises ValueError if the run is to be sent to Weights & Biases without its package."""
   if not c.wandb:
     return
   try:  # a folder of that name, which the package makes, can be imported, too

@@ -108,7 +108,7 @@ def restore_params(
 
 
 def check_same_run(now: Metadata, then: Metadata, workdir: storage.Path) -> None:
-  """ValueError if a run would be resumed with other settings or on other rows."""
+  """Raises ValueError if a run would be resumed with other settings or on other rows."""
   old, new = (metadata.facts(leave_out=config_lib.CHANGEABLE) for metadata in (then, now))
   changed = [f"{x}: {old[x]!r} then, {new[x]!r} now" for x in new if old[x] != new[x]]
   if changed:
