@@ -30,7 +30,7 @@ CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-# Compiling is most of the suite's time.
+# Compiling is most of the suite's time.  tests/test_kills.py trains as optimised as users do.
 jax.config.update("jax_disable_most_optimizations", True)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell

@@ -67,7 +67,6 @@ def run(path, values, folder):
   environment = ENVIRONMENT | {
     "MPLBACKEND": "agg",
     "MPLCONFIGDIR": CACHE,  # its list of fonts takes seconds to make
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
   }
   done = subprocess.run(
     [sys.executable, "-c", RUN],
