@@ -30,7 +30,8 @@ CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-# Compiling is most of the suite's time.  tests/test_kills.py trains as optimised as users do.
+# Compiling is most of the suite's time.  What runs as optimised as for users: `start_script`, and
+# the trainings of tests/test_kills.py.
 jax.config.update("jax_disable_most_optimizations", True)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell
@@ -99,14 +100,27 @@ def script_server():
 
 
 def run_script(name, *arguments):
-  """Runs a script of the project as from a terminal, on the CPU."""
+  """Runs a script of the project in a fork of tests/script_server.py, on the CPU."""
   command = [str(ROOT / "scripts" / name), *map(str, arguments)]
   server = script_server()
   with tempfile.TemporaryDirectory() as folder:
     outputs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
     print(json.dumps([command, *map(str, outputs)]), file=server.stdin, flush=True)
-    code = int(server.stdout.readline())
-    return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
+    answer = server.stdout.readline()
+    assert answer, "tests/script_server.py has ended: its error is on standard error"
+    texts = (path.read_text() for path in outputs)
+    return subprocess.CompletedProcess(command, int(answer), *texts)
+
+
+def start_script(name, *arguments, **environment):
+  """Runs a script as from a terminal, on the CPU, optimised as for users."""
+  return subprocess.run(
+    [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=ENVIRONMENT | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"} | environment,
+  )
 
 
 @pytest.fixture(scope="session")

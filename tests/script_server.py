@@ -10,12 +10,13 @@ import os
 import pathlib
 import runpy
 import sys
+import warnings
 
 LIBRARIES = (
   *("array_record", "flax.nnx", "grain", "jax.experimental.pallas", "jinja2", "msgspec", "optax"),
   *("matplotlib.backends.backend_agg", "matplotlib.figure", "orbax.checkpoint", "scipy.stats"),
   *("safetensors", "sentencepiece", "sympy", "tensorboardX", "tensorflow_datasets", "tokenizers"),
-  *("tyro", "typeguard"),
+  "tyro",
 )
 
 
@@ -28,6 +29,7 @@ def serve() -> list:
   sys.exit()
 
 
+warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)  # of os.fork
 for library in LIBRARIES:
   importlib.import_module(library)
 sys.argv, *outputs = serve()

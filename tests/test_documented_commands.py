@@ -148,7 +148,6 @@ def workspace(tmp_path_factory):
         "HOME": str(home),
         "MPLBACKEND": "agg",
         "MPLCONFIGDIR": CACHE,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
       }
     )
     runner = Runner(home / "log", environment)

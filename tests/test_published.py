@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import published_models as models
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, start_script
 
 from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
@@ -283,7 +283,7 @@ def test_score_py_reads_a_published_model(published, tmp_path):
   source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   source.write_text(json.dumps(record | {"text": "##".join(ORDINARY)}) + "\n")
   arguments = (f"--model={own.directory}", "--readout=rlhflow", f"--input={source}")
-  done = run_script("score.py", *arguments, f"--output={out}", "--separator=##")
+  done = start_script("score.py", *arguments, f"--output={out}", "--separator=##")
   assert done.returncode == 0, done.stderr
   (expected,) = scorer.probabilities([(PROBLEM, ORDINARY)])
   line = json.loads(out.read_text())

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 import tiny
-from conftest import ROOT, run_script
+from conftest import ROOT, start_script
 from jax.sharding import PartitionSpec
 
 from prm_jax import config as config_lib
@@ -154,9 +154,9 @@ def tokenizer(tmp_path_factory):
 
 
 def compile_for_tpu(tokenizer, output, *options):
-  """scripts/compile_for_tpu.py on the arithmetic config."""
+  """scripts/compile_for_tpu.py on the arithmetic config; it sets what JAX reads when imported."""
   config = ("--config=configs/arithmetic.py", f"--config.data.tokenizer={tokenizer}")
-  return run_script("compile_for_tpu.py", *config, f"--output={output}", *options)
+  return start_script("compile_for_tpu.py", *config, f"--output={output}", *options)
 
 
 def test_a_step_compiles_for_a_slice_without_one(tokenizer, tmp_path):

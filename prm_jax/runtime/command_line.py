@@ -56,7 +56,7 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
 
 
 def _check_settings(argv: list[str]) -> None:
-  """SystemExit for a flag of a setting that does not exist, or a value that is none of a few."""
+  """Raises SystemExit for a setting that does not exist, or a value that is none of a few."""
   sections = get_type_hints(config_lib.Experiment)
   for flag, after in zip(argv, [*argv[1:], ""]):
     if not (found := re.match(r"--config\.(\w+)\.(\w+)", flag)):
