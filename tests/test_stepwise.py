@@ -223,6 +223,7 @@ def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
   added = sum(f"p{i}" not in tested for i in range(30, 90))
   assert len(tested) == 12 and both["examples"] == 48 + added
   assert load()["examples"] == 48 and load("test", also=str(directories[1]))["examples"] == 12
+  assert [load(share=share)["examples"] for share in (0.25, 0.5, 0.001)] == [12, 24, 1]
   counts = [load(also=str(directories[1]), share=share)["examples"] for share in (0.25, 0.5)]
   assert 0 < counts[0] < counts[1] < both["examples"]
 

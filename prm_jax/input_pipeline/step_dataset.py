@@ -101,7 +101,7 @@ def load(
   """The packed rows of a split, and counts of conversion and packing for the run's manifest.
 
   Training rows include the solutions of `data.also`, except those of evaluation problems, and are
-  limited to `data.share` of the problems.  A smaller share is a subset of a larger one.
+  limited to `data.share` of the problems, rounded.  A smaller share is a subset of a larger one.
   """
   solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
   if split == "train" and not evaluation:
@@ -112,11 +112,16 @@ def load(
         trees, _ = labelled.step_trees(data.directory, data.eval_split, contract.objective)
         tested = {tree.problem for tree in trees}
       solutions += [tree for tree in added if tree.problem not in tested]
-    solutions = [tree for tree in solutions if _place(tree.problem) < data.share]
+    problems = sorted({tree.problem for tree in solutions}, key=_order)
+    kept = set(problems[: max(round(data.share * len(problems)), 1)])
+    solutions = [tree for tree in solutions if tree.problem in kept]
   rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
   return rows, {"conversion": counts} | packed
 
 
-def _place(problem: str) -> float:
-  """A number in 0..1 of a problem, uniform over problems and always the same."""
-  return int.from_bytes(hashlib.sha256(problem.encode()).digest()[:8]) / 2**64
+def _order(problem: str) -> bytes:
+  """Shuffles problems, always alike.
+
+  Not the plain hash of a problem: by that, a part of a larger dataset may have been chosen.
+  """
+  return hashlib.sha256(f"share of {problem}".encode()).digest()
