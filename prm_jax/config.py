@@ -112,7 +112,7 @@ class Data(Checked):
   merge: bool = True
   eval_split: str = "test"  # split evaluated on during training
   also: LocalPath = ""  # another dataset, whose solutions are trained on too; classes of the first
-  share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # of the problems, that is trained on
+  share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # of the problems, to train on
   # Text for loss.objective="language_model", in place of directory: JSON lines, plain or .gz, of
   # {"text": ...} or {"prompt": ..., "completion": ...}.  Loss is computed on texts and completions
   # only.  Prompts may spell out the special tokens of a chat format.

@@ -91,25 +91,39 @@ def one_device():
     yield
 
 
-@functools.cache
-def script_server():
-  """tests/script_server.py, which ends with this process."""
-  command = [sys.executable, str(ROOT / "tests" / "script_server.py")]
-  pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-  return subprocess.Popen(command, text=True, cwd=ROOT, env=ENVIRONMENT, **pipes)
+class ForkServer:
+  """tests/forked_script.py, which ends with this process."""
+
+  def __init__(self, environment):
+    command = [sys.executable, str(ROOT / "tests" / "forked_script.py")]
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    self.process = subprocess.Popen(command, env=environment, bufsize=0, **pipes)
+
+  def start(self, folder, out, errors, words) -> int:
+    """Starts a command in a folder; the number of its process."""
+    request = json.dumps([str(folder), str(out), str(errors), *words])
+    self.process.stdin.write(request.encode() + b"\n")
+    return self.answer()
+
+  def answer(self) -> int:
+    """The next number that it prints."""
+    line = self.process.stdout.readline()
+    assert line, "tests/forked_script.py has ended: its error is on standard error"
+    return int(line)
+
+
+fork_server = functools.cache(lambda: ForkServer(ENVIRONMENT))
 
 
 def run_script(name, *arguments):
-  """Runs a script of the project in a fork of tests/script_server.py, on the CPU."""
+  """Runs a script of the project in a fork of tests/forked_script.py, on the CPU."""
   command = [str(ROOT / "scripts" / name), *map(str, arguments)]
-  server = script_server()
+  server = fork_server()
   with tempfile.TemporaryDirectory() as folder:
     outputs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
-    print(json.dumps([command, *map(str, outputs)]), file=server.stdin, flush=True)
-    answer = server.stdout.readline()
-    assert answer, "tests/script_server.py has ended: its error is on standard error"
-    texts = (path.read_text() for path in outputs)
-    return subprocess.CompletedProcess(command, int(answer), *texts)
+    server.start(ROOT, *outputs, ["scripts", *command])
+    code = server.answer()
+    return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
 
 
 def start_script(name, *arguments, **environment):

@@ -1,24 +1,30 @@
-"""Runs commands for tests/test_documented_commands.py, scripts in forks of this process.
+"""Runs commands, scripts in forks of this process: the seconds of importing are spent once.
 
-So the seconds of importing JAX are spent once.  Standard input has a JSON list on each line: the
-folder, a file for the output, and the words of the command; standard output gets the number of its
-process, and then its exit code.
+Standard input has a JSON list on each line: the folder, files for standard output and for errors,
+and the words of the command, which are "scripts" and those of a script, or of a program.  Standard
+output gets the number of its process, and then its exit code.
 """
 
+import importlib
 import json
 import os
 import pathlib
 import runpy
 import sys
+import warnings
 
-import prm_jax.evaluation.reranking
-import prm_jax.evaluation.step_benchmarks
-import prm_jax.generation.options
-import prm_jax.scoring.scorer
-import prm_jax.training.loop  # noqa: F401
+LIBRARIES = (
+  *("array_record", "flax.nnx", "grain", "jax.experimental.pallas", "jinja2", "msgspec", "optax"),
+  *("matplotlib.backends.backend_agg", "matplotlib.figure", "orbax.checkpoint", "scipy.stats"),
+  *("safetensors", "sentencepiece", "sympy", "tensorboardX", "tensorflow_datasets", "tokenizers"),
+  "tyro",
+)
 
+warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)  # of os.fork
+for library in LIBRARIES:
+  importlib.import_module(library)
 for line in sys.stdin:
-  folder, log, *words = json.loads(line)
+  folder, out, errors, *words = json.loads(line)
   if process := os.fork():
     print(process, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
@@ -26,9 +32,8 @@ for line in sys.stdin:
   os.setsid()
   os.chdir(folder)
   os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-  file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-  os.dup2(file, 1)
-  os.dup2(file, 2)
+  for number, path in ((1, out), (2, errors)):  # which may be one file
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
   if words[0] != "scripts":
     os.execvp(words[0], words)
   sys.argv = words[1:]

@@ -12,7 +12,6 @@ import select
 import shutil
 import signal
 import string
-import subprocess
 import sys
 import time
 import urllib.request
@@ -20,7 +19,7 @@ import urllib.request
 import documented_workspace
 import documents
 import pytest
-from conftest import CACHE, ENVIRONMENT, ROOT
+from conftest import CACHE, ENVIRONMENT, ForkServer
 
 SECONDS = 300  # of a command
 TEXTS = documents.texts()
@@ -83,13 +82,8 @@ class Runner:
 
   def __init__(self, log: pathlib.Path, environment: dict[str, str]):
     self.log, self.environment = log, environment
-    self.server = subprocess.Popen(
-      [sys.executable, str(ROOT / "tests" / "forked_script.py")],
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      env=environment,
-      bufsize=0,
-    )
+    self.server = ForkServer(environment)
+    self.stdout = self.server.process.stdout
 
   def start(self, folder: pathlib.Path, words: list[str]) -> None:
     name = pathlib.Path(words[0]).name
@@ -100,14 +94,13 @@ class Runner:
     else:
       words = ["scripts", *words]
     self.log.unlink(missing_ok=True)
-    self.server.stdin.write(json.dumps([str(folder), str(self.log), *words]).encode() + b"\n")
-    self.process = int(self.server.stdout.readline())
+    self.process = self.server.start(folder, self.log, self.log, words)
 
   def end(self) -> str:
     """What is wrong with how the command ended; "": nothing."""
-    if not select.select([self.server.stdout], [], [], SECONDS)[0]:
+    if not select.select([self.stdout], [], [], SECONDS)[0]:
       os.killpg(self.process, signal.SIGKILL)
-    code = int(self.server.stdout.readline())
+    code = self.server.answer()
     return f"exit code {code}:\n{self.log.read_text()[-3000:]}" if code else ""
 
   def run(self, folder: pathlib.Path, words: list[str]) -> None:
@@ -120,7 +113,7 @@ class Runner:
     """Whether a server that has been started gives a score; stops it."""
     limit = time.monotonic() + SECONDS
     while not (ready := re.search(r"serving .* on (http:\S+)", self.said())):
-      if select.select([self.server.stdout], [], [], 0.2)[0] or time.monotonic() > limit:
+      if select.select([self.stdout], [], [], 0.2)[0] or time.monotonic() > limit:
         return False
     body = {"solutions": [{"problem": "What is 2 + 3?", "steps": ["2 + 3 = 5"]}]}
     try:
@@ -155,8 +148,8 @@ def workspace(tmp_path_factory):
     folder.mkdir()
     documented_workspace.make(folder, lambda words: runner.run(folder, words))
     yield runner, folder
-    runner.server.stdin.close()
-    runner.server.wait()
+    runner.server.process.stdin.close()
+    runner.server.process.wait()
 
 
 def words(command: documents.Command, environment: dict[str, str]) -> list[str]:

@@ -57,7 +57,7 @@ def test_the_help_lists_every_script_and_loads_none():
   assert {*listed} == SCRIPTS
 
 
-# compile_for_tpu.py needs them to check its flags
+# compile_for_tpu.py imports the compiler's side before it reads its flags
 @pytest.mark.parametrize("script", sorted(SCRIPTS - {"compile_for_tpu"}))
 def test_a_scripts_help_does_not_wait_for_slow_libraries(script):
   """Networks, checkpoints, plots, statistics and sympy are imported once the flags are read."""
