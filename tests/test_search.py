@@ -45,18 +45,6 @@ def scorer(kind: str = "plain") -> Scorer:
   return Scorer(contract, test_sampler.Letters(), readout, config, 258, params, mesh)
 
 
-def cached(contexts: int, kind: str = "plain") -> CachedScorer:
-  """With programs that are compiled once for all tests."""
-  made = CachedScorer(scorer(kind), contexts)
-  made._extend = scorer_programs(kind)
-  return made
-
-
-@functools.cache
-def scorer_programs(kind: str):
-  return CachedScorer(scorer(kind), 1)._extend
-
-
 class Lines(test_sampler.Letters):
   """A quarter of the tokens are line breaks, so that a random model writes steps."""
 
@@ -82,7 +70,7 @@ def run(
 ):
   s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "reduction": "last"} | changed)
   writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
-  engine = Search(sampler(kind), cached(contexts), s, writing)
+  engine = Search(sampler(kind), CachedScorer(scorer(kind), contexts), s, writing)
   found = {each.prompt: each for each in engine.run(prompts)}
   assert sorted(found) == [*range(len(prompts))]
   return found
@@ -212,12 +200,12 @@ def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, 
 
 @functools.cache
 def shared_reader(kind: str) -> CachedScorer:
-  return cached(2, kind)
+  return CachedScorer(scorer(kind), 2)
 
 
 def test_a_context_grows():
   """More tokens than its first places."""
-  reader = cached(1)
+  reader = CachedScorer(scorer(), 1)
   steps = tuple("abcdefgh" * 5 for _ in range(9))
   for count in range(1, len(steps) + 1):
     pairs = [("P", steps[:count]), ("P", (*steps[: count - 1], "x"))]

@@ -1,16 +1,11 @@
 """The decoder with a cache: each token is encoded once, however many tokens follow it.
 
-A slot is a sequence that grows by a token a step.  Its keys and values are in two parts.  The
-context is what slots may share, such as the prompt, or the steps that solutions in a search have in
-common: each token is stored once, at a place, and a slot sees the places of its own past.  The
-slot's latest tokens are in a ring of T places, with one place to write for all slots, so that a
-step writes a slice and scatters nothing.  `keep` moves them to the context.
+A slot is a sequence that grows by a token a step; `cache` says where its keys and values are.
 
 Layers are unrolled, so that each cache is written in place, and matrices are `[outputs, inputs]`,
 which XLA's CPU backend multiplies faster in bfloat16.
 
-Letters: B slots or blocks, G contexts, C places of a context, P of a past, T of a ring, S tokens of
-a prompt or of a block; the others as in `prm_jax`.
+Letters: as in `cache`; B also blocks, P places of a past, S tokens of a prompt or of a block.
 """
 
 import dataclasses
@@ -23,25 +18,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from prm_jax import config as config_lib
+from prm_jax.generation.cache import Cache
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.decoder import PROJECTION_EINSUMS, Attention
-from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, divides
+from prm_jax.model.sharding import ROWS, constrain
 
 Weights = dict[str, Any]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Cache:
-  """Keys and values of every layer, rotated."""
-
-  context_k: list[jax.Array]  # [G, K, C, H]
-  context_v: list[jax.Array]
-  positions: jax.Array  # int32 [G, C], of the token at each place of a context
-  own_k: list[jax.Array]  # [B, K, T, H]
-  own_v: list[jax.Array]
 
 
 @jax.tree_util.register_dataclass
@@ -97,8 +81,13 @@ class Layer(decoder.Block):
     return y if bias is None else y + bias[...].astype(y.dtype)
 
 
-def prepare(params: Any, c: config_lib.Model) -> Weights:
-  """Weights of a step from those of `StepScorer`, in `c.dtype`; low-rank factors are merged."""
+@functools.partial(jax.jit, static_argnames=("c", "vocabulary"))
+def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> Weights:
+  """Weights of a step from those of `StepScorer`, in `c.dtype`; low-rank factors are merged.
+
+  Args:
+    vocabulary: tokens whose rows are kept; None: all.
+  """
   blocks, layers = params["blocks"], []
   for i in range(c.layers):
     layer = {name: x[i] for name, x in blocks.items() if "_lora_" not in name}
@@ -113,43 +102,13 @@ def prepare(params: Any, c: config_lib.Model) -> Weights:
       layer[name] = matrix.reshape(size, -1).T.astype(c.dtype)
     layers.append(layer)
   out = {name: x for name, x in params.items() if name not in ("blocks", "language_model")}
-  out["embedding"] = out["embedding"].astype(c.dtype)
+  out["embedding"] = out["embedding"][:vocabulary].astype(c.dtype)
   if "language_model" in params:
-    out["language_model"] = params["language_model"].T.astype(c.dtype)
+    out["language_model"] = params["language_model"].T[:vocabulary].astype(c.dtype)
   return out | {"layers": layers}
 
 
-def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
-  """A cache of zeros: slots over the rows of the mesh, heads over `tensor`, where these divide."""
-
-  def of(rows: int, axis: Axis, tokens: int) -> list[jax.Array]:
-    mesh = jax.sharding.get_abstract_mesh()
-    shape = (rows, c.kv_heads, tokens, c.head_size)
-    axes = [a if divides(a, size, mesh) else None for a, size in zip((axis, HEADS), shape)]
-    return [constrain(jnp.zeros(shape, c.dtype), *axes, None, None) for _ in range(c.layers)]
-
-  context = functools.partial(of, G, None, C)  # of every slot that may read it
-  own = functools.partial(of, B, ROWS, T)
-  return Cache(context(), context(), jnp.zeros((G, C), jnp.int32), own(), own())
-
-
-def grown(cache: Cache, C: int) -> Cache:
-  """The cache with contexts of C places."""
-  pad = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, C - x.shape[2]), (0, 0)])
-  return dataclasses.replace(
-    cache,
-    context_k=[pad(x) for x in cache.context_k],
-    context_v=[pad(x) for x in cache.context_v],
-    positions=jnp.pad(cache.positions, [(0, 0), (0, C - cache.positions.shape[1])]),
-  )
-
-
-def lengthened(cache: Cache) -> Cache:
-  """The cache with every ring tiled to 2T places, so that step i's entry is also at i modulo 2T."""
-  double = lambda rings: [jnp.tile(x, (1, 1, 2, 1)) for x in rings]
-  return dataclasses.replace(cache, own_k=double(cache.own_k), own_v=double(cache.own_v))
-
-
+@functools.partial(jax.jit, donate_argnames="cache", static_argnames="c")
 def prefill(
   weights: Weights, cache: Cache, group: jax.Array, tokens: jax.Array, *, c: config_lib.Model
 ) -> Cache:
@@ -257,33 +216,6 @@ def extend(
 
   x = hidden(weights, new.tokens, new.positions, cached, c)
   return x.reshape(B * S, -1)[new.reads], keys, values
-
-
-def keep(
-  cache: Cache,
-  source: jax.Array,
-  target: jax.Array,
-  positions: jax.Array,
-  new: tuple[list[jax.Array], list[jax.Array]] | None = None,
-) -> Cache:
-  """The cache with some tokens of its rings, or new ones, in its contexts.
-
-  Args:
-    source: int32 `[M, 2]`, row and index of each token in the rings, or in `new`.
-    target: int32 `[M, 2]`, its context and its place there; beyond the cache: it is not kept.
-    positions: int32 `[M]`.
-    new: keys and values that `extend` has given.
-  """
-  keys, values = new or (cache.own_k, cache.own_v)
-  to = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(
-    new[source[:, 0], :, source[:, 1]].astype(old.dtype), mode="drop"
-  )
-  return dataclasses.replace(
-    cache,
-    context_k=[to(old, new) for old, new in zip(cache.context_k, keys)],
-    context_v=[to(old, new) for old, new in zip(cache.context_v, values)],
-    positions=cache.positions.at[target[:, 0], target[:, 1]].set(positions, mode="drop"),
-  )
 
 
 def hidden(

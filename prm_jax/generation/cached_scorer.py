@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
+from prm_jax import config as config_lib
+from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import cached_decoder
 from prm_jax.generation.cached_decoder import Blocks
-from prm_jax.generation.places import Moved, Places, grow, keep_tokens, power_of_two, size
+from prm_jax.generation.places import Moved, Places, keep_tokens, power_of_two, size
 from prm_jax.input_pipeline import prefix_tree, token_tree
+from prm_jax.scoring import scorer as scorer_lib
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
 
@@ -54,11 +58,10 @@ class CachedScorer:
     # A solution is asked about several times while it is the newest.
     self._path = functools.lru_cache(2**16)(self._path)
     self.encoded = [0] * contexts  # tokens of each, padding not counted
+    self._extend = _extend(scorer.graph, scorer.softcap, self.config)
     with jax.set_mesh(scorer.mesh):
-      prepare = functools.partial(cached_decoder.prepare, c=self.config)
-      self._weights = jax.jit(prepare)(scorer.params)
-      empty = lambda: cached_decoder.empty(self.config, 0, contexts, 256, 1)
-      self._cache = jax.jit(empty)()
+      self._weights = cached_decoder.prepare(scorer.params, self.config)
+      self._cache = cache_lib.empty(self.config, 0, contexts, 256, 1)
     self._read: list[tuple[list[_Tree], Any, Any]] = []  # trees, keys and values since `keep`
 
   def probabilities(self, asked: Mapping[int, Sequence[Solution]]) -> dict[int, list[np.ndarray]]:
@@ -141,17 +144,19 @@ class CachedScorer:
     needed = max(each.size for each in self.places)
     with jax.set_mesh(self.scorer.mesh):
       while needed > (C := self._cache.positions.shape[1]):
-        self._cache = grow(self._cache, 2 * C)  # few sizes: each needs programs of its own
+        # Few sizes: each needs programs of its own.
+        self._cache = cache_lib.grown(self._cache, 2 * C)
       self._cache = keep_tokens(self._cache, moved, new)
 
-  @functools.cached_property
-  def _extend(self):
-    def extend(weights, params, head, cache, new: Blocks):
-      hidden, keys, values = cached_decoder.extend(weights, cache, new, c=self.config)
-      at = jnp.arange(len(hidden))[None]
-      return self.scorer.log_probs(params, head, hidden[None], at)[0], keys, values
 
-    return jax.jit(extend)
+@functools.lru_cache(8)  # searches of one process with the same model compile it once
+def _extend(graph: nnx.GraphDef, softcap: float, c: config_lib.Model):
+  def extend(weights, params, head, cache, new: Blocks):
+    hidden, keys, values = cached_decoder.extend(weights, cache, new, c=c)
+    model, at = nnx.merge(graph, params), jnp.arange(len(hidden))[None]
+    return scorer_lib.log_probs(model, head, hidden[None], at, softcap)[0], keys, values
+
+  return jax.jit(extend)
 
 
 def _merged(group: int, past: Sequence[int], paths: list[Path]) -> list[_Tree]:

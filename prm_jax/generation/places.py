@@ -7,11 +7,10 @@ have in common are encoded and stored once.  A place is free when no sequence th
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
-import jax
 import numpy as np
 
-from prm_jax.generation import cached_decoder
-from prm_jax.generation.cached_decoder import Cache
+from prm_jax.generation import cache as cache_lib
+from prm_jax.generation.cache import Cache
 
 
 class Places:
@@ -73,7 +72,7 @@ class Moved(NamedTuple):
 
 
 def keep_tokens(cache: Cache, moved: Sequence[Moved], new: Any = None) -> Cache:
-  """`cached_decoder.keep`, with as many tokens as one of a few compiled programs takes."""
+  """`cache.keep`, with as many tokens as one of a few compiled programs takes."""
   if not moved:
     return cache
   every = np.concatenate(moved, axis=1)
@@ -82,11 +81,7 @@ def keep_tokens(cache: Cache, moved: Sequence[Moved], new: Any = None) -> Cache:
   group, place, row, column, position = np.pad(every, [(0, 0), (0, size(count, 64) - count)])
   place[count:] = np.iinfo(np.int32).max  # dropped
   target, source = np.stack([group, place], axis=1), np.stack([row, column], axis=1)
-  return _keep(cache, source, target, position, new)
-
-
-_keep = jax.jit(cached_decoder.keep, donate_argnums=0)
-grow = jax.jit(cached_decoder.grown, static_argnums=1)
+  return cache_lib.keep(cache, source, target, position, new)
 
 
 def power_of_two(count: int) -> int:

@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import cached_decoder
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
-from prm_jax.generation.cached_decoder import Cache, Slots, Weights
+from prm_jax.generation.cache import Cache
+from prm_jax.generation.cached_decoder import Slots, Weights
 from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.places import power_of_two
 from prm_jax.generation.sampling import Sampling
@@ -76,14 +78,8 @@ class Sampler:
     have no text.
     """
     config = dataclasses.replace(config, attention="auto")
-
-    def prepare(params: Any) -> Weights:
-      made = cached_decoder.prepare(params, config)
-      cut = {"embedding", "language_model"} & made.keys()
-      return made | {name: made[name][: tokenizer.vocab_size] for name in cut}
-
     with jax.set_mesh(mesh):
-      made = jax.jit(prepare)(params)
+      made = cached_decoder.prepare(params, config, tokenizer.vocab_size)
     return cls(made, config, tokenizer, end_tokens, mesh, batch)
 
   def facts(self) -> dict[str, Any]:
@@ -140,7 +136,7 @@ class Sampler:
         if not (under_way := [each for each in slots if each]):
           return
         if max(len(each.tokens) for each in under_way) == T:
-          cache, T = self._lengthened(cache), 2 * T
+          cache, T = cache_lib.lengthened(cache), 2 * T
         state = self._state(slots, G, E)
         device, log_probs, cache = self._step(
           self.weights, cache, index % T, state, device, fresh, sampling=sampling
@@ -209,40 +205,37 @@ class Sampler:
     return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
 
   def empty(self, B: int, G: int, C: int, T: int) -> Cache:
-    return _empty(self.config, B, G, C, T)
+    return cache_lib.empty(self.config, B, G, C, T)
 
   def read(self, cache: Cache, group: int, prompt: Sequence[int], C: int) -> Cache:
     """The cache with a prompt, but for its last token, as a context of C places."""
     padded = np.zeros(C, np.int32)
     padded[: len(prompt) - 1] = prompt[:-1]
-    return self._prefill(self.weights, cache, group, padded)
-
-  @functools.cached_property
-  def _prefill(self):
-    return jax.jit(functools.partial(cached_decoder.prefill, c=self.config), donate_argnums=1)
-
-  @functools.cached_property
-  def _lengthened(self):
-    return jax.jit(cached_decoder.lengthened)
+    return cached_decoder.prefill(self.weights, cache, group, padded, c=self.config)
 
   @functools.cached_property
   def _step(self):
-    c, options = self.config, compiler_options.of(self.tpu, self.mesh.devices.flat[0])
+    return _step(self.config, self.tpu, self.mesh.devices.flat[0])
 
-    @functools.partial(
-      jax.jit, donate_argnums=1, static_argnames="sampling", compiler_options=options
-    )
-    def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
-      state = dict(state)
-      numbers = jax.vmap(uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])
-      places = jnp.arange(cache.positions.shape[1])
-      seen = places < state.pop("context_length")[:, None]
-      slots = Slots(**state | {"tokens": jnp.where(fresh, state["tokens"], last)}, seen=seen)
-      logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
-      tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
-      return tokens, log_probs, cache
 
-    return step
+@functools.lru_cache(8)  # samplers of one process with the same model compile it once
+def _step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
+  options = compiler_options.of(tpu, device)
+
+  @functools.partial(
+    jax.jit, donate_argnums=1, static_argnames="sampling", compiler_options=options
+  )
+  def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
+    state = dict(state)
+    numbers = jax.vmap(uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])
+    places = jnp.arange(cache.positions.shape[1])
+    seen = places < state.pop("context_length")[:, None]
+    slots = Slots(**state | {"tokens": jnp.where(fresh, state["tokens"], last)}, seen=seen)
+    logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
+    tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
+    return tokens, log_probs, cache
+
+  return step
 
 
 def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
@@ -259,9 +252,6 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
     else:
       chains.append([i])
   return sorted(chains, key=min)
-
-
-_empty = jax.jit(cached_decoder.empty, static_argnums=(0, 1, 2, 3, 4))
 
 
 def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import cached_decoder
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import sampling as sampling_lib
-from prm_jax.generation.cached_decoder import Cache, Slots, Weights
+from prm_jax.generation.cache import Cache
+from prm_jax.generation.cached_decoder import Slots, Weights
 from prm_jax.generation.engines import End, Limits
-from prm_jax.generation.places import Moved, Places, grow, keep_tokens, size
+from prm_jax.generation.places import Moved, Places, keep_tokens, size
 from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler, uniform
 from prm_jax.generation.sampling import Sampling
 
@@ -173,7 +175,7 @@ class StepWriter:
     with jax.set_mesh(self.sampler.mesh):
       if largest > (C := self._seen.shape[1]):
         self._seen = np.pad(self._seen, [(0, 0), (0, size(largest, 64) - C)])
-        self._cache = grow(self._cache, self._seen.shape[1])
+        self._cache = cache_lib.grown(self._cache, self._seen.shape[1])
       self._cache = keep_tokens(self._cache, moved)
     for g, (lanes, _) in going.items():
       self._go(g, lanes)

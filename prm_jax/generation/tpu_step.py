@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import cached_decoder
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
@@ -38,7 +39,7 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   G, start = min(-(-B // SAMPLES) + 2, B), time.perf_counter()
   with jax.set_mesh(mesh), progress.waiting(f"compiling it for {mesh.size} chips"):
     weights = _described(functools.partial(cached_decoder.prepare, c=model), params)
-    cache = _described(lambda: cached_decoder.empty(model, B, G, C, T))
+    cache = _described(lambda: cache_lib.empty(model, B, G, C, T))
     lowered = engine._step.lower(
       weights, cache, *_slots(B, G, sharding_lib.replicated(mesh)), sampling=Sampling(0.8)
     )

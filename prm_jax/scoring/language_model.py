@@ -86,8 +86,12 @@ class LanguageModel:
   @functools.cached_property
   def read_log_probs(self) -> Callable[[Any, Batch], jax.Array]:
     """`token_log_probs` of parameters and a batch, compiled."""
-    graph = step_lib.graph(self.config, self.vocab_size, 1)
-    return jax.jit(lambda params, batch: token_log_probs(nnx.merge(graph, params), batch))
+    return _read_log_probs(step_lib.graph(self.config, self.vocab_size, 1))
+
+
+@functools.lru_cache(8)  # models of one process with the same structure share it
+def _read_log_probs(graph: nnx.GraphDef) -> Callable[[Any, Batch], jax.Array]:
+  return jax.jit(lambda params, batch: token_log_probs(nnx.merge(graph, params), batch))
 
 
 def token_log_probs(model: decoder.StepScorer, batch: Batch) -> jax.Array:

@@ -174,29 +174,15 @@ class Scorer(Rater):
     config = dataclasses.replace(self.config, attention="auto")
     return step_lib.graph(config, self.vocab_size, len(self.contract.classes), self.contract.heads)
 
+  @property
+  def softcap(self) -> float:
+    """Of the logits of a published head; 0: none."""
+    return self.config.logit_softcap if self.readout.answers else 0
+
   @functools.cached_property
   def forward(self):
     """The compiled program: class log-probabilities `[B, R, K, C]` of params, head and batch."""
-
-    def log_probs(params: Any, head: Head, batch: Batch) -> jax.Array:
-      model = nnx.merge(self.graph, params)
-      hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-      return self.log_probs(params, head, hidden, batch.read_positions)
-
-    options = compiler_options.of(config_lib.Tpu(), self.mesh.devices.flat[0])
-    everywhere = sharding_lib.replicated(self.mesh)
-    return jax.jit(log_probs, out_shardings=everywhere, compiler_options=options)
-
-  def log_probs(
-    self, params: Any, head: Head, hidden: jax.Array, read_positions: jax.Array
-  ) -> jax.Array:
-    """Class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`."""
-    if not head:
-      model = nnx.merge(self.graph, params)
-      return jax.nn.log_softmax(model.class_logits(hidden, read_positions))
-    at = jnp.take_along_axis(hidden, read_positions[..., None], axis=1)
-    softcap = self.config.logit_softcap if self.readout.answers else 0
-    return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
+    return _forward(self.graph, self.softcap, self.mesh)
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:
@@ -204,6 +190,36 @@ def file_hashes(directory: pathlib.Path) -> dict[str, str]:
   names = ["config.json", tokenizers.find(directory).name]
   names += sorted({tensor.path.name for tensor in weights.tensors(directory).values()})
   return {name: download.sha256_of(directory / name) for name in names}
+
+
+@functools.lru_cache(8)  # scorers of one process with the same model compile it once
+def _forward(graph: nnx.GraphDef, softcap: float, mesh: jax.sharding.Mesh):
+  def forward(params: Any, head: Head, batch: Batch) -> jax.Array:
+    model = nnx.merge(graph, params)
+    hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
+    return log_probs(model, head, hidden, batch.read_positions, softcap)
+
+  options = compiler_options.of(config_lib.Tpu(), mesh.devices.flat[0])
+  everywhere = sharding_lib.replicated(mesh)
+  return jax.jit(forward, out_shardings=everywhere, compiler_options=options)
+
+
+def log_probs(
+  model: decoder.StepScorer,
+  head: Head,
+  hidden: jax.Array,
+  read_positions: jax.Array,
+  softcap: float,
+) -> jax.Array:
+  """Class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`.
+
+  Args:
+    head: of a published model, with `Scorer.softcap`; (): the model's own.
+  """
+  if not head:
+    return jax.nn.log_softmax(model.class_logits(hidden, read_positions))
+  at = jnp.take_along_axis(hidden, read_positions[..., None], axis=1)
+  return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
 
 
 def _published(

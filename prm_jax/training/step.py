@@ -184,6 +184,8 @@ class Programs:
 def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
   """The functions of a run, sharded over `mesh`; `c` as resolved (`initialization.resolve`).
 
+  Runs of one process share them where they can, and so trace and compile them once.
+
   Raises:
     ValueError: the rows of a batch do not divide over passes and devices, or the classes have
       another number of weights.
@@ -191,6 +193,25 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   _check_rows(c, mesh)
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
     raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
+  train = config_lib.Train(
+    batch_rows=c.train.batch_rows,
+    steps=c.train.steps,
+    microbatches=c.train.microbatches,
+    seed=c.train.seed if c.loss.heads > 1 else 0,  # of bootstrap weights
+  )
+  decisive = config_lib.Experiment(
+    model=c.model,
+    loss=c.loss,
+    optim=c.optim,
+    init=config_lib.Init(head=first_head(c), head_std=c.init.head_std),
+    train=train,
+    tpu=c.tpu,
+  )
+  return _programs(decisive, vocab_size, num_classes, mesh)
+
+
+@functools.lru_cache(8)
+def _programs(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
   sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "heads": c.loss.heads}
   optimizer = make_optimizer(c.optim, c.train.steps)
   graphdef, trainable = graph(c.model, **sizes), Trainable.of(c)
