@@ -4,13 +4,16 @@ Eight CPU devices are asked for before any JAX backend starts, so that sharded c
 any machine.  Tests marked `shared_data` read the folder beside the checkout that holds real rows.
 """
 
+import contextlib
 import dataclasses
 import functools
 import http.server
 import importlib.util
+import io
 import json
 import os
 import pathlib
+import runpy
 import shutil
 import signal
 import subprocess
@@ -124,6 +127,30 @@ def run_script(name, *arguments):
     server.start(ROOT, *outputs, ["scripts", *command])
     code = server.answer()
     return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
+
+
+def call_script(name, *arguments):
+  """As `run_script`, in this process: without a start, and with the programs that it has compiled.
+
+  An exception that a script does not turn into a message is raised.
+  """
+  command = [str(ROOT / "scripts" / name), *map(str, arguments)]
+  out, errors, code = io.StringIO(), io.StringIO(), 0
+  with (
+    contextlib.chdir(ROOT),
+    contextlib.redirect_stdout(out),
+    contextlib.redirect_stderr(errors),
+    pytest.MonkeyPatch.context() as patch,
+  ):
+    patch.setattr(sys, "argv", command)
+    try:
+      runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+      code = 0 if end.code is None else end.code
+      if not isinstance(code, int):  # a message
+        print(code, file=errors)
+        code = 1
+  return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
 
 
 def start_script(name, *arguments, **environment):

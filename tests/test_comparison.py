@@ -2,12 +2,10 @@
 
 import json
 import re
-import runpy
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import call_script
 
 from prm_jax.evaluation.candidate_table import SCORES
 from prm_jax.experiments import comparison
@@ -216,20 +214,19 @@ def test_disagreements_have_one_right_pick(of):
     assert counts[of.samples.answer_ids[p, b]] == counts.max()
 
 
-def test_compare_py_writes_all_and_other_candidates_are_refused(
-  files, tmp_path, monkeypatch, capsys
-):
+def test_compare_py_writes_all_and_other_candidates_are_refused(files, tmp_path):
   """JSON, picture and page; a file of other candidates is an error that names it."""
   graded, named = files
   scores = [f"{name}={path}" for name, path in named.items()]
   judged = process_bench(tmp_path)
-  run(monkeypatch, "evaluate.py", f"--input={judged}", "--benchmark=process_bench",
-      f"--output={tmp_path / 'judged.json'}")  # fmt: skip
-  run(monkeypatch, "compare.py", f"--input={graded}", f"--output_dir={tmp_path}", "--scores",
-      *scores, f"other:min={named['other']}", "--against", "other:min", "people",
-      f"--process_bench=people={tmp_path / 'judged.json'}",
-      "--figures", "svg", "pdf")  # fmt: skip
-  shown = capsys.readouterr().out
+  flags = (f"--input={judged}", f"--output={tmp_path / 'judged.json'}")
+  done = call_script("evaluate.py", "--benchmark=process_bench", *flags)
+  assert done.returncode == 0, done.stderr
+  flags = [f"--input={graded}", f"--output_dir={tmp_path}", "--figures", "svg", "pdf"]
+  flags += ["--scores", *scores, f"other:min={named['other']}", "--against", "other:min", "people"]
+  done = call_script("compare.py", *flags, f"--process_bench=people={tmp_path / 'judged.json'}")
+  assert done.returncode == 0, done.stderr
+  shown = done.stdout
   assert "vote by people/4" in shown and "minus other:min" in shown
   assert "people - other:min" in shown and "other:min - people" not in shown  # once
   assert re.search(r"ProcessBench.*\n +gsm8k +math +mean\n +people +80\.0 .* +0\.0 ", shown)
@@ -247,11 +244,6 @@ def test_compare_py_writes_all_and_other_candidates_are_refused(
     comparison.read(graded, {"x": other})
   with pytest.raises(BadLine, match=r"comparison\.json: .*benchmark"):
     comparison.process_bench(tmp_path / "comparison.json")
-
-
-def run(monkeypatch, script, *flags):
-  monkeypatch.setattr(sys, "argv", [script, *flags])
-  runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
 
 
 def process_bench(folder):

@@ -15,7 +15,6 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import command_line, preemption
 from prm_jax.training import checkpoint, evaluations, loop
 
-pytestmark = pytest.mark.usefixtures("one_device")
 # By step.  Better until step 4, then twice no better.
 NLL = {2: 0.7, 4: 0.5, 6: 0.6, 8: 0.55, 10: 0.4, 12: 0.3}
 AUROC = {2: 0.6, 4: None, 6: 0.7, 8: 0.5, 10: 0.7, 12: 0.9}
@@ -26,18 +25,27 @@ class Args:
   config: config_lib.Experiment = config_lib.Experiment()
 
 
-@pytest.fixture
-def experiment(arithmetic_data, monkeypatch):
+@pytest.fixture(scope="module")
+def experiment(arithmetic_data):
   """A run of 12 steps, evaluated at every second and saved at every third, of known metrics."""
 
   def evaluate(self):
     step = int(self.state.step)
     return {"count": 9, "nll": NLL[step], "accuracy": 0.5, "auroc": AUROC[step], "ece": 0.1}
 
-  monkeypatch.setattr(loop.Run, "evaluate", evaluate)
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  options = {"steps": 12, "eval_every": 2, "save_every": 3, "keep": 1, "stop_patience": 2}
-  return tiny.change(experiment, "train", **options)
+  options = {"steps": 12, "log_every": 1, "eval_every": 2, "save_every": 3, "keep": 1}
+  with pytest.MonkeyPatch.context() as patch, tiny.first_device():
+    patch.setattr(loop.Run, "evaluate", evaluate)
+    yield tiny.change(experiment, "train", **options, stop_patience=2)
+
+
+@pytest.fixture(scope="module")
+def whole(experiment, tmp_path_factory):
+  """The work directory of an uninterrupted run."""
+  workdir = tmp_path_factory.mktemp("whole")
+  loop.run(experiment, workdir)
+  return workdir
 
 
 @pytest.fixture
@@ -95,25 +103,25 @@ def test_a_metric_that_gets_no_better_stops_the_run(
     pytest.param((7, "train", True), id="SIGTERM, before the evaluation that ends it"),
   ],
 )
-def test_a_resumed_run_stops_where_an_uninterrupted_one_does(experiment, tmp_path, killing, kill):
+def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
+  experiment, whole, tmp_path, killing, kill
+):
   """Killed or preempted anywhere, it ends at the same step, in the same state, with the same log.
 
   Run once more, it does nothing; with more patience it goes on.
   """
-  experiment = tiny.change(experiment, "train", log_every=1)
-  loop.run(experiment, tmp_path / "whole")
   killing(*kill)
   with pytest.raises((KeyboardInterrupt, preemption.Preempted)):
-    loop.run(experiment, tmp_path / "killed")
-  assert checkpoint.latest(tmp_path / "killed")[0] in (6, 8)
+    loop.run(experiment, tmp_path)
+  assert checkpoint.latest(tmp_path)[0] in (6, 8)
   for _ in range(2):
-    loop.run(experiment, tmp_path / "killed")
-    states = tiny.final_state(tmp_path / "whole"), tiny.final_state(tmp_path / "killed")
+    loop.run(experiment, tmp_path)
+    states = tiny.final_state(whole), tiny.final_state(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, *states)
-    assert tiny.records(tmp_path / "whole") == tiny.records(tmp_path / "killed")
-  assert checkpoint.latest(tmp_path / "killed")[0] == 8
-  loop.run(tiny.change(experiment, "train", stop_patience=3), tmp_path / "killed")
-  assert checkpoint.latest(tmp_path / "killed")[0] == 12
+    assert tiny.records(whole) == tiny.records(tmp_path)
+  assert checkpoint.latest(tmp_path)[0] == 8
+  loop.run(tiny.change(experiment, "train", stop_patience=3), tmp_path)
+  assert checkpoint.latest(tmp_path)[0] == 12
 
 
 def test_patience_that_cannot_act_is_said(experiment, tmp_path, capsys, monkeypatch):
@@ -137,7 +145,7 @@ def test_patience_that_cannot_act_is_said(experiment, tmp_path, capsys, monkeypa
 
 def test_a_metric_of_an_evaluation_that_was_made_up_counts(experiment, tmp_path, killing):
   """A step that was saved in a hurry, without its evaluation, can be the best nevertheless."""
-  experiment = tiny.change(experiment, "train", log_every=1, save_every=100)
+  experiment = tiny.change(experiment, "train", save_every=100)
   killing(3, "train", term=True)
   with pytest.raises(preemption.Preempted, match="step 4 is saved"):
     loop.run(experiment, tmp_path)

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import resource
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT, run_script
+from conftest import ROOT, call_script, run_script
 from scored_files import generated, write
 
 from prm_jax import config as config_lib
@@ -180,9 +179,8 @@ def test_an_error_is_one_line(tmp_path, flags, message):
 def test_a_reader_that_stops_is_no_error_message(tmp_path):
   """`rerank.py ... | head` ends without a traceback."""
   path = write(tmp_path / "a.jsonl", generated())
-  command = (
-    f"{sys.executable} scripts/rerank.py --input={path} --output_dir={tmp_path} --format=csv"
-  )
+  command = f"{sys.executable} scripts/rerank.py --input={path} --output_dir={tmp_path}"
+  command += " --format=csv --resamples=16 --permutations=2"
   done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, cwd=ROOT)
   assert (done.stdout, done.stderr) == ("", "")
 
@@ -218,14 +216,19 @@ def test_a_full_disk_leaves_the_old_report_whole(tmp_path):
   A limit on the size of files, between those of report.json and of the page, stands for the disk.
   """
   path, out = write(tmp_path / "a.jsonl", generated()), tmp_path / "out"
-  flags = (f"--input={path}", f"--output_dir={out}", "--resamples=100")
-  assert run_script("rerank.py", *flags).returncode == 0
+  flags = (f"--input={path}", f"--output_dir={out}", "--resamples=100", "--permutations=2")
+  done = call_script("rerank.py", *flags)
+  assert done.returncode == 0, done.stderr
   before = {each: each.read_bytes() for each in out.iterdir()}
-  limit = f"ulimit -f {len(before[out / 'report.json']) // 1024 + 20}; exec "
-  command = [sys.executable, "scripts/rerank.py", *flags, "--seed=1"]
-  done = subprocess.run(["bash", "-c", limit + " ".join(command)], cwd=ROOT, **TEXT)
-  assert done.returncode == 1 and done.stderr.endswith("File too large; nothing was replaced\n")
-  assert str(out / "report.html") in done.stderr
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  most = len(before[out / "report.json"]) + 20_000
+  resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+  try:
+    done = call_script("rerank.py", *flags, "--seed=1")
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  assert done.returncode == 1 and str(out / "report.html") in done.stderr
+  assert done.stderr.endswith("File too large; nothing was replaced\n")
   assert {each: each.read_bytes() for each in out.iterdir()} == before
 
 
@@ -238,18 +241,17 @@ def test_help_describes_the_options_of_hosts():
 def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, capsys):
   """score.py has a line now and then where there is no terminal, and says what ends a step."""
   with tiny.first_device():
-    experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-    loop.run(tiny.change(experiment, "train", steps=1), tmp_path / "run")
+    loop.run(tiny.experiment(arithmetic_data, config_lib.Loss()), tmp_path / "run")
     said = capsys.readouterr().err
     assert "steps end with the separator '\\n', tokens [3]" in said
-    assert re.search(r"step 1 of 1: loss .* tokens/s \d+, \d+:\d+ left", said)
+    assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", said)
     monkeypatch.setattr(progress, "SECONDS", 0.001)
     monkeypatch.setattr(batching, "BATCH_TOKENS", 128)
     source = arithmetic_data / "candidates.jsonl"
     flags = [f"--checkpoint={tmp_path}/run", f"--input={source}", f"--output={tmp_path}/o.jsonl"]
-    monkeypatch.setattr(sys, "argv", ["score.py", *flags])
-    runpy.run_path(str(ROOT / "scripts/score.py"), run_name="__main__")
-  said = capsys.readouterr().err.splitlines()
+    scored = call_script("score.py", *flags)
+  assert scored.returncode == 0, scored.stderr
+  said = scored.stderr.splitlines()
   assert said[0] == f"loading {tmp_path}/run"
   assert "steps end with the separator '\\n', tokens [3]" in said
   done = [int(found[1]) for found in map(re.compile(r"scoring: (\d+)/48 ").match, said) if found]

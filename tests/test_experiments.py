@@ -32,7 +32,7 @@ from prm_jax.experiments import (
 )
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
-from prm_jax.generation.engines import Limits
+from prm_jax.generation.engines import Completion, Limits
 from prm_jax.runtime import command_line
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
@@ -133,6 +133,8 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   if (name, source) == ("alternatives", "files"):
     pytest.skip("it is of the quick start's data")
   plan = files if source == "files" else SMOKE
+  some = {key: SMOKE.domains[key] for key in ("longer chains", "other wording")}
+  plan = dataclasses.replace(plan, domains=some)
   jobs.run(name, plan, tmp_path, workers=0)
   lines = write(name, tmp_path)
   first = {end: (tmp_path / f"{name}.{end}").read_bytes() for end in ("json", "png", "html")}
@@ -178,11 +180,32 @@ def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, mon
   assert report.draw(tmp_path / "search.json", tmp_path / "elsewhere", "search") == lines
 
 
+@dataclasses.dataclass(frozen=True)
+class Writer:
+  """Stands for a language model: every other rollout has the right answer."""
+
+  answers: dict[str, int]  # by problem
+  batch: int = 1
+
+  def generate(self, prompts, n, sampling, limits):
+    for i, prompt in enumerate(prompts):
+      for k in range(n):
+        wrong = np.random.default_rng([prompt.seed, k]).integers(2)
+        text = f"# Answer\n\n{self.answers[prompt.problem] + wrong}"
+        yield Completion(i, k, text, "stop", token_count=7)
+
+
+@pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("one_device")
 def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
-  tmp_path, monkeypatch
+  trained, tmp_path, monkeypatch, request
 ):
-  """With models that are trained, shortly: rollouts need a language model that writes."""
+  """With stand-ins for models, and with models that are trained, shortly."""
+  if not trained:
+    request.getfixturevalue("untrained")
+    answers = lambda made: {of.text: of.answer for of in made.generator.problems()["train"]}
+    writer = property(lambda made: Writer(answers(made)))
+    monkeypatch.setattr(search.Made, "language_model", writer)
   monkeypatch.setattr(rollouts, "ARMS", {arm: arm for arm in ("exact", "counts")})
   monkeypatch.setattr(rollouts, "LIMITS", Limits(max_new_tokens=16))
   sizes = dataclasses.replace(SMOKE.rollouts, counts=(2,), problems=4)
@@ -202,7 +225,9 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   assert 0 < found["rollouts"] <= 2 * 6 * found["solutions"]
   (folder / "binary-2.json").unlink()
   (folder / "rollouts.journal").write_text("torn")  # as if killed while it was made
+  TRAINED.clear()
   jobs.run("rollouts", plan, tmp_path, workers=0)
+  assert not TRAINED
   assert write_all() == lines and (tmp_path / "rollouts.json").read_bytes() == first
   assert report.draw(tmp_path / "rollouts.json", tmp_path / "elsewhere", "rollouts") == lines
 
@@ -382,14 +407,13 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
   for p, each in enumerate(found):
     solutions = [each.solutions[i] for i in each.samples]
     m = len(solutions)
-    for k, n in enumerate([1, 2, 4, 6]):
-      expected = agg.best_of_n(
-        np.array([[scores[p][i] for i in each.samples]], np.float32),
-        np.array([[s.correct for s in solutions]]),
-        np.array([[s.answer is not None for s in solutions]]),
-        [min(n, m)],
-      )
-      assert result[p, k] == pytest.approx(float(expected[0, 0]), abs=1e-6)  # stored with 6 digits
+    expected = agg.best_of_n(
+      np.array([[scores[p][i] for i in each.samples]], np.float32),
+      np.array([[s.correct for s in solutions]]),
+      np.array([[s.answer is not None for s in solutions]]),
+      [min(n, m) for n in (1, 2, 4, 6)],
+    )
+    assert result[p] == pytest.approx(np.asarray(expected[0]), abs=1e-6)  # stored with 6 digits
 
 
 @settings(max_examples=30, deadline=None)

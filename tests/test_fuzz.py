@@ -52,7 +52,7 @@ class Worker:
     self.process.join()
 
 
-@pytest.mark.parametrize("inputs", [350, pytest.param(INPUTS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("inputs", [200, pytest.param(INPUTS, marks=pytest.mark.slow)])
 def test_fuzz_campaign(arithmetic_data, tmp_path, inputs):
   """Every input ends as a clear error that names the file, or is accepted and means what it says.
 

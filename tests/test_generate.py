@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import http.server
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 import tiny
 import tokenizers as hf
 import urllib3
-from conftest import ENVIRONMENT, ROOT, run_script
+from conftest import ENVIRONMENT, ROOT, call_script, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.generation import language_models, samples
@@ -30,7 +31,6 @@ from prm_jax.generation.server import Retry, Server
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.runtime import journal as journal_lib
 from prm_jax.runtime.json_lines import BadLine
-from prm_jax.training import loop
 
 PROMPTS = [Prompt("", f"p{i}", "\n", i) for i in range(6)]
 
@@ -85,7 +85,7 @@ def loopback():
       "troubles": collections.deque(),
       "make": complete,
     }
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
     yield httpd.state, Server(f"http://127.0.0.1:{httpd.server_port}/v1", "m", concurrency=4)
     httpd.shutdown()
 
@@ -298,6 +298,13 @@ def test_a_problem_as_deep_as_a_line_may_be_goes_through_the_journal(tmp_path):
     assert opened.done == {0: [sample]}
 
 
+def refused(*flags) -> str:
+  """What generate.py says as it ends with exit code 1 or 2."""
+  done = call_script("generate.py", *flags)
+  assert done.returncode in (1, 2)
+  return done.stderr
+
+
 def test_the_output_is_looked_at_before_the_model(tmp_path):
   """Its folder is made; a finished output, and a place that is none, are errors."""
   path, out = tmp_path / "problems.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
@@ -307,8 +314,8 @@ def test_the_output_is_looked_at_before_the_model(tmp_path):
   flags = (f"--input={path}", "--model=nowhere")
   done = run_script("generate.py", f"--output={out}", *flags)
   assert done.returncode == 1 and "out.jsonl is there and finished; delete it" in done.stderr
-  done = run_script("generate.py", f"--output={out / 'x'}", *flags)
-  assert done.returncode == 1 and "out.jsonl" in done.stderr and "nowhere" not in done.stderr
+  said = refused(f"--output={out / 'x'}", *flags)
+  assert "out.jsonl" in said and "nowhere" not in said
 
 
 def test_steps_are_lines_or_paragraphs():
@@ -335,12 +342,20 @@ def test_a_line_without_a_problem_names_its_place(tmp_path):
     samples.read(path)
 
 
-def command(path, out, url, *flags):
-  args = (f"--input={path}", f"--output={out}", f"--url={url}", "--served_model=m", "--n=3")
-  return [sys.executable, str(ROOT / "scripts" / "generate.py"), *args, "--prompt=plain", *flags]
+def asking(path, out, url) -> list[str]:
+  """Flags of generate.py with a server."""
+  args = [f"--input={path}", f"--output={out}", f"--url={url}", "--served_model=m", "--n=3"]
+  return [*args, "--prompt=plain"]
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def generate(*flags):
+  """Runs generate.py, without an error."""
+  done = run_script("generate.py", *flags)
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_campaign_of_kills(kills, loopback, tmp_path):
   """Killed at any moment and run again, the file is that of an uninterrupted run.
 
@@ -355,13 +370,13 @@ def test_campaign_of_kills(kills, loopback, tmp_path):
     return complete(body)
 
   state["make"] = complete
-  subprocess.run(command(path, whole, engine.url), env=ENVIRONMENT, check=True)
+  generate(*asking(path, whole, engine.url))
   state["make"] = slowly
   rng, done, survived = random.Random(0), 0, 0
   while done < kills:
     before = len(state["bodies"])
-    flags = "--concurrency=2"
-    process = subprocess.Popen(command(path, out, engine.url, flags), env=ENVIRONMENT)
+    script = [sys.executable, str(ROOT / "scripts" / "generate.py"), "--concurrency=2"]
+    process = subprocess.Popen([*script, *asking(path, out, engine.url)], env=ENVIRONMENT)
     while len(state["bodies"]) == before and process.poll() is None:
       time.sleep(0.01)
     time.sleep(rng.uniform(0, 0.5))
@@ -374,7 +389,7 @@ def test_campaign_of_kills(kills, loopback, tmp_path):
   before = len(state["bodies"])
   journal = out.with_name("out.jsonl.journal")
   known = journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
-  subprocess.run(command(path, out, engine.url), env=ENVIRONMENT, check=True)
+  generate(*asking(path, out, engine.url))
   assert len(state["bodies"]) - before == 3 * (4 * kills + 8 - known)
   assert out.read_bytes() == whole.read_bytes() and not journal.exists()
 
@@ -396,15 +411,30 @@ def assert_same_samples(one, other):
 
 @pytest.fixture(scope="module")
 def prm_run(arithmetic_data, tmp_path_factory):
-  """The work directory of a process model of a few updates."""
+  """The work directory of a process model."""
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  workdir = tmp_path_factory.mktemp("prm")
-  with tiny.first_device():
-    loop.run(tiny.change(experiment, "train", steps=3), workdir)
-  return workdir
+  return tiny.untrained(experiment, tmp_path_factory.mktemp("prm") / "run")
 
 
 SEARCH = ("--search=beam", "--expansions=3")
+
+
+@pytest.fixture(scope="module")
+def sampled(text_run, prm_run, tmp_path_factory):
+  """Runs generate.py with the own sampler, once for all tests that ask for the same."""
+
+  @functools.cache
+  def run(problems: int, search: tuple[str, ...] = ()):
+    """(flags but for the output, the output, what was printed)."""
+    folder = tmp_path_factory.mktemp("sampled")
+    path, out = folder / "problems.jsonl", folder / "samples.jsonl"
+    lines = [{"problem": f"{i}+1", "ground_truth_answer": str(i + 1)} for i in range(problems)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
+    flags += ["--max_new_tokens=64", *search, *([f"--prm={prm_run}"] if search else [])]
+    return flags, out, generate(*flags, f"--output={out}").stdout
+
+  return run
 
 
 @pytest.mark.parametrize(
@@ -415,55 +445,38 @@ SEARCH = ("--search=beam", "--expansions=3")
     pytest.param(30, SEARCH, marks=pytest.mark.slow),
   ],
 )
-def test_campaign_of_kills_of_the_own_sampler(kills, search, text_run, prm_run, tmp_path):
+def test_campaign_of_kills_of_the_own_sampler(kills, search, sampled, tmp_path):
   """Killed at any moment, while it loads, samples or writes, and run again: the same file."""
-  path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
-  write_problems(path, 14 * kills + 8)
-  flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
-  flags += ["--max_new_tokens=96", *search, *([f"--prm={prm_run}"] if search else [])]
-  assert run_script("generate.py", *flags, f"--output={whole}").returncode == 0
+  flags, whole, _ = sampled(14 * kills + 8, search)
+  out = tmp_path / "out.jsonl"
   journal = journal_lib.path(out, 0)
   start = lambda: jobs.start("generate.py", *flags, f"--output={out}")
   done = jobs.kill_again(kills, start, journal, out)
   assert done[0] and len({*done}) > kills // 2  # most of them came while it sampled
   if journal.exists() or not out.exists():
-    last = run_script("generate.py", *flags, f"--output={out}")
-    assert last.returncode == 0, last.stderr
+    generate(*flags, f"--output={out}")
   assert_same_samples(out, whole)
   assert not journal.exists()
 
 
 @pytest.mark.parametrize("search", [(), pytest.param(SEARCH, marks=pytest.mark.slow)])
-def test_two_hosts_share_the_problems(search, text_run, prm_run, tmp_path):
+def test_two_hosts_share_the_problems(search, sampled, tmp_path):
   """Their output is that of one host; their journals are not taken for those of one."""
-  path, one, two = (tmp_path / f"{name}.jsonl" for name in ("problems", "one", "two"))
-  write_problems(path)
-  flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=6"]
-  flags += ["--max_new_tokens=8", *search, *([f"--prm={prm_run}"] if search else [])]
-  jobs.finish(jobs.start("generate.py", *flags, f"--output={one}"))
+  flags, one, _ = sampled(22, search)
+  two = tmp_path / "two.jsonl"
   jobs.finish(jobs.start("generate.py", *flags, f"--output={two}", hosts=2, devices=2))
   assert_same_samples(one, two)
-  assert sorted(each.name for each in tmp_path.iterdir()) == [
-    "one.jsonl",
-    "problems.jsonl",
-    "two.jsonl",
-  ]
+  assert [each.name for each in tmp_path.iterdir()] == ["two.jsonl"]
 
 
-def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run):
+def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run, sampled):
   """From problems to samples that grade.py reads, with the model's own log-probabilities."""
-  path, out = tmp_path / "problems.jsonl", tmp_path / "samples.jsonl"
-  lines = [{"problem": f"{i}+1", "ground_truth_answer": str(i + 1)} for i in range(3)]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  flags = (f"--checkpoint={text_run}", f"--input={path}", f"--output={out}", "--prompt=plain")
-  flags += ("--n=2", "--max_new_tokens=6", "--batch=4")
-  done = run_script("generate.py", *flags)
-  assert done.returncode == 0, done.stderr
-  assert "6 samples" in done.stdout and "were cut off" in done.stdout
+  _, out, said = sampled(22)
+  assert "66 samples" in said and "were cut off" in said
   assert language_models.load_checkpoint(str(text_run)).facts()["step"] == 2
   found = [json.loads(line) for line in out.read_text().splitlines()]
-  assert [line["problem"] for line in found] == [f"{i}+1" for i in range(3) for _ in range(2)]
-  assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 6 for line in found)
+  assert [line["problem"] for line in found] == [f"{i}+1" for i in range(22) for _ in range(3)]
+  assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 64 for line in found)
   graded = tmp_path / "graded.jsonl"
   cache = f"--verdicts={tmp_path / 'verdicts'}"
   done = run_script("grade.py", f"--input={out}", f"--output={graded}", cache)
@@ -477,8 +490,7 @@ def test_a_search_gives_scored_samples(tmp_path, text_run, prm_run):
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   flags = [f"--checkpoint={text_run}", f"--input={path}", f"--output={out}", "--prompt=plain"]
   flags += ["--n=4", "--max_new_tokens=96", "--search=particles", f"--prm={prm_run}"]
-  done = run_script("generate.py", *flags)
-  assert done.returncode == 0, done.stderr
+  done = generate(*flags)
   assert "the reward model read" in done.stdout and "with each prefix read again" in done.stdout
   done = run_script("score.py", f"--checkpoint={prm_run}", f"--input={out}", f"--output={scored}")
   assert done.returncode == 0, done.stderr
@@ -505,7 +517,7 @@ def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_
       }
     ]
   }
-  subprocess.run(command(path, out, engine.url), env=ENVIRONMENT, check=True)
+  generate(*asking(path, out, engine.url))
   flags = (f"--input={out}", f"--output={graded}", f"--right={kept}")
   done = run_script("grade.py", *flags, f"--verdicts={tmp_path / 'verdicts'}")
   assert done.returncode == 0, done.stderr
@@ -542,6 +554,6 @@ def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_
 def test_wrong_flags_are_errors(flags, message, tmp_path):
   path = tmp_path / "problems.jsonl"
   write_problems(path)
-  done = run_script("generate.py", f"--input={path}", f"--output={tmp_path / 'o'}", *flags)
-  assert done.returncode in (1, 2) and message in done.stderr
+  paths = (f"--input={path}", f"--output={tmp_path / 'o'}")
+  assert message in refused(*paths, *flags)
   assert [each.name for each in tmp_path.iterdir()] == ["problems.jsonl"]

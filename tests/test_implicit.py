@@ -2,17 +2,14 @@
 
 import asyncio
 import dataclasses
-import functools
 import itertools
 import json
-import runpy
-import sys
 
 import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT, run_script
+from conftest import call_script, run_script
 from flax import nnx
 
 from prm_jax import config as config_lib
@@ -20,13 +17,12 @@ from prm_jax.evaluation.judged import Labelled, score
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import safetensors_files
-from prm_jax.scoring import candidates
+from prm_jax.scoring import candidates, language_model
 from prm_jax.scoring import scorer as scorer_lib
 from prm_jax.scoring.implicit import ImplicitScorer
 from prm_jax.scoring.language_model import LanguageModel, token_log_probs
 from prm_jax.scoring.rater import SolutionError
 from prm_jax.scoring.request_queue import RequestQueue
-from prm_jax.training import loop
 from prm_jax.training import loss as loss_lib
 
 BETA = 0.3
@@ -57,17 +53,25 @@ def scorer_of(seeds=(0, 1), devices=4, **changes) -> ImplicitScorer:
   return dataclasses.replace(ImplicitScorer.of(*models, mesh, BETA), row_length=64, **changes)
 
 
+@jax.jit
+def next_token_logits(params, tokens):
+  """Of one row that is one sequence: `[T, V]`."""
+  model, T = nnx.merge(tiny.model(0, 1)[0], params), len(tokens)
+  return model.next_token_logits(
+    model.hidden(tokens[None], np.arange(T)[None], np.full((1, T), T))
+  )[0]
+
+
 def of_solution(problem: str, steps) -> np.ndarray:
   """P(right) of the steps of one solution by itself, from whole rows of logits, in plain NumPy."""
   encode = tiny.TOKENIZER.encode
   parts = [[1, *encode(f"{problem}\n")], *(encode(f"{step}\n") for step in steps)]
   tokens = np.array([*itertools.chain(*parts)])
   length = len(tokens)
+  padded = np.pad(tokens, (0, 96 - length))  # to compile once; a decoder sees no later token
   log_probs = []
   for seed in (0, 1):
-    model = nnx.merge(*tiny.model(seed, 1))
-    hidden = model.hidden(tokens[None], np.arange(length)[None], np.full((1, length), length))
-    logits = np.asarray(model.next_token_logits(hidden)[0], np.float64)
+    logits = np.asarray(next_token_logits(tiny.model(seed, 1)[1], padded)[:length], np.float64)
     logits -= logits.max(-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
     log_probs.append(logits[np.arange(length - 1), tokens[1:]])
@@ -81,11 +85,21 @@ def expected():
   return {solution: of_solution(*solution) for solution in set(SOLUTIONS)}
 
 
+@pytest.fixture
+def chunk_of_5(monkeypatch):
+  """Logits in memory of five tokens of a row, in programs of its own."""
+  monkeypatch.setattr(loss_lib, "LOGITS", 5)
+  language_model._read_log_probs.cache_clear()
+  yield
+  language_model._read_log_probs.cache_clear()
+
+
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("chunk", [256, 5])
-def test_a_tree_is_read_as_each_solution_alone(expected, monkeypatch, merge, chunk):
+def test_a_tree_is_read_as_each_solution_alone(expected, request, merge, chunk):
   """Merged or not, and in chunks of whatever size, steps have the sums of a pass of their own."""
-  monkeypatch.setattr(loss_lib, "LOGITS", chunk)
+  if chunk == 5:
+    request.getfixturevalue("chunk_of_5")
   scorer = scorer_of(merge=merge)
   found = scorer.by_head(SOLUTIONS, on_share=(shares := []).append)
   assert shares and max(shares) <= 1
@@ -218,26 +232,20 @@ def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
   assert about["reference"]["directory"] == str(models / "base")
 
 
-def message(monkeypatch, *flags):
-  """What score.py ends with, run in this process."""
-  monkeypatch.setattr(sys, "argv", ["score.py", *map(str, flags)])
-  with pytest.raises(SystemExit) as error:
-    runpy.run_path(str(ROOT / "scripts" / "score.py"), run_name="__main__")
-  return str(error.value)
-
-
-def test_wrong_commands_say_what_is_wrong(models, samples, tmp_path, monkeypatch):
+def test_wrong_commands_say_what_is_wrong(models, samples, tmp_path):
   """Other tokens, flags that do not go together and a beta of 0 are errors; nothing is written."""
-  say = functools.partial(
-    message, monkeypatch, f"--input={samples}", f"--output={tmp_path}/o", "--readout=implicit"
-  )
+
+  def say(*flags, readout="implicit"):
+    files = (f"--input={samples}", f"--output={tmp_path}/o")
+    done = call_script("score.py", *files, f"--readout={readout}", *flags)
+    assert done.returncode == 1
+    return done.stderr
+
   policy, base = f"--model={models / 'policy'}", f"--reference={models / 'base'}"
   other = say(policy, f"--reference={models / 'other'}")
   assert f"{models / 'policy'} and {models / 'other'} have different tokenizers" in other
   assert "--readout=implicit needs --reference=DIR" in say(policy)
-  assert "only it has --reference and --beta" in message(
-    monkeypatch, policy, base, f"--input={samples}", f"--output={tmp_path}/o", "--readout=trl"
-  )
+  assert "only it has --reference and --beta" in say(policy, base, readout="trl")
   assert "--beta=0.0: expected a positive number" in say(policy, base, "--beta=0")
   assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
 
@@ -254,28 +262,18 @@ def test_a_classifier_is_no_language_model(models, tmp_path):
     ImplicitScorer.load(tmp_path / "prm", models / "base")
 
 
-def test_runs_on_text_are_scored_with(arithmetic_data, tmp_path, monkeypatch):
+def test_runs_on_text_are_scored_with(text_run, monkeypatch):
   """Work directories of train.py on text are policy and reference, those of a reward model not.
 
   The policy's step is the scorer's; a run beside itself says nothing.
   """
-  text = tmp_path / "text.jsonl"
-  text.write_text(json.dumps({"text": "1 + 1 = 2. " * 8}) + "\n")
-  given = tiny.experiment(arithmetic_data, config_lib.Loss())
-  given = dataclasses.replace(
-    given,
-    data=dataclasses.replace(given.data, text_train=str(text), text_eval=str(text)),
-    loss=config_lib.Loss(objective="language_model"),
-    train=config_lib.Train(steps=1, batch_rows=2, log_every=1, eval_every=1, save_every=1),
-  )
   with tiny.first_device():
-    loop.run(given, tmp_path / "text")
-    own = ImplicitScorer.load(tmp_path / "text", tmp_path / "text")
-    assert own.step == 1 and own.facts()["model"]["step"] == 1
+    own = ImplicitScorer.load(text_run, text_run)
+    assert own.step == 2 and own.facts()["model"]["step"] == 2
     np.testing.assert_array_equal(own.probabilities([("1 + 1", ("2", "so 2"))])[0], 0.5)
-    about, tokenizer = scorer_lib.newest(tmp_path / "text")
+    about, tokenizer = scorer_lib.newest(text_run)
     contract = dataclasses.replace(about.contract, objective="process")
     process = dataclasses.replace(about, contract=contract)
     monkeypatch.setattr(scorer_lib, "newest", lambda workdir: (process, tokenizer))
-    with pytest.raises(ValueError, match=r"text: trained as a reward model \(process\)"):
-      ImplicitScorer.load(tmp_path / "text", tmp_path / "text")
+    with pytest.raises(ValueError, match=r"run: trained as a reward model \(process\)"):
+      ImplicitScorer.load(text_run, text_run)

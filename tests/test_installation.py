@@ -1,6 +1,7 @@
 """What `pip install` gives: one command for all scripts, a light core, and what else is missing."""
 
 import importlib.metadata
+import json
 import pathlib
 import re
 import shutil
@@ -14,7 +15,7 @@ from scored_files import generated, write
 
 import prm_jax
 from prm_jax import __main__ as door
-from prm_jax.runtime import completion, doctor
+from prm_jax.runtime import completion, doctor, exits
 
 SCRIPTS = {path.stem for path in (ROOT / "scripts").glob("*.py")}
 # Modules that only extras bring.
@@ -58,31 +59,72 @@ def test_the_help_lists_every_script_and_loads_none():
 
 
 # compile_for_tpu.py imports the compiler's side before it reads its flags
-@pytest.mark.parametrize("script", sorted(SCRIPTS - {"compile_for_tpu"}))
-def test_a_scripts_help_does_not_wait_for_slow_libraries(script):
-  """Networks, checkpoints, plots, statistics and sympy are imported once the flags are read."""
+WITH_HELP = SCRIPTS - {"compile_for_tpu"}
+# Shows the help of each script in a fork of a process with what all scripts import; exit codes.
+HELP = """
+import atexit, json, os, pathlib, runpy, sys
+import jax, prm_jax.config
+folder, *scripts = map(pathlib.Path, sys.argv[1:])
+codes = {}
+for script in scripts:
+  if process := os.fork():
+    codes[script.stem] = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    continue
+  for number, kind in ((1, "out"), (2, "err")):
+    os.dup2(os.open(folder / f"{script.stem}.{kind}", os.O_WRONLY | os.O_CREAT), number)
   slow = {"flax", "grain", "matplotlib.figure", "optax", "orbax.checkpoint", "scipy.stats", "sympy"}
-  code = f"import atexit, sys, runpy; atexit.register(lambda: print({slow!r} & set(sys.modules), "
-  code += "file=sys.stderr)); del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-  command = [sys.executable, "-c", code, ROOT / "scripts" / f"{script}.py", "--help"]
+  atexit.register(lambda: print(slow & set(sys.modules), file=sys.stderr))
+  sys.argv = [str(script), "--help"]
+  runpy.run_path(sys.argv[0], run_name="__main__")
+  sys.exit("the help did not end the script")
+print(json.dumps(codes))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps(tmp_path_factory):
+  """The exit code, standard output and error of each script's `--help`."""
+  folder = tmp_path_factory.mktemp("help")
+  scripts = [ROOT / "scripts" / f"{name}.py" for name in sorted(WITH_HELP)]
+  command = [sys.executable, "-c", HELP, folder, *scripts]
   done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-  assert (done.returncode, done.stderr) == (0, "set()\n")
+  assert (done.returncode, done.stderr) == (0, "")
+  read = lambda name, kind: (folder / f"{name}.{kind}").read_text()
+  return {
+    name: (code, read(name, "out"), read(name, "err"))
+    for name, code in json.loads(done.stdout).items()
+  }
 
 
-def test_commands_are_the_scripts():
+@pytest.mark.parametrize("script", sorted(WITH_HELP))
+def test_a_scripts_help_does_not_wait_for_slow_libraries(helps, script):
+  """Networks, checkpoints, plots, statistics and sympy are imported once the flags are read."""
+  code, said, errors = helps[script]
+  assert (code, errors) == (0, "set()\n") and "--help" in said
+
+
+def test_commands_are_the_scripts(monkeypatch, capsys):
   """A command prints what its script prints, and says `prm-jax` of itself; `-` is `_`."""
-  done = run("split-problems", "--help")
-  assert done.returncode == 0 and "usage: prm-jax split_problems" in done.stdout
-  assert "--reported" in done.stdout
-  done = run("split_problems", "--nonsense=1")
-  assert done.returncode == 2 and "nonsense" in done.stderr
-  done = run("--version")
-  assert done.stdout == f"prm_jax {prm_jax.__version__}\n" and done.returncode == 0
-  done = run("completion", "fish")
-  assert done.returncode == 1 and done.stderr.startswith("prm-jax: completion fish: expected")
-  done = run("scroe")
-  assert done.returncode == 1
-  assert done.stderr == "prm-jax: there is no scroe; did you mean score?  --help lists all\n"
+
+  def ends(*arguments):
+    """The code with which it exits, of an error its text; what it prints."""
+    monkeypatch.setattr(exits, "COMMAND", "")
+    monkeypatch.setattr(sys, "argv", ["prm-jax", *arguments])
+    code = 0
+    try:
+      door.run()
+    except SystemExit as end:
+      code = end.code
+    return code, *capsys.readouterr()
+
+  code, said, _ = ends("split-problems", "--help")
+  assert code == 0 and "usage: prm-jax split_problems" in said and "--reported" in said
+  code, _, errors = ends("split_problems", "--nonsense=1")
+  assert code == 2 and "nonsense" in errors
+  assert ends("--version") == (0, f"prm_jax {prm_jax.__version__}\n", "")
+  assert ends("completion", "fish")[0].startswith("prm-jax: completion fish: expected")
+  nearest = "prm-jax: there is no scroe; did you mean score?  --help lists all"
+  assert ends("scroe") == (nearest, "", "")
 
 
 def test_a_wheel_works_without_the_checkout(installed, tmp_path):
@@ -92,34 +134,46 @@ def test_a_wheel_works_without_the_checkout(installed, tmp_path):
       inside = path.relative_to(ROOT)
       inside = inside if inside.parts[0] == "prm_jax" else pathlib.Path("prm_jax") / inside
       assert (installed / inside).read_bytes() == path.read_bytes()
-  write(tmp_path / "scored.jsonl", generated())
-  flags = ("--input=scored.jsonl", "--output_dir=report", "--resamples=16")
-  done = run("rerank", *flags, cwd=tmp_path, PYTHONPATH=str(installed))
-  assert done.returncode == 0, done.stderr
-  assert {path.name for path in (tmp_path / "report").iterdir()} >= {"report.html", "report.json"}
   done = run("train", "--config=configs/arithmetic.py", cwd=tmp_path, PYTHONPATH=str(installed))
   assert done.returncode == 2 and "--workdir" in done.stderr  # the config was found and read
   said = run("--help", cwd=tmp_path, PYTHONPATH=str(installed)).stdout
   assert {*re.findall(r"^  (\w+) +[A-Z]", said, re.M)} == SCRIPTS - {"benchmark"}
 
 
-@pytest.mark.parametrize("command", ["rerank", "grade", "view", "compare"])
-def test_the_light_install_suffices(command, tmp_path):
-  """Without the packages of [train], what works on files of scores works."""
+LIGHT = f"""
+import pathlib, runpy, sys
+sys.modules.update(dict.fromkeys({HEAVY!r}))
+for command in ("rerank", "grade", "view", "compare"):
+  output = "--output_dir" if command in ("rerank", "compare") else "--output"
+  sys.argv = ["prm-jax", command, "--input=scored.jsonl", f"{{output}}={{command}}.out"]
+  if command == "rerank":
+    sys.argv.append("--resamples=16")
+  try:
+    runpy.run_module("prm_jax", run_name="__main__", alter_sys=True)
+  except SystemExit as end:
+    if end.code:
+      raise
+  assert pathlib.Path(f"{{command}}.out").exists(), command
+print(sys.modules["prm_jax"].__file__)
+"""
+
+
+def test_the_light_install_suffices(installed, tmp_path):
+  """From the wheel and without the packages of [train], what works on files of scores works."""
   write(tmp_path / "scored.jsonl", [{**each, "finished": True} for each in generated()])
-  output = {"rerank": "--output_dir", "compare": "--output_dir"}.get(command, "--output")
-  block = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r})); "
-  code = block + "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-  script = ROOT / "scripts" / f"{command}.py"
-  flags = [f"--input={tmp_path}/scored.jsonl", f"{output}={tmp_path}/out"]
   done = subprocess.run(
-    [sys.executable, "-c", code, script, *flags],
+    [sys.executable, "-c", LIGHT],
     capture_output=True,
     text=True,
-    env=ENVIRONMENT,
+    cwd=tmp_path,
+    env=ENVIRONMENT | {"PYTHONPATH": str(installed)},
   )
   assert done.returncode == 0, done.stderr
-  assert (tmp_path / "out").exists()
+  assert done.stdout.endswith(f"{installed / 'prm_jax' / '__init__.py'}\n")
+  assert {path.name for path in (tmp_path / "rerank.out").iterdir()} >= {
+    "report.html",
+    "report.json",
+  }
 
 
 def test_a_missing_package_names_its_extra():
@@ -154,7 +208,7 @@ def test_doctor_tells_what_is_missing_for_what(monkeypatch):
 
 def test_bash_completes_commands_and_flags(tmp_path):
   """In a real shell; and the flags are those of the script's help."""
-  names = ("score", "serve", "rerank", "benchmark", "compile_for_tpu")
+  names = ("score", "serve", "benchmark", "compile_for_tpu")
   scripts = {name: ROOT / "scripts" / f"{name}.py" for name in names}
   file = tmp_path / "completion.sh"
   file.write_text(completion.shell("bash", scripts))

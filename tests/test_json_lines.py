@@ -14,6 +14,7 @@ from prm_jax.runtime import json_lines, storage
 WRITABLE = st.recursive(
   st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
   lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+  max_leaves=10,
 )
 
 

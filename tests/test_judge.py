@@ -15,13 +15,15 @@ import jobs
 import numpy as np
 import pytest
 import test_sampler
-from conftest import run_script
+from conftest import call_script, run_script
 from hypothesis import given
 from hypothesis import strategies as st
+from scored_files import ranked
 
 from prm_jax.datasets import arithmetic, prepare
-from prm_jax.evaluation import process_bench
+from prm_jax.evaluation import process_bench, step_benchmarks
 from prm_jax.evaluation.judged import read_stored
+from prm_jax.evaluation.scored_samples import read_scored_samples
 from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampling import Sampling
@@ -496,7 +498,7 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   path, out = tmp_path / "judged.jsonl", tmp_path / "result.json"
   write(path, lines)
   flags = (f"--input={path}", "--benchmark=process_bench", f"--output={out}")
-  done = run_script("evaluate.py", *flags)
+  done = call_script("evaluate.py", *flags)
   assert done.returncode == 0, done.stderr
   assert f"{len(lines[1::2])} of {len(lines)} solutions undecided" in done.stdout
   found = json.loads(out.read_text())["subsets"]
@@ -506,20 +508,20 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   entries = json.loads(out.read_text())["solutions"]
   again = process_bench.evaluate(read_stored(entries, "result"), 0.9)
   assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
-  done = run_script("evaluate.py", *flags, "--threshold=0.3")
-  assert done.returncode == 1 and "the lines have verdicts, which decide" in done.stderr
-  done = run_script("evaluate.py", flags[0], f"--output={out}")  # --benchmark=prm800k
-  assert done.returncode == 1 and "jsonl:1: its labels are those of the judge" in done.stderr
+  again, *_ = step_benchmarks.judge("process_bench", scored=path)
+  with pytest.raises(ValueError, match="the lines have verdicts, which decide"):
+    step_benchmarks.threshold("process_bench", 0.3, None, None, again, "", "positive")
+  with pytest.raises(ValueError, match="jsonl:1: its labels are those of the judge"):
+    step_benchmarks.judge("prm800k", scored=path)
 
 
 def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
-  """rerank.py reads its lines: the best of all is a solution without an error, where there is."""
+  """Reranking reads its lines: the best of all is a solution without an error, where there is."""
   records, errors = zip(*candidates)
   lines = judged_lines(chat, records, errors)
   path = tmp_path / "judged.jsonl"
   write(path, lines)
-  done = run_script("rerank.py", f"--input={path}", f"--output_dir={tmp_path}", "--format=json")
-  assert done.returncode == 0, done.stderr
+  report, _ = ranked(read_scored_samples([path]), methods=["prm_product"])
   by_problem = collections.defaultdict(list)
   for record, first in candidates:
     by_problem[record["problem"]].append((first < 0, record["is_correct"]))
@@ -528,7 +530,6 @@ def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
     np.mean([right for sound, right in each if sound == top])
     for each, top in zip(by_problem.values(), best)
   ]
-  report = json.loads((tmp_path / "report.json").read_text())
   assert report["curves"]["prm_product"]["accuracy"][-1] == pytest.approx(np.mean(means), abs=1e-6)
 
 
@@ -559,11 +560,11 @@ def test_annotate_py_asks_a_judge_and_goes_on_after_a_failure(candidates, chat, 
   flags += (f"--input={path}", f"--output={out}", "--concurrency=4")
   good, seen = oracle(solutions, errors), itertools.count()
   state.act = lambda *asked: good(*asked) if next(seen) < 20 else (400, {}, b"no")
-  done = run_script("annotate.py", *flags)
+  done = call_script("annotate.py", *flags)
   assert done.returncode == 1 and "status 400" in done.stderr and not out.exists()
   asked = []
   state.act = lambda *given: (asked.append(1), good(*given))[1]
-  done = run_script("annotate.py", *flags)
+  done = call_script("annotate.py", *flags)
   assert done.returncode == 0, done.stderr
   assert "40 solutions, 80 verdicts, 0.0 % undecided" in done.stdout
   assert len(asked) < 80

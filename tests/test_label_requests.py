@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import run_script
+from conftest import call_script
 
 from prm_jax.datasets import prepare
 from prm_jax.runtime.json_lines import BadLine
@@ -155,7 +155,7 @@ def test_the_loop_with_people_in_it(tmp_path):
   known.write_text(json.dumps({"problem": "p0", "steps": ["a", "b0"], "labels": [1, 1]}) + "\n")
 
   def script(*flags) -> str:
-    done = run_script("label_requests.py", *flags)
+    done = call_script("label_requests.py", *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

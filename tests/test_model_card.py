@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import yaml
-from conftest import ROOT, run_script
+from conftest import ROOT, call_script
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree, tokenizers
@@ -246,7 +246,7 @@ def test_an_export_of_a_run_has_its_card(arithmetic_data, tmp_path):
   for step in (2, 1):
     out = tmp_path / f"out{step}"
     options = (f"--checkpoint={tmp_path / 'run'}", f"--output={out}", f"--step={step}")
-    done = run_script("export.py", *options)
+    done = call_script("export.py", *options)
     assert done.returncode == 0, done.stderr
     card = (out / "README.md").read_text()
     assert front_matter(card)["license"] == "apache-2.0"

@@ -7,14 +7,12 @@ Here they run at the sizes of `SMALL`, which stand in place of those of the cell
 import ast
 import json
 import re
-import subprocess
-import sys
 
 import jupytext
 import nbformat
 import published_models
 import pytest
-from conftest import CACHE, ENVIRONMENT, ROOT
+from conftest import ROOT, run_script
 
 from prm_jax.evaluation import display
 
@@ -34,18 +32,28 @@ SMALL = {
   "exact_best_of_n": {"PROBLEMS": 20, "CANDIDATES": 400, "TRIALS": 5},
   "a_prefix_tree": {"MOST": 32},
 }
-# Runs the cells of standard input, and shows what a notebook would show of each one's last line.
+# Runs the cells of several notebooks, and shows what a notebook would show of each one's last line.
 RUN = """
-import ast, json, sys
-names = {"__name__": "__main__"}
-for number, source in enumerate(json.load(sys.stdin)):
-  code = ast.parse(source, f"cell {number}")
-  last = code.body.pop() if code.body and isinstance(code.body[-1], ast.Expr) else None
-  exec(compile(code, f"cell {number}", "exec"), names)
-  if last:
-    value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
-    if value is not None:
-      print(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
+import ast, contextlib, io, json, os, pathlib, sys
+import matplotlib
+matplotlib.use("agg")
+given = json.loads(pathlib.Path(sys.argv[1]).read_text())
+os.chdir(pathlib.Path(sys.argv[1]).parent)
+shown = {}
+for notebook, sources in given.items():
+  names = {"__name__": "__main__"}
+  with contextlib.redirect_stdout(io.StringIO()) as out:
+    for number, source in enumerate(sources):
+      where = f"{notebook}, cell {number}"
+      code = ast.parse(source, where)
+      last = code.body.pop() if code.body and isinstance(code.body[-1], ast.Expr) else None
+      exec(compile(code, where, "exec"), names)
+      if last:
+        value = eval(compile(ast.Expression(last.value), where, "eval"), names)
+        if value is not None:
+          print(value._repr_html_() if hasattr(value, "_repr_html_") else repr(value))
+  shown[notebook] = out.getvalue()
+print(json.dumps(shown))
 """
 
 
@@ -57,27 +65,14 @@ def is_parameters(cell):
   return "parameters" in cell.metadata.get("tags", [])
 
 
-def run(path, values, folder):
-  """What the cells of a source print, with these values of its parameters."""
+def code_of(name, values):
+  """The cells of a notebook, with these values of its parameters."""
   codes = []
-  for cell in cells(path):
+  for cell in cells(BY_NAME[name]):
     codes.append(cell.source)
     if is_parameters(cell):
       codes.append("\n".join(f"{name} = {value!r}" for name, value in values.items()))
-  environment = ENVIRONMENT | {
-    "MPLBACKEND": "agg",
-    "MPLCONFIGDIR": CACHE,  # its list of fonts takes seconds to make
-  }
-  done = subprocess.run(
-    [sys.executable, "-c", RUN],
-    input=json.dumps(codes),
-    capture_output=True,
-    text=True,
-    cwd=folder,
-    env=environment,
-  )
-  assert done.returncode == 0, done.stderr
-  return done.stdout
+  return codes
 
 
 def test_every_notebook_has_small_parameters_and_its_place_in_the_list():
@@ -113,10 +108,32 @@ def test_badge_and_first_cell(path):
   assert 'if importlib.util.find_spec("prm_jax") is None' in first and "pip" in first
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_the_notebook_runs(path, tmp_path):
-  """Every cell runs to its end without a network, and the notebook shows something."""
-  assert "<table>" in run(path, SMALL[path.stem], tmp_path)
+def test_the_notebooks_run(tmp_path, raw_rows):
+  """Every cell runs to its end without a network, and each notebook shows something.
+
+  A folder of real files, and a published model, take the place of what is made.
+  """
+  source, model = tmp_path / "source", tmp_path / "model"
+  source.mkdir(), model.mkdir()
+  for name, rows in zip(("phase2_train", "phase1_train"), raw_rows.values()):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (source / f"{name}.jsonl").write_text(text)
+  published_models.write(model, "qwen2.5-math-prm")
+  given = {name: code_of(name, values) for name, values in SMALL.items()}
+  given["real files"] = code_of("look_at_prm800k", {"SOURCE": str(source)})
+  given["published"] = code_of("load_a_real_model", {"MODEL": str(model)})
+  (tmp_path / "run.py").write_text(RUN)
+  (tmp_path / "cells.json").write_text(json.dumps(given))
+  done = run_script(tmp_path / "run.py", tmp_path / "cells.json")
+  assert done.returncode == 0, done.stderr  # which names notebook and cell
+  shown = json.loads(done.stdout)
+  for name in SMALL:
+    assert "<table>" in shown[name], name
+  real = shown["real files"]  # `SOURCE` is read, and nothing is generated
+  assert "I add \u00e9 and \u4e8c." in real and "divisor" not in real
+  assert "0 of 2 (0%) right solutions" in real  # of the generated ones there are dozens
+  published = shown["published"]  # `MODEL` is read as its authors lay it out
+  assert "eggs" in published and "extra_0" in published and "trained:" not in published
 
 
 def test_tables_escape_text_and_shade_doubt():
@@ -128,23 +145,6 @@ def test_tables_escape_text_and_shade_doubt():
   assert ">wrong<" in shown and ">right<" not in shown and ">0.200<" in shown
   assert "<i>" in display.table(["<u>"], [[display.Html("<i>")]])
   assert "<u>" not in display.table(["<u>"], [])
-
-
-def test_a_folder_of_real_files_takes_the_place_of_what_is_made(tmp_path, raw_rows):
-  """`SOURCE` of look_at_prm800k is read, and nothing is generated."""
-  for name, rows in zip(("phase2_train", "phase1_train"), raw_rows.values()):
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (tmp_path / f"{name}.jsonl").write_text(text)
-  shown = run(BY_NAME["look_at_prm800k"], {"SOURCE": str(tmp_path)}, tmp_path)
-  assert "I add \u00e9 and \u4e8c." in shown and "divisor" not in shown
-  assert "0 of 2 (0%) right solutions" in shown  # of the generated ones there are dozens
-
-
-def test_a_published_model_takes_the_place_of_the_tiny_one(tmp_path):
-  """`MODEL` and `READOUT` of load_a_real_model are read as their authors lay them out."""
-  published_models.write(tmp_path, "qwen2.5-math-prm")
-  shown = run(BY_NAME["load_a_real_model"], {"MODEL": str(tmp_path)}, tmp_path)
-  assert "eggs" in shown and "extra_0" in shown and "trained:" not in shown
 
 
 @pytest.mark.slow

@@ -88,15 +88,18 @@ def test_step_scores_equal_ratings(tmp_path, form, neutral):
   assert found.keys() == expected.keys() and found.keys() >= methods_lib.OF_STEPS
   for name in found:
     np.testing.assert_array_equal(found[name], expected[name])
-  pages = [written(each, tmp_path / "out", neutral=neutral)[1][2] for each in (ours, theirs)]
-  assert shown_on(pages[0].read_text()) == shown_on(pages[1].read_text())
+  report, _ = ranked(ours, neutral=neutral, methods=["prm_product"])
+  shown, expected = (
+    report_lib.solutions(*each, report) for each in ((ours, found), (theirs, expected))
+  )
+  assert shown == expected and len(shown[0]) == len(ours.problems)
 
 
 def test_step_scores_without_texts_of_steps(tmp_path):
   """Tools that store a solution as one text give as many scores as they like; the page has them."""
   record = candidate(steps=..., rating_probs=..., text="One.\n\nTwo.", step_scores=[1, 0.25])
   samples = samples_of(tmp_path / "a.jsonl", [record, record | {"step_scores": [0.5]}])
-  report, paths = written(samples, tmp_path)
+  report, paths = written(samples, tmp_path, methods=["prm_product"])
   assert report["curves"]["prm_product"]["accuracy"] == [1.0, 1.0]
   (problem,) = shown_on(paths[2].read_text())
   assert [each["scores"]["PRM"] for each in problem["solutions"]] == [0.5, 0.25]
@@ -167,7 +170,8 @@ def test_a_candidate_that_was_cut_off_needs_no_number(tmp_path, there):
   """It is never chosen, whatever its score is."""
   cut = candidate(right=False, answer=None, finished=False, **there)
   samples = read(tmp_path / "a.jsonl", [cut, candidate(my_rm=1.5)], ["my_rm"])
-  assert ranked(samples)[0]["curves"]["my_rm"]["accuracy"] == [0.5, 1.0]
+  report, _ = ranked(samples, methods=["my_rm"])
+  assert report["curves"]["my_rm"]["accuracy"] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("form", ["lines", "groups", "two files"])

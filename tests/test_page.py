@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import run_script
+from conftest import call_script
 
 from prm_jax.evaluation import page
 from prm_jax.evaluation.mathml import pieces
@@ -266,9 +266,9 @@ def test_view_script(tmp_path):
   row = {"problem": RECORDS[1]["problem"], "steps": RECORDS[1]["steps"], "labels": [1, -1, None]}
   labels.write_text(json.dumps(row) + "\n")
   flags = [f"--input={source}", f"--output={tmp_path / 'page.html'}"]
-  done = run_script("view.py", *flags, f"--labels={labels}")
+  done = call_script("view.py", *flags, f"--labels={labels}")
   assert "3 problems, 5 solutions, 1 with labels" in done.stdout, done.stderr
   source.write_text('{"problem": "p", "steps": ["a"], "rating_probs": []}\n')
-  done = run_script("view.py", *flags)
+  done = call_script("view.py", *flags)
   assert done.returncode == 1 and "0 rating_probs of 1 steps" in done.stderr
   assert "scored.jsonl:1" in done.stderr

@@ -20,7 +20,7 @@ BEAM = prepare.Beam("DirectRunner", ("direct_num_workers=1",))
 
 
 def run(*flags):
-  done = conftest.run_script("prepare_data.py", *flags)
+  done = conftest.call_script("prepare_data.py", *flags)
   return done.returncode, done.stdout, done.stderr
 
 

@@ -3,14 +3,12 @@
 import dataclasses
 import functools
 import json
-import runpy
-import sys
 
 import jax
 import numpy as np
 import published_models as models
 import pytest
-from conftest import ROOT, start_script
+from conftest import call_script, start_script
 
 from prm_jax.evaluation import scored_samples
 from prm_jax.input_pipeline import tokenizers
@@ -298,36 +296,34 @@ def test_score_py_reads_a_published_model(published, tmp_path):
   assert contract["tokenizer_hash"] == contract["sha256"]["tokenizer.json"]
 
 
-def score_py(monkeypatch, *arguments):
-  """The message that score.py ends with, run in this process: starting one takes seconds."""
-  monkeypatch.setattr(sys, "argv", ["score.py", *map(str, arguments)])
-  with pytest.raises(SystemExit) as error:
-    runpy.run_path(str(ROOT / "scripts" / "score.py"), run_name="__main__")
-  return str(error.value)
+def refused(*flags):
+  """What score.py says as it ends with an error."""
+  done = call_script("score.py", *flags)
+  assert done.returncode == 1
+  return done.stderr
 
 
-def test_score_py_says_which_line_a_layout_refuses(published, tmp_path, monkeypatch):
+def test_score_py_says_which_line_a_layout_refuses(published, tmp_path):
   """A solution that a layout refuses is an error with file and line; nothing is written."""
   own, _ = published("math-shepherd")
   source = tmp_path / "in.jsonl"
   source.write_text('{"problem": "p", "steps": ["a"]}\n{"problem": "p", "steps": ["a ки"]}\n')
   flags = (f"--model={own.directory}", "--readout=math-shepherd", f"--input={source}")
-  message = score_py(monkeypatch, *flags, f"--output={tmp_path}/o.jsonl")
-  assert f"{source}:2: step 0 ends with the tag" in message
+  assert f"{source}:2: step 0 ends with the tag" in refused(*flags, f"--output={tmp_path}/o.jsonl")
   assert list(tmp_path.iterdir()) == [source]
 
 
-def test_score_py_wants_one_model(tmp_path, monkeypatch):
+def test_score_py_wants_one_model(tmp_path):
   """score.py takes either a checkpoint or a model, with the flags that belong to it."""
   flags = ("--checkpoint=a", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
-  assert "give one of --checkpoint=DIR and --model=DIR" in score_py(monkeypatch, *flags)
+  assert "give one of --checkpoint=DIR and --model=DIR" in refused(*flags)
   assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["o.jsonl", "o.jsonl.contract.json"])
-def test_outputs_are_tried_first(tmp_path, monkeypatch, name):
+def test_outputs_are_tried_first(tmp_path, name):
   """Scores or a contract that cannot be written are an error before the model is loaded."""
   (tmp_path / name).mkdir()
   flags = ("--model=nowhere", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
-  assert f"score.py: {tmp_path}/{name}: is a directory" in score_py(monkeypatch, *flags)
+  assert f"score.py: {tmp_path}/{name}: is a directory" in refused(*flags)
   assert [path.name for path in tmp_path.iterdir()] == [name]

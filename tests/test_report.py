@@ -8,7 +8,7 @@ import pathlib
 import re
 
 import pytest
-from conftest import run_script
+from conftest import call_script, run_script
 from scored_files import generated, ranked, rated, samples_of, shown_on, write, written
 
 from prm_jax.evaluation import report as report_lib
@@ -86,44 +86,35 @@ def test_text_from_files_is_escaped(tmp_path):
 
 
 def test_command_line(tmp_path):
-  """The script prints the table or, with --format=json, the report; the three files are there."""
-  path, out = write(tmp_path / "scored.jsonl", generated()), tmp_path / "out"
-  done = run("--input", path, "--output_dir", out, "--n", 1, 3, "--neutral=negative")
-  assert done.returncode == 0, done.stderr
-  assert "prm_product - orm" in done.stdout
-  for name in ("report.json", "best_of_n.png", "report.html"):
-    assert str(out / name) in done.stdout and (out / name).stat().st_size > 1000
-  report = json.loads((out / "report.json").read_text())
-  assert (report["n"], report["neutral"]) == ([1, 3], "negative")
-  done = run("--input", path, "--output_dir", out, "--methods", "orm", "--format=json", "--n=all")
-  assert done.returncode == 0, done.stderr
-  assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
-  assert str(out / "report.html") in done.stderr
+  """The script prints table, JSON or CSV; the files are there.
 
-
-def test_command_line_of_own_scores(tmp_path):
-  """One line on standard error says how to rank by a number that has no use; the flag does it."""
+  One line on standard error says how to rank by a number that has no use; the flag does it.
+  """
   records = [r | {"my_rm": i / 7} for i, r in enumerate(generated())]
   path, out = write(tmp_path / "scored.jsonl", records), tmp_path / "out"
   warning = "warning: no method uses the numbers my_rm; to rank by one: --score my_rm\n"
   done = run(f"--input={path}", f"--output_dir={out}", "--format=csv")
   assert done.returncode == 0, done.stderr
   assert f"rerank.py: {warning}" in done.stderr and "my_rm" not in done.stdout
-  plain = (out / "best_of_n.png").read_bytes()
+  assert str(out / "report.html") in done.stderr
   flags = ("--score=my_rm", "--label=My RM", "--figures", "svg", "pdf", "svg")
+  flags += ("--n", 1, 3, "--neutral=negative")
   done = run(f"--input={path}", f"--output_dir={out}", *flags)
   assert done.returncode == 0, done.stderr
   assert "warning" not in done.stderr and re.search(r"\nmy_rm - majority +\S", done.stdout)
+  assert "prm_product - orm" in done.stdout
+  for name in ("report.json", "best_of_n.png", "report.html"):
+    assert str(out / name) in done.stdout and (out / name).stat().st_size > 1000
   assert f"{out}/best_of_n.svg\n{out}/best_of_n.pdf\n" in done.stdout
   assert "My RM" in (out / "report.html").read_text()
   assert "My RM</text>" in (out / "best_of_n.svg").read_text()
-  done = run(f"--input={path}", f"--output_dir={out}", "--methods=majority", "--format=csv")
-  assert "warning" not in done.stderr
-  done = run(f"--input={path}", f"--output_dir={out}", "--score=my_mr")
-  place = f"rerank.py: {path}:1: "
-  assert f'{place}no "my_mr", which --score names; the nearest key with a number' in done.stderr
-  done = run(f"--input={path}", f"--output_dir={out}", "--format=csv", "--figures=svg")
-  assert done.returncode == 0 and (out / "best_of_n.png").read_bytes() == plain
+  report = json.loads((out / "report.json").read_text())
+  assert (report["n"], report["neutral"]) == ([1, 3], "negative")
+  flags = ("--methods", "orm", "--format=json", "--n=all")
+  done = run(f"--input={path}", f"--output_dir={out}", *flags)
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
+  assert str(out / "report.html") in done.stderr and "warning" not in done.stderr
 
 
 @pytest.mark.parametrize("n", [[1], [1, 2, 3], range(1, 9)])
@@ -151,6 +142,9 @@ def test_figures_for_papers(tmp_path):
   pdf, svg = (report_lib.encoded(figure, kind) for kind in ("pdf", "svg"))
   assert pdf.startswith(b"%PDF") and b"/FontFile2" in pdf and b"/Type3" not in pdf
   assert b"Majority voting</text>" in svg and b"image" not in svg.split(b"</metadata>")[1]
+  plain, more = (report_lib.contents(report, [], kinds) for kinds in ((), ("svg", "pdf")))
+  assert [*more][-2:] == ["best_of_n.svg", "best_of_n.pdf"]
+  assert plain["best_of_n.png"] == more["best_of_n.png"] == png
   again = report_lib.draw_curves(report)
   for kind, data in (("png", png), ("pdf", pdf), ("svg", svg)):
     assert report_lib.encoded(again, kind) == data
@@ -158,17 +152,21 @@ def test_figures_for_papers(tmp_path):
 
 def test_command_line_errors(tmp_path):
   """Bad input ends with a message and a non-zero status, without a traceback or a report."""
-  path = write(tmp_path / "scored.jsonl", [rated(), "{"])
-  done = run("--input", path, "--output_dir", tmp_path / "out")
+  path, out = write(tmp_path / "scored.jsonl", [rated(), "{"]), tmp_path / "out"
+  done = run("--input", path, "--output_dir", out)
   assert done.returncode == 1
   assert done.stderr.startswith(f"rerank.py: {path}:2: not JSON")
-  assert not (tmp_path / "out").exists()
-  done = run(f"--input={path}", f"--output_dir={tmp_path / 'out'}", f"--write_bundle={path}")
+  assert not out.exists()
+  flags = (f"--input={write(path, [rated(my_rm=1)])}", f"--output_dir={out}")
   again = "named twice among inputs and outputs; give another name"
-  assert done.stderr == f"rerank.py: {path}: {again}\n"
-  page = tmp_path / "out" / "report.html"
-  done = run(f"--input={path}", f"--output_dir={tmp_path / 'out'}", f"--write_bundle={page}")
-  assert done.stderr == f"rerank.py: {page}: {again}\n"
-  done = run(f"--input={write(path, [rated()])}", f"--output_dir={tmp_path / 'out'}", "--n=2")
-  assert done.returncode == 1
-  assert "expected whole numbers in 1..1" in done.stderr
+  nearest = 'no "my_mr", which --score names; the nearest key with a number'
+  for flag, message in (
+    (f"--write_bundle={path}", f"{path}: {again}"),
+    (f"--write_bundle={out}/report.html", f"{out}/report.html: {again}"),
+    ("--score=my_mr", f"{path}:1: {nearest}"),
+    ("--n=2", "n=[2]: expected whole numbers in 1..1"),
+  ):
+    done = call_script("rerank.py", *flags, flag)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"rerank.py: {message}")
+    assert not [*out.glob("*")]

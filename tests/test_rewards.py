@@ -85,11 +85,11 @@ def on_devices(*arrays):
 
 def assert_everywhere(function, expected, *arrays):
   """`function` gives what is expected under jit, under vmap and on a batch over eight devices."""
-  arrays = [jnp.asarray(x) for x in arrays]
-  for run in (jax.jit(function), jax.vmap(function)):
+  arrays, compiled = [jnp.asarray(x) for x in arrays], jax.jit(function)
+  for run in (compiled, jax.jit(jax.vmap(function))):
     np.testing.assert_allclose(run(*arrays), expected, **TOLERANCE)
   sharding, placed = on_devices(*arrays)
-  found = jax.jit(function)(*placed)
+  found = compiled(*placed)
   np.testing.assert_allclose(found, expected, **TOLERANCE)
   assert found.sharding.is_equivalent_to(sharding, found.ndim)
 
@@ -128,7 +128,7 @@ def test_padding_has_no_gradient(form):
   p, valid, _ = solutions()
   weights = jnp.arange(1.0, S + 1)
   of_sum = lambda p: (rewards.step_rewards(p, valid, form) * weights).sum()
-  gradient = np.asarray(jax.grad(of_sum)(jnp.asarray(p)))
+  gradient = np.asarray(jax.jit(jax.grad(of_sum))(jnp.asarray(p)))
   assert np.isfinite(gradient).all()
   assert not gradient[~valid].any() and gradient[valid].any()
 
@@ -140,7 +140,7 @@ def test_gradients_are_those_of_the_definition(form):
   There the log-odds of "implicit" are clipped.
   """
   p, valid = np.array([0.3, 0.9, 0.1 if form == "implicit" else 0.0, 0.6]), np.ones(4, bool)
-  gradient = jax.grad(lambda p: (rewards.step_rewards(p, valid, form) ** 2).sum())
+  gradient = jax.jit(jax.grad(lambda p: (rewards.step_rewards(p, valid, form) ** 2).sum()))
   slow = lambda p: sum(r**2 for r in slow_rewards(list(p), form))
   slopes = [(slow(p + d) - slow(p - d)) / 2e-5 for d in 1e-5 * np.eye(4)]
   np.testing.assert_allclose(gradient(jnp.asarray(p, jnp.float32)), slopes, atol=1e-3)
@@ -171,19 +171,23 @@ def test_step_rewards_stand_at_last_tokens():
   np.testing.assert_allclose(cut, expected[:, : L // 2], **TOLERANCE)
 
 
-@pytest.mark.parametrize("discount", [1.0, 0.9, 0.0])
-def test_returns_are_discounted_sums(discount):
+def test_returns_are_discounted_sums():
   """A return is the discounted sum of the rewards from its token on."""
   values = np.random.default_rng(1).normal(size=(B, L)).astype(np.float32)
-  expected = np.zeros((B, L + 1))
-  for t in reversed(range(L)):
-    expected[:, t] = values[:, t] + discount * expected[:, t + 1]
-  function = functools.partial(rewards.returns_to_go, discount=discount)
-  assert_everywhere(function, expected[:, :L], values)
+
+  def expected(discount):
+    returns = np.zeros((B, L + 1))
+    for t in reversed(range(L)):
+      returns[:, t] = values[:, t] + discount * returns[:, t + 1]
+    return returns[:, :L]
+
+  assert_everywhere(functools.partial(rewards.returns_to_go, discount=0.9), expected(0.9), values)
+  compiled = jax.jit(rewards.returns_to_go)
+  for discount in (1.0, 0.5, 0.0):
+    np.testing.assert_allclose(compiled(values, discount), expected(discount), **TOLERANCE)
 
 
-@pytest.mark.parametrize("discount", [1.0, 0.9])
-def test_advantages_leave_one_out(discount):
+def test_advantages_leave_one_out():
   """Advantages are the slow definition's, for groups of prompts with an empty completion."""
   rng = np.random.default_rng(1)
   lengths = rng.integers(1, L + 1, (B, G))
@@ -191,10 +195,15 @@ def test_advantages_leave_one_out(discount):
   groups = [[rng.normal(size=n).tolist() for n in row] for row in lengths]
   mask = np.arange(L) < lengths[..., None]
   given = np.where(mask, np.stack([padded(group, L) for group in groups]), np.nan)
-  expected = np.stack([padded(slow_advantages(group, discount), L) for group in groups])
-  function = functools.partial(rewards.token_advantages, discount=discount)
+  given = given.astype(np.float32)
+  expected = lambda discount: np.stack(
+    [padded(slow_advantages(group, discount), L) for group in groups]
+  )
   # Sums of up to 24 normal rewards, less a mean, in float32.
-  assert_everywhere(lambda *x: function(*x) / 10, expected / 10, given.astype(np.float32), mask)
+  function = functools.partial(rewards.token_advantages, discount=0.9)
+  assert_everywhere(lambda *x: function(*x) / 10, expected(0.9) / 10, given, mask)
+  found = jax.jit(rewards.token_advantages)(given, mask)  # without a discount
+  np.testing.assert_allclose(found / 10, expected(1.0) / 10, **TOLERANCE)
   with pytest.raises(ValueError, match="G >= 2"):
     rewards.token_advantages(given[:, :1], mask[:, :1])
 
@@ -208,13 +217,17 @@ def test_the_baseline_does_not_depend_on_steps():
   whole = [[(11, 0.8)], [(7, 0.5), (19, 0.4)], [(8, 0.1)]]
   cut = [[(5, 0.5), (11, 0.3)], *whole[1:]]
 
+  @jax.jit
+  def taken_away(values):
+    return rewards.returns_to_go(values) - rewards.token_advantages(values, mask)
+
   def per_token(steps):
     values = np.zeros((3, L), np.float32)
     for i, each in enumerate(steps):
       for place, reward in each:
         values[i, place] = reward
     # The difference from the returns-to-go is what the baseline takes away.
-    return np.asarray(rewards.returns_to_go(values) - rewards.token_advantages(values, mask))
+    return np.asarray(taken_away(values))
 
   def per_step(steps):
     means = [sum(r for _, r in each) / len(each) for each in steps]
@@ -318,14 +331,14 @@ def test_step_rewards_can_be_placed_on_tokens():
   """The character ends of steps find the tokens, and the tokens' rewards add up to the reward."""
   function = RewardFunction(Letters())
   prompts, completions = ["p"] * len(CASES), list(CASES)
+  at_tokens = jax.jit(rewards.at_tokens, static_argnames="length")
   of_steps = function.step_rewards(prompts, completions)
   totals = function(prompts, completions)
   for completion, steps, total in zip(completions, of_steps, totals):
     token_ends = np.arange(3, len(completion) + 3, 3)  # tokens of three characters
     ends = np.searchsorted(token_ends, steps.ends)
-    placed = rewards.at_tokens(
-      jnp.asarray(steps.rewards), jnp.asarray(ends), jnp.ones(len(ends), bool), len(token_ends)
-    )
+    given = jnp.asarray(steps.rewards), jnp.asarray(ends), jnp.ones(len(ends), bool)
+    placed = at_tokens(*given, length=len(token_ends))
     assert placed.sum() == pytest.approx(total)
     assert all(completion[end - 1] in "rx" for end in steps.ends)
   assert of_steps[4].ends == [2, 8, 12]

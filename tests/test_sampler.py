@@ -36,31 +36,35 @@ class Letters(tiny.Bytes):
     return bytes(i - 2 for i in ids if 2 <= i < 257).decode("latin-1")
 
 
+# A scan traces its layers once, the sampler each: `everything` has two, one of them with a window.
+PLAIN = dataclasses.replace(tiny.MODEL, layers=1)
+EVERYTHING = dataclasses.replace(
+  test_model.EVERYTHING,
+  lora_rank=2,
+  lora_alpha=2.0,
+  lora_targets=("query", "output", "down"),
+)
+
+
 @functools.cache
-def params(kind: str):
-  """A random model that spreads its probability over many tokens."""
-  if kind == "everything":
-    return test_model.EVERYTHING, *test_model.everything()
-  config = {"plain": tiny.MODEL, "lora": LORA}[kind]
-  graph = step_lib.graph(config, tiny.TOKENIZER.vocab_size, 3)
-  init = functools.partial(
-    step_lib.init_params, config=config, vocab_size=tiny.TOKENIZER.vocab_size, num_classes=3
-  )
-  made = jax.jit(init)(jax.random.key(1))
-  if kind == "lora":
-    noise = lambda x: 0.3 * jax.random.normal(jax.random.key(2), x.shape)
-    made = jax.tree_util.tree_map_with_path(
-      lambda path, x: noise(x) if "lora_out" in str(path) else x, made
-    )
-  return config, graph, made
-
-
-LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_targets=("query", "output", "down"))
+def params(kind: str, seed: int = 1):
+  """(configuration, graph, parameters) of a random model whose choice is among many tokens."""
+  config = {"plain": PLAIN, "everything": EVERYTHING}[kind]
+  sizes = {"vocab_size": tiny.TOKENIZER.vocab_size, "num_classes": 3}
+  init = functools.partial(step_lib.init_params, config=config, **sizes)
+  if kind == "plain":
+    made = jax.jit(init)(jax.random.key(seed))
+  else:  # no parameter is zero, nor one
+    rng = np.random.default_rng(seed)
+    random = lambda x: jnp.asarray(rng.normal(size=x.shape) / 3, x.dtype)
+    made = jax.tree.map(random, jax.eval_shape(init, jax.random.key(0)))
+    made["embedding"] *= 3
+  return config, step_lib.graph(config, *sizes.values()), made
 
 
 @functools.cache  # its programs are compiled once
 def sampler(
-  kind: str = "plain", batch: int = 4, devices: int = 1, end=(257,), dtype="float32"
+  kind: str = "plain", batch: int = 3, devices: int = 1, end=(257,), dtype="float32"
 ) -> Sampler:
   config, _, made = params(kind)
   config = dataclasses.replace(config, dtype=dtype)
@@ -75,50 +79,64 @@ def texts(engine: Sampler, n: int = 3, s: Sampling = FREE, limits: Limits = LIMI
   return found
 
 
+def distributions(kind: str, prompt: str, tokens) -> np.ndarray:
+  """Log-probabilities of what follows a prompt and each token of a completion, `[1 + N, V]`.
+
+  By one forward pass over prompt and completion without a cache.
+  """
+  _, graph, made = params(kind)
+  begin = [1, *tiny.TOKENIZER.encode(prompt)]
+  row = np.zeros((1, 64), np.int32)  # one length, so that it is traced once
+  end = len(begin) + len(tokens)
+  row[0, :end] = [*begin, *tokens]
+  return np.asarray(_forward(graph, made, row))[len(begin) - 1 : end]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(graph, made, row):
+  model, length = nnx.merge(graph, made), row.shape[1]
+  hidden = model.hidden(row, np.arange(length)[None], np.full((1, length), length))
+  return jax.nn.log_softmax(model.next_token_logits(hidden)[0])
+
+
 def log_probs(kind: str, prompt: str, tokens) -> np.ndarray:
   """Of a completion's tokens, by one forward pass over prompt and completion without a cache."""
-  _, graph, made = params(kind)
-  begin = [1, *tiny.TOKENIZER.encode(f"{prompt}\n")]
-  whole = np.array([*begin, *tokens], np.int32)[None]
-  length = whole.shape[1]
-  model = nnx.merge(graph, made)
-  hidden = model.hidden(whole, np.arange(length)[None], np.full((1, length), length))
-  found = jax.nn.log_softmax(model.next_token_logits(hidden)[0])
-  return np.array([found[len(begin) - 1 + j, t] for j, t in enumerate(tokens)])
+  return distributions(kind, prompt, tokens)[np.arange(len(tokens)), list(tokens)]
 
 
-@pytest.mark.parametrize("kind", ["plain", "everything", "lora"])
+@pytest.mark.parametrize("kind", ["plain", "everything"])
 def test_log_probabilities_are_those_of_the_whole_sequence(kind):
-  """Those of one forward pass without a cache.
+  """Those of one forward pass without a cache, in which low-rank factors are not merged.
 
   More samples than slots, so that slots are refilled and rings go round; the window of
   `everything` ends within the context and within the ring.
   """
-  for (i, _), found in texts(sampler(kind, batch=3)).items():
-    expected = log_probs(kind, PROBLEMS[i], found.tokens)
+  for (i, _), found in texts(sampler(kind)).items():
+    expected = log_probs(kind, f"{PROBLEMS[i]}\n", found.tokens)
     np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [8, 64])
-def test_prompts_that_begin_alike_share_a_context(batch):
-  """Solutions that go on from steps of one another give the texts that each gives alone."""
+def test_prompts_that_begin_alike_share_a_context():
+  """Solutions that go on from steps of one another give the texts of contexts of their own."""
   steps = ("one step\n", "<|im_end|> two\n", "three and more\n", "4\n")
   prompts = [Prompt("", "a problem", "\n", i, steps[:i]) for i in range(5)]
   prompts += [Prompt("", "a problem", "\n", 7, ("another\n", *steps[:i])) for i in range(3)]
-  engine = sampler("everything", batch=batch)
-  found = {(x.prompt, x.sample): x for x in engine.generate(prompts, 2, FREE, LIMITS)}
-  assert len(found) == 2 * len(prompts)
-  assert {*found} == {(i, k) for i in range(len(prompts)) for k in range(2)}
-  for i, prompt in enumerate(prompts):
-    for x in engine.generate([prompt], 2, FREE, LIMITS):
-      assert x.tokens == found[i, x.sample].tokens
+
+  def found(batch: int, contexts: int):
+    engine = sampler("everything", batch=batch)
+    encoded = [*map(engine.encode, prompts)]
+    assert len(sampler_lib._chains(encoded, max(batch // 4 // 3, 1))) == contexts
+    return {(x.prompt, x.sample): x.tokens for x in engine.generate(prompts, 3, FREE, LIMITS)}
+
+  alone = found(batch=3, contexts=len(prompts))
+  assert {*alone} == {(i, k) for i in range(len(prompts)) for k in range(3)}
+  assert found(batch=64, contexts=2) == alone
 
 
-@pytest.mark.parametrize("kind", ["plain", "everything"])
-def test_bfloat16_is_close_to_float32(kind):
+def test_bfloat16_is_close_to_float32():
   """Of the tokens that bfloat16 has chosen, by the same weights in float32."""
-  for (i, _), found in texts(sampler(kind, dtype="bfloat16"), n=1).items():
-    expected = log_probs(kind, PROBLEMS[i], found.tokens)
+  for (i, _), found in texts(sampler("everything", dtype="bfloat16"), n=1).items():
+    expected = log_probs("everything", f"{PROBLEMS[i]}\n", found.tokens)
     # Logits of 4 are rounded to a 64th, as are hidden states before them: up to 0.04 is seen.
     np.testing.assert_allclose(found.log_probs, expected, rtol=0, atol=0.1)
 
@@ -135,10 +153,10 @@ def test_rows_without_a_token_are_never_chosen():
 
 @pytest.mark.parametrize(
   ("batch", "devices"),
-  [(8, 4), pytest.param(8, 1, marks=pytest.mark.slow), pytest.param(64, 1, marks=pytest.mark.slow)],
+  [(8, 4), *(pytest.param(batch, 1, marks=pytest.mark.slow) for batch in (1, 8, 64))],
 )
 def test_a_text_depends_on_neither_batch_nor_slot_nor_mesh(batch, devices):
-  one = texts(sampler(batch=1))
+  one = texts(sampler())
   assert len({x.text for x in one.values()}) > len(PROBLEMS)
   other = texts(sampler(batch=batch, devices=devices), n=4)
   assert all(other[key].tokens == x.tokens for key, x in one.items())
@@ -148,7 +166,7 @@ def test_facts_are_of_what_decides_samples():
   """Of the weights, in their dtype; not of batch and mesh."""
   facts = sampler().facts()
   assert sampler(batch=8, devices=4).facts() == facts
-  for other in (sampler("lora"), sampler(dtype="bfloat16"), sampler(end=())):
+  for other in (sampler("everything"), sampler(dtype="bfloat16"), sampler(end=())):
     assert other.facts() != facts
   config, _, made = params("plain")
   moved = made | {"final_norm": made["final_norm"].at[0].add(1e-3)}
@@ -159,9 +177,9 @@ def test_facts_are_of_what_decides_samples():
 
 def test_rings_grow(monkeypatch):
   """Twice, with slots that are at different places."""
-  expected = texts(sampler(batch=3))
+  expected = texts(sampler())
   monkeypatch.setattr(sampler_lib, "RING", 3)
-  found = texts(sampler(batch=3))
+  found = texts(sampler())
   assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
 
 
@@ -184,14 +202,8 @@ def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
 
 
 def test_temperature_zero_is_the_likeliest_token():
-  _, graph, made = params("plain")
   for x in texts(sampler(), n=1, s=Sampling(temperature=0)).values():
-    prompt = [1, *tiny.TOKENIZER.encode(f"{PROBLEMS[x.prompt]}\n")]
-    tokens = np.array([*prompt, *x.tokens], np.int32)[None]
-    length = tokens.shape[1]
-    model = nnx.merge(graph, made)
-    hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
-    best = model.next_token_logits(hidden)[0].argmax(-1)[len(prompt) - 1 : -1]
+    best = distributions("plain", f"{PROBLEMS[x.prompt]}\n", x.tokens).argmax(-1)[:-1]
     assert [*best] == [*x.tokens]
 
 
@@ -217,16 +229,20 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
-@given(s=SETTINGS, vocabulary=st.sampled_from([3, 50, 1500]), seed=st.integers(0, 99))
+@settings(max_examples=10, deadline=None)
+@given(s=SETTINGS, vocabulary=st.sampled_from([3, 50, 300]), seed=st.integers(0, 99))
 def test_samples_follow_the_truncated_distribution(s, vocabulary, seed):
-  """Each token's share of evenly spaced uniform numbers is its probability: inversion is exact."""
+  """Each token's share of evenly spaced uniform numbers is its probability: inversion is exact.
+
+  Of more than 32 tokens, all are sorted only where the likeliest 32 do not do.
+  """
   rng = np.random.default_rng(seed)
   logits = rng.normal(0, 3, vocabulary).astype(np.float32)
   draws = 4000
   uniform = ((np.arange(draws) + 0.5) / draws).astype(np.float32)
-  choose = jax.jit(sampling.choose, static_argnums=2)
-  tokens, log_probs = choose(jnp.tile(logits, (draws, 1)), uniform, s)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sampling, "LIKELIEST", 32)
+    tokens, log_probs = chosen(jnp.tile(logits, (draws, 1)), uniform, s)
   expected = allowed(logits.astype(np.float64), s)
   share = np.bincount(tokens, minlength=vocabulary) / draws
   # an interval of length p holds draws * p points, give or take one; float32 sums add their own
@@ -235,29 +251,32 @@ def test_samples_follow_the_truncated_distribution(s, vocabulary, seed):
   np.testing.assert_allclose(log_probs, own[np.asarray(tokens)], atol=1e-4)
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def chosen(logits, uniform, s):
+  return sampling.choose(logits, uniform, s)
+
+
 @pytest.mark.parametrize("s", [Sampling(0.8), Sampling(0), Sampling(top_p=0.7)])
 def test_rows_chosen_a_few_at_a_time_are_those_of_all_at_once(s, monkeypatch):
   """As large vocabularies are on a CPU."""
   rng = np.random.default_rng(0)
   logits, numbers = rng.normal(size=(12, 300)).astype(np.float32), rng.random(12, np.float32)
-  expected = sampling.choose(logits, numbers, s)
+  choose = lambda: jax.jit(lambda *given: sampling.choose(*given, s)).trace(logits, numbers)
+  run = lambda traced: traced.lower().compile()(logits, numbers)
+  expected = run(choose())
   monkeypatch.setattr(sampling, "AT_ONCE", 4 * 300)
-  programs = str(jax.make_jaxpr(lambda *given: sampling.choose(*given, s))(logits, numbers))
-  assert "scan" in programs
-  for one, other in zip(sampling.choose(logits, numbers, s), expected):
+  few = choose()
+  assert "scan" in str(few.jaxpr)
+  for one, other in zip(run(few), expected):
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def test_sampled_frequencies_follow_the_model():
   """Chi-square of first tokens over seeds: the uniform numbers are uniform."""
-  _, graph, made = params("plain")
-  tokens = np.array([[1, *tiny.TOKENIZER.encode("x\n")]], np.int32)
-  length = tokens.shape[1]
-  model = nnx.merge(graph, made)
-  hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
-  p = np.asarray(jax.nn.softmax(2 * model.next_token_logits(hidden)[0, -1]), np.float64)
+  logits = distributions("plain", "x\n", ())[0]
+  p = np.asarray(jax.nn.softmax(logits / 2), np.float64)
   draws = 2000
-  found = sampler(batch=64).generate([Prompt("", "x", "\n", 0)], draws, Sampling(0.5), Limits(1))
+  found = sampler(batch=64).generate([Prompt("", "x", "\n", 0)], draws, Sampling(2.0), Limits(1))
   counts = np.bincount([x.tokens[0] for x in found], minlength=len(p))
   common = p * draws >= 5
   observed = [*counts[common], counts[~common].sum()]

@@ -1,14 +1,13 @@
 """Scoring: a score depends on its solution alone, and never on a foreign contract."""
 
 import dataclasses
-import functools
 import json
 import random
 
 import numpy as np
 import pytest
 import tiny
-from conftest import run_script
+from conftest import call_script
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
@@ -24,26 +23,19 @@ from prm_jax.training import loop
 from prm_jax.types import CLASSES, StepContract
 
 
-@pytest.fixture(scope="session")
-def runs(arithmetic_data, tmp_path_factory):
-  """The work directory of a short run of an objective."""
-
-  @functools.cache
-  def train(objective):
-    experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective=objective))
-    workdir = tmp_path_factory.mktemp(objective)
-    loop.run(tiny.change(experiment, "train", steps=3), workdir)
-    return workdir
-
-  return train
+@pytest.fixture(scope="module")
+def workdir(arithmetic_data, tmp_path_factory):
+  """The work directory of a process model with random weights."""
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  return tiny.untrained(experiment, tmp_path_factory.mktemp("scoring") / "process")
 
 
-@pytest.fixture
-def scorer(runs):
-  return Scorer.load(runs("process"))
+@pytest.fixture(scope="module")
+def scorer(workdir):
+  return Scorer.load(workdir)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def samples(arithmetic_data):
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
@@ -55,16 +47,20 @@ def test_a_scorer_says_what_it_is_in_short(scorer):
   assert "Array" not in repr(scorer) and len(repr(scorer)) < 4000
 
 
-def test_annotate_py_labels_as_its_rule_says(runs, samples, tmp_path):
+def test_scorers_of_the_same_model_share_a_program(workdir, scorer):
+  """A model that is loaded again is not traced again."""
+  assert Scorer.load(workdir).forward is scorer.forward
+
+
+def test_annotate_py_labels_as_its_rule_says(workdir, scorer, samples, tmp_path):
   """Labels of a checkpoint: up to the first step whose P(-1) is above the threshold."""
   source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"
   source.write_text("".join(json.dumps(each) + "\n" for each in samples[:8]))
-  workdir = runs("process")
   flags = (f"--checkpoint={workdir}", f"--input={source}", f"--output={out}", "--threshold=0.3")
-  done = run_script("annotate.py", *flags)
+  done = call_script("annotate.py", *flags)
   assert done.returncode == 0, done.stderr
   lines = [json.loads(line) for line in out.read_text().splitlines()]
-  scored = Scorer.load(workdir).probabilities([(s["problem"], s["steps"]) for s in samples[:8]])
+  scored = scorer.probabilities([(s["problem"], s["steps"]) for s in samples[:8]])
   for line, probabilities in zip(lines, scored, strict=True):
     wrong = np.flatnonzero(probabilities[:, 0] > 0.3)
     known = [label for label in line["labels"] if label is not None]
@@ -170,9 +166,13 @@ def test_a_solution_beyond_all_bounds_is_refused(scorer, samples):
   assert error.value.index == 1
 
 
-def test_an_outcome_model_gives_one_probability_a_solution(runs, samples):
-  """An outcome model is read once, at the end of the solution."""
-  scorer = Scorer.load(runs("outcome"))
+@pytest.mark.usefixtures("one_device")
+def test_an_outcome_model_gives_one_probability_a_solution(arithmetic_data, samples, tmp_path):
+  """An outcome model is trained, and read once, at the end of the solution."""
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective="outcome"))
+  experiment = tiny.change(experiment, "optim", trained="head")  # less to compile
+  loop.run(tiny.change(experiment, "train", steps=1), tmp_path)
+  scorer = Scorer.load(tmp_path)
   (p,) = scorer.probabilities([(samples[0]["problem"], samples[0]["steps"])])
   assert p.shape == (1, 2)
   assert [scorer.contract.classes[i] for i in scorer.contract.right_classes] == ["correct"]
@@ -188,9 +188,9 @@ def test_scoring_and_reranking_agree_on_what_is_right(neutral):
   assert record["prm_score"] == pytest.approx(np.exp(np.asarray(steps).sum()), rel=1e-5)
 
 
-def test_another_tokenizer_is_refused(runs):
+def test_another_tokenizer_is_refused(workdir):
   """A tokenizer other than the one of training is an error, not different scores."""
-  path = runs("process") / "tokenizer.model"
+  path = workdir / "tokenizer.model"
   own = path.read_bytes()
   tokenizers.train_sentencepiece(["other text 1 2 3"] * 9, path, 310)
   try:
@@ -217,7 +217,7 @@ def test_evaluation_counts_every_label(scorer, arithmetic_data):
   assert sum(b["count"] for b in bins) == result["count"] > result["first_error"]["n"] > 0
 
 
-def test_score_py_keeps_every_key(runs, arithmetic_data, tmp_path):
+def test_score_py_keeps_every_key(workdir, arithmetic_data, tmp_path):
   """score.py keeps the keys and the order of lines and adds OpenAI's keys.
 
   A contract that an earlier run with --model left there does not stay: it is not theirs.
@@ -227,8 +227,8 @@ def test_score_py_keeps_every_key(runs, arithmetic_data, tmp_path):
   source = tmp_path / "in.jsonl"
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:5]
   source.write_text("\n".join([*lines, json.dumps(text)]) + "\n")
-  flags = (f"--checkpoint={runs('process')}", f"--input={source}")
-  done = run_script("score.py", *flags, f"--output={tmp_path}/o.jsonl")
+  flags = (f"--checkpoint={workdir}", f"--input={source}")
+  done = call_script("score.py", *flags, f"--output={tmp_path}/o.jsonl")
   assert done.returncode == 0, done.stderr
   before = [json.loads(line) for line in source.read_text().splitlines()]
   after = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]

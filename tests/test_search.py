@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import test_sampler
 import tiny
-from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax.generation import cached_scorer, selection, step_writer
+from prm_jax.generation import places as places_lib
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import search as search_lib
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt
-from prm_jax.generation.places import Places
+from prm_jax.generation.places import Places, power_of_two, size
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.search import Search, Settings
@@ -34,15 +34,30 @@ LIMITS, TEMPERATURE = Limits(max_new_tokens=24), Sampling(20.0)
 RULES = [*selection.RULES]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_shapes():
+  """Sizes are rounded up further than for users, as every shape is traced and compiled.
+
+  A context still grows, from the 64 places of a prompt.
+  """
+  coarse = lambda count, least: size(count, 16 if least == 1 else 128)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(cached_scorer, "size", coarse)  # of blocks and of their pasts
+    patch.setattr(step_writer, "size", coarse)  # of contexts
+    patch.setattr(places_lib, "size", coarse)  # of what is kept
+    patch.setattr(cached_scorer, "power_of_two", lambda count: max(power_of_two(count), 4))
+    yield
+
+
 @functools.cache
 def scorer(kind: str = "plain") -> Scorer:
-  config, params = tiny.MODEL, tiny.model(seed=3)[1]
-  if kind == "everything":
-    config, _, params = test_sampler.params(kind)
-  contract = tiny.contract()
+  config, _, params = test_sampler.params(kind, seed=3)
+  head = jax.random.normal(jax.random.key(3), params["head"].shape)  # at first it is zero
+  contract, params = tiny.contract(), params | {"head": head}
   readout = readouts.trained(tiny.TOKENIZER, contract)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
-  return Scorer(contract, test_sampler.Letters(), readout, config, 258, params, mesh)
+  facts = (config, tiny.TOKENIZER.vocab_size, params, mesh)
+  return Scorer(contract, test_sampler.Letters(), readout, *facts, row_length=128)
 
 
 class Lines(test_sampler.Letters):
@@ -60,7 +75,7 @@ def sampler(kind: str = "plain") -> Sampler:
 @functools.cache
 def run(
   rule: str,
-  contexts: int = 4,
+  contexts: int = 3,
   kind: str = "plain",
   max_step_tokens: int = 8,
   limits: Limits = LIMITS,
@@ -68,9 +83,10 @@ def run(
   prompts: tuple[Prompt, ...] = PROMPTS,
   **changed,
 ):
-  s = Settings(**{"rule": rule, "n": 4, "expansions": 2, "reduction": "last"} | changed)
+  settings = {"rule": rule, "n": 4, "expansions": 2, "reduction": "last", "lookahead": 2}
+  s = Settings(**settings | changed)
   writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
-  engine = Search(sampler(kind), CachedScorer(scorer(kind), contexts), s, writing)
+  engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, writing)
   found = {each.prompt: each for each in engine.run(prompts)}
   assert sorted(found) == [*range(len(prompts))]
   return found
@@ -89,24 +105,10 @@ def test_probabilities_are_those_of_the_whole_solution(rule):
 @pytest.mark.parametrize("rule", ["beam", "lookahead", "particles"])
 def test_log_probabilities_are_those_of_the_whole_sequence(rule, kind):
   """Through every selection and copy; `everything` has a window that ends within the context."""
-  _, graph, params = test_sampler.params(kind)
   for i, found in run(rule, kind=kind).items():
-    prompt = [1, *tiny.TOKENIZER.encode(PROMPTS[i].text)]
     for lane in found.lanes:
-      tokens = np.zeros((1, 64), np.int32)
-      length = len(prompt) + len(lane.tokens)
-      tokens[0, :length] = [*prompt, *lane.tokens]
-      log_probs = _next_token_log_probs(graph, params, tokens)
-      at = np.arange(len(prompt) - 1, length - 1)
-      expected = log_probs[at, lane.tokens].sum()
+      expected = test_sampler.log_probs(kind, PROMPTS[i].text, lane.tokens).sum()
       np.testing.assert_allclose(lane.log_prob, expected, rtol=0, atol=1e-3)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _next_token_log_probs(graph, params, tokens):
-  model, length = nnx.merge(graph, params), tokens.shape[1]
-  hidden = model.hidden(tokens, np.arange(length)[None], np.full((1, length), length))
-  return jax.nn.log_softmax(model.next_token_logits(hidden)[0])
 
 
 def test_steps_that_wait_in_the_ring_are_read_before_it_goes_round(monkeypatch):
@@ -135,7 +137,7 @@ def test_blank_lines_part_steps_and_stop_strings_end_them():
       np.testing.assert_allclose(np.array(lane.probabilities), whole, atol=1e-5)
   letter = next(x.steps[-1] for x in run("beam")[3].lanes if x.end == "stop")[0]
   for rule in ("beam", "lookahead"):
-    for found in run(rule, limits=Limits(24, (letter,)), lookahead=2).values():
+    for found in run(rule, limits=Limits(24, (letter,))).values():
       for lane in found.lanes:
         assert letter not in lane.text[:-1]
         assert letter not in lane.text or len(lane.tokens) == len(lane.text)  # none behind it
@@ -144,8 +146,17 @@ def test_blank_lines_part_steps_and_stop_strings_end_them():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_problem_does_not_depend_on_those_beside_it(rule):
-  alone = run(rule, contexts=1)
-  for i, found in run(rule, contexts=3).items():
+  """Three at a time, of which one is followed by a fourth; and each in a search of its own."""
+  for i, found in run(rule).items():
+    alone = run(rule, prompts=PROMPTS[i : i + 1])[0]
+    assert [lane.tokens for lane in found.lanes] == [lane.tokens for lane in alone.lanes]
+    assert found.spent == alone.spent
+
+
+def test_a_problem_does_not_depend_on_the_number_of_contexts():
+  """One problem at a time, all with the context of the one before, and three."""
+  alone = run("beam", contexts=1)
+  for i, found in run("beam").items():
     assert [lane.tokens for lane in found.lanes] == [lane.tokens for lane in alone[i].lanes]
     assert found.spent == alone[i].spent
 
@@ -178,7 +189,9 @@ def test_unfinished_solutions_come_last_and_finished_ones_best_first():
       assert all(len(lane.steps) <= 3 for lane in found.lanes)
 
 
-PIECES = st.lists(st.lists(st.sampled_from(["a", "b", "cd"]), min_size=1, max_size=4), min_size=1)
+PIECES = st.lists(
+  st.lists(st.sampled_from(["a", "b", "cd"]), min_size=1, max_size=4), min_size=1, max_size=8
+)
 
 
 @pytest.mark.parametrize("kind", ["plain", "everything"])  # the latter with a window of 5 tokens
@@ -206,11 +219,11 @@ def shared_reader(kind: str) -> CachedScorer:
 def test_a_context_grows():
   """More tokens than its first places."""
   reader = CachedScorer(scorer(), 1)
-  steps = tuple("abcdefgh" * 5 for _ in range(9))
+  steps = tuple("abcdefgh" * 12 for _ in range(4))
   for count in range(1, len(steps) + 1):
     pairs = [("P", steps[:count]), ("P", (*steps[: count - 1], "x"))]
     found = reader.probabilities({0: pairs})[0]
-    for each, whole in zip(found, scorer().by_head(pairs)):
+    for each, whole in zip(found, dataclasses.replace(scorer(), row_length=512).by_head(pairs)):
       np.testing.assert_allclose(each, whole[-1], atol=1e-5)
     reader.keep({0: pairs[:1]})
   assert reader.places[0].size > 256
@@ -237,17 +250,19 @@ def test_an_outcome_model_guides_no_search():
 
 def test_a_step_that_the_reward_model_cannot_read_cuts_its_lane_off(monkeypatch):
   """One lane does not end the run."""
+  every = [lane for found in run("best_of_n").values() for lane in found.lanes]
+  letter = "".join(lane.text for lane in every).replace("\n", "")[0]
   encode = Scorer.encode
 
   def picky(self, problem, steps):
-    if "a" in steps[-1]:
-      raise ValueError("no a")
+    if letter in steps[-1]:
+      raise ValueError(f"no {letter}")
     return encode(self, problem, steps)
 
   monkeypatch.setattr(Scorer, "encode", picky)
   lanes = [lane for found in run.__wrapped__("best_of_n").values() for lane in found.lanes]
-  assert any("a" in lane.text for lane in lanes)
-  assert all(lane.end == "length" for lane in lanes if "a" in lane.text)
+  assert any(letter in lane.text for lane in lanes)
+  assert all(lane.end == "length" for lane in lanes if letter in lane.text)
   assert all(len(lane.probabilities) == len(lane.steps) for lane in lanes)
 
 

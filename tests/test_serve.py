@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ENVIRONMENT, ROOT, run_script
+from conftest import ENVIRONMENT, ROOT, call_script, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.scoring import batching, service
@@ -29,7 +29,6 @@ from prm_jax.scoring.rater import MAX_TOKENS
 from prm_jax.scoring.request_queue import RequestQueue
 from prm_jax.scoring.reward_function import RewardFunction
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.training import loop
 
 GOOD = {"solutions": [{"problem": "A 1 + 2", "steps": ["A 3", "# Answer"]}]}
 LIMITS = service.Limits()
@@ -47,13 +46,9 @@ def connections():
 
 @pytest.fixture(scope="module")
 def workdir(arithmetic_data, tmp_path_factory):
-  """The work directory of a short run."""
+  """The work directory of a run with random weights, whose scores differ clearly."""
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  experiment = tiny.change(experiment, "optim", learning_rate=0.1)  # scores that differ clearly
-  workdir = tmp_path_factory.mktemp("serve") / "run"
-  with tiny.first_device():
-    loop.run(tiny.change(experiment, "train", steps=8), workdir)
-  return workdir
+  return tiny.untrained(experiment, tmp_path_factory.mktemp("serve") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +89,21 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(workdir):
-  server = Server(workdir)
-  yield server
-  server.process.kill()
-  server.process.communicate()
+def servers():
+  """The servers that were started, of which the last may be running."""
+  servers = []
+  yield servers
+  for each in servers:
+    each.process.kill()
+    each.process.communicate()
+
+
+@pytest.fixture
+def server(workdir, servers):
+  """A running server, which other tests have used or will use."""
+  if not servers or servers[-1].process.poll() is not None:
+    servers.append(Server(workdir))
+  return servers[-1]
 
 
 @contextlib.contextmanager
@@ -140,6 +145,19 @@ def ask(url, *bodies):
   return asyncio.run(run())
 
 
+def health(server):
+  """The answer of GET /health."""
+
+  async def run():
+    async with (
+      aiohttp.ClientSession() as session,
+      session.get(f"{server.url}/health") as response,
+    ):
+      return await response.json()
+
+  return asyncio.run(run())
+
+
 def raw(url, *parts, seconds=60.0):
   """Status, headers and JSON of the answer to bytes; what follows the answer is not sent."""
   host, port = url.removeprefix("http://").split(":")
@@ -165,11 +183,15 @@ def request(body=b"", length=None, path="/score", method="POST", headers=""):
 def check(status, answer, expected):
   """Asserts that an answer has score.py's numbers of these records."""
   assert status == 200, answer
+  numbers = []
   for score, record in zip(answer["scores"], expected, strict=True):
     assert sorted(score) == ["prm_score", "rating_probs"]
-    assert score["prm_score"] == pytest.approx(record["prm_score"], abs=1e-6)
+    numbers.append((score["prm_score"], record["prm_score"]))
     for found, wanted in zip(score["rating_probs"], record["rating_probs"], strict=True):
-      assert found == pytest.approx(wanted, abs=1e-6)  # rounding of float32 in other batches
+      assert found.keys() == wanted.keys()
+      numbers += [(found[name], wanted[name]) for name in found]
+  # rounding of float32 in other batches
+  np.testing.assert_allclose(*zip(*numbers), rtol=0, atol=1e-6)
 
 
 def test_a_thousand_requests_at_once_get_the_numbers_of_score_py(server, workdir, pool, tmp_path):
@@ -293,26 +315,19 @@ def test_keys_that_are_not_read_hold_no_memory(server):
 
   async def send():
     async with aiohttp.ClientSession() as session:
-      posts = (session.post(f"{server.url}/score", data=body) for _ in range(8))
+      posts = (session.post(f"{server.url}/score", data=body) for _ in range(4))
       return [each.status for each in await asyncio.gather(*posts)]
 
-  assert asyncio.run(send()) == [200] * 8
+  assert asyncio.run(send()) == [200] * 4
   assert server.memory() - before < 150  # MB; a body's objects would be 100
 
 
 def test_health_says_what_the_model_is_and_nothing_is_left_in_the_queue(server, scorer):
   """GET /health has the contract of the checkpoint, its step and the counts."""
 
-  async def health():
-    async with (
-      aiohttp.ClientSession() as session,
-      session.get(f"{server.url}/health") as response,
-    ):
-      return await response.json()
-
   assert ask(server.url, GOOD)[0][0] == 200
-  wait(lambda: not any(asyncio.run(health())["queued"].values()))
-  found = asyncio.run(health())
+  wait(lambda: not any(health(server)["queued"].values()))
+  found = health(server)
   assert found["status"] == "ok" and found["step"] == scorer.step
   assert found["contract"]["classes"] == [*scorer.contract.classes]
   assert found["contract"]["separator"] == scorer.contract.separator
@@ -364,9 +379,9 @@ def test_a_client_that_goes_away_is_dropped_from_the_queue(scorer, pool, monkeyp
   assert "gone" not in seen
 
 
-def test_sigterm_finishes_what_is_queued(workdir, pool):
+def test_sigterm_finishes_what_is_queued(server, pool):
   """Every request that has been taken on is answered, others are refused, and the code is 0."""
-  server = Server(workdir)
+  before = health(server)["served"]["solutions"]
   bodies = [{"solutions": pool[i % 8 :: 8]} for i in range(200)]
 
   async def run():
@@ -375,6 +390,7 @@ def test_sigterm_finishes_what_is_queued(workdir, pool):
       tasks = [asyncio.create_task(post(session, server.url, body)) for body in bodies]
       queued = 0
       while not queued:
+        assert not all(task.done() for task in tasks)
         async with session.get(f"{server.url}/health") as response:
           queued = (await response.json())["queued"]["solutions"]
       server.process.send_signal(signal.SIGTERM)
@@ -388,7 +404,7 @@ def test_sigterm_finishes_what_is_queued(workdir, pool):
   scores = [answer["scores"] for status, answer in answered if status == 200]
   under_way = int(re.search(r"finishing (\d+) requests", server.said())[1])
   assert 0 < under_way <= len(scores)
-  assert f"stopped after {sum(map(len, scores)):,} solutions" in server.said()
+  assert f"stopped after {before + sum(map(len, scores)):,} solutions" in server.said()
   with pytest.raises(aiohttp.ClientConnectorError):
     ask(server.url, GOOD)
 
@@ -554,8 +570,8 @@ def test_benchmark(tmp_path, arithmetic_data):
 )
 def test_wrong_flags_are_errors_without_a_traceback(flags, code, message):
   """A mistake in a flag is said, before a model is loaded."""
-  done = run_script("serve.py", *flags)
-  assert done.returncode == code and message in done.stderr and "Traceback" not in done.stderr
+  done = call_script("serve.py", *flags)
+  assert done.returncode == code and message in done.stderr
 
 
 def test_rewards_over_http_are_those_of_the_reward_function(scorer):

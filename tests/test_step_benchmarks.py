@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import run_script
+from conftest import call_script, run_script
 
 from prm_jax import step_metrics
 from prm_jax.datasets import prepare
@@ -330,7 +330,10 @@ def scored_lines(tmp_path):
 
 
 def evaluate(*flags):
-  return run_script("evaluate.py", *flags)
+  """What evaluate.py prints."""
+  done = call_script("evaluate.py", *flags)
+  assert done.returncode == 0, done.stderr
+  return done.stdout
 
 
 def test_anybodys_scores_are_judged_and_compared(scored_lines, tmp_path):
@@ -338,9 +341,8 @@ def test_anybodys_scores_are_judged_and_compared(scored_lines, tmp_path):
   them; a threshold is found on other rows, which the result names."""
   path, solutions, lines = scored_lines
   a, b = tmp_path / "a.json", tmp_path / "b.json"
-  done = evaluate(
-    "--benchmark=process_bench", f"--input={path}", f"--output={a}", "--threshold=0.3"
-  )
+  flags = ("--benchmark=process_bench", f"--input={path}")
+  done = run_script("evaluate.py", *flags, f"--output={a}", "--threshold=0.3")
   assert done.returncode == 0, done.stderr
   result = json.loads(a.read_text())
   expected = by_hand([x for x in solutions if x.group == "math"], 0.3)
@@ -352,24 +354,18 @@ def test_anybodys_scores_are_judged_and_compared(scored_lines, tmp_path):
   assert (tmp_path / "a.json.png").read_bytes().startswith(b"\x89PNG")
   half = tmp_path / "half.jsonl"
   half.write_text("".join(json.dumps(line) + "\n" for line in lines[:20]))
-  done = evaluate(
-    "--benchmark=process_bench", f"--input={path}", f"--output={b}", f"--threshold_data={half}"
-  )
-  assert done.returncode == 0, done.stderr
+  evaluate(*flags, f"--output={b}", f"--threshold_data={half}")
   other = json.loads(b.read_text())
   assert other["threshold"] == pytest.approx(first_error.best_threshold(solutions[:20]))
   assert (
     "half.jsonl, 20 solutions, 20 of them on problems that are reported" in other["threshold_from"]
   )
-  done = evaluate("--compare", a, b, f"--output={tmp_path / 'c.json'}")
-  assert done.returncode == 0, done.stderr
+  printed = evaluate("--compare", a, b, f"--output={tmp_path / 'c.json'}")
   paired = json.loads((tmp_path / "c.json").read_text())["paired"]["math/f1"]
   later = by_hand([x for x in solutions if x.group == "math"], other["threshold"])[2]
   assert paired["difference"] == pytest.approx(expected[2] - later)
   assert paired["low"] <= paired["difference"] <= paired["high"]
-  assert "kappa" in done.stdout
-  done = evaluate("--compare", a, a)
-  assert done.returncode == 0 and "0.0 to 0.0" in done.stdout
+  assert "kappa" in printed and "0.0 to 0.0" in evaluate("--compare", a, a)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +420,7 @@ def test_plain_step_scores_are_read_of_every_benchmark(tmp_path):
   assert found == pytest.approx(0.45)
 
 
-def test_flags_that_do_not_go_together_are_told(tmp_path):
+def test_flags_that_do_not_go_together_are_told():
   """One message for each, before anything is read."""
   for flags, message in (
     (["--output=a"], "one of --checkpoint"),
@@ -432,8 +428,8 @@ def test_flags_that_do_not_go_together_are_told(tmp_path):
     (["--checkpoint=a", "--readout=trl", "--data_dir=b", "--output=c"], "go with --model"),
     (["--input=a", "--output=c", "--threshold=1", "--threshold_data=b"], "not both"),
   ):
-    done = evaluate(*flags)
-    assert done.returncode == 1 and message in done.stderr, done.stderr
+    done = call_script("evaluate.py", *flags)
+    assert done.returncode == 1 and message in done.stderr
 
 
 def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
@@ -451,11 +447,13 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
     ([f"--data_dir={folder}"], "files of ProcessBench: give --benchmark=process_bench"),
     ([process, f"--data_dir={folder}", "--split=math"], "no solution of --split=math"),
     ([process, f"--data_dir={folder}", f"--threshold_data={tmp_path}/t"], "No such file"),
-    ([process, f"--data_dir={folder}"], "loading"),
+    ([process, f"--data_dir={folder}"], "no/model"),
   ):
-    done = evaluate("--model=no/model", f"--output={tmp_path / 'out.json'}", *flags)
-    assert done.returncode == 1 and message in done.stderr, done.stderr
-    assert ("loading" in done.stderr) == (message == "loading"), done.stderr
+    output = f"--output={tmp_path / 'out.json'}"
+    done = call_script("evaluate.py", "--model=no/model", output, *flags)
+    before, _, error = done.stderr.partition("evaluate.py: ")
+    assert done.returncode == 1 and message in error
+    assert ("loading" in before) == (message == "no/model")
 
 
 def test_a_mean_of_some_subsets_says_so():
@@ -490,10 +488,7 @@ def test_benchmarks_are_read_raw_and_prepared(tmp_path, scored_lines):
   lines = tmp_path / "lines"
   lines.mkdir()
   (lines / "a.jsonl").write_text(json.dumps(row) + "\n")
-  done = run_script(
-    "prepare_data.py", "--dataset=prm_bench", f"--source={lines}", f"--output={tmp_path / 'b'}"
-  )
-  assert done.returncode == 0, done.stderr
+  prepare.prepare_benchmark(tmp_path / "b", "prm_bench", source=lines)
   found = prm_bench_data.read(lines)
   assert found == prm_bench_data.read(tmp_path / "b")
   assert [(x.id, sorted(x.wrong)) for x in found] == [("correct_a", []), ("redundency_a", [1])]

@@ -4,13 +4,16 @@ import json
 
 import pytest
 import tiny
-from conftest import run_script
+from conftest import call_script, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import labelled, prepare
 from prm_jax.datasets.stepwise import records
 from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.runtime import json_lines
+from prm_jax.scoring import candidates
+from prm_jax.scoring.scorer import Scorer
+from prm_jax.training import loop
 from prm_jax.types import StepTree
 
 # The stepwise row of TRL's documentation ("Dataset formats and types").
@@ -159,6 +162,14 @@ def test_problems_are_held_out_whole(tmp_path):
   assert "p 3" not in {tree.problem for tree in trees}
 
 
+def prepare_data(source, output):
+  """Runs prepare_data.py on a file, without an error."""
+  flags = (f"--source={source}", f"--output={output}", "--overwrite=True")
+  done = call_script("prepare_data.py", "--dataset=stepwise", *flags)
+  assert done.returncode == 0, done.stderr
+  return done
+
+
 def test_a_test_split_without_a_wrong_step_is_warned_of(tmp_path):
   """AUROC is undefined there; a larger share helps only if there are wrong steps elsewhere."""
   rows = [native([True], problem=f"p {i}") for i in range(20)]
@@ -167,13 +178,11 @@ def test_a_test_split_without_a_wrong_step_is_warned_of(tmp_path):
     ([*rows, wrong], "no wrong step; AUROC is undefined: raise --stepwise.test_share (0.05)\n"),
     (rows, "no wrong step; AUROC is undefined\n"),
   ]:
-    source = write(tmp_path / "all.jsonl", *lines)
-    flags = (f"--source={source}", f"--output={tmp_path / 'out'}", "--overwrite=True")
-    done = run_script("prepare_data.py", "--dataset=stepwise", *flags)
-    assert f"warning: test split: 1 solution(s), {expected}" in done.stderr
-  write(tmp_path / "all.jsonl", *(native([True, False], problem=f"p {i}") for i in range(20)))
-  done = run_script("prepare_data.py", "--dataset=stepwise", *flags)
-  assert done.returncode == 0 and "warning: test" not in done.stderr
+    said = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
+    assert f"warning: test split: 1 solution(s), {expected}" in said.stderr
+  lines = [native([True, False], problem=f"p {i}") for i in range(20)]
+  said = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
+  assert "warning: test" not in said.stderr
 
 
 def test_a_file_on_the_web_is_downloaded_once(tmp_path, served):
@@ -237,54 +246,26 @@ def test_forms_without_bool_labels():
   ]
 
 
+@pytest.mark.usefixtures("one_device")
 def test_trl_row_to_model(tmp_path, arithmetic_data):
-  """The row of TRL's documentation is prepared, trained on, scored and exported by the scripts."""
-
-  def ok(script, *flags):
-    done = run_script(script, *flags)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-  write(tmp_path / "trl.jsonl", TRL_ROW)
+  """The row of TRL's documentation is prepared, trained on, scored and exported."""
   data, run = tmp_path / "data", tmp_path / "run"
-  printed = ok(
-    "prepare_data.py",
-    "--dataset=stepwise",
-    f"--source={tmp_path / 'trl.jsonl'}",
-    f"--output={data}",
-  )
+  printed = prepare_data(write(tmp_path / "trl.jsonl", TRL_ROW), data).stdout
   assert "binary labels" in printed and "--config.data.eval_split=train" in printed
-  config = tmp_path / "config.py"
-  config.write_text(
-    "from prm_jax.config import *\n\n\ndef config():\n"
-    "  model = Model(width=16, layers=1, heads=2, kv_heads=2, head_size=8, mlp_width=16)\n"
-    "  return Experiment(model=model, train=Train(steps=2, batch_rows=1),\n"
-    "    data=Data(eval_split='train', row_length=256))\n"
-  )
-  own = (
-    f"--config.data.directory={data}",
-    f"--config.data.tokenizer={arithmetic_data / 'tokenizer.model'}",
-  )
-  ok("train.py", f"--config={config}", f"--workdir={run}", *own)
+  c = tiny.experiment(arithmetic_data, config_lib.Loss())
+  of_row = {"directory": str(data), "eval_split": "train", "row_length": 256}
+  c = tiny.change(tiny.change(c, "data", **of_row), "model", layers=1)
+  c = tiny.change(c, "train", steps=2, batch_rows=1, eval_every=2, save_every=2)
+  loop.run(c, run)
   solution = {"problem": TRL_ROW["prompt"], "steps": TRL_ROW["completions"]}
-  write(tmp_path / "samples.jsonl", solution)
-  ok(
-    "score.py",
-    f"--checkpoint={run}",
-    f"--input={tmp_path / 'samples.jsonl'}",
-    f"--output={tmp_path / 'scored.jsonl'}",
-  )
-  scored = json.loads((tmp_path / "scored.jsonl").read_text())
+  scorer = Scorer.load(run)
+  (found,) = scorer.by_head([(solution["problem"], solution["steps"])])
+  scored = candidates.scored(solution, solution["steps"], found, scorer.contract)
   assert [set(p) for p in scored["rating_probs"]] == [{"-1", "0", "1"}] * 2
   assert all(p["0"] == 0 for p in scored["rating_probs"])
-  ok("export.py", f"--checkpoint={run}", f"--output={tmp_path / 'exported'}")
+  done = run_script("export.py", f"--checkpoint={run}", f"--output={tmp_path / 'exported'}")
+  assert done.returncode == 0, done.stderr
   config = json.loads((tmp_path / "exported" / "config.json").read_text())
   assert config["id2label"] == {"0": "-1", "1": "1"}
-  told = run_script(
-    "train.py",
-    f"--config={tmp_path / 'config.py'}",
-    f"--workdir={tmp_path / 'b'}",
-    *own,
-    "--config.data.eval_split=test",
-  )
-  assert told.returncode == 1 and "no split 'test'" in told.stderr
+  with pytest.raises(ValueError, match="no split 'test'"):
+    loop.run(tiny.change(c, "data", eval_split="test"), tmp_path / "b")

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import run_script
+from conftest import call_script
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +84,7 @@ def test_annotated_lines_train_and_say_where_labels_are_from(tmp_path):
 @pytest.mark.shared_data
 def test_the_retrospective_reports_what_fields_say(prm800k_sample):
   """Two rows of the sample have their generation and score; the others are counted as lacking."""
-  done = run_script("retrospective.py", f"--source={prm800k_sample}")
+  done = call_script("retrospective.py", f"--source={prm800k_sample}")
   assert done.returncode == 0 and "generation 6" in done.stdout
   records = [
     r for path in sorted(prm800k_sample.glob("phase*")) for r in prm800k.read_records(path)

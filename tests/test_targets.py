@@ -31,32 +31,39 @@ def chain(labels, problem="pp") -> StepTree:
   return StepTree(problem, steps, tuple(range(-1, len(labels) - 1)), tuple(labels))
 
 
-def batch_of(*trees, contract=TWO):
-  """A batch of a row for each tree."""
-  encode = lambda i, tree: token_tree.encode(tree, tiny.TOKENIZER, contract, number=i)
-  rows = [packing.PackedRows([encode(i, x)], 48, round_reads_to=8)[0] for i, x in enumerate(trees)]
-  return packing.stack(rows)
+def batch_of(*trees):
+  """A batch of a row for each tree, and more of padding: all have six, to compile once."""
+  encode = lambda i, tree: token_tree.encode(tree, tiny.TOKENIZER, TWO, number=i)
+  rows = [packing.PackedRows([encode(i, x)], 48, round_reads_to=8) for i, x in enumerate(trees)]
+  return packing.stack([row[0] for row in rows] + [rows[0][packing.EMPTY]] * (6 - len(rows)))
 
 
 @functools.cache
-def model(heads: int = 1, classes: int = 2):
+def model(heads: int = 1):
   """A model whose heads are not zero."""
-  sizes = {"vocab_size": tiny.TOKENIZER.vocab_size, "num_classes": classes, "heads": heads}
-  key = jax.random.key(3)
-  params = step_lib.init_params(key, config=tiny.MODEL, head_std=1.0, **sizes)
-  return step_lib.graph(tiny.MODEL, *sizes.values()), params
+  sizes = {"vocab_size": tiny.TOKENIZER.vocab_size, "num_classes": 2, "heads": heads}
+  init = functools.partial(step_lib.init_params, config=tiny.MODEL, head_std=1.0, **sizes)
+  return step_lib.graph(tiny.MODEL, *sizes.values()), jax.jit(init)(jax.random.key(3))
 
 
-def log_probs(batch, heads=1, classes=2):
+read_log_probs = jax.jit(step_lib.read_log_probs, static_argnames="graphdef")
+
+
+def log_probs(batch, heads=1):
   """Float64 class log-probabilities `[B, R, K, C]`."""
-  graph, params = model(heads, classes)
-  return np.asarray(step_lib.read_log_probs(params, batch, graphdef=graph), np.float64)
+  graph, params = model(heads)
+  return np.asarray(read_log_probs(params, batch, graphdef=graph), np.float64)
 
 
-def loss_of(batch, config, heads=1, classes=2, seed=0) -> float:
-  graph, params = model(heads, classes)
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def loss_and_others(params, batch, config, graph, seed):
   sums = loss_lib.sums(nnx.merge(graph, params), batch, config, seed)
-  return float(loss_lib.means(sums, loss_lib.weights(batch, config))["loss"])
+  return loss_lib.means(sums, loss_lib.weights(batch, config))
+
+
+def loss_of(batch, config, heads=1, seed=0) -> float:
+  graph, params = model(heads)
+  return float(loss_and_others(params, batch, config, graph, seed)["loss"])
 
 
 def test_a_soft_label_is_a_soft_cross_entropy():
@@ -88,26 +95,29 @@ def test_class_weights_are_those_of_a_weighted_mean():
     step_lib.make(weighted, 256, 3, jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor")))
 
 
+bootstrap_weights = jax.jit(loss_lib.bootstrap_weights, static_argnames="config")
+
+
 def test_each_head_has_its_own_sample_of_the_solutions():
   """The loss is the mean over heads of the losses weighted by Poisson(1) draws, one a solution and
   head: the same for all steps of a solution, in any batch, and of mean and variance 1."""
   trees = [chain([1, -1, 1][: i % 3 + 1], "p" * (i + 1)) for i in range(6)]
   batch, config = batch_of(*trees), config_lib.Loss(heads=3)
-  weights = np.asarray(loss_lib.bootstrap_weights(batch, config, seed=1))
+  weights = np.asarray(bootstrap_weights(batch, config, seed=1))
   assert (weights[:, :1] == weights[:, :1]).all() and weights.shape[2] == 3
-  labelled = batch.read_targets.sum(-1) > 0
+  labelled = np.asarray(batch.read_targets).sum(-1) > 0
   assert all(len(np.unique(w[kept], axis=0)) == 1 for w, kept in zip(weights, labelled))
   found = log_probs(batch, heads=3)
   each = -np.einsum("brc,brkc->brk", batch.read_targets, found)
   expected = (each * weights).sum() / 3 / labelled.sum()
   assert loss_of(batch, config, heads=3, seed=1) == pytest.approx(expected, rel=1e-5)
   reordered = dataclasses.replace(batch, read_solutions=batch.read_solutions[::-1])
-  again = np.asarray(loss_lib.bootstrap_weights(reordered, config, seed=1))
+  again = np.asarray(bootstrap_weights(reordered, config, seed=1))
   np.testing.assert_array_equal(again[:, 0], weights[::-1, 0])
   many = dataclasses.replace(batch, read_solutions=np.arange(4_000).reshape(1, -1))
-  draws = np.asarray(loss_lib.bootstrap_weights(many, config_lib.Loss(heads=8), 0)).ravel()
+  draws = np.asarray(bootstrap_weights(many, config_lib.Loss(heads=8), 0)).ravel()
   assert draws.mean() == pytest.approx(1, abs=0.02) and draws.var() == pytest.approx(1, abs=0.04)
-  other = np.asarray(loss_lib.bootstrap_weights(many, config_lib.Loss(heads=8), 1)).ravel()
+  other = np.asarray(bootstrap_weights(many, config_lib.Loss(heads=8), 1)).ravel()
   assert np.mean(draws == other) < 0.5
 
 

@@ -4,8 +4,6 @@ import dataclasses
 import gzip
 import itertools
 import json
-import runpy
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
-from conftest import ROOT
+from conftest import call_script
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import text_dataset, tokenizers
@@ -142,23 +140,15 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
   assert moved > 1e-3  # by the product of the factors
 
 
-def script(monkeypatch, name, *arguments):
-  """Runs a script in this process; the message that it ends with, "": well."""
-  monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-  try:
-    runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
-  except SystemExit as error:
-    return str(error)
-  return ""
-
-
-def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
+def test_a_language_model_exports(text_run, tmp_path):
   """export.py --kind=causal-lm of a run on text: its weights, factors merged, and tokenizer."""
   workdir, _ = text_run
   flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/lm")
-  message = script(monkeypatch, "export.py", *flags)
-  assert "'language_model', which has no step head; --kind=causal-lm" in message
-  assert not script(monkeypatch, "export.py", *flags, "--kind=causal-lm")
+  done = call_script("export.py", *flags)
+  assert done.returncode == 1
+  assert "'language_model', which has no step head; --kind=causal-lm" in done.stderr
+  done = call_script("export.py", *flags, "--kind=causal-lm")
+  assert done.returncode == 0, done.stderr
   _, tokenizer = scorer.newest(workdir)
   on = sharding_lib.make_mesh(config_lib.Mesh())
   _, about, params = checkpoint.restore_params(workdir, on)
@@ -172,16 +162,17 @@ def test_a_language_model_exports(text_run, tmp_path, monkeypatch):
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
 
 
-def test_a_model_of_text_is_not_scored_with(text_run, arithmetic_data, tmp_path, monkeypatch):
+def test_a_model_of_text_is_not_scored_with(text_run, arithmetic_data, tmp_path):
   """It has a head of one class that nothing trained: an error that says what to do with it."""
   workdir, _ = text_run
   for name, flag in [
     ("score.py", "--input=none"),
     ("evaluate.py", f"--data_dir={arithmetic_data}"),
   ]:
-    message = script(monkeypatch, name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
-    assert "trained on text, so it has no step probabilities" in message
-    assert f"--config.init.checkpoint={workdir}" in message
+    done = call_script(name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
+    assert done.returncode == 1
+    assert "trained on text, so it has no step probabilities" in done.stderr
+    assert f"--config.init.checkpoint={workdir}" in done.stderr
   assert not list(tmp_path.iterdir())
 
 

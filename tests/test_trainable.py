@@ -24,7 +24,7 @@ HEAD = {"head", "head_bias"}
 
 
 def experiment(model=tiny.MODEL, weight=0.0, **optim):
-  """An experiment for `Trainable.of`, without data."""
+  """An experiment for `rule_of`, without data."""
   return config_lib.Experiment(
     model=model,
     loss=config_lib.Loss(language_model_weight=weight),
@@ -33,11 +33,15 @@ def experiment(model=tiny.MODEL, weight=0.0, **optim):
   )
 
 
+def rule_of(c: config_lib.Experiment) -> trainable.Trainable:
+  return trainable.Trainable.of(c.loss, c.optim)
+
+
 RULES = {
   "all": experiment(),
   "head": experiment(trained="head"),
   "lora": experiment(FEW, trained="lora"),
-  "no_embedding": experiment(embedding_scale=0),
+  "no_embedding": experiment(weight=1.0, embedding_scale=0),
   "untied_head": experiment(UNTIED, weight=0.5, trained="head"),
 }
 
@@ -145,17 +149,30 @@ def test_frozen_parameters_stay_bit_for_bit(name, param_dtype):
   # Norms of 1 in bfloat16 need a change of 1/256 to be rounded to another.
   kept = lambda names: {n for n in names if param_dtype == "float32" or "norm" not in n}
   assert kept(changed(before.params, after.params)) == kept(expected[name])
-  trained = trainable.Trainable.of(RULES[name]).select(before.params)
+  trained = rule_of(RULES[name]).select(before.params)
   moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
   copies = 2 + (param_dtype == "bfloat16")  # of the moments, and the float32 master
   assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
+
+
+def test_accumulated_gradients_equal_one_pass():
+  """Microbatches with different numbers of targets give the gradients of one pass, of a part of the
+  parameters as of everything."""
+  metrics = []
+  for microbatches in (1, 4):
+    c = tiny.change(RULES["no_embedding"], "train", microbatches=microbatches)
+    made = step_lib.make(c, VOCABULARY, 3, sharding_lib.make_mesh(c.mesh, jax.devices()[:1]))
+    state = made.begin(jax.tree.map(jnp.copy, params(c.model)))
+    metrics.append(made.train_step(state, tiny.batch())[1])
+  for name in metrics[0]:
+    np.testing.assert_allclose(metrics[0][name], metrics[1][name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["all", "untied_head"])
 def test_bfloat16_parameters_follow_a_float32_master(name):
   """Updates too small for bfloat16 are kept: parameters are the master, rounded."""
   _, after = two_updates(name, param_dtype="bfloat16")
-  master, trained = after.opt_state[0], trainable.Trainable.of(RULES[name]).select(after.params)
+  master, trained = after.opt_state[0], rule_of(RULES[name]).select(after.params)
   rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, trained)
   jax.tree.map(np.testing.assert_array_equal, rounded, trained)
   large = master["blocks"]["gate"] if name == "all" else master["language_model"]
@@ -172,10 +189,10 @@ def test_a_master_is_kept_where_something_is_not_float32():
     (experiment(low, weight=0.5, trained="lora"), False, False),
     (experiment(UNTIED, weight=0.5), True, False),
   ]:
-    rule, every = trainable.Trainable.of(c), described(c.model)
+    rule, every = rule_of(c), described(c.model)
     assert ("language_model" in rule.select(every)) == trains
     assert rule.has_master(every) == has_master
-  nothing = trainable.Trainable.of(experiment(trained="head", head_scale=0))
+  nothing = rule_of(experiment(trained="head", head_scale=0))
   with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss nothing is trained"):
     nothing.select(params())
 

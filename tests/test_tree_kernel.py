@@ -42,13 +42,10 @@ ROWS = (
 @pytest.mark.parametrize(
   ("H", "K", "G", "window", "softcap"),
   [
-    (32, 2, 1, None, 0.0),
-    (64, 1, 2, None, 0.0),
     (128, 1, 4, None, 0.0),
     (64, 2, 1, 70, 0.0),
-    (32, 1, 4, None, 3.0),
-    (128, 1, 2, 200, 3.0),
-    (256, 1, 1, None, 0.0),
+    (32, 2, 2, None, 3.0),
+    (256, 1, 1, 200, 3.0),
   ],
 )
 def test_the_kernel_equals_one_softmax(H, K, G, window, softcap):
@@ -100,7 +97,7 @@ def test_bfloat16_is_near_the_exact_result(attend):
 def test_masked_blocks_are_not_read(parents, window, masked):
   """NaN in one of two blocks that do not attend to each other leaves the other as it was."""
   mask, rest = tree_mask(parents, window=window), slice(256, None)
-  q, k, v = shared.inputs(2, 1, 512, (1, 1), 32)
+  q, k, v = shared.inputs(2, 1, 512, (2, 1), 32)
   spoil = lambda x, where: x.at[:, where].set(jnp.nan)
   clean = value_and_gradients(kernel, q, k, v, mask)
   spoiled = value_and_gradients(kernel, q, spoil(k, masked), spoil(v, masked), mask)
@@ -138,7 +135,9 @@ def test_blocks_divide_the_row_and_fit():
     size(1, 100, 64)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (14, 2)])
+@pytest.mark.parametrize(
+  ("heads", "kv_heads"), [(14, 2), pytest.param(32, 8, marks=pytest.mark.slow)]
+)
 def test_the_kernel_compiles_for_a_chip_without_one(heads, kv_heads):
   """The TPU compiler accepts all three kernels, and memory holds little beside q, k and v."""
   pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")

@@ -111,13 +111,31 @@ def described(c: config_lib.Experiment, vocab_size: int, chips: int) -> step_lib
   mesh = sharding_lib.abstract_mesh(c.mesh, chips)
   params = decoder.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  return step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c))
+  return step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c.loss, c.optim))
 
 
 def change(experiment: config_lib.Experiment, section: str, **values) -> config_lib.Experiment:
   """The experiment with some fields of a section changed."""
   changed = dataclasses.replace(getattr(experiment, section), **values)
   return dataclasses.replace(experiment, **{section: changed})
+
+
+def untrained(experiment: config_lib.Experiment, workdir: pathlib.Path) -> pathlib.Path:
+  """The work directory of a run that made no updates: random weights, the head's too, at step 8."""
+  rows = loop.read_rows(experiment)
+  about, on = rows.metadata, sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+  made = step_lib.make(about.config, about.vocab_size, len(about.contract.classes), on)
+  with jax.set_mesh(on):
+    state = made.init(jax.random.key(0))
+    head = 0.3 * jax.random.normal(jax.random.key(1), state.params["head"].shape)
+    params, step = state.params | {"head": head}, jax.numpy.int32(8)
+    state = dataclasses.replace(state, params=params, step=step)
+    workdir.mkdir()
+    rows.tokenizer.save(workdir)
+    with contextlib.closing(checkpoint.Checkpointer(workdir, experiment.train)) as checkpointer:
+      checkpointer.save(state, about)
+      checkpointer.finish()
+  return workdir
 
 
 @contextlib.contextmanager

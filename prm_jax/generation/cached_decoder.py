@@ -230,11 +230,15 @@ def hidden(
   if c.scale_embeddings:
     x = x * jnp.asarray(c.width**0.5, x.dtype)
   x = constrain(x, ROWS, None, None)
-  plain = dataclasses.replace(c, lora_rank=0)  # `prepare` has merged it
-  layer = nnx.split(nnx.eval_shape(lambda: Layer(plain, nnx.Rngs(0))))[0]
+  layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
   for i, (values, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
     x = nnx.merge(layer, values)(x, positions, attention_of(i), bool(sliding))
   return decoder.rms_norm(x, weights["final_norm"], c)
+
+
+@functools.cache
+def _layer(c: config_lib.Model) -> nnx.GraphDef:
+  return nnx.split(nnx.eval_shape(lambda: Layer(c, nnx.Rngs(0))))[0]
 
 
 def logits(weights: Weights, x: jax.Array, c: config_lib.Model) -> jax.Array:

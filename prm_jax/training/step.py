@@ -193,46 +193,47 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   _check_rows(c, mesh)
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
     raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
-  train = config_lib.Train(
-    batch_rows=c.train.batch_rows,
-    steps=c.train.steps,
-    microbatches=c.train.microbatches,
-    seed=c.train.seed if c.loss.heads > 1 else 0,  # of bootstrap weights
-  )
-  decisive = config_lib.Experiment(
-    model=c.model,
-    loss=c.loss,
-    optim=c.optim,
-    init=config_lib.Init(head=first_head(c), head_std=c.init.head_std),
-    train=train,
-    tpu=c.tpu,
-  )
-  return _programs(decisive, vocab_size, num_classes, mesh)
+  seed = c.train.seed if c.loss.heads > 1 else 0  # of bootstrap weights
+  head_std = c.init.head_std if first_head(c) == "random" else 0.0
+  updates = (c.train.steps, c.train.microbatches, seed)
+  sizes = (vocab_size, num_classes)
+  return _programs(c.model, c.loss, c.optim, c.tpu, *updates, head_std, *sizes, mesh)
 
 
 @functools.lru_cache(8)
-def _programs(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
-  sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "heads": c.loss.heads}
-  optimizer = make_optimizer(c.optim, c.train.steps)
-  graphdef, trainable = graph(c.model, **sizes), Trainable.of(c)
-  params = decoder.abstract_params(c.model, **sizes, mesh=mesh)
-  head_std = c.init.head_std if first_head(c) == "random" else 0.0
+def _programs(
+  model: config_lib.Model,
+  loss: config_lib.Loss,
+  optim: config_lib.Optim,
+  tpu: config_lib.Tpu,
+  steps: int,
+  microbatches: int,
+  seed: int,
+  head_std: float,
+  vocab_size: int,
+  num_classes: int,
+  mesh: Mesh,
+) -> Programs:
+  sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "heads": loss.heads}
+  optimizer, trainable = make_optimizer(optim, steps), Trainable.of(loss, optim)
+  graphdef = graph(model, **sizes)
+  params = decoder.abstract_params(model, **sizes, mesh=mesh)
   abstract = abstract_state(params, optimizer, mesh, trainable)
   shardings, everywhere = sharding_lib.shardings(abstract), sharding_lib.replicated(mesh)
   start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
-  init = lambda key: start(init_params(key, config=c.model, head_std=head_std, **sizes))
+  init = lambda key: start(init_params(key, config=model, head_std=head_std, **sizes))
   update = functools.partial(
     train_step,
     graphdef=graphdef,
     optimizer=optimizer,
-    config=c.loss,
-    microbatches=c.train.microbatches,
+    config=loss,
+    microbatches=microbatches,
     trainable=trainable,
-    seed=c.train.seed,
+    seed=seed,
   )
-  text = c.loss.objective == "language_model"
+  text = loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
-  options = compiler_options.of(c.tpu, mesh.devices.flat[0])
+  options = compiler_options.of(tpu, mesh.devices.flat[0])
   return Programs(
     abstract=abstract,
     init=jax.jit(init, out_shardings=shardings),

@@ -32,16 +32,16 @@ class Trainable:
   frozen: frozenset[str] = frozenset()  # groups that are not trained, whatever `trained` says
 
   @classmethod
-  def of(cls, c: config_lib.Experiment) -> Self:
+  def of(cls, loss: config_lib.Loss, optim: config_lib.Optim) -> Self:
     """The rule of an experiment.  Parameters without a part in the loss are frozen."""
-    text, scale = c.loss.objective == "language_model", c.optim.head_scale
+    text, scale = loss.objective == "language_model", optim.head_scale
     frozen = {"head"} if text or not scale else set()
-    used = text or c.loss.language_model_weight
-    if not used or c.optim.trained == "lora" or not scale:
+    used = text or loss.language_model_weight
+    if not used or optim.trained == "lora" or not scale:
       frozen |= {"language_model"}
-    if not c.optim.embedding_scale:
+    if not optim.embedding_scale:
       frozen |= {"embedding"}
-    return cls(c.optim.trained, frozenset(frozen))
+    return cls(optim.trained, frozenset(frozen))
 
   def select(self, params: Params) -> Params:
     """The trained parameters, nested as in `params`; ValueError if there are none."""
