@@ -128,7 +128,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_dead_host_ends_the_job(config, tmp_path, victim):
-  """The other one ends soon after it must count as dead, says why, and asks to be started again.
+  """The survivor ends soon after the victim counts as dead, says why, and asks to be restarted.
 
   Started again, both go on from a checkpoint.
   """

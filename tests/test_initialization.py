@@ -203,6 +203,18 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
     loop.read_rows(tiny.change(experiment, "init", checkpoint=str(small)))
 
 
+@pytest.fixture
+def other_decoder():
+  """What is made of `StepScorer` is made again, before the test and after it."""
+  made = (step_lib.graph, step_lib._programs)
+  for each in made:
+    each.cache_clear()
+  yield
+  for each in made:
+    each.cache_clear()
+
+
+@pytest.mark.usefixtures("other_decoder")
 def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_path, monkeypatch):
   """A head of two layers starts as declared, trains by itself, scores, and stays out of exports."""
   init, linear = decoder.StepScorer.__init__, decoder.StepScorer.class_logits
@@ -216,7 +228,6 @@ def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_p
 
   monkeypatch.setattr(decoder.StepScorer, "__init__", declare)
   monkeypatch.setattr(decoder.StepScorer, "class_logits", class_logits)
-  step_lib.graph.cache_clear()
   run = tiny.change(experiment, "optim", trained="head")
   _, start = tiny.public_params(run)
   assert start["head_hidden"].std() == pytest.approx(tiny.MODEL.width**-0.5, rel=0.2)
@@ -228,4 +239,3 @@ def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_p
   assert scorer.probabilities([("1+1", ["2"])])[0].shape == (1, 3)
   options = {"contract": None, "kind": "causal-lm"}
   export.write(tmp_path / "lm", found, scorer.config, PUBLIC_ROWS, **options)
-  step_lib.graph.cache_clear()

@@ -38,9 +38,10 @@ import ast, contextlib, io, json, os, pathlib, sys
 import matplotlib
 matplotlib.use("agg")
 given = json.loads(pathlib.Path(sys.argv[1]).read_text())
-os.chdir(pathlib.Path(sys.argv[1]).parent)
-shown = {}
+home, shown = pathlib.Path(sys.argv[1]).parent, {}
 for notebook, sources in given.items():
+  (home / notebook).mkdir()
+  os.chdir(home / notebook)
   names = {"__name__": "__main__"}
   with contextlib.redirect_stdout(io.StringIO()) as out:
     for number, source in enumerate(sources):

@@ -77,6 +77,7 @@ def run(
   rule: str,
   contexts: int = 3,
   kind: str = "plain",
+  guide: str = "plain",
   max_step_tokens: int = 8,
   limits: Limits = LIMITS,
   steps: str = "lines",
@@ -86,18 +87,20 @@ def run(
   settings = {"rule": rule, "n": 4, "expansions": 2, "reduction": "last", "lookahead": 2}
   s = Settings(**settings | changed)
   writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
-  engine = Search(sampler(kind), CachedScorer(scorer(), contexts), s, writing)
+  engine = Search(sampler(kind), CachedScorer(scorer(guide), contexts), s, writing)
   found = {each.prompt: each for each in engine.run(prompts)}
   assert sorted(found) == [*range(len(prompts))]
   return found
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_probabilities_are_those_of_the_whole_solution(rule):
+@pytest.mark.parametrize(
+  ("rule", "guide"), [*((rule, "plain") for rule in RULES), ("beam", "everything")]
+)
+def test_probabilities_are_those_of_the_whole_solution(rule, guide):
   """What a search records of each step is what the scorer gives the solution at its end."""
-  for i, found in run(rule).items():
+  for i, found in run(rule, guide=guide).items():
     for lane in found.lanes:
-      whole = scorer().by_head([(PROMPTS[i].problem, lane.steps)])[0]
+      whole = scorer(guide).by_head([(PROMPTS[i].problem, lane.steps)])[0]
       np.testing.assert_allclose(np.array(lane.probabilities), whole, atol=1e-5)
 
 
@@ -229,8 +232,14 @@ def test_a_context_grows():
   assert reader.places[0].size > 256
 
 
-def test_a_published_readout_is_read_alike():
-  """Also where a prefix is encoded otherwise than in the whole, so that reads are on branches."""
+def test_a_published_readout_is_read_alike(monkeypatch):
+  """Also where a prefix is encoded otherwise than in the whole, so that reads are on branches.
+
+  Arrays have the sizes that they have for users.
+  """
+  monkeypatch.setattr(cached_scorer, "size", size)
+  monkeypatch.setattr(places_lib, "size", size)
+  monkeypatch.setattr(cached_scorer, "power_of_two", power_of_two)
   joined = readouts.PUBLISHED["trl-joined"](tiny.TOKENIZER, {}, "\n")
   published = dataclasses.replace(scorer(), readout=joined)
   reader = CachedScorer(published, 1)

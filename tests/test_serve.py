@@ -383,6 +383,8 @@ def test_sigterm_finishes_what_is_queued(server, pool):
   """Every request that has been taken on is answered, others are refused, and the code is 0."""
   before = health(server)["served"]["solutions"]
   bodies = [{"solutions": pool[i % 8 :: 8]} for i in range(200)]
+  # A length that no other test sends: the others queue while its program is compiled.
+  bodies[0] = {"solutions": [{"problem": "p", "steps": ["1 " * 700]}]}
 
   async def run():
     connector = aiohttp.TCPConnector(limit=0)

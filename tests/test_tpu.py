@@ -154,7 +154,10 @@ def tokenizer(tmp_path_factory):
 
 
 def compile_for_tpu(tokenizer, output, *options, run=start_script):
-  """scripts/compile_for_tpu.py on the arithmetic config; it sets what JAX reads when imported."""
+  """scripts/compile_for_tpu.py on the arithmetic config.
+
+  It sets what JAX reads when imported, so it is no fork where it compiles a program.
+  """
   config = ("--config=configs/arithmetic.py", f"--config.data.tokenizer={tokenizer}")
   return run("compile_for_tpu.py", *config, f"--output={output}", *options)
 

@@ -156,8 +156,7 @@ def test_frozen_parameters_stay_bit_for_bit(name, param_dtype):
 
 
 def test_accumulated_gradients_equal_one_pass():
-  """Microbatches with different numbers of targets give the gradients of one pass, of a part of the
-  parameters as of everything."""
+  """Microbatches with different numbers of targets give the gradients of one pass."""
   metrics = []
   for microbatches in (1, 4):
     c = tiny.change(RULES["no_embedding"], "train", microbatches=microbatches)

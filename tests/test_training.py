@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -38,9 +39,15 @@ def all_devices():
 
 
 @contextlib.contextmanager
-def watched():
-  """The updates and evaluations that runs in the block have jitted."""
+def watched(fresh: bool = True):
+  """The updates and evaluations that runs in the block have jitted.
+
+  Args:
+    fresh: programs of earlier runs are not used.
+  """
   compiled, jit = [], jax.jit
+  if fresh:
+    step_lib._programs.cache_clear()
 
   def watching(fun, **kwargs):
     jitted = jit(fun, **kwargs)
@@ -57,10 +64,32 @@ def watched():
 def whole(experiment, tmp_path_factory):
   """(the work directory of an uninterrupted run of `experiment`, what it jitted)."""
   workdir = tmp_path_factory.mktemp("whole")
-  step_lib._programs.cache_clear()
   with tiny.first_device(), watched() as compiled:
     loop.run(experiment, workdir)
   return workdir, compiled
+
+
+def test_programs_are_shared_by_equal_settings_only(experiment, all_devices):
+  """Runs share them if seeds, evaluations and the like differ, but not if updates do."""
+  one, two = (sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:n]) for n in (1, 2))
+  made = lambda c, on=one: step_lib.make(c, 300, 3, on)
+  change = functools.partial(tiny.change, experiment)
+  first = made(experiment)
+  for same in (change("train", seed=7, eval_every=1), change("data", row_length=99)):
+    assert made(same) is first
+  assert made(experiment, two) is not first
+  for section, values in (
+    ("train", {"steps": 99}),
+    ("train", {"microbatches": 2}),
+    ("optim", {"learning_rate": 0.5}),
+    ("loss", {"class_weights": (1.0, 2.0, 3.0)}),
+    ("init", {"head": "random", "head_std": 0.5}),
+    ("model", {"layers": 3}),
+    ("tpu", {"compiler_options": ("xla_a=1",)}),
+  ):
+    assert made(change(section, **values)) is not first, values
+  heads = tiny.change(change("loss", heads=3), "train", seed=1)  # their samples are of the seed
+  assert made(heads) is not made(tiny.change(heads, "train", seed=2))
 
 
 def metrics(workdir):
@@ -93,7 +122,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(experiment, whole, tmp_path, m
     if step >= 4:
       raise KeyboardInterrupt
 
-  with watched() as more:
+  with watched(fresh=False) as more:
     with monkeypatch.context() as patch:
       patch.setattr(loop.Log, "write", killed)
       with pytest.raises(KeyboardInterrupt):

@@ -76,10 +76,11 @@ def keep(
   """The cache with some tokens of its rings, or new ones, in its contexts.
 
   Args:
+    cache: donated.
     source: int32 `[M, 2]`, row and index of each token in the rings, or in `new`.
     target: int32 `[M, 2]`, its context and its place there; beyond the cache: it is not kept.
     positions: int32 `[M]`.
-    new: keys and values that `extend` has given.
+    new: keys and values that `cached_decoder.extend` has given.
   """
   keys, values = new or (cache.own_k, cache.own_v)
   to = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(

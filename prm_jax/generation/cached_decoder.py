@@ -115,6 +115,7 @@ def prefill(
   """The cache with the keys and values of a prompt as the context `group`.
 
   Args:
+    cache: donated.
     group: int32 `[]`.
     tokens: int32 `[S]`, S <= C, stored at places 0 to S - 1.  Padding at the end is masked: the
       prompt's tokens precede it, and `Slots.seen` excludes it later.
@@ -185,7 +186,7 @@ def extend(
 
   Returns:
     Hidden states at the reads `[R, D]`; and keys and values of the new tokens, `[B, K, S, H]` of
-    each layer, for `keep`.
+    each layer, for `cache.keep`.
   """
   B, S = new.tokens.shape
   index = jnp.arange(B * S).reshape(B, S, 1)

@@ -149,7 +149,7 @@ class CachedScorer:
       self._cache = keep_tokens(self._cache, moved, new)
 
 
-@functools.lru_cache(8)  # searches of one process with the same model compile it once
+@functools.lru_cache(8)  # searches of one process with the same architecture compile it once
 def _extend(graph: nnx.GraphDef, softcap: float, c: config_lib.Model):
   def extend(weights, params, head, cache, new: Blocks):
     hidden, keys, values = cached_decoder.extend(weights, cache, new, c=c)

@@ -218,7 +218,7 @@ class Sampler:
     return _step(self.config, self.tpu, self.mesh.devices.flat[0])
 
 
-@functools.lru_cache(8)  # samplers of one process with the same model compile it once
+@functools.lru_cache(8)  # samplers of one process with the same architecture compile it once
 def _step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
   options = compiler_options.of(tpu, device)
 

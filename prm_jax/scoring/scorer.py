@@ -192,7 +192,7 @@ def file_hashes(directory: pathlib.Path) -> dict[str, str]:
   return {name: download.sha256_of(directory / name) for name in names}
 
 
-@functools.lru_cache(8)  # scorers of one process with the same model compile it once
+@functools.lru_cache(8)  # scorers of one process with the same architecture compile it once
 def _forward(graph: nnx.GraphDef, softcap: float, mesh: jax.sharding.Mesh):
   def forward(params: Any, head: Head, batch: Batch) -> jax.Array:
     model = nnx.merge(graph, params)
@@ -214,7 +214,8 @@ def log_probs(
   """Class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`.
 
   Args:
-    head: of a published model, with `Scorer.softcap`; (): the model's own.
+    head: of a published model; (): the model's own is read.
+    softcap: `Scorer.softcap`, of a published head.
   """
   if not head:
     return jax.nn.log_softmax(model.class_logits(hidden, read_positions))

@@ -264,7 +264,7 @@ class Run:
       return step_metrics.step_metrics(probabilities, np.concatenate(targets), classes)
 
   def read(self, batch: Batch) -> Any:
-    """Runs `Programs.read` on a batch; the first call, which compiles it, counts as compilation."""
+    """Runs `Programs.read` on a batch; a run's first call, which may compile it, counts as that."""
     with contextlib.ExitStack() as first:
       if not self.read_before:
         first.enter_context(self.goodput.spent_on("compilation"))

@@ -184,7 +184,8 @@ class Programs:
 def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
   """The functions of a run, sharded over `mesh`; `c` as resolved (`initialization.resolve`).
 
-  Runs of one process share them where they can, and so trace and compile them once.
+  Runs of one process with equal settings, on the same mesh, get the same functions, which are
+  traced and compiled once.
 
   Raises:
     ValueError: the rows of a batch do not divide over passes and devices, or the classes have
@@ -195,13 +196,24 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
     raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
   seed = c.train.seed if c.loss.heads > 1 else 0  # of bootstrap weights
   head_std = c.init.head_std if first_head(c) == "random" else 0.0
-  updates = (c.train.steps, c.train.microbatches, seed)
-  sizes = (vocab_size, num_classes)
-  return _programs(c.model, c.loss, c.optim, c.tpu, *updates, head_std, *sizes, mesh)
+  return _programs(
+    model=c.model,
+    loss=c.loss,
+    optim=c.optim,
+    tpu=c.tpu,
+    steps=c.train.steps,
+    microbatches=c.train.microbatches,
+    seed=seed,
+    head_std=head_std,
+    vocab_size=vocab_size,
+    num_classes=num_classes,
+    mesh=mesh,
+  )
 
 
-@functools.lru_cache(8)
+@functools.lru_cache(8)  # whatever the functions depend on is an argument
 def _programs(
+  *,
   model: config_lib.Model,
   loss: config_lib.Loss,
   optim: config_lib.Optim,
