@@ -271,6 +271,17 @@ def arithmetic_data(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def prm_run(arithmetic_data, tmp_path_factory):
+  """The work directory of a process model with random weights, whose scores differ clearly."""
+  import tiny
+
+  from prm_jax import config as config_lib
+
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  return tiny.untrained(experiment, tmp_path_factory.mktemp("untrained") / "run")
+
+
+@pytest.fixture(scope="session")
 def text_run(arithmetic_data, tmp_path_factory):
   """The work directory of a language model of a few updates."""
   import tiny

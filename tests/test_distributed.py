@@ -60,13 +60,6 @@ def whole(config, tmp_path_factory):
   return train(config, tmp_path_factory.mktemp("one"), *MESH)
 
 
-@pytest.fixture(scope="module")
-def untrained(arithmetic_data, tmp_path_factory):
-  """The work directory of a run with random weights."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  return tiny.untrained(experiment, tmp_path_factory.mktemp("random") / "run")
-
-
 @pytest.mark.slow
 def test_two_hosts_are_one(config, whole, tmp_path):
   """A run on two hosts has the losses, evaluations and checkpoint of a run on one."""
@@ -105,11 +98,15 @@ def test_hosts_with_other_settings_are_told(config, tmp_path):
   assert not (tmp_path / "metrics.jsonl").exists()
 
 
-def test_scoring_hosts_with_other_input_or_flags_are_told(untrained, arithmetic_data, tmp_path):
+def test_scoring_hosts_with_other_input_or_flags_are_told(prm_run, arithmetic_data, tmp_path):
   """Every host ends before it scores and names the differences; nothing is written."""
   source, short = arithmetic_data / "candidates.jsonl", tmp_path / "short.jsonl"
   short.write_text(source.read_text().partition("\n")[0])
-  flags = (f"--checkpoint={untrained}", f"--output={tmp_path / 'out.jsonl'}", f"--input={source}")
+  flags = (
+    f"--checkpoint={prm_run}",
+    f"--output={tmp_path / 'out.jsonl'}",
+    f"--input={source}",
+  )
   other = {1: [f"--input={short}", "--step=8"]}
   for said in jobs.finish(jobs.start("score.py", *flags, hosts=2, devices=2, each=other), code=1):
     assert "sha256 of what is read: " in said
@@ -202,12 +199,12 @@ def test_a_host_alone_joins_nobody():
     pytest.param("evaluate.py", "--data_dir={}", marks=pytest.mark.slow),
   ],
 )
-def test_numbers_of_two_hosts_are_those_of_one(untrained, arithmetic_data, tmp_path, script, given):
+def test_numbers_of_two_hosts_are_those_of_one(prm_run, arithmetic_data, tmp_path, script, given):
   """Each host scores a part of the rows; the first writes all scores, or metrics, to one file."""
   found = []
   for count in (1, 2):
     out = tmp_path / f"{count}.json"
-    flags = (f"--checkpoint={untrained}", given.format(arithmetic_data), f"--output={out}")
+    flags = (f"--checkpoint={prm_run}", given.format(arithmetic_data), f"--output={out}")
     if count == 1:
       done = run_script(script, *flags)
       assert done.returncode == 0, done.stderr

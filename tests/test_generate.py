@@ -17,12 +17,10 @@ import time
 import jobs
 import numpy as np
 import pytest
-import tiny
 import tokenizers as hf
 import urllib3
 from conftest import ENVIRONMENT, ROOT, call_script, run_script
 
-from prm_jax import config as config_lib
 from prm_jax.generation import language_models, samples
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.engines import Completion, Limits, Prompt
@@ -407,13 +405,6 @@ def assert_same_samples(one, other):
       line["rating_probs"] = [[*step] for step in steps]
   np.testing.assert_allclose(*numbers, rtol=1e-5, atol=1e-7)
   assert one == other
-
-
-@pytest.fixture(scope="module")
-def prm_run(arithmetic_data, tmp_path_factory):
-  """The work directory of a process model."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  return tiny.untrained(experiment, tmp_path_factory.mktemp("prm") / "run")
 
 
 SEARCH = ("--search=beam", "--expansions=3")

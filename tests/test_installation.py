@@ -72,7 +72,8 @@ for script in scripts:
     continue
   for number, kind in ((1, "out"), (2, "err")):
     os.dup2(os.open(folder / f"{script.stem}.{kind}", os.O_WRONLY | os.O_CREAT), number)
-  slow = {"flax", "grain", "matplotlib.figure", "optax", "orbax.checkpoint", "scipy.stats", "sympy"}
+  slow = {"flax", "grain", "matplotlib.figure", "optax", "orbax.checkpoint"}
+  slow |= {"scipy.stats", "sympy", "torch"}
   atexit.register(lambda: print(slow & set(sys.modules), file=sys.stderr))
   sys.argv = [str(script), "--help"]
   runpy.run_path(sys.argv[0], run_name="__main__")

@@ -24,15 +24,8 @@ from prm_jax.types import CLASSES, StepContract
 
 
 @pytest.fixture(scope="module")
-def workdir(arithmetic_data, tmp_path_factory):
-  """The work directory of a process model with random weights."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  return tiny.untrained(experiment, tmp_path_factory.mktemp("scoring") / "process")
-
-
-@pytest.fixture(scope="module")
-def scorer(workdir):
-  return Scorer.load(workdir)
+def scorer(prm_run):
+  return Scorer.load(prm_run)
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +40,21 @@ def test_a_scorer_says_what_it_is_in_short(scorer):
   assert "Array" not in repr(scorer) and len(repr(scorer)) < 4000
 
 
-def test_scorers_of_the_same_model_share_a_program(workdir, scorer):
+def test_scorers_of_the_same_model_share_a_program(prm_run, scorer):
   """A model that is loaded again is not traced again."""
-  assert Scorer.load(workdir).forward is scorer.forward
+  assert Scorer.load(prm_run).forward is scorer.forward
 
 
-def test_annotate_py_labels_as_its_rule_says(workdir, scorer, samples, tmp_path):
+def test_annotate_py_labels_as_its_rule_says(prm_run, scorer, samples, tmp_path):
   """Labels of a checkpoint: up to the first step whose P(-1) is above the threshold."""
   source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"
   source.write_text("".join(json.dumps(each) + "\n" for each in samples[:8]))
-  flags = (f"--checkpoint={workdir}", f"--input={source}", f"--output={out}", "--threshold=0.3")
+  flags = (
+    f"--checkpoint={prm_run}",
+    f"--input={source}",
+    f"--output={out}",
+    "--threshold=0.3",
+  )
   done = call_script("annotate.py", *flags)
   assert done.returncode == 0, done.stderr
   lines = [json.loads(line) for line in out.read_text().splitlines()]
@@ -66,7 +64,7 @@ def test_annotate_py_labels_as_its_rule_says(workdir, scorer, samples, tmp_path)
     known = [label for label in line["labels"] if label is not None]
     assert len(known) == (wrong[0] + 1 if len(wrong) else len(probabilities))
     assert [label < 0 for label in known] == [False] * (len(known) - 1) + [bool(len(wrong))]
-    assert line["provenance"]["labeller"] == str(workdir)
+    assert line["provenance"]["labeller"] == str(prm_run)
 
 
 def test_a_score_does_not_depend_on_the_others(scorer, samples):
@@ -188,9 +186,9 @@ def test_scoring_and_reranking_agree_on_what_is_right(neutral):
   assert record["prm_score"] == pytest.approx(np.exp(np.asarray(steps).sum()), rel=1e-5)
 
 
-def test_another_tokenizer_is_refused(workdir):
+def test_another_tokenizer_is_refused(prm_run):
   """A tokenizer other than the one of training is an error, not different scores."""
-  path = workdir / "tokenizer.model"
+  path = prm_run / "tokenizer.model"
   own = path.read_bytes()
   tokenizers.train_sentencepiece(["other text 1 2 3"] * 9, path, 310)
   try:
@@ -217,7 +215,7 @@ def test_evaluation_counts_every_label(scorer, arithmetic_data):
   assert sum(b["count"] for b in bins) == result["count"] > result["first_error"]["n"] > 0
 
 
-def test_score_py_keeps_every_key(workdir, arithmetic_data, tmp_path):
+def test_score_py_keeps_every_key(prm_run, arithmetic_data, tmp_path):
   """score.py keeps the keys and the order of lines and adds OpenAI's keys.
 
   A contract that an earlier run with --model left there does not stay: it is not theirs.
@@ -227,7 +225,7 @@ def test_score_py_keeps_every_key(workdir, arithmetic_data, tmp_path):
   source = tmp_path / "in.jsonl"
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:5]
   source.write_text("\n".join([*lines, json.dumps(text)]) + "\n")
-  flags = (f"--checkpoint={workdir}", f"--input={source}")
+  flags = (f"--checkpoint={prm_run}", f"--input={source}")
   done = call_script("score.py", *flags, f"--output={tmp_path}/o.jsonl")
   assert done.returncode == 0, done.stderr
   before = [json.loads(line) for line in source.read_text().splitlines()]

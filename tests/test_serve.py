@@ -23,7 +23,6 @@ import pytest
 import tiny
 from conftest import ENVIRONMENT, ROOT, call_script, run_script
 
-from prm_jax import config as config_lib
 from prm_jax.scoring import batching, service
 from prm_jax.scoring.rater import MAX_TOKENS
 from prm_jax.scoring.request_queue import RequestQueue
@@ -45,15 +44,8 @@ def connections():
 
 
 @pytest.fixture(scope="module")
-def workdir(arithmetic_data, tmp_path_factory):
-  """The work directory of a run with random weights, whose scores differ clearly."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  return tiny.untrained(experiment, tmp_path_factory.mktemp("serve") / "run")
-
-
-@pytest.fixture(scope="module")
-def scorer(workdir):
-  return Scorer.load(workdir, devices=jax.devices()[:1])
+def scorer(prm_run):
+  return Scorer.load(prm_run, devices=jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +59,11 @@ def pool(arithmetic_data):
 class Server:
   """serve.py in a process of its own."""
 
-  def __init__(self, workdir):
+  def __init__(self, prm_run):
     self.log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as the process
     # As from a shell that allows few open files.
     command = ["bash", "-c", 'ulimit -Sn 256; exec "$@"', "-", sys.executable]
-    command += [str(ROOT / "scripts" / "serve.py"), f"--checkpoint={workdir}", "--port=0"]
+    command += [str(ROOT / "scripts" / "serve.py"), f"--checkpoint={prm_run}", "--port=0"]
     self.process = subprocess.Popen(
       command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=self.log, text=True
     )
@@ -99,10 +91,10 @@ def servers():
 
 
 @pytest.fixture
-def server(workdir, servers):
+def server(prm_run, servers):
   """A running server, which other tests have used or will use."""
   if not servers or servers[-1].process.poll() is not None:
-    servers.append(Server(workdir))
+    servers.append(Server(prm_run))
   return servers[-1]
 
 
@@ -194,12 +186,12 @@ def check(status, answer, expected):
   np.testing.assert_allclose(*zip(*numbers), rtol=0, atol=1e-6)
 
 
-def test_a_thousand_requests_at_once_get_the_numbers_of_score_py(server, workdir, pool, tmp_path):
+def test_a_thousand_requests_at_once_get_the_numbers_of_score_py(server, prm_run, pool, tmp_path):
   """None is lost or mixed up, whatever shares its batch; and memory is bounded afterwards."""
   source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   source.write_text("".join(json.dumps(each) + "\n" for each in pool))
   done = run_script(
-    "score.py", f"--checkpoint={workdir}", f"--input={source}", f"--output={output}"
+    "score.py", f"--checkpoint={prm_run}", f"--input={source}", f"--output={output}"
   )
   assert done.returncode == 0, done.stderr
   expected = [json.loads(line) for line in output.read_text().splitlines()]

@@ -121,7 +121,7 @@ class Sampler:
     free, left = [*range(G)], collections.Counter({j: n * len(c) for j, c in enumerate(chains)})
     device = jnp.zeros(B, jnp.int32)  # the tokens that the last step chose
     with jax.set_mesh(self.mesh):
-      cache = self.empty(B, G, C, T)
+      cache = cache_lib.empty(self.config, B, G, C, T)
       for index in itertools.count():
         fresh = np.zeros(B, bool)
         for b in [b for b in range(B) if slots[b] is None]:
@@ -203,9 +203,6 @@ class Sampler:
     end = "stop" if ended else "length"
     tokens, log_probs = tuple(each.tokens), tuple(each.log_probs)
     return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
-
-  def empty(self, B: int, G: int, C: int, T: int) -> Cache:
-    return cache_lib.empty(self.config, B, G, C, T)
 
   def read(self, cache: Cache, group: int, prompt: Sequence[int], C: int) -> Cache:
     """The cache with a prompt, but for its last token, as a context of C places."""

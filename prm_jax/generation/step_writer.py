@@ -91,7 +91,7 @@ class StepWriter:
     self._index = 0  # decoding steps so far
     rows = contexts * lanes
     with jax.set_mesh(sampler.mesh):
-      self._cache = sampler.empty(rows, contexts, self._prompt, self._ring)
+      self._cache = cache_lib.empty(sampler.config, rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
     self._last, self._fresh = jnp.zeros(rows, jnp.int32), np.ones(rows, bool)
     # By lane: whether it writes; the first token of its step, with its position and its index in
