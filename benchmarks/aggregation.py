@@ -1,15 +1,13 @@
 """The aggregator beside a Python loop and numpy, on the same generated candidates.
 
-Each method runs in a process of its own on one core, so that its memory is its own too.  Targets,
-at 500 problems x 1,860 candidates and 14 values of N: `best_of_n` at least 50,000 times cheaper
+Each method runs in its own process on one core, so that its memory is measured alone.  Targets, at
+500 problems x 1,860 candidates and 14 values of N: `best_of_n` at least 50,000 times cheaper
 than the Python loop of OpenAI's evaluation and at most twice numpy's leanest sort; every N at most
 1.5 times as expensive as 14; `majority_vote` under 5 s.  Takes 3 minutes.
 """
 
 import pathlib
 import random
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,27 +31,27 @@ METHODS = ("Python loop", "numpy sort", "best_of_n", "best_of_n, every N", "majo
 
 
 def run(args: runner.Common) -> dict:
-  """Measures every method at every size; of the exact vote the first size only."""
-  ns, found, tables = QUICK_N if args.quick else N, [], {}
+  """Measures every method at every size, but the exact vote at the first size only."""
+  ns, measured, tables = QUICK_N if args.quick else N, [], {}
   for problems, candidates in QUICK_SIZES if args.quick else SIZES:
     with tempfile.TemporaryDirectory() as directory:
       runner.apart(generate, directory, problems, candidates, ns)
       figures = {}
-      for name in METHODS[: -1 if found else None]:
+      for name in METHODS[: -1 if measured else None]:
         runner.say(f"{problems} x {candidates}: {name}")
         cores = runner.usable_cores()[-1:]
         figures[name] = runner.apart(measure, name, directory, ns, cores=cores, **ONE_THREAD)
-    found.append(figures)
+    measured.append(figures)
     title = f"{problems} x {candidates:,}, {len(ns)} values of N in 1..{ns[-1]}"
     tables[title] = [{"method": name} | row for name, row in figures.items()]
-  return {"targets": targets(*found, len(ns)), "tables": tables}
+  return {"targets": targets(*measured, len(ns)), "tables": tables}
 
 
 def generate(directory: str, problems: int, candidates: int, ns: tuple[int, ...]) -> None:
-  """Writes candidates, one in ten missing, and their float64 curves, ties shared.
+  """Writes candidates, one in ten missing, and their float64 curves with shared ties.
 
-  Scores are like a verifier's probabilities.  Answer 0 is right; the wrong ones are as unequally
-  popular as words are (Zipf).
+  Scores are like a verifier's probabilities.  Answer 0 is right; the popularity of wrong answers
+  follows Zipf's law.
   """
   rng, shape = np.random.default_rng(candidates), (problems, candidates)
   scores, correct, valid = (np.empty(shape, dtype) for dtype in (np.float32, bool, bool))
@@ -79,16 +77,16 @@ def generate(directory: str, problems: int, candidates: int, ns: tuple[int, ...]
 
 
 def depth_weights(candidates: int, ns: tuple[int, ...]) -> np.ndarray:
-  """float64 `[K, M]`: the chance that the candidate at a depth is the best of N drawn."""
+  """Returns float64 `[K, M]`: the probability that the candidate at a depth is the best of N."""
   n, m, d = np.array(ns)[:, None], candidates, np.arange(candidates - 1)
   factors = np.concatenate([n / m, np.maximum(m - d - n, 0) / (m - 1 - d)], axis=1)
   return np.cumprod(factors, axis=1)
 
 
 def measure(name: str, directory: str, ns: tuple[int, ...]) -> dict:
-  """A row of the table: the best seconds of several calls, and those of the first.
+  """Returns a row of the table: seconds of the fastest of several calls and of the first call.
 
-  "error" is the largest difference of any problem's curve to the exact one in float64.
+  "error" is the largest difference of any problem's curve from the exact one in float64.
   """
   load = lambda *names: [np.load(pathlib.Path(directory, f"{x}.npy")) for x in names]
   arrays = load("scores", "correct", "valid")
@@ -97,14 +95,13 @@ def measure(name: str, directory: str, ns: tuple[int, ...]) -> dict:
   call = numpy_sort(arrays, ns) if name == "numpy sort" else library(name, arrays, ns, load)
   cpu, wall, result = [], [], None
   while len(cpu) < 2 or (len(cpu) <= 11 and sum(wall[1:]) < 6):
-    del result  # or two results would be held at once
+    del result  # or the peak would hold two results
     start = time.perf_counter(), time.process_time()
     result = call()
     wall.append(time.perf_counter() - start[0])
     cpu.append(time.process_time() - start[1])
-  unit = 1 if sys.platform == "darwin" else 1024
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
-  row = {"CPU s": min(cpu[1:]), "s": min(wall[1:]), "first call s": wall[0], "peak GB": peak}
+  row = {"CPU s": min(cpu[1:]), "s": min(wall[1:]), "first call s": wall[0]}
+  row["peak GB"] = runner.peak_gb()
   if name == "majority_vote":
     return row
   curves = result[:, np.array(ns) - 1] if "every" in name else result
@@ -112,9 +109,9 @@ def measure(name: str, directory: str, ns: tuple[int, ...]) -> dict:
 
 
 def loop(arrays: list[np.ndarray], ns: tuple[int, ...]) -> dict:
-  """One trial as in OpenAI's prm800k/eval/eval.py, in proportion for 400 of all problems.
+  """Measures a trial of OpenAI's prm800k/eval/eval.py, extrapolated to 400 trials of all problems.
 
-  Each N shuffles anew and takes the first N candidates.
+  Each N shuffles again and takes the first N candidates.
   """
   problems = max(1, min(len(arrays[0]), 100_000 // arrays[0].shape[1]))
   keys = ("score", "correct", "valid")
@@ -135,12 +132,12 @@ def loop(arrays: list[np.ndarray], ns: tuple[int, ...]) -> dict:
 
 
 def numpy_sort(arrays: list[np.ndarray], ns: tuple[int, ...]) -> Callable[[], np.ndarray]:
-  """The formula of `best_of_n` at its leanest; weights are not timed and ties not shared."""
+  """Returns a function with `best_of_n`'s formula in numpy: weights not timed, ties not shared."""
   scores, correct, valid = arrays
   weights = depth_weights(scores.shape[1], ns)[:, ::-1].T.astype(np.float32)
 
   def call():
-    # int32 that sort as scores of 0..1 do, with the label in the last bit; 0 where missing
+    # int32 in the order of the scores in 0..1, with the label in the last bit; 0 if missing
     packed = np.where(valid, (scores.view(np.int32) + 1 << 1) | correct, 0)
     packed.sort(axis=1)
     return (packed & 1).astype(np.float32) @ weights
@@ -158,9 +155,9 @@ def library(name: str, arrays, ns, load) -> Callable[[], np.ndarray]:
 
 
 def targets(first: dict, last: dict, few: int) -> list[dict]:
-  """At the smaller size, and from it to the larger."""
+  """Returns the targets, from the figures of the smaller and of the larger size."""
   cpu = {name: row["CPU s"] for name, row in first.items()}
-  own, exact, large = first["best_of_n"], first["majority_vote"], last["best_of_n"]
+  small, exact, large = first["best_of_n"], first["majority_vote"], last["best_of_n"]
   errors = [row["error"] for figures in (first, last) for x, row in figures.items() if "best" in x]
   rows = (
     ("Python loop / best_of_n, CPU", ">=", 5e4, cpu["Python loop"] / cpu["best_of_n"]),
@@ -169,7 +166,7 @@ def targets(first: dict, last: dict, few: int) -> list[dict]:
     ("peak GB of best_of_n, larger size, inputs included", "<", 2.5, large["peak GB"]),
     ("largest error of one problem, both sizes", "<", 1e-6, max(errors)),
     ("majority_vote, CPU s", "<", 5, exact["CPU s"]),
-    ("first call of best_of_n, s", "<", 3, own["first call s"]),
+    ("first call of best_of_n, s", "<", 3, small["first call s"]),
     ("first call of majority_vote, s", "<", 10, exact["first call s"]),
   )
   return [runner.target(*row) for row in rows]

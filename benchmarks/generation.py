@@ -1,12 +1,12 @@
-"""Sampling from a language model, beside transformers' `generate` on the same prompts.
+"""Measures sampling from a language model beside transformers' `generate` on the same prompts.
 
 Both sides take the same token ids: --prompts problems in the model's chat template, --samples of
-each, at temperature 0.8, up to --max_new_tokens or the model's end.  The peer's batch sizes and
-dtypes are compared on a few prompts first; the fastest generates everything.  Its prompts are
-sorted by length and padded at the left, and attention is torch's own (sdpa).
+each, at temperature 0.8, up to --max_new_tokens or the model's end token.  The benchmark compares
+the peer's batch sizes and dtypes on a few prompts first; the fastest generates everything.  The
+peer's prompts are sorted by length and padded at the left, and its attention is torch's (sdpa).
 
-Targets: 1.5 times the peer's tokens a second; and 60 % of the rate of matrix products alone, which
-is the time of a token's products, each measured by itself in its best layout, over the time of a
+Targets: 1.5 times the peer's tokens a second, and 60 % of the rate of matrix products alone.  This
+share is the time of a token's products, each measured alone in its best layout, over the time of a
 step in which all slots are in use.  Takes 30 minutes with Qwen2.5-Coder-0.5B.
 """
 
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import runner
+from benchmarks import dtypes, runner
 from prm_jax.generation import language_models, prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampler import Sampler
@@ -29,15 +29,14 @@ from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines
 
 TRANSFORMERS = pathlib.Path(__file__).parent / "generation_peer.py"
-MATH = runner.ROOT.parent / "shared/data/prm800k_sample/math_splits/test.jsonl"
-TRIAL_PROMPTS, TRIAL_TOKENS = 8, 64  # of the comparison of the peer's settings
+TRIAL_PROMPTS, TRIAL_TOKENS = 8, 64  # to compare the peer's settings
 OURS, PEER = "this project", "transformers"
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
   model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # a public language model
-  problems: pathlib.Path | None = None  # JSON lines with `problem`; None: MATH, or sums
+  problems: pathlib.Path | None = None  # JSON lines with `problem`; by default sums
   prompts: int = 64
   samples: int = 8  # of each prompt
   max_new_tokens: int = 256
@@ -68,56 +67,51 @@ def run(args: Args) -> dict:
   texts = problems(args)
   ours = runner.apart(own_side, args, texts, JAX_PLATFORMS="cpu")
   row = {"side": OURS, "dtype": args.dtype, "batch": args.batch}
-  keys = ("tokens", "seconds")
-  rows = [row | {key: ours[key] for key in keys} | speed(ours)]
+  rows = [row | count(ours)]
   tables = {"All prompts": rows, "A step with all slots in use": ours["step"]}
   share = ours["step"][-1]["ms"] / ours["step"][0]["ms"]
   targets = [runner.target("share of the rate of products", ">=", 0.6, share)]
-  found = {"ours": ours, "targets": targets, "tables": tables, "texts": len(texts)}
+  figures = {"ours": ours, "targets": targets, "tables": tables, "texts": len(texts)}
   if args.peer_python:
     trial, whole, versions = peer_side(args, ours["ids"], ours["end_tokens"])
     rows.append({"side": PEER} | {k: whole[k] for k in row if k in whole} | count(whole))
     tables["The peer's settings, on a few prompts"] = [
-      {k: each[k] for k in ("dtype", "batch")} | count(each) for each in trial
+      {k: run[k] for k in ("dtype", "batch")} | count(run) for run in trial
     ]
     ratio = rows[0]["tokens/s"] / rows[1]["tokens/s"]
     targets.insert(0, runner.target("times the peer's tokens a second", ">=", 1.5, ratio))
-    found |= {"peer": whole, "trial": trial}
-    found["notes"] = f"Model {args.model.name}; peer: {runner.listed(versions)}."
-  return found
+    figures |= {"peer": whole, "trial": trial}
+    figures["notes"] = f"Model {args.model.name}; peer: {runner.listed(versions)}."
+  return figures
 
 
-def speed(found: dict) -> dict:
-  return {"tokens/s": found["tokens"] / found["seconds"]}
-
-
-def count(found: dict) -> dict:
-  return {key: found[key] for key in ("tokens", "seconds")} | speed(found)
+def count(run: dict) -> dict:
+  tokens, seconds = run["tokens"], run["seconds"]
+  return {"tokens": tokens, "seconds": seconds, "tokens/s": tokens / seconds}
 
 
 def problems(args: Args) -> list[str]:
-  """The first problems of the file, or sums."""
-  path = args.problems or (MATH if MATH.exists() else None)
-  if path is None:
+  """Returns the first problems of the file, or sums."""
+  if args.problems is None:
     return [f"What is {17 * i + 3} + {91 * i + 7} - {5 * i}?" for i in range(args.prompts)]
-  lines = itertools.islice(json_lines.records(path), args.prompts)
+  lines = itertools.islice(json_lines.records(args.problems), args.prompts)
   return [record["problem"] for _, record in lines]
 
 
 def own_side(args: Args, texts: list[str]) -> dict:
-  """This project's tokens and seconds, the token ids of the prompts, and a step's time."""
+  """Returns this project's tokens and seconds, the token ids of the prompts, and a step's time."""
   engine = language_models.load_model(args.model, args.dtype, args.batch)
   make = prompts.maker("chat", engine.tokenizer)
-  given = [make(text, i) for i, text in enumerate(texts)]
+  asked = [make(text, i) for i, text in enumerate(texts)]
   limits, sampling = Limits(args.max_new_tokens), Sampling(args.temperature)
-  ids = [engine.encode(prompt) for prompt in given]
-  generate = lambda: engine.generate(given, args.samples, sampling, limits)
-  next(generate())  # compiles everything: the same shapes
+  ids = [engine.encode(prompt) for prompt in asked]
+  generate = lambda: engine.generate(asked, args.samples, sampling, limits)
+  next(generate())  # compiles everything, at the same shapes
   steps = clocked(engine)
   before, start = products(engine, args.batch), time.perf_counter()
-  tokens = sum(len(found.tokens) for found in generate())
+  tokens = sum(len(sample.tokens) for sample in generate())
   seconds = time.perf_counter() - start
-  after = products(engine, args.batch)  # the machine may have been busy before
+  after = products(engine, args.batch)  # the machine may have been busy the first time
   best = {name: min(ms, after[name]) for name, ms in before.items()}
   full = [b - a for (a, whole), (b, _) in itertools.pairwise(steps) if whole]
   rows = [{"what": "a step", "ms": 1e3 * float(np.median(full or [seconds]))}]
@@ -134,7 +128,7 @@ def own_side(args: Args, texts: list[str]) -> dict:
 
 
 def clocked(engine: Sampler) -> list[tuple[float, bool]]:
-  """A list that gets the time of each step's start, and whether all slots are in use."""
+  """Returns a list that gets each step's start time and whether all slots are in use."""
   times, step = [], engine._step
 
   def clock(weights, cache, index, state, *rest, **options):
@@ -147,29 +141,26 @@ def clocked(engine: Sampler) -> list[tuple[float, bool]]:
 
 
 def products(engine: Sampler, B: int) -> dict[str, float]:
-  """Milliseconds of each kind of product of a step, alone, in its best dtype and layout."""
+  """Returns milliseconds of each kind of product of a step, alone in its best dtype and layout."""
   layers, embedding = engine.weights["layers"], engine.weights["embedding"]
   kinds = ("query", "key", "value", "output", "gate", "up", "down")
-  found = {name: len(layers) * product(B, *layers[0][name].shape) for name in kinds}
-  return found | {"logits": product(B, *embedding.shape)}
+  times = {name: len(layers) * product(B, *layers[0][name].shape) for name in kinds}
+  return times | {"logits": product(B, *embedding.shape)}
 
 
 def product(B: int, O: int, I: int) -> float:
-  """Milliseconds of `[B, I]` times `[I, O]`, the least of many runs."""
-  best = float("inf")
+  """Returns milliseconds of `[B, I]` times `[I, O]` in the fastest dtype and layout."""
+  seconds = []
   layouts = {"BI,OI->BO": (O, I), "BI,IO->BO": (I, O)}
   for dtype, (equation, shape) in itertools.product(("float32", "bfloat16"), layouts.items()):
     x, matrix = jnp.ones((B, I), dtype), jnp.ones(shape, dtype)
     run = jax.jit(functools.partial(jnp.einsum, equation, preferred_element_type=jnp.float32))
-    for _ in range(12):
-      start = time.perf_counter()
-      jax.block_until_ready(run(x, matrix))
-      best = min(best, time.perf_counter() - start)
-  return 1e3 * best
+    seconds.append(dtypes.fastest(functools.partial(run, x, matrix), 11))
+  return 1e3 * min(seconds)
 
 
 def peer_side(args: Args, ids: list[list[int]], ends: list[int]) -> tuple[list, dict, dict]:
-  """The runs of the trial, the run of everything with the fastest settings, and versions."""
+  """Returns the peer's trial runs, its full run with the fastest settings, and versions."""
   settings = {
     "model": str(args.model.resolve()),
     "prompts": ids,
@@ -184,8 +175,8 @@ def peer_side(args: Args, ids: list[list[int]], ends: list[int]) -> tuple[list, 
   }
   cases = itertools.product(args.peer_dtypes, args.peer_batches)
   trial = [{"dtype": dtype, "batch": batch} | few for dtype, batch in cases]
-  found = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": trial})
-  best = max(found["runs"], key=lambda each: each["tokens"] / each["seconds"])
+  tried = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": trial})
+  best = max(tried["runs"], key=lambda run: run["tokens"] / run["seconds"])
   whole = best | {"prompts": args.prompts, "max_new_tokens": args.max_new_tokens}
   (whole,) = runner.peer(args.peer_python, TRANSFORMERS, settings | {"runs": [whole]})["runs"]
-  return found["runs"], whole, found["versions"]
+  return tried["runs"], whole, tried["versions"]

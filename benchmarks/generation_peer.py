@@ -1,8 +1,8 @@
-"""The peer of the generation benchmark: transformers' `generate`, in its own environment.
+"""Runs the peer of the generation benchmark: transformers' `generate`, in its own environment.
 
   python generation_peer.py SETTINGS.json
 
-It stands alone: no part of prm_jax is imported.
+It imports no part of prm_jax.
 """
 
 import json
@@ -20,17 +20,17 @@ def main() -> None:
 
 
 def measure(settings: dict) -> dict:
-  """Tokens and seconds of each run asked for, and what they depend on.
+  """Returns tokens and seconds of each run of the settings, and the versions of packages.
 
-  A run has a dtype, a batch, prompts (the first so many) and the most new tokens.  Prompts are
-  sorted by length, and each batch is padded at its left.
+  A run has a dtype, a batch size, a number of prompts (the first ones) and a limit of new tokens.
+  Prompts are sorted by length, and each batch is padded at its left.
   """
   import torch
   import transformers
 
   torch.set_num_threads(settings["threads"])
   torch.manual_seed(0)
-  found, models = [], {}
+  runs, models = [], {}
   for run in settings["runs"]:
     if run["dtype"] not in models:
       models.clear()
@@ -39,20 +39,20 @@ def measure(settings: dict) -> dict:
       ).eval()
     model = models[run["dtype"]]
     prompts = sorted(settings["prompts"][: run["prompts"]], key=len)
-    each = min(settings["samples"], run["batch"])
-    rows = [prompt for prompt in prompts for _ in range(settings["samples"] // each)]
-    size = run["batch"] // each
-    generate(model, rows[:size], each, 2, settings)  # what the first call prepares
+    samples = min(settings["samples"], run["batch"])  # of a row in one call
+    rows = [prompt for prompt in prompts for _ in range(settings["samples"] // samples)]
+    size = run["batch"] // samples
+    generate(model, rows[:size], samples, 2, settings)  # warms up
     start, tokens = time.perf_counter(), 0
     for i in range(0, len(rows), size):
-      tokens += generate(model, rows[i : i + size], each, run["max_new_tokens"], settings)
-    found.append(run | {"tokens": tokens, "seconds": time.perf_counter() - start})
+      tokens += generate(model, rows[i : i + size], samples, run["max_new_tokens"], settings)
+    runs.append(run | {"tokens": tokens, "seconds": time.perf_counter() - start})
   versions = {name: metadata.version(name) for name in ("torch", "transformers")}
-  return {"runs": found, "versions": versions}
+  return {"runs": runs, "versions": versions}
 
 
-def generate(model, rows: list[list[int]], each: int, most: int, settings: dict) -> int:
-  """Samples of each row; the number of tokens up to the ends of the samples, end tokens too."""
+def generate(model, rows: list[list[int]], samples: int, limit: int, settings: dict) -> int:
+  """Samples from each row, and returns the number of tokens up to and including the end tokens."""
   import torch
 
   width, pad = max(map(len, rows)), settings["end_tokens"][0]
@@ -67,13 +67,13 @@ def generate(model, rows: list[list[int]], each: int, most: int, settings: dict)
       top_k=0,
       top_p=1.0,
       repetition_penalty=1.0,
-      num_return_sequences=each,
-      max_new_tokens=most,
+      num_return_sequences=samples,
+      max_new_tokens=limit,
       eos_token_id=settings["end_tokens"],
       pad_token_id=pad,
     )[:, width:]
   ended = torch.isin(out, torch.tensor(settings["end_tokens"]))
-  before = (ended.cumsum(1) - ended.int()) == 0  # tokens with no end before them
+  before = (ended.cumsum(1) - ended.int()) == 0  # tokens with no end token before them
   return int(before.sum())
 
 

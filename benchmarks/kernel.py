@@ -1,8 +1,9 @@
-"""Memory of the TPU attention kernel beside JAX's splash attention, by the TPU compiler.
+"""Measures the memory of the TPU attention kernel beside JAX's splash attention.
 
-No TPU is needed and no time is measured.  The gradients of attention alone are compiled at two row
-lengths for three generations.  Target: fewer temporaries than the leaner of splash attention's two
-backward passes at every size.  Takes 20 minutes; compilations are kept in --work.
+The TPU compiler reports the memory, so no TPU is needed and no time is measured.  The benchmark
+compiles the gradients of attention alone, at two row lengths for three TPU generations.  Target:
+less temporary memory at every size than the leaner of splash attention's two backward passes.
+Takes 20 minutes; --work stores the compilations.
 """
 
 import dataclasses
@@ -28,12 +29,12 @@ from prm_jax.tpu import compilation
 FILES = [runner.ROOT / "prm_jax/model" / name for name in ("block_mask.py", "tree_kernel.py")]
 COMPILER = {  # environment of a compilation
   "JAX_PLATFORMS": "cpu",
-  "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program has no report of memory
+  "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program has no memory report
   "XLA_FLAGS": "",
   "LIBTPU_INIT_ARGS": "",
 }
 FORMS = ("this project", "splash, one backward kernel", "splash, two")
-HEADS = ((32, 8, 64), (16, 8, 128), (8, 4, 256))  # heads of queries and of keys, and their size
+HEADS = ((32, 8, 64), (16, 8, 128), (8, 4, 256))  # query heads, key heads, head size
 TOKENS = (4096, 8192)
 TOPOLOGIES = ("v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
@@ -66,15 +67,15 @@ def run(args: Args) -> dict:
 
 
 def target(rows: list[dict]) -> dict:
-  """The largest ratio of the kernel's temporaries to the leaner splash attention's."""
+  """Returns the target: the largest ratio of the kernel's temporaries to the leaner splash's."""
   ratio = max(row[FORMS[0]] / min(row[form] for form in FORMS[1:]) for row in rows)
   return runner.target(f"temporaries / the leaner splash's, largest of {len(rows)}", "<", 1, ratio)
 
 
 def memory(topology: str, T: int, heads: tuple[int, int, int], form: str = FORMS[0]) -> dict:
-  """Bytes a chip, arguments and temporaries, for gradients of q, k and v, one row a chip.
+  """Returns bytes per chip, arguments and temporaries, of gradients of q, k, v with a row per chip.
 
-  The compiler chooses the layouts of all of them, as in a model, where products make and use them.
+  The compiler chooses all layouts, as in a model, where products make and use these arrays.
   """
   (queries, K, H), devices = heads, compilation.Job(config_lib.Experiment(), topology).devices()
   G = queries // K
@@ -98,9 +99,9 @@ def memory(topology: str, T: int, heads: tuple[int, int, int], form: str = FORMS
 
 
 def splash(q, k, v, subtree_end, *, fused: bool):
-  """JAX's splash attention over the trees of a row, each as one sequence.
+  """Returns JAX's splash attention over the trees of a row, each as one sequence.
 
-  Segment ids only tell trees apart, so tokens of other branches are seen: good for memory only.
+  Segment ids separate trees but not branches, so the values are wrong and only the memory counts.
   """
   _, K, G, T, _ = q.shape
   block = min(tree_kernel.BLOCK, T)
@@ -114,8 +115,8 @@ def splash(q, k, v, subtree_end, *, fused: bool):
     q_seq_shards=1,
   )
 
-  def of_row(q, k, v, trees):
+  def attend_row(q, k, v, trees):
     segments = splash_attention.SegmentIds(trees, trees)
     return attend(q.reshape(K * G, *q.shape[2:]), k, v, segments).reshape(q.shape)
 
-  return jax.vmap(of_row)(q, k, v, jax.lax.cummax(subtree_end, axis=1))
+  return jax.vmap(attend_row)(q, k, v, jax.lax.cummax(subtree_end, axis=1))

@@ -1,7 +1,7 @@
-"""Time and memory of loading public weights, each load in a process of its own (Linux).
+"""Measures time and memory of loading public weights, each load in its own process (Linux).
 
-A real model goes onto one device; a folder of sharded safetensors with the widths of
-Qwen2.5-Math-7B, written first, onto eight simulated devices.  Targets: the real model under 10 s
+A real model is loaded onto one device.  A generated folder of sharded safetensors with the widths
+of Qwen2.5-Math-7B is loaded onto eight simulated devices.  Targets: the real model takes under 10 s
 and 1.5 GB; the large one grows its process by no more than its shards and the largest parameter.
 Takes 1 minute.
 """
@@ -65,7 +65,7 @@ def run(args: Args) -> dict:
 
 
 def write(directory: str, widths: dict) -> None:
-  """A folder of safetensors full of ones."""
+  """Writes a folder of safetensors full of ones."""
   model, mesh = config_lib.Model(**widths), sharding_lib.make_mesh(config_lib.Mesh())
   params = decoder.abstract_params(model, VOCABULARY, 3, mesh)
   trunk = {name: leaf for name, leaf in params.items() if not name.startswith("head")}
@@ -74,10 +74,10 @@ def write(directory: str, widths: dict) -> None:
 
 
 def load(path: str, devices: int, widths: dict | None = None) -> dict:
-  """A row of the table: seconds and memory to load a model onto simulated devices."""
+  """Returns a row of the table: seconds and memory to load a model onto simulated devices."""
   jax.config.update("jax_num_cpu_devices", devices)
-  made = widths and config_lib.Model(**widths, vocab_size=VOCABULARY)
-  model = made or initialization.architecture(path)
+  generated = widths and config_lib.Model(**widths, vocab_size=VOCABULARY)
+  model = generated or initialization.architecture(path)
   mesh = sharding_lib.make_mesh(config_lib.Mesh())
   abstract = decoder.abstract_params(model, model.vocab_size, 3, mesh)
   before, start = memory("VmRSS"), time.perf_counter()
@@ -95,6 +95,6 @@ def load(path: str, devices: int, widths: dict | None = None) -> dict:
 
 
 def memory(key: str) -> int:
-  """Bytes of this process: VmRSS now, VmHWM at most."""
+  """Returns bytes of this process: VmRSS is the present size, VmHWM the peak."""
   lines = pathlib.Path("/proc/self/status").read_text().splitlines()
   return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024

@@ -1,6 +1,6 @@
-"""The quick start: seconds of each stage, memory of the largest process, and what it reaches.
+"""Measures the quick start: seconds of each stage, memory of its largest process, and accuracy.
 
---history keeps a line for each run, so that versions of the project can be compared.
+--history keeps a line for each run, to compare versions of the project.
 """
 
 import csv
@@ -27,17 +27,17 @@ FIGURES = ("seconds", "peak GB", "PRM at N = 1024, %", "ORM at N = 1024, %")
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
   seed: int = 0
-  history: pathlib.Path | None = None  # a CSV file, to which a line is added
+  history: pathlib.Path | None = None  # CSV file, which gets a line
 
 
 def run(args: Args) -> dict:
   if args.quick:
-    raise ValueError("the quick start is quick already: without --quick")
+    raise ValueError("the quick start has no quick form: omit --quick")
   with tempfile.TemporaryDirectory() as directory:
     stages = measure(args.seed, pathlib.Path(directory))
     report = json.loads(pathlib.Path(directory, "report/report.json").read_text())
   seconds = stages[-1]["at s"]
-  peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+  peak = runner.peak_gb(resource.RUSAGE_CHILDREN)
   last = {name: 100 * report["curves"][name]["accuracy"][-1] for name in ("prm_product", "orm")}
   figures = dict(zip(FIGURES, (seconds, peak, last["prm_product"], last["orm"])))
   about = runner.machine()
@@ -71,15 +71,15 @@ def run(args: Args) -> dict:
 
 
 def measure(seed: int, directory: pathlib.Path) -> list[dict]:
-  """The stages that quickstart.sh announces, with the seconds at which each begins."""
+  """Returns the stages that quickstart.sh announces, with the seconds at which each begins."""
   command = ["bash", runner.ROOT / "scripts/quickstart.sh", str(seed), directory]
   environment = os.environ | {"python": sys.executable}
   start, stages = time.perf_counter(), []
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
   with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
     for text in process.stderr:
-      if found := re.match(r"\[ *\d+ s\] (.*)", text):
-        stages.append({"stage": found[1], "at s": time.perf_counter() - start})
+      if stage := re.match(r"\[ *\d+ s\] (.*)", text):
+        stages.append({"stage": stage[1], "at s": time.perf_counter() - start})
         runner.say(text.rstrip())
   if process.returncode:
     raise RuntimeError(f"quickstart.sh ended with {process.returncode}: {text}")
@@ -87,7 +87,7 @@ def measure(seed: int, directory: pathlib.Path) -> list[dict]:
 
 
 def recorded(history: pathlib.Path | None, line: dict) -> list[dict]:
-  """The lines of the history, and the new one, which is added to it."""
+  """Adds a line to the history, and returns all lines."""
   lines = []
   if history and history.exists():
     with history.open(newline="") as file:

@@ -1,7 +1,7 @@
-"""scripts/rerank.py on a generated file of 930,000 scored samples (2 GB), reading included.
+"""Measures scripts/rerank.py on a generated file of 930,000 scored samples (2 GB).
 
-Targets: under 60 s and 3 GB for the whole report.
-Takes 5 minutes, most of them to write the file.
+Targets: under 60 s and 3 GB for the whole report, reading included.
+Takes 5 minutes, most of them for writing the file.
 """
 
 import os
@@ -19,7 +19,7 @@ from benchmarks import runner
 
 PROBLEMS, CANDIDATES = 500, 1860
 WRONG_ANSWERS = 44  # distinct wrong answers to a problem
-DISTINCT = 4096  # step texts, and step probabilities, that samples draw from
+DISTINCT = 4096  # step texts, and as many step probabilities, from which samples draw
 
 
 def run(args: runner.Common) -> dict:
@@ -39,13 +39,13 @@ def run(args: runner.Common) -> dict:
       check=True,
     )
     seconds = time.perf_counter() - start
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # there was no other child
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)  # rerank.py is the only child
     row = {
       "lines": problems * candidates,
       "GB": path.stat().st_size / 1e9,
       "s": seconds,
       "CPU s": usage.ru_utime + usage.ru_stime,
-      "peak GB": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9,
+      "peak GB": runner.peak_gb(resource.RUSAGE_CHILDREN),
     }
   name = f"`rerank.py`, {row['lines']:,} lines"
   return {
@@ -60,8 +60,8 @@ def run(args: runner.Common) -> dict:
 def generate(path: pathlib.Path, problems: int, candidates: int) -> None:
   """Writes a file in the form of OpenAI's scored-test-samples.jsonl.
 
-  Scores say nothing about correctness; wrong answers are unequally popular, and one candidate in
-  100 has no answer; there are 3 to 21 steps, 12 on average, of 60 to 100 characters.
+  Scores are independent of correctness, and wrong answers are unequally popular.  One candidate in
+  100 has no answer.  Solutions have 3 to 21 steps, 12 on average, of 60 to 100 characters.
   """
   rng = np.random.default_rng(0)
   text = lambda length: "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz      "), length))

@@ -1,13 +1,14 @@
-"""What the benchmarks share: processes of their own, results kept by content, and tables.
+"""Helpers of all benchmarks: separate processes, figures stored by content, and tables.
 
 A benchmark is a module with a dataclass `Args`, which extends `Common`, and a function
-`run(args)` that returns
+`run(args)`, which returns
 
   {"targets": [target(...), ...], "tables": {title: rows}, "notes": text, ...raw figures}
 
 where each row of a table is a dict from column name to value.
 """
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -18,12 +19,13 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from importlib import metadata
 from typing import Any
@@ -32,28 +34,28 @@ from unittest import mock
 from prm_jax.runtime import storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-NOISE = 1.1  # a ratio that two runs on one machine may differ by
+NOISE = 1.1  # ratio by which two runs on one machine may differ
 SIGNS = {"<": operator.lt, "<=": operator.le, ">=": operator.ge, "=": operator.eq}
 
 
 @dataclasses.dataclass(frozen=True)
 class Common:
   json: pathlib.Path | None = None  # file for every figure
-  docs: pathlib.Path | None = None  # page; replaced is <!-- NAME: begin --> to <!-- NAME: end -->
-  against: pathlib.Path | None = None  # figures of an earlier run, to be compared
-  quick: bool = False  # sizes so small that the figures mean nothing, to see that it works
+  docs: pathlib.Path | None = None  # page, written from <!-- NAME: begin --> to <!-- NAME: end -->
+  against: pathlib.Path | None = None  # figures of an earlier run, to compare with
+  quick: bool = False  # a test run, on sizes so small that the figures mean nothing
 
   @property
   def section(self) -> str:
-    """What follows the benchmark's name in the marks of the page, where it has several tables."""
+    """The suffix of the benchmark's name in the page's marks, for one of several sections."""
     return ""
 
 
 def apart(function: Callable, *args: Any, cores: list[int] | None = None, **environment: str):
-  """`function(*args)` in a new process, so that time and memory are the function's alone.
+  """Returns `function(*args)`, called in a new process so that time and memory are its alone.
 
   Args:
-    cores: processor cores it may use, where the system can say so; None: all.
+    cores: processor cores to use, on systems that can restrict them; None uses all.
     **environment: environment variables to set.
 
   Raises:
@@ -69,12 +71,18 @@ def apart(function: Callable, *args: Any, cores: list[int] | None = None, **envi
 
 
 def peer(python: str, script: pathlib.Path, settings: dict) -> dict:
-  """The figures of a peer, whose script runs in its own Python and knows nothing of prm_jax."""
+  """Returns the figures of a peer, whose script runs in its own Python without prm_jax."""
   with tempfile.TemporaryDirectory() as directory:
-    given, output = pathlib.Path(directory, "settings"), pathlib.Path(directory, "figures")
-    given.write_text(json.dumps(settings | {"output": str(output)}))
-    subprocess.run([python, "-P", str(script), str(given)], check=True)
+    path, output = pathlib.Path(directory, "settings"), pathlib.Path(directory, "figures")
+    path.write_text(json.dumps(settings | {"output": str(output)}))
+    subprocess.run([python, "-P", str(script), str(path)], check=True)
     return json.loads(output.read_text())
+
+
+def peak_gb(processes: int = resource.RUSAGE_SELF) -> float:
+  """Returns the peak memory of this process, or of its largest child, in GB."""
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(processes).ru_maxrss * unit / 1e9
 
 
 def usable_cores() -> list[int]:
@@ -89,11 +97,11 @@ def kept(
   files: list[pathlib.Path],
   measure: Callable[[], dict],
 ) -> dict:
-  """The figures of `measure()`, measured once for the same settings and contents of files.
+  """Returns the figures of `measure()`, measured once for equal settings and contents of files.
 
   Args:
-    work: folder of the results; each is a file whose name ends in a hash of what it depends on.
-    files: files and folders, of code and of data.
+    work: folder of the figures; a file's name ends in a hash of the settings and contents.
+    files: files and folders of code and data on which the figures depend.
 
   Returns:
     The figures, with "date", "process_seconds" and "load_at_end", the load average.
@@ -113,46 +121,55 @@ def kept(
   return json.loads(path.read_text())
 
 
+def grouped(pairs: Iterable[tuple[str, Any]]) -> list[list]:
+  """Groups the values of (key, value) pairs by key."""
+  groups = collections.defaultdict(list)
+  for key, value in pairs:
+    groups[key].append(value)
+  return list(groups.values())
+
+
 def versions(*packages: str) -> dict[str, str]:
-  """Installed versions of packages, and Python's."""
+  """Returns the installed versions of packages, and of Python."""
   return {name: metadata.version(name) for name in packages} | {"python": platform.python_version()}
 
 
 def say(text: str) -> None:
-  """Progress, on standard error."""
+  """Prints progress to standard error."""
   print(text, file=sys.stderr, flush=True)
 
 
-def target(what: str, sign: str, bound: float, measured: float, note: str = "") -> dict:
-  """A target that the project sets itself, the figure held against it, and whether it is met."""
+def target(name: str, sign: str, bound: float, measured: float, note: str = "") -> dict:
+  """Returns a target of the project, the measured figure, and whether it meets the target."""
   met = bool(SIGNS[sign](measured, bound))
   asked = f"{sign} {bound:g}"
-  return {"target": what, "asked": asked, "measured": measured, "met": met, "note": note}
+  return {"target": name, "asked": asked, "measured": measured, "met": met, "note": note}
 
 
 def regressions(figures: dict, before: dict) -> list[dict]:
-  """A row for each target of both runs: how the figure changed, and whether that is for the worse.
+  """Returns a table row for each target of both runs: both figures, and better, worse or same.
 
-  A ratio within `NOISE` of 1 is called the same: it says nothing on a shared machine.
+  A ratio within `NOISE` of 1 is the same, because it means nothing on a shared machine.
   """
-  old = {each["target"]: each for each in before["targets"]}
+  earlier = {old["target"]: old["measured"] for old in before["targets"]}
   rows = []
-  for now in figures["targets"]:
-    if not (then := old.get(now["target"])):
+  for new in figures["targets"]:
+    name, now = new["target"], new["measured"]
+    if name not in earlier:
       continue
-    ratio = now["measured"] / then["measured"] if then["measured"] else math.nan
-    gain = ratio if now["asked"].startswith(">") else 1 / ratio if ratio else math.inf
+    ratio = now / earlier[name] if earlier[name] else math.nan
+    gain = ratio if new["asked"].startswith(">") else 1 / ratio if ratio else math.inf
     verdict = "worse" if gain < 1 / NOISE else "better" if gain > NOISE else "same"
-    row = {"target": now["target"], "before": then["measured"], "now": now["measured"]}
+    row = {"target": name, "before": earlier[name], "now": now}
     rows.append(row | {"now / before": ratio, "": verdict})
   return rows
 
 
 def document(figures: dict) -> str:
-  """The heading, the targets, the tables and the notes of a benchmark, as Markdown."""
+  """Returns the heading, the targets, the tables and the notes of a benchmark, as Markdown."""
   about, runs = figures["machine"], figures.get("runs", [])
   seconds, days = figures["seconds"], {about["date"]}
-  if runs:  # they may be of other days
+  if runs:  # stored runs may be of other days
     seconds = sum(run["process_seconds"] for run in runs)
     days = {run["date"] for run in runs}
   parts = [
@@ -180,7 +197,7 @@ def listed(versions: dict[str, str]) -> str:
 
 
 def table(rows: list[dict]) -> str:
-  """Rows as a Markdown table, a column for each key."""
+  """Returns rows as a Markdown table with a column for each key."""
   head = list(dict.fromkeys(name for row in rows for name in row))
   lines = [head, ["---"] * len(head)]
   lines += [[cell(row.get(name)) for name in head] for row in rows]
@@ -188,7 +205,7 @@ def table(rows: list[dict]) -> str:
 
 
 def cell(value: Any) -> str:
-  """Floats with three digits, None as nothing, all else as it is."""
+  """Returns a value as text: floats with three digits, None as nothing."""
   if isinstance(value, int) and not isinstance(value, bool):
     return f"{value:,}"
   if isinstance(value, float):
@@ -197,7 +214,7 @@ def cell(value: Any) -> str:
 
 
 def machine() -> dict:
-  """The machine and the packages that the figures depend on."""
+  """Returns the machine and the package versions on which the figures depend."""
   cpus = pathlib.Path("/proc/cpuinfo")
   model = re.search(r"model name\s*: (.*)", cpus.read_text() if cpus.exists() else "")
   return {

@@ -1,20 +1,22 @@
-"""What a search over all problems at once saves, in this code, on the CPU.
+"""Measures what a search over all problems at once saves in this code, on the CPU.
 
-1. Beam search with 16 lanes over 100 arithmetic problems, 32 under way, beside one at a time
-   with the same programs.  Language model and reward model are small ones, trained first.
-2. A reward model with a cache reads solutions as they grow by a step a round, beside reading each
-   distinct one from its start, by itself or as the prefix tree of the round. The model has the
-   shape of --model and random weights; the solutions are those of --candidates.
+1. A beam search with 16 lanes over 100 arithmetic problems, 32 of them at once, runs beside one
+   problem at a time with the same programs.  Its language model and reward model are small and
+   trained first.
+2. A reward model with a cache reads solutions that grow by a step a round, beside reading each
+   distinct solution from its start, by itself or in the prefix tree of the round.  The model has
+   the shape of --model and random weights; --candidates has the solutions.
 3. A language model of the same shape writes 6 steps of 32 tokens in 16 lanes a problem, of which
-   4 go on after each step, beside two engines without the cache of a search: one generates each
-   solution from its prompt, one reads the text of each lane again before each step.
+   4 continue after each step, beside two engines without a search's cache: one generates each
+   solution from its prompt, the other reads the text of each lane again before each step.
 
-Targets: all at once is at least 5 times faster; and at least 0.9 of the saving that arithmetic
-promises (tokens from the start over tokens with a cache) is found again in seconds, by both models.
-Compilation is not timed.  Takes 8 minutes, compilation included.
+Targets: all at once is at least 5 times as fast, and the speedup of each model, in seconds, is at
+least 0.9 of its speedup in tokens (tokens from the start over tokens with a cache).  Compilation is
+not timed.  Takes 8 minutes, compilation included.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import json
@@ -22,6 +24,7 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -54,17 +57,17 @@ PLAN = runner.ROOT / "configs" / "experiments" / "cpu.py"
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # whose shape and tokenizer are used
-  layers: int = 4  # the number of its first layers that are used
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # gives the shape and the tokenizer
+  layers: int = 4  # number of the model's first layers to use
   candidates: pathlib.Path | None = None  # lines with problem and steps or text; None: arithmetic
   problems: int = 4  # of the candidates, 16 solutions of each
   updates: int = 600  # of each of the two small models
-  contexts: int = 32  # problems under way at once in the beam search
+  contexts: int = 32  # problems that the beam search works on at once
   repeats: int = 3
 
 
 def run(args: Args) -> dict:
-  """Measures both."""
+  """Measures a beam search, and both models on their own."""
   jax.config.update("jax_platforms", "cpu")
   at_once, read, written = all_at_once(args), growing(args), writing(args)
   for row in (read, written):
@@ -86,7 +89,7 @@ def run(args: Args) -> dict:
 
 
 def all_at_once(args: Args) -> dict:
-  """Seconds of a beam search over the problems together, and one after the other."""
+  """Measures a beam search over the problems together, and one after the other."""
   plan = command_line.read(str(PLAN), Plan)
   updates, count = (20, 4) if args.quick else (args.updates, 100)
   sizes = dataclasses.replace(plan.search, updates=updates, labelled=100, problems=count)
@@ -97,36 +100,39 @@ def all_at_once(args: Args) -> dict:
     made = experiment.Made(alternatives.with_quickstart(plan, space), space)
     model, scorer, asked = made.language_model, made.reward_model, made.prompts(made.test)
   writing = step_writer.Settings(Sampling(), experiment.LIMITS, 32)
-  of = lambda contexts: search.Search(
+  engine = lambda contexts: search.Search(
     model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing
   )
-  together, single = of(min(args.contexts, count)), of(1)
-  alone = [[each] for each in asked]
-  seconds = {}
-  for engine, batches in ((together, [asked]), (single, alone)):
-    for batch in batches:  # compiles
-      for _ in engine.run(batch):
-        pass
-    times = [_seconds(engine, batches) for _ in range(1 if args.quick else args.repeats)]
-    seconds[engine is together] = statistics.median(times)
+  repeats = 1 if args.quick else args.repeats
+  together = _search_seconds(engine(min(args.contexts, count)), [asked], repeats)
+  single = _search_seconds(engine(1), [[prompt] for prompt in asked], repeats)
   return {
     "problems": count,
-    "seconds, all at once": seconds[True],
-    "seconds, one at a time": seconds[False],
-    "times as long": seconds[False] / seconds[True],
+    "seconds, all at once": together,
+    "seconds, one at a time": single,
+    "times as long": single / together,
   }
 
 
-def _seconds(engine: search.Search, batches: list) -> float:
+def _search_seconds(engine: search.Search, batches: list, repeats: int) -> float:
+  seconds = []
+  for _ in range(1 + repeats):  # the first compiles
+    with _timed(seconds):
+      for batch in batches:
+        for _ in engine.run(batch):
+          pass
+  return statistics.median(seconds[1:])
+
+
+@contextlib.contextmanager
+def _timed(seconds: list[float]) -> Iterator[None]:
   start = time.perf_counter()
-  for batch in batches:
-    for _ in engine.run(batch):
-      pass
-  return time.perf_counter() - start
+  yield
+  seconds.append(time.perf_counter() - start)
 
 
 def growing(args: Args) -> dict:
-  """Seconds to read solutions after every step, with and without a cache."""
+  """Measures a reward model that reads solutions after every step, with and without a cache."""
   solutions, scorer = candidates(args), random_scorer(args)
   rounds: list[dict[int, list]] = []
   for r in range(1, 1 + max(len(steps) for several in solutions for _, steps in several)):
@@ -137,26 +143,24 @@ def growing(args: Args) -> dict:
     rounds.append({g: several for g, several in asked.items() if several})
   whole = dataclasses.replace(scorer, merge=False)
   flat = [[*{pair: 0 for several in asked.values() for pair in several}] for asked in rounds]
-  found: dict[str, list[float]] = collections.defaultdict(list)
+  seconds: dict[str, list[float]] = collections.defaultdict(list)
   cached = CachedScorer(scorer, len(solutions))
-  untimed = 2  # contexts grow in the first, so both compile
+  untimed = 2  # repeats: contexts grow in the first, so both compile
   for _ in range(untimed + (1 if args.quick else args.repeats)):
     cached.places = [Places() for _ in solutions]
     cached.encoded = [0] * len(solutions)
-    start = time.perf_counter()
-    for asked in rounds:
-      cached.probabilities(asked)
-      cached.keep(asked)
-    found["seconds, cached"].append(time.perf_counter() - start)
+    with _timed(seconds["seconds, cached"]):
+      for asked in rounds:
+        cached.probabilities(asked)
+        cached.keep(asked)
     for name, reader in (("each from its start", whole), ("the tree of a round", scorer)):
-      start = time.perf_counter()
-      for pairs in flat:
-        reader.by_head(pairs)
-      found[f"seconds, {name}"].append(time.perf_counter() - start)
+      with _timed(seconds[f"seconds, {name}"]):
+        for pairs in flat:
+          reader.by_head(pairs)
   tokens = sum(cached.length(*pair) for pairs in flat for pair in pairs)
   row = {"solutions": sum(map(len, solutions)), "rounds": len(rounds)}
   row |= {"tokens with a cache": sum(cached.encoded), "tokens from the start": tokens}
-  return row | {name: statistics.median(times[untimed:]) for name, times in found.items()}
+  return row | {name: statistics.median(times[untimed:]) for name, times in seconds.items()}
 
 
 class Continued(Sampler):
@@ -167,14 +171,14 @@ class Continued(Sampler):
 
 
 class EvenSteps(StepWriter):
-  """Steps of one length: random weights write no line breaks to end them."""
+  """A writer of steps of one length, because random weights write no line breaks."""
 
   def _ends_step(self, part) -> bool:
     return len(part) == self.s.max_step_tokens
 
 
 def writing(args: Args) -> dict:
-  """Seconds to write the steps of a search, with and without its cache."""
+  """Measures a language model that writes the steps of a search, with and without its cache."""
   scorer, problems = random_scorer(args), [several[0][0] for several in candidates(args)]
   rounds, count = (2, 8) if args.quick else (6, 32)
   asked = [scorer.tokenizer.encode(problem) for problem in problems]
@@ -182,46 +186,49 @@ def writing(args: Args) -> dict:
     scorer.params, scorer.config, scorer.tokenizer, frozenset(), scorer.mesh, LANES * len(asked)
   )
   limits = Limits(max_new_tokens=rounds * count)
-  how = step_writer.Settings(Sampling(), limits, count)
+  settings = step_writer.Settings(Sampling(), limits, count)
   longest = max(map(len, asked))
-  begun = lambda tokens: Prompt("", json.dumps([int(t) for t in tokens]), "", seed=0)
+  prompt = lambda tokens: Prompt("", json.dumps([int(t) for t in tokens]), "", seed=0)
 
   def sample(prompts: list[Prompt], n: int, tokens: int) -> None:
     for _ in model.generate(prompts, n, Sampling(), Limits(max_new_tokens=tokens)):
       pass
 
-  found: dict[str, list[float]] = collections.defaultdict(list)
+  seconds: dict[str, list[float]] = collections.defaultdict(list)
   for _ in range(1 + (1 if args.quick else args.repeats)):  # the first compiles
-    start = time.perf_counter()
-    paths, spent = _steps(EvenSteps(model, len(asked), LANES, longest, how), asked, rounds)
-    found["seconds, cached"].append(time.perf_counter() - start)
-    start = time.perf_counter()
-    for r in range(rounds):
-      sample([begun(tokens) for tokens in asked], LANES, (r + 1) * count)
-    found["seconds, each from its start"].append(time.perf_counter() - start)
-    start = time.perf_counter()
-    for before in paths:
-      sample([begun(tokens) for tokens in before], 1, count)
-    found["seconds, prefixes read again"].append(time.perf_counter() - start)
+    with _timed(seconds["seconds, cached"]):
+      writer = EvenSteps(model, len(asked), LANES, longest, settings)
+      paths, spent = _steps(writer, asked, rounds)
+    with _timed(seconds["seconds, each from its start"]):
+      for r in range(rounds):
+        sample([prompt(tokens) for tokens in asked], LANES, (r + 1) * count)
+    with _timed(seconds["seconds, prefixes read again"]):
+      for prefixes in paths:
+        sample([prompt(tokens) for tokens in prefixes], 1, count)
   lanes = LANES * len(asked)
-  prompts = sum(len(tokens) - 1 for tokens in asked)
+  prompt_tokens = sum(len(tokens) - 1 for tokens in asked)
   row = {"lanes": lanes, "rounds": rounds, "tokens with a cache": spent["read"]}
-  row["tokens from the start"] = sum(prompts + lanes * r * count for r in range(1, rounds + 1))
+  row["tokens from the start"] = sum(
+    prompt_tokens + lanes * r * count for r in range(1, rounds + 1)
+  )
   row["tokens with prefixes read again"] = spent["read_from_start"]
-  return row | {name: statistics.median(times[1:]) for name, times in found.items()}
+  return row | {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def _steps(
   writer: StepWriter, asked: list[list[int]], rounds: int
 ) -> tuple[list[list[tuple[int, ...]]], collections.Counter]:
-  """The tokens before each step by rounds, and the tokens spent; four lanes go on, as four each."""
+  """Writes steps for several rounds; four lanes continue after each, each as four.
+
+  Returns the tokens before each step, by round, and the token counts of the writer.
+  """
   rng, spent = np.random.default_rng(0), collections.Counter()
   for g, tokens in enumerate(asked):
     writer.begin(g, tokens, g, [Lane(k, 0) for k in range(LANES)])
   done, paths = [0] * len(asked), [[] for _ in range(rounds)]
   paths[0] = [(*tokens,) for tokens in asked for _ in range(LANES)]
   while min(done) < rounds:
-    going = {}
+    continued = {}
     for g in writer.write():
       done[g] += 1
       if done[g] == rounds:
@@ -229,30 +236,31 @@ def _steps(
         continue
       lanes = [lane for lane, _ in writer.written(g)]
       parents = np.repeat(rng.choice(LANES, LANES // 4, replace=False), 4).tolist()
-      going[g] = [dataclasses.replace(lanes[k], stream=i) for i, k in enumerate(parents)], parents
+      children = [dataclasses.replace(lanes[k], stream=i) for i, k in enumerate(parents)]
+      continued[g] = children, parents
       paths[done[g]] += [(*asked[g], *lanes[k].tokens) for k in parents]
-    writer.go_on(going)
+    writer.go_on(continued)
   return paths, spent
 
 
 def candidates(args: Args) -> list[list[tuple[str, tuple[str, ...]]]]:
-  """Solutions of some problems, 16 of each, as (problem, steps)."""
+  """Returns solutions of some problems, 16 of each, as (problem, steps)."""
   if args.candidates is None:
     rng = np.random.default_rng(0)
     problems = arithmetic.distinct_problems(0, 4 if args.quick else 64, arithmetic.HARD)
     return [
-      [(each.text, arithmetic.solve(each, rng).steps) for _ in range(LANES)] for each in problems
+      [(problem.text, arithmetic.solve(problem, rng).steps) for _ in range(LANES)]
+      for problem in problems
     ]
-  found: dict[str, list] = collections.defaultdict(list)
-  for line in args.candidates.open():
-    record = json.loads(line)
+  solutions = []
+  for record in map(json.loads, args.candidates.open()):
     steps = record.get("steps") or prompts.split(record["text"], "paragraphs")
-    found[record["problem"]].append((record["problem"], tuple(steps)))
-  return [several[:LANES] for several in found.values()][: args.problems]
+    solutions.append((record["problem"], (record["problem"], tuple(steps))))
+  return [several[:LANES] for several in runner.grouped(solutions)[: args.problems]]
 
 
 def random_scorer(args: Args) -> Scorer:
-  """A reward model of random weights."""
+  """Returns a reward model with random weights."""
   model = dataclasses.replace(
     initialization.architecture(str(args.model)), layers=1 if args.quick else args.layers
   )

@@ -1,9 +1,9 @@
-"""A reward model behind HTTP beside the same model without, on the same solutions, on the CPU.
+"""Measures a reward model behind HTTP beside the same model without a server, on the CPU.
 
-The model has the shape of --model, with fewer layers, and random weights.  2,048 solutions of 128
-arithmetic problems are sent two at a time over 1, 64 and 1,000 connections to a server in a
-process of its own.  Beside it `Scorer.by_head`, which score.py calls, reads all of them at once.
-Each is timed when its programs are compiled.  Client and server share the processor.
+The model has the shape of --model, with fewer layers, and random weights.  The client sends 2,048
+solutions of 128 arithmetic problems, two at a time, over 1, 64 and 1,000 connections to a server in
+its own process.  `Scorer.by_head`, which score.py calls, reads all of them at once.  Compilation is
+not timed.  Client and server share the processor.
 
 Target: with 64 connections the server scores at least 0.5 times as many solutions a second.
 Takes 2 minutes.
@@ -32,20 +32,20 @@ from prm_jax.datasets import arithmetic
 from prm_jax.scoring import service
 
 CONNECTIONS = (1, 64, 1000)
-EACH = 2  # solutions of a request
+EACH = 2  # solutions per request
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # whose shape and tokenizer are used
-  layers: int = 4  # the number of its first layers that are used
+  model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # gives the shape and the tokenizer
+  layers: int = 4  # number of the model's first layers to use
   repeats: int = 3
 
 
 def run(args: Args) -> dict:
-  """Scores all solutions without and with a server."""
+  """Scores all solutions with and without a server."""
   bodies = requests(args)
-  apart = runner.apart(without, args, JAX_PLATFORMS="cpu")
+  direct = runner.apart(without, args, JAX_PLATFORMS="cpu")
   spawn = multiprocessing.get_context("spawn")
   ours, theirs = spawn.Pipe()
   server = spawn.Process(target=serve, args=(args, theirs))
@@ -57,40 +57,40 @@ def run(args: Args) -> dict:
     ours.close()
     server.join()
   for row in rows:
-    row["times score.py"] = row["solutions/s"] / apart["solutions/s"]
+    row["times score.py"] = row["solutions/s"] / direct["solutions/s"]
   share = rows[CONNECTIONS.index(64)]["times score.py"]
   return {
     "targets": [runner.target("solutions/s with 64 connections, times score.py", ">=", 0.5, share)],
-    "tables": {"Scores over HTTP": [apart, *rows]},
+    "tables": {"Scores over HTTP": [direct, *rows]},
   }
 
 
 def solutions(args: Args) -> list[tuple[str, tuple[str, ...]]]:
-  """Problem and steps of the solutions, 16 of each problem."""
+  """Returns problem and steps of the solutions, 16 of each problem."""
   problems = arithmetic.distinct_problems(0, 8 if args.quick else 128, arithmetic.HARD)
   rng = np.random.default_rng(0)
   return [(each.text, arithmetic.solve(each, rng).steps) for each in problems for _ in range(16)]
 
 
 def requests(args: Args) -> list[bytes]:
-  """Bodies of EACH solutions of a problem, those of a problem in a row, as a policy's samples."""
-  found = [{"problem": problem, "steps": steps} for problem, steps in solutions(args)]
-  bodies = [found[i : i + EACH] for i in range(0, len(found), EACH)]
+  """Returns the bodies of the requests, a problem's one after another, as a policy samples them."""
+  lines = [{"problem": problem, "steps": steps} for problem, steps in solutions(args)]
+  bodies = [lines[i : i + EACH] for i in range(0, len(lines), EACH)]
   return [json.dumps({"solutions": body}).encode() for body in bodies]
 
 
 def without(args: Args) -> dict:
-  """The row of `Scorer.by_head`."""
-  scorer, given, seconds = search.random_scorer(args), solutions(args), []
+  """Returns the row of `Scorer.by_head`."""
+  scorer, asked, seconds = search.random_scorer(args), solutions(args), []
   for _ in range(1 + args.repeats):  # the first compiles
     start = time.perf_counter()
-    scorer.by_head(given)
+    scorer.by_head(asked)
     seconds.append(time.perf_counter() - start)
-  return {"connections": "score.py", "solutions/s": len(given) / statistics.median(seconds[1:])}
+  return {"connections": "score.py", "solutions/s": len(asked) / statistics.median(seconds[1:])}
 
 
 def serve(args: Args, ready: multiprocessing.connection.Connection) -> None:
-  """The server's process, which ends with the other end of `ready`."""
+  """Serves the model until the other end of `ready` closes."""
   jax.config.update("jax_platforms", "cpu")
   listener = service.listen("127.0.0.1", 0)
   served = service.Service(search.random_scorer(args), "benchmark")
@@ -106,14 +106,14 @@ def serve(args: Args, ready: multiprocessing.connection.Connection) -> None:
 
 
 async def ask(args: Args, url: str, bodies: list[bytes], count: int) -> dict:
-  """The row of so many connections."""
+  """Returns the row of a number of connections."""
   while True:
     try:
       urllib.request.urlopen(f"{url}/health").close()
       break
-    except urllib.error.URLError:  # the model is being loaded
+    except urllib.error.URLError:  # the server is still loading the model
       await asyncio.sleep(0.2)
-  bodies, rates, times = bodies[: 64 * count], [], []  # one connection takes long
+  bodies, rates, times = bodies[: 64 * count], [], []  # few connections take long
   async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=count)) as session:
 
     async def work(left: Iterator[bytes]) -> None:

@@ -1,13 +1,13 @@
-"""Fine-tuning a process reward model on the CPU, beside TRL's PRMTrainer on the same rows.
+"""Measures fine-tuning on the CPU beside TRL's PRMTrainer, on the same rows.
 
-Both sides train one epoch of the peer's rows: one row for each path from a problem to a last
-labelled step, so that alternatives repeat the steps before them, labels and all.  This project
-makes one tree of the rows of a problem, in which a repeated label is trained once.  Speed is
-labelled steps of the peer's rows a second.
+Both sides train one epoch of the peer's rows.  Each row is a path from a problem to a last labelled
+step, so alternatives repeat the steps and labels before them.  This project merges the rows of a
+problem into one tree, which trains a repeated label once.  Speed is labelled steps of the peer's
+rows a second.
 
 Targets: 2 times the peer's speed, 10 times on phase 1 (many alternatives), and a step AUROC that is
-not below the peer's.  Takes 25 minutes; finished runs are kept in --work, so that an interrupted
-benchmark goes on where it was.
+not below the peer's.  Takes 25 minutes; --work stores finished runs, so an interrupted benchmark
+resumes where it stopped.
 """
 
 import dataclasses
@@ -43,21 +43,21 @@ TRL = HERE / "trl_peer.py"
 CONFIG = runner.ROOT / "configs/prm800k_smollm2_135m.py"
 CODE = ("config.py", "types.py", "input_pipeline", "model", "training", "scoring")  # of this side
 PACKAGES = ("trl==1.9.2", "torch==2.13.0", "transformers", "datasets")
-# Of each phase: files, recipe, most tokens of a row of the peer, times the peer's speed asked for.
+# By phase: files, recipe, token limit of the peer's rows, target in times the peer's speed.
 PHASES = {
   "phase2": (["phase2_train.jsonl"], "paper", 1024, 2.0),
   "phase1": (["phase1_train.jsonl", "phase1_test.jsonl"], "trl", 2048, 10.0),
 }
 TEST = "phase2_test.jsonl"  # rows for the AUROC, by the paper's recipe
-# Of both sides: without large pages a tenth of an update goes into fresh memory.
+# Both sides have this environment.  Without huge pages a tenth of an update goes into fresh memory.
 ENVIRONMENT = {
   "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
   "JAX_PLATFORMS": "cpu",
   "JAX_ENABLE_COMPILATION_CACHE": "false",
   "PYTHONPATH": "",
 }
-SETTINGS = {  # of both sides; the optimiser's are those of transformers' Trainer
-  "batch": 4,  # rows of the peer; this project's batches are packed rows, as the config says
+SETTINGS = {  # of both sides; the optimiser has the settings of transformers' Trainer
+  "batch": 4,  # rows of the peer; the config has the packed rows of this project's batches
   "learning_rate": 2e-5,
   "warmup_steps": 0,
   "weight_decay": 0.0,
@@ -74,18 +74,18 @@ OURS, PEER = "this project", "TRL"
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
-  peer: Literal["trl", "none"] = "trl"  # in a virtual environment of its own (.venv-trl, some GB)
+  peer: Literal["trl", "none"] = "trl"  # the peer, in its own environment (.venv-trl, some GB)
   rows_of: Literal["phase2", "phase1"] = "phase2"  # the phase of PRM800K
-  row_length: int | None = None  # tokens of packed rows; by default the longest of the peer's
+  row_length: int | None = None  # tokens of packed rows; by default the peer's limit
   source: pathlib.Path = runner.ROOT / "data/prm800k_upstream"  # folder of PRM800K's files
-  config: pathlib.Path = CONFIG  # this project's settings where the comparison does not fix them
-  model: pathlib.Path | None = None  # hub directory that both start from; by default the config's
+  config: pathlib.Path = CONFIG  # this project's settings that the comparison does not fix
+  model: pathlib.Path | None = None  # hub directory of both sides; by default the config's
   rows: int = 240  # training rows, of whole problems at random
-  test_rows: int = 60  # test rows, for the AUROC of their steps
-  seeds: tuple[int, ...] = (0,)  # of both sides: order of the rows and first head
+  test_rows: int = 60  # test rows, to measure the step AUROC
+  seeds: tuple[int, ...] = (0,)  # of both sides: they order the rows and draw the head
   threads: int = 2  # cores of either side
-  devices: int = 2  # CPU devices of this project, at least a row of an update for each
-  peer_python: str = ""  # the Python of an environment that has the peer already
+  devices: int = 2  # CPU devices of this project; an update has at least a row for each
+  peer_python: str = ""  # Python of an environment that has the peer installed
   work: pathlib.Path = runner.ROOT / "runs/benchmark_training"  # rows and figures of runs
 
   @property
@@ -107,17 +107,17 @@ def run(args: Args) -> dict:
     ("train", train, recipe, args.rows),
     ("test", [TEST], "paper", args.test_rows),
   ):
-    found = peer_rows([args.source / name for name in names], by)
-    kept, long = choose(found, 8 if args.quick else count, split, tokenizer, settings)
+    rows = peer_rows([args.source / name for name in names], by)
+    kept, long = choose(rows, 8 if args.quick else count, split, tokenizer, settings)
     files[split] = args.work / f"{args.rows_of}_{split}_{len(kept)}.jsonl"
     with storage.written(files[split]) as file:
       file.writelines(json.dumps(row) + "\n" for row in kept)
     notes.append(f"{len(kept)} {split} rows, {long} longer than {settings['max_length']} tokens")
-    problems = [row["prompt"] for row in kept]  # of the test rows at the end
+    problems = [row["prompt"] for row in kept]  # at the end those of the test rows
   runs = measure_all(args, settings, files)
   notes.append(f"Model {model.name}; settings {args.config.name}")
-  for side in {each["side"]: each for each in runs}.values():
-    notes.append(f"{side['side']}: {runner.listed(side['versions'])}")
+  for side, last in {each["side"]: each for each in runs}.items():
+    notes.append(f"{side}: {runner.listed(last['versions'])}")
   return {
     "settings": settings,
     "runs": runs,
@@ -128,41 +128,42 @@ def run(args: Args) -> dict:
 
 
 def model_path(args: Any) -> pathlib.Path:
-  """The model that a benchmark's arguments name, or their config."""
+  """Returns the model that a benchmark's arguments or their config file name."""
   return args.model or pathlib.Path(command_line.read(str(args.config)).init.checkpoint)
 
 
 def check_files(*paths: pathlib.Path) -> None:
-  """FileNotFoundError, before anything is measured."""
+  """Raises FileNotFoundError if a path is missing, before anything is measured."""
   for path in paths:
     if not path.exists():
       raise FileNotFoundError(f"{path}: no such file; --source, --model and --config say where")
 
 
 def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
-  """The runs of this project, then those of the peer."""
+  """Returns the runs of this project, then those of the peer."""
   cores = runner.usable_cores()[-args.threads :]
   environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(args.threads)}
   versions = runner.versions("jax", "jaxlib", "flax", "optax")
-  own = {"row_length": args.row_length or settings["max_length"], "devices": args.devices}
-  code = [*(runner.ROOT / "prm_jax" / name for name in CODE), HERE / "training.py"]
-  sides = [(OURS, train_trees, own, versions, code)]
+  packed = {"row_length": args.row_length or settings["max_length"], "devices": args.devices}
+  code = [runner.ROOT / "prm_jax" / name for name in CODE]
+  code += [HERE / name for name in ("runner.py", "training.py")]
+  sides = [(OURS, train_trees, packed, versions, code)]
   if args.peer == "trl":
     python = args.peer_python or environment_of_peer(runner.ROOT / ".venv-trl")
     sides.append((PEER, functools.partial(runner.peer, python, TRL), {}, PACKAGES, [TRL]))
   runs = []
-  for (side, function, own, packages, code), seed in itertools.product(sides, args.seeds):
-    asked = settings | own | {"seed": seed}
+  for (side, function, more, packages, code), seed in itertools.product(sides, args.seeds):
+    asked = settings | more | {"seed": seed}
     given = asked | {name: str(path) for name, path in files.items()}
     call = functools.partial(runner.apart, function, given, cores=cores, **environment)
     name, known = f"{side.replace(' ', '_')}_seed{seed}", [asked, environment, packages]
-    found = runner.kept(args.work, name, known, [*code, *files.values()], call)
-    runs.append({"side": side, "seed": seed, "versions": versions} | found)
+    figures = runner.kept(args.work, name, known, [*code, *files.values()], call)
+    runs.append({"side": side, "seed": seed, "versions": versions} | figures)
   return runs
 
 
 def environment_of_peer(directory: pathlib.Path) -> str:
-  """The Python of the peer's virtual environment, which is made if it is not there."""
+  """Returns the Python of the peer's virtual environment, which it creates if it is missing."""
   python, stamp = str(directory / "bin/python"), directory / "packages_of_the_benchmark"
   if not stamp.exists() or stamp.read_text() != " ".join(PACKAGES):
     runner.say(f"making {directory} and installing {' '.join(PACKAGES)}")
@@ -173,24 +174,24 @@ def environment_of_peer(directory: pathlib.Path) -> str:
 
 
 def solutions(files: list[pathlib.Path], recipe: str) -> list[StepTree]:
-  """The labelled solutions of PRM800K files."""
+  """Returns the labelled solutions of PRM800K files."""
   records = itertools.chain.from_iterable(map(prm800k.read_records, files))
   return recipes.convert_all(records, recipes.RECIPES[recipe])[0]
 
 
 def paths(tree: StepTree) -> list[list[int]]:
-  """The steps from the problem to each leaf."""
-  to: list[list[int]] = []
+  """Returns the steps from the problem to each leaf."""
+  path_to: list[list[int]] = []
   for i, parent in enumerate(tree.parents):
-    to.append([*(to[parent] if parent >= 0 else []), i])
-  return sorted(path for i, path in enumerate(to) if i not in tree.parents)
+    path_to.append([*(path_to[parent] if parent >= 0 else []), i])
+  return sorted(path for i, path in enumerate(path_to) if i not in tree.parents)
 
 
 def peer_rows(files: list[pathlib.Path], recipe: str) -> list[dict]:
-  """PRM800K files as TRL takes them: one row for each path from the problem to a leaf.
+  """Returns PRM800K files as TRL's rows: one for each path from the problem to a leaf.
 
-  What the recipe keeps as neutral counts as right.  Paths with a step without a label, which TRL
-  does not have, are left out.
+  Steps that the recipe keeps as neutral count as right.  Paths with an unlabelled step are left
+  out, because TRL has none.
   """
   return [
     {
@@ -207,10 +208,10 @@ def peer_rows(files: list[pathlib.Path], recipe: str) -> list[dict]:
 def choose(
   rows: list[dict], count: int, split: str, tokenizer: tokenizers.Tokenizer, settings: dict
 ) -> tuple[list[dict], int]:
-  """Random rows that are not too long, and the number of longer ones passed over.
+  """Returns random rows that are not too long, and the number of longer rows passed over.
 
-  Training rows are those of whole problems, as in a training set, where solutions share the
-  problem.  Both sides would cut a long row, at different places.
+  Training rows come in whole problems, because solutions of a training set share their problem.
+  Long rows are left out, because the two sides would cut them at different places.
   """
   rows, kept, long = random.Random(0).sample(rows, len(rows)), [], 0
   if split == "train":
@@ -231,33 +232,33 @@ def choose(
 
 
 def experiment(settings: dict) -> config_lib.Experiment:
-  """The config file's experiment with the optimiser, the rows and the model of the comparison."""
+  """Returns the config file's experiment with the comparison's optimiser, rows and model."""
   c = command_line.read(settings["config"])
-  of = lambda section, *names: dataclasses.replace(section, **{x: settings[x] for x in names})
-  optim = of(c.optim, "learning_rate", "weight_decay", "b1", "b2", "clip_norm", "warmup_steps")
-  data = of(c.data, "separator", "row_length")
+  fix = lambda section, *names: dataclasses.replace(section, **{x: settings[x] for x in names})
+  optim = fix(c.optim, "learning_rate", "weight_decay", "b1", "b2", "clip_norm", "warmup_steps")
+  data = fix(c.data, "separator", "row_length")
   rows = max(c.train.batch_rows, settings["devices"])
   return dataclasses.replace(
     c,
     data=dataclasses.replace(data, tokenizer=settings["model"]),
     init=dataclasses.replace(c.init, checkpoint=settings["model"]),
     optim=dataclasses.replace(optim, final_fraction=0.0),
-    train=dataclasses.replace(of(c.train, "seed"), batch_rows=rows),
+    train=dataclasses.replace(fix(c.train, "seed"), batch_rows=rows),
   )
 
 
 def train_trees(settings: dict) -> dict:
-  """Trains this project's side for an epoch: seconds, counts, losses, scores of the test rows.
+  """Trains this project's side for an epoch; returns seconds, counts, losses and test scores.
 
-  What a run does between updates (metrics, checkpoints) is left out, as it is of the peer.
-  "steps" are the labelled steps of the peer's rows, in proportion for a part of an epoch.
+  Neither side writes metrics or checkpoints between updates.  "steps" are the labelled steps of the
+  peer's rows, in proportion for a part of an epoch.
   """
   jax.config.update("jax_num_cpu_devices", settings["devices"])
   c, tokenizer, vocab_size = initialization.find(experiment(settings), None)
   contract = token_tree.step_contract(tokenizer, c.data.separator, "process", "rows of the peer")
   encode = lambda tree: token_tree.encode(tree, tokenizer, contract)
-  given, test = (chains(settings[key]) for key in ("train", "test"))
-  trees, test = merged(given, encode), list(map(encode, test))
+  train, test = (chains(settings[key]) for key in ("train", "test"))
+  trees, test = merged(train, encode), list(map(encode, test))
   rows, batch_rows = packing.PackedRows(trees, c.data.row_length), c.train.batch_rows
   updates = settings["max_updates"]
   updates = -(-len(rows) // batch_rows) if updates < 0 else updates
@@ -267,7 +268,7 @@ def train_trees(settings: dict) -> dict:
   on_mesh = lambda batch: jax.device_put(batch, sharding_lib.batch_sharding(mesh))
   order = packing.shuffled(rows, c.train.seed)
   batch_of = lambda i: packing.stack([order[i * batch_rows + j] for j in range(batch_rows)])
-  read, losses = 0, []
+  labels_read, losses = 0, []
   with jax.set_mesh(mesh):
     params = initialization.public_params(c, contract, tokenizer, programs.abstract.params)
     state = jax.block_until_ready(programs.begin(params))
@@ -278,18 +279,18 @@ def train_trees(settings: dict) -> dict:
     start, cpu = time.perf_counter(), time.process_time()
     for i in range(updates):
       batch = batch_of(i)
-      read += int(batch.read_targets.sum())
+      labels_read += int(batch.read_targets.sum())
       state, metrics = train_step(state, on_mesh(batch))
       losses.append(float(metrics["loss"]))  # waits for the update
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     after = evaluate(state.params, test, programs, mesh, c.data.row_length)
-  labels = sum(len(chain.labels) for chain in given) / sum(len(x.read_targets) for x in trees)
+  repeats = sum(len(chain.labels) for chain in train) / sum(len(x.read_targets) for x in trees)
   slots = updates * batch_rows * c.data.row_length
   return {
     "slots": slots,
     "tokens": round(slots * rows.fill),
-    "targets": read,
-    "steps": round(read * labels),
+    "targets": labels_read,
+    "steps": round(labels_read * repeats),
     "compile_seconds": compiled,
     "train_seconds": seconds,
     "train_cpu_seconds": cpu,
@@ -301,35 +302,33 @@ def train_trees(settings: dict) -> dict:
 
 
 def chains(path: str) -> list[StepTree]:
-  """The peer's rows, each as a solution; right is class 1 and wrong is class -1."""
-  found = []
+  """Returns the peer's rows, each as a solution whose labels are 1 (right) and -1 (wrong)."""
+  solutions = []
   for number, _, row in json_lines.read(path):
     steps, labels = tuple(row["completions"]), tuple(1 if x else -1 for x in row["labels"])
     parents = tuple(range(-1, len(steps) - 1))
-    found.append(StepTree(row["prompt"], steps, parents, labels, source=f"{path}:{number}"))
-  return found
+    solutions.append(StepTree(row["prompt"], steps, parents, labels, source=f"{path}:{number}"))
+  return solutions
 
 
 def merged(rows: list[StepTree], encode) -> list[token_tree.TokenTree]:
-  """The rows of each problem as one tree."""
-  by_problem: dict[str, list[token_tree.TokenTree]] = {}
-  for row in rows:
-    by_problem.setdefault(row.problem, []).append(encode(row))
-  return [prefix_tree.merge(group)[0] for group in by_problem.values()]
+  """Returns the rows of each problem, merged into one tree."""
+  groups = runner.grouped((row.problem, encode(row)) for row in rows)
+  return [prefix_tree.merge(group)[0] for group in groups]
 
 
 def evaluate(params, rows: list[token_tree.TokenTree], programs, mesh, row_length: int) -> dict:
-  """P(not -1) at each labelled separator, by row; and the labels, 0 or 1."""
+  """Returns P(not -1) at each labelled separator, by row, and the labels, 0 or 1."""
   forward = lambda batch: programs.read(params, batch)
-  found = batching.read(rows, [""] * len(rows), forward, mesh, row_length, merge=False)
+  read = batching.read(rows, [""] * len(rows), forward, mesh, row_length, merge=False)
   return {
-    "scores": [probabilities[:, 0, 1:].sum(-1).tolist() for probabilities in found],
+    "scores": [probabilities[:, 0, 1:].sum(-1).tolist() for probabilities in read],
     "labels": [row.read_targets[:, 1:].sum(-1).astype(int).tolist() for row in rows],
   }
 
 
 def auroc(run: dict, when: str, rows: Iterable[int]) -> float:
-  """Step AUROC of test rows of a run, "before" or "after" training; rows may repeat."""
+  """Returns a run's step AUROC on test rows, "before" or "after" training; rows may repeat."""
   scores, labels = (
     np.concatenate([run[when][key][i] for i in rows]) for key in ("scores", "labels")
   )
@@ -340,10 +339,11 @@ def auroc(run: dict, when: str, rows: Iterable[int]) -> float:
 def auroc_difference(
   ours: list[dict], peers: list[dict], problems: list[str]
 ) -> tuple[float, float, float]:
-  """Mean over seeds of this side's AUROC minus the peer's, and its 95 % interval.
+  """Returns the mean over seeds of this side's AUROC minus the peer's, and its 95 % interval.
 
-  The interval is of percentiles over resampled test problems, each with all its rows.  It does not
-  say how much seeds vary.  ValueError: the sides scored other test labels.
+  The interval holds the middle 95 % of resamples of the test problems, each with all its rows.  It
+  leaves out the variance between seeds.  Raises ValueError if the sides scored different test
+  labels.
   """
   labels = [run["after"]["labels"] for run in ours + peers]
   if any(each != labels[0] or len(each) != len(problems) for each in labels):
@@ -355,31 +355,31 @@ def auroc_difference(
 
   groups = [np.flatnonzero(np.array(problems) == each) for each in dict.fromkeys(problems)]
   draws = np.random.default_rng(0).integers(len(groups), size=(RESAMPLES, len(groups)))
-  found = [difference(np.concatenate([groups[g] for g in draw])) for draw in draws]
-  return difference(range(len(problems))), *np.nanpercentile(found, [2.5, 97.5])
+  resampled = [difference(np.concatenate([groups[g] for g in draw])) for draw in draws]
+  return difference(range(len(problems))), *np.nanpercentile(resampled, [2.5, 97.5])
 
 
 def targets(asked: float, runs: list[dict], problems: list[str]) -> list[dict]:
-  """Ratios to the peer; nothing without one."""
+  """Returns targets for the ratios to the peer, and none without a peer."""
   ours, peers = ([run for run in runs if run["side"] == side] for side in (OURS, PEER))
   if not peers:
     return []
   rate = lambda side, key: sum(run["steps"] for run in side) / sum(run[key] for run in side)
   rows = [
-    runner.target(f"{what}, {OURS} / {PEER}", ">=", asked, rate(ours, key) / rate(peers, key))
-    for what, key in (
+    runner.target(f"{name}, {OURS} / {PEER}", ">=", asked, rate(ours, key) / rate(peers, key))
+    for name, key in (
       ("labelled steps a second", "train_seconds"),
       ("labelled steps a second of processor time", "train_cpu_seconds"),
     )
   ]
   mean, low, high = auroc_difference(ours, peers, problems)
   note = ", within noise: not distinguishable" if low <= 0 <= high else ""
-  what = f"step AUROC, {OURS} - {PEER} (95 % [{low:.3f}, {high:.3f}])"
-  return [*rows, runner.target(what, ">=", 0, mean, note)]
+  name = f"step AUROC, {OURS} - {PEER} (95 % [{low:.3f}, {high:.3f}])"
+  return [*rows, runner.target(name, ">=", 0, mean, note)]
 
 
 def row(run: dict) -> dict:
-  """A run; "labelled steps" are those of the peer's rows, "labels read" those of its own."""
+  """Returns a row of the table: "labelled steps" count the peer's rows, "labels read" its own."""
   seconds, tested = run["train_seconds"], range(len(run["after"]["labels"]))
   return {
     "run": f"{run['side']}, seed {run['seed']}",

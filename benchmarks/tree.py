@@ -1,15 +1,14 @@
-"""What prefix trees save in this code: the same solutions as trees and flattened, on the CPU.
+"""Measures what prefix trees save: the same solutions as trees and flattened, on the CPU.
 
 Training packs the paths from a problem to each last step, or the solutions of a problem merged into
-one tree.  Both train the same distinct labels with the same model and train step, in rows of one
-length, one row to an update.  Scoring reads the candidates of a problem as one tree or each by
+one tree.  Both forms train the same distinct labels with the same model and train step, in rows of
+one length, one row per update.  Scoring reads the candidates of a problem as one tree or each by
 itself.
 
-Target: at least 0.9 of the saving that arithmetic promises (tokens of all paths over distinct
-tokens) is found again in seconds, and where nothing is shared at least 0.97.  Takes 12 minutes.
+Target: seconds show at least 0.9 of the saving that the token counts promise (tokens of all paths
+over distinct tokens), and at least 0.97 where nothing is shared.  Takes 12 minutes.
 """
 
-import collections
 import dataclasses
 import pathlib
 import random
@@ -34,11 +33,11 @@ from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
 
-# Tokens of a row.  The sample of phase 1 is six trees: one row that holds them all, as shorter
-# rows would cut them or stay half empty, which those of a larger set are not.
+# Tokens of a row.  The sample of phase 1 is six trees, and one row holds them all: shorter rows
+# would cut them or stay half empty, unlike those of a larger set.
 ROW_LENGTH = {"phase1": 5632, "phase2": 2048, "arithmetic": 1024}
 LEAST = {"phase1": 4, "phase2": 4, "arithmetic": 300}  # timed updates of each form
-# Arithmetic problems to score, and candidates to each; with one, nothing is shared.
+# Arithmetic problems to score, and candidates of each; with one candidate nothing is shared.
 POOLS = ((1600, 4), (800, 16), (800, 64), (1600, 1))
 TINY = config_lib.Model(width=32, layers=1, heads=2, kv_heads=1, head_size=16, mlp_width=32)
 
@@ -47,13 +46,13 @@ TINY = config_lib.Model(width=32, layers=1, heads=2, kv_heads=1, head_size=16, m
 class Args(runner.Common):
   source: pathlib.Path = runner.ROOT / "data/prm800k_upstream"  # folder of PRM800K's files
   config: pathlib.Path = training.CONFIG  # this project's settings
-  model: pathlib.Path | None = None  # its shape and tokenizer are used; by default the config's
-  layers: int = 2  # the number of its first layers that are used
+  model: pathlib.Path | None = None  # gives the shape and the tokenizer; by default the config's
+  layers: int = 2  # number of the model's first layers to use
   rows: int = 240  # paths of each phase, in whole problems at random
 
 
 class Model:
-  """Programs and state of a run on one device, with random weights."""
+  """A model with random weights on one device, with its programs and train state."""
 
   def __init__(self, c: config_lib.Experiment, tokenizer: tokenizers.Tokenizer, vocab_size: int):
     self.tokenizer = tokenizer
@@ -64,7 +63,7 @@ class Model:
       self.state = self.programs.init(jax.random.key(0))
 
   def update(self, batch: Batch) -> float:
-    """Seconds of one update, to its end."""
+    """Makes one update, and returns its seconds."""
     with jax.set_mesh(self.mesh):
       start = time.perf_counter()
       batch = jax.device_put(batch, sharding_lib.batch_sharding(self.mesh))
@@ -73,7 +72,7 @@ class Model:
       return time.perf_counter() - start
 
   def score(self, pool: list[tuple[str, TokenTree]], row_length: int, merge: bool) -> float:
-    """Seconds to read a pool of (problem, candidate), merging and packing included."""
+    """Reads a pool of (problem, candidate); returns the seconds, merging and packing included."""
     problems, trees = zip(*pool)
     forward = lambda batch: self.programs.read(self.state.params, batch)
     start = time.perf_counter()
@@ -82,7 +81,7 @@ class Model:
 
 
 def run(args: Args) -> dict:
-  """Measures training on three sets of solutions and scoring of several pools."""
+  """Measures training on three sets of solutions, and scoring of several pools."""
   sources = {
     name: [args.source / file for file in files] for name, (files, *_) in training.PHASES.items()
   }
@@ -105,7 +104,7 @@ def run(args: Args) -> dict:
 
 
 def targets(rows: list[dict]) -> list[dict]:
-  """Nothing is shared where both forms have the same tokens."""
+  """Returns a target for each row; nothing is shared if both forms have the same tokens."""
   shared, none = "share of the arithmetic saving, {of}", "flattened / merged seconds, {of}"
   return [
     runner.target(none.format(**row), ">=", 0.97, row["share"])
@@ -116,7 +115,7 @@ def targets(rows: list[dict]) -> list[dict]:
 
 
 def public(args: Args) -> Model:
-  """The shape and tokenizer of a public model, its first layers, random weights."""
+  """Returns a model with the shape and tokenizer of a public one, and fewer layers."""
   c = command_line.read(str(args.config))
   c = dataclasses.replace(c, init=config_lib.Init(checkpoint=str(training.model_path(args))))
   c, tokenizer, vocab_size = initialization.find(c, None)
@@ -126,7 +125,7 @@ def public(args: Args) -> Model:
 
 
 def generated(quick: bool) -> tuple[list[StepTree], Model]:
-  """Arithmetic with five alternatives to a step, and the model of configs/arithmetic.py."""
+  """Returns arithmetic with five alternatives to a step, and the model of configs/arithmetic.py."""
   sums = {"train_problems": 4 if quick else 800, "test_problems": 0}
   rows = arithmetic.Generator(**sums, alternatives=5).rows()["train"]
   records = prm800k.numbered(rows, "arithmetic_train")
@@ -141,8 +140,8 @@ def generated(quick: bool) -> tuple[list[StepTree], Model]:
 
 
 def some(solutions: list[StepTree], args: Args) -> list[StepTree]:
-  """All solutions of random problems, until there are as many paths as asked for."""
-  problems = grouped((tree.problem, tree) for tree in solutions)
+  """Returns all solutions of random problems, until they have `args.rows` paths."""
+  problems = runner.grouped((tree.problem, tree) for tree in solutions)
   random.Random(0).shuffle(problems)
   out = []
   for group in problems:
@@ -152,31 +151,23 @@ def some(solutions: list[StepTree], args: Args) -> list[StepTree]:
   return out
 
 
-def grouped(pairs) -> list[list]:
-  """The values of (problem, value) pairs, by problem."""
-  groups = collections.defaultdict(list)
-  for problem, value in pairs:
-    groups[problem].append(value)
-  return list(groups.values())
-
-
 def train(name: str, model: Model, solutions: list[StepTree], quick: bool) -> dict:
-  """A row of the table: an epoch of the paths and one of the trees."""
+  """Returns a row of the table: an epoch of the paths and one of the trees."""
   row_length = ROW_LENGTH[name]
   encode = lambda tree: token_tree.encode(tree, model.tokenizer, model.contract)
   kept = [(tree.problem, encode(tree)) for tree in solutions]
   kept = [(problem, tree) for problem, tree in kept if tree.positions.max() < row_length]
   forms = {
     "paths": prefix_tree.sequences([tree for _, tree in kept]),
-    "trees": [prefix_tree.merge(group)[0] for group in grouped(kept)],
+    "trees": [prefix_tree.merge(group)[0] for group in runner.grouped(kept)],
   }
   plans = {form: packing.PackedRows(trees, row_length) for form, trees in forms.items()}
-  reads = max(plan.reads for plan in plans.values())  # of one shape, and so one program
+  reads = max(plan.reads for plan in plans.values())  # one shape, and so one program
   batches = {}
   for form, plan in plans.items():
     plan = dataclasses.replace(plan, round_reads_to=reads)
     batches[form] = [packing.stack([plan[i]]) for i in range(len(plan))]
-    model.update(batches[form][0])  # not counted: compiles, and first touches new memory
+    model.update(batches[form][0])  # not timed: it compiles and touches new memory
   seconds = side_by_side(model.update, batches, 1 if quick else LEAST[name])
   about = {
     "of": f"training on {name}",
@@ -193,7 +184,7 @@ def train(name: str, model: Model, solutions: list[StepTree], quick: bool) -> di
 
 
 def compared(paths, trees, alone: float, merged: float, ratio: float) -> dict:
-  """Columns for both tables, from token trees and seconds of either form."""
+  """Returns columns of both tables, from the token trees and seconds of both forms."""
   flattened, distinct = (sum(map(len, several)) for several in (paths, trees))
   runner.say(f"seconds {ratio:.2f}, arithmetic {flattened / distinct:.2f}")
   return {
@@ -210,13 +201,13 @@ def compared(paths, trees, alone: float, merged: float, ratio: float) -> dict:
 def side_by_side(
   update: Callable[[Batch], float], batches: dict[str, list[Batch]], least: int
 ) -> dict[str, float]:
-  """Seconds of an epoch of each form, over whole epochs of at least `least` updates in all.
+  """Returns seconds per epoch of each form, over whole epochs with at least `least` updates.
 
-  The form that is least far along makes the next update, so that a machine that slows down does so
-  for all.
+  The form that has completed least of its epochs makes the next update, so a machine that slows
+  down slows all forms.
   """
   epochs = {form: -(-least // len(several)) for form, several in batches.items()}
-  turns = []  # how far into its epochs, form, batch
+  turns = []  # completed share of its epochs, form, batch
   for form, several in batches.items():
     timed = several * epochs[form]
     turns += [((i + 0.5) / len(timed), form, batch) for i, batch in enumerate(timed)]
@@ -227,16 +218,18 @@ def side_by_side(
 
 
 def score(model: Model, problems: int, count: int, repeats: int) -> dict:
-  """A row of the table: seconds to read a pool of generated candidates, flattened and as trees.
+  """Returns a row of the table: seconds to read generated candidates, flattened and as trees.
 
   Equal candidates are one, as in scoring.  The forms take turns.  Seconds are medians; the ratio is
-  the median of the ratios of each turn, whose two measurements are neighbours in time.
+  the median over the turns, whose two measurements are neighbours in time.
   """
   rng, candidates = np.random.default_rng(0), []
   for problem in arithmetic.distinct_problems(0, problems):
     candidates += [(problem.text, arithmetic.solve(problem, rng).steps) for _ in range(count)]
-  encode = lambda each: token_tree.encode_candidate(*each, model.tokenizer, model.contract)
-  pool = [(each[0], encode(each)) for each in dict.fromkeys(candidates)]
+  pool = [
+    (problem, token_tree.encode_candidate(problem, steps, model.tokenizer, model.contract))
+    for problem, steps in dict.fromkeys(candidates)
+  ]
   seconds = {True: [], False: []}
   for turn in range(repeats + 1):
     for merge in (True, False) if turn % 2 else (False, True):
@@ -248,6 +241,6 @@ def score(model: Model, problems: int, count: int, repeats: int) -> dict:
     "problems": problems,
     "distinct candidates": len(pool),
   }
-  trees = [prefix_tree.merge(group)[0] for group in grouped(pool)]
+  trees = [prefix_tree.merge(group)[0] for group in runner.grouped(pool)]
   medians = statistics.median(alone), statistics.median(merged)
   return about | compared([tree for _, tree in pool], trees, *medians, ratio)

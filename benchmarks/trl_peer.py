@@ -1,9 +1,9 @@
-"""The peer of the training benchmark: TRL's PRMTrainer, in a virtual environment of its own.
+"""Runs the peer of the training benchmark: TRL's PRMTrainer, in its own virtual environment.
 
   python trl_peer.py SETTINGS.json
 
-Trains once over the rows and writes its figures to settings["output"].  It stands alone: no part of
-prm_jax is imported.
+Trains once over the rows and writes the figures to settings["output"].  It imports no part of
+prm_jax.
 """
 
 import json
@@ -33,7 +33,7 @@ def measure(settings: dict) -> dict:
   tokenizer_file = os.path.join(settings["model"], "tokenizer.json")
   tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=tokenizer_file)
   tokenizer.add_special_tokens({"pad_token": tokenizer.convert_ids_to_tokens(settings["pad_id"])})
-  transformers.set_seed(settings["seed"])  # of the head, which is random
+  transformers.set_seed(settings["seed"])  # for the head, which is random
   model = transformers.AutoModelForTokenClassification.from_pretrained(
     settings["model"], num_labels=2, dtype=torch.float32
   )
@@ -43,7 +43,7 @@ def measure(settings: dict) -> dict:
 
   class Counted(PRMTrainer):
     def training_step(self, model, inputs, *args, **kwargs):
-      # not in the collator, which is one batch ahead when max_updates ends the training
+      # counted here, because the collator is one batch ahead when max_updates ends the training
       counts["slots"] += inputs["input_ids"].numel()
       counts["tokens"] += int(inputs["attention_mask"].sum())
       counts["steps"] += int((inputs["labels"] >= 0).sum())
@@ -109,7 +109,7 @@ def measure(settings: dict) -> dict:
 
 
 def evaluate(model, dataset, collate, batch: int) -> dict:
-  """P(right) at each labelled separator, by row; and the labels."""
+  """Returns P(right) at each labelled separator, by row, and the labels."""
   import torch
 
   model.eval()
@@ -117,11 +117,11 @@ def evaluate(model, dataset, collate, batch: int) -> dict:
   with torch.no_grad():
     for i in range(0, len(dataset), batch):
       rows = collate([dataset[j] for j in range(i, min(i + batch, len(dataset)))])
-      given = rows.pop("labels")
+      batch_labels = rows.pop("labels")
       probabilities = model(**rows).logits.softmax(-1)[..., 1]
-      for row, kept in zip(probabilities, given):
-        scores.append(row[kept >= 0].tolist())
-        labels.append(kept[kept >= 0].tolist())
+      for row, row_labels in zip(probabilities, batch_labels):
+        scores.append(row[row_labels >= 0].tolist())
+        labels.append(row_labels[row_labels >= 0].tolist())
   model.train()
   return {"scores": scores, "labels": labels}
 

@@ -1,6 +1,6 @@
 """The embedded default: process and outcome reward models on generated arithmetic.
 
-  bash scripts/quickstart.sh [SEED]          all of it: data, both models, scores, report
+  bash scripts/quickstart.sh [SEED]          everything: data, both models, scores, report
 
   python scripts/train.py --config=configs/arithmetic.py --workdir=runs/process \
     --config.data.directory=data/arithmetic \
@@ -22,11 +22,12 @@ cores or jax version rounds differently and trains another model (seed 0 elsewhe
 53.5 to 63.0 and 33.5): expect the ordering, not the digits.
 `bash scripts/test.sh -m slow` runs the three seeds and checks it.
 
-Solutions of a problem are one tree, of 3.5 times fewer tokens than their paths, so that the updates
-go over the data more often than when their number was chosen.
+The solutions of a problem form one tree, which has 3.5 times fewer tokens than their paths.  The
+number of updates was chosen before that, so they now pass over the data more often.
 
-Tuned on seeds from 100 up (first drafts of the domain, of other texts, on seed 0 too): the domain,
-the number of updates of both models, the learning rate of the ORM among 2.5e-3, 4e-3 and 6e-3.
+Tuned on seeds from 100 up (first drafts of the domain, with other texts, on seed 0 too): the
+domain, the number of updates of both models, the learning rate of the ORM among 2.5e-3, 4e-3
+and 6e-3.
 """
 
 from prm_jax.config import Data, Experiment, Loss, Model, Optim, Train

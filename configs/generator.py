@@ -1,4 +1,4 @@
-"""A generator that writes a step a line: fine-tuned on its own right solutions (paper 2.3, A).
+"""A generator that writes one step per line, fine-tuned on its own right solutions (paper 2.3, A).
 
   python scripts/fetch_model.py smollm2-135m --output=models
   python scripts/generate.py --model=models/smollm2-135m --prompt=few_shot --examples=solved.jsonl \
@@ -9,14 +9,14 @@
   python scripts/generate.py --checkpoint=runs/generator --prompt=plain --input=test.jsonl \
     --output=test_samples.jsonl
 
-The examples show the format, the model's right solutions teach it, for a single epoch: more would
-teach it the solutions. The first lines on the screen say how many epochs the updates are; give
---config.train.steps=UPDATES for one.
+The examples show the model the format, and its right solutions teach it. Train for one epoch: more
+would teach it the solutions. The first lines on the screen say how many epochs the updates make;
+set --config.train.steps=UPDATES for one.
 
 Cost: some 10 seconds an update of 1,024 tokens on two CPU cores beside other work (8 updates were
 timed), half an hour for the 200. Samples come on top (docs/generation.md).
 
-Expected: not known, it was never run on real samples; tests/test_generate.py runs these commands
+Expected: not known, as it was never run on real samples; tests/test_generate.py runs these commands
 with a tiny model.
 """
 

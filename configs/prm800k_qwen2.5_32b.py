@@ -15,7 +15,7 @@ come from
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_32b.py \
     --topology=v5p:4x4x4
 
-Expected: not known, it was never run: no TPU was at hand. No public PRM of this size trained on
+Expected: not known; it was never run, for want of a TPU. No public PRM of this size trained on
 PRM800K alone was found to compare with. The learning rate, with some 400 solutions an update, is
 search-and-learn's; sweep it on a tenth of the data, as the paper did.
 """
@@ -27,7 +27,7 @@ def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n\n", row_length=4096),
     init=Init(checkpoint="models/Qwen2.5-32B"),
-    model=Model(  # the shape is the checkpoint's: compile_for_tpu.py does not need that
+    model=Model(  # the checkpoint's shape, so that compile_for_tpu.py runs without it
       width=5120,
       layers=64,
       heads=40,

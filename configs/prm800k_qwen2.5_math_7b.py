@@ -15,7 +15,7 @@ come from
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \
     --topology=v5p:2x4x4
 
-Expected: not known, it was never run: no TPU was at hand. Public PRMs of this size trained on
+Expected: not known; it was never run, for want of a TPU. Public PRMs of this size trained on
 PRM800K reach a mean ProcessBench F1 of 56.5 (Qwen's) and 54.7 (search-and-learn's, with TRL). The
 learning rate, with some 400 solutions an update, is search-and-learn's; sweep it on a tenth of the
 data, as the paper did.
@@ -28,7 +28,7 @@ def config() -> Experiment:
   return Experiment(
     data=Data(directory="data/prm800k", separator="\n\n", row_length=4096),
     init=Init(checkpoint="models/Qwen2.5-Math-7B"),
-    model=Model(  # the shape is the checkpoint's: compile_for_tpu.py does not need that
+    model=Model(  # the checkpoint's shape, so that compile_for_tpu.py runs without it
       width=3584,
       layers=28,
       heads=28,

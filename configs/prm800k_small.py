@@ -7,7 +7,7 @@
   python scripts/evaluate.py --checkpoint=runs/prm800k_small --benchmark=prm800k \
     --data_dir=data/prm800k --output=runs/prm800k_small/evaluation.json
 
-It checks the pipeline, and is not a useful verifier: a million parameters cannot learn mathematics
+It checks the pipeline.  It is no useful verifier: a million parameters cannot learn mathematics
 from a few hundred solutions.
 
 Cost: 3 minutes on two CPU cores for 716 training solutions (some 5,300 labels).

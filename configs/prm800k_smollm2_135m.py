@@ -10,24 +10,24 @@
 DIR holds PRM800K's files.  The model (Apache License 2.0) comes from the Python package index; from
 there on no network is needed.
 
-A row packs about three and a half solutions, those of a problem as one tree, and is one update, as
-the four rows of TRL's PRMTrainer are, with its learning rate and optimiser: scripts/benchmark.py
-training compares the two.  The separator is TRL's default as well, and one token to SmolLM2.  A
-newline inside a step is not mistaken for it: a score is read where a step was ended.
+One update trains on one row of about three and a half solutions, where those of a problem share a
+tree.  TRL's PRMTrainer takes four rows an update, with the same learning rate and optimiser;
+scripts/benchmark.py training compares the two.  The separator is TRL's default too, and one token
+to SmolLM2.  A newline inside a step is not mistaken for it: a score is read where a step was ended.
 
 The head starts random, as TRL's does.  At this learning rate, in a run of 69 updates, a head of
 zeros needed most of them to learn that seven steps in eight are right.
 
 Cost: one epoch of 716 solutions (5,304 labels, 231,294 tokens of paths as 187,796 of trees in 201
 rows, one of them left out) on two CPU cores: 14 minutes (3 seconds an update) on one machine, some
-25 on another; 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before
-the command saves a tenth (docs/benchmarks.md, "Training").
+25 on another; 5 GB of memory.  GLIBC_TUNABLES=glibc.malloc.hugetlb=1 before the command saves a
+tenth of the time (docs/benchmarks.md, "Training").
 
 Expected, on 1,722 labels of 217 test solutions (seed 0; the ranges of two machines):
 
   step AUROC 0.646 to 0.653 (0.5 is chance)   log-likelihood -0.564 to -0.555 nats
   calibration error 0.013 to 0.020
-  accuracy 0.82: by the likeliest class nearly all steps are right, so look at AUROC
+  accuracy 0.82: the likeliest class calls nearly every step right, so look at AUROC
 
 On ProcessBench and PRMBench: docs/judging.md, "Two models, judged".
 """

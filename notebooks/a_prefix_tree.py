@@ -18,9 +18,9 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/a_prefix_tree.ipynb)
 #
-# Candidate solutions of a problem begin alike. Laid out as one tree, their common prefixes are
-# encoded once, and a single integer per token is the whole attention mask: token i attends to token
-# j when `j <= i < subtree_end[j]`. This notebook draws both.
+# Candidate solutions of a problem often begin with the same steps. In a prefix tree these steps are
+# encoded once. One integer per token, `subtree_end`, defines the attention mask: token i attends to
+# token j when `j <= i < subtree_end[j]`. This notebook draws the tree and the mask.
 
 # %%
 import importlib.util
@@ -32,9 +32,9 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
   subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% tags=["parameters"]
-SOLUTIONS = 8  # drawn
-MOST = 1024  # solutions sampled, for the curve of what is saved
-SEED = 3  # of the problem and its solutions
+SOLUTIONS = 8  # solutions in the drawn tree
+MOST = 1024  # solutions sampled, for the curve of saved tokens
+SEED = 3  # for the problem and its solutions
 
 # %%
 import dataclasses
@@ -56,13 +56,13 @@ from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.model.block_mask import TreeMask, active_blocks
 from prm_jax.training import step as step_lib
 
-COLOURS = {1: "#009E73", 0: "#E69F00", -1: "#D55E00"}  # of ratings
+COLOURS = {1: "#009E73", 0: "#E69F00", -1: "#D55E00"}  # by rating
 
 # %% [markdown]
 # ## The solutions
 #
-# A problem of the embedded domain, and what its simulated solver makes of it. Each solution is the
-# list of its steps, and the domain knows which ones are right.
+# The embedded domain generates a problem, and its simulated solver writes solutions. Each solution
+# is a list of steps, and the domain knows which of them are right. The table counts the solutions.
 
 # %%
 rng = np.random.default_rng(SEED)
@@ -80,8 +80,9 @@ display.table(
 # %% [markdown]
 # ## The tree
 #
-# Drawn with treescope: click to fold. A node is a step, in the colour of its exact rating (green:
-# right, yellow: neutral, red: wrong), with the number of solutions that pass through it.
+# Click a node to fold it. A node is a step, in the colour of its exact rating (green: right,
+# yellow: neutral, red: wrong), with the number of solutions that pass through it. treescope draws
+# the tree.
 
 
 # %%
@@ -119,8 +120,8 @@ display.Html(treescope.render_to_html(root))
 # %% [markdown]
 # ## As tokens
 #
-# `encode_candidate` makes each solution a chain of tokens, `merge` joins the chains. The tree is
-# stored in preorder: every subtree is an interval, and `subtree_end` is where that interval ends.
+# `encode_candidate` makes each solution a chain of tokens, and `merge` joins the chains. The tree
+# is stored in preorder: every subtree is an interval of indices that ends at `subtree_end`.
 
 # %%
 folder = pathlib.Path(tempfile.mkdtemp())
@@ -140,8 +141,8 @@ tree, indices = prefix_tree.merge(chains(sampled[:SOLUTIONS]))
 print(f"{sum(map(len, chains(sampled[:SOLUTIONS])))} tokens path by path, {len(tree)} in the tree")
 
 # %% [markdown]
-# The picture of the rule. Above, each token is a bar from its own index j to `subtree_end[j]`, at
-# its depth. Below, the mask: a key's column is dark for exactly the queries under its bar.
+# The upper figure shows each token as a bar from its own index j to `subtree_end[j]`, at its depth.
+# The lower figure shows the mask: a key's column is dark for exactly the queries under its bar.
 
 # %%
 end = np.asarray(tree.subtree_end)
@@ -162,9 +163,9 @@ below.set(xlabel="key j", ylabel="query i", title="i attends to j:  j <= i < sub
 plt.show()
 
 # %% [markdown]
-# Orange tokens are separators: there a step ends, and the head is read. Each sees the problem, the
-# steps on its own path and nothing of its siblings. Below, only their rows of the mask, in
-# treescope: hover over a cell for its indices.
+# Orange tokens are separators, at which a step ends and the head reads. Each attends to the problem
+# and to the steps on its own path, and to nothing of its siblings. The next figure shows only their
+# rows of the mask: hover over a cell for its indices.
 
 # %%
 at = np.sort(tree.read_positions)
@@ -173,8 +174,8 @@ treescope.render_array(mask[at].astype(int), rows=[0], columns=[1], vmin=-1, vma
 # %% [markdown]
 # ## The same numbers
 #
-# A random transformer reads the tree in one pass, and each solution by itself. The hidden states
-# agree to rounding, because each token sees the same tokens at the same positions.
+# A random transformer reads the tree in one pass, and then each solution by itself. The hidden
+# states agree up to rounding, because each token attends to the same tokens at the same positions.
 
 # %%
 config = Model(width=64, layers=3, heads=8, kv_heads=8, head_size=8, mlp_width=176)
@@ -206,8 +207,9 @@ print(
 # %% [markdown]
 # ## What it saves
 #
-# With more candidates, fewer of their tokens are new. Attention saves more than the rest of the
-# network: sibling branches never meet, so most blocks of the mask are empty and skipped.
+# With more candidates, a smaller share of their tokens is new. Attention saves more than the rest
+# of the network: sibling branches do not attend to each other, so most blocks of the mask are empty
+# and skipped.
 
 # %%
 counts = [2**i for i in range(MOST.bit_length())]
@@ -233,8 +235,8 @@ print(f"{counts[-1]} solutions: {paths[-1] / tokens[-1]:.0f} times fewer tokens"
 # %% [markdown]
 # ## Many trees in a row
 #
-# Training packs trees of several problems into rows of one length. They follow one another, and the
-# same rule keeps them apart; padding is a tree of its own.
+# Training packs trees of several problems into rows of one length. The trees of a row follow one
+# another, and the same rule separates them. A padding token is a tree of its own.
 
 # %%
 trees = []
@@ -253,5 +255,5 @@ plt.show()
 print(f"{rows.fill:.0%} of the slots hold tokens; {rows.repeated} tokens repeated by cuts")
 
 # %% [markdown]
-# [docs/trees.md](https://github.com/OWNER/prm_jax/blob/main/docs/trees.md) has the details: cuts,
-# what counts as a target, and which file does what.
+# [docs/trees.md](https://github.com/OWNER/prm_jax/blob/main/docs/trees.md) describes how trees are
+# cut, which labels count as targets, and where the code is.

@@ -19,8 +19,9 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/exact_best_of_n.ipynb)
 #
 # `prm_jax.aggregation` takes arrays of scores from any reward model and returns best-of-N curves.
-# It imports JAX and numpy only. The usual estimate shuffles the candidates and picks the best of
-# the first N, again and again; the expectation over all draws is one sort and one dot product.
+# It imports JAX and numpy only. The usual estimate shuffles the candidates many times and picks the
+# best of the first N each time. The exact expectation over all draws takes one sort and one dot
+# product.
 
 # %%
 import importlib.util
@@ -32,7 +33,7 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
   subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
-# The sizes are those of OpenAI's release: 500 problems with 1,860 candidates each.
+# The sizes are those of OpenAI's scored samples: 500 problems with 1,860 candidates each.
 
 # %% tags=["parameters"]
 PROBLEMS = 500
@@ -56,8 +57,8 @@ rng = np.random.default_rng(SEED)
 # %% [markdown]
 # ## A pool of candidates
 #
-# Problems differ in difficulty. The scorer is better than chance, but a few wrong candidates fool
-# it: their scores have a heavy tail. Large N finds these candidates.
+# Problems differ in difficulty. The scorer is better than chance, but overrates a few wrong
+# candidates: their scores have a heavy tail. The larger N is, the likelier a draw contains one.
 
 # %%
 shape = (PROBLEMS, CANDIDATES)
@@ -71,8 +72,9 @@ print(f"pass rate {correct.mean():.3f}; {(correct.any(1)).mean():.1%} of problem
 # %% [markdown]
 # ## Exact against shuffled
 #
-# A draw of N picks the candidate at depth d of the ranking if it is drawn and nothing above it is:
-# E(N) = sum over d of a_d C(M-1-d, N-1) / C(M, N). Every N = 1..M in one call.
+# A draw of N picks the candidate at depth d of the ranking if it is drawn and no better one is:
+# E(N) = sum over d of a_d C(M-1-d, N-1) / C(M, N). Here a_d is 1 if that candidate is right, and
+# ties share evenly. One call computes every N = 1..M.
 
 # %%
 jax.block_until_ready(agg.best_of_n(scores, correct))  # compiles
@@ -113,8 +115,8 @@ plt.show()
 print(f"the curve peaks at N = {n[curve.argmax()]}: {curve.max():.2%}, {curve[-1]:.2%} at N = M")
 
 # %% [markdown]
-# One shuffle answers every N, with an error that falls as the square root of the trials. How many
-# would it take for the digits of float32, and how long?
+# One shuffle gives an estimate for every N. The error of the mean falls with the square root of the
+# number of trials. How many trials reach the precision of float32, and how long do they take?
 
 # %%
 error = running[-1].mean() * TRIALS**0.5  # of one trial
@@ -131,9 +133,9 @@ display.table(
 # %% [markdown]
 # ## Is the fall real?
 #
-# The curve falls after its peak: large N finds the candidates that fool the scorer. Other problems
-# would give another curve. `bootstrap` bounds each N by itself; a claim about a whole curve needs
-# `simultaneous_band`, and one about two points the paired difference.
+# The curve falls after its peak, because large N finds the overrated candidates. Other problems
+# would give another curve. `bootstrap` gives an interval for each N by itself. A claim about a
+# whole curve needs `simultaneous_band`, and a claim about two points needs their paired difference.
 
 # %%
 key = jax.random.key(SEED)
@@ -160,15 +162,15 @@ plt.legend(frameon=False, loc="lower right")
 plt.show()
 
 # %% [markdown]
-# At this noise the bands of peak and end overlap, and yet the paired interval leaves zero out: both
-# are the same problems, whose difficulty cancels.
+# The bands at the peak and at the end overlap, but the paired interval excludes zero: both points
+# use the same problems, so their difficulty cancels.
 
 # %% [markdown]
 # ## Votes
 #
-# The majority of N is exact too, as a Fourier sum over the tallies. A vote weighted by scores is
-# sampled, with a standard error. The exact majority is its control variate: it removes the noise
-# that both votes share. The more alike the votes are, the more it removes.
+# The majority vote is exact too: a Fourier sum over the numbers of votes. A vote weighted by scores
+# is sampled, with a standard error. The exact majority is its control variate, which removes the
+# noise that both votes share. The more alike the votes are, the more it removes.
 
 # %%
 few = [1, 4, 16, 64, 256]
@@ -200,7 +202,8 @@ display.table(
 # ## Ties and missing candidates
 #
 # Probabilities rounded to bfloat16 tie near 1. Ties share the pick evenly, so the order of a file
-# does not matter. `argmax` takes the first: a file that has right answers first flatters itself.
+# does not matter. `argmax` picks the first of the tied candidates, so its result is too high if the
+# file lists right answers first.
 
 # %%
 probability = jax.nn.sigmoid(2 * scores).astype(jax.numpy.bfloat16)
@@ -222,8 +225,8 @@ print(f"argmax, right answers last:  {argmax_picks(right_first[:, ::-1]):.1%}")
 print(f"exact, in any order:         {exact_share:.1%}")
 
 # %% [markdown]
-# A solution that was cut off counts as drawn and is never picked (`valid`). Leaving such candidates
-# out of the arrays instead makes every N look better.
+# `valid` marks solutions that were not cut off. The others count as drawn and are never picked. If
+# they are left out of the arrays instead, every N looks better.
 
 # %%
 valid = rng.random(shape) < 0.7
@@ -245,8 +248,8 @@ display.table(
 # %% [markdown]
 # ## Under jit and vmap
 #
-# The functions compose. Here one call sweeps 16 noise levels of a scorer: how good must scores be
-# before more candidates help?
+# The functions work under `jit` and `vmap`. One call computes the curves for 16 noise levels of a
+# scorer: how good must scores be for more candidates to help?
 
 # %%
 noises = np.geomspace(0.1, 30, 16).astype(np.float32)
@@ -264,5 +267,5 @@ plt.title("noise of the scores, from 0.1 (dark) to 30 (light) times their signal
 plt.show()
 
 # %% [markdown]
-# `help(prm_jax.aggregation)` documents all of it with formulas. `rerank_and_read_curves.ipynb` uses
-# it on the scores of trained models.
+# `help(prm_jax.aggregation)` documents all functions, with formulas. `rerank_and_read_curves.ipynb`
+# applies them to the scores of trained models.

@@ -18,9 +18,9 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/load_a_real_model.ipynb)
 #
-# Loads a process reward model from a directory in the hub's layout (config.json, safetensors,
-# tokenizer) and shows step by step where it doubts. Without real weights the notebook trains and
-# exports a tiny one first, which takes half a minute.
+# This notebook loads a process reward model from a directory in the hub's layout (config.json,
+# safetensors, tokenizer) and shows which steps it doubts. Without real weights it first trains and
+# exports a tiny model, which takes half a minute.
 
 # %%
 import importlib.util
@@ -32,15 +32,16 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
   subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
-# For a real model, download a directory and name it, with the readout its authors use (below is the
-# list). Qwen2.5-Math-PRM-7B takes 15 GB in bfloat16; a TPU or GPU runtime helps.
+# For a real model, download its directory, and set `MODEL` to the path and `READOUT` to the
+# authors' readout (listed below). Qwen2.5-Math-PRM-7B takes 15 GB in bfloat16; a TPU or GPU runtime
+# helps.
 
 # %% tags=["parameters"]
-MODEL = ""  # such as "Qwen2.5-Math-PRM-7B"; "": a tiny model made here
-READOUT = "qwen2.5-math-prm"  # of MODEL; "": a directory of scripts/export.py, which says itself
+MODEL = ""  # such as "Qwen2.5-Math-PRM-7B"; "": train a tiny model here
+READOUT = "qwen2.5-math-prm"  # of MODEL; "": a directory of scripts/export.py, which names its own
 DTYPE = "float32"  # "bfloat16" halves the memory
 STEPS = 2_000  # updates of the tiny model
-TRAIN_PROBLEMS = 2_000  # of its data
+TRAIN_PROBLEMS = 2_000  # training problems of the tiny model
 SEED = 0
 
 # %%
@@ -73,8 +74,9 @@ print("readouts:", ", ".join(readouts.PUBLISHED))
 # %% [markdown]
 # ## A tiny model in the hub's layout
 #
-# Trained on the embedded arithmetic domain, then written as `scripts/export.py` does: transformers
-# opens the directory, and `prm_jax.json` says where a step is read and what the classes mean.
+# The tiny model trains on the embedded arithmetic domain and is written as `scripts/export.py`
+# does. transformers opens the directory. `prm_jax.json` holds the contract: where a step is read
+# and what the classes mean.
 
 
 # %%
@@ -118,8 +120,8 @@ display.table(
 # %% [markdown]
 # ## Load it
 #
-# One call for an export and for a published model. The contract is what the probabilities mean;
-# a tensor of a wrong shape, or another tokenizer than the model's, is an error here.
+# The same call loads an export and a published model. The contract defines what the probabilities
+# mean. A tensor of a wrong shape, or another tokenizer than the model's, is an error here.
 
 # %%
 scorer = Scorer.load_model(directory, READOUT if MODEL else "", DTYPE)
@@ -136,9 +138,9 @@ display.table(
 # %% [markdown]
 # ## Solutions to look at
 #
-# A real model judges three solutions of a word problem, two of them with a mistake. The tiny model
-# knows its own domain only. Each line is a solution with the rating of its steps, up to the first
-# error.
+# A real model scores three solutions of a word problem, two of them with a mistake. The tiny model
+# knows only its own domain. Each case is a problem, a solution and the ratings of its steps, up to
+# the first error.
 
 # %%
 if MODEL:
@@ -164,8 +166,8 @@ right = [each[:, scorer.contract.right_classes].sum(1) for each in probabilities
 # %% [markdown]
 # ## Doubts, step by step
 #
-# The deeper the shade, the lower P(right). The first error is where the rating says wrong: does the
-# model doubt there, earlier, or only later?
+# The deeper the shade, the lower P(right). The first error is the step rated wrong. Does the model
+# doubt that step, an earlier one, or only a later one?
 
 
 # %%
@@ -180,8 +182,8 @@ good = max(range(len(cases)), key=lambda i: cases[i][2][-1] + right[i].prod())
 display.table([cases[wrong][0].replace("\n", ", "), ""], [[doubts(wrong), doubts(good)]])
 
 # %% [markdown]
-# All of them in one picture: a row is a solution, a column a step; a cross marks the first error.
-# A good model is dark first at the cross.
+# The figure shows all solutions: a row is a solution, a column a step, and a cross marks the first
+# error. In the row of a good model the first dark cell is at the cross.
 
 # %%
 order = sorted(range(len(cases)), key=lambda i: -right[i].prod())
@@ -203,9 +205,8 @@ plt.show()
 # %% [markdown]
 # ## What the model reads
 #
-# The tokens of a solution as they are laid out, with those marked where the head is read. For a
-# published model this shows the chat template and the step tag: the first place to look when scores
-# seem wrong.
+# These are the tokens of a solution, with P(right) at those where the head reads. For a published
+# model they show the chat template and the step tag: look here first when scores seem wrong.
 
 # %%
 tree = scorer.encode(*cases[wrong][:2])
@@ -219,8 +220,8 @@ display.Html(" · ".join(spans))
 # %% [markdown]
 # ## Repair a step
 #
-# A cheap probe of whether a doubt is about the step itself: put the right step in its place and
-# score again. If the doubt stays, it came from somewhere else.
+# To test whether a doubt is about the step itself, put a right step in its place and score again.
+# If the doubt stays, it came from somewhere else.
 
 # %%
 problem, steps, rating = cases[wrong]
@@ -241,8 +242,8 @@ display.table(
 # %% [markdown]
 # ## The page
 #
-# `scripts/view.py` writes this page for any scored file, with thousands of solutions. It is one
-# file that fetches nothing, so it also stands in a notebook.
+# `scripts/view.py` writes this page for any scored file, with thousands of solutions. The page is
+# one file that fetches nothing, so it can be shown in a notebook too.
 
 # %%
 records, labels = [], {}

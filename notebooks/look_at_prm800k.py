@@ -19,8 +19,8 @@
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/look_at_prm800k.ipynb)
 #
 # PRM800K ([Lightman et al. 2023](https://arxiv.org/abs/2305.20050)) holds human ratings of single
-# steps in solutions of MATH problems: 1 (right), 0 (neutral) or -1 (wrong). A *recipe* turns its
-# records into labels, and public code has several. This notebook shows what they disagree about.
+# steps in solutions of MATH problems: 1 (right), 0 (neutral) or -1 (wrong). A *recipe* makes labels
+# of its records. Public code uses several recipes, and this notebook shows where they differ.
 
 # %%
 import importlib.util
@@ -32,9 +32,10 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
   subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", package], check=True)
 
 # %% [markdown]
-# Without a download the notebook works on five hand-written records in PRM800K's format, and for
-# statistics on generated ones. The real files are 477 MB: clone
-# [openai/prm800k](https://github.com/openai/prm800k), run `git lfs pull`, and name the folder here.
+# Without a download the notebook uses five hand-written records in PRM800K's format, and generated
+# records for statistics. The real files are 477 MB: clone
+# [openai/prm800k](https://github.com/openai/prm800k), run `git lfs pull`, and set `SOURCE` to the
+# folder.
 
 # %% tags=["parameters"]
 SOURCE = ""  # a folder with phase1_train.jsonl and so on; "": the hand-written records
@@ -57,14 +58,15 @@ from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.evaluation import display
 
-COLOURS = {1: "#009E73", 0: "#E69F00", -1: "#D55E00"}  # of ratings
+COLOURS = {1: "#009E73", 0: "#E69F00", -1: "#D55E00"}  # by rating
 NAMES = {1: "right", 0: "neutral", -1: "wrong", None: "not rated"}
 
 # %% [markdown]
 # ## Records
 #
-# A line of a file is one labelled solution. In phase 1 labelers chose among several completions at
-# each step, and could write one. In phase 2 they rated a finished solution up to its first error.
+# A record is one line of a file: a labelled solution. In phase 1 labelers chose among several
+# completions at each step, and could write their own. In phase 2 they rated a finished solution up
+# to its first error.
 
 
 # %%
@@ -130,8 +132,8 @@ phase2 = [
 ]
 
 # %% [markdown]
-# Written to files, they are read like the real ones. Each line is checked against the format, and
-# an error would name file, line, field and value.
+# The records are written to files and read like the real ones. `read_records` checks each line
+# against the format; an error names file, line, field and value.
 
 # %%
 folder = pathlib.Path(SOURCE or tempfile.mkdtemp())
@@ -153,8 +155,8 @@ display.table(
 )  # fmt: skip
 
 # %% [markdown]
-# One record as its labeler left it. The deeper the shade, the worse the rating. Where no completion
-# is chosen, the labeler wrote the step, or (phase 2) the solution ends there.
+# The table shows one record. The deeper the shade, the worse the rating. If no completion of a step
+# is chosen, the labeler wrote the step, or (phase 2) the labelled part ends there.
 
 
 # %%
@@ -171,7 +173,7 @@ def as_labelled(record):
       yield [number, shaded(candidate.text, candidate.rating), rating, chosen]
 
 
-def alternatives(record):  # a step, on average
+def alternatives(record):  # mean number of completions of a step
   steps = record.solution.label.steps
   return sum(len(each.completions or ()) for each in steps) / len(steps)
 
@@ -183,8 +185,8 @@ display.table(["step", with_choice.solution.question.problem, "rating", ""],
 # %% [markdown]
 # ## From a record to a tree
 #
-# `convert` makes the record a tree of labelled steps. The alternatives at a step are siblings: each
-# is judged after the same prefix, and only the chosen one has children.
+# `convert` makes the record a tree of labelled steps. The alternatives for a step are siblings:
+# each is rated after the same prefix, and only the chosen one has children.
 
 # %%
 PAPER = recipes.RECIPES["paper"]
@@ -206,9 +208,9 @@ display.table(
 # %% [markdown]
 # ## Recipes
 #
-# The same candidates under three recipes: `paper` (Lightman et al.), `qwen` (the card of
-# Qwen2.5-Math-7B-PRM800K) and `trl` (TRL's conversion script). A dot is a candidate without a
-# label, a dash a record that the recipe drops whole.
+# The table has the same completions under three recipes: `paper` (Lightman et al.), `qwen` (the
+# card of Qwen2.5-Math-7B-PRM800K) and `trl` (TRL's conversion script). A dot is a completion
+# without a label. A dash is a record that the recipe drops, with the rule.
 
 
 # %%
@@ -234,22 +236,21 @@ display.table(
 )
 
 # %% [markdown]
-# Two things stand out. `trl` labels neutral steps wrong, and unrated steps too. It also has no
-# phase 2, where nearly all of PRM800K's labels are.
+# `trl` labels neutral and unrated steps as wrong. It also leaves out phase 2, which has nearly all
+# of PRM800K's labels.
 
 # %% [markdown]
 # ## What neutral means
 #
-# Over many records. Neutral is neither a mistake nor progress: the labeler could not object, but
-# learnt little. How often is a step of each place in the solution neutral, and where is the first
-# error?
+# A neutral step is neither a mistake nor progress. Over many records: how often is the step at each
+# place of the solution neutral, and where is the first error?
 
 # %%
 many = records
 if not SOURCE:
   rows = arithmetic.Generator(seed=100, train_problems=GENERATED, test_problems=1).rows()
   many = list(prm800k.numbered(rows["train"], "phase2_train.jsonl"))
-places = collections.defaultdict(collections.Counter)  # ratings on the path, by place
+places = collections.defaultdict(collections.Counter)  # ratings of own steps, by place
 for record in many:
   for i, each in enumerate(record.solution.label.steps):
     own = each.completions[each.chosen_completion or 0] if each.completions else None
@@ -272,7 +273,8 @@ right.set(xlabel="place of the first error", ylabel="solutions")
 plt.show()
 
 # %% [markdown]
-# As labels: a class of its own (`paper`), right, wrong, or none. The rest of the recipe stays.
+# As a label, neutral is a class of its own (`paper`), right, wrong, or dropped. The other options
+# of the recipe stay the same.
 
 # %%
 rows = []
@@ -282,8 +284,8 @@ for neutral in ("class", "positive", "negative", "drop"):
 display.table(["neutral as", *(f"{NAMES[rating]} labels" for rating in COLOURS)], rows)
 
 # %% [markdown]
-# A recipe that calls neutral wrong puts wrong labels into solutions that are right from end to end.
-# How many such solutions are there?
+# A recipe that counts neutral as wrong labels steps of right solutions as wrong. How many right
+# solutions have such a step?
 
 # %%
 solved = [r for r in many if r.solution.label.finish_reason == "solution"]
@@ -294,9 +296,9 @@ share = f"{touched:,} of {len(solved):,} ({touched / len(solved):.0%})"
 print(f"{share} right solutions have a neutral step on their path")
 
 # %% [markdown]
-# As scores: the paper multiplies P(right) over the steps, and counts neutral as right (appendix
-# F.2). Below, the model sees a restatement in the first solution and suspects an error in the
-# second. Which one is better depends on that reading alone.
+# In scores, the paper multiplies P(right) over the steps and counts neutral as right (appendix
+# F.2). In the example the model finds a neutral step in the first solution and suspects an error in
+# the second. How neutral counts decides which solution is picked.
 
 # %%
 rating_probs = {  # of -1, 0 and 1
@@ -312,5 +314,5 @@ display.table(["", *rating_probs, "picked"], rows)
 
 # %% [markdown]
 # **Next:** `train_a_prm.ipynb` trains on such labels. `scripts/prepare_data.py --recipe=paper
-# --recipe_options.neutral=drop` writes a dataset by any of these recipes, and its manifest counts
-# every label that was kept or dropped and why.
+# --recipe_options.neutral=drop` writes a dataset with the labels of this recipe. Its manifest
+# counts the labels that were kept, and those dropped by each rule.

@@ -18,9 +18,9 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/rerank_and_read_curves.ipynb)
 #
-# Trains a process (PRM) and an outcome reward model (ORM) on the same solutions, lets each pick the
-# best of N candidates, and compares them with majority voting and the oracle. Then: what do the
-# error bars say, and which question does each kind answer?
+# This notebook trains a process (PRM) and an outcome reward model (ORM) on the same solutions. Each
+# picks the best of N candidates, and majority voting and the oracle are shown for comparison. The
+# second half explains which question each kind of error bar answers.
 
 # %%
 import importlib.util
@@ -35,8 +35,8 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
 STEPS = 2_000  # updates of each model
 TRAIN_PROBLEMS = 3_000  # with two labelled solutions each
 TEST_PROBLEMS = 800
-CANDIDATES = 64  # of each test problem
-SETS = 100  # of problems, to see how often an interval holds
+CANDIDATES = 64  # candidates of each test problem
+SETS = 100  # random sets of problems, to see how often an interval holds
 SEED = 0
 
 # %%
@@ -69,9 +69,9 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Two models
 #
-# The data stay in memory here: records of the embedded domain, a recipe, labelled trees. The PRM
-# learns from the ratings of steps, the ORM from whether the final answer is right. Model and
-# settings are those of `configs/arithmetic.py`.
+# A recipe makes labelled trees of the embedded domain's records, all in memory. The PRM learns from
+# the ratings of steps, the ORM from the correctness of the final answer. Model and settings are
+# those of `configs/arithmetic.py`.
 
 # %%
 generator = arithmetic.Generator(
@@ -106,8 +106,8 @@ for objective in ("process", "outcome"):
 # %% [markdown]
 # ## Scores
 #
-# What `scripts/score.py` does. A file of scored candidates has the keys of OpenAI's
-# `scored-test-samples.jsonl`, so scores of any other model can take this place.
+# This cell does what `scripts/score.py` does. A file of scored candidates has the keys of OpenAI's
+# `scored-test-samples.jsonl`, so you can use scores of any other model instead.
 
 # %%
 generator.write_candidates(folder)
@@ -126,8 +126,8 @@ print(f"{problems:,} problems x {most} candidates, {samples.correct.mean():.1%} 
 # %% [markdown]
 # ## Curves
 #
-# `rerank` computes every method for every N asked for, exactly where that is possible, with
-# intervals. `scripts/rerank.py` prints the same table and writes a page with the solutions.
+# `rerank` computes each method at each requested N with intervals, exactly where possible.
+# `scripts/rerank.py` prints the same table and writes a page with the solutions.
 
 # %%
 NAMES = ("oracle", "prm_product", "orm", "majority", "random")
@@ -146,14 +146,14 @@ png = base64.b64encode(figure_files.encoded(report.draw_curves(found))).decode()
 display.Html(f'<img src="data:image/png;base64,{png}" width="700">')
 
 # %% [markdown]
-# How to read it. The oracle is what the candidates allow; a random pick is N = 1 for everybody.
-# Voting does not help here: the likeliest mistake is often commoner than the right answer. The ORM
-# saw the same solutions, but of each only whether its final answer is right.
+# The oracle is the upper bound that the candidates allow. A random pick is every method at N = 1.
+# Voting does not help here, because the likeliest mistake is often more frequent than the right
+# answer. The ORM trained on the same solutions, but only on whether each final answer is right.
 
 # %% [markdown]
 # ## Where is it won?
 #
-# By difficulty: fifths of the problems by the share of their candidates that is right.
+# The problems are split into fifths by difficulty: the share of their candidates that is right.
 
 # %%
 fifths = reranking.by_difficulty(samples.correct.mean(1))
@@ -172,14 +172,18 @@ plt.show()
 # %% [markdown]
 # ## Three kinds of spread
 #
-# *Shuffled trials* (the shading of the paper's Figure 3) draw N anew from the same candidates.
-# *Generation* makes new candidates for the same problems. *Problems* takes other problems, with
-# candidates of their own: only this one says how the model does beyond this test set.
+# | spread | repeats | in the figure |
+# |---|---|---|
+# | shuffled trials (shaded in the paper's Figure 3) | draws of N from the same candidates | red |
+# | generation | new candidates for the same problems | green |
+# | problems | other problems, with candidates of their own | blue |
+#
+# Only the spread over problems tells how the model does beyond this test set.
 
 # %%
 n = np.unique(np.geomspace(1, most, 25).astype(int))
 rng, key = np.random.default_rng(SEED), jax.random.key(SEED)
-few = slice(0, 100)  # as many problems as many papers have
+few = slice(0, 100)  # a test set of the size that many papers use
 score, correct = scores["prm_product"][few], samples.correct[few]
 per_problem = agg.best_of_n(score, correct, n=n)
 
@@ -208,15 +212,15 @@ plt.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The spread of draws is zero at N = M, where there is only one draw. A curve shaded with it looks
-# exact at its right end, where other problems would move it by points.
+# The spread of draws is zero at N = M, where only one draw exists. A curve shaded with it looks
+# exact at its right end, although other problems would move it by points.
 
 # %% [markdown]
 # ## Does a 95 % interval hold?
 #
-# Take many random sets of a twentieth of the problems, and act as if each were a paper's test
-# set. The line is the mean of all problems. About one interval in twenty should miss it: of the
-# first twenty, these do.
+# Each of many random sets holds a twentieth of the problems and stands for the test set of a paper.
+# The line is the mean of all problems. About one interval in twenty should miss it. The figure
+# shows the first twenty intervals, in red those that miss it.
 
 # %%
 solved = np.asarray(agg.best_of_n(scores["prm_product"], samples.correct, n=n))
@@ -237,9 +241,9 @@ plt.ylabel(f"% solved at best-of-{most}")
 plt.show()
 
 # %% [markdown]
-# A claim about a whole curve needs more. Pointwise intervals hold at each N, but a curve leaves
-# them at some N more often; the simultaneous band is wide enough for all N at once. With so few
-# problems both run a little short of their 95 %.
+# Pointwise intervals hold at each N by itself, but a whole curve leaves them at some N more often
+# than in 5 % of sets. The simultaneous band is wide enough for all N at once. With so few problems
+# the coverage of both is a little below 95 %.
 
 # %%
 low, high, _ = jax.vmap(lambda x, key: agg.simultaneous_band(x, key, 500))(sets, keys)
@@ -256,8 +260,8 @@ display.table(
 # %% [markdown]
 # ## Two methods on the same problems
 #
-# Which is better is another question than how good each is. On the same problems their difficulty
-# cancels, so compare the differences: `paired_bootstrap`.
+# To decide which of two methods is better, compare their differences on the same problems
+# (`paired_bootstrap`): the difficulty of the problems cancels.
 
 # %%
 a, b = (
@@ -275,4 +279,4 @@ display.table([f"{len(a)} problems, N = {most}", "points", "95 % interval"], row
 
 # %% [markdown]
 # **Your own scores:** write lines with `problem`, `steps`, `answer`, `is_correct` and
-# `rating_probs` or `orm_score`, and give their paths to `read_scored_samples` above.
+# `rating_probs` or `orm_score`, and pass the paths of the files to `read_scored_samples` above.

@@ -18,9 +18,9 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/prm_jax/blob/main/notebooks/train_a_prm.ipynb)
 #
-# On an embedded domain: arithmetic problems whose simulated solver misreads, slips and copies, with
-# exact labels in PRM800K's format. A transformer of 0.2 million parameters learns from scratch to
-# find the wrong steps, in under two minutes on two CPU cores.
+# A transformer of 0.2 million parameters learns from scratch to find wrong steps, in under two
+# minutes on two CPU cores. The data are generated arithmetic problems with solutions of a simulated
+# solver that misreads, slips and copies. Their labels are exact and have PRM800K's format.
 
 # %%
 import importlib.util
@@ -33,7 +33,8 @@ if importlib.util.find_spec("prm_jax") is None:  # on Colab, or wherever it is n
 
 # %% [markdown]
 # With the sizes of `scripts/quickstart.sh` (8,000 labelled solutions, 5,000 updates) the model
-# solves nearly everything at best-of-1024; here 3,000 updates are enough to see how it gets there.
+# solves nearly all problems at best-of-1024. This notebook makes 3,000 updates, to show how it
+# learns.
 
 # %% tags=["parameters"]
 STEPS = 3_000  # updates
@@ -65,8 +66,8 @@ folder = pathlib.Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Data
 #
-# `prepare_arithmetic` is `scripts/prepare_data.py --dataset=arithmetic` as a function. Labels of
-# your own go the same way: `prepare.prepare_stepwise` reads Math-Shepherd's, TRL's or plain rows.
+# `prepare_arithmetic` is `scripts/prepare_data.py --dataset=arithmetic` as a function. For labels
+# of your own use `prepare.prepare_stepwise`, which reads Math-Shepherd's, TRL's or plain lines.
 
 # %%
 generator = arithmetic.Generator(
@@ -83,8 +84,9 @@ rows = [
 display.table(["split", "solutions", "right steps", "neutral", "wrong"], rows)
 
 # %% [markdown]
-# One labelled solution. The problem says which operations to apply, in which order and from which
-# digit; only the last digit is kept. Siblings at one place are alternatives, each with its rating.
+# The table shows one labelled solution. The problem lists the operations to apply, in order, and
+# the digit to start from; only the last digit is kept. Rows after the same step are alternatives,
+# each with its rating.
 
 # %%
 trees, _ = labelled.step_trees(folder / "data", "train", "process", 200)
@@ -101,8 +103,8 @@ display.table(
 # %% [markdown]
 # ## Train
 #
-# A setting is a field of a frozen dataclass. `loss.objective="outcome"` would make it an outcome
-# model, and `init.checkpoint` starts from a public language model in place of random weights.
+# Settings are fields of frozen dataclasses. `loss.objective="outcome"` trains an outcome model, and
+# `init.checkpoint` starts from a public language model instead of random weights.
 
 # %%
 tokenizer = folder / "tokenizer.model"
@@ -138,8 +140,8 @@ result = loop.run(experiment, folder / "run")
 print(f"step AUROC on held-out problems: {result['auroc']:.3f}")
 
 # %% [markdown]
-# The work directory has everything: `metrics.jsonl` is read while a run goes on or after it.
-# AUROC is the chance that a random right step scores above a random wrong one.
+# The work directory holds the whole run; `metrics.jsonl` can be read during or after it. AUROC is
+# the chance that a random right step scores above a random wrong one.
 
 # %%
 lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
@@ -159,8 +161,9 @@ plt.show()
 # %% [markdown]
 # ## What it has learnt
 #
-# `Scorer` loads the checkpoint with its step-token contract: where it is read, and what the classes
-# mean. Solutions of a problem are encoded as one prefix tree, so 64 candidates cost little.
+# `Scorer` loads the checkpoint with its step-token contract, which defines where a step is read and
+# what the classes mean. The solutions of a problem are encoded as one prefix tree, so 64 candidates
+# cost little.
 
 # %%
 scorer = Scorer.load(folder / "run")
@@ -173,8 +176,8 @@ print(f"{len(candidates):,} solutions, {sum(map(len, right)):,} steps")
 print(f"read at: {scorer.contract.read}; classes: {', '.join(scorer.contract.classes)}")
 
 # %% [markdown]
-# The domain can rate anybody's steps, so the model's doubt stands beside the truth, up to the first
-# error. First a wrong solution, then a right one, of the same problem.
+# The domain can rate any step, so the table shows the model's P(right) beside the true rating, up
+# to the first error: a wrong and a right solution of the same problem.
 
 # %%
 problem_of = {problem.text: problem for problem in generator.problems()["test"]}
@@ -195,8 +198,8 @@ problem = candidates[wrong]["problem"].replace("\n", ", ")
 display.table([problem, ""], [[shown(wrong), shown(best)]])
 
 # %% [markdown]
-# Every rated step of every candidate at once. Left: how the probabilities spread. Right: of the
-# steps that got about 0.3, three in ten should be right (the diagonal).
+# These figures use every rated step of every candidate. Left: the distribution of P(right). Right:
+# calibration. Of the steps with P(right) of about 0.3, three in ten should be right (the diagonal).
 
 # %%
 rated = [len(each) for each in ratings]
@@ -220,8 +223,9 @@ print(f"AUROC over all candidates' steps: {step_metrics.auroc(p, is_right):.3f}"
 # %% [markdown]
 # ## Which mistakes does it miss?
 #
-# A wrong step can misread the problem, or compute or copy wrongly. The first needs a look back at
-# the problem's text, the others at the step before: which of them has the model learnt?
+# A wrong step misreads the problem, or computes or copies wrongly. To detect a misreading, the
+# model must compare the step with the problem's text; for the other mistakes, with the step before.
+# Which of them has the model learnt?
 
 
 # %%
@@ -248,8 +252,8 @@ display.table(
 # %% [markdown]
 # ## What it is for
 #
-# Score every candidate by the product of its steps and pick the best of N: one line of
-# `prm_jax.aggregation`, exact for every N.
+# The product of its steps scores each candidate, and the candidate with the highest score of N is
+# picked. `agg.best_of_n` computes the result exactly for every N.
 
 # %%
 shape = (TEST_PROBLEMS, CANDIDATES)
@@ -266,6 +270,6 @@ plt.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# **Change something:** `STEPS = 500`, or `Generator(alternatives=0)` for labels of one completion a
-# step, or `dataclasses.replace(experiment, loss=Loss(heads=8))` for an ensemble with uncertainty.
-# `rerank_and_read_curves.ipynb` compares the model with others, with error bars.
+# **Try changes:** `STEPS = 500`; `Generator(alternatives=0)` for one labelled completion per step;
+# or `dataclasses.replace(experiment, loss=Loss(heads=8))` for an ensemble with uncertainty.
+# `rerank_and_read_curves.ipynb` compares the model with other methods, with error bars.

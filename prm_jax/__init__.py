@@ -1,6 +1,6 @@
 """Process reward models on JAX/TPU.
 
-One legend of dimension letters, for docstrings and einsums that do not say otherwise:
+Dimension letters in docstrings and einsums, unless they say otherwise:
 
   B rows of a batch     T tokens of a row      R read positions of a row   D model width
   N attention heads     K key/value heads      H head size                 G = N / K

@@ -2,10 +2,10 @@
 
   prm-jax COMMAND [FLAGS]      is python scripts/COMMAND.py [FLAGS]
   prm-jax COMMAND --help       what it does, and its flags
-  prm-jax --version            of the installed project
-  prm-jax doctor               what is installed, which devices there are, what is missing for what
-  prm-jax completion bash      completion of commands and flags, also for zsh: write it to a file,
-                               and have your .bashrc source that
+  prm-jax --version            the version of the installed project
+  prm-jax doctor               installed packages, devices, and the packages that each extra lacks
+  prm-jax completion bash      completion of commands and flags, also for zsh: write it to a file
+                               that your .bashrc sources
 
 Commands, with `-` or `_`:
 """
@@ -23,21 +23,21 @@ CHECKOUT = (PACKAGE.parent / "setup.py").exists()
 
 
 def scripts() -> dict[str, pathlib.Path]:
-  """The scripts by command: of the checkout, or those that were installed with the package."""
+  """Returns the scripts by command: of the checkout, or as installed with the package."""
   folder = (PACKAGE.parent if CHECKOUT else PACKAGE) / "scripts"
-  found = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
+  commands = {path.stem: path for path in sorted(folder.glob("[a-z]*.py"))}
   if not CHECKOUT:
-    found.pop("benchmark", None)  # its modules are not installed
-  return found
+    commands.pop("benchmark", None)  # its modules are not installed
+  return commands
 
 
 def purpose(script: pathlib.Path) -> str:
-  """The first sentence of a script's docstring, which is not run for it."""
+  """Returns the first paragraph of a script's docstring, without running the script."""
   return " ".join((ast.get_docstring(ast.parse(script.read_text())) or "").split("\n\n")[0].split())
 
 
 def main() -> None:
-  """Runs the command of the command line; SystemExit, naming the nearest, if there is none."""
+  """Runs the command of the command line; SystemExit names the nearest if it does not exist."""
   name, *rest = sys.argv[1:] or ["--help"]
   known, exits.COMMAND = scripts(), "prm-jax"
   if name in ("-h", "--help"):
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def run() -> None:
-  """The entry point: an error of the input or the installation is one line."""
+  """Runs `main` as the entry point; an error of the input or the installation is one line."""
   exits.run(main)
 
 

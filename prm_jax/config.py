@@ -1,7 +1,7 @@
 """The configuration of one experiment.  Each file in configs/ returns an `Experiment`.
 
-Every default stands here and nowhere else.  `runtime/command_line.py` reads a config file and flags
-that override it (`--config.optim.learning_rate=1e-5`).  The error for a wrong value shows it.
+All defaults are here.  `runtime/command_line.py` reads a config file and the flags that override it
+(`--config.optim.learning_rate=1e-5`).  The error for a wrong value shows the value.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import tyro
 
 T = TypeVar("T")
 
-# Sizes index int32 arrays; numbers are float32 on devices, where a larger one is infinite.
+# Sizes index int32 arrays.  Numbers are float32 on devices, where larger ones are infinite.
 Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=3e38)]
@@ -29,16 +29,16 @@ CompilerOption = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*=.*$")]
 
 
 def unescaped(text: str) -> str:
-  r"""The text of a flag, in which `\n`, `\t` and `\\` are a line break, a tab and a backslash.
+  r"""Returns the text of a flag with `\n`, `\t` and `\\` as line break, tab and backslash.
 
   Raises:
-    ValueError: a backslash before anything else.
+    ValueError: a backslash precedes anything else.
   """
 
   def character(escape: re.Match) -> str:
-    if (found := {"n": "\n", "t": "\t", "\\": "\\"}.get(escape[1])) is None:
+    if (meaning := {"n": "\n", "t": "\t", "\\": "\\"}.get(escape[1])) is None:
       raise ValueError(f"{text}: {escape[0]} is none of \\n, \\t and \\\\ (a backslash)")
-    return found
+    return meaning
 
   return re.sub(r"\\(.?)", character, text, flags=re.DOTALL)
 
@@ -50,40 +50,40 @@ _TEXT = tyro.constructors.PrimitiveConstructorSpec(
   is_instance=lambda value: isinstance(value, str),
   str_from_instance=lambda value: [value.encode("unicode_escape").decode()],
 )
-# A text that may have line breaks: flags spell them \n, in config files Python's strings do.
+# A text that may have line breaks, which flags spell \n.
 Escaped = Annotated[str, _TEXT]
 
-# Markers of fields.  A resumed run must have the settings that it was started with, except for
-# CHANGEABLE ones, which change what is reported or the rounding of sums, but not what is learnt.
-# All hosts of a job must have the same settings, except for PER_HOST ones.
+# Markers of fields.  A resumed run must keep its settings, except CHANGEABLE ones, which affect
+# reports or the rounding of sums, but not what is learnt.  All hosts of a job must have the same
+# settings, except PER_HOST ones.
 CHANGEABLE, PER_HOST = "may change on resuming", "may differ between hosts"
 Changeable = Annotated[T, CHANGEABLE]
 LocalPath = Annotated[str, CHANGEABLE, PER_HOST]
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-  """The name that is probably meant: by initials (lr: learning_rate), or else by letters."""
+  """Returns the name that is probably meant: by initials (lr: learning_rate), else by letters."""
   initials = lambda each: "".join(word[0] for word in each.split("_"))
-  alike = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
-  return max(names, key=lambda each: (initials(each) == name, alike(each)))
+  similarity = lambda each: difflib.SequenceMatcher(None, name, each).ratio()
+  return max(names, key=lambda each: (initials(each) == name, similarity(each)))
 
 
 def choices(hint: Any) -> tuple[str, ...]:
-  """The values of a Literal, also where it has markers; (): the type is another."""
+  """Returns the values of a Literal, with or without markers; (): it is another type."""
   while get_origin(hint) is Annotated:
     hint = get_args(hint)[0]
   return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 class Checked:
-  """Base of the dataclasses below: ValueError for a value of a wrong type or out of range."""
+  """Base of the dataclasses below; a value of a wrong type or out of range is a ValueError."""
 
   def __post_init__(self):
     section = type(self).__name__.lower()
     for key, hint in get_type_hints(type(self), include_extras=True).items():
       value = getattr(self, key)
       try:
-        object.__setattr__(self, key, msgspec.convert(value, hint))  # 1 is a float, too
+        object.__setattr__(self, key, msgspec.convert(value, hint))  # makes the int 1 a float
       except msgspec.ValidationError as error:
         text = f"; expected {hint}".replace("typing.", "") if "enum" in str(error) else ""
         if isinstance(value, str) and (allowed := choices(hint)):
@@ -95,7 +95,7 @@ class Checked:
         raise ValueError(f"{', '.join(values)}: expected {expected}".replace("experiment.", ""))
 
   def _rules(self) -> Iterator[tuple[bool, str, str]]:
-    """(is it broken, the fields that it is about, what is expected) of rules between fields."""
+    """Yields rules between fields: whether one is broken, the fields' names, what is expected."""
     return iter(())
 
 
@@ -108,11 +108,11 @@ class Data(Checked):
   separator: Escaped = "\n\n"  # text after the problem and after each step, encoded on its own
   row_length: Count = 2048  # tokens of a row; examples are packed into rows of this length
   # True: the solutions of a problem become one prefix tree, so that shared steps are encoded once.
-  # False: every path of that tree is encoded by itself: the same gradients at a higher cost.
+  # False: every path of the tree is encoded on its own: the same gradients at a higher cost.
   merge: bool = True
   eval_split: str = "test"  # split evaluated on during training
-  also: LocalPath = ""  # another dataset, whose solutions are trained on too; classes of the first
-  share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # of the problems, to train on
+  also: LocalPath = ""  # another dataset to train on too; its labels must be classes of the first
+  share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # share of the problems to train on
   # Text for loss.objective="language_model", in place of directory: JSON lines, plain or .gz, of
   # {"text": ...} or {"prompt": ..., "completion": ...}.  Loss is computed on texts and completions
   # only.  Prompts may spell out the special tokens of a chat format.
@@ -121,7 +121,7 @@ class Data(Checked):
 
   @property
   def eval_name(self) -> str:
-    """Of the evaluation's metrics and counts; those of the updates are called train."""
+    """The name of the evaluation in metrics and counts; "train" is the name of the updates."""
     return "train_evaluation" if self.eval_split == "train" else self.eval_split
 
 
@@ -138,7 +138,7 @@ class Model(Checked):
   head_size: Annotated[int, msgspec.Meta(ge=2, multiple_of=2)] = 64
   mlp_width: Count = 1408  # of the gated hidden layer
   # Rows of the embedding; 0: those of the checkpoint, or the tokenizer's ids.  With a shape in the
-  # config file, compile_for_tpu.py needs no checkpoint; one that is there must have the same.
+  # config file, compile_for_tpu.py needs no checkpoint; an existing one must have that shape.
   vocab_size: Changeable[Whole] = 0
   activation: Literal["silu", "gelu_tanh"] = "silu"  # of the feed-forward gate
   norm_epsilon: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 1e-6
@@ -165,11 +165,11 @@ class Model(Checked):
   embedding_std: Positive = 0.02  # of the token embedding at initialisation
   dtype: Literal["float32", "bfloat16"] = "float32"  # of activations
   param_dtype: Literal["float32", "bfloat16"] = "float32"  # of parameters except the step head
-  # Rematerialisation: what the backward pass computes again rather than keeps.  "none": nothing.
+  # Rematerialisation: the outputs that the backward pass computes again.  "none": none.
   # "dots_no_batch": all but products of activations and weights.  "dots": all but matrix products,
-  # attention's included.  "full": the whole layer.
+  # including attention's.  "full": the whole layer.
   remat: Changeable[Literal["none", "dots", "dots_no_batch", "full"]] = "none"
-  # With remat="full", outputs that are kept nevertheless: of PROJECTIONS and of "attention".
+  # With remat="full", outputs that are kept all the same: of PROJECTIONS and of "attention".
   saved: Changeable[tuple[Literal[Projection, "attention"], ...]] = ()
   # The dtype in which gradients of the layers' matrices and of the embedding are reduced across
   # devices.  "activations": model.dtype; bfloat16 halves the traffic and keeps three digits.
@@ -197,9 +197,9 @@ class Init(Checked):
   """Parameters before the first update."""
 
   # Directory of a public model (config.json and safetensors), or another run's work directory.  Its
-  # architecture replaces the section model, but for dtypes, remat and the like.  "": random.
+  # architecture replaces the section model, except dtypes, remat and the like.  "": random.
   checkpoint: str = ""
-  # Step head.  "auto": "zeros"; with several loss.heads "random", so that each begins differently.
+  # Step head.  "auto": "zeros"; with several loss.heads "random", so that each starts differently.
   # "zeros": uniform probabilities, or the checkpoint's own head of the same classes.
   # "tokens": columns of the language-model head for `head_tokens`, without bias: the first
   # probabilities are those of the next token among them (without Gemma 2's soft cap).  "random":
@@ -249,17 +249,17 @@ class Optim(Checked):
   b2: Decay = 0.98
   weight_decay: NonNegative = 0.05  # on matrices only
   clip_norm: Positive = 1.0  # global gradient norm
-  # Trained parameters; the others have neither gradients nor moments.  "head": the step head.
+  # Parameters that are trained; others have no gradients and no moments.  "head": the step head.
   # "lora": the step head and the factors of model.lora_rank.  An untied language-model head
   # (model.tied_embeddings=False) is trained where the loss uses it, except with "lora".
   trained: Literal["all", "head", "lora"] = "all"
   embedding_scale: NonNegative = 1.0  # of the embedding's learning rate; 0: not trained
-  head_scale: NonNegative = 1.0  # the same of the step head and an untied language-model head
+  head_scale: NonNegative = 1.0  # likewise, of the step head and an untied language-model head
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(Checked):
-  """Devices along each mesh axis; -1: all that are left."""
+  """Devices along each mesh axis; -1: all remaining ones."""
 
   data: Changeable[Axis] = 1  # copies of the model (across slices)
   fsdp: Changeable[Axis] = -1  # rows of the batch, and slices of each parameter
@@ -273,7 +273,7 @@ LOWER_IS_BETTER = ("nll", "ece")
 @dataclasses.dataclass(frozen=True)
 class Train(Checked):
   steps: Count = 1000  # optimiser updates
-  epochs: NonNegative = 0.0  # passes over the training rows, in place of steps; 0: steps
+  epochs: NonNegative = 0.0  # passes over the training rows, in place of steps; 0: use steps
   batch_rows: Count = 16  # rows per update
   microbatches: Changeable[Count] = 1  # gradient accumulation: passes per update
   log_every: Changeable[Count] = 50  # updates between lines of metrics.jsonl
@@ -281,14 +281,14 @@ class Train(Checked):
   eval_rows: Changeable[Count] = 256  # rows of the evaluation split used during training, at most
   save_every: Changeable[Count] = 500  # updates between checkpoints; the last is always saved
   keep: Changeable[Count] = 2  # newest checkpoints kept
-  # Checkpoints kept in addition: the best by a metric of the evaluation, among those saved at a
-  # step that was evaluated (let save_every and eval_every have such steps in common).
+  # Best checkpoints kept in addition, by best_metric.  Only steps that are both saved and evaluated
+  # count (let save_every and eval_every have such steps in common).
   keep_best: Changeable[Whole] = 1
   best_metric: Changeable[Metric] = "nll"  # ranks steps; of nll and ece lower is better
-  # Early stopping: the run ends when this many evaluations in a row have no better best_metric than
-  # the best before them.  Each better one is then saved, whatever save_every.  0: none.
+  # Early stopping: the run ends after this many evaluations in a row without a better best_metric.
+  # Each new best step is then saved, whatever save_every.  0: no early stopping.
   stop_patience: Changeable[Whole] = 0
-  wandb: Changeable[str] = ""  # project of Weights & Biases that gets the metrics too; "": none
+  wandb: Changeable[str] = ""  # project of Weights & Biases that also gets the metrics; "": none
   profile_at: Changeable[Whole] = 0  # first of three updates traced to WORKDIR/profile; 0: none
   seed: Whole = 0  # of initialisation and row order
 
@@ -299,8 +299,8 @@ class Train(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Tpu(Checked):
-  # Options NAME=VALUE of the TPU compiler, which add to the defaults of runtime/compiler_options.py
-  # or override them; NAME= removes a default.  Other platforms ignore them.
+  # Options NAME=VALUE of the TPU compiler, which add to or override those of
+  # runtime/compiler_options.py; NAME= removes a default.  Other platforms ignore them.
   compiler_options: Changeable[tuple[CompilerOption, ...]] = ()
 
 
@@ -331,7 +331,7 @@ class Experiment(Checked):
 
 
 def settings(c: Experiment, leave_out: str) -> dict[str, Any]:
-  """`section.key` and value of every field of an experiment that is not marked `leave_out`."""
+  """Returns the fields of an experiment that are not marked `leave_out`, by `section.key`."""
   return {
     f"{section}.{key}": getattr(getattr(c, section), key)
     for section in get_type_hints(Experiment)
@@ -342,7 +342,7 @@ def settings(c: Experiment, leave_out: str) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Hosts(Checked):
-  """The processes of one job, where JAX cannot find out by itself (it does on TPU slices)."""
+  """The processes of a job, where JAX does not detect them itself (it does on TPU slices)."""
 
   coordinator_address: str = ""  # HOST:PORT of process 0, any free port; "": detected, or one host
   num_processes: Count = 1

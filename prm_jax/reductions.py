@@ -1,4 +1,4 @@
-"""The names of the reductions of step scores to one score; command lines read them without JAX."""
+"""Names of the reductions of step scores to one score, for command lines that do not import JAX."""
 
 from typing import Literal
 

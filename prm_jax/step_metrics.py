@@ -1,4 +1,4 @@
-"""Metrics of step probabilities: AUROC, calibration, accuracy by class; None where undefined."""
+"""Metrics of step probabilities: AUROC, calibration, accuracy by class; None if undefined."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ TINY = float(np.finfo(np.float32).tiny)  # lower bound of a probability in a log
 
 
 def step_metrics(probs, labels, classes=RATINGS) -> dict:
-  """Metrics of the probabilities of steps (or of solutions) against their labels.
+  """Returns metrics of the probabilities of steps (or of solutions) against their labels.
 
   Args:
     probs: `[n, C]` probabilities of `classes`, in that order.
-    labels: `[n]` members of `classes`; or `[n, C]` weights of the classes, as of soft labels and
+    labels: `[n]` members of `classes`; or `[n, C]` weights of the classes, from soft labels or
       counts.  The label is then the class of the largest weight, the last of equal ones.
-    classes: `[C]`, wrong first.  Of an outcome, 0 is what -1 is of a step below.
+    classes: `[C]`, wrong first: -1 for steps, 0 for outcomes (read 0 for -1 below).
 
   Returns:
     count: n; count_by_class: by label.
@@ -28,7 +28,7 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
       nll, a label of n rollouts n times.
 
   Raises:
-    ValueError: wrong shapes, or a label that is none of the classes.
+    ValueError: the shapes do not fit, or a label is none of the classes.
   """
   probs, labels = np.asarray(probs, np.float64), np.asarray(labels)
   if labels.ndim == 1 and len(unknown := labels[~np.isin(labels, classes)]):
@@ -55,11 +55,11 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
 
 
 def auroc(scores, positive) -> float | None:
-  """Area under the ROC curve of `[n]` scores; None where a class is absent.
+  """Returns the area under the ROC curve of `[n]` scores; None if a class is absent.
 
   Ties count half; `positive` is bool `[n]`, and a higher score means more likely positive.
   """
-  import scipy.stats  # takes most of a second, which jobs without an evaluation need not spend
+  import scipy.stats  # takes most of a second, which only evaluations should spend
 
   positive = np.asarray(positive, bool)
   right, wrong = positive.sum(), (~positive).sum()
@@ -70,7 +70,7 @@ def auroc(scores, positive) -> float | None:
 
 
 def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
-  """The bins of the calibration error that are not empty, as rows of a reliability diagram."""
+  """Returns the non-empty bins of the calibration error, as rows of a reliability diagram."""
   bin_of = _bin(scores)
   return [
     {
@@ -85,7 +85,7 @@ def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
 
 
 def _bin(scores: np.ndarray) -> np.ndarray:
-  """The bin of each score, 0..BINS-1; 1 and sums a hair over 1 are in the last."""
+  """Returns each score's bin, 0..BINS-1; the last includes 1 and sums that round above it."""
   return np.clip((np.nan_to_num(scores) * BINS).astype(int), 0, BINS - 1)
 
 
@@ -94,18 +94,18 @@ def _mean(values) -> float | None:
 
 
 def kappa(a, b) -> float | None:
-  """Cohen's kappa, agreement beyond chance, of labels `[n]` of the same n items by two labellers.
+  """Returns Cohen's kappa, the agreement beyond chance of two labellers on the same items `[n]`.
 
-  1 at most; None if both give every item the same label.
+  It is 1 at most; None if both give every item the same label.
   """
   a, b = np.asarray(a), np.asarray(b)
-  same = np.mean(a == b)
-  chance = sum(np.mean(a == each) * np.mean(b == each) for each in np.union1d(a, b))
-  return float((same - chance) / (1 - chance)) if chance < 1 else None
+  agreement = np.mean(a == b)
+  chance = sum(np.mean(a == label) * np.mean(b == label) for label in np.union1d(a, b))
+  return float((agreement - chance) / (1 - chance)) if chance < 1 else None
 
 
 def spearman(x, y) -> float | None:
-  """Spearman's rank correlation; None where one of both does not vary."""
+  """Returns Spearman's rank correlation; None if either side is constant."""
   import scipy.stats  # takes most of a second
 
   if min(np.unique(x).size, np.unique(y).size) < 2:  # not ptp: a log score may be -inf

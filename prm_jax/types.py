@@ -1,22 +1,22 @@
-"""The few values that cross folder borders.  Imports nothing heavier than JAX."""
+"""The types that cross folder borders.  Imports nothing heavier than JAX."""
 
 import dataclasses
 
 import jax
 
 RATINGS = (-1, 0, 1)  # PRM800K's step ratings: negative, neutral, positive
-# Ratings of a right step, by how neutral counts (*Let's Verify Step by Step*, appendix F.2).
+# Ratings of a right step, by the meaning of neutral (*Let's Verify Step by Step*, appendix F.2).
 RIGHT_RATINGS = {"positive": (0, 1), "negative": (1,)}
 TWO_CLASSES = ("-1", "1")  # of step labels without neutral: wrong and right
-CLASSES = {  # of the class head, in order, by objective
+CLASSES = {  # outputs of the class head by objective, in order
   "process": tuple(str(rating) for rating in RATINGS),
   "outcome": ("incorrect", "correct"),
-  "language_model": ("none",),  # the head exists and is not read
+  "language_model": ("none",),  # the head exists, but nothing reads it
 }
 
 
 def problem_key(problem: str) -> str:
-  """Tells problems apart by their text, in which white space does not matter."""
+  """Returns a problem's text with white space normalised, which identifies the problem."""
   return " ".join(problem.split())
 
 
@@ -31,8 +31,8 @@ class StepTree:
   problem: str
   steps: tuple[str, ...]
   parents: tuple[int, ...]  # of each step
-  # Of each step: -1, 0 or 1; weights of (wrong, right), (1 - p, p) of a soft label and (n - k, k)
-  # of k right rollouts among n; None: context without a label.
+  # Of each step: -1, 0 or 1; or weights of (wrong, right): (1 - p, p) of a soft label, (n - k, k)
+  # of k right rollouts among n; or None: context without a label.
   labels: tuple[int | tuple[float, float] | None, ...]
   outcome: bool | None = None  # whether the final answer is right; None: unknown
   source: str = ""  # file and line, e.g. "phase2_train.jsonl:17"
@@ -53,7 +53,7 @@ class StepTree:
 class Batch:
   """Packed rows on device.  Token i attends to token j when j <= i < subtree_end[j].
 
-  That one rule is the causal mask, and it separates packed examples and sibling branches.  A
+  This rule is the causal mask, and also separates packed examples and sibling branches.  Each
   padding token is a tree of its own.
   """
 
@@ -61,14 +61,14 @@ class Batch:
   positions: jax.Array  # int32 [B, T]: depth of the token in its tree
   subtree_end: jax.Array  # int32 [B, T]: index just past the token's last descendant
   previous: jax.Array  # int32 [B, T]: index of the token's parent; -1: no language-model target
-  read_positions: jax.Array  # int32 [B, R]: where the head reads
+  read_positions: jax.Array  # int32 [B, R]: tokens at which the head reads
   read_targets: jax.Array  # float32 [B, R, C]: weight of each class; zeros: not a target
-  read_solutions: jax.Array  # int32 [B, R]: number of the labelled solution, for the bootstrap
+  read_solutions: jax.Array  # int32 [B, R]: number of the solution, for the bootstrap
 
 
 @dataclasses.dataclass(frozen=True)
 class StepContract:
-  """The meaning of a checkpoint's probabilities; stored with the weights and checked at scoring."""
+  """The meaning of a checkpoint's probabilities, stored with the weights and checked at scoring."""
 
   objective: str  # "process": a class per step; "outcome": a class per solution
   classes: tuple[str, ...]  # of the head's outputs, in order
@@ -76,18 +76,18 @@ class StepContract:
   separator_ids: tuple[int, ...]
   read: str  # "last separator token" (process) or "last solution token" (outcome)
   neutral: str  # "positive" or "negative": how the neutral class counts in a solution score
-  tokenizer_hash: str  # sha256 of the tokenizer's file
+  tokenizer_hash: str  # `Tokenizer.hash`: SHA-256 of the file and of its setting of the first token
   recipe: str  # conversion recipe of the training labels
-  heads: int = 1  # of the ensemble, each with all classes; their mean is the probability
+  heads: int = 1  # of the ensemble; the probability is the mean over them
 
   @property
   def described_separator(self) -> str:
-    """The separator and its tokens, for people."""
+    """The separator and its tokens, as text."""
     return f"the separator {self.separator!r}, tokens {[*self.separator_ids]}"
 
   @property
   def labels(self) -> tuple[int, ...]:
-    """The classes as numbers, wrong first; of an outcome, 0 and 1."""
+    """The classes as numbers, wrong first; 0 and 1 for an outcome model."""
     return tuple(map(int, self.classes)) if self.objective == "process" else (0, 1)
 
   @property
@@ -95,5 +95,5 @@ class StepContract:
     """Indices of the classes whose probabilities add up to P(right)."""
     if self.objective == "outcome":
       return [self.classes.index("correct")]
-    ratings = RIGHT_RATINGS.get(self.neutral, (1,))  # a published model may have no neutral class
+    ratings = RIGHT_RATINGS.get(self.neutral, (1,))  # published models may lack the neutral class
     return [self.classes.index(str(rating)) for rating in ratings]

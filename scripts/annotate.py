@@ -11,23 +11,24 @@ lines with `labels`, `is_correct` and `provenance`, which prepare_data.py --data
 
 --method=model: a reward model, as in section 4 of *Let's Verify Step by Step*.  A step is wrong if
 the probability of -1 exceeds --threshold; labels end at the first wrong step.  `is_correct` is the
-line's own, of its final answer; --outcome=labeller: whether every step passes.
+input's, from the final answer; with --outcome=labeller, it says whether no step is wrong.
 
---method=rollouts: a language model goes on from each step, --rollouts times; a step is wrong if
-none of them reaches `ground_truth_answer`.  --labels=soft and counts keep the share and the counts.
---search=binary looks for the first wrong step alone.  --sure=0.75 leaves out problems that the
-model does not solve so often from their start.  Lines of a problem stand together in the output.
+--method=rollouts: a language model continues from each step, --rollouts times; a step is wrong if
+no rollout reaches `ground_truth_answer`.  --labels=soft keeps the share of right rollouts,
+--labels=counts the numbers of right and of all rollouts.  --search=binary looks for the first wrong
+step only.  --sure=0.75 leaves out problems that the model solves less often from their start.  The
+lines of a problem stand together in the output.
 
---method=judge: a generative verifier names the first wrong step, --votes times; the plurality
-counts.  Lines get `rating_probs` and `prm_score` besides, which evaluate.py and rerank.py read.
+--method=judge: a generative verifier names the first wrong step, --votes times, and the plurality
+wins.  Lines also get `rating_probs` and `prm_score`, which evaluate.py and rerank.py read.
 
-Rollouts and a judge go on after a kill if they are run again; a finished --output is an error.
-Several hosts share the work if they share the disk of --output.
+Rollouts and a judge resume after a kill if the command is run again; a finished --output is an
+error.  Several hosts share the work if they share the disk of --output.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import json
@@ -43,24 +44,24 @@ from prm_jax.supervision import rollout_labels
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(options.Generator, rollout_labels.Settings):
   input: pathlib.Path  # candidate solutions
-  output: pathlib.Path  # labelled ones
+  output: pathlib.Path  # the same with labels
   method: Literal["model", "rollouts", "judge"] = "model"
   readout: str = ""  # of a published reward model
-  threshold: config_lib.Share = 0.2  # of P(-1), above which a step is wrong (model)
-  outcome: Literal["answer", "labeller"] = "answer"  # where is_correct is from (model)
-  # Rollouts of as many right as wrong solutions of a problem, so many of each at most; problems
-  # without both are left out.  0: of all solutions.
+  threshold: config_lib.Share = 0.2  # a step is wrong if P(-1) is above it (model)
+  outcome: Literal["answer", "labeller"] = "answer"  # source of is_correct (model)
+  # Rollouts of as many right as wrong solutions of a problem, at most this many of each; problems
+  # without both are left out.  0: rollouts of all solutions.
   balanced: config_lib.Whole = 0
-  template: Literal["critic", "thinkprm", "genprm"] = "critic"  # of a judge
-  votes: config_lib.Count = 8  # of a judge on each solution
+  template: Literal["critic", "thinkprm", "genprm"] = "critic"  # prompt of a judge
+  votes: config_lib.Count = 8  # verdicts of a judge on each solution
   max_new_tokens: config_lib.Count | None = None  # None: 512, of a judge 8,192
-  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
 OF_SETTINGS = {field.name for field in dataclasses.fields(rollout_labels.Settings)}
 OF_GENERATOR = {field.name for field in dataclasses.fields(options.Generator)}
 PROMPTS = {"prompt", "system", "examples", "stop"}
-FLAGS = {  # of each method, beside those of all
+FLAGS = {  # of each method, apart from the flags of all methods
   "model": {"model", "checkpoint", "readout", "threshold", "outcome"},
   "rollouts": OF_GENERATOR | OF_SETTINGS | {"balanced", "hosts"},
   "judge": (OF_GENERATOR - PROMPTS) | {"template", "votes", "hosts"},
@@ -88,10 +89,10 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
-  every = {field.name: field.default for field in dataclasses.fields(Args)}
-  others = {*every} - FLAGS[args.method] - {"input", "output", "method"}
+  defaults = {field.name: field.default for field in dataclasses.fields(Args)}
+  others = {*defaults} - FLAGS[args.method] - {"input", "output", "method"}
   for name in sorted(others):
-    if getattr(args, name) != every[name]:
+    if getattr(args, name) != defaults[name]:
       raise ValueError(f"--{name} does not go with --method={args.method}")
   if args.method == "model":
     if bool(args.checkpoint) == bool(args.model):
@@ -99,24 +100,26 @@ def check(args: Args) -> None:
   else:
     args.check_model()
   if args.method == "judge" and args.votes > 1 and not args.temperature:
-    raise ValueError(f"--votes={args.votes} at --temperature=0 are one: give another temperature")
+    raise ValueError(f"--votes={args.votes} at --temperature=0 are all equal: raise --temperature")
   if args.output.resolve() == args.input.resolve():
     raise ValueError(f"--output={args.output} is the input: give another name")
 
 
 def by_model(args: Args) -> list[str]:
-  """Writes the labels of a reward model, and returns a table."""
+  """Writes a reward model's labels, and returns a table."""
   from prm_jax.runtime import progress, storage
   from prm_jax.scoring.scorer import Scorer
   from prm_jax.supervision import synthetic
 
   with storage.written(args.output) as out:
     with progress.waiting(f"loading {args.name}"):
-      model = (
-        Scorer.load_model(args.model, args.readout) if args.model else Scorer.load(args.checkpoint)
-      )
-    by_labeller = args.outcome == "labeller"
-    annotator = synthetic.Annotator(model, args.name, args.threshold, by_labeller)
+      if args.model:
+        scorer = Scorer.load_model(args.model, args.readout)
+      else:
+        scorer = Scorer.load(args.checkpoint)
+    annotator = synthetic.Annotator(
+      scorer, args.name, args.threshold, outcome_by_labeller=args.outcome == "labeller"
+    )
     for line in annotator.lines(args.input):
       out.write(json.dumps(line, ensure_ascii=False) + "\n")
   return annotator.table()
@@ -136,17 +139,18 @@ def by_rollouts(args: Args) -> list[str]:
     problems = rollouts.read(args.input, args.steps, grader, args.balanced)
     with progress.waiting(f"loading {args.name}"):
       engine = args.load()
-    given = {"labeller": args.name, "seed": args.seed, **dataclasses.asdict(s)}
-    given["balanced"] = args.balanced
-    given |= dataclasses.asdict(args.sampling) | dataclasses.asdict(args.limits)
+    about = {"labeller": args.name, "seed": args.seed, **dataclasses.asdict(s)}
+    about["balanced"] = args.balanced
+    about |= dataclasses.asdict(args.sampling) | dataclasses.asdict(args.limits)
     make, separator = args.maker(engine.tokenizer), prompts.SEPARATORS[args.steps]
-    at_once = 8 * (args.concurrency if args.url else args.batch)  # few slots wait at a round's end
+    # Eight times the slots, so that few of them wait at the end of a round.
+    at_once = 8 * (args.concurrency if args.url else args.batch)
     annotator = rollouts.Annotator(
-      engine, make, args.sampling, args.limits, separator, grader, s, args.seed, given, at_once
+      engine, make, args.sampling, args.limits, separator, grader, s, args.seed, about, at_once
     )
-    facts = run_facts(args, engine, given | {"prompt": make(problems[0].text, 0).text})
-    own = range(jax.process_index(), len(problems), jax.process_count())
-    work = lambda opened: annotator.run(problems, own, opened)
+    facts = run_facts(args, engine, about | {"prompt": make(problems[0].text, 0).text})
+    indices = range(jax.process_index(), len(problems), jax.process_count())
+    work = lambda opened: annotator.run(problems, indices, opened)
     lines = journal.run(args.output, len(problems), facts, work)
   return rollouts.table(lines) if lines else []
 
@@ -164,21 +168,21 @@ def by_judge(args: Args) -> list[str]:
     engine = args.load(chat=True) if args.url else args.load()
   make = judge.message if args.url else prompts.maker("chat", engine.tokenizer, "")
   s = judge.Settings(args.template, args.votes, args.sampling, args.limits, args.seed)
-  given = {"labeller": args.name, "template": args.template, "votes": args.votes}
-  given |= dataclasses.asdict(args.sampling) | {"seed": args.seed}
-  facts = run_facts(args, engine, given | dataclasses.asdict(args.limits))
-  own = range(jax.process_index(), len(solutions), jax.process_count())
-  work = lambda opened: judge.annotate(solutions, own, engine, make, s, given, opened)
+  about = {"labeller": args.name, "template": args.template, "votes": args.votes}
+  about |= dataclasses.asdict(args.sampling) | {"seed": args.seed}
+  facts = run_facts(args, engine, about | dataclasses.asdict(args.limits))
+  indices = range(jax.process_index(), len(solutions), jax.process_count())
+  work = lambda opened: judge.annotate(solutions, indices, engine, make, s, about, opened)
   lines = journal.run(args.output, len(solutions), facts, work)
   return judge.table(lines) if lines else []
 
 
-def run_facts(args: Args, engine: Any, given: dict[str, Any]) -> dict[str, Any]:
-  """What decides the lines of the output."""
+def run_facts(args: Args, engine: Any, about: dict[str, Any]) -> dict[str, Any]:
+  """Returns all settings that decide the lines of the output; a resumed run must have the same."""
   from prm_jax.datasets import download
 
   facts = {"method": args.method, "steps": args.steps, "input": download.sha256_of(args.input)}
-  return given | facts | engine.facts()
+  return about | facts | engine.facts()
 
 
 if __name__ == "__main__":

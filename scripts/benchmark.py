@@ -1,11 +1,11 @@
-"""Every speed figure of the project, beside a peer's from the same run.
+"""Measures every speed figure of the project, beside a peer's from the same run.
 
   python scripts/benchmark.py NAME --json=figures.json
-  python scripts/benchmark.py NAME --help             what it measures, and its options
+  python scripts/benchmark.py NAME --help             its measurements and options
 
   aggregation  best-of-N and the exact vote, beside a Python loop and numpy             3 minutes
   reranking    scripts/rerank.py on 930,000 lines: under 60 s                           5 minutes
-  tree         training and scoring with prefix trees, beside the same flattened       12 minutes
+  tree         training and scoring with prefix trees, beside flattened ones           12 minutes
   training     fine-tuning on the CPU, beside TRL's PRMTrainer                         25 minutes
   kernel       memory of the TPU attention kernel, beside splash attention             20 minutes
   scaling      simulated devices and hosts; train steps compiled for TPU slices        50 minutes
@@ -14,16 +14,16 @@
   serving      scores over HTTP, beside score.py                                        2 minutes
   dtypes       float32 beside bfloat16 on the CPU, with a profile of a layer            5 minutes
   loading      time and memory of loading public weights                                1 minute
-  quickstart   scripts/quickstart.sh: seconds, memory, and what it reaches              6 minutes
+  quickstart   scripts/quickstart.sh: seconds, memory and accuracy                      6 minutes
   all          every figure of the docs, on your machine                                4 hours
 
-Prints tables; --docs=PAGE puts them into a page too.  --against=OLD.json shows what became worse
-since an earlier --json.  docs/benchmarks.md explains the figures.
+Prints tables; --docs=PAGE writes them into a page too.  --against=OLD.json compares the figures
+with those of an earlier --json.  docs/benchmarks.md explains the figures.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import importlib
@@ -45,7 +45,7 @@ from benchmarks import runner
 from prm_jax.runtime import json_lines, storage
 
 PAGE = runner.ROOT / "docs/benchmark_tables.md"
-# The sections of the page.
+# The sections of the page, and the flags that measure them.
 EVERY = {
   "quickstart": (),
   "aggregation": (),
@@ -67,13 +67,13 @@ NAMES = list(dict.fromkeys(section.split("_")[0] for section in EVERY))
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-  """Runs every benchmark, and writes a page like docs/benchmark_tables.md with the figures."""
+  """Runs every benchmark and writes a page like docs/benchmark_tables.md with the figures."""
 
   output_dir: pathlib.Path = pathlib.Path("runs/benchmarks")
-  source: pathlib.Path | None = None  # folder of PRM800K's files, for those that train on them
-  only: tuple[str, ...] = ()  # sections of the page; none: all
-  against: pathlib.Path | None = None  # output_dir of an earlier run, to be compared
-  quick: bool = False  # sizes so small that the figures mean nothing, to see that it works
+  source: pathlib.Path | None = None  # folder of PRM800K's files: training rows and problems
+  only: tuple[str, ...] = ()  # sections of the page; by default all
+  against: pathlib.Path | None = None  # output_dir of an earlier run, to compare with
+  quick: bool = False  # a test run, on sizes so small that the figures mean nothing
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def every(args: Every) -> None:
-  """Runs the benchmarks one after another; those whose figures are there already are kept."""
+  """Runs the benchmarks one after another, except those whose figures exist already."""
   if unknown := {*args.only} - EVERY.keys():
     raise ValueError(f"--only {min(unknown)}: the sections are {', '.join(EVERY)}")
   args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,12 @@ def every(args: Every) -> None:
   for section in args.only or EVERY:
     name, file = section.split("_")[0], args.output_dir / f"{section}.json"
     command = [name, *EVERY[section], f"--json={file}", f"--docs={page}"]
-    command += [f"--source={args.source}"] if args.source and name in ("tree", "training") else []
+    if args.source and name in ("tree", "training"):
+      command.append(f"--source={args.source}")
+    if args.source and name == "generation":
+      folders = (args.source, args.source.absolute().parent)  # upstream's list is beside its data
+      files = [folder / "math_splits/test.jsonl" for folder in folders]
+      command += [f"--problems={path}" for path in files if path.is_file()][:1]
     command += [f"--against={args.against / file.name}"] if args.against else []
     command += ["--quick"] if args.quick and name != "quickstart" else []
     if not file.exists():
@@ -122,16 +127,16 @@ def every(args: Every) -> None:
 
 
 def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> None:
-  """Measures, prints the tables, and writes what --json and --docs ask for."""
+  """Measures, prints the tables, and writes the files of --json and --docs."""
   before = json_lines.document(args.against) if args.against else None
-  file = output(args.json) if args.json else None  # fails here rather than at the end
+  file = output(args.json) if args.json else None  # a bad path fails before the measurement
   section = name + args.section
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)
   if args.docs and not lines.search(args.docs.read_text()):
     raise ValueError(f"{args.docs}: no line <!-- {section}: begin --> with its end")
-  given = re.sub(r"[^\s=]*/", "", " ".join(sys.argv[1:]))  # files without their folders
+  arguments = re.sub(r"[^\s=]*/", "", " ".join(sys.argv[1:]))  # files without their folders
   figures = {"machine": runner.machine(), "quick": args.quick}
-  figures["command"] = f"python scripts/benchmark.py {given}"
+  figures["command"] = f"python scripts/benchmark.py {arguments}"
   start = time.perf_counter()
   figures |= module.run(args)
   figures["seconds"] = time.perf_counter() - start

@@ -3,10 +3,11 @@
   python scripts/compare.py --input=graded.jsonl --scores people=people.jsonl rollouts=roll.jsonl \\
     --output_dir=report
 
---input: candidates of grade.py.  --scores: files of score.py on them, each NAME=FILE; NAME/2 is
-the same model trained on half of the labelled problems, and NAME:min has a reduction of its own.
-Every method is compared with the majority, with the generator's log-probability and with those of
---against.  --process_bench: results of evaluate.py --benchmark=process_bench, each NAME=FILE.
+--input: candidates of grade.py.  --scores: the same candidates scored by score.py, each NAME=FILE;
+NAME/2 is the model NAME trained on half of the labelled problems, and NAME:min reduces its steps by
+min.  Every method is compared with the majority, with the generator's log-probability and with the
+methods of --against.  --process_bench: results of evaluate.py --benchmark=process_bench, each
+NAME=FILE.
 
 Writes comparison.json (every number, with 95 % bootstrap intervals over problems), comparison.png,
 and comparison.html, which also shows solutions where a model's pick and the majority disagree and
@@ -15,7 +16,7 @@ one of them is right.
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import json
@@ -35,8 +36,8 @@ class Args(config_lib.Checked):
   scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:min=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: reductions.Reduction = "product"  # of steps
-  against: tuple[str, ...] = ()  # methods whose differences from every other are shown too
-  n: tuple[config_lib.Count, ...] = ()  # none: powers of two, and all candidates
+  against: tuple[str, ...] = ()  # further methods that every other is compared with
+  n: tuple[config_lib.Count, ...] = ()  # values of N; none: powers of two, and all candidates
   seed: config_lib.Whole = 0
   figures: tuple[Vector, ...] = ()  # comparison.png as .pdf, .svg too
   title: str = "Which solution to choose?"
@@ -46,22 +47,22 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.experiments import comparison, comparison_page, figures
 
-  scored = command_line.named_files("--scores", args.scores)
-  scored = {name: pathlib.Path(file) for name, file in scored.items()}
+  scores = command_line.named_files("--scores", args.scores)
   judged = command_line.named_files("--process_bench", args.process_bench)
-  steps = {name: comparison.process_bench(pathlib.Path(file)) for name, file in judged.items()}
+  f1 = {name: comparison.process_bench(pathlib.Path(file)) for name, file in judged.items()}
+  files = {name: pathlib.Path(file) for name, file in scores.items()}
   with grading.Grader(cache=grading.CACHE) as grader:
-    of = comparison.read(args.input, scored, args.reduction, grader.classes)
-  found = comparison.compare(of, args.n, args.seed, args.against)
-  found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scored.items()}}
-  found |= {"reduction": args.reduction, "process_bench": steps}
+    candidates = comparison.read(args.input, files, args.reduction, grader.classes)
+  found = comparison.compare(candidates, args.n, args.seed, args.against)
+  found |= {"input": str(args.input), "scores": {k: str(v) for k, v in files.items()}}
+  found |= {"reduction": args.reduction, "process_bench": f1}
   tables = comparison_page.tables(found)
   figure = figures.draw(comparison_page.panels(found))
   png = encoded(figure)
   with storage.written_together() as output:
     output(args.output_dir / "comparison.json").write(json.dumps(found, indent=1) + "\n")
     output(args.output_dir / "comparison.png", "wb").write(png)
-    html = comparison_page.rendered(of, found, tables, png, args.title)
+    html = comparison_page.rendered(candidates, found, tables, png, args.title)
     output(args.output_dir / "comparison.html").write(html)
     for kind in dict.fromkeys(args.figures):
       output(args.output_dir / f"comparison.{kind}", "wb").write(encoded(figure, kind))

@@ -1,24 +1,24 @@
-"""Compiles a step for a TPU slice: does it fit, and how fast should it be?  No TPU is needed.
+"""Compiles a step for a TPU slice, without a TPU: does it fit, and how fast should it be?
 
   python -m pip install libtpu
   python scripts/compile_for_tpu.py --config=configs/prm800k_qwen2.5_math_7b.py \\
     --topology=v5p:2x4x4 --output=compile.json
 
-The production configs carry their model's shape, so no checkpoint is needed; of one that is there
-only config.json is read, and must agree.  Memory and collectives are the compiler's.  Time is an
-estimate, printed with its assumptions and as a range: from every exchange between chips hidden
-behind arithmetic to none.  With --price_per_chip_hour the run's cost is in dollars too.
+The production configs carry their model's shape, so no checkpoint is needed.  If there is one, only
+its config.json is read, and must agree.  Memory and collectives are the compiler's figures.  Time
+is an estimate, printed with its assumptions and as a range: from every exchange between chips
+hidden behind arithmetic to none.  --price_per_chip_hour adds the run's cost in dollars.
 
-With --sweep the step is compiled with one, two and four times the rows, each with as many
-activations saved as fit, --compiles times at most.  The reports are listed by estimated tokens a
-second, the fastest that fits first.
+--sweep compiles the step with one, two and four times the rows, each with as many activations saved
+as fit, --compiles times at most.  It lists the reports by estimated tokens a second, the fastest
+that fits first.
 
-With --decode_batch=64 it is the sampler's step of generate.py, with so many slots.
+--decode_batch=64 compiles the sampler's step of generate.py instead, with 64 slots.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import json
@@ -48,13 +48,13 @@ class Args:
   topology: str  # generation and shape: v5e:4x4, v5p:2x4x4 (v5p-64), v5p:4x4x8 (v5p-256)
   step: Literal["train", "score"] = "train"  # score: the forward pass that reads probabilities
   slices: int = 1  # number of slices of that topology; config.mesh.data is split over them
-  output: pathlib.Path = pathlib.Path("compile.json")  # every number
+  output: pathlib.Path = pathlib.Path("compile.json")  # report with every number
   sweep: bool = False  # try more rows and less recomputation; the output is a list of reports
-  compiles: int = 8  # of a sweep, at most
-  decode_batch: int = 0  # slots of a decoding step, which is compiled instead
+  compiles: int = 8  # compilations of a sweep, at most
+  decode_batch: int = 0  # slots of a decoding step to compile instead; 0: none
   decode_context: int = 512  # most tokens of a prompt
   decode_ring: int = 1024  # most tokens of a sample
-  price_per_chip_hour: float = 0.0  # in dollars, by region and tier; 0: not known
+  price_per_chip_hour: float = 0.0  # in dollars, depends on region and tier; 0: unknown
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
 
 
@@ -70,11 +70,11 @@ def main() -> None:
   if args.decode_batch:
     return decode(args, job)
   with storage.written(args.output) as out:
-    found = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
-    out.write(json.dumps(found if args.sweep else found[0], indent=1) + "\n")
-  print("\n".join(map(one_line, found) if args.sweep else lines(found[0])))
+    reports = sweep(job, args.compiles) if args.sweep else [compilation.compiled_report(job)]
+    out.write(json.dumps(reports if args.sweep else reports[0], indent=1) + "\n")
+  print("\n".join(map(one_line, reports) if args.sweep else lines(reports[0])))
   print(f"-> {args.output}")
-  if not found[0]["fits"]:
+  if not reports[0]["fits"]:
     raise SystemExit(
       "does not fit: save fewer activations (--config.model.remat=full and fewer in "
       "--config.model.saved), or take more microbatches, fewer rows or more chips"
@@ -82,26 +82,26 @@ def main() -> None:
 
 
 def decode(args: Args, job: compilation.Job) -> None:
-  """Compiles and reports the sampler's step."""
+  """Compiles the sampler's step, and writes and prints its report."""
   from prm_jax.generation import tpu_step
 
   with storage.written(args.output) as out:
-    found = tpu_step.compiled_report(job, args.decode_batch, args.decode_context, args.decode_ring)
-    out.write(json.dumps(found, indent=1) + "\n")
-  print("\n".join([*tpu_step.lines(found), f"-> {args.output}"]))
+    report = tpu_step.compiled_report(job, args.decode_batch, args.decode_context, args.decode_ring)
+    out.write(json.dumps(report, indent=1) + "\n")
+  print("\n".join([*tpu_step.lines(report), f"-> {args.output}"]))
 
 
 def sweep(job: compilation.Job, compiles: int) -> list[dict]:
-  """Reports on variants of a job, the fastest that fits first."""
+  """Compiles variants of a job; returns their reports, the fastest that fits first."""
   c, reports, spawn = job.config, [], multiprocessing.get_context("spawn")
   for times in (1, 2, 4):
-    steps = max(c.train.steps // times, 1)  # over as much data
+    steps = max(c.train.steps // times, 1)  # same amount of data
     train = dataclasses.replace(c.train, batch_rows=c.train.batch_rows * times, steps=steps)
     for saved in SAVED[: compiles - len(reports)]:
       model = dataclasses.replace(c.model, remat="full", saved=saved)
       variant = dataclasses.replace(job, config=dataclasses.replace(c, model=model, train=train))
       print(f"variant {len(reports) + 1} of at most {compiles}", file=sys.stderr, flush=True)
-      # a process of its own, as the compiler may abort it
+      # In a process of its own, as the compiler may abort the process.
       with futures.ProcessPoolExecutor(1, spawn) as process:
         reports.append(process.submit(compilation.compiled_report, variant).result())
       print(one_line(reports[-1]), file=sys.stderr, flush=True)
@@ -111,39 +111,39 @@ def sweep(job: compilation.Job, compiles: int) -> list[dict]:
   return sorted(reports, key=speed, reverse=True)
 
 
-def one_line(found: dict) -> str:
-  """A report in short."""
-  text = f"{found['rows']} rows, saved {' '.join(found['saved']) or 'nothing'}: "
-  if not found["fits"]:
+def one_line(report: dict) -> str:
+  """Returns a report in one line."""
+  text = f"{report['rows']} rows, saved {' '.join(report['saved']) or 'nothing'}: "
+  if not report["fits"]:
     return text + "does not fit"
-  text += f"{found['gib_per_chip']['needed']:.2f} GiB, "
-  if (guess := found.get("estimate")) is None:
+  text += f"{report['gib_per_chip']['needed']:.2f} GiB, "
+  if (guess := report.get("estimate")) is None:
     return text + "no estimate of time"
   return text + f"{guess['tokens_per_second']:,.0f} tokens/s, {guess['mfu']:.1%} of the peak"
 
 
-def lines(found: dict) -> list[str]:
-  """A report in words."""
-  gib, mesh = found["gib_per_chip"], "x".join(str(size) for size in found["mesh"].values())
+def lines(report: dict) -> list[str]:
+  """Returns the lines of a report in words."""
+  gib, mesh = report["gib_per_chip"], "x".join(str(size) for size in report["mesh"].values())
   out = [
-    f"{found['parameters']:,} parameters, {found['step']} step on {found['chips']} chips of "
-    f"{found['topology']} as {mesh}, {found['rows']} rows of {found['row_length']}",
-    f"the model's shape is that of {found['shape_from']}",
+    f"{report['parameters']:,} parameters, {report['step']} step on {report['chips']} chips of "
+    f"{report['topology']} as {mesh}, {report['rows']} rows of {report['row_length']}",
+    f"the model's shape is that of {report['shape_from']}",
   ]
-  if not found["fits"]:
-    return [*out, f"memory: DOES NOT FIT: {found['no_collectives_because']}"]
+  if not report["fits"]:
+    return [*out, f"memory: DOES NOT FIT: {report['no_collectives_because']}"]
   out.append(
     f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
-    f"a chip of {found['gib_of_a_chip']:.2f}: fits, {found['headroom']:.0%} left"
+    f"a chip of {report['gib_of_a_chip']:.2f}: fits, {report['headroom']:.0%} left"
   )
-  if found["collectives"] is None:
-    out.append(f"collectives: not known ({found['no_collectives_because']})")
-  for row in found["collectives"]["by_kind"] if found["collectives"] else ():
-    if row["gib_over_links"] >= 0.01:
-      beside = " beside arithmetic" if row["beside_arithmetic"] else ""
-      text = f"  {row['kind']} {row['dtype']}, {row['times']} times, "
-      out.append(f"{text}{row['gib_over_links']:.2f} GiB over the links{beside}")
-  if (guess := found.get("estimate")) is None:
+  if report["collectives"] is None:
+    out.append(f"collectives: not known ({report['no_collectives_because']})")
+  for op in report["collectives"]["by_kind"] if report["collectives"] else ():
+    if op["gib_over_links"] >= 0.01:
+      beside = " beside arithmetic" if op["beside_arithmetic"] else ""
+      text = f"  {op['kind']} {op['dtype']}, {op['times']} times, "
+      out.append(f"{text}{op['gib_over_links']:.2f} GiB over the links{beside}")
+  if (guess := report.get("estimate")) is None:
     return [*out, "no estimate of time: the compiler gave no cycles"]
   parts = ", ".join(f"{name} {value:.3f}" for name, value in guess["parts"].items())
   out.append(
@@ -156,12 +156,12 @@ def lines(found: dict) -> list[str]:
   out.append(f"by the compiler's cycles, without attention and collectives: {share:.1%}")
   out += [f"  assumed: {each}" for each in guess["assumptions"]]
   out.append(f"  left out: {', '.join(guess['left_out'])}")
-  if run := found.get("run"):
+  if run := report.get("run"):
     out.append(
-      f"the run: {run['steps']} steps of {found['rows']} rows = {run['steps'] * found['rows']:,} "
+      f"the run: {run['steps']} steps of {report['rows']} rows = {run['steps'] * report['rows']:,} "
       f"rows ({run['tokens']:,} tokens): {cost(run)}"
     )
-  elif found["step"] == "train":
+  elif report["step"] == "train":
     out.append(
       "the run: the steps of train.epochs follow from the data; for its cost give "
       "--config.train.epochs=0 --config.train.steps=N"
@@ -170,7 +170,7 @@ def lines(found: dict) -> list[str]:
 
 
 def cost(run: dict) -> str:
-  """Time, chip-hours and dollars of a run, each with its range."""
+  """Returns time, chip-hours and dollars of a run, each with its range."""
   unit, size = ("minutes", 60) if run["hours_high"] < 2 else ("hours", 1)
   shown = {unit: ("hours", size), "chip-hours": ("chip_hours", 1), "dollars": ("dollars", 1)}
   return ", ".join(

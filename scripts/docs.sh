@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes its environment (.venv-docs) and builds the site of the documentation, docs/_build/html.
-# A warning is an error.  Arguments go to sphinx-build.
+# Makes its environment (.venv-docs) and builds the documentation's site in docs/_build/html.
+# A warning is an error.  Arguments are passed to sphinx-build.
 #   bash scripts/docs.sh
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi

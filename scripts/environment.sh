@@ -1,35 +1,37 @@
-# Sourced by quickstart.sh and test.sh.  `environment DIRECTORY EXTRAS` sets $python to that of a
-# virtual environment with the project and these extras.  It is made once, and again when setup.py,
-# the Python or the checkout's place has changed, or when an installation was interrupted.
+# Sourced by the other scripts.  `environment DIRECTORY EXTRAS` makes a virtual environment with the
+# project and these extras, and sets $python to its interpreter.  An environment is made again only
+# if setup.py, the Python version or the checkout's path has changed, or if an installation was
+# interrupted.
 
 environment() {
   local directory=$1 extras=$2 stamp=$1/made_by_prm_jax base=${PYTHON:-python3} wanted
   if ! "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     echo "Python 3.11 or newer is needed; $base is $("$base" --version 2>&1)." >&2
-    echo "Name another one: PYTHON=python3.12 bash $0" >&2
+    echo "To use another Python: PYTHON=python3.12 bash $0" >&2
     exit 1
   fi
-  base=$("$base" -c 'import sys; print(sys._base_executable)')  # not one that is replaced below
+  # The interpreter outside any virtual environment: $directory is replaced below.
+  base=$("$base" -c 'import sys; print(sys._base_executable)')
   python=$PWD/$directory/bin/python
   wanted="$(cksum < setup.py) $("$base" --version) $extras $PWD"
   if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then return; fi
   if [ -e "$directory" ] && [ ! -e "$stamp" ]; then
-    echo "$PWD/$directory is there and was not made by this script: move it away first." >&2
+    echo "$PWD/$directory exists and was not made by this script: move it away first." >&2
     exit 1
   fi
-  echo "Making $directory and installing the project and what it needs (minutes, 1 to 2 GB)." >&2
+  echo "Making $directory and installing the project and its dependencies (minutes, 1 to 2 GB)." >&2
   rm -rf "$directory"
   mkdir "$directory"
   echo unfinished > "$stamp"
   if ! "$base" -m venv "$directory"; then
-    echo "$base makes no virtual environments; on Debian or Ubuntu: apt-get install python3-venv" >&2
+    echo "$base -m venv failed; on Debian or Ubuntu: apt-get install python3-venv" >&2
     exit 1
   fi
   "$python" -m pip install --quiet --disable-pip-version-check --upgrade pip
   case $extras in *reference*) install_torch ;; esac
-  # setuptools warns about editable installs, which this one is on purpose
+  # setuptools warns about editable installs; this one is editable on purpose.
   export PYTHONWARNINGS=ignore
-  if [ "$directory" = .venv-oldest ]; then # pip has no such choice
+  if [ "$directory" = .venv-oldest ]; then # pip has no --resolution
     "$python" -m pip install --quiet uv
     "$python" -m uv pip install --quiet --python="$python" --resolution=lowest-direct \
       --editable ".$extras"
@@ -41,15 +43,16 @@ environment() {
   echo "$wanted" > "$stamp"
 }
 
-# Tunix works with newer safetensors than it asks for.  Beside it, what its GRPO learner imports.
+# Installs tunix without its dependencies, because it works with newer safetensors than it allows;
+# then the packages that its GRPO learner imports.
 install_tunix() {
   "$python" -m pip install --quiet --no-deps google-tunix==0.1.7
   "$python" -m pip install --quiet "qwix>=0.1.6" "google-metrax>=0.2.3" huggingface_hub jaxtyping \
     pandas perfetto pillow tenacity
 }
 
-# Torch without CUDA, which would be gigabytes: from where pip looks, if it has that build there;
-# otherwise by uv, which knows where torch's own builds are.
+# Installs torch without CUDA, which would take gigabytes: with pip if its index has that build, or
+# else with uv, which knows the index of torch's own builds.
 install_torch() {
   if ! "$python" -m pip install --quiet torch==2.13.0+cpu 2>/dev/null; then
     "$python" -m pip install --quiet uv

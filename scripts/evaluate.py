@@ -1,4 +1,4 @@
-"""Judges a model on labelled steps: ProcessBench, PRMBench, or PRM800K's own test split.
+"""Evaluates a model on labelled steps: ProcessBench, PRMBench, or PRM800K's own test split.
 
   python scripts/evaluate.py --checkpoint=runs/prm --benchmark=process_bench \\
     --data_dir=process_bench --output=evaluation.json
@@ -11,15 +11,15 @@ wrote.  prm800k: --data_dir is a dataset of prepare_data.py (prm800k, stepwise o
 --input takes the benchmark's own lines with `rating_probs` added, by any model, or `step_scores`:
 P(right) of each step (docs/judging.md).
 
-A step that scores below the threshold is decided wrong: --threshold, 0.5 if not given, or the best
-one for the first wrong step on the solutions of --threshold_data, which the result names.  Beside
-OUTPUT, which has every number, OUTPUT.png shows calibration and the curve over thresholds.
-Intervals are 95 % bootstrap intervals over problems.  No solution is cut.
+A step that scores below the threshold is decided wrong.  The threshold is --threshold, 0.5 if not
+given, or the one that finds first wrong steps best on the solutions of --threshold_data; the result
+says which.  OUTPUT has every number, and OUTPUT.png shows calibration and the curve over
+thresholds.  Intervals are 95 % bootstrap intervals over problems.  No solution is truncated.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import json
@@ -36,14 +36,14 @@ from prm_jax.scoring import options
 class Args(options.RewardModel):
   benchmark: Literal["process_bench", "prm_bench", "prm800k"] = "prm800k"
   output: pathlib.Path | None = None  # JSON with every number; also OUTPUT.png
-  data_dir: pathlib.Path | None = None  # the benchmark's data
-  input: pathlib.Path | None = None  # or scored lines
-  neutral: Literal["positive", "negative"] = "positive"  # how their neutral class counts
-  split: str = ""  # prm800k: "test" if not given; of the others one subset or class, or all
-  threshold: float | None = None  # below which a step is decided wrong
-  threshold_data: pathlib.Path | None = None  # or the labelled solutions to find it on
+  data_dir: pathlib.Path | None = None  # the benchmark's data, for a model to score
+  input: pathlib.Path | None = None  # scored lines of the benchmark, in place of model and data_dir
+  neutral: Literal["positive", "negative"] = "positive"  # how neutral counts in scored lines
+  split: str = ""  # prm800k: a split, "test" if not given; else a subset or class, all if not given
+  threshold: float | None = None  # a step that scores below it is decided wrong
+  threshold_data: pathlib.Path | None = None  # labelled solutions to find the threshold on instead
   compare: tuple[pathlib.Path, pathlib.Path] | None = None  # two results of this script
-  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
 def main() -> None:
@@ -76,32 +76,27 @@ def check(args: Args) -> None:
 
 
 def compared(args: Args, output) -> list[str]:
-  """Writes a comparison, if it is to be written, and returns its table."""
+  """Compares two results, writes the comparison to --output if given, and returns its table."""
   from prm_jax.evaluation import step_benchmarks
 
-  found = step_benchmarks.compared(args.compare)
-  lines = step_benchmarks.compared_table(found)
+  comparison = step_benchmarks.compared(args.compare)
+  lines = step_benchmarks.compared_table(comparison)
   if args.output:
-    output(args.output).write(json.dumps(found, indent=1) + "\n")
+    output(args.output).write(json.dumps(comparison, indent=1) + "\n")
     lines.append(f"-> {args.output}")
   return lines
 
 
 def judged(args: Args, output) -> list[str]:
-  """Judges the model, writes the result and returns its table."""
-  from prm_jax.evaluation import (
-    diagnostics,
-    prm800k_steps,
-    step_benchmarks,
-    step_figure,
-  )
+  """Evaluates the model, writes the result and returns its table."""
+  from prm_jax.evaluation import diagnostics, prm800k_steps, step_benchmarks, step_figure
   from prm_jax.runtime import distributed
 
-  out = output(args.output)  # a place that cannot be written is an error before any work
+  out = output(args.output)  # an unwritable path fails before the work
   files = [args.input] if args.input else sorted(p for p in args.data_dir.rglob("*") if p.is_file())
   files += [args.threshold_data] if args.threshold_data else []
   distributed.check_same_command(args, files)
-  # Data first: a large model loads for minutes.
+  # Read the data first: a large model loads for minutes.
   solutions = [] if args.input else step_benchmarks.read(args.benchmark, args.data_dir, args.split)
   if args.threshold_data:
     step_benchmarks.threshold_solutions(args.threshold_data, args.neutral)
@@ -113,7 +108,7 @@ def judged(args: Args, output) -> list[str]:
       result |= prm800k_steps.evaluate_outcomes(scorer, args.data_dir, result["split"])
       out.write(json.dumps(result, indent=1) + "\n")
       return [described(how), *prm800k_steps.table(result), f"-> {args.output}"]
-  found, trees, speed = step_benchmarks.judge(
+  scored, trees, speed = step_benchmarks.judge(
     args.benchmark,
     scorer=scorer,
     solutions=solutions,
@@ -123,13 +118,13 @@ def judged(args: Args, output) -> list[str]:
     neutral=args.neutral,
   )
   threshold, origin = step_benchmarks.threshold(
-    args.benchmark, args.threshold, args.threshold_data, scorer, found, args.readout, args.neutral
+    args.benchmark, args.threshold, args.threshold_data, scorer, scored, args.readout, args.neutral
   )
-  # No times: the same command writes the same file.
+  # The result has no times, so the same command writes the same file.
   result = {"benchmark": args.benchmark, "model": how, "tokens": speed.get("tokens")}
   result |= {"threshold": threshold, "threshold_from": origin}
   differences = args.benchmark == "prm_bench" and args.readout in step_benchmarks.DIFFERENCES
-  result |= step_benchmarks.result(args.benchmark, found, trees, threshold, differences)
+  result |= step_benchmarks.result(args.benchmark, scored, trees, threshold, differences)
   out.write(json.dumps(result, indent=1) + "\n")
   if distributed.is_first():
     output(pathlib.Path(f"{args.output}.png"), "wb").write(step_figure.draw(result))
@@ -145,7 +140,7 @@ def judged(args: Args, output) -> list[str]:
 
 
 def load(args: Args) -> tuple[Any, dict[str, Any]]:
-  """The scorer, and how it reads a solution, for people and for the result."""
+  """Returns the scorer, and how it reads a solution, for the result and the log."""
   from prm_jax.runtime import distributed, progress
 
   with progress.waiting(f"loading {args.name}"):
@@ -159,7 +154,7 @@ def load(args: Args) -> tuple[Any, dict[str, Any]]:
 
 
 def described(how: dict[str, Any]) -> str:
-  """Which model, and how it was read."""
+  """Describes the model and how its scores are read, on one line."""
   if "input" in how:
     return f"scores of {how['input']}"
   step = "" if how["checkpoint_step"] is None else f", step {how['checkpoint_step']}"

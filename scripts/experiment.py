@@ -10,8 +10,9 @@ what to label (4.2).  generations: iterative retraining.  ood: other domains (se
 flipped labels.  tuning: the search behind the settings.  alternatives: the quick start's ablation.
 search: a search guided by a reward model, against best-of-N.  rollouts: step labels from rollouts.
 
-Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  Run again, it goes on
-where it stopped.  Experiments with one OUTPUT_DIR share the base models and the labeller.
+Writes OUTPUT_DIR/NAME.json (every number, by seed), NAME.png and NAME.html.  A run that was stopped
+resumes when it is started again.  Experiments with one OUTPUT_DIR share the base models and the
+labeller.
 
 --scale=smoke, cpu or full is a file in configs/experiments/; --plan names another one.  With --plan
 or --scale=full, --pool, --base and --labels or --labeller put real candidates, a public model and
@@ -20,7 +21,7 @@ human labels in place of the embedded domain (docs/experiments.md).
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
@@ -40,15 +41,15 @@ class Args:
   scale: Literal["smoke", "cpu", "full"] = "cpu"
   plan: pathlib.Path | None = None  # a file that returns another plan
   seeds: tuple[int, ...] = ()  # in place of the plan's; tune on seeds from 100 up
-  workers: int | None = None  # processes of one core each; 0: this process, with all devices
+  workers: int | None = None  # worker processes of one core each; 0: this process, all devices
   pool: str = ""  # candidates to choose from and to train on, JSON lines with is_correct
   test: str = ""  # candidates of other problems; without it half of the pool's are held out
   labels: str = ""  # dataset of prepare_data.py on which the labeller is trained
-  labeller: str = ""  # or its work directory
+  labeller: str = ""  # instead of --labels: the work directory of a trained labeller
   base: str = ""  # public model or work directory that every model starts from
   domains: tuple[str, ...] = ()  # of ood: NAME=FILE of candidates
-  from_json: pathlib.Path | None = None  # only draw these results again
-  figures: tuple[Vector, ...] = ()  # NAME.png as NAME.pdf, NAME.svg too
+  from_json: pathlib.Path | None = None  # only draws these results again
+  figures: tuple[Vector, ...] = ()  # also writes the figure as NAME.pdf, NAME.svg
 
 
 def main() -> None:
@@ -64,13 +65,13 @@ def main() -> None:
     results = report.gather(args.name, scale, args.output_dir, plan.seeds)
     lines = report.write(results, args.output_dir, args.figures)
   print("\n".join(lines))
-  ends = [".json"] * (not args.from_json) + [".png", ".html"]
-  ends += [f".{kind}" for kind in dict.fromkeys(args.figures)]
+  ends = [] if args.from_json else [".json"]
+  ends += [".png", ".html", *(f".{kind}" for kind in dict.fromkeys(args.figures))]
   print(f"-> {args.output_dir / args.name}{', '.join(ends)}")
 
 
 def planned(args: Args):
-  """The plan of the scale, with the flags' changes."""
+  """Returns the plan of the scale, changed by the flags."""
   from prm_jax.experiments import jobs
   from prm_jax.experiments.plan import Files, Plan
 
@@ -79,21 +80,21 @@ def planned(args: Args):
   plan = command_line.read(str(path), Plan)
   given = {name: value for name in vars(Files()) if (value := getattr(args, name, None))}
   flag = f"--{next(iter(given), '')}"
-  own_data = hasattr(jobs.module(args.name), "study")  # that of the quick start
+  own_data = hasattr(jobs.module(args.name), "study")  # the quick start's
   if given and own_data:
-    raise ValueError(f"{args.name} is of the quick start's data and takes no {flag}")
+    raise ValueError(f"{args.name} uses the quick start's data and takes no {flag}")
   if given.keys() - {"labeller"} and not args.plan and args.scale != "full":
     raise ValueError(
-      f"{flag}: the settings of --scale={args.scale} are of the embedded domain; give "
+      f"{flag}: the settings of --scale={args.scale} are for the embedded domain; give "
       "--plan=FILE of yours, such as configs/experiments/smollm2.py"
     )
-  if own_data:
-    plan = dataclasses.replace(plan, files=Files())
-  changes = {"files": dataclasses.replace(plan.files, **given)} if given else {}
   reported = plan.tuning_seeds if args.name == "tuning" else plan.seeds
-  changes |= {"seeds": args.seeds or reported}
-  changes |= {"workers": args.workers} if args.workers is not None else {}
-  return dataclasses.replace(plan, **changes)
+  return dataclasses.replace(
+    plan,
+    files=Files() if own_data else dataclasses.replace(plan.files, **given),
+    seeds=args.seeds or reported,
+    workers=plan.workers if args.workers is None else args.workers,
+  )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 The directory has config.json, model.safetensors (or shards), the tokenizer, and the step-token
 contract in prm_jax.json.  AutoModelForTokenClassification and AutoTokenizer open it.  Lay out a
 sequence as "layout" in prm_jax.json says; id2label has the classes of the logits in order.
-README.md is a model card: base and licence, data, contract, metrics (also those of
+README.md is a model card: base and licence, data, contract, metrics (including those in
 CHECKPOINT/evaluation.json, if evaluate.py judged the same step), and code that scores a step.
 
 --kind=causal-lm exports the trunk and the language-model head instead (a fine-tuned generator).
@@ -13,7 +13,7 @@ CHECKPOINT/evaluation.json, if evaluate.py judged the same step), and code that 
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import contextlib
 import dataclasses
@@ -29,13 +29,13 @@ from prm_jax.runtime import command_line
 class Args:
   checkpoint: str  # work directory of train.py
   output: pathlib.Path  # a new directory
-  step: str = "latest"  # of the checkpoint: "latest", "best" by train.best_metric, or a number
+  step: str = "latest"  # checkpoint step: "latest", "best" by train.best_metric, or a number
   kind: Literal["token-classification", "causal-lm"] = "token-classification"
-  dtype: Literal["", "float32", "bfloat16"] = ""  # of the file's tensors; "": the parameters' own
+  dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the tensors; "": the parameters' own
 
 
 def tokenizer_files(tokenizer) -> dict[str, bytes]:
-  """The tokenizer's files by name, with a tokenizer_config.json for AutoTokenizer."""
+  """Returns the tokenizer's files by name, with a tokenizer_config.json for AutoTokenizer."""
   import sentencepiece
   import tokenizers
 
@@ -62,21 +62,23 @@ def tokenizer_files(tokenizer) -> dict[str, bytes]:
 
 
 def card(args: Args, step: int, about, tokenizer) -> bytes:
-  """The README.md of the export."""
+  """Returns the README.md of the export."""
   from prm_jax.pretrained import base_model, model_card
-  from prm_jax.runtime import storage
+  from prm_jax.runtime import json_lines, storage
   from prm_jax.training import checkpoint
 
   c, workdir = about.config, storage.path(args.checkpoint)
   bases, start = [], c.init.checkpoint
   while start:  # a run may start from another run
     bases.append(base_model.describe(start))
-    found = checkpoint.latest(start) if len(bases) < 8 else None
-    start = found[1].config.init.checkpoint if found else ""
-  judged = json_object(workdir / "evaluation.json")
+    latest = checkpoint.latest(start) if len(bases) < 8 else None
+    start = latest[1].config.init.checkpoint if latest else ""
+  judged = json_lines.document_or_empty(workdir / "evaluation.json")
   model = judged.get("model")
-  same = isinstance(model, dict) and model.get("checkpoint_step") == step
-  data = json_object(storage.path(c.data.directory) / "manifest.json") if c.data.directory else {}
+  same_step = isinstance(model, dict) and model.get("checkpoint_step") == step
+  data = {}
+  if c.data.directory:
+    data = json_lines.document_or_empty(storage.path(c.data.directory) / "manifest.json")
   text = pathlib.Path(c.data.text_train).name
   with contextlib.closing(checkpoint.Checkpointer(args.checkpoint)) as reader:
     info = reader.info(step)
@@ -89,21 +91,12 @@ def card(args: Args, step: int, about, tokenizer) -> bytes:
     bos_id=tokenizer.bos_id,
     bases=bases,
     dataset=str(data.get("dataset", "") or text),
-    manifest=json_object(workdir / "manifest.json"),
+    manifest=json_lines.document_or_empty(workdir / "manifest.json"),
     evaluation=info["evaluation"],
-    judged=judged if same else None,
+    judged=judged if same_step else None,
     versions=info["versions"],
   )
   return model_card.write(facts).encode()
-
-
-def json_object(path) -> dict:
-  """The object of a JSON file, local or in a bucket; {} if it is not there or is none."""
-  try:
-    found = json.loads(path.read_text())
-  except (OSError, ValueError, RecursionError):
-    return {}
-  return found if isinstance(found, dict) else {}
 
 
 def main() -> None:

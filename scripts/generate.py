@@ -1,11 +1,11 @@
-"""Candidate solutions from a language model: n samples of each problem, in the form to be scored.
+"""Samples n candidate solutions of each problem from a language model, ready to be scored.
 
   python scripts/generate.py --model=models/qwen2.5-coder-0.5b --input=problems.jsonl \\
     --output=samples.jsonl --n=16 --max_new_tokens=512 --temperature=0.8
 
---input: JSON lines with `problem`; other keys are kept.  --output: one line for each sample, with
-`text`, `steps`, `answer`, `tokens`, `logprob` and `finished`; one that was cut off is not finished
-and has no answer.  grade.py, score.py and rerank.py read them.
+--input has JSON records with `problem`; their other keys are kept.  --output gets one record for
+each sample, with `text`, `steps`, `answer`, `tokens`, `logprob` and `finished`; a sample that was
+cut off is not finished and has no answer.  grade.py, score.py and rerank.py read the output.
 
 --model is a public model or an export of a language model, --checkpoint a run of train.py on
 text.  --url is a server instead; its key is read from OPENAI_API_KEY, and --model, if given, has
@@ -13,19 +13,19 @@ its tokenizer and chat template.  --prompt=chat uses the model's template; few_s
 problems of --examples first; plain gives the problem and a newline.  The same --seed gives the same
 samples, whatever --batch is.
 
---search=RULE searches instead, guided by the reward model --prm: n solutions of a problem are under
-way at once, and after each step the rule says which go on.  beam: the best n / expansions, each
+--search=RULE searches instead, guided by the reward model --prm: n solutions of a problem grow at
+once, and after each step the rule chooses which continue.  beam: the best n / expansions, each
 expansions times; dvts: the same in n / expansions subtrees; lookahead: beam, judged after further
-steps; particles: drawn in proportion to their odds; best_of_n: all.  Lines then have score.py's
+steps; particles: drawn in proportion to their odds; best_of_n: all.  Records then have score.py's
 keys too.
 
-Run again after a kill, it goes on with the problems that were not done; a finished --output is an
+After a kill, the same command resumes with the unfinished problems; a finished --output is an
 error.  Several hosts share the problems if they share the disk of --output.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
@@ -42,16 +42,16 @@ class Args(options.Generator):
   input: pathlib.Path
   output: pathlib.Path
   n: config_lib.Count = 16  # samples of each problem
-  # A search instead of n samples, with n solutions of a problem under way at once.
+  # Searches instead of sampling, with n solutions of a problem at once.
   search: Literal["", "best_of_n", "beam", "dvts", "lookahead", "particles"] = ""
   prm: str = ""  # reward model: work directory of train.py, or a published or exported model
-  readout: str = ""  # of a published one
-  expansions: config_lib.Count = 4  # of each solution that goes on
-  reduction: reductions.Reduction = "product"  # of steps, to compare solutions
+  readout: str = ""  # of a published reward model
+  expansions: config_lib.Count = 4  # copies of each solution that continues
+  reduction: reductions.Reduction = "product"  # of step scores to the score of a solution
   lookahead: config_lib.Count = 1  # steps that --search=lookahead looks ahead
   max_steps: config_lib.Count = 40
   max_step_tokens: config_lib.Count = 256
-  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
 def main() -> None:
@@ -63,32 +63,40 @@ def main() -> None:
   from prm_jax.runtime import distributed, journal, progress
 
   check(args)
-  rule = None
   if args.search:
-    steps = (args.reduction, args.lookahead, args.max_steps)
-    rule = search.Settings(args.search, args.n, args.expansions, *steps)
+    rule = search.Settings(
+      args.search, args.n, args.expansions, args.reduction, args.lookahead, args.max_steps
+    )
   with distributed.job(args.hosts):
     distributed.check_same_command(args, [args.input])
     journal.check_output(args.output)
     problems = samples.read(args.input)
     with progress.waiting(f"loading {args.name}"):
       engine = args.load()
-    make, given = args.maker(engine.tokenizer), (args.sampling, args.limits)
-    settings = samples.Settings(args.n, *given, args.seed, args.prompt, args.steps)
+    make = args.maker(engine.tokenizer)
+    settings = samples.Settings(
+      args.n, args.sampling, args.limits, args.seed, args.prompt, args.steps
+    )
     own, run = problems[jax.process_index() :: jax.process_count()], samples.generate
     if args.search:
       with progress.waiting(f"loading {args.prm}"):
         scorer = load_reward_model(args, max(min(args.batch // args.n, len(own)), 1))
-      given += (args.max_step_tokens, rule.steps_ahead)
-      writing = step_writer.Settings(*given, args.prompt, args.steps)
+      writing = step_writer.Settings(
+        args.sampling,
+        args.limits,
+        args.max_step_tokens,
+        rule.steps_ahead,
+        args.prompt,
+        args.steps,
+      )
       engine, run = search.Search(engine, scorer, rule, writing), samples.search
-    # The first prompt stands for template, system prompt and examples.
+    # The first prompt represents template, system prompt and examples.
     facts = dataclasses.asdict(settings) | engine.facts()
     facts["input"] = download.sha256_of(args.input)
     facts["prompt"] = make(problems[0].text, 0).text
     work = lambda opened: run(own, engine, make, settings, opened)
-    if written := journal.run(args.output, len(problems), facts, work):
-      print("\n".join(samples.table(written)))
+    if records := journal.run(args.output, len(problems), facts, work):
+      print("\n".join(samples.table(records)))
       print(f"-> {args.output}")
 
 
@@ -100,23 +108,23 @@ def check(args: Args) -> None:
   if bool(args.search) != bool(args.prm):
     raise ValueError("--search=RULE and --prm=DIR go together")
   if args.search and args.url:
-    raise ValueError("--search needs --model or --checkpoint: a server gives no steps")
+    raise ValueError("--search needs --model or --checkpoint: it cannot run on a server")
   names = ("readout", "expansions", "reduction", "lookahead", "max_steps", "max_step_tokens")
-  given = [name for name in names if getattr(args, name) != getattr(Args, name)]
-  if given and not args.search:
-    raise ValueError(f"--{given[0]} is of a search: give --search=RULE and --prm=DIR")
+  changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
+  if changed and not args.search:
+    raise ValueError(f"--{changed[0]} is for a search: give --search=RULE and --prm=DIR")
   if args.search and args.batch < args.n:
     raise ValueError(f"--batch={args.batch} is below --n={args.n}: a search runs n lanes at once")
 
 
 def load_reward_model(args: Args, contexts: int):
-  """The reward model of a search, for so many problems at once."""
+  """Loads the reward model of a search of `contexts` problems at once."""
   import jax
 
   from prm_jax.generation.cached_scorer import CachedScorer
   from prm_jax.scoring.scorer import Scorer
 
-  devices = jax.local_devices()  # hosts search problems of their own
+  devices = jax.local_devices()  # each host searches its own problems
   if (pathlib.Path(args.prm) / "config.json").is_file():
     scorer = Scorer.load_model(args.prm, args.readout, args.dtype, devices=devices)
   else:

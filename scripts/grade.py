@@ -1,30 +1,30 @@
-"""Grades candidate solutions: is the answer the right one?
+"""Grades candidate solutions: decides whether each answer is right.
 
   python scripts/grade.py --input=samples.jsonl --output=graded.jsonl
 
-Input: JSON lines (plain or .gz), one candidate each, with `ground_truth_answer`, and `answer` or
-else `text`, from which the final answer is extracted.  Output: the same lines with `answer`,
-`is_correct` (true, false; null where it is undecided) and `verdict`: equal, different, missing, or
-undecided and why.  A candidate that was cut off (`finished` is false) or has no answer is missing:
-it is not correct, and rerank.py never chooses it.
+Input: JSON lines (plain or .gz), one candidate each, with `ground_truth_answer` and `answer`; a
+line without `answer` has `text`, from which the script extracts the final answer.  Output: the same
+lines with `answer`, `is_correct` (true, false, or null if undecided) and `verdict`: equal,
+different, missing, or undecided with the reason.  A candidate that was cut off (`finished` is
+false) or has no answer is missing: it is not correct, and rerank.py never chooses it.
 
---right gets the candidates that are right as `prompt` and `completion`, a step a line, on which
-train.py trains a generator (configs/generator.py); they need `problem` and `steps`.
+--right writes the right candidates as `prompt` and `completion`, a step a line, on which train.py
+trains a generator (configs/generator.py); they need `problem` and `steps`.
 
-Worker processes decide, each pair for --seconds at most; each distinct pair is decided once, and
-verdicts are kept in --verdicts for the next run.  docs/answers.md has the rules of the graders.
+Worker processes judge each distinct pair of answers once, for --seconds at most, and --verdicts
+keeps the verdicts for the next run.  docs/answers.md has the rules of the graders.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import collections
 import dataclasses
 import itertools
 import json
 import pathlib
-from typing import Annotated, Any
+from typing import IO, Annotated
 
 import msgspec
 
@@ -40,17 +40,17 @@ MISSING = "missing"
 class Args(config_lib.Checked):
   input: pathlib.Path
   output: pathlib.Path
-  right: pathlib.Path | None = None  # file of what is right, to train a generator on
+  right: pathlib.Path | None = None  # file of the right candidates, to train a generator on
   grader: grading.Name = "math_verify"
-  extract: extraction.Rule = "auto"  # where `text` has its answer, if a line has no `answer`
-  precision: Annotated[int, msgspec.Meta(ge=0, le=15)] = 6  # decimals that count (math_verify)
-  seconds: config_lib.Positive = 5.0  # for a pair; then it is undecided
-  workers: config_lib.Whole = 0  # processes; 0: one for each core
+  extract: extraction.Rule = "auto"  # where the answer stands in `text`, if a line has no `answer`
+  precision: Annotated[int, msgspec.Meta(ge=0, le=15)] = 6  # decimals that count, with math_verify
+  seconds: config_lib.Positive = 5.0  # time limit of a pair, which is then undecided
+  workers: config_lib.Whole = 0  # worker processes; 0: one per core
   verdicts: pathlib.Path = grading.CACHE  # file of known verdicts
 
 
 class Candidate(msgspec.Struct):
-  """The keys of a line that are read."""
+  """The keys that are read from a line."""
 
   ground_truth_answer: json_lines.Text
   answer: str | None = None
@@ -59,14 +59,10 @@ class Candidate(msgspec.Struct):
 
 
 class Solution(msgspec.Struct):
-  """The keys of a line that is kept for --right."""
+  """The further keys that --right reads from a line."""
 
   problem: json_lines.Text
   steps: Annotated[list[str], msgspec.Meta(min_length=1)]
-
-  def example(self) -> dict[str, str]:
-    """As generate.py --prompt=plain asks for it."""
-    return {"prompt": f"{self.problem}\n", "completion": "\n".join(self.steps)}
 
 
 def main() -> None:
@@ -85,39 +81,41 @@ def main() -> None:
 
 
 def grade(
-  path: pathlib.Path, out: Any, grader: grading.Grader, rule: extraction.Rule, kept: Any = None
-):
-  """Writes the graded lines of a file; returns how often each verdict was given.
+  path: pathlib.Path, out: IO, grader: grading.Grader, rule: extraction.Rule, right: IO | None
+) -> collections.Counter:
+  """Writes the graded lines of a file, and returns the number of candidates by verdict.
 
   Args:
-    kept: file that gets the right ones, to train on.
+    right: file that gets the right candidates, to train on.
   """
   counts, done = collections.Counter(), 0
   total = sum(1 for _ in json_lines.lines(path))
   with progress.Progress(desc="grading", total=total, unit="candidates") as bar:
     lines = json_lines.read(path)
     while chunk := list(itertools.islice(lines, CHUNK)):
-      found = [
+      candidates = [
         json_lines.convert(record, Candidate, f"{path}:{number}") for number, _, record in chunk
       ]
       answers = [
-        each.answer if "answer" in record else extraction.final_answer(each.text, rule)
-        for each, (_, _, record) in zip(found, chunk)
+        x.answer if "answer" in record else extraction.final_answer(x.text, rule)
+        for x, (_, _, record) in zip(candidates, chunk)
       ]
-      graded = [i for i, x in enumerate(answers) if x and found[i].finished is not False]
-      pairs = [(answers[i], found[i].ground_truth_answer) for i in graded]
-      each_is = len(chunk) / max(len({*pairs}), 1)
-      reach = lambda decided, done=done, each_is=each_is: bar.reach(done + decided * each_is)
+      graded = [i for i, x in enumerate(candidates) if answers[i] and x.finished is not False]
+      pairs = [(answers[i], candidates[i].ground_truth_answer) for i in graded]
+      per_pair = len(chunk) / max(len({*pairs}), 1)  # candidates, for the progress bar
+      reach = lambda decided, done=done, scale=per_pair: bar.reach(done + decided * scale)
       verdicts = dict(zip(graded, grader.verdicts(pairs, reach)))
       for i, (number, _, record) in enumerate(chunk):
         verdict = verdicts.get(i, MISSING)
         counts[verdict] += 1
-        right = None if verdict.startswith("undecided") else verdict == grading.EQUAL
-        record |= {"answer": answers[i], "is_correct": right, "verdict": verdict}
+        correct = None if verdict.startswith("undecided") else verdict == grading.EQUAL
+        record |= {"answer": answers[i], "is_correct": correct, "verdict": verdict}
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
-        if kept and right:
+        if right and correct:
           solution = json_lines.convert(record, Solution, f"{path}:{number}")
-          kept.write(json.dumps(solution.example(), ensure_ascii=False) + "\n")
+          # the prompt of generate.py --prompt=plain
+          example = {"prompt": f"{solution.problem}\n", "completion": "\n".join(solution.steps)}
+          right.write(json.dumps(example, ensure_ascii=False) + "\n")
       bar.reach(done := done + len(chunk))
   return counts
 

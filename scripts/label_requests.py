@@ -4,20 +4,20 @@
   python scripts/label_requests.py --answers=answers.jsonl --requests=requests.jsonl \\
     --output=labels.jsonl
 
-First: chooses solutions of a scored file (score.py; `is_correct` too) by --rule, --count of each
-problem, or in all with --globally, and writes requests in random order, with quality-control items
-of known labels mixed in and some asked of two labellers.  The requests show problem and steps only;
-requests.key.jsonl, beside them, has the rest.  In another round, after retraining, --labelled takes
-the labels of the rounds before: their solutions are not asked again.
+The first command chooses solutions of a scored file (of score.py, with `is_correct`) by --rule,
+--count of each problem, or in all with --globally.  It writes requests in random order, mixes in
+quality-control items of known labels, and asks two labellers for some solutions.  The requests show
+problem and steps only; requests.key.jsonl, beside them, has the rest.  For another round, after
+retraining, give the labels of the rounds before as --labelled: their solutions are not asked again.
 
-Then: reads answers {"request": ID, "labeller": NAME, "labels": [1, 0, -1]}, leaves out labellers
-who agree with less than 75 % of quality control, prints how far labellers agree, and writes
-labelled solutions for prepare_data.py --dataset=stepwise, with their provenance.
+The second command reads answers {"request": ID, "labeller": NAME, "labels": [1, 0, -1]}, leaves out
+labellers who agree with less than 75 % of quality control, prints the agreement of labellers, and
+writes labelled solutions with their provenance for prepare_data.py --dataset=stepwise.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import json
@@ -37,10 +37,10 @@ class Args:
   globally: bool = False  # count is of all problems together
   labelled: tuple[pathlib.Path, ...] = ()  # labels of earlier rounds, not to be asked again
   quality_control: pathlib.Path | None = None  # lines with problem, steps and exact labels
-  shared: config_lib.Share = 0.1  # of the chosen, asked of two labellers
+  shared: config_lib.Share = 0.1  # share of the chosen solutions that two labellers label
   seed: config_lib.Whole = 0
-  answers: pathlib.Path | None = None  # or answers to read, with the requests they belong to
-  requests: pathlib.Path | None = None
+  answers: pathlib.Path | None = None  # answers to read, in place of --input
+  requests: pathlib.Path | None = None  # the requests that were answered
 
 
 def main() -> None:
@@ -62,11 +62,11 @@ def main() -> None:
       label_requests.write(asked, output(args.output), output(label_requests.key(args.output)))
       lines = [f"{len(chosen):,} solutions to label, {len(known):,} for quality control"]
     else:
-      found, report = label_requests.collect(
+      labelled, report = label_requests.collect(
         label_requests.read(args.requests), label_requests.read_answers(args.answers)
       )
       out = output(args.output)
-      out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in found)
+      out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in labelled)
       lines = label_requests.table(report)
   print("\n".join(lines))
   print(f"-> {args.output}")

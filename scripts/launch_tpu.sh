@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Trains a commit on a Cloud TPU slice, watches the run, and gives the slice back when it ends.
+# Trains a commit on a Cloud TPU slice, watches the run, and deletes the slice when the run ends.
 #
 #   bash scripts/launch_tpu.sh --project=P --zone=Z --name=qwen-7b --topology=v5p:2x4x4 --spot \
 #     --config=configs/prm800k_qwen2.5_math_7b.py --workdir=gs://BUCKET/runs/qwen_7b \
 #     --copy=gs://BUCKET/data/prm800k=data/prm800k -- --config.train.save_every=50
 #   --topology=v5p:2x4x4        generation (v5e, v5p, v6e) and shape, as for compile_for_tpu.py
 #   --config=FILE               in the repository; other flags of train.py follow after --
-#   --workdir=gs://BUCKET/DIR   of the run: a directory on the slice would be deleted with it
+#   --workdir=gs://BUCKET/DIR   of the run; a directory on the slice would be deleted with it
 #   --copy=gs://BUCKET/DIR=DIR  a folder that every worker copies before it trains; repeatable
-#   --commit=REV                what to run; by default HEAD, with no uncommitted changes
-#   --spot                      cheaper; may be taken away, and is then asked for again
-#   --delete                    only gives the slice of this project, zone and name back
+#   --commit=REV                the commit to run; by default HEAD, without uncommitted changes
+#   --spot                      cheaper; if the slice is preempted, the script requests it again
+#   --delete                    only deletes the slice of this project, zone and name
 #   --dry_run                   prints every command and runs none
-# It stays until the run ends and exits with the run's code.  If it is interrupted, it gives the
-# slice back too; launched again, the run resumes from its last checkpoint.  More: docs/tpu.md.
+# The script waits until the run ends and exits with the run's code.  An interrupt deletes the slice
+# too; after another launch, the run resumes from its last checkpoint.  docs/tpu.md has more.
 set -euo pipefail
 
 fail() { echo "launch_tpu.sh: $1" >&2; exit 2; }
@@ -37,18 +37,18 @@ while [ $# -gt 0 ]; do
 done
 for key in project zone name; do check $key "${!key}" '[a-z][-.:a-z0-9]*' 'a-z, 0-9 and -'; done
 queue=(gcloud compute tpus queued-resources) place=("--project=$project" "--zone=$zone")
-exists() {  # prints yes or no, and nothing if the cloud does not answer
+exists() {  # prints yes or no; prints nothing if the cloud does not answer
   names=$("${queue[@]}" list "${place[@]}" '--format=value(name)') || return 0
   if grep -qE "(^|/)$name\$" <<< "$names"; then echo yes; else echo no; fi
 }
 give_back() {
   until run "${queue[@]}" delete "$name" "${place[@]}" --force --quiet || [ "$(exists)" = no ]; do
-    echo "launch_tpu.sh: $name could not be deleted and is still paid for; trying again" >&2
+    echo "launch_tpu.sh: $name could not be deleted and still costs money; trying again" >&2
     sleep 60
   done
 }
 if $delete; then give_back; exit; fi
-# The slices of Cloud TPU, as in prm_jax/tpu/compilation.py.
+# The slices that Cloud TPU offers, as in prm_jax/tpu/compilation.py.
 flat='1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16' small='2x2x1|2x2x2|2x2x4|2x4x4'
 check topology "$topology" "(v5e|v6e):($flat)|v5p:($small|[0-9]+x[0-9]+x[0-9]+)" \
   "v5e or v6e and one of $flat, or v5p and one of $small or ascending multiples of 4"
@@ -60,7 +60,7 @@ if [[ $topology == v5p:* && ! $shape =~ ^($small)$ ]]; then
 fi
 case ${topology%%:*} in
   v5e) type=v5litepod-$chips runtime=v2-alpha-tpuv5-lite ;;
-  v5p) type=v5p-$((2 * chips)) runtime=v2-alpha-tpuv5 ;;  # counts the two cores of each chip
+  v5p) type=v5p-$((2 * chips)) runtime=v2-alpha-tpuv5 ;;  # its number counts cores, two a chip
   v6e) type=v6e-$chips runtime=v2-alpha-tpuv6e ;;
 esac
 check workdir "$workdir" 'gs://[^/]+/.*[^/]' 'gs://BUCKET/DIRECTORY, which outlives the slice'
@@ -71,18 +71,18 @@ if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
 fi
 commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") || fail '--commit: not found'
 git cat-file -e "$commit:$config" 2>/dev/null || fail "--config=$config: not in commit $commit"
-launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # gets the source, the logs and the exit code
+launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # holds the source, the logs and the exit code
 arguments=("--config=$config" "--workdir=$workdir" ${overrides[@]+"${overrides[@]}"})
 folder=$(mktemp -d)
 { echo '#!/bin/bash'; declare -p launch copies arguments; cat <<'JOB'; } > "$folder/job.sh"
-# Runs as root on every worker at each boot; as a service, so that a shutdown lets the run save.
+# Runs as root on every worker at each boot.  As a service, it lets the run save at a shutdown.
 if [ "${1-}" != service ]; then
   cp "$0" /root/job.sh
   exec systemd-run --unit=prm_jax -p After=network-online.target bash /root/job.sh service
 fi
 exec >> /var/log/prm_jax.log 2>&1
 export HOME=/root PATH=$PATH:/snap/bin
-trap exit TERM  # as soon as the training process, which is told too, has saved
+trap exit TERM  # once the training process, which gets the signal too, has saved
 install() {
   mkdir -p /opt/prm_jax && cd /opt/prm_jax &&
     gcloud storage cp "$launch/source.tar.gz" . && tar -xzf source.tar.gz &&
@@ -93,7 +93,7 @@ install() {
   done
 }
 for start in {1..20}; do
-  code=75  # if the installation fails, it is tried again
+  code=75  # a failed installation is tried again
   install && { .venv/bin/python scripts/train.py "${arguments[@]}"; code=$?; }
   gcloud storage cp /var/log/prm_jax.log "$launch/$(hostname).log"
   case $code in 75 | 134 | 137 | 143) sleep 10 ;; *) break ;; esac  # docs/checkpoints.md
@@ -115,14 +115,14 @@ if $dry_run; then
   sed 's/^/#   /' "$folder/job.sh"
   request; run "${told[@]}"; run "${state[@]}"; give_back; exit
 fi
-if [ "$(exists)" != no ]; then fail "--name=$name: taken (--delete gives it back), or no answer"; fi
+if [ "$(exists)" != no ]; then fail "--name=$name: in use (--delete deletes it), or no answer"; fi
 trap 'give_back; rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM HUP
 request || fail 'the slice was refused'
 while ! code=$("${told[@]}" 2>/dev/null); do
   case $("${state[@]}") in
     SUSPENDED) give_back; until request; do sleep 60; done ;;
-    FAILED) fail 'the request failed: quota, or a shape that this zone does not have' ;;
+    FAILED) fail 'the request failed: too little quota, or a shape that this zone lacks' ;;
   esac
   sleep 60
 done

@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# Does a reward model choose better solutions to real problems?  A language model writes N solutions
-# of MATH problems; they are graded; reward models are trained on labels of people (PRM800K), of
-# rollouts, of outcomes, and of people and rollouts together; each picks one solution of N.
+# Does a reward model choose better solutions to real problems than a majority vote?  A language
+# model writes N solutions of each MATH problem, and grade.py grades them.  Reward models are
+# trained on human labels (PRM800K), on labels by rollouts, on outcomes, and on human labels and
+# rollouts together.  Each model picks one of the N solutions.
 #   bash scripts/mathematics.sh --source=DIR
 #   --source=DIR       PRM800K's files, or a part of them, with math_splits/test.jsonl
 #   --scale=cpu        a file of configs/mathematics: models, problems, settings
-#   --output=DIR       runs/mathematics-SCALE
+#   --output=DIR       default: runs/mathematics-SCALE
 #   --generator=DIR    the language model that writes
 #   --base=DIR         base model of the reward models; several: --base=DIR --base=DIR
-#   --problems=N       that are reported on
-#   --n=N              solutions of each
-#   --benchmark=DIR    files of ProcessBench, on which the models are judged too
-#   --settings         only compares the scale's settings of the generator, on problems of its own
-# Run again: goes on where it stopped.  Hours on two CPU cores, minutes with --scale=smoke; the page
-# of each base model and reduction is DIR/BASE/REDUCTION/comparison.html, that of their choice
-# DIR/own/comparison.html (docs/mathematics.md).
+#   --problems=N       number of problems to report on
+#   --n=N              number of solutions of each
+#   --benchmark=DIR    files of ProcessBench, to judge the models on as well
+#   --settings         only compare the scale's sampling settings, on problems not reported on
+# The same command resumes an interrupted run.  It takes hours on two CPU cores, and minutes with
+# --scale=smoke.  The results are OUTPUT/BASE/REDUCTION/comparison.html for each base model and
+# reduction of steps, and OUTPUT/own/comparison.html, which compares these choices
+# (docs/mathematics.md).
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -38,13 +40,13 @@ source "configs/mathematics/$scale.sh"
 for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
 [ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")
 out=${out:-runs/mathematics-$scale}
-if [ -z "${python-}" ]; then # a test gives its own
+if [ -z "${python-}" ]; then # tests set it
   source scripts/environment.sh
   environment .venv '[train,gguf]'
 fi
 began=$SECONDS
 say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }
-run() { # run OUTPUT COMMAND...: unless the output is there
+run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists
   [ -e "$1" ] || "$python" "scripts/$2.py" "${@:3}"
 }
 
@@ -79,7 +81,7 @@ for half in own reported; do
   run "$out/$half.graded.jsonl" grade --input="$out/$half.jsonl" --output="$out/$half.graded.jsonl"
 done
 
-say "labels: people, rollouts and outcomes; the last two are of the same solutions"
+say "labels of people, by rollouts and by outcomes"
 run "$out/people" prepare_data --dataset=prm800k --source="$source" --output="$out/people"
 run "$out/rollouts.jsonl" annotate --method=rollouts --model="$generator" "${prompt[@]}" \
   "${sampling[@]}" "${rollouts[@]}" --input="$out/own.graded.jsonl" --output="$out/rollouts.jsonl"
@@ -101,7 +103,7 @@ for base in "${bases[@]}"; do
       --config.optim.learning_rate=2e-4)
   fi
   scores=() judged=()
-  for part in "${parts[@]}"; do # all sources on all their labels come first
+  for part in "${parts[@]}"; do # first all labels, then smaller parts
     for label in people rollouts outcomes both; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
       at=$out/$name/${model/\//-}
@@ -131,10 +133,10 @@ for base in "${bases[@]}"; do
       --output_dir="$out/$name/$how" --title="Which of $n solutions? $name, $how of the steps"
   done
 done
-say "why: reductions of steps and base models, on test problems of the other half"
+say "comparing reductions of steps and base models, on test problems of the other half"
 if [ ! -e "$out/own_test.graded.jsonl" ]; then
   grep '"unique_id": "test/' "$out/own.graded.jsonl" > "$out/own_test.new" ||
-    fail "$out/own.graded.jsonl has no test problems: own=$own of the scale"
+    fail "$out/own.graded.jsonl has no test problems: the scale has own=$own"
   mv "$out/own_test.new" "$out/own_test.graded.jsonl"
 fi
 scores=()
@@ -148,7 +150,7 @@ for base in "${bases[@]}"; do
 done
 "$python" scripts/compare.py --input="$out/own_test.graded.jsonl" --scores "${scores[@]}" \
   --against "${scores[0]%%=*}" --output_dir="$out/own" --title="Models of people's labels"
-say "keeping candidates, grades and scores in $out/mathematics.tar.gz"
+say "archiving solutions, grades and scores in $out/mathematics.tar.gz"
 kept=(problems own.graded.jsonl reported.graded.jsonl rollouts.jsonl own/comparison.{json,png,html})
 for base in "${bases[@]}"; do
   for how in "${reductions[@]}"; do kept+=("$(basename "$base")/$how"); done

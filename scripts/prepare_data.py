@@ -1,23 +1,23 @@
-"""A dataset's files (or their download) -> TFDS array_record and manifest.json.
+"""Writes a dataset as TFDS array_record with a manifest.json, from local files or a download.
 
   python scripts/prepare_data.py --dataset=prm800k --source=DIR --recipe=paper --output=data/prm800k
   python scripts/prepare_data.py --dataset=stepwise --source=labelled.jsonl --output=data/mine
   python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=data/arithmetic
 
-stepwise takes labelled steps of any source: TRL's rows (prompt, completions, labels), Math-
-Shepherd's tagged text, or problem, steps, labels; docs/data.md has the forms.  process_bench and
-prm_bench are judged on by evaluate.py, which also reads their files as published.
+stepwise reads labelled steps of any source: TRL's rows (prompt, completions, labels), Math-
+Shepherd's tagged text, or problem, steps, labels; docs/data.md describes the forms.  evaluate.py
+judges models on process_bench and prm_bench, and also reads their published files.
 
-Without --source the files are downloaded (prm800k: 477 MB, kept in --download_dir) and verified.
-The full PRM800K (101,599 records) takes about a minute of one core.  docs/data.md shows how Apache
-Beam writes it in many processes.
+Without --source the script downloads the files (prm800k: 477 MB, kept in --download_dir) and
+verifies them.  The full PRM800K (101,599 records) takes about a minute on one core.  docs/data.md
+shows how Apache Beam writes it in many processes.
 """
 
 from __future__ import annotations
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
@@ -43,12 +43,12 @@ class Args:
     "prm800k", "stepwise", "arithmetic", "math_splits", "process_bench", "prm_bench"
   ] = "prm800k"
   source: str | None = None
-  """Folder with upstream's files; without it they are downloaded.  stepwise: also a file or its
+  """Folder with upstream's files; if not given, they are downloaded.  stepwise: also a file or its
   URL."""
   phases: Literal["all", "phase1", "phase2"] = "all"
-  """Which phases of PRM800K to read."""
+  """Phases of PRM800K to read."""
   recipe: Literal[tuple(RECIPES)] = "paper"  # type: ignore[valid-type]
-  """How records become labels: docs/data.md."""
+  """Rules that make labels of records: docs/data.md."""
   recipe_options: RecipeOptions = dataclasses.field(default_factory=RecipeOptions)  # type: ignore
   """Options that differ from the recipe's, e.g. --recipe_options.neutral=positive."""
   on_bad_record: Literal["fail", "skip"] = "fail"
@@ -56,13 +56,13 @@ class Args:
   overwrite: bool = False
   """Replace an earlier output."""
   download_dir: pathlib.Path = prepare.DOWNLOADS
-  """Where downloaded files are kept."""
+  """Folder that keeps downloaded files."""
   beam: prepare.Beam = prepare.Beam()
   """Apache Beam, for --dataset=prm800k."""
   arithmetic: arithmetic.Generator = arithmetic.Generator()
-  """What to generate, for --dataset=arithmetic."""
+  """Generator options, for --dataset=arithmetic."""
   stepwise: prepare.Stepwise = prepare.Stepwise()
-  """How lines are read, for --dataset=stepwise."""
+  """Reading options, for --dataset=stepwise."""
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def prepared(args: Args) -> dict:
 
 
 def table(manifest: dict) -> str:
-  """The manifest's main numbers, for people."""
+  """Formats the manifest's main counts."""
   lines = [f"{'':10}{'rows read':>12}{'kept':>10}{'labels':>10}{'+1':>10}{'0':>10}{'-1':>10}"]
   total = {"total": manifest["total"]} if "total" in manifest else {}
   for name, part in (manifest["splits"] | total).items():
@@ -123,7 +123,7 @@ def table(manifest: dict) -> str:
 
 
 def one_sided(manifest: dict, test_share: float) -> str:
-  """A warning if the test split has labels, but none of a right or none of a wrong step."""
+  """Returns a warning if the test split has labels, but none of a right or none of a wrong step."""
   if "labels" not in manifest or "test" not in manifest["splits"]:
     return ""
   lacks = {}

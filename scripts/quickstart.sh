@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# From nothing to a best-of-N curve: makes its environment (.venv), generates the embedded dataset,
-# trains a process and an outcome reward model, scores 1,024 candidate solutions of each of 200
-# held-out problems with both, and writes the report.  Run again: goes on where it stopped.
+# Draws a best-of-N curve from scratch: makes its environment (.venv), generates the embedded
+# dataset, trains a process and an outcome reward model, scores 1,024 candidate solutions of each of
+# 200 held-out problems with both, and writes the report.  After an interrupt, the same command
+# resumes.
 #   bash scripts/quickstart.sh [SEED] [DIRECTORY]
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
-if [ -z "${python-}" ]; then # the benchmark gives its own
+if [ -z "${python-}" ]; then # the benchmark sets its own
   source scripts/environment.sh
   environment .venv '[train,tensorboard]'
 fi
@@ -23,7 +24,8 @@ fi
 if [ ! -f "$data/tokenizer.model" ]; then
   "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" --vocab_size=320
 fi
-# The outcome model has the harder task and gets more updates; tuned on other seeds for both.
+# The outcome model has the harder task and gets more updates.  Both numbers were tuned on other
+# seeds.
 for run in process:5000 outcome:6000; do
   objective=${run%:*} steps=${run#*:}
   say "training the $objective reward model"

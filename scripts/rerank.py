@@ -1,4 +1,4 @@
-"""Best-of-N curves from scored candidate solutions.
+"""Draws best-of-N curves from scored candidate solutions.
 
   python scripts/rerank.py --input scored.jsonl --output_dir report
   python scripts/rerank.py --input mine.jsonl --output_dir report --score my_rm --label "My RM"
@@ -10,7 +10,7 @@ best_of_n.png and report.html.  --score ranks by any number of each candidate (d
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
@@ -27,17 +27,17 @@ from prm_jax.runtime import command_line, storage
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args(reranking.Options):
   input: tuple[pathlib.Path, ...]
-  """Scored samples, JSON lines, or a bundle. Several files hold the same candidates scored by
+  """JSON lines of scored samples, or a bundle. Several files hold the same candidates scored by
   different models: their keys are merged line by line."""
   output_dir: pathlib.Path
-  """Where report.json, best_of_n.png and report.html go."""
+  """Directory of report.json, best_of_n.png and report.html."""
   format: Literal["table", "json", "csv"] = "table"
-  """What standard output gets. json: the content of report.json; csv: every curve, difference and
+  """Format of standard output. json: the content of report.json; csv: every curve, difference and
   group, a row for each N."""
   figures: tuple[Vector, ...] = ()
-  """best_of_n.png as best_of_n.pdf, best_of_n.svg too."""
+  """Further formats of the figure, best_of_n.pdf and best_of_n.svg."""
   write_bundle: pathlib.Path | None = None
-  """A file for the scores that were read, which --input reads again at once."""
+  """File for a bundle of the scores that were read; --input reads it in a fraction of a second."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     )
   warn_of_unused(args, samples)
   with storage.written_together() as output:
-    files = [output(path, "wb") for path in paths]  # fails here rather than at the end
+    files = [output(path, "wb") for path in paths]  # an unwritable path fails before the work
     if args.write_bundle:
       sample_arrays.write_bundle(samples, files[-1])
     report, scores = reranking.rerank(samples, args, progress=True)
@@ -75,16 +75,15 @@ def main() -> None:
 
 
 def warn_of_unused(args: Args, samples: sample_arrays.ScoredSamples) -> None:
-  """One line about numbers that may be scores, if nobody has said what to rank by."""
+  """Prints a line about numbers that may be scores, unless a flag says what to rank by."""
   if args.score or args.methods:
     return
   if unused := scored_samples.unused_numbers(args.input, samples):
     from prm_jax.evaluation.report import printable
 
-    one = f"--score {shlex.quote(unused[0])}"
-    line = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {one}"
-    line = f"{exits.script()}: {line}"
-    print(printable(line), file=sys.stderr)
+    flag = f"--score {shlex.quote(unused[0])}"
+    warning = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {flag}"
+    print(printable(f"{exits.script()}: {warning}"), file=sys.stderr)
 
 
 def check_paths(paths: list[pathlib.Path]) -> None:

@@ -3,13 +3,13 @@
   python scripts/retrospective.py --source=prm800k/data --output=retrospective.json
 
 --source is a folder with any of upstream's files (phase1_train.jsonl, phase2_train.jsonl and the
-like), or one of them.  The screen shows records, labels, final answers and the scores that
-selection saw, by phase and generation; fields that are missing are counted.
+like), or one of them.  The screen shows records, labels, final answers and the scores at selection,
+by phase and generation, and how many records lack the fields.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import itertools
@@ -37,10 +37,10 @@ def main() -> None:
   with storage.written_together() as output, progress.waiting(f"reading {len(files)} files"):
     out = output(args.output) if args.output else None
     records = itertools.chain.from_iterable(map(prm800k.read_records, files))
-    found = retrospective.report(records)
+    report = retrospective.report(records)
     if out:
-      out.write(json.dumps(found, indent=1) + "\n")
-  print("\n".join(retrospective.table(found)))
+      out.write(json.dumps(report, indent=1) + "\n")
+  print("\n".join(retrospective.table(report)))
 
 
 if __name__ == "__main__":

@@ -10,15 +10,15 @@ Input: JSON lines (plain or .gz), one candidate each, with `problem` and `steps`
 is split at the model's separator); every other key is kept.  Output: the same lines with
 `rating_probs` and `prm_score` from a process model, `orm_score` from an outcome model, in the form
 of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P(positive) +
-P(neutral) (paper section 2.6 and F.2); of P(positive) alone if the model's recipe counts neutral as
-negative (then give rerank.py --neutral=negative).
-With --skip_cut_off a candidate with `finished` false, which is never chosen, gets no scores.
+P(neutral) (paper section 2.6 and F.2), or of P(positive) alone if the model's recipe counts neutral
+as negative (then give rerank.py --neutral=negative).
+With --skip_cut_off, candidates with `finished` false, which are never chosen, get no scores.
 
-A published model is a hub directory (config.json, safetensors, tokenizer); its readout says how it
+A published model is a hub directory (config.json, safetensors, tokenizer).  --readout says how it
 is prompted and where it is read: qwen2.5-math-prm, math-shepherd, rlhflow, skywork-o1-prm, trl or
-trl-joined.  These have two classes; "0" gets probability 0.  A directory of export.py needs no
-readout.  With --model, OUTPUT.contract.json says how the model was read; --checkpoint removes that
-of a past run.
+trl-joined.  These have two classes, so "0" gets probability 0.  A directory of export.py needs no
+readout.  With --model or --readout, OUTPUT.contract.json says how the model was read; other runs
+remove that file.
 
 --readout=implicit reads two language models of one tokenizer: P(right) of a step is the sigmoid of
 beta * log(pi / pi_ref), summed over its tokens (Yuan et al. 2024; docs/rewards.md).  Each is a hub
@@ -27,7 +27,7 @@ directory or a run of train.py on text.
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import json
@@ -45,8 +45,8 @@ class Args(options.RewardModel):
   input: pathlib.Path  # candidate solutions
   output: pathlib.Path  # the same with scores
   skip_cut_off: bool = False  # no scores for candidates with `finished` false
-  merge: bool = True  # encode what candidates of a problem share once; False: to compare
-  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+  merge: bool = True  # encode shared prefixes of candidates once; False: for comparison
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     raise ValueError(f"--output={args.output} is the input: give another name")
   note = pathlib.Path(f"{args.output}.contract.json")
   with distributed.job(args.hosts), distributed.written_together() as output:
-    out = output(args.output)  # a place that cannot be written is an error before any work
+    out = output(args.output)  # fails before any work if it cannot be written
     described = bool(args.model or args.readout)
     about = output(note) if described else None
     distributed.check_same_command(args, [args.input])
@@ -79,7 +79,7 @@ def main() -> None:
     if described:
       about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
     elif distributed.is_first():
-      note.unlink(missing_ok=True)  # an earlier run's with --model: it is not about these scores
+      note.unlink(missing_ok=True)  # of an earlier run, whose scores are gone
   seconds = time.perf_counter() - started
   print(f"{count:,} solutions in {seconds:.1f} s -> {args.output}", file=sys.stderr)
 

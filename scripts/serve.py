@@ -5,17 +5,17 @@
 
   curl http://127.0.0.1:8000/score -d '{"solutions": [{"problem": "1 + 2?", "steps": ["3"]}]}'
 
-An answer has `rating_probs` and `prm_score` of each solution (of an outcome model, `orm_score`),
-the numbers that score.py writes.  Solutions of many requests share batches.  It prints its address
-when it is ready; --port=0 takes a free one.  SIGTERM and Ctrl-C end it when all requests that it
-has are answered.  docs/serving.md has the requests, and the bounds of what clients may ask.
+An answer has the `rating_probs` and `prm_score` of each solution (`orm_score` of an outcome model),
+the numbers that score.py writes.  Solutions of many requests share batches.  The server prints its
+address when it is ready; --port=0 takes a free port.  SIGTERM and Ctrl-C end it after all requests
+that it has are answered.  docs/serving.md describes the requests and their limits.
 
 There is no password and no encryption: leave --host as it is, or put a proxy in front.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import asyncio
 import dataclasses

@@ -1,18 +1,21 @@
-"""Problems with answers for an experiment: a half to report on, the others for every choice.
+"""Splits problems with answers: a half for reported results, the rest for labels and settings.
 
   python scripts/split_problems.py --source=DIR --output=data/problems
 
-Writes OUTPUT/reported.jsonl, half of the 500 MATH test problems of PRM800K's split, by level;
-OUTPUT/own.jsonl, the other half and, if DIR holds PRM800K's records, their problems with an answer;
-and OUTPUT/manifest.json: counts, hashes, and that no problem is in both.  Labels, settings and
-thresholds are made on the second file; the first is for the figures.  generate.py reads both.
+Writes three files:
 
-DIR is as for prepare_data.py; without it the list of test problems is downloaded.
+  OUTPUT/reported.jsonl  half of the 500 MATH test problems of PRM800K's split, by level
+  OUTPUT/own.jsonl       the other half and, if DIR holds PRM800K's records, their problems with an
+                         answer
+  OUTPUT/manifest.json   counts and hashes, and that no problem is in both
+
+Make labels, settings and thresholds on own.jsonl; report figures on reported.jsonl.  generate.py
+reads both.  DIR is as for prepare_data.py; without it the script downloads the test problems.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import collections
 import dataclasses
@@ -22,17 +25,18 @@ import pathlib
 from prm_jax import config as config_lib
 from prm_jax.datasets import download, prepare, problem_halves
 from prm_jax.runtime import command_line, storage
+from prm_jax.types import problem_key
 
 
 @dataclasses.dataclass(frozen=True)
 class Args(config_lib.Checked):
   output: pathlib.Path  # new folder
   source: pathlib.Path | None = None  # folder with PRM800K's files, or a part of them
-  seed: config_lib.Whole = 0  # of the halves
-  levels: tuple[config_lib.Whole, ...] = ()  # of the test problems; none: all
-  reported: config_lib.Whole = 0  # problems to report on, at most; 0: the half
-  own: config_lib.Whole = 0  # other test problems, at most; 0: the other half
-  training: config_lib.Whole | None = None  # problems of PRM800K's records, at most; None: all
+  seed: config_lib.Whole = 0  # for the split into halves
+  levels: tuple[config_lib.Whole, ...] = ()  # levels of the test problems to take; none: all
+  reported: config_lib.Whole = 0  # limit of problems to report on; 0: the whole half
+  own: config_lib.Whole = 0  # limit of problems of the other half; 0: all of it
+  training: config_lib.Whole | None = None  # limit of problems of PRM800K's records; None: all
   download_dir: pathlib.Path = prepare.DOWNLOADS
 
 
@@ -47,13 +51,11 @@ def main() -> None:
     "reported": reported[: args.reported or None],
     "own": own[: args.own or None] + others[: args.training],
   }
-  if shared := problem_halves.overlap(files["own"], files["reported"]):
-    raise ValueError(f"{len(shared)} problems are in both files, for example {shared[0]!r}")
-  about = {
-    "seed": args.seed,
-    "levels": sorted({each.level for each in chosen}),
-    "in_both": len(shared),
-  }
+  # No reported problem may be in the other file.
+  keys = [{problem_key(each["problem"]) for each in problems} for problems in files.values()]
+  if shared := set.intersection(*keys):
+    raise ValueError(f"{len(shared)} problems are in both files, for example {min(shared)!r}")
+  about = {"seed": args.seed, "levels": sorted({each.level for each in chosen}), "in_both": 0}
   with storage.written_directory(args.output) as folder:
     for name, problems in files.items():
       path = folder / f"{name}.jsonl"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Makes its environment (.venv-test) and passes the tests.  Arguments go to pytest:
+# Makes its environment (.venv-test) and runs the tests.  Arguments are passed to pytest:
 #   bash scripts/test.sh                      the whole suite
-#   bash scripts/test.sh -k packing           some of it
-#   bash scripts/test.sh -m slow              what takes longer than the suite allows
-#   bash scripts/test.sh --reference          what needs torch and transformers, or Apache Beam: in
-#                                             .venv-reference and .venv-beam, as Beam caps protobuf
-#   bash scripts/test.sh --oldest             all with the oldest versions that setup.py allows
+#   bash scripts/test.sh -k packing           the tests with this word in their name
+#   bash scripts/test.sh -m slow              the tests that take too long for the suite
+#   bash scripts/test.sh --reference          the tests that need torch and transformers, in
+#                                             .venv-reference, and those that need Apache Beam, in
+#                                             .venv-beam, because Beam caps protobuf
+#   bash scripts/test.sh --oldest             the suite with the oldest versions of setup.py
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -30,6 +31,6 @@ environment .venv-test '[test]'
 "$python" -m ruff format --check --quiet .
 case " $* " in
   *" -m "*) exec "$python" -m pytest "$@" ;;
-  # whole files to a process first, so that it makes what their tests share once
+  # worksteal gives each process whole files first, so that shared fixtures are made once
   *) exec "$python" -m pytest -m "not slow" --numprocesses=2 --dist=worksteal "$@" ;;
 esac

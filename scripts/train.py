@@ -6,12 +6,12 @@
   python scripts/train.py --config=configs/prm800k_smollm2_135m.py --workdir=runs/smollm2 \\
     --config.optim.trained=lora --config.model.lora_rank=16  # LoRA on a public model
 
-Any setting can be overridden: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
+Flags override any setting: --config.optim.learning_rate=1e-4 --config.loss.objective=outcome.
 With several hosts, run it on all of them, with a work directory that all of them can reach.
 Writes checkpoints/, metrics.jsonl, manifest.json (counts of the data), the tokenizer and, if
-tensorboardX is installed, TensorBoard events to the work directory; with train.wandb also to
-Weights & Biases.  train.stop_patience stops early.  After SIGTERM it saves and exits with 75.  All
-exit codes: docs/checkpoints.md.
+tensorboardX is installed, TensorBoard events to the work directory.  train.wandb also sends the
+metrics to Weights & Biases; train.stop_patience stops early.  After SIGTERM the script saves and
+exits with 75.  All exit codes: docs/checkpoints.md.
 """
 
 from prm_jax.runtime import exits
@@ -27,14 +27,14 @@ from prm_jax.runtime import command_line
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  workdir: str  # of this run, for its checkpoints and logs: a folder, or gs://BUCKET/DIR
+  workdir: str  # folder of the run's checkpoints and logs, local or gs://BUCKET/DIR
   config: config_lib.Experiment = config_lib.Experiment()  # --config=FILE sets the defaults
-  hosts: config_lib.Hosts = config_lib.Hosts()  # several: where JAX does not find them itself
+  hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
 
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  from prm_jax.runtime import distributed, preemption  # after the flags: mistakes answer at once
+  from prm_jax.runtime import distributed, preemption  # slow imports, after errors in flags
   from prm_jax.training import loop
 
   try:

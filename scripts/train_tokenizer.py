@@ -6,7 +6,7 @@
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
@@ -16,10 +16,10 @@ from prm_jax.runtime import command_line
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  data: pathlib.Path  # what prepare_data.py wrote
-  output: pathlib.Path  # the model file
-  vocab_size: int = 8000  # at most; at least 300
-  max_rows: int = 20_000  # records to read, at most; at least 1
+  data: pathlib.Path  # output of prepare_data.py
+  output: pathlib.Path  # model file to write
+  vocab_size: int = 8000  # upper bound, at least 300
+  max_rows: int = 20_000  # limit of records to read, at least 1
 
 
 def main() -> None:

@@ -1,17 +1,17 @@
-"""A page of scored solutions: which step does the model doubt, and is it right?
+"""Writes a page of scored solutions: which step does the model doubt, and is it right?
 
   python scripts/view.py --input=scored.jsonl
   python scripts/view.py --input=scored.jsonl --labels=process_bench/gsm8k.jsonl --output=page.html
 
-Input: candidates as score.py or grade.py write them, or as rerank.py reads them; without
-`rating_probs` or `step_scores` the solutions are shown without probabilities.  --labels names
-labelled steps of the same solutions (ProcessBench's lines, PRM800K's, or `problem`, `steps`,
-`labels`), which stand beside the model's probabilities.  OUTPUT is one file that needs no network.
+Input: candidates as score.py or grade.py write them, or as rerank.py reads them; candidates without
+`rating_probs` or `step_scores` are shown without probabilities.  --labels names a file with labels
+of the same solutions (lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`); the
+page shows them beside the model's probabilities.  OUTPUT is one file that needs no network.
 """
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before what takes time to import
+exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
@@ -27,11 +27,11 @@ MAX_SOLUTIONS = 100_000
 @dataclasses.dataclass(frozen=True)
 class Args(config_lib.Checked):
   input: pathlib.Path
-  output: pathlib.Path | None = None  # INPUT.html, if not given
+  output: pathlib.Path | None = None  # not given: INPUT.html
   labels: pathlib.Path | None = None  # labelled steps of the same solutions
   neutral: Literal["positive", "negative"] = "positive"  # how the neutral class counts
   threshold: config_lib.Share = 0.5  # a step below it is doubted
-  problems: int | None = None  # the first ones of the file; not given: all
+  problems: int | None = None  # how many of the file's first problems to show; not given: all
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def read(args: Args, labels: dict) -> list[page.Problem]:
-  """The problems of the input; BadLine names a line that is no candidate."""
+  """Returns the problems of the input; raises BadLine at a line that is not a candidate."""
   records, groups = [], set()
   for place, record in scored_samples.candidates(args.input, progress=True):
     where = scored_samples.place(args.input, *place[:2])

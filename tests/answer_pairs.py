@@ -1,15 +1,15 @@
-"""Answers rewritten and changed by rules: equal and different pairs; and hostile texts."""
+"""Answers rewritten by rules, changed by rules, and texts that hang or kill a grader."""
 
 import itertools
 import random
 import re
 
 INTEGER = re.compile(r"-?\d+")
-SIMPLE = r"(?<![\\A-Za-z_{])"
 
 
-def _sub(pattern, to, count=0):
-  return lambda a: re.sub(pattern, to, a, count=count)
+def _sub(pattern, to):
+  """A rule that replaces every match of a pattern."""
+  return lambda a: re.sub(pattern, to, a)
 
 
 def _whole(kind):
@@ -21,8 +21,8 @@ def _fraction(kind):
   """A rule for whole answers that are \\frac{a}{b} of positive integers."""
 
   def rule(a):
-    found = re.fullmatch(r"\\d?frac\{(\d+)\}\{(\d+)\}", a)
-    return kind(int(found[1]), int(found[2])) if found else a
+    match = re.fullmatch(r"\\d?frac\{(\d+)\}\{(\d+)\}", a)
+    return kind(int(match[1]), int(match[2])) if match else a
 
   return rule
 
@@ -105,7 +105,7 @@ REWRITINGS = [
 
 
 def equal_to(answer: str, count: int, rng: random.Random) -> list[str]:
-  """Different spellings of an answer, by one to three rules."""
+  """Other spellings of an answer, by one to three rules."""
   once = [rule(answer) for rule in REWRITINGS]
   forms = {form for form in once if form != answer}
   for first, second in itertools.permutations(REWRITINGS[:30], 2):  # of spelling alone
@@ -122,10 +122,10 @@ def _numbers(change):
   """A rule that changes one of the numbers of an answer, each in turn."""
 
   def rules(a):
-    for found in re.finditer(r"(?<![\d.\\!,_])\d+", a):
-      before = a[: found.start()]
+    for match in re.finditer(r"(?<![\d.\\!,_])\d+", a):
+      before = a[: match.start()]
       if not re.search(r"_\{?$|\\sqrt$|\}\^$", before):  # \sqrt21 is \sqrt{2}1; units' powers
-        yield a[: found.start()] + change(found[0]) + a[found.end() :]
+        yield before + change(match[0]) + a[match.end() :]
 
   return rules
 

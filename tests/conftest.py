@@ -1,7 +1,7 @@
 """Settings and fixtures of the whole suite.
 
-Eight CPU devices are asked for before any JAX backend starts, so that sharded code is tested on
-any machine.  Tests marked `shared_data` read the folder beside the checkout that holds real rows.
+JAX gets eight CPU devices before any backend starts, so that sharded code is tested on any machine.
+Tests marked `shared_data` read the folder of real data beside the checkout.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as distributed.join
-# Tests compile the same small programs again and again: once a session and worker is enough.
+# Tests compile the same small programs many times: the cache keeps them for the session.
 CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
-# Compiling is most of the suite's time.  What runs as optimised as for users: `start_script`, and
-# the trainings of tests/test_kills.py.
+# Compiling is most of the suite's time.  Only `start_script` and the slow campaign of
+# tests/test_kills.py are optimised as for users.
 jax.config.update("jax_disable_most_optimizations", True)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell
@@ -51,7 +51,7 @@ ENVIRONMENT = {  # of the processes that tests start
 }
 sys.path.insert(0, str(ROOT))  # for benchmarks/, which is not installed
 SHARED = ROOT.parent / "shared"
-# What tests with these marks need besides; `scripts/test.sh --reference` installs it.
+# Packages that tests with these marks need besides; `scripts/test.sh --reference` installs them.
 NEEDED = {"reference": ("torch", "transformers"), "beam": ("apache_beam",)}
 
 
@@ -79,7 +79,7 @@ def pytest_unconfigure():
 
 @pytest.fixture(scope="session", autouse=True)
 def own_signals():
-  """Scripts that a test runs in this process leave pytest's signal handlers alone."""
+  """Keeps scripts that run in this process from replacing pytest's signal handlers."""
   from prm_jax.runtime import exits
 
   exits.on_signals = lambda *_: None
@@ -87,7 +87,7 @@ def own_signals():
 
 @pytest.fixture
 def one_device():
-  """Runs take one of the eight devices: that compiles faster."""
+  """Runs take one of the eight devices, which compiles faster."""
   import tiny
 
   with tiny.first_device():
@@ -95,7 +95,7 @@ def one_device():
 
 
 class ForkServer:
-  """tests/forked_script.py, which ends with this process."""
+  """A process of tests/forked_script.py, which ends with this one."""
 
   def __init__(self, environment):
     command = [sys.executable, str(ROOT / "tests" / "forked_script.py")]
@@ -103,13 +103,13 @@ class ForkServer:
     self.process = subprocess.Popen(command, env=environment, bufsize=0, **pipes)
 
   def start(self, folder, out, errors, words) -> int:
-    """Starts a command in a folder; the number of its process."""
+    """Starts a command in a folder; returns the number of its process."""
     request = json.dumps([str(folder), str(out), str(errors), *words])
     self.process.stdin.write(request.encode() + b"\n")
     return self.answer()
 
   def answer(self) -> int:
-    """The next number that it prints."""
+    """The next number that the server prints."""
     line = self.process.stdout.readline()
     assert line, "tests/forked_script.py has ended: its error is on standard error"
     return int(line)
@@ -119,7 +119,7 @@ fork_server = functools.cache(lambda: ForkServer(ENVIRONMENT))
 
 
 def run_script(name, *arguments):
-  """Runs a script of the project in a fork of tests/forked_script.py, on the CPU."""
+  """Runs a script of the project in a fork of tests/forked_script.py, on the CPU; its result."""
   command = [str(ROOT / "scripts" / name), *map(str, arguments)]
   server = fork_server()
   with tempfile.TemporaryDirectory() as folder:
@@ -130,9 +130,9 @@ def run_script(name, *arguments):
 
 
 def call_script(name, *arguments):
-  """As `run_script`, in this process: without a start, and with the programs that it has compiled.
+  """As `run_script`, but in this process, which is faster and reuses compiled programs.
 
-  An exception that a script does not turn into a message is raised.
+  Raises an exception that the script does not turn into a message.
   """
   command = [str(ROOT / "scripts" / name), *map(str, arguments)]
   out, errors, code = io.StringIO(), io.StringIO(), 0
@@ -154,7 +154,7 @@ def call_script(name, *arguments):
 
 
 def start_script(name, *arguments, **environment):
-  """Runs a script as from a terminal, on the CPU, optimised as for users."""
+  """Runs a script as from a terminal, on the CPU, optimised as for users; its result."""
   return subprocess.run(
     [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
     capture_output=True,
@@ -166,7 +166,7 @@ def start_script(name, *arguments, **environment):
 
 @pytest.fixture(scope="session")
 def shared():
-  """The folder of real data; tests that use it are marked shared_data."""
+  """The folder of real data, for tests marked `shared_data`."""
   if not SHARED.is_dir():
     pytest.skip(f"{SHARED} is missing: it holds real data that is not part of the project")
   return SHARED
@@ -180,7 +180,7 @@ def prm800k_sample(shared):
 
 @pytest.fixture
 def raw_rows():
-  """Rows that show each form PRM800K's rows take: a new copy each time."""
+  """Rows by split in every form that PRM800K has, a new copy for each test."""
   return {
     "train": [phase2_row(), unrated_row(), outcome_row()],
     "test": [phase1_row(), gave_up_row()],
@@ -211,13 +211,13 @@ def make_row(steps, reason="solution", generation=None, problem="What is 2 + 3?"
 
 
 def pre_generated(steps, answer, score, solution=None):
-  """What a question of phase 2 holds besides."""
-  found = {"steps": steps, "answer": answer, "verifier_score": score}
-  return {"ground_truth_solution": solution} | {f"pre_generated_{k}": v for k, v in found.items()}
+  """The further fields of a phase-2 question."""
+  fields = {"steps": steps, "answer": answer, "verifier_score": score}
+  return {"ground_truth_solution": solution} | {f"pre_generated_{k}": v for k, v in fields.items()}
 
 
 def phase1_row():
-  """Alternatives at each step, a human completion where all are bad, solved."""
+  """A solved row with alternatives at each step, and a human completion where all are bad."""
   return make_row(
     [
       step(completion("Count.", 0), completion("Add.", 1), completion("Add!", None), chosen=1),
@@ -228,13 +228,13 @@ def phase1_row():
 
 
 def gave_up_row():
-  """The labeler left: the last step is empty, and one before it is not rated."""
+  """A row whose labeler gave up: the last step is empty, the one before it unrated."""
   unrated = step(completion("A?", None), chosen=None)
   return make_row([step(completion("Hm.", 0)), unrated, step(chosen=None)], "give_up")
 
 
 def phase2_row():
-  """Pre-generated; labelled up to the first error, where alternatives were added."""
+  """A pre-generated solution, labelled up to the first error, which has alternatives."""
   texts = ["I add \u00e9 and \u4e8c.", "2+3=6", "# Answer\n\n6"]
   first, wrong = completion(texts[0], 1, None), completion(texts[1], -1, None)
   last = step(wrong, completion("2+3=5", 1), completion("So?", 0), chosen=None)
@@ -243,14 +243,14 @@ def phase2_row():
 
 
 def unrated_row():
-  """Unrated steps on the path: one before a rated step, one at the end."""
+  """A row with an unrated step before a rated one, and an unrated last step."""
   ratings = {"First.": None, "2+3=5": 1, "So it is 5.": None}
   steps = [step(completion(text, rating, None)) for text, rating in ratings.items()]
   return make_row(steps, "found_error", 3, "What is  3 + 2?")
 
 
 def outcome_row():
-  """A solution labelled right to its end."""
+  """A solution with every step labelled right."""
   texts = ["2+3=5", "# Answer\n\n5"]
   steps = [step(completion(text, 1, None)) for text in texts]
   return make_row(steps, "solution", 1, "Add 2 to 3.", **pre_generated(texts, "5", 1, "$5$"))
@@ -272,7 +272,7 @@ def arithmetic_data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prm_run(arithmetic_data, tmp_path_factory):
-  """The work directory of a process model with random weights, whose scores differ clearly."""
+  """The work directory of a process model with random weights and clearly different scores."""
   import tiny
 
   from prm_jax import config as config_lib
@@ -283,7 +283,7 @@ def prm_run(arithmetic_data, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def text_run(arithmetic_data, tmp_path_factory):
-  """The work directory of a language model of a few updates."""
+  """The work directory of a language model after two updates."""
   import tiny
 
   from prm_jax import config as config_lib
@@ -303,7 +303,7 @@ def text_run(arithmetic_data, tmp_path_factory):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-  """A folder and the URL at which a local HTTP server has it."""
+  """A folder, and the URL at which a local HTTP server serves it."""
   folder = tmp_path / "served"
   folder.mkdir()
   monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)

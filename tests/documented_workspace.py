@@ -1,7 +1,7 @@
 """A folder in which documented commands run as in a clone: the code, and small inputs of the pages.
 
-Its language model has learnt two solutions by heart, one of which is right, so that sampling,
-grading and training on right solutions follow each other as they do with a real one.
+Its language model has memorised two solutions, one of which is right, so that sampling, grading
+and training on right solutions work as with a real one.
 """
 
 import contextlib
@@ -76,18 +76,18 @@ def make(folder: pathlib.Path, run) -> None:
 
 
 def before(folder: pathlib.Path, command) -> None:
-  """What people do before a command: they answer the requests that it reads the answers of."""
+  """Writes the answers to labelling requests before the command that reads them."""
   if "--answers=answers.jsonl" in command.arguments:
     lines = (folder / "requests.jsonl").read_text().splitlines()
-    asked = [json.loads(line)["request"] for line in lines]
+    requests = [json.loads(line)["request"] for line in lines]
     key = (folder / "requests.key.jsonl").read_text().splitlines()
     known = {each["request"]: each.get("labels") for each in map(json.loads, key)}
-    answers = [{"request": x, "labeller": "ann", "labels": known[x] or [1, -1]} for x in asked]
+    answers = [{"request": x, "labeller": "ann", "labels": known[x] or [1, -1]} for x in requests]
     write(folder / "answers.jsonl", answers)
 
 
 class Judge(http.server.BaseHTTPRequestHandler):
-  """A chat server to which every solution is right."""
+  """A chat server whose verdict on every solution is that it is right."""
 
   def log_message(self, *args):
     pass
@@ -103,7 +103,7 @@ class Judge(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def servers() -> Iterator[dict[str, str]]:
-  """A chat server, a bucket, and the variables of the environment that lead to them."""
+  """Runs a chat server and a bucket; yields the environment variables with their addresses."""
   judge = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge)
   with judge, fake_bucket.Server() as bucket:
     for server in (judge, bucket):
@@ -116,12 +116,13 @@ def servers() -> Iterator[dict[str, str]]:
 
 
 def write(path: pathlib.Path, lines: list[dict]) -> None:
+  """Writes JSON lines."""
   path.parent.mkdir(parents=True, exist_ok=True)
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def candidates(folder: pathlib.Path) -> None:
-  """Problems, samples with scores of all kinds, which are ProcessBench's lines too, and texts."""
+  """Writes problems, texts, and samples with scores of all kinds and the keys of ProcessBench."""
   problems = [f"What is {i} - {i - 5}?" for i in range(5, 29)]
   solved = [{"problem": x, "ground_truth_answer": "5"} for x in problems]
   solutions = [["I subtract.", f"It is {x}.", f"# Answer\n\n{x}"] for x in (5, 6)]
@@ -163,7 +164,7 @@ def candidates(folder: pathlib.Path) -> None:
 
 
 def labelled(folder: pathlib.Path) -> None:
-  """Labelled steps in the forms of stepwise rows, and PRMBench's lines."""
+  """Writes labelled steps as stepwise rows and as lines of PRMBench."""
   rows = []
   for i in range(60):
     labels, steps = [True, bool(i % 2)], ["I add.", f"It is {2 * i + 1 - i % 2}."]
@@ -182,7 +183,7 @@ def labelled(folder: pathlib.Path) -> None:
 
 
 def prm800k(folder: pathlib.Path) -> None:
-  """Files of PRM800K with right and wrong solutions, and MATH's test problems."""
+  """Writes PRM800K files with right and wrong solutions, and test problems of MATH."""
   for name in ("phase1_train", "phase1_test", "phase2_train", "phase2_test"):
     rows = []
     for i in range(60):
@@ -199,7 +200,7 @@ def prm800k(folder: pathlib.Path) -> None:
 
 
 def large(folder: pathlib.Path, path: pathlib.Path) -> None:
-  """The model that a config of a large one starts from: random weights of a tiny shape."""
+  """Writes the checkpoint of a config for a large model, with random weights of a tiny shape."""
   c = command_line.read(str(path))
   model = dataclasses.replace(c.model, **SHAPE, vocab_size=VOCAB, context_length=131_072)
   family = "gemma3" if "gemma" in path.name else "qwen2"

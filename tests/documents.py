@@ -1,4 +1,4 @@
-"""What the documentation says, to be checked: links, commands and Python in Markdown."""
+"""Readers of the documentation for its tests: links, commands and Python blocks of Markdown."""
 
 import ast
 import contextlib
@@ -22,8 +22,8 @@ FENCE = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 INTERPRETER = r"(?:python|bash) (scripts/|docs/|tests/)([\w.]+)((?:[^`\n])*)"
 OPERATOR = re.compile(r"^[;&|<>]+$")
-PLACEHOLDER = "..."  # of anything; `DIR`, `$WORKDIR` and the like are values as any other
-CONFIG = "configs/arithmetic.py"  # in place of a config file that is left open
+PLACEHOLDER = "..."  # for any arguments; `DIR`, `$WORKDIR` and the like count as values
+CONFIG = "configs/arithmetic.py"  # in place of a config file that a page leaves open
 SOME = {"benchmark.py": "aggregation", "experiment.py": "supervision"}  # in place of NAME
 NUMBER = re.compile(r"(=)[NK]$")
 OLD = "docs/benchmark_tables.md"  # quotes the commands of past runs
@@ -31,66 +31,66 @@ PASSED_ON = ("test.sh",)  # takes pytest's flags
 
 
 def pages() -> list[pathlib.Path]:
-  """The Markdown of the project, but for the changelog, which speaks of what is gone."""
-  of_docs = [path for path in ROOT.glob("docs/**/*.md") if "_build" not in path.parts]
-  return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(of_docs)]
+  """Returns the Markdown files of the project except the changelog, which names old commands."""
+  docs = [path for path in ROOT.glob("docs/**/*.md") if "_build" not in path.parts]
+  return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(docs)]
 
 
 def texts() -> dict[str, str]:
-  """Pages, and the docstrings of scripts and configs as pages of code, by path."""
-  found = {str(path.relative_to(ROOT)): path.read_text() for path in pages()}
-  del found[OLD]
+  """Returns the text of pages, and the docstrings of scripts and configs as code, by path."""
+  by_path = {str(path.relative_to(ROOT)): path.read_text() for path in pages()}
+  del by_path[OLD]
   for path in sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("configs/**/*.py")]):
-    said = ast.get_docstring(ast.parse(path.read_text())) or ""
-    found[str(path.relative_to(ROOT))] = f"```\n{said}\n```\n"
-  return found
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    by_path[str(path.relative_to(ROOT))] = f"```\n{docstring}\n```\n"
+  return by_path
 
 
 def without_code(text: str) -> str:
-  """The prose of a page: a bracket in code is no link."""
+  """Returns a page without its code, where brackets are no links."""
   return re.sub(r"`[^`]*`", "", FENCE.sub("", text))
 
 
 def anchors(text: str) -> set[str]:
-  """The anchors of a page's headings, as a repository browser makes them."""
-  found = set()
+  """Returns the anchors of a page's headings, as a repository browser makes them."""
+  slugs = set()
   for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.M):
     heading = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
     slug = re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-")
-    found.add(slug if slug not in found else f"{slug}-1")
-  return found
+    slugs.add(slug if slug not in slugs else f"{slug}-1")
+  return slugs
 
 
 def broken_links(path: pathlib.Path, text: str) -> list[str]:
-  """The relative links of a page whose file or heading is not there."""
+  """Returns the relative links of a page whose file or heading does not exist."""
   broken = []
   for link in LINK.findall(without_code(text)):
     if re.match(r"[a-z]+:", link):
       continue
     name, _, anchor = link.partition("#")
     target = (path.parent / name).resolve() if name else path
-    there = target.exists()
-    if there and anchor:
-      there = anchor in anchors(text if target == path else target.read_text())
-    if not there:
+    exists = target.exists()
+    if exists and anchor:
+      exists = anchor in anchors(text if target == path else target.read_text())
+    if not exists:
       broken.append(link)
   return broken
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """A call of a script, as a page has it."""
+  """A call of a script on a page."""
 
   script: str  # from the root of the repository
   arguments: tuple[str, ...]
-  whole: bool  # False: what is required may be missing
+  whole: bool  # False: required arguments may be missing
 
   def __str__(self):
     return " ".join([self.script, *self.arguments])
 
 
 def commands(text: str) -> Iterator[Command]:
-  """The calls of scripts in a page: in blocks of code, and in code within a line."""
+  """Yields the calls of scripts in a page, from blocks of code and from code within a line."""
   blocks = [match[2] for match in FENCE.finditer(text) if not match[1].startswith("python")]
   prose = FENCE.sub("", text)
   blocks += re.findall(r"(?:^    .*\n)+", prose, re.M)
@@ -109,7 +109,7 @@ def commands(text: str) -> Iterator[Command]:
 
 
 def command(script: str, rest: str) -> Command:
-  """A call from the text after the script's name, which may go on with other commands."""
+  """Returns the call in the text after the script's name, up to the next command."""
   if rest.count('"') % 2:  # inside of another command's quotes
     rest = rest.partition('"')[0]
   words = shlex.shlex(rest, posix=True, punctuation_chars=";&|<>")
@@ -124,7 +124,7 @@ def command(script: str, rest: str) -> Command:
 
 @functools.cache
 def complaint(given: Command) -> str:
-  """What is wrong with a call; "": nothing.  The script's own parser decides; nothing is run."""
+  """Returns the error that the script's parser finds in a call, or ""; runs no work."""
   path = ROOT / given.script
   if path.stem == "NAME":
     return ""
@@ -132,11 +132,11 @@ def complaint(given: Command) -> str:
     return "there is no such script"
   if path.parent.name != "scripts" or path.name in PASSED_ON:
     return ""
-  return of_shell(path, given) if path.suffix == ".sh" else of_python(path, given)
+  return shell_error(path, given) if path.suffix == ".sh" else python_error(path, given)
 
 
-def of_shell(path: pathlib.Path, given: Command) -> str:
-  """Flags of a shell script are the patterns of its `case`."""
+def shell_error(path: pathlib.Path, given: Command) -> str:
+  """Returns which flags of a call are not among the patterns of the script's `case`."""
   known = {*re.findall(r"(--[a-z_]+)(?:=[^ )|]*)?(?= *[|)])", path.read_text()), "--help"}
   flags = [word.partition("=")[0] for word in given.arguments if word.startswith("--")]
   flags = flags[: flags.index("--")] if "--" in flags else flags
@@ -144,21 +144,21 @@ def of_shell(path: pathlib.Path, given: Command) -> str:
 
 
 class Parsed(Exception):
-  """Ends a script's `main` where its flags have been read."""
+  """Ends a script's `main` once its flags have been read."""
 
 
 @functools.cache
 def module(path: pathlib.Path) -> types.ModuleType:
-  """A script, imported; tyro resolves its types by the module's name."""
+  """Returns an imported script; tyro resolves its types by the module's name."""
   spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
-  sys.modules[spec.name] = found = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(found)
-  return found
+  sys.modules[spec.name] = script = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(script)
+  return script
 
 
-def of_python(path: pathlib.Path, given: Command) -> str:
-  """What the parser of a script says of a call."""
-  script, read, said = module(path), command_line.parse, io.StringIO()
+def python_error(path: pathlib.Path, given: Command) -> str:
+  """Returns the error that a Python script's parser finds in a call, or ""."""
+  script, read, printed = module(path), command_line.parse, io.StringIO()
   arguments = [NUMBER.sub(r"\g<1>2", word) for word in given.arguments]
   arguments = [f"--config={CONFIG}" if word == "--config=..." else word for word in arguments]
   arguments = [SOME.get(path.name, word) if word == "NAME" else word for word in arguments]
@@ -177,8 +177,8 @@ def of_python(path: pathlib.Path, given: Command) -> str:
       vars(script), dict.fromkeys(("run", "every"), run) if path.name == "benchmark.py" else {}
     ),
     mock.patch.object(sys, "argv", [path.name, *arguments]),
-    contextlib.redirect_stderr(said),
-    contextlib.redirect_stdout(said),
+    contextlib.redirect_stderr(printed),
+    contextlib.redirect_stdout(printed),
   ):
     try:
       script.main()
@@ -187,15 +187,15 @@ def of_python(path: pathlib.Path, given: Command) -> str:
     except SystemExit as error:
       if not error.code and "--help" in arguments:
         return ""
-      words = f"{said.getvalue()}{error.code}"
-      return "" if not given.whole and "Missing argument" in words else words  # a flag is named
+      message = f"{printed.getvalue()}{error.code}"
+      return "" if not given.whole and "Missing argument" in message else message
     except ValueError as error:
       return str(error)
   return "its flags were not read"
 
 
 def filled(args: type, argv: list[str], whole: bool) -> list[str]:
-  """Arguments with values for required flags that a call leaves open."""
+  """Returns the arguments, with values for required flags that a call leaves open."""
   given, more = {word.partition("=")[0] for word in argv}, []
   for field in dataclasses.fields(args) if not whole else ():
     flag = f"--{field.name}"
@@ -208,7 +208,7 @@ def filled(args: type, argv: list[str], whole: bool) -> list[str]:
 
 
 def python_blocks(text: str) -> Iterator[tuple[str, bool]]:
-  """The Python of a page, and whether it says that it runs as it stands."""
+  """Yields the Python blocks of a page, and whether each is marked as runnable."""
   for info, code in FENCE.findall(text):
     if info.split()[:1] == ["python"]:
       yield code, "runnable" in info.split()

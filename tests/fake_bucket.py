@@ -1,4 +1,4 @@
-"""A local server with those parts of Cloud Storage that gcsfs, tensorstore and orbax use."""
+"""A local server with the parts of Cloud Storage that gcsfs, tensorstore and orbax use."""
 
 import contextlib
 import http.server
@@ -16,20 +16,20 @@ class Server(http.server.ThreadingHTTPServer):
   """Serves one bucket from memory: `objects`, name to bytes."""
 
   daemon_threads = True
-  request_queue_size = 128  # connections at once; beyond, they wait for seconds
+  request_queue_size = 128  # connections at once: further ones would wait for seconds
 
   def __init__(self):
     super().__init__(("localhost", 0), Handler)
     self.objects: dict[str, bytes] = {}
-    self.parts: dict[str, bytes] = {}  # of uploads under way
+    self.parts: dict[str, bytes] = {}  # the parts received of unfinished uploads
     self.lock = threading.Lock()
     self.url = f"http://localhost:{self.server_port}"
-    self.environment = {  # makes a process use this server as Cloud Storage
+    self.environment = {  # makes a process use this server for Cloud Storage
       "STORAGE_EMULATOR_HOST": self.url,
       "TENSORSTORE_GCS_HTTP_URL": self.url,
-      # gcsfs would ask another API, by gRPC, which kind of bucket it is; this is the plain kind
+      # without this gcsfs asks for the kind of bucket over gRPC
       "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-      "EPATH_USE_TF": "false",  # which knows no stand-in
+      "EPATH_USE_TF": "false",  # TensorFlow's client cannot use another server
     }
 
 
@@ -41,7 +41,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     pass
 
   def handle(self) -> None:
-    with contextlib.suppress(ConnectionError):  # gcsfs asks twice at once, and takes one answer
+    # gcsfs sends a request twice and closes one of the connections
+    with contextlib.suppress(ConnectionError):
       super().handle()
 
   def answer(self, code: int, data: bytes | dict = b"", **headers: str) -> None:
@@ -64,9 +65,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     url = urllib.parse.urlsplit(self.path)
     query = dict(urllib.parse.parse_qsl(url.query))
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-    if not (found := PATH.fullmatch(url.path)):
+    if not (parts := PATH.fullmatch(url.path)):
       return self.answer(404)
-    kind, listing, name, to = (part and urllib.parse.unquote(part) for part in found.groups())
+    kind, listing, name, to = (part and urllib.parse.unquote(part) for part in parts.groups())
     with self.server.lock:
       return self.act(kind, listing, name, to, query, body)
 

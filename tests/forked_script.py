@@ -1,8 +1,8 @@
-"""Runs commands, scripts in forks of this process: the seconds of importing are spent once.
+"""Runs scripts in forks of this process, which imports libraries once, and other commands.
 
-Standard input has a JSON list on each line: the folder, files for standard output and for errors,
-and the words of the command, which are "scripts" and those of a script, or of a program.  Standard
-output gets the number of its process, and then its exit code.
+Each line of standard input is a JSON list: the folder, the files for standard output and error,
+and the words of the command, which start with "scripts" for a script of the project.  Standard
+output gets the number of the command's process, and later its exit code.
 """
 
 import importlib
@@ -20,7 +20,7 @@ LIBRARIES = (
   "tyro",
 )
 
-warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)  # of os.fork
+warnings.filterwarnings("ignore", ".* is multi-threaded", DeprecationWarning)  # os.fork warns
 for library in LIBRARIES:
   importlib.import_module(library)
 for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""scripts/train.py as the target of a process that tests/test_kills.py forks and kills."""
+"""scripts/train.py as a function for the processes that tests/test_kills.py forks and kills."""
 
 import os
 import pathlib

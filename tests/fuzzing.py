@@ -1,8 +1,8 @@
-"""Hostile input for test_fuzz.py: mutations, and for each kind of file how it is read and checked.
+"""Damaged input for test_fuzz.py: mutations, and how each kind of file is read and checked.
 
-A target writes one mutated input into an empty folder and reads it.  It returns None if the input
-is accepted and an independent reader finds the same in it; otherwise it raises what the project
-raises, or AssertionError.
+A target, such as `record`, writes one mutated input into an empty folder and reads it.  It returns
+None if the project accepts the input and reads what an independent reader does; otherwise it raises
+the project's error, or AssertionError.
 """
 
 import ast
@@ -23,6 +23,7 @@ import sys
 import zipfile
 
 import conftest
+import jax
 import numpy as np
 import safetensors.numpy
 import scored_files
@@ -39,7 +40,6 @@ from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import export
 from prm_jax.runtime import command_line, json_lines
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.training import loop
 
 TEXTS = ["What is 2 + 3?", "a" * 40 + "!", "\u00e9\u4e8c \U0001f600\n\n  ", "</s><s> <|x|>", ""]
 REGEXES = ["(a+)+$", "(a|aa)+$", "(.*)*x", "(", "[", "\\p{Zz}", "(?=a*a*a*a*b)", "a{9999999}"]
@@ -64,6 +64,7 @@ DEEP = re.compile(r'"<nested (\d+)>"')  # json.dumps cannot write lists nested s
 
 
 def deep(count):
+  """What `dumped` replaces by lists nested so deep."""
   return f"<nested {count}>"
 
 
@@ -82,22 +83,23 @@ def edited(value, draw: random.Random):
   path = draw.choice([*places(value)])
   if not path:
     return draw.choice(VALUES)
-  at = functools.reduce(lambda inner, key: inner[key], path[:-1], value)
-  what = draw.random()
-  if what < 0.2:
-    del at[path[-1]]
-  elif what < 0.3 and isinstance(at, list):
-    at.insert(path[-1], copy.deepcopy(at[path[-1]]))
-  elif what < 0.4:
-    at[path[-1]] = deep(draw.choice([3, 50, 99, 150, 900, 990, 1010, 3000]))
+  holder = functools.reduce(lambda inner, key: inner[key], path[:-1], value)
+  kind = draw.random()
+  if kind < 0.2:
+    del holder[path[-1]]
+  elif kind < 0.3 and isinstance(holder, list):
+    holder.insert(path[-1], copy.deepcopy(holder[path[-1]]))
+  elif kind < 0.4:
+    holder[path[-1]] = deep(draw.choice([3, 50, 99, 150, 900, 990, 1010, 3000]))
   else:
-    at[path[-1]] = draw.choice(VALUES)
+    holder[path[-1]] = draw.choice(VALUES)
   return value
 
 
 def dumped(value, draw: random.Random) -> bytes:
+  """A document as JSON, with or without escapes."""
   text = json.dumps(value, ensure_ascii=draw.random() < 0.5)
-  text = DEEP.sub(lambda found: "[" * int(found[1]) + "1" + "]" * int(found[1]), text)
+  text = DEEP.sub(lambda match: "[" * int(match[1]) + "1" + "]" * int(match[1]), text)
   return text.encode(errors="surrogatepass")
 
 
@@ -105,17 +107,17 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
   """Bytes with a few of them changed, cut, doubled, removed or put before."""
   for _ in range(draw.choice([1, 1, 2, 5])):
     at, end = draw.randrange(len(data) + 1), draw.randrange(len(data) + 1)
-    what = draw.randrange(7)
-    if what <= 1 and data:
+    kind = draw.randrange(7)
+    if kind <= 1 and data:
       at = min(at, len(data) - 1)
       data = data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
-    elif what == 2:
+    elif kind == 2:
       data = data[:at]
-    elif what == 3:
+    elif kind == 3:
       data = data[:at] + data[min(at, end) : min(at, end) + 40] + data[at:]
-    elif what == 4:
+    elif kind == 4:
       data = data[:at] + data[at + draw.randrange(1, 40) :]
-    elif what == 5:
+    elif kind == 5:
       data = draw.choice([b"\xef\xbb\xbf", b"\n \r\n", b"\x1f\x8b", b"PAR1", b"\x00"]) + data
     else:
       data = data.replace(b"\n", draw.choice([b"\r\n", b"\n\n", b"\r", b""]))
@@ -142,8 +144,8 @@ def lines_file(folder, rows, draw) -> pathlib.Path:
 def json_of(path):
   """(line number, object) of each line that is not blank, by the json module."""
   data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-  found = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line and not line.isspace()]
-  return [(i, json.loads(line.decode("utf-8-sig"))) for i, line in found]
+  lines = [(i, line) for i, line in enumerate(data.split(b"\n"), 1) if line and not line.isspace()]
+  return [(i, json.loads(line.decode("utf-8-sig"))) for i, line in lines]
 
 
 def record(folder, base, draw):
@@ -152,10 +154,10 @@ def record(folder, base, draw):
   read = [*records.read_records(path)]
   expected = json_of(path)
   assert [r.source for r in read] == [f"{path.name}:{i}" for i, _ in expected]
-  for found, (_, row) in zip(read, expected):
-    assert json.loads(found.json) == row or "NaN" in str(row)
-    assert found.solution.question.problem == row["question"]["problem"]
-    for step, given in zip(found.solution.label.steps, row["label"]["steps"], strict=True):
+  for ours, (_, row) in zip(read, expected):
+    assert json.loads(ours.json) == row or "NaN" in str(row)
+    assert ours.solution.question.problem == row["question"]["problem"]
+    for step, given in zip(ours.solution.label.steps, row["label"]["steps"], strict=True):
       assert step.chosen_completion == given["chosen_completion"]
       theirs = [(c["text"], c["rating"]) for c in given["completions"] or []]
       assert [(c.text, c.rating) for c in step.completions or []] == theirs
@@ -258,23 +260,23 @@ def config(folder, base, draw):
       + draw.choice(["", "def f(:\n", "\n", "raise OSError\n"])
       + f"def config():\n  return Experiment({section}={made})\n"
     )
-    found = getattr(getattr(command_line.read(str(path)), section), name)
+    value = getattr(getattr(command_line.read(str(path)), section), name)
     expected = ast.literal_eval(text)
   else:
     flag = f"--config.{draw.choice([key, key, key, key[:-1], 'optim.lr'])}"
     argv = sys.argv
     sys.argv = ["script.py", f"--config={conftest.ROOT}/configs/arithmetic.py", f"{flag}={text}"]
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-      with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+      with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         args = command_line.parse(Args)
     except SystemExit as end:
-      message = f"{said.getvalue()}{end.code if isinstance(end.code, str) else ''}"
+      message = f"{output.getvalue()}{end.code if isinstance(end.code, str) else ''}"
       named = flag in message or f"{section}.{name}" in message
       raise SystemExit(f"{folder if named else ''}{message}") from None
     finally:
       sys.argv = argv
-    found = getattr(getattr(args.config, section), name)
+    value = getattr(getattr(args.config, section), name)
     kind = type(known[key])
     expected = (text == "True") if kind is bool else text
     if key in ("data.separator", "init.head_tokens"):
@@ -283,8 +285,8 @@ def config(folder, base, draw):
       expected = kind(text)
     elif kind is tuple:
       expected = (float(expected) if key == "loss.class_weights" else expected,)
-  assert found == expected, (key, text, found)
-  assert not isinstance(found, float) or math.isfinite(found), (key, found)
+  assert value == expected, (key, text, value)
+  assert not isinstance(value, float) or math.isfinite(value), (key, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,21 +294,20 @@ class Args:
   config: config_lib.Experiment = config_lib.Experiment()
 
 
-def damage_one(source, folder, draw, names=None) -> pathlib.Path:
-  """A copy of a directory with one of its files edited, damaged, emptied or gone."""
-  shutil.copytree(source, folder / "it")
-  files = sorted(p for p in (folder / "it").rglob("*") if p.is_file())
-  path = draw.choice([p for p in files if names is None or p.name in names])
-  data, what = path.read_bytes(), draw.random()
-  if what < 0.05:
+def damage_one(source, folder, draw) -> pathlib.Path:
+  """A copy of a directory with one of its files edited, damaged, emptied or removed."""
+  copied = shutil.copytree(source, folder / "copy")
+  path = draw.choice(sorted(p for p in copied.rglob("*") if p.is_file()))
+  data, kind = path.read_bytes(), draw.random()
+  if kind < 0.05:
     path.unlink()
-  elif what < 0.1:
+  elif kind < 0.1:
     path.write_bytes(b"")
-  elif what < 0.7 and data[:1] == b"{" and b"\n{" not in data:
+  elif kind < 0.7 and data[:1] == b"{" and b"\n{" not in data:
     path.write_bytes(dumped(edited(json.loads(data), draw), draw))
   else:
     path.write_bytes(damaged(data, draw))
-  return folder / "it"
+  return copied
 
 
 def checkpointed(folder, base, draw):
@@ -316,6 +317,7 @@ def checkpointed(folder, base, draw):
 
 
 def check_params(params, path):
+  """Asserts that the parameters equal those in an npz file."""
   with np.load(path) as stored:
     for name, x in stored.items():
       ours = functools.reduce(lambda inner, key: inner[key], name.split("."), params)
@@ -341,8 +343,8 @@ def tokenizer(folder, base, draw):
   kind = draw.choice(["json", "json", "regex", "sentencepiece"])
   source = base / ("sentencepiece" if kind == "sentencepiece" else "json")
   if kind == "regex":
-    shutil.copytree(source, folder / "it")
-    path = folder / "it" / "tokenizer.json"
+    directory = shutil.copytree(source, folder / "copy")
+    path = directory / "tokenizer.json"
     values = json.loads(path.read_text())
     pattern = {"Regex": draw.choice(REGEXES)}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
@@ -350,7 +352,6 @@ def tokenizer(folder, base, draw):
     if draw.random() < 0.3:
       values["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "b"}
     path.write_text(json.dumps(values))
-    directory = folder / "it"
   else:
     directory = damage_one(source, folder, draw)
   ours = tokenizers.load(directory)
@@ -388,15 +389,15 @@ def labelled_steps(folder, base, draw):
   path = lines_file(folder, rows, draw)
   rows = json_lines.records(path)
   lines = [(*stepwise_records.parse(row, where), where) for where, row in rows]
-  found = stepwise_records.kind_of(lines)
+  kind = stepwise_records.kind_of(lines)
   for (solution, _, _), (_, theirs) in zip(lines, json_of(path), strict=True):
-    labels = [stepwise_records.label(value, found) for value in solution.labels]
+    labels = [stepwise_records.label(value, kind) for value in solution.labels]
     if "labels" in theirs:
       texts = theirs.get("completions", theirs.get("steps"))
       assert solution.steps == texts and len(labels) == len(texts)
-      if found != "counts":
-        of = FORMS[found][1]
-        assert labels == [None if x is None else of(x) for x in theirs["labels"]]
+      if kind != "counts":
+        stored = FORMS[kind][1]
+        assert labels == [None if x is None else stored(x) for x in theirs["labels"]]
 
 
 def judged_steps(folder, base, draw):
@@ -406,13 +407,13 @@ def judged_steps(folder, base, draw):
     for i in range(3)
   ]
   path = lines_file(folder, rows, draw)
-  found = [*process_bench.scored(path, "positive")]
-  for each, (_, theirs) in zip(found, json_of(path), strict=True):
+  solutions = [*process_bench.scored(path, "positive")]
+  for each, (_, theirs) in zip(solutions, json_of(path), strict=True):
     assert each.first_error == theirs["label"] and each.steps == theirs["steps"]
     probs = [[row.get(name, 0) for name in ("-1", "0", "1")] for row in theirs["rating_probs"]]
     assert each.probs.tolist() == probs
   if draw.random() < 0.05:
-    process_bench.evaluate(found, 0.5)
+    process_bench.evaluate(solutions, 0.5)
 
 
 TARGETS = {  # with their shares of the inputs
@@ -428,18 +429,15 @@ TARGETS = {  # with their shares of the inputs
 }
 
 
-def prepare(base: pathlib.Path, data: pathlib.Path) -> None:
-  """Writes the inputs that are mutated: a run, its export, a bundle and tokenizers."""
+def prepare(base: pathlib.Path, run: pathlib.Path) -> None:
+  """Writes the inputs that are mutated: a copy of the run, its export, a bundle and tokenizers."""
+  shutil.copytree(run, base / "run")
   with tiny.first_device():
-    c = tiny.change(tiny.experiment(data, config_lib.Loss()), "train", steps=1)
-    loop.run(c, base / "run")
-    scorer = Scorer.load(str(base / "run"))
+    scorer = Scorer.load(str(run))
   flat = {}
   for name, x in scorer.params.items():
     flat |= {f"{name}.{k}": v for k, v in x.items()} if isinstance(x, dict) else {name: x}
   np.savez(base / "params.npz", **flat)
-  for extra in ("tensorboard", "profile"):
-    shutil.rmtree(base / "run" / extra, ignore_errors=True)
   files = scorer.tokenizer.files()
   export.write(
     base / "exported",
@@ -453,12 +451,12 @@ def prepare(base: pathlib.Path, data: pathlib.Path) -> None:
   scorer.tokenizer.save(base / "sentencepiece")
   samples = scored_files.samples_of(base / "scored.jsonl", scored_files.generated(4, 4))
   scored_files.bundled(samples, base / "bundle.npz")
-  made = hf.Tokenizer(hf.models.BPE(unk_token="[UNK]"))
-  made.pre_tokenizer = hf.pre_tokenizers.Whitespace()
+  bpe = hf.Tokenizer(hf.models.BPE(unk_token="[UNK]"))
+  bpe.pre_tokenizer = hf.pre_tokenizers.Whitespace()
   trainer = hf.trainers.BpeTrainer(vocab_size=200, special_tokens=["[UNK]", "<s>", "</s>"])
-  made.train_from_iterator([text for text in TEXTS if text] * 5, trainer)
+  bpe.train_from_iterator([text for text in TEXTS if text] * 5, trainer)
   (base / "json").mkdir()
-  made.save(str(base / "json" / "tokenizer.json"))
+  bpe.save(str(base / "json" / "tokenizer.json"))
   added = {"3": {"content": "</s>", "special": True}}
   settings = {"eos_token": "</s>", "bos_token": {"content": "<s>"}, "added_tokens_decoder": added}
   (base / "json" / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -481,9 +479,11 @@ def attempt(kind: str, seed: int, folder: pathlib.Path, base: pathlib.Path) -> t
     shutil.rmtree(folder)
 
 
-def worker(pipe, folder: str, base: str) -> None:
-  """Attempts what comes through the pipe, and answers."""
+def worker(pipe, folder: str, base: str, cache: str) -> None:
+  """Attempts the jobs that come through the pipe and sends each one's verdict."""
   sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+  os.rmdir(conftest.CACHE)  # made by this process's import; the test's has the programs
+  jax.config.update("jax_compilation_cache_dir", cache)
   with tiny.first_device():
     pipe.send("ready")
     while (job := pipe.recv()) is not None:

@@ -1,4 +1,4 @@
-"""Scripts of the project as jobs of one or several hosts, which are processes on the CPU."""
+"""Scripts of the project as jobs of one or several hosts, each a process on the CPU."""
 
 import pathlib
 import random
@@ -25,7 +25,7 @@ def config():
 
 
 def config_file(folder: pathlib.Path, data: pathlib.Path, **train) -> pathlib.Path:
-  """A config file of the tiny run with these settings of the section train."""
+  """Writes a config file of the tiny run with these settings of the section train."""
   path = folder / "config.py"
   path.write_text(CONFIG.format(tests=str(ROOT / "tests"), data=str(data), train=train))
   return path
@@ -39,10 +39,10 @@ def free_address() -> str:
 
 
 def start(script: str, *arguments, hosts: int = 1, devices: int = 1, each=None, environment=None):
-  """Starts a script on `hosts` processes with `devices` CPU devices in total; returns them.
+  """Starts a script on `hosts` processes with `devices` CPU devices in total; the processes.
 
   Args:
-    each: further arguments of single hosts, by number.
+    each: further arguments by host number.
     environment: further environment variables.
   """
   env = ENVIRONMENT | {"JAX_NUM_CPU_DEVICES": str(devices // hosts)} | (environment or {})
@@ -52,7 +52,7 @@ def start(script: str, *arguments, hosts: int = 1, devices: int = 1, each=None, 
     if hosts > 1:
       command += [f"--hosts.coordinator_address={address}", f"--hosts.num_processes={hosts}"]
       command += [f"--hosts.process_id={i}"]
-    log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as the process
+    log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - lives as long as the process
     command += (each or {}).get(i, [])
     processes.append(subprocess.Popen(command, env=env, stderr=log, cwd=ROOT))
     processes[-1].log = log
@@ -60,21 +60,21 @@ def start(script: str, *arguments, hosts: int = 1, devices: int = 1, each=None, 
 
 
 def said(process) -> str:
-  """Its standard error so far."""
+  """A process's standard error so far."""
   return pathlib.Path(process.log.name).read_text()
 
 
 def finish(processes, code: int = 0, timeout: float = 300.0) -> list[str]:
-  """Standard error of each process; asserts that all end with this exit code."""
+  """The standard error of each process; asserts that all end with this exit code."""
   for process in processes:
     assert process.wait(timeout) == code, said(process)
   return [*map(said, processes)]
 
 
-def wait_for(there: Callable[[], bool], processes, seconds: float = 240.0) -> None:
-  """Waits until `there()` is true, while the processes run."""
+def wait_for(reached: Callable[[], bool], processes, seconds: float = 240.0) -> None:
+  """Waits until `reached()` is true, while the processes run."""
   end = time.monotonic() + seconds
-  while not there():
+  while not reached():
     if time.monotonic() > end or any(process.poll() is not None for process in processes):
       kill(processes)
       raise AssertionError("\n".join(map(said, processes)))
@@ -90,7 +90,7 @@ def kill(processes) -> None:
 def kill_again(
   kills: int, start: Callable[[], list], journal: pathlib.Path, out: pathlib.Path
 ) -> list[int]:
-  """Starts a job and kills it, until it has been killed so often or has finished.
+  """Starts a job and kills it, `kills` times or until it has finished.
 
   Four in five kills come while it works, right after the journal has grown.
 

@@ -1,8 +1,8 @@
-"""Tiny directories of published reward models, and their authors' procedures, written plainly.
+"""Tiny directories of published reward models, and plain versions of their authors' procedures.
 
-A procedure gets a tokenizer (text to ids, special tokens parsed, as the authors' do), a chat
-template and a forward from ids to what the head says at each of them, so that the same words are
-checked on torch, where it is there, and on the project's own decoder.
+A procedure gets `encode` (from text to ids, with special tokens parsed, as the authors do), `chat`
+(the chat template) and `forward` (from ids to the head's outputs at each), so that it runs on torch
+and on the project's own decoder.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ SPECIALS = {
   "mistral": ["<s>", "<unk>", "</s>"],
 }
 BYTE_WORDS = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-WORDS = {  # how each family splits a text before it merges
+WORDS = {  # the words of each family's tokenizer, by regular expression
   "qwen2": BYTE_WORDS.replace("{1,3}", ""),
   "llama": BYTE_WORDS,
   "mistral": "\u2581?[^\u2581\n]+|\n",
 }
-# What is left of the two templates where there are no tools.
+# The families' chat templates, without their parts for tools.
 TEMPLATES = {
   "qwen2": "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] "
   "+ '<|im_end|>' + '\n' }}{% endfor %}",
@@ -57,7 +57,7 @@ TEMPLATES = {
   "+ m['content'] | trim + '<|eot_id|>' }}{%- endfor %}",
   "mistral": "",
 }
-LENGTH = 384  # tokens, at most, of a text in the tests
+LENGTH = 384  # most tokens of a text in the tests
 MODEL = dataclasses.replace(tiny.MODEL, context_length=512, tied_embeddings=False)
 BIAS = {"attention_bias": True}
 LLAMA_ROPE = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original_length": 32}
@@ -73,7 +73,7 @@ MODELS = {  # of each readout: family, fields of the model, and outputs of the h
 
 @functools.cache
 def tokenizer_json(family: str) -> hf.Tokenizer:
-  """A trained tokenizer of a family: Qwen and Llama on bytes, Mistral on SentencePiece's forms."""
+  """Returns a family's tokenizer: Qwen's and Llama's on bytes, Mistral's like SentencePiece's."""
   first, alphabet = SPECIALS[family][0], hf.pre_tokenizers.ByteLevel.alphabet()
   split = [hf.pre_tokenizers.Split(hf.Regex(WORDS[family]), "isolated")]
   if family == "mistral":
@@ -108,7 +108,7 @@ def tokenizer_json(family: str) -> hf.Tokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A directory of a readout's model family with random weights, and its parameters."""
+  """A directory of a published model with random weights, and its parameters."""
 
   name: str
   directory: pathlib.Path
@@ -118,22 +118,23 @@ class Published:
   head: dict[str, np.ndarray]
 
   def encode(self, text: str) -> list[int]:
-    """Ids as its authors make them: special tokens in a text are parsed."""
+    """Returns ids as its authors do, with special tokens in the text parsed."""
     return tokenizer_json(MODELS[self.name][0]).encode(text, add_special_tokens=False).ids
 
   def chat(self, messages: list[dict[str, str]]) -> str:
+    """Returns the messages in the family's chat template."""
     family = MODELS[self.name][0]
     template = jinja2.Template(TEMPLATES[family], keep_trailing_newline=True)
     return template.render(messages=messages, bos_token=SPECIALS[family][0])
 
   def forward(self, ids: list[int]) -> np.ndarray:
-    """What the head says at each token `[T, outputs]`: one unpacked text."""
-    tokens = np.zeros(LENGTH, np.int32)  # of one length, to compile once; a decoder sees no later
+    """Returns the head's outputs `[T, outputs]` at each token of one unpacked text."""
+    tokens = np.zeros(LENGTH, np.int32)  # one length: compiled once
     tokens[: len(ids)] = ids
     return self.outputs(np.asarray(self._hidden(self.params, tokens[None]))[0, : len(ids)])
 
   def outputs(self, hidden: np.ndarray) -> np.ndarray:
-    """The head in numpy: linear layers with ReLU between, or that of the language model."""
+    """Returns the outputs of the head: linear layers with ReLU, or the language model's."""
     if not self.head:
       return hidden @ self.params["language_model"]
     first, b0, *rest = self.head.values()
@@ -141,7 +142,7 @@ class Published:
     return np.maximum(hidden, 0) @ rest[0].T + rest[1] if rest else hidden
 
   def authors(self, problem: str, steps: tuple[str, ...]) -> np.ndarray:
-    """The scores of the authors' procedure."""
+    """Returns the step scores of the authors' procedure."""
     return AUTHORS[self.name](self.encode, self.chat, self.forward, problem, steps)
 
   @functools.cached_property
@@ -156,7 +157,7 @@ class Published:
 
 
 def write(directory: pathlib.Path, name: str) -> Published:
-  """Writes the directory of a readout."""
+  """Writes a tiny model with the tokenizer, settings and head of a published one; returns it."""
   family, fields, layers = MODELS[name]
   config = dataclasses.replace(MODEL, **fields)
   tokenizer_json(family).save(str(directory / "tokenizer.json"))
@@ -189,7 +190,7 @@ def softmax(x):
 
 
 def qwen_math_prm(encode, chat, forward, problem, steps):
-  """Model card: mask the probabilities at <extra_0>, take the second class."""
+  """Returns step scores as the model card: the second class at each <extra_0>."""
   text = "<extra_0>".join(steps) + "<extra_0>"
   roles = ("system", SYSTEM), ("user", problem), ("assistant", text)
   ids = encode(chat([{"role": role, "content": content} for role, content in roles]))
@@ -198,7 +199,7 @@ def qwen_math_prm(encode, chat, forward, problem, steps):
 
 
 def math_shepherd(encode, chat, forward, problem, steps):
-  """Model card: logits of + and - at the tag."""
+  """Returns step scores as the model card: logits of + and - at the tag."""
   start = [encode("<s>")[-1]]
   output = "\n".join(f"{step} ки" for step in steps)
   ids = start + encode(f"{problem} {output}")
@@ -208,7 +209,7 @@ def math_shepherd(encode, chat, forward, problem, steps):
 
 
 def rlhflow(encode, chat, forward, problem, steps):
-  """prm_evaluate.py: a growing chat, one forward a step, read at the third token from the end."""
+  """Returns step scores as prm_evaluate.py: one forward pass a step, read at token -3."""
   candidates, conversation, scores = [encode("+")[-1], encode("-")[-1]], [], []
   for k, step in enumerate(step.strip() for step in steps):
     conversation.append({"role": "user", "content": step if k else problem + " " + step})
@@ -218,7 +219,7 @@ def rlhflow(encode, chat, forward, problem, steps):
 
 
 def skywork(encode, chat, forward, problem, steps):
-  """io_utils.py: lines encoded apart, flags at their ends, sigmoid of the value there."""
+  """Returns step scores as io_utils.py: lines encoded separately, sigmoid of the value at ends."""
   ids = encode("<|endoftext|>" + problem + "\n")
   flags, newline = [0] * len(ids), encode("\n")[-1]
   for step in "\n".join(steps).split("\n"):
@@ -229,7 +230,7 @@ def skywork(encode, chat, forward, problem, steps):
 
 
 def trl(encode, chat, forward, problem, steps):
-  """PRMTrainer.tokenize_row with separator "\\n"; the class at each label's token."""
+  """Returns step scores as PRMTrainer.tokenize_row: the class at each label's token."""
   separator, ids = encode("\n"), encode("<|endoftext|>") + encode(problem)
   labels = [-100] * len(ids)
   for step in steps:
@@ -239,7 +240,7 @@ def trl(encode, chat, forward, problem, steps):
 
 
 def trl_joined(encode, chat, forward, problem, steps):
-  """run_eval_prm_trl.py: each prefix as one joined text, the class at its last token."""
+  """Returns step scores as run_eval_prm_trl.py: the class at the last token of each prefix."""
   texts = ["\n".join((problem, *steps[: k + 1])) + "\n" for k in range(len(steps))]
   return np.array([softmax(forward(encode(text))[-1])[1] for text in texts])
 
@@ -248,19 +249,19 @@ AUTHORS = dict(zip(PUBLISHED, (qwen_math_prm, math_shepherd, rlhflow, skywork, t
 
 
 def without_number(step):
-  """remove_step_prefix of PRMBench's mr_eval."""
+  """Returns a step as remove_step_prefix of PRMBench's mr_eval does."""
   return re.sub(r"^(Step\s*\d+\.\s*|\d+\.\s*)", "", step.strip(), flags=re.IGNORECASE)
 
 
 def qwen_of_prm_bench(encode, chat, forward, problem, steps):
-  """qwen_prm.py: steps without numbers; its "\\b" is a backspace, as the string is no raw one."""
+  """Returns step scores as qwen_prm.py: no step numbers, and a backspace where "\\b" was meant."""
   chat_of = lambda messages: chat(messages).replace("\\boxed", "\x08oxed")
   steps = [without_number(step) for step in steps]
   return qwen_math_prm(encode, chat_of, forward, problem, steps)
 
 
 def shepherd_of_prm_bench(encode, chat, forward, problem, steps):
-  """math_shepherd.py: "Step k: " in front of steps that do not begin with Step."""
+  """Returns step scores as math_shepherd.py: "Step k: " before steps that lack it."""
   text = ""
   for k, step in enumerate(map(str.strip, steps)):
     named = step.startswith(("Step", "step"))
@@ -271,8 +272,10 @@ def shepherd_of_prm_bench(encode, chat, forward, problem, steps):
 
 
 def skywork_of_prm_bench(encode, chat, forward, problem, steps):
-  """skywork_prm.py with prepare_input: split at the tag; but for the line break after the last tag,
-  which that code reads as one more step."""
+  """Returns step scores as skywork_prm.py with prepare_input, which splits at the tag.
+
+  Omits the line break after the last tag, which that code reads as another step.
+  """
   texts = [f"Step {k}: {without_number(step)} ки\n" for k, step in enumerate(steps, 1)]
   ids, tag = encode("<|endoftext|>" + problem + "\n"), encode("ки")[-1]
   reads = []
@@ -284,12 +287,12 @@ def skywork_of_prm_bench(encode, chat, forward, problem, steps):
 
 
 def rlhflow_of_prm_bench(encode, chat, forward, problem, steps):
-  """llama3_1_8b_prm.py: one forward of the whole chat; of its softmax, + against - alone."""
+  """Returns step scores as llama3_1_8b_prm.py: one pass over the chat, softmax of + and -."""
   return rlhflow(encode, chat, forward, problem, [without_number(step) for step in steps])
 
 
 def rlhflow_of_process_bench(encode, chat, forward, problem, steps):
-  """run_eval_prm_rlhflow.py: a blank line between the problem and the first step."""
+  """Returns step scores as run_eval_prm_rlhflow.py: a blank line after the problem."""
   first = f"{problem}\n\n{steps[0]}"
   change = lambda m: m | {"content": first} if m["content"].startswith(problem) else m
   chat_of = lambda messages: chat([change(message) for message in messages])

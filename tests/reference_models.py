@@ -1,4 +1,4 @@
-"""Tiny models of every public family, and what transformers computes with them.
+"""Small models of every public family, and their logits by transformers.
 
 Both sides make the same weights from a name and a seed, so no weights are stored.  Run by hand to
 write tests/data/family_logits.json again (needs torch and transformers, the extra `reference`):
@@ -88,11 +88,12 @@ CASES = {
 
 
 def config(case: str) -> config_lib.Model:
+  """Returns the configuration of a case."""
   return families.preset(CASES[case], case).config
 
 
 def params(c: config_lib.Model) -> dict:
-  """The same random parameters everywhere: numpy promises never to change RandomState's numbers."""
+  """Returns random parameters; numpy promises never to change the numbers of RandomState."""
   init = functools.partial(step_lib.init_params, config=c, vocab_size=VOCABULARY, num_classes=3)
   leaves = traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep=".")
   layouts = weights.layouts(c)
@@ -110,7 +111,7 @@ def params(c: config_lib.Model) -> dict:
 
 @functools.cache
 def logits(c: config_lib.Model) -> tuple[np.ndarray, np.ndarray]:
-  """Ours, of TOKENS: next-token logits `[T, V]` and class logits `[T, C]`."""
+  """Returns our next-token logits `[T, V]` and class logits `[T, C]` of TOKENS."""
   graphdef = step_lib.graph(c, VOCABULARY, 3)
   at = np.arange(len(TOKENS))[None]
 
@@ -124,7 +125,7 @@ def logits(c: config_lib.Model) -> tuple[np.ndarray, np.ndarray]:
 
 
 def transformers_config(values: dict):
-  """The class of transformers for a config.json."""
+  """Returns the configuration of transformers for the values of a config.json."""
   import transformers
 
   values = dict(values)
@@ -132,7 +133,7 @@ def transformers_config(values: dict):
 
 
 def transformers_logits(case: str) -> np.ndarray:
-  """Theirs: the same, from the same parameters under public names."""
+  """Returns the next-token logits of transformers, from the same parameters by public name."""
   import torch
   import transformers
 
@@ -148,6 +149,7 @@ def transformers_logits(case: str) -> np.ndarray:
 
 
 def main():
+  """Writes the file of golden logits."""
   import transformers
 
   cases = {}

@@ -1,4 +1,4 @@
-"""Scored samples for tests: records, files of them, and what reading them should give."""
+"""Scored samples for tests: records, files of them, their arrays and their reports."""
 
 import base64
 import dataclasses
@@ -22,7 +22,7 @@ QUICK = {"resamples": 256, "permutations": 20}  # options of rerank
 
 
 def candidate(problem="Add 1 and 2.", right=True, answer="3", orm=0.5, **extra):
-  """A candidate's record; a key whose value is ... is left out."""
+  """Returns a candidate's record; a key whose value is ... is left out."""
   record = {
     "problem": problem,
     "steps": ["One step.", "Another."],
@@ -35,14 +35,14 @@ def candidate(problem="Add 1 and 2.", right=True, answer="3", orm=0.5, **extra):
 
 
 def rated(problem="Add 1 and 2.", right=True, answer="3", score=0.9, orm=0.5, **extra):
-  """A candidate whose solution the process model scores 1 x `score`."""
+  """Returns a candidate whose steps have the P(right) 1 and `score`."""
   ratings = [{"-1": 0.0, "0": 0.25, "1": 0.75}, {"-1": 1 - score, "0": 0.0, "1": score}]
   keys = {"rating_probs": ratings, "ground_truth_answer": "3"}
   return candidate(problem, right, answer, orm, **(keys | extra))
 
 
 def generated(problems=6, candidates=4, seed=0):
-  """Interleaved problems, with levels; both scores know something, the PRM's more."""
+  """Yields candidates of interleaved problems, with levels; right ones tend to higher scores."""
   rng = np.random.default_rng(seed)
   for _ in range(candidates):
     for p in range(problems):
@@ -59,6 +59,7 @@ def generated(problems=6, candidates=4, seed=0):
 
 
 def write(path, records):
+  """Writes records, or texts of lines, as JSON lines; returns the path."""
   text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
   with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
     file.write(text)
@@ -73,12 +74,12 @@ def bundled(samples, path):
 
 
 def samples_of(path, records):
-  """The samples of a file that is written first."""
+  """Writes a file of the records; returns its samples."""
   return read_scored_samples([write(path, records)])
 
 
 def drawn(seed, count=400, problems=7):
-  """Interleaved problems of unequal size, some solutions without an answer, odd floats."""
+  """Yields random candidates of problems of unequal size, with extreme numbers and odd texts."""
   rng = random.Random(seed)
   for _ in range(count):
     p = min(rng.randrange(problems), rng.randrange(problems))
@@ -104,7 +105,7 @@ def drawn(seed, count=400, problems=7):
 
 
 def in_groups(records, size=None):
-  """Lines of `{"problem", ..., "samples"}`: the records of each problem, `size` at a time."""
+  """Yields lines of `{"problem", ..., "samples"}` with up to `size` records of a problem."""
   shared = ("problem", "unique_id", "level", "subject")
   pools = {}
   for record in records:
@@ -118,7 +119,7 @@ def in_groups(records, size=None):
 
 
 def check_equal(a: ScoredSamples, b: ScoredSamples, but=()):
-  """All fields but those are equal, in type too."""
+  """Asserts that all fields except those of `but` are equal and of the same type."""
   for field in dataclasses.fields(ScoredSamples):
     if field.name in but:
       continue
@@ -132,7 +133,7 @@ def check_equal(a: ScoredSamples, b: ScoredSamples, but=()):
 
 
 def fails(paths, *parts, error=BadLine, **options):
-  """The message of the error that reading raises; all parts must be in it."""
+  """Asserts that reading raises an error with all parts; returns its message."""
   with pytest.raises(error) as raised:
     read_scored_samples(paths, **options)
   message = str(raised.value)
@@ -142,19 +143,19 @@ def fails(paths, *parts, error=BadLine, **options):
 
 
 def ranked(samples, n=(), **options):
-  """The report and scores of `rerank`, with few resamples unless `options` say otherwise."""
+  """Returns the report and scores of `rerank`, by default with the options `QUICK`."""
   options = {k: tuple(v) if isinstance(v, list) else v for k, v in (QUICK | options).items()}
   return rerank(samples, Options(n=tuple(n), **options))
 
 
 def shown_on(page):
-  """The problems in the data of a page."""
+  """Returns the problems in the data of a page."""
   blocks = re.findall(r'id="page-\d+">([^<]*)<', page)
   return [p for block in blocks for p in json.loads(gzip.decompress(base64.b64decode(block)))]
 
 
 def written(samples, directory, n=(), **options):
-  """The report, and the paths of its three files."""
+  """Writes the files of a report; returns the report and their paths."""
   report, scores = ranked(samples, n, **options)
   problems, notices = report_files.solutions(samples, scores, report)
   report["notices"] += notices

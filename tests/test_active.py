@@ -1,4 +1,4 @@
-"""Which solutions are chosen to be labelled: every rule equals a slow statement of itself."""
+"""Selection of solutions to label: each rule agrees with a slow statement of its definition."""
 
 import itertools
 
@@ -14,23 +14,23 @@ PROBABILITIES = st.sampled_from([0.0, 0.05, 0.1, 0.3, 0.5, 0.9, 0.95, 1.0])  # s
 
 @st.composite
 def pools(draw) -> active.Pool:
-  """Up to three problems with distinct solutions of up to three steps, by two heads."""
-  places = draw(
+  """Pools of up to three problems with distinct solutions of up to three steps, by two heads."""
+  solutions = draw(
     st.lists(
       st.tuples(st.integers(0, 2), st.lists(st.sampled_from("ab"), min_size=1, max_size=3)),
       min_size=1,
       max_size=12,
-      unique_by=lambda place: (place[0], tuple(place[1])),
+      unique_by=lambda solution: (solution[0], tuple(solution[1])),
     )
   )
-  steps = [tuple(each) for _, each in places]
+  steps = [tuple(each) for _, each in solutions]
   right = [
     np.array(draw(st.lists(PROBABILITIES, min_size=2 * len(s), max_size=2 * len(s)))).reshape(-1, 2)
     for s in steps
   ]
-  count = len(places)
+  count = len(solutions)
   return active.Pool(
-    problems=np.array([problem for problem, _ in places]),
+    problems=np.array([problem for problem, _ in solutions]),
     correct=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count))),
     steps=steps,
     times=np.array(draw(st.lists(st.integers(1, 5), min_size=count, max_size=count))),
@@ -39,17 +39,19 @@ def pools(draw) -> active.Pool:
 
 
 def score(pool: active.Pool, i: int) -> float:
+  """The product over steps of a candidate's mean P(right)."""
   return float(np.prod(pool.right[i].mean(1)))
 
 
 def close(a, b) -> bool:
-  return np.allclose(a, b, atol=1e-12, rtol=0)  # a product, and the exponential of a sum
+  """Whether two lists of scores agree: the pool has the logarithm of a product as a sum."""
+  return np.allclose(a, b, atol=1e-12, rtol=0)
 
 
 @settings(max_examples=150, deadline=None)
 @given(pool=pools(), count=st.integers(1, 8), seed=st.integers(0, 99))
 def test_convincing_takes_the_best_wrong_answers_then_the_best_of_the_rest(pool, count, seed):
-  """80 % wrong answers, rounded up or down; of a problem without any, the best right ones."""
+  """The rule takes 80 % wrong answers, rounded up or down, and fills up with the best others."""
   for p in np.unique(pool.problems):
     members = np.flatnonzero(pool.problems == p)
     chosen = active.convincing(pool, members, count, np.random.default_rng(seed)).tolist()
@@ -72,7 +74,7 @@ def test_convincing_takes_the_best_wrong_answers_then_the_best_of_the_rest(pool,
 
 
 def test_the_share_of_wrong_answers_holds_over_many_problems():
-  """One solution a problem: four problems in five give a wrong one."""
+  """If one solution of each problem is chosen, four in five of the chosen have wrong answers."""
   count = 3000
   pool = active.Pool(
     problems=np.repeat(np.arange(count), 2),
@@ -85,14 +87,14 @@ def test_the_share_of_wrong_answers_holds_over_many_problems():
   assert len(chosen) == count
   # Five standard deviations of a binomial of 3,000 draws at 0.8.
   assert abs(np.mean(~pool.correct[chosen]) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / count)
-  globally = active.select(pool, "convincing", 1000, seed=0, per_problem=False)
-  assert np.sum(~pool.correct[globally]) == 800
+  of_all = active.select(pool, "convincing", 1000, seed=0, per_problem=False)
+  assert np.sum(~pool.correct[of_all]) == 800
 
 
 @settings(max_examples=100, deadline=None)
 @given(pool=pools(), count=st.integers(1, 8), seed=st.integers(0, 99))
 def test_entropy_takes_the_least_certain(pool, count, seed):
-  """Mean over steps of the entropy of P(right); certain steps have none."""
+  """The rule takes the solutions with the highest mean entropy of P(right) over their steps."""
 
   def entropy(i: int) -> float:
     nats = []
@@ -108,8 +110,12 @@ def test_entropy_takes_the_least_certain(pool, count, seed):
 
 @settings(max_examples=100, deadline=None)
 @given(pool=pools(), seed=st.integers(0, 99))
-def test_uncertain_takes_whom_an_ensemble_doubts(pool, seed):
-  """ActPRM: a step before the first surely wrong one with a mean in (0.1, 0.9) or a spread."""
+def test_uncertain_takes_solutions_that_an_ensemble_doubts(pool, seed):
+  """The rule takes the solutions that ActPRM calls uncertain.
+
+  One of their steps, up to the first that is surely wrong, has a mean P(right) in (0.1, 0.9) or a
+  standard deviation over 0.01.
+  """
 
   def doubted(i: int) -> bool:
     for heads in pool.right[i]:
@@ -129,7 +135,7 @@ def test_uncertain_takes_whom_an_ensemble_doubts(pool, seed):
 @settings(max_examples=100, deadline=None)
 @given(pool=pools(), count=st.integers(1, 8), seed=st.integers(0, 99))
 def test_coverage_is_greedy(pool, count, seed):
-  """Each choice adds as many new steps, in the sense of a prefix tree, as any could."""
+  """Each chosen solution adds as many new nodes to the prefix tree as any that is left could."""
   members = np.arange(len(pool.problems))
   chosen = active.coverage(pool, members, count, np.random.default_rng(seed)).tolist()
   assert len(set(chosen)) == len(chosen) == min(count, len(members))
@@ -142,7 +148,7 @@ def test_coverage_is_greedy(pool, count, seed):
 
 
 def test_uniform_draws_samples_and_skips_repeated_ones():
-  """A solution that three samples in four have comes first three times in four."""
+  """A solution that three of four samples have is chosen first three times in four."""
   pool = active.Pool(
     problems=np.zeros(2, int),
     correct=np.array([True, False]),
@@ -158,7 +164,7 @@ def test_uniform_draws_samples_and_skips_repeated_ones():
 @settings(max_examples=50, deadline=None)
 @given(pool=pools(), count=st.integers(1, 4), seed=st.integers(0, 99))
 def test_select_is_a_function_of_its_arguments_and_keeps_to_each_problem(pool, count, seed):
-  """At most `count` of each problem, or in all; the same seed chooses the same."""
+  """Each rule chooses at most `count` of each problem, or in all, and the same for a seed."""
   for rule, per_problem in itertools.product(active.RULES, (True, False)):
     chosen = active.select(pool, rule, count, seed, per_problem)
     again = active.select(pool, rule, count, seed, per_problem)
@@ -168,8 +174,10 @@ def test_select_is_a_function_of_its_arguments_and_keeps_to_each_problem(pool, c
 
 
 def test_what_cannot_be_chosen_is_refused():
-  """An unknown rule, and a pool with the same solution twice."""
+  """A repeated solution, fields of unequal lengths and an unknown rule are errors."""
   with pytest.raises(ValueError, match="distinct solution"):
     active.Pool(np.zeros(2, int), np.ones(2, bool), [("a",)] * 2, np.ones(2, int), [0, 0])
+  with pytest.raises(ValueError, match=r"fields of a pool with \[2, 3\]"):
+    active.Pool(np.zeros(2, int), np.ones(2, bool), [("a",), ("b",)], np.ones(3, int), [0, 0])
   with pytest.raises(ValueError, match="best"):
     active.select(None, "best", 1, 0)

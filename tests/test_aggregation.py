@@ -1,4 +1,4 @@
-"""The aggregator against brute force: every subset counted, in rational arithmetic."""
+"""Best-of-N, pass@N and scores of solutions: equal to brute force, in rational arithmetic."""
 
 import doctest
 from fractions import Fraction
@@ -8,36 +8,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from oracles import ALL_N, generated, mean, pools, slow_best_of_n, subsets
+from oracles import SHUFFLED_N, generated, mean, pools, slow_best_of_n, subsets
 
 from prm_jax import aggregation as agg
 
 
 @settings(max_examples=150, deadline=None)
 @given(pools())
-def test_expectations_equal_all_subsets(pool):
-  """best_of_n, pass_at_n and all_correct_at_n are exact means over all draws.
+def test_estimates_equal_the_mean_over_all_subsets(pool):
+  """Best-of-N, pass@N and all-correct are exact means over all draws, for N in any order.
 
-  Ties share the pick, missing candidates are drawn and never right, and sizes differ.
+  Tied candidates share the pick, missing ones are drawn and never right, sizes differ, and the
+  arguments may be plain lists.
   """
   size, scores, correct, valid, _ = pool
-  right, options = correct & valid, {"n": ALL_N, "sizes": [size]}
-  best = [float(slow_best_of_n(size, scores, correct, valid, n)) for n in ALL_N]
-  any_right = [float(mean(any(right[i] for i in s) for s in subsets(size, n))) for n in ALL_N]
-  all_right = [float(mean(all(right[i] for i in s) for s in subsets(size, n))) for n in ALL_N]
-  candidates = correct[None], valid[None]
+  right, options = correct & valid, {"n": SHUFFLED_N, "sizes": [size]}
+  best = [float(slow_best_of_n(size, scores, correct, valid, n)) for n in SHUFFLED_N]
+  draws = [[right[list(s)] for s in subsets(size, n)] for n in SHUFFLED_N]
+  any_right = [float(mean(Fraction(int(drawn.any())) for drawn in each)) for each in draws]
+  all_right = [float(mean(Fraction(int(drawn.all())) for drawn in each)) for each in draws]
+  scores, *candidates = (x[None].tolist() for x in (scores, correct, valid))
   # A few float32 roundings of values <= 1.
-  np.testing.assert_allclose(agg.best_of_n(scores[None], *candidates, **options), [best], atol=1e-6)
+  np.testing.assert_allclose(agg.best_of_n(scores, *candidates, **options), [best], atol=1e-6)
   np.testing.assert_allclose(agg.pass_at_n(*candidates, **options), [any_right], atol=1e-6)
   np.testing.assert_allclose(agg.all_correct_at_n(*candidates, **options), [all_right], atol=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
+@example([3.0, -2.0, 1e-30, 0.0, 0.0], False)  # nearly as far apart as sort keys hold
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=5, max_size=5), st.booleans())
-def test_any_floats_are_ordered(scores, traced):
-  """Any float32 scores are ranked rightly, or give NaN: never a wrong order."""
+def test_no_float32_scores_are_ranked_in_a_wrong_order(scores, traced):
+  """Any float32 scores are ranked as numbers, or give NaN if sort keys cannot hold them."""
   scores = np.array([scores + [scores[0], np.inf, -np.inf]], np.float32)
   scores[np.abs(scores) < np.finfo(np.float32).tiny] = 0  # as XLA takes them
   call = jax.jit(agg.best_of_n, static_argnames="n") if traced else agg.best_of_n
@@ -74,49 +77,38 @@ def float64_best_of_n(scores, correct, valid, n):
   return np.array(result)
 
 
-def test_bfloat16_ties_at_1860():
-  """Massive ties: at the paper's M with bfloat16 scores, the error is below 1e-6."""
-  scores, correct, valid, _ = generated(4, 1860)
+def test_every_n_of_a_pool_of_1860_with_ties():
+  """Every N of the paper's pool is exact to the dtype's precision, though bfloat16 scores tie."""
+  scores, correct, valid, _ = generated(3, 1860)
   scores = np.asarray(jnp.asarray(scores, jnp.bfloat16).astype(jnp.float32))
   assert len(np.unique(scores[0])) < 1000
-  n = [1, 2, 10, 100, 1000, 1859, 1860]
-  expected = float64_best_of_n(scores, correct, valid, n)
-  got = agg.best_of_n(scores, correct, valid, n)
-  np.testing.assert_allclose(got, expected, atol=1e-6)
-  with jax.enable_x64(True):
-    got = agg.best_of_n(scores, correct, valid, n)
-    np.testing.assert_allclose(got, expected, atol=1e-12, rtol=0)
+  some = np.array([1, 2, 17, 60, 250, 500, 1000, 1859, 1860])
+  expected = float64_best_of_n(scores, correct, valid, some)
+  right = [int(c) for c in (correct & valid).sum(axis=1)]
+  oracle = [[float(1 - Fraction(comb(1860 - c, k), comb(1860, k))) for k in some] for c in right]
+  for x64, tolerance in ((False, 1e-6), (True, 1e-12)):
+    with jax.enable_x64(x64):
+      best = agg.best_of_n(scores, correct, valid)[:, some - 1]
+      np.testing.assert_allclose(best, expected, atol=tolerance, rtol=0)
+      any_right = agg.pass_at_n(correct, valid)[:, some - 1]
+      np.testing.assert_allclose(any_right, oracle, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("m", [100_000, 1_000_000])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_large_pools(m, kind):
-  """At M = 1e5 and 1e6, tied or not, float32 stays within 1e-6 of float64."""
+def test_a_million_candidates():
+  """At M = 1e6, float32 stays within 1e-6 of float64, with distinct scores and with ties."""
+  m = 1_000_000
   scores, correct, valid, _ = generated(2, m)
-  scores = np.asarray(jnp.asarray(jax.nn.sigmoid(scores), kind).astype(jnp.float32))
+  scores = np.array(jax.nn.sigmoid(scores))
+  scores[1] = scores[1].astype(jnp.bfloat16)
   n = [1, 3, 100, 10_000, m // 2, m]
-  got = agg.best_of_n(scores, correct, valid, n)
   expected = float64_best_of_n(scores, correct, valid, n)
-  np.testing.assert_allclose(got, expected, atol=1e-6, rtol=0)
-  jitted = jax.jit(lambda *x: agg.best_of_n(*x, n))(scores[:1], correct[:1], valid[:1])
-  np.testing.assert_allclose(jitted, expected[:1], atol=1e-6, rtol=0)
+  for call in (agg.best_of_n, jax.jit(agg.best_of_n, static_argnames="n")):
+    got = call(scores, correct, valid, n=tuple(n))
+    np.testing.assert_allclose(got, expected, atol=1e-6, rtol=0)
 
 
-def test_every_n_of_a_large_pool():
-  """n=None at M = 5,000 returns every N, within 1e-6 of the exact values."""
-  scores, correct, valid, _ = generated(3, 5000)
-  n = [1, 2, 17, 500, 2500, 4999, 5000]
-  expected = float64_best_of_n(scores, correct, valid, n)
-  every = agg.best_of_n(scores, correct, valid)
-  np.testing.assert_allclose(every[:, np.array(n) - 1], expected, atol=1e-6, rtol=0)
-  c = (correct & valid).sum(axis=1)
-  for k, some in zip(n, agg.pass_at_n(correct, valid)[:, np.array(n) - 1].T):
-    exact = [float(1 - Fraction(comb(5000 - int(i), k), comb(5000, k))) for i in c]
-    np.testing.assert_allclose(some, exact, atol=1e-6, rtol=0)
-
-
-def test_blocks_of_problems():
-  """Ranking in blocks gives each problem what it gives alone."""
+def test_problems_do_not_affect_each_other():
+  """Each of many problems of different sizes gets the numbers that it gets alone."""
   scores, correct, valid, _ = generated(700, 1000)  # three blocks of sorting, the last overlapping
   scores = scores.round(1)
   sizes = np.random.default_rng(0).choice([600, 900, 1000], 700)
@@ -127,84 +119,36 @@ def test_blocks_of_problems():
     np.testing.assert_allclose(whole[one], alone, atol=1e-6)
 
 
-# The tests below share these shapes, so that each function compiles once for most of them.
-N = (1, 4, 12, 16)
-
-
-def test_order_of_candidates_and_of_n_does_not_matter():
-  """Permuting the candidates, or the values of N, permutes the columns and nothing else."""
-  scores, correct, valid, _ = generated(4, 16)
-  scores = scores.round(1)
-  order = np.random.default_rng(1).permutation(16)
-  shuffled_n, columns = (12, 1, 16, 4), [2, 0, 3, 1]
-  a = agg.best_of_n(scores, correct, valid, shuffled_n)
-  b = agg.best_of_n(scores[:, order], correct[:, order], valid[:, order], N)
-  np.testing.assert_allclose(a, b[:, columns], atol=1e-6)
-
-
-def test_equal_scores_are_a_random_pick():
-  """If all scores are equal, best-of-N is the mean correctness at every N."""
-  _, correct, _, _ = generated(4, 16)
-  constant = np.full(correct.shape, 0.1, np.float32)
-  got = agg.best_of_n(constant, correct, n=N)
-  np.testing.assert_allclose(got, np.repeat(correct.mean(1)[:, None], 4, 1), atol=1e-6)
-
-
-def test_sizes_are_not_missing_candidates():
-  """A problem with fewer candidates equals that problem alone; marking slots missing differs."""
-  scores, correct, valid, _ = generated(4, 16)
-  sizes = np.array([12, 16, 16, 16])
-  alone = agg.best_of_n(scores[:1, :12], correct[:1, :12], valid[:1, :12], N[:3])
-  ragged = agg.best_of_n(scores, correct, valid, N, sizes=sizes)
-  np.testing.assert_allclose(ragged[:1, :3], alone, atol=1e-6)
-  np.testing.assert_allclose(ragged[1:], agg.best_of_n(scores, correct, valid, N)[1:], atol=1e-6)
-  exists = np.arange(16) < sizes[:, None]
-  assert agg.best_of_n(scores, correct, valid & exists, N)[0, 0] < alone[0, 0] - 0.01
-  # N beyond a problem's size draws all it has.
-  assert ragged[0, 3] == ragged[0, 2]
-
-
-def test_infinite_and_nan_scores():
-  """-inf (a product with a zero) ranks above missing; a NaN score makes its problem NaN."""
-  scores = np.array([[-np.inf, 5.0, -np.inf], [np.nan, 1.0, 2.0]], np.float32)
-  correct = np.array([[1, 0, 0], [1, 1, 1]], bool)
-  valid = np.array([[1, 0, 0], [1, 1, 1]], bool)
-  got = agg.best_of_n(scores, correct, valid, n=[3])
-  assert got[0, 0] == 1
-  assert np.isnan(got[1, 0])
-  # Infinities of both signs beside numbers of both signs, which float keys just about hold.
-  scores = np.array([[np.inf, 3.0, -2.0, -np.inf, 1e-30, 0.0]], np.float32)
-  for best in range(6):
-    rest = np.ones((1, 6), bool)
-    rest[0, np.argsort(-scores[0])[:best]] = False
-    right = np.arange(6)[None] == np.argsort(-scores[0])[best]
-    assert agg.best_of_n(scores, right, rest, n=[6])[0, 0] == 1
+def test_a_nan_score_makes_its_problem_nan():
+  """A problem with a valid NaN score is NaN, and a missing candidate's NaN plays no part."""
+  scores = np.array([[np.nan, 5, 2], [np.nan, 1, 2]], np.float32)
+  valid = np.array([[0, 1, 1], [1, 1, 1]], bool)
+  got = agg.best_of_n(scores, scores > 2, valid, n=[3])
+  np.testing.assert_array_equal(got, [[1], [np.nan]])
 
 
 def test_jit_vmap_and_sharding_agree_with_plain_calls():
-  """Traced, mapped over a leading axis or sharded over problems: the same numbers."""
-  scores, correct, valid, _ = generated(4, 16)
-  best = agg.best_of_n(scores, correct, valid, N)
-  jitted = jax.jit(lambda *x: agg.best_of_n(*x, N))(scores, correct, valid)
-  np.testing.assert_allclose(jitted, best, atol=1e-6)
-  halves = [x.reshape(2, 2, 16) for x in (scores, correct, valid)]
-  mapped = jax.vmap(lambda *x: agg.best_of_n(*x, N))(*halves)
-  np.testing.assert_allclose(mapped.reshape(4, 4), best, atol=1e-6)
+  """Tracing, mapping over a leading axis and sharding over problems do not change the numbers."""
+  n = (1, 4, 12, 16)
+  scores, correct, valid, _ = generated(8, 16)
+  arrays = scores.round(1), correct, valid
+  plain = agg.best_of_n(*arrays, n)
   mesh = jax.make_mesh((8,), ("problems",), axis_types=(jax.sharding.AxisType.Auto,))
   over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("problems"))
-  many = [np.concatenate([x, x]) for x in (scores.round(1), correct, valid)]
-  plain = agg.best_of_n(*many, N)
-  sharded = [jax.device_put(x, over) for x in many]
+  sharded = [jax.device_put(x, over) for x in arrays]
   for call in (agg.best_of_n, jax.jit(agg.best_of_n, static_argnums=3)):
-    result = call(*sharded, N)
+    result = call(*sharded, n)
     np.testing.assert_allclose(result, plain, atol=1e-6)
     assert result.sharding.is_equivalent_to(over, 2)
-  mapped = jax.vmap(lambda *x: agg.pass_at_n(*x, N))(*halves[1:])
-  np.testing.assert_allclose(mapped.reshape(4, 4), agg.pass_at_n(correct, valid, N), atol=1e-6)
+  halves = [x.reshape(2, 4, 16) for x in arrays]
+  mapped = jax.vmap(lambda *x: agg.best_of_n(*x, n))(*halves)
+  np.testing.assert_allclose(mapped.reshape(8, 4), plain, atol=1e-6)
+  mapped = jax.vmap(lambda *x: agg.pass_at_n(*x, n))(*halves[1:])
+  np.testing.assert_allclose(mapped.reshape(8, 4), agg.pass_at_n(*arrays[1:], n), atol=1e-6)
 
 
 def test_bad_arguments_are_errors_that_show_the_value():
-  """Shapes, dtypes and ranges are checked: one case for each kind of error."""
+  """Each kind of wrong shape, dtype or value raises an error that shows it."""
   scores, correct, valid, answers = generated(2, 5)
   cases = [
     (r"1\.\.5", lambda: agg.best_of_n(scores, correct, n=[6])),
@@ -231,7 +175,10 @@ def test_bad_arguments_are_errors_that_show_the_value():
 
 
 def test_reductions_over_ragged_steps():
-  """Each reduction on interleaved solutions, one without steps, one with a zero, and padding."""
+  """Each reduction equals its definition, for interleaved solutions and padding too.
+
+  One solution has no steps, one a step of probability zero.
+  """
   probs = {0: [0.5, 0.25, 0.9], 2: [0.0, 0.4], 3: [0.125]}
   flat = [(0, 0.5), (2, 0.0), (-1, 0.3), (0, 0.25), (3, 0.125), (2, 0.4), (9, 0.1), (0, 0.9)]
   ids, values = np.array([i for i, _ in flat]), np.array([p for _, p in flat])
@@ -246,9 +193,8 @@ def test_reductions_over_ragged_steps():
   with np.errstate(divide="ignore"):
     log_probs = np.log(values.astype(np.float32))
   at_once = agg.reduce_steps(log_probs, ids, 4, agg.REDUCTIONS)
-  for (how, reduction), row in zip(expected.items(), at_once):
-    scores = agg.reduce_steps(log_probs, ids, 4, how)
-    np.testing.assert_array_equal(row, scores)
+  np.testing.assert_array_equal(agg.reduce_steps(log_probs, ids, 4, "mean"), at_once[2])
+  for (how, reduction), scores in zip(expected.items(), at_once):
     assert np.isnan(scores[1]), how
     for solution, steps in probs.items():
       np.testing.assert_allclose(np.exp(scores[solution]), reduction(steps), rtol=1e-6, err_msg=how)
@@ -264,7 +210,7 @@ def test_logits_give_the_log_probabilities_without_their_rounding():
     np.testing.assert_allclose(got, -np.log1p(wrong / right), rtol=1e-5)
 
 
-def test_long_and_tiny_products_do_not_underflow():
+def test_tiny_probabilities_do_not_underflow():
   """Mean and soft-min of steps with probabilities like 1e-100 stay finite in log space."""
   log_probs = np.array([-230.0, -231.0, -0.1, -300.0], np.float32)
   ids = np.array([0, 0, 1, 1])
@@ -275,27 +221,21 @@ def test_long_and_tiny_products_do_not_underflow():
   np.testing.assert_allclose(got[1, 1], -0.1 + np.log(weight / (1 + weight)), rtol=1e-5)
 
 
-def test_steps_in_16_bits_are_summed_in_32():
-  """300 bfloat16 steps are summed in float32; without any steps every solution is NaN."""
+def test_bfloat16_steps_are_summed_in_float32():
+  """The product of 300 bfloat16 steps has float32's precision."""
   log_probs = jnp.full(300, -0.01, jnp.bfloat16)
   each = float(log_probs[0])
   got = agg.reduce_steps(log_probs, np.zeros(300, int), 1, list(agg.REDUCTIONS))
   np.testing.assert_allclose(got[:, 0], [300 * each, each, each, each, each], rtol=1e-5)
+
+
+def test_solutions_without_any_steps_are_nan():
+  """If there are no steps at all, every solution's score is NaN."""
   assert np.isnan(agg.reduce_steps(np.zeros(0), np.zeros(0, int), 2, agg.REDUCTIONS)).all()
 
 
-def test_lists_are_arrays():
-  """Every estimator takes plain Python lists."""
-  scores, right = [[0.3, 0.2, 0.1, 0.4, 0.5]], [[True, False, True, False, False]]
-  assert agg.best_of_n(scores, right, n=[5]).tolist() == [[0.0]]
-  assert agg.pass_at_n(right, n=[5]).tolist() == [[1.0]]
-  assert agg.all_correct_at_n(right, right, n=[5]).tolist() == [[0.0]]
-  assert agg.generation_error(scores, right, n=[1]).shape == (1, 1)
-  assert agg.majority_vote([[0, 1, 0, 2, 3]], right, n=[5])[0].tolist() == [[1.0]]
-
-
 def test_a_row_of_the_released_samples():
-  """rating_probs of OpenAI's released row give its prm_score: exactly in float64, 1e-6 in float32.
+  """The rating_probs of a row that OpenAI released give the row's prm_score.
 
   The product of P(1) + P(0) is the paper's solution score (section 2.6).
   """
@@ -315,8 +255,8 @@ def test_a_row_of_the_released_samples():
       assert np.exp(float(strict[0])) == pytest.approx(product, rel=tolerance)
 
 
-def test_the_documentation_is_true():
-  """The example in the package's docstring prints what it shows."""
+def test_the_documented_example_prints_what_it_shows():
+  """The example in the package's docstring prints the output that it shows."""
   result = doctest.testmod(agg)
   assert result.attempted > 10
   assert result.failed == 0
@@ -324,19 +264,22 @@ def test_the_documentation_is_true():
 
 @settings(deadline=None)  # the first case compiles
 @given(st.permutations([0.1, 0.2, 0.3, 0.55]), st.integers(1, 3))
-def test_sums_in_any_order_tie(order, scale):
-  """The same probabilities in another order give the same score, and other ones another."""
+def test_the_order_of_steps_does_not_break_ties(order, scale):
+  """Solutions with the same probabilities in another order tie; other probabilities do not."""
   with jax.enable_x64(True):
     parts = np.array([[0.1, 0.2, 0.3, 0.55], order, [0.1, 0.2, 0.3, 0.55 + 1e-9 * scale]])
     steps = np.log(parts.ravel())
-    made = agg.reduce_steps(steps, np.repeat(np.arange(3), 4), 3, ("product", "mean"))
-    for scores in made:
+    reduced = agg.reduce_steps(steps, np.repeat(np.arange(3), 4), 3, ("product", "mean"))
+    for scores in reduced:
       first, second, other = agg.join_ties(scores[None])[0]
       assert first == second < other
 
 
-def test_ties_are_joined_from_neighbour_to_neighbour():
-  """Under jit as on the host; infinities and NaN stay, and the tolerance grows with the score."""
+def test_scores_that_differ_by_rounding_are_joined():
+  """A run of scores with gaps of rounding becomes its lowest score, under jit as on the host.
+
+  Infinities and NaN stay, and the tolerance grows with the score.
+  """
   with jax.enable_x64(True):
     scores = np.array(
       [

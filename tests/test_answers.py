@@ -1,4 +1,4 @@
-"""Answers: extracted, told equal or different, and never at the cost of a hanging process."""
+"""Answers are extracted from solutions and compared, and no answer can hang the process."""
 
 import collections
 import contextlib
@@ -10,7 +10,7 @@ import time
 import answer_pairs
 import numpy as np
 import pytest
-from conftest import call_script, run_script
+from conftest import call_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ from prm_jax.evaluation.scored_samples import read_scored_samples
 
 @pytest.fixture(scope="module")
 def grader():
+  """A grader with the default rules, shared because its worker processes start slowly."""
   with Grader(workers=2) as one:
     yield one
 
@@ -50,18 +51,18 @@ def grader():
   ],
 )
 def test_the_final_answer(text, answer):
-  """Boxes with balanced braces, PRM800K's heading, the last line."""
+  """The final answer is the last box, or what follows a known phrase, or else the last line."""
   assert final_answer(text) == answer
 
 
-def test_extraction_is_linear():
-  """A megabyte of boxes that are never closed takes no longer than reading it."""
+def test_long_texts_of_open_boxes_do_not_hang_the_extraction():
+  """A megabyte of boxes or phrases without an end is searched in linear time."""
   assert final_answer("\\boxed{" * 150_000)
   assert final_answer("final answer is " * 60_000 + "I hope it is correct")
 
 
 def test_normal_forms():
-  """Styles, fences and spellings have one form; different numbers have different ones."""
+  """Spellings of an answer have one normal form, and of a number one value, if it has one."""
   same = [r"$\dfrac12$", r"\frac{1}{2}", r"\boxed{\tfrac{1}{2}}", r"\( \frac 1 2 \)."]
   assert len({normal_form(each) for each in same}) == 1
   assert normal_form(r"\text{(C)}") == normal_form("C") and normal_form(r"10,\!080") == "10080"
@@ -99,13 +100,13 @@ def test_normal_forms():
   ],
 )
 def test_known_verdicts(grader, a, b, verdict):
-  """Pairs that graders are known to get wrong or to hang on; the order plays no part."""
+  """Pairs that other graders get wrong or hang on have the right verdict, in either order."""
   assert grader.verdicts([(a, b), (b, a)]) == [verdict] * 2
 
 
 @pytest.mark.shared_data
 def test_math_verifys_own_pairs(shared, grader):
-  """At least 97 % of math-verify's test pairs, and every pair that graders get wrong."""
+  """At least 97 % of math-verify's test pairs have the right verdict, and all of its hard pairs."""
   rows = [json.loads(line) for line in (shared / "data/answers/math_verify_pairs.jsonl").open()]
   by_options = collections.defaultdict(list)
   for row in rows:
@@ -123,6 +124,7 @@ def test_math_verifys_own_pairs(shared, grader):
 
 
 def rewritten(answers, make, count=20):
+  """Pairs of a form of an answer, as `make` gives them, and the answer: `count` of each answer."""
   rng = random.Random(0)
   return [(form, a) for a in answers for form in make(a, count, rng)]
 
@@ -130,7 +132,7 @@ def rewritten(answers, make, count=20):
 @pytest.mark.shared_data
 @pytest.mark.parametrize("share", [20, pytest.param(1, marks=pytest.mark.slow)])
 def test_math_answers_rewritten_and_changed(shared, grader, share):
-  """Of the 500 MATH test answers, 99.5 % of rewritings are accepted, and no different answer."""
+  """For MATH's test answers, 99.5 % of rewritings are accepted, and no different answer."""
   path = shared / "data/prm800k_sample/math_splits/test.jsonl"
   answers = [json.loads(line)["answer"] for line in path.open()][::share]
   pairs = rewritten(answers, answer_pairs.equal_to)
@@ -148,8 +150,7 @@ def test_math_answers_rewritten_and_changed(shared, grader, share):
 @pytest.mark.shared_data
 @pytest.mark.slow
 def test_hostile_answers_among_fifty_thousand(shared):
-  """With 1 % hostile texts no worker is lost, all pairs have a verdict, and honest ones a clear
-  one."""
+  """With 1 % hostile texts, no worker is lost and over 99.9 % of the other pairs are decided."""
   path = shared / "data/prm800k_sample/math_splits/test.jsonl"
   answers = [json.loads(line)["answer"] for line in path.open()]
   rng = random.Random(1)
@@ -167,13 +168,12 @@ def test_hostile_answers_among_fifty_thousand(shared):
     assert len(one.workers._workers) == 2
   seconds, undecided = time.perf_counter() - start, collections.Counter(verdicts)
   print(f"50,000 pairs in {seconds:.0f} s, {one.workers.replaced} workers replaced, {undecided}")
-  clear = [verdict in ("equal", "different") for verdict, h in zip(verdicts, honest) if h]
-  assert np.mean(clear) > 0.999
+  decided = [verdict in ("equal", "different") for verdict, h in zip(verdicts, honest) if h]
+  assert np.mean(decided) > 0.999
 
 
 def test_a_hanging_answer_costs_its_deadline_and_no_worker():
-  """The worker is killed and replaced, others are not disturbed, and what has hung twice is not
-  tried a third time."""
+  """A worker that hangs is replaced, others go on, and an answer is not tried a third time."""
   slow = "(" + "+".join(f"x_{i}" for i in range(40)) + ")^{50}"
   pairs = [(slow, f"{i}\\sqrt{{2}}") for i in range(1, 6)]
   pairs += [(f"{i}\\sqrt{{2}}", f"\\sqrt{{{2 * i * i}}}") for i in range(1, 20)]
@@ -184,7 +184,7 @@ def test_a_hanging_answer_costs_its_deadline_and_no_worker():
 
 
 def test_a_worker_that_asks_for_memory_is_replaced():
-  """The kernel bounds its address space; the pair is undecided."""
+  """A pair that exceeds the memory limit is undecided, and the next pair is judged."""
   with Grader(workers=1, memory=2**29) as one:
     assert one.verdicts([(r"\sqrt{8}", r"2\sqrt{2}")]) == ["equal"]
     big = "+".join(f"\\sqrt{{{i}}}" for i in range(2, 300))
@@ -211,14 +211,14 @@ def test_a_worker_that_asks_for_memory_is_replaced():
     (r"\frac", "1", False, False),
   ],
 )
-def test_the_graders_of_the_two_repositories(given, truth, math, openai):
-  """Their verdicts, with their quirks."""
+def test_the_string_graders_agree_with_upstream(given, truth, math, openai):
+  """The graders "math" and "openai" give upstream's verdicts, right or wrong."""
   assert string_graders.math_equal(given, truth) is math
   assert string_graders.openai_equal(given, truth) is openai
 
 
-def test_text_is_never_evaluated(tmp_path):
-  """Upstream's reader of expressions runs them as Python."""
+def test_answers_are_never_run_as_python(tmp_path):
+  """An answer that is Python code is not executed, as it would be by upstream's grader."""
   attack = f"__import__('os').mkdir('{tmp_path / 'made'}')"
   with Grader("openai", workers=1) as one:
     one.verdicts([(attack, "1"), ("1", attack)])
@@ -228,7 +228,7 @@ def test_text_is_never_evaluated(tmp_path):
 
 
 def test_verdicts_are_kept(tmp_path):
-  """Decided pairs are not judged again by the next run; other rules do not use them."""
+  """The next run does not judge decided pairs again, unless its rules differ."""
   pair = (r"\sqrt{8}", r"2\sqrt{2}")
   with Grader(cache=tmp_path / "verdicts", workers=1) as one:
     assert one.verdicts([pair]) == ["equal"]
@@ -240,7 +240,7 @@ def test_verdicts_are_kept(tmp_path):
 
 
 def test_a_cache_that_cannot_be_used_is_a_warning(tmp_path, capsys):
-  """A damaged file, or a place that is none: every pair is judged."""
+  """If the cache is damaged or cannot be created, a warning says so and every pair is judged."""
   (tmp_path / "verdicts").write_bytes(b"no database" * 100)
   for place in (tmp_path / "verdicts", tmp_path / "verdicts" / "below"):
     with Grader(cache=place, workers=1) as one:
@@ -255,7 +255,7 @@ LATEX += ["\\text{", "\\left(", "=", "/", "-", "%", " ", "\n", "\\", "\x00", "\u
 @given(st.lists(st.sampled_from(LATEX)).map("".join))
 @settings(max_examples=500, deadline=None)
 def test_any_text_has_a_form_and_a_verdict(text):
-  """What needs no worker never fails, and a form is its own."""
+  """No text makes extraction, normal forms or the string graders fail, and a text equals itself."""
   form = normal_form(text)
   number(form)
   final_answer(text)
@@ -264,9 +264,8 @@ def test_any_text_has_a_form_and_a_verdict(text):
   string_graders.openai_equal(text, "x/2")
 
 
-def test_votes_are_of_values(tmp_path, grader):
-  """Two spellings of one answer vote together, so they beat a more frequent wrong text; a candidate
-  that was cut off does not vote."""
+def test_spellings_of_one_answer_vote_together(tmp_path, grader):
+  """Spellings of one answer share an answer id, and a candidate that was cut off does not vote."""
   given = [r"\frac{1}{2}", r"\sin(\pi/6)", "0.25", "0.25", "0.5", r"\sqrt{2}", r"\sqrt{2}"]
   rows = [
     {"problem": "p", "answer": a, "is_correct": a in given[:2] + ["0.5"], "orm_score": 0.0}
@@ -286,8 +285,7 @@ def test_votes_are_of_values(tmp_path, grader):
 @pytest.mark.shared_data
 @pytest.mark.parametrize("share", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_real_candidates(shared, grader, tmp_path, share):
-  """Grades agree with those in the file, but for what was looked at; and classes do not lower the
-  share of right majorities."""
+  """On real candidates, grades agree with the file's, and joining answers helps the majority."""
   whole = shared / "data/candidates/qwen2.5_coder_0.5b_math_n16.jsonl"
   rows = [json.loads(line) for line in whole.open()]
   some = {*[*dict.fromkeys(row["problem"] for row in rows)][::share]}
@@ -301,13 +299,13 @@ def test_real_candidates(shared, grader, tmp_path, share):
     for row, verdict in zip(rows, verdicts)
     if (verdict == "equal") != row["is_correct"]
   }
-  # says in words that 57/160, which is right, has no decimals: a matter of taste
+  # Says that 57/160, the right answer, has no finite decimal: a matter of taste.
   assert odd <= {
     r"\text{The fraction \(\frac{57}{160}\) cannot be expressed as a terminating decimal.}"
   }
 
   def majority(samples):
-    """Expected share of problems whose most frequent answer is right, ties broken at random."""
+    """The expected share of problems whose most frequent answer is right; ties are random."""
     shares = []
     for ids, valid, correct in zip(samples.answer_ids, samples.valid, samples.correct):
       if not valid.any():
@@ -321,7 +319,7 @@ def test_real_candidates(shared, grader, tmp_path, share):
 
 
 def test_grade_script(tmp_path):
-  """Lines keep their keys; cut off and unanswered candidates are missing; a bad line is named."""
+  """grade.py adds a verdict to each line and keeps its other keys; an error names the bad line."""
   rows = [
     {"ground_truth_answer": "1/2", "answer": "0.5", "other": 1},
     {"ground_truth_answer": "1/2", "text": r"It is $\boxed{\frac{2}{4}}$"},
@@ -334,8 +332,8 @@ def test_grade_script(tmp_path):
   source.write_text("".join(json.dumps(row) + "\n" for row in rows))
   flags = [f"--input={source}", f"--output={tmp_path / 'graded.jsonl'}"]
   flags += [f"--verdicts={tmp_path / 'verdicts'}", "--workers=1"]
-  done = run_script("grade.py", *flags)
-  assert not done.returncode, done.stderr
+  result = call_script("grade.py", *flags)
+  assert not result.returncode, result.stderr
   graded = [json.loads(line) for line in (tmp_path / "graded.jsonl").open()]
   assert [row["is_correct"] for row in graded] == [True, True, False, False, None, False]
   assert [row["verdict"].partition(":")[0] for row in graded] == [
@@ -347,8 +345,8 @@ def test_grade_script(tmp_path):
     "different",
   ]
   assert graded[0]["other"] == 1 and graded[1]["answer"] == r"\frac{2}{4}"
-  assert "6 candidates" in done.stdout
+  assert "6 candidates" in result.stdout
   source.write_text('{"answer": "1"}\n')
-  done = call_script("grade.py", *flags)
-  assert done.returncode == 1
-  assert re.search(r"samples\.jsonl:1: .*ground_truth_answer", done.stderr)
+  result = call_script("grade.py", *flags)
+  assert result.returncode == 1
+  assert re.search(r"samples\.jsonl:1: .*ground_truth_answer", result.stderr)

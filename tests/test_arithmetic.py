@@ -1,4 +1,4 @@
-"""The generated data: the same for everyone, with exact ratings."""
+"""The generated arithmetic data: reproducible rows with exact ratings."""
 
 import dataclasses
 import hashlib
@@ -12,19 +12,19 @@ from prm_jax.datasets import arithmetic
 from prm_jax.experiments.plan import DOMAINS
 
 SMALL = arithmetic.Generator(train_problems=30, test_problems=6)
-# Of the rows that the figures of configs/arithmetic.py were measured on.
+# SHA-256 of the rows on which the figures of configs/arithmetic.py were measured.
 DEFAULT = {"train": "d6e18fe141847b7c", "test": "1adf3cc7d437ee20"}
 
 
-def test_the_default_data_do_not_change():
-  """Published figures and stored runs belong to these rows."""
+def test_default_rows_do_not_change():
+  """The default settings generate the rows that published figures were measured on."""
   for split, rows in SMALL.rows().items():
     content = "".join(json.dumps(row) + "\n" for row in rows)
     assert hashlib.sha256(content.encode()).hexdigest()[:16] == DEFAULT[split]
 
 
 def test_alternatives_differ_and_are_rated_exactly():
-  """Nearly every step that computes has as many as asked for, each text once."""
+  """Nearly every computed step has the requested number of distinct, rightly rated alternatives."""
   generator = dataclasses.replace(SMALL, alternatives=5)
   counts = []
   for row in generator.rows()["train"]:
@@ -47,7 +47,7 @@ def test_alternatives_differ_and_are_rated_exactly():
 
 @pytest.mark.parametrize("setting", [arithmetic.HARD, *DOMAINS.values()], ids=lambda s: s.layout)
 def test_settings_for_experiments_are_rated_exactly(setting):
-  """A step is right if it goes on from the last value, with its clause as written."""
+  """A step is right exactly if it applies the next clause as written to the last value."""
   rng, wrong = np.random.default_rng(0), 0
   for problem in arithmetic.distinct_problems(0, 100, setting):
     clauses = dict(re.findall(r"\b([A-H])([*+~<&-]\d)", problem.text))
@@ -55,12 +55,13 @@ def test_settings_for_experiments_are_rated_exactly(setting):
     solution = arithmetic.solve(problem, rng)
     value, todo = int(re.search(r"from (\d)", problem.text)[1]), sorted(clauses)
     for text, rating in zip(solution.steps, solution.ratings):
-      if found := re.fullmatch(r"(\d) ([A-H])([*+~<&-]\d) -> (\d)", text):
-        exact = arithmetic.apply(clauses[found[2]][0], value, int(clauses[found[2]][1]))
-        right = (int(found[1]), found[2], found[3]) == (value, todo.pop(0), clauses[found[2]])
-        assert rating == (1 if right and int(found[4]) == exact else -1)
+      if match := re.fullmatch(r"(\d) ([A-H])([*+~<&-]\d) -> (\d)", text):
+        before, name, clause, after = match.groups()
+        exact = arithmetic.apply(clauses[name][0], value, int(clauses[name][1]))
+        right = (int(before), name, clause) == (value, todo.pop(0), clauses[name])
+        assert rating == (1 if right and int(after) == exact else -1)
         wrong += rating < 0
-        value = int(found[4])
+        value = int(after)
       elif rating == 0:
         assert text == f"now {value}"
       else:
@@ -71,8 +72,8 @@ def test_settings_for_experiments_are_rated_exactly(setting):
 
 
 @pytest.mark.parametrize("name", [*DOMAINS, "quick start"])
-def test_ratings_of_anybodys_steps_are_the_solvers(name):
-  """Up to the first error; other orders, omissions and additions are errors."""
+def test_rating_given_steps_agrees_with_the_solver(name):
+  """`rate` gives the solver's ratings up to the first error; omitted or added steps are errors."""
   rng, setting = np.random.default_rng(0), DOMAINS.get(name, arithmetic.Setting())
   for problem in arithmetic.distinct_problems(0, 60, setting):
     solution = arithmetic.solve(problem, rng)

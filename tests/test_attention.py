@@ -25,7 +25,7 @@ HEADS = ((2, 2), (4, 1), (6, 3))  # of queries, of keys
 
 
 def random_trees(rng, T: int, branching: float = 0.03) -> list[int]:
-  """Parents of trees in preorder, -1 of a root: chains that end, or branch from their path."""
+  """Returns the parents of random trees in preorder, -1 for a root; few tokens start a branch."""
   parents, path = [], []
   for i in range(T):
     if rng.random() < branching:
@@ -36,7 +36,7 @@ def random_trees(rng, T: int, branching: float = 0.03) -> list[int]:
 
 
 def tree_mask(*rows, window: int | None = None) -> TreeMask:
-  """The mask of rows of trees, each given by the parents of its tokens."""
+  """Returns the mask of rows of trees, each given by the parents of its tokens."""
   ends = np.tile(np.arange(1, len(rows[0]) + 1, dtype=np.int32), (len(rows), 1))
   depths = np.zeros_like(ends)
   for parents, end, depth in zip(rows, ends, depths):
@@ -48,11 +48,12 @@ def tree_mask(*rows, window: int | None = None) -> TreeMask:
 
 
 def random_mask(rng, rows: int, T: int, window: int | None = None) -> TreeMask:
+  """Returns the mask of rows of random trees."""
   return tree_mask(*(random_trees(rng, T) for _ in range(rows)), window=window)
 
 
 def reference(q, k, v, mask, softcap=0.0):
-  """One softmax over all keys, of float32 arrays."""
+  """Returns attention by one softmax over all keys, from float32 arrays."""
   k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
   scores = jnp.einsum("BQNH,BSNH->BNQS", q, k) * q.shape[-1] ** -0.5
   scores = attention_lib.soft_cap(scores, softcap)
@@ -61,7 +62,7 @@ def reference(q, k, v, mask, softcap=0.0):
 
 
 def by_tokens(attend, q, k, v, mask, softcap=0.0):
-  """`attend`, which takes scaled `[B, K, G, T, H]`, on `[B, T, N, H]`."""
+  """Returns the result for `[B, T, N, H]` of `attend`, which takes scaled `[B, K, G, T, H]`."""
   B, T, N, H = q.shape
   q = q.reshape(B, T, k.shape[2], -1, H).transpose(0, 2, 3, 1, 4) * H**-0.5
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
@@ -70,6 +71,8 @@ def by_tokens(attend, q, k, v, mask, softcap=0.0):
 
 @functools.partial(jax.jit, static_argnums=(0, 5))
 def value_and_gradients(attend, q, k, v, mask, softcap=0.0):
+  """Returns the output and the gradients of q, k and v, for a fixed gradient of the output."""
+
   def loss(q, k, v):
     out = attend(q, k, v, mask, softcap=softcap).astype(jnp.float32)
     return jnp.sum(out * jnp.cos(jnp.arange(out.size).reshape(out.shape))), out
@@ -79,8 +82,10 @@ def value_and_gradients(attend, q, k, v, mask, softcap=0.0):
 
 
 def assert_equals_reference(attend, x, mask, softcap=0.0):
-  """Values and gradients, to 1e-5 of the largest or of 1: float32 sums are made in another order,
-  and a gradient of 0 is the remainder of two of them."""
+  """Compares values and gradients with `reference`, to 1e-5 of the largest or of 1.
+
+  Sums of float32 are in another order, and a gradient of 0 may be the difference of two of them.
+  """
   got = value_and_gradients(attend, *x, mask, softcap)
   wanted = value_and_gradients(reference, *x, mask, softcap)
   for name, a, b in zip(("out", "dq", "dk", "dv"), got, wanted):
@@ -88,13 +93,14 @@ def assert_equals_reference(attend, x, mask, softcap=0.0):
 
 
 def inputs(seed, rows, T, heads, size=8, dtype=jnp.float32):
+  """Returns random queries, keys and values."""
   rng, (N, K) = np.random.default_rng(seed), heads
   return [jnp.asarray(rng.normal(size=(rows, T, n, size)), dtype) for n in (N, K, K)]
 
 
 @st.composite
 def packed_rows(draw, T: int = 48) -> TreeMask:
-  """Two rows of random trees, each with padding at its end."""
+  """Draws the mask of two rows of random trees, each with padding at its end."""
   rows = np.full((2, T), -1)
   for parents in rows:
     path = []
@@ -111,7 +117,7 @@ def packed_rows(draw, T: int = 48) -> TreeMask:
   [(512, HEADS[0], None, 0.0), (512, HEADS[1], 60, 2.0), (330, HEADS[2], 60, 0.0)],
 )
 def test_implementations_equal_one_softmax(implementation, T, heads, window, softcap):
-  """Values and gradients on random trees, also in rows that are padded to whole blocks."""
+  """Each implementation has the values and gradients of one softmax, also in padded rows."""
   mask = random_mask(np.random.default_rng(0), 2, T, window)
   attend = functools.partial(attention_lib.attention, implementation=implementation)
   assert_equals_reference(attend, inputs(0, 2, T, heads), mask, softcap)
@@ -126,7 +132,7 @@ BLOCKWISE = {
 @settings(deadline=None, max_examples=20)
 @given(packed_rows(), st.sampled_from([(None, 8), (4, 24)]))
 def test_blockwise_equals_one_softmax_on_any_trees(mask, choice):
-  """Values and gradients of rows with different trees and padding."""
+  """Blockwise attention has the values and gradients of one softmax for any trees and padding."""
   window, block = choice
   mask = dataclasses.replace(mask, window=window)
   assert_equals_reference(BLOCKWISE[block], inputs(0, 2, 48, HEADS[2]), mask)
@@ -137,18 +143,18 @@ def test_blockwise_equals_one_softmax_on_any_trees(mask, choice):
   [
     ("kernel", 4, (2, 2), {"fsdp": 4, "tensor": 2}, 90),
     ("blockwise", 4, (2, 2), {"fsdp": 4, "tensor": 2}, 90),
-    # each key head goes to two devices
+    # each of 2 key heads goes to 2 of 4 devices
     ("kernel", 4, (8, 2), {"data": 2, "tensor": 4}, None),
-    # 12 of them on 4 devices
+    # 6 key heads, as 12, on 4 devices
     ("blockwise", 2, (12, 6), {"data": 2, "tensor": 4}, None),
-    # nothing divides: all devices do everything
+    # nothing divides: every device computes everything
     ("kernel", 3, (3, 1), {"fsdp": 4, "tensor": 2}, None),
   ],
 )
 def test_sharded_equals_single(implementation, rows, heads, axes, window, monkeypatch):
   """Values and gradients do not depend on how rows and heads are split over devices.
 
-  How they are split does not depend on the implementation, so each has some of the cases.
+  The split does not depend on the implementation, so each case has one of the two.
   """
   if implementation == "kernel":
     pretend_tpu(monkeypatch)
@@ -159,14 +165,14 @@ def test_sharded_equals_single(implementation, rows, heads, axes, window, monkey
 
 
 def pretend_tpu(monkeypatch):
-  """The kernel, interpreted, as if the devices were TPUs."""
+  """Makes attention interpret the kernel, as if the devices were TPUs."""
   kernel = functools.partial(tree_kernel.attention, interpret=True)
   monkeypatch.setattr(tree_kernel, "attention", kernel)
   monkeypatch.setattr(attention_lib, "platform", lambda: "tpu")
 
 
 def test_each_platform_has_its_implementation(monkeypatch):
-  """A TPU runs the kernel on rows of any length; elsewhere asking for the kernel is an error."""
+  """TPUs run the kernel on all but short rows; on other devices, asking for it is an error."""
   mask, (q, k, v) = random_mask(np.random.default_rng(4), 1, 130, 40), inputs(4, 1, 130, HEADS[1])
   with pytest.raises(ValueError, match=r'"kernel" is for TPUs, and the devices .* platform cpu'):
     attention_lib.attention(q, k, v, mask, implementation="kernel")
@@ -180,7 +186,7 @@ def test_each_platform_has_its_implementation(monkeypatch):
 
 
 def long_tree(trunk: int, branch: int, branches: int) -> tuple[Batch, Batch]:
-  """A row with one tree that is read at the end of each branch, and its paths, a row each."""
+  """Returns a row with one tree that is read at the end of each branch, and a row per path."""
   rng = np.random.default_rng(3)
   T, length = trunk + branch * branches, trunk + branch
   tokens = rng.integers(0, tiny.TOKENIZER.vocab_size, T)
@@ -203,7 +209,7 @@ def long_tree(trunk: int, branch: int, branches: int) -> tuple[Batch, Batch]:
 
 
 def gradient(params, batch, implementation="auto"):
-  """Loss and gradient of the whole model."""
+  """Returns the loss of the whole model and its gradient."""
   model = dataclasses.replace(tiny.MODEL, attention=implementation)
   graph = step_lib.graph(model, tiny.TOKENIZER.vocab_size, 3)
 
@@ -215,7 +221,7 @@ def gradient(params, batch, implementation="auto"):
 
 @pytest.mark.slow
 def test_a_row_of_8200_tokens_trains_as_its_paths_do():
-  """Tree = flattened, loss and every gradient, with branches of 1,000 tokens."""
+  """A tree with branches of 1,000 tokens has the loss and gradient of its paths."""
   tree, alone = long_tree(200, 1000, 8)
   params = tiny.model()[1]
   loss, got = jax.jit(gradient)(params, tree)
@@ -227,7 +233,7 @@ def test_a_row_of_8200_tokens_trains_as_its_paths_do():
 
 @pytest.mark.parametrize("branch", [1024, 1025])
 def test_long_rows_make_no_array_of_tokens_by_tokens(branch):
-  """Memory grows linearly with the row, also in the gradient and where no block divides it."""
+  """No array of the gradient grows with the square of the row, also if no block divides it."""
   tree, _ = long_tree(0, branch, 8)
   T = tree.tokens.shape[1]
   program = jax.make_jaxpr(gradient)(tiny.model()[1], tree)
@@ -237,7 +243,7 @@ def test_long_rows_make_no_array_of_tokens_by_tokens(branch):
 
 
 def arrays(program):
-  """All arrays that a jaxpr computes, in loops and calls too."""
+  """Yields all arrays that a jaxpr computes, in loops and calls too."""
   for equation in program.eqns:
     yield from (result.aval for result in equation.outvars)
     for value in jax.tree.leaves(list(equation.params.values())):
@@ -254,8 +260,7 @@ BLOCKS = st.sampled_from([(8, 8), (8, 24), (24, 8), (4, 48), (48, 48)])  # of qu
 @settings(deadline=None, max_examples=50)
 @given(packed_rows(), BLOCKS, st.sampled_from([None, 1, 3, 9, 40]))
 def test_active_blocks_hold_all_pairs_that_attend(mask, blocks, window):
-  """No block with a visible pair is skipped; without a window no other block is visited, so that
-  between a trunk and its last branch the finished branches cost nothing."""
+  """No block with a visible pair is skipped, and without a window no other block is visited."""
   mask, (block_q, block_kv) = dataclasses.replace(mask, window=window), blocks
   B, T = mask.subtree_end.shape
   wanted = np.asarray(dense(mask)).reshape(B, T // block_q, block_q, T // block_kv, block_kv)
@@ -268,14 +273,14 @@ def test_active_blocks_hold_all_pairs_that_attend(mask, blocks, window):
   indices, count = np.asarray(indices), np.asarray(count)
   assert indices.dtype == count.dtype == np.int32 and indices.shape == active.shape
   for at in np.ndindex(count.shape):
-    found = np.flatnonzero(active[at]).tolist()
-    tail = [found[-1]] * (active.shape[-1] - len(found))  # repeats the last: nothing to fetch
-    assert count[at] == len(found) and indices[at].tolist() == found + tail
+    visited = np.flatnonzero(active[at]).tolist()
+    rest = [visited[-1]] * (active.shape[-1] - len(visited))  # repeats the last: nothing to fetch
+    assert count[at] == len(visited) and indices[at].tolist() == visited + rest
 
 
 @pytest.mark.parametrize("window", [1, 17, 64, 100])
 def test_active_blocks_of_a_chain_are_exact_with_a_window(window):
-  """In a chain, blocks that have left the window are skipped."""
+  """In a chain, exactly the blocks with a pair inside the window are visited."""
   T = 256
   mask = TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)
   wanted = np.asarray(mask.dense()).reshape(T // 32, 32, T // 16, 16).any((1, 3))

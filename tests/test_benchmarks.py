@@ -1,4 +1,4 @@
-"""benchmarks/: one smoke test for each, and the properties that their figures rest on."""
+"""benchmarks/: a quick run of each, and the properties that their figures depend on."""
 
 import functools
 import itertools
@@ -21,7 +21,7 @@ from prm_jax.types import StepTree
 
 
 def benchmark(tmp_path, *arguments):
-  """The figures of a quick run, and what it printed."""
+  """Returns the figures of a quick run, and its standard output."""
   path = tmp_path / "figures.json"
   done = run_script("benchmark.py", *arguments, "--quick", f"--json={path}")
   assert done.returncode == 0, done.stderr[-2000:]
@@ -30,7 +30,7 @@ def benchmark(tmp_path, *arguments):
 
 @pytest.fixture
 def source(tmp_path):
-  """A folder of PRM800K files: five solutions each; a last step has two completions."""
+  """Returns a folder of PRM800K files of five solutions, whose last steps have two completions."""
   (tmp_path / "source").mkdir()
   for name in ("phase1_train", "phase1_test", "phase2_train", "phase2_test"):
     with (tmp_path / f"source/{name}.jsonl").open("w") as file:
@@ -44,14 +44,14 @@ def source(tmp_path):
 
 @pytest.fixture
 def model(tmp_path, arithmetic_data):
-  """A tiny public model with a tokenizer."""
+  """Returns a folder with a tiny public model and its tokenizer."""
   tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
   return tmp_path / "model"
 
 
 @pytest.mark.slow
 def test_aggregation(tmp_path):
-  """best_of_n agrees with float64 at every size; --docs replaces its section of the page."""
+  """best_of_n agrees with float64 at every size; --docs replaces the benchmark's section."""
   page, around = tmp_path / "page.md", "# Title\n\n<!-- aggregation: {} -->\n\nAfter.\n"
   page.write_text(around.format("begin -->\nold\n<!-- aggregation: end"))
   figures, text = benchmark(tmp_path, "aggregation", f"--docs={page}")
@@ -62,10 +62,10 @@ def test_aggregation(tmp_path):
   assert page.read_text() == around.format(marked)
 
 
-def test_all_of_them_fill_a_page(tmp_path):
-  """A section that was run is on the page; the others say that they were not; a second run keeps.
+def test_the_page_of_all_benchmarks(tmp_path):
+  """The page has the figures of each benchmark that ran; a second run does not measure them again.
 
-  The sections of the page are those that are run; rerank.py is timed on a generated file.
+  The run is compared with earlier figures, and names the benchmarks that failed or do not exist.
   """
   marks = re.findall(r"<!-- ([\w.-]+): begin", (ROOT / "docs/benchmark_tables.md").read_text())
   output, earlier = tmp_path / "all", tmp_path / "earlier"
@@ -94,7 +94,7 @@ def test_all_of_them_fill_a_page(tmp_path):
 
 @pytest.mark.slow
 def test_dtypes(tmp_path, model):
-  """Both dtypes train and score, and the parts of a score step add up to it."""
+  """Both dtypes train and score; the times of a score step's parts add up to the step's."""
   figures, _ = benchmark(tmp_path, "dtypes", f"--model={model}")
   products, steps, parts = figures["tables"].values()
   assert [row["step"] for row in steps] == ["train", "score"] and len(products) == 5
@@ -103,21 +103,22 @@ def test_dtypes(tmp_path, model):
     assert sum([*row.values()][2:]) == pytest.approx(row["s"])
 
 
-def test_a_figure_is_worse_by_its_targets_direction():
-  """Fewer seconds and more speed are better; what noise explains is the same; new targets wait."""
+def test_a_regression_follows_the_direction_of_its_target():
+  """Fewer seconds and more speed are better; small changes and new targets are not regressions."""
   old = [runner.target("s", "<", 9, 4.0), runner.target("speed", ">=", 2, 4.0)]
   now = [runner.target("s", "<", 9, 5.0), runner.target("speed", ">=", 2, 5.0)]
   alike = [runner.target("s", "<", 9, 4.1), runner.target("new", ">=", 2, 5.0)]
-  of = lambda targets: [
-    row[""] for row in runner.regressions({"targets": targets}, {"targets": old})
-  ]
-  assert of(now) == ["worse", "better"] and of(alike) == ["same"]
-  zero = runner.regressions({"targets": [runner.target("s", "<", 9, 0.0)]}, {"targets": old})
-  assert zero[0][""] == "better"
+  zero = [runner.target("s", "<", 9, 0.0)]
+
+  def verdicts(targets):
+    return [row[""] for row in runner.regressions({"targets": targets}, {"targets": old})]
+
+  assert verdicts(now) == ["worse", "better"]
+  assert verdicts(alike) == ["same"] and verdicts(zero) == ["better"]
 
 
-def test_the_quick_start_is_recorded(tmp_path):
-  """Each run adds a line to the history, and the table has them all."""
+def test_the_history_of_the_quick_start_keeps_every_run(tmp_path):
+  """Each run of the quick start adds a line to the history, whose table has all lines."""
   path = tmp_path / "history.csv"
   line = dict.fromkeys((*quickstart.COLUMNS, *quickstart.FIGURES), "1")
   assert quickstart.recorded(path, line) == [line]
@@ -127,7 +128,7 @@ def test_the_quick_start_is_recorded(tmp_path):
 
 @pytest.mark.slow
 def test_tree(tmp_path, source, model):
-  """Real solutions and generated ones are trained and scored in both forms."""
+  """Trees and paths are trained and scored on real and on generated solutions."""
   figures, _ = benchmark(tmp_path, "tree", f"--source={source}", f"--model={model}")
   trained, scored = figures["tables"].values()
   for phase in trained[:2]:
@@ -139,7 +140,7 @@ def test_tree(tmp_path, source, model):
 
 @pytest.mark.slow
 def test_training(tmp_path, source, model):
-  """This project's side trains on the peer's rows, and is not run again."""
+  """This project trains on the peer's rows; a second run reuses its figures."""
   arguments = ("training", "--peer=none", f"--source={source}", f"--model={model}")
   arguments = (*arguments, f"--work={tmp_path}/work")
   figures, _ = benchmark(tmp_path, *arguments)
@@ -152,7 +153,7 @@ def test_training(tmp_path, source, model):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_loading(tmp_path, model):
-  """All tensors are loaded, each load in a process of its own."""
+  """Loads of a small and a larger model report the sizes of their tensors and memory."""
   figures, text = benchmark(tmp_path, "loading", f"--model={model}")
   small, large = figures["tables"]["Loads"]
   assert 1000 * small["shards GB"] == pytest.approx(4 * small["million parameters"])  # float32
@@ -162,7 +163,7 @@ def test_loading(tmp_path, model):
 
 @pytest.mark.slow
 def test_generation(tmp_path, model):
-  """All samples are generated, and each kind of product is measured."""
+  """All samples are generated, and the times of a step's products add up to the total."""
   path = model / "tokenizer_config.json"
   about = json.loads(path.read_text()) if path.exists() else {}
   path.write_text(json.dumps(about | {"chat_template": "{{ messages[-1]['content'] }}"}))
@@ -175,14 +176,14 @@ def test_generation(tmp_path, model):
 
 @pytest.mark.slow
 def test_scaling(tmp_path):
-  """A job of two hosts gives the losses of one device."""
+  """A job of two hosts gives the same losses as one device."""
   figures, text = benchmark(tmp_path, "scaling", "--skip=compiled")
   assert figures["targets"][0]["met"] and "| 2 | 1 x 4 x 2 |" in text
 
 
 @pytest.mark.slow
 def test_kernel(tmp_path):
-  """Attention is compiled in all forms; the kernel needs less than splash attention."""
+  """All three forms of attention compile, and the kernel meets its targets."""
   pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
   figures, _ = benchmark(tmp_path, "kernel", f"--work={tmp_path}")
   assert len(figures["runs"]) == 3 and all(target["met"] for target in figures["targets"])
@@ -197,14 +198,14 @@ def test_kernel(tmp_path):
     (("tree", "--source=nowhere"), "no such file"),
   ],
 )
-def test_mistakes_are_errors_before_any_work(arguments, message):
-  """A misspelt name, a wrong value or a missing file is named in the message."""
+def test_wrong_arguments_are_errors_before_any_work(arguments, message):
+  """The error names a misspelt benchmark, a wrong value or a missing file."""
   done = call_script("benchmark.py", *arguments)
   assert done.returncode == 1 and message in done.stderr
 
 
-def test_the_page_of_tables_has_the_markers():
-  """--docs finds a place for every benchmark that `all` runs."""
+def test_the_page_of_tables_has_every_benchmark():
+  """docs/benchmark_tables.md has a marked section for every benchmark that `all` runs."""
   page = (ROOT / "docs/benchmark_tables.md").read_text()
   names = sorted(runpy.run_path(str(ROOT / "scripts/benchmark.py"))["EVERY"])
   assert sorted(re.findall(r"<!-- (\S+): begin -->", page)) == names
@@ -212,7 +213,7 @@ def test_the_page_of_tables_has_the_markers():
 
 
 def test_figures_are_measured_once_for_the_same_content(tmp_path):
-  """Settings and the contents of files decide; a failed measurement leaves no file."""
+  """A measurement is repeated if its settings or code change; a failed one leaves no file."""
   calls, code = itertools.count(), tmp_path / "code"
   code.mkdir()
   (code / "a.py").write_text("one")
@@ -229,11 +230,12 @@ def test_figures_are_measured_once_for_the_same_content(tmp_path):
 
 
 def surroundings(name):
+  """Returns an environment variable, and the number of cores of the process."""
   return os.environ.get(name), len(runner.usable_cores())
 
 
 def test_a_measurement_has_its_own_process():
-  """With the given variables and cores; an abort of the process is an error here."""
+  """A measurement's variables and cores do not change this process; its abort is an error here."""
   cores = runner.usable_cores()
   assert runner.apart(surroundings, "A_NAME", cores=cores[:1], A_NAME="value") == ("value", 1)
   assert "A_NAME" not in os.environ and runner.usable_cores() == cores
@@ -241,8 +243,8 @@ def test_a_measurement_has_its_own_process():
     runner.apart(os.abort)
 
 
-def test_the_page_of_a_benchmark():
-  """The heading has the minutes and days of the runs; cells have three digits."""
+def test_the_section_of_a_benchmark():
+  """The heading gives minutes and dates of the runs; numbers in tables have three digits."""
   runs = [{"process_seconds": 600.0, "date": f"2030-01-0{day}"} for day in (2, 1, 2)]
   figures = {"machine": runner.machine(), "command": "c", "quick": False, "seconds": 1.0}
   figures |= {"runs": runs, "targets": [runner.target("ratio", ">=", 2, 1.2345, ", noisy")]}
@@ -254,20 +256,20 @@ def test_the_page_of_a_benchmark():
   assert "| 1e-05 |  | x |" in text
 
 
-def test_the_peer_gets_one_row_a_leaf(source):
-  """As by TRL's converter each alternative repeats its prefix; neutral counts as right."""
+def test_the_peer_gets_one_row_for_each_leaf(source):
+  """As in TRL's converter, each alternative step is a row of its own that repeats its prefix."""
   rows = training.peer_rows([source / "phase2_train.jsonl"], "paper")
   assert len(rows) == 10
   assert rows[:2] == [
     {"prompt": "phase2_train 0?", "completions": ["Add.", "Two."], "labels": [True, False]},
     {"prompt": "phase2_train 0?", "completions": ["Add.", "6."], "labels": [True, True]},
   ]
-  rows = training.peer_rows([source / "phase1_train.jsonl"], "trl")  # its neutral is wrong
+  rows = training.peer_rows([source / "phase1_train.jsonl"], "trl")  # for which neutral is wrong
   assert [row["labels"] for row in rows[:2]] == [[True, False], [True, False]]
 
 
 def test_trees_hold_the_labels_of_the_rows(tmp_path):
-  """A tree has each label of its problem's rows once, and two where they disagree."""
+  """A tree has each label of its problem's rows once, and both labels where rows disagree."""
   rows = [
     {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]},
     {"prompt": "q", "completions": ["a"], "labels": [True]},
@@ -282,8 +284,8 @@ def test_trees_hold_the_labels_of_the_rows(tmp_path):
   assert [len(tree) for tree in merged] == [9, 5]
 
 
-def test_training_is_held_against_the_peer():
-  """Speed over all runs of a side, AUROC over the same resampled problems, and its noise."""
+def test_training_is_compared_with_the_peer():
+  """Speed and AUROC are compared on the same test labels; a difference within noise is marked."""
   labels, problems = [[1, 0], [1, 1], [0, 1], [1, 0]], ["p", "p", "q", "r"]
 
   def run(side, seconds, good):
@@ -304,7 +306,7 @@ def test_training_is_held_against_the_peer():
 
 
 def test_the_peer_counts_what_it_trains_on(tmp_path):
-  """One update of TRL's trainer is one batch, though its loader collates the next one as well."""
+  """The peer's figures count the batches of its updates, not those that its loader prefetches."""
   pytest.importorskip("trl", reason="the peer of the training benchmark is installed apart")
   transformers = pytest.importorskip("transformers")
   tokenizers = pytest.importorskip("tokenizers")
@@ -327,8 +329,8 @@ def test_the_peer_counts_what_it_trains_on(tmp_path):
   assert np.abs(np.subtract(result["after"]["scores"], result["before"]["scores"])).max() > 1e-3
 
 
-def test_epochs_run_side_by_side():
-  """Forms take turns in proportion to their batches, over whole epochs."""
+def test_both_forms_train_side_by_side():
+  """Trees and paths take turns in proportion to their batches, over whole epochs."""
   batches = {
     form: [types.SimpleNamespace(form=form, i=i) for i in range(count)]
     for form, count in {"paths": 4, "trees": 1}.items()
@@ -343,21 +345,21 @@ def test_epochs_run_side_by_side():
   assert [form for form, _ in turns] == ["paths", "trees", "paths", "paths", "trees", "paths"]
 
 
-def test_nothing_shared_gives_the_same_rows():
-  """One path a problem packs into the same rows with and without merging."""
+def test_solutions_without_shared_steps_pack_alike():
+  """With one solution for each problem, trees and paths pack into the same rows."""
   solutions = [StepTree(f"p{i}", ("ab", "c" * i), (-1, 0), (1, -1)) for i in range(1, 9)]
   pack = functools.partial(step_dataset.pack, solutions, tiny.TOKENIZER, tiny.contract(), 32)
   assert pack(True)[0].hash == pack(False)[0].hash
 
 
-def test_every_asked_slice_is_compiled():
-  """1.2B, 7B and 32B on the slices of the targets, each production config, as much data each."""
+def test_scaling_covers_the_asked_slices():
+  """The scaling benchmark has every model and slice of the targets and production configs."""
   jobs = [scaling.job(case) for case in scaling.CASES]
-  there = {(pathlib.Path(j.config.init.checkpoint).name, j.topology) for j in jobs}
+  covered = {(pathlib.Path(j.config.init.checkpoint).name, j.topology) for j in jobs}
   asked = {("Llama-3.2-1B", "v5e:4x4"), ("Qwen2.5-32B", "v5p:8x8x16")}
   for topology in ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "v5p:8x8x16"):
     asked.add(("Qwen2.5-Math-7B", topology))
-  assert asked <= there
+  assert asked <= covered
   for path in (ROOT / "configs").glob("*.py"):
     if "--topology=" in (text := path.read_text()):
       topology = text.split("--topology=")[1].split()[0]

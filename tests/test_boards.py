@@ -1,4 +1,4 @@
-"""Weights & Biases: the calls that a run makes, against a stand-in; and the package itself."""
+"""Weights & Biases: the calls of a run, recorded by a stand-in, and the package itself."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def experiment(arithmetic_data):
 
 @pytest.fixture
 def fake(monkeypatch):
-  """A stand-in for the package: every call in order, as (name, what it was given)."""
+  """The calls to a stand-in for the package, in order, as (name, arguments)."""
   calls = []
 
   class Run:
@@ -47,34 +47,36 @@ def fake(monkeypatch):
   return calls
 
 
-def of(calls, name):
+def arguments(calls, name):
+  """The arguments of each call of a function."""
   return [given for each, given in calls if each == name]
 
 
-def test_a_resumed_run_continues_its_own(experiment, tmp_path, fake, monkeypatch):
-  """Every record goes to one run id, a stop counts as a failure, and the rest as done.
+def test_a_resumed_run_keeps_its_run_id(experiment, tmp_path, fake, monkeypatch):
+  """A stopped and a resumed process log every record to one run id, the first as failed.
 
-  Metrics have the names of TensorBoard and an axis of their own.
+  Metrics have the names used in TensorBoard and the step as their axis.
   """
   write = loop.Log.write
 
-  def told(self, step, split, values):
+  def stopping(self, step, split, values):
     write(self, step, split, values)
     if (step, split) == (4, "test"):
       os.kill(os.getpid(), 15)
 
   with monkeypatch.context() as patch:
-    patch.setattr(loop.Log, "write", told)
+    patch.setattr(loop.Log, "write", stopping)
     with pytest.raises(preemption.Preempted):
       loop.run(experiment, tmp_path / "run")
   loop.run(experiment, tmp_path / "run")
-  first, second = of(fake, "init")
+  first, second = arguments(fake, "init")
   assert first["id"] == second["id"] == (tmp_path / "run" / boards.RUN_ID).read_text().strip()
   assert (first["project"], first["name"], first["resume"]) == ("prm", "run", "allow")
   assert first["config"]["optim"]["learning_rate"] == experiment.optim.learning_rate
-  assert of(fake, "define_metric") == [(("*",), {"step_metric": "step"})] * 2
-  assert of(fake, "finish") == [1, 0]
-  logged = {(given["step"], name): x for given in of(fake, "log") for name, x in given.items()}
+  assert arguments(fake, "define_metric") == [(("*",), {"step_metric": "step"})] * 2
+  assert arguments(fake, "finish") == [1, 0]
+  lines = arguments(fake, "log")
+  logged = {(line["step"], name): value for line in lines for name, value in line.items()}
   for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
     record = json.loads(line)
     name = {"train": "loss", "test": "nll", "goodput": "total"}[record["split"]]
@@ -82,8 +84,8 @@ def test_a_resumed_run_continues_its_own(experiment, tmp_path, fake, monkeypatch
   assert "test/accuracy_by_class/1" in {name for _, name in logged}
 
 
-def test_only_the_first_host_writes(experiment, tmp_path, fake, monkeypatch):
-  """The other hosts open no run and need no package."""
+def test_only_the_first_host_opens_a_run(experiment, tmp_path, fake, monkeypatch):
+  """Hosts other than the first open no run at Weights & Biases and write no file."""
   monkeypatch.setattr(jax, "process_index", lambda: 1)
   c = config_lib.Experiment(train=experiment.train)
   with boards.contextlib.ExitStack() as stack:
@@ -91,10 +93,10 @@ def test_only_the_first_host_writes(experiment, tmp_path, fake, monkeypatch):
   assert not fake and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("found", ["nothing", "the folder that it makes"])
-def test_without_the_package_nothing_begins(experiment, tmp_path, monkeypatch, found):
-  """An error that says what to install, before the data is read; and nothing is left."""
-  module = None if found == "nothing" else types.ModuleType("wandb")
+@pytest.mark.parametrize("imported", ["nothing", "the package's output folder"])
+def test_a_missing_package_is_an_error_before_training(experiment, tmp_path, monkeypatch, imported):
+  """Without wandb a run ends before reading data, with what to install, and leaves no file."""
+  module = None if imported == "nothing" else types.ModuleType("wandb")
   monkeypatch.setitem(sys.modules, "wandb", module)
   monkeypatch.setattr(loop, "read_rows", lambda *_: pytest.fail("the data was read"))
   with pytest.raises(ValueError, match=r"train\.wandb='prm': .*pip install 'prm_jax\[wandb\]'"):
@@ -103,7 +105,7 @@ def test_without_the_package_nothing_begins(experiment, tmp_path, monkeypatch, f
 
 
 def test_a_run_that_cannot_be_opened_is_an_error(experiment, tmp_path, fake, monkeypatch):
-  """Without a key the package raises its own error: ours says what to do."""
+  """If the package cannot open a run, the error adds what to do to the package's own message."""
 
   def init(**_):
     raise RuntimeError("api_key not configured")
@@ -114,10 +116,10 @@ def test_a_run_that_cannot_be_opened_is_an_error(experiment, tmp_path, fake, mon
 
 
 def test_the_package_itself_offline(experiment, tmp_path, monkeypatch):
-  """Without an account: two processes of a run write two files with the same id."""
+  """Offline, the package itself writes a run and its continuation under the same id."""
   pytest.importorskip("wandb", reason="wandb is not installed: pip install '.[wandb]'")
   monkeypatch.setenv("WANDB_MODE", "offline")
   loop.run(experiment, tmp_path)
   loop.run(experiment, tmp_path)
-  found = [path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")]
-  assert found == [(tmp_path / boards.RUN_ID).read_text().strip()] * 2
+  ids = [path.name.rpartition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")]
+  assert ids == [(tmp_path / boards.RUN_ID).read_text().strip()] * 2

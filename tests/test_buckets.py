@@ -1,4 +1,4 @@
-"""Work directories in a bucket of Cloud Storage, which a local server imitates."""
+"""Work directories in a bucket of Cloud Storage, imitated by a local server."""
 
 import functools
 import importlib.util
@@ -21,8 +21,8 @@ from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop
 
 pytestmark = [
-  pytest.mark.skipif(not importlib.util.find_spec("gcsfs"), reason="it reads buckets"),
-  # orbax leaves behind what it had begun to read of a damaged checkpoint
+  pytest.mark.skipif(not importlib.util.find_spec("gcsfs"), reason="gcsfs is missing"),
+  # orbax leaves reads of a damaged checkpoint unfinished
   pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -50,35 +50,37 @@ def assert_identical(*trees):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_is_one_on_a_disk(bucket, experiment, tmp_path, monkeypatch, capfd):
-  """Stopped and resumed in a bucket, a run has the parameters (bit for bit), records and files of
-  a run on a disk.  It can be scored with, and another run can start from it.
+def test_a_run_in_a_bucket_equals_one_on_a_disk(bucket, experiment, tmp_path, monkeypatch, capfd):
+  """A run stopped and resumed in a bucket has the parameters, records and files of one on a disk.
+
+  Its checkpoint scores solutions, and another run can start from it.
   """
-  workdir, there = "gs://bucket/runs/prm", storage.path("gs://bucket/runs/prm")
+  workdir, folder = "gs://bucket/runs/prm", storage.path("gs://bucket/runs/prm")
   loop.run(experiment, tmp_path / "run")
 
-  def told(self, step, split, values, write=loop.Log.write):
+  def stopping(self, step, split, values, write=loop.Log.write):
     write(self, step, split, values)
     if step == 4:
       os.kill(os.getpid(), signal.SIGTERM)
 
   with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="is saved"):
-    patch.setattr(loop.Log, "write", told)
+    patch.setattr(loop.Log, "write", stopping)
     loop.run(experiment, workdir)
   stopped = checkpoint.latest(workdir)[0]
   assert 4 <= stopped < experiment.train.steps
-  assert tiny.records(there)[-1]["step"] == stopped
+  assert tiny.records(folder)[-1]["step"] == stopped
   loop.run(experiment, workdir)
   assert f"resuming at step {stopped}" in capfd.readouterr().err
 
   assert_identical(tiny.final_state(workdir), tiny.final_state(tmp_path / "run"))
-  assert tiny.records(there) == tiny.records(tmp_path / "run")
+  assert tiny.records(folder) == tiny.records(tmp_path / "run")
   for name in ("manifest.json", "tokenizer.model"):
-    assert (there / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
   names = [name.removeprefix("runs/prm/") for name in bucket.objects]
   assert {name.split("/")[0] for name in names} == {p.name for p in (tmp_path / "run").iterdir()}
   assert any(name.startswith("profile/") and name.endswith(".pb") for name in names)
-  kept = [sorted(p.name for p in (w / "checkpoints").iterdir()) for w in (there, tmp_path / "run")]
+  runs = (folder, tmp_path / "run")
+  kept = [sorted(path.name for path in (run / "checkpoints").iterdir()) for run in runs]
   assert kept[0] == kept[1]
 
   scorers = [scorer.Scorer.load(where) for where in (workdir, tmp_path / "run")]
@@ -98,14 +100,14 @@ def config(arithmetic_data, tmp_path_factory):
 
 
 def saved(bucket, workdir, step):
-  """A function that says whether the step's checkpoint is complete."""
+  """A function that returns whether the step's checkpoint is complete."""
   return lambda: f"{workdir}/checkpoints/{step}/commit_success.txt" in bucket.objects
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "stop"), [(1, signal.SIGKILL), (2, signal.SIGTERM)])
-def test_runs_in_a_bucket_go_on(bucket, config, tmp_path, hosts, stop):
-  """Killed, or stopped and resumed, a run has the records and parameters of one on a disk."""
+def test_runs_in_a_bucket_resume(bucket, config, tmp_path, hosts, stop):
+  """A killed or stopped run in a bucket resumes to the records and parameters of one on a disk."""
   flags, name = ("train.py", f"--config={config}"), f"run_of_{hosts}"
   jobs.finish(jobs.start(*flags, f"--workdir={tmp_path / 'run'}", devices=2))
   flags += (f"--workdir=gs://bucket/{name}",)
@@ -114,8 +116,8 @@ def test_runs_in_a_bucket_go_on(bucket, config, tmp_path, hosts, stop):
   jobs.wait_for(saved(bucket, name, 6), processes)
   processes[-1].send_signal(stop)
   jobs.finish(processes, code=75 if stop == signal.SIGTERM else -stop)
-  said = jobs.finish(start(*flags))
-  assert "resuming at step" in said[0] and "rror" not in "".join(said)
+  logs = jobs.finish(start(*flags))
+  assert "resuming at step" in logs[0] and "rror" not in "".join(logs)
   runs = (storage.path(f"gs://bucket/{name}"), tmp_path / "run")
   steps = [[(r["step"], r["split"]) for r in tiny.records(where)] for where in runs]
   assert steps[0] == steps[1]
@@ -123,9 +125,10 @@ def test_runs_in_a_bucket_go_on(bucket, config, tmp_path, hosts, stop):
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), *final)
 
 
-def test_a_second_run_takes_over(bucket, experiment, tmp_path, monkeypatch):
-  """A second run in a bucket completes.  The first ends before its next save, names the second,
-  and overwrites neither checkpoints nor records.
+def test_a_second_run_in_a_bucket_takes_over(bucket, experiment, tmp_path, monkeypatch):
+  """A second run in the same bucket ends the first, which overwrites none of its files.
+
+  The first ends before its next save with an error that names the second.
   """
   experiment = tiny.change(experiment, "train", profile_at=0)  # one profiler in a process
   loop.run(experiment, tmp_path / "run")
@@ -146,29 +149,29 @@ def test_a_second_run_takes_over(bucket, experiment, tmp_path, monkeypatch):
   with pytest.raises(ValueError, match=rf"contested: another run has taken over .*\({who}"):
     loop.run(experiment, "gs://bucket/contested")
   assert bucket.objects == after
-  there = storage.path("gs://bucket/contested")
-  assert tiny.records(there) == tiny.records(tmp_path / "run")
-  assert_identical(tiny.final_state(there), tiny.final_state(tmp_path / "run"))
+  folder = storage.path("gs://bucket/contested")
+  assert tiny.records(folder) == tiny.records(tmp_path / "run")
+  assert_identical(tiny.final_state(folder), tiny.final_state(tmp_path / "run"))
 
 
 @pytest.mark.slow
 def test_all_hosts_end_when_another_run_takes_over(bucket, config):
-  """Exit code 1 asks for no restart, which would take over in its turn."""
+  """If another run takes over, every host ends with exit code 1, so that none is restarted."""
   flags = (f"--config={config}", "--workdir=gs://bucket/taken", "--config.train.steps=100000")
   processes = jobs.start("train.py", *flags, hosts=2, devices=2, environment=bucket.environment)
   jobs.wait_for(saved(bucket, "taken", 2), processes)
   with bucket.lock:
     bucket.objects["taken/train.lock"] = b"process 1 elsewhere"
-  said = jobs.finish(processes, code=1)
-  assert "has taken over this work directory (process 1 elsewhere)" in said[0]
-  assert "has taken over this work directory" in said[1]
+  logs = jobs.finish(processes, code=1)
+  assert "has taken over this work directory (process 1 elsewhere)" in logs[0]
+  assert "has taken over this work directory" in logs[1]
 
 
 @pytest.mark.parametrize(
   "damage", ["a changed bit", pytest.param("unfinished", marks=pytest.mark.slow)]
 )
-def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
-  """A damaged checkpoint is renamed and an unfinished one deleted; the run ends as without them."""
+def test_a_damaged_checkpoint_in_a_bucket_is_not_used(bucket, experiment, capfd, damage):
+  """In a bucket a run renames a damaged checkpoint, deletes an unfinished one and ends the same."""
   workdir = f"gs://bucket/{damage}"
   loop.run(experiment, workdir)
   expected = tiny.final_state(workdir)
@@ -181,20 +184,20 @@ def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
     data = bytearray(bucket.objects[largest])
     data[len(data) // 2] ^= 1
     bucket.objects[largest] = bytes(data)
-  # gcsfs remembers what it has listed; another process would look
+  # gcsfs caches listings; another process would list anew
   epath.backend.fsspec_backend.fs(workdir).invalidate_cache()
   before = dict(bucket.objects)
   capfd.readouterr()
   assert scorer.Scorer.load(workdir).step == 6
   assert bucket.objects == before  # a reader changes nothing
   loop.run(experiment, workdir)
-  said = capfd.readouterr().err
-  assert "resuming at step 6" in said
+  log = capfd.readouterr().err
+  assert "resuming at step 6" in log
   assert_identical(expected, tiny.final_state(workdir))
   names = (name for name in bucket.objects if name.startswith(f"{folder}."))
   aside = {name.split("/")[2] for name in names}
   assert aside == (set() if damage == "unfinished" else {"8.unreadable"})
-  assert ("checkpoints/8 does not read back: " in said) == (damage != "unfinished")
+  assert ("checkpoints/8 does not read back: " in log) == (damage != "unfinished")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +209,14 @@ def test_a_damaged_checkpoint_in_a_bucket(bucket, experiment, capfd, damage):
     ("gs://bucket/a", "gs://bucket/b", FileNotFoundError, "gs://bucket/b: no run .* copy it first"),
   ],
 )
-def test_mistakes(bucket, experiment, workdir, checkpoint, error, message):
-  """No bucket's URL, no such bucket, and a public model in one: errors before any training."""
+def test_wrong_urls_of_buckets_are_refused(bucket, experiment, workdir, checkpoint, error, message):
+  """A wrong URL, a missing bucket and a public model in a bucket are errors before training."""
   with pytest.raises(error, match=message):
     loop.run(tiny.change(experiment, "init", checkpoint=checkpoint), workdir)
 
 
-def test_half_an_object_is_never_there(bucket):
-  """A file takes its name in a bucket only when its block ends well."""
+def test_a_bucket_never_has_half_an_object(bucket):
+  """A file appears in a bucket only when its block ends without an exception."""
   path = storage.path("gs://bucket/lines.jsonl")
   with pytest.raises(RuntimeError), storage.written(path) as file:
     file.write("half")

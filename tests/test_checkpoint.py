@@ -1,4 +1,4 @@
-"""Checkpoints: which are kept, which are refused, and that only undamaged ones are used."""
+"""Checkpoints: which ones are kept, and damaged ones, which are never used."""
 
 import contextlib
 import dataclasses
@@ -28,9 +28,10 @@ from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop
 from prm_jax.training import step as step_lib
 
-# orbax leaves behind what it had begun to read of a damaged checkpoint
+# orbax leaves reads of a damaged checkpoint unfinished
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-INIT = config_lib.Init("public", head="tokens", head_tokens=("-", "0", "+"))  # JSON keeps tuples
+# Checkpoints keep metadata as JSON, from which tuples are read back as tuples.
+INIT = config_lib.Init("public", head="tokens", head_tokens=("-", "0", "+"))
 METADATA = checkpoint.Metadata(config_lib.Experiment(init=INIT), tiny.contract(), 7, "hash")
 KEEP = config_lib.Train(keep=2, keep_best=0)
 
@@ -43,11 +44,13 @@ def state(step):
 
 
 def abstract(like):
+  """Shapes, dtypes and shardings of a state."""
   describe = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
   return jax.tree.map(describe, like)
 
 
 def opened(workdir, c=KEEP):
+  """A context with the checkpointer of a run, or of a reader if c is None."""
   return contextlib.closing(checkpoint.Checkpointer(workdir, c))
 
 
@@ -73,12 +76,12 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def workdir(saved, tmp_path):
-  """A copy of it."""
+  """A copy of the directory `saved`."""
   return pathlib.Path(shutil.copytree(saved, tmp_path / "run"))
 
 
 def largest(folder: pathlib.Path) -> pathlib.Path:
-  """The file with the numbers."""
+  """The largest file of a folder, which has the numbers."""
   return max((path for path in folder.rglob("*") if path.is_file()), key=os.path.getsize)
 
 
@@ -95,7 +98,10 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_not_used(workdir, capfd, damage):
-  """The one before is used, with a warning.  A run renames the damaged one; a reader does not."""
+  """If the newest checkpoint is damaged, the one before is used, with a warning.
+
+  A run renames the damaged one; a reader changes nothing.
+  """
   DAMAGES[damage](workdir / "checkpoints/2")
   for c in (None, KEEP):
     with opened(workdir, c) as checkpointer:
@@ -112,8 +118,8 @@ def test_a_damaged_checkpoint_is_not_used(workdir, capfd, damage):
         assert newest(checkpointer)[0] == 2
 
 
-def test_a_half_deleted_checkpoint_is_passed_over(workdir):
-  """If a run was killed while it deleted a checkpoint, the next save ends the deletion."""
+def test_a_half_deleted_checkpoint_is_skipped(workdir):
+  """A checkpoint that a killed run had half deleted is not read; the next save deletes the rest."""
   shutil.rmtree(workdir / "checkpoints/1/params")
   (workdir / "checkpoints/1/_CHECKPOINT_METADATA").unlink()
   with opened(workdir) as checkpointer:
@@ -124,7 +130,7 @@ def test_a_half_deleted_checkpoint_is_passed_over(workdir):
 
 
 def test_damaged_checkpoints_alone_are_an_error(workdir):
-  """No run begins again from nothing because its checkpoints cannot be read; they stay in place."""
+  """If no checkpoint can be read, the run ends with an error; it neither restarts nor deletes."""
   for step in (1, 2):
     tiny.flip(largest(workdir / f"checkpoints/{step}/params"))
   message = r"(?s)checkpoints/2 does not .*checkpoints/1 does not .*no checkpoint is left"
@@ -135,8 +141,8 @@ def test_damaged_checkpoints_alone_are_an_error(workdir):
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 31), st.integers(0, 23), st.sampled_from(["float32", "bfloat16", "int32"]))
-def test_a_checksum_changes_with_every_bit(bit, place, dtype):
-  """Whichever bit of whichever number is changed."""
+def test_a_checksum_changes_with_any_bit(bit, place, dtype):
+  """Flipping any bit of any number changes the checksum."""
   x = np.arange(1, 25).reshape(4, 6).astype(jnp.dtype(dtype))
   bits = x.view(f"uint{8 * x.itemsize}").copy()
   bits.flat[place] ^= np.array(1, bits.dtype) << np.array(bit % (8 * x.itemsize), bits.dtype)
@@ -145,7 +151,7 @@ def test_a_checksum_changes_with_every_bit(bit, place, dtype):
 
 
 def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
-  """Saved on 1 x 1, 4 x 2 and 2 x 2 x 2 devices, each restored on all: the same bits."""
+  """A checkpoint saved on one mesh restores bit for bit on any other, with its shardings."""
   devices = jax.devices()
   shapes = {(1, 1, 1): devices[:1], (1, 4, 2): devices, (2, 2, 2): devices}
   optimizer = step_lib.make_optimizer(config_lib.Optim(), 10)
@@ -175,9 +181,9 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   ("metric", "expected"), [("nll", [2, 5, 6]), ("auroc", [3, 5, 6]), ("accuracy", [4, 5, 6])]
 )
 def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
-  """By the metric that is asked for, lower or higher as it is better, also after a restart.
+  """The latest checkpoints and the best by `best_metric` are kept, also over a restart.
 
-  A step without evaluation, or whose metric is undefined, is not the best.
+  A step without evaluation or with an undefined metric is not the best.
   """
   c = config_lib.Train(keep=2, keep_best=1, best_metric=metric)
   metadata = dataclasses.replace(METADATA, config=config_lib.Experiment(train=c))
@@ -194,18 +200,17 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
     assert reader.steps() == expected
     evaluations = [reader.info(step)["evaluation"] for step in (5, 6)]
     assert evaluations[0] is None and evaluations[1]["accuracy"] == 0.1
-    found = lambda which: reader.newest(lambda step, _: step, which)[2]
-    assert [found(which) for which in ("latest", "best", "5")] == [6, min(expected), 5]
+    step_of = lambda which: reader.newest(lambda step, _: step, which)[2]
+    assert [step_of(which) for which in ("latest", "best", "5")] == [6, min(expected), 5]
     with pytest.raises(ValueError, match=f"no checkpoint is 1; .* one of 6, 5, {min(expected)}"):
-      found("1")
-    if metric == "nll":
-      assert found(5) == 5
+      step_of("1")
+    assert step_of(5) == 5
 
 
 def test_a_full_disk_loses_nothing(workdir):
-  """The save fails with what and why; the checkpoints before it are whole, and it can be repeated.
+  """A save on a full disk fails with its step and reason, keeps older checkpoints, can be repeated.
 
-  A limit of file sizes stands in for the disk: writing fails at the same place.
+  A limit of file sizes stands for the full disk.
   """
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   with opened(workdir) as checkpointer:
@@ -226,10 +231,10 @@ def test_a_full_disk_loses_nothing(workdir):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, capfd, monkeypatch):
-  """With the newest one damaged a run ends as if it were not, and scoring takes the one before.
+def test_a_run_resumes_before_a_damaged_checkpoint(arithmetic_data, tmp_path, capfd, monkeypatch):
+  """A run with a damaged newest checkpoint ends as an undamaged run; scoring uses the one before.
 
-  Packages that have changed since are named.
+  Resuming names the packages whose versions have changed.
   """
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   loop.run(experiment, tmp_path)
@@ -240,8 +245,8 @@ def test_a_run_goes_on_from_the_checkpoint_before(arithmetic_data, tmp_path, cap
   assert "checkpoints/8 does not read back: the numbers of params/" in capfd.readouterr().err
   monkeypatch.setattr(distributed, "versions", lambda: {"jax": "0.1.2"})
   loop.run(experiment, tmp_path)
-  said = capfd.readouterr().err
-  assert "resuming at step 6" in said and f"jax {jax.__version__}, now 0.1.2" in said
+  log = capfd.readouterr().err
+  assert "resuming at step 6" in log and f"jax {jax.__version__}, now 0.1.2" in log
   assert_identical(expected, tiny.final_state(tmp_path))
   assert tiny.records(tmp_path) == records
 
@@ -273,8 +278,8 @@ with opened(workdir) as checkpointer:
   for step in (1, 2):
     checkpointer.save(state(step), METADATA)
   checkpointer.finish()
-  step, _, found = checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
-  for x in found.params["a"].addressable_shards:
+  step, _, restored = checkpointer.newest(lambda step, metadata: checkpointer.restore(step, like))
+  for x in restored.params["a"].addressable_shards:
     np.testing.assert_array_equal(x.data, numbers[x.index] + 1)
   assert (step, checkpointer.steps()) == (1, [1])
 
@@ -292,14 +297,14 @@ jax.distributed.shutdown()
 
 
 def test_two_hosts_save_and_restore_together(tmp_path):
-  """What one cannot read, both leave aside; SIGTERM to one stops both at the same step."""
+  """Two hosts skip a checkpoint that one cannot read; SIGTERM to one stops both at one step."""
   address, code = jobs.free_address(), tmp_path / "host.py"
   code.write_text(HOST)
   env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "JAX_PLATFORMS": "cpu"}
   start = functools.partial(subprocess.Popen, stderr=subprocess.PIPE, text=True, env=env)
   run = tmp_path / "run"
   hosts = [start([sys.executable, code, i, address, run]) for i in "01"]
-  said = [host.communicate(timeout=300)[1] for host in hosts]
-  assert [host.returncode for host in hosts] == [0, 0], said
-  assert "does not read back: another host could not read it" in said[0]
-  assert "does not read back: OSError: not here" in said[1]
+  errors = [host.communicate(timeout=300)[1] for host in hosts]
+  assert [host.returncode for host in hosts] == [0, 0], errors
+  assert "does not read back: another host could not read it" in errors[0]
+  assert "does not read back: OSError: not here" in errors[1]

@@ -11,14 +11,12 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import command_line
 
 CONFIG = f"--config={ROOT}/configs/arithmetic.py"
-
-
 CONFIGS = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("configs/mathematics/*.py")])
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_config_files_say_how_to_run_them(path):
-  """Every config is an Experiment, and opens with its command, cost and expected result."""
+  """Every config file gives an Experiment and documents its command, cost and expected result."""
   assert isinstance(command_line.read(str(path)), config_lib.Experiment)
   docstring = ast.get_docstring(ast.parse(path.read_text()))
   assert f"--config={path.relative_to(ROOT)}" in docstring
@@ -26,6 +24,8 @@ def test_config_files_say_how_to_run_them(path):
 
 
 def parse(monkeypatch, *argv):
+  """The arguments that a command line gives."""
+
   @dataclasses.dataclass(frozen=True)
   class Args:
     workdir: str
@@ -37,7 +37,7 @@ def parse(monkeypatch, *argv):
 
 
 def test_overrides_reach_the_experiment(monkeypatch):
-  """Dotted overrides change one field each; "--config FILE" and "--config=FILE" are the same."""
+  """A dotted override changes one field; "--config FILE" and "--config=FILE" mean the same."""
   argv = ["--config", CONFIG.removeprefix("--config="), "--workdir", "w"]
   args = parse(monkeypatch, *argv, "--config.mesh.fsdp", "-1", "--config.optim.learning_rate=1e-5")
   given = command_line.read(f"{ROOT}/configs/arithmetic.py")
@@ -47,7 +47,7 @@ def test_overrides_reach_the_experiment(monkeypatch):
 
 
 def test_a_switch_needs_no_value(monkeypatch):
-  """A field that is False by default is switched on by its name alone."""
+  """A flag that is False by default is switched on by its name alone."""
   for given in [(), ("--quick",), ("--quick=True",), ("--quick", "False")]:
     args = parse(monkeypatch, CONFIG, *given, "--workdir=w")
     assert args.quick == (given in [("--quick",), ("--quick=True",)]) and args.workdir == "w"
@@ -69,7 +69,7 @@ def test_a_switch_needs_no_value(monkeypatch):
   ],
 )
 def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
-  """A config file that makes no experiment ends in one message, whatever is wrong with it."""
+  """A config file that gives no experiment ends in one message with file, line and mistake."""
   if text[0].isupper():
     text = f"from prm_jax.config import *\ndef config():\n  return {text}"
   path = tmp_path / "config.py"
@@ -80,15 +80,15 @@ def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
   assert message in str(error.value)
 
 
-def test_values_are_converted_where_nothing_is_lost():
-  """An int where a float is meant, and a list where a tuple is meant, are no mistakes."""
+def test_values_are_converted_without_loss():
+  """An int is accepted for a float, and a list for a tuple."""
   optim = config_lib.Optim(learning_rate=1, weight_decay=0)
   assert repr(optim) == repr(config_lib.Optim(learning_rate=1.0, weight_decay=0.0))
   assert config_lib.Model(lora_targets=["query"]).lora_targets == ("query",)
 
 
-def test_settings_leave_out_what_is_marked():
-  """What may change on resuming and what may differ between hosts are marked at the fields."""
+def test_settings_leave_out_marked_fields():
+  """Fields marked as changeable on resuming, or as per host, are left out of the settings."""
   c = config_lib.Experiment()
   fixed = config_lib.settings(c, config_lib.CHANGEABLE)
   shared = config_lib.settings(c, config_lib.PER_HOST)
@@ -110,7 +110,7 @@ def test_settings_leave_out_what_is_marked():
   ],
 )
 def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, message):
-  """An unknown key names the nearest one; a wrong value, itself; a missing file, its path."""
+  """An error of the command line names the nearest key, the wrong value or the missing file."""
   with pytest.raises(SystemExit) as error:
     parse(monkeypatch, *argv)
   assert error.value.code != 0
@@ -121,8 +121,8 @@ def test_mistakes_on_the_command_line_say_what_to_do(monkeypatch, capsys, argv, 
   ("text", "expected"),
   [(r"\n", "\n"), (r"a\t\\n", "a\t\\n"), ("a\nb", "a\nb"), ("\u00e9 ##", "\u00e9 ##")],
 )
-def test_flags_spell_line_breaks(monkeypatch, text, expected):
-  r"""`\n` is a line break in every flag that takes text, and a real one stays what it is."""
+def test_flags_may_spell_line_breaks(monkeypatch, text, expected):
+  r"""In a text flag `\n` stands for a line break, and a real line break stays one."""
   flags = ["--workdir=w", "--config.init.head=tokens", "--config.init.checkpoint=x"]
   flags += [f"--config.data.separator={text}", "--config.init.head_tokens", text]
   c = parse(monkeypatch, CONFIG, *flags).config
@@ -143,9 +143,9 @@ def test_flags_spell_line_breaks(monkeypatch, text, expected):
     ("--config.data.directory=a\udcff", "not UTF-8"),
   ],
 )
-def test_a_flag_that_makes_no_sense_is_refused(monkeypatch, capsys, flag, message):
-  """The message names the flag, and the one that is meant."""
+def test_an_invalid_flag_is_refused(monkeypatch, capsys, flag, message):
+  """An invalid flag or value is an error that names it and, if known, the intended flag."""
   with pytest.raises(SystemExit) as end:
     parse(monkeypatch, CONFIG, "--workdir=w", flag)
-  said = " ".join(capsys.readouterr().err.replace("│", " ").split())
-  assert end.value.code == 2 and message in said
+  errors = " ".join(capsys.readouterr().err.replace("│", " ").split())
+  assert end.value.code == 2 and message in errors

@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/: links lead somewhere, commands and Python are what they say."""
+"""README, CONTRIBUTING and docs/: links, commands, Python and names of formats are correct."""
 
 import dataclasses
 import importlib.util
@@ -21,24 +21,25 @@ TEXTS = documents.texts()
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page):
-  """Every relative link of a page names a file that is there, and a heading that it has."""
+def test_relative_links_resolve(page):
+  """Every relative link of a page names an existing file and an existing heading."""
   path = ROOT / page
   assert not documents.broken_links(path, path.read_text())
 
 
 @pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if "scripts/" in text])
-def test_commands_are_those_of_the_scripts(page, monkeypatch):
-  """Every call of a script is one that the script's own parser accepts, values included."""
+def test_scripts_accept_the_documented_commands(page, monkeypatch):
+  """Every call of a script on a page, values included, is accepted by the script's parser."""
   monkeypatch.chdir(ROOT)
-  found = [*documents.commands(TEXTS[page])]
-  assert len(found) >= len(re.findall(r"^ *(?:python|bash) scripts/\w", TEXTS[page], re.M))
-  assert not {str(each): said for each in found if (said := documents.complaint(each))}
+  commands = [*documents.commands(TEXTS[page])]
+  assert len(commands) >= len(re.findall(r"^ *(?:python|bash) scripts/\w", TEXTS[page], re.M))
+  errors = {str(command): documents.complaint(command) for command in commands}
+  assert not {command: error for command, error in errors.items() if error}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_compiles_and_runs_where_it_says_so(page, tmp_path, monkeypatch):
-  """Blocks of Python compile; those marked `python runnable` run, in order, in an empty folder."""
+def test_python_blocks_compile_and_run(page, tmp_path, monkeypatch):
+  """Python blocks compile; blocks marked `python runnable` run in order in an empty folder."""
   monkeypatch.chdir(tmp_path)
   names = {}
   for code, runnable in documents.python_blocks((ROOT / page).read_text()):
@@ -58,7 +59,7 @@ KINDS = {  # of lines, by the section of docs/formats.md
   "Models": (types.StepContract,),
 }
 
-CALLS = {  # a call: what is said of it
+CALLS = {  # call: part of the error, or "" for a correct call
   "python scripts/score.py --checkpoint=runs/prm --input=a --output=b": "",
   "python scripts/score.py --checkpoint=runs/prm --input=a --output=b --fast": "--fast",
   "python scripts/score.py --checkpoint=runs/prm": "--input",  # required
@@ -74,19 +75,19 @@ CALLS = {  # a call: what is said of it
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_wrong_call_is_found(call, monkeypatch):
-  """A flag, value, file or script that does not exist is reported, in a block and in a line."""
+def test_a_wrong_command_is_reported(call, monkeypatch):
+  """An unknown flag, value, file or script is reported, in a code block and within a line."""
   monkeypatch.chdir(ROOT)
   for written in (call, call.replace(" --", " \\\n  --")):
-    (found,) = documents.commands(f"Do\n\n```\n{written}\n```\n")
-    said = documents.complaint(found)
-    assert (CALLS[call] in said) if CALLS[call] else not said
+    (command,) = documents.commands(f"Do\n\n```\n{written}\n```\n")
+    error = documents.complaint(command)
+    assert (CALLS[call] in error) if CALLS[call] else not error
   (inline,) = documents.commands(f"so `{call}` does it")
   assert bool(documents.complaint(inline)) == bool(CALLS[call])
 
 
-def test_a_wrong_link_is_found():
-  """A file or a heading that is not there is reported; code and addresses are no links."""
+def test_a_broken_link_is_reported():
+  """A missing file or heading is reported; code and web addresses are not checked."""
   page = ROOT / "docs" / "data.md"
   text = "# A `b` c\n[1](models.md) [2](#a-b-c) [3](none.md) [4](#none) [5](models.md#none)\n"
   text += "[6](https://example.com/none) `[7](none.md)` [8](../configs/none.py)\n"
@@ -95,7 +96,7 @@ def test_a_wrong_link_is_found():
 
 
 def test_formats_name_every_key():
-  """docs/formats.md has each key of the lines that the project's own structs read, in its place."""
+  """Each section of docs/formats.md names every key of the lines that it describes."""
   page = (ROOT / "docs" / "formats.md").read_text()
   for heading, kinds in KINDS.items():
     section = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", page, re.M | re.S)[1]
@@ -107,8 +108,8 @@ def test_formats_name_every_key():
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "reference/" in page])
-def test_a_page_of_the_reference_says_where_its_content_is(page):
-  """In a clone it is a frame: what it says to call there, and to read, is there."""
+def test_a_reference_page_names_modules_that_exist(page):
+  """A reference page is empty in a clone; the modules that it refers to can be imported."""
   note = re.search(r"^(> In a clone .*\n(?:> .*\n)*)\n", (ROOT / page).read_text(), re.M)[1]
   assert "bash scripts/docs.sh" in note
   for module in re.findall(r"help\(([\w.]+)\)", note):
@@ -117,7 +118,7 @@ def test_a_page_of_the_reference_says_where_its_content_is(page):
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning():
-  """scripts/docs.sh makes its environment and finds every page, link and docstring in order."""
+  """scripts/docs.sh builds the site without a warning."""
   environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/tmp")}
   done = subprocess.run(
     ["bash", "scripts/docs.sh", "-E"], cwd=ROOT, env=environment, capture_output=True, text=True

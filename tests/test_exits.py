@@ -1,4 +1,4 @@
-"""How scripts end: signals, errors in one line, files that are whole or not there, progress."""
+"""How scripts end: signals, errors in one line, whole files or none; and their progress."""
 
 import errno
 import fcntl
@@ -18,10 +18,8 @@ import tiny
 from conftest import ROOT, call_script, run_script
 from scored_files import generated, write
 
-from prm_jax import config as config_lib
 from prm_jax.runtime import json_lines, progress, storage
 from prm_jax.scoring import batching, candidates
-from prm_jax.training import loop
 
 TEXT = {"capture_output": True, "text": True}
 WRITING = """
@@ -39,7 +37,7 @@ with storage.written({path!r}) as a, storage.written_directory({path!r} + ".d") 
 
 
 def start(path, work="time.sleep(60)", arguments=""):
-  """A process in the middle of writing, and its scratch directory."""
+  """A process that is writing its outputs, and its scratch directory."""
   code = WRITING.format(path=str(path), work=work, arguments=arguments)
   pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
   child = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, text=True, **pipes)
@@ -55,27 +53,27 @@ def start(path, work="time.sleep(60)", arguments=""):
   ],
 )
 def test_a_signal_ends_a_script_with_one_line(tmp_path, number, arguments, code, line):
-  """Nothing unfinished is left, no exception is raised, and the exit code says what came."""
+  """SIGINT or SIGTERM ends a script with one line, its own exit code and no unfinished file."""
   child, scratch = start(tmp_path / "out", arguments=arguments)
   child.send_signal(number)
-  _, said = child.communicate(timeout=30)
-  assert (child.returncode, said) == (code, line)
+  _, errors = child.communicate(timeout=30)
+  assert (child.returncode, errors) == (code, line)
   assert [*tmp_path.iterdir()] == [] and not scratch.exists()
 
 
-def test_a_script_that_writes_on_is_halted(tmp_path):
-  """Files that come while what is unfinished is being deleted would be left behind."""
+def test_no_file_is_written_while_a_signal_deletes_them(tmp_path):
+  """SIGTERM stops a script from creating files before it deletes the unfinished ones."""
   work = "for i in range(10**9): (b / str(i)).touch()"
   child, _ = start(tmp_path / "out", work=work)
   time.sleep(0.5)
   child.terminate()
-  _, said = child.communicate(timeout=30)
-  assert (child.returncode, said) == (143, "-c: stopped by SIGTERM\n")
+  _, errors = child.communicate(timeout=30)
+  assert (child.returncode, errors) == (143, "-c: stopped by SIGTERM\n")
   assert [*tmp_path.iterdir()] == []
 
 
-def test_ctrl_c_ends_a_loop_around_the_script():
-  """The script dies of SIGINT, so the shell that waits for it stops too, with 130."""
+def test_ctrl_c_ends_a_shell_loop_around_a_script():
+  """A script stopped by Ctrl-C dies of SIGINT, so that a shell loop around it ends too."""
   code = "from prm_jax.runtime import exits; exits.on_signals(); "
   code += "import os, signal; os.killpg(0, signal.SIGINT); import time; time.sleep(30)"
   loop = f"for i in 1 2; do {sys.executable} -c '{code}'; done; echo not reached"
@@ -83,8 +81,8 @@ def test_ctrl_c_ends_a_loop_around_the_script():
   assert (done.returncode, done.stdout) == (-signal.SIGINT, "")
 
 
-def test_what_sigkill_leaves_is_deleted_by_the_next_writer(tmp_path):
-  """Files and directories of dead processes are, those of running ones and other names are not."""
+def test_unfinished_files_of_killed_writers_are_deleted(tmp_path):
+  """The next writer deletes the unfinished files of dead processes under its own name only."""
   child, _ = start(tmp_path / "out")
   assert len([*tmp_path.iterdir()]) == 2
   with storage.written(tmp_path / "out") as file, storage.written_directory(tmp_path / "out.d"):
@@ -93,7 +91,7 @@ def test_what_sigkill_leaves_is_deleted_by_the_next_writer(tmp_path):
   child.kill()
   child.communicate()
   (tmp_path / f".another.{child.pid}.unfinished").touch()
-  (tmp_path / f".old.{child.pid}.replaced").mkdir()  # it was killed while it replaced a directory
+  (tmp_path / f".old.{child.pid}.replaced").mkdir()  # as if killed while it replaced a directory
   with storage.written(tmp_path / "out"), storage.written_directory(tmp_path / "old"):
     assert (tmp_path / "old").is_dir()
   names = {path.name for path in tmp_path.iterdir()}
@@ -101,8 +99,8 @@ def test_what_sigkill_leaves_is_deleted_by_the_next_writer(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["50%s", "[a]*", "a b.c", ".x"])
-def test_names_of_outputs_are_only_names(tmp_path, name):
-  """They are no patterns: what others left stays, what this output left goes."""
+def test_names_of_outputs_are_no_patterns(tmp_path, name):
+  """An output whose name has special characters deletes only its own unfinished files."""
   for left in (f".{name}.99999999.unfinished", ".a.99999999.unfinished"):
     (tmp_path / left).touch()
   with storage.written(tmp_path / name) as file:
@@ -111,16 +109,16 @@ def test_names_of_outputs_are_only_names(tmp_path, name):
 
 
 def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
-  """A job in the background of a shell is not ended by Ctrl-C."""
+  """A script in the background of a shell, which ignores SIGINT, is not ended by it."""
   code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
   code += "from prm_jax.runtime import exits; exits.on_signals()\n"
   code += "import os; os.kill(os.getpid(), signal.SIGINT); print('alive')"
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT, text=True)
+  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, **TEXT)
   assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
 
 
 def test_files_take_their_names_together(tmp_path):
-  """If the last one cannot be written, the first ones keep their old contents; the error has both.
+  """If one of several outputs cannot be written, all keep their old contents; the error names all.
 
   A limit on the size of files stands for a full disk.
   """
@@ -148,7 +146,7 @@ def test_files_take_their_names_together(tmp_path):
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
-  """Files are written there; what another process left is not touched, as it may still write."""
+  """Without file locks outputs are written, and other processes' unfinished files stay."""
 
   def no_locks(*_):
     raise OSError(errno.ENOLCK, "No locks available")
@@ -168,7 +166,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
   ],
 )
 def test_an_error_is_one_line(tmp_path, flags, message):
-  """An error of the input has the script's name and no traceback; the exit code is 1."""
+  """A mistake in the input ends a script with one line, without a traceback, and exit code 1."""
   lines = write(tmp_path / "a.jsonl", generated()) if flags else tmp_path / "missing.jsonl"
   message = message if flags else f"rerank.py: {lines}: no such file, or not a regular file"
   done = run_script("rerank.py", f"--input={lines}", f"--output_dir={tmp_path / 'o'}", *flags)
@@ -176,44 +174,42 @@ def test_an_error_is_one_line(tmp_path, flags, message):
   assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
-def test_a_reader_that_stops_is_no_error_message(tmp_path):
-  """`rerank.py ... | head` ends without a traceback."""
-  path = write(tmp_path / "a.jsonl", generated())
-  command = f"{sys.executable} scripts/rerank.py --input={path} --output_dir={tmp_path}"
-  command += " --format=csv --resamples=16 --permutations=2"
-  done = subprocess.run(f"{command} | true", shell=True, capture_output=True, text=True, cwd=ROOT)
+def test_a_closed_pipe_is_no_error():
+  """A script whose output's reader ends early, as in `rerank.py ... | head`, prints no error."""
+  code = "from prm_jax.runtime import exits; exits.run(lambda: print(10**6 * str(0)))"
+  command = f"{sys.executable} -c '{code}' | true"
+  done = subprocess.run(command, shell=True, cwd=ROOT, **TEXT)
   assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_progress_where_there_is_no_terminal(monkeypatch, capsys):
-  """A plain line now and then with done, rate and time left; none for work that is soon over."""
+def test_progress_without_a_terminal(monkeypatch, capsys):
+  """Without a terminal, long work prints plain lines with its share done and time left."""
   monkeypatch.setattr(progress, "SECONDS", 0.1)
   with progress.Progress(desc="scoring", total=4, unit="solutions") as bar:
     bar.reach(1)
     time.sleep(0.15)
     bar.reach(2.7)
     bar.reach(3)
-  said = capsys.readouterr().err
-  assert said.startswith("scoring: 2/4 solutions (50%), ") and said.endswith(" left\n")
-  assert said.count("\n") == 1 and "\r" not in said
+  log = capsys.readouterr().err
+  assert log.startswith("scoring: 2/4 solutions (50%), ") and log.endswith(" left\n")
+  assert log.count("\n") == 1 and "\r" not in log
 
 
-def test_a_signal_is_answered_in_compiled_code(tmp_path):
-  """Python's own handlers would wait for the call to end."""
+def test_a_signal_ends_compiled_code(tmp_path):
+  """A signal ends a script during a long call of compiled code, for which Python would wait."""
   child, _ = start(
     tmp_path / "out", work="import hashlib; hashlib.pbkdf2_hmac('md5', b'', b'', 10**9)"
   )
   time.sleep(0.5)
   child.send_signal(signal.SIGINT)
-  began = time.monotonic()
-  child.communicate(timeout=30)
-  assert child.returncode == -signal.SIGINT and time.monotonic() - began < 10
+  child.communicate(timeout=30)  # the call alone takes minutes
+  assert child.returncode == -signal.SIGINT
 
 
 def test_a_full_disk_leaves_the_old_report_whole(tmp_path):
-  """The page of an earlier run does not stand beside the numbers of this one.
+  """If a report's last file cannot be written, all files of the report before it stay.
 
-  A limit on the size of files, between those of report.json and of the page, stands for the disk.
+  A limit on the size of files between those of report.json and report.html stands for the disk.
   """
   path, out = write(tmp_path / "a.jsonl", generated()), tmp_path / "out"
   flags = (f"--input={path}", f"--output_dir={out}", "--resamples=100", "--permutations=2")
@@ -233,34 +229,30 @@ def test_a_full_disk_leaves_the_old_report_whole(tmp_path):
 
 
 def test_help_describes_the_options_of_hosts():
-  """Not with the text of the option before them."""
-  said = run_script("score.py", "--help").stdout
-  assert "several: where JAX does not find them itself" in said.split("hosts options")[1][:200]
+  """score.py --help puts the description of the hosts options under their own heading."""
+  text = run_script("score.py", "--help").stdout
+  assert "jobs whose hosts JAX does not find itself" in text.split("hosts options")[1][:200]
 
 
-def test_scoring_says_how_far_it_is(arithmetic_data, tmp_path, monkeypatch, capsys):
-  """score.py has a line now and then where there is no terminal, and says what ends a step."""
+def test_scoring_reports_its_progress(prm_run, arithmetic_data, tmp_path, monkeypatch):
+  """score.py prints the separator of its steps, and lines with its progress."""
+  monkeypatch.setattr(progress, "SECONDS", 0.001)
+  monkeypatch.setattr(batching, "BATCH_TOKENS", 128)
+  source = arithmetic_data / "candidates.jsonl"
+  flags = [f"--checkpoint={prm_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"]
   with tiny.first_device():
-    loop.run(tiny.experiment(arithmetic_data, config_lib.Loss()), tmp_path / "run")
-    said = capsys.readouterr().err
-    assert "steps end with the separator '\\n', tokens [3]" in said
-    assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", said)
-    monkeypatch.setattr(progress, "SECONDS", 0.001)
-    monkeypatch.setattr(batching, "BATCH_TOKENS", 128)
-    source = arithmetic_data / "candidates.jsonl"
-    flags = [f"--checkpoint={tmp_path}/run", f"--input={source}", f"--output={tmp_path}/o.jsonl"]
     scored = call_script("score.py", *flags)
   assert scored.returncode == 0, scored.stderr
-  said = scored.stderr.splitlines()
-  assert said[0] == f"loading {tmp_path}/run"
-  assert "steps end with the separator '\\n', tokens [3]" in said
-  done = [int(found[1]) for found in map(re.compile(r"scoring: (\d+)/48 ").match, said) if found]
-  assert len(set(done)) > 3 and done == sorted(done)
-  assert any("solutions/s, " in line and line.endswith(" left") for line in said)
+  lines = scored.stderr.splitlines()
+  assert lines[0] == f"loading {prm_run}"
+  assert "steps end with the separator '\\n', tokens [3]" in lines
+  counts = [int(line[1]) for line in map(re.compile(r"scoring: (\d+)/48 ").match, lines) if line]
+  assert len(set(counts)) > 3 and counts == sorted(counts)
+  assert any("solutions/s, " in line and line.endswith(" left") for line in lines)
 
 
-def test_long_integers_in_other_keys_are_kept(tmp_path):
-  """score.py keeps every key as it was, integers of any length too."""
+def test_long_integers_in_other_keys_are_kept():
+  """Scored lines keep the keys of the input, integers of any length too."""
   line = b'{"problem": "p", "steps": ["a"], "id": {"n": [123456789012345678901234567890, -1]}}'
   record = json_lines.parse(line, "here")
   kept = candidates.scored(record, ["a"], np.array([[[0.25, 0.25, 0.5]]]), tiny.contract())

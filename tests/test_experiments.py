@@ -1,7 +1,9 @@
-"""The paper's experiments: every one runs to its page, resumes, and regenerates from its JSON."""
+"""The paper's experiments: each runs, resumes, and draws its page again from its JSON."""
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -38,11 +40,16 @@ from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
 
 SMOKE = command_line.read(str(ROOT / "configs/experiments/smoke.py"), Plan)
+TWO = {key: SMOKE.domains[key] for key in ("longer chains", "other wording")}
+FEW = dataclasses.replace(SMOKE, domains=TWO)
+ALL_RIGHT = dataclasses.replace(FEW, threshold=1.0)  # so that no solution is cut at an error
+NAMES = [name for name in experiments.NAMES if name not in ("search", "rollouts")]
+EMBEDDED = {name: ALL_RIGHT if name in ("active", "generations") else FEW for name in NAMES}
 
 
 @dataclasses.dataclass
 class Trained:
-  """What a model was trained on, that stands for one."""
+  """The settings and the data of a model, instead of its training."""
 
   c: Experiment
   trees: list[StepTree]
@@ -52,7 +59,7 @@ TRAINED: dict[str, Trained] = {}  # by seed and name
 
 
 class Untrained:
-  """Stands for a trained model: its probabilities are a function of its name and of the text."""
+  """A stand-in for a trained model: its probabilities are a function of its name and the text."""
 
   directory, step = None, 8
 
@@ -74,30 +81,51 @@ class Untrained:
     return weights / weights.sum(-1, keepdims=True)
 
 
-@pytest.fixture
-def untrained(monkeypatch):
-  """Experiments whose models are not trained: what is tested is everything around them."""
+@contextlib.contextmanager
+def stand_ins():
+  """Replaces every trained model of the block by an `Untrained`, and records it in TRAINED."""
   TRAINED.clear()
-  heads = {}
 
   def model(self, name, c, solutions, evaluation, recipe):
     assert solutions and evaluation
     TRAINED[f"{self.seed}/{name}"] = Trained(c, [*solutions])
-    heads[name] = c.loss.heads
     return load(self.directory / name)
 
   def load(path):
     name = pathlib.Path(path).name
     objective = "outcome" if "outcome" in name or name == "orm" else "process"
-    return Untrained(name, objective, heads.get(name, 1))
+    return Untrained(name, objective, SMOKE.heads if name == "ensemble" else 1)
 
-  monkeypatch.setattr(workspace.Workspace, "model", model)
-  monkeypatch.setattr(workspace, "load", load)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(workspace.Workspace, "model", model)
+    patch.setattr(workspace, "load", load)
+    yield
+
+
+@pytest.fixture
+def untrained():
+  """Runs the test with stand-ins for trained models."""
+  with stand_ins():
+    yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """Returns a function: an experiment's name to its folder and its models, run once."""
+
+  @functools.cache
+  def run(name):
+    directory = tmp_path_factory.mktemp("finished")
+    with stand_ins():
+      jobs.run(name, EMBEDDED[name], directory, workers=0)
+    return directory, dict(TRAINED)
+
+  return run
 
 
 @pytest.fixture
 def files(tmp_path):
-  """A plan with candidates of files: some rated, some cut off, a problem without right answers."""
+  """Returns a plan on files of candidates: some rated, some cut off, one problem never solved."""
   rng = np.random.default_rng(0)
   pool, bench = tmp_path / "pool.jsonl", tmp_path / "gsm8k.jsonl"
   with pool.open("w") as out:
@@ -117,72 +145,71 @@ def files(tmp_path):
   return dataclasses.replace(SMOKE, files=given)
 
 
-def write(name: str, directory: pathlib.Path) -> list[str]:
-  results = report.gather(name, "smoke", directory, SMOKE.seeds)
-  return report.write(results, directory)
+def gather(name: str, directory: pathlib.Path, seeds=SMOKE.seeds):
+  """Returns the stored results of an experiment."""
+  return report.gather(name, "smoke", directory, seeds)
 
 
-@pytest.mark.parametrize("source", ["embedded", "files"])
+# `alternatives` has the quick start's data only.
 @pytest.mark.parametrize(
-  "name", [name for name in experiments.NAMES if name not in ("search", "rollouts")]
+  ("name", "source"),
+  [
+    *((name, "embedded") for name in NAMES),
+    *((name, "files") for name in NAMES if name != "alternatives"),
+  ],
 )
 def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
-  name, source, tmp_path, untrained, files
+  name, source, tmp_path, finished, untrained, files
 ):
-  """What is stored is not made again; numbers, picture and page are the same."""
-  if (name, source) == ("alternatives", "files"):
-    pytest.skip("it is of the quick start's data")
-  plan = files if source == "files" else SMOKE
-  some = {key: SMOKE.domains[key] for key in ("longer chains", "other wording")}
-  plan = dataclasses.replace(plan, domains=some)
-  jobs.run(name, plan, tmp_path, workers=0)
-  lines = write(name, tmp_path)
-  first = {end: (tmp_path / f"{name}.{end}").read_bytes() for end in ("json", "png", "html")}
+  """A resumed run makes missing results only; the JSON alone gives the same figure and page."""
+  plan = files if source == "files" else EMBEDDED[name]
+  if source == "files":
+    jobs.run(name, plan, tmp_path, workers=0)
+  else:
+    shutil.copytree(finished(name)[0], tmp_path, dirs_exist_ok=True)
+  results = gather(name, tmp_path)
+  lines = report.write(results, tmp_path)
+  first = {end: (tmp_path / f"{name}.{end}").read_bytes() for end in ("png", "html")}
   stored = [tmp_path / name / "seed-1" / f"{run}.json" for run in jobs.module(name).runs(plan)]
   assert all(path.is_file() for path in stored)
-  stored[-1].unlink()  # as if killed before it
+  stored[-1].unlink()  # as if killed before it was made
   TRAINED.clear()
   jobs.run(name, plan, tmp_path, workers=0)
   both = {"1/prm", "1/orm"}  # of ood's one result
-  again = {each for each in TRAINED if not each.startswith("0/")}
+  again = {key for key in TRAINED if not key.startswith("0/")}
   assert again <= (both if name == "ood" else {f"1/{stored[-1].stem}"})
-  assert write(name, tmp_path) == lines
-  assert (tmp_path / f"{name}.json").read_bytes() == first["json"]
+  assert gather(name, tmp_path) == results
   shutil.rmtree(tmp_path / name)
   (tmp_path / f"{name}.png").unlink()
   elsewhere = tmp_path / "elsewhere"
-  assert report.draw(tmp_path / f"{name}.json", elsewhere, name, ["svg"]) == lines
+  assert report.draw(tmp_path / f"{name}.json", elsewhere, name) == lines
   assert (elsewhere / f"{name}.png").read_bytes() == first["png"]
-  assert "</text>" in (elsewhere / f"{name}.svg").read_text()
   assert (elsewhere / f"{name}.html").read_bytes() == first["html"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, monkeypatch):
-  """With models that are trained, shortly: a search needs two that read and write."""
+  """A search with briefly trained models resumes and draws its figure from its JSON alone."""
   monkeypatch.setattr(search, "SEARCHES", ("beam", "particles"))
   sizes = dataclasses.replace(SMOKE.search, widths=(2,), problems=2, updates=10)
   plan = dataclasses.replace(SMOKE, search=sizes, seeds=(0,))
   jobs.run("search", plan, tmp_path, workers=0)
-  write_search = lambda: report.write(
-    report.gather("search", "smoke", tmp_path, plan.seeds), tmp_path
-  )
-  lines = write_search()
-  first = (tmp_path / "search.json").read_bytes()
+  results = gather("search", tmp_path, plan.seeds)
+  lines = report.write(results, tmp_path)
   folder = tmp_path / "search" / "seed-0"
-  found = json.loads((folder / "beam-2.json").read_text())["spent"]
-  assert 0 < found["scored"] < found["scored_from_start"]
+  spent = json.loads((folder / "beam-2.json").read_text())["spent"]
+  assert 0 < spent["scored"] < spent["scored_from_start"]
   (folder / "beam-2.json").unlink()
   (folder / "samples.jsonl").unlink()  # as if killed before it was made
   jobs.run("search", plan, tmp_path, workers=0)
-  assert write_search() == lines and (tmp_path / "search.json").read_bytes() == first
+  assert gather("search", tmp_path, plan.seeds) == results
   assert report.draw(tmp_path / "search.json", tmp_path / "elsewhere", "search") == lines
 
 
 @dataclasses.dataclass(frozen=True)
 class Writer:
-  """Stands for a language model: every other rollout has the right answer."""
+  """A stand-in for a language model: about half of its rollouts have the right answer."""
 
   answers: dict[str, int]  # by problem
   batch: int = 1
@@ -200,10 +227,10 @@ class Writer:
 def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   trained, tmp_path, monkeypatch, request
 ):
-  """With stand-ins for models, and with models that are trained, shortly."""
+  """The rollouts of stand-ins, and of briefly trained models, resume and draw from their JSON."""
   if not trained:
     request.getfixturevalue("untrained")
-    answers = lambda made: {of.text: of.answer for of in made.generator.problems()["train"]}
+    answers = lambda made: {p.text: p.answer for p in made.generator.problems()["train"]}
     writer = property(lambda made: Writer(answers(made)))
     monkeypatch.setattr(search.Made, "language_model", writer)
   monkeypatch.setattr(rollouts, "ARMS", {arm: arm for arm in ("exact", "counts")})
@@ -215,67 +242,56 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
     SMOKE, process=process, rollouts=sizes, search=search_sizes, seeds=(0,)
   )
   jobs.run("rollouts", plan, tmp_path, workers=0)
-  write_all = lambda: report.write(
-    report.gather("rollouts", "smoke", tmp_path, plan.seeds), tmp_path
-  )
-  lines = write_all()
-  first = (tmp_path / "rollouts.json").read_bytes()
+  results = gather("rollouts", tmp_path, plan.seeds)
+  lines = report.write(results, tmp_path)
   folder = tmp_path / "rollouts" / "seed-0"
-  found = json.loads((folder / "all-2.json").read_text())
-  assert 0 < found["rollouts"] <= 2 * 6 * found["solutions"]
+  result = json.loads((folder / "all-2.json").read_text())
+  assert 0 < result["rollouts"] <= 2 * 6 * result["solutions"]
   (folder / "binary-2.json").unlink()
   (folder / "rollouts.journal").write_text("torn")  # as if killed while it was made
   TRAINED.clear()
   jobs.run("rollouts", plan, tmp_path, workers=0)
   assert trained or not TRAINED
-  assert write_all() == lines and (tmp_path / "rollouts.json").read_bytes() == first
+  assert gather("rollouts", tmp_path, plan.seeds) == results
   assert report.draw(tmp_path / "rollouts.json", tmp_path / "elsewhere", "rollouts") == lines
 
 
 def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
-  """Those of other experiments may have their own, but for what shared models depend on."""
+  """A folder refuses another plan of an experiment, and of the models that experiments share."""
+  plan = dataclasses.replace(FEW, noise=(0.0,), seeds=(0,))
   wrong = dataclasses.replace(SMOKE.files, pool="no.jsonl", base="base", labeller="labeller")
   with pytest.raises(FileNotFoundError):  # and leaves no plan behind
-    jobs.run("noise", dataclasses.replace(SMOKE, files=wrong), tmp_path, workers=0)
-  jobs.run("noise", SMOKE, tmp_path, workers=0)
-  other = dataclasses.replace(SMOKE, threshold=0.4)
+    jobs.run("noise", dataclasses.replace(plan, files=wrong), tmp_path, workers=0)
+  jobs.run("noise", plan, tmp_path, workers=0)
+  other = dataclasses.replace(plan, threshold=0.4)
   with pytest.raises(ValueError, match="threshold differ"):
     jobs.run("noise", other, tmp_path, workers=0)
-  jobs.run("ood", other, tmp_path, workers=0)
-  blind = dataclasses.replace(SMOKE, blind=0.5)
+  jobs.run("tuning", other, tmp_path, workers=0)
+  blind = dataclasses.replace(plan, blind=0.5)
   with pytest.raises(ValueError, match=r"shared has results of another plan \(blind differ"):
-    jobs.run("tuning", blind, tmp_path, workers=0)
-  more = dataclasses.replace(SMOKE, seeds=(0, 1, 2), workers=2)  # which may change
+    jobs.run("ood", blind, tmp_path, workers=0)
+  more = dataclasses.replace(plan, seeds=(0, 1), workers=2)  # these two may change
   jobs.run("noise", more, tmp_path, workers=0)
 
 
-def test_another_labeller_under_the_same_name_is_another_plan(tmp_path):
-  labeller, shared = tmp_path / "labeller", tmp_path / "shared"
+@pytest.mark.parametrize(("changed", "folder"), [("labeller/weights", "shared"), ("pool", "noise")])
+def test_a_changed_file_of_the_same_name_is_another_plan(changed, folder, tmp_path):
+  """Results of a pool or a labeller are not mixed with those of other content under its name."""
+  labeller = tmp_path / "labeller"
   labeller.mkdir()
-  (labeller / "weights").write_text("1")
-  files = dataclasses.replace(SMOKE.files, pool="pool", base=str(labeller), labeller=str(labeller))
-  plan = dataclasses.replace(SMOKE, files=files)
-  plan_lib.keep(plan, shared)
-  plan_lib.check(plan, shared)
-  (labeller / "weights").write_text("2")
+  for path in (labeller / "weights", tmp_path / "pool"):
+    path.write_text("1")
+  paths = {"pool": str(tmp_path / "pool"), "base": str(labeller), "labeller": str(labeller)}
+  plan = dataclasses.replace(SMOKE, files=dataclasses.replace(SMOKE.files, **paths))
+  plan_lib.keep(plan, tmp_path / folder)
+  plan_lib.check(plan, tmp_path / folder)
+  (tmp_path / changed).write_text("2")
   with pytest.raises(ValueError, match="contents of files differ"):
-    plan_lib.check(plan, shared)
-
-
-def test_results_of_a_file_that_has_changed_are_not_mixed(tmp_path):
-  """Its name alone does not say what is in it."""
-  path, base = tmp_path / "pool.jsonl", tmp_path / "noise"
-  path.write_text("{}\n")
-  files = dataclasses.replace(SMOKE.files, pool=str(path), base="base", labeller="labeller")
-  plan = dataclasses.replace(SMOKE, files=files)
-  plan_lib.keep(plan, base)
-  plan_lib.check(plan, base)
-  path.write_text("{} \n")
-  with pytest.raises(ValueError, match="contents of files differ"):
-    plan_lib.check(plan, base)
+    plan_lib.check(plan, tmp_path / folder)
 
 
 def test_a_base_and_settings_that_name_a_checkpoint_contradict_each_other():
+  """A plan with both a base and another initial checkpoint is refused."""
   files = dataclasses.replace(SMOKE.files, pool="pool.jsonl", base="base", labeller="labeller")
   init = dataclasses.replace(SMOKE.outcome.init, checkpoint="model")
   with pytest.raises(ValueError, match=r"outcome\.init\.checkpoint='model'"):
@@ -283,13 +299,14 @@ def test_a_base_and_settings_that_name_a_checkpoint_contradict_each_other():
 
 
 def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
+  """A labeller that rates whole solutions only is an error."""
   monkeypatch.setattr(workspace, "load", lambda path: Untrained("x", "outcome"))
   with pytest.raises(ValueError, match="outcome model labels no steps"):
     jobs.run("noise", SMOKE, tmp_path, workers=0)
 
 
-def test_domains_have_what_no_model_was_trained_on():
-  """Names of longer chains, other numbers and operations, and the start at the end."""
+def test_domains_differ_from_all_training_data():
+  """Problems of each domain have a pattern of text that no training problem has."""
   trees = [*shared.critiques(SMOKE, "process"), *shared.labelled_trees(SMOKE)]
   taught = " ".join(tree.problem for tree in trees)
   new = {"longer chains": "[GH]", "other numbers": "[A-F][*+~-][6-9]"}
@@ -300,111 +317,114 @@ def test_domains_have_what_no_model_was_trained_on():
     assert re.search(pattern, text) and not re.search(pattern, taught)
 
 
-ALL_RIGHT = dataclasses.replace(SMOKE, threshold=1.0)  # so that no solution is cut at an error
-
-
-def solutions(name: str) -> list[tuple[str, tuple[str, ...]]]:
-  """What a model of seed 1 was trained on."""
-  return [(tree.problem, tree.steps) for tree in TRAINED[f"1/{name}"].trees]
+def solutions(trained: Trained) -> list[tuple[str, tuple[str, ...]]]:
+  """Returns the problems and steps that a model was trained on."""
+  return [(tree.problem, tree.steps) for tree in trained.trees]
 
 
 def test_arms_of_supervision_have_the_same_solutions_and_larger_sets_hold_smaller(
-  tmp_path, untrained
+  finished,
 ):
-  """Only the labels differ; outcomes are the labeller's, or whether the answer is right."""
-  jobs.run("supervision", SMOKE, tmp_path, workers=0)
+  """Arms differ only in labels: of steps, the labeller's outcome, or the answer's correctness."""
+  models = finished("supervision")[1]
   last: list = []
   for n in SMOKE.samples:
     arms = ("process", "outcome_labeller", "outcome_answer")
-    process, labeller, answer = (TRAINED[f"1/{arm}-{n}"].trees for arm in arms)
-    whole = solutions(f"outcome_answer-{n}")
-    assert whole == solutions(f"outcome_labeller-{n}") and {*last} < {*whole}
-    assert [(p, steps[: len(tree.steps)]) for (p, steps), tree in zip(whole, process)] == [
-      (tree.problem, tree.steps)
-      for tree in process  # which end at the first wrong step
-    ]
+    process, labeller, answer = (models[f"1/{arm}-{n}"].trees for arm in arms)
+    whole = solutions(models[f"1/outcome_answer-{n}"])
+    assert whole == solutions(models[f"1/outcome_labeller-{n}"]) and {*last} < {*whole}
+    cut = [(p, steps[: len(tree.steps)]) for (p, steps), tree in zip(whole, process)]
+    assert cut == [(tree.problem, tree.steps) for tree in process]  # up to the first wrong step
     assert [-1 not in tree.labels for tree in process] == [tree.outcome for tree in labeller]
     assert [tree.outcome for tree in labeller] != [tree.outcome for tree in answer]
     last = whole
-  assert len({*solutions("outcome_repeats-2")}) < len(solutions("outcome_repeats-2"))
+  repeats = solutions(models["1/outcome_repeats-2"])
+  assert len({*repeats}) < len(repeats)
 
 
-def test_rules_choose_beside_the_selectors_solutions_and_as_many(tmp_path, untrained):
-  jobs.run("active", ALL_RIGHT, tmp_path, workers=0)
-  first, problems = solutions("start"), SMOKE.embedded.pool_problems
-  sizes = [len(each.solutions) for each in SMOKE.embedded.task(1, SMOKE.setting).pool]
-  assert TRAINED["1/ensemble"].c.loss.heads == SMOKE.heads and solutions("ensemble") == first
+def test_rules_add_equally_many_solutions_to_the_selectors(finished):
+  """Every rule keeps the solutions of the first selector and adds as many distinct ones."""
+  models = finished("active")[1]
   names = [name for name in jobs.module("active").runs(SMOKE) if "-" in name]
-  for name in names:
-    found, count = solutions(name), int(name.rpartition("-")[2])
-    assert found[: len(first)] == first and len({*found}) == len(found)
-    assert len(found) <= (1 + count) * problems
+  chosen = {name: solutions(models[f"1/{name}"]) for name in names}
+  first, problems = solutions(models["1/start"]), SMOKE.embedded.pool_problems
+  sizes = [len(each.solutions) for each in SMOKE.embedded.task(1, SMOKE.setting).pool]
+  ensemble = models["1/ensemble"]
+  assert ensemble.c.loss.heads == SMOKE.heads and solutions(ensemble) == first
+  for name, pairs in chosen.items():
+    count = int(name.rpartition("-")[2])
+    assert pairs[: len(first)] == first and len({*pairs}) == len(pairs)
+    assert len(pairs) <= (1 + count) * problems
     if name.startswith(("uniform", "convincing", "entropy", "coverage")):
-      assert len(found) == sum(min(count + 1, size) for size in sizes), name
-  chosen = {name: frozenset(solutions(name)) for name in names if name.endswith("-2")}
-  assert len({*chosen.values()}) >= len(chosen) - 1  # of a small pool two rules may choose alike
+      assert len(pairs) == sum(min(count + 1, size) for size in sizes), name
+  twos = [frozenset(pairs) for name, pairs in chosen.items() if name.endswith("-2")]
+  assert len({*twos}) >= len(twos) - 1  # in a small pool two rules may choose alike
 
 
-def test_each_generation_adds_to_the_labels_of_the_last(tmp_path, untrained):
-  """The retrained selector and the first one choose differently, from the third model on."""
-  jobs.run("generations", ALL_RIGHT, tmp_path, workers=0)
-  assert {*solutions("first")} < {*solutions("convincing-1")} < {*solutions("convincing-2")}
-  assert {*solutions("convincing-1")} < {*solutions("frozen-2")}
-  assert {*solutions("uniform-1")} < {*solutions("uniform-2")}
-  assert len({frozenset(solutions(f"{arm}-2")) for arm in ("convincing", "frozen", "uniform")}) == 3
+def test_each_generation_adds_to_the_labels_of_the_last(finished):
+  """Each generation has more solutions; the arms choose differently from the third model on."""
+  models = finished("generations")[1]
+  chosen = lambda name: frozenset(solutions(models[f"1/{name}"]))
+  assert chosen("first") < chosen("convincing-1") < chosen("convincing-2")
+  assert chosen("convincing-1") < chosen("frozen-2")
+  assert chosen("uniform-1") < chosen("uniform-2")
+  assert len({chosen(f"{arm}-2") for arm in ("convincing", "frozen", "uniform")}) == 3
 
 
-def test_the_search_trains_what_its_names_say(tmp_path, untrained):
-  jobs.run("tuning", SMOKE, tmp_path, workers=0)
+def test_tuning_trains_the_settings_of_its_names(finished):
+  """The name of each tuning run gives its objective, weight, learning rate and updates."""
+  models = finished("tuning")[1]
   for name in jobs.module("tuning").runs(SMOKE):
-    c = TRAINED[f"1/{name}"].c
-    found = c.loss.language_model_weight, c.optim.learning_rate, c.train.steps
-    assert name == "-".join([c.loss.objective, *(f"{value:g}" for value in found)])
+    c = models[f"1/{name}"].c
+    values = c.loss.language_model_weight, c.optim.learning_rate, c.train.steps
+    assert name == "-".join([c.loss.objective, *(f"{value:g}" for value in values)])
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"experiment": "../x", "summary": {}}', "no"])
 def test_a_damaged_file_is_an_error_that_names_it(text, tmp_path):
+  """The error about a results file of wrong content names the file."""
   path = tmp_path / "x.json"
   path.write_text(text)
   with pytest.raises(ValueError, match=r"x\.json"):
     report.draw(path, tmp_path, "supervision")
 
 
-def test_texts_are_escaped(tmp_path, untrained):
-  """Levels come from files."""
-  jobs.run("supervision", SMOKE, tmp_path, workers=0)
-  write("supervision", tmp_path)
+def test_texts_are_escaped(tmp_path, finished):
+  """A level, which comes from a file, is escaped in the page."""
+  shutil.copytree(finished("supervision")[0], tmp_path, dirs_exist_ok=True)
+  report.write(gather("supervision", tmp_path), tmp_path)
   path = tmp_path / "supervision.json"
   content = json.loads(path.read_text())
   content["summary"]["breakdown"]["level"] = {
     "<script>level": {"problems": 1, "accuracy": [0.0, 0.0, 0.0]}
   }
   path.write_text(json.dumps(content))
-  report.draw(path, tmp_path, "supervision")
+  report.draw(path, tmp_path, "supervision", ["svg"])
+  assert "</text>" in (tmp_path / "supervision.svg").read_text()
   page = (tmp_path / "supervision.html").read_text()
   assert "<script>level" not in page and "&lt;script&gt;level" in page
 
 
 def problems(rng: np.random.Generator) -> list[tasks.Problem]:
-  """Problems with repeated samples and some without an answer."""
-  found = []
+  """Returns problems with repeated samples, some of them without an answer."""
+  made = []
   for p in range(4):
     answers = [None, "1", "2", "3"]
     samples = [
       tasks.Solution((f"s{k}",), correct=k == 1, answer=answers[k])
       for k in rng.integers(0, 4, size=3 + p)
     ]
-    found.append(tasks.problem(f"p{p}", p % 2, samples))
-  return found
+    made.append(tasks.problem(f"p{p}", p % 2, samples))
+  return made
 
 
 def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
-  """Repeated samples tie; who has no answer is never picked; fewer samples are all drawn."""
+  """Best-of-N of solutions with their counts equals that of the samples with repetitions."""
   rng = np.random.default_rng(0)
-  found = problems(rng)
-  scores = [rng.normal(size=len(each.solutions)) for each in found]
-  result = np.array(workspace.best_of_n(scores, workspace.Samples.of(tasks.Task((), tuple(found)))))
-  for p, each in enumerate(found):
+  test = problems(rng)
+  scores = [rng.normal(size=len(each.solutions)) for each in test]
+  result = np.array(workspace.best_of_n(scores, workspace.Samples.of(tasks.Task((), tuple(test)))))
+  for p, each in enumerate(test):
     solutions = [each.solutions[i] for i in each.samples]
     m = len(solutions)
     expected = agg.best_of_n(
@@ -419,7 +439,7 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), seeds=st.integers(1, 4), count=st.integers(1, 5))
 def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seed, seeds, count):
-  """Weights are whole numbers of seeds times problems, and add up to 1."""
+  """The weights of a resample are counts of draws, and add up to 1."""
   weights = intervals.resampled((seeds, count), seed=seed, resamples=20)
   assert np.allclose(weights.sum((1, 2)), 1)
   counts = weights * seeds * count
@@ -427,30 +447,28 @@ def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seed, seeds, count):
   assert np.allclose(counts, drawn) and not (drawn.sum(2) % count).any()
 
 
-def test_efficiency_finds_how_much_further_labels_go():
-  """Uniform needs 3 times the labels by construction, with lines of the same slope."""
+def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
+  """The data ratio is 3 where uniform needs 3 times the labels; it is missing without a slope."""
   rng = np.random.default_rng(0)
   sizes = np.array([100, 200, 400, 800])
   offset = rng.normal(scale=0.01, size=(5, 40, 1))
   line = lambda factor: 0.1 * np.log2(factor * sizes) - 0.5 + offset
-  arms = {"uniform": line(1), "convincing": line(3)}
-  found = intervals.efficiency(arms, dict.fromkeys(arms, sizes), "uniform")
-  ratio = found["convincing"]["data_ratio"]
-  assert ratio["value"] == pytest.approx(3) and ratio["low"] == pytest.approx(3)
-  assert found["convincing"]["slope_ratio"]["value"] == pytest.approx(1)
-  steeper = {"uniform": line(1), "convincing": 2 * line(1)}
-  found = intervals.efficiency(steeper, dict.fromkeys(arms, sizes), "uniform")
-  assert found["convincing"]["slope_ratio"]["value"] == pytest.approx(2)
-  flat = {"uniform": np.ones((5, 40, 4)), "convincing": line(1)}
-  ratio = intervals.efficiency(flat, dict.fromkeys(arms, sizes), "uniform")["convincing"]
-  assert ratio["data_ratio"] == {
-    "value": None,
-    "low": None,
-    "high": None,
-  }  # nothing to compare with
+  efficiency = lambda uniform, convincing: intervals.efficiency(
+    {"uniform": uniform, "convincing": convincing},
+    {"uniform": sizes, "convincing": sizes},
+    "uniform",
+  )["convincing"]
+  ratios = efficiency(line(1), line(3))
+  assert ratios["data_ratio"]["value"] == pytest.approx(3)
+  assert ratios["data_ratio"]["low"] == pytest.approx(3)
+  assert ratios["slope_ratio"]["value"] == pytest.approx(1)
+  assert efficiency(line(1), 2 * line(1))["slope_ratio"]["value"] == pytest.approx(2)
+  flat = efficiency(np.ones((5, 40, 4)), line(1))
+  assert flat["data_ratio"] == {"value": None, "low": None, "high": None}
 
 
-def test_flips_are_of_the_share_that_was_asked_for_and_grow_with_it():
+def test_flips_have_the_given_share_and_grow_with_it():
+  """Label noise flips the given share of labels; a larger share flips the same ones and more."""
   ratings = [(1, 0, 1, -1)] * 2000
   some, more = (noise.flipped(ratings, share, seed=0) for share in (0.1, 0.3))
   changed = [(np.array(x) < 0) != (np.array(ratings) < 0) for x in (some, more)]
@@ -460,7 +478,7 @@ def test_flips_are_of_the_share_that_was_asked_for_and_grow_with_it():
 
 
 def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
-  """Candidates with `text` or `steps`, ProcessBench's lines; held-out problems are others."""
+  """A pool holds candidates of `text` or `steps` and ProcessBench lines; test problems differ."""
   path = tmp_path / "pool.jsonl"
   rows = [
     {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1", "level": 3},
@@ -487,7 +505,8 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
     tasks.read(path, "\n\n")
 
 
-def test_the_embedded_task_is_the_same_for_everyone_and_holds_problems_out():
+def test_the_embedded_task_depends_on_the_seed_only_and_holds_problems_out():
+  """A seed always gives the same embedded task, whose test problems are not in the pool."""
   sizes = tasks.Embedded(pool_problems=8, pool_samples=6, test_problems=5, test_samples=7)
   task = sizes.task(3, SMOKE.setting)
   assert task == sizes.task(3, SMOKE.setting)
@@ -496,7 +515,7 @@ def test_the_embedded_task_is_the_same_for_everyone_and_holds_problems_out():
 
 
 def test_a_critic_with_blind_spots_takes_only_mistakes_there_for_right():
-  """A larger share holds the smaller one's blind spots; neutral and right steps stay."""
+  """Blind spots turn mistakes into right steps; a larger share holds those of a smaller one."""
   rng = np.random.default_rng(0)
   problems = arithmetic.distinct_problems(0, 300, dataclasses.replace(SMOKE.setting, stray=0.3))
   seen = collections.Counter()
@@ -513,12 +532,12 @@ def test_a_critic_with_blind_spots_takes_only_mistakes_there_for_right():
 
 @pytest.mark.slow
 def test_two_real_runs_give_the_same_numbers(tmp_path):
-  """Trained for real, in worker processes: a second run equals the first."""
-  found = []
+  """An experiment with trained models in worker processes gives the same numbers twice."""
+  results = []
   for k in range(2):
     done = run_script(
       "experiment.py", "noise", "--scale=smoke", f"--output_dir={tmp_path / str(k)}"
     )
     assert done.returncode == 0, done.stderr
-    found.append((tmp_path / str(k) / "noise.json").read_text())
-  assert found[0] == found[1]
+    results.append((tmp_path / str(k) / "noise.json").read_text())
+  assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""Exports: directories that transformers opens, and that we read again bit for bit."""
+"""Exports: directories that transformers opens, and that we load again bit for bit."""
 
 import dataclasses
 import json
@@ -16,16 +16,16 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families, safetensors_files, weights
 from prm_jax.scoring.scorer import Scorer
-from prm_jax.training import loop
 
 BASE = reference_models.config("llama2")
 CONTRACT = tiny.contract()
 VOCABULARY = reference_models.VOCABULARY
-# One of each family, with whatever tells it from the others.
+# One of each family, with its distinguishing options.
 CASES = ("llama3", "mistral_window", "qwen2_window", "qwen3", "gemma2", "gemma3")
 
 
-def described(config, dtype="float32"):
+def abstract_params(config, dtype="float32"):
+  """Returns the parameters of a model as shapes that are sharded over two devices."""
   mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
   tree = decoder.abstract_params(config, VOCABULARY, 3, mesh)
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding), tree)
@@ -39,8 +39,8 @@ def assert_equal(got, expected):
 @pytest.mark.parametrize(
   ("case", "dtype"), [*((case, "float32") for case in CASES), ("qwen3", "bfloat16")]
 )
-def test_out_and_in_again_is_bit_exact(tmp_path, case, dtype):
-  """The config is that of the family, and every parameter comes back, in shards or in one file."""
+def test_an_export_loads_as_the_same_model(tmp_path, case, dtype):
+  """Loading an export gives its configuration and its parameters, bit for bit."""
   config = reference_models.config(case)
   params = jax.tree.map(lambda x: x.astype(dtype), reference_models.params(config))
   options = {"contract": None, "kind": "causal-lm", "shard_bytes": 20_000}
@@ -49,20 +49,20 @@ def test_out_and_in_again_is_bit_exact(tmp_path, case, dtype):
   assert preset.config == config
   assert case.startswith(preset.family)
   assert len(list((tmp_path / "lm").glob("*.safetensors"))) > 1
-  loaded = weights.load(tmp_path / "lm", described(config, dtype), preset.config)
+  loaded = weights.load(tmp_path / "lm", abstract_params(config, dtype), preset.config)
   assert_equal(loaded, params | {k: np.zeros_like(params[k]) for k in ("head", "head_bias")})
   if case == "gemma3":
     return
   export.write(tmp_path / "prm", params, config, VOCABULARY, contract=CONTRACT)
-  loaded = weights.load(tmp_path / "prm", described(config, dtype), preset.config)
+  loaded = weights.load(tmp_path / "prm", abstract_params(config, dtype), preset.config)
   if not config.tied_embeddings:  # a classifier has none
     params = params | {"language_model": np.zeros_like(params["language_model"])}
   assert_equal(loaded, params)
   assert export.read_contract(tmp_path / "prm") == CONTRACT
 
 
-def test_the_config_says_classes_and_contract(tmp_path):
-  """Classes are in the contract's order, and the contract stands in both files."""
+def test_the_config_has_classes_and_contract(tmp_path):
+  """config.json and prm_jax.json have the step contract, with the classes in its order."""
   export.write(
     tmp_path / "e",
     reference_models.params(BASE),
@@ -89,7 +89,7 @@ def test_the_config_says_classes_and_contract(tmp_path):
 
 
 def test_a_failed_export_leaves_nothing(tmp_path):
-  """What is there is not overwritten, and an error half-way leaves no directory."""
+  """An existing directory is not overwritten, and an error half-way leaves no directory."""
   params = reference_models.params(BASE)
   (tmp_path / "there").mkdir()
   (tmp_path / "there/x").write_text("x")
@@ -102,8 +102,8 @@ def test_a_failed_export_leaves_nothing(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_what_has_no_class_is_refused(tmp_path):
-  """A classifier of Gemma 3, an architecture of no family, and a model without a step head."""
+def test_models_that_no_public_class_can_hold_are_refused(tmp_path):
+  """Exporting Gemma 3 with a head, an unknown architecture, or no step head is an error."""
   options = {"contract": CONTRACT, "kind": "token-classification", "dtype": "float32", "tokens": {}}
   with pytest.raises(ValueError, match=r"no token-classification class for gemma3.*causal-lm"):
     export.config_json(reference_models.config("gemma3"), 9, **options)
@@ -116,7 +116,7 @@ def test_what_has_no_class_is_refused(tmp_path):
 
 
 def test_a_broken_contract_is_an_error(tmp_path):
-  """A prm_jax.json without all its fields names the one that is wrong."""
+  """Reading a prm_jax.json with a wrong value is an error that has the field and the value."""
   values = dataclasses.asdict(CONTRACT) | {"classes": None}
   (tmp_path / "prm_jax.json").write_text(json.dumps(values))
   with pytest.raises(ValueError, match='"classes" is None: expected'):
@@ -125,8 +125,8 @@ def test_a_broken_contract_is_an_error(tmp_path):
 
 @pytest.mark.reference
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers(tmp_path, case):
-  """The export, opened by transformers' own classes, has our next-token and class logits."""
+def test_logits_of_an_export_in_transformers_equal_ours(tmp_path, case):
+  """An export opened by transformers' classes has our next-token and class logits."""
   import torch
   import transformers
 
@@ -147,42 +147,42 @@ def test_logits_are_those_of_transformers(tmp_path, case):
 
 
 @pytest.fixture(scope="session")
-def trained(arithmetic_data, tmp_path_factory):
-  """A work directory of a short run with the project's own tokenizer, and its export."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
-  workdir = tmp_path_factory.mktemp("export") / "run"
-  with tiny.first_device():
-    loop.run(experiment, workdir)
-  done = conftest.call_script("export.py", f"--checkpoint={workdir}", f"--output={workdir}_out")
-  assert done.returncode == 0, done.stderr
-  return workdir, workdir.with_name("run_out")
+def exported(prm_run, tmp_path_factory):
+  """The export of a run with the project's own tokenizer."""
+  directory = tmp_path_factory.mktemp("export") / "out"
+  result = conftest.call_script("export.py", f"--checkpoint={prm_run}", f"--output={directory}")
+  assert result.returncode == 0, result.stderr
+  return directory
 
 
-def test_a_trained_model_exports_and_scores_alike(trained):
-  """export.py of a run from scratch: our own reader gets the same probabilities."""
-  workdir, out = trained
+def test_an_exported_run_has_the_same_probabilities(prm_run, exported):
+  """The export that export.py makes of a run gives the step probabilities of the run."""
   solutions = [("1+1=", ["2\n", "so 3"]), ("2+2=", ["4"])]
-  alone = {"devices": jax.devices()[:1]}
-  expected = Scorer.load(workdir, **alone).probabilities(solutions)
-  got = Scorer.load_model(out, **alone).probabilities(solutions)
-  for a, b in zip(got, expected):
+  one_device = {"devices": jax.devices()[:1]}
+  expected = Scorer.load(prm_run, **one_device).probabilities(solutions)
+  probabilities = Scorer.load_model(exported, **one_device).probabilities(solutions)
+  for a, b in zip(probabilities, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5)  # rows of another length: sums in another order
-  again = conftest.call_script("export.py", f"--checkpoint={workdir}", f"--output={out}")
+  contract = export.read_contract(exported)
+  tokenizer = tokenizers.load(exported)
+  assert contract == token_tree.step_contract(
+    tokenizer, contract.separator, contract.objective, contract.recipe
+  )
+  again = conftest.call_script("export.py", f"--checkpoint={prm_run}", f"--output={exported}")
   assert again.returncode == 1 and "is there already" in again.stderr
 
 
 @pytest.mark.reference
-def test_transformers_gets_the_same_step_probabilities(trained):
-  """AutoTokenizer and AutoModelForTokenClassification, by the contract's words alone: 1e-4."""
+def test_transformers_gives_the_same_step_probabilities(prm_run, exported):
+  """transformers gives our step probabilities for a text laid out as prm_jax.json states."""
   import torch
   import transformers
 
-  workdir, out = trained
-  contract = json.loads((out / "prm_jax.json").read_text())
-  model = transformers.AutoModelForTokenClassification.from_pretrained(out).eval()
-  tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+  contract = json.loads((exported / "prm_jax.json").read_text())
+  model = transformers.AutoModelForTokenClassification.from_pretrained(exported).eval()
+  tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
   solutions = [("What is 12 + 30?", ["12 + 30\n= 42", "Answer: 42"]), ("7 * 8", [" 56 ", "\u00e9"])]
-  for (problem, steps), ours in zip(solutions, Scorer.load(workdir).probabilities(solutions)):
+  for (problem, steps), ours in zip(solutions, Scorer.load(prm_run).probabilities(solutions)):
     ids, ends = [model.config.bos_token_id], []
     for text in (problem, *steps):
       ids += tokenizer.encode(text, add_special_tokens=False) + contract["separator_ids"]
@@ -192,7 +192,3 @@ def test_transformers_gets_the_same_step_probabilities(trained):
     np.testing.assert_allclose(logits.softmax(-1).numpy(), ours, atol=1e-4)
   assert [model.config.id2label[i] for i in range(3)] == contract["classes"]
   assert tokenizer("a").input_ids[0] == model.config.bos_token_id
-  own = tokenizers.load(out)
-  assert token_tree.step_contract(own, contract["separator"], "process", contract["recipe"]) == (
-    export.read_contract(out)
-  )

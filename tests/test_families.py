@@ -1,4 +1,4 @@
-"""Public families: logits are those of transformers, and config.json is read with care."""
+"""Public families: the logits of transformers, and config.json read, written and checked."""
 
 import copy
 import dataclasses
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reference_models import CASES, GEMMA3, LLAMA3, SLIDES
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder, rotary
+from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, weights
 from prm_jax.training import step as step_lib
@@ -28,21 +28,22 @@ CLOSE = 1e-4
 
 
 def saved(directory: pathlib.Path, values) -> pathlib.Path:
+  """Returns the directory, to which it writes the values as config.json."""
   (directory / "config.json").write_text(values if isinstance(values, str) else json.dumps(values))
   return directory
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers(case):
-  """Every family, scaling, window and cap: logits as transformers computed them once."""
+def test_logits_equal_stored_ones_of_transformers(case):
+  """Models of every family, scaling, window and cap have the stored logits of transformers."""
   got = reference_models.logits(reference_models.config(case))[0][list(GOLDEN["positions"])]
   np.testing.assert_allclose(got, GOLDEN["logits"][case], rtol=0, atol=CLOSE)
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_transformers_today(case):
-  """The same against the transformers that is installed, at every position."""
+def test_logits_equal_those_of_the_installed_transformers(case):
+  """Models of every family have the logits of the installed transformers at every position."""
   got, _ = reference_models.logits(reference_models.config(case))
   expected = reference_models.transformers_logits(case)
   np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
@@ -50,8 +51,8 @@ def test_logits_are_those_of_transformers_today(case):
 
 @pytest.mark.reference
 @pytest.mark.parametrize("case", CASES)
-def test_config_json_comes_back(case, tmp_path):
-  """What transformers writes of a model reads as the same model, and it opens what we write."""
+def test_config_json_is_exchanged_with_transformers(case, tmp_path):
+  """A config.json that transformers writes or rewrites reads as the same configuration."""
   import transformers
 
   preset = families.preset(CASES[case], case)
@@ -69,12 +70,9 @@ NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("model_type", sorted({*families.MODEL_TYPES} - {"gemma3"}))
+@pytest.mark.parametrize("model_type", sorted({*families.MODEL_TYPES} - {"gemma3"}))  # gemma3_text
 def test_defaults_are_those_of_transformers(model_type, tmp_path):
-  """A key that a file leaves out has the value that transformers gives it.
-
-  The text_config of gemma3 is the case gemma3_text.
-  """
+  """A key that a file leaves out has the value that transformers gives it."""
   values = {"model_type": model_type} | {key: CASES["llama2"][key] for key in NEEDED}
   values |= {"num_attention_heads": 32, "hidden_size": 128, "num_hidden_layers": 31}
   values["rope_theta"] = 10_000.0
@@ -86,7 +84,7 @@ def test_defaults_are_those_of_transformers(model_type, tmp_path):
 
 @st.composite
 def configurations(draw):
-  """(a configuration, its family) with whatever the family can say."""
+  """Draws (a configuration that a family's config.json can express, the family)."""
   preset = families.preset(CASES[draw(st.sampled_from(sorted(CASES)))], "here")
   config, kind = preset.config, families.FAMILIES[preset.family]
   count, real = st.integers(1, 9), st.floats(0.125, 64)
@@ -113,7 +111,7 @@ def configurations(draw):
 
 
 def window_fields(pattern: str, window: int) -> dict:
-  """The shortest pattern that repeats to this one, as `read` gives it."""
+  """Returns the fields that `families.read` gives: the shortest pattern that repeats to this."""
   n = min(n for n in range(1, len(pattern) + 1) if (pattern[:n] * 9)[: len(pattern)] == pattern)
   return (
     {"window": window, "window_pattern": pattern[:n]}
@@ -124,8 +122,8 @@ def window_fields(pattern: str, window: int) -> dict:
 
 @settings(max_examples=100, deadline=None)
 @given(configurations())
-def test_what_is_written_reads_as_it_was(drawn):
-  """read(write(c)) is c, through JSON, whatever the family can say."""
+def test_a_written_configuration_reads_as_itself(drawn):
+  """Reading the written config.json of any configuration gives the same configuration."""
   config, family = drawn
   values = json.loads(json.dumps(families.write(config, 100, family)))
   preset = families.preset(values, "here")
@@ -144,15 +142,16 @@ def test_what_is_written_reads_as_it_was(drawn):
     ("gemma2", {"local_rope_theta": 100.0}),
   ],
 )
-def test_no_family_is_written_that_computes_something_else(family, change):
-  """A configuration that the family's config.json cannot say is an error, not a similar model."""
+def test_an_architecture_outside_the_family_is_not_written(family, change):
+  """Writing a configuration that the family's config.json cannot express is an error."""
   example = next(c for c in CASES.values() if c["model_type"].startswith(family))
   config = dataclasses.replace(families.preset(example, "here").config, **change)
   with pytest.raises(ValueError, match=r"model\.\w+=|sliding_window=4|layer_types="):
     families.write(config, 100, family)
 
 
-QWEN_MATH = CASES["qwen2"] | {
+LLAMA, QWEN2 = CASES["llama2"], CASES["qwen2"]
+QWEN_MATH = QWEN2 | {
   "architectures": ["Qwen2ForProcessRewardModel"],
   "auto_map": {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"},
   "sliding_window": 4096,
@@ -165,19 +164,19 @@ GEMMA_4B = """{"architectures": ["Gemma3ForConditionalGeneration"], "model_type"
   "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}}"""
 
 
-def test_llama_2_is_older_than_the_key_of_theta(tmp_path):
-  """Its config.json has none, and transformers takes 10,000; elsewhere that is an error."""
+def test_llama_without_rope_theta_has_the_default(tmp_path):
+  """A llama config.json without `rope_theta`, as Llama 2's, is read with transformers' 10,000."""
   values = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
   assert families.read(saved(tmp_path, values)).config.rope_theta == 10_000.0
 
 
 def test_a_published_process_reward_model_is_read(tmp_path):
-  """A head and code of its own are no other architecture; a window that is off is off."""
+  """Keys of a model's own head and code are ignored, and so is a window that is switched off."""
   assert families.read(saved(tmp_path, QWEN_MATH)).config == families.preset(QWEN2, "").config
 
 
-def test_the_text_of_a_model_with_pictures_is_read(tmp_path):
-  """Gemma 3's published files say little: the rest is what transformers has for the family."""
+def test_the_text_part_of_a_model_with_pictures_is_read(tmp_path):
+  """Keys that Gemma 3's published text_config leaves out have transformers' defaults."""
   preset = families.read(saved(tmp_path, GEMMA_4B))
   c = preset.config
   assert (c.heads, c.kv_heads, c.head_size, preset.config.vocab_size) == (8, 4, 256, 262_208)
@@ -186,8 +185,8 @@ def test_the_text_of_a_model_with_pictures_is_read(tmp_path):
   assert (c.window, c.window_pattern, c.tied_embeddings) == (1024, "sssssf", True)
 
 
-def test_old_and_new_files_say_theta_alike():
-  """transformers 4 writes two keys, transformers 5 one object; Gemma 3's is by kind of layer."""
+def test_rope_keys_of_transformers_4_and_5_are_read_alike():
+  """The two rope keys of transformers 4 and the one object of transformers 5 mean the same."""
   old = CASES["llama3"]
   new = {k: v for k, v in old.items() if not k.startswith("rope")}
   new["rope_parameters"] = LLAMA3 | {"rope_theta": old["rope_theta"]}
@@ -198,10 +197,6 @@ def test_old_and_new_files_say_theta_alike():
     "sliding_attention": {"rope_type": "default", "rope_theta": GEMMA3["rope_local_base_freq"]},
   }
   assert families.preset(new, "") == families.preset(GEMMA3, "")
-
-
-LLAMA = CASES["llama2"]
-QWEN2 = CASES["qwen2"]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +221,8 @@ QWEN2 = CASES["qwen2"]
     ("[" * 100_000, "nested 100000 deep"),
   ],
 )
-def test_what_is_not_supported_is_refused_by_name(tmp_path, values, message):
-  """A feature the decoder lacks, or a value of no sense: one error with file, key and value."""
+def test_unsupported_values_are_errors_with_file_and_key(tmp_path, values, message):
+  """A feature that the decoder lacks, or an invalid value, is an error with file, key and value."""
   with pytest.raises(ValueError) as error:
     families.read(saved(tmp_path, values))
   assert str(tmp_path / "config.json") in str(error.value)
@@ -239,7 +234,7 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path, values, message):
 @pytest.mark.shared_data
 @pytest.mark.slow
 def test_real_smollm2_has_the_logits_of_transformers(shared):
-  """Real weights, 50 real problems: the same top token, logits within 2e-3 (float32 sums)."""
+  """SmolLM2 has the top token of transformers on 50 problems, and its logits within 2e-3."""
   import torch
   import transformers
 
@@ -273,21 +268,8 @@ def test_real_smollm2_has_the_logits_of_transformers(shared):
     assert got[-1].argmax() == expected[-1].argmax()
 
 
-def test_llama3_stretches_long_waves_only():
-  """Llama 3.2's numbers: fast pairs as they were, slow ones 32 times slower, some between."""
-  c = config_lib.Model(rope_theta=500_000.0, head_size=64)
-  plain = rotary.frequencies(c)
-  scaled = rotary.frequencies(
-    dataclasses.replace(c, rope_scaling="llama3", rope_factor=32.0, rope_original_length=8192)
-  )
-  ratio = plain / scaled
-  np.testing.assert_allclose(ratio[plain > 2 * np.pi * 4 / 8192], 1, rtol=1e-6)
-  np.testing.assert_allclose(ratio[plain < 2 * np.pi / 8192], 32, rtol=1e-6)
-  assert np.any((ratio > 1.01) & (ratio < 31)) and np.all(np.diff(ratio) > -1e-5)
-
-
-def test_parameters_in_bfloat16_but_for_the_head():
-  """param_dtype is what is stored: half the memory, the same random numbers, rounded."""
+def test_param_dtype_is_that_of_all_parameters_but_the_head():
+  """With bfloat16, parameters but the head's are the rounded random numbers of float32."""
   c = dataclasses.replace(reference_models.config("gemma3"), param_dtype="bfloat16")
   init = functools.partial(step_lib.init_params, config=c, vocab_size=64, num_classes=3)
   for path, x in jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.random.key(0))):

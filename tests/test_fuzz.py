@@ -1,4 +1,4 @@
-"""A fuzz campaign over everything that is read: records, samples, bundles, configs, models."""
+"""Damaged files of every kind that the project reads end in a clear error, or are read rightly."""
 
 import collections
 import itertools
@@ -8,6 +8,7 @@ import pathlib
 import time
 from multiprocessing import connection
 
+import conftest
 import fuzzing
 import pytest
 
@@ -24,24 +25,25 @@ class Worker:
     self.folder, spawn = folder, multiprocessing.get_context("spawn")
     self.folder.mkdir()
     self.pipe, theirs = spawn.Pipe()
-    arguments = (theirs, str(folder), str(base))
+    arguments = (theirs, str(folder), str(base), conftest.CACHE)
     self.process = spawn.Process(target=fuzzing.worker, args=arguments, daemon=True)
     self.process.start()
     theirs.close()
-    self.pipe.recv()  # it has imported everything
+    self.pipe.recv()  # all imports are done
 
   def begin(self, jobs) -> bool:
-    """Gives it the next job, if there is one."""
+    """Gives the process its next job; returns whether there is one."""
     self.job, self.began = next(jobs, None), time.monotonic()
     self.pipe.send(self.job)
     return self.job is not None
 
   def memory(self) -> int:
-    """The most bytes that it has had; 0 if it is dead."""
+    """The most bytes of memory that the process has used; 0 if it is dead."""
     status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
     return 1000 * int(status.split("VmHWM:")[1].split()[0]) if "VmHWM" in status else 0
 
   def answer(self, seconds):
+    """The verdict on the job and its reason: "failed" if the process hangs or is dead."""
     try:
       return self.pipe.recv() if self.pipe.poll() else ("failed", f"the process took {seconds} s")
     except EOFError:
@@ -53,26 +55,26 @@ class Worker:
 
 
 @pytest.mark.parametrize("inputs", [200, pytest.param(INPUTS, marks=pytest.mark.slow)])
-def test_fuzz_campaign(arithmetic_data, tmp_path, inputs):
-  """Every input ends as a clear error that names the file, or is accepted and means what it says.
+def test_damaged_input_is_refused_or_read_rightly(prm_run, tmp_path, inputs):
+  """Damaged input gives an error that names the file, or is read as an independent reader does.
 
-  No other exception, no input above 60 s, no process above 4 GB, none that dies.
+  No input raises another exception, takes over 60 s or over 4 GB, or kills its process.
 
     PRM_JAX_FUZZ=20000 bash scripts/test.sh -m slow -k fuzz -s
   """
   base = tmp_path / "base"
   base.mkdir()
-  fuzzing.prepare(base, arithmetic_data)
+  fuzzing.prepare(base, prm_run)
   jobs = [
     (kind, seed)
     for kind, (_, share) in fuzzing.TARGETS.items()
     for seed in range(max(int(inputs * share), 1))
   ]
   counts = {kind: collections.Counter() for kind in fuzzing.TARGETS}
-  slowest, failures, most, hired = collections.Counter(), [], 0, itertools.count()
+  slowest, failures, most, numbers = collections.Counter(), [], 0, itertools.count()
   waiting = iter(jobs)
-  hire = lambda: Worker(base, tmp_path / f"worker{next(hired)}")
-  busy = [worker for worker in (hire() for _ in range(WORKERS)) if worker.begin(waiting)]
+  start = lambda: Worker(base, tmp_path / f"worker{next(numbers)}")
+  busy = [worker for worker in (start() for _ in range(WORKERS)) if worker.begin(waiting)]
   while busy:
     connection.wait([worker.pipe for worker in busy], timeout=1)
     for worker in list(busy):
@@ -89,7 +91,7 @@ def test_fuzz_campaign(arithmetic_data, tmp_path, inputs):
         print(f"{kind} {seed}: {why}")
       if why.startswith("the process"):
         worker.kill()
-        worker = hire()
+        worker = start()
       busy += [worker] if worker.begin(waiting) else []
   print(f"\n{'kind':18}{'inputs':>8}{'refused':>9}{'accepted':>10}{'failed':>8}{'slowest, s':>12}")
   for kind, count in counts.items():

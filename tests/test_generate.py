@@ -1,4 +1,4 @@
-"""generate.py and the engine of other people's servers, on a loopback server."""
+"""generate.py with its own sampler, with searches, and with a loopback server as its engine."""
 
 import collections
 import contextlib
@@ -34,7 +34,7 @@ PROMPTS = [Prompt("", f"p{i}", "\n", i) for i in range(6)]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-  """A server of completions: the text is a function of prompt and seed."""
+  """A server of completions that fails as often as it is told to."""
 
   protocol_version = "HTTP/1.1"
 
@@ -67,6 +67,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def complete(body):
+  """Returns the answer to a request: a text that depends on prompt and seed."""
   text = f"{body['prompt'].strip()} is {body['seed'] % 97}"
   log_probs = {"tokens": [text], "token_logprobs": [-0.5]}
   choice = {"text": text, "finish_reason": "stop", "logprobs": log_probs}
@@ -75,7 +76,7 @@ def complete(body):
 
 @pytest.fixture
 def loopback():
-  """(state, engine): what the server is to do, and what it was asked."""
+  """Returns the state of a server (its requests so far, the failures to come) and its engine."""
   with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
     httpd.state = {
       "lock": threading.Lock(),
@@ -92,38 +93,47 @@ SAMPLING, LIMITS = Sampling(0.7, top_k=5), Limits(9, ("!",))
 
 
 def run(engine, n=3):
-  found = {(x.prompt, x.sample): x for x in engine.generate(PROMPTS, n, SAMPLING, LIMITS)}
-  assert sorted(found) == [(i, k) for i in range(len(PROMPTS)) for k in range(n)]
-  return found
+  """Returns `n` completions of each prompt, by the numbers of prompt and sample."""
+  samples = {(x.prompt, x.sample): x for x in engine.generate(PROMPTS, n, SAMPLING, LIMITS)}
+  assert sorted(samples) == [(i, k) for i in range(len(PROMPTS)) for k in range(n)]
+  return samples
 
 
-def test_a_server_is_asked_with_every_setting_and_each_sample_its_own_seed(loopback):
+def texts(engine):
+  """Returns the texts of the completions, by the numbers of prompt and sample."""
+  return {key: x.text for key, x in run(engine).items()}
+
+
+def test_a_request_has_every_setting_and_a_seed_of_its_own(loopback):
+  """Each sample is a request with all settings and its own seed; a second run gives the same."""
   state, engine = loopback
-  found = run(engine)
-  assert {x.token_count for x in found.values()} == {3} and not engine.said
-  assert {x.log_probs for x in found.values()} == {(-0.5,)}
+  samples = run(engine)
+  assert {x.token_count for x in samples.values()} == {3} and not engine.said
+  assert {x.log_probs for x in samples.values()} == {(-0.5,)}
   assert len({body["seed"] for body in state["bodies"]}) == 18
   expected = {"model": "m", "max_tokens": 9, "temperature": 0.7, "top_k": 5, "stop": ["!"]}
   assert all(body | expected == body and body["n"] == 1 for body in state["bodies"])
-  assert {key: x.text for key, x in run(engine).items()} == {k: x.text for k, x in found.items()}
+  assert texts(engine) == {key: x.text for key, x in samples.items()}
 
 
-def test_requests_are_repeated_until_trouble_passes(loopback):
+def test_transient_failures_are_retried(loopback):
+  """Busy answers, dropped connections and torn bodies are retried and change no sample."""
   state, engine = loopback
   state["troubles"].extend([503, "drop", 429, "tear", 500])
-  calm = run(engine)
+  samples = texts(engine)
   assert len(state["bodies"]) == 18 + 5
-  assert {key: x.text for key, x in run(engine).items()} == {k: x.text for k, x in calm.items()}
+  assert texts(engine) == samples
 
 
-def test_a_server_that_asks_for_a_long_pause_gets_a_minute():
+def test_the_pause_that_a_server_asks_for_is_limited():
+  """A Retry-After of more than a minute is taken as a minute."""
   after = lambda value: urllib3.HTTPResponse(headers={"Retry-After": value})
   assert [Retry().get_retry_after(after(value)) for value in ("5", "1000000")] == [5, 60]
   assert Retry().get_retry_after(urllib3.HTTPResponse()) is None
 
 
-def test_an_error_does_not_wait_for_requests_under_way(loopback):
-  """The other requests are answered only after the error has come."""
+def test_an_error_does_not_wait_for_unanswered_requests(loopback):
+  """An error of one request is raised while the other requests are still unanswered."""
   state, engine = loopback
   over = threading.Event()
 
@@ -138,8 +148,8 @@ def test_an_error_does_not_wait_for_requests_under_way(loopback):
   over.set()
 
 
-def test_with_a_tokenizer_a_problem_is_plain_letters(loopback, tmp_path):
-  """The template's tokens are special, a problem that spells them out is not; one first token."""
+def test_special_tokens_spelled_out_in_a_problem_are_plain_letters(loopback, tmp_path):
+  """With a tokenizer, only the template's special tokens are sent as such, and one first token."""
   state, engine = loopback
   made = hf.Tokenizer(hf.models.BPE({"<s>": 0} | {c: i for i, c in enumerate("a<|im_end>", 1)}, []))
   made.add_special_tokens(["<s>", "<|im_end|>"])
@@ -158,28 +168,31 @@ def test_with_a_tokenizer_a_problem_is_plain_letters(loopback, tmp_path):
   assert state["bodies"][1]["prompt"] == prompt.text
 
 
-def test_a_refused_request_is_an_error_with_the_servers_words(loopback):
+def test_a_refused_request_is_an_error_with_the_servers_answer(loopback):
+  """A request that the server refuses is an error with its status and body."""
   state, engine = loopback
   state["troubles"].extend([400] * 99)
   with pytest.raises(ValueError, match="status 400: 'busy'"):
     run(engine)
 
 
-@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"text": 3}]}, [1], "x"])
+@pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"text": 3}]}, [1]])
 def test_an_answer_that_is_no_completion_is_an_error(answer, loopback):
+  """JSON of another form than a completion is an error that names the URL or the key."""
   state, engine = loopback
   state["make"] = lambda body: answer
   with pytest.raises(ValueError, match=r"v1/completions|choices"):
     run(engine)
 
 
-def test_a_server_that_is_not_there_is_an_error():
+def test_an_absent_server_is_an_error():
+  """An address without a server is an error after the last retry."""
   with pytest.raises(OSError, match="no answer after 1 retries"):
     run(Server("http://127.0.0.1:9/v1", "m", retries=1))
 
 
-def test_what_a_server_does_not_honour_is_said_once(loopback, capsys):
-  """No log-probabilities, no usage, stop strings left out, text that goes on after one."""
+def test_deviations_of_a_server_are_corrected_and_reported_once(loopback, capsys):
+  """Missing stop strings and text after them are corrected; each deviation is reported once."""
   state, engine = loopback
   state["make"] = lambda body: {
     "choices": [{"text": "a", "finish_reason": "stop", "stop_reason": "!"}]
@@ -197,12 +210,13 @@ SETTINGS = samples.Settings(2, Sampling(), Limits(9), seed=0, form="plain", step
 
 
 def write_problems(path, count=5):
+  """Writes problems p0, p1, ... whose answers are 7."""
   lines = [json.dumps({"problem": f"p{i}", "level": i, "answer": "7"}) + "\n" for i in range(count)]
   path.write_text("".join(lines))
 
 
-def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopback, tmp_path):
-  """One line a sample, in the order of the problems; a sample that was cut off has no answer."""
+def test_samples_keep_the_problems_keys_and_order(loopback, tmp_path):
+  """Each sample is a line with its problem's keys, in order; an unfinished one has no answer."""
   path, out = tmp_path / "problems.jsonl", tmp_path / "samples.jsonl"
   write_problems(path)
   state, engine = loopback
@@ -227,14 +241,15 @@ def test_samples_keep_the_problems_keys_and_have_those_of_scored_samples(loopbac
 
 
 def test_a_journal_of_another_run_is_refused(tmp_path):
+  """A journal of other settings is an error that names the setting and both values."""
   path = tmp_path / "j"
   journal_lib.Journal(path, {"seed": 0, "n": 2}).close()
   with pytest.raises(ValueError, match=r"another run \(seed: 0, now 1\)"):
     journal_lib.Journal(path, {"seed": 1, "n": 2})
 
 
-def test_another_number_of_hosts_is_refused_before_a_journal_is_made(tmp_path):
-  """Whichever host's journal is there; and hosts that do not see each other's are told."""
+def test_journals_of_another_number_of_hosts_are_refused(tmp_path):
+  """The journal of any other number of hosts is an error, as is the missing journal of a host."""
   out = tmp_path / "out.jsonl"
   journal_lib.Journal(journal_lib.path(out, 1), {"hosts": 2}).close()
   with pytest.raises(ValueError, match=r"hosts: 2, now 1"):
@@ -247,6 +262,7 @@ def test_another_number_of_hosts_is_refused_before_a_journal_is_made(tmp_path):
 
 
 def test_one_process_at_a_time_has_a_journal(tmp_path):
+  """An open journal cannot be opened again until it is closed."""
   path = tmp_path / "j"
   with (
     contextlib.closing(journal_lib.Journal(path, {"a": 1})),
@@ -256,8 +272,8 @@ def test_one_process_at_a_time_has_a_journal(tmp_path):
   journal_lib.Journal(path, {"a": 1}).close()
 
 
-def test_a_kill_while_journals_are_deleted_costs_nothing(loopback, tmp_path, monkeypatch):
-  """The next run asks for nothing, writes the same, and deletes them."""
+def test_a_kill_while_journals_are_deleted_loses_no_sample(loopback, tmp_path, monkeypatch):
+  """After a kill during the deletion of journals, the next run finishes without a request."""
   path, out = tmp_path / "problems.jsonl", tmp_path / "out.jsonl"
   write_problems(path)
   problems, (state, engine) = samples.read(path), loopback
@@ -284,7 +300,8 @@ def test_a_kill_while_journals_are_deleted_costs_nothing(loopback, tmp_path, mon
     sample()
 
 
-def test_a_problem_as_deep_as_a_line_may_be_goes_through_the_journal(tmp_path):
+def test_a_deeply_nested_problem_survives_the_journal(tmp_path):
+  """A problem nested as deeply as a line may be is read back from the journal unchanged."""
   path, journal = tmp_path / "p.jsonl", tmp_path / "j"
   deep = "[" * 99 + "]" * 99
   path.write_text(f'{{"problem": "p", "deep": {deep}}}\n')
@@ -296,33 +313,34 @@ def test_a_problem_as_deep_as_a_line_may_be_goes_through_the_journal(tmp_path):
     assert opened.done == {0: [sample]}
 
 
-def refused(*flags) -> str:
-  """What generate.py says as it ends with exit code 1 or 2."""
+def error_of(*flags) -> str:
+  """Runs generate.py, which must end with exit code 1 or 2; returns its error output."""
   done = call_script("generate.py", *flags)
   assert done.returncode in (1, 2)
   return done.stderr
 
 
-def test_the_output_is_looked_at_before_the_model(tmp_path):
-  """Its folder is made; a finished output, and a place that is none, are errors."""
+def test_the_output_is_checked_before_the_model_is_loaded(tmp_path):
+  """A finished output and an impossible path are errors before the model is loaded."""
   path, out = tmp_path / "problems.jsonl", tmp_path / "new" / "folder" / "out.jsonl"
   write_problems(path)
   journal_lib.check_output(out)
   out.write_text("")
   flags = (f"--input={path}", "--model=nowhere")
-  done = run_script("generate.py", f"--output={out}", *flags)
-  assert done.returncode == 1 and "out.jsonl is there and finished; delete it" in done.stderr
-  said = refused(f"--output={out / 'x'}", *flags)
-  assert "out.jsonl" in said and "nowhere" not in said
+  assert "out.jsonl is there and finished; delete it" in error_of(f"--output={out}", *flags)
+  error = error_of(f"--output={out / 'x'}", *flags)
+  assert "out.jsonl" in error and "nowhere" not in error
 
 
 def test_steps_are_lines_or_paragraphs():
+  """A text is split into steps at line breaks or at blank lines."""
   text = "a\nb\n\nc \n"
   assert prompts_lib.split(text, "lines") == ["a", "b", "c"]
   assert prompts_lib.split(text, "paragraphs") == ["a\nb", "c"]
 
 
 def test_worked_examples_come_before_the_problem():
+  """A few-shot prompt has its examples before the problem and ends the solution at the next."""
   example = prompts_lib.Example("1+1", ["One and one.", "# Answer\n\n2"])
   prompt = prompts_lib.maker("few_shot", None, examples=[example])("2+2", 7)
   assert prompt.text == (
@@ -333,7 +351,8 @@ def test_worked_examples_come_before_the_problem():
     prompts_lib.maker("few_shot", None)
 
 
-def test_a_line_without_a_problem_names_its_place(tmp_path):
+def test_a_line_without_a_problem_is_an_error_with_its_place(tmp_path):
+  """A line without a problem is an error with file and line."""
   path = tmp_path / "p.jsonl"
   path.write_text('{"problem": "a"}\n{"text": "b"}\n')
   with pytest.raises(BadLine, match=r"p.jsonl:2: no \"problem\""):
@@ -341,23 +360,23 @@ def test_a_line_without_a_problem_names_its_place(tmp_path):
 
 
 def asking(path, out, url) -> list[str]:
-  """Flags of generate.py with a server."""
+  """Returns the flags of generate.py for three samples of each problem from a server."""
   args = [f"--input={path}", f"--output={out}", f"--url={url}", "--served_model=m", "--n=3"]
   return [*args, "--prompt=plain"]
 
 
 def generate(*flags):
-  """Runs generate.py, without an error."""
-  done = run_script("generate.py", *flags)
+  """Runs generate.py, which must succeed; returns the finished process."""
+  done = call_script("generate.py", *flags)
   assert done.returncode == 0, done.stderr
   return done
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(30, marks=pytest.mark.slow)])
-def test_campaign_of_kills(kills, loopback, tmp_path):
-  """Killed at any moment and run again, the file is that of an uninterrupted run.
+def test_kills_lose_no_sample_of_a_server(kills, loopback, tmp_path):
+  """A run killed at any moment and started again gives the file of an uninterrupted run.
 
-  A sample that stands in the journal is not asked for again.
+  The second run does not request samples that are in the journal.
   """
   path, out, whole = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "whole"))
   write_problems(path, 4 * kills + 8)
@@ -393,7 +412,7 @@ def test_campaign_of_kills(kills, loopback, tmp_path):
 
 
 def assert_same_samples(one, other):
-  """Asserts equal lines, but for rounding, which depends on what is in a batch together."""
+  """Asserts that two files have equal lines, apart from rounding, which depends on the batch."""
   one, other = ([json.loads(x) for x in path.read_text().splitlines()] for path in (one, other))
   numbers: list[list[float]] = []
   for lines in (one, other):
@@ -412,18 +431,23 @@ SEARCH = ("--search=beam", "--expansions=3")
 
 @pytest.fixture(scope="module")
 def sampled(text_run, prm_run, tmp_path_factory):
-  """Runs generate.py with the own sampler, once for all tests that ask for the same."""
+  """Returns a function that runs generate.py with its own sampler, once for equal arguments.
+
+  A process of its own compiles the programs that the killed processes then find in the cache.
+  """
 
   @functools.cache
   def run(problems: int, search: tuple[str, ...] = ()):
-    """(flags but for the output, the output, what was printed)."""
+    """Returns the flags without the output, the output's path, and the standard output."""
     folder = tmp_path_factory.mktemp("sampled")
     path, out = folder / "problems.jsonl", folder / "samples.jsonl"
     lines = [{"problem": f"{i}+1", "ground_truth_answer": str(i + 1)} for i in range(problems)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     flags = [f"--checkpoint={text_run}", f"--input={path}", "--prompt=plain", "--n=3", "--batch=4"]
-    flags += ["--max_new_tokens=64", *search, *([f"--prm={prm_run}"] if search else [])]
-    return flags, out, generate(*flags, f"--output={out}").stdout
+    flags += ["--max_new_tokens=32", *search, *([f"--prm={prm_run}"] if search else [])]
+    done = run_script("generate.py", *flags, f"--output={out}")
+    assert done.returncode == 0, done.stderr
+    return flags, out, done.stdout
 
   return run
 
@@ -436,23 +460,23 @@ def sampled(text_run, prm_run, tmp_path_factory):
     pytest.param(30, SEARCH, marks=pytest.mark.slow),
   ],
 )
-def test_campaign_of_kills_of_the_own_sampler(kills, search, sampled, tmp_path):
-  """Killed at any moment, while it loads, samples or writes, and run again: the same file."""
+def test_kills_lose_no_sample_of_the_own_sampler(kills, search, sampled, tmp_path):
+  """A run killed while it loads, samples or writes, and started again, gives the same file."""
   flags, whole, _ = sampled(14 * kills + 8, search)
   out = tmp_path / "out.jsonl"
   journal = journal_lib.path(out, 0)
   start = lambda: jobs.start("generate.py", *flags, f"--output={out}")
-  done = jobs.kill_again(kills, start, journal, out)
-  assert done[0] and len({*done}) > kills // 2  # most of them came while it sampled
+  sizes = jobs.kill_again(kills, start, journal, out)
+  assert sizes[0] and len({*sizes}) > kills // 2  # most kills came while it sampled
   if journal.exists() or not out.exists():
-    generate(*flags, f"--output={out}")
+    assert run_script("generate.py", *flags, f"--output={out}").returncode == 0
   assert_same_samples(out, whole)
   assert not journal.exists()
 
 
 @pytest.mark.parametrize("search", [(), pytest.param(SEARCH, marks=pytest.mark.slow)])
 def test_two_hosts_share_the_problems(search, sampled, tmp_path):
-  """Their output is that of one host; their journals are not taken for those of one."""
+  """Two hosts write the output of one host and leave no journal."""
   flags, one, _ = sampled(22, search)
   two = tmp_path / "two.jsonl"
   jobs.finish(jobs.start("generate.py", *flags, f"--output={two}", hosts=2, devices=2))
@@ -461,29 +485,31 @@ def test_two_hosts_share_the_problems(search, sampled, tmp_path):
 
 
 def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run, sampled):
-  """From problems to samples that grade.py reads, with the model's own log-probabilities."""
-  _, out, said = sampled(22)
-  assert "66 samples" in said and "were cut off" in said
+  """generate.py samples from a run on text, with log-probabilities, and grade.py reads the file."""
+  _, out, printed = sampled(22)
+  assert "66 samples" in printed
   assert language_models.load_checkpoint(str(text_run)).facts()["step"] == 2
-  found = [json.loads(line) for line in out.read_text().splitlines()]
-  assert [line["problem"] for line in found] == [f"{i}+1" for i in range(22) for _ in range(3)]
-  assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 64 for line in found)
+  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  assert [line["problem"] for line in lines] == [f"{i}+1" for i in range(22) for _ in range(3)]
+  assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 32 for line in lines)
   graded = tmp_path / "graded.jsonl"
   cache = f"--verdicts={tmp_path / 'verdicts'}"
-  done = run_script("grade.py", f"--input={out}", f"--output={graded}", cache)
+  done = call_script("grade.py", f"--input={out}", f"--output={graded}", cache)
   assert done.returncode == 0, done.stderr
 
 
-def test_a_search_gives_scored_samples(tmp_path, text_run, prm_run):
-  """Its scores are those of score.py, rerank.py reads it, and the screen says what it spent."""
+@pytest.mark.usefixtures("one_device")
+def test_a_search_writes_scored_samples(tmp_path, text_run, prm_run):
+  """generate.py with a search writes the steps and scores of score.py, and counts its tokens."""
   path, out, scored = (tmp_path / f"{name}.jsonl" for name in ("problems", "out", "scored"))
   lines = [{"problem": f"{i}+1", "ground_truth_answer": str(i + 1)} for i in range(2)]
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   flags = [f"--checkpoint={text_run}", f"--input={path}", f"--output={out}", "--prompt=plain"]
-  flags += ["--n=4", "--max_new_tokens=96", "--search=particles", f"--prm={prm_run}"]
+  flags += ["--n=4", "--max_new_tokens=32", "--max_step_tokens=32", "--search=particles"]
+  flags += [f"--prm={prm_run}"]
   done = generate(*flags)
   assert "the reward model read" in done.stdout and "with each prefix read again" in done.stdout
-  done = run_script("score.py", f"--checkpoint={prm_run}", f"--input={out}", f"--output={scored}")
+  done = call_script("score.py", f"--checkpoint={prm_run}", f"--input={out}", f"--output={scored}")
   assert done.returncode == 0, done.stderr
   both = zip(*(each.read_text().splitlines() for each in (out, scored)))
   for found, again in (map(json.loads, pair) for pair in both):
@@ -492,8 +518,8 @@ def test_a_search_gives_scored_samples(tmp_path, text_run, prm_run):
     assert found["spent"]["scored"] <= found["spent"]["scored_from_start"]
 
 
-def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_path):
-  """generate.py, grade.py, one epoch of configs/generator.py: only right samples are learnt."""
+def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_path):
+  """generate.py, grade.py and configs/generator.py train on the finished, right samples only."""
   state, engine = loopback
   path, out, graded, kept = (
     tmp_path / f"{name}.jsonl" for name in ("problems", "samples", "graded", "right")
@@ -510,7 +536,7 @@ def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_
   }
   generate(*asking(path, out, engine.url))
   flags = (f"--input={out}", f"--output={graded}", f"--right={kept}")
-  done = run_script("grade.py", *flags, f"--verdicts={tmp_path / 'verdicts'}")
+  done = call_script("grade.py", *flags, f"--verdicts={tmp_path / 'verdicts'}")
   assert done.returncode == 0, done.stderr
   lines = [json.loads(line) for line in kept.read_text().splitlines()]
   completion = lambda answer: f"It is so.\n# Answer\n\n{answer}"
@@ -539,12 +565,13 @@ def test_a_generator_is_trained_on_what_is_right(loopback, arithmetic_data, tmp_
     (("--checkpoint=run", "--search=beam"), "--search=RULE and --prm=DIR go together"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--n=6"), "n a multiple of expansions"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),
-    (("--checkpoint=run", "--max_steps=3"), "--max_steps is of a search"),
+    (("--checkpoint=run", "--max_steps=3"), "--max_steps is for a search"),
   ],
 )
 def test_wrong_flags_are_errors(flags, message, tmp_path):
+  """Flags that are missing, wrong or in conflict are an error, and nothing is written."""
   path = tmp_path / "problems.jsonl"
   write_problems(path)
   paths = (f"--input={path}", f"--output={tmp_path / 'o'}")
-  assert message in refused(*paths, *flags)
+  assert message in error_of(*paths, *flags)
   assert [each.name for each in tmp_path.iterdir()] == ["problems.jsonl"]

@@ -1,4 +1,4 @@
-"""The implicit process reward: a tree of solutions is read as each solution alone."""
+"""The implicit process reward of two language models."""
 
 import asyncio
 import dataclasses
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import call_script, run_script
+from conftest import call_script
 from flax import nnx
 
 from prm_jax import config as config_lib
@@ -37,7 +37,7 @@ SOLUTIONS = [
 
 
 def scorer_of(seeds=(0, 1), devices=4, **changes) -> ImplicitScorer:
-  """Tiny random models over four devices; those of equal seeds are equal."""
+  """Returns a scorer of two tiny random models over four devices; equal seeds give equal models."""
   mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=-1), jax.devices()[:devices])
   whole = sharding_lib.replicated(mesh)
   models = [
@@ -55,7 +55,7 @@ def scorer_of(seeds=(0, 1), devices=4, **changes) -> ImplicitScorer:
 
 @jax.jit
 def next_token_logits(params, tokens):
-  """Of one row that is one sequence: `[T, V]`."""
+  """Returns the logits `[T, V]` of a row that is one sequence."""
   model, T = nnx.merge(tiny.model(0, 1)[0], params), len(tokens)
   return model.next_token_logits(
     model.hidden(tokens[None], np.arange(T)[None], np.full((1, T), T))
@@ -63,7 +63,7 @@ def next_token_logits(params, tokens):
 
 
 def of_solution(problem: str, steps) -> np.ndarray:
-  """P(right) of the steps of one solution by itself, from whole rows of logits, in plain NumPy."""
+  """Returns P(right) of the steps of one solution, computed alone and in NumPy."""
   encode = tiny.TOKENIZER.encode
   parts = [[1, *encode(f"{problem}\n")], *(encode(f"{step}\n") for step in steps)]
   tokens = np.array([*itertools.chain(*parts)])
@@ -82,43 +82,43 @@ def of_solution(problem: str, steps) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def expected():
+  """Returns P(right) of the steps of each solution, computed alone."""
   return {solution: of_solution(*solution) for solution in set(SOLUTIONS)}
 
 
 @pytest.fixture
 def chunk_of_5(monkeypatch):
-  """Logits in memory of five tokens of a row, in programs of its own."""
+  """Computes the logits of five tokens of a row at a time, in newly compiled programs."""
   monkeypatch.setattr(loss_lib, "LOGITS", 5)
   language_model._read_log_probs.cache_clear()
   yield
   language_model._read_log_probs.cache_clear()
 
 
-@pytest.mark.parametrize("merge", [True, False])
-@pytest.mark.parametrize("chunk", [256, 5])
-def test_a_tree_is_read_as_each_solution_alone(expected, request, merge, chunk):
-  """Merged or not, and in chunks of whatever size, steps have the sums of a pass of their own."""
+@pytest.mark.parametrize(("merge", "chunk"), [(True, 256), (True, 5), (False, 256)])
+def test_probabilities_equal_those_of_each_solution_alone(expected, request, merge, chunk):
+  """Neither merging of prefixes nor chunking of logits changes the probability of a step."""
   if chunk == 5:
     request.getfixturevalue("chunk_of_5")
   scorer = scorer_of(merge=merge)
-  found = scorer.by_head(SOLUTIONS, on_share=(shares := []).append)
+  scores = scorer.by_head(SOLUTIONS, on_share=(shares := []).append)
   assert shares and max(shares) <= 1
-  for solution, probabilities in zip(SOLUTIONS, found, strict=True):
+  for solution, probabilities in zip(SOLUTIONS, scores, strict=True):
     assert probabilities.shape == (len(solution[1]), 1, 2) and probabilities.dtype == np.float64
     np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-12)
     # Sums of up to 70 float32 differences of log-probabilities of about 10, times beta.
     np.testing.assert_allclose(probabilities[:, 0, 1], expected[solution], atol=1e-5)
-  assert not np.allclose(found[0][1], found[1][1])  # another last token is another reward
+  assert not np.allclose(scores[0][1], scores[1][1])  # another last token is another reward
 
 
-def test_a_model_beside_itself_says_nothing():
-  """Where policy and reference are equal, each step is right with probability 0.5 exactly."""
+def test_equal_policy_and_reference_give_one_half():
+  """Equal policy and reference rate each step as right with probability 0.5 exactly."""
   for probabilities in scorer_of(seeds=(0, 0)).probabilities(SOLUTIONS):
     np.testing.assert_array_equal(probabilities, 0.5)
 
 
-def test_no_array_of_all_reads_and_the_vocabulary(monkeypatch):
-  """The compiled pass holds the logits of `LOGITS` reads of a row at a time, never those of all."""
+def test_memory_of_logits_is_bounded(monkeypatch):
+  """The compiled pass holds the logits of `LOGITS` reads of a row at a time, never all of them."""
   monkeypatch.setattr(loss_lib, "LOGITS", 32)
   batch = tiny.batch(rows=4, row_length=512)
   reads = np.tile(np.arange(512, dtype=np.int32), (4, 1))
@@ -130,7 +130,7 @@ def test_no_array_of_all_reads_and_the_vocabulary(monkeypatch):
   assert f"tensor<4x32x{V}xf32>" in text and f"tensor<4x512x{V}xf32>" not in text
 
 
-def test_it_is_served_and_judged_as_any_reward_model():
+def test_the_server_and_the_benchmarks_get_its_probabilities():
   """The queue of serve.py and the benchmarks of evaluate.py get the probabilities of `by_head`."""
   scorer = scorer_of()
   expected = scorer.by_head(SOLUTIONS)
@@ -150,8 +150,8 @@ def test_it_is_served_and_judged_as_any_reward_model():
     np.testing.assert_allclose(judged.scores, wanted[:, 0, 1], atol=1e-6)
 
 
-def test_very_different_models_saturate():
-  """Log-ratios of both signs beyond what float64 can exponentiate are bounded, not NaN."""
+def test_very_different_models_give_finite_probabilities():
+  """Log-ratios of both signs beyond the range of float64's exponential give no NaN."""
   scorer = scorer_of()
   sharper = lambda model: model.params | {"final_norm": model.params["final_norm"] * 300}
   sharp = [dataclasses.replace(m, params=sharper(m)) for m in (scorer.policy, scorer.reference)]
@@ -161,7 +161,7 @@ def test_very_different_models_saturate():
 
 
 def test_the_contract_is_that_of_a_process_model():
-  """Two classes, right last, and the recipe's name; the score is the product of the P(right)."""
+  """The contract has two classes, the right one last; the score is the product of P(right)."""
   scorer = scorer_of()
   contract = scorer.contract
   assert (contract.objective, contract.classes) == ("process", ("-1", "1"))
@@ -172,8 +172,8 @@ def test_the_contract_is_that_of_a_process_model():
   assert record["prm_score"] == pytest.approx(np.prod(found[:, 0, 1]))
 
 
-def test_solutions_that_cannot_be_scored_are_named():
-  """One that is too long, or has a token that a model does not have, is an error with its index."""
+def test_a_solution_that_cannot_be_scored_is_an_error_with_its_index():
+  """A solution that is too long or has an unknown token is an error with its index."""
   with pytest.raises(SolutionError, match="at most 16384") as error:
     scorer_of().by_head([("p", ("a",)), ("p", ("a" * 20_000,))])
   assert error.value.index == 1
@@ -185,7 +185,7 @@ def test_solutions_that_cannot_be_scored_are_named():
 
 @pytest.fixture(scope="module")
 def models(arithmetic_data, tmp_path_factory):
-  """Hub directories of two tiny language models, policy and base, and one with other tokens."""
+  """Returns a folder of tiny language models: policy, base, and one with another tokenizer."""
   directory = tmp_path_factory.mktemp("models")
   tokenizer = arithmetic_data / "tokenizer.model"
   for name in ("policy", "base", "other"):
@@ -204,6 +204,7 @@ def models(arithmetic_data, tmp_path_factory):
 
 @pytest.fixture
 def samples(arithmetic_data, tmp_path):
+  """Returns a file of twelve candidate solutions."""
   path = tmp_path / "samples.jsonl"
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:12]
   path.write_text("\n".join(lines) + "\n")
@@ -211,10 +212,10 @@ def samples(arithmetic_data, tmp_path):
 
 
 def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
-  """The lines keep their keys, have the scores of the class, and the contract names both models."""
+  """score.py keeps each line's keys, adds the scores, and names both models in the contract."""
   out = tmp_path / "scored.jsonl"
   flags = (f"--model={models / 'policy'}", f"--reference={models / 'base'}", "--beta=0.2")
-  done = run_script(
+  done = call_script(
     "score.py", "--readout=implicit", *flags, f"--input={samples}", f"--output={out}"
   )
   assert done.returncode == 0, done.stderr
@@ -232,26 +233,26 @@ def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
   assert about["reference"]["directory"] == str(models / "base")
 
 
-def test_wrong_commands_say_what_is_wrong(models, samples, tmp_path):
-  """Other tokens, flags that do not go together and a beta of 0 are errors; nothing is written."""
+def test_wrong_flags_of_score_py_are_errors(models, samples, tmp_path):
+  """Different tokenizers, conflicting flags and a beta of 0 are errors, and nothing is written."""
 
-  def say(*flags, readout="implicit"):
+  def error(*flags, readout="implicit"):
     files = (f"--input={samples}", f"--output={tmp_path}/o")
     done = call_script("score.py", *files, f"--readout={readout}", *flags)
     assert done.returncode == 1
     return done.stderr
 
   policy, base = f"--model={models / 'policy'}", f"--reference={models / 'base'}"
-  other = say(policy, f"--reference={models / 'other'}")
+  other = error(policy, f"--reference={models / 'other'}")
   assert f"{models / 'policy'} and {models / 'other'} have different tokenizers" in other
-  assert "--readout=implicit needs --reference=DIR" in say(policy)
-  assert "only it has --reference and --beta" in say(policy, base, readout="trl")
-  assert "--beta=0.0: expected a positive number" in say(policy, base, "--beta=0")
+  assert "--readout=implicit needs --reference=DIR" in error(policy)
+  assert "only it has --reference and --beta" in error(policy, base, readout="trl")
+  assert "--beta=0.0: expected a positive number" in error(policy, base, "--beta=0")
   assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
 
 
 def test_a_classifier_is_no_language_model(models, tmp_path):
-  """A model with a class head has no vocabulary to read: an error, not zeros."""
+  """A model with a class head, which predicts no text, is refused as policy."""
   tiny.public(tmp_path / "prm", 320, models / "policy" / "tokenizer.model")
   tensors = {k: x.read() for k, x in safetensors_files.read_directory(tmp_path / "prm").items()}
   (old,) = (tmp_path / "prm").glob("*.safetensors")
@@ -262,11 +263,8 @@ def test_a_classifier_is_no_language_model(models, tmp_path):
     ImplicitScorer.load(tmp_path / "prm", models / "base")
 
 
-def test_runs_on_text_are_scored_with(text_run, monkeypatch):
-  """Work directories of train.py on text are policy and reference, those of a reward model not.
-
-  The policy's step is the scorer's; a run beside itself says nothing.
-  """
+def test_runs_of_train_py_on_text_are_policy_and_reference(text_run, monkeypatch):
+  """Work directories of language models are accepted, and those of reward models are refused."""
   with tiny.first_device():
     own = ImplicitScorer.load(text_run, text_run)
     assert own.step == 2 and own.facts()["model"]["step"] == 2

@@ -18,7 +18,7 @@ from prm_jax.tpu import compilation
 from prm_jax.training import checkpoint, initialization, loop
 from prm_jax.training import step as step_lib
 
-PUBLIC_ROWS = 400  # of the public model's embedding: more than its tokenizer has ids
+PUBLIC_ROWS = 400  # rows of the public model's embedding: more than its tokenizer has ids
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,7 +36,7 @@ def public(arithmetic_data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data, public):
-  """A run of two updates that says nothing about architecture or tokenizer."""
+  """A run of two updates that takes architecture and tokenizer from the public model."""
   given = tiny.experiment(arithmetic_data, config_lib.Loss())
   return dataclasses.replace(
     tiny.change(given, "train", steps=2),
@@ -67,8 +67,8 @@ def classifier(public, tmp_path):
   return directory, params
 
 
-def test_the_first_state_is_the_public_model(experiment, public):
-  """Parameters are those of the files, with a step head of zeros."""
+def test_a_run_starts_from_the_public_model(experiment, public):
+  """A run starts with the public model's architecture and parameters, and a step head of zeros."""
   metadata, params = tiny.public_params(experiment)
   assert metadata.config.model == dataclasses.replace(
     tiny.MODEL,
@@ -84,8 +84,11 @@ def test_the_first_state_is_the_public_model(experiment, public):
   jax.tree.map(np.testing.assert_array_equal, params, original)
 
 
-def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
-  """Step logits are then the next-token logits of the classes' tokens, in class order."""
+def test_a_head_of_tokens_is_taken_from_the_language_model_head(experiment, public):
+  """init.head="tokens" makes the step logits the next-token logits of the classes' tokens.
+
+  A text that is no token, or a number of texts other than that of the classes, is an error.
+  """
   tokenizer = tokenizers.load(public[0])
   tokens = ("1", "2", "+")
   asked = tiny.change(experiment, "init", head="tokens", head_tokens=tokens)
@@ -97,8 +100,8 @@ def test_the_head_of_tokens_is_the_language_model_head(experiment, public):
       tiny.public_params(tiny.change(asked, "init", head_tokens=texts))
 
 
-def test_a_random_head_is_the_seeds(experiment, public):
-  """A random head depends on the run's seed and `head_std`, has no bias, and leaves the trunk."""
+def test_a_random_head_depends_on_the_seed(experiment):
+  """A random head follows the run's seed and `head_std` and has no bias; the trunk stays."""
   asked = tiny.change(experiment, "init", head="random", head_std=0.5)
   _, params = tiny.public_params(asked)
   _, again = tiny.public_params(asked)
@@ -109,8 +112,8 @@ def test_a_random_head_is_the_seeds(experiment, public):
   np.testing.assert_array_equal(params["embedding"], other["embedding"])
 
 
-def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifier):
-  """A classifier's head is kept if prm_jax.json, where it exists, gives it the same classes."""
+def test_a_classifiers_head_is_kept_for_the_same_classes(experiment, classifier):
+  """A classifier's head is kept unless its prm_jax.json gives it other classes."""
   directory, original = classifier
   from_it = tiny.change(experiment, "init", checkpoint=str(directory))
 
@@ -129,10 +132,10 @@ def test_a_classifiers_head_is_kept_where_it_means_the_same(experiment, classifi
   assert head.any() and not bias.any()
 
 
-def test_a_missing_language_model_head_is_only_missed_when_used(experiment, classifier):
+def test_a_missing_language_model_head_is_an_error_only_if_needed(experiment, classifier):
   """A classifier without a language-model head is refused only by runs that need one.
 
-  One with a head of its own, untied from the embedding, gives the step head its columns.
+  A language-model head apart from the embedding gives a head of tokens its columns.
   """
   directory, original = classifier
   values = json.loads((directory / "config.json").read_text())
@@ -154,7 +157,7 @@ def test_a_missing_language_model_head_is_only_missed_when_used(experiment, clas
 
 
 def test_a_run_starts_from_another(experiment, whole):
-  """Another run's head is kept for the same objective, and replaced by zeros for another."""
+  """A run that starts from another keeps its head for the same objective, else begins at zeros."""
   state = tiny.final_state(whole[1])
   from_it = tiny.change(experiment, "init", checkpoint=str(whole[1]))
   metadata, params = tiny.public_params(from_it)
@@ -166,8 +169,8 @@ def test_a_run_starts_from_another(experiment, whole):
   np.testing.assert_array_equal(params["embedding"], state.params["embedding"])
 
 
-def test_a_run_stores_all_it_needs(whole, public, tmp_path):
-  """A run is resumed, bit for bit, and read after the public model has been deleted."""
+def test_a_run_does_not_need_the_public_model_again(whole, public, tmp_path):
+  """A run resumes bit for bit and can be read after the public model has been deleted."""
   experiment, finished = whole
 
   def killed(self, *arguments, save=checkpoint.Checkpointer.save):
@@ -188,8 +191,8 @@ def test_a_run_stores_all_it_needs(whole, public, tmp_path):
     loop.run(tiny.change(experiment, "init", checkpoint=str(public[0])), tmp_path / "killed")
 
 
-def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_path):
-  """The error names the field of the architecture, or the tokenizer with too many ids."""
+def test_settings_that_contradict_the_public_model_are_refused(experiment, public, tmp_path):
+  """The error names the architecture's field, a missing tokenizer, or one with too many ids."""
   with pytest.raises(ValueError, match=r"model\.width=32, but .* has 16"):
     loop.read_rows(tiny.change(experiment, "model", width=32))
   found = initialization.architecture(str(public[0]))
@@ -205,18 +208,18 @@ def test_what_contradicts_the_public_model_is_refused(experiment, public, tmp_pa
 
 @pytest.fixture
 def other_decoder():
-  """What is made of `StepScorer` is made again, before the test and after it."""
-  made = (step_lib.graph, step_lib._programs)
-  for each in made:
-    each.cache_clear()
+  """Clears the caches of programs of `StepScorer` before the test and after it."""
+  caches = (step_lib.graph, step_lib._programs)
+  for cache in caches:
+    cache.cache_clear()
   yield
-  for each in made:
-    each.cache_clear()
+  for cache in caches:
+    cache.cache_clear()
 
 
 @pytest.mark.usefixtures("other_decoder")
-def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_path, monkeypatch):
-  """A head of two layers starts as declared, trains by itself, scores, and stays out of exports."""
+def test_a_new_head_needs_changes_of_the_decoder_only(experiment, public, tmp_path, monkeypatch):
+  """A two-layer head declared in the decoder initialises, trains, scores, and is not exported."""
   init, linear = decoder.StepScorer.__init__, decoder.StepScorer.class_logits
 
   def declare(self, c, vocab_size, num_classes, rngs, heads=1):
@@ -233,9 +236,9 @@ def test_another_head_is_a_change_of_the_decoder_alone(experiment, public, tmp_p
   assert start["head_hidden"].std() == pytest.approx(tiny.MODEL.width**-0.5, rel=0.2)
   loop.run(run, tmp_path / "run")
   scorer = Scorer.load(tmp_path / "run")
-  found = scorer.params
-  changed = {name for name in found if name != "blocks" and (found[name] != start[name]).any()}
+  trained = scorer.params
+  changed = {name for name in trained if name != "blocks" and (trained[name] != start[name]).any()}
   assert changed == {"head", "head_bias", "head_hidden"}
   assert scorer.probabilities([("1+1", ["2"])])[0].shape == (1, 3)
   options = {"contract": None, "kind": "causal-lm"}
-  export.write(tmp_path / "lm", found, scorer.config, PUBLIC_ROWS, **options)
+  export.write(tmp_path / "lm", trained, scorer.config, PUBLIC_ROWS, **options)

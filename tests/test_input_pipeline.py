@@ -1,4 +1,4 @@
-"""Tokenizers, token trees, packing: text becomes rows without losing or moving anything."""
+"""Tokenizers, token trees and packing: rows hold every token of a text, in its place."""
 
 import dataclasses
 import json
@@ -17,8 +17,9 @@ from prm_jax.types import StepTree
 CORPUS = ["Let $x = 12345$.", "So\n\n# Answer\n\n42", "  two  spaces\tand a tab", "π ≈ 3.14 ▁"] * 9
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
+  """A tokenizer trained on CORPUS."""
   path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
   return tokenizers.train_sentencepiece(CORPUS, path, vocab_size=400)
 
@@ -26,36 +27,26 @@ def tokenizer(tmp_path_factory):
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=40), st.text(max_size=20))
 def test_text_round_trips(tokenizer, text, more):
-  """decode(encode(x)) == x for any Unicode, and joining ids joins texts, so that steps and
-  separators may be encoded apart."""
+  """Any Unicode text survives encoding and decoding, and joined ids decode to the joined texts."""
   ids = tokenizer.encode(text)
   assert tokenizer.decode(ids) == text
   assert tokenizer.decode(ids + tokenizer.encode(more)) == text + more
 
 
 def test_digits_and_newlines_are_tokens_of_their_own(tokenizer):
-  """Numbers are read digit by digit, and a newline is never merged into a step."""
+  """Each digit and each newline is one token."""
   assert len(tokenizer.encode("12345")) == 5
   assert len(tokenizer.encode("\n\n")) == 2
 
 
 def test_training_a_tokenizer_is_deterministic(tokenizer, tmp_path):
-  """The same corpus gives the same file: the hash in the step contract can be reproduced."""
+  """Training on the same corpus again gives a tokenizer with the same hash."""
   again = tokenizers.train_sentencepiece(CORPUS, tmp_path / "again.model", vocab_size=400)
   assert again.hash == tokenizer.hash
 
 
-def test_other_files_are_refused(tmp_path):
-  """A missing file says how to make one; another format is named as such."""
-  with pytest.raises(FileNotFoundError, match=r"train_tokenizer\.py"):
-    tokenizers.SentencePiece(tmp_path / "none.model")
-  (tmp_path / "text.model").write_text("hello")
-  with pytest.raises(ValueError, match="not a SentencePiece model"):
-    tokenizers.SentencePiece(tmp_path / "text.model")
-
-
 def test_layout_of_a_tree():
-  """Preorder tokens, depth as position, and the read at each labelled step's separator."""
+  """Tokens are in preorder, and each labelled step is read at its separator."""
   tree = StepTree("p", ("a", "b", "cc"), (-1, -1, 1), (-1, None, 1))
   t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
   assert tiny.TOKENIZER.decode(t.tokens) == "p\na\nb\ncc\n"
@@ -66,21 +57,21 @@ def test_layout_of_a_tree():
 @settings(max_examples=100, deadline=None)
 @given(tiny.step_trees())
 def test_visible_tokens_are_the_path(tree):
-  """The rule j <= i < subtree_end[j] selects exactly the text before a token on its own path."""
+  """A token sees exactly the tokens before it on its own path, by j <= i < subtree_end[j]."""
   t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
   for chain in tiny.flatten(tree):
     alone = token_tree.encode(chain, tiny.TOKENIZER, tiny.contract())
-    found = False
+    matches = False
     for i in t.read_positions:
       seen = [j for j in range(i + 1) if i < t.subtree_end[j]]
-      found |= t.tokens[seen].tolist() == alone.tokens.tolist()
+      matches |= t.tokens[seen].tolist() == alone.tokens.tolist()
       assert t.positions[seen].tolist() == list(range(len(seen)))
       assert all(t.previous[j] in (-1, seen[k - 1]) for k, j in enumerate(seen))
-    assert found
+    assert matches
 
 
 def test_outcome_is_trained_on_every_solution_token():
-  """The ORM has the solution's label at each of its tokens and at none of the problem's."""
+  """An outcome model is trained on every token of the solution and on none of the problem."""
   tree = StepTree("pp", ("a", "b"), (-1, 0), (None, None), outcome=True)
   t = token_tree.encode(tree, tiny.TOKENIZER, tiny.contract("outcome"))
   assert t.read_positions.tolist() == list(range(4, 8))
@@ -90,8 +81,8 @@ def test_outcome_is_trained_on_every_solution_token():
     token_tree.encode(unknown, tiny.TOKENIZER, tiny.contract("outcome"))
 
 
-def test_candidates_are_read_where_training_read():
-  """Scoring and training agree on every read position: that is the step contract."""
+def test_scoring_and_training_read_the_same_positions():
+  """A candidate is scored at the positions at which training reads its steps."""
   steps = ("a", "bb", "c")
   tree = StepTree("p", steps, (-1, 0, 1), (1, 1, -1), outcome=False)
   for objective in ("process", "outcome"):
@@ -103,8 +94,8 @@ def test_candidates_are_read_where_training_read():
     np.testing.assert_array_equal(reads, scored.read_positions)
 
 
-def test_the_rows_hash_sees_structure():
-  """A run is not resumed on rows with the same texts in another tree."""
+def test_the_hash_of_rows_depends_on_the_tree():
+  """Rows with the same texts in another tree have another hash, so no run resumes on them."""
   chain = StepTree("p", ("a", "b"), (-1, 0), (1, 1))
   siblings = dataclasses.replace(chain, parents=(-1, -1))
   encoded = (token_tree.encode(t, tiny.TOKENIZER, tiny.contract()) for t in (chain, siblings))
@@ -112,14 +103,14 @@ def test_the_rows_hash_sees_structure():
 
 
 def short_to_long(row_length):
-  """Rows of solutions of one step, of 1 to 29 letters."""
+  """Packed rows of one-step solutions of 1 to 29 letters."""
   trees = [StepTree("p", ("a" * n,), (-1,), (1,)) for n in range(1, 30)]
   encoded = [token_tree.encode(tree, tiny.TOKENIZER, tiny.contract()) for tree in trees]
   return packing.PackedRows(encoded, row_length)
 
 
-def test_a_share_of_the_evaluation_is_a_sample():
-  """The plan puts long rows first, so a limited evaluation is spread over all rows."""
+def test_a_limited_evaluation_takes_rows_of_all_lengths():
+  """A limited evaluation is spread over all rows, although the plan puts long rows first."""
   rows = short_to_long(34)
   (part,) = packing.eval_order(rows, 8, limit=6)
   assert part[6:] == [packing.EMPTY] * 2 and not rows[packing.EMPTY]["tokens"].any()
@@ -129,7 +120,7 @@ def test_a_share_of_the_evaluation_is_a_sample():
 
 
 def test_rows_are_a_pure_function_of_their_index():
-  """Rows are the same in any order of access and in another process; an epoch has each once."""
+  """A row depends only on its index, not on the order of access; an epoch has each row once."""
   rows = short_to_long(40)
   first, second = packing.shuffled(rows, 5), packing.shuffled(short_to_long(40), 5)
   for i in (17, 0, 3):
@@ -141,7 +132,7 @@ def test_rows_are_a_pure_function_of_their_index():
 
 @pytest.fixture(scope="module", params=["tokenizer.model", "tokenizer.json"])
 def either(request, arithmetic_data, tmp_path_factory):
-  """A tokenizer with <s> and </s>, of each kind."""
+  """A tokenizer of each kind with the special tokens <s> and </s>."""
   if request.param == "tokenizer.model":
     return tokenizers.load(arithmetic_data / request.param)
   library = pytest.importorskip("tokenizers", reason="it makes a tokenizer.json")
@@ -157,7 +148,7 @@ def either(request, arithmetic_data, tmp_path_factory):
 
 
 def tokens(tmp_path, tokenizer, **line):
-  """The ids of the one row that a line becomes."""
+  """The token ids of a text dataset with one line."""
   path = tmp_path / "lines.jsonl"
   path.write_text(json.dumps(line) + "\n")
   rows, _ = text_dataset.load(path, tokenizer, 64)
@@ -165,19 +156,19 @@ def tokens(tmp_path, tokenizer, **line):
   return piece.tokens.tolist()
 
 
-def test_special_tokens_count_in_prompts_alone(tmp_path, either):
-  """Spelled out in a prompt they are tokens; in a completion or a document, plain text."""
+def test_special_tokens_are_parsed_only_in_prompts(tmp_path, either):
+  """A special token spelled out in a prompt is a token; in completions and documents it is text."""
   (end,) = either.encode("</s>", special=True)
-  found = tokens(tmp_path, either, prompt="a</s>b", completion="a</s>b")
   prompt, letters = either.encode("a</s>b", special=True), either.encode("a</s>b")
   begin, last = [either.bos_id], [either.eos_id]
   assert end in prompt and end not in letters
-  assert found == begin + prompt + letters + last
+  ids = tokens(tmp_path, either, prompt="a</s>b", completion="a</s>b")
+  assert ids == begin + prompt + letters + last
   assert tokens(tmp_path, either, text="a</s>b") == begin + letters + last
 
 
-def test_a_prompt_that_begins_a_sequence_begins_it_once(tmp_path, either):
-  """A chat template writes the first token itself, and it is not added again."""
+def test_the_first_token_is_not_added_twice(tmp_path, either):
+  """A prompt that begins with the first token, as chat templates write it, gets no second one."""
   written, plain = (
     tokens(tmp_path, either, prompt=prompt, completion="b") for prompt in ("<s>a", "a")
   )
@@ -185,8 +176,8 @@ def test_a_prompt_that_begins_a_sequence_begins_it_once(tmp_path, either):
 
 
 @pytest.mark.shared_data
-def test_real_rows_fill_97_percent(prm800k_sample, tmp_path):
-  """A training epoch of the real sample at row length 2048 is at most 3 % padding."""
+def test_rows_of_real_solutions_are_97_percent_full(prm800k_sample, tmp_path):
+  """Rows of 2048 tokens of the real sample are at most 3 % padding, and its texts round-trip."""
   files = [prm800k_sample / f"phase{phase}_train.jsonl" for phase in (1, 2)]
   records = [record for path in files for record in prm800k.read_records(path)]
   solutions, _ = recipes.convert_all(records, recipes.RECIPES["paper"])

@@ -1,4 +1,4 @@
-"""What `pip install` gives: one command for all scripts, a light core, and what else is missing."""
+"""The installed package: one command for all scripts, a light core, and its extras."""
 
 import importlib.metadata
 import json
@@ -14,7 +14,7 @@ from conftest import ENVIRONMENT, ROOT
 from scored_files import generated, write
 
 import prm_jax
-from prm_jax import __main__ as door
+from prm_jax import __main__ as command_line
 from prm_jax.runtime import completion, doctor, exits
 
 SCRIPTS = {path.stem for path in (ROOT / "scripts").glob("*.py")}
@@ -22,15 +22,20 @@ SCRIPTS = {path.stem for path in (ROOT / "scripts").glob("*.py")}
 HEAVY = ("flax", "optax", "orbax", "grain", "tensorflow_datasets", "tokenizers", "sentencepiece")
 
 
-def run(*arguments, python=(sys.executable,), cwd=ROOT, **environment):
-  command = [*python, "-m", "prm_jax", *arguments]
-  env = ENVIRONMENT | environment
+def python(*arguments, cwd=ROOT, **environment):
+  """Returns the finished process of a new Python with these arguments."""
+  command, env = [sys.executable, *arguments], ENVIRONMENT | environment
   return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
+
+
+def listed_commands(text):
+  """Returns the names of the commands in a help text."""
+  return {*re.findall(r"^  (\w+) +[A-Z]", text, re.M)}
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-  """A folder with what a wheel installs, which was built from the source distribution."""
+  """The folder of a wheel's files; the wheel is built from the source distribution."""
   folder = tmp_path_factory.mktemp("wheel")
   source = folder / "source"
   ignored = shutil.ignore_patterns(".*", "runs", "data", "models", "build", "*.egg-info")
@@ -46,16 +51,15 @@ def installed(tmp_path_factory):
   return folder / "site"
 
 
-def test_the_help_lists_every_script_and_loads_none():
-  """`prm-jax --help` has a line for each script, and needs neither JAX nor numpy for it."""
+def test_the_help_lists_every_script_without_importing_jax():
+  """`prm-jax --help` has a line for each script, and imports neither JAX nor numpy."""
   code = (
     "import sys, runpy; sys.argv = ['prm-jax', '--help']; runpy.run_module('prm_jax', run_name="
   )
   code += "'__main__', alter_sys=True)\nassert not {'jax', 'numpy'} & set(sys.modules)"
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-  assert done.returncode == 0, done.stderr
-  listed = re.findall(r"^  (\w+) +[A-Z]", done.stdout, re.M)
-  assert {*listed} == SCRIPTS
+  result = python("-c", code)
+  assert result.returncode == 0, result.stderr
+  assert listed_commands(result.stdout) == SCRIPTS
 
 
 # compile_for_tpu.py imports the compiler's side before it reads its flags
@@ -84,61 +88,61 @@ print(json.dumps(codes))
 
 @pytest.fixture(scope="module")
 def helps(tmp_path_factory):
-  """The exit code, standard output and error of each script's `--help`."""
+  """The exit code, standard output and standard error of `--help` by script."""
   folder = tmp_path_factory.mktemp("help")
   scripts = [ROOT / "scripts" / f"{name}.py" for name in sorted(WITH_HELP)]
-  command = [sys.executable, "-c", HELP, folder, *scripts]
-  done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-  assert (done.returncode, done.stderr) == (0, "")
+  result = python("-c", HELP, folder, *scripts)
+  assert (result.returncode, result.stderr) == (0, "")
   read = lambda name, kind: (folder / f"{name}.{kind}").read_text()
   return {
     name: (code, read(name, "out"), read(name, "err"))
-    for name, code in json.loads(done.stdout).items()
+    for name, code in json.loads(result.stdout).items()
   }
 
 
 @pytest.mark.parametrize("script", sorted(WITH_HELP))
-def test_a_scripts_help_does_not_wait_for_slow_libraries(helps, script):
-  """Networks, checkpoints, plots, statistics and sympy are imported once the flags are read."""
-  code, said, errors = helps[script]
-  assert (code, errors) == (0, "set()\n") and "--help" in said
+def test_the_help_of_a_script_imports_no_slow_libraries(helps, script):
+  """A script's `--help` imports no libraries of networks, checkpoints, plots or statistics."""
+  code, output, errors = helps[script]
+  assert (code, errors) == (0, "set()\n") and "--help" in output
 
 
 def test_commands_are_the_scripts(monkeypatch, capsys):
-  """A command prints what its script prints, and says `prm-jax` of itself; `-` is `_`."""
+  """`prm-jax COMMAND` runs the script of that name, and a wrong name gets the nearest one."""
 
-  def ends(*arguments):
-    """The code with which it exits, of an error its text; what it prints."""
+  def call(*arguments):
+    """Returns the exit code or error text, standard output and standard error."""
     monkeypatch.setattr(exits, "COMMAND", "")
     monkeypatch.setattr(sys, "argv", ["prm-jax", *arguments])
     code = 0
     try:
-      door.run()
+      command_line.run()
     except SystemExit as end:
       code = end.code
     return code, *capsys.readouterr()
 
-  code, said, _ = ends("split-problems", "--help")
-  assert code == 0 and "usage: prm-jax split_problems" in said and "--reported" in said
-  code, _, errors = ends("split_problems", "--nonsense=1")
+  code, output, _ = call("split-problems", "--help")
+  assert code == 0 and "usage: prm-jax split_problems" in output and "--reported" in output
+  code, _, errors = call("split_problems", "--nonsense=1")
   assert code == 2 and "nonsense" in errors
-  assert ends("--version") == (0, f"prm_jax {prm_jax.__version__}\n", "")
-  assert ends("completion", "fish")[0].startswith("prm-jax: completion fish: expected")
+  assert call("--version") == (0, f"prm_jax {prm_jax.__version__}\n", "")
+  assert call("completion", "fish")[0].startswith("prm-jax: completion fish: expected")
   nearest = "prm-jax: there is no scroe; did you mean score?  --help lists all"
-  assert ends("scroe") == (nearest, "", "")
+  assert call("scroe") == (nearest, "", "")
 
 
 def test_a_wheel_works_without_the_checkout(installed, tmp_path):
-  """Scripts, configs, pages and data files are in the wheel; `benchmark` needs the checkout."""
+  """The wheel has all scripts but `benchmark`, and the configs, pages and data files."""
   for pattern in ("configs/*.py", "prm_jax/**/*.html", "prm_jax/**/*.js", "prm_jax/**/*.tsv"):
     for path in ROOT.glob(pattern):
       inside = path.relative_to(ROOT)
       inside = inside if inside.parts[0] == "prm_jax" else pathlib.Path("prm_jax") / inside
       assert (installed / inside).read_bytes() == path.read_bytes()
-  done = run("train", "--config=configs/arithmetic.py", cwd=tmp_path, PYTHONPATH=str(installed))
-  assert done.returncode == 2 and "--workdir" in done.stderr  # the config was found and read
-  said = run("--help", cwd=tmp_path, PYTHONPATH=str(installed)).stdout
-  assert {*re.findall(r"^  (\w+) +[A-Z]", said, re.M)} == SCRIPTS - {"benchmark"}
+  outside = {"cwd": tmp_path, "PYTHONPATH": str(installed)}
+  result = python("-m", "prm_jax", "train", "--config=configs/arithmetic.py", **outside)
+  assert result.returncode == 2 and "--workdir" in result.stderr  # the config was found and read
+  text = python("-m", "prm_jax", "--help", **outside).stdout
+  assert listed_commands(text) == SCRIPTS - {"benchmark"}
 
 
 LIGHT = f"""
@@ -160,56 +164,47 @@ print(sys.modules["prm_jax"].__file__)
 
 
 def test_the_light_install_suffices(installed, tmp_path):
-  """From the wheel and without the packages of [train], what works on files of scores works."""
+  """The wheel's commands that read files of scores work without the packages of [train]."""
   write(tmp_path / "scored.jsonl", [{**each, "finished": True} for each in generated()])
-  done = subprocess.run(
-    [sys.executable, "-c", LIGHT],
-    capture_output=True,
-    text=True,
-    cwd=tmp_path,
-    env=ENVIRONMENT | {"PYTHONPATH": str(installed)},
-  )
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.endswith(f"{installed / 'prm_jax' / '__init__.py'}\n")
-  assert {path.name for path in (tmp_path / "rerank.out").iterdir()} >= {
-    "report.html",
-    "report.json",
-  }
+  result = python("-c", LIGHT, cwd=tmp_path, PYTHONPATH=str(installed))
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.endswith(f"{installed / 'prm_jax' / '__init__.py'}\n")
+  names = {path.name for path in (tmp_path / "rerank.out").iterdir()}
+  assert names >= {"report.html", "report.json"}
 
 
 def test_a_missing_package_names_its_extra():
-  """Whoever starts a command of an extra that he lacks is told, in one line, what installs it."""
+  """A command whose extra is not installed ends with one line that tells how to install it."""
   code = "import sys; sys.modules['tensorflow_datasets'] = None; import runpy; del sys.argv[0]; "
   code += "runpy.run_path(sys.argv[0], run_name='__main__')"
   script = ROOT / "scripts" / "split_problems.py"
-  command = [sys.executable, "-c", code, script, "--help"]
-  done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-  assert done.returncode == 1
-  assert done.stderr.strip().endswith("pip install 'prm_jax[train]' (in a clone: '.[train]')")
-  assert len(done.stderr.splitlines()) == 1
+  result = python("-c", code, script, "--help")
+  assert result.returncode == 1
+  assert result.stderr.strip().endswith("pip install 'prm_jax[train]' (in a clone: '.[train]')")
+  assert len(result.stderr.splitlines()) == 1
 
 
-def test_doctor_tells_what_is_missing_for_what(monkeypatch):
-  """Every extra of the installed project but the developers' has a line, with what it lacks."""
+def test_doctor_lists_the_missing_packages_of_each_extra(monkeypatch):
+  """The report of `prm-jax doctor` has a line for every extra, with the packages that it lacks."""
   extras = {*importlib.metadata.metadata("prm_jax").get_all("Provides-Extra")}
   assert extras - doctor.PURPOSES.keys() <= {"test", "reference", "docs"}
   version = importlib.metadata.version
 
-  def lacking(name):
+  def changed(name):
     if name == "flax":
       raise importlib.metadata.PackageNotFoundError(name)
     return "0.0.1" if name == "optax" else version(name)
 
-  monkeypatch.setattr(importlib.metadata, "version", lacking)
+  monkeypatch.setattr(importlib.metadata, "version", changed)
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-  said = doctor.report()
-  assert "ok       prm_jax" in said and re.search("x cpu .*; JAX_PLATFORMS=cpu is set", said)
-  assert re.search(r"missing  \[train\] .*\n.*'prm_jax\[train\]' brings flax, optax 0.0.1 is", said)
+  text = doctor.report()
+  assert "ok       prm_jax" in text and re.search("x cpu .*; JAX_PLATFORMS=cpu is set", text)
+  assert re.search(r"missing  \[train\] .*\n.*'prm_jax\[train\]' brings flax, optax 0.0.1 is", text)
 
 
 def test_bash_completes_commands_and_flags(tmp_path):
-  """In a real shell; and the flags are those of the script's help."""
-  names = ("score", "serve", "benchmark", "compile_for_tpu")
+  """bash completes commands, and the flags that a script's help lists."""
+  names = ("score", "benchmark", "compile_for_tpu")
   scripts = {name: ROOT / "scripts" / f"{name}.py" for name in names}
   file = tmp_path / "completion.sh"
   file.write_text(completion.shell("bash", scripts))
@@ -219,7 +214,7 @@ def test_bash_completes_commands_and_flags(tmp_path):
     code = f"source {file}; {at}; echo ${{COMPREPLY[@]}}"
     return subprocess.check_output(["bash", "-c", code], text=True).split()
 
-  assert complete("prm-jax", "s") == ["score", "serve"]
+  assert complete("prm-jax", "s") == ["score"]
   assert complete("prm-jax", "score", "--me") == ["--merge"]
   assert "--hosts.coordinator_address" in complete("prm-jax", "score", "--h")
   assert complete("prm-jax", "score", "file") == []  # bash completes names of files
@@ -230,8 +225,3 @@ def test_bash_completes_commands_and_flags(tmp_path):
   assert complete("prm-jax", "score", "--ne") == []  # its help speaks of rerank.py's --neutral
   assert "--config" in complete("prm-jax", "compile_for_tpu", "--c")
   assert complete("prm-jax", "benchmark", "--") == ["--against", "--docs", "--help", "--json"]
-
-
-def test_the_door_finds_the_checkouts_scripts():
-  """In a checkout the commands are its own scripts, which may be changed."""
-  assert {*door.scripts().values()} == {*(ROOT / "scripts").glob("*.py")}

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGKILL at random moments of the commands that write files."""
+"""SIGINT, SIGTERM and SIGKILL at random moments of the scripts that write files."""
 
 import collections
 import hashlib
@@ -19,8 +19,8 @@ from prm_jax.runtime import exits
 
 MOMENTS = int(os.environ.get("PRM_JAX_INTERRUPTS", "50"))
 CODES = {signal.SIGINT: -signal.SIGINT, signal.SIGTERM: exits.TERMINATED, signal.SIGKILL: -9}
-LISTENS = 0.5  # seconds after which a script certainly listens; before, Python's own handlers do
-# Each writes to the folder {out}; {work} holds a model, its data and scored candidates.
+LISTENS = 0.5  # seconds after which a script surely handles signals itself
+# Each script writes to the folder {out}; {work} holds a model, its data and scored candidates.
 COMMANDS = {
   "prepare_data.py": "--dataset=arithmetic --arithmetic.train_problems=300 "
   "--arithmetic.test_problems=9 --overwrite=True --output={out}/data",
@@ -32,6 +32,7 @@ COMMANDS = {
 
 
 def flags(script, work, out):
+  """The script's arguments."""
   shutil.rmtree(out / "exported", ignore_errors=True)  # export.py replaces nothing
   return COMMANDS[script].format(work=work, out=out).split()
 
@@ -58,7 +59,7 @@ def contents(folder):
 
 @pytest.fixture(scope="module")
 def work(arithmetic_data, tmp_path_factory):
-  """What the commands read."""
+  """A folder with the scripts' inputs: data, a model, candidates and scored candidates."""
   folder = tmp_path_factory.mktemp("work")
   (folder / "data").symlink_to(arithmetic_data)
   tiny.untrained(tiny.experiment(arithmetic_data, config_lib.Loss()), folder / "run")
@@ -70,8 +71,8 @@ def work(arithmetic_data, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def heard():
-  """In the background of a shell script Ctrl-C is ignored, also by what is started from there."""
+def sigint_handled():
+  """Handles SIGINT even if the suite runs in the background of a shell, which ignores Ctrl-C."""
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   yield
   signal.signal(signal.SIGINT, before)
@@ -82,44 +83,44 @@ def heard():
   [("score.py", 1)]
   + [pytest.param(script, MOMENTS, marks=pytest.mark.slow) for script in COMMANDS],
 )
-def test_campaign_of_interrupts(work, tmp_path, script, moments):
-  """Nothing half written ever has a final name, and nothing else is left in the end.
+def test_an_interrupted_script_leaves_no_partial_output(work, tmp_path, script, moments):
+  """A script stopped at any moment leaves no partly written file under an output's name.
 
-  What a signal that can be caught leaves is nothing, and one line is on the screen.  What SIGKILL
-  leaves, the next start deletes.
+  After SIGINT or SIGTERM it leaves no file and prints one line; after SIGKILL the next run deletes
+  the unfinished files.
 
     PRM_JAX_INTERRUPTS=50 bash scripts/test.sh -m slow -k interrupts -s
   """
   whole = tmp_path / "whole"
   whole.mkdir()
-  if script != "score.py":  # which `work` has run: the next run finds its programs compiled
+  if script != "score.py":  # the fixture `work` has run that, so its programs are compiled
     run(script, work, whole)
   began = time.monotonic()
   child = start(script, work, whole)
-  _, said = child.communicate()
+  _, errors = child.communicate()
   seconds = time.monotonic() - began
-  assert child.returncode == 0, said
+  assert child.returncode == 0, errors
   expected, out, draw = contents(whole), tmp_path / "out", random.Random(script)
   out.mkdir()
   counts = collections.Counter()
-  allowed = ({}, expected)  # nothing, or all of an earlier run
+  allowed = ({}, expected)  # no file, or all files of an earlier run
   while waiting := [number for number in CODES if counts[number.name] < moments]:
     number, delay = waiting[counts.total() % len(waiting)], draw.uniform(LISTENS, seconds)
     child = start(script, work, out)
     time.sleep(delay)
     child.send_signal(number)
-    _, said = child.communicate()
-    assert child.returncode in (0, CODES[number]), said
-    assert "Traceback" not in said, said
+    _, errors = child.communicate()
+    assert child.returncode in (0, CODES[number]), errors
+    assert "Traceback" not in errors, errors
     counts[number.name if child.returncode else "ended before"] += 1
     if child.returncode == 0:
       seconds = max(LISTENS, min(seconds, delay))
-    found = contents(out)
-    hidden = {name for name in found if name.startswith(".")}
-    assert {name: x for name, x in found.items() if name not in hidden} in allowed
+    files = contents(out)
+    hidden = {name for name in files if name.startswith(".")}
+    assert {name: x for name, x in files.items() if name not in hidden} in allowed
     if number != signal.SIGKILL:
-      assert not [name for name in hidden if f".{child.pid}." in name], (number, delay, said)
-      assert child.returncode == 0 or f"{script}: stopped by " in said.splitlines()[-1], said
+      assert not [name for name in hidden if f".{child.pid}." in name], (number, delay, errors)
+      assert child.returncode == 0 or f"{script}: stopped by " in errors.splitlines()[-1], errors
   run(script, work, out)
   assert contents(out) == expected
   assert {path.name for path in out.iterdir()} == {path.name for path in whole.iterdir()}

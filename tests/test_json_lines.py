@@ -1,4 +1,4 @@
-"""JSON lines: what is accepted, what a bad line's message says, and files written whole."""
+"""JSON lines are read as by the json module, errors name the line, and files are written whole."""
 
 import json
 import math
@@ -19,24 +19,26 @@ WRITABLE = st.recursive(
 
 
 def records(path):
+  """The line number, byte offset and object of each line of a file."""
   return list(json_lines.read(path))
 
 
 def fails(path, message):
+  """Asserts that reading the file raises BadLine with a message that starts so."""
   with pytest.raises(json_lines.BadLine) as error:
     records(path)
   assert str(error.value).startswith(message)
 
 
 @given(st.dictionaries(st.text(), WRITABLE), st.booleans())
-def test_a_line_means_what_it_means_to_the_json_module(record, ascii_only):
-  """NaN, infinities, long integers, every character: the same value, of the same type."""
+def test_a_line_is_parsed_as_by_the_json_module(record, ascii_only):
+  """Every JSON object, NaN and long integers included, has the json module's values and types."""
   text = json.dumps(record, ensure_ascii=ascii_only)
   assert repr(json_lines.parse(text.encode(), "here")) == repr(json.loads(text))
 
 
 def test_every_line_that_the_json_module_takes_is_read(tmp_path):
-  """A byte order mark, NaN and numbers of any length are read; long integers stay exact."""
+  """A byte order mark, NaN, blank lines and numbers of any length are read, with line offsets."""
   path = tmp_path / "a.jsonl"
   lines = [b'\xef\xbb\xbf{"id": 3}', b'{"id": NaN}', b" ", b'{"id": 1e400}']
   lines += [b'{"id": %d}' % n for n in (10**400, 2**64, -(2**63) - 1, 2**64 - 1)]
@@ -62,8 +64,8 @@ def test_every_line_that_the_json_module_takes_is_read(tmp_path):
     (b'{"a": "' + b"x" * 992 + b'"}', "a line of over 1000 bytes"),
   ],
 )
-def test_a_bad_line(tmp_path, monkeypatch, line, message):
-  """The message has the file, the line and what is wrong, in the json module's words."""
+def test_a_bad_line_is_named(tmp_path, monkeypatch, line, message):
+  """The error of a bad line has the file, the line's number and the reason."""
   if "1000" in message:  # not read whole into memory in search of its end
     monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
   path = tmp_path / "a.jsonl"
@@ -71,8 +73,8 @@ def test_a_bad_line(tmp_path, monkeypatch, line, message):
   fails(path, f"{path}:2: {message}")
 
 
-def test_a_damaged_gzip_file(tmp_path):
-  """Not gzip, cut short, or a byte changed anywhere: a message with the file and a line."""
+def test_a_damaged_gzip_file_is_named(tmp_path):
+  """A file that is not gzip, is cut short or has a changed byte gives an error with its name."""
   path = tmp_path / "a.jsonl.gz"
   path.write_bytes(b"{}\n")
   fails(path, f"{path}:1: broken gzip file")
@@ -87,20 +89,20 @@ def test_a_damaged_gzip_file(tmp_path):
     fails(path, f"{path}:")
 
 
-def test_the_position_ends_at_the_file_s_size(tmp_path):
-  """Files named .gz are compressed; progress is in bytes as stored, and never goes back."""
+def test_the_progress_of_reading_ends_at_the_size_of_the_file(tmp_path):
+  """The progress of reading a .gz file counts compressed bytes, and only grows."""
   path = tmp_path / "a.jsonl.gz"
   with storage.written(path) as out:
     out.write('{"problem": "π"}\n' * 1000)
   positions = []
-  found = [record for _, _, record in json_lines.read(path, positions.append)]
-  assert found == [{"problem": "π"}] * 1000
+  read = [record for _, _, record in json_lines.read(path, positions.append)]
+  assert read == [{"problem": "π"}] * 1000
   assert positions == sorted(positions)
   assert positions[-1] == path.stat().st_size < 1000
 
 
-def test_nothing_half_written_stays(tmp_path):
-  """After an error the old file is there and no other; two writers do not share a file."""
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+  """After an error the old file is there and no other, and each process writes its own file."""
   path = tmp_path / "out" / "o.jsonl"
   with storage.written(path) as file:
     file.write("old")

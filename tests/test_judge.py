@@ -1,4 +1,4 @@
-"""Generative judges: parsers of verdicts, votes, and a chat server that behaves in every way."""
+"""Generative judges: parsers of verdicts, votes, and requests to a chat server."""
 
 import collections
 import contextlib
@@ -38,7 +38,7 @@ SAYS_YES, SAYS_NO = "</think>\nIs the solution correct? Yes", "Is the solution c
 
 
 def answer(name: str, first: int, count: int) -> str:
-  """A good answer: the first wrong of so many steps, in the form of a template."""
+  """An answer in a template's form: step `first` of `count` is the first wrong one, -1: none."""
   if name == "critic":
     return f"The formula is \\boxed{{x^{{2}}}}, so the index is \\boxed{{{first}}}."
   right, wrong = (RIGHT, WRONG) if name == "thinkprm" else (YES, NO)
@@ -49,7 +49,7 @@ def answer(name: str, first: int, count: int) -> str:
 @pytest.mark.parametrize("name", judge.TEMPLATES)
 @pytest.mark.parametrize("first", range(-1, 4))
 def test_a_good_answer_has_its_verdict(name, first):
-  """Each template, each step of four as the first wrong one, and none."""
+  """Each template's parser finds the first wrong step of an answer in the template's form."""
   assert judge.TEMPLATES[name].verdict(answer(name, first, 4), 4) == first
 
 
@@ -91,35 +91,23 @@ def test_a_good_answer_has_its_verdict(name, first):
   ],
 )
 def test_the_rules_of_each_parser(name, text, expected):
-  """Verdicts of odd answers on a solution of two steps."""
+  """An answer in another form has a verdict only if it is clear; the solution has two steps."""
   assert judge.TEMPLATES[name].verdict(text, 2) == expected
 
 
-PIECES = (
-  "\\boxed{",
-  "}",
-  "-1",
-  "0",
-  "1",
-  " ",
-  "\n",
-  "\\text{",
-  "correct",
-  "incorrect",
-  "Yes",
-  "No",
-)
-PIECES += (judge.QUESTION, "Step 1: ", RIGHT, WRONG, YES, NO, "*", "<think>", "\ud800", "\0")
+PIECES = ("\\boxed{", "}", "-1", "0", "1", " ", "\n", "\\text{", "correct", "incorrect", "Yes")
+PIECES += ("No", judge.QUESTION, "Step 1: ", RIGHT, WRONG, YES, NO, "*", "<think>", "\ud800", "\0")
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
 
 
 @given(name=st.sampled_from([*judge.TEMPLATES]), text=TEXTS, count=st.integers(1, 4))
 def test_any_text_gives_a_step_of_the_solution_or_no_verdict(name, text, count):
+  """A parser raises no error and returns an index of a step, -1 or None."""
   assert judge.TEMPLATES[name].verdict(text, count) in (None, *range(-1, count))
 
 
-def test_what_a_model_thinks_is_no_judgement_of_genprm():
-  """Boxes before the end of its thoughts do not count as those of paragraphs."""
+def test_genprm_ignores_boxes_in_thoughts():
+  """Boxes before `</think>` are not judgements of paragraphs."""
   text = "\\boxed{Yes} \\boxed{No}</think>\\boxed{Yes} then \\boxed{Yes}"
   assert judge.TEMPLATES["genprm"].verdict(text, 2) == judge.NONE_WRONG
 
@@ -128,8 +116,8 @@ def test_what_a_model_thinks_is_no_judgement_of_genprm():
 @pytest.mark.parametrize(
   "piece", ["\\boxed{", "\\boxed{ ", " ", "\\boxed{\\text{correct", "\\boxed{1", judge.QUESTION]
 )
-def test_megabytes_of_half_a_verdict_end(name, piece):
-  """A parser that goes back to each piece would take hours for two megabytes."""
+def test_megabytes_of_half_a_verdict_are_parsed_in_linear_time(name, piece):
+  """A parser reads two megabytes of unfinished verdicts, which would take hours if quadratic."""
   many = piece * (2 * 2**20 // len(piece))
   assert judge.TEMPLATES[name].verdict("\\boxed{" + many, 2) is None
   assert judge.TEMPLATES[name].verdict(many + "x" + answer(name, 0, 2), 2) == 0
@@ -137,7 +125,7 @@ def test_megabytes_of_half_a_verdict_end(name, piece):
 
 @pytest.mark.parametrize("name", judge.TEMPLATES)
 def test_prompts_have_the_tokens_of_the_format(name):
-  """Upstream's headings, tags and numbers; texts as they are; and no verdict of their own."""
+  """A prompt has upstream's headings, tags and numbers and is not parsed as a verdict itself."""
   problem, steps = "What is {x} \\boxed{}?", ("Step 7: one {y}", "two\n\nlines")
   text = judge.TEMPLATES[name].prompt(problem, steps)
   assert f"\n\n[Math Problem]\n\n{problem}\n\n[Solution]\n\n" in text
@@ -158,7 +146,10 @@ VERDICTS = st.integers(1, 5).flatmap(
 
 @given(VERDICTS)
 def test_the_product_of_the_scores_is_the_share_without_an_error(given):
-  """Of decided verdicts; 0.5 for none.  The labels are those of the likeliest verdict."""
+  """The product of a solution's scores is the share of decided verdicts that find no error.
+
+  Without a decided verdict it is 0.5.  The labels are those of the most frequent verdict.
+  """
   count, verdicts = given
   right = judge.probabilities(verdicts, count)
   decided = [each for each in verdicts if each is not None]
@@ -176,7 +167,7 @@ def test_the_product_of_the_scores_is_the_share_without_an_error(given):
 
 
 def test_scores_by_hand():
-  """Only verdicts that come as far as a step vote on it."""
+  """Only verdicts whose first error is not before a step vote on that step, as by hand."""
   assert judge.probabilities([1, 1, 2, -1, None], 4) == pytest.approx([1, 1 / 2, 1 / 2, 1])
   assert judge.probabilities([0, 0], 3) == [0, 0.5, 0.5]
   assert judge.probabilities([None], 2) == [0.5**0.5] * 2
@@ -187,11 +178,12 @@ def test_scores_by_hand():
   [((-1, -1, 2), -1), ((2, 1, 2, 1), 1), ((-1, 3, None), 3), ((None, None), None), ((None, 0), 0)],
 )
 def test_a_tie_goes_to_the_earliest_error(verdicts, expected):
+  """Of equally frequent verdicts the earliest error wins, and an error wins over none."""
   assert judge.plurality(verdicts) == expected
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-  """A chat server: what it does with a request is a function of the message and the body."""
+  """A chat server that answers as `State.act` decides."""
 
   protocol_version = "HTTP/1.1"
 
@@ -199,18 +191,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     pass
 
   def do_POST(self):
-    body, state = (
-      json.loads(self.rfile.read(int(self.headers["Content-Length"]))),
-      self.server.state,
-    )
+    state = self.server.state
+    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
     with state.lock:
       state.asked.append((self.path, body))
       number = len(state.asked) - 1
-    found = state.act(body["messages"][-1]["content"], number)
-    if found is None:
+    reply = state.act(body["messages"][-1]["content"], number)
+    if reply is None:
       self.close_connection = True
       return
-    status, headers, data = found
+    status, headers, data = reply
     self.send_response(status)
     for key, value in ({"Content-Length": len(data)} | headers).items():
       self.send_header(key, str(value))
@@ -221,16 +211,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @dataclasses.dataclass
 class State:
-  """What the server is asked, and what it is to do."""
+  """The requests to the server so far, and its answers."""
 
-  act: object = None
-  asked: list = dataclasses.field(default_factory=list)
+  act: object = None  # (message, number of the request) -> (status, headers, body); None: hangs up
+  asked: list = dataclasses.field(default_factory=list)  # (path, body) of each request
   lock: object = dataclasses.field(default_factory=threading.Lock)
 
 
 @pytest.fixture
 def chat():
-  """(state, engine) of a loopback chat server."""
+  """The state of a local chat server, and an engine that asks it."""
   with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
     httpd.state = State()
     threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
@@ -239,7 +229,7 @@ def chat():
     httpd.shutdown()
 
 
-def said(content, end="stop", **message):
+def reply(content, end="stop", **message):
   """A whole answer of the server."""
   message = {"role": "assistant", "content": content} | message
   body = {"choices": [{"index": 0, "message": message, "finish_reason": end}]}
@@ -247,10 +237,12 @@ def said(content, end="stop", **message):
 
 
 def settings(name="critic", votes=2, tokens=99):
+  """A judge's settings."""
   return judge.Settings(name, votes, Sampling(0.7, top_p=0.9), Limits(tokens), seed=3)
 
 
 def judged(engine, solutions, **options):
+  """The judgements of solutions, by number."""
   s = settings(**options)
   return {x.number: x for x in judge.judged(solutions, engine, judge.message, s)}
 
@@ -260,25 +252,27 @@ ERRORS = dict(zip(SOLUTIONS, (0, 2, -1, 1, -1)))
 
 
 def oracle(solutions, errors, name="critic"):
-  """Answers of one who knows the errors, and knows the solution by the whole message."""
+  """Answers of a server that knows the first error of each solution, found by its prompt."""
   known = {judge.TEMPLATES[name].prompt(*each): i for i, each in solutions.items()}
 
   def act(message, number):
     i = known[message]
-    return said(answer(name, errors[i], len(solutions[i][1])))
+    return reply(answer(name, errors[i], len(solutions[i][1])))
 
   return act
 
 
 @pytest.mark.parametrize("name", judge.TEMPLATES)
 def test_a_chat_server_judges(name, chat, capsys):
-  """It is asked for chat completions of one message, each with a seed of its own; all votes of a
-  solution come together; some of the solutions get the seeds that they get among all."""
+  """Each vote is a request of one message with a seed that follows from the solution and the vote.
+
+  The seeds of some solutions alone are those that they have among all, so runs can be resumed.
+  """
   state, engine = chat
   state.act = oracle(SOLUTIONS, ERRORS, name)
-  found = judged(engine, SOLUTIONS, name=name)
-  assert {i: x.verdicts for i, x in found.items()} == {i: (e, e) for i, e in ERRORS.items()}
-  assert {x.tokens for x in found.values()} == {10}
+  judgements = judged(engine, SOLUTIONS, name=name)
+  assert {i: x.verdicts for i, x in judgements.items()} == {i: (e, e) for i, e in ERRORS.items()}
+  assert {x.tokens for x in judgements.values()} == {10}
   assert {path for path, _ in state.asked} == {"/v1/chat/completions"}
   bodies = [body for _, body in state.asked]
   keys = {"model", "messages", "n", "max_tokens", "temperature", "top_p", "seed"}
@@ -292,7 +286,7 @@ def test_a_chat_server_judges(name, chat, capsys):
 
 
 def test_votes_stand_in_the_order_of_their_seeds(chat):
-  """Whichever is answered first, so that a run is its seed's."""
+  """The order in which answers arrive does not change the order of the verdicts."""
   state, engine = chat
   over = threading.Event()
 
@@ -301,13 +295,14 @@ def test_votes_stand_in_the_order_of_their_seeds(chat):
       assert over.wait(60)
     elif number == 2:
       over.set()
-    return said(f"\\boxed{{{state.asked[number][1]['seed'] % 2}}}")
+    return by_seed(message, number)
 
+  by_seed = lambda message, number: reply(f"\\boxed{{{state.asked[number][1]['seed'] % 2}}}")
   state.act = act
-  (found,) = judged(engine, {7: TWO}, votes=3).values()
-  again = dataclasses.replace(engine, concurrency=1)
-  state.act = lambda message, number: said(f"\\boxed{{{state.asked[number][1]['seed'] % 2}}}")
-  assert judged(again, {7: TWO}, votes=3)[7] == found
+  (judgement,) = judged(engine, {7: TWO}, votes=3).values()
+  sequential = dataclasses.replace(engine, concurrency=1)
+  state.act = by_seed
+  assert judged(sequential, {7: TWO}, votes=3)[7] == judgement
 
 
 def test_a_slow_answer_does_not_hold_up_the_others(chat):
@@ -321,10 +316,10 @@ def test_a_slow_answer_does_not_hold_up_the_others(chat):
 
   state.act = act
   engine = dataclasses.replace(engine, concurrency=2)
-  found = judge.judged(SOLUTIONS, engine, judge.message, settings())
-  assert {next(found).number for _ in range(4)} < SOLUTIONS.keys()
+  judgements = judge.judged(SOLUTIONS, engine, judge.message, settings())
+  assert {next(judgements).number for _ in range(4)} < SOLUTIONS.keys()
   over.set()
-  assert len([*found]) == 1
+  assert len([*judgements]) == 1
 
 
 TROUBLES = [(500, {}, b"no"), (500, {}, b"no"), (429, {"Retry-After": 1}, b"busy"), None]
@@ -332,7 +327,7 @@ TROUBLES += [(200, {"Content-Length": 999}, b'{"choices": ['), (503, {}, b"")]
 
 
 def test_trouble_that_passes_is_tried_again(chat):
-  """Errors of the server, too many requests, a connection that is closed, half a body."""
+  """A server error, status 429, a closed connection and half a body are tried again."""
   state, engine = chat
   known, left = oracle(SOLUTIONS, ERRORS), collections.deque(TROUBLES)
 
@@ -342,41 +337,38 @@ def test_trouble_that_passes_is_tried_again(chat):
     return known(message, number)
 
   state.act = act
-  found = judged(engine, SOLUTIONS)
-  assert {i: x.verdicts for i, x in found.items()} == {i: (e, e) for i, e in ERRORS.items()}
+  judgements = judged(engine, SOLUTIONS)
+  assert {i: x.verdicts for i, x in judgements.items()} == {i: (e, e) for i, e in ERRORS.items()}
   assert len(state.asked) == 10 + len(TROUBLES)
 
 
 @pytest.mark.parametrize(
-  "reply",
+  "given",
   [
-    said(None),
-    said(None, end="length", reasoning="I think that \\boxed{1}"),
-    said("\\boxed{1}", end="length"),
-    said("\\boxed{1}", end="content_filter"),
-    said("\\boxed{7}"),
-    said("\\boxed{" * 2**18),
-    said(""),
-    said("I cannot judge this."),
+    reply(None),
+    reply(None, end="length", reasoning="I think that \\boxed{1}"),
+    reply("\\boxed{1}", end="length"),
+    reply("\\boxed{1}", end="content_filter"),
+    reply("\\boxed{7}"),
+    reply("\\boxed{" * 2**18),
   ],
 )
-def test_an_answer_without_a_verdict_is_undecided(reply, chat):
-  """Null content, cut off, filtered, out of range, a megabyte of garbage: nobody's vote."""
+def test_an_answer_without_a_verdict_is_undecided(given, chat):
+  """An answer that is null, cut off, filtered, out of range or garbage is no vote."""
   state, engine = chat
-  state.act = lambda message, number: reply
-  (found,) = judged(engine, {0: TWO}).values()
-  assert found.verdicts == (None, None)
-  assert judge.line({}, *TWO, found, {})["labels"] == [None, None]
+  state.act = lambda message, number: given
+  (judgement,) = judged(engine, {0: TWO}).values()
+  assert judgement.verdicts == (None, None)
+  assert judge.line({}, *TWO, judgement, {})["labels"] == [None, None]
 
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
-def test_what_a_reasoning_parser_took_out_is_read(key, chat):
-  """ThinkPRM judges the steps in its thinking, and only the whole solution after it."""
+def test_the_thoughts_that_a_server_separates_are_read(key, chat):
+  """ThinkPRM's judgements of steps are in its thoughts, which servers return under another key."""
   state, engine = chat
-  thinking = {key: RIGHT + WRONG}
-  state.act = lambda message, number: said(SAYS_NO, **thinking)
-  (found,) = judged(engine, {0: TWO}, name="thinkprm").values()
-  assert found.verdicts == (1, 1)
+  state.act = lambda message, number: reply(SAYS_NO, **{key: RIGHT + WRONG})
+  (judgement,) = judged(engine, {0: TWO}, name="thinkprm").values()
+  assert judgement.verdicts == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -391,8 +383,8 @@ def test_what_a_reasoning_parser_took_out_is_read(key, chat):
     (b'{"choices": [{"message": {"content": ["a"]}}]}', "expected `?str"),
   ],
 )
-def test_what_is_no_chat_completion_is_an_error_of_the_url(data, message, chat):
-  """Short, whatever the server sends."""
+def test_a_body_that_is_no_chat_completion_is_an_error_of_the_url(data, message, chat):
+  """The message has the URL and the reason, and is short whatever the server sends."""
   state, engine = chat
   state.act = lambda *_: (200, {}, data)
   with pytest.raises(ValueError, match=f"^{re.escape(engine.url)}.*{message}") as error:
@@ -401,50 +393,45 @@ def test_what_is_no_chat_completion_is_an_error_of_the_url(data, message, chat):
 
 
 def test_a_refused_request_is_an_error_of_the_url(chat):
-  """With the server's words."""
+  """The message has the URL, the status and the server's body."""
   state, engine = chat
   state.act = lambda *_: (400, {}, b"too long")
   with pytest.raises(ValueError, match=r"v1/chat/completions: status 400: 'too long'"):
     judged(engine, {0: TWO})
 
 
-def test_a_server_that_is_not_there_or_hangs_up_is_an_error_of_the_url(chat):
-  """After all retries."""
+def test_a_server_that_cannot_be_reached_or_hangs_up_is_an_error_of_the_url(chat):
+  """The error comes after all retries."""
   state, engine = chat
   state.act = lambda *_: None
-  away = Server(f"http://{jobs.free_address()}/v1", "m", chat=True)
-  for each in (engine, away):
+  absent = Server(f"http://{jobs.free_address()}/v1", "m", chat=True)
+  for each in (engine, absent):
     with pytest.raises(OSError, match=f"^{each.url}/chat/completions: no answer after 1 retries"):
       judged(dataclasses.replace(each, retries=1), {0: TWO})
 
 
-def test_the_own_sampler_can_be_the_judge():
-  """A model of random weights decides nothing, and takes its tokens."""
+def test_the_sampler_of_the_project_can_be_the_judge():
+  """Random weights give undecided verdicts, and their tokens are counted."""
   engine, make = test_sampler.sampler(), prompts.maker("plain", None)
-  found = [*judge.judged({5: TWO}, engine, make, settings(votes=3, tokens=4))]
-  assert [(x.number, x.verdicts) for x in found] == [(5, (None,) * 3)]
-  assert 3 <= found[0].tokens <= 12
+  (judgement,) = judge.judged({5: TWO}, engine, make, settings(votes=3, tokens=4))
+  assert (judgement.number, judgement.verdicts) == (5, (None,) * 3)
+  assert 3 <= judgement.tokens <= 12
 
 
-def test_a_line_has_the_records_keys_and_the_judges():
-  """Scores of another model are replaced, an answer that is known is kept."""
-  found = judge.Judgement(0, (1, 1, -1, None), 40)
-  record = {
-    "note": 1,
-    "rating_probs": [],
-    "step_std": [0.1, 0.2],
-    "labels": [0],
-    "is_correct": True,
-  }
-  line = judge.line(record, *TWO, found, {"judge": "m", "template": "critic"})
+def test_a_line_has_the_keys_of_the_record_and_of_the_judge():
+  """The judge's labels and scores replace others; a known `is_correct` is kept."""
+  judgement = judge.Judgement(0, (1, 1, -1, None), 40)
+  record = {"note": 1, "rating_probs": [], "step_std": [0.1, 0.2], "labels": [0]}
+  about = {"judge": "m", "template": "critic"}
+  line = judge.line(record | {"is_correct": True}, *TWO, judgement, about)
   assert (line["note"], line["problem"], line["steps"]) == (1, "p", ["a", "b"])
   assert line["labels"] == [1, -1] and line["verdicts"] == [1, 1, -1, None]
   assert [each["1"] for each in line["rating_probs"]] == pytest.approx([1, 1 / 3])
   assert line["prm_score"] == pytest.approx(1 / 3) and "step_std" not in line
   assert line["is_correct"] is True
-  about = {"method": "judge", "judge": "m", "template": "critic", "agreement": 2 / 3}
-  assert line["provenance"] == about | {"tokens": 40, "cut_off": 0, "outcome": "answer"}
-  own = judge.line({}, *TWO, found, {})
+  counts = {"agreement": 2 / 3, "tokens": 40, "cut_off": 0}
+  assert line["provenance"] == {"method": "judge"} | about | counts | {"outcome": "answer"}
+  own = judge.line({}, *TWO, judgement, {})
   assert own["is_correct"] is False and own["provenance"]["outcome"] == "labeller"
   undecided = judge.line({}, *TWO, judge.Judgement(0, (None,), 1), {})
   assert undecided["is_correct"] is None and undecided["provenance"]["agreement"] is None
@@ -456,7 +443,7 @@ def test_a_line_has_the_records_keys_and_the_judges():
 
 @pytest.fixture(scope="module")
 def candidates():
-  """Candidates of arithmetic problems with their first errors, by number."""
+  """Candidates of arithmetic problems, each with its first error."""
   rng, out = np.random.default_rng(0), []
   for problem in arithmetic.distinct_problems(0, 8):
     for solution in (arithmetic.solve(problem, rng) for _ in range(5)):
@@ -469,12 +456,17 @@ def candidates():
 
 
 def judged_lines(chat, records, errors):
-  """The lines that a judge writes who knows the errors."""
+  """The lines of a judge that knows the errors."""
   state, engine = chat
-  solutions = {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
+  solutions = numbered(records)
   state.act = oracle(solutions, errors)
-  found = judged(engine, solutions)
-  return [judge.line(records[i], *solutions[i], found[i], {"judge": "m"}) for i in solutions]
+  judgements = judged(engine, solutions)
+  return [judge.line(records[i], *solutions[i], judgements[i], {"judge": "m"}) for i in solutions]
+
+
+def numbered(records):
+  """The problem and steps of each record, by number."""
+  return {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
 
 
 def write(path, lines):
@@ -482,7 +474,10 @@ def write(path, lines):
 
 
 def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
-  """evaluate.py takes the vote, and nothing of one who is silent; there is no threshold."""
+  """evaluate.py scores the most frequent verdict; an undecided solution counts as wrong.
+
+  A threshold has no effect on verdicts, and choosing one from them is refused.
+  """
   records = [
     {"id": f"{'gsm8k' if i % 2 else 'math'}-{i}", "problem": x["problem"], "steps": x["steps"]}
     | {"label": first, "final_answer_correct": x["is_correct"], "generator": "solver"}
@@ -501,11 +496,11 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   done = call_script("evaluate.py", *flags)
   assert done.returncode == 0, done.stderr
   assert f"{len(lines[1::2])} of {len(lines)} solutions undecided" in done.stdout
-  found = json.loads(out.read_text())["subsets"]
-  of = lambda name: tuple(found[name][f"{kind}_accuracy"] for kind in ("error", "correct"))
-  assert of("math") == (1, 1) and found["math"]["f1"] == 1
-  assert of("gsm8k") == (0, 0)
-  entries = json.loads(out.read_text())["solutions"]
+  result = json.loads(out.read_text())
+  for name, expected in (("math", 1), ("gsm8k", 0)):
+    subset = result["subsets"][name]
+    assert subset["error_accuracy"] == subset["correct_accuracy"] == subset["f1"] == expected
+  entries = result["solutions"]
   again = process_bench.evaluate(read_stored(entries, "result"), 0.9)
   assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
   again, *_ = step_benchmarks.judge("process_bench", scored=path)
@@ -516,11 +511,10 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
 
 
 def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
-  """Reranking reads its lines: the best of all is a solution without an error, where there is."""
+  """Reranking by the judge's scores takes a solution without an error where there is one."""
   records, errors = zip(*candidates)
-  lines = judged_lines(chat, records, errors)
   path = tmp_path / "judged.jsonl"
-  write(path, lines)
+  write(path, judged_lines(chat, records, errors))
   report, _ = ranked(read_scored_samples([path]), methods=["prm_product"])
   by_problem = collections.defaultdict(list)
   for record, first in candidates:
@@ -533,15 +527,13 @@ def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
   assert report["curves"]["prm_product"]["accuracy"][-1] == pytest.approx(np.mean(means), abs=1e-6)
 
 
-def test_a_model_trains_on_the_judges_labels(candidates, chat, tmp_path):
-  """prepare_data.py --dataset=stepwise reads its lines with every label."""
+def test_the_labels_of_a_judge_can_be_prepared(candidates, chat, tmp_path):
+  """prepare_data.py --dataset=stepwise keeps every line of a judge and every label."""
   records, errors = zip(*candidates)
-  lines = judged_lines(chat, records, errors)
-  write(tmp_path / "judged.jsonl", lines)
-  source = tmp_path / "judged.jsonl"
-  manifest = prepare.prepare_stepwise(
-    tmp_path / "data", prepare.Stepwise(test_share=0.0), source=source
-  )
+  path = tmp_path / "judged.jsonl"
+  write(path, judged_lines(chat, records, errors))
+  options = prepare.Stepwise(test_share=0.0)
+  manifest = prepare.prepare_stepwise(tmp_path / "data", options, source=path)
   counts = manifest["splits"]["train"]
   wrong = sum(first >= 0 for first in errors)
   right = sum(len(x["steps"]) if first < 0 else first for x, first in candidates)
@@ -549,16 +541,20 @@ def test_a_model_trains_on_the_judges_labels(candidates, chat, tmp_path):
   assert counts["labels"] == {"1": right, "0": 0, "-1": wrong}
 
 
-def test_annotate_py_asks_a_judge_and_goes_on_after_a_failure(candidates, chat, tmp_path):
-  """Its lines are those of `judge.line`; solutions that are in the journal are not asked again."""
-  records, errors = zip(*candidates)
-  state, engine = chat
-  solutions = {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
-  path, out = tmp_path / "samples.jsonl", tmp_path / "judged.jsonl"
+def annotation(engine, records, folder):
+  """The flags with which annotate.py asks a judge about these records, and its output."""
+  path, out = folder / "samples.jsonl", folder / "judged.jsonl"
   write(path, records)
   flags = ("--method=judge", f"--url={engine.url}", "--served_model=m", "--votes=2")
-  flags += (f"--input={path}", f"--output={out}", "--concurrency=4")
-  good, seen = oracle(solutions, errors), itertools.count()
+  return (*flags, f"--input={path}", f"--output={out}", "--concurrency=4"), out
+
+
+def test_annotate_py_asks_a_judge_and_can_be_resumed(candidates, chat, tmp_path):
+  """After a failure, annotate.py does not ask again about solutions that are in its journal."""
+  records, errors = zip(*candidates)
+  state, engine = chat
+  flags, out = annotation(engine, records, tmp_path)
+  good, seen = oracle(numbered(records), errors), itertools.count()
   state.act = lambda *asked: good(*asked) if next(seen) < 20 else (400, {}, b"no")
   done = call_script("annotate.py", *flags)
   assert done.returncode == 1 and "status 400" in done.stderr and not out.exists()
@@ -579,18 +575,14 @@ def test_campaign_of_kills(candidates, chat, tmp_path):
   state, engine = chat
   records = [record | {"number": i} for i in range(50) for record, _ in candidates]
   errors = [first for _ in range(50) for _, first in candidates]
-  solutions = {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
-  good = oracle(solutions, errors)
+  good = oracle(numbered(records), errors)
 
   def act(*asked):
     time.sleep(0.05)  # so that kills come while it works
     return good(*asked)
 
   state.act = act
-  path, out = tmp_path / "samples.jsonl", tmp_path / "judged.jsonl"
-  write(path, records)
-  flags = ("--method=judge", f"--url={engine.url}", "--served_model=m", "--votes=2")
-  flags += (f"--input={path}", f"--output={out}", "--concurrency=4")
+  flags, out = annotation(engine, records, tmp_path)
   journal = journal_lib.path(out, 0)
   sizes = jobs.kill_again(30, lambda: jobs.start("annotate.py", *flags), journal, out)
   assert sizes[0] and len({*sizes}) > 15  # most of them came while it worked

@@ -1,5 +1,6 @@
-"""Requests for labels go out without what is known, and answers come back checked."""
+"""Requests for labels show no known labels, and answers are checked before they are used."""
 
+import collections
 import json
 
 import pytest
@@ -11,32 +12,34 @@ from prm_jax.supervision import label_requests as lib
 
 
 def items(count: int) -> list[lib.Item]:
-  return [
-    lib.Item(f"p{i}", ["a", "b", "c"], is_correct=True, about={"rule": "x"}) for i in range(count)
-  ]
+  """Solutions of four steps to label."""
+  steps, about = ["a", "b", "c", "d"], {"rule": "x"}
+  return [lib.Item(f"p{i}", steps, is_correct=True, about=about) for i in range(count)]
 
 
 KNOWN = [lib.Item(f"k{i}", ["a", "b"], labels=[1, -1] if i % 2 else [1, 1]) for i in range(4)]
 
 
-def answers(asked, who: str, of) -> list[tuple[str, lib.Answer]]:
-  """One labeller's answers to every request; `of(request, key)` gives the labels."""
+def answers(asked, who: str, labels) -> list[tuple[str, lib.Answer]]:
+  """One labeller's answers to every request; `labels(request, key)` gives the labels."""
   return [
-    (f"answers.jsonl:{i}", lib.Answer(request.request, who, of(request, key)))
+    (f"answers.jsonl:{i}", lib.Answer(request.request, who, labels(request, key)))
     for i, (request, key) in enumerate(asked, 1)
   ]
 
 
 def careful(request, key) -> list[int]:
+  """The right labels."""
   return key.labels or [1, 0, -1]
 
 
 def careless(request, key) -> list[int]:
+  """The first step as wrong, whatever it is."""
   return [-1]
 
 
 def test_requests_show_only_problem_and_steps():
-  """A labeller cannot tell quality control, what was chosen and why, or the answer's worth."""
+  """A request does not show whether it is quality control, why it was chosen or its outcome."""
   asked = lib.requests(items(20), KNOWN, shared=0.25, seed=3)
   assert len({request.request for request, _ in asked}) == 24
   for request, key in asked:
@@ -44,18 +47,14 @@ def test_requests_show_only_problem_and_steps():
     assert set(shown) == {"request", "problem", "steps"}
     assert key.kind not in request.request
   kinds = [key.kind for _, key in asked]
-  assert (kinds.count("shared"), kinds.count("single"), kinds.count("quality_control")) == (
-    5,
-    15,
-    4,
-  )
+  assert collections.Counter(kinds) == {"shared": 5, "single": 15, "quality_control": 4}
   assert kinds != sorted(kinds)  # in random order
   assert asked == lib.requests(items(20), KNOWN, shared=0.25, seed=3)
 
 
 @pytest.mark.parametrize("labels", [None, [1, None], [1, None, -1], [1], [1, 1, 1, 1]])
 def test_quality_control_is_known_up_to_its_first_wrong_step(labels):
-  """An item that is not wholly labelled would fail labellers who are right."""
+  """An item for quality control needs a label of each step up to its first wrong one."""
   item = lib.Item("k", ["a", "b", "c"], labels=labels)
   with pytest.raises(ValueError, match="of 3 steps; expected one of each"):
     lib.requests(items(1), [item])
@@ -64,20 +63,20 @@ def test_quality_control_is_known_up_to_its_first_wrong_step(labels):
 
 
 def test_answers_to_another_round_are_refused():
-  """The next round's requests of the same seed have other names."""
+  """Requests of another round have other names, though the seed is the same."""
   asked = lib.requests(items(2), seed=0)
   later = lib.requests([lib.Item("other", ["a"])], seed=0)
   with pytest.raises(BadLine, match="was not made"):
     lib.collect(later, answers(asked, "ann", careful))
 
 
-def test_labels_come_back_without_careless_labellers():
-  """Who fails quality control is left out, whatever else he says."""
+def test_labels_are_those_of_labellers_who_pass_quality_control():
+  """A labeller who fails quality control is left out; steps after the first error have no label."""
   asked = lib.requests(items(10), KNOWN, seed=0)
   given = answers(asked, "bea", careful) + answers(asked, "carl", careless)
   lines, report = lib.collect(asked, given)
   assert len(lines) == report["labelled"] == 10
-  assert all(line["labels"] == [1, 0, -1] and line["is_correct"] for line in lines)
+  assert all(line["labels"] == [1, 0, -1, None] and line["is_correct"] for line in lines)
   assert {line["provenance"]["labeller"] for line in lines} == {"bea"}
   assert lines[0]["provenance"] | {"request": ""} == {
     "method": "people",
@@ -89,38 +88,31 @@ def test_labels_come_back_without_careless_labellers():
   assert report["labellers"]["carl"]["quality_control"] == 0.0
 
 
-def test_labels_end_at_the_first_error():
-  """Steps without a label are null, as in the form that prepare_data.py reads."""
-  asked = lib.requests(items(1), seed=0)
-  lines, _ = lib.collect(asked, answers(asked, "bea", lambda *_: [1, -1]))
-  assert lines[0]["labels"] == [1, -1, None]
-
-
 def test_agreement_is_on_steps_that_both_labelled():
-  """Two labellers, 3 of 4 common steps alike; kappa by hand: (3/4 - 1/2) / (1 - 1/2)."""
+  """Shares and Cohen's kappa count the common steps of two labellers, 3 of 4 alike, as by hand."""
   asked = lib.requests(items(2), seed=0)
   first = dict(zip((request.request for request, _ in asked), ([1, -1], [1, -1])))
-  second = dict(zip(first, ([1, -1], [0, 1, 1])))
+  second = dict(zip(first, ([1, -1], [0, 1, 1, 1])))
   given = answers(asked, "a", lambda r, _: first[r.request])
   given += answers(asked, "b", lambda r, _: second[r.request])
-  found = lib.collect(asked, given)[1]["agreement"]
-  assert found["steps"] == 4 and found["share"] == 0.75 and found["share_of_ratings"] == 0.5
-  assert found["kappa"] == pytest.approx((3 / 4 - 1 / 2) / (1 - 1 / 2))
+  agreement = lib.collect(asked, given)[1]["agreement"]
+  assert (agreement["steps"], agreement["share"], agreement["share_of_ratings"]) == (4, 0.75, 0.5)
+  assert agreement["kappa"] == pytest.approx((3 / 4 - 1 / 2) / (1 - 1 / 2))
 
 
 @pytest.mark.parametrize(
   "answer, message",
   [
     ({"request": "nobody", "labels": [1]}, "was not made"),
-    ({"labels": [1]}, "1 labels of 3 steps"),
-    ({"labels": [1, 1, 1, 1]}, "4 labels of 3 steps"),
+    ({"labels": [1]}, "1 labels of 4 steps"),
+    ({"labels": [1] * 5}, "5 labels of 4 steps"),
     ({"labels": [-1, 1, 1]}, "go on after the first -1"),
     ({"labels": [2]}, "labels"),
     ({"labels": []}, "labels"),
   ],
 )
 def test_wrong_answers_name_file_line_and_value(answer, message, tmp_path):
-  """An answer that cannot be used is an error, not a label."""
+  """An answer to no request, or with labels that do not fit its steps, is an error."""
   asked = lib.requests(items(1), seed=0)
   path = tmp_path / "answers.jsonl"
   line = {"request": asked[0][0].request, "labeller": "bea"} | answer
@@ -131,13 +123,17 @@ def test_wrong_answers_name_file_line_and_value(answer, message, tmp_path):
 
 
 def test_a_second_answer_is_an_error():
+  """A labeller may answer each request once."""
   asked = lib.requests(items(1), seed=0)
   with pytest.raises(BadLine, match=r"answered request .* before"):
     lib.collect(asked, answers(asked, "a", careful) * 2)
 
 
-def test_the_loop_with_people_in_it(tmp_path):
-  """Scored file to requests, answers to labels: the script's two halves, and a dataset of them."""
+def test_label_requests_py_makes_requests_and_turns_answers_into_a_dataset(tmp_path):
+  """A scored file gives requests, and their answers give labels that prepare_data.py reads.
+
+  A later round with --labelled asks for no solution that has labels.
+  """
   scored = tmp_path / "scored.jsonl"
   rows = [
     {
@@ -178,11 +174,11 @@ def test_the_loop_with_people_in_it(tmp_path):
   again = tmp_path / "again.jsonl"
   text = script(*flags[:1], *flags[2:], "--labelled", labels, f"--output={again}")
   assert "9 solutions to label" in text
-  of = lambda path: {
+  solutions = lambda path: {
     (request.problem, tuple(request.steps))
     for request, key in lib.read(path)
     if key.kind != "quality_control"
   }
-  assert not of(again) & of(requests)
+  assert not solutions(again) & solutions(requests)
   manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=labels)
   assert manifest["labels"] == "ratings"

@@ -1,4 +1,4 @@
-"""scripts/launch_tpu.sh, the image and docs/tpu.md.  No cloud is needed or asked."""
+"""scripts/launch_tpu.sh and the Dockerfile.  Stand-in programs take the place of the cloud's."""
 
 import os
 import re
@@ -18,13 +18,13 @@ COPY = "gs://my-bucket/data/prm800k=data/prm800k"
 RUN = (*PLACE, *ARGUMENTS, "--topology=v5p:2x4x4", f"--copy={COPY}", "--commit=HEAD")
 OVERRIDES = ("--config.data.separator=a 'b' $(c)", "--config.train.steps=7")
 # Records its calls; `list` prints the file "names", `describe` the next line of "states", and `cat`
-# that of "told", and fails where it is empty.
+# the next line of "codes", or fails where it is empty.
 GCLOUD = """#!/bin/bash
 echo "$@" >> "$FAKE/calls"
 case " $* " in
   *" list "*) cat "$FAKE/names" ;;
   *" describe "*) head -n 1 "$FAKE/states"; sed -i 1d "$FAKE/states" ;;
-  *" cat "*) grep -m 1 . <(head -n 1 "$FAKE/told"); code=$?; sed -i 1d "$FAKE/told"; exit $code ;;
+  *" cat "*) grep -m 1 . <(head -n 1 "$FAKE/codes"); code=$?; sed -i 1d "$FAKE/codes"; exit $code ;;
   *" create "*) ! grep -q refuse "$FAKE/names" ;;
 esac
 """
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a launch i
 
 
 def bash(script, *flags, programs=None, **environment):
-  """Runs a script; `programs` is a folder of stand-ins."""
+  """Returns the finished run of a script; programs in the folder `programs` come first."""
   if programs:
     environment |= {"PATH": f"{programs}:{os.environ['PATH']}", "FAKE": str(programs)}
   command, env = ["bash", str(script), *flags], os.environ | environment
@@ -49,7 +49,7 @@ def write(folder, **files):
 
 
 def dry_run(*flags):
-  """The printed commands, each as its words, and the startup script of the workers."""
+  """Returns the printed commands, each as its words, and the startup script of the workers."""
   done = bash(SCRIPT, *flags, "--dry_run", "--", *OVERRIDES)
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()
@@ -66,22 +66,22 @@ def dry_run(*flags):
   ],
 )
 def test_a_dry_run_prints_every_command(topology, accelerator, runtime):
-  """The commit goes to the bucket; the slice is asked for, watched and given back."""
-  archive, copy, create, told, state, delete = dry_run(*RUN, f"--topology={topology}", "--spot")[0]
+  """A dry run prints the commands that upload the commit and create, watch and delete a slice."""
+  archive, copy, create, code, state, delete = dry_run(*RUN, f"--topology={topology}", "--spot")[0]
   head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
   assert archive[:2] == ["git", "archive"] and archive[-1] == head.stdout.strip()
   assert copy[-1].startswith("gs://my-bucket/runs/qwen 7b/launch/qwen-7b-")
   queue = ["gcloud", "compute", "tpus", "queued-resources"]
   chosen = {f"--accelerator-type={accelerator}", f"--runtime-version={runtime}", "--spot"}
   assert create[:6] == [*queue, "create", "qwen-7b"] and {*PLACE[:2], *chosen} <= {*create}
-  assert told[:3] == ["gcloud", "storage", "cat"] and state[:6] == [*queue, "describe", "qwen-7b"]
+  assert code[:3] == ["gcloud", "storage", "cat"] and state[:6] == [*queue, "describe", "qwen-7b"]
   assert delete[:6] == [*queue, "delete", "qwen-7b"]
   assert {*PLACE[:2], "--force", "--quiet"} <= {*delete}  # nobody is there to answer
   assert dry_run(*PLACE, "--delete")[0] == [delete]
 
 
 def test_values_reach_the_workers_as_they_were_given(tmp_path):
-  """Spaces, quotes and `$(...)` in overrides and paths are text on the workers too."""
+  """Workers get spaces, quotes and `$(...)` in overrides and paths as plain text."""
   job = dry_run(*RUN)[1]
   shown = job[: job.index("# Runs as root")] + 'printf "%s\\n" "${arguments[@]}" "${copies[@]}"'
   write(tmp_path, job=shown)
@@ -101,14 +101,14 @@ def test_values_reach_the_workers_as_they_were_given(tmp_path):
   ],
 )
 def test_bad_input_is_refused(tmp_path, flag, message):
-  """What would lose the results, or fail once the slice is paid for, is refused at once."""
+  """Arguments that would lose results, or fail on a running slice, are refused before it starts."""
   done = bash(SCRIPT, *RUN, flag, "--dry_run")
   assert done.returncode == 2 and done.stdout == ""
   assert done.stderr.startswith("launch_tpu.sh: ") and message in done.stderr
 
 
 def test_uncommitted_changes_are_not_launched(tmp_path):
-  """They would be missing on the slice: a launch is refused, and a dry run says so."""
+  """A launch with uncommitted changes is refused; a dry run prints the same warning."""
   git = '#!/bin/bash\n[ "$1" = status ] && echo "?? new" || exec /usr/bin/git "$@"'
   write(tmp_path, git=git, gcloud="#!/bin/bash\nexit 1")
   done = bash(SCRIPT, *RUN, "--commit=", programs=tmp_path)
@@ -119,7 +119,7 @@ def test_uncommitted_changes_are_not_launched(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("there", "told", "states", "code", "calls"),
+  ("names", "codes", "states", "code", "calls"),
   [
     ("", "0\n", "", 0, "create delete"),
     ("", "\n1\n", "ACTIVE\n", 1, "create delete"),
@@ -127,25 +127,25 @@ def test_uncommitted_changes_are_not_launched(tmp_path):
     ("", "\n", "FAILED\n", 2, "create delete"),
     ("a/qwen-7b", "0\n", "", 2, ""),  # another run's slice is left alone
     ("a/other-qwen-7b", "75\n", "", 75, "create delete"),
-    ("refuse", "", "", 2, "create delete"),  # what may be there of it is deleted
+    ("refuse", "", "", 2, "create delete"),  # a slice that was created in part is deleted
   ],
 )
-def test_no_slice_is_left_behind(tmp_path, there, told, states, code, calls):
-  """Whatever ends the watch, the slice is given back; after a preemption it is asked for again."""
-  write(tmp_path, gcloud=GCLOUD, sleep=TRUE, names=there, told=told, states=states)
+def test_no_slice_is_left_behind(tmp_path, names, codes, states, code, calls):
+  """The slice is deleted however the run ends; after a preemption it is created again."""
+  write(tmp_path, gcloud=GCLOUD, sleep=TRUE, names=names, codes=codes, states=states)
   done = bash(SCRIPT, *RUN, programs=tmp_path)
   assert done.returncode == code, done.stderr
-  made = re.findall(r"queued-resources (create|delete) ", (tmp_path / "calls").read_text())
-  assert " ".join(made) == calls
+  requests = re.findall(r"queued-resources (create|delete) ", (tmp_path / "calls").read_text())
+  assert " ".join(requests) == calls
 
 
 @pytest.mark.parametrize(
-  ("codes", "told"), [([0], "0"), ([75, 134, 1], "1"), ([75] * 20, "75"), ([], "75")]
+  ("codes", "last"), [([0], "0"), ([75, 134, 1], "1"), ([75] * 20, "75"), ([], "75")]
 )
-def test_workers_restart_and_tell_the_end(tmp_path, codes, told):
+def test_workers_restart_and_report_the_exit_code(tmp_path, codes, last):
   """The job trains again after a preemption, at most 20 times, and not after an error.
 
-  Without a code the installation fails each time.
+  Where `codes` is empty, the installation fails each time.
   """
   job = dry_run(*RUN)[1].replace("/opt", str(tmp_path)).replace("/var/log", str(tmp_path))
   write(tmp_path, job=job, codes="".join(f"{code}\n" for code in codes), sleep=TRUE, python3=TRUE)
@@ -156,12 +156,12 @@ def test_workers_restart_and_tell_the_end(tmp_path, codes, told):
   next_code = "code=$(head -n 1 $FAKE/codes); sed -i 1d $FAKE/codes; exit $code"
   write(python, python=f"#!/bin/bash\n{next_code}")
   assert bash(tmp_path / "job", "service", programs=tmp_path).returncode == 0
-  assert (tmp_path / "exit").read_text() == f"{told}\n"
+  assert (tmp_path / "exit").read_text() == f"{last}\n"
   assert (tmp_path / "codes").read_text() == ""
 
 
-def test_exit_codes_are_the_documented_ones():
-  """Workers restart on the codes that docs/checkpoints.md says to restart on, and on no other."""
+def test_workers_restart_on_the_documented_exit_codes():
+  """Workers restart on exactly the codes that docs/checkpoints.md says to restart on."""
   text = (ROOT / "docs" / "checkpoints.md").read_text()
   codes = dict(re.findall(r"^\| (\d+) \| .* \| (.*) \|$", text, re.MULTILINE))
   again = [code for code, answer in codes.items() if answer == "yes"]
@@ -170,16 +170,16 @@ def test_exit_codes_are_the_documented_ones():
   assert {*map(int, again)} == signals | {exits.AGAIN}
 
 
-def test_the_image():
-  """What the Dockerfile copies is in the repository and not ignored; its extras are setup.py's."""
+def test_the_image_has_every_part_of_the_package():
+  """The Dockerfile copies files that exist and are not ignored, and installs extras of setup.py."""
   lines = (ROOT / "Dockerfile").read_text().splitlines()
   copied = [w for line in lines if line.startswith("COPY ") for w in line.split()[1:-1]]
   assert {"setup.py", "README.md", "prm_jax", "scripts", "configs"} <= {*copied}
   ignore = (ROOT / ".dockerignore").read_text().splitlines()
   assert all((ROOT / name).exists() and f"!{name}" in ignore for name in copied)
   text = (ROOT / "Dockerfile").read_text()
-  assert text.index("COPY scripts") < text.index("pip install"), "they are parts of the package"
+  assert text.index("COPY scripts") < text.index("pip install"), "the package contains them"
   extras = re.findall(r'^    "(\w+)": \[?', (ROOT / "setup.py").read_text(), re.MULTILINE)
   for path in (ROOT / "Dockerfile", SCRIPT):
-    (asked,) = re.findall(r"'\.\[([\w,]+)\]'", path.read_text())
-    assert {*asked.split(",")} <= {*extras}
+    (installed,) = re.findall(r"'\.\[([\w,]+)\]'", path.read_text())
+    assert {*installed.split(",")} <= {*extras}

@@ -1,4 +1,4 @@
-"""scripts/mathematics.sh: its problems are held apart, and its stages follow each other."""
+"""scripts/mathematics.sh: reported problems are held out, and all stages run."""
 
 import functools
 import json
@@ -9,14 +9,14 @@ import tarfile
 
 import pytest
 import tiny
-from conftest import ENVIRONMENT, ROOT, completion, make_row, run_script, start_script, step
+from conftest import ENVIRONMENT, ROOT, call_script, completion, make_row, start_script, step
 
 LEVELS = {1: 5, 2: 8, 3: 4, 4: 3}
 
 
 @pytest.fixture
 def source(tmp_path):
-  """A part of PRM800K: 20 test problems, and records of other problems and of one of these."""
+  """Returns a folder of PRM800K with 20 test problems, and records of some and of others."""
   folder = tmp_path / "prm800k"
   (folder / "math_splits").mkdir(parents=True)
   problems = [
@@ -46,7 +46,8 @@ def source(tmp_path):
   return folder
 
 
-def split(source, out, *flags, run=run_script):
+def split(source, out, *flags, run=call_script):
+  """Returns the reported problems, the own problems and the manifest of split_problems.py."""
   done = run("split_problems.py", f"--source={source}", f"--output={out}", *flags)
   assert done.returncode == 0, done.stderr
   read = lambda name: [json.loads(x) for x in (out / f"{name}.jsonl").read_text().splitlines()]
@@ -54,7 +55,7 @@ def split(source, out, *flags, run=run_script):
 
 
 def test_reported_problems_are_in_no_other_file(source, tmp_path):
-  """Half of each level is reported on; the rest, and training problems with answers, are not."""
+  """Half of each level is reported; the rest and solved training problems are for training."""
   reported, own, about = split(source, tmp_path / "out")
   names = lambda lines: {" ".join(x["problem"].split()) for x in lines}
   assert not names(reported) & names(own) and about["in_both"] == 0
@@ -69,8 +70,8 @@ def test_reported_problems_are_in_no_other_file(source, tmp_path):
   assert split(source, tmp_path / "other", "--seed=1")[0] != reported
 
 
-def test_fewer_problems_have_the_levels_in_proportion(source, tmp_path):
-  """The first of the half, by level as evenly as can be; levels may be chosen."""
+def test_a_smaller_split_keeps_the_proportions_of_levels(source, tmp_path):
+  """Fewer problems are drawn from the chosen levels in proportion to the levels' sizes."""
   flags = ("--reported=5", "--own=2", "--training=1", "--levels", "1", "2")
   reported, own, about = split(source, tmp_path / "out", *flags)
   assert len(reported) == 5 and about["reported"]["by_level"] == {"1": 2, "2": 3}
@@ -79,7 +80,7 @@ def test_fewer_problems_have_the_levels_in_proportion(source, tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, tmp_path):
-  """Every stage at the scale "smoke", from the problems to the page; run again, nothing changes."""
+  """Every stage runs at the scale "smoke"; a second run makes no file again."""
   tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
   out = tmp_path / "out"
   command = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke"]

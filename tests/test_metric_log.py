@@ -1,8 +1,9 @@
-"""metrics.jsonl: every record once, the time of a run by its parts, warnings, profiles."""
+"""The metrics of a run: its time by parts, progress, warnings, profiles."""
 
 import contextlib
 import json
 import os
+import re
 import signal
 import time
 
@@ -24,18 +25,19 @@ def experiment(arithmetic_data):
 
 
 def records(workdir, split):
+  """The lines of metrics.jsonl of a split, with their times."""
   lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
   return [line for line in lines if line["split"] == split]
 
 
-def test_goodput_is_of_the_whole_run(experiment, tmp_path, monkeypatch):
-  """After a stop and a kill, the last record counts the time of all processes of the run.
+def test_goodput_covers_all_processes_of_a_run(experiment, tmp_path, monkeypatch):
+  """After a stop and a kill, the last goodput record counts the time of all the run's processes.
 
-  Its parts add up to the total.  In "away" nothing ran, or work was done that the kill undid.
+  Its parts add up to the total.  "away" is time without a process, or of work that a kill undid.
   """
   write, began = loop.Log.write, time.time()
 
-  def told(self, step, split, values):
+  def stopping(self, step, split, values):
     write(self, step, split, values)
     if (step, split) == (4, "train"):
       os.kill(os.getpid(), signal.SIGTERM)
@@ -45,7 +47,7 @@ def test_goodput_is_of_the_whole_run(experiment, tmp_path, monkeypatch):
     if (step, split) == (8, "train"):  # the last checkpoint is of step 6
       raise RuntimeError("killed")
 
-  monkeypatch.setattr(loop.Log, "write", told)
+  monkeypatch.setattr(loop.Log, "write", stopping)
   with pytest.raises(preemption.Preempted):
     loop.run(experiment, tmp_path)
   stopped = records(tmp_path, "goodput")[-1]
@@ -74,14 +76,14 @@ def test_goodput_is_of_the_whole_run(experiment, tmp_path, monkeypatch):
   assert steps == [3, stopped["step"], 6, 8]
 
 
-def test_every_host_says_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
-  """Rows that come slower than updates: one warning, also of a host that writes no log.
+def test_every_host_warns_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
+  """A host whose data is slower than its updates warns once, also if it writes no log.
 
-  There is none where an update is so short that any host is slow beside it.
+  Very short updates give no warning.
   """
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  c, said = config_lib.Experiment(train=config_lib.Train(steps=4)), []
+  c, logs = config_lib.Experiment(train=config_lib.Train(steps=4)), []
   with contextlib.ExitStack() as stack:
     log = metric_log.Log(workdir_lock.WorkdirLock(tmp_path), c, 0, stack)
     timer = metric_log.Goodput()
@@ -94,38 +96,41 @@ def test_every_host_says_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
           time.sleep(0.05)
         updates.close_record(step)
       updates.write()
-      said.append(capsys.readouterr().err)
-  assert not said[0] and said[1].startswith("host 1 of 2: data is the bottleneck: ")
-  assert said[1].count("bottleneck") == 1
+      logs.append(capsys.readouterr().err)
+  assert not logs[0] and logs[1].startswith("host 1 of 2: data is the bottleneck: ")
+  assert logs[1].count("bottleneck") == 1
   assert not list(tmp_path.iterdir())
 
 
-def test_a_trace_is_written_on_request(experiment, tmp_path):
-  """train.profile_at: three updates in the profiler's format."""
-  loop.run(tiny.change(experiment, "train", profile_at=3), tmp_path / "with")
-  assert list((tmp_path / "with" / "profile").rglob("*.xplane.pb"))
+def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, capsys):
+  """A run prints its separator, losses and time left; train.profile_at writes a profiler trace."""
+  loop.run(tiny.change(experiment, "train", profile_at=3), tmp_path / "run")
+  log = capsys.readouterr().err
+  assert "steps end with the separator '\\n', tokens [3]" in log
+  assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", log)
+  assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 
 @pytest.mark.parametrize(
   ("steps", "step", "expected"),
   [
-    (10, 3, 7 + 3 * 100 + 2 * 1000),  # evaluations of steps 4, 8 and 10; saves of 5 and 10
-    (10, 10, 100 + 1000),  # what is due with the last update
-    (12, 8, 4 + 2 * 100 + 2 * 1000),  # of 8 and 12; of 10 and 12
+    (10, 3, 7 + 3 * 100 + 2 * 1000),  # evaluations at steps 4, 8 and 10; saves at 5 and 10
+    (10, 10, 100 + 1000),  # evaluation and save at the last step
+    (12, 8, 4 + 2 * 100 + 2 * 1000),  # evaluations at 8 and 12; saves at 10 and 12
   ],
 )
 def test_the_time_left_counts_evaluations_and_saves(steps, step, expected):
-  """All that are due until the end, the last of each at the last step."""
+  """The estimated time left includes every evaluation and save that is still due."""
   c = config_lib.Train(steps=steps, eval_every=4, save_every=5)
   timer = metric_log.Goodput()
-  assert metric_log.seconds_left(c, step, 1.0, timer) == steps - step  # none was made so far
+  assert metric_log.seconds_left(c, step, 1.0, timer) == steps - step  # no durations known yet
   timer.last.update(evaluation=100, checkpoint=1000)
   assert metric_log.seconds_left(c, step, 1.0, timer) == expected
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_shows_the_time_left_that_is_known(monkeypatch, terminal):
-  """On a terminal and in a log: done, total, rate, tokens and the estimate in place of tqdm's."""
+def test_a_progress_bar_shows_a_given_time_left(monkeypatch, terminal):
+  """A progress bar shows the given estimate of the time left, on a terminal and in a log."""
   monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
   with progress.Progress(total=20, initial=10, unit="steps", desc="training") as bar:
     bar.set_postfix_str("tokens/s 7", refresh=False)
@@ -134,8 +139,8 @@ def test_a_bar_shows_the_time_left_that_is_known(monkeypatch, terminal):
   assert all(text in shown for text in ("training", "10/20", "tokens/s 7", "at most 10:00"))
 
 
-def test_a_part_of_the_time_counts_once():
-  """The compilation within an evaluation is compilation, and no evaluation."""
+def test_nested_parts_of_the_time_count_once():
+  """Compilation within an evaluation counts as compilation only."""
   timer = metric_log.Goodput()
   with timer.spent_on("evaluation"), timer.spent_on("compilation"):
     time.sleep(0.05)

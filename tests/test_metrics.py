@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from prm_jax import step_metrics
 
 
-def test_by_hand():
-  """Each figure of a small table is what counting says."""
+def test_each_metric_equals_counting_by_hand():
+  """Each metric of four steps equals its value by hand."""
   probs = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.4, 0.5, 0.1], [0.5, 0.1, 0.4]])
   metrics = step_metrics.step_metrics(probs, [-1, 1, -1, 1])
   assert metrics["count"] == 4
@@ -28,7 +28,7 @@ def test_by_hand():
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.booleans()), max_size=12))
 def test_auroc_counts_pairs(pairs):
-  """The rank formula is the share of (right, wrong) pairs in order, ties counting half."""
+  """AUROC is the share of (right, wrong) pairs in order, ties counting half."""
   right = [s for s, positive in pairs if positive]
   wrong = [s for s, positive in pairs if not positive]
   got = step_metrics.auroc([s for s, _ in pairs], [positive for _, positive in pairs])
@@ -47,13 +47,17 @@ def test_calibration_bins(scores, outcomes, error):
   """Errors of opposite sign cancel within a bin and not across bins; 1.0 is in the last bin."""
   probs = np.stack([1 - np.array(scores), scores], axis=1)
   assert step_metrics.step_metrics(probs, outcomes, (0, 1))["ece"] == pytest.approx(error)
+
+
+def test_calibration_rows():
+  """A row of the reliability diagram has its bin's limits, count, mean score and share of right."""
   (row,) = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
   assert (row["count"], row["share_not_wrong"], row["low"], row["high"]) == (2, 0.5, 0.3, 0.4)
   assert row["mean_probability"] == pytest.approx(0.365)
 
 
 def test_absent_classes_and_no_steps_are_not_errors():
-  """An evaluation set without a wrong step leaves figures undefined; it does not stop training."""
+  """Without a wrong step, or without steps, metrics that are undefined are None."""
   metrics = step_metrics.step_metrics(np.full((2, 3), 1 / 3), [1, 1])
   assert metrics["auroc"] is metrics["accuracy_by_class"]["-1"] is None
   empty = step_metrics.step_metrics(np.zeros((0, 3)), [])
@@ -62,14 +66,14 @@ def test_absent_classes_and_no_steps_are_not_errors():
 
 
 def test_extreme_probabilities():
-  """A certain and wrong model has a large finite loss; NaN stays visible."""
+  """A wrong step of probability 1 has a large finite loss, and NaN makes the metrics NaN."""
   assert 80 < step_metrics.step_metrics([[1.0, 0.0, 0.0]], [1])["nll"] < 90
   broken = step_metrics.step_metrics(np.full((2, 3), np.nan), [-1, 1])
   assert all(math.isnan(broken[key]) for key in ("nll", "auroc", "ece"))
 
 
 def test_bad_input_is_an_error_that_shows_the_value():
-  """A rating of 2 or probabilities of another shape cannot pass as a metric."""
+  """A label or a shape of probabilities that does not fit the classes is an error."""
   with pytest.raises(ValueError, match="label 2"):
     step_metrics.step_metrics(np.full((1, 3), 1 / 3), [2])
   with pytest.raises(ValueError, match=r"\(1, 2\)"):

@@ -1,4 +1,4 @@
-"""The properties of the whole model: causal, packed = alone, tree = flattened."""
+"""Properties of the whole model: causal, packed = alone, tree = flattened."""
 
 import dataclasses
 import functools
@@ -27,20 +27,21 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 
 
 def batch_of(token_trees, row_length=ROW, rows=None, reads=8) -> Batch:
+  """Returns trees packed into rows, which are padded to `rows` rows of `row_length` tokens."""
   packed = packing.PackedRows(token_trees, row_length, round_reads_to=reads)
   (order,) = packing.eval_order(packed, rows or len(packed))
   return jax.tree.map(jnp.asarray, packing.stack([packed[i] for i in order]))
 
 
 def encode(tree: StepTree) -> token_tree.TokenTree:
+  """Returns the tokens of a tree with a byte tokenizer."""
   return token_tree.encode(tree, tiny.TOKENIZER, tiny.contract())
 
 
 CHAIN = encode(StepTree("ab", ("a", "b"), (-1, 0), (1, 1)))
 BRANCHES = encode(StepTree("ab", ("a", "b", "ca", "c"), (-1, -1, 1, 1), (-1, 1, 0, 1)))
 
-
-# Every option that tells the public families apart.  The window is shorter than the paths.
+# Every option that distinguishes the public families.  The window is shorter than the paths.
 EVERYTHING = dataclasses.replace(
   tiny.MODEL,
   activation="gelu_tanh",
@@ -64,7 +65,7 @@ EVERYTHING = dataclasses.replace(
 
 @functools.cache
 def everything():
-  """(graph, random parameters) of a model with every option."""
+  """Returns (graph, random parameters) of a model with every option."""
   rng = np.random.default_rng(0)
   size = {"config": EVERYTHING, "vocab_size": tiny.TOKENIZER.vocab_size, "num_classes": 3}
   shapes = jax.eval_shape(functools.partial(step_lib.init_params, **size), jax.random.key(0))
@@ -74,13 +75,14 @@ def everything():
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def probabilities(params, batch, graphdef=None):
+def log_probabilities(params, batch, graphdef=None):
+  """Returns the log-probabilities of the classes at each read, `[B, R, K, C]`."""
   return step_lib.read_log_probs(params, batch, graphdef=graphdef or tiny.model()[0])
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def loss_and_gradient(params, batch, config, graphdef=None):
-  """Summed losses and the gradient of their total, over a batch."""
+  """Returns (gradient, summed losses) of a batch; the gradient is that of their total."""
 
   def objective(params):
     sums = loss_lib.sums(nnx.merge(graphdef or tiny.model()[0], params), batch, config)
@@ -90,8 +92,8 @@ def loss_and_gradient(params, batch, config, graphdef=None):
 
 
 def test_a_window_counts_depth_in_the_tree():
-  """A token attends to the nearest of its own path, wherever in the row their branch stands."""
-  # A trunk of three, a branch of four, and another that hangs off the trunk where the first does.
+  """A token attends to the nearest tokens of its own path, also if other branches lie between."""
+  # A trunk of three, a branch of four, and a second branch from the same token of the trunk.
   positions = jnp.asarray([[0, 1, 2, 3, 4, 5, 6, 3, 4, 5]])
   end = jnp.asarray([[10, 10, 10, 7, 7, 7, 7, 10, 10, 10]])
   got = TreeMask(end, positions, 3).dense()[0]
@@ -101,7 +103,7 @@ def test_a_window_counts_depth_in_the_tree():
 
 
 def plain_block(block, x, positions, end):
-  """A layer in float64 numpy, one token and one head at a time: `[T, D]` from one row."""
+  """Returns the output `[T, D]` of a layer for one row, in float64 numpy, head by head."""
   c = block.config
   names = ("attention_norm", "query", "key", "value", "output", "mlp_norm", "gate", "up", "down")
   weights = (np.asarray(getattr(block, name)[...], np.float64) for name in names)
@@ -134,8 +136,10 @@ def plain_block(block, x, positions, end):
 
 
 def test_a_layer_equals_plain_numpy():
-  """A whole layer on a tree with branches: rotary angles by depth, norm scales, shared key heads,
-  SwiGLU."""
+  """A layer on a tree with branches equals a plain implementation in numpy.
+
+  It has rotary angles by depth, norm scales, shared key heads and SwiGLU.
+  """
   config = dataclasses.replace(tiny.MODEL, head_size=8, rope_theta=50.0, norm_epsilon=0.03)
   block = decoder.Block(config, nnx.Rngs(0))
   rng = np.random.default_rng(0)
@@ -151,37 +155,34 @@ def test_a_layer_equals_plain_numpy():
   np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("model", [tiny.model, everything])
-def test_no_token_depends_on_a_later_one(model):
+def test_no_token_depends_on_a_later_one():
   """Causal: a changed token changes its own hidden state and later ones, and none before."""
   T = 12
   tokens = np.tile(np.arange(T) % 7, (T + 1, 1))
   np.fill_diagonal(tokens, 99)  # row t has another token at t; the last row has none
   positions, end = np.tile(np.arange(T), (T + 1, 1)), np.full((T + 1, T), T)
-  hidden = np.asarray(jax.jit(nnx.merge(*model()).hidden)(tokens, positions, end))
+  hidden = np.asarray(jax.jit(nnx.merge(*everything()).hidden)(tokens, positions, end))
   changed = np.abs(hidden[:T] - hidden[T]).max(-1)  # [changed token, position]
   assert np.all(changed[np.tril_indices(T, -1)] == 0)
   assert np.all(changed[np.triu_indices(T)] > 1e-3)
 
 
-@pytest.mark.parametrize("model", [tiny.model, everything])
 @settings(max_examples=15, deadline=None)
 @given(st.lists(tiny.step_trees(), min_size=2, max_size=4))
-def test_packed_equals_alone(model, examples):
-  """Packed = alone, and siblings do not attend to each other: every read of a packed tree is that
-  of its own chain, alone in a row."""
-  graphdef, params = model()
+def test_packed_equals_alone(examples):
+  """Packed = alone: each step of a packed tree has the probabilities of its own chain."""
+  graphdef, params = everything()
   packed = packing.PackedRows(list(map(encode, examples)), 256, round_reads_to=32)
   batch = packing.stack([packed[i] for i in range(len(packed))])
-  together = np.asarray(probabilities(params, batch, graphdef))
+  together = np.asarray(log_probabilities(params, batch, graphdef))
   for tree, reads in zip(examples, packed.by_tree(together)):
-    for found, chain in zip(reads, tiny.flatten(tree), strict=True):
-      alone = probabilities(params, batch_of([encode(chain)]), graphdef)
-      np.testing.assert_allclose(found, np.asarray(alone)[0, 0], **CLOSE)
+    for read, chain in zip(reads, tiny.flatten(tree), strict=True):
+      alone = log_probabilities(params, batch_of([encode(chain)]), graphdef)
+      np.testing.assert_allclose(read, np.asarray(alone)[0, 0], **CLOSE)
 
 
 def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
-  """Each read and each language-model target of a tree, alone at the end of its own chain."""
+  """Returns chains of a tree, each with one read or language-model target, at its end."""
   chains = []
   for i in range(len(tree)):
     path = np.flatnonzero(tree.subtree_end[: i + 1] > i)
@@ -198,8 +199,10 @@ def paths_of(tree: token_tree.TokenTree) -> list[token_tree.TokenTree]:
 @settings(max_examples=10, deadline=None)
 @given(st.lists(tiny.step_trees(), min_size=1, max_size=3))
 def test_tree_equals_flattened(model, language_model_weight, solutions):
-  """Tree = flattened for one solution, and for merged ones whose tree is cut into short rows: loss
-  and gradient are those of the distinct steps and tokens, each on its own chain."""
+  """Tree = flattened: merged solutions have the loss and gradient of each step on its own chain.
+
+  Trees of several solutions are cut into short rows.
+  """
   graphdef, params = model()
   config = config_lib.Loss(language_model_weight=language_model_weight)
   same = [encode(dataclasses.replace(tree, problem="ab")) for tree in solutions]
@@ -215,22 +218,22 @@ def test_tree_equals_flattened(model, language_model_weight, solutions):
 
 
 def test_everything_sharded_equals_single():
-  """Sharded = single for a model with every option, over rows, width and heads."""
+  """Sharded = single: a model with every option gives the same on a mesh as on one device."""
   graphdef, params = everything()
   batch = batch_of([BRANCHES], 24, rows=4)
-  expected = probabilities(params, batch, graphdef)
+  expected = log_probabilities(params, batch, graphdef)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=2, tensor=2))
   abstract = decoder.abstract_params(EVERYTHING, tiny.TOKENIZER.vocab_size, 3, mesh)
   assert abstract["blocks"]["query_bias"].sharding.spec[1] == "tensor"
   with jax.set_mesh(mesh):
     placed = jax.device_put(params, sharding_lib.shardings(abstract))
     rows = jax.device_put(batch, sharding_lib.batch_sharding(mesh))
-    got = probabilities(placed, rows, graphdef)
+    got = log_probabilities(placed, rows, graphdef)
   np.testing.assert_allclose(got, expected, **CLOSE)
 
 
 def test_garbage_in_padding_changes_nothing():
-  """Other tokens, positions and reads in the padding leave loss and gradient bit for bit."""
+  """Other tokens, positions and reads in the padding do not change a bit of loss and gradient."""
   graphdef, params = everything()
   config = config_lib.Loss(language_model_weight=1.0)
   clean = batch_of([CHAIN], 32, 64, 32)
@@ -246,34 +249,33 @@ def test_garbage_in_padding_changes_nothing():
   jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-def test_without_language_model_loss_no_vocabulary_logits_exist():
-  """A training step without a language-model loss never makes `[B, T, V]`."""
+def test_step_losses_compute_no_vocabulary_logits():
+  """A loss without a language-model term computes no array of `[B, T, V]`."""
   graphdef, params = tiny.model()
   batch = batch_of([CHAIN])
 
-  def text(weight):
+  def program(weight):
     config = config_lib.Loss(language_model_weight=weight)
     f = lambda p: loss_lib.sums(nnx.merge(graphdef, p), batch, config)
     return str(jax.make_jaxpr(f)(params))
 
   vocabulary_logits = f"f32[1,{ROW},{tiny.TOKENIZER.vocab_size}]"
-  assert vocabulary_logits not in text(0.0)
-  assert vocabulary_logits in text(1.0)
+  assert vocabulary_logits not in program(0.0)
+  assert vocabulary_logits in program(1.0)
 
 
 @pytest.mark.parametrize(
   ("change", "close"),
   [
-    ({"remat": "full"}, CLOSE),
     ({"unroll_layers": True}, CLOSE),
-    ({"dtype": "bfloat16"}, {"atol": 0.3}),  # of the hidden states: 8 bits, about 1 %
+    ({"dtype": "bfloat16"}, {"atol": 0.3}),  # hidden states have 8 bits: about 1 %
   ],
 )
-def test_ways_to_run_the_layers_agree(change, close):
-  """They change speed and memory, not numbers; probabilities are float32 with bf16 layers too."""
+def test_unrolled_and_bfloat16_layers_give_the_same_probabilities(change, close):
+  """Options of speed and memory do not change probabilities, which are always float32."""
   _, params = tiny.model()
   batch = batch_of([CHAIN])
   graphdef = step_lib.graph(dataclasses.replace(tiny.MODEL, **change), tiny.TOKENIZER.vocab_size, 3)
-  got = probabilities(params, batch, graphdef)
+  got = log_probabilities(params, batch, graphdef)
   assert got.dtype == jnp.float32
-  np.testing.assert_allclose(got, probabilities(params, batch), **close)
+  np.testing.assert_allclose(got, log_probabilities(params, batch), **close)

@@ -1,4 +1,4 @@
-"""README.md of an export: what it says, what it does not let through, its code."""
+"""README.md of an export: its facts, the escaping of text from files, its code."""
 
 import dataclasses
 import json
@@ -30,22 +30,24 @@ KINDS = {  # objective and heads; None: a language model
 
 
 def facts(**changes) -> model_card.Facts:
-  given = {"name": "out", "kind": "token-classification", "step": 7, "bos_id": 1, "bases": ()}
-  given |= {"config": config_lib.Experiment(), "contract": tiny.contract()}
-  return model_card.Facts(**given | changes)
+  """Returns the facts of a classifier without a base, with some of them changed."""
+  values = {"name": "out", "kind": "token-classification", "step": 7, "bos_id": 1, "bases": ()}
+  values |= {"config": config_lib.Experiment(), "contract": tiny.contract()}
+  return model_card.Facts(**values | changes)
 
 
 def front_matter(card: str) -> dict:
+  """Returns the values of a card's front matter."""
   return yaml.safe_load(card.split("---\n")[1])
 
 
 def code(card: str, library: str) -> str:
-  """The code of a card for a library."""
+  """Returns the code of a card for a library."""
   return re.search(rf"With {library}:\n\n```python\n(.*?)```", card, re.DOTALL)[1]
 
 
-def test_a_base_model_says_its_name_and_licence(tmp_path):
-  """The front matter of its card first, then what fetch_model.py wrote, then a LICENSE."""
+def test_name_and_licence_of_a_base_model_are_read(tmp_path):
+  """The licence is that of the base model's card, else of provenance.json, else of LICENSE."""
   base = tmp_path / "some-model"
   assert base_model.describe(base) == base_model.BaseModel("some-model")
   base.mkdir()
@@ -60,22 +62,22 @@ def test_a_base_model_says_its_name_and_licence(tmp_path):
 @pytest.mark.parametrize(
   "text", ["---\nlicense: a b<c>\n---\n", "license: mit\n", "\xff---\n", "["]
 )
-def test_what_a_base_model_says_is_not_believed(tmp_path, text):
-  """A licence that is no identifier, or outside the front matter; files that are no JSON."""
+def test_invalid_files_of_a_base_model_are_ignored(tmp_path, text):
+  """Files that are no JSON, and licences that are no identifiers, leave the licence unknown."""
   for name in ("README.md", "provenance.json", "config.json"):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
   (tmp_path / "provenance.json").write_text(json.dumps({"model": HOSTILE, "license": [1]}))
   assert base_model.describe(tmp_path) == base_model.BaseModel(tmp_path.name)
 
 
-def test_a_card_says_where_the_model_is_from():
-  """The start of a run, and what that started from: licence and hub id are in the front matter."""
+def test_a_card_names_its_base_models():
+  """The card names every model from which a run started; its front matter has id and licence."""
   bases = [base_model.BaseModel("text_run"), base_model.BaseModel("a/b", "gemma", "LICENSE")]
   card = model_card.write(facts(bases=bases))
-  found = front_matter(card)
-  assert (found["license"], found["base_model"]) == ("gemma", "a/b")
-  assert found["pipeline_tag"] == "token-classification"
-  assert "It started from text\\_run.\nThat one from a/b." in card
+  values = front_matter(card)
+  assert (values["license"], values["base_model"]) == ("gemma", "a/b")
+  assert values["pipeline_tag"] == "token-classification"
+  assert "It started from text\\_run.\ntext\\_run started from a/b." in card
   assert "Cite the method and PRM800K as below, and the base model as its authors ask.\n" in card
   assert "Cite the method and PRM800K as below.\n" in model_card.write(facts())
   unknown = model_card.write(facts(bases=bases[:1]))
@@ -85,7 +87,7 @@ def test_a_card_says_where_the_model_is_from():
 
 
 def test_a_card_has_contract_data_metrics_and_training():
-  """Every number that is there, and that what is not there is unknown."""
+  """The card has the contract and every number of the facts, and states which are unknown."""
   interval = {"value": 0.75, "low": 0.7, "high": 0.8}
   train = {"examples": 1200, "tokens": 5, "targets": {"-1": 3}, "fill": 0.5}
   card = model_card.write(
@@ -115,8 +117,8 @@ def test_a_card_has_contract_data_metrics_and_training():
   assert "Dataset: unknown" in empty and "This step was not evaluated" in empty
 
 
-def test_text_from_files_stays_text():
-  """No markup, no second front matter, no code; and no text is longer than a line."""
+def test_hostile_text_from_files_is_escaped():
+  """Text from files adds no markup, front matter or code to the card, and is cut to a line."""
   contract = dataclasses.replace(
     tiny.contract(), recipe=HOSTILE, separator=HOSTILE, tokenizer_hash=HOSTILE
   )
@@ -144,55 +146,57 @@ def test_text_from_files_stays_text():
   assert max(map(len, card.splitlines())) < 1000
 
 
+def contract_and_card(name, tokenizer):
+  """Returns the step contract and the card of one of KINDS."""
+  objective, heads = KINDS[name] or ("language_model", 1)
+  contract = token_tree.step_contract(tokenizer, "\n\n", objective, "paper", heads=heads)
+  kind = "token-classification" if KINDS[name] else "causal-lm"
+  card = facts(name=name, contract=contract, kind=kind, bos_id=tokenizer.bos_id)
+  return contract, model_card.write(card)
+
+
 @pytest.fixture(scope="module")
 def exported(arithmetic_data, tmp_path_factory):
-  """Exports of every kind with random weights, and their cards."""
+  """The folder of exports of every kind with random weights, and their cards."""
   tokenizer = tokenizers.load(arithmetic_data / "tokenizer.model")
   files = runpy.run_path(str(ROOT / "scripts/export.py"))["tokenizer_files"](tokenizer)
   tokens = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
   folder = tmp_path_factory.mktemp("cards")
   for name, head in KINDS.items():
-    objective, heads = head or ("language_model", 1)
-    contract = token_tree.step_contract(tokenizer, "\n\n", objective, "paper", heads=heads)
+    contract, card = contract_and_card(name, tokenizer)
     sizes = {"vocab_size": tokenizer.vocab_size, "num_classes": len(contract.classes)}
-    options = {"config": tiny.MODEL, "heads": heads, "head_std": 0.3}
+    options = {"config": tiny.MODEL, "heads": head[1] if head else 1, "head_std": 0.3}
     params = step_lib.init_params(jax.random.key(3), **sizes, **options)
-    kind = "token-classification" if head else "causal-lm"
-    about = {"contract": contract, "kind": kind, "bos_id": tokenizer.bos_id}
-    card = model_card.write(facts(name=name, **about)).encode()
     export.write(
       folder / name,
       params,
       tiny.MODEL,
       tokenizer.vocab_size,
       contract=contract if head else None,
-      kind=kind,
-      files=files | {"README.md": card},
+      kind="token-classification" if head else "causal-lm",
+      files=files | {"README.md": card.encode()},
       tokens=tokens,
     )
   return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_code_of_every_kind_compiles(exported, kind):
-  """Both snippets are Python that lays a text out in the same way."""
-  card = (exported / kind / "README.md").read_text()
-  laid_out = []
+def test_the_code_of_a_card_is_python(kind):
+  """The snippets for transformers and vLLM are Python, and lay a text out in the same way."""
+  _, card = contract_and_card(kind, tiny.TOKENIZER)
+  layouts = []
   for library in ("transformers", "vLLM"):
     source = code(card, library)
     compile(source, library, "exec")
-    laid_out.append(re.findall(r"ids \+?= .*|ids, ends = .*|return .*", source))
-  assert laid_out[0] == laid_out[1] and "was not run" in card
+    layouts.append(re.findall(r"ids \+?= .*|ids, ends = .*|return .*", source))
+  assert layouts[0] == layouts[1] and "was not run" in card
   assert ("Score a step" in card) == (kind in ("process", "ensemble"))
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", [kind for kind, head in KINDS.items() if head])
-def test_the_code_gives_our_probabilities(exported, kind, monkeypatch, capsys):
-  """The transformers snippet, run as it stands in the card: P(right) of our own scorer, to 1e-5.
-
-  Special tokens that a text spells out are letters to both.
-  """
+def test_the_code_of_a_card_gives_our_probabilities(exported, kind, monkeypatch, capsys):
+  """The card's code for transformers gives P(right) of our scorer, also with spelled-out tokens."""
   monkeypatch.chdir(exported / kind)
   names = {}
   exec(code((exported / kind / "README.md").read_text(), "transformers"), names)
@@ -211,8 +215,8 @@ def test_the_code_gives_our_probabilities(exported, kind, monkeypatch, capsys):
 
 
 @pytest.mark.reference
-def test_the_code_of_a_generator_continues_as_ours_would(exported, monkeypatch):
-  """Each token that it generates is the most probable one by our own network."""
+def test_the_code_of_a_generators_card_generates_our_tokens(exported, monkeypatch):
+  """Each token that the card's code generates is the most probable one of our network."""
   directory = exported / "causal-lm"
   monkeypatch.chdir(directory)
   names = {}
@@ -229,25 +233,25 @@ def test_the_code_of_a_generator_continues_as_ours_would(exported, monkeypatch):
   assert ids[prompt:] == np.asarray(logits).argmax(-1)[prompt - 1 : -1].tolist()
 
 
-def test_an_export_of_a_run_has_its_card(arithmetic_data, tmp_path):
-  """Base and licence, counts, the evaluation of that step; intervals only of the same step."""
+def test_the_card_of_an_exported_run_has_its_facts(arithmetic_data, tmp_path):
+  """export.py writes base, licence, dataset and metrics; intervals only if they are of the step."""
   tiny.public(tmp_path / "base", 320, arithmetic_data / "tokenizer.model")
   (tmp_path / "base/README.md").write_text("---\nlicense: apache-2.0\n---\n")
-  c = tiny.experiment(arithmetic_data, config_lib.Loss())
-  c = tiny.change(c, "data", tokenizer="")
-  c = tiny.change(c, "model", **vars(config_lib.Model()))
-  c = tiny.change(c, "init", checkpoint=str(tmp_path / "base"))
-  c = tiny.change(c, "train", steps=2, eval_every=1, save_every=1)
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  experiment = tiny.change(experiment, "data", tokenizer="")
+  experiment = tiny.change(experiment, "model", **vars(config_lib.Model()))
+  experiment = tiny.change(experiment, "init", checkpoint=str(tmp_path / "base"))
+  experiment = tiny.change(experiment, "train", steps=2, eval_every=1, save_every=1)
   with tiny.first_device():
-    loop.run(c, tmp_path / "run")
+    loop.run(experiment, tmp_path / "run")
   interval = {"auroc": {"value": 0.6, "low": 0.51234, "high": 0.7}}
   judged = {"benchmark": "prm800k", "model": {"checkpoint_step": 2}, "intervals": interval}
   (tmp_path / "run/evaluation.json").write_text(json.dumps(judged))
   for step in (2, 1):
     out = tmp_path / f"out{step}"
     options = (f"--checkpoint={tmp_path / 'run'}", f"--output={out}", f"--step={step}")
-    done = call_script("export.py", *options)
-    assert done.returncode == 0, done.stderr
+    result = call_script("export.py", *options)
+    assert result.returncode == 0, result.stderr
     card = (out / "README.md").read_text()
     assert front_matter(card)["license"] == "apache-2.0"
     assert "It started from base." in card and "Dataset: arithmetic." in card

@@ -1,7 +1,7 @@
-"""The notebooks: pairs of a percent source and a notebook without outputs, which run to their end.
+"""The notebooks: pairs of a percent source and a notebook without outputs, whose cells all run.
 
-Here they run at the sizes of `SMALL`, which stand in place of those of the cell that is tagged
-"parameters"; `-m slow` runs them as they are, in a kernel.
+The sizes of `SMALL` replace those of the cell tagged "parameters"; `-m slow` runs the notebooks at
+full size in a kernel.
 """
 
 import ast
@@ -32,11 +32,19 @@ SMALL = {
   "exact_best_of_n": {"PROBLEMS": 20, "CANDIDATES": 400, "TRIALS": 5},
   "a_prefix_tree": {"MOST": 32},
 }
-# Runs the cells of several notebooks, and shows what a notebook would show of each one's last line.
+# Runs the cells of several notebooks; prints each one's output and the values of last lines.
 RUN = """
-import ast, contextlib, io, json, os, pathlib, sys
+import ast, contextlib, dataclasses, io, json, os, pathlib, sys
 import matplotlib
+from prm_jax.runtime import command_line
 matplotlib.use("agg")
+read = command_line.read
+
+def one_layer(path):
+  c = read(path)
+  return dataclasses.replace(c, model=dataclasses.replace(c.model, layers=1))
+
+command_line.read = one_layer  # compiles faster
 given = json.loads(pathlib.Path(sys.argv[1]).read_text())
 home, shown = pathlib.Path(sys.argv[1]).parent, {}
 for notebook, sources in given.items():
@@ -59,25 +67,27 @@ print(json.dumps(shown))
 
 
 def cells(path):
+  """Returns the code cells of a source."""
   return [cell for cell in jupytext.read(path).cells if cell.cell_type == "code"]
 
 
 def is_parameters(cell):
+  """Returns whether a cell is tagged as the one of parameters."""
   return "parameters" in cell.metadata.get("tags", [])
 
 
 def code_of(name, values):
-  """The cells of a notebook, with these values of its parameters."""
+  """Returns the code of a notebook's cells, with these values of its parameters."""
   codes = []
   for cell in cells(BY_NAME[name]):
-    codes.append(cell.source)
+    codes.append(cell.source.replace("layers=3", "layers=1"))  # compiles faster
     if is_parameters(cell):
       codes.append("\n".join(f"{name} = {value!r}" for name, value in values.items()))
   return codes
 
 
-def test_every_notebook_has_small_parameters_and_its_place_in_the_list():
-  """A notebook that is added is also tested, and found."""
+def test_every_notebook_has_small_parameters_and_is_listed():
+  """Every notebook has an entry in `SMALL` for its test and a link in notebooks/README.md."""
   assert {path.stem for path in SOURCES} == set(SMALL)
   listed = (ROOT / "notebooks/README.md").read_text()
   for path in SOURCES:
@@ -89,18 +99,18 @@ def test_every_notebook_has_small_parameters_and_its_place_in_the_list():
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_the_notebook_is_the_pair_of_its_source(path):
-  """Whoever edits one of the two sees it here; `jupytext --sync notebooks/*.py` mends it."""
+  """Notebook and source have the same cells (`jupytext --sync notebooks/*.py`), without outputs."""
   notebook = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
   nbformat.validate(notebook)
-  told = lambda cell: (cell.cell_type, cell.source, cell.metadata.get("tags", []))
-  assert [*map(told, notebook.cells)] == [*map(told, jupytext.read(path).cells)]
+  content = lambda cell: (cell.cell_type, cell.source, cell.metadata.get("tags", []))
+  assert [*map(content, notebook.cells)] == [*map(content, jupytext.read(path).cells)]
   for cell in notebook.cells:
     assert not cell.get("outputs") and not cell.get("execution_count"), cell.source
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_badge_and_first_cell(path):
-  """The badge opens this notebook; the first cell installs only where the package is missing."""
+  """The badge opens this notebook; the first cell installs the package only if it is missing."""
   text, first = path.read_text(), cells(path)[0].source
   badge = rf"github/([\w-]+/prm_jax)/blob/main/notebooks/{path.stem}\.ipynb"
   (repository,) = re.findall(badge, (ROOT / "notebooks/README.md").read_text())
@@ -110,9 +120,9 @@ def test_badge_and_first_cell(path):
 
 
 def test_the_notebooks_run(tmp_path, raw_rows):
-  """Every cell runs to its end without a network, and each notebook shows something.
+  """Every cell runs without a network and each notebook shows a table.
 
-  A folder of real files, and a published model, take the place of what is made.
+  Two notebooks run again with the user's own input: PRM800K files, and a published model.
   """
   source, model = tmp_path / "source", tmp_path / "model"
   source.mkdir(), model.mkdir()
@@ -132,13 +142,13 @@ def test_the_notebooks_run(tmp_path, raw_rows):
     assert "<table>" in shown[name], name
   real = shown["real files"]  # `SOURCE` is read, and nothing is generated
   assert "I add \u00e9 and \u4e8c." in real and "divisor" not in real
-  assert "0 of 2 (0%) right solutions" in real  # of the generated ones there are dozens
+  assert "0 of 2 (0%) right solutions" in real  # generated data has dozens
   published = shown["published"]  # `MODEL` is read as its authors lay it out
   assert "eggs" in published and "extra_0" in published and "trained:" not in published
 
 
-def test_tables_escape_text_and_shade_doubt():
-  """A step may hold any text; only `Html` is markup.  The surer of a step, the plainer it is."""
+def test_tables_escape_text_and_shade_doubtful_steps():
+  """Text of steps is escaped, only `Html` is markup, and a less probable step is darker."""
   shown = display.steps(["<b>1</b>", "2"], [0.2, 1.0], [-1, None])
   assert "<b>" not in shown and "&lt;b&gt;1&lt;/b&gt;" in shown
   depths = [float(x) for x in re.findall(r"rgba\(213, 94, 0, ([\d.]+)\)", shown)]
@@ -151,7 +161,7 @@ def test_tables_escape_text_and_shade_doubt():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 def test_the_notebook_runs_at_full_size_in_a_kernel(path, tmp_path, monkeypatch):
-  """As on Colab: through Jupyter, with the parameters as they are; figures are shown."""
+  """At full size in a Jupyter kernel, as on Colab, a notebook shows tables and figures."""
   from nbclient import NotebookClient
 
   monkeypatch.setenv("PYTHONPATH", str(ROOT))

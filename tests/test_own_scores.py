@@ -1,4 +1,4 @@
-"""A user's own scores: any column of numbers, scores of steps, weights of votes, the warning."""
+"""A user's own scores: columns of numbers, scores of steps, weights of votes, the warning."""
 
 import csv
 import io
@@ -30,29 +30,37 @@ FORMS = pytest.mark.parametrize("form", [list, in_groups])
 
 
 def renamed(records, **names):
-  """The records with other names for some keys; None drops one."""
+  """Yields the records with other names for some keys; a key whose new name is None is dropped."""
   for record in records:
-    found = {names.get(key, key): value for key, value in record.items()}
-    yield {key: value for key, value in found.items() if key is not None}
+    changed = {names.get(key, key): value for key, value in record.items()}
+    yield {key: value for key, value in changed.items() if key is not None}
 
 
 def read(path, records, scores):
+  """Returns the samples of a file of the records, with columns of scores."""
   return read_scored_samples([write(path, records)], scores=scores)
 
 
 def with_logits(seed=0):
-  """Candidates with `logit`, of both signs and in eighths, so that sums of them are exact."""
+  """Yields candidates with `logit`, of both signs and in eighths, so that sums are exact."""
   rng = np.random.default_rng(seed)
   for record in generated(8, 6, seed):
     yield record | {"logit": round(8 * rng.normal(2 * record["is_correct"] - 1, 2)) / 8}
 
 
-@FORMS
-@pytest.mark.parametrize("name", ["orm_score", "score", "my rm - 2"])
-def test_a_column_equals_the_built_in_score(tmp_path, form, name):
-  """Curves, votes, groups and bands of a column are those of the same numbers as `orm_score`."""
+@pytest.fixture(scope="module")
+def built_in(tmp_path_factory):
+  """Returns the report on `generated()`, with `orm_score`."""
+  path = tmp_path_factory.mktemp("built_in") / "a.jsonl"
+  return ranked(samples_of(path, generated()))[0]
+
+
+@pytest.mark.parametrize(
+  ("form", "name"), [(list, "my rm - 2"), (list, "orm_score"), (in_groups, "score")]
+)
+def test_a_column_equals_the_built_in_score(tmp_path, built_in, form, name):
+  """A column has the curves, votes, groups and bands of the same numbers in `orm_score`."""
   records = list(generated())
-  built_in, _ = ranked(samples_of(tmp_path / "a.jsonl", form(records)))
   samples = read(tmp_path / "b.jsonl", form(renamed(records, orm_score=name)), [name])
   report, scores = ranked(samples, label=["My RM"])
   assert ("orm" in report["curves"]) == (name == "orm_score")
@@ -67,10 +75,9 @@ def test_a_column_equals_the_built_in_score(tmp_path, form, name):
   assert report["labels"][f"{name} - majority"] == "My RM \N{MINUS SIGN} Majority voting"
 
 
-@FORMS
-@pytest.mark.parametrize("neutral", ["positive", "negative"])
+@pytest.mark.parametrize(("form", "neutral"), [(list, "positive"), (in_groups, "negative")])
 def test_step_scores_equal_ratings(tmp_path, form, neutral):
-  """P(right) by step gives what ratings with that P(1), and the rest P(-1), give: bit for bit."""
+  """Step scores p give the same bits as ratings with P(1) = p and P(-1) = 1 - p."""
   rng = np.random.default_rng(0)
   plain, as_ratings = [], []
   for record in generated():
@@ -84,19 +91,19 @@ def test_step_scores_equal_ratings(tmp_path, form, neutral):
   check_equal(ours, theirs, but=("files", "file_bytes", "places"))
   again = read_scored_samples([bundled(ours, tmp_path / "bundle")])
   check_equal(ours, again)
-  found, expected = (methods_lib.solution_scores(each, neutral) for each in (ours, theirs))
-  assert found.keys() == expected.keys() and found.keys() >= methods_lib.OF_STEPS
-  for name in found:
-    np.testing.assert_array_equal(found[name], expected[name])
+  scores, expected = (methods_lib.solution_scores(each, neutral) for each in (ours, theirs))
+  assert scores.keys() == expected.keys() and scores.keys() >= methods_lib.OF_STEPS
+  for name in scores:
+    np.testing.assert_array_equal(scores[name], expected[name])
   report, _ = ranked(ours, neutral=neutral, methods=["prm_product"])
   shown, expected = (
-    report_lib.solutions(*each, report) for each in ((ours, found), (theirs, expected))
+    report_lib.solutions(*each, report) for each in ((ours, scores), (theirs, expected))
   )
   assert shown == expected and len(shown[0]) == len(ours.problems)
 
 
 def test_step_scores_without_texts_of_steps(tmp_path):
-  """Tools that store a solution as one text give as many scores as they like; the page has them."""
+  """A solution that is one text may have any number of step scores, and the page shows them."""
   record = candidate(steps=..., rating_probs=..., text="One.\n\nTwo.", step_scores=[1, 0.25])
   samples = samples_of(tmp_path / "a.jsonl", [record, record | {"step_scores": [0.5]}])
   report, paths = written(samples, tmp_path, methods=["prm_product"])
@@ -119,14 +126,14 @@ def test_step_scores_without_texts_of_steps(tmp_path):
   ],
 )
 def test_wrong_step_scores(tmp_path, changes, message):
-  """Numbers that are no probabilities, or not one for each step, are an error with the place."""
+  """Step scores that are no probabilities, or not one for each step, name the line."""
   fine = {"rating_probs": ..., "step_scores": [0.0, 1.0]}
   records = [candidate(**fine), candidate(**(fine | changes))]
   fails([write(tmp_path / "a.jsonl", records)], f"{tmp_path}/a.jsonl:2: ", message)
 
 
 def test_ratings_come_before_step_scores(tmp_path):
-  """A file with both is read as without `step_scores`."""
+  """`step_scores` beside `rating_probs` change nothing."""
   records = list(generated())
   both = [record | {"step_scores": [0.1, 0.2]} for record in records]
   ours, theirs = samples_of(tmp_path / "a.jsonl", both), samples_of(tmp_path / "b.jsonl", records)
@@ -145,17 +152,17 @@ def test_ratings_come_before_step_scores(tmp_path):
     ([0.5, 1], '"my_rm" is [0.5, 1]: expected a finite number; a list of P(right) by step is read'),
   ],
 )
-@FORMS
-def test_wrong_numbers_of_a_column(tmp_path, form, value, message):
-  """What is no number, or not there, is an error with file, line and value."""
-  fine = candidate(my_rm=3)
-  path = write(tmp_path / "a.jsonl", form([fine, candidate(my_rm=value)]))
-  place = f"{path}:2: " if form is list else f'{path}:1: "samples"[1]: '
-  fails([path], place + message, scores=["my_rm"])
+def test_wrong_numbers_of_a_column(tmp_path, value, message):
+  """A column's value that is missing or no finite number is an error with file, line and value."""
+  records = [candidate(my_rm=3), candidate(my_rm=value)]
+  path = write(tmp_path / "a.jsonl", records)
+  fails([path], f"{path}:2: {message}", scores=["my_rm"])
+  write(path, in_groups(records))
+  fails([path], f'{path}:1: "samples"[1]: {message}', scores=["my_rm"])
 
 
 def test_a_missing_column_names_the_nearest_key(tmp_path):
-  """Of the keys with numbers; several files are all named, as it may be of either."""
+  """The error of a column that no line has names all files and the nearest key with a number."""
   a = write(tmp_path / "a.jsonl", [candidate(my_rm_name="x", my_rm_score=0.5)])
   b = write(tmp_path / "b.jsonl", [{"problem": "Add 1 and 2.", "is_correct": True, "rm_b": 1}])
   nearest = "no \"my_rm\", which --score names; the nearest key with a number is 'my_rm_score'"
@@ -165,18 +172,18 @@ def test_a_missing_column_names_the_nearest_key(tmp_path):
   fails([c], 'no "my_rm", which --score names; no key has a number', scores=["my_rm"])
 
 
-@pytest.mark.parametrize("there", [{}, {"my_rm": None}, {"my_rm": 7.0}])
-def test_a_candidate_that_was_cut_off_needs_no_number(tmp_path, there):
-  """It is never chosen, whatever its score is."""
-  cut = candidate(right=False, answer=None, finished=False, **there)
+@pytest.mark.parametrize("score", [{}, {"my_rm": None}, {"my_rm": 7.0}])
+def test_a_candidate_that_was_cut_off_needs_no_number(tmp_path, score):
+  """A cut-off candidate may lack the column, and is never chosen whatever its score is."""
+  cut = candidate(right=False, answer=None, finished=False, **score)
   samples = read(tmp_path / "a.jsonl", [cut, candidate(my_rm=1.5)], ["my_rm"])
   report, _ = ranked(samples, methods=["my_rm"])
   assert report["curves"]["my_rm"]["accuracy"] == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("form", ["lines", "groups", "two files"])
+@pytest.mark.parametrize("form", ["groups", "two files"])
 def test_a_bundle_has_the_columns_that_were_named(tmp_path, form):
-  """Its report is that of the lines, with all of them or with those that are named again."""
+  """A bundle gives the report of its lines, for all columns or those that --score names."""
   records = list(with_logits())
   given = in_groups(records) if form == "groups" else records
   paths = [write(tmp_path / "a.jsonl", given)]
@@ -204,8 +211,8 @@ def test_a_bundle_has_the_columns_that_were_named(tmp_path, form):
     ranked(again, score=["my_rm"])
 
 
-def test_a_bundle_without_columns_is_as_before(tmp_path):
-  """Programs that know no columns read it: its members and its header are the old ones."""
+def test_a_bundle_without_columns_has_the_old_format(tmp_path):
+  """Programs from before --score can read a bundle without columns."""
   bundle = bundled(samples_of(tmp_path / "a.jsonl", generated()), tmp_path / "bundle")
   with np.load(bundle) as stored:
     header = json.loads(stored["header"].tobytes())
@@ -214,13 +221,14 @@ def test_a_bundle_without_columns_is_as_before(tmp_path):
 
 
 def solved(samples, **options):
+  """Returns the accuracy of both weighted votes at each N."""
   report, _ = ranked(samples, methods=["weighted_logit", "weighted_mean_logit"], **options)
   return np.array([curve["accuracy"] for curve in report["curves"].values()])
 
 
 @pytest.mark.parametrize("how", ["sigmoid", "softmax"])
 def test_votes_by_logits_equal_plain_votes_by_their_weights(tmp_path, how):
-  """sigmoid and softmax weigh as the numbers 1 / (1 + exp(-x)) and exp(x) do plainly."""
+  """Sigmoid and softmax votes by x equal plain votes by 1 / (1 + exp(-x)) and by exp(x)."""
   records = list(with_logits())
   logits = read(tmp_path / "a.jsonl", records, ["logit"])
   sigmoid = lambda x: 1 / (1 + math.exp(-x))
@@ -233,21 +241,17 @@ def test_votes_by_logits_equal_plain_votes_by_their_weights(tmp_path, how):
 
 
 def test_softmax_votes_ignore_a_constant_of_the_problem(tmp_path):
-  """Not so sigmoid ones; and weights far beyond what exp can hold are those of small numbers."""
+  """A large constant added to a problem's scores changes sigmoid votes, but not softmax votes."""
   records = list(with_logits())
   moved = [r | {"logit": r["logit"] + 1000 * int(r["problem"][-1]) - 3000} for r in records]
-  a, b = (
-    read(tmp_path / "a.jsonl", records, ["logit"]),
-    read(tmp_path / "b.jsonl", moved, ["logit"]),
-  )
-  found, again = (solved(each, vote_weight="softmax") for each in (a, b))
-  np.testing.assert_array_equal(found, again)
-  found, again = (solved(each, vote_weight="sigmoid") for each in (a, b))
-  assert np.abs(found - again).max() > 1e-3
+  samples = [read(tmp_path / "a.jsonl", each, ["logit"]) for each in (records, moved)]
+  np.testing.assert_array_equal(*(solved(each, vote_weight="softmax") for each in samples))
+  accuracy, shifted = (solved(each, vote_weight="sigmoid") for each in samples)
+  assert np.abs(accuracy - shifted).max() > 1e-3
 
 
 def test_negative_scores_weigh_no_vote_unless_a_flag_says_how(tmp_path):
-  """They are left out with a notice that names the flag, or refused; steps weigh as ever."""
+  """Votes by negative scores need --vote_weight, which a notice or an error recommends."""
   samples = read(tmp_path / "a.jsonl", with_logits(), ["logit"])
   report, _ = ranked(samples)
   assert "weighted_logit" not in report["curves"] and "weighted_orm" in report["curves"]
@@ -272,7 +276,7 @@ NAMES = ["orm", "random", "prm_my", "mean_a", "a", "weighted_b", "score_orm", "=
 
 
 def test_any_name_is_a_column(tmp_path):
-  """Names of methods, formulas, mathematics and markup: every curve is that of its own column."""
+  """A column may have any name, as of a method, a formula or markup, and has its own curve."""
   rng = np.random.default_rng(0)
   names = [*NAMES, "<b>&", "x" * 300]
   records = [r | dict(zip(names, rng.random(len(names)).tolist())) for r in generated()]
@@ -294,7 +298,7 @@ def test_any_name_is_a_column(tmp_path):
 
 
 def test_odd_labels_are_drawn_as_they_are(tmp_path):
-  """Labels of any characters, in the curves and in the legend of a breakdown."""
+  """Figures show labels of any characters unchanged, at curves and in the legend of groups."""
   labels = ["_hidden", r"$\frac{", "<b>&"]
   names = ["a", "b", "c"]
   records = [r | dict.fromkeys(names, 1.0) for r in generated()]
@@ -309,15 +313,15 @@ def test_odd_labels_are_drawn_as_they_are(tmp_path):
   ("score", "label"), [(["a"], ["A", "B"]), (["a", "b"], ["A"]), (["a", "b"], ["A", "A"])]
 )
 def test_labels_are_one_for_each_column(tmp_path, score, label):
-  """A label too many or too few, or twice, is an error that shows both flags."""
+  """A number of labels other than that of columns, or a repeated label, is an error."""
   samples = read(tmp_path / "a.jsonl", [candidate(a=1, b=2)] * 2, score)
   with pytest.raises(ValueError, match=f"--score {score[0]}.* --label 'A'"):
     ranked(samples, score=score, label=label)
 
 
 @FORMS
-def test_numbers_that_nothing_uses(tmp_path, form):
-  """Numbers that differ within a problem and have no use, but no bookkeeping, are named."""
+def test_unused_numbers_are_named(tmp_path, form):
+  """Numbers that differ within a problem and rank nothing are named, bookkeeping aside."""
   records = [
     rated(f"P{i % 2}", orm=i / 5, sample=i, tokens=9 + i, logprob=-i / 2, level=2,
           temperature=0.5 + i % 2, prm_score_std=i / 9, flag=i > 2,

@@ -1,4 +1,4 @@
-"""The page of solutions, in a real browser: drawn, filtered, driven by keys, and never run."""
+"""The page of solutions in a real browser: colours, filters, keys, formulas, escaped text."""
 
 import json
 import re
@@ -15,7 +15,7 @@ ATTACK = "<script>document.title = 'taken'</script><img src=x onerror=\"document
 
 
 def candidate(problem, probs, correct, text="step", **more):
-  """A record with a step for each probability."""
+  """Returns a record with a step for each probability."""
   ratings = [{"-1": 1 - p, "0": 0.0, "1": p} for p in probs]
   steps = [f"{text} {i}" for i in range(len(probs))]
   about = {"problem": problem, "steps": steps, "rating_probs": ratings, "is_correct": correct}
@@ -34,6 +34,7 @@ LABELS = {(RECORDS[2]["problem"], "\n".join(RECORDS[2]["steps"])): [1, -1]}
 
 @pytest.fixture(scope="module")
 def browser():
+  """Returns a headless Chromium."""
   sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (extra test)")
   names = ("chromium", "chromium-browser", "google-chrome")
   if not (path := next(filter(None, map(shutil.which, names)), None)):
@@ -46,7 +47,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-  """Opens a page of records; errors and requests of the page fail the test."""
+  """Returns a function that opens a page; errors and requests of the page fail the test."""
   problems = []
 
   def open_page(records=RECORDS, width=1200, **options):
@@ -65,7 +66,7 @@ def opened(browser, tmp_path):
 
 
 def test_the_first_doubted_step_is_named(opened):
-  """A sentence names it, its bar and colour show it, and a sure step is plain."""
+  """A sentence and a colour show the first doubted step, and a sure step has no colour."""
   tab = opened()
   verdicts = tab.locator(".verdict").all_inner_texts()
   assert verdicts == [
@@ -80,16 +81,11 @@ def test_the_first_doubted_step_is_named(opened):
   plain, doubted = colours[0], colours[3]
   assert plain.endswith(", 0)") and not doubted.endswith(", 0)")
   assert tab.locator(".step.first b").all_inner_texts() == ["2"]
-
-
-def test_formulas_are_typeset(opened):
-  """As MathML elements."""
-  tab = opened()
-  assert tab.locator("#problem math mn").all_text_contents() == ["2", "2"]
+  assert tab.locator("#problem math mn").all_text_contents() == ["2", "2"]  # MathML
 
 
 def test_long_formulas_stay_inside(opened):
-  """A formula wider than its card scrolls by itself; one of a line of its own is a block."""
+  """A formula that is wider than its card scrolls by itself, and the page does not."""
   long = " + ".join(f"x_{{{i}}}" for i in range(30))
   texts = (f"\\[ {long} \\]", f"\\( {long} \\)")
   tab = opened([candidate("p", [0.5], True, text=text) for text in texts], width=400)
@@ -101,7 +97,7 @@ def test_long_formulas_stay_inside(opened):
 
 
 def test_text_of_the_data_never_runs(opened):
-  """A step of `<script>` is shown as it is, and so is markup inside a formula."""
+  """Markup in a step, an answer or a formula is shown as text and never runs."""
   tab = opened()
   tab.keyboard.press("j")
   tab.wait_for_selector("article:has-text('document.title')")
@@ -111,8 +107,7 @@ def test_text_of_the_data_never_runs(opened):
 
 
 def test_labels_stand_beside_probabilities(opened):
-  """Where the model is surely mistaken it is marked, in both directions, and the sentence says
-  which step is wrong."""
+  """A label that contradicts a sure model is marked, and a sentence names the first wrong step."""
   tab = opened()
   tab.keyboard.press("j")
   tab.wait_for_selector("article:has-text('labelled wrong')")
@@ -124,7 +119,7 @@ def test_labels_stand_beside_probabilities(opened):
 
 
 def test_filters_search_and_sorting(opened):
-  """Disagreements are found; words narrow; the order follows a score."""
+  """Problems are filtered by kind and by words, and solutions are sorted by a score."""
   tab = opened()
   tab.select_option("#kind", "prm_wrong")
   tab.wait_for_selector("#found:text-is('1 of 1 problems')")
@@ -144,8 +139,8 @@ def test_filters_search_and_sorting(opened):
   assert first().endswith("lowest step 0.800")
 
 
-def test_keys(opened):
-  """j and k walk over problems, arrows over solutions, / searches, and digits filter."""
+def test_keys_move_search_and_filter(opened):
+  """J and k move between problems, arrows between solutions, / searches, and digits filter."""
   tab = opened()
   tab.keyboard.press("j")
   tab.wait_for_selector("#found:text-is('2 of 3 problems')")
@@ -165,7 +160,7 @@ def test_keys(opened):
   tab.wait_for_selector("#found:text-is('1 of 1 problems')")
 
 
-def test_a_telephone_shows_it_all(opened):
+def test_a_telephone_shows_the_whole_page(opened):
   """At 400 pixels nothing is wider than the screen, and solutions stand below each other."""
   report = (
     "<div class=scroll><table><tr><th>N</th>" + "<td>12.345</td>" * 30 + "</tr></table></div>"
@@ -179,8 +174,8 @@ def test_a_telephone_shows_it_all(opened):
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_contrast(dark):
-  """Text has a contrast of 4.5 (WCAG AA) on the page, on cards and on the deepest step."""
+def test_text_has_enough_contrast(dark):
+  """Text has a contrast of 4.5 (WCAG AA) on the page, on cards and on the deepest step colour."""
   css = (page.page.HERE / "page.css").read_text()
   scope = css.split("prefers-color-scheme: dark", 1)[1] if dark else css
   colours = {name: colour(value) for name, value in re.findall(r"--(\w+): (#\w+)", scope)[:8]}
@@ -194,19 +189,19 @@ def test_contrast(dark):
 
 
 def colour(text):
-  """`[3]` in 0..1 of #rgb or #rrggbb."""
+  """Returns red, green and blue in 0..1 `[3]` of #rgb or #rrggbb."""
   digits = text[1:] if len(text) == 7 else "".join(2 * each for each in text[1:])
   return np.frombuffer(bytes.fromhex(digits), np.uint8) / 255
 
 
 def luminance(rgb):
-  """Relative luminance, as WCAG defines it."""
+  """Returns the relative luminance, as WCAG defines it."""
   linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
   return linear @ [0.2126, 0.7152, 0.0722]
 
 
-def test_what_is_beside_is_hinted(opened):
-  """The right edge fades where more can be scrolled to, and no longer at the end."""
+def test_the_edge_of_a_scrolling_part_fades(opened):
+  """The right edge of a part fades until it is scrolled to its end."""
   report = "<div class=scroll><table><tr>" + "<td>12.345</td>" * 99 + "</tr></table></div>"
   tab = opened([candidate("Many", [0.5], True)] * 9, report=report)
   for place in ("#solutions", ".scroll"):
@@ -217,15 +212,15 @@ def test_what_is_beside_is_hinted(opened):
 
 
 def test_plain_scores_have_no_words_about_steps(opened):
-  """A solution without scores of steps has no verdict, and its only step no number."""
+  """A solution without step scores has no verdict, and its only step has no number."""
   record = {"problem": "p", "text": "It is 4.", "is_correct": True, "rm": 2.0}
   tab = opened([record])
   assert tab.locator(".verdict, .meta").count() == 0
   assert tab.locator(".step").all_inner_texts() == ["It is 4."]
 
 
-def test_dark(browser, opened):
-  """The colours follow the system."""
+def test_colours_follow_the_system(opened):
+  """The page has other colours in a system's dark mode."""
   tab = opened()
   colour = "getComputedStyle(document.body).backgroundColor"
   light = tab.evaluate(colour)
@@ -233,24 +228,23 @@ def test_dark(browser, opened):
   assert tab.evaluate(colour) != light
 
 
-def test_many_solutions_stay_quick(opened):
-  """Of 500 problems with 64 candidates only what is shown is unpacked."""
+def test_only_shown_problems_are_unpacked(opened):
+  """On a page of many solutions the browser unpacks only the problems that it shows."""
   records = [
     candidate(f"Problem ${i}$ of many", [0.9, 0.4, 0.8], i % 2 == 0)
-    for i in range(500)
-    for _ in range(64)
+    for i in range(100)
+    for _ in range(16)
   ]
   tab = opened(records)
-  assert tab.locator("#found").inner_text() == "1 of 500 problems"
-  assert tab.locator("article").count() == 64
-  tab.fill("#search", "problem 499")
+  assert tab.locator("#found").inner_text() == "1 of 100 problems"
+  assert tab.locator("article").count() == 16
+  tab.fill("#search", "problem 99")
   tab.wait_for_selector("#found:text-is('1 of 1 problems')")
   assert tab.evaluate("opened.size") <= 8
 
 
-def test_mathml_is_what_is_known():
-  """Links, styles and foreign elements of the library's output are left out; what cannot be read
-  stays text."""
+def test_formulas_have_known_mathml_elements_only():
+  """Links and styles in a formula are left out, and a formula that cannot be read stays text."""
   link = json.dumps(pieces(r"$\href{javascript:alert(1)}{x}$"))
   assert "javascript" not in link and '"mi"' in link
   assert "color:red" not in json.dumps(pieces(r"$\style{color:red}{x}$"))
@@ -259,16 +253,16 @@ def test_mathml_is_what_is_known():
   assert [type(x) for x in pieces("a $x$ b \\[y\\]")] == [str, dict, str, dict]
 
 
-def test_view_script(tmp_path):
-  """Scores without probabilities are shown too; a bad line is named; labels are counted."""
+def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
+  """view.py shows candidates with or without probabilities; a bad line is an error."""
   source, labels = tmp_path / "scored.jsonl", tmp_path / "labels.jsonl"
   source.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
   row = {"problem": RECORDS[1]["problem"], "steps": RECORDS[1]["steps"], "labels": [1, -1, None]}
   labels.write_text(json.dumps(row) + "\n")
   flags = [f"--input={source}", f"--output={tmp_path / 'page.html'}"]
-  done = call_script("view.py", *flags, f"--labels={labels}")
-  assert "3 problems, 5 solutions, 1 with labels" in done.stdout, done.stderr
+  completed = call_script("view.py", *flags, f"--labels={labels}")
+  assert "3 problems, 5 solutions, 1 with labels" in completed.stdout, completed.stderr
   source.write_text('{"problem": "p", "steps": ["a"], "rating_probs": []}\n')
-  done = call_script("view.py", *flags)
-  assert done.returncode == 1 and "0 rating_probs of 1 steps" in done.stderr
-  assert "scored.jsonl:1" in done.stderr
+  completed = call_script("view.py", *flags)
+  assert completed.returncode == 1 and "0 rating_probs of 1 steps" in completed.stderr
+  assert "scored.jsonl:1" in completed.stderr

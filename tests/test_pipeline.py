@@ -10,18 +10,20 @@ TINY += "--config.train.steps=3 --config.train.eval_rows=8"
 
 
 def ok(name, arguments):
+  """Runs a script that must succeed; returns what it printed."""
   done = run_script(name, *arguments.split())
   assert done.returncode == 0, done.stderr
   return done.stdout
 
 
 def train(config, data, workdir, more=""):
-  of_data = f"--config.data.directory={data} --config.data.tokenizer={data}/t.model"
-  ok("train.py", f"--config=configs/{config}.py --workdir={workdir} {of_data} {more} {TINY}")
+  """Trains a tiny model with the settings of a config."""
+  inputs = f"--config.data.directory={data} --config.data.tokenizer={data}/t.model"
+  ok("train.py", f"--config=configs/{config}.py --workdir={workdir} {inputs} {more} {TINY}")
 
 
 def test_generated_data_to_report(tmp_path):
-  """quickstart.sh in small: the output of each stage is the input of the next."""
+  """The stages of quickstart.sh read each other's outputs, from data to the report."""
   data = tmp_path / "data"
   sizes = {"train_problems": 20, "test_problems": 6, "candidates": 16}
   flags = " ".join(f"--arithmetic.{name}={size}" for name, size in sizes.items())
@@ -45,13 +47,13 @@ def test_generated_data_to_report(tmp_path):
 @pytest.mark.slow
 @pytest.mark.shared_data
 def test_real_rows_to_evaluation(prm800k_sample, tmp_path):
-  """configs/prm800k_small.py on real PRM800K: every test label is evaluated."""
+  """A model of configs/prm800k_small.py is evaluated on every test label of real PRM800K rows."""
   data = tmp_path / "data"
   ok("prepare_data.py", f"--dataset=prm800k --source={prm800k_sample} --output={data}")
   ok("train_tokenizer.py", f"--data={data} --output={data}/t.model --vocab_size=1000")
   train("prm800k_small", data, tmp_path / "run", "--config.data.row_length=512")
-  of_data = f"--benchmark=prm800k --data_dir={data} --output={tmp_path}/evaluation.json"
-  printed = ok("evaluate.py", f"--checkpoint={tmp_path}/run {of_data}")
+  benchmark = f"--benchmark=prm800k --data_dir={data} --output={tmp_path}/evaluation.json"
+  printed = ok("evaluate.py", f"--checkpoint={tmp_path}/run {benchmark}")
   result = json.loads((tmp_path / "evaluation.json").read_text())
   assert result["count_by_class"] == {"-1": 200, "0": 111, "1": 1411}
   assert 0 <= result["auroc"] <= 1 and result["ece"] is not None

@@ -1,12 +1,10 @@
-"""scripts/prepare_data.py: all or nothing, honest counts, errors that say what to do."""
+"""scripts/prepare_data.py: whole datasets or none, exact counts, errors that say what to do."""
 
 import json
-import os
-import subprocess
 import sys
-import time
 
 import conftest
+import jobs
 import msgspec
 import pytest
 import tensorflow_datasets as tfds
@@ -19,14 +17,9 @@ from prm_jax.runtime.json_lines import BadLine
 BEAM = prepare.Beam("DirectRunner", ("direct_num_workers=1",))
 
 
-def run(*flags):
-  done = conftest.call_script("prepare_data.py", *flags)
-  return done.returncode, done.stdout, done.stderr
-
-
 @pytest.fixture
 def source(tmp_path, raw_rows):
-  """Upstream's four files in its own layout."""
+  """A folder with upstream's four files in its own layout."""
   folder = tmp_path / "prm800k"
   (folder / "data").mkdir(parents=True)
   for phase in (1, 2):
@@ -37,16 +30,18 @@ def source(tmp_path, raw_rows):
 
 
 def leftovers(folder):
+  """The hidden, temporary entries of a folder."""
   return list(folder.glob(".*"))
 
 
-def test_the_command(tmp_path, source):
-  """One command writes the dataset and a manifest whose numbers add up, and prints where."""
+def test_the_command_writes_dataset_and_manifest(tmp_path, source):
+  """One command writes the dataset and a manifest whose numbers add up, and prints its path."""
   output = tmp_path / "out"
-  code, out, err = run("--dataset=prm800k", f"--source={source}", f"--output={output}")
-  assert code == 0, err
-  assert f"manifest   {output / 'manifest.json'}" in out
-  assert "warning: no math_splits/test.jsonl" in err
+  flags = ("--dataset=prm800k", f"--source={source}", f"--output={output}")
+  run = conftest.call_script("prepare_data.py", *flags)
+  assert run.returncode == 0, run.stderr
+  assert f"manifest   {output / 'manifest.json'}" in run.stdout
+  assert "warning: no math_splits/test.jsonl" in run.stderr
   manifest = json.loads((output / "manifest.json").read_text())
   train, test = manifest["splits"]["train"], manifest["splits"]["test"]
   # 3 rows in each phase; the problem "What is 2 + 3?" of one is in the test split
@@ -65,10 +60,11 @@ def test_the_command(tmp_path, source):
 
 
 def test_options_of_a_recipe(tmp_path, source):
-  """A recipe's options can be changed from the command line, and the manifest says so."""
-  flags = (f"--source={source}", f"--output={tmp_path / 'out'}", "--phases=phase2")
-  code, _, err = run(*flags, "--recipe_options.neutral=drop", "--recipe_options.unfinished=keep")
-  assert code == 0, err
+  """The command line can change a recipe's options, and the manifest records them."""
+  flags = [f"--source={source}", f"--output={tmp_path / 'out'}", "--phases=phase2"]
+  flags += ["--recipe_options.neutral=drop", "--recipe_options.unfinished=keep"]
+  run = conftest.call_script("prepare_data.py", *flags)
+  assert run.returncode == 0, run.stderr
   manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
   name = "paper(neutral=drop, unfinished=keep)"
   expected = replace(recipes.RECIPES["paper"], name=name, neutral="drop", unfinished="keep")
@@ -80,7 +76,7 @@ def test_options_of_a_recipe(tmp_path, source):
 
 
 def test_problems_of_math_splits_do_not_train(tmp_path, source):
-  """Training rows of the 500 test problems are dropped and listed."""
+  """Training rows of the 500 test problems of MATH are dropped and listed."""
   problem = {"problem": "Add 2 to  3.", "solution": "", "answer": "5", "subject": "", "level": 1}
   (source / "math_splits").mkdir()
   (source / "math_splits" / "test.jsonl").write_text(json.dumps(problem | {"unique_id": ""}) + "\n")
@@ -91,18 +87,18 @@ def test_problems_of_math_splits_do_not_train(tmp_path, source):
 
 
 def test_bad_records_fail_or_are_counted(tmp_path, source):
-  """A bad record stops the command and leaves nothing; under skip it is counted and quoted."""
+  """A bad record stops the command, which leaves nothing; under skip it is counted and quoted."""
   file = source / "data" / "phase2_train.jsonl"
   row = json.dumps(conftest.outcome_row()).replace('"rating": 1', '"rating": 2', 1)
   file.write_text(file.read_text() + row + "\n")
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
-  code, _, err = run(*flags)
-  assert code == 1
-  assert f'prepare_data.py: {file}:4: "label.steps[0].completions[0].rating" is 2: ' in err
+  run = conftest.call_script("prepare_data.py", *flags)
+  assert run.returncode == 1
+  assert f'prepare_data.py: {file}:4: "label.steps[0].completions[0].rating" is 2: ' in run.stderr
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
-  code, out, err = run(*flags, "--on_bad_record=skip")
-  assert code == 0, err
-  assert 'rating" is 2' in out
+  run = conftest.call_script("prepare_data.py", *flags, "--on_bad_record=skip")
+  assert run.returncode == 0, run.stderr
+  assert 'rating" is 2' in run.stdout
   manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
   train = manifest["splits"]["train"]
   assert manifest["bad_records"]["count"] == train["dropped"]["bad_record"] == 1
@@ -113,15 +109,15 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
 
 
 def test_an_empty_list_of_test_problems_is_an_error(tmp_path, source):
-  """Without a word, nothing would be kept from training on what is tested on."""
+  """An empty list of test problems is an error, because no test problem would be dropped."""
   (source / "math_splits").mkdir()
   (source / "math_splits" / "test.jsonl").touch()
   with pytest.raises(BadLine, match=r"math_splits/test.jsonl: empty"):
     prepare.prepare_prm800k(tmp_path / "out", source=source)
 
 
-def test_existing_output(tmp_path, source):
-  """Only an earlier output is replaced, on request, and it stays if the new one fails."""
+def test_only_an_earlier_output_is_replaced(tmp_path, source):
+  """Only an earlier output is replaced, only on request, and it stays if the new one fails."""
   output = tmp_path / "out"
   prepare.prepare_prm800k(output, source=source)
   with pytest.raises(FileExistsError, match="give --overwrite"):
@@ -140,21 +136,14 @@ def test_existing_output(tmp_path, source):
   assert len(prm800k.stored_records(output, "test")) == 4
 
 
-def test_killed_midway(tmp_path, source):
-  """SIGKILL in the middle leaves no half dataset, and the next run succeeds and tidies up."""
+def test_a_killed_run_leaves_no_dataset(tmp_path, source):
+  """A run killed midway leaves no dataset, and the next one removes its temporary files."""
   file = source / "data" / "phase2_train.jsonl"
   file.write_text(file.read_text() * 2000)
   output = tmp_path / "out"
-  script = conftest.ROOT / "scripts" / "prepare_data.py"
-  command = [sys.executable, str(script), f"--source={source}", f"--output={output}"]
-  process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(conftest.ROOT)})
-  deadline = time.monotonic() + 50
-  while not leftovers(tmp_path) and time.monotonic() < deadline:
-    time.sleep(0.01)
-  time.sleep(0.3)
-  assert process.poll() is None
-  process.kill()
-  process.wait()
+  processes = jobs.start("prepare_data.py", f"--source={source}", f"--output={output}")
+  jobs.wait_for(lambda: any(tmp_path.glob(".*/**/*.array_record*")), processes)
+  jobs.kill(processes)
   assert not output.exists() and len(leftovers(tmp_path)) == 1
   file.write_text(json.dumps(conftest.outcome_row()) + "\n")
   prepare.prepare_prm800k(output, source=source)
@@ -162,7 +151,7 @@ def test_killed_midway(tmp_path, source):
 
 
 def test_training_reads_what_the_manifest_counts(tmp_path, source):
-  """The trees of a split have the labels that the manifest counts, whatever the dataset."""
+  """The trees of each split have the labels that the manifest counts, for each dataset."""
   generator = arithmetic.Generator(train_problems=10, test_problems=5, candidates=2)
   manifests = {
     "a": prepare.prepare_arithmetic(tmp_path / "a", generator),
@@ -181,8 +170,8 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
 
 
 @pytest.mark.shared_data
-def test_the_real_sample(tmp_path, prm800k_sample):
-  """The real rows are prepared whole, with no training problem among the test problems."""
+def test_the_real_sample_is_prepared_whole(tmp_path, prm800k_sample):
+  """The real rows give the counted labels, and no training problem is a test problem."""
   manifest = prepare.prepare_prm800k(tmp_path / "out", source=prm800k_sample)
   assert manifest["total"]["rows"] == {"read": 940, "kept": 933}
   assert manifest["total"]["labels"] == {"1": 5722, "0": 479, "-1": 857}
@@ -199,7 +188,7 @@ def test_the_real_sample(tmp_path, prm800k_sample):
 
 @pytest.mark.beam
 def test_beam_writes_the_same_bytes(tmp_path, source, monkeypatch):
-  """Shards, TFDS's description and the manifest are those of one process, to the byte."""
+  """Apache Beam writes the same files as one process, byte for byte, and reports bad records."""
   monkeypatch.setattr(prm800k.Builder, "SHARD_BYTES", 1000)
   with open(source / "data" / "phase2_train.jsonl", "a") as f:
     f.write('{"labeler": 3}\n' + json.dumps(conftest.phase1_row()) + "\n")

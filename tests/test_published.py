@@ -1,4 +1,4 @@
-"""Published readouts give the scores of their authors' own procedures."""
+"""Published reward models have the scores of their authors' own procedures."""
 
 import dataclasses
 import functools
@@ -19,14 +19,14 @@ from prm_jax.scoring.scorer import Scorer
 
 PROBLEM = "What is  3 + 4 - 2?"
 ORDINARY = ("Step 1: 3 + 4 = 7.", "So 7 - 2 = 5.", "The answer is: 5")
-# White space at both ends and alone, letters that no merge knows, ends like a separator's start.
+# Outer and sole white space, letters that no merge has, ends that look like separators.
 ODD = ("  so we have 7 .\t", " ", "\u00e9 \u4eae e\u0301 \\frac{1}{2}", "+", "5\r", "-  -")
-EXACT = 2e-6  # float32 against float64 heads, packed against alone
+EXACT = 2e-6  # tolerance for float32 against float64 heads, and packed against alone
 
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory):
-  """Of a readout's name: a tiny directory, and the scorer that reads it."""
+  """Returns a function from a readout's name to a tiny published model and its scorer."""
 
   @functools.cache
   def make(name):
@@ -37,12 +37,12 @@ def published(tmp_path_factory):
 
 
 def steps_for(name):
-  """Ordinary and odd steps that the readout's tokenizer can write: Mistral's lacks a letter."""
+  """Returns ordinary and odd steps; Mistral's tokenizer cannot encode one of the letters."""
   return tuple(s for s in ORDINARY + ODD if name != "math-shepherd" or "\u4eae" not in s)
 
 
 @pytest.mark.parametrize("name", readouts.PUBLISHED)
-def test_scores_are_those_of_the_authors_procedure(published, name):
+def test_scores_equal_those_of_the_authors_procedure(published, name):
   """Packed scoring gives the scores of the authors' procedure, run on each solution alone."""
   own, scorer = published(name)
   steps = steps_for(name)
@@ -50,15 +50,15 @@ def test_scores_are_those_of_the_authors_procedure(published, name):
   assert [p.shape for p in given] == [(len(steps), 2), (1, 2), (len(steps), 2)]
   np.testing.assert_allclose(given[0].sum(1), 1, rtol=1e-6)
   expected = own.authors(PROBLEM, steps)
-  assert np.ptp(expected) > 1e-5  # else any position would do
+  assert np.ptp(expected) > 1e-5  # otherwise a wrong position could pass
   np.testing.assert_allclose(given[0][:, 1], expected, atol=EXACT)
   np.testing.assert_allclose(given[1][:, 1], own.authors(PROBLEM, steps[:1]), atol=EXACT)
   np.testing.assert_array_equal(given[2], given[0])
 
 
 @pytest.mark.parametrize(("name", "benchmark"), models.BENCHMARK_AUTHORS)
-def test_a_benchmarks_own_layout_gives_its_scores(published, name, benchmark):
-  """Where a benchmark's code prepares problem and steps in another way, its scores are given."""
+def test_scores_equal_those_of_a_benchmarks_own_layout(published, name, benchmark):
+  """A benchmark's name selects the layout of its code, and so the scores of that code."""
   own, plain = published(name)
   loaded = Scorer.load_model(own.directory, name, benchmark=benchmark)
   scorer = dataclasses.replace(loaded, row_length=128)
@@ -80,7 +80,7 @@ def test_a_benchmarks_own_layout_gives_its_scores(published, name, benchmark):
 @pytest.mark.reference
 @pytest.mark.parametrize("name", readouts.PUBLISHED)
 def test_scores_equal_the_authors_on_torch(published, name):
-  """Weights, tokenizer and template, read by transformers: the same step scores."""
+  """Transformers, given the same directory, computes the same step scores."""
   import torch
   import transformers
 
@@ -101,7 +101,7 @@ def test_scores_equal_the_authors_on_torch(published, name):
 
 
 @pytest.mark.parametrize("name", [name for name in readouts.PUBLISHED if name != "trl-joined"])
-def test_ids_are_those_of_the_authors_text(published, name):
+def test_ids_equal_those_of_the_authors_text(published, name):
   """Token ids equal those of the authors' procedure, and reads are at its tags."""
   own, scorer = published(name)
   tree, seen = scorer.encode(PROBLEM, ORDINARY), []
@@ -116,8 +116,8 @@ def test_ids_are_those_of_the_authors_text(published, name):
     assert (tree.tokens[tree.read_positions[:-1] + 1] == own.encode("+")[0]).all()
 
 
-def test_several_separator_tokens_are_read_at_the_last(published):
-  """TRL labels the last token of a separator that has several."""
+def test_a_separator_of_several_tokens_is_read_at_the_last(published):
+  """As in TRL, steps are read at the last token of a separator that has several."""
   own, _ = published("trl")
   layout = readouts.PUBLISHED["trl"](tokenizers.load(own.directory), {}, ".\n ###\n")
   ends = own.encode(".\n ###\n")
@@ -131,7 +131,7 @@ def test_several_separator_tokens_are_read_at_the_last(published):
   ("settings", "first"),
   [({"bos_token": "<|im_start|>"}, "<|im_start|>"), ({"bos_token": None}, ""), ({}, "")],
 )
-def test_trl_puts_a_first_token_that_the_tokenizer_would_not(published, settings, first):
+def test_trl_begins_with_the_configured_bos_token(published, settings, first):
   """TRL's first token is the configured bos_token, even if the tokenizer adds none by itself."""
   own, _ = published("trl")
   tokenizer = tokenizers.load(own.directory)
@@ -141,7 +141,7 @@ def test_trl_puts_a_first_token_that_the_tokenizer_would_not(published, settings
 
 
 @pytest.mark.parametrize("name", ["trl", "skywork-o1-prm"])
-def test_a_first_token_that_decodes_to_nothing(tmp_path, name):
+def test_a_first_token_without_text_is_found_by_its_name(tmp_path, name):
   """A first token that is a control symbol without text is found by its name."""
   tokenizers.train_sentencepiece(["a b c 1 2 3"] * 9, tmp_path / "tokenizer.model", 310)
   settings = {"bos_token": "<s>", "add_bos_token": False}
@@ -153,7 +153,7 @@ def test_a_first_token_that_decodes_to_nothing(tmp_path, name):
   assert tokenizer.decode(tree.tokens[1:]).replace("\n", "") == "ab"
 
 
-@pytest.mark.parametrize("name", readouts.PUBLISHED)
+@pytest.mark.parametrize("name", ["qwen2.5-math-prm", "rlhflow", "skywork-o1-prm", "trl"])
 def test_probabilities_of_exactly_zero_stay_in_place(published, name):
   """Probabilities of exactly 0 and 1 stay at their steps (Qwen's authors drop zeros)."""
   _, scorer = published(name)
@@ -165,7 +165,7 @@ def test_probabilities_of_exactly_zero_stay_in_place(published, name):
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-math-prm", "rlhflow", "skywork-o1-prm", "trl"])
-def test_special_tokens_in_a_text_are_letters(published, name):
+def test_special_tokens_spelled_out_in_a_step_are_plain_letters(published, name):
   """Special tokens spelled out in a step are plain letters: they add no read and end no turn."""
   own, scorer = published(name)
   specials = "".join(models.SPECIALS[models.MODELS[name][0]])
@@ -210,10 +210,10 @@ LLAMA = models.TEMPLATES["llama"]
     ("{{ bos_token }}{{ '<|start_header_id|>' }}...", ""),
   ],
 )
-def test_the_system_turn_is_the_templates(published, template, system):
-  """The system turn follows the chat template: Llama 3.1 has one with a date, Llama 3 none.
+def test_the_system_turn_follows_the_chat_template(published, template, system):
+  """The system turn is that of the chat template: Llama 3.1's has a date, Llama 3 has none.
 
-  What is taken without a template is said in the contract's prompt; another template is refused.
+  Without a template, the contract's prompt states the assumption; another template is refused.
   """
   own, _ = published("rlhflow")
   tokenizer = tokenizers.load(own.directory)
@@ -235,7 +235,7 @@ def test_the_system_turn_is_the_templates(published, template, system):
     ("trl", "", "--readout=: expected one of qwen2.5-math-prm, math-shepherd, "),
   ],
 )
-def test_the_wrong_readout_says_what_is_missing(published, directory_of, name, message):
+def test_a_readout_of_another_model_is_an_error(published, directory_of, name, message):
   """A directory without the readout's head, tag or special token is an error that names it."""
   own, _ = published(directory_of)
   with pytest.raises(ValueError, match=message):
@@ -243,13 +243,13 @@ def test_the_wrong_readout_says_what_is_missing(published, directory_of, name, m
 
 
 def test_a_head_of_another_shape_is_refused(published, tmp_path):
-  """A head of another shape is an error with both shapes, and training starts from no head."""
+  """A head of another shape is an error with both shapes, and training refuses a published head."""
   own, _ = published("trl")
   for file in own.directory.iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
-  found = {name: tensor.read() for name, tensor in weights.tensors(own.directory).items()}
-  found["score.weight"] = np.zeros((3, 16), np.float32)
-  safetensors_files.write_directory(tmp_path, found.items())
+  tensors = {name: tensor.read() for name, tensor in weights.tensors(own.directory).items()}
+  tensors["score.weight"] = np.zeros((3, 16), np.float32)
+  safetensors_files.write_directory(tmp_path, tensors.items())
   with pytest.raises(ValueError, match=r"score.weight is \[3, 16\], expected \[2, 16\]"):
     Scorer.load_model(tmp_path, "trl")
   own, _ = published("skywork-o1-prm")
@@ -258,14 +258,14 @@ def test_a_head_of_another_shape_is_refused(published, tmp_path):
 
 
 def test_a_tokenizer_of_another_model_is_refused(published):
-  """Tokens beyond the embedding are an error that shows the numbers."""
+  """A token beyond the rows of the embedding is an error with the number of rows."""
   small = dataclasses.replace(published("trl")[1], vocab_size=300)
   with pytest.raises(SolutionError, match="beyond the embedding's 300 rows"):
     small.probabilities([("Janet has 16 eggs", ("sells the others.",))])
 
 
-def test_bfloat16_is_near(published):
-  """bfloat16 parameters give probabilities near those of float32."""
+def test_bfloat16_is_close_to_float32(published):
+  """bfloat16 parameters give probabilities close to those of float32."""
   own, scorer = published("rlhflow")
   half = Scorer.load_model(own.directory, "rlhflow", "bfloat16")
   assert {str(x.dtype) for x in jax.tree.leaves(half.params["blocks"])} == {"bfloat16"}
@@ -296,34 +296,34 @@ def test_score_py_reads_a_published_model(published, tmp_path):
   assert contract["tokenizer_hash"] == contract["sha256"]["tokenizer.json"]
 
 
-def refused(*flags):
-  """What score.py says as it ends with an error."""
+def error_of(*flags):
+  """Runs score.py, which must fail; returns its error output."""
   done = call_script("score.py", *flags)
   assert done.returncode == 1
   return done.stderr
 
 
-def test_score_py_says_which_line_a_layout_refuses(published, tmp_path):
-  """A solution that a layout refuses is an error with file and line; nothing is written."""
+def test_score_py_names_the_line_that_a_layout_refuses(published, tmp_path):
+  """A solution that a layout refuses is an error with file and line, and nothing is written."""
   own, _ = published("math-shepherd")
   source = tmp_path / "in.jsonl"
   source.write_text('{"problem": "p", "steps": ["a"]}\n{"problem": "p", "steps": ["a ки"]}\n')
   flags = (f"--model={own.directory}", "--readout=math-shepherd", f"--input={source}")
-  assert f"{source}:2: step 0 ends with the tag" in refused(*flags, f"--output={tmp_path}/o.jsonl")
+  assert f"{source}:2: step 0 ends with the tag" in error_of(*flags, f"--output={tmp_path}/o.jsonl")
   assert list(tmp_path.iterdir()) == [source]
 
 
-def test_score_py_wants_one_model(tmp_path):
-  """score.py takes either a checkpoint or a model, with the flags that belong to it."""
+def test_score_py_takes_a_checkpoint_or_a_model(tmp_path):
+  """score.py refuses flags of a checkpoint together with those of a model."""
   flags = ("--checkpoint=a", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
-  assert "give one of --checkpoint=DIR and --model=DIR" in refused(*flags)
+  assert "give one of --checkpoint=DIR and --model=DIR" in error_of(*flags)
   assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["o.jsonl", "o.jsonl.contract.json"])
-def test_outputs_are_tried_first(tmp_path, name):
+def test_score_py_tries_its_outputs_before_it_loads_the_model(tmp_path, name):
   """Scores or a contract that cannot be written are an error before the model is loaded."""
   (tmp_path / name).mkdir()
   flags = ("--model=nowhere", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
-  assert f"score.py: {tmp_path}/{name}: is a directory" in refused(*flags)
+  assert f"score.py: {tmp_path}/{name}: is a directory" in error_of(*flags)
   assert [path.name for path in tmp_path.iterdir()] == [name]

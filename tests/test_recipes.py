@@ -1,4 +1,4 @@
-"""Recipes: which labels PRM800K's rows become, against what is known of each reading."""
+"""Recipes turn PRM800K's rows into the labels that the paper and other readers count."""
 
 import itertools
 import json
@@ -23,11 +23,12 @@ def convert(row, recipe, source="phase1_train.jsonl:1", objective="process"):
 
 
 def nodes(tree):
+  """The (step, parent, label) of each node of a tree."""
   return list(zip(tree.steps, tree.parents, tree.labels))
 
 
-def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
-  """Only the chosen completion is continued; a human one is the path where none was chosen."""
+def test_the_chosen_or_human_completion_is_continued():
+  """The path continues with the chosen completion, or the human one where none was chosen."""
   tree = convert(conftest.phase1_row(), PAPER)
   assert nodes(tree) == [
     ("Count.", -1, 0),
@@ -45,7 +46,7 @@ def test_phase1_alternatives_are_siblings_and_human_steps_the_path():
 
 
 def test_unrated_steps_are_context():
-  """An unrated step on the path stays without a label, but not after the last label."""
+  """An unrated step on the path stays as context, unless no labelled step follows it."""
   tree = convert(conftest.unrated_row(), PAPER, "phase2_train.jsonl:2")
   assert nodes(tree) == [("First.", -1, None), ("2+3=5", 0, 1)]
   trl = replace(RECIPES["trl"], phases=(1, 2))
@@ -55,7 +56,7 @@ def test_unrated_steps_are_context():
 
 
 def test_labels_stop_at_the_first_error_on_the_path():
-  """The paper labels up to and including the first error; an option keeps the rest."""
+  """The paper's labels end with the first error on the path; an option keeps the later ones."""
   beside = step(completion("a", -1), completion("b", 1), chosen=1)
   first = step(completion("c", -1), completion("d", 0), chosen=0)
   row = make_row([beside, first, step(completion("e", 1))])
@@ -65,9 +66,10 @@ def test_labels_stop_at_the_first_error_on_the_path():
 
 
 def test_each_option():
-  """Each named option does what it says, alone."""
+  """Each option of a recipe changes only the labels that it names."""
 
   def labels(row, source="phase1_train.jsonl:1", **options):
+    """The label of each step with these options, or the rule that dropped the row."""
     tree = convert(row, replace(PAPER, **options), source)
     return tree if isinstance(tree, str) else dict(zip(tree.steps, tree.labels))
 
@@ -99,8 +101,8 @@ def test_each_option():
   assert labels(neutral, source="phase2_test.jsonl:1", phases=(1,)) == "phase"
 
 
-def test_a_broken_path_ends_the_tree():
-  """Steps after one where nothing was chosen hang on an unknown prefix: they are not glued on."""
+def test_steps_after_a_step_without_a_choice_are_dropped():
+  """Steps after one where nothing was chosen are dropped, because their prefix is unknown."""
   row = make_row([step(completion("a", 0), chosen=None), step(completion("b", 1))])
   trees, counts = recipes.convert_all(prm800k.numbered([row], "phase2_train.jsonl"), PAPER)
   assert nodes(trees[0]) == [("a", -1, 0)]
@@ -117,7 +119,7 @@ def test_a_broken_path_ends_the_tree():
   ],
 )
 def test_outcomes(row, expected):
-  """The outcome is the pre-generated answer's, or that of a path labelled to its end."""
+  """The outcome is that of the pre-generated answer, or of a path labelled to its end."""
   tree = convert(row, PAPER, objective="outcome")
   if isinstance(expected, str):
     assert tree == expected
@@ -129,8 +131,8 @@ def test_outcomes(row, expected):
     assert list(tree.steps) == steps
 
 
-def test_outcome_right_by_wrong_steps():
-  """A right answer reached by wrong steps is a right outcome; without the truth there is none."""
+def test_the_outcome_depends_on_the_answer_alone():
+  """A right answer after wrong steps is a right outcome; without a true answer there is none."""
   row = conftest.phase2_row()
   row["question"]["pre_generated_answer"] = " 5"
   assert convert(row, PAPER, objective="outcome").outcome is True
@@ -139,7 +141,7 @@ def test_outcome_right_by_wrong_steps():
 
 
 def test_duplicates_and_test_problems():
-  """Repeats are counted and, by option, dropped; problems tested on never train."""
+  """Duplicates are counted and dropped by an option; test problems are always dropped."""
   rows = [conftest.phase2_row(), conftest.outcome_row(), conftest.phase2_row()]
   three = list(prm800k.numbered(rows, "phase2_train.jsonl"))
   trees, counts = recipes.convert_all(three, PAPER)
@@ -154,10 +156,13 @@ def test_duplicates_and_test_problems():
 @pytest.fixture(scope="module")
 def real(prm800k_sample):
   """The records of the real sample, by split."""
-  files = {s: [f"phase{phase}_{s}.jsonl" for phase in (1, 2)] for s in ("train", "test")}
   return {
-    split: [each for name in names for each in prm800k.read_records(prm800k_sample / name)]
-    for split, names in files.items()
+    split: [
+      record
+      for phase in (1, 2)
+      for record in prm800k.read_records(prm800k_sample / f"phase{phase}_{split}.jsonl")
+    ]
+    for split in ("train", "test")
   }
 
 
@@ -176,7 +181,7 @@ REAL = {
 @pytest.mark.shared_data
 @pytest.mark.parametrize(("recipe", "split"), REAL)
 def test_recipes_on_real_records(real, recipe, split):
-  """Each recipe's labels on real rows are the counted ones, and every rating is accounted for."""
+  """A recipe gives the hand-counted labels of real rows, and each rating is kept or dropped."""
   trees, counts = recipes.convert_all(real[split], RECIPES[recipe])
   kept, positive, neutral, negative, dropped = REAL[recipe, split]
   assert counts["rows"] == {"read": len(real[split]), "kept": kept}
@@ -189,13 +194,13 @@ def test_recipes_on_real_records(real, recipe, split):
 
 
 @pytest.mark.shared_data
-def test_a_label_is_read_once(real):
-  """TRL emits 220 labels for the 75 of six real rows, which have 73 steps after their prefix."""
+def test_each_real_label_is_read_once(real):
+  """Six real rows give their 75 labels once each, not the 220 that TRL's converter emits."""
   six = {f"phase{phase}_{split}.jsonl:1" for phase in (1, 2) for split in ("train", "test")}
   six |= {"phase1_test.jsonl:2", "phase1_test.jsonl:3"}
-  rows = [each for each in itertools.chain(*real.values()) if each.source in six]
+  rows = [record for record in itertools.chain(*real.values()) if record.source in six]
   trees, counts = recipes.convert_all(rows, replace(RECIPES["trl"], phases=(1, 2)))
-  distinct = set()
+  distinct = set()  # steps after their prefix
   for tree in trees:
     prefixes = []
     for text, parent in zip(tree.steps, tree.parents):

@@ -1,26 +1,19 @@
-"""What rerank.py writes and prints: page, table, CSV, JSON, errors."""
+"""The outputs of rerank.py: page, table, CSV, JSON, figures, errors."""
 
 import csv
-import functools
 import io
 import json
-import pathlib
 import re
 
 import pytest
-from conftest import call_script, run_script
+from conftest import call_script
 from scored_files import generated, ranked, rated, samples_of, shown_on, write, written
 
 from prm_jax.evaluation import report as report_lib
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-
-run = functools.partial(run_script, "rerank.py")
-
-
-def test_csv(tmp_path):
-  """The CSV has every number of the report, unrounded, whatever characters a name has."""
+def test_csv_has_every_number(tmp_path):
+  """The CSV has every number of the report, unrounded, and names with any characters."""
   records = [r | {"subject": 'a "b",\nc'} for r in generated()]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, [1, 3], band="generation", methods=["orm", "majority"])
@@ -45,7 +38,7 @@ def test_csv(tmp_path):
 
 
 def test_csv_has_no_formulas(tmp_path):
-  """A group name that a spreadsheet would run is escaped; negative numbers are not."""
+  """A group's name that a spreadsheet would run is escaped; a negative number is not."""
   names = ["=1+1", "+1", "-1", "@A", "\tA"]
   records = [r | {"subject": names[int(r["unique_id"][3:])]} for r in generated(5)]
   samples = samples_of(tmp_path / "scored.jsonl", records)
@@ -57,7 +50,7 @@ def test_csv_has_no_formulas(tmp_path):
 
 
 def test_table_shows_no_control_characters(tmp_path):
-  """Control characters from a file do not reach the terminal."""
+  """Control characters of a file do not reach the terminal."""
   records = [r | {"subject": "\x1b[2Jx\ny" + "z" * 60} for r in generated()]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   report, _ = ranked(samples, methods=["orm"])
@@ -70,7 +63,7 @@ def test_table_shows_no_control_characters(tmp_path):
 
 
 def test_text_from_files_is_escaped(tmp_path):
-  """Nothing in a problem, step, answer or file name can run on the page."""
+  """No text of a problem, step, answer or file name becomes markup of the page."""
   attack = "<script>alert(1)</script>"
   keys = ("problem", "answer", "ground_truth_answer", "subject", "level")
   steps = [attack, '"><img src=x onerror=alert(1)>']
@@ -85,42 +78,40 @@ def test_text_from_files_is_escaped(tmp_path):
   assert re.findall(r"https?://[^\s\"']*", page) == ["http://www.w3.org/1998/Math/MathML"]
 
 
-def test_command_line(tmp_path):
-  """The script prints table, JSON or CSV; the files are there.
-
-  One line on standard error says how to rank by a number that has no use; the flag does it.
-  """
+def test_rerank_py_prints_and_writes_a_report(tmp_path):
+  """rerank.py prints a table, JSON or CSV, writes its files, and warns of unused numbers."""
   records = [r | {"my_rm": i / 7} for i, r in enumerate(generated())]
   path, out = write(tmp_path / "scored.jsonl", records), tmp_path / "out"
   warning = "warning: no method uses the numbers my_rm; to rank by one: --score my_rm\n"
-  done = run(f"--input={path}", f"--output_dir={out}", "--format=csv")
-  assert done.returncode == 0, done.stderr
-  assert f"rerank.py: {warning}" in done.stderr and "my_rm" not in done.stdout
-  assert str(out / "report.html") in done.stderr
+
+  def run(*flags):
+    flags = (f"--input={path}", f"--output_dir={out}", "--resamples=256", *flags)
+    completed = call_script("rerank.py", *flags)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout, completed.stderr
+
+  printed, errors = run("--format=csv", "--n=3")
+  assert f"rerank.py: {warning}" in errors and "my_rm" not in printed
+  assert str(out / "report.html") in errors
   flags = ("--score=my_rm", "--label=My RM", "--figures", "svg", "pdf", "svg")
-  flags += ("--n", 1, 3, "--neutral=negative")
-  done = run(f"--input={path}", f"--output_dir={out}", *flags)
-  assert done.returncode == 0, done.stderr
-  assert "warning" not in done.stderr and re.search(r"\nmy_rm - majority +\S", done.stdout)
-  assert "prm_product - orm" in done.stdout
+  printed, errors = run(*flags, "--n", 1, 3, "--neutral=negative")
+  assert "warning" not in errors and re.search(r"\nmy_rm - majority +\S", printed)
+  assert "prm_product - orm" in printed
   for name in ("report.json", "best_of_n.png", "report.html"):
-    assert str(out / name) in done.stdout and (out / name).stat().st_size > 1000
-  assert f"{out}/best_of_n.svg\n{out}/best_of_n.pdf\n" in done.stdout
+    assert str(out / name) in printed and (out / name).stat().st_size > 1000
+  assert f"{out}/best_of_n.svg\n{out}/best_of_n.pdf\n" in printed
   assert "My RM" in (out / "report.html").read_text()
   assert "My RM</text>" in (out / "best_of_n.svg").read_text()
   report = json.loads((out / "report.json").read_text())
   assert (report["n"], report["neutral"]) == ([1, 3], "negative")
-  flags = ("--methods", "orm", "--format=json", "--n=all")
-  done = run(f"--input={path}", f"--output_dir={out}", *flags)
-  assert done.returncode == 0, done.stderr
-  assert json.loads(done.stdout) == json.loads((out / "report.json").read_text())
-  assert str(out / "report.html") in done.stderr and "warning" not in done.stderr
+  printed, errors = run("--methods", "orm", "--format=json", "--n=all")
+  assert json.loads(printed) == json.loads((out / "report.json").read_text())
+  assert str(out / "report.html") in errors and "warning" not in errors
 
 
 @pytest.mark.parametrize("n", [[1], [1, 2, 3], range(1, 9)])
-def test_curves_stand_at_their_n(tmp_path, n):
-  """Markers are at N, so no curve crosses the oracle's; intervals are beside, each nearer to its N
-  than to another."""
+def test_markers_and_intervals_are_at_their_n(tmp_path, n):
+  """A curve's markers are drawn at N, and its intervals nearest to their own N."""
   samples = samples_of(tmp_path / "a.jsonl", generated(candidates=8))
   report, _ = ranked(samples, n, methods=["oracle", "orm", "prm_product", "majority", "random"])
   figure = report_lib.draw_curves(report)
@@ -135,7 +126,7 @@ def test_curves_stand_at_their_n(tmp_path, n):
 
 
 def test_figures_for_papers(tmp_path):
-  """PDF embeds TrueType fonts, SVG has text; a figure that is drawn again gives the same bytes."""
+  """A PDF embeds TrueType fonts, an SVG has text, and drawing again gives the same bytes."""
   report, _ = ranked(samples_of(tmp_path / "a.jsonl", generated()), methods=["orm", "majority"])
   figure = report_lib.draw_curves(report)
   png = report_lib.encoded(figure)
@@ -150,12 +141,12 @@ def test_figures_for_papers(tmp_path):
     assert report_lib.encoded(again, kind) == data
 
 
-def test_command_line_errors(tmp_path):
-  """Bad input ends with a message and a non-zero status, without a traceback or a report."""
+def test_bad_input_leaves_no_report(tmp_path):
+  """Bad input or flags end rerank.py with a message and status 1, and no file is written."""
   path, out = write(tmp_path / "scored.jsonl", [rated(), "{"]), tmp_path / "out"
-  done = run("--input", path, "--output_dir", out)
-  assert done.returncode == 1
-  assert done.stderr.startswith(f"rerank.py: {path}:2: not JSON")
+  completed = call_script("rerank.py", "--input", path, "--output_dir", out)
+  assert completed.returncode == 1
+  assert completed.stderr.splitlines()[-1].startswith(f"rerank.py: {path}:2: not JSON")
   assert not out.exists()
   flags = (f"--input={write(path, [rated(my_rm=1)])}", f"--output_dir={out}")
   again = "named twice among inputs and outputs; give another name"
@@ -166,7 +157,7 @@ def test_command_line_errors(tmp_path):
     ("--score=my_mr", f"{path}:1: {nearest}"),
     ("--n=2", "n=[2]: expected whole numbers in 1..1"),
   ):
-    done = call_script("rerank.py", *flags, flag)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"rerank.py: {message}")
+    completed = call_script("rerank.py", *flags, flag)
+    assert completed.returncode == 1
+    assert completed.stderr.splitlines()[-1].startswith(f"rerank.py: {message}")
     assert not [*out.glob("*")]

@@ -1,4 +1,4 @@
-"""From samples to the report: curves against counting, choices, breakdowns, bands."""
+"""Reports of best-of-N: curves against counting, methods, breakdowns, bands, odd data."""
 
 import fractions
 import functools
@@ -15,11 +15,11 @@ from prm_jax.evaluation import page
 from prm_jax.evaluation import report as report_lib
 from prm_jax.evaluation.scored_samples import read_scored_samples
 
-SOME = {"methods": ["prm_product", "orm"]}  # where it does not matter which: votes take long
+SOME = {"methods": ["prm_product", "orm"]}  # for tests of any methods: votes take long
 
 
 @pytest.mark.shared_data
-def test_released_row(shared):
+def test_prm_score_of_a_released_row(shared):
   """The product of a released row's rating_probs is its prm_score to 1e-12."""
   path = shared / "data/reranking/openai_scored_sample.jsonl"
   row = json.loads(path.read_text())
@@ -35,7 +35,7 @@ def test_released_row(shared):
 
 
 def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
-  """A prm_score that contradicts its rating_probs is one notice, with the first such line."""
+  """Scores that contradict their rating_probs give one notice, which names the first line."""
   records = [rated(prm_score=0.1), rated(prm_score=0.5)]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   (notice,) = ranked(samples, methods=["oracle"])[0]["notices"]
@@ -44,7 +44,7 @@ def test_a_wrong_prm_score_is_a_warning_that_names_the_line(tmp_path):
 
 
 def test_curves_equal_counting(tmp_path):
-  """Every curve equals the mean over all subsets of the candidates in the file."""
+  """Every curve equals the mean over all subsets of N candidates of a problem."""
   records = list(generated())
   samples = samples_of(tmp_path / "scored.jsonl", records)
   methods = ["oracle", "random", "all_correct", "majority", "weighted_orm", "weighted_mean_orm"]
@@ -94,7 +94,7 @@ def test_curves_equal_counting(tmp_path):
 
 @pytest.mark.shared_data
 def test_real_samples_equal_counting(shared):
-  """On real candidates every curve equals a count over all subsets, in exact fractions."""
+  """On real candidates every curve equals a count over all subsets in exact fractions."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   pools = [json.loads(line)["samples"] for line in path.read_text().splitlines()]
   report, _ = ranked(read_scored_samples([path]), range(1, 9))
@@ -146,7 +146,7 @@ def test_report_schema(tmp_path):
 
 
 def test_chosen_methods(tmp_path):
-  """Methods asked for are computed in their order, whatever else is; an unknown one is an error."""
+  """Methods keep the order of --methods and their values; an unknown method is an error."""
   samples = samples_of(tmp_path / "scored.jsonl", generated())
   alone, _ = ranked(samples, methods=["weighted_prm_min", "orm"])
   assert list(alone["curves"]) == alone["drawn"] == ["weighted_prm_min", "orm"]
@@ -168,7 +168,7 @@ def test_chosen_methods(tmp_path):
   ],
 )
 def test_methods_that_a_file_does_not_allow(tmp_path, keys, standard, name, message):
-  """A method whose keys are missing, or no weights of votes, is absent; asked for, an error."""
+  """A method whose keys the file lacks is left out, and an error if --methods names it."""
   samples = samples_of(tmp_path / "scored.jsonl", [rated(**keys), rated(**keys)])
   report, paths = written(samples, tmp_path)
   assert list(report["curves"]) == [*standard, "oracle", "random"]
@@ -180,8 +180,8 @@ def test_methods_that_a_file_does_not_allow(tmp_path, keys, standard, name, mess
     ranked(samples, methods=[name])
 
 
-def test_breakdowns(tmp_path):
-  """The curves of a breakdown's groups, weighted by size, average to the curve of all."""
+def test_groups_average_to_all_problems(tmp_path):
+  """The curves of a breakdown's groups, weighted by size, average to the curve of all problems."""
   records = [r | {"subject": "AB"[r["level"] - 1]} for r in generated(problems=12)]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   options = {"methods": ["orm", "majority", "oracle"]}
@@ -203,8 +203,8 @@ def test_breakdowns(tmp_path):
     ranked(samples_of(tmp_path / "b.jsonl", [rated()]), by=["level"])
 
 
-def test_difficulty(tmp_path):
-  """Difficulty groups are fifths by share of right candidates; cut off ones count as wrong."""
+def test_difficulty_groups(tmp_path):
+  """Groups of difficulty are fifths by share of right candidates; cut-off ones count as wrong."""
   right = [2, 0, 4, 3, 1, 2]
   records = [
     rated(f"Problem {p}", i < count, "3" if i < count else "4")
@@ -229,7 +229,7 @@ def test_difficulty(tmp_path):
 
 @pytest.mark.parametrize("band", ["simultaneous", "generation"])
 def test_bands(tmp_path, band):
-  """The requested band is computed, and report, page and table name it."""
+  """The band of --band is computed, and report, page and table name it."""
   samples = samples_of(tmp_path / "scored.jsonl", generated(12, 10))
   some = {"n": [1, 2, 5, 10], "methods": ["orm", "majority", "oracle", "all_correct"]}
   report, paths = written(samples, tmp_path, band=band, **some)
@@ -248,13 +248,13 @@ def test_bands(tmp_path, band):
     assert report["paired"] == ranked(samples, **some)[0]["paired"]
     for name, curve in report["curves"].items():
       # The jackknife can say nothing of votes, or where half of the candidates are drawn.
-      there = [name in ("orm", "oracle")] * 2 + [False, False]
+      bounded = [name in ("orm", "oracle")] * 2 + [False, False]
       for key in ("low", "high"):
-        assert [bound is not None for bound in curve[key]] == there
+        assert [bound is not None for bound in curve[key]] == bounded
 
 
-def test_noise_of_votes(tmp_path):
-  """Curves, groups and differences have the Monte-Carlo error of sampled votes, exact ones none."""
+def test_sampled_votes_have_a_standard_error(tmp_path):
+  """Curves, groups and differences have the Monte-Carlo error of sampled votes."""
   samples = samples_of(tmp_path / "scored.jsonl", generated(12, 10))
   methods = ["weighted_mean_orm", "orm", "majority", "weighted_orm"]
   report, _ = ranked(samples, [1, 3, 10], methods=methods, by=["level"])
@@ -271,8 +271,8 @@ def test_noise_of_votes(tmp_path):
   np.testing.assert_allclose(both, noise["weighted_orm"], atol=1e-12)
 
 
-def test_more_methods_than_styles(tmp_path):
-  """A figure draws at most eight methods; a notice names the others, and tables have all."""
+def test_a_figure_draws_at_most_eight_methods(tmp_path):
+  """Of many methods a figure draws eight, each in its own style, and a notice names the others."""
   samples = samples_of(tmp_path / "scored.jsonl", generated())
   methods = ["oracle", "random", *methods_lib.RANKED, "all_correct", "majority"]
   report, paths = written(samples, tmp_path, methods=methods)
@@ -280,11 +280,12 @@ def test_more_methods_than_styles(tmp_path):
   (notice,) = [each for each in report["notices"] if "the figures show" in each]
   assert notice.endswith("the first 8 methods, without all_correct, majority")
   assert notice.removeprefix("the") in paths[2].read_text()
-  assert len(set(report_lib._styles(report).values())) == 8
+  (axes,) = report_lib.draw_curves(report).axes
+  assert len({(line.get_color(), line.get_marker()) for line in axes.get_lines()}) == 8
 
 
 def test_every_n(tmp_path):
-  """--n all gives exact curves at every N and only the votes named; tables show some N."""
+  """`--n all` gives every N, without votes that --methods does not name; tables show some N."""
   samples = samples_of(tmp_path / "scored.jsonl", generated(5, 50))
   scores = methods_lib.solution_scores(samples)
   chosen, (notice,) = methods_lib.choose(samples, scores, [], every_n=True)
@@ -305,8 +306,8 @@ def test_every_n(tmp_path):
   assert report_lib.shown(range(10, 310, 10)) == [0, 1, 3, 6, 12, 25, 29]
 
 
-def test_bundle_without_its_sources(tmp_path):
-  """A bundle gives the same curves; without its sources a notice replaces the examples."""
+def test_a_bundle_without_its_sources(tmp_path):
+  """A bundle gives the curves of its sources; if they are gone, a notice replaces solutions."""
   path = tmp_path / "scored.jsonl"
   bundled(samples_of(path, generated()), tmp_path / "bundle")
   whole, _ = ranked(read_scored_samples([path]), methods=["orm", "prm_product"])
@@ -317,8 +318,8 @@ def test_bundle_without_its_sources(tmp_path):
   assert f"no solutions to show: {path}: " in report["notices"][-1]
 
 
-def test_missing_candidates(tmp_path):
-  """A candidate without an answer is never chosen; pad_short says how lacking ones count."""
+def test_candidates_without_an_answer_are_never_chosen(tmp_path):
+  """A candidate without an answer is drawn but never chosen, and pad_short counts absent ones."""
   records = [rated("A", right=False, answer=None, score=0.99), rated("A", score=0.1), rated("B")]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   for pad_short, expected in ((True, [0.5, 1.0]), (False, [0.75, 1.0])):
@@ -328,32 +329,30 @@ def test_missing_candidates(tmp_path):
 
 
 def solved(report, name="random"):
+  """Returns the accuracy of a method at each N."""
   return report["curves"][name]["accuracy"]
 
 
-def test_joined_problems_are_suspected(tmp_path):
-  """Where a text has twice the usual candidates, the notice names the key that tells them apart."""
+def test_a_text_of_several_problems_is_suspected(tmp_path):
+  """If a problem's text has twice the usual candidates, a notice recommends unique_id."""
   records = [rated(text) for text in ("A", "B", "B", "C") for _ in range(3)]
   report, _ = ranked(samples_of(tmp_path / "a.jsonl", records), methods=["random"])
   assert "one problem text stands for several problems" in report["notices"][0]
   assert "give each its unique_id" in report["notices"][0]
 
 
-def test_n_counts_the_candidates_that_there_are(tmp_path):
-  """Problems with fewer candidates than others do not count the lacking ones as wrong.
-
-  Of a file that says how many were generated, the missing ones were cut off, and count as wrong.
-  """
+def test_absent_candidates_are_wrong_only_if_the_file_says_so(tmp_path):
+  """Absent candidates do not count, unless `drawn` says that they were generated and cut off."""
   records = [rated("A"), *(rated("B", right=i < 2, level="2") for i in range(4))]
-  of = functools.partial(ranked, methods=["random"])
-  report, _ = of(samples_of(tmp_path / "a.jsonl", records), n=[1, 4])
+  rank = functools.partial(ranked, methods=["random"])
+  report, _ = rank(samples_of(tmp_path / "a.jsonl", records), n=[1, 4])
   assert solved(report) == pytest.approx([3 / 4, 3 / 4])
   assert "N counts those that exist, and a larger N draws all" in report["notices"][0]
   assert "give each its unique_id" not in report["notices"][0]
-  said = [r | {"drawn": 4} for r in records]
-  report, _ = of(samples_of(tmp_path / "b.jsonl", said), n=[1, 4])
+  counted = [r | {"drawn": 4} for r in records]
+  report, _ = rank(samples_of(tmp_path / "b.jsonl", counted), n=[1, 4])
   assert solved(report) == pytest.approx([(1 / 4 + 1 / 2) / 2, (1 + 1 / 2) / 2])
-  assert "3 are missing that were generated and cut off, as the file says" in report["notices"][0]
+  assert "3 more were generated and cut off, as the file says" in report["notices"][0]
   more = [r | {"drawn": 8} for r in records]
   report, _ = ranked(samples_of(tmp_path / "c.jsonl", more), methods=["oracle"])
   assert report["n"] == [1, 2, 4, 8]
@@ -361,22 +360,22 @@ def test_n_counts_the_candidates_that_there_are(tmp_path):
   assert ranked(again, methods=["oracle"])[0]["curves"] == report["curves"]
 
 
-def test_openai_s_release_counts_1860_solutions(tmp_path):
-  """Its README says that solutions were cut off; it is known by its ids and its largest number."""
+def test_openais_release_counts_1860_solutions(tmp_path):
+  """A problem of OpenAI's release, known by its ids, counts 1,860 solutions; others do not."""
   keys = {"rating_probs": ..., "steps": []}
   record = {k: v for k, v in rated("A", unique_id="test/algebra/1.json").items() if k not in keys}
-  of = functools.partial(ranked, n=[1], methods=["random"])
+  rank = functools.partial(ranked, n=[1], methods=["random"])
   records = [record] * 1860 + [record | {"problem": "B", "unique_id": "test/algebra/2.json"}]
-  report, _ = of(samples_of(tmp_path / "a.jsonl", records))
+  report, _ = rank(samples_of(tmp_path / "a.jsonl", records))
   assert solved(report) == pytest.approx([(1 + 1 / 1860) / 2])
   others = [r | {"unique_id": r["unique_id"].removesuffix(".json")} for r in records]
-  report, _ = of(samples_of(tmp_path / "b.jsonl", others))
+  report, _ = rank(samples_of(tmp_path / "b.jsonl", others))
   assert solved(report) == pytest.approx([1])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
-def test_scores_that_are_equal_on_paper_tie(tmp_path, order):
-  """0.7 + 0.2, 0.9 + 0 and 0.3 + 0.6 differ in their last digit; so do products in other orders."""
+def test_scores_that_differ_by_rounding_tie(tmp_path, order):
+  """Scores that are equal in exact arithmetic tie, although float sums and products differ."""
   pairs = [(0.7, 0.2), (0.9, 0.0), (0.3, 0.6)]
   records = []
   for i, which in enumerate(order):
@@ -388,8 +387,8 @@ def test_scores_that_are_equal_on_paper_tie(tmp_path, order):
     assert report["curves"][name]["accuracy"] == pytest.approx([1 / 3]), name
 
 
-def test_many_empty_slots_are_refused(tmp_path, monkeypatch):
-  """A table of mostly nothing, as of one problem with very many candidates, is not allocated."""
+def test_a_large_mostly_empty_table_is_refused(tmp_path, monkeypatch):
+  """A table of mostly absent candidates is an error, not an allocation of much memory."""
   monkeypatch.setattr("prm_jax.evaluation.candidate_table.MAX_SLOTS", 100)
   records = [rated(f"P{i}") for i in range(30)] + [rated("Q")] * 15
   with pytest.raises(ValueError, match=r"a.jsonl: 31 problems with up to 15 candidates, but 45 in"):
@@ -400,7 +399,7 @@ def test_many_empty_slots_are_refused(tmp_path, monkeypatch):
 
 
 def test_any_text_is_a_level_or_subject(tmp_path):
-  """Digits that int() does not take, very long numbers, controls that reverse text."""
+  """Levels and subjects may be any text, and the page shows no control characters."""
   odd = ["cm²", "x" * 5000 + "9" * 5000, "a\x00", "\u202e1 leveL", "٣", "", "=1+1"]
   records = [rated(f"P{i}", level=text, subject=text) for i, text in enumerate(odd)]
   records.append(rated("Q", level="2"))
@@ -411,7 +410,7 @@ def test_any_text_is_a_level_or_subject(tmp_path):
 
 
 def test_any_json_is_a_right_answer(tmp_path):
-  """The page shows it as text; report.json stays JSON."""
+  """The page shows a right answer of any JSON type as text, and report.json stays JSON."""
   truths = [math.nan, {"a": [1]}, 10**30, True, "\x00\u2067"]
   records = []
   for i, truth in enumerate(truths):
@@ -424,7 +423,7 @@ def test_any_json_is_a_right_answer(tmp_path):
 
 
 def test_huge_scores(tmp_path):
-  """Scores at the ends of float64 are ranked, voted with and shown."""
+  """Scores near the limits of float64 are ranked, weigh votes and are shown."""
   records = [rated("A", False, "4", orm=-1e308), rated("A", orm=1e308), rated("A", orm=0.0)]
   report, _ = written(samples_of(tmp_path / "a.jsonl", records), tmp_path / "out", n=[3])
   assert solved(report, "orm") == [1.0]

@@ -1,5 +1,6 @@
-"""Rewards for RL: each form is its definition, padding is nothing, trainers can call it."""
+"""Rewards for RL: each form agrees with its definition, and RL trainers can call the function."""
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -43,7 +44,7 @@ def slow_rewards(p, form, temperature=0.1):
 
 
 def slow_advantages(solutions, discount=1.0):
-  """Of the tokens of a prompt's completions, given as their lists of token rewards."""
+  """The advantages of the tokens of a prompt's completions, each a list of token rewards."""
   out = []
   for i, own in enumerate(solutions):
     others = [solution for j, solution in enumerate(solutions) if j != i]
@@ -59,9 +60,9 @@ def slow_advantages(solutions, discount=1.0):
 
 @functools.cache
 def solutions(seed=0):
-  """Random probabilities `[B, S]`, which are valid, and the ends of the steps among L tokens.
+  """Random probabilities `[B, S]`, which of them are valid, and the steps' ends among L tokens.
 
-  One solution has no step, one has them all; padding holds values that must not be seen.
+  One solution has no step, one has S; padding holds values that must not be used.
   """
   rng = np.random.default_rng(seed)
   count = np.array([0, S, *rng.integers(1, S + 1, B - 2)])
@@ -73,45 +74,32 @@ def solutions(seed=0):
 
 
 def padded(lists, size):
+  """The lists as rows of an array, with zeros at their ends."""
   return np.array([[*each, *[0.0] * (size - len(each))] for each in lists])
 
 
-def on_devices(*arrays):
-  """The arrays with their first axis over the eight devices."""
+def assert_under_vmap_and_sharded(function, expected, *arrays):
+  """Asserts the values of `function` under vmap, and jitted with the batch over eight devices."""
+  arrays = [jnp.asarray(x) for x in arrays]
+  np.testing.assert_allclose(jax.jit(jax.vmap(function))(*arrays), expected, **TOLERANCE)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(data=2, fsdp=4))
   sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-  return sharding, [jax.device_put(x, sharding) for x in arrays]
-
-
-def assert_everywhere(function, expected, *arrays):
-  """`function` gives what is expected under jit, under vmap and on a batch over eight devices."""
-  arrays, compiled = [jnp.asarray(x) for x in arrays], jax.jit(function)
-  for run in (compiled, jax.jit(jax.vmap(function))):
-    np.testing.assert_allclose(run(*arrays), expected, **TOLERANCE)
-  sharding, placed = on_devices(*arrays)
-  found = compiled(*placed)
-  np.testing.assert_allclose(found, expected, **TOLERANCE)
-  assert found.sharding.is_equivalent_to(sharding, found.ndim)
+  values = jax.jit(function)(*(jax.device_put(x, sharding) for x in arrays))
+  np.testing.assert_allclose(values, expected, **TOLERANCE)
+  assert values.sharding.is_equivalent_to(sharding, values.ndim)
 
 
 @pytest.mark.parametrize("form", rewards.FORMS)
 def test_step_rewards_are_their_definition(form):
-  """Each form is its slow definition on the valid steps, and zero elsewhere."""
+  """Each form agrees with its slow definition on the valid steps and is zero in padding."""
   p, valid, _ = solutions()
   expected = padded([slow_rewards(row[ok].tolist(), form) for row, ok in zip(p, valid)], S)
-  assert_everywhere(functools.partial(rewards.step_rewards, form=form), expected, p, valid)
-
-
-def test_product_rewards_add_up_to_the_product():
-  """The rewards of a solution add up to the score that score.py gives it."""
-  p, valid, _ = solutions()
-  total = rewards.step_rewards(p, valid, "product").sum(-1)
-  products = [np.prod(row[ok]) if ok.any() else 0 for row, ok in zip(p, valid)]
-  np.testing.assert_allclose(total, products, **TOLERANCE)
+  function = functools.partial(rewards.step_rewards, form=form)
+  assert_under_vmap_and_sharded(function, expected, p, valid)
 
 
 def test_minimum_rewards_tend_to_the_minimum():
-  """The sum goes to 2 min P - 1 as the temperature goes to 0, and to the mean far from it."""
+  """The sum tends to 2 min P - 1 as the temperature falls, and to the mean as it grows."""
   p, valid, _ = solutions()
   sums = lambda t: np.asarray(rewards.step_rewards(p, valid, "minimum", temperature=t).sum(-1))[1:]
   right = [row[ok] for row, ok in zip(p, valid)][1:]
@@ -127,8 +115,8 @@ def test_padding_has_no_gradient(form):
   """Gradients are finite at P of 0 and 1 and with NaN in padding, where they are zero."""
   p, valid, _ = solutions()
   weights = jnp.arange(1.0, S + 1)
-  of_sum = lambda p: (rewards.step_rewards(p, valid, form) * weights).sum()
-  gradient = np.asarray(jax.jit(jax.grad(of_sum))(jnp.asarray(p)))
+  total = lambda p: (rewards.step_rewards(p, valid, form) * weights).sum()
+  gradient = np.asarray(jax.jit(jax.grad(total))(jnp.asarray(p)))
   assert np.isfinite(gradient).all()
   assert not gradient[~valid].any() and gradient[valid].any()
 
@@ -137,7 +125,7 @@ def test_padding_has_no_gradient(form):
 def test_gradients_are_those_of_the_definition(form):
   """The gradient of each form is the slope of its slow definition, at P of 0 too.
 
-  There the log-odds of "implicit" are clipped.
+  "implicit" has no gradient at 0, where its log-odds are clipped.
   """
   p, valid = np.array([0.3, 0.9, 0.1 if form == "implicit" else 0.0, 0.6]), np.ones(4, bool)
   gradient = jax.jit(jax.grad(lambda p: (rewards.step_rewards(p, valid, form) ** 2).sum()))
@@ -147,7 +135,7 @@ def test_gradients_are_those_of_the_definition(form):
 
 
 def test_implicit_rewards_are_sums_over_steps():
-  """beta times the log-ratio, over the tokens after the step before up to the step's own end."""
+  """An implicit reward sums beta times the log-ratio over the step's tokens, its last included."""
   _, valid, ends = solutions()
   log_probs, reference = np.random.default_rng(1).normal(-3, 1, (2, B, L)).astype(np.float32)
   expected = np.zeros((B, S))
@@ -155,18 +143,19 @@ def test_implicit_rewards_are_sums_over_steps():
     first = ends[i, s - 1] + 1 if s else 0
     for t in range(first, ends[i, s] + 1):
       expected[i, s] += 0.05 * (float(log_probs[i, t]) - float(reference[i, t]))
-  assert_everywhere(rewards.implicit_step_rewards, expected, log_probs, reference, ends, valid)
+  arrays = log_probs, reference, ends, valid
+  assert_under_vmap_and_sharded(rewards.implicit_step_rewards, expected, *arrays)
 
 
 def test_step_rewards_stand_at_last_tokens():
-  """A step's reward is at its last token; one beyond a cut completion has no place."""
+  """A step's reward is at its last token; a step that ends after a cut completion gets no place."""
   _, valid, ends = solutions()
   values = np.random.default_rng(1).normal(size=(B, S)).astype(np.float32)
   expected = np.zeros((B, L))
   for i, s in np.argwhere(valid):
     expected[i, ends[i, s]] += values[i, s]
   place = lambda *arrays: rewards.at_tokens(*arrays, length=L)
-  assert_everywhere(place, expected, values, ends, valid)
+  assert_under_vmap_and_sharded(place, expected, values, ends, valid)
   cut = rewards.at_tokens(values, ends, valid, L // 2)
   np.testing.assert_allclose(cut, expected[:, : L // 2], **TOLERANCE)
 
@@ -181,14 +170,15 @@ def test_returns_are_discounted_sums():
       returns[:, t] = values[:, t] + discount * returns[:, t + 1]
     return returns[:, :L]
 
-  assert_everywhere(functools.partial(rewards.returns_to_go, discount=0.9), expected(0.9), values)
+  function = functools.partial(rewards.returns_to_go, discount=0.9)
+  assert_under_vmap_and_sharded(function, expected(0.9), values)
   compiled = jax.jit(rewards.returns_to_go)
   for discount in (1.0, 0.5, 0.0):
     np.testing.assert_allclose(compiled(values, discount), expected(discount), **TOLERANCE)
 
 
 def test_advantages_leave_one_out():
-  """Advantages are the slow definition's, for groups of prompts with an empty completion."""
+  """Advantages agree with their slow definition, in a group with an empty completion too."""
   rng = np.random.default_rng(1)
   lengths = rng.integers(1, L + 1, (B, G))
   lengths[0, 0] = 0
@@ -201,53 +191,42 @@ def test_advantages_leave_one_out():
   )
   # Sums of up to 24 normal rewards, less a mean, in float32.
   function = functools.partial(rewards.token_advantages, discount=0.9)
-  assert_everywhere(lambda *x: function(*x) / 10, expected(0.9) / 10, given, mask)
-  found = jax.jit(rewards.token_advantages)(given, mask)  # without a discount
-  np.testing.assert_allclose(found / 10, expected(1.0) / 10, **TOLERANCE)
+  assert_under_vmap_and_sharded(lambda *x: function(*x) / 10, expected(0.9) / 10, given, mask)
+  undiscounted = jax.jit(rewards.token_advantages)(given, mask)
+  np.testing.assert_allclose(undiscounted / 10, expected(1.0) / 10, **TOLERANCE)
   with pytest.raises(ValueError, match="G >= 2"):
     rewards.token_advantages(given[:, :1], mask[:, :1])
 
 
 def test_the_baseline_does_not_depend_on_steps():
-  """Cutting a step in two, at the same total reward, leaves the baseline of every token as it is.
+  """Cutting a step in two, with the same total reward, changes the baseline of no token.
 
-  A mean per step changes, for that completion and for the others (CJReinforce/PURE#2).
+  A mean per step would change (CJReinforce/PURE#2).
   """
   lengths, mask = (12, 20, 9), np.arange(L) < np.array([[12], [20], [9]])
   whole = [[(11, 0.8)], [(7, 0.5), (19, 0.4)], [(8, 0.1)]]
   cut = [[(5, 0.5), (11, 0.3)], *whole[1:]]
 
   @jax.jit
-  def taken_away(values):
+  def difference(values):
     return rewards.returns_to_go(values) - rewards.token_advantages(values, mask)
 
-  def per_token(steps):
+  def baseline(steps):
     values = np.zeros((3, L), np.float32)
     for i, each in enumerate(steps):
       for place, reward in each:
         values[i, place] = reward
-    # The difference from the returns-to-go is what the baseline takes away.
-    return np.asarray(taken_away(values))
+    return np.asarray(difference(values))
 
-  def per_step(steps):
-    means = [sum(r for _, r in each) / len(each) for each in steps]
-    values = np.zeros((3, L))
-    for i, each in enumerate(steps):
-      others = (sum(means) - means[i]) / 2
-      for place, _ in each:
-        values[i, place] = others
-    return np.cumsum(values[:, ::-1], 1)[:, ::-1]
-
-  np.testing.assert_allclose(per_token(whole)[mask], per_token(cut)[mask], **TOLERANCE)
-  assert np.abs(per_step(whole)[:, 0] - per_step(cut)[:, 0]).min() > 0.1
+  np.testing.assert_allclose(baseline(whole)[mask], baseline(cut)[mask], **TOLERANCE)
   # PURE subtracts b times a step's tokens at its end: the same from each step's first token on.
-  own = per_token(cut)[0]
+  own = baseline(cut)[0]
   b = (0.9 + 0.1) / (lengths[1] + lengths[2])
   np.testing.assert_allclose(own[[0, 6]], [12 * b, 6 * b], **TOLERANCE)
 
 
 def test_wrong_arguments_are_refused():
-  """An unknown form or shapes that differ are errors with the value."""
+  """An unknown form and shapes that differ are errors with the value."""
   p, valid, _ = solutions()
   with pytest.raises(ValueError, match=r"form='mean'.*product, minimum, raw"):
     rewards.step_rewards(p, valid, "mean")
@@ -256,7 +235,7 @@ def test_wrong_arguments_are_refused():
 
 
 class Letters:
-  """Rates a step by its letters: P(right) is the share of `r`; a step with `!` cannot be rated."""
+  """A rater: P(right) of a step is its share of the letter r; a step with "!" cannot be rated."""
 
   contract = StepContract("process", TWO_CLASSES, "\n\n", (1,), "", "none", "", "letters")
 
@@ -283,8 +262,7 @@ CASES = {  # completion -> the shares of r of its steps
 
 @pytest.mark.parametrize("form", rewards.FORMS)
 def test_a_reward_function_sums_the_rewards_of_steps(form):
-  """The reward is the sum over steps; nothing to rate gets that of one step that is wrong, but of
-  log-ratios 0."""
+  """A reward is the sum over steps; without steps it is that of a wrong one, or 0 if implicit."""
   function = RewardFunction(Letters(), form)
   found = function(prompts=["p"] * len(CASES), completions=list(CASES), trainer_state=None)
   nothing = [] if form == "implicit" else [0]
@@ -295,7 +273,7 @@ def test_a_reward_function_sums_the_rewards_of_steps(form):
 
 
 def test_chats_are_texts():
-  """Of chats, the user's last turn and the assistant's turns count; what has none is unreadable."""
+  """The problem of a chat is the user's last turn, its solution the assistant's turns."""
   chat = lambda *turns: [{"role": role, "content": content} for role, content in turns]
   prompt = chat(("system", "s"), ("user", "old"), ("assistant", "r"), ("user", "2+2?"))
   function = RewardFunction(rater := Letters())
@@ -309,7 +287,7 @@ def test_chats_are_texts():
 
 
 def test_the_problem_may_be_a_column():
-  """A prompt with instructions around the problem is not what the model is shown."""
+  """With `problem=`, the model reads the problem in that column; a missing column is an error."""
   rater = Letters()
   RewardFunction(rater, problem="question")(["Solve: 2+2"], ["r"], question=["2+2"], answer=["4"])
   assert rater.seen == [("2+2", ["r"])]
@@ -320,7 +298,7 @@ def test_the_problem_may_be_a_column():
 
 
 def test_batches_of_any_size_share_programs():
-  """Sizes of batches and numbers of steps are padded to powers of two before they are compiled."""
+  """Batches of 33 to 64 completions run one compiled program."""
   compiled, function = rewards.step_rewards._cache_size(), RewardFunction(Letters())
   for count in range(33, 65):
     function(["p"] * count, ["r\n\nx"] * count)
@@ -328,20 +306,22 @@ def test_batches_of_any_size_share_programs():
 
 
 def test_step_rewards_can_be_placed_on_tokens():
-  """The character ends of steps find the tokens, and the tokens' rewards add up to the reward."""
+  """The rewards at the tokens that the character ends of steps give add up to the reward."""
   function = RewardFunction(Letters())
   prompts, completions = ["p"] * len(CASES), list(CASES)
-  at_tokens = jax.jit(rewards.at_tokens, static_argnames="length")
-  of_steps = function.step_rewards(prompts, completions)
+  step_rewards = function.step_rewards(prompts, completions)
   totals = function(prompts, completions)
-  for completion, steps, total in zip(completions, of_steps, totals):
+  for completion, steps, total in zip(completions, step_rewards, totals):
     token_ends = np.arange(3, len(completion) + 3, 3)  # tokens of three characters
     ends = np.searchsorted(token_ends, steps.ends)
-    given = jnp.asarray(steps.rewards), jnp.asarray(ends), jnp.ones(len(ends), bool)
-    placed = at_tokens(*given, length=len(token_ends))
+    given = np.array(steps.rewards), ends, np.ones(len(ends), bool)
+    placed = rewards.at_tokens(*map(jnp.asarray, given), length=len(token_ends))
     assert placed.sum() == pytest.approx(total)
     assert all(completion[end - 1] in "rx" for end in steps.ends)
-  assert of_steps[4].ends == [2, 8, 12]
+  assert step_rewards[4].ends == [2, 8, 12]
+
+
+OUTCOME = dataclasses.replace(Letters.contract, objective="outcome")
 
 
 @pytest.mark.parametrize(
@@ -350,29 +330,20 @@ def test_step_rewards_can_be_placed_on_tokens():
     ({"form": "mean"}, "form='mean'"),
     ({"temperature": 0.0}, "temperature=0.0"),
     ({"temperature": 1e-40}, "temperature=1e-40"),
-    (
-      {
-        "rater": types.SimpleNamespace(
-          contract=StepContract(
-            "outcome", ("incorrect", "correct"), "\n", (1,), "", "none", "", "x"
-          )
-        )
-      },
-      "'outcome'",
-    ),
+    ({"rater": types.SimpleNamespace(contract=OUTCOME)}, "'outcome'"),
   ],
 )
 def test_wrong_reward_functions_are_refused(options, message):
-  """A form, a temperature or a model that gives no step rewards is an error at once."""
+  """An unknown form, too low a temperature and a model that rates no steps are errors at once."""
   with pytest.raises(ValueError, match=message):
     RewardFunction(**{"rater": Letters()} | options)
 
 
 def as_tunix_calls(reward_fn, prompts, completions, config, **columns):
-  """How tunix 0.1.7 calls a reward function: `SequenceRewardManager`, tunix/rl/reward_manager.py.
+  """The rewards as tunix 0.1.7 logs them: `SequenceRewardManager`, tunix/rl/reward_manager.py.
 
-  Fields of the algorithm's config are passed to parameters of their name; a length that differs is
-  an error that needs `__name__`; the values become a column of a float array.
+  It passes fields of the algorithm's config to parameters of their name, uses `__name__` in an
+  error if the lengths differ, and puts the values in a column of a float array.
   """
   named = inspect.signature(reward_fn).parameters
   passed = {k: v for k, v in config.items() if k in named and k not in columns}
@@ -384,7 +355,7 @@ def as_tunix_calls(reward_fn, prompts, completions, config, **columns):
 
 
 def as_trl_calls(reward_func, prompts, completions, ids, columns):
-  """How trl 1.16.0 calls one: `GRPOTrainer._calculate_rewards`, trl/trainer/grpo_trainer.py."""
+  """The rewards by name, as trl 1.16.0 computes them: `GRPOTrainer._calculate_rewards`."""
   assert not inspect.iscoroutinefunction(reward_func.__call__)
   besides = {"trainer_state": object(), "log_extra": print, "log_metric": print}
   values = reward_func(
@@ -394,8 +365,8 @@ def as_trl_calls(reward_func, prompts, completions, ids, columns):
   return {reward_func.__name__: np.asarray(values, np.float32)}
 
 
-def test_trainers_can_call_it():
-  """As tunix and TRL call reward functions, with the columns of the dataset as NumPy or lists."""
+def test_tunix_and_trl_can_call_a_reward_function():
+  """A call as tunix makes it, with NumPy columns, and one as TRL does, with lists, give rewards."""
   prompts, completions = ["Solve: 2+2", "Solve: 3+3"], ["rr\n\nrx", ""]
   function = RewardFunction(rater := Letters(), problem="question")
   questions = ["2+2", "3+3"]
@@ -418,9 +389,10 @@ def test_trainers_can_call_it():
 
 @pytest.fixture
 def example(arithmetic_data, tmp_path, monkeypatch):
-  """Runs an example of docs/rewards.md, below a heading, beside a tiny reward model.
+  """Returns a function that runs an example of docs/rewards.md in a folder with a tiny model.
 
-  Gives the calls of the reward function: prompts, completions, columns and what it returned.
+  It takes the example's heading and returns the calls of the reward function, each as prompts,
+  completions, columns and rewards.
   """
   monkeypatch.chdir(tmp_path)
   tokenizer = tokenizers.load(arithmetic_data)
@@ -448,7 +420,7 @@ def example(arithmetic_data, tmp_path, monkeypatch):
 
 
 def assert_rewards(calls, generations):
-  """Every call had a problem of its own for each completion and returned a reward for each."""
+  """Asserts that every call has a problem and a finite reward for each completion."""
   assert calls
   for prompts, completions, columns, found in calls:
     assert len(prompts) == len(completions) == len(columns["question"]) == len(found)
@@ -459,7 +431,7 @@ def assert_rewards(calls, generations):
 
 @pytest.mark.reference
 def test_the_example_of_tunix_runs(example):
-  """The documentation's example trains a toy policy with tunix's own GRPO learner."""
+  """The example in the documentation trains a toy policy with tunix's GRPO learner."""
   common = pytest.importorskip("tunix.tests.test_common")
   import grain
   import optax
@@ -500,7 +472,7 @@ def test_the_example_of_tunix_runs(example):
 
 @pytest.mark.reference
 def test_the_example_of_trl_runs(example, tmp_path, monkeypatch):
-  """The documentation's example trains a toy policy with TRL's own GRPO trainer."""
+  """The example in the documentation trains a toy policy with TRL's GRPO trainer."""
   trl = pytest.importorskip("trl")
   import tokenizers as fast
   import torch

@@ -1,10 +1,11 @@
-"""Step labels from rollouts: what is asked for, what it tells, and that nothing is lost."""
+"""Step labels from rollouts: which rollouts are made, the labels from them, and resuming."""
 
 import contextlib
 import dataclasses
 import functools
 import itertools
 import json
+import math
 import random
 import shutil
 
@@ -28,20 +29,20 @@ from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solutio
 from prm_jax.training import loop
 
 PROBLEMS = [*arithmetic.distinct_problems(0, 12, arithmetic.Setting())]
-PROBLEMS_A_KILL = 100  # in a campaign of kills: a second of work
+PROBLEMS_A_KILL = 100  # in `test_campaign_of_kills`: a second of work
 
 
 @dataclasses.dataclass
 class Oracle:
-  """Goes on rightly from right steps, and never from wrong ones; notes what it is asked."""
+  """An engine whose rollouts from right steps may be right, and from wrong ones never are."""
 
   share: float = 1.0  # of rollouts from right steps that are right
-  asked: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+  asked: list[tuple[str, ...]] = dataclasses.field(default_factory=list)  # steps of each rollout
 
   def generate(self, prompts, n, sampling, limits):
-    of = {each.text: each for each in PROBLEMS}
+    problems = {each.text: each for each in PROBLEMS}
     for i, prompt in enumerate(prompts):
-      problem, steps = of[prompt.problem], tuple(each.rstrip("\n") for each in prompt.begun)
+      problem, steps = problems[prompt.problem], tuple(each.rstrip("\n") for each in prompt.begun)
       steps = tuple(each.replace("# Answer ", "# Answer\n\n") for each in steps)
       self.asked += [steps] * n
       right = -1 not in arithmetic.rate(problem, steps)
@@ -51,18 +52,19 @@ class Oracle:
         yield Completion(i, k, f"# Answer\n\n{answer}", "stop", None, None, 7)
 
 
-def solved(seed: int = 0, each: int = 4) -> list[tuple[Problem, list[arithmetic.Solution]]]:
-  """Problems with solutions of the simulated solver."""
-  rng, out = np.random.default_rng(seed), []
-  for of in PROBLEMS:
-    solutions = [arithmetic.solve(of, rng) for _ in range(each)]
-    own = [Solution({}, x.steps, True, x.answer == of.answer) for x in solutions]
-    out.append((Problem(of.text, str(of.answer), own), solutions))
-  return out
+def solved(seed: int = 0, each: int = 4) -> tuple[list[Problem], list[list[int]]]:
+  """Problems with solutions of the simulated solver, and the true ratings of each solution."""
+  rng, problems, ratings = np.random.default_rng(seed), [], []
+  for given in PROBLEMS:
+    solutions = [arithmetic.solve(given, rng) for _ in range(each)]
+    own = [Solution({}, x.steps, True, x.answer == given.answer) for x in solutions]
+    problems.append(Problem(given.text, str(given.answer), own))
+    ratings += [x.ratings for x in solutions]
+  return problems, ratings
 
 
-def annotated(engine, problems, s: Settings, tmp_path, batch=None) -> list[list[dict]]:
-  """The output lines of each problem."""
+def annotated(engine, problems, s: Settings, tmp_path) -> list[dict]:
+  """The output lines of all solutions."""
   make = lambda text, seed: Prompt("", text, "\n", seed)
   path = tmp_path / f"{random.random()}.journal"
   with (
@@ -71,59 +73,57 @@ def annotated(engine, problems, s: Settings, tmp_path, batch=None) -> list[list[
   ):
     given = (Sampling(), Limits(20), "\n", grader, s, 3, {"labeller": "x"})
     rollouts.Annotator(engine, make, *given).run(problems, range(len(problems)), journal)
-    return [journal.done[i] for i in range(len(problems))]
-
-
-def first_error(ratings) -> int | None:
-  return next((i for i, rating in enumerate(ratings) if rating < 0), None)
+    return [line for i in range(len(problems)) for line in journal.done[i]]
 
 
 @pytest.mark.parametrize("search", ["all", "binary"])
 @pytest.mark.parametrize("count", [1, 6])
 def test_a_perfect_model_finds_the_first_error(search, count, tmp_path):
-  """By all steps and by a binary search, in solutions with a wrong answer; and labels end there."""
-  pairs = solved()
-  lines = annotated(
-    Oracle(), [p for p, _ in pairs], Settings(search=search, rollouts=count), tmp_path
-  )
+  """With perfect rollouts the labels are the true ones, up to the first error.
+
+  A binary search looks for errors only in solutions with a wrong answer.
+  """
+  problems, ratings = solved()
+  lines = annotated(Oracle(), problems, Settings(search=search, rollouts=count), tmp_path)
   wrong = 0
-  for (_, solutions), found in zip(pairs, lines):
-    for solution, line in zip(solutions, found):
-      first = first_error(solution.ratings)
-      if search == "binary" and line["is_correct"]:  # nothing to search for
-        first = None
-      # A wrong chain may restate its way back: rates of later steps do not matter.
-      expected = [True] * len(solution.steps)
-      if first is not None:
-        wrong += 1
-        expected = [True] * first + [False] + [None] * (len(expected) - first - 1)
-      assert line["labels"] == expected
-      assert all((label is None) == (source is None) for label, source in zip(
-        line["labels"], line["provenance"]["sources"]))  # fmt: skip
+  for exact, line in zip(ratings, lines, strict=True):
+    first = next((i for i, rating in enumerate(exact) if rating < 0), None)
+    if search == "binary" and line["is_correct"]:
+      first = None
+    # A wrong chain may restate its way back: the ratings of later steps do not matter.
+    expected = [True] * len(exact)
+    if first is not None:
+      wrong += 1
+      expected = [True] * first + [False] + [None] * (len(exact) - first - 1)
+    assert line["labels"] == expected
+    unlabelled = [source is None for source in line["provenance"]["sources"]]
+    assert unlabelled == [label is None for label in expected]
   assert wrong > 5
 
 
-def test_a_binary_search_asks_about_few_steps_and_equal_beginnings_are_asked_once(tmp_path):
-  """At most log2 of the steps of a solution, rounded up, and each beginning of a problem once."""
-  pairs = solved(each=1)
+def test_a_binary_search_makes_rollouts_from_few_steps(tmp_path):
+  """A solution with a wrong answer takes rollouts from at most log2 of its steps, rounded up."""
+  problems, _ = solved(each=1)
   oracle = Oracle()
-  annotated(oracle, [p for p, _ in pairs], Settings(search="binary", rollouts=1), tmp_path)
-  most = sum(
-    int(np.ceil(np.log2(len(p.solutions[0].steps)))) for p, _ in pairs if not p.solutions[0].right
-  )
-  assert 0 < len(oracle.asked) <= most
-  pairs = solved(each=6)
+  annotated(oracle, problems, Settings(search="binary", rollouts=1), tmp_path)
+  wrong = [x for p in problems for x in p.solutions if not x.right]
+  assert 0 < len(oracle.asked) <= sum(math.ceil(math.log2(len(x.steps))) for x in wrong)
+
+
+def test_solutions_with_equal_first_steps_share_their_rollouts(tmp_path):
+  """Each sequence of first steps of a problem has its rollouts once."""
+  problems, _ = solved(each=6)
   oracle = Oracle()
-  annotated(oracle, [p for p, _ in pairs], Settings(labels="counts", rollouts=2), tmp_path)
-  beginnings = {
-    (p.text, x.steps[:i]) for p, _ in pairs for x in p.solutions for i in range(1, len(x.steps))
+  annotated(oracle, problems, Settings(labels="counts", rollouts=2), tmp_path)
+  prefixes = {
+    (p.text, x.steps[:i]) for p in problems for x in p.solutions for i in range(1, len(x.steps))
   }
-  assert len(oracle.asked) == 2 * len(beginnings)
+  assert len(oracle.asked) == 2 * len(prefixes)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.8])
 def test_stopping_early_changes_no_hard_label(share):
-  """For every sequence of eight outcomes: the label once it is enough is that of all eight."""
+  """Rollouts of a step stop as soon as no outcome of the rest could change its label."""
   s, stops = Settings(rollouts=8, wrong_share=share), []
   for outcomes in itertools.product((0, 1), repeat=8):
     whole = rollout_labels.is_wrong(Count(8, sum(outcomes)), s)
@@ -140,16 +140,15 @@ def test_stopping_early_changes_no_hard_label(share):
 
 
 def test_rollouts_stop_when_the_interval_is_narrow(tmp_path):
-  """At the first round whose 95 % Wilson interval is as narrow as asked, and not before."""
+  """Rollouts of a step end at the first round whose 95 % Wilson interval is narrow enough."""
   s = Settings(labels="counts", rollouts=64, width=0.3)
-  pairs = solved(each=2)
-  lines = annotated(Oracle(share=0.7), [p for p, _ in pairs], s, tmp_path)
+  lines = annotated(Oracle(share=0.7), solved(each=2)[0], s, tmp_path)
 
   def width(k: int, n: int) -> float:
     p, z = k / n, stats.norm.ppf(0.975)
     return 2 * z / (1 + z**2 / n) * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
 
-  counts = [tuple(x) for line in itertools.chain(*lines) for x in line["rollouts"] if x]
+  counts = [tuple(x) for line in lines for x in line["rollouts"] if x]
   assert {n for _, n in counts} >= {12, 16} and max(n for _, n in counts) < 64
   for k, n in counts:
     assert n % rollouts.ROUND == 0 and width(k, n) <= 0.3
@@ -160,27 +159,22 @@ def test_rollouts_stop_when_the_interval_is_narrow(tmp_path):
     )
 
 
-def test_soft_labels_and_counts_are_those_of_the_rollouts(tmp_path):
-  """Of every step; the last one's are of the solution's own answer."""
-  pairs = solved(each=2)
-  for labels in ("soft", "counts"):
-    s = Settings(labels=labels, rollouts=5)
-    for line in itertools.chain(*annotated(Oracle(0.6), [p for p, _ in pairs], s, tmp_path)):
-      assert line["provenance"]["sources"] == ["rollouts"] * (len(line["steps"]) - 1) + ["answer"]
-      right = 5 * line["is_correct"]
-      counts = [*line["rollouts"][:-1], [right, 5]]
-      assert line["rollouts"][-1] is None
-      assert line["labels"] == ([k / n for k, n in counts] if labels == "soft" else counts)
-    pairs = solved(each=2)
+@pytest.mark.parametrize("labels", ["soft", "counts"])
+def test_soft_labels_and_counts_are_those_of_the_rollouts(labels, tmp_path):
+  """Each step's label is of its rollouts, but the last step's is of the solution's answer."""
+  s = Settings(labels=labels, rollouts=5)
+  for line in annotated(Oracle(0.6), solved(each=2)[0], s, tmp_path):
+    assert line["provenance"]["sources"] == ["rollouts"] * (len(line["steps"]) - 1) + ["answer"]
+    counts = [*line["rollouts"][:-1], [5 * line["is_correct"], 5]]
+    assert line["rollouts"][-1] is None
+    assert line["labels"] == ([k / n for k, n in counts] if labels == "soft" else counts)
 
 
-def test_tolerant_labels_soften_what_is_just_before_the_first_error(tmp_path):
-  """SCAN's rule, stated slowly: 1, then share / confidence of the last two, 0, then nothing."""
-  pairs = solved(seed=2)
-  problems = [p for p, _ in pairs]
-  lines = annotated(Oracle(0.7), problems, Settings(labels="tolerant", rollouts=12), tmp_path)
+def test_tolerant_labels_soften_the_two_steps_before_the_first_error(tmp_path):
+  """By SCAN's rule a step is 1, and near the first error its share over the model's confidence."""
+  s = Settings(labels="tolerant", rollouts=12)
   softened = 0
-  for line in itertools.chain(*lines):
+  for line in annotated(Oracle(0.7), solved(seed=2)[0], s, tmp_path):
     confidence = np.divide(*line["provenance"]["problem"])
     counts = [*line["rollouts"][:-1], [12 * line["is_correct"], 12]]
     first = next((i for i, x in enumerate(counts) if x and not x[0]), None)
@@ -197,47 +191,45 @@ def test_tolerant_labels_soften_what_is_just_before_the_first_error(tmp_path):
 
 
 def test_problems_that_the_model_does_not_solve_get_no_labels(tmp_path):
-  """Below --sure, and no rollout is spent on their steps."""
-  pairs = solved(each=1)
-  oracle = Oracle(0.3)
-  lines = annotated(oracle, [p for p, _ in pairs], Settings(rollouts=4, sure=0.5), tmp_path)
-  unsure = [line for (line,) in lines if np.divide(*line["provenance"]["problem"]) < 0.5]
+  """A problem solved less often than --sure has no labels and costs no rollouts of its steps."""
+  s = Settings(rollouts=4, sure=0.5)
+  lines = annotated(Oracle(0.3), solved(each=1)[0], s, tmp_path)
+  unsure = [line for line in lines if np.divide(*line["provenance"]["problem"]) < 0.5]
   assert 0 < len(unsure) < len(lines)
   for line in unsure:
     assert {*line["labels"]} == {None} and line["provenance"]["spent"]["rollouts"] == 4
-  assert "the model is not sure" in "\n".join(rollouts.table([*itertools.chain(*lines)]))
+  assert "the model is not sure" in "\n".join(rollouts.table(lines))
 
 
 @pytest.mark.usefixtures("one_device")
 def test_labels_do_not_depend_on_the_batch_or_on_other_problems(text_run, tmp_path):
-  """Seeds are of problem, steps and round: one slot at a time, or all at once, or alone."""
+  """A problem alone, or in batches of another size, gets the same rollouts and labels."""
   s = Settings(labels="counts", rollouts=2)
-  pairs = [solved(each=2)[:3] for _ in range(3)]
-  one, many = (language_models.load_checkpoint(str(text_run), batch=batch) for batch in (3, 32))
-  first = annotated(one, [p for p, _ in pairs[0]], s, tmp_path)
-  assert annotated(many, [p for p, _ in pairs[1]], s, tmp_path) == first
-  assert annotated(one, [pairs[2][1][0]], s, tmp_path) == first[1:2]
+  problems = lambda: solved(each=2)[0][:3]
+  few, many = (language_models.load_checkpoint(str(text_run), batch=batch) for batch in (3, 32))
+  lines = annotated(few, problems(), s, tmp_path)
+  assert annotated(many, problems(), s, tmp_path) == lines
+  assert annotated(few, problems()[1:2], s, tmp_path) == lines[2:4]
 
 
-def write(path, problems: int = 4, **changes) -> list[dict]:
-  """Lines of solutions of the simulated solver."""
+def write(path, problems: int = 4, **changes) -> None:
+  """Writes lines of solutions of the simulated solver."""
   rng, lines = np.random.default_rng(1), []
-  for of in itertools.islice(arithmetic.distinct_problems(0, problems), problems):
+  for given in itertools.islice(arithmetic.distinct_problems(0, problems), problems):
     for _ in range(2):
-      solution = arithmetic.solve(of, rng)
-      line = {"problem": of.text, "steps": solution.steps, "ground_truth_answer": str(of.answer)}
+      steps, answer = arithmetic.solve(given, rng).steps, str(given.answer)
+      line = {"problem": given.text, "steps": steps, "ground_truth_answer": answer}
       lines.append(line | {"id": len(lines)} | changes)
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  return lines
 
 
 @pytest.fixture(scope="module")
 def annotations(text_run, tmp_path_factory):
-  """Runs annotate.py --method=rollouts, once for all tests that ask for the same."""
+  """A function that runs annotate.py --method=rollouts, once for each number of problems."""
 
   @functools.cache
   def run(problems: int):
-    """(flags but for the output, the output)."""
+    """The flags without --output, and the output."""
     folder = tmp_path_factory.mktemp("annotated")
     path, out = folder / "samples.jsonl", folder / "out.jsonl"
     write(path, problems)
@@ -268,31 +260,26 @@ def test_campaign_of_kills(kills, annotations, tmp_path):
 
 
 def test_two_hosts_share_the_problems(annotations, tmp_path):
-  """Their output is that of one host."""
+  """The output of two hosts is that of one."""
   flags, one = annotations(PROBLEMS_A_KILL)
   two = tmp_path / "two.jsonl"
   jobs.finish(jobs.start("annotate.py", *flags, f"--output={two}", hosts=2, devices=2))
   assert one.read_bytes() == two.read_bytes()
 
 
-def test_the_last_round_of_a_step_is_a_smaller_one(tmp_path):
-  """Where rollouts are made few at a time, no step gets more than were asked for."""
+def test_a_step_has_no_more_rollouts_than_its_limit(tmp_path):
+  """The last round is smaller if the limit is no multiple of a round."""
   s = Settings(labels="counts", rollouts=7, width=0.01)
-  lines = annotated(Oracle(0.6), [p for p, _ in solved(each=1)], s, tmp_path)
-  counts = [each for (line,) in lines for each in line["rollouts"] if each]
+  lines = annotated(Oracle(0.6), solved(each=1)[0], s, tmp_path)
+  counts = [each for line in lines for each in line["rollouts"] if each]
   assert counts and {n for _, n in counts} == {7}
 
 
 def test_as_many_right_as_wrong_solutions_are_labelled(tmp_path):
-  """Those that ended, each once, and of problems that have both."""
+  """--balanced takes distinct finished solutions, of problems that have right and wrong ones."""
   made = lambda name, right, ended=True: Solution({}, (name,), ended, right)
-  given = [
-    made("a", True),
-    made("a", True),
-    made("b", False),
-    made("c", True),
-    made("d", False, False),
-  ]
+  given = [made("a", True), made("a", True), made("b", False), made("c", True)]
+  given += [made("d", False, ended=False)]
   assert [x.steps for x in rollouts.balance(given, 5)] == [("a",), ("b",)]
   assert rollouts.balance([made("a", True)], 5) == []
   path = tmp_path / "samples.jsonl"
@@ -305,29 +292,26 @@ def test_as_many_right_as_wrong_solutions_are_labelled(tmp_path):
     )
   )
   with grading.Grader("math") as grader:
-    (found,) = rollouts.read(path, "lines", grader, balanced=3)
-    assert found.text == "p" and [x.steps for x in found.solutions] == [("x",), ("y",)]
+    (problem,) = rollouts.read(path, "lines", grader, balanced=3)
+    assert problem.text == "p" and [x.steps for x in problem.solutions] == [("x",), ("y",)]
     path.write_text(json.dumps(line | {"problem": "q", "steps": ["x"], "is_correct": True}) + "\n")
     with pytest.raises(ValueError, match="no problem has both"):
       rollouts.read(path, "lines", grader, balanced=3)
 
 
 @pytest.mark.parametrize("labels", ["hard", "soft", "counts", "tolerant"])
-def test_every_kind_of_labels_is_prepared_and_trained_on(labels, arithmetic_data, tmp_path):
-  """prepare_data.py's reader keeps the weight of each label, and a model's loss goes down."""
-  lines = annotated(Oracle(0.6), [p for p, _ in solved()], Settings(labels=labels), tmp_path)
-  lines = [*itertools.chain(*lines)]
+def test_every_kind_of_labels_can_be_prepared(labels, tmp_path):
+  """prepare_data.py keeps each label of an annotated line, with its weight."""
+  lines = annotated(Oracle(0.6), solved()[0], Settings(labels=labels), tmp_path)
   path, out = tmp_path / "labels.jsonl", tmp_path / "data"
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   manifest = prepare.prepare_stepwise(out, prepare.Stepwise(test_share=0.25), source=path)
   assert manifest["labels"] == {"hard": "binary", "counts": "counts"}.get(labels, "soft")
   assert [*manifest["classes"]] == ["-1", "1"]
-  weights = {
-    "hard": lambda x: 1 if x else -1,
-    "counts": lambda x: (x[1] - x[0], x[0]),
-  }.get(labels, lambda x: (1 - x, x))
+  targets = {"hard": lambda x: 1 if x else -1, "counts": lambda x: (x[1] - x[0], x[0])}
+  target = targets.get(labels, lambda x: (1 - x, x))
   expected = {
-    (line["problem"], *line["steps"]): [weights(x) for x in line["labels"] if x is not None]
+    (line["problem"], *line["steps"]): [target(x) for x in line["labels"] if x is not None]
     for line in lines
   }
   for split in ("train", "test"):
@@ -335,11 +319,19 @@ def test_every_kind_of_labels_is_prepared_and_trained_on(labels, arithmetic_data
       begins = lambda key, tree=tree: key[: 1 + len(tree.steps)] == (tree.problem, *tree.steps)
       same = next(x for key, x in expected.items() if begins(key) and len(x) == len(tree.steps))
       assert [*tree.labels] == same
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_model_trains_on_rollout_counts(arithmetic_data, tmp_path):
+  """The loss of a model that is trained on annotated lines goes down."""
+  lines = annotated(Oracle(0.6), solved()[0], Settings(labels="counts"), tmp_path)
+  path, out = tmp_path / "labels.jsonl", tmp_path / "data"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  prepare.prepare_stepwise(out, prepare.Stepwise(test_share=0.25), source=path)
   shutil.copyfile(arithmetic_data / "tokenizer.model", out / "tokenizer.model")
-  c = tiny.experiment(out, config_lib.Loss())
+  c = tiny.change(tiny.experiment(out, config_lib.Loss()), "model", layers=1)
   c = tiny.change(c, "train", steps=30, eval_every=30, save_every=30)
-  with tiny.first_device():
-    loop.run(c, tmp_path / "run")
+  loop.run(c, tmp_path / "run")
   losses = [each["loss"] for each in tiny.records(tmp_path / "run") if "loss" in each]
   assert losses[-1] < losses[0]
 
@@ -353,7 +345,8 @@ def test_every_kind_of_labels_is_prepared_and_trained_on(labels, arithmetic_data
     ({"problem": "x", "ground_truth_answer": None}, "samples.jsonl:1: "),
   ],
 )
-def test_bad_lines_name_file_line_and_value(changes, message, tmp_path):
+def test_bad_lines_are_errors_with_file_line_and_value(changes, message, tmp_path):
+  """A line without steps, or without a usable answer, is an error with its file and line."""
   path = tmp_path / "samples.jsonl"
   write(path, 1, **changes)
   with grading.Grader("math") as grader, pytest.raises(BadLine, match=message):
@@ -361,6 +354,7 @@ def test_bad_lines_name_file_line_and_value(changes, message, tmp_path):
 
 
 def test_lines_of_a_problem_with_other_answers_are_an_error(tmp_path):
+  """Two lines of a problem with different ground truth are an error with both answers."""
   path = tmp_path / "samples.jsonl"
   line = {"problem": "p", "steps": ["a"], "ground_truth_answer": "1"}
   other = line | {"ground_truth_answer": "2"}
@@ -369,18 +363,18 @@ def test_lines_of_a_problem_with_other_answers_are_an_error(tmp_path):
     rollouts.read(path, "lines", grader)
 
 
-def test_a_solution_that_was_cut_off_is_sampled_on_from_its_last_step(tmp_path):
-  """It has no answer, so its last step has rollouts as the others."""
-  of = PROBLEMS[3]
-  steps = arithmetic.solve(of, np.random.default_rng(0)).steps[:2]
-  line = {"problem": of.text, "steps": steps, "ground_truth_answer": str(of.answer)}
+def test_the_last_step_of_a_solution_that_was_cut_off_has_rollouts(tmp_path):
+  """A solution without an answer is continued after its last step too."""
+  problem = PROBLEMS[3]
+  steps = arithmetic.solve(problem, np.random.default_rng(0)).steps[:2]
+  line = {"problem": problem.text, "steps": steps, "ground_truth_answer": str(problem.answer)}
   path = tmp_path / "samples.jsonl"
   path.write_text(json.dumps(line | {"finished": False, "is_correct": None}) + "\n")
   with grading.Grader("math") as grader:
     problems = rollouts.read(path, "lines", grader)
-  ((found,),) = annotated(Oracle(), problems, Settings(labels="counts", rollouts=3), tmp_path)
-  assert found["provenance"]["sources"] == ["rollouts"] * 2 and None not in found["rollouts"]
-  assert found["is_correct"] is False
+  (line,) = annotated(Oracle(), problems, Settings(labels="counts", rollouts=3), tmp_path)
+  assert line["provenance"]["sources"] == ["rollouts"] * 2 and None not in line["rollouts"]
+  assert line["is_correct"] is False
 
 
 @pytest.mark.parametrize(
@@ -389,15 +383,13 @@ def test_a_solution_that_was_cut_off_is_sampled_on_from_its_last_step(tmp_path):
     (("--method=rollouts", "--threshold=0.5"), "--threshold does not go with --method=rollouts"),
     (("--method=model", "--rollouts=3"), "--rollouts does not go with --method=model"),
     (("--method=judge", "--search=binary"), "--search does not go with --method=judge"),
-    (("--method=judge", "--url=http://x", "--served_model=m", "--temperature=0"), "are one"),
+    (("--method=judge", "--url=http://x", "--served_model=m", "--temperature=0"), "are all equal"),
     (("--method=rollouts",), "give one of --model=DIR and --checkpoint=DIR, or --url=URL"),
-    (
-      ("--method=rollouts", "--search=binary", "--labels=soft"),
-      "labels with a binary search",
-    ),
+    (("--method=rollouts", "--search=binary", "--labels=soft"), "labels with a binary search"),
   ],
 )
 def test_flags_that_do_not_go_together_are_refused(given, message, tmp_path):
+  """annotate.py ends with a message about a flag that its method or another flag excludes."""
   write(tmp_path / "samples.jsonl")
   paths = (f"--input={tmp_path / 'samples.jsonl'}", f"--output={tmp_path / 'out.jsonl'}")
   done = call_script("annotate.py", *given, *paths)

@@ -24,12 +24,13 @@ from prm_jax.runtime import json_lines
 
 
 def without(records, *keys):
+  """Returns the records without these keys."""
   return [{k: v for k, v in r.items() if k not in keys} for r in records]
 
 
 @pytest.mark.shared_data
 def test_a_real_file_of_groups(shared):
-  """A real file of groups: a bare score is the ORM's, and texts are found again."""
+  """On a real file of groups a bare score is the ORM's, and texts are read again."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   samples = read_scored_samples([path])
   groups = [json.loads(line) for line in path.read_text().splitlines()]
@@ -47,10 +48,11 @@ def test_a_real_file_of_groups(shared):
     assert record["ground_truth_answer"] == groups[p]["ground_truth_answer"]
 
 
-@pytest.mark.parametrize("parser", ["msgspec", "json"])
-@pytest.mark.parametrize("name", ["scored.jsonl", "scored.jsonl.gz"])
-def test_arrays_hold_what_the_lines_say(tmp_path, monkeypatch, parser, name):
-  """Every number is that of its line, to the last bit, whatever parser and buffer read it."""
+@pytest.mark.parametrize(
+  ("parser", "name"), [("msgspec", "scored.jsonl"), ("json", "scored.jsonl.gz")]
+)
+def test_arrays_equal_the_numbers_of_the_lines(tmp_path, monkeypatch, parser, name):
+  """Every number equals that of its line to the last bit, with either parser and small buffers."""
 
   def refuse(line):
     raise msgspec.DecodeError("refused")
@@ -72,9 +74,7 @@ def test_arrays_hold_what_the_lines_say(tmp_path, monkeypatch, parser, name):
   assert samples.valid[p, m].tolist() == [bool(record["answer"]) for record in records]
 
 
-@pytest.mark.parametrize(
-  ("size", "name"), [(None, "g.jsonl"), (3, "g.jsonl"), (None, "g.jsonl.gz")]
-)
+@pytest.mark.parametrize(("size", "name"), [(3, "g.jsonl"), (None, "g.jsonl.gz")])
 def test_groups_equal_lines(tmp_path, size, name):
   """One candidate a line and one problem a line give the same arrays."""
   records = sorted(drawn(1), key=lambda r: r["problem"])
@@ -91,8 +91,8 @@ def test_groups_equal_lines(tmp_path, size, name):
 
 
 @pytest.mark.parametrize("form", [list, in_groups])
-def test_two_files_merge(tmp_path, form):
-  """Two files of the same candidates equal one file with the keys of both; others do not merge."""
+def test_files_of_the_same_candidates_merge(tmp_path, form):
+  """Two files equal one with the keys of both; files that contradict each other are an error."""
   records = sorted(drawn(2), key=lambda r: r["problem"])
   whole = samples_of(tmp_path / "whole.jsonl", form(records))
   prm = write(tmp_path / "prm.jsonl", form(without(records, "orm_score")))
@@ -108,8 +108,8 @@ def test_two_files_merge(tmp_path, form):
   fails([orm, changed], f'{where}"orm_score" is 77.0')
 
 
-def test_blank_lines_are_no_candidates(tmp_path):
-  """Blank lines are skipped and counted: line numbers in errors are those of each file."""
+def test_blank_lines_are_skipped_but_counted(tmp_path):
+  """Blank lines are skipped, and the line numbers in errors still count them."""
   records = [candidate(), candidate(right=False, answer="4"), candidate(orm=0.1)]
   a = write(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
   b = write(tmp_path / "b.jsonl", records)
@@ -123,8 +123,8 @@ def test_blank_lines_are_no_candidates(tmp_path):
     fails([blank], f"{blank}: empty")
 
 
-def test_a_pipe_is_not_opened(tmp_path):
-  """A pipe cannot be read again for the solutions: an error."""
+def test_a_pipe_is_refused(tmp_path):
+  """A pipe, which cannot be read again for the solutions, is an error."""
   os.mkfifo(tmp_path / "pipe")
   fails([tmp_path / "pipe"], f"{tmp_path}/pipe: no such file, or not a regular file", error=OSError)
 
@@ -158,8 +158,8 @@ def test_a_pipe_is_not_opened(tmp_path):
     ),
   ],
 )
-def test_malformed_lines(tmp_path, bad, message):
-  """A bad line is an error with file, line, sample, key and value."""
+def test_a_malformed_line_is_an_error(tmp_path, bad, message):
+  """The error of a bad line has its file, line, sample, key and value."""
   path = write(tmp_path / "scored.jsonl", [candidate(), bad])
   fails([path], f"{path}:2: {message}" if message.startswith('"samp') else f"{path}:2: ", message)
 
@@ -173,20 +173,24 @@ MISTAKES = (
 )
 
 
-@pytest.mark.parametrize("mistakes", itertools.permutations(MISTAKES, 2))
-def test_of_two_mistakes_the_first_is_reported(tmp_path, mistakes):
-  """The error is that of the first bad line, though probabilities are checked at the end."""
-  (first, message), (second, _) = mistakes
-  path = write(tmp_path / "scored.jsonl", [candidate(), first, candidate(), second])
-  fails([path], f"{path}:2: {message}")
+def test_of_two_mistakes_the_first_is_reported(tmp_path):
+  """The first bad line is reported, although probabilities are checked after all lines."""
+  for (first, message), (second, _) in itertools.permutations(MISTAKES, 2):
+    path = write(tmp_path / "scored.jsonl", [candidate(), first, candidate(), second])
+    fails([path], f"{path}:2: {message}")
 
 
 @pytest.mark.parametrize(
-  "missing", [(), ("orm_score",), ("answer",), ("rating_probs", "prm_score")]
+  ("form", "missing"),
+  [
+    ("lines", ()),
+    ("lines", ("orm_score",)),
+    ("groups", ("answer",)),
+    ("two files", ("rating_probs", "prm_score")),
+  ],
 )
-@pytest.mark.parametrize("form", ["lines", "groups", "two files"])
 def test_a_bundle_gives_the_same_samples(tmp_path, monkeypatch, missing, form):
-  """A bundle gives equal samples, and finds the same solutions from any working directory."""
+  """A bundle gives equal samples, and the same solutions from any working directory."""
   records = without(drawn(5), *missing)
   monkeypatch.chdir(tmp_path)
   paths = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl"][: 1 + (form == "two files")]
@@ -204,7 +208,7 @@ def test_a_bundle_gives_the_same_samples(tmp_path, monkeypatch, missing, form):
 
 
 def test_solutions_of_a_changed_source_are_an_error(tmp_path):
-  """A file of scores that has changed or is gone is never read for its texts."""
+  """The texts of a source that has changed or is gone are an error that names the file."""
   path = tmp_path / "scored.jsonl"
   samples = samples_of(path, [candidate("A"), candidate("B")])
   whole = path.read_bytes()
@@ -230,8 +234,8 @@ class Evil:
     return os.mkdir, (self.path,)
 
 
-def test_a_foreign_bundle(tmp_path):
-  """A bundle beside another file, of another version, incomplete or with a pickle is an error."""
+def test_a_foreign_bundle_is_an_error(tmp_path):
+  """A bundle beside another file, of another version, incomplete or with a pickle is refused."""
   bundle, path = tmp_path / "scores.npz", tmp_path / "scored.jsonl"
   bundled(samples_of(path, [candidate()]), bundle)
   fails([path, bundle], f"{bundle}: is a score bundle, which is read alone")
@@ -252,8 +256,8 @@ def test_a_foreign_bundle(tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_bundle(tmp_path):
-  """A bundle that is cut, or has a changed byte that means something, is an error."""
+def test_a_damaged_bundle_is_an_error(tmp_path):
+  """A bundle that is cut off is an error; a changed byte is an error or changes nothing."""
   bundle = tmp_path / "scores.npz"
   samples = samples_of(tmp_path / "scored.jsonl", [candidate()])
   bundled(samples, bundle)

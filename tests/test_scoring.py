@@ -1,4 +1,4 @@
-"""Scoring: a score depends on its solution alone, and never on a foreign contract."""
+"""Scoring: a score depends on its solution alone, and models of another contract are refused."""
 
 import dataclasses
 import json
@@ -25,28 +25,30 @@ from prm_jax.types import CLASSES, StepContract
 
 @pytest.fixture(scope="module")
 def scorer(prm_run):
+  """Returns the scorer of a process model with random weights."""
   return Scorer.load(prm_run)
 
 
 @pytest.fixture(scope="module")
 def samples(arithmetic_data):
+  """Returns the candidate solutions of the arithmetic dataset."""
   lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]
 
 
-def test_a_scorer_says_what_it_is_in_short(scorer):
-  """Its representation has the model's settings and step, and no array of weights."""
+def test_the_representation_of_a_scorer_has_no_weights(scorer):
+  """repr() of a scorer shows the model's settings and step, and no array of weights."""
   assert "step=" in repr(scorer) and "width=" in repr(scorer)
   assert "Array" not in repr(scorer) and len(repr(scorer)) < 4000
 
 
 def test_scorers_of_the_same_model_share_a_program(prm_run, scorer):
-  """A model that is loaded again is not traced again."""
+  """Loading a model again compiles no second program."""
   assert Scorer.load(prm_run).forward is scorer.forward
 
 
-def test_annotate_py_labels_as_its_rule_says(prm_run, scorer, samples, tmp_path):
-  """Labels of a checkpoint: up to the first step whose P(-1) is above the threshold."""
+def test_annotate_py_labels_up_to_the_first_wrong_step(prm_run, scorer, samples, tmp_path):
+  """annotate.py labels steps up to the first whose P(-1) is above the threshold."""
   source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"
   source.write_text("".join(json.dumps(each) + "\n" for each in samples[:8]))
   flags = (
@@ -67,8 +69,8 @@ def test_annotate_py_labels_as_its_rule_says(prm_run, scorer, samples, tmp_path)
     assert line["provenance"]["labeller"] == str(prm_run)
 
 
-def test_a_score_does_not_depend_on_the_others(scorer, samples):
-  """A solution alone, packed with others or repeated has the same probabilities."""
+def test_a_score_does_not_depend_on_the_other_solutions(scorer, samples):
+  """A solution has the same probabilities alone, packed with others and repeated."""
   solutions = [(s["problem"], tuple(s["steps"])) for s in samples]
   together = scorer.probabilities(solutions + solutions[:3])
   assert all(p.shape == (len(steps), 3) for p, (_, steps) in zip(together, solutions))
@@ -80,7 +82,7 @@ def test_a_score_does_not_depend_on_the_others(scorer, samples):
 
 
 def test_shared_prefixes_change_no_score(scorer, samples, monkeypatch):
-  """Candidates merged into a prefix tree score as each does alone, and shared tokens run once."""
+  """Candidates merged into a prefix tree have their own scores, and shared tokens run once."""
   slots, run = [], batching._run
 
   def counted(packed, *args):
@@ -100,7 +102,7 @@ def test_shared_prefixes_change_no_score(scorer, samples, monkeypatch):
 
 
 def test_a_run_trained_with_the_kernel_is_scored_without_a_tpu(scorer, samples):
-  """The attention implementation of training is replaced: it changes no score."""
+  """Scoring replaces the attention kernel of training, which changes no score."""
   config = dataclasses.replace(scorer.config, attention="kernel")
   other = dataclasses.replace(scorer, config=config)
   solution = [(samples[0]["problem"], samples[0]["steps"])]
@@ -116,7 +118,7 @@ def test_a_run_trained_with_the_kernel_is_scored_without_a_tpu(scorer, samples):
   ],
 )
 def test_batches_of_scoring_are_full(scorer, monkeypatch, count, most, batches):
-  """Scoring uses the fewest batches, all of one size, and that size is one of a few."""
+  """Scoring uses the fewest batches, all of one of the few compiled sizes."""
   length = scorer.row_length
   filled = token_tree.chain([1] * length, [0])
   shapes = []
@@ -131,7 +133,7 @@ def test_batches_of_scoring_are_full(scorer, monkeypatch, count, most, batches):
 
 
 def test_few_shapes_are_compiled(scorer):
-  """Whatever number of steps solutions have, a row of a length has one of two numbers of reads."""
+  """Solutions of any number of steps share two numbers of reads for each row length."""
   shapes, rng = set(), random.Random(0)
 
   def forward(batch):
@@ -148,7 +150,7 @@ def test_few_shapes_are_compiled(scorer):
 
 
 def test_a_solution_longer_than_a_row_is_scored_whole(scorer, samples):
-  """A solution longer than a row is not cut: each of its steps has a probability."""
+  """Each step of a solution that is longer than a row has a probability."""
   problem, steps = samples[0]["problem"], tuple(samples[0]["steps"])
   (long,) = scorer.probabilities([(problem, steps * 30)])
   (short,) = scorer.probabilities([(problem, steps)])
@@ -156,8 +158,8 @@ def test_a_solution_longer_than_a_row_is_scored_whole(scorer, samples):
   np.testing.assert_allclose(long[: len(steps)], short, rtol=1e-5)
 
 
-def test_a_solution_beyond_all_bounds_is_refused(scorer, samples):
-  """A solution above the token limit is refused, and the error has its index."""
+def test_a_solution_above_the_token_limit_is_refused(scorer, samples):
+  """A solution above the token limit is an error with its index."""
   solutions = [(samples[0]["problem"], ("1",)), (samples[0]["problem"], ("1 " * 9000,))]
   with pytest.raises(SolutionError, match="at most 16384") as error:
     scorer.probabilities(solutions)
@@ -166,7 +168,7 @@ def test_a_solution_beyond_all_bounds_is_refused(scorer, samples):
 
 @pytest.mark.usefixtures("one_device")
 def test_an_outcome_model_gives_one_probability_a_solution(arithmetic_data, samples, tmp_path):
-  """An outcome model is trained, and read once, at the end of the solution."""
+  """A trained outcome model gives each solution one probability, read at its end."""
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective="outcome"))
   experiment = tiny.change(experiment, "optim", trained="head")  # less to compile
   loop.run(tiny.change(experiment, "train", steps=1), tmp_path)
@@ -177,8 +179,8 @@ def test_an_outcome_model_gives_one_probability_a_solution(arithmetic_data, samp
 
 
 @pytest.mark.parametrize("neutral", ["positive", "negative"])
-def test_scoring_and_reranking_agree_on_what_is_right(neutral):
-  """The prm_score that score.py writes is the product that rerank.py computes."""
+def test_scoring_and_reranking_agree_on_neutral_steps(neutral):
+  """The prm_score that score.py writes equals the product that rerank.py computes."""
   probabilities = np.random.default_rng(0).dirichlet(np.ones(3), 5)
   contract = StepContract("process", CLASSES["process"], "\n", (1,), "", neutral, "", "paper")
   record = candidates.scored({"problem": "p"}, ["a"] * 5, probabilities[:, None], contract)
@@ -187,7 +189,7 @@ def test_scoring_and_reranking_agree_on_what_is_right(neutral):
 
 
 def test_another_tokenizer_is_refused(prm_run):
-  """A tokenizer other than the one of training is an error, not different scores."""
+  """Scoring with a tokenizer other than that of training is an error."""
   path = prm_run / "tokenizer.model"
   own = path.read_bytes()
   tokenizers.train_sentencepiece(["other text 1 2 3"] * 9, path, 310)
@@ -199,14 +201,14 @@ def test_another_tokenizer_is_refused(prm_run):
 
 
 def test_data_of_another_recipe_is_refused(scorer, arithmetic_data):
-  """Evaluation refuses a dataset that another recipe made: its labels mean something else."""
+  """Evaluation refuses a dataset of another recipe, whose labels have another meaning."""
   other = dataclasses.replace(scorer, contract=dataclasses.replace(scorer.contract, recipe="qwen"))
   with pytest.raises(ValueError, match="recipe=paper"):
     prm800k_steps.check_recipe(other, arithmetic_data)
 
 
 def test_evaluation_counts_every_label(scorer, arithmetic_data):
-  """Evaluation counts the labels of the manifest, and its calibration bins add up to them."""
+  """Evaluation and its calibration bins count exactly the labels of the manifest."""
   judged, trees, _ = step_benchmarks.judge("prm800k", scorer=scorer, directory=arithmetic_data)
   result = step_benchmarks.result("prm800k", judged, trees, 0.5)
   manifest = json.loads((arithmetic_data / "manifest.json").read_text())
@@ -216,9 +218,9 @@ def test_evaluation_counts_every_label(scorer, arithmetic_data):
 
 
 def test_score_py_keeps_every_key(prm_run, arithmetic_data, tmp_path):
-  """score.py keeps the keys and the order of lines and adds OpenAI's keys.
+  """score.py keeps the keys and order of lines, adds OpenAI's keys, and deletes an old contract.
 
-  A contract that an earlier run with --model left there does not stay: it is not theirs.
+  An earlier run with --model wrote that contract, which does not describe the new scores.
   """
   (tmp_path / "o.jsonl.contract.json").write_text('{"readout": "trl"}')
   text = {"problem": "A add 2\nfrom 3", "text": "A 3+2=5\n# Answer", "mine": {"k": [1, None]}}
@@ -239,8 +241,8 @@ def test_score_py_keeps_every_key(prm_run, arithmetic_data, tmp_path):
   assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.jsonl"]
 
 
-def test_what_was_cut_off_can_be_skipped(scorer, samples, tmp_path):
-  """Skipped lines are passed on as they are, the others are rated alike, and a bad one is named."""
+def test_unfinished_solutions_can_be_skipped(scorer, samples, tmp_path):
+  """Skipped lines pass unchanged, the others keep their scores, and a bad line is named."""
   path = tmp_path / "in.jsonl"
   records = [
     {"problem": each["problem"], "steps": each["steps"], "finished": i % 3 != 0}
@@ -260,7 +262,7 @@ def test_what_was_cut_off_can_be_skipped(scorer, samples, tmp_path):
 
 
 def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):
-  """An export has its checkpoint's scores and contract; without a step head it is refused."""
+  """An export has its checkpoint's scores and contract; one without a step head is refused."""
   about = (scorer.params, scorer.config, scorer.vocab_size)
   solutions = [(s["problem"], s["steps"]) for s in samples[:20]]
   for kind in ("token-classification", "causal-lm"):
@@ -284,20 +286,20 @@ def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):
   ],
 )
 def test_bad_candidates_name_file_and_line(keys, message):
-  """A bad record is an error with file, line, key and value."""
+  """A bad candidate is an error with file, line, key and value."""
   with pytest.raises(ValueError, match=message):
     candidates.solution({"problem": "p"} | keys, "\n", "in.jsonl:2")
 
 
-def test_a_failed_tokenizer_leaves_nothing(tmp_path):
-  """An error in reading the texts is raised as it is, and no file is left."""
+def test_a_failed_tokenizer_training_leaves_no_file(tmp_path):
+  """An error in reading the texts is raised unchanged, and no file is left."""
   with pytest.raises(ZeroDivisionError):
     tokenizers.train_sentencepiece((1 / 0 for _ in "a"), tmp_path / "tokenizer.model", 310)
   assert not list(tmp_path.iterdir())
 
 
 def test_another_manifest_is_an_error(tmp_path):
-  """The manifest of another dataset is an error that names it and says what to do."""
+  """The manifest of another dataset is an error that names it and the remedy."""
   (tmp_path / "manifest.json").write_text('{"dataset": "math_splits"}')
   with pytest.raises(
     ValueError, match=r"manifest.json: \"dataset\" is 'math_splits'.*prepare_data"
@@ -305,7 +307,7 @@ def test_another_manifest_is_an_error(tmp_path):
     labelled.read_manifest(tmp_path)
 
 
-def test_a_limit_is_on_the_rows(arithmetic_data):
-  """Texts for a tokenizer come from the first rows of a split."""
+def test_tokenizer_texts_come_from_the_first_rows(arithmetic_data):
+  """A limit on the texts for a tokenizer takes those of the first rows of a split."""
   few, many = (list(step_dataset.texts(arithmetic_data, "train", n)) for n in (3, 99))
   assert few == many[: len(few)] and 3 <= len(few) < len(many)

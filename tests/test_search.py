@@ -1,4 +1,4 @@
-"""Searches: caches hold what whole forward passes give, and rules choose as they say."""
+"""Searches guided by a reward model: cached passes equal whole forward passes; selection rules."""
 
 import dataclasses
 import functools
@@ -36,9 +36,9 @@ RULES = [*selection.RULES]
 
 @pytest.fixture(scope="module", autouse=True)
 def few_shapes():
-  """Sizes are rounded up further than for users, as every shape is traced and compiled.
+  """Rounds sizes up further than for users, because every shape is traced and compiled.
 
-  A context still grows, from the 64 places of a prompt.
+  A context still grows beyond its first 64 places.
   """
   coarse = lambda count, least: size(count, 16 if least == 1 else 128)
   with pytest.MonkeyPatch.context() as patch:
@@ -51,8 +51,9 @@ def few_shapes():
 
 @functools.cache
 def scorer(kind: str = "plain") -> Scorer:
+  """Returns a random process model of one of the configurations of test_sampler."""
   config, _, params = test_sampler.params(kind, seed=3)
-  head = jax.random.normal(jax.random.key(3), params["head"].shape)  # at first it is zero
+  head = jax.random.normal(jax.random.key(3), params["head"].shape)  # initially zero
   contract, params = tiny.contract(), params | {"head": head}
   readout = readouts.trained(tiny.TOKENIZER, contract)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
@@ -61,7 +62,7 @@ def scorer(kind: str = "plain") -> Scorer:
 
 
 class Lines(test_sampler.Letters):
-  """A quarter of the tokens are line breaks, so that a random model writes steps."""
+  """A tokenizer with line breaks for a quarter of its ids, so that a random model writes steps."""
 
   def decode(self, ids) -> str:
     return "".join("\n" if i % 4 == 0 else chr(97 + i % 26) for i in ids)
@@ -69,6 +70,7 @@ class Lines(test_sampler.Letters):
 
 @functools.cache
 def sampler(kind: str = "plain") -> Sampler:
+  """Returns a random language model whose samples have several steps and often end."""
   return dataclasses.replace(test_sampler.sampler(kind, end=range(3, 258, 16)), tokenizer=Lines())
 
 
@@ -84,6 +86,7 @@ def run(
   prompts: tuple[Prompt, ...] = PROMPTS,
   **changed,
 ):
+  """Returns the search's result for each prompt, by the prompt's index."""
   settings = {"rule": rule, "n": 4, "expansions": 2, "reduction": "last", "lookahead": 2}
   s = Settings(**settings | changed)
   writing = step_writer.Settings(TEMPERATURE, limits, max_step_tokens, s.steps_ahead, steps=steps)
@@ -96,26 +99,34 @@ def run(
 @pytest.mark.parametrize(
   ("rule", "guide"), [*((rule, "plain") for rule in RULES), ("beam", "everything")]
 )
-def test_probabilities_are_those_of_the_whole_solution(rule, guide):
-  """What a search records of each step is what the scorer gives the solution at its end."""
+def test_step_probabilities_equal_those_of_the_whole_solution(rule, guide):
+  """The scorer gives the finished solution the step probabilities that the search recorded."""
   for i, found in run(rule, guide=guide).items():
     for lane in found.lanes:
       whole = scorer(guide).by_head([(PROMPTS[i].problem, lane.steps)])[0]
       np.testing.assert_allclose(np.array(lane.probabilities), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["plain", "everything"])
-@pytest.mark.parametrize("rule", ["beam", "lookahead", "particles"])
-def test_log_probabilities_are_those_of_the_whole_sequence(rule, kind):
-  """Through every selection and copy; `everything` has a window that ends within the context."""
+@pytest.mark.parametrize(
+  ("rule", "kind"),
+  [("beam", "plain"), ("particles", "plain"), ("lookahead", "plain"), ("lookahead", "everything")],
+)
+def test_log_probabilities_equal_those_of_an_uncached_forward_pass(rule, kind):
+  """A lane that was selected and copied has the log-probability of one pass without a cache.
+
+  The attention window of `everything` is shorter than the context.
+  """
   for i, found in run(rule, kind=kind).items():
     for lane in found.lanes:
       expected = test_sampler.log_probs(kind, PROMPTS[i].text, lane.tokens).sum()
       np.testing.assert_allclose(lane.log_prob, expected, rtol=0, atol=1e-3)
 
 
-def test_steps_that_wait_in_the_ring_are_read_before_it_goes_round(monkeypatch):
-  """One problem of eight has its step after two tokens, the others, a token later, after five."""
+def test_finished_steps_are_scored_before_the_ring_overwrites_them(monkeypatch):
+  """A step that waits for other problems is scored before the ring overwrites its tokens.
+
+  One problem of eight ends its step after two tokens; the others end theirs at the ring's end.
+  """
 
   def end(self, b: int, full: bool) -> None:
     self._writing[b] = self._count[b] < (5 if self._stream[b] else 2)
@@ -131,41 +142,45 @@ def test_steps_that_wait_in_the_ring_are_read_before_it_goes_round(monkeypatch):
   assert [writer.write() for _ in range(4)] == [[], [], [], [0]]
 
 
-def test_blank_lines_part_steps_and_stop_strings_end_them():
-  """Steps of several lines; the text ends with the stop string, also where that is ahead."""
+def test_blank_lines_separate_steps():
+  """Paragraph steps may have several lines, and the scorer rates them like any other steps."""
   for i, found in run("beam", steps="paragraphs", max_step_tokens=24).items():
     for lane in found.lanes:
       assert [*lane.steps] == (prompts_lib.split(lane.text, "paragraphs") or [" "])
       whole = scorer().by_head([(PROMPTS[i].problem, lane.steps)])[0]
       np.testing.assert_allclose(np.array(lane.probabilities), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["beam", "lookahead"])
+def test_a_solution_ends_at_its_first_stop_string(rule):
+  """A text ends with the stop string, even if the lookahead writes beyond it."""
   letter = next(x.steps[-1] for x in run("beam")[3].lanes if x.end == "stop")[0]
-  for rule in ("beam", "lookahead"):
-    for found in run(rule, limits=Limits(24, (letter,))).values():
-      for lane in found.lanes:
-        assert letter not in lane.text[:-1]
-        assert letter not in lane.text or len(lane.tokens) == len(lane.text)  # none behind it
-        assert lane.end == "stop" or letter not in lane.text
+  for found in run(rule, limits=Limits(24, (letter,))).values():
+    for lane in found.lanes:
+      assert letter not in lane.text[:-1]
+      assert letter not in lane.text or len(lane.tokens) == len(lane.text)  # none after it
+      assert lane.end == "stop" or letter not in lane.text
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_problem_does_not_depend_on_those_beside_it(rule):
-  """Three at a time, of which one is followed by a fourth; and each in a search of its own."""
+def test_solutions_do_not_depend_on_the_other_problems(rule):
+  """A problem gets the same solutions in a batch, in a reused context and in its own search."""
   for i, found in run(rule).items():
     alone = run(rule, prompts=PROMPTS[i : i + 1])[0]
     assert [lane.tokens for lane in found.lanes] == [lane.tokens for lane in alone.lanes]
     assert found.spent == alone.spent
 
 
-def test_a_problem_does_not_depend_on_the_number_of_contexts():
-  """One problem at a time, all with the context of the one before, and three."""
+def test_solutions_do_not_depend_on_the_number_of_contexts():
+  """One problem at a time, each in its predecessor's context, gives the solutions of three."""
   alone = run("beam", contexts=1)
   for i, found in run("beam").items():
     assert [lane.tokens for lane in found.lanes] == [lane.tokens for lane in alone[i].lanes]
     assert found.spent == alone[i].spent
 
 
-def test_without_a_choice_a_search_gives_what_the_sampler_gives():
-  """best_of_n: the same texts and log-probabilities, for the same seeds."""
+def test_best_of_n_gives_the_samples_of_the_sampler():
+  """best_of_n gives the tokens and log-probabilities of the sampler for the same seeds."""
   searched = run("best_of_n", max_step_tokens=LIMITS.max_new_tokens)
   for each in sampler().generate(PROMPTS, 4, TEMPERATURE, LIMITS):
     (lane,) = [x for x in searched[each.prompt].lanes if x.stream == each.sample]
@@ -174,22 +189,23 @@ def test_without_a_choice_a_search_gives_what_the_sampler_gives():
     assert (lane.end == "stop") == (each.end == "stop" and lane.steps != (" ",))
 
 
-def test_each_distinct_token_is_encoded_once():
-  """The reward model reads as many tokens as the solutions' prefix tree has."""
+def test_the_reward_model_encodes_each_distinct_token_once():
+  """The reward model encodes as many tokens as the solutions' prefix tree has."""
   for i, found in run("best_of_n").items():
     trees = [scorer().encode(PROMPTS[i].problem, lane.steps) for lane in found.lanes]
     assert found.spent["scored"] == len(prefix_tree.merge(trees)[0])
     assert found.spent["scored_from_start"] >= found.spent["scored"]
 
 
-def test_unfinished_solutions_come_last_and_finished_ones_best_first():
-  for rule in RULES:
-    for found in run(rule, max_steps=3).values():
-      ends = [lane.end for lane in found.lanes]
-      assert ends == sorted(ends, key=lambda end: end != "stop") and len(ends) <= 4
-      scores = [lane.score for lane in found.lanes if lane.end == "stop"]
-      assert scores == sorted(scores, reverse=True)
-      assert all(len(lane.steps) <= 3 for lane in found.lanes)
+@pytest.mark.parametrize("rule", RULES)
+def test_finished_solutions_come_first_best_first(rule):
+  """A search lists finished solutions by descending score, then those cut off at max_steps."""
+  for found in run(rule, max_steps=3).values():
+    ends = [lane.end for lane in found.lanes]
+    assert ends == sorted(ends, key=lambda end: end != "stop") and len(ends) <= 4
+    scores = [lane.score for lane in found.lanes if lane.end == "stop"]
+    assert scores == sorted(scores, reverse=True)
+    assert all(len(lane.steps) <= 3 for lane in found.lanes)
 
 
 PIECES = st.lists(
@@ -197,11 +213,11 @@ PIECES = st.lists(
 )
 
 
-@pytest.mark.parametrize("kind", ["plain", "everything"])  # the latter with a window of 5 tokens
+@pytest.mark.parametrize("kind", ["plain", "everything"])  # `everything` has a window of 5 tokens
 @settings(max_examples=20, deadline=None)
 @given(rounds=st.lists(PIECES, min_size=1, max_size=3), tree_tokens=st.sampled_from([4, 99]))
-def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, tree_tokens, kind):
-  """Solutions that begin others, equal ones, ones that were kept before, in trees of any size."""
+def test_cached_probabilities_equal_those_of_the_whole_solution(rounds, tree_tokens, kind):
+  """The cache changes no probability, whichever prefixes of the solutions it kept before."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(cached_scorer, "TREE_TOKENS", tree_tokens)
     reader = shared_reader(kind)
@@ -216,11 +232,12 @@ def test_whatever_is_kept_probabilities_are_those_of_the_whole_solution(rounds, 
 
 @functools.cache
 def shared_reader(kind: str) -> CachedScorer:
+  """Returns a cached scorer with two contexts, the same for all examples."""
   return CachedScorer(scorer(kind), 2)
 
 
-def test_a_context_grows():
-  """More tokens than its first places."""
+def test_a_growing_context_changes_no_probability():
+  """Solutions with more tokens than a context's first places get their usual probabilities."""
   reader = CachedScorer(scorer(), 1)
   steps = tuple("abcdefgh" * 12 for _ in range(4))
   for count in range(1, len(steps) + 1):
@@ -232,8 +249,8 @@ def test_a_context_grows():
   assert reader.places[0].size > 256
 
 
-def test_a_published_readout_is_read_alike(monkeypatch):
-  """Also where a prefix is encoded otherwise than in the whole, so that reads are on branches.
+def test_a_published_readout_has_the_same_cached_probabilities(monkeypatch):
+  """The cache changes no probability of a readout whose prefixes are branches of the token tree.
 
   Arrays have the sizes that they have for users.
   """
@@ -251,14 +268,15 @@ def test_a_published_readout_is_read_alike(monkeypatch):
     reader.keep({0: [("P", steps[:count])]})
 
 
-def test_an_outcome_model_guides_no_search():
+def test_an_outcome_model_cannot_guide_a_search():
+  """An outcome model, which rates no steps, is refused as the guide of a search."""
   outcome = dataclasses.replace(scorer(), contract=tiny.contract("outcome"))
   with pytest.raises(ValueError, match="rates no steps"):
     CachedScorer(outcome, 1)
 
 
-def test_a_step_that_the_reward_model_cannot_read_cuts_its_lane_off(monkeypatch):
-  """One lane does not end the run."""
+def test_a_step_that_the_reward_model_cannot_encode_ends_its_lane_alone(monkeypatch):
+  """A lane whose step cannot be encoded is cut off, and the search goes on with the others."""
   every = [lane for found in run("best_of_n").values() for lane in found.lanes]
   letter = "".join(lane.text for lane in every).replace("\n", "")[0]
   encode = Scorer.encode
@@ -284,8 +302,8 @@ LANES = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(lanes=LANES)
-def test_rules_choose_as_they_say(lanes):
-  """Against a slow statement: who goes on, how often; and that finished lanes do not."""
+def test_each_rule_chooses_the_lanes_of_its_definition(lanes):
+  """Each rule continues the unfinished lanes of its definition, in the number of copies."""
   scores, finished, trees = (np.array(x) for x in zip(*lanes))
   s = selection.Scored(scores, finished, trees)
   choose = lambda rule: [*selection.RULES[rule](s, 8, 2, np.random.default_rng(0))]
@@ -308,14 +326,15 @@ def test_rules_choose_as_they_say(lanes):
 
 
 @pytest.mark.parametrize("how", agg.REDUCTIONS)
-def test_a_search_scores_as_the_aggregator_does(how):
-  """Every reduction that generate.py accepts is known to a search, with the same value."""
+def test_reductions_equal_those_of_the_aggregator(how):
+  """A search has every reduction of the aggregator, with the same value."""
   right = np.array([0.9, 0.4, 0.7])
   expected = np.exp(agg.reduce_steps(np.log(right), np.zeros(3, int), 1, how)[0])
   np.testing.assert_allclose(search_lib.REDUCTIONS[how](right), expected, rtol=1e-6)
 
 
 def test_particles_are_drawn_by_their_odds():
+  """The rule `particles` draws each lane in proportion to the odds of its score."""
   s = selection.Scored(np.array([0.2, 0.5, 0.8]), np.array([False, True, False]), np.zeros(3, int))
   drawn = selection.particles(s, 100_000, 1, np.random.default_rng(0))
   share = np.bincount(drawn) / len(drawn)
@@ -329,8 +348,8 @@ PATHS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(rounds=st.lists(PATHS, min_size=1, max_size=5))
-def test_places_are_shared_by_what_begins_alike_and_freed(rounds):
-  """A place belongs to one prefix; what is kept keeps its place; others are used again."""
+def test_equal_prefixes_share_places_and_dropped_ones_free_theirs(rounds):
+  """A place holds one prefix; kept prefixes keep their places, and dropped ones free theirs."""
   places, kept = Places(), []
   for paths in rounds:
     places.keep(kept)
@@ -350,6 +369,7 @@ def test_places_are_shared_by_what_begins_alike_and_freed(rounds):
   assert places.size <= max(map(len, distinct))
 
 
-def test_settings_that_do_not_fit_are_refused():
+def test_n_must_be_a_multiple_of_expansions():
+  """A beam search whose n is not a multiple of its expansions is an error with both values."""
   with pytest.raises(ValueError, match=r"n=6, settings\.expansions=4: expected n a multiple"):
     search_lib.Settings("beam", n=6)

@@ -1,4 +1,4 @@
-"""serve.py: many clients get score.py's numbers, and what is wrong is refused, within bounds."""
+"""serve.py: many clients get score.py's numbers, and bad requests are refused, within limits."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ ANY = ("127.0.0.1", 0)  # address
 
 @pytest.fixture(scope="module", autouse=True)
 def connections():
-  """Lets this process have a thousand connections: often it may open 1,024 files."""
+  """Raises the number of files that this process may open, often 1,024: connections are files."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
   yield
@@ -45,19 +45,20 @@ def connections():
 
 @pytest.fixture(scope="module")
 def scorer(prm_run):
+  """The scorer of `prm_run` on one device."""
   return Scorer.load(prm_run, devices=jax.devices()[:1])
 
 
 @pytest.fixture(scope="module")
 def pool(arithmetic_data):
-  """Solutions, of three steps and of a hundred."""
-  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:32]
+  """Solutions of about three steps, and of about a hundred."""
+  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:24]
   pool = [{key: json.loads(line)[key] for key in ("problem", "steps")} for line in lines]
-  return pool + [{"problem": s["problem"], "steps": s["steps"] * 30} for s in pool[::4]]
+  return pool + [{"problem": s["problem"], "steps": s["steps"] * 30} for s in pool[::12]]
 
 
 class Server:
-  """serve.py in a process of its own."""
+  """A running serve.py."""
 
   def __init__(self, prm_run):
     self.log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as the process
@@ -68,10 +69,11 @@ class Server:
       command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=self.log, text=True
     )
     self.line = self.process.stdout.readline()  # ends if the process does
-    assert self.line.startswith("serving"), self.said()
+    assert self.line.startswith("serving"), self.errors()
     self.url = re.search(r"http://\S+", self.line)[0]
 
-  def said(self) -> str:
+  def errors(self) -> str:
+    """Its standard error so far."""
     return pathlib.Path(self.log.name).read_text()
 
   def memory(self) -> float:
@@ -82,17 +84,17 @@ class Server:
 
 @pytest.fixture(scope="module")
 def servers():
-  """The servers that were started, of which the last may be running."""
+  """The servers that tests have started; only the last may be running."""
   servers = []
   yield servers
-  for each in servers:
-    each.process.kill()
-    each.process.communicate()
+  for server in servers:
+    server.process.kill()
+    server.process.communicate()
 
 
 @pytest.fixture
 def server(prm_run, servers):
-  """A running server, which other tests have used or will use."""
+  """A running server that tests share."""
   if not servers or servers[-1].process.poll() is not None:
     servers.append(Server(prm_run))
   return servers[-1]
@@ -100,7 +102,7 @@ def server(prm_run, servers):
 
 @contextlib.contextmanager
 def in_thread(scorer, limits=LIMITS, listener=None):
-  """(service, URL) of a service in a thread of this process."""
+  """A service in a thread of this process, and its URL."""
   served, listener = service.Service(scorer, "tiny", limits), listener or service.listen(*ANY)
   thread = threading.Thread(target=asyncio.run, args=[served.serve(listener)])
   thread.start()
@@ -112,22 +114,22 @@ def in_thread(scorer, limits=LIMITS, listener=None):
     thread.join()
 
 
-def wait(there):
-  """Waits until `there()` is true."""
+def wait(condition):
+  """Waits until `condition()` is true."""
   end = time.monotonic() + 60
-  while not there():
+  while not condition():
     assert time.monotonic() < end
     time.sleep(0.01)
 
 
 async def post(session, url, body):
-  """Status and answer."""
+  """The status and the answer of POST /score."""
   async with session.post(f"{url}/score", json=body) as response:
     return response.status, await response.json()
 
 
 def ask(url, *bodies):
-  """Status and answer of each body; all are sent at once."""
+  """The status and the answer of POST /score for each body; all are sent at once."""
 
   async def run():
     connector = aiohttp.TCPConnector(limit=0)
@@ -151,7 +153,7 @@ def health(server):
 
 
 def raw(url, *parts, seconds=60.0):
-  """Status, headers and JSON of the answer to bytes; what follows the answer is not sent."""
+  """The status, headers and JSON of the answer to bytes; stops sending when the server does."""
   host, port = url.removeprefix("http://").split(":")
   with socket.create_connection((host, int(port)), seconds) as connection:
     with contextlib.suppress(ConnectionError):  # the server need not read to the end
@@ -167,37 +169,42 @@ def raw(url, *parts, seconds=60.0):
 
 
 def request(body=b"", length=None, path="/score", method="POST", headers=""):
+  """The bytes of an HTTP request; `length` is the length that it claims, by default the body's."""
   length = len(body) if length is None else length
   head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n{headers}\r\n"
   return head.encode() + body
 
 
+def encoded(*solutions):
+  """The body of POST /score with these solutions, each a problem and its steps."""
+  return json.dumps({"solutions": [{"problem": p, "steps": s} for p, s in solutions]}).encode()
+
+
 def check(status, answer, expected):
-  """Asserts that an answer has score.py's numbers of these records."""
+  """Asserts that an answer has the numbers of score.py's records, and no other keys."""
   assert status == 200, answer
   numbers = []
   for score, record in zip(answer["scores"], expected, strict=True):
     assert sorted(score) == ["prm_score", "rating_probs"]
     numbers.append((score["prm_score"], record["prm_score"]))
-    for found, wanted in zip(score["rating_probs"], record["rating_probs"], strict=True):
-      assert found.keys() == wanted.keys()
-      numbers += [(found[name], wanted[name]) for name in found]
-  # rounding of float32 in other batches
+    for mine, exact in zip(score["rating_probs"], record["rating_probs"], strict=True):
+      assert mine.keys() == exact.keys()
+      numbers += [(mine[name], exact[name]) for name in mine]
+  # Other batches round float32 differently.
   np.testing.assert_allclose(*zip(*numbers), rtol=0, atol=1e-6)
 
 
 def test_a_thousand_requests_at_once_get_the_numbers_of_score_py(server, prm_run, pool, tmp_path):
-  """None is lost or mixed up, whatever shares its batch; and memory is bounded afterwards."""
+  """Each of a thousand requests gets its own solutions' scores, in bounded memory."""
   source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   source.write_text("".join(json.dumps(each) + "\n" for each in pool))
-  done = run_script(
-    "score.py", f"--checkpoint={prm_run}", f"--input={source}", f"--output={output}"
-  )
+  flags = f"--checkpoint={prm_run}", f"--input={source}", f"--output={output}"
+  done = call_script("score.py", *flags)
   assert done.returncode == 0, done.stderr
   expected = [json.loads(line) for line in output.read_text().splitlines()]
   assert np.std([line["prm_score"] for line in expected]) > 0.01
   rng = random.Random(0)
-  drawn = [[rng.randrange(len(pool)) for _ in range(rng.randint(1, 8))] for _ in range(1000)]
+  drawn = [[rng.randrange(len(pool)) for _ in range(rng.randint(1, 4))] for _ in range(1000)]
   bodies = [{"solutions": [pool[i] for i in each]} for each in drawn]
   ask(server.url, *bodies[:200])  # memory grows with the programs that are compiled
   before = server.memory()
@@ -210,44 +217,35 @@ SOLUTION = b'{"solutions": [{"problem": "p", "steps": ["s"]%s}]}'
 
 
 @pytest.mark.parametrize(
-  ("body", "status", "message"),
+  ("body", "message"),
   [
-    (b"", 400, "not JSON"),
-    (b"problem=1&steps=2", 400, "not JSON"),
-    (b"[1]", 400, "expected object, got array"),
-    (b"{}", 400, 'no "solutions"'),
-    (b'{"solutions": 7}', 400, '"solutions" is 7: expected array'),
-    (b'{"solutions": []}', 400, "length >= 1"),
-    (b'{"solutions": ["s"]}', 400, "\"solutions[0]\" is 's': expected object"),
-    (b'{"solutions": [{"problem": "p"}]}', 400, 'solutions[0]: no "steps"'),
-    (b'{"solutions": [{"problem": "p", "steps": []}]}', 400, 'solutions[0]: "steps" is []'),
-    (b'{"solutions": [{"problem": "p", "text": "\\n"}]}', 400, 'solutions[0]: "steps" is []'),
-    (b'{"solutions": [{"problem": 1, "steps": ["s"]}]}', 400, 'problem" is 1: expected str'),
-    (b'{"solutions": [{"problem": "p", "steps": ["s", 7]}]}', 400, '"solutions[0].steps[1]" is 7'),
-    (SOLUTION % b', "x": NaN', 400, "not JSON"),
-    (b'{"solutions": [{"problem": "\xff", "steps": ["s"]}]}', 400, "not JSON"),
-    (b'{"solutions": [{"problem": "\\ud800", "steps": ["s"]}]}', 400, "not JSON"),
-    (SOLUTION % (b', "x": ' + b"[" * 10_000 + b"]" * 10_000), 400, "nested 10003 deep"),
-    (b"[" * LIMITS.body_bytes, 400, "deep, expected at most 100"),
-    (json.dumps({"solutions": GOOD["solutions"] * 257}).encode(), 400, "257 solutions; at most"),
-    (
-      json.dumps({"solutions": [*GOOD["solutions"], {"problem": "p", "steps": ["s" * 3 * 10**6]}]}),
-      400,
-      "solutions[1]: a solution of 3,000,001 characters",
-    ),
-    (
-      json.dumps({"solutions": [*GOOD["solutions"], {"problem": "1 " * 9000, "steps": ["s"]}]}),
-      400,
-      f"at most {MAX_TOKENS} can be scored",
-    ),
-    (json.dumps({"solutions": [{"problem": "p", "steps": ["s"] * 20_000}]}), 400, "20,000 steps"),
+    (b"", "not JSON"),
+    (b"problem=1&steps=2", "not JSON"),
+    (b"[1]", "expected object, got array"),
+    (b"{}", 'no "solutions"'),
+    (b'{"solutions": 7}', '"solutions" is 7: expected array'),
+    (b'{"solutions": []}', "length >= 1"),
+    (b'{"solutions": ["s"]}', "\"solutions[0]\" is 's': expected object"),
+    (b'{"solutions": [{"problem": "p"}]}', 'solutions[0]: no "steps"'),
+    (b'{"solutions": [{"problem": "p", "steps": []}]}', 'solutions[0]: "steps" is []'),
+    (b'{"solutions": [{"problem": "p", "text": "\\n"}]}', 'solutions[0]: "steps" is []'),
+    (b'{"solutions": [{"problem": 1, "steps": ["s"]}]}', 'problem" is 1: expected str'),
+    (b'{"solutions": [{"problem": "p", "steps": ["s", 7]}]}', '"solutions[0].steps[1]" is 7'),
+    (SOLUTION % b', "x": NaN', "not JSON"),
+    (b'{"solutions": [{"problem": "\xff", "steps": ["s"]}]}', "not JSON"),
+    (b'{"solutions": [{"problem": "\\ud800", "steps": ["s"]}]}', "not JSON"),
+    (SOLUTION % (b', "x": ' + b"[" * 10_000 + b"]" * 10_000), "nested 10003 deep"),
+    (b"[" * LIMITS.body_bytes, "deep, expected at most 100"),
+    (encoded(*[("p", ["s"])] * 257), "257 solutions; at most"),
+    (encoded(("p", ["s"]), ("p", ["s" * 3 * 10**6])), "solutions[1]: a solution of 3,000,001 char"),
+    (encoded(("p", ["s"]), ("1 " * 9000, ["s"])), f"at most {MAX_TOKENS} can be scored"),
+    (encoded(("p", ["s"] * 20_000)), "20,000 steps"),
   ],
 )
-def test_a_bad_body_is_refused_with_its_reason(server, body, status, message):
-  """The status is 400, and the message says where it is wrong; good requests go on."""
-  given = body.encode() if isinstance(body, str) else body
-  found, _, answer = raw(server.url, request(given))
-  assert found == status and message in answer["error"] and len(answer["error"]) < 1000
+def test_a_bad_body_is_refused_with_its_reason(server, body, message):
+  """A bad body gets 400 with the place and the reason, and the next request is answered."""
+  status, _, answer = raw(server.url, request(body))
+  assert status == 400 and message in answer["error"] and len(answer["error"]) < 1000
   assert ask(server.url, GOOD)[0][0] == 200
 
 
@@ -269,14 +267,14 @@ def test_a_bad_body_is_refused_with_its_reason(server, body, status, message):
   ],
 )
 def test_a_bad_request_is_refused_before_its_body_is_held(server, parts, status, message):
-  """A claimed length, an endless body, and what is not served."""
-  found, _, answer = raw(server.url, *parts)
-  assert found == status and message in answer["error"]
+  """Too long a body, one that never ends, a compressed one and unknown routes are refused."""
+  answered, _, answer = raw(server.url, *parts)
+  assert answered == status and message in answer["error"]
   assert ask(server.url, GOOD)[0][0] == 200
 
 
-def test_what_is_not_http_is_refused(server):
-  """Chunks without a length: aiohttp's parser answers, in its own words."""
+def test_a_request_that_is_not_http_is_refused(server):
+  """Chunks without a length get 400, and the next request is answered."""
   host, port = server.url.removeprefix("http://").split(":")
   with socket.create_connection((host, int(port)), 60) as connection:
     head = request(headers="Transfer-Encoding: chunked\r\n")
@@ -285,11 +283,11 @@ def test_what_is_not_http_is_refused(server):
   assert ask(server.url, GOOD)[0][0] == 200
 
 
-def test_what_is_hostile_holds_no_memory(server):
-  """Hundreds of bodies that claim, nest or repeat too much leave the process as it was."""
+def test_hostile_bodies_hold_no_memory(server):
+  """Bodies that nest, repeat or claim too much do not make the process larger."""
   ask(server.url, *[GOOD] * 50)
-  bodies = [b"[" * 10**6, SOLUTION % (b', "x": ' + b'{"a":1},' * 10**5), b"[1," * 10**6]
-  bodies += [json.dumps({"solutions": [{"problem": "p", "steps": ["s" * 10**6]}]}).encode()]
+  bodies = [b"[" * 10**6, b"[1," * 10**6]
+  bodies += [encoded(("p", ["s" * 10**6]))]
   for body in bodies:
     raw(server.url, request(body))
   before = server.memory()
@@ -297,38 +295,37 @@ def test_what_is_hostile_holds_no_memory(server):
     assert raw(server.url, request(body))[0] == 400
   for _ in range(50):
     assert raw(server.url, request(length=10**9))[0] == 413
-  assert server.memory() - before < 300  # MB; the bodies are 40 MB, what they claim 50 GB
+  assert server.memory() - before < 300  # MB; the bodies are 50 MB and claim 50 GB
 
 
 def test_keys_that_are_not_read_hold_no_memory(server):
-  """Many bodies at once, of millions of objects in keys beside the solution's own, are skipped."""
+  """Millions of objects under other keys than a solution's own are skipped, not built."""
   body = SOLUTION % (b', "x": [' + b"{}," * (LIMITS.body_bytes // 3 - 100) + b"{}]")
   before = server.memory()
 
   async def send():
     async with aiohttp.ClientSession() as session:
       posts = (session.post(f"{server.url}/score", data=body) for _ in range(4))
-      return [each.status for each in await asyncio.gather(*posts)]
+      return [response.status for response in await asyncio.gather(*posts)]
 
   assert asyncio.run(send()) == [200] * 4
   assert server.memory() - before < 150  # MB; a body's objects would be 100
 
 
-def test_health_says_what_the_model_is_and_nothing_is_left_in_the_queue(server, scorer):
-  """GET /health has the contract of the checkpoint, its step and the counts."""
-
+def test_health_describes_the_model_and_the_queue(server, scorer):
+  """GET /health has the checkpoint's contract and step; answered requests leave the queue empty."""
   assert ask(server.url, GOOD)[0][0] == 200
   wait(lambda: not any(health(server)["queued"].values()))
-  found = health(server)
-  assert found["status"] == "ok" and found["step"] == scorer.step
-  assert found["contract"]["classes"] == [*scorer.contract.classes]
-  assert found["contract"]["separator"] == scorer.contract.separator
-  assert found["served"]["solutions"] > 0
-  assert "steps end with the separator '\\n'" in server.said()
+  answer = health(server)
+  assert answer["status"] == "ok" and answer["step"] == scorer.step
+  assert answer["contract"]["classes"] == [*scorer.contract.classes]
+  assert answer["contract"]["separator"] == scorer.contract.separator
+  assert answer["served"]["solutions"] > 0
+  assert "steps end with the separator '\\n'" in server.errors()
 
 
 def test_text_is_split_as_score_py_does(server):
-  """A solution given as text is answered with the steps it was split into, and their scores."""
+  """The answer to a solution given as text has the steps that it was split into."""
   text = {"problem": GOOD["solutions"][0]["problem"], "text": "A 3\n\n# Answer"}
   ((_, answer), (_, split)) = ask(server.url, GOOD, {"solutions": [text]})
   assert split["scores"][0].pop("steps") == GOOD["solutions"][0]["steps"]
@@ -336,7 +333,7 @@ def test_text_is_split_as_score_py_does(server):
 
 
 def test_the_example_of_the_documentation_runs(server):
-  """The request of docs/serving.md is answered with the keys that stand below it."""
+  """The answer to the request in docs/serving.md has the keys that the page shows."""
   page = (ROOT / "docs" / "serving.md").read_text()
   body = json.loads(re.search(r"/score -d '(.*?)'", page, re.DOTALL)[1])
   ((status, answer),) = ask(server.url, body)
@@ -347,7 +344,7 @@ def test_the_example_of_the_documentation_runs(server):
 
 
 def test_a_client_that_goes_away_is_dropped_from_the_queue(scorer, pool, monkeypatch):
-  """What it asked for is not read, and no longer counted."""
+  """The model does not score its solutions, and they no longer count as held."""
   read, seen, go_on = RequestQueue._read, [], threading.Event()
 
   def slow(self, batch):
@@ -357,13 +354,11 @@ def test_a_client_that_goes_away_is_dropped_from_the_queue(scorer, pool, monkeyp
 
   with in_thread(scorer) as (served, _):
     monkeypatch.setattr(RequestQueue, "_read", slow)
-    body = json.dumps(GOOD).encode()
-    gone = json.dumps({"solutions": [{"problem": "gone", "steps": ["s"]}]}).encode()
     with socket.create_connection(served.address) as first:
-      first.sendall(request(body))
+      first.sendall(request(encoded(("first", ["s"]))))
       wait(lambda: seen)
       with socket.create_connection(served.address) as second:
-        second.sendall(request(gone))
+        second.sendall(request(encoded(("gone", ["s"]))))
         wait(lambda: served.held["solutions"] == 2)
       wait(lambda: served.held["solutions"] == 1)
       go_on.set()
@@ -371,8 +366,8 @@ def test_a_client_that_goes_away_is_dropped_from_the_queue(scorer, pool, monkeyp
   assert "gone" not in seen
 
 
-def test_sigterm_finishes_what_is_queued(server, pool):
-  """Every request that has been taken on is answered, others are refused, and the code is 0."""
+def test_sigterm_finishes_the_requests_that_were_accepted(server, pool):
+  """After SIGTERM, accepted requests are answered, others are refused, and the exit code is 0."""
   before = health(server)["served"]["solutions"]
   bodies = [{"solutions": pool[i % 8 :: 8]} for i in range(200)]
   # A length that no other test sends: the others queue while its program is compiled.
@@ -392,19 +387,19 @@ def test_sigterm_finishes_what_is_queued(server, pool):
 
   answers = asyncio.run(run())
   assert server.process.wait(60) == 0
-  refused = [each for each in answers if isinstance(each, aiohttp.ClientConnectionError)]
-  answered = [each for each in answers if each not in refused]
+  refused = aiohttp.ClientConnectionError
+  answered = [answer for answer in answers if not isinstance(answer, refused)]
   assert {status for status, _ in answered} <= {200, 503}
   scores = [answer["scores"] for status, answer in answered if status == 200]
-  under_way = int(re.search(r"finishing (\d+) requests", server.said())[1])
+  under_way = int(re.search(r"finishing (\d+) requests", server.errors())[1])
   assert 0 < under_way <= len(scores)
-  assert f"stopped after {before + sum(map(len, scores)):,} solutions" in server.said()
+  assert f"stopped after {before + sum(map(len, scores)):,} solutions" in server.errors()
   with pytest.raises(aiohttp.ClientConnectorError):
     ask(server.url, GOOD)
 
 
-def test_a_body_on_its_way_does_not_put_off_the_end(scorer):
-  """The service stops long before the time for bodies is over; the body's answer is 408."""
+def test_an_unfinished_body_does_not_delay_the_end(scorer):
+  """A service that is stopped ends before the time for bodies is over; the body gets 408."""
   with in_thread(scorer, dataclasses.replace(LIMITS, seconds=1e6)) as (served, _):
     slow = socket.create_connection(served.address)
     slow.sendall(request(b"{", length=100))
@@ -413,12 +408,12 @@ def test_a_body_on_its_way_does_not_put_off_the_end(scorer):
     assert b" 408 " in slow.recv(2**16).splitlines()[0]
 
 
-def test_a_full_queue_is_said_and_a_client_that_comes_again_is_answered(scorer, pool):
-  """503 with Retry-After, while requests that are in the queue are answered."""
+def test_a_full_queue_refuses_requests_until_it_has_room(scorer, pool):
+  """A request that would overfill the queue gets 503 with Retry-After, and its retries succeed."""
   limits = dataclasses.replace(LIMITS, held_solutions=20)
   statuses = []
 
-  async def persist(session, url, body):
+  async def retry(session, url, body):
     while True:
       async with session.post(f"{url}/score", json=body) as response:
         statuses.append(response.status)
@@ -431,7 +426,7 @@ def test_a_full_queue_is_said_and_a_client_that_comes_again_is_answered(scorer, 
   async def run(url):
     async with aiohttp.ClientSession() as session:
       bodies = [{"solutions": pool[:8]}] * 40
-      return await asyncio.gather(*(persist(session, url, body) for body in bodies))
+      return await asyncio.gather(*(retry(session, url, body) for body in bodies))
 
   with in_thread(scorer, limits) as (served, url):
     answers = asyncio.run(run(url))
@@ -439,8 +434,8 @@ def test_a_full_queue_is_said_and_a_client_that_comes_again_is_answered(scorer, 
     wait(lambda: not any(served.held.values()))
 
 
-def test_bodies_share_a_bound(scorer):
-  """Bodies that arrive slowly are counted together: the one beyond the bound gets 503."""
+def test_bodies_that_arrive_are_bounded_together(scorer):
+  """A body that would exceed the limit of bytes of all bodies gets 503."""
   limits = dataclasses.replace(LIMITS, held_bytes=10_000)
   with in_thread(scorer, limits) as (served, url):
     host, port = served.address
@@ -453,7 +448,7 @@ def test_bodies_share_a_bound(scorer):
     wait(lambda: not served.held["bytes"])  # its client is gone
 
 
-def test_a_slow_body_ends(scorer):
+def test_a_slow_body_times_out(scorer):
   """A body that does not arrive in time gets 408, and others are answered meanwhile."""
   with in_thread(scorer, dataclasses.replace(LIMITS, seconds=1.0)) as (served, url):
     with socket.create_connection(served.address) as slow:
@@ -463,9 +458,9 @@ def test_a_slow_body_ends(scorer):
     wait(lambda: not any(served.held.values()))
 
 
-def test_a_client_that_takes_no_answer_ends(scorer):
-  """What it was to get is held for a time only."""
-  body = json.dumps({"solutions": [{"problem": "p", "steps": ["s"] * 60}] * 256}).encode()
+def test_a_client_that_reads_no_answer_times_out(scorer):
+  """The answer to a client that does not read is dropped after the limit of seconds."""
+  body = encoded(*[("p", ["s"] * 60)] * 256)
   limits, listener = dataclasses.replace(LIMITS, seconds=1.0), service.listen(*ANY)
   listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # as of its connections
   with in_thread(scorer, limits, listener) as (served, url), socket.socket() as slow:
@@ -476,19 +471,19 @@ def test_a_client_that_takes_no_answer_ends(scorer):
     assert served.held["solutions"] == 256
     assert ask(url, GOOD)[0][0] == 200
     wait(lambda: not any(served.held.values()))
-    taken = iter(lambda: len(slow.recv(2**16)), 0)
-    assert sum(taken) < 2**20  # of 1.4 MB
+    received = iter(lambda: len(slow.recv(2**16)), 0)
+    assert sum(received) < 2**20  # of 1.4 MB
 
 
-@pytest.mark.parametrize("trouble", ["raises", "is not a number"])
-def test_an_error_of_the_model_is_of_its_requests_only(scorer, monkeypatch, trouble):
-  """500 for the requests of a batch on which the model fails; the next one is answered."""
+@pytest.mark.parametrize("failure", ["exception", "NaN"])
+def test_a_model_that_fails_fails_only_the_requests_of_its_batch(scorer, monkeypatch, failure):
+  """Requests get 500 if the model fails on their batch, and the next one is answered."""
   read = RequestQueue._read
 
   def failing(self, batch):
     if not any(entry.problem == "bad" for entry in batch):
       return read(self, batch)
-    if trouble == "raises":
+    if failure == "exception":
       raise RuntimeError("RESOURCE_EXHAUSTED")
     return [np.full((1, 1, 3), np.nan)] * len(batch)
 
@@ -500,8 +495,8 @@ def test_an_error_of_the_model_is_of_its_requests_only(scorer, monkeypatch, trou
     wait(lambda: not any(served.held.values()))
 
 
-def test_what_requests_share_is_read_once(scorer, pool, monkeypatch):
-  """Equal solutions, and what solutions of a problem share, take one place in the batch."""
+def test_requests_share_their_common_beginnings(scorer, pool, monkeypatch):
+  """Equal solutions, and common first steps of a problem's solutions, are computed once a batch."""
   slots, run = [], batching._run
 
   def counted(packed, *args):
@@ -512,11 +507,11 @@ def test_what_requests_share_is_read_once(scorer, pool, monkeypatch):
     queue = RequestQueue(scorer)
     trees = await queue.encode(solutions)
     running = asyncio.create_task(queue.run())
-    several = [queue.read([tree], [p]) for tree, (p, _) in zip(trees, solutions)]
-    found = await asyncio.gather(*several)
+    requests = [queue.read([tree], [p]) for tree, (p, _) in zip(trees, solutions)]
+    answers = await asyncio.gather(*requests)
     running.cancel()
     queue.close()
-    return [each for (each,) in found]
+    return [probabilities for (probabilities,) in answers]
 
   solutions = [(s["problem"], tuple(s["steps"])) for s in pool]
   expected = scorer.by_head(solutions)
@@ -524,13 +519,13 @@ def test_what_requests_share_is_read_once(scorer, pool, monkeypatch):
   scorer.by_head(solutions)
   once = sum(slots)
   slots.clear()
-  for found, wanted in zip(asyncio.run(read(solutions * 3)), expected * 3, strict=True):
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+  for answer, exact in zip(asyncio.run(read(solutions * 3)), expected * 3, strict=True):
+    np.testing.assert_allclose(answer, exact, atol=1e-6)
   assert sum(slots) == once
 
 
-def test_without_aiohttp_it_says_what_to_install():
-  """A missing aiohttp is one line, before a model is loaded."""
+def test_without_aiohttp_the_message_names_the_package_to_install():
+  """A missing aiohttp is an error without a traceback, before a model is loaded."""
   script = ROOT / "scripts" / "serve.py"
   code = "import runpy, sys; sys.modules['aiohttp'] = None; sys.argv = sys.argv[1:]; "
   code += "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -541,8 +536,8 @@ def test_without_aiohttp_it_says_what_to_install():
 
 
 @pytest.mark.slow
-def test_benchmark(tmp_path, arithmetic_data):
-  """Each number of connections has its row, beside score.py's."""
+def test_the_benchmark_measures_each_number_of_connections(tmp_path, arithmetic_data):
+  """`benchmark.py serving` writes a row for score.py and one for each number of connections."""
   tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
   flags = (f"--model={tmp_path}/model", "--quick", f"--json={tmp_path}/figures.json")
   done = run_script("benchmark.py", "serving", *flags)
@@ -563,14 +558,16 @@ def test_benchmark(tmp_path, arithmetic_data):
   ],
 )
 def test_wrong_flags_are_errors_without_a_traceback(flags, code, message):
-  """A mistake in a flag is said, before a model is loaded."""
+  """A wrong flag is named in a message, before a model is loaded."""
   done = call_script("serve.py", *flags)
   assert done.returncode == code and message in done.stderr
 
 
 def test_rewards_over_http_are_those_of_the_reward_function(scorer):
-  """POST /rewards gives the sums and steps of `RewardFunction` to clients at once, with the example
-  of docs/rewards.md; a bad form is refused."""
+  """POST /rewards gives many clients the sums and steps of `RewardFunction`; a bad form gets 400.
+
+  The client in docs/rewards.md gets the same sums.
+  """
   prompts, completions = ["A 1 + 2", "A 1 + 2", "x"], ["A 3\n# Answer", "A 4", ""]
   function = RewardFunction(scorer, "minimum", separator="\n")
   expected = function.step_rewards(prompts, completions)
@@ -593,11 +590,11 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
     code = {}
     exec(example.replace("http://127.0.0.1:8000", url), code)
     many = code["prm_reward"](["Solve"] * 300, completions * 100, question=prompts * 100)
-  for times, (good, found) in enumerate(answers, 1):
+  sums = function(prompts, completions)
+  for times, (good, answer) in enumerate(answers, 1):
     assert good == 200
-    wanted = function(prompts, completions) * times
-    np.testing.assert_allclose(found["rewards"], wanted, atol=1e-6)
-    assert [each["ends"] for each in found["steps"]] == [each.ends for each in expected] * times
+    np.testing.assert_allclose(answer["rewards"], sums * times, atol=1e-6)
+    assert [step["ends"] for step in answer["steps"]] == [step.ends for step in expected] * times
   assert status == 400 and "form='x'" in refused["error"]
   default = RewardFunction(scorer, "minimum")(prompts, completions)
   np.testing.assert_allclose(many, default * 100, atol=1e-6)

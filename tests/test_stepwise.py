@@ -1,14 +1,13 @@
-"""Anybody's labelled steps: their forms, kinds of labels, splits, and from TRL's row to a model."""
+"""Labelled steps from any source: their forms, kinds of labels, splits and training."""
 
 import json
 
 import pytest
 import tiny
-from conftest import call_script, run_script
+from conftest import call_script
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import labelled, prepare
-from prm_jax.datasets.stepwise import records
 from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates
@@ -28,11 +27,13 @@ TRL_ROW = {
 
 
 def write(path, *rows):
+  """The path of a new JSON lines file with these rows."""
   path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
   return path
 
 
 def native(labels, problem="p", **more):
+  """A row in the project's own form with these labels."""
   return {
     "problem": problem,
     "steps": [f"s{i}" for i in range(len(labels))],
@@ -40,9 +41,9 @@ def native(labels, problem="p", **more):
   } | more
 
 
-def prepared(tmp_path, *rows, name="train.jsonl", **options):
-  """The trees of the training split of a dataset of these rows, and its manifest."""
-  source = write(tmp_path / name, *rows)
+def prepared(tmp_path, *rows, **options):
+  """The training split's trees of a dataset of these rows, and the dataset's manifest."""
+  source = write(tmp_path / "train.jsonl", *rows)
   options = {"test_share": 0.0} | options
   manifest = prepare.prepare_stepwise(
     tmp_path / "out", prepare.Stepwise(**options), source=source, overwrite=True
@@ -57,7 +58,7 @@ SHEPHERD = {
 }
 
 
-def test_three_forms_are_one(tmp_path):
+def test_three_forms_give_the_same_solution(tmp_path):
   """TRL's row, Math-Shepherd's tagged text and plain steps give the same labelled solution."""
   steps = ["Step 1: 2 + 2 = 4.", "Step 2: So 5"]
   forms = [
@@ -84,8 +85,8 @@ def test_three_forms_are_one(tmp_path):
     ([["3 of 8", "0 of 4"]], "counts", ((5, 3), (4, 0)), 2),
   ],
 )
-def test_the_kind_of_the_labels_is_told_from_them(tmp_path, rows, kind, labels, classes):
-  """Each kind becomes the labels that its loss takes; neutral makes a third class."""
+def test_the_kind_of_labels_is_inferred_from_them(tmp_path, rows, kind, labels, classes):
+  """Labels of each kind are recognised and converted; a neutral label makes a third class."""
   trees, manifest = prepared(tmp_path, *map(native, rows))
   assert manifest["labels"] == kind and len(manifest["classes"]) == classes
   assert trees[0].labels == labels
@@ -94,17 +95,18 @@ def test_the_kind_of_the_labels_is_told_from_them(tmp_path, rows, kind, labels, 
   assert about["neutral"] == ("positive" if classes == 3 else "none")
 
 
-def test_annotate_py_says_which_kind_its_labels_are(tmp_path):
-  """Soft labels that are all 0 and 1 are soft; where nothing has a label, that is what is said."""
-  said = {"provenance": {"method": "rollouts", "labels": "soft"}}
-  _, manifest = prepared(tmp_path, native([1.0, 0.0]) | said)
+def test_annotate_py_declares_the_kind_of_its_labels(tmp_path):
+  """Labels that annotate.py declares as soft are soft even if all are 0 and 1; rows without any
+  label are an error."""
+  declared = {"provenance": {"method": "rollouts", "labels": "soft"}}
+  _, manifest = prepared(tmp_path, native([1.0, 0.0]) | declared)
   assert manifest["labels"] == "soft"
   with pytest.raises(ValueError, match="no labelled step to train on"):
-    prepared(tmp_path, native([None, None]) | said)
+    prepared(tmp_path, native([None, None]) | declared)
 
 
-def test_zero_is_never_guessed(tmp_path):
-  """Of 0 and 1 alone, 0 may be wrong or neutral: the message names the flag, which decides."""
+def test_an_ambiguous_zero_is_an_error(tmp_path):
+  """Where 0 may be wrong or neutral, an error names the flag that decides it."""
   with pytest.raises(
     ValueError, match=r"--stepwise\.labels=binary .* or --stepwise\.labels=ratings"
   ):
@@ -131,15 +133,15 @@ def test_zero_is_never_guessed(tmp_path):
   ],
 )
 def test_a_bad_line_is_named(tmp_path, row, message):
-  """The error names file, line and value; nothing is written."""
+  """A bad line is an error that names file, line and value, and no dataset is written."""
   with pytest.raises(json_lines.BadLine, match=message):
     prepared(tmp_path, native([True]), row)
   assert not (tmp_path / "out").exists()
 
 
 def test_problems_are_held_out_whole(tmp_path):
-  """A share of the problems, with all their solutions and the same ones in any order, is the test
-  split; a test file takes its place, and its problems are not trained on."""
+  """The test split has all solutions of its problems, which are the same for any order of lines;
+  a test file replaces it, and its problems are left out of training."""
   rows = [native([True, False], problem=f"p {i % 20}") for i in range(60)]
   write(tmp_path / "all.jsonl", *rows)
   options = prepare.Stepwise(test_share=0.2)
@@ -163,30 +165,31 @@ def test_problems_are_held_out_whole(tmp_path):
 
 
 def prepare_data(source, output):
-  """Runs prepare_data.py on a file, without an error."""
+  """The completed run of prepare_data.py on a file."""
   flags = (f"--source={source}", f"--output={output}", "--overwrite=True")
-  done = call_script("prepare_data.py", "--dataset=stepwise", *flags)
-  assert done.returncode == 0, done.stderr
-  return done
+  run = call_script("prepare_data.py", "--dataset=stepwise", *flags)
+  assert run.returncode == 0, run.stderr
+  return run
 
 
-def test_a_test_split_without_a_wrong_step_is_warned_of(tmp_path):
-  """AUROC is undefined there; a larger share helps only if there are wrong steps elsewhere."""
+def test_a_test_split_without_a_wrong_step_gets_a_warning(tmp_path):
+  """A test split without a wrong step gets a warning, which advises a larger share only if the
+  training split has wrong steps."""
   rows = [native([True], problem=f"p {i}") for i in range(20)]
   wrong = native([False], problem="q 1")
   for lines, expected in [
     ([*rows, wrong], "no wrong step; AUROC is undefined: raise --stepwise.test_share (0.05)\n"),
     (rows, "no wrong step; AUROC is undefined\n"),
   ]:
-    said = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
-    assert f"warning: test split: 1 solution(s), {expected}" in said.stderr
+    run = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
+    assert f"warning: test split: 1 solution(s), {expected}" in run.stderr
   lines = [native([True, False], problem=f"p {i}") for i in range(20)]
-  said = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
-  assert "warning: test" not in said.stderr
+  run = prepare_data(write(tmp_path / "all.jsonl", *lines), tmp_path / "out")
+  assert "warning: test" not in run.stderr
 
 
 def test_a_file_on_the_web_is_downloaded_once(tmp_path, served):
-  """`--source=URL`; the manifest says where the rows came from, and what they were."""
+  """A source may be a URL, whose file is downloaded once and named in the manifest."""
   folder, url = served
   write(folder / "rows.jsonl", SHEPHERD)
   options = {"source": url + "rows.jsonl", "download_dir": tmp_path / "downloads"}
@@ -200,7 +203,7 @@ def test_a_file_on_the_web_is_downloaded_once(tmp_path, served):
 
 
 def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
-  """`is_correct` is the outcome of the whole solution; steps after the last label stay for it."""
+  """An outcome model trains on whole solutions with `is_correct`, also after the last label."""
   rows = [native([True, None], is_correct=False), native([True], problem="q")]
   trees, _ = prepared(tmp_path, *rows)
   assert [tree.steps for tree in trees] == [("s0",), ("s0",)]
@@ -210,7 +213,7 @@ def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
 
 
 def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
-  """Solutions of both are trained on, but for evaluated problems; shares of problems are nested."""
+  """Training takes both datasets without the evaluated problems, and shares of their problems."""
   own = [{"problem": f"p{i}", "steps": ["s"], "labels": [-1 + i % 3]} for i in range(60)]
   more = [{"problem": f"p{i}", "steps": ["t"], "labels": [i % 2 == 0]} for i in range(30, 90)]
   directories = []
@@ -237,34 +240,25 @@ def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
   assert 0 < counts[0] < counts[1] < both["examples"]
 
 
-def test_forms_without_bool_labels():
-  """`parse` tells in which forms 0 is wrong."""
-  assert [records.parse(row, "f:1")[1] for row in (TRL_ROW, SHEPHERD, native([1]))] == [
-    True,
-    True,
-    False,
-  ]
-
-
 @pytest.mark.usefixtures("one_device")
-def test_trl_row_to_model(tmp_path, arithmetic_data):
+def test_the_row_of_trls_documentation_becomes_a_model(tmp_path, arithmetic_data):
   """The row of TRL's documentation is prepared, trained on, scored and exported."""
   data, run = tmp_path / "data", tmp_path / "run"
   printed = prepare_data(write(tmp_path / "trl.jsonl", TRL_ROW), data).stdout
   assert "binary labels" in printed and "--config.data.eval_split=train" in printed
   c = tiny.experiment(arithmetic_data, config_lib.Loss())
-  of_row = {"directory": str(data), "eval_split": "train", "row_length": 256}
-  c = tiny.change(tiny.change(c, "data", **of_row), "model", layers=1)
+  row_data = {"directory": str(data), "eval_split": "train", "row_length": 256}
+  c = tiny.change(tiny.change(c, "data", **row_data), "model", layers=1)
   c = tiny.change(c, "train", steps=2, batch_rows=1, eval_every=2, save_every=2)
   loop.run(c, run)
   solution = {"problem": TRL_ROW["prompt"], "steps": TRL_ROW["completions"]}
   scorer = Scorer.load(run)
-  (found,) = scorer.by_head([(solution["problem"], solution["steps"])])
-  scored = candidates.scored(solution, solution["steps"], found, scorer.contract)
+  (rating,) = scorer.by_head([(solution["problem"], solution["steps"])])
+  scored = candidates.scored(solution, solution["steps"], rating, scorer.contract)
   assert [set(p) for p in scored["rating_probs"]] == [{"-1", "0", "1"}] * 2
   assert all(p["0"] == 0 for p in scored["rating_probs"])
-  done = run_script("export.py", f"--checkpoint={run}", f"--output={tmp_path / 'exported'}")
-  assert done.returncode == 0, done.stderr
+  export = call_script("export.py", f"--checkpoint={run}", f"--output={tmp_path / 'exported'}")
+  assert export.returncode == 0, export.stderr
   config = json.loads((tmp_path / "exported" / "config.json").read_text())
   assert config["id2label"] == {"0": "-1", "1": "1"}
   with pytest.raises(ValueError, match="no split 'test'"):

@@ -1,6 +1,7 @@
-"""The rules of the house: imports go one way, files, functions and lines are short."""
+"""The structure of the package: imports go one way; files, functions and lines are short."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -8,12 +9,12 @@ import sys
 from conftest import ROOT
 
 PACKAGE = ROOT / "prm_jax"
-# Each room may import those before it, and some of them fewer.
+# A subpackage may import those before it, and those of RESTRICTED only some of them.
 ORDER = ("runtime", "datasets", "input_pipeline", "model", "pretrained")
 ORDER += ("training", "tpu", "scoring", "aggregation", "evaluation", "generation")
 ORDER += ("supervision", "experiments")
-ONLY = {"model": set(), "pretrained": {"runtime", "model"}, "aggregation": set()}
-DOOR = {"prm_jax.__main__": {"runtime"}}
+RESTRICTED = {"model": set(), "pretrained": {"runtime", "model"}, "aggregation": set()}
+TOP_LEVEL = {"prm_jax.__main__": {"runtime"}}  # other modules beside the subpackages import none
 HEAVY = {"flax", "orbax", "grain", "tensorflow_datasets", "tensorflow", "matplotlib", "optax"}
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {
@@ -22,45 +23,45 @@ MODULES = {
 }
 
 
-def room(module: str) -> str:
-  """The folder of a module; "" for one beside the folders."""
+def subpackage(module: str) -> str:
+  """The subpackage of a module; "" for one beside the subpackages."""
   parts = MODULES[module].relative_to(PACKAGE).parts
   return parts[0] if len(parts) > 1 else ""
 
 
+@functools.cache
 def imports(module: str) -> set[str]:
-  """Modules of the package that a module imports, anywhere in its text."""
-  found = set()
+  """The modules of the package that a module imports, at its top or inside functions."""
+  imported = set()
   for node in ast.walk(ast.parse(MODULES[module].read_text())):
     if isinstance(node, ast.ImportFrom) and node.module in MODULES:
       names = [f"{node.module}.{alias.name}" for alias in node.names]
-      found |= {name if name in MODULES else node.module for name in names}
+      imported |= {name if name in MODULES else node.module for name in names}
     elif isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names} & set(MODULES)
-  return found
+      imported |= {alias.name for alias in node.names} & set(MODULES)
+  return imported
 
 
 def test_imports_go_one_way():
-  """No room imports one that stands further down the pipeline; the aggregator needs types only."""
-  assert {room(module) for module in MODULES} == {"", *ORDER}
+  """No subpackage imports a later one of the pipeline; the aggregator imports only types."""
+  assert {subpackage(module) for module in MODULES} == {"", *ORDER}
   for module in MODULES:
-    own, found = room(module), imports(module)
-    allowed = ONLY.get(own, set(ORDER[: ORDER.index(own)])) if own else DOOR.get(module, set())
-    assert {room(name) for name in found} <= allowed | {own, ""}, module
+    own, imported = subpackage(module), imports(module)
+    earlier = set(ORDER[: ORDER.index(own)]) if own else set()
+    allowed = RESTRICTED.get(own, earlier) if own else TOP_LEVEL.get(module, set())
+    assert {subpackage(name) for name in imported} <= allowed | {own, ""}, module
     if own == "aggregation":
-      assert {name for name in found if not room(name)} <= {
-        "prm_jax.types",
-        "prm_jax.reductions",
-      }, module
+      beside = {name for name in imported if not subpackage(name)}
+      assert beside <= {"prm_jax.types", "prm_jax.reductions"}, module
 
 
-def test_there_is_no_circle():
+def test_imports_have_no_cycle():
   """No module imports itself through others."""
   graphlib.TopologicalSorter({name: imports(name) for name in MODULES}).prepare()
 
 
-def test_the_aggregator_loads_nothing_heavy():
-  """Whoever trains elsewhere installs it for its own sake."""
+def test_the_aggregator_loads_no_heavy_library():
+  """Importing the aggregator loads no library that only training and evaluation need."""
   code = "import sys, prm_jax.aggregation; print(' '.join(sys.modules))"
   loaded = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).split()
   assert not {name.split(".")[0] for name in loaded} & HEAVY
@@ -76,4 +77,5 @@ def test_files_functions_and_lines_are_short():
         assert node.end_lineno - node.lineno < 60, (path, node.name)
   for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
     lines = enumerate(path.read_text().splitlines(), 1)
-    assert not [i for i, line in lines if len(line) > 100 and line[0] != "|"], path  # but tables
+    long = [i for i, line in lines if len(line) > 100 and line[0] != "|"]  # tables may be wide
+    assert not long, path

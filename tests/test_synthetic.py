@@ -1,4 +1,4 @@
-"""A reward model as labeller: its rule, its errors, and the data it writes."""
+"""A reward model as labeller: its rule, its errors, and the lines that it writes."""
 
 import json
 
@@ -17,7 +17,7 @@ ROW = st.tuples(*[st.integers(1, 20)] * 3).map(lambda x: np.array(x) / sum(x))
 
 @given(rows=st.lists(ROW, min_size=1, max_size=5), threshold=st.sampled_from([0.1, 0.2, 0.5]))
 def test_a_step_is_wrong_above_the_threshold_and_labels_end_there(rows, threshold):
-  """Step by step, as section 4 of the paper has it."""
+  """A step is -1 above the threshold and ends the labels; other steps are 1 or 0, the likelier."""
   expected = []
   for wrong, neutral, right in rows:
     if wrong > threshold:
@@ -29,12 +29,16 @@ def test_a_step_is_wrong_above_the_threshold_and_labels_end_there(rows, threshol
 
 
 def test_two_classes_have_no_neutral():
+  """Without a neutral class, a step that is not wrong is right."""
   rows = np.array([[0.1, 0.9], [0.3, 0.7], [0.0, 1.0]])
   assert synthetic.label(rows, 0.2, (-1, 1)) == Labels((1, -1), False)
 
 
 def test_errors_of_a_labeller_are_counted_to_the_first_error_of_either():
-  """By hand: one error missed, one false alarm, one found at its step, one solution alike."""
+  """Missed errors and false alarms are counted up to the first -1 of either side, as by hand.
+
+  The solutions have one missed error, one false alarm, one error found and no error.
+  """
   given = [Labels((1, 1), True), Labels((-1,), False), Labels((1, -1), False), Labels((1, 0), True)]
   exact = [(1, -1), (1, 1), (1, -1), (1, 1)]
   found = synthetic.errors(given, exact)
@@ -45,7 +49,7 @@ def test_errors_of_a_labeller_are_counted_to_the_first_error_of_either():
 
 
 class Oracle:
-  """Stands for a scorer: a step with "x" in it is wrong."""
+  """A scorer for which a step with "x" in it is wrong."""
 
   directory, step = None, 7
 
@@ -53,12 +57,12 @@ class Oracle:
     objective, separator, labels, recipe = "process", "\n", (-1, 0, 1), "paper"
 
   def by_head(self, solutions, on_share=None):
-    of = lambda step: [[0.9, 0.0, 0.1]] if "x" in step else [[0.1, 0.2, 0.7]]
-    return [np.array([of(step) for step in steps]) for _, steps in solutions]
+    probabilities = lambda step: [[0.9, 0.0, 0.1]] if "x" in step else [[0.1, 0.2, 0.7]]
+    return [np.array([probabilities(step) for step in steps]) for _, steps in solutions]
 
 
-def test_annotated_lines_train_and_say_where_labels_are_from(tmp_path):
-  """prepare_data.py reads them; an answer that the line has is kept unless asked otherwise."""
+def test_annotated_lines_can_be_prepared_and_have_their_provenance(tmp_path):
+  """prepare_data.py reads the labelled lines, and a known `is_correct` is kept unless overruled."""
   path = tmp_path / "samples.jsonl"
   rows = [
     {"problem": "p", "text": "a\nx\nb", "is_correct": True, "note": 1},
@@ -73,8 +77,8 @@ def test_annotated_lines_train_and_say_where_labels_are_from(tmp_path):
   assert {line["provenance"]["labeller"] for line in lines} == {"runs/prm"}
   assert lines[0]["note"] == 1 and lines[0]["provenance"]["threshold"] == 0.2
   assert "0.0 % of 1" in annotator.table()[1]
-  again = synthetic.Annotator(Oracle(), "runs/prm", 0.2, outcome_by_labeller=True)
-  assert [line["is_correct"] for line in again.lines(path)] == [False, True]
+  overruling = synthetic.Annotator(Oracle(), "runs/prm", 0.2, outcome_by_labeller=True)
+  assert [line["is_correct"] for line in overruling.lines(path)] == [False, True]
   out = tmp_path / "labels.jsonl"
   out.write_text("".join(json.dumps(line) + "\n" for line in lines))
   manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=out)
@@ -82,16 +86,16 @@ def test_annotated_lines_train_and_say_where_labels_are_from(tmp_path):
 
 
 @pytest.mark.shared_data
-def test_the_retrospective_reports_what_fields_say(prm800k_sample):
-  """Two rows of the sample have their generation and score; the others are counted as lacking."""
+def test_the_retrospective_reports_generations_and_scores(prm800k_sample):
+  """Rows with a generation and a score are grouped; rows without are counted as lacking them."""
   done = call_script("retrospective.py", f"--source={prm800k_sample}")
   assert done.returncode == 0 and "generation 6" in done.stdout
   records = [
     r for path in sorted(prm800k_sample.glob("phase*")) for r in prm800k.read_records(path)
   ]
-  found = retrospective.report(records)
-  assert found["records"] == 940 and found["lacking"] == {"generation": 932, "score": 932}
-  sixth = found["groups"]["phase 2, generation 6"]
+  report = retrospective.report(records)
+  assert report["records"] == 940 and report["lacking"] == {"generation": 932, "score": 932}
+  sixth = report["groups"]["phase 2, generation 6"]
   assert sixth["answers"] == {"wrong": 1} and sixth["labels"] == {"-1": 1, "0": 1, "1": 8}
   assert sixth["scores"]["wrong"]["q50"] == pytest.approx(0.0011546110201324836)
-  assert any("generation 6" in line for line in retrospective.table(found))
+  assert any("generation 6" in line for line in retrospective.table(report))

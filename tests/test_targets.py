@@ -1,4 +1,4 @@
-"""Targets of every kind: soft labels, counts, class weights, and the heads of an ensemble."""
+"""Training targets: soft labels, counts, class weights, and the heads of an ensemble."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ def chain(labels, problem="pp") -> StepTree:
 
 
 def batch_of(*trees):
-  """A batch of a row for each tree, and more of padding: all have six, to compile once."""
+  """A batch with one row for each tree, padded to six rows so that one shape compiles."""
   encode = lambda i, tree: token_tree.encode(tree, tiny.TOKENIZER, TWO, number=i)
   rows = [packing.PackedRows([encode(i, x)], 48, round_reads_to=8) for i, x in enumerate(trees)]
   return packing.stack([row[0] for row in rows] + [rows[0][packing.EMPTY]] * (6 - len(rows)))
@@ -62,12 +62,13 @@ def loss_and_others(params, batch, config, graph, seed):
 
 
 def loss_of(batch, config, heads=1, seed=0) -> float:
+  """The training loss of a batch."""
   graph, params = model(heads)
   return float(loss_and_others(params, batch, config, graph, seed)["loss"])
 
 
-def test_a_soft_label_is_a_soft_cross_entropy():
-  """The loss of label p is -p log q - (1 - p) log(1 - q), its mean over labels."""
+def test_a_soft_label_has_the_soft_cross_entropy():
+  """The loss is the mean of -p log q - (1 - p) log(1 - q) over soft labels p."""
   labels = [(0.75, 0.25), (1.0, 0.0), (0.1, 0.9)]
   batch = batch_of(chain(labels))
   found = log_probs(batch)[0, :3, 0]
@@ -76,15 +77,18 @@ def test_a_soft_label_is_a_soft_cross_entropy():
 
 
 def test_counts_are_a_binomial_likelihood():
-  """k of n rollouts weigh as n labels: (3, 1) is a wrong label thrice and a right one once."""
+  """Counts weigh as so many hard labels: (3, 1) as three wrong labels and a right one."""
   counts = batch_of(chain([(3, 1), (0, 4)]))
   repeated = [chain(x) for x in ([-1, 1], [-1, 1], [-1, 1], [1, 1])]
   config = config_lib.Loss()
   assert loss_of(counts, config) == pytest.approx(loss_of(batch_of(*repeated), config), rel=1e-5)
 
 
-def test_class_weights_are_those_of_a_weighted_mean():
-  """As torch's CrossEntropyLoss(weight=...): the weighted sum over the sum of the weights."""
+def test_class_weights_give_a_weighted_mean():
+  """With class weights the loss is a weighted mean, as torch's CrossEntropyLoss(weight=...).
+
+  Weights of another number of classes are an error.
+  """
   batch = batch_of(chain([-1, 1, 1]))
   found = log_probs(batch)[0, :3, 0]
   expected = -(5 * found[0, 0] + 0.5 * (found[1, 1] + found[2, 1])) / 6
@@ -99,8 +103,10 @@ bootstrap_weights = jax.jit(loss_lib.bootstrap_weights, static_argnames="config"
 
 
 def test_each_head_has_its_own_sample_of_the_solutions():
-  """The loss is the mean over heads of the losses weighted by Poisson(1) draws, one a solution and
-  head: the same for all steps of a solution, in any batch, and of mean and variance 1."""
+  """Each head's loss weights every solution by a Poisson(1) draw of seed, solution and head.
+
+  A draw is the same for all steps of a solution and in any batch.
+  """
   trees = [chain([1, -1, 1][: i % 3 + 1], "p" * (i + 1)) for i in range(6)]
   batch, config = batch_of(*trees), config_lib.Loss(heads=3)
   weights = np.asarray(bootstrap_weights(batch, config, seed=1))
@@ -121,16 +127,16 @@ def test_each_head_has_its_own_sample_of_the_solutions():
   assert np.mean(draws == other) < 0.5
 
 
-def test_heads_begin_differently():
-  """Several heads are random by themselves; zeros, or one head's tokens, are refused for them."""
-  of = lambda heads: config_lib.Experiment(loss=config_lib.Loss(heads=heads))
-  assert [step_lib.first_head(of(heads)) for heads in (1, 4)] == ["zeros", "random"]
+def test_several_heads_start_at_random():
+  """One head starts at zeros and several at random, for which zeros are refused."""
+  with_heads = lambda heads: config_lib.Experiment(loss=config_lib.Loss(heads=heads))
+  assert [step_lib.first_head(with_heads(heads)) for heads in (1, 4)] == ["zeros", "random"]
   with pytest.raises(ValueError, match=r"loss\.heads=4, init\.head='zeros'"):
     config_lib.Experiment(init=config_lib.Init(head="zeros"), loss=config_lib.Loss(heads=4))
 
 
-def test_weighted_labels_are_measured_as_so_many_labels():
-  """Metrics of weights `[n, C]` equal those of one label for each unit of weight."""
+def test_metrics_count_weighted_labels_as_so_many_labels():
+  """Metrics of class weights `[n, C]` equal those of one label for each unit of weight."""
   rng = np.random.default_rng(0)
   probs, counts = rng.dirichlet(np.ones(2), 40), rng.integers(0, 4, (40, 2))
   counts[:, 1] += counts.sum(1) == 0
@@ -138,16 +144,16 @@ def test_weighted_labels_are_measured_as_so_many_labels():
   for p, (wrong, right) in zip(probs, counts):
     rows += [p] * (wrong + right)
     labels += [-1] * wrong + [1] * right
-  found = step_metrics.step_metrics(probs, counts, (-1, 1))
+  weighted = step_metrics.step_metrics(probs, counts, (-1, 1))
   repeated = step_metrics.step_metrics(rows, labels, (-1, 1))
-  assert found["nll"] == pytest.approx(repeated["nll"])
-  assert found["ece"] == pytest.approx(repeated["ece"])
-  assert found["count"] == 40
+  assert weighted["nll"] == pytest.approx(repeated["nll"])
+  assert weighted["ece"] == pytest.approx(repeated["ece"])
+  assert weighted["count"] == 40
 
 
 @pytest.fixture(scope="module")
 def ensemble(arithmetic_data, tmp_path_factory):
-  """A run of three heads on PRM800K's classes."""
+  """(experiment, work directory, metrics) of a run of three heads on PRM800K's classes."""
   with tiny.first_device():
     run = tmp_path_factory.mktemp("ensemble")
     experiment = tiny.experiment(arithmetic_data, config_lib.Loss(heads=3))
@@ -155,7 +161,7 @@ def ensemble(arithmetic_data, tmp_path_factory):
 
 
 def test_an_ensemble_trains_scores_and_exports(ensemble, one_device, tmp_path):
-  """Mean and deviation over heads reach the scored line; an export gives the same heads."""
+  """Scored lines have the mean and deviation over an ensemble's heads, and an export keeps them."""
   _, run, metrics = ensemble
   scorer = Scorer.load(run)
   assert scorer.contract.heads == 3 and metrics["count"] > 0
@@ -184,16 +190,16 @@ def test_an_ensemble_trains_scores_and_exports(ensemble, one_device, tmp_path):
 
 @pytest.mark.slow
 def test_an_ensemble_resumes_bit_for_bit(ensemble, one_device, tmp_path, monkeypatch):
-  """The bootstrap samples belong to seed and solution: a resumed run is the uninterrupted one."""
+  """A resumed run of an ensemble ends in the state of an uninterrupted one."""
   experiment, run, _ = ensemble
 
-  def told(self, step, split, values, write=loop.Log.write):
+  def stopping(self, step, split, values, write=loop.Log.write):
     write(self, step, split, values)
     if step == 4:
       os.kill(os.getpid(), signal.SIGTERM)
 
   with monkeypatch.context() as patch, pytest.raises(preemption.Preempted):
-    patch.setattr(loop.Log, "write", told)
+    patch.setattr(loop.Log, "write", stopping)
     loop.run(experiment, tmp_path)
   loop.run(experiment, tmp_path)
   jax.tree.map(np.testing.assert_array_equal, tiny.final_state(run), tiny.final_state(tmp_path))

@@ -1,4 +1,4 @@
-"""Language-model training: lines of text to rows, next-token loss, a run to start others from."""
+"""Language-model training: rows of text, the next-token loss, runs that start from its result."""
 
 import dataclasses
 import gzip
@@ -37,14 +37,14 @@ def write(path, *records):
 
 
 def targets(piece):
-  """The (previous, next) tokens that a piece trains on."""
+  """The (previous, next) pairs of tokens that a piece trains on."""
   at = np.flatnonzero(piece.previous >= 0)
   return list(zip(piece.tokens[piece.previous[at]].tolist(), piece.tokens[at].tolist()))
 
 
 @pytest.mark.parametrize("length", [2, 3, 7, 11, 64])
-def test_a_document_is_continued_in_other_rows(length):
-  """Whatever the row, each token but the first is predicted once, from the one before it."""
+def test_a_long_document_continues_in_further_rows(length):
+  """A document of any length predicts each token but the first once, from the one before it."""
   text = "0123456789"
   pieces, lost = text_dataset.encode(None, text, tiny.TOKENIZER, length)
   whole = [tiny.TOKENIZER.bos_id, *tiny.TOKENIZER.encode(text), tiny.TOKENIZER.eos_id]
@@ -53,7 +53,7 @@ def test_a_document_is_continued_in_other_rows(length):
 
 
 def test_only_completions_are_learnt():
-  """A prompt is read and not predicted; what does not fit the row is counted."""
+  """Tokens of a prompt are not predicted; those of a completion that do not fit are counted."""
   t = tiny.TOKENIZER
   (piece,), lost = text_dataset.encode("ab", "cd", t, 64)
   c, d = t.encode("cd")
@@ -64,8 +64,8 @@ def test_only_completions_are_learnt():
   assert text_dataset.encode("abcdef", "g", t, 4) == ([], 5)
 
 
-def test_files_may_be_compressed_or_useless(tmp_path):
-  """The rows of a .gz are those of the file; nothing to learn, or a bad line, is an error."""
+def test_text_files_may_be_compressed_and_errors_name_the_line(tmp_path):
+  """A .gz file gives the rows of the plain one; an empty file or a bad line is an error."""
   path = write(tmp_path / "f.jsonl", {"text": "abc"}, {"prompt": "", "completion": "de"})
   packed = tmp_path / "f.jsonl.gz"
   packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -80,8 +80,8 @@ def test_files_may_be_compressed_or_useless(tmp_path):
     text_dataset.load(bad, tiny.TOKENIZER, 16)
 
 
-def test_logits_in_parts_change_nothing(monkeypatch):
-  """The loss and its gradient of long rows, in parts, are those of all logits at once."""
+def test_logits_in_parts_give_the_same_loss(monkeypatch):
+  """Computing a row's logits in parts gives the loss and gradient of all logits at once."""
   batch = tiny.batch(rows=2, row_length=50)
   model = tiny.merged()
   hidden = jax.random.normal(jax.random.key(0), (2, 50, tiny.MODEL.width))
@@ -95,15 +95,15 @@ def test_logits_in_parts_change_nothing(monkeypatch):
   expected = jax.jit(jax.value_and_grad(naive))(hidden)
   for size in (16, 64):
     monkeypatch.setattr(loss_lib, "LOGITS", size)
-    found = jax.jit(jax.value_and_grad(lambda h: loss_lib.next_token_nll(model, h, batch)))(hidden)
+    parts = jax.jit(jax.value_and_grad(lambda h: loss_lib.next_token_nll(model, h, batch)))(hidden)
     jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), parts, expected
     )
 
 
 @pytest.fixture(scope="module")
 def text_run(arithmetic_data, tmp_path_factory):
-  """The work directory of a short run on text with low-rank factors, and its last metrics."""
+  """(work directory, last metrics) of a short run on text that trains low-rank factors."""
   directory = tmp_path_factory.mktemp("text")
   lines = [{"text": "1 + 1 = 2. " * 8}, {"prompt": "2 + 2 =", "completion": " 4"}]
   train, held = (write(directory / f"{name}.jsonl", *lines) for name in ("train", "held"))
@@ -121,7 +121,7 @@ def text_run(arithmetic_data, tmp_path_factory):
 
 
 def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run):
-  """Text is learnt; the run's work directory is then a checkpoint to start from, factors merged."""
+  """Training on text lowers its loss, and a process model starts from the run, factors merged."""
   workdir, metrics = text_run
   evaluations = [record for record in tiny.records(workdir) if record["split"] == "test"]
   assert evaluations[-1]["nll"] == metrics["nll"] < evaluations[0]["nll"]
@@ -137,18 +137,21 @@ def test_a_process_model_starts_from_a_language_model(arithmetic_data, text_run)
   assert params["head"].shape == (tiny.MODEL.width, 3) and not np.any(params["head"])
   np.testing.assert_array_equal(params["embedding"], trained["embedding"])
   moved = np.abs(params["blocks"]["gate"] - trained["blocks"]["gate"]).max()
-  assert moved > 1e-3  # by the product of the factors
+  assert moved > 1e-3  # the product of the factors was added
 
 
-def test_a_language_model_exports(text_run, tmp_path):
-  """export.py --kind=causal-lm of a run on text: its weights, factors merged, and tokenizer."""
+def test_a_language_model_is_exported_with_merged_factors(text_run, tmp_path):
+  """export.py --kind=causal-lm writes a text run's weights, factors merged, and its tokenizer.
+
+  Without the flag, a run without a step head is an error.
+  """
   workdir, _ = text_run
   flags = (f"--checkpoint={workdir}", f"--output={tmp_path}/lm")
-  done = call_script("export.py", *flags)
-  assert done.returncode == 1
-  assert "'language_model', which has no step head; --kind=causal-lm" in done.stderr
-  done = call_script("export.py", *flags, "--kind=causal-lm")
-  assert done.returncode == 0, done.stderr
+  result = call_script("export.py", *flags)
+  assert result.returncode == 1
+  assert "'language_model', which has no step head; --kind=causal-lm" in result.stderr
+  result = call_script("export.py", *flags, "--kind=causal-lm")
+  assert result.returncode == 0, result.stderr
   _, tokenizer = scorer.newest(workdir)
   on = sharding_lib.make_mesh(config_lib.Mesh())
   _, about, params = checkpoint.restore_params(workdir, on)
@@ -162,22 +165,22 @@ def test_a_language_model_exports(text_run, tmp_path):
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash
 
 
-def test_a_model_of_text_is_not_scored_with(text_run, arithmetic_data, tmp_path):
-  """It has a head of one class that nothing trained: an error that says what to do with it."""
+def test_a_language_model_cannot_score_steps(text_run, arithmetic_data, tmp_path):
+  """Scoring or evaluating with a run on text is an error that says what to do with the run."""
   workdir, _ = text_run
   for name, flag in [
     ("score.py", "--input=none"),
     ("evaluate.py", f"--data_dir={arithmetic_data}"),
   ]:
-    done = call_script(name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
-    assert done.returncode == 1
-    assert "trained on text, so it has no step probabilities" in done.stderr
-    assert f"--config.init.checkpoint={workdir}" in done.stderr
+    result = call_script(name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
+    assert result.returncode == 1
+    assert "trained on text, so it has no step probabilities" in result.stderr
+    assert f"--config.init.checkpoint={workdir}" in result.stderr
   assert not list(tmp_path.iterdir())
 
 
-def test_text_and_its_objective_come_together():
-  """Text without the objective, the objective without text, and half of the text are errors."""
+def test_text_files_require_the_language_model_objective():
+  """Text without its objective, the objective without text, and one of two files are errors."""
   for loss, files in [(config_lib.Loss(), ("a", "b")), (TEXT, ("", "")), (TEXT, ("a", ""))]:
     data = config_lib.Data(text_train=files[0], text_eval=files[1])
     with pytest.raises(ValueError, match="expected both texts with language_model"):

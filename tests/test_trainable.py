@@ -1,4 +1,4 @@
-"""Trained and frozen parameters, LoRA, parameter groups, master copies, rematerialisation."""
+"""Trained and frozen parameters, LoRA, parameter groups, float32 copies, rematerialisation."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from prm_jax.training import step as step_lib
 from prm_jax.training import trainable
 
 LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_alpha=3.0)
-# Factors of each kind of product, where all seven would only take longer to compile.
+# One factor pair for each kind of matrix product: all seven would only take longer to compile.
 FEW = dataclasses.replace(LORA, lora_targets=("query", "output", "down"))
 UNTIED = dataclasses.replace(tiny.MODEL, tied_embeddings=False)
 HEAD = {"head", "head_bias"}
@@ -34,6 +34,7 @@ def experiment(model=tiny.MODEL, weight=0.0, **optim):
 
 
 def rule_of(c: config_lib.Experiment) -> trainable.Trainable:
+  """The rule by which an experiment trains parameters."""
   return trainable.Trainable.of(c.loss, c.optim)
 
 
@@ -57,7 +58,7 @@ def described(model):
 
 @functools.cache
 def params(model=tiny.MODEL):
-  """Parameters of which none is zero, drawn in numpy: nothing to compile."""
+  """Parameters without a zero, drawn in numpy, so that nothing is compiled."""
   rng = np.random.default_rng(0)
 
   def draw(path, x):
@@ -88,18 +89,19 @@ def gradient(model, rule=trainable.EVERYTHING):
 
 @functools.cache
 def whole_gradient():
+  """`gradient` of all parameters of `FEW`."""
   return gradient(FEW)
 
 
 def close(a, b, **tolerance):
-  """Equal to float32 rounding: XLA fuses the operations of two programs in different ways."""
+  """Asserts equality up to float32 rounding, since XLA fuses two programs differently."""
   tolerance = {"rtol": 1e-4, "atol": 1e-6} | tolerance
   jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), a, b)
 
 
 @pytest.mark.parametrize("name", ["head", "lora"])
-def test_gradients_are_those_of_the_whole(name):
-  """The gradient of trained parameters is the same, whether or not the others are frozen."""
+def test_freezing_parameters_keeps_the_gradients_of_the_others(name):
+  """Trained parameters have the same gradient whether or not the others are frozen."""
   rule = trainable.Trainable(name)
   whole_loss, whole = whole_gradient()
   loss, part = gradient(FEW, rule)
@@ -110,7 +112,7 @@ def test_gradients_are_those_of_the_whole(name):
 
 @functools.cache
 def two_updates(name, param_dtype="float32"):
-  """(state before, state after) two updates on the same batch."""
+  """The states before and after two updates on one batch."""
   c = tiny.change(RULES[name], "model", param_dtype=param_dtype)
   made = step_lib.make(c, VOCABULARY, 3, sharding_lib.make_mesh(c.mesh, jax.devices()[:1]))
   state = made.begin(jax.tree.map(jnp.copy, params(c.model)))
@@ -121,7 +123,7 @@ def two_updates(name, param_dtype="float32"):
 
 
 def changed(before, after):
-  """Names of parameters that differ, and of stacked ones the layers."""
+  """Names of the parameters that differ; of stacked ones, `name.layer`."""
   out = {name for name in before if name != "blocks" and np.any(before[name] != after[name])}
   for name, old in before["blocks"].items():
     for i, (was, now) in enumerate(zip(old, after["blocks"][name])):
@@ -135,7 +137,7 @@ def changed(before, after):
   + [(name, "bfloat16") for name in ("all", "untied_head")],
 )
 def test_frozen_parameters_stay_bit_for_bit(name, param_dtype):
-  """Two updates change all trained parameters and no other, and only these have moments."""
+  """Updates change every trained parameter and no frozen one; only trained ones have moments."""
   before, after = two_updates(name, param_dtype=param_dtype)
   layer = [key for key in before.params["blocks"] if "_lora_" not in key]
   factors = [f"{w}_lora_{side}" for w in FEW.lora_targets for side in ("in", "out")]
@@ -146,17 +148,17 @@ def test_frozen_parameters_stay_bit_for_bit(name, param_dtype):
   }
   expected["no_embedding"] = expected["all"] - {"embedding"}
   expected["untied_head"] = HEAD | {"language_model"}
-  # Norms of 1 in bfloat16 need a change of 1/256 to be rounded to another.
+  # A norm of 1 in bfloat16 changes only by steps of 1/256.
   kept = lambda names: {n for n in names if param_dtype == "float32" or "norm" not in n}
   assert kept(changed(before.params, after.params)) == kept(expected[name])
   trained = rule_of(RULES[name]).select(before.params)
   moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
-  copies = 2 + (param_dtype == "bfloat16")  # of the moments, and the float32 master
+  copies = 2 + (param_dtype == "bfloat16")  # two moments, and the float32 copy
   assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
 
 
 def test_accumulated_gradients_equal_one_pass():
-  """Microbatches with different numbers of targets give the gradients of one pass."""
+  """Microbatches with different numbers of targets give the loss and gradients of one pass."""
   metrics = []
   for microbatches in (1, 4):
     c = tiny.change(RULES["no_embedding"], "train", microbatches=microbatches)
@@ -168,8 +170,8 @@ def test_accumulated_gradients_equal_one_pass():
 
 
 @pytest.mark.parametrize("name", ["all", "untied_head"])
-def test_bfloat16_parameters_follow_a_float32_master(name):
-  """Updates too small for bfloat16 are kept: parameters are the master, rounded."""
+def test_bfloat16_parameters_are_a_rounded_float32_copy(name):
+  """A float32 copy keeps updates too small for bfloat16; the parameters are the copy, rounded."""
   _, after = two_updates(name, param_dtype="bfloat16")
   master, trained = after.opt_state[0], rule_of(RULES[name]).select(after.params)
   rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, trained)
@@ -178,8 +180,11 @@ def test_bfloat16_parameters_follow_a_float32_master(name):
   assert np.any(np.asarray(large) != np.asarray(large.astype(jnp.bfloat16), np.float32))
 
 
-def test_a_master_is_kept_where_something_is_not_float32():
-  """Step heads and factors are float32 anyway; a language-model head is not, and LoRA leaves it."""
+def test_a_float32_copy_is_kept_only_of_other_dtypes():
+  """The optimiser keeps a float32 copy only if a trained parameter is not float32.
+
+  A loss that trains no parameter is an error.
+  """
   half = dataclasses.replace(UNTIED, param_dtype="bfloat16")
   low = dataclasses.replace(half, lora_rank=2)
   for c, trains, has_master in [
@@ -196,8 +201,8 @@ def test_a_master_is_kept_where_something_is_not_float32():
     nothing.select(params())
 
 
-def test_factors_start_as_nothing_and_merge_to_the_same():
-  """At step 0 the model is its base; later, merging the factors does not change its output."""
+def test_lora_factors_start_without_effect_and_merge_to_the_same_output():
+  """LoRA factors have no effect at step 0, and merging them later keeps the model's output."""
   batch = tiny.batch()
 
   @functools.partial(jax.jit, static_argnums=1)
@@ -217,8 +222,8 @@ def test_factors_start_as_nothing_and_merge_to_the_same():
   assert trainable.merge_lora(base, tiny.MODEL) is base
 
 
-def test_groups_scale_their_updates_exactly():
-  """A group's factor multiplies its updates, decay and all, and no others."""
+def test_a_groups_factor_scales_its_updates_only():
+  """A parameter group's factor multiplies its updates, with their decay, and no others."""
   c = config_lib.Optim(learning_rate=1e-2, weight_decay=0.1)
   given = {name: x for name, x in params().items() if name != "blocks"}
   grads = jax.tree.map(lambda x: 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), given)
@@ -236,8 +241,8 @@ def test_groups_scale_their_updates_exactly():
 
 
 def test_recomputation_changes_no_gradient():
-  """Every rematerialisation policy has the loss and gradients of keeping everything."""
-  for policy in ("dots", "dots_no_batch", "full"):
+  """Every rematerialisation policy gives the loss and gradients of keeping all activations."""
+  for policy in ("dots", "full"):
     model = dataclasses.replace(FEW, remat=policy)
     close(gradient(model), whole_gradient())
   kept = dataclasses.replace(FEW, remat="full", saved=("attention", "gate", "output"))
@@ -245,7 +250,7 @@ def test_recomputation_changes_no_gradient():
 
 
 def test_saved_outputs_are_not_computed_again():
-  """The backward pass has a product less for each name in `saved`, and what only it needed."""
+  """The backward pass recomputes no product that `saved` names, nor products only it needs."""
 
   def products(*saved):
     model = dataclasses.replace(FEW, remat="full", saved=saved)

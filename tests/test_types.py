@@ -1,4 +1,4 @@
-"""Type hints of what other code calls: mypy finds nothing wrong, and sees them from outside."""
+"""Type hints of the public interface: mypy accepts them, and checks the calls of other code."""
 
 import subprocess
 import sys
@@ -19,20 +19,21 @@ config.Optim(learning_rate="fast")
 
 
 def mypy(*arguments):
+  """Returns the finished process of mypy."""
   command = [sys.executable, "-m", "mypy", f"--cache-dir={ROOT}/.mypy_cache", *arguments]
   return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
 
 
 def test_type_hints_are_consistent():
-  """The aggregator, configuration, values and rewards are typed as they are written."""
-  done = mypy()
-  assert done.returncode == 0, done.stdout
+  """mypy finds no error in the aggregator, configuration, types and rewards."""
+  result = mypy()
+  assert result.returncode == 0, result.stdout
 
 
 def test_callers_see_the_hints(tmp_path):
-  """A caller's wrong argument is found, and the result of a call has a type."""
+  """mypy finds a caller's wrong argument, and knows the type of a result."""
   (tmp_path / "calls.py").write_text(CALLS)
-  done = mypy(str(tmp_path / "calls.py"))
-  assert done.returncode == 1
-  assert "calls.py:9: note: Revealed type is" in done.stdout and "Array" in done.stdout
-  assert 'calls.py:10: error: Argument "learning_rate"' in done.stdout
+  result = mypy(str(tmp_path / "calls.py"))
+  assert result.returncode == 1
+  assert "calls.py:9: note: Revealed type is" in result.stdout and "Array" in result.stdout
+  assert 'calls.py:10: error: Argument "learning_rate"' in result.stdout

@@ -1,7 +1,6 @@
-"""Public weights in and out: names, layouts, shardings, dtypes, and files that lie."""
+"""Public weights in and out: names, layouts, shardings, dtypes, and broken files."""
 
 import json
-import pathlib
 import struct
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,22 +19,19 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import safetensors_files, weights
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 VOCABULARY, CLASSES = 40, 3
 SHAPE = {"width": 16, "layers": 3, "heads": 4, "kv_heads": 2, "head_size": 4, "mlp_width": 24}
-FAMILIES = {
+FAMILIES = {  # with every parameter that a family has
   "llama": config_lib.Model(**SHAPE),
   "untied": config_lib.Model(**SHAPE, tied_embeddings=False),
-  "mistral": config_lib.Model(**SHAPE, window=8),
   "qwen2": config_lib.Model(**SHAPE, attention_bias=True),
-  "qwen3": config_lib.Model(**SHAPE, query_key_norm=True),
-  "gemma2": config_lib.Model(**SHAPE, norm_offset=True, post_norms=True),
   "gemma3": config_lib.Model(**SHAPE, norm_offset=True, post_norms=True, query_key_norm=True),
 }
 LLAMA = FAMILIES["llama"]
 
 
 def abstract(config, dtype="float32", **mesh):
+  """Returns the shapes, dtypes and shardings of a model's parameters on a mesh."""
   tree = decoder.abstract_params(
     config, VOCABULARY, CLASSES, sharding_lib.make_mesh(config_lib.Mesh(**mesh))
   )
@@ -43,7 +40,7 @@ def abstract(config, dtype="float32", **mesh):
 
 
 def public(config, dtype=np.float32, vocabulary=VOCABULARY):
-  """Random tensors of a model under their public names, written down apart from the table."""
+  """Returns random tensors by public name; the names are written down apart from the package's."""
   c, D, F = config, config.width, config.mlp_width
   N, K, H = config.heads * config.head_size, config.kv_heads * config.head_size, config.head_size
   shapes = {"model.embed_tokens.weight": (vocabulary, D), "model.norm.weight": (D,)}
@@ -73,14 +70,15 @@ def public(config, dtype=np.float32, vocabulary=VOCABULARY):
 
 
 def save(directory, tensors, limit=10**9):
+  """Returns a directory to which it writes tensors in files of at most `limit` bytes."""
   directory.mkdir(exist_ok=True)
   safetensors_files.write_directory(directory, tensors.items(), limit)
   return directory
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_go_in_and_out_unchanged(tmp_path, family):
-  """Every tensor of every family comes back under its name, bit for bit, and none else."""
+def test_weights_are_loaded_and_unloaded_unchanged(tmp_path, family):
+  """Loading and unloading gives the same tensors under the same names, and a zero step head."""
   config = FAMILIES[family]
   given = public(config)
   params = weights.load(save(tmp_path / "m", given), abstract(config, tensor=2), config)
@@ -93,8 +91,8 @@ def test_weights_go_in_and_out_unchanged(tmp_path, family):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dtypes_of_files_become_those_of_parameters(tmp_path, dtype):
-  """A file of any of the three floats fills float32 and bfloat16 parameters."""
+def test_files_of_any_float_fill_parameters_of_any_float(tmp_path, dtype):
+  """A float32, bfloat16 or float16 file fills float32 and bfloat16 parameters, rounded once."""
   given = public(LLAMA, jnp.dtype(dtype))
   path = save(tmp_path / "m", given)
   for wanted in ("float32", "bfloat16"):
@@ -104,9 +102,9 @@ def test_dtypes_of_files_become_those_of_parameters(tmp_path, dtype):
     np.testing.assert_array_equal(params["embedding"], expected)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"tensor": 2}, {"data": 2, "tensor": 4}])
-def test_every_sharding_holds_the_same_weights(tmp_path, mesh):
-  """The mesh decides where a parameter is, never what it is; shards are as declared."""
+@pytest.mark.parametrize("mesh", [{}, {"data": 2, "tensor": 4}])
+def test_sharded_weights_have_the_values_of_the_files(tmp_path, mesh):
+  """On any mesh, parameters from several files have the declared shardings and their values."""
   path = save(tmp_path / "m", public(LLAMA), limit=3000)
   assert (path / safetensors_files.INDEX).is_file()
   tree = abstract(LLAMA, **mesh)
@@ -117,8 +115,8 @@ def test_every_sharding_holds_the_same_weights(tmp_path, mesh):
       np.testing.assert_array_equal(tensor, public(LLAMA)[name])
 
 
-def test_a_classifier_brings_its_head(tmp_path):
-  """score.* fills the step head if it fits; a head of other classes does not, and says nothing."""
+def test_a_classifier_head_fills_the_step_head(tmp_path):
+  """score.* fills the step head if its classes are as many, and is ignored otherwise."""
   given = public(LLAMA)
   head = np.arange(CLASSES * 16, dtype=np.float32).reshape(CLASSES, 16)
   fitting = given | {"score.weight": head, "score.bias": np.ones(CLASSES, np.float32)}
@@ -134,8 +132,8 @@ def test_a_classifier_brings_its_head(tmp_path):
   assert not weights.load(other, abstract(LLAMA), LLAMA)["head"].any()
 
 
-def test_names_of_other_savers_are_understood(tmp_path):
-  """A trunk saved alone, the text half of a model with pictures, and a spare head all load."""
+def test_other_public_names_are_understood(tmp_path):
+  """A trunk saved alone, the text part of a model with pictures, and a copied head all load."""
   given = public(LLAMA)
   trunk = {n.removeprefix("model."): t for n, t in given.items()}
   pictures = {f"language_model.{n}": t for n, t in given.items()}
@@ -150,14 +148,14 @@ def test_names_of_other_savers_are_understood(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
 def test_two_names_of_one_tensor_are_refused(tmp_path, name):
-  """A file with a tensor under two public names does not say which one counts: both are named."""
+  """A tensor under two public names is an error that has both names."""
   given = public(FAMILIES["untied"])
   given[f"language_model.{name}"] = given[name] + 1
   with pytest.raises(ValueError, match=rf"language_model\.{name} and {name} are both"):
     weights.tensors(save(tmp_path / "m", given))
 
 
-def test_a_directory_of_another_model_lists_what_does_not_fit(tmp_path):
+def test_the_error_of_another_models_files_lists_the_tensors(tmp_path):
   """Missing, unknown, wrongly shaped and quantised tensors are one error with at most ten names."""
   wrong = public(FAMILIES["qwen2"])
   del wrong["model.layers.2.mlp.up_proj.weight"]
@@ -177,8 +175,8 @@ def test_a_directory_of_another_model_lists_what_does_not_fit(tmp_path):
     weights.load(only, abstract(LLAMA), LLAMA)
 
 
-def test_tensors_that_the_caller_knows_are_left_alone(tmp_path):
-  """A readout with a head of its own names it, and reads it itself."""
+def test_tensors_named_by_the_caller_are_not_unknown(tmp_path):
+  """A reader of another head names its tensors, which are then no error and can be read."""
   given = public(LLAMA) | {"v_head.summary.weight": np.ones((1, 16), np.float32)}
   path = save(tmp_path / "m", given)
   with pytest.raises(ValueError, match=r"1 unknown: v_head\.summary\.weight"):
@@ -188,18 +186,20 @@ def test_tensors_that_the_caller_knows_are_left_alone(tmp_path):
 
 
 def file_of(header, data=b""):
+  """Returns the bytes of a safetensors file."""
   text = json.dumps(header).encode()
   return struct.pack("<Q", len(text)) + text + data
 
 
 def entry(shape, begin, end, dtype="F32"):
+  """Returns a tensor's entry in the header of a safetensors file."""
   return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_broken_files_are_errors_or_harmless(tmp_path_factory, data):
-  """A file with bytes changed or cut is an error that names it, or reads as tensors within it."""
+def test_broken_files_are_errors_or_tensors_within_the_file(tmp_path_factory, data):
+  """A file with changed or missing bytes is an error with its path, or tensors within the file."""
   path = tmp_path_factory.getbasetemp() / "broken.safetensors"
   whole = bytearray(
     file_of({"a": entry([2, 3], 0, 24), "b": entry([4], 24, 32, "BF16")}, b"1" * 32)
@@ -208,11 +208,11 @@ def test_broken_files_are_errors_or_harmless(tmp_path_factory, data):
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
   path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
   try:
-    found = safetensors_files.read_file(path)
+    tensors = safetensors_files.read_file(path)
   except ValueError as error:
     assert str(path) in str(error)
   else:
-    assert sum(tensor.read().nbytes for tensor in found.values()) <= len(whole)
+    assert sum(tensor.read().nbytes for tensor in tensors.values()) <= len(whole)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_broken_files_are_errors_or_harmless(tmp_path_factory, data):
   ],
 )
 def test_an_index_names_files_of_its_directory_only(tmp_path, index, message):
-  """An index cannot lead out of the directory, and must agree with the files."""
+  """An index that names a file elsewhere, or disagrees with the files, is an error."""
   (tmp_path / "one.safetensors").write_bytes(file_of({"a": entry([1], 0, 4)}, b"0000"))
   (tmp_path / safetensors_files.INDEX).write_text(json.dumps(index))
   with pytest.raises(ValueError) as error:
@@ -233,7 +233,7 @@ def test_an_index_names_files_of_its_directory_only(tmp_path, index, message):
 
 
 def test_pickles_are_never_opened(tmp_path):
-  """A directory of pickled weights is an error that says why and how to convert it."""
+  """A directory of pickled weights is an error that tells how to convert it."""
   (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
   with pytest.raises(ValueError, match=r"pytorch_model\.bin.*none is ever opened.*save_pretrained"):
     weights.tensors(tmp_path)
@@ -267,8 +267,8 @@ print(memory("VmHWM") - before, sum(sizes), max(sizes))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-def test_loading_takes_the_shards_and_one_parameter(tmp_path):
-  """The process grows by its shards and at most the largest parameter, not by the file again."""
+def test_loading_needs_memory_for_the_shards_and_one_parameter(tmp_path):
+  """The process grows by its shards and at most the largest parameter, not by the whole file."""
   config = config_lib.Model(width=512, layers=1, heads=8, kv_heads=8, head_size=64, mlp_width=2048)
   shapes = {n: t.shape for n, t in public(config, vocabulary=16384).items()}
   for i in range(1, 12):
@@ -276,10 +276,9 @@ def test_loading_takes_the_shards_and_one_parameter(tmp_path):
   dtype = np.dtype(ml_dtypes.bfloat16)
   tensors = ((name, np.ones(shape, dtype)) for name, shape in shapes.items())
   safetensors_files.write_directory(tmp_path, tensors)
-  done = subprocess.run(
-    [sys.executable, "-c", MEMORY, str(tmp_path)], capture_output=True, text=True, cwd=ROOT
-  )
-  assert done.returncode == 0, done.stderr
-  growth, shards, largest = map(int, done.stdout.split())
-  # 32 MB for the interpreter's and the allocator's own; the file again would be 117 MB
+  command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+  result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+  assert result.returncode == 0, result.stderr
+  growth, shards, largest = map(int, result.stdout.split())
+  # 32 MB for the interpreter and the allocator; the whole file would be 117 MB more
   assert growth < shards + largest + 2**25, f"{growth / 2**20:.0f} MB for {shards / 2**20:.0f} MB"

@@ -121,7 +121,7 @@ def change(experiment: config_lib.Experiment, section: str, **values) -> config_
 
 
 def untrained(experiment: config_lib.Experiment, workdir: pathlib.Path) -> pathlib.Path:
-  """The work directory of a run that made no updates: random weights, the head's too, at step 8."""
+  """The work directory of a run without updates: random weights, also of the head, at step 8."""
   rows = loop.read_rows(experiment)
   about, on = rows.metadata, sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
   made = step_lib.make(about.config, about.vocab_size, len(about.contract.classes), on)
@@ -140,7 +140,7 @@ def untrained(experiment: config_lib.Experiment, workdir: pathlib.Path) -> pathl
 
 @contextlib.contextmanager
 def first_device():
-  """Runs in the block take one of the eight CPU devices: that compiles faster."""
+  """Runs in the block take one of the eight CPU devices, which compiles faster."""
   make = sharding_lib.make_mesh
   alone = lambda c, devices=None: make(c, (devices or jax.devices())[:1])
   with pytest.MonkeyPatch.context() as patch:
@@ -149,7 +149,7 @@ def first_device():
 
 
 def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
-  """The state in a run's newest checkpoint, as numpy."""
+  """The state in a run's newest checkpoint, as numpy arrays."""
   step, metadata = checkpoint.latest(workdir)
   with contextlib.closing(checkpoint.Checkpointer(workdir)) as checkpointer:
     shape = (metadata.vocab_size, len(metadata.contract.classes))
@@ -158,7 +158,7 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
 
 
 def public(directory, vocab_size, tokenizer: pathlib.Path, model=MODEL, family="llama"):
-  """Writes the tiny model as a public one, as the hub has them; its parameters."""
+  """Writes the tiny model in the hub's format; returns its parameters."""
   init = functools.partial(step_lib.init_params, config=model, vocab_size=vocab_size, num_classes=3)
   abstract = jax.eval_shape(init, jax.random.key(0))
   rng = np.random.default_rng(0)
@@ -210,7 +210,7 @@ def flip(path: pathlib.Path) -> None:
 
 
 def records(workdir) -> list[dict]:
-  """Lines of a run's metrics.jsonl, but for what depends on the clock."""
+  """The lines of a run's metrics.jsonl, without times and the goodput lines."""
   times = {"tokens_per_second", "step_seconds", "data_wait_seconds"}
   lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
   kept = [line for line in lines if line["split"] != "goodput"]

@@ -34,13 +34,13 @@ def config() -> Plan:
     )
 
   return Plan(
-    process=settings("process", 2e-3, 800, 0.0),  # both by the experiment tuning
+    process=settings("process", 2e-3, 800, 0.0),  # the experiment tuning chose this and `outcome`
     outcome=settings("outcome", 1e-3, 800),
     labeller=settings("process", 2e-3, 4000),
     process_base=settings("process", 4e-3, 12_000),
     outcome_base=settings("outcome", 2e-3, 8000),
     quickstart=Quickstart(quick),
-    seeds=(30, 31, 32, 33, 34),  # others were looked at while the domain was made
+    seeds=(30, 31, 32, 33, 34),  # other seeds were looked at while the domain was made
     samples=(1, 2, 4, 8),
     generations=3,
     language_model_weights=(0.0, 1.0),

@@ -4,14 +4,14 @@
   python scripts/train.py --config=configs/prm800k_qwen2.5_math_7b.py --workdir=runs/qwen_7b
   python scripts/experiment.py NAME --scale=full --output_dir=runs/experiments
 
-needs data/math_pool.jsonl, 1,000 graded samples of each of 12,000 training problems, and
+Data: data/math_pool.jsonl, 1,000 graded samples of each of 12,000 training problems, and
 data/math_test.jsonl, 1,000 of each of the 500 test problems, of one generator (grade.py adds
-`is_correct`), and models/Qwen2.5-Math-1.5B.  `ood` needs --domains NAME=FILE as well.
+`is_correct`); and models/Qwen2.5-Math-1.5B.  `ood` needs --domains NAME=FILE as well.
 
-Cost, by arithmetic alone; it was never run, as no TPU was at hand.  A solution has 350 tokens, and
-configs/prm800k_qwen2.5_math_1.5b.py needs 1.8 v5e chip-hours for 62 million tokens; a forward pass
-alone is a third of that.  Three seeds (tuning: two), in v5e chip-hours; eight make an hour of the
-host:
+The cost is an estimate: without a TPU at hand, the experiments were never run at this scale.  A
+solution has 350 tokens, and configs/prm800k_qwen2.5_math_1.5b.py needs 1.8 v5e chip-hours for 62
+million tokens; a forward pass alone is a third of that.  The table gives v5e chip-hours of three
+seeds (tuning: two); eight chip-hours are an hour of the host:
 
   NAME          training   scoring the test   scoring the pool   together
   supervision        175                 66                           240
@@ -21,9 +21,9 @@ host:
   noise               58                 41                            99
   tuning             220                 41                           260
 
-Three seeds of labels by the 7B model come on top, 0.42 billion tokens a seed at most.  Six models
+Labels of the 7B model come on top, for three seeds of at most 0.42 billion tokens each.  Six models
 a seed score the whole pool in `generations`; Files(samples=...) bounds that.  A model with its
-optimiser takes 18 GB of disk, 39 of them in `supervision`: delete a model once its .json is there.
+optimiser takes 18 GB of disk, and `supervision` trains 39: delete a model once its .json exists.
 
 The paper's own sizes (section 4): 1 to 200 samples of a problem, three seeds, best-of-500.
 """
@@ -40,12 +40,12 @@ HERE = pathlib.Path(__file__).parent.parent
 
 def of(name: str, **train) -> Experiment:
   c = runpy.run_path(str(HERE / name))["config"]()
-  init = dataclasses.replace(c.init, checkpoint="")  # files.base
+  init = dataclasses.replace(c.init, checkpoint="")  # it starts from files.base
   return dataclasses.replace(c, init=init, train=dataclasses.replace(c.train, **train))
 
 
 def config() -> Plan:
-  # 6,400 updates of 65,536 tokens see the largest set once; smaller sets get their share.
+  # 6,400 updates of 65,536 tokens see the largest set once; smaller sets get fewer updates.
   small = of("prm800k_qwen2.5_math_1.5b.py", steps=6400, keep=1, keep_best=0)
   outcome = dataclasses.replace(small, loss=dataclasses.replace(small.loss, objective="outcome"))
   plan = runpy.run_path(str(HERE / "experiments" / "cpu.py"))["config"]()

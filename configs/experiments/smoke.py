@@ -1,4 +1,4 @@
-"""The experiments at a scale that only shows that they run: `--scale=smoke`."""
+"""The experiments at the smallest scale, only to show that they run: `--scale=smoke`."""
 
 import dataclasses
 import pathlib

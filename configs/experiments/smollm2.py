@@ -5,11 +5,11 @@
   python scripts/experiment.py supervision --plan=configs/experiments/smollm2.py \
     --pool=candidates.jsonl --labels=data/prm800k --base=models/smollm2-135m --output_dir=runs/real
 
-candidates.jsonl: lines with `problem`, `text` or `steps`, `answer` and `is_correct`.  Eight
-problems of it, four samples each, are read; half of them are held out.  Other domains for `ood`:
+candidates.jsonl: records with `problem`, `text` or `steps`, `answer` and `is_correct`.  The plan
+reads eight problems, four samples each, and holds out half of them.  Other domains for `ood`:
 --domains gsm8k=process_bench/gsm8k.jsonl omnimath=process_bench/omnimath.jsonl
 
-Cost: noise takes 2.5 minutes on two CPU cores.  Expected: figures and tables of chance.
+Cost: noise takes 2.5 minutes on two CPU cores.  Expected: figures and tables at chance level.
 """
 
 import dataclasses

@@ -7,7 +7,7 @@
 #   python=.venv/bin/python bash scripts/mathematics.sh --source=PRM800K --scale=qwen2.5_math_7b
 #
 # Cost: about 13 chip-hours by the compiler's estimates, stage by stage in docs/mathematics.md.
-# Expected: not known, it was never run: no TPU was at hand.
+# Expected: unknown.  It was never run, as no TPU was at hand.
 generator=models/Qwen2.5-Math-7B-Instruct
 bases=(models/Qwen2.5-Math-7B)
 levels=()

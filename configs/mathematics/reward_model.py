@@ -1,17 +1,17 @@
-"""Reward models of scripts/mathematics.sh, on whatever labels and base model it names.
+"""The reward models of scripts/mathematics.sh, which names the labels and the base model.
 
   python scripts/train.py --config=configs/mathematics/reward_model.py --workdir=runs/people \
     --config.data.directory=data/people --config.init.checkpoint=models/smollm2-135m
 
-Learning rate, schedule and separator are those of configs/prm800k_smollm2_135m.py.  The base
-models that a scale names in lora_bases get LoRA, as configs/prm800k_qwen2.5_coder_0.5b.py:
+Learning rate, schedule and separator are those of configs/prm800k_smollm2_135m.py.  LoRA trains the
+base models that a scale names in lora_bases, as in configs/prm800k_qwen2.5_coder_0.5b.py:
 --config.model.lora_rank=16 --config.optim.trained=lora --config.optim.learning_rate=2e-4.
 
 Cost: 3 seconds an update of a row of 1,024 tokens for SmolLM2-135M on two CPU cores, 4 to 6 for
 Qwen2.5-Coder-0.5B with LoRA.
 
-Expected: best-of-16 of MATH no better than a vote; what each source of labels gives is in
-docs/mathematics.md.
+Expected: best-of-16 on MATH is no better than a majority vote.  docs/mathematics.md has the results
+of each source of labels.
 """
 
 from prm_jax.config import Data, Experiment, Init, Loss, Model, Optim, Train

@@ -1,4 +1,4 @@
-# Minutes: a handful of problems, to see that every stage works.  The figures mean nothing.
+# A handful of problems, to see in minutes that every stage works.  The figures mean nothing.
 generator=models/smollm2-135m
 bases=(models/smollm2-135m)
 levels=()

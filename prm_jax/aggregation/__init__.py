@@ -1,9 +1,9 @@
-"""From scored candidate solutions to best-of-N curves: exact, with error bars.
+"""Turns scored candidate solutions into exact best-of-N curves with error bars.
 
 A generator writes M candidate solutions for each of P problems, a reward model scores them, and a
 method picks one of N: the best-scored, or the answer that most of them give.  These functions
 return how often the pick is right, as the exact expectation over all draws of N from the M.  They
-need arrays and JAX only, and take the scores of any reward model.
+need only arrays and JAX, and take the scores of any reward model.
 
 Shapes: P problems, M candidates of each, K values of N, S solutions, T steps of all solutions.
 
@@ -46,8 +46,8 @@ Float64 scores that differ by rounding alone tie after `join_ties`.
 pass@N, the oracle, is 1 - C(M-c, N) / C(M, N) with c right candidates; `all_correct_at_n` is
 C(c, N) / C(M, N).  Leave out `n` for every N = 1..M, at little more cost.
 
-Voting.  The answer that most of the N give wins, and ties share evenly.  This expectation is exact
-too, a Fourier sum computed on the host:
+Voting.  The answer that most of the N give wins, and tied answers share the win evenly.  This
+expectation is exact too: a Fourier sum computed on the host.
 
   >>> answers = np.array([[0, 1, 0, 2], [0, 1, 1, 0]])
   >>> mean, standard_error = agg.majority_vote(answers, correct, valid, n=[1, 2, 4])
@@ -56,7 +56,7 @@ too, a Fourier sum computed on the host:
    [0.25  0.333 0.   ]] 0.0
 
 A weighted vote is estimated from random orders, with a standard error.  The exact plain vote as
-`control` takes out the noise that both votes share:
+`control` removes the noise that both votes share:
 
   >>> mean, standard_error = agg.majority_vote(
   ...   answers, correct, valid, [1, 2, 4], weights=scores,
@@ -65,21 +65,21 @@ A weighted vote is estimated from random orders, with a standard error.  The exa
   >>> bool((abs(mean[:, 1] - exact) < 4 * standard_error[:, 1]).all())
   True
 
-Curves to claims.  Other problems would give another mean.  `bootstrap` gives its interval at each
-N by itself, `simultaneous_band` for the whole curve at once, and `standard_error` by formula.  All
-three hold the noise of generation too; `generation_error` is that noise alone.  (The paper's
-Figure 3 shades the spread between random draws of N from the same candidates.  That is neither: it
-is 0 at N = M.)  To compare two methods, resample their differences with `paired_bootstrap`: the
-difficulty of a problem cancels.
+Curves to claims.  Other problems would give another mean.  `bootstrap` gives the mean's interval at
+each N separately, `simultaneous_band` a band for the whole curve at once, and `standard_error` the
+standard error by formula.  All three include the noise of generation; `generation_error` is that
+noise alone.  (The paper's Figure 3 shades the spread between random draws of N from the same
+candidates, which is neither: it is 0 at N = M.)  To compare two methods, resample their differences
+with `paired_bootstrap`: the difficulty of a problem cancels.
 
   >>> per_problem = agg.best_of_n(scores, correct, valid, n=[1, 2])
   >>> low, high = agg.bootstrap(per_problem, jax.random.key(1), resamples=1000)
   >>> print(np.asarray(low).round(2), np.asarray(high).round(2))
   [0.25 0.42] [0.5  0.67]
 
-All but the exact vote work under `jax.jit` and `jax.vmap`, with `n` and the other sizes concrete,
-and sharded over problems.  On a CPU, call `best_of_n` outside of `jax.jit`: it then sorts with
-numpy, which is much faster there than XLA.
+All functions but the exact vote work under `jax.jit` and `jax.vmap`, with `n` and the other sizes
+concrete, and on arrays sharded over problems.  On a CPU, call `best_of_n` outside of `jax.jit`: it
+then sorts with numpy, which is much faster there than XLA.
 
 Source: *Let's Verify Step by Step* (arXiv 2305.20050), sections 2.6 and 3, Figure 3, appendix F.2.
 """

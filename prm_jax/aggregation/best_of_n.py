@@ -11,16 +11,16 @@ from prm_jax.aggregation import candidates
 from prm_jax.aggregation.order_statistics import draw_weights, expectation
 from prm_jax.aggregation.ranking import blocks, rank_correctness
 
-BLOCK = 2**26  # candidates worked on at a time on a CPU: 256 MiB of float32
+BLOCK = 2**26  # candidates in a block on a CPU: 256 MiB of float32
 
 
 def best_of_n(
   scores, correct, valid=None, n: Sequence[int] | None = None, *, sizes=None
 ) -> jax.Array:
-  """Expected correctness of the best-scored of N candidates, exactly.
+  """Returns the exact expected correctness of the best-scored of N candidates.
 
   N of a problem's M candidates are drawn uniformly without replacement, and the valid one with
-  the highest score is picked; each of several with equal scores is as likely.  A draw without a
+  the highest score is picked; candidates with equal scores are equally likely.  A draw without a
   valid candidate is wrong.  With candidates sorted best first, depth d = 0..M-1, and a_d the mean
   correctness of the candidates tied with depth d,
 
@@ -29,8 +29,8 @@ def best_of_n(
   where w_d is the chance that depth d is drawn and nothing above it is.  The shuffled trials of
   OpenAI's `prm800k/eval/eval.py` (Figure 3 of *Let's Verify Step by Step*) estimate this number.
 
-  Works under `jax.jit`, `jax.vmap` and sharded over problems; `n` and `sizes` must be concrete.
-  Takes the time of one sort, and memory O(M log M) beside the arguments.
+  Works under `jax.jit` and `jax.vmap`, and on arrays sharded over problems; `n` and `sizes` must be
+  concrete.  Takes the time of one sort, and memory O(M log M) beside the arguments.
 
   Args:
     scores: `[P, M]` floats on any monotone scale; higher is better, and -inf is allowed.  float64
@@ -41,8 +41,8 @@ def best_of_n(
       it may be drawn, but is never picked and never correct.  None: all valid.
     n: the values of N, each in 1..M, missing candidates counted.  None: all of 1..M.
     sizes: `[P]` the number of candidates of each problem.  Slots beyond it do not exist, and a
-      larger N draws all candidates.  (A slot with valid=False does exist: it was drawn and
-      failed, as OpenAI counts solutions cut off at the token limit.)  None: M each.
+      larger N draws all candidates.  (A slot with valid=False does exist: it may be drawn, and
+      fails, as OpenAI counts solutions cut off at the token limit.)  None: M each.
 
   Returns:
     `[P, K]` expected correctness for each problem and N.  NaN for a problem with a valid NaN
@@ -57,10 +57,11 @@ def best_of_n(
 
 
 def pass_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None) -> jax.Array:
-  """Chance that at least one of N candidates is right: the oracle's best-of-N, exactly.
+  """Returns the exact chance that at least one of N candidates is right: the oracle's best-of-N.
 
-  1 - C(M-c, N) / C(M, N), where c of a problem's M candidates are right; missing ones are not.
-  Arguments as those of `best_of_n`; returns probabilities `[P, K]`.
+  The chance is 1 - C(M-c, N) / C(M, N), where c of a problem's M candidates are right; a missing
+  candidate is never right.  Takes the arguments of `best_of_n` without its scores, and returns
+  probabilities `[P, K]`.
   """
   return _expected(_right_on_top, n, correct, valid, sizes)
 
@@ -68,25 +69,25 @@ def pass_at_n(correct, valid=None, n: Sequence[int] | None = None, *, sizes=None
 def all_correct_at_n(
   correct, valid=None, n: Sequence[int] | None = None, *, sizes=None
 ) -> jax.Array:
-  """Chance that all of N candidates are right, exactly: C(c, N) / C(M, N), with c right.
+  """Returns the exact chance that all of N candidates are right: C(c, N) / C(M, N), with c right.
 
-  Arguments and result as those of `pass_at_n`.
+  Takes the arguments of `pass_at_n`, and returns probabilities `[P, K]`.
   """
   candidates.check_shapes(np.shape(correct), correct, valid, sizes)
   right, _ = candidates.mask(correct, valid, sizes)
-  return 1 - pass_at_n(~right, None, n, sizes=sizes)  # unless one of the others is drawn
+  return 1 - pass_at_n(~right, None, n, sizes=sizes)  # all are right unless a wrong one is drawn
 
 
 @jax.jit
 def _right_on_top(correct, valid, sizes):
-  """`[P, M]`, best last: 1 for the right candidates.  The best drawn is 1 if any drawn is right."""
+  """Ranks right candidates above wrong ones: `[P, M]` bool, the best last, True where right."""
   correct, _ = candidates.mask(correct, valid, sizes)
   m = correct.shape[1]
   return jnp.arange(m) >= m - correct.sum(axis=1, keepdims=True)
 
 
 def _expected(rank, n, *arrays) -> jax.Array:
-  """The expectation over draws of `rank(*arrays)` `[P, M]`: `[P, K]`.
+  """Returns the expectation `[P, K]` over draws of N from `rank(*arrays)` `[P, M]`, best last.
 
   The last three of `arrays` are correct, valid and sizes.
   """
@@ -99,8 +100,8 @@ def _expected(rank, n, *arrays) -> jax.Array:
   arrays = [None if x is None else np.asarray(x) for x in arrays]
   parts, done = [], 0
   for block in blocks((p, m), BLOCK):
-    some = weights if sizes is None else dataclasses.replace(weights, row=weights.row[block])
-    part = expectation(rank(*(None if x is None else x[block] for x in arrays)), some)
-    parts.append(part[done - block.start :])
+    ranked = rank(*(None if x is None else x[block] for x in arrays))
+    own = weights if sizes is None else dataclasses.replace(weights, row=weights.row[block])
+    parts.append(expectation(ranked, own)[done - block.start :])
     done = block.stop
   return jnp.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -1,4 +1,4 @@
-"""Checks of the arguments that all estimators share: scores, labels and values of N."""
+"""Checks the arguments that all estimators share: scores, labels and values of N."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -14,17 +14,17 @@ def as_array(x: None) -> None: ...
 @overload
 def as_array(x: ArrayLike) -> np.ndarray | jax.Array: ...
 def as_array(x):
-  """`x` if it is None or a JAX array, else as a numpy array."""
+  """Returns None or a JAX array as it is, and anything else as a numpy array."""
   return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
 
 
 def is_traced(*arrays) -> bool:
-  """Whether `jax.jit` or `jax.vmap` is tracing any of the arrays."""
+  """Returns whether `jax.jit` or `jax.vmap` is tracing any of the arrays."""
   return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
 def on_one_cpu(*arrays) -> bool:
-  """Whether all arrays are concrete and on a single CPU device, so that numpy can read them."""
+  """Returns whether numpy can read all arrays: they are concrete and on a single CPU device."""
   if is_traced(*arrays) or jax.default_backend() != "cpu":
     return False
   devices = [[d.platform for d in x.devices()] for x in arrays if isinstance(x, jax.Array)]
@@ -32,7 +32,7 @@ def on_one_cpu(*arrays) -> bool:
 
 
 def check_scores(scores) -> np.ndarray | jax.Array:
-  """`scores` as an array; a ValueError unless it holds floats."""
+  """Returns `scores` as an array; raises ValueError unless it holds floats."""
   scores = as_array(scores)
   if not jnp.issubdtype(scores.dtype, jnp.floating):
     raise ValueError(f"scores of dtype {scores.dtype}: expected floats")
@@ -40,7 +40,7 @@ def check_scores(scores) -> np.ndarray | jax.Array:
 
 
 def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
-  """The values of N as an array `[K]`; None stands for all of 1..M."""
+  """Returns the values of N as an array `[K]`; None stands for all of 1..M."""
   n = np.arange(1, m + 1) if n is None else np.asarray(n)
   if n.ndim != 1 or not n.size or n.dtype.kind not in "iu" or n.min() < 1 or n.max() > m:
     raise ValueError(f"n={n}: expected whole numbers in 1..{m}, the number of candidates")
@@ -48,7 +48,7 @@ def check_n(n: Sequence[int] | None, m: int) -> np.ndarray:
 
 
 def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
-  """`(P, M)`; a ValueError where shapes disagree or a dtype or value is wrong."""
+  """Returns `(P, M)`; raises ValueError if shapes disagree or a dtype or value is wrong."""
   if len(shape) != 2 or not all(shape):
     raise ValueError(f"candidates {tuple(shape)}: expected [P, M] with at least one of each")
   for name, array in (("correct", correct), ("valid", valid)):
@@ -72,14 +72,14 @@ def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
 
 
 def check_ids(answer_ids: np.ndarray, valid: np.ndarray) -> None:
-  """A ValueError if the id of a valid candidate is negative."""
+  """Raises ValueError if the answer id of a valid candidate is negative."""
   if (valid & (answer_ids < 0)).any():
     lowest = answer_ids[valid].min()
     raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
 
 
 def mask(correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
-  """`correct`, False where missing, and `valid`, False beyond `sizes`: bool `[P, M]`."""
+  """Returns bool `[P, M]` `correct`, False where missing, and `valid`, False beyond `sizes`."""
   correct = jnp.asarray(correct).astype(bool)
   valid = jnp.ones(correct.shape, bool) if valid is None else jnp.asarray(valid).astype(bool)
   if sizes is not None:

@@ -1,8 +1,8 @@
 """Majority vote: the exact expectation over draws without replacement, in float64 on the host.
 
-Take each of M candidates with probability p = N/M, independently.  The votes X_g of answer g, of
-m_g candidates, are then independent Binomial(m_g, p).  Given that S = N candidates are taken, they
-are a uniform draw of N without replacement.  A Fourier sum over L angles theta = 2 pi l / L
+Take each of M candidates with probability p = N/M, independently.  The votes X_g of answer g, which
+m_g candidates give, are then independent Binomial(m_g, p).  Given that S = N candidates are taken,
+they are a uniform draw of N without replacement.  A Fourier sum over L angles theta = 2 pi l / L
 conditions on S = N.  With z = e^{i theta}, Z = 1-p + p z and phi_c(theta) = E[z^S; c wins],
 
   P(c wins | N) = 1 / (L P(S = N))  sum_theta z^-N phi_c(theta)                     (`_win_chance`)
@@ -13,11 +13,11 @@ conditions on S = N.  With z = e^{i theta}, Z = 1-p + p z and phi_c(theta) = E[z
 As int u^t du = 1 / (t+1), the integral gives c an even share when t others tie with it.  The
 expected correctness is the sum over the right answers c.
 
-What makes this cheap leaves out less than about 1e-10 each time: only k at which c may win are
-summed (`_contests`); answers that hardly reach k enter to first order (`_small_answers`); the
-integral takes few nodes (`_quadrature`); and few angles matter, as phi_c falls off like the
-transform of a Gaussian (`_angles`).  Values of N close together share one phi_c, and answers of
-equal size are one factor to a power.
+Four approximations make this cheap, and each leaves out less than about 1e-10: only the k at which
+c may win are summed (`_contests`); answers that hardly reach k enter to first order
+(`_small_answers`); the integral takes few nodes (`_quadrature`); and few angles matter, as phi_c
+falls off like the transform of a Gaussian (`_angles`).  Values of N close together share one phi_c,
+and answers of equal size are one factor to a power.
 
 The error is below 3e-12 against integer arithmetic at M = 60..300 and below 3e-11 at M = 1860; at
 1e6, where log-factorials round, the chances of all answers sum to 1 within 2e-9.  500 problems x
@@ -33,16 +33,16 @@ import numpy as np
 
 from prm_jax.aggregation import candidates
 
-NEGLIGIBLE = 1e-11  # what a term left out may add to a probability
+NEGLIGIBLE = 1e-11  # the most that an omitted term may add to a probability
 DEVIATIONS = 8.0  # a binomial strays further with probability e^(-8^2 / 2) = 1e-14
 SPAN = 6.0  # standard deviations of S that values of N sharing one phi_c may span
 FEW_ANGLES = 30  # fewer than this are not worth choosing among
-BLOCK = 2**20  # complex numbers held at once, roughly
+BLOCK = 2**20  # complex numbers in memory at once, roughly
 NODES = np.array([2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 512])
 
 
 def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
-  """Expected correctness `[P, K]` of the answer with most votes among N candidates.
+  """Returns the expected correctness `[P, K]` of the answer with most votes among N candidates.
 
   Args:
     answer_ids: `[P, M]` integers.
@@ -73,7 +73,7 @@ def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
 
 
 class _Draw(NamedTuple):
-  """Values of N close together, conditioned on from one distribution of S."""
+  """Values of N close together, all conditioned on in one distribution of S."""
 
   n: np.ndarray  # [K] ascending, below m
   m: int  # candidates
@@ -84,12 +84,12 @@ class _Draw(NamedTuple):
 
   @property
   def tolerance(self) -> float:
-    """What a term left out may add to phi."""
+    """The most that an omitted term may add to phi."""
     return NEGLIGIBLE * self.chance.min()
 
 
 class _Contest(NamedTuple):
-  """A right answer c against the R sizes of other answers, k `[V]` descending."""
+  """A right answer c against the R sizes of other answers, for k `[V]` votes, descending."""
 
   k: np.ndarray
   start: int  # c cannot win with more than k[start] votes
@@ -97,21 +97,21 @@ class _Contest(NamedTuple):
   b_c: np.ndarray  # [V]
   b: np.ndarray  # [R, V]
   size: np.ndarray  # [R] descending
-  alike: np.ndarray  # [R] number of answers of this size
+  alike: np.ndarray  # [R] the number of answers of each size
   missing: int  # candidates that do not vote, or whose answers are too small to win
   wins: np.ndarray  # [V] chance that c has k votes and no answer has more
   tied: np.ndarray  # [V] expected number of others at k, given that none is above
 
 
 def _one_problem(answers, correct, n, m, log_factorial):
-  """Expected correctness `[K]` for ascending n, from the valid candidates of m."""
+  """Returns the expected correctness `[K]` for ascending n, from the valid candidates of m."""
   _, answer = np.unique(answers, return_inverse=True)
   members = np.bincount(answer)
   right = np.bincount(answer, weights=correct) / members
-  # Answers of one size are alike: how many there are, and how many of them right.
+  # Answers of one size are alike: how many there are, and how many of them are right.
   size, kind = np.unique(-members, return_inverse=True)
   size, alike, right = -size, np.bincount(kind), np.bincount(kind, weights=right)
-  result = np.full(n.size, right[0] / alike[0])  # the largest win where every candidate is drawn
+  result = np.full(n.size, right[0] / alike[0])  # if all are drawn, the largest answers win
   first = 0
   while first < n.size and n[first] < m:
     middle = (n[first:] + n[first]) / 2
@@ -126,8 +126,10 @@ def _one_problem(answers, correct, n, m, log_factorial):
 
 
 def _draw(n, m, log_factorial) -> _Draw:
-  """P(S = N) = C(M, N) p^N (1-p)^(M-N), and L such that N +- L, which the sum takes for N, are
-  7.5 standard deviations away."""
+  """Returns the values of N with P(S = N) = C(M, N) p^N (1-p)^(M-N) and the number L of angles.
+
+  The sum over angles takes S = N +- L for S = N, so L puts those 7.5 standard deviations away.
+  """
   p = (n[0] + n[-1]) / 2 / m
   log_ways = log_factorial[m] - log_factorial[n] - log_factorial[m - n]
   chance = np.exp(log_ways + n * math.log(p) + (m - n) * math.log(1 - p))
@@ -136,7 +138,7 @@ def _draw(n, m, log_factorial) -> _Draw:
 
 
 def _binomials(size, k, draw: _Draw):
-  """b_g(k) = C(m_g, k) p^k (1-p)^(m_g-k), `[R, V]`."""
+  """Returns b_g(k) = C(m_g, k) p^k (1-p)^(m_g-k), `[R, V]`."""
   p, log_factorial = draw.p, draw.log_factorial
   rest = size[:, None] - k
   log_rest = log_factorial[np.maximum(rest, 0)] + log_factorial[k] - k * math.log(p / (1 - p))
@@ -146,16 +148,16 @@ def _binomials(size, k, draw: _Draw):
 
 
 def _contests(draw: _Draw, size, alike, right) -> Iterator[tuple[float, _Contest]]:
-  """Each right answer's contest, with the number of such answers.
+  """Yields the contest of each right answer size, with the number of right answers of that size.
 
-  Bernstein's inequality bounds the counts; beyond it, a vote count k is kept if c wins with it
-  with more than a negligible chance: wins = b_c(k) prod_{g!=c} P(X_g <= k).
+  Bernstein's inequality bounds the vote counts.  Within its bounds, a count k is kept if the chance
+  that c wins with it is not negligible: wins = b_c(k) prod_{g!=c} P(X_g <= k).
   """
   variance = draw.p * (1 - draw.p)
   slack = DEVIATIONS * np.sqrt(size * variance) + DEVIATIONS**2 / 3
   low = max(1, math.ceil(size[0] * draw.p - slack[0]))
   high = int(min(size[0], size[0] * draw.p + slack[0]))
-  if draw.angles < FEW_ANGLES:  # a sharp cut in k would not vanish at far angles
+  if draw.angles < FEW_ANGLES:  # all angles count; at far ones a sharp cut in k does not vanish
     high = min(high, int(draw.n[-1]))
   able = int((np.minimum(size, size * draw.p + slack) >= low).sum())
   size, alike, right = size[:able], alike[:able], right[:able]
@@ -177,8 +179,8 @@ def _contests(draw: _Draw, size, alike, right) -> Iterator[tuple[float, _Contest
 
 
 def _win_chance(contest: _Contest, draw: _Draw):
-  """P(c wins | N) = 1 / (L P(S = N)) sum_l z^-N phi_c(2 pi l / L), `[K]`."""
-  l = np.arange(draw.angles // 2 + 1)  # the others are conjugate
+  """Returns P(c wins | N) = 1 / (L P(S = N)) sum_l z^-N phi_c(2 pi l / L), `[K]`."""
+  l = np.arange(draw.angles // 2 + 1)  # the other angles give the conjugates
   if draw.angles >= FEW_ANGLES:
     l = _angles(contest, draw, l)
   root = np.exp(2j * np.pi / draw.angles * np.arange(draw.angles))
@@ -192,18 +194,18 @@ def _win_chance(contest: _Contest, draw: _Draw):
 
 
 def _log_z(theta, p):
-  """log Z = log(1-p + p e^{i theta}), free of cancellation."""
+  """Returns log Z = log(1-p + p e^{i theta}), computed without cancellation."""
   modulus = 0.5 * np.log1p(-4 * p * (1 - p) * np.sin(theta / 2) ** 2)
   return modulus + 1j * np.arctan2(p * np.sin(theta), 1 - p + p * np.cos(theta))
 
 
 def _angles(contest: _Contest, draw: _Draw, l):
-  """The l at which phi_c may exceed the tolerance.
+  """Returns the l at which phi_c may exceed the tolerance.
 
-  Where c ties with r-1 others at k, their votes turn as z^(rk).  These add up in step at theta =
-  2 pi j / r, and cancel elsewhere by the spread of k; all other candidates cancel on their own.
-  The r-1 largest answers leave the fewest others.  The chance of tying is at most the expected
-  number of ties, s^(r-1) / (r-1)!, and each costs a factor 1 / |1 - z|.
+  Where c ties with r-1 others at k, their votes turn as z^(rk).  These terms add up in phase at
+  theta = 2 pi j / r, and elsewhere cancel by the spread of k; the terms of all other candidates
+  cancel on their own.  The r-1 largest answers leave the fewest others.  The chance of a tie is at
+  most the expected number of ties, s^(r-1) / (r-1)!, and each tie costs a factor 1 / |1 - z|.
   """
   theta = 2 * np.pi / draw.angles * l
   size, alike = contest.size[:11], np.minimum(contest.alike[:11], 11)
@@ -220,10 +222,11 @@ def _angles(contest: _Contest, draw: _Draw, l):
 
 
 def _phi(contest: _Contest, z_k, log_z, tolerance):
-  """phi_c `[A]` at angles A, from z^k `[V, A]` and log Z `[A]`.
+  """Returns phi_c `[A]` at A angles, from z^k `[V, A]` and log Z `[A]`.
 
-  k descends in stretches.  The lower k, the more answers reach it: an answer is multiplied out
-  from where two as small or smaller reach k with a chance above the tolerance.
+  The descending k are processed in stretches.  The lower k, the more answers reach it: an answer is
+  an exact factor of the product from the k on at which two answers of its size or smaller reach k
+  with a chance above the tolerance.
   """
   chance = (contest.alike[:, None] * contest.b.cumsum(axis=1))[::-1].cumsum(axis=0)[::-1]
   enter = (chance < math.sqrt(tolerance)).sum(axis=1)  # [R] place in k
@@ -244,7 +247,7 @@ def _phi(contest: _Contest, z_k, log_z, tolerance):
 
 
 def _large_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
-  """F_g = Z^m_g - sum_{j>=k} b_g(j) z^j and b_g(k) z^k of the first `large` sizes: `[R, V, A]`."""
+  """Returns F_g and b_g(k) z^k of the first `large` sizes, each `[R, V, A]`."""
   whole = np.exp(contest.size[:large, None] * log_z)
   vote = contest.b[:large, here, None] * z_k[here]
   below = whole - contest.b[:large, : here.start] @ z_k[: here.start]
@@ -252,10 +255,10 @@ def _large_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
 
 
 def _small_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
-  """The other answers and the missing candidates as one factor below + u vote, each `[V, A]`.
+  """Returns `below` and `vote`, each `[V, A]`: one factor below + u vote for all other answers.
 
-  To first order in b_g, with f candidates in all: vote = sum_g Z^(f-m_g) b_g(k) z^k and
-  below = Z^f - sum_{j>=k} vote(j).
+  The factor also holds the missing candidates.  To first order in b_g, with f candidates in all:
+  vote = sum_g Z^(f-m_g) b_g(k) z^k and below = Z^f - sum_{j>=k} vote(j).
   """
   size, alike = contest.size[large:], contest.alike[large:]
   free = contest.missing + int(size @ alike)
@@ -266,7 +269,7 @@ def _small_answers(contest: _Contest, large: int, here: slice, z_k, log_z):
 
 
 def _product(x, power):
-  """prod_g x_g^power_g."""
+  """Returns prod_g x_g^power_g, by repeated squaring."""
   odd = power % 2 == 1
   result = np.multiply.reduce(x if odd.all() else x[odd], axis=0)
   more = power > 1
@@ -274,16 +277,16 @@ def _product(x, power):
 
 
 def _quadrature(wins, tied, factors: int, tolerance):
-  """Gauss-Legendre nodes and weights `[U, 1, 1]` for int_0^1 du of a product of `factors`.
+  """Returns Gauss-Legendre nodes and weights `[U, 1, 1]` for int_0^1 du of a product of `factors`.
 
-  U nodes integrate degree 2U - 1 exactly; fewer do where an error bound says so.  With s = tied
-  the product falls at least as fast as exp(-s (1-u)), so the integral starts at 1-h.  In the
-  complex plane it grows no faster than exp(s (u-1)), and the best ellipse in the error bound of
+  U nodes integrate degree 2U - 1 exactly; fewer nodes suffice where an error bound says so.  With
+  s = tied the product falls at least as fast as exp(-s (1-u)), so the integral starts at 1-h.  In
+  the complex plane it grows no faster than exp(s (u-1)), and the best ellipse in the error bound of
   the quadrature gives, with x = 4 U / (s h),
 
     log error = s h (sqrt(1 + x^2) - 1) / 2 - 2 U asinh(x).
 
-  At angles other than 0 both are smaller.
+  At angles other than 0 the product and the error are smaller.
   """
   exact = factors // 2 + 1
   nodes = NODES[: np.searchsorted(NODES, exact)]
@@ -303,6 +306,6 @@ _legendre = functools.cache(np.polynomial.legendre.leggauss)
 
 
 def _gauss(nodes: int, h: float):
-  """Gauss-Legendre nodes and weights on [1-h, 1]."""
+  """Returns Gauss-Legendre nodes and weights `[U, 1, 1]` on [1-h, 1]."""
   x, weight = _legendre(nodes)
   return (1 - h / 2 * (1 - x))[:, None, None], (h / 2 * weight)[:, None, None]

@@ -1,4 +1,4 @@
-"""Error bars over problems: how much a mean curve would differ for other problems."""
+"""Error bars over problems: how much a mean curve would differ on other problems."""
 
 import functools
 
@@ -10,10 +10,10 @@ BATCH = 256  # resamples drawn at once
 
 
 def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
-  """How often each bootstrap resample has each problem: float64 `[1 + R, P]`.
+  """Returns how often each bootstrap resample holds each problem: float64 `[1 + R, P]`.
 
-  The first row is the sample itself, all ones, so statistics of all rows are the estimate and its
-  resamples.  For statistics that are no means; `bootstrap` has those.
+  Row 0 is the sample itself, all ones: a statistic of all rows gives the estimate and its
+  resamples.  Use it for statistics other than means, which `bootstrap` handles.
   """
   drawn = np.random.default_rng(seed).multinomial(
     problems, np.full(problems, 1 / problems), resamples
@@ -22,11 +22,11 @@ def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
 
 
 def standard_error(per_problem) -> jax.Array:
-  """Standard error of the mean over problems: standard deviation (ddof 1) / sqrt(P).
+  """Returns the standard error of the mean over problems: standard deviation (ddof 1) / sqrt(P).
 
-  It holds the sampling of problems and the noise of generation together, as each problem has
+  It includes both the sampling of problems and the noise of generation, as each problem has
   candidates of its own.  The spread over random draws of N from the same candidates, which
-  OpenAI's evaluation prints, holds neither: it is 0 at N = M, where all draws are the same.
+  OpenAI's evaluation prints, includes neither: it is 0 at N = M, where all draws are the same.
 
   Args:
     per_problem: `[P, K]` expected correctness, as `best_of_n` returns it.
@@ -48,7 +48,7 @@ def standard_error(per_problem) -> jax.Array:
 def bootstrap(
   per_problem, key, resamples: int = 10_000, *, level: float = 0.95
 ) -> tuple[jax.Array, jax.Array]:
-  """Percentile bootstrap interval of the mean over problems, for each column by itself.
+  """Returns the percentile bootstrap interval of the mean over problems, column by column.
 
   Problems are resampled with replacement, and all columns share a resample.  For a band that
   holds for all columns at once, see `simultaneous_band`.
@@ -75,7 +75,7 @@ def bootstrap(
 def paired_bootstrap(
   a, b, key, resamples: int = 10_000, *, level: float = 0.95
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The mean difference of two methods on the same problems, with its bootstrap interval.
+  """Returns the mean difference of two methods on the same problems, and its bootstrap interval.
 
   Both methods share their resamples, so the difficulty of a problem cancels.  The interval is far
   narrower than the intervals of the two curves suggest.
@@ -100,13 +100,13 @@ def paired_bootstrap(
 def simultaneous_band(
   per_problem, key, resamples: int = 10_000, *, level: float = 0.95
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """A band around the mean curve that holds at every column at once (sup-t bootstrap).
+  """Returns a band around the mean curve that holds for all columns at once (sup-t bootstrap).
 
   The band is mean -+ critical * standard error.  The critical value is the `level` quantile, over
   resamples of problems, of max_k |resampled mean_k - mean_k| / standard error_k.  Columns of
   neighbouring N nearly agree, so it is well below a Bonferroni correction: 2.6 over N = 1..1860
-  of one synthetic set, against 1.96 for a single column.  Use it for claims about a whole curve,
-  or, given differences, about where two curves cross.  The band may leave 0..1.
+  of one synthetic set, against 1.96 for a single column.  Use the band for claims about a whole
+  curve, or, given differences, about where two curves cross.  It may leave 0..1.
 
   Args:
     per_problem: `[P, K]` expected correctness, or differences of two methods; P at least 2.
@@ -115,8 +115,8 @@ def simultaneous_band(
 
   Returns:
     low `[K]`, high `[K]` and the critical value, a scalar.  A column equal for all problems has
-    width 0 and does not affect the critical value, which is 0 if all are; a column with a NaN is
-    NaN, and does not affect it either.
+    width 0 and does not affect the critical value, which is 0 if every column is such.  A column
+    with a NaN is NaN, and does not affect it either.
 
   Raises:
     ValueError: as `bootstrap`; fewer than 2 problems.
@@ -136,7 +136,7 @@ def simultaneous_band(
 
 
 def _check(per_problem, resamples: int = 1, level: float = 0.5) -> jax.Array:
-  """`per_problem` as floats `[P, K]`; a ValueError if an argument is out of range."""
+  """Returns `per_problem` as floats `[P, K]`; raises ValueError if an argument is out of range."""
   per_problem = jnp.asarray(per_problem, jax.dtypes.canonicalize_dtype(np.float64))
   if per_problem.ndim != 2 or not per_problem.size:
     raise ValueError(f"per_problem {per_problem.shape}: expected [P, K] with at least one of each")
@@ -146,7 +146,7 @@ def _check(per_problem, resamples: int = 1, level: float = 0.5) -> jax.Array:
 
 
 def _over_resamples(per_problem, key, resamples: int, statistic):
-  """`statistic` of the resampled means `[BATCH, K]`, over all batches: `[resamples, ...]`."""
+  """Returns `statistic` of the resampled means `[BATCH, K]`, batch by batch: `[resamples, ...]`."""
   problems = len(per_problem)
   rows = jnp.arange(BATCH)[:, None]
 
@@ -161,9 +161,9 @@ def _over_resamples(per_problem, key, resamples: int, statistic):
 
 
 def _sorted(x):
-  """`x` sorted along its last axis, NaN at the ends.
+  """Sorts `x` along its last axis, with NaN at the ends.
 
-  Floats are sorted as integers in the same order, which XLA does 5 to 8 times faster on a CPU.
+  The floats are sorted as integers of the same order: 5 to 8 times faster in XLA on a CPU.
   """
   integer = jnp.dtype(f"int{8 * x.dtype.itemsize}")
 
@@ -175,7 +175,7 @@ def _sorted(x):
 
 
 def _quantile(ranked, probability: float):
-  """The quantile of sorted values, interpolated linearly as by `numpy.quantile`."""
+  """Returns a quantile of sorted values, interpolated linearly as by `numpy.quantile`."""
   place = probability * (ranked.shape[-1] - 1)
   below = int(place)
   above = min(below + 1, ranked.shape[-1] - 1)

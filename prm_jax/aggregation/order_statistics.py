@@ -1,11 +1,11 @@
-"""Expectations over the best of N: the chance that depth d is drawn and nothing above it is.
+"""Expectations over the best of N, from the chance that depth d is the best drawn.
 
 A problem's M candidates are sorted best first, so depth 0 is the best.  In a uniform draw of N
-without replacement, the best candidate drawn stands at depth d with probability
+without replacement, the best candidate drawn is at depth d with probability
 
   w_d(N) = C(M-1-d, N-1) / C(M, N)          (negative hypergeometric distribution).
 
-Two properties keep all M values of N from taking M^2 weights:
+For all M values of N these would be M^2 weights.  Two properties avoid that:
 
   * w_d(N) <= N/M exp(-d N/M), so that N needs only the top REACH M/N depths.  A band holds the
     values of N of an octave, or of several octaves with few values, to the depth that its
@@ -25,26 +25,26 @@ import numpy as np
 
 # Depths beyond REACH M/N together weigh e^-REACH: 4e-8 in float32, 9e-17 in float64.
 REACH = {np.dtype(np.float32): 17, np.dtype(np.float64): 37}
-NODES = {np.dtype(np.float32): 10, np.dtype(np.float64): 22}  # as exact as the dtype
+NODES = {np.dtype(np.float32): 10, np.dtype(np.float64): 22}  # interpolate to the dtype's precision
 FEW = 8  # octaves share a band while they have at most this many values together
 CHUNK = 128  # depths in one matrix product
 MAX_ENTRIES = 2**29  # weights: 2 GiB of float32
-KEPT_ENTRIES = 2**22  # weights small enough to keep for the next call
+KEPT_ENTRIES = 2**22  # tables of at most as many weights are cached for the next call
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DrawWeights:
-  """w_d(N) of the U different numbers of candidates, in bands of ascending N."""
+  """The weights w_d(N) of U different numbers of candidates, in bands of ascending N."""
 
   bands: tuple[np.ndarray, ...]  # [U, J, D] for J values or nodes, depth 0 last
   interpolation: tuple[np.ndarray | None, ...]  # [J, K] from nodes to values; None: J are values
-  row: np.ndarray  # [P] the place of each problem in U; [1] where U is 1
-  column: np.ndarray | None  # [K] the place of each N that was asked for; None: in order
+  row: np.ndarray  # [P] the index of each problem in U; [1] where U is 1
+  column: np.ndarray | None  # [K] the column of each requested N; None: in order
 
 
-def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
-  """The weights of every N in `n` `[K]`, for problems of `m` candidates, or of `sizes` `[P]`."""
+def draw_weights(m: int, n: np.ndarray, sizes) -> DrawWeights:
+  """Returns the weights of every N in `n` `[K]`, for `m` candidates a problem, or `sizes` `[P]`."""
   different, row = [m], np.zeros(1, int)
   if sizes is not None:
     different, row = np.unique(sizes, return_inverse=True)
@@ -52,11 +52,11 @@ def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
   dtype = jax.dtypes.canonicalize_dtype(np.float64)
   octave = np.floor(np.log2(np.maximum(values / REACH[dtype], 1)))
   bands: list[np.ndarray] = []
-  for some in np.split(values, np.flatnonzero(np.diff(octave)) + 1):
-    if bands and len(bands[-1]) + len(some) <= FEW:
-      bands[-1] = np.concatenate([bands[-1], some])
+  for members in np.split(values, np.flatnonzero(np.diff(octave)) + 1):
+    if bands and len(bands[-1]) + len(members) <= FEW:
+      bands[-1] = np.concatenate([bands[-1], members])
     else:
-      bands.append(some)
+      bands.append(members)
   nodes, interpolation = [], []
   for band in bands:
     full = len(band) > 2 * NODES[dtype]
@@ -78,10 +78,10 @@ def draw_weights(m: int, n: np.ndarray, sizes=None) -> DrawWeights:
 
 
 def _chebyshev(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Chebyshev nodes `[J]` on the range of `values` `[K]`, and the interpolation matrix `[J, K]`.
+  """Returns Chebyshev nodes `[J]` on the range of `values` `[K]`, and their interpolation matrix.
 
-  The barycentric formula: with gap = value - node_j, the weight of node j is proportional to
-  (-1)^j sin(angle_j) / gap.
+  The matrix is `[J, K]`, by the barycentric formula: with gap = value - node_j, node j has a weight
+  proportional to (-1)^j sin(angle_j) / gap.
   """
   angle = np.pi * (np.arange(count)[::-1] + 0.5) / count
   nodes = (values[0] + values[-1]) / 2 + (values[-1] - values[0]) / 2 * np.cos(angle)
@@ -92,7 +92,7 @@ def _chebyshev(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _tables(nodes, depths, different, dtype) -> tuple[np.ndarray, ...]:
-  """`[U, J, D]` for each band of nodes, depth 0 last."""
+  """Returns the weights `[U, J, D]` of each band of nodes, depth 0 last."""
   sizes = np.array(different)
   tables = (depth_weights(sizes, np.array(at), depth) for at, depth in zip(nodes, depths))
   return tuple(table[..., ::-1].astype(dtype) for table in tables)
@@ -102,9 +102,9 @@ _kept_tables = functools.lru_cache(maxsize=16)(_tables)
 
 
 def depth_weights(sizes: np.ndarray, n: np.ndarray, depths: int) -> np.ndarray:
-  """w_d(N) as float64 `[U, K, depths]`, by w_0 = N/M and w_{d+1} = w_d (M-d-N) / (M-1-d).
+  """Returns w_d(N), float64 `[U, K, depths]`, by w_0 = N/M and w_{d+1} = w_d (M-d-N) / (M-1-d).
 
-  An N above the size M draws all M; depths beyond it, and all depths of N = 0, weigh 0.
+  An N above the size M draws all M.  Depths beyond M, and all depths of N = 0, have weight 0.
   The recurrence is exact to 1e-13 in float64.  Differences of float32 log-gammas would be off by
   1e-3 at M = 1860, and meaningless at 1e6.
   """
@@ -121,14 +121,14 @@ def depth_weights(sizes: np.ndarray, n: np.ndarray, depths: int) -> np.ndarray:
 
 @jax.jit
 def expectation(values, weights: DrawWeights) -> jax.Array:
-  """sum_d values_d w_d(N), from values in 0..1 `[P, M]`, depth 0 last, to `[P, K]`."""
+  """Returns sum_d values_d w_d(N), `[P, K]`, for values `[P, M]` in 0..1, depth 0 last."""
 
   def at_nodes(values, row):
     return [_dot(values, jnp.asarray(band)[row]) for band in weights.bands]
 
   if len(weights.bands[0]) == 1:
     sums = at_nodes(values, 0)
-  else:  # one problem at a time, so that no more than one problem's weights are copied
+  else:  # one problem at a time, to copy the weights of only one
     one = lambda x: [each[0] for each in at_nodes(x[0][None], x[1])]
     sums = jax.lax.map(one, (values, weights.row))
   parts = [
@@ -141,7 +141,7 @@ def expectation(values, weights: DrawWeights) -> jax.Array:
 
 
 def _dot(values, weights):
-  """`[P, M]` x `[K, D]`, D <= M -> `[P, K]`: products of CHUNK depths, added pairwise.
+  """Multiplies `[P, M]` by `[K, D]`, D <= M, to `[P, K]`: adds products of CHUNK depths as a tree.
 
   A float32 matrix product may add M terms in a row, which errs by 1e-2 at M = 1e6 and by 1.4e-6
   at 1860.  In chunks, with the deepest and least likely depths first, the error is 3e-7.
@@ -150,8 +150,8 @@ def _dot(values, weights):
   values = values[:, values.shape[1] - depth :].astype(weights.dtype)
 
   def product(start, length):
-    some = (jax.lax.dynamic_slice_in_dim(x, start, length, axis=1) for x in (values, weights))
-    return jnp.einsum("Pd,Kd->PK", *some, precision="highest")
+    chunk = (jax.lax.dynamic_slice_in_dim(x, start, length, axis=1) for x in (values, weights))
+    return jnp.einsum("Pd,Kd->PK", *chunk, precision="highest")
 
   rest = depth % CHUNK
   starts = np.arange(rest, depth, CHUNK)

@@ -1,4 +1,4 @@
-"""Candidates sorted by score, each with the mean correctness of the candidates it ties with.
+"""Sorts candidates by score, and gives each the mean correctness of the candidates it ties with.
 
 One sort orders the candidates and carries their labels: the sort key is an integer with the place
 of the score in its upper bits and the label in its lowest.  XLA sorts integers on a CPU 5 to 7
@@ -16,16 +16,16 @@ import numpy as np
 from prm_jax.aggregation.candidates import mask, on_one_cpu
 
 TIE = 1e-12  # of 1 + |score|: a hundred steps added in any order differ by less in float64
-BLOCK = 2**18  # candidates ranked at a time on a CPU: they stay in its cache
+BLOCK = 2**18  # candidates ranked at a time on a CPU, few enough to stay in its cache
 
 
 def join_ties(scores, tolerance: float = TIE) -> np.ndarray | jax.Array:
-  """Scores in which those that differ by rounding alone are equal, so that they share the pick.
+  """Makes scores that differ only by rounding equal, so that they share the pick.
 
-  The same numbers added in another order, or 0.7 + 0.2 and 0.9, differ in their last digits.
-  Scores of a problem whose neighbours are at most `tolerance` x (1 + |score|) apart all become the
-  lowest of them.  For float64 scores, as `reduce_steps` gives under `jax.enable_x64`; distinct
-  float32 scores may be as close as sums of equal ones.
+  The same numbers added in another order, or 0.7 + 0.2 and 0.9, differ in their last digits.  In a
+  run of a problem's sorted scores with gaps of at most `tolerance` x (1 + |score|), all scores
+  become the lowest.  Meant for float64 scores, as `reduce_steps` gives under `jax.enable_x64`;
+  distinct float32 scores may be as close as sums of equal ones.
 
   Args:
     scores: `[P, M]` floats; NaN stays NaN.
@@ -46,8 +46,8 @@ def join_ties(scores, tolerance: float = TIE) -> np.ndarray | jax.Array:
   return xp.take_along_axis(joined, xp.argsort(order, axis=1), axis=1)
 
 
-def rank_correctness(scores, correct, valid=None, sizes=None) -> np.ndarray | jax.Array:
-  """The mean correctness of each candidate's ties, the best candidate last.
+def rank_correctness(scores, correct, valid, sizes) -> np.ndarray | jax.Array:
+  """Returns the mean correctness of each candidate's ties, the best candidate last.
 
   Args:
     scores: `[P, M]` floats.
@@ -71,7 +71,7 @@ def rank_correctness(scores, correct, valid=None, sizes=None) -> np.ndarray | ja
 
 
 def _aligned(shape, dtype) -> np.ndarray:
-  """As `numpy.empty`, aligned to 64 bytes, so that JAX on a CPU reads it without a copy."""
+  """Returns `np.empty` aligned to 64 bytes, so that JAX on a CPU reads it without a copy."""
   size = math.prod(shape) * np.dtype(dtype).itemsize
   buffer = np.empty(size + 64, np.uint8)
   start = -buffer.ctypes.data % 64
@@ -79,9 +79,9 @@ def _aligned(shape, dtype) -> np.ndarray:
 
 
 def blocks(shape: tuple[int, int], most: int) -> Iterator[slice]:
-  """Blocks of problems with about `most` candidates in each, of an array `[P, M]`.
+  """Yields blocks of the problems of an array `[P, M]`, with about `most` candidates in each.
 
-  They are of one length, so that nothing compiles twice; the last one may overlap.
+  All blocks have one length, so that nothing compiles twice; the last may overlap the one before.
   """
   p, m = shape
   number = -(-p * m // max(m, most))
@@ -91,12 +91,13 @@ def blocks(shape: tuple[int, int], most: int) -> Iterator[slice]:
     yield slice(start, start + length)
 
 
-def sorted_keys(scores, correct, valid=None, sizes=None):
-  """The sort keys of each problem in ascending order, and which problems cannot be ordered.
+def sorted_keys(scores, correct, valid, sizes):
+  """Returns each problem's sort keys in ascending order, and which problems cannot be ordered.
 
   Returns:
     `[P, M]` unsigned integers, (place of the score) << 1 | correct, 0 where missing; a numpy array
-    where the arguments are on a CPU.  `[P]` bool.
+    if the arguments are on a CPU.
+    `[P]` bool: True for a problem whose scores cannot be ordered (see `best_of_n`).
   """
   keys, undefined = _keys(scores, correct, valid, sizes)
   if on_one_cpu(keys):
@@ -106,11 +107,11 @@ def sorted_keys(scores, correct, valid=None, sizes=None):
 
 @jax.jit
 def _keys(scores, correct, valid, sizes):
-  """Unsorted keys `[P, M]`, and which problems cannot be ordered `[P]`.
+  """Returns unsorted keys `[P, M]`, and which problems cannot be ordered `[P]`.
 
   The bits of a float, read as an integer, order its magnitude.  The label takes one bit of the
   key, so the unused places around zero are closed: a gap is subtracted from the magnitudes of each
-  sign.  Infinities move to the place next to the largest finite score.
+  sign.  An infinity moves to the place next to the largest finite score of its sign.
   """
   if jnp.finfo(scores.dtype).bits < 32:
     scores = scores.astype(jnp.float32)
@@ -130,7 +131,7 @@ def _keys(scores, correct, valid, sizes):
   top = jnp.maximum(jnp.nextafter(top, inf), info.tiny)
   bottom = over_row(jnp.min, scores, scores != -inf, inf)
   bottom = jnp.minimum(jnp.nextafter(bottom, -inf), -info.tiny)
-  # Scores of one sign fit without closing more than the gap of the subnormal numbers.
+  # Scores of one sign fit once the gap of the subnormal numbers is closed.
   both_signs = (top > info.tiny) & (bottom < -info.tiny)
   least_up, least_down = jax.lax.cond(
     both_signs.any(),
@@ -154,12 +155,12 @@ def _keys(scores, correct, valid, sizes):
 
 
 def _share_ties_on_host(keys: np.ndarray) -> np.ndarray:
-  """Mean correctness of ties `[P, M]` from sorted keys, in numpy, which can visit ties alone."""
+  """Returns the same as `_share_ties`, by numpy, which can visit the tied candidates alone."""
   flat, m = keys.ravel(), keys.shape[1]
   right = (flat & 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
-  changes = np.ones(flat.size + 1, bool)  # whether the score is another than the one before
+  changes = np.ones(flat.size + 1, bool)  # whether the score differs from the one before
   changes[1:-1] = (flat[1:] ^ flat[:-1]) > 1
-  changes[::m] = True  # a problem begins
+  changes[::m] = True  # where a problem begins
   tied = ~(changes[:-1] & changes[1:])
   members = right[tied]  # of all ties, laid end to end
   begins = np.flatnonzero(changes[:-1][tied])
@@ -170,7 +171,7 @@ def _share_ties_on_host(keys: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def _share_ties(keys, undefined):
-  """Mean correctness of ties `[P, M]` from sorted keys, as an array program."""
+  """Returns the mean correctness of ties `[P, M]` from sorted keys, under `jax.jit`."""
   right = (keys & 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
 
   def shared():
@@ -182,7 +183,7 @@ def _share_ties(keys, undefined):
 
 
 def over_ties(keys):
-  """A function from values `[P, M]` to their sums over the candidates with equal scores."""
+  """Returns a function that sums values `[P, M]` over the candidates with equal scores."""
   changes = (keys[:, 1:] ^ keys[:, :-1]) > 1
   run = jnp.cumsum(jnp.pad(changes, ((0, 0), (1, 0))), axis=1)
 

@@ -1,4 +1,4 @@
-"""From the probabilities of steps to one score per solution, in log space."""
+"""Reduces the probabilities of steps to one score per solution, in log space."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ REDUCTIONS = get_args(Reduction)
 
 @functools.partial(jax.jit, static_argnames=("neutral", "logits"))
 def step_log_scores(class_values, neutral: str = "positive", *, logits: bool = False) -> jax.Array:
-  """log P(the step is right), from the probabilities of its ratings.
+  """Returns log P(the step is right), from the probabilities of its ratings.
 
   Args:
     class_values: `[..., 3]` probabilities of the ratings -1, 0, 1, in that order; or their logits,
@@ -52,7 +52,7 @@ def reduce_steps(
   *,
   temperature: float = 0.1,
 ) -> jax.Array:
-  """One log score per solution, from the log scores of its steps.
+  """Returns one log score per solution, from the log scores of its steps.
 
   Args:
     log_probs: `[T]` log scores of the steps of all solutions, laid end to end.
@@ -63,7 +63,8 @@ def reduce_steps(
       "min": the weakest step; "mean": the arithmetic mean of the step probabilities;
       "last": the last step; "soft_min": the mean weighted by exp(-probability / temperature),
       after PURE (arXiv 2504.15275).  Several names share one pass over the steps.
-    temperature: of "soft_min", positive: towards 0 it becomes "min", towards infinity "mean".
+    temperature: of "soft_min", positive.  Towards 0 "soft_min" becomes "min", towards infinity
+      "mean".
 
   Returns:
     `[S]` log scores, or `[H, S]` for H names; float32, or float64 if `log_probs` is (under
@@ -87,9 +88,9 @@ def reduce_steps(
     raise ValueError(f"solution_ids of dtype {solution_ids.dtype}: expected integers")
   if not temperature > 0:
     raise ValueError(f"temperature={temperature}: expected a positive number")
-  if not log_probs.size:  # one step of no solution
+  if not log_probs.size:  # one padding step, so that gathers have something to index
     log_probs, solution_ids = jnp.zeros(1, log_probs.dtype), jnp.full(1, -1)
-  # A sum of many steps in 16 bits would lose most of them.
+  # In 16 bits, a sum of many steps would lose most of them.
   log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
   result = _reduce(log_probs, solution_ids, num_solutions, names, temperature)
   return result[0] if isinstance(how, str) else result
@@ -97,7 +98,7 @@ def reduce_steps(
 
 @functools.partial(jax.jit, static_argnames=("num_solutions", "names"))
 def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...], temperature):
-  """The reductions `[H, S]`."""
+  """Returns the reductions `[H, S]`."""
 
   def over_solution(reduce, values):
     return reduce(values, solution_ids, num_solutions)
@@ -105,11 +106,11 @@ def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...],
   total = functools.partial(over_solution, jax.ops.segment_sum)
   count = total(jnp.ones_like(solution_ids))
   least = over_solution(jax.ops.segment_min, log_probs)
-  # log-sum-exp: probabilities relative to the largest, since all may be tiny, or zero.
+  # log-sum-exp: probabilities relative to the largest, since all may be tiny or zero.
   top = over_solution(jax.ops.segment_max, log_probs)
   top = jnp.where(jnp.isfinite(top), top, 0)
   share = jnp.exp(log_probs - top[solution_ids])
-  # Weights of soft_min relative to the weakest step's, which is then 1.
+  # The weights of soft_min are relative to the weakest step's, which is then 1.
   weight = jnp.exp((jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature)
   last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
   scores = {  # the compiler leaves out what no name asks for

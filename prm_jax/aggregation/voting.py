@@ -2,14 +2,14 @@
 
 The estimate draws random orders of the candidates.  The first N of an order are one draw of N, the
 next N another: up to 64 such disjoint blocks make one observation, far less noisy than a single
-draw.  Each problem's candidates are shuffled on their own first, and the orders are then shared by
-all problems, whose errors are therefore uncorrelated: the standard error of a mean over problems
-is sqrt(sum of squared standard errors) / P.
+draw.  Each problem's candidates are first shuffled independently, and then all problems share the
+orders.  Their errors are therefore uncorrelated, and the standard error of a mean over problems is
+sqrt(sum of squared standard errors) / P.
 
-A weighted vote can be sharpened by a control variate, the plain vote on the same draws, whose
-expectation is known exactly: mean - beta (plain mean - exact plain vote).  There is one beta for
-each N, fitted over all problems of the call, which keeps the bias of fitting it to the same draws
-negligible.  The result may leave 0..1 by a little.
+A control variate sharpens a weighted vote: the plain vote on the same draws, whose expectation is
+known exactly.  The estimate is mean - beta (plain mean - exact plain vote), with one beta for each
+N.  Beta is fitted over all problems of the call, which keeps the bias of fitting it to the same
+draws negligible.  The result may leave 0..1 by a little.
 """
 
 import functools
@@ -23,13 +23,13 @@ import numpy as np
 from prm_jax.aggregation import candidates
 from prm_jax.aggregation.exact_vote import exact_majority
 
-MAX_BLOCKS = 64  # draws of one N taken from one order
+MAX_BLOCKS = 64  # draws of one N from one order, at most
 # Cells of all tallies, for each candidate: finding winners then takes about as long as counting
-# votes.  More would cost the large N, the least certain, to sharpen the small.
+# votes.  More cells would sharpen small N at the cost of large N, the least certain.
 CELLS_PER_CANDIDATE = 2
-GROUP_CELLS = 2**25  # of the tally of a group of N, unless one N alone exceeds it
-MAX_CELLS = 2**30  # of one tally
-NO_VOTE = 2**30 - 1  # an answer id outside of any tally; twice that is still an int32
+GROUP_CELLS = 2**25  # cells of the tally of a group of N, unless one N alone has more
+MAX_CELLS = 2**30  # cells of one tally
+NO_VOTE = 2**30 - 1  # an answer id outside of any tally; doubled, it still fits an int32
 
 
 class _Pool(NamedTuple):
@@ -45,14 +45,14 @@ class _Group(NamedTuple):
   """Values of N that share blocks: each N is a prefix of each block."""
 
   n: tuple[int, ...]  # ascending; the last one is the length of a block
-  blocks: int  # in an order
+  blocks: int  # blocks in an order
 
 
 class _Design(NamedTuple):
   """The static arguments of the compiled estimate."""
 
   n: tuple[int, ...]  # ascending strictly
-  plan: tuple[_Group, ...]  # of every N below M
+  plan: tuple[_Group, ...]  # holds every N below M
   num_answers: int
   permutations: int
   combine: str
@@ -64,13 +64,14 @@ def majority_vote(
   permutations: int | None = None, sizes=None, num_answers: int | None = None,
   combine: str = "sum", control=None,
 ) -> tuple[jax.Array | np.ndarray, jax.Array | np.ndarray]:  # fmt: skip
-  """Expected correctness of the answer with most votes among N candidates, and its error.
+  """Returns the expected correctness of the majority's answer among N candidates, and its error.
 
   N of a problem's M candidates are drawn uniformly without replacement.  The answer with the most
   votes, or the most weight, wins; answers that tie share evenly.  Missing candidates do not vote;
   a draw without votes is wrong.  Without `key` the result is exact, in float64 on the host
-  (`exact_vote`).  With it, as `weights` require, it is a Monte-Carlo estimate, which works under
-  `jax.jit` and `jax.vmap`; `n`, `sizes`, `permutations` and `num_answers` must then be concrete.
+  (`exact_vote`).  With `key`, which `weights` require, it is a Monte-Carlo estimate and works
+  under `jax.jit` and `jax.vmap`; `n`, `sizes`, `permutations` and `num_answers` must then be
+  concrete.
 
   Args:
     answer_ids: `[P, M]` integers: equal within a problem means the same answer.
@@ -85,8 +86,8 @@ def majority_vote(
     num_answers: answer ids lie in 0..num_answers-1; a vote for any other is not counted.
       None: read from `answer_ids`, which must then be concrete.
     combine: an answer's weight is the "sum" or the "mean" of its drawn candidates' weights.
-    control: `[P, K]` the exact plain vote of the same candidates at the same `n`, which takes the
-      noise that both votes share out of a weighted vote.
+    control: `[P, K]` the exact plain vote of the same candidates at the same `n`, which removes the
+      noise that both votes share from a weighted vote.
 
   Returns:
     mean `[P, K]` and its Monte-Carlo standard error `[P, K]`: 0 where N draws every candidate.
@@ -118,7 +119,7 @@ def majority_vote(
 def _check_options(
   answer_ids, weights, key, permutations, num_answers, combine, control, shape
 ):  # fmt: skip
-  """A ValueError unless the options go together."""
+  """Raises ValueError unless the options go together."""
   if not jnp.issubdtype(answer_ids.dtype, jnp.integer):
     raise ValueError(f"answer_ids of dtype {answer_ids.dtype}: expected integers")
   if permutations is not None and permutations < 2:
@@ -144,7 +145,7 @@ def _check_options(
 
 
 def _dense(answer_ids, valid) -> tuple[np.ndarray, int]:
-  """Answer ids numbered 0, 1, ... within each problem, and the largest number of them."""
+  """Renumbers answer ids 0, 1, ... within each problem; returns them and the largest count."""
   answer_ids, valid = np.asarray(answer_ids), np.asarray(valid)
   candidates.check_ids(answer_ids, valid)
   dense = np.zeros(answer_ids.shape, np.int32)
@@ -154,7 +155,7 @@ def _dense(answer_ids, valid) -> tuple[np.ndarray, int]:
 
 
 def _check_weights(weights, valid) -> jax.Array | None:
-  """`weights` as floats `[P, M]`, 0 where missing; if concrete, the largest of a problem is 1."""
+  """Returns `weights` as floats `[P, M]`, 0 where missing, scaled to at most 1 if concrete."""
   if weights is None:
     return None
   weights = candidates.as_array(weights)
@@ -169,13 +170,13 @@ def _check_weights(weights, valid) -> jax.Array | None:
         "expected a finite number, not negative"
       )
     weights = np.where(votes, weights, 0)
-    # Before rounding to float32: only ratios count, and all may be tiny, or large.
+    # Scaled before rounding to float32: only ratios count, and all weights may be tiny or large.
     weights = weights / np.maximum(weights.max(axis=1, keepdims=True), np.finfo(float).tiny)
   return jnp.where(valid, jnp.asarray(weights, jax.dtypes.canonicalize_dtype(np.float64)), 0)
 
 
 def _estimate(pool, n, key, control, num_answers, permutations, combine):
-  """Mean and standard error `[P, K]` at `n` `[K]`, in any order and with repetitions."""
+  """Returns mean and standard error `[P, K]` at `n` `[K]`, unsorted and with repetitions."""
   values, first, column = np.unique(n, return_index=True, return_inverse=True)
   if control is not None:
     control = jnp.asarray(control, jax.dtypes.canonicalize_dtype(np.float64))[:, first]
@@ -188,7 +189,7 @@ def _estimate(pool, n, key, control, num_answers, permutations, combine):
 
 
 def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[_Group, ...]:
-  """Groups of the ascending values of N, such that all N = 1..M take few groups.
+  """Groups the ascending values of N, so that all N = 1..M take few groups.
 
   Values that fit about equally often into M share a group.
   """
@@ -215,9 +216,9 @@ def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[
 
 @functools.partial(jax.jit, static_argnames="design")
 def _block_votes(pool: _Pool, control, key, design: _Design):
-  """Mean and standard error `[P, K]` of the vote over random orders."""
+  """Returns mean and standard error `[P, K]` of the vote over random orders."""
   problems, m = pool.ids.shape
-  # An order of each problem's candidates, then the orders that all problems share.
+  # First an order of each problem's candidates, then the orders that all problems share.
   shuffles = jnp.argsort(jax.random.bits(key, (problems + design.permutations, m)), axis=1)
   slots, orders = shuffles[:problems], shuffles[problems:]
   pool = jax.tree.map(lambda x: jnp.take_along_axis(x, slots, axis=1), pool)
@@ -246,7 +247,7 @@ def _block_votes(pool: _Pool, control, key, design: _Design):
 
 
 def _observation(order, pool: _Pool, shares, design: _Design):
-  """`[V, P, K]` mean correctness over the blocks of one order `[M]`."""
+  """Returns the mean correctness `[V, P, K]` over the blocks of one order `[M]`."""
   drawn = jax.tree.map(lambda x: x[:, order], pool)
   if pool.exists is None:
     rank = sizes = None
@@ -261,7 +262,7 @@ def _observation(order, pool: _Pool, shares, design: _Design):
 
 
 def _outcomes(group: _Group, drawn: _Pool, rank, shares, design: _Design):
-  """`[V, P, blocks, G]` correctness of the winners; V: the vote, and the plain one for control."""
+  """Returns the winners' correctness `[V, P, blocks, G]`, of the vote and the plain one if used."""
   counts = _tally(group, drawn.ids, 1, rank, design.num_answers)
   plain = _winner_correct(counts, counts, shares)
   if drawn.weights is None:
@@ -269,19 +270,19 @@ def _outcomes(group: _Group, drawn: _Pool, rank, shares, design: _Design):
   weight = _tally(group, drawn.ids, drawn.weights, rank, design.num_answers)
   if design.combine == "mean":
     weight = weight / jnp.maximum(counts, 1)
-  # Equal sums added in another order differ by rounding; they are ties all the same.
+  # Equal sums added in another order differ by rounding; they still tie.
   slack = 64 * max(1, drawn.ids.shape[1] / 1000) ** 0.5 * jnp.finfo(weight.dtype).eps
   weighted = _winner_correct(weight, counts, shares, slack)
   return jnp.stack([weighted, plain] if design.controlled else [weighted])
 
 
 def _tally(group: _Group, ids, vote, rank, num_answers: int):
-  """Votes for each answer among the first N of each block, `[P, blocks, G, answers]`.
+  """Counts each answer's votes among the first N of each block: `[P, blocks, G, answers]`.
 
   Args:
     group: the G values of N, and the number of blocks.
     ids: `[P, M]` answers in drawing order.
-    vote: `[P, M]` what each adds to its answer, in drawing order; or a number.
+    vote: `[P, M]` amount that a candidate adds to its answer, in drawing order; or one number.
     rank: `[P, M]` the number of candidates drawn before each; None: its column.
     num_answers: ids outside of 0..num_answers-1 are not counted.
   """
@@ -304,7 +305,7 @@ def _tally(group: _Group, ids, vote, rank, num_answers: int):
 
 
 def _winner_correct(votes, counts, shares, slack=0):
-  """Correctness of the answer with most votes, shared by those within `slack` of it."""
+  """Returns the mean correctness of the answers within `slack` of the most votes."""
   least = votes.max(axis=-1, keepdims=True) * (1 - slack)
   wins = (votes >= least) & (counts > 0)
   shared = jnp.where(wins, shares, 0).sum(axis=-1)
@@ -312,17 +313,17 @@ def _winner_correct(votes, counts, shares, slack=0):
 
 
 def _mean_over_blocks(outcomes, group: _Group, sizes):
-  """`[V, P, blocks, G]` -> `[V, P, G]`; `sizes` `[P, 1, 1]`, or None: M each."""
+  """Averages `[V, P, blocks, G]` to `[V, P, G]`; `sizes` is `[P, 1, 1]`, or None: M each."""
   if sizes is None:
     return outcomes.mean(axis=2)
-  # A block cut short by the end of an order is no draw of N, unless N draws all there is.
+  # A block that the end of an order cuts short is no draw of N, unless N draws all candidates.
   start = np.arange(group.blocks)[:, None] * group.n[-1]
   whole = (start == 0) | (start + np.array(group.n) <= sizes)
   return (outcomes * whole).sum(axis=2) / whole.sum(axis=1)
 
 
 def _moments(observe, orders):
-  """Mean `[V, P, K]` and covariance `[V, V, P, K]` of the observations, by Welford's update."""
+  """Returns mean `[V, P, K]` and covariance `[V, V, P, K]` of observations, by Welford's update."""
 
   def accumulate(state, order):
     seen, mean, products = state
@@ -339,7 +340,7 @@ def _moments(observe, orders):
 
 
 def _with_control(mean, covariance, exact):
-  """Mean and variance `[P, K]` of x - beta (y - exact) for observations (x, y), V = 2.
+  """Returns mean and variance `[P, K]` of x - beta (y - exact) for observations (x, y), V = 2.
 
   beta = cov(x, y) / var(y), both summed over problems, minimises the summed variance.
   """

@@ -1,4 +1,4 @@
-"""Arithmetic problems, with solutions of a simulated solver that makes systematic mistakes.
+"""Arithmetic problems with solutions of a simulated solver that makes systematic mistakes.
 
 A problem applies two to four operations to a digit and keeps only the last digit.  A step names
 the operation, the value before it and the value after it:
@@ -8,10 +8,10 @@ the operation, the value before it and the value after it:
     C-2                C-2 1->9
     from 7             # Answer 9
 
-The likely mistakes of a problem are drawn once: a clause that is misread (often with the likelier
-reading, so that the commonest answer is wrong), a slip in a result, an older value that is copied.
-Whether a mistake happens is drawn for each solution.  A step is right if it carries on from the
-value before it, applies the operation as written and computes correctly, so labels are exact.
+The likely mistakes of a problem are drawn once: a misread clause (the misreading is often the
+likelier reading, so that the commonest answer is wrong), a slip in a result, a copy of an older
+value.  Whether a mistake happens is drawn for each solution.  A step is right if it carries on from
+the value before it, applies the operation as written and computes correctly, so labels are exact.
 Because only the last digit is kept, some wrong chains end in the right answer.
 
 In labelled records most steps have further completions, as in PRM800K: less careful tries at the
@@ -35,22 +35,22 @@ from prm_jax.runtime import storage
 
 CANDIDATES = "candidates.jsonl"
 LETTERS = "ABCDEFGH"  # name the clauses
-CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-", "<": "&", "&": "<"}  # what each is misread as
+CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-", "<": "&", "&": "<"}  # operation: its misreading
 LEVELS = (1, 2, 3, 4, 5)
 OPERATOR = 0.75  # share of misreadings of the operation; the rest misread the operand
 SLIP = 0.12  # chance that a clause can have a slip in its result
 COPY = 0.15  # chance that an older value can be copied at a clause
-MISREAD_RATE = (0.4, 0.9)  # how often it is then misread: uniform in this range
+MISREAD_RATE = (0.4, 0.9)  # rate of a likely misreading: uniform in this range
 LAPSE_RATE = (0.15, 0.6)  # the same for slips and copies
 RESTATE = 0.25  # chance that a solution has a neutral step that only repeats the value
 CARELESS = 0.3  # rate of each mistake when a step is tried again
-TRIES = 4  # at another completion, times the completions the step has
+TRIES = 4  # tries at another completion, times the number of completions of the step
 STRAYS = ("result", "value", "operand", "operation")  # what a rare mistake gets wrong
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """A variant of the domain; the default is that of the quick start."""
+  """A variant of the domain; the quick start uses the default."""
 
   lengths: tuple[int, ...] = (2, 3, 3, 4, 4)  # clauses of a problem, by level; at most 8
   misread: tuple[float, ...] = (0.35, 0.35, 0.4, 0.45, 0.5)  # chance that a clause can be misread
@@ -58,9 +58,9 @@ class Setting:
   operands: tuple[int, ...] = (1, 2, 3, 4)  # 5 would undo errors: v + 5 = v - 5, 10 divides 2 * 5
   rarity: float = 1.0  # the rates of misreadings, slips and copies are raised to this power
   stray: float = 0.0  # chance of a rare mistake at each clause
-  modulus: int = 10  # the answer is the last value modulo this: a small one is often hit by chance
-  # "lines": as above.  "words": "from 7 A*4 B+3 mod 3" and "7 A*4 -> 8", so that a clause is one
-  # token of a tokenizer with whole words, which a small model learns to check with fewer labels.
+  modulus: int = 10  # the answer is the last value modulo this; chance often hits a small one
+  # "lines": as above.  "words": "from 7 A*4 B+3 mod 3" and "7 A*4 -> 8".  A tokenizer with whole
+  # words makes one token of a clause, which a small model learns to check with fewer labels.
   # "start last": "A*4 B+3 mod 3 from 7".
   layout: Literal["lines", "words", "start last"] = "lines"
 
@@ -122,7 +122,7 @@ class Solution:
 
 
 def apply(operation: str, value: int, operand: int) -> int:
-  """The last digit of the result; "~" is the distance, "<" subtracts the value, "&" doubles it."""
+  """Returns the last digit of v OPERATION o, where "~" is |v - o|, "<" is o - v, "&" is 2 v + o."""
   results = {
     "*": value * operand,
     "+": value + operand,
@@ -135,7 +135,7 @@ def apply(operation: str, value: int, operand: int) -> int:
 
 
 def make_problem(rng: np.random.Generator, level: int, setting: Setting = Setting()) -> Problem:
-  """A problem of a level (1 to 5) with its likely mistakes, drawn from the rates above."""
+  """Draws a problem of a level (1 to 5) with its likely mistakes, from the rates above."""
   clauses = []
   for i in range(setting.lengths[level - 1]):
     operation = str(rng.choice(setting.operations))
@@ -167,30 +167,30 @@ def write_step(
   chance: np.ndarray,
   layout: str,
 ) -> tuple[str, int, int]:
-  """One try at clause i after `value`: the text, its rating and the result.
+  """Tries clause i after `value`: returns the step's text, its rating and the result.
 
   Args:
     older: the value before `value`, which may be copied in its place.
-    chance: three numbers in [0, 1): misread, copied or slipped if below the clause's rate.
+    chance: three numbers in [0, 1) to compare with the clause's rates of a misreading, a copy and a
+      slip.
   """
-  right = (clause.operation, clause.operand)
-  operation, operand = clause.misread if chance[0] < clause.misread_rate else right
+  written = (clause.operation, clause.operand)
+  operation, operand = clause.misread if chance[0] < clause.misread_rate else written
   read = older if chance[1] < clause.copy_rate else value
   slip = clause.slip if chance[2] < clause.slip_rate else 0
   result = (apply(operation, read, operand) + slip) % 10
-  right = (operation, operand, read, slip) == (*right, value, 0)
+  right = (operation, operand, read, slip) == (*written, value, 0)
   text = step_text(i, operation, operand, read, result, layout)
   return text, 1 if right else -1, result
 
 
 def step_text(i: int, operation: str, operand: int, value: int, result: int, layout: str) -> str:
-  """What a step says."""
   name = f"{LETTERS[i]}{operation}{operand}"
   return f"{name} {value}->{result}" if layout == "lines" else f"{value} {name} -> {result}"
 
 
 def solve(problem: Problem, rng: np.random.Generator) -> Solution:
-  """One sampled solution, with the exact rating of each step."""
+  """Samples a solution, with the exact rating of each step."""
   parts, layout = [], problem.setting.layout  # text, rating and state of each step
   value, older = problem.start, problem.start
   chance = rng.random((len(problem.clauses), 3))
@@ -210,7 +210,7 @@ def solve(problem: Problem, rng: np.random.Generator) -> Solution:
 
 
 def rate(problem: Problem, steps: Sequence[str]) -> tuple[int, ...]:
-  """The exact ratings of anybody's steps, up to and including the first error.
+  """Returns the exact ratings of any steps, up to and including the first error.
 
   A value may be restated once, which is neutral.  A clause that is left out is an error, and so is
   an answer before the last clause, or anything after it.
@@ -243,7 +243,7 @@ def write_stray(
   setting: Setting,
   rng: np.random.Generator,
 ) -> tuple[str, int, int]:
-  """As `write_step`, with a rare mistake: one of `STRAYS`."""
+  """Like `write_step`, with a rare mistake: one of `STRAYS`."""
   operation, operand, read, slip = clause.operation, clause.operand, value, 0
   stray = rng.choice(STRAYS)
   if stray == "result":
@@ -261,21 +261,21 @@ def write_stray(
 def try_again(
   problem: Problem, state: tuple[int, int, int], taken: list[str], rng: np.random.Generator
 ) -> tuple[str, int] | None:
-  """Another completion of a step and its rating; None if no other was found.
+  """Draws another completion of a step, with its rating; None if every try is in `taken`.
 
   Args:
     taken: the step's completions so far, the solution's own first.  The second one may misread the
       clause as the problem has it; further ones misread it at random, or few would differ.
   """
   i, value, older = state
-  clause, of = problem.clauses[i], problem.setting
+  clause, setting = problem.clauses[i], problem.setting
   misread = clause.misread
   if len(taken) > 1:
-    misread = (str(rng.choice(of.operations)), int(rng.choice(of.operands)))
+    misread = (str(rng.choice(setting.operations)), int(rng.choice(setting.operands)))
   rates = {"misread_rate": CARELESS, "slip_rate": CARELESS, "copy_rate": CARELESS if i else 0}
   careless = dataclasses.replace(clause, misread=misread, **rates)
   for chance in rng.random((TRIES * len(taken), 3)):
-    text, rating, _ = write_step(i, careless, value, older, chance, of.layout)
+    text, rating, _ = write_step(i, careless, value, older, chance, setting.layout)
     if text not in taken:
       return text, rating
   return None
@@ -284,7 +284,7 @@ def try_again(
 def make_row(
   problem: Problem, solution: Solution, rng: np.random.Generator, alternatives: int = 1
 ) -> dict:
-  """The solution as JSON of PRM800K's phase 2: labelled up to and including the first error.
+  """Returns the solution as JSON of PRM800K's phase 2, labelled through the first error.
 
   Each step is tried again for `alternatives` further completions.
   """
@@ -325,7 +325,7 @@ def make_row(
 
 
 def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> Iterator[Problem]:
-  """`count` distinct problems of levels 1 to 5 in turn; a ValueError where there are fewer."""
+  """Yields `count` distinct problems of levels 1 to 5 in turn; ValueError if it finds fewer."""
   rng = np.random.default_rng(seed)
   seen = set()
   for i in range(count):
@@ -339,7 +339,7 @@ def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> It
 
 
 class Builder(prm800k.RecordsBuilder):
-  """TFDS builder of arithmetic problems with labelled solutions, as records of PRM800K's format."""
+  """Writes arithmetic problems with labelled solutions, as records of PRM800K's format."""
 
   name = "arithmetic"
 
@@ -352,7 +352,7 @@ class Generator:
   seed's problems, with other likely mistakes.  Tune on seeds from 100 up, report on others.
   """
 
-  seed: int = 0  # of problems, mistakes and solutions
+  seed: int = 0  # for problems, mistakes and solutions
   train_problems: int = 4000
   solutions: int = 2  # labelled solutions of each problem
   alternatives: int = 1  # further completions of a step, if as many are found
@@ -365,7 +365,7 @@ class Generator:
     return {"train": list(stream), "test": test}
 
   def rows(self) -> dict[str, Iterator[dict[str, Any]]]:
-    """Labelled solutions of each split, as JSON objects of PRM800K's format."""
+    """Generates labelled solutions of each split, as JSON objects of PRM800K's format."""
     return {split: self._rows(split, problems) for split, problems in self.problems().items()}
 
   def _rows(self, split: str, problems: list[Problem]) -> Iterator[dict[str, Any]]:

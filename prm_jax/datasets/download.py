@@ -1,7 +1,7 @@
-"""Files of a public dataset: found in a local folder, or downloaded and verified.
+"""Finds the files of a public dataset in a local folder, or downloads and verifies them.
 
-`builder` below is a TFDS builder or its class.  Its `url_infos` is TFDS's own table of sizes and
-sha256, `checksums.tsv` beside the builder; its files lie below its `BASE_URL`.
+`builder` below is a TFDS builder or its class.  Its files lie below `builder.BASE_URL`.  TFDS reads
+their sizes and SHA-256 from the `checksums.tsv` beside the builder into `builder.url_infos`.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from prm_jax.runtime.progress import Progress
 
 
 def folder(source: str | pathlib.Path) -> pathlib.Path:
-  """The folder `source`; FileNotFoundError or NotADirectoryError, naming it, if it is none."""
+  """Returns the folder `source`; raises FileNotFoundError or NotADirectoryError if it is none."""
   path = pathlib.Path(source).expanduser()
   if not path.exists():
     raise FileNotFoundError(f"{source}: no such folder")
@@ -29,10 +29,22 @@ def folder(source: str | pathlib.Path) -> pathlib.Path:
 
 
 def find(source: str | pathlib.Path, file: str) -> pathlib.Path | None:
-  """`source/data/x.jsonl` or `source/x.jsonl`, for the file `data/x.jsonl`; None: no such file."""
+  """Finds `data/x.jsonl` as `source/data/x.jsonl` or `source/x.jsonl`; None if neither exists."""
   source = pathlib.Path(source).expanduser()
   places = (source / file, source / pathlib.PurePath(file).name)
   return next(filter(pathlib.Path.is_file, places), None)
+
+
+def first_files(
+  directory: pathlib.Path, names: Sequence[str], endings: Sequence[str]
+) -> dict[str, pathlib.Path]:
+  """Returns the file of each name in a directory: the first NAME+ENDING that exists, if any."""
+  paths = {}
+  for name in names:
+    candidates = [directory / f"{name}{ending}" for ending in endings]
+    if path := next(filter(pathlib.Path.is_file, candidates), None):
+      paths[name] = path
+  return paths
 
 
 def fetch(
@@ -41,32 +53,31 @@ def fetch(
   source: str | pathlib.Path | None,
   download_dir: str | pathlib.Path,
 ) -> dict[str, pathlib.Path]:
-  """Local paths of `files`: from the folder `source`, or downloaded and verified if it is None.
+  """Returns local paths of `files`: in the folder `source`, or downloaded if it is None.
 
   Args:
     files: paths as upstream lays them out, below `builder.BASE_URL`.
-    source: a local folder, which may hold a part of upstream's records: see `find`.
+    source: a local folder (see `find`).  Its files may hold a part of upstream's records.
 
   Raises:
     FileNotFoundError: names every file that is missing from `source`.
-    RuntimeError: a download failed, or is not the file of `url_infos`.  (Of a file that is not in
-      that table upstream has published no checksum; describe() records the one it has.)
+    RuntimeError: a download failed, or is not the file of `url_infos`.  (Upstream has published no
+      checksum of a file outside that table; `describe` records the one it has.)
   """
   if source is None:
     paths = {file: pathlib.Path(download_dir).expanduser() / file for file in files}
     for file, path in paths.items():
-      url = builder.BASE_URL + file
-      _download(url, path, _published(builder, file))
+      _download(builder.BASE_URL + file, path, _published(builder, file))
     return paths
-  found = {file: find(source, file) for file in files}
-  if missing := [file for file, path in found.items() if path is None]:
+  paths = {file: find(source, file) for file in files}
+  if missing := [file for file, path in paths.items() if path is None]:
     advice = "add them or leave the source out to download them"
     raise FileNotFoundError(f"{source} lacks {', '.join(missing)}; {advice}")
-  return found
+  return paths
 
 
 def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathlib.Path:
-  """A local path as it is; of a URL, its download, which is kept.
+  """Returns the path `source`; if it is a URL, the path of its download, which is kept.
 
   Raises:
     RuntimeError: the download failed.
@@ -84,12 +95,12 @@ def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathl
 
 
 def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
-  """Unlike TFDS's own downloader, fails at once where there is no network."""
+  """Downloads a file.  Unlike TFDS's downloader, fails at once where there is no network."""
   if path.is_file() and (info is None or sha256_of(path) == info.checksum):
     return
   size = int(info.size) if info else None
-  told = f" ({size:,} bytes)" if size else ""
-  print(f"downloading {url}{told}", file=sys.stderr, flush=True)
+  shown_size = f" ({size:,} bytes)" if size else ""
+  print(f"downloading {url}{shown_size}", file=sys.stderr, flush=True)
   bar = {"desc": path.name, "total": size, "leave": False}
   try:
     with (
@@ -107,7 +118,7 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
 
 
 def _published(builder: Any, file: str) -> Any | None:
-  """Size and checksum that upstream published of a file, if it did."""
+  """Returns the size and checksum that upstream published of a file, if any."""
   return (builder.url_infos or {}).get(builder.BASE_URL + file)
 
 
@@ -117,7 +128,7 @@ def sha256_of(path: str | pathlib.Path) -> str:
 
 
 def describe(builder: Any) -> dict[str, dict[str, Any]]:
-  """Manifest entry of each file: path, size, sha256, `is_upstream` (None: no known checksum)."""
+  """Returns each file's path, size, sha256 and `is_upstream` (None: no published checksum)."""
   return {
     file: {
       "path": str(path),

@@ -1,7 +1,7 @@
-"""Labelled solutions of a prepared dataset.
+"""Reads the labelled solutions of a prepared dataset.
 
-`Manifest.dataset` lists the datasets that can be trained on: those whose builder is a subclass of
-PRM800K's `RecordsBuilder`, stored as records of its format, and `stepwise`.
+Training takes the datasets of `Manifest.dataset`: `stepwise`, and those whose builder is a subclass
+of PRM800K's `RecordsBuilder` and stores records of its format.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ MANIFEST = "manifest.json"
 
 
 class Manifest(msgspec.Struct):
-  """What training needs of manifest.json."""
+  """The part of manifest.json that training needs."""
 
   dataset: Literal["prm800k", "arithmetic", "stepwise"]
-  test_problems: list[str]  # not to be trained on, although the training split has them
-  recipe: recipes.Recipe | None = None  # of records in PRM800K's format
-  labels: str = ""  # of stepwise: their kind
-  classes: tuple[str, ...] = CLASSES["process"]  # of a head that is trained on the steps
+  test_problems: list[str]  # problems of the training split that training must leave out
+  recipe: recipes.Recipe | None = None  # for records in PRM800K's format
+  labels: str = ""  # for stepwise: the kind of its labels
+  classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps
 
   def __post_init__(self):
     if (self.recipe is None) != (self.dataset == "stepwise"):
@@ -36,7 +36,7 @@ class Manifest(msgspec.Struct):
 
   @property
   def meaning(self) -> dict[str, Any]:
-    """The fields of `StepContract` that follow from the labels."""
+    """Returns the fields of `StepContract` that follow from the labels."""
     recipe = self.recipe.name if self.recipe else f"stepwise, {self.labels} labels"
     negative = self.recipe is not None and self.recipe.neutral == "negative"
     neutral = "none" if "0" not in self.classes else "negative" if negative else "positive"
@@ -44,11 +44,11 @@ class Manifest(msgspec.Struct):
 
 
 def read_manifest(directory: str | pathlib.Path) -> Manifest:
-  """What prepare_data.py wrote about the dataset of labelled solutions in `directory`.
+  """Returns the manifest that prepare_data.py wrote to `directory`.
 
   Raises:
-    FileNotFoundError: there is none.
-    ValueError: it is damaged, or of a dataset without labelled solutions.
+    FileNotFoundError: the directory has no manifest.
+    ValueError: the manifest is damaged, or its dataset has no labelled solutions.
   """
   path = pathlib.Path(directory) / MANIFEST
   if not directory or not path.is_file():
@@ -66,18 +66,18 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
 def step_trees(
   directory: str | pathlib.Path, split: str, objective: str, limit: int | None = None
 ) -> tuple[list[StepTree], dict[str, Any]]:
-  """The solutions of a split, labelled by the recipe that the dataset was prepared with.
+  """Returns the solutions of a split, labelled by the recipe that the dataset was prepared with.
 
   Args:
-    split: "train" or "test".  Training leaves out the problems that are tested on.
+    split: "train" or "test".  "train" leaves out the manifest's `test_problems`.
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
-    limit: records to read, at most; None: all.
+    limit: the largest number of records to read; None reads all.
 
   Returns:
     The trees, and counts of what was read, kept and dropped, for the run's manifest.
 
   Raises:
-    FileNotFoundError, ValueError: as `read_manifest` and `stored_records`.
+    FileNotFoundError, ValueError: see `read_manifest` and `stored_records`.
   """
   manifest = read_manifest(directory)
   excluded = manifest.test_problems if split == "train" else ()
@@ -91,7 +91,7 @@ def step_trees(
 
 
 def own_paths(directory: str | pathlib.Path, split: str) -> list[StepTree]:
-  """The solutions of a split without alternatives: each as the chain that it was judged on."""
+  """Returns the solutions of a split without their alternatives: a chain of judged steps each."""
   manifest = read_manifest(directory)
   if manifest.recipe is None:
     return step_trees(directory, split, "process")[0]
@@ -102,7 +102,7 @@ def own_paths(directory: str | pathlib.Path, split: str) -> list[StepTree]:
 def _kept(
   trees: Iterable[StepTree], objective: str, excluded: Collection[str]
 ) -> tuple[list[StepTree], dict[str, Any]]:
-  """The trees of other problems that can be trained on, and counts as `recipes.convert_all`."""
+  """Returns the trees to train on (process: up to the last label), and counts of rows and drops."""
   kept, dropped, read = [], Counter(), 0
   for tree in trees:
     read += 1
@@ -112,7 +112,7 @@ def _kept(
       dropped["no_is_correct"] += 1
     elif objective == "process" and not any(label is not None for label in tree.labels):
       dropped["no_labels"] += 1
-    elif objective == "process":  # the head reads nothing after the last label
+    elif objective == "process":  # the head reads no step after the last label
       end = max(i for i, label in enumerate(tree.labels) if label is not None) + 1
       cut = {name: getattr(tree, name)[:end] for name in ("steps", "parents", "labels")}
       kept.append(dataclasses.replace(tree, **cut))

@@ -7,7 +7,6 @@ import io
 import json
 import pathlib
 import sys
-import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -26,22 +25,22 @@ from prm_jax.datasets import (
 )
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
+from prm_jax.datasets.stepwise.records import Kind
 from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
 
 DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
-TEST_FILE = "math_splits/test.jsonl"
 PAPER = recipes.RECIPES["paper"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Stepwise(Checked):
-  """How the lines of `stepwise` are read."""
+  """Options of the dataset `stepwise`."""
 
-  labels: Literal["auto", "binary", "ratings", "soft", "counts"] = "auto"
-  """What labels mean: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: as found."""
+  labels: Literal["auto", Kind] = "auto"
+  """Kind of labels: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: inferred."""
   test_share: Decay = 0.05
-  """Share of the problems held out to evaluate on, where the source has no test.jsonl."""
+  """Share of the problems to hold out for evaluation, if the source has no test.jsonl."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +50,10 @@ class Beam:
   runner: str = ""
   """DirectRunner, or another of Apache Beam's; "": in this process, without Beam."""
   options: tuple[str, ...] = ()
-  """The runner's own, without dashes: direct_num_workers=4 direct_running_mode=multi_processing."""
+  """Runner flags, without dashes: direct_num_workers=4 direct_running_mode=multi_processing."""
 
   def download_config(self) -> tfds.download.DownloadConfig | None:
-    """TFDS's setting for the runner; a ValueError if Beam is missing or has no such option."""
+    """Returns TFDS's setting for the runner; ValueError if Beam is missing or lacks an option."""
     if not self.runner:
       return None
     try:
@@ -81,9 +80,9 @@ def prepare_prm800k(
   download_dir: str | pathlib.Path = DOWNLOADS,
   beam: Beam = Beam(),
 ) -> dict[str, Any]:
-  """Writes PRM800K to `output`, and what `recipe` makes of it to manifest.json, which it returns.
+  """Writes PRM800K and a manifest.json with the counts of `recipe`; returns the manifest.
 
-  The dataset holds every record whole; the recipe is applied when training reads it.
+  The dataset holds every record whole; training applies the recipe when it reads them.
 
   Args:
     output: a new folder (see `new_dataset`); `overwrite` replaces an earlier output.
@@ -92,8 +91,9 @@ def prepare_prm800k(
     on_bad_record: "fail" or "skip".
 
   Raises:
-    BadLine, ValueError, OSError, RuntimeError: a bad record or option; a file that is missing or
-      there already; a failed download.
+    BadLine, ValueError: a bad record or option.
+    OSError: a file is missing, or `output` may not be written (see `new_dataset`).
+    RuntimeError: a download failed.
   """
   with new_dataset(output, overwrite, source) as (temporary, manifest):
     builder = prm800k.Builder(
@@ -119,11 +119,11 @@ def prepare_arithmetic(
   recipe: recipes.Recipe = PAPER,
   overwrite: bool = False,
 ) -> dict[str, Any]:
-  """As `prepare_prm800k`, for generated records; also writes candidate solutions to rerank."""
+  """Like `prepare_prm800k`, for generated records; also writes candidate solutions to rerank."""
   with new_dataset(output, overwrite) as (temporary, manifest):
     builder = arithmetic.Builder(rows=generator.rows(), data_dir=temporary)
     manifest |= _build(builder)
-    manifest |= summarize(builder, recipe)
+    manifest |= summarize(builder, recipe, test_problems=(), skipped={})
     manifest["generator"] = dataclasses.asdict(generator)
     generator.write_candidates(temporary)
   return manifest
@@ -137,23 +137,23 @@ def prepare_stepwise(
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
-  """As `prepare_prm800k`, for labelled solutions in one of the forms of `stepwise.records`.
+  """Like `prepare_prm800k`, for labelled solutions in one of the forms of `stepwise.records`.
 
   Args:
-    source: a file, its URL, or a folder with train.jsonl and perhaps test.jsonl, on whose problems
-      nothing is trained.
+    source: a file, its URL, or a folder with train.jsonl and perhaps test.jsonl, whose problems
+      training leaves out.
   """
   files = download.local(source, download_dir)
   with new_dataset(output, overwrite, files) as (temporary, manifest):
     builder = stepwise.Builder(source=files, data_dir=temporary, **dataclasses.asdict(options))
     manifest |= _build(builder)
-    about = {
+    source_files = {
       split: {"path": str(path), "sha256": download.sha256_of(path)}
       for split, path in builder.paths.items()
     }
     if files != pathlib.Path(source):
-      about["train"]["url"] = str(source)
-    manifest |= {"source": about, "labels": builder.kind, "classes": builder.classes}
+      source_files["train"]["url"] = str(source)
+    manifest |= {"source": source_files, "labels": builder.kind, "classes": builder.classes}
     manifest["splits"] = builder.counts
     manifest["test_problems"] = sorted(builder.test_problems)
     train = builder.counts["train"]
@@ -177,7 +177,7 @@ def prepare_benchmark(
   overwrite: bool = False,
   download_dir: str | pathlib.Path = DOWNLOADS,
 ) -> dict[str, Any]:
-  """Writes one of `BENCHMARKS`, which are not trained on; of a local `source`, what is there."""
+  """Writes one of `BENCHMARKS`; a local `source` may hold only some of its files."""
   with new_dataset(output, overwrite, source) as (temporary, manifest):
     builder = BENCHMARKS[name](source=source, data_dir=temporary)
     manifest |= _build(builder, download_dir)
@@ -190,16 +190,16 @@ def prepare_benchmark(
 def summarize(
   builder: tfds.core.DatasetBuilder,
   recipe: recipes.Recipe,
-  test_problems: Collection[str] = (),
-  skipped: Mapping[str, int] = types.MappingProxyType({}),
+  test_problems: Collection[str],
+  skipped: Mapping[str, int],
 ) -> dict[str, Any]:
-  """What `recipe` keeps of the dataset that was written, by split, with both objectives.
+  """Counts what `recipe` keeps of the written dataset, by split, with both objectives.
 
-  Training records of `test_problems`, and of the problems of the dataset's own test split, are
-  dropped and the problems listed.
+  Drops training records of `test_problems` and of the problems of the dataset's test split, and
+  lists these problems.
 
   Args:
-    skipped: bad records of each split that were read and not written.
+    skipped: number of bad records of each split, which were read and not written.
   """
   print("counting labels", file=sys.stderr, flush=True)
   test = prm800k.stored_records(builder.data_dir, "test")
@@ -211,8 +211,8 @@ def summarize(
     _, counts = recipes.convert_all(bar(f"{split}, process"), recipe, "process", problems)
     leaked |= counts.pop("test_problems")
     if not counts["rows"]["kept"]:
-      rules = f"{counts['rows']['read']} records of {split}; dropped by rule: {counts['dropped']}"
-      raise ValueError(f"recipe {recipe.name} keeps none of the {rules}")
+      read = f"{counts['rows']['read']} records of {split}; dropped by rule: {counts['dropped']}"
+      raise ValueError(f"recipe {recipe.name} keeps none of the {read}")
     trees, outcome = recipes.convert_all(bar(f"{split}, outcome"), recipe, "outcome", problems)
     right = sum(tree.outcome for tree in trees)
     answers = {"right": right, "wrong": len(trees) - right, "dropped": outcome["dropped"]}
@@ -235,11 +235,11 @@ def summarize(
 def new_dataset(
   output: str | pathlib.Path, overwrite: bool, source: str | pathlib.Path | None = None
 ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-  """A folder that takes the name `output` when the block succeeds, and its manifest to fill.
+  """Yields a folder that takes the name `output` when the block succeeds, and its manifest to fill.
 
   Raises:
-    FileExistsError: `output` is not empty, and is no earlier output or may not be overwritten.
-    ValueError: `source`, which is read, is in it.
+    FileExistsError: `output` is not empty, and is no earlier output or `overwrite` is False.
+    ValueError: `source` is inside the earlier output that would be replaced.
   """
   earlier = pathlib.Path(output).expanduser().resolve()
   if (earlier / MANIFEST).is_file():
@@ -259,7 +259,7 @@ def _build(
   download_dir: str | pathlib.Path = DOWNLOADS,
   beam: Beam = Beam(),
 ) -> dict[str, str]:
-  """Runs a TFDS builder, without what it prints; returns the manifest's first entries."""
+  """Runs a TFDS builder and hides its output; returns the first entries of the manifest."""
   print(f"writing {builder.name}", file=sys.stderr, flush=True)
   tfds.disable_progress_bar()
   bar = Progress(desc="writing", unit="shards", leave=False, disable=bool(beam.runner))
@@ -272,12 +272,13 @@ def _build(
 def _test_file(
   source: str | pathlib.Path | None, download_dir: str | pathlib.Path
 ) -> pathlib.Path | None:
-  """Upstream's list of test problems: in or beside a local source, or downloaded."""
+  """Finds upstream's list of test problems in or beside a local source, or downloads it."""
+  file = math_splits.FILES["test"]
   if source is None:
-    return download.fetch(math_splits.Builder, [TEST_FILE], None, download_dir)[TEST_FILE]
+    return download.fetch(math_splits.Builder, [file], None, download_dir)[file]
   folder = pathlib.Path(source).expanduser().absolute()
-  places = (folder / TEST_FILE, folder.parent / TEST_FILE)
-  if found := next(filter(pathlib.Path.is_file, places), None):
-    return found
-  print(f"warning: no {TEST_FILE} in or beside {source}", file=sys.stderr)
+  for path in (folder / file, folder.parent / file):
+    if path.is_file():
+      return path
+  print(f"warning: no {file} in or beside {source}", file=sys.stderr)
   return None

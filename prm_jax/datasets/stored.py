@@ -1,35 +1,47 @@
-"""Datasets that prepare_data.py wrote, read back."""
+"""TFDS datasets of published benchmarks, and reading back what prepare_data.py wrote."""
 
 import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+import numpy as np
 import tensorflow_datasets as tfds
 
 
+class BenchmarkBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """Base of the builders of published benchmarks."""
+
+  VERSION = tfds.core.Version("1.0.0")
+
+  def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
+    """Takes the arguments of TFDS's builders and `source`, a folder with the benchmark's files."""
+    self.source = source  # None: upstream's, downloaded
+    self.paths: dict[str, pathlib.Path] = {}  # source files by name; empty before the build
+    super().__init__(file_format="array_record", **kwargs)
+
+
 class Examples(Sequence):
-  """The examples of a split: `examples[i]` reads one, and raises ValueError if it is damaged."""
+  """A sequence of a split's examples.  `examples[i]` raises ValueError if example i is damaged."""
 
   def __init__(
-    self,
-    directory: str | pathlib.Path,
-    split: str,
-    decode: Callable[[dict[str, Any]], Any] = lambda example: example,
+    self, directory: str | pathlib.Path, split: str, decode: Callable[[dict[str, Any]], Any]
   ):
     """Opens the dataset below a prepare_data output.
 
     Args:
-      decode: what an example is turned into.
+      decode: makes an item of the sequence from a TFDS example.
 
     Raises:
-      FileNotFoundError, ValueError: there is not one dataset; it has no such split.
+      FileNotFoundError: the directory does not hold exactly one dataset.
+      ValueError: the dataset has no such split.
     """
     builder = opened(directory)
     if split not in builder.info.splits:
-      there = ", ".join(sorted(builder.info.splits))
+      names = ", ".join(sorted(builder.info.splits))
       raise ValueError(
-        f"no split {split!r} in {directory}; there are: {there}.  To evaluate on one of them while "
+        f"no split {split!r} in {directory}; there are: {names}.  To evaluate on one of them while "
         f"training: --config.data.eval_split=NAME"
       )
     self._files = builder.info.splits[split].file_instructions
@@ -44,16 +56,31 @@ class Examples(Sequence):
       raise IndexError(f"record {i} of {len(self)}")
     try:
       return self._decode(self._data_source[i])
-    except Exception as error:  # array_record's names no file
+    except Exception as error:  # array_record's errors name no file
       ends = itertools.accumulate(file.examples_in_shard for file in self._files)
       name = next(file.filename for file, end in zip(self._files, ends) if i < end)
       damage = f"record {i} of the split is damaged: {error}; write the dataset again"
       raise ValueError(f"{name}: {damage}") from error
 
 
+def structs(directory: str | pathlib.Path, split: str, kind: type[msgspec.Struct]) -> Examples:
+  """Returns the examples of a split as structs; raises as `Examples`."""
+  decode = lambda example: msgspec.convert({k: _plain(v) for k, v in example.items()}, kind)
+  return Examples(directory, split, decode)
+
+
+def _plain(value: Any) -> Any:
+  """Converts a feature's value to types of Python, bytes to text."""
+  if isinstance(value, bytes):
+    return value.decode()
+  if isinstance(value, list | np.ndarray):
+    return [_plain(item) for item in value]
+  return value.item() if isinstance(value, np.generic) else value
+
+
 def opened(directory: str | pathlib.Path) -> tfds.core.DatasetBuilder:
-  """The one dataset below a folder; FileNotFoundError if there is none, or several."""
-  found = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
-  if len(found) != 1:
-    raise FileNotFoundError(f"{len(found)} datasets below {directory}; prepare_data.py writes one")
-  return tfds.builder_from_directory(found[0])
+  """Opens the one dataset below a folder; FileNotFoundError if it has none, or several."""
+  roots = [path.parent for path in pathlib.Path(directory).rglob("dataset_info.json")]
+  if len(roots) != 1:
+    raise FileNotFoundError(f"{len(roots)} datasets below {directory}; prepare_data.py writes one")
+  return tfds.builder_from_directory(roots[0])

@@ -1,4 +1,4 @@
-"""Candidates' records, checked, as columns: `Candidate` has the keys that are read."""
+"""A table of candidates: checks their records and stores the keys of `Candidate` as columns."""
 
 import array
 import difflib
@@ -17,20 +17,21 @@ from prm_jax.evaluation.sample_arrays import place
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
 
-# On all candidates or on none; but one that was cut off needs no scores (score.py --skip_cut_off).
+# Each of these keys is on all candidates or on none.  A candidate that was cut off needs no scores
+# (score.py --skip_cut_off).
 KEYS = frozenset({"answer", "unique_id"})
 SCORES = frozenset({"rating_probs", "step_scores", "orm_score"})
 # OpenAI generated 1,860 solutions of each problem and left out those that were cut off (README of
-# openai/prm800k); the release is recognised by that number and by the form of its unique_id.
+# openai/prm800k).  This number and the form of unique_id tell that a file is the release.
 RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")
-MAX_SLOTS = 20_000_000  # of tables [P, M], which take about 100 bytes a slot, if padding fills most
+MAX_SLOTS = 20_000_000  # of [P, M] arrays that are mostly padding; a slot takes about 100 bytes
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Probability = Annotated[float, msgspec.Meta(ge=0)]
 Drawn = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Rating(msgspec.Struct, gc=False):
-  """Probabilities of a step's ratings."""
+  """The probabilities of a step's three ratings."""
 
   wrong: Probability = msgspec.field(name="-1")
   neutral: Probability = msgspec.field(name="0")
@@ -38,17 +39,17 @@ class Rating(msgspec.Struct, gc=False):
 
 
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
-Steps = Annotated[list[float], msgspec.Meta(min_length=1)]  # one for each step, where there are any
+StepScores = Annotated[list[float], msgspec.Meta(min_length=1)]  # one for each of `steps`, if given
 
 
 class Candidate(msgspec.Struct, gc=False, kw_only=True):
   """A scored candidate solution."""
 
   problem: Text
-  is_correct: bool | None  # null: the grader could not decide, which counts as wrong
+  is_correct: bool | None  # null counts as wrong: the grader could not decide
   steps: list[str] = []
   rating_probs: Ratings | msgspec.UnsetType = msgspec.UNSET  # one for each step
-  step_scores: Steps | msgspec.UnsetType = msgspec.UNSET  # P(right), unless there are ratings
+  step_scores: StepScores | msgspec.UnsetType = msgspec.UNSET  # P(right); `rating_probs` win
   answer: str | None = None  # null or "": the solution never reached an answer
   finished: bool | None = None  # false: it was cut off, and has no answer
   orm_score: Finite = math.nan  # of an outcome model, higher is better
@@ -56,11 +57,14 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
   level: Any = None  # a number or a text
   subject: Any = None
   unique_id: str | None = None  # of the problem; default: its text
-  drawn: Drawn | None = None  # candidates generated for the problem, with those left out
+  drawn: Drawn | None = None  # candidates generated for the problem, those left out included
 
 
 def union(known: dict, more: dict, owner: str, where: str = "") -> dict:
-  """The keys of both records; BadLine if they contradict each other."""
+  """Returns the keys of both records; raises BadLine if they contradict each other.
+
+  The message begins with `where` and ends with `owner`, which says where `known` is from.
+  """
   for key in known.keys() & more.keys():
     if known[key] != more[key]:
       raise BadLine(f'{where}"{key}" is {show(more[key])}, but {show(known[key])} {owner}')
@@ -68,16 +72,16 @@ def union(known: dict, more: dict, owner: str, where: str = "") -> dict:
 
 
 def is_number(value: Any) -> bool:
-  """Whether a value is a finite number that float64 holds; true and false are none."""
+  """Returns whether a value is a finite number that float64 holds.  Booleans are not numbers."""
   return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: bool) -> float:
-  """The number in a column that a user named, or NaN.
+  """Returns a record's number in a column that the user named, or NaN.
 
   Args:
-    may_lack: the candidate was cut off, and needs none.
-    earlier: other candidates have it.
+    may_lack: the candidate was cut off and needs no score.
+    earlier: an earlier candidate has the score.
   """
   value = record.get(name)
   if is_number(value):
@@ -99,31 +103,32 @@ def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: bool) -
   raise BadLine(f'no "{name}", which --score names; {hint}')
 
 
-def _of_steps(record: Mapping[str, Any]) -> str | None:
-  """The key with one score for each of `steps`; None: there are no scores, or no steps."""
+def _step_key(record: Mapping[str, Any]) -> str | None:
+  """Returns the key that needs an entry for each of `steps`, or None if no key does."""
   if "rating_probs" in record:
     return "rating_probs"
   return "step_scores" if {"step_scores", "steps"} <= record.keys() else None
 
 
 class Table:
-  """Columns by candidate, in the order of the files."""
+  """The columns of all candidates, in the order of the files."""
 
   def __init__(self, paths: Sequence[pathlib.Path], scores: Sequence[str] = ()):
     self.paths = paths
-    self.named, self.own = tuple(scores), array.array("d")  # columns that the user named
-    self.keys: set[str] = set()  # which of KEYS and SCORES candidates have
-    self.decided: set[frozenset[str]] = set()  # KEYS, SCORES: once a candidate has told
-    # By problem: its number, text, level and subject, and the number of each answer.
+    self.score_names = tuple(scores)  # columns that the user named
+    self.named_scores = array.array("d")  # a number for each of these, by candidate
+    self.keys: set[str] = set()  # those of KEYS and SCORES that candidates have
+    self.decided: set[frozenset[str]] = set()  # KEYS or SCORES, after the first candidate with it
+    # By problem: its number, what all its lines say of it, and the number of each answer.
     self.problems: dict[str, tuple[int, dict[str, Any], dict[str, int]]] = {}
     self.places = array.array("q")  # three for each file
     self.integers = array.array("q")  # three: problem, correct, answer or -1
     self.scores = array.array("d")  # two: orm_score, prm_score
     self.step_counts = array.array("q")
-    self.step_probs = array.array("d")  # three for each step; one, if they are `step_scores`
+    self.step_probs = array.array("d")  # three for each step; one if they are `step_scores`
 
   def add(self, places: Sequence[int], record: dict[str, Any]) -> None:
-    """Adds a candidate; BadLine if a key is missing or holds a wrong value."""
+    """Adds a candidate; raises BadLine if a key is missing or holds a wrong value."""
     try:
       candidate = json_lines.convert(record, Candidate)
       cut_off = candidate.finished is False
@@ -136,22 +141,21 @@ class Table:
           self.decided.add(kind)
         if odd := keys ^ (self.keys & kind):
           raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
-      level, subject = candidate.level, candidate.subject
-      about = {"problem": candidate.problem, "level": level, "subject": subject}
-      about["drawn"] = candidate.drawn
+      about = {key: getattr(candidate, key) for key in ("problem", "level", "subject", "drawn")}
       group = candidate.unique_id or candidate.problem
       p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
       if about != known:
         union(known, about, "before for the same problem")
-      answer, without = candidate.answer, "answer" not in self.keys
-      if candidate.is_correct and not answer and not (without or cut_off):
+      answer, needs_answer = candidate.answer, "answer" in self.keys
+      if candidate.is_correct and needs_answer and not (answer or cut_off):
         raise BadLine(f'"is_correct" is true, but "answer" is {show(answer)}')
       steps = candidate.rating_probs or candidate.step_scores or ()
-      if len(steps) != len(candidate.steps) and (key := _of_steps(record)):
+      if len(steps) != len(candidate.steps) and (key := _step_key(record)):
         raise BadLine(
           f'"{key}" is {show(record[key])}: expected one for each of {len(candidate.steps)} steps'
         )
-      own = self._own(record, cut_off) if self.named else ()
+      earlier = bool(self.named_scores)
+      named_scores = [score(record, name, cut_off, earlier) for name in self.score_names]
     except BadLine as error:
       raise BadLine(f"{self._where(places)}: {error}") from None
     if candidate.rating_probs:
@@ -159,31 +163,26 @@ class Table:
     else:
       self.step_probs.extend(steps)
     self.step_counts.append(len(steps))
-    if own:
-      self.own.extend(own)
-    missing = cut_off or not (answer or without)
+    self.named_scores.extend(named_scores)
+    missing = cut_off or (needs_answer and not answer)
     number = -1 if missing else answers.setdefault(answer, len(answers))
     self.integers.extend((p, candidate.is_correct is True and not cut_off, number))
     self.scores.extend((candidate.orm_score, candidate.prm_score))
     self.places.extend(places)
 
-  def _own(self, record: Mapping[str, Any], cut_off: bool) -> list[float]:
-    """The candidate's numbers in the columns that the user named."""
-    return [score(record, name, cut_off, bool(self.own)) for name in self.named]
-
   def _where(self, places: Sequence[int]) -> str:
-    """File and line of a candidate, in each of the files, for messages."""
+    """Returns a candidate's place in each of the files, for messages."""
     return " and ".join(place(path, *places[3 * f :][:2]) for f, path in enumerate(self.paths))
 
   def _probabilities(self) -> np.ndarray:
-    """`[T, 3]` of the steps' ratings -1, 0, 1: a step score is P(1), and the rest is P(-1)."""
+    """Returns the steps' probabilities of -1, 0, 1 `[T, 3]`; a step score s gives 1 - s, 0, s."""
     if "rating_probs" in self.keys or "step_scores" not in self.keys:
       return np.frombuffer(self.step_probs).reshape(-1, 3)
     right = np.frombuffer(self.step_probs)
     return np.stack([1 - right, np.zeros_like(right), right], axis=1)
 
   def check_steps(self) -> None:
-    """Raises BadLine at the first step whose numbers are no probabilities."""
+    """Raises BadLine at the first step whose numbers are not probabilities."""
     probs = self._probabilities()
     total = probs.sum(axis=1)
     # Probabilities that were rounded to bfloat16 may sum to 0.99 or 1.01.
@@ -195,47 +194,47 @@ class Table:
       return
     ends = np.cumsum(self.step_counts)
     row = int(np.searchsorted(ends, bad[0], side="right"))
-    step, found = bad[0] - ends[row] + self.step_counts[row], probs[bad[0]].tolist()
+    step, values = bad[0] - ends[row] + self.step_counts[row], probs[bad[0]].tolist()
     if "rating_probs" in self.keys:
-      wrong = f'"rating_probs[{step}]" is {show(found)}: expected probabilities of -1, 0 and 1'
+      wrong = f'"rating_probs[{step}]" is {show(values)}: expected probabilities of -1, 0 and 1'
     else:
       wrong = (
-        f'"step_scores[{step}]" is {found[2]:.6g}: expected the probability in [0, 1] that the '
+        f'"step_scores[{step}]" is {values[2]:.6g}: expected the probability in [0, 1] that the '
         "step is right; put logits through 1 / (1 + exp(-x)), scale other scores to [0, 1]"
       )
     width = 3 * len(self.paths)
     raise BadLine(f"{self._where(self.places[row * width : (row + 1) * width])}: {wrong}")
 
   def _joined(self, join: Callable, problem: np.ndarray, answer: np.ndarray) -> np.ndarray:
-    """The answers' numbers `[C]` where equal answers have equal ones; -1 stays."""
+    """Renumbers the answers `[C]`: equal answers, as `join` has them, share a number; -1 stays."""
     texts = [answers for *_, answers in self.problems.values()]
     starts = np.cumsum([0, *map(len, texts)])
-    at = starts[problem] + answer  # of each answer among those of all problems
-    given = np.bincount(at[answer >= 0], minlength=starts[-1])
-    counts = [dict(zip(each, given[start:].tolist())) for each, start in zip(texts, starts)]
+    index = starts[problem] + answer  # among the answers of all problems
+    times = np.bincount(index[answer >= 0], minlength=starts[-1])
+    counts = [dict(zip(each, times[start:].tolist())) for each, start in zip(texts, starts)]
     numbers = np.array([n for each in join(counts) for n in each.values()], np.int64)
-    return np.where(answer >= 0, numbers[at], -1) if len(numbers) else answer
+    return np.where(answer >= 0, numbers[index], -1) if len(numbers) else answer
 
-  def _drawn(self, present: np.ndarray) -> np.ndarray:
-    """`[P]` candidates that were generated, of which `present` are in the files."""
-    said = [about["drawn"] for _, about, _ in self.problems.values()]
+  def _sizes(self, present: np.ndarray) -> np.ndarray:
+    """Returns how many candidates of each problem were generated `[P]`, given those present."""
+    generated = [about["drawn"] for _, about, _ in self.problems.values()]
     if present.max() == RELEASE_DRAWN and all(map(RELEASE_ID.fullmatch, self.problems)):
-      said = [RELEASE_DRAWN] * len(said)
-    for drawn, there, problem in zip(said, present, self.problems):
-      if drawn and drawn < there:
+      generated = [RELEASE_DRAWN] * len(generated)
+    for drawn, count, problem in zip(generated, present, self.problems):
+      if drawn and drawn < count:
         raise BadLine(
-          f'{self.paths[0]}: "drawn" is {drawn}, but {show(problem)} has {there} candidates'
+          f'{self.paths[0]}: "drawn" is {drawn}, but {show(problem)} has {count} candidates'
         )
-    return np.array([drawn or there for drawn, there in zip(said, present)], np.int64)
+    return np.array([drawn or count for drawn, count in zip(generated, present)], np.int64)
 
   def columns(self, join: Callable | None) -> dict[str, Any]:
-    """The fields of `ScoredSamples` by problem, candidate and step."""
+    """Returns the fields of `ScoredSamples` by problem, candidate and step."""
     problem, correct, answer = np.frombuffer(self.integers, np.int64).reshape(-1, 3).T
     if join and "answer" in self.keys:
       answer = self._joined(join, problem, answer)
     orm, prm_score = np.frombuffer(self.scores).reshape(-1, 2).T
     present = np.bincount(problem)
-    sizes = self._drawn(present)
+    sizes = self._sizes(present)
     shape = (len(sizes), int(sizes.max()))
     if math.prod(shape) > max(MAX_SLOTS, 4 * len(problem)):
       raise BadLine(
@@ -270,8 +269,8 @@ class Table:
     if self.keys & {"rating_probs", "step_scores"}:
       columns["step_counts"] = np.frombuffer(self.step_counts, np.int64)
       columns["step_probs"] = self._probabilities()
-    if self.named:
-      own = np.frombuffer(self.own).reshape(-1, len(self.named))
-      columns["score_names"] = self.named
-      columns["scores"] = np.stack([padded(column, np.nan) for column in own.T])
+    if self.score_names:
+      named = np.frombuffer(self.named_scores).reshape(-1, len(self.score_names))
+      columns["score_names"] = self.score_names
+      columns["scores"] = np.stack([padded(column, np.nan) for column in named.T])
     return columns

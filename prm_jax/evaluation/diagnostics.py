@@ -12,27 +12,27 @@ from prm_jax.evaluation.judged import Judged, first_below
 from prm_jax.types import RATINGS
 
 STEP_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 8), (9, 12), (13, None))  # of the step's number
-CERTAIN_STD, CERTAIN = 0.01, 0.9  # ActPRM trusts solutions all of whose steps are as sure
+CERTAIN_STD, CERTAIN = 0.01, 0.9  # ActPRM trusts a solution if all its steps are this sure
 
 
 def diagnose(
   judged: Sequence[Judged], threshold: float, trees: Sequence[Judged] = ()
 ) -> dict[str, Any]:
-  """All diagnostics that the solutions allow, as JSON.
+  """Computes all diagnostics that the solutions allow, as JSON.
 
   Args:
-    trees: the solutions with the alternatives of their steps, for what is about steps.
+    trees: the solutions with the alternatives of their steps, for diagnostics of single steps.
 
   Returns:
     calibration: see `calibration`.
     length_bias: Spearman's correlation of each reduction with the number of steps, among solutions
-      with and without a wrong step.  Of a solution score that ignores length both are 0.
+      with and without a wrong step.  Both are 0 for a solution score that ignores length.
     minimum_at_last_step: share of solutions of two steps or more whose smallest score is the last;
-      it is higher the more the scores are of outcomes (arXiv:2501.07301, figure 8).
-    right_answer_wrong_steps: solutions whose answer is right and a step wrong; the share in which
-      some step is below the threshold, and in which the first such is the first wrong one.
+      a high share suggests that the scores are about outcomes (arXiv:2501.07301, figure 8).
+    right_answer_wrong_steps: solutions with a right answer and a wrong step; the share in which
+      some step is below the threshold, and in which the first such step is the first wrong one.
     by_rating: mean score of the steps of each human rating, and Spearman's correlation of both.
-    uncertainty: of an ensemble, see `uncertainty`.
+    uncertainty: see `uncertainty`; only for an ensemble.
   """
   out = {
     "calibration": calibration(trees or judged),
@@ -44,11 +44,11 @@ def diagnose(
   }
   lucky = [each for each in judged if each.answer_is_right and each.first_error >= 0]
   if lucky:
-    found = [(first_below(each.scores, threshold), each.first_error) for each in lucky]
+    predicted = [first_below(each.scores, threshold) for each in lucky]
     out["right_answer_wrong_steps"] = {
       "n": len(lucky),
-      "detected": _share([at >= 0 for at, _ in found]),
-      "located": _share([at == error for at, error in found]),
+      "detected": _share([step >= 0 for step in predicted]),
+      "located": _share([step == each.first_error for step, each in zip(predicted, lucky)]),
     }
   if any(each.std is not None for each in judged):
     out["uncertainty"] = uncertainty(judged, trees or judged)
@@ -56,9 +56,14 @@ def diagnose(
 
 
 def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
-  """The labelled steps of all solutions: label, score, probs `[n, 3]`, number (from 1) and std."""
+  """Returns columns of all labelled steps.
+
+  solution: index in `judged`; label; score; probs `[n, 3]`; number: of the step, from 1; std.
+  """
   kept = [(each, i) for each in judged for i, x in enumerate(each.labels) if x is not None]
+  counts = [sum(label is not None for label in each.labels) for each in judged]
   return {
+    "solution": np.repeat(np.arange(len(judged)), counts),
     "label": np.array([each.labels[i] for each, i in kept], int),
     "score": np.array([each.scores[i] for each, i in kept], float),
     "probs": np.array([each.probs[i] for each, i in kept], float).reshape(-1, len(RATINGS)),
@@ -68,10 +73,10 @@ def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
 
 
 def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
-  """Expected calibration error, and the bins of its reliability diagram.
+  """Returns the expected calibration error and the bins of its reliability diagram.
 
-  `ece` and `bins` of the score against "not wrong"; `by_class`, of the probability of each class
-  that has labels against that class; `by_step`, of the score, by the number of the step.
+  `ece` and `bins` are of the score against "not wrong".  `by_class` has those of each class's
+  probability against that class; `by_step` those of the score, by the number of the step.
   """
   steps = steps_of(judged)
   right = steps["label"] >= 0
@@ -85,12 +90,11 @@ def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
   for first, last in STEP_BINS:
     inside = (steps["number"] >= first) & (steps["number"] <= (last or np.inf))
     if inside.any():
-      found = _reliability(steps["score"][inside], right[inside])
-      means = {"mean_score": float(steps["score"][inside].mean())}
-      means["share_not_wrong"] = float(right[inside].mean())
-      auroc = step_metrics.auroc(steps["score"][inside], right[inside])
-      out["by_step"].append({"first": first, "last": last} | found | means | {"auroc": auroc})
-      del out["by_step"][-1]["bins"]
+      scores, positive = steps["score"][inside], right[inside]
+      row = {"first": first, "last": last} | _reliability(scores, positive)
+      del row["bins"]
+      row |= {"mean_score": float(scores.mean()), "share_not_wrong": float(positive.mean())}
+      out["by_step"].append(row | {"auroc": step_metrics.auroc(scores, positive)})
   return out
 
 
@@ -102,7 +106,10 @@ def _reliability(scores: np.ndarray, positive: np.ndarray) -> dict[str, Any]:
 
 
 def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
-  """By reduction: Spearman's correlation with the number of steps, "right" and "wrong"."""
+  """Returns Spearman's correlation of each reduction with the number of steps.
+
+  "right" is among solutions without a wrong step, "wrong" among the others.
+  """
   counts = np.array([len(each.scores) for each in judged])
   wrong = np.array([each.first_error >= 0 for each in judged])
   logs = np.log(np.maximum(np.concatenate([each.scores for each in judged]), step_metrics.TINY))
@@ -119,7 +126,7 @@ def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
 
 
 def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:
-  """Mean score by human rating, and the rank correlation of score and rating."""
+  """Returns the mean score by human rating, and the rank correlation of score and rating."""
   steps = steps_of(judged)
   rows = {}
   for rating in RATINGS:
@@ -130,12 +137,13 @@ def by_rating(judged: Sequence[Judged]) -> dict[str, Any]:
 
 
 def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, Any]:
-  """How well the standard deviation over an ensemble's heads predicts its errors.
+  """Measures how well the standard deviation over an ensemble's heads predicts its errors.
 
   `bins`: the labelled steps by quintile of standard deviation, with the share of wrong decisions at
-  0.5, the calibration error and the AUROC of each.  `error_auroc`: that of the deviation for wrong
-  decisions.  `certain`: share of solutions that ActPRM (arXiv:2504.10559) would trust: every step
-  has std <= 0.01 and P(right) >= 0.9 or <= 0.1; and the share of right decisions among their steps.
+  0.5, the calibration error and the AUROC of each.  `error_auroc`: the AUROC of the deviation for
+  wrong decisions.  `certain`: the share of solutions that ActPRM (arXiv:2504.10559) would trust, as
+  every step has std <= 0.01 and P(right) >= 0.9 or <= 0.1; and the share of right decisions among
+  their steps.
   """
   steps = steps_of(trees)
   right = steps["label"] >= 0
@@ -162,20 +170,20 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
 
 
 def agreement(a: Sequence[Judged], b: Sequence[Judged], thresholds: Sequence[float]) -> dict:
-  """How far two models agree on the same solutions.
+  """Measures how far two models agree on the same solutions.
 
-  Spearman's and Pearson's correlation of their scores of all steps, and Cohen's kappa of their
-  decisions (score below the threshold of each).
+  Returns Spearman's and Pearson's correlation of their scores of all steps, and Cohen's kappa of
+  their decisions (score below the threshold of each model).
   """
   scores = [np.concatenate([each.scores for each in judged]) for judged in (a, b)]
-  said = [values < threshold for values, threshold in zip(scores, thresholds)]
+  decisions = [values < threshold for values, threshold in zip(scores, thresholds)]
   spread = all(len(values) > 1 and values.std() > 0 for values in scores)
   return {
     "steps": len(scores[0]),
     "spearman": step_metrics.spearman(*scores),
     "pearson": float(np.corrcoef(*scores)[0, 1]) if spread else None,
-    "same_decision": float((said[0] == said[1]).mean()),
-    "kappa": step_metrics.kappa(*said),
+    "same_decision": float((decisions[0] == decisions[1]).mean()),
+    "kappa": step_metrics.kappa(*decisions),
   }
 
 
@@ -184,7 +192,7 @@ def _share(values: Sequence[bool]) -> float | None:
 
 
 def table(found: dict[str, Any]) -> list[str]:
-  """The main diagnostics as lines for a terminal."""
+  """Returns the main diagnostics as lines for a terminal."""
   number = lambda x: "-" if x is None else f"{x:.3f}"
   lines = [
     f"calibration error {number(found['calibration']['ece'])}; the smallest score is the last in "

@@ -1,40 +1,40 @@
-"""Tables for notebooks: text is escaped, doubt is a shade that reads on light and dark."""
+"""HTML tables for notebooks: text is escaped, and doubt is a shade that suits light and dark."""
 
 import html
 from collections.abc import Sequence
 from typing import Any
 
-MARKS = {1: "right", 0: "neutral", -1: "wrong"}  # of a rating
+MARKS = {1: "right", 0: "neutral", -1: "wrong"}  # names of the ratings
 CELL = "text-align: left; white-space: pre-wrap; vertical-align: top"
 
 
 class Html(str):
-  """Markup that a notebook shows as it is, and that `table` does not escape."""
+  """Markup that a notebook renders and that `table` does not escape."""
 
   def _repr_html_(self) -> str:
     return str(self)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Html:
-  """An HTML table.
+  """Returns an HTML table.
 
   Args:
     head: names of the columns.
-    rows: their cells: `Html`, or anything else as its escaped text; floats with three digits.
+    rows: cells of each row: `Html` is kept, floats get three digits, other text is escaped.
   """
   lines = [_row("th", head), *(_row("td", row) for row in rows)]
   return Html(f"<table>{''.join(lines)}</table>")
 
 
 def shade(text: Any, right: float) -> Html:
-  """The text on a background that is stronger the lower P(right) is; there is none at 1."""
+  """Returns the text on a shade that is stronger the lower P(right) is; there is none at 1."""
   doubt = min(max(1 - float(right), 0.0), 1.0)
   style = f"background: rgba(213, 94, 0, {0.75 * doubt:.2f}); padding: 0 4px; border-radius: 3px"
   return Html(f'<span style="{style}">{_text(text)}</span>')
 
 
 def steps(texts: Sequence[str], right: Sequence[float], labels: Sequence[int | None] = ()) -> Html:
-  """A solution with its steps shaded by P(right) `[steps]`; beside them -1, 0 or 1, where known."""
+  """Returns a solution as a table: steps shaded by P(right) `[S]`, and ratings where known."""
   head = ["", "step", "P(right)"] + ["rated"] * bool(labels)
   rows = []
   for i, (text, p) in enumerate(zip(texts, right)):

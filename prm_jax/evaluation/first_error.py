@@ -1,9 +1,9 @@
 """Finding the first wrong step: the protocol of ProcessBench (arXiv:2412.06559, section 3).
 
-The first step that scores below a threshold is the prediction; none is "all right".  Both depend
-on the threshold t through one interval a solution: it is judged rightly for low < t <= high, where
-high is the smallest score before the first wrong step and low the smallest up to it.  A judge's
-verdict is a prediction at every threshold.
+The model predicts the first step that scores below a threshold, or "all right" if no step does.
+The prediction is right for the thresholds in one interval, low < t <= high: high is the smallest
+score before the first wrong step, and low the smallest score up to and with it.  A judge's verdict
+is the prediction at every threshold.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ import numpy as np
 
 from prm_jax.evaluation.judged import Judged, by_group
 
-CURVE = np.round(np.linspace(0, 1, 101), 2)  # thresholds of the curve that is reported
+CURVE = np.round(np.linspace(0, 1, 101), 2)  # thresholds of the reported curve
 MEASURES = ("error_accuracy", "correct_accuracy", "f1")
 
 
 def intervals(judged: Sequence[Judged]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Whether each solution has an error, bool `[n]`; the ends low and high `[n]` of its interval."""
+  """Returns which solutions have an error, bool `[n]`, and the ends low and high `[n]`."""
   errors, low, high = [], [], []
   for each in judged:
     error, smallest = each.first_error, np.minimum.accumulate(each.scores)
@@ -35,7 +35,10 @@ def intervals(judged: Sequence[Judged]) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def sums(judged: Sequence[Judged], threshold: float | np.ndarray) -> np.ndarray:
-  """Of each solution: error, error found, no error, none found; `[n, 4, ...]` by threshold."""
+  """Returns four indicators of each solution by threshold `[n, 4, ...]`.
+
+  They are: an error; an error that is found; no error; no error, and none is predicted.
+  """
   errors, low, high = intervals(judged)
   threshold = np.asarray(threshold)
   shape = (-1,) + (1,) * threshold.ndim
@@ -45,9 +48,9 @@ def sums(judged: Sequence[Judged], threshold: float | np.ndarray) -> np.ndarray:
 
 
 def accuracies(sums: np.ndarray) -> dict[str, np.ndarray]:
-  """Accuracy on solutions with and without an error, and their harmonic mean, from `[4, ...]`.
+  """Returns accuracies with and without an error, and their harmonic mean, from totals of `sums`.
 
-  NaN where there is no such solution.
+  The totals are `[4, ...]`.  A result is NaN where there is no such solution.
   """
   with np.errstate(invalid="ignore", divide="ignore"):
     errors, correct = sums[1] / sums[0], sums[3] / sums[2]
@@ -57,7 +60,7 @@ def accuracies(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def best_threshold(judged: Sequence[Judged]) -> float:
-  """The threshold of the best F1: the middle of the best range; of several, the nearest to 0.5.
+  """Returns the threshold of the best F1: the middle of its range, of several the nearest to 0.5.
 
   Raises:
     ValueError: the solutions all have an error, or none has.
@@ -68,41 +71,44 @@ def best_threshold(judged: Sequence[Judged]) -> float:
   edges = np.unique(np.concatenate([low, high]))
   edges = np.unique(np.clip(edges, 0, 1))
   middles = np.unique(np.concatenate([(edges[1:] + edges[:-1]) / 2, [0.0, 1.0]]))
-  # How many intervals have begun before t, less those that have ended before it.
-  right = lambda which: (
-    np.searchsorted(np.sort(low[which]), middles, "left")
-    - np.searchsorted(np.sort(high[which]), middles, "left")
+  # The intervals around t are those that have begun before t, less those that have ended before t.
+  right = lambda mask: (
+    np.searchsorted(np.sort(low[mask]), middles, "left")
+    - np.searchsorted(np.sort(high[mask]), middles, "left")
   )
   ones = np.ones_like(middles)
-  found = accuracies(
+  f1 = accuracies(
     np.stack([ones * errors.sum(), right(errors), ones * (~errors).sum(), right(~errors)])
   )["f1"]
-  best = middles[found >= found.max() - 1e-12]
+  best = middles[f1 >= f1.max() - 1e-12]
   return float(best[np.abs(best - 0.5).argmin()])
 
 
 def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
-  """`accuracies` by group, "GROUP/f1" and the like, by row of weights `[R, n]`; and the means.
+  """Returns `accuracies` by group ("GROUP/f1" and the like) and means, for each row of weights.
 
   "mean_f1" is the mean of the groups, as ProcessBench's paper has it; "weighted_f1" is weighted by
   their numbers of solutions, as huggingface's evaluation has it.
+
+  Args:
+    weights: `[R, n]` from `problem_weights`.
   """
   columns, out, sizes = sums(judged, threshold), {}, {}
   for group, members in by_group(judged).items():
     sizes[group] = weights[:, members].sum(1)
-    found = accuracies((weights[:, members] @ columns[members]).T)
-    out |= {f"{group}/{name}": values for name, values in found.items()}
+    values = accuracies((weights[:, members] @ columns[members]).T)
+    out |= {f"{group}/{name}": value for name, value in values.items()}
   f1 = np.stack([out[f"{group}/f1"] for group in sizes])
   size = np.stack([*sizes.values()])
   return out | {"mean_f1": f1.mean(0), "weighted_f1": (f1 * size).sum(0) / size.sum(0)}
 
 
 def curve(judged: Sequence[Judged]) -> dict[str, list | dict]:
-  """`accuracies` of each group, and the mean F1, over the thresholds of `CURVE`."""
+  """Returns `accuracies` of each group, and the mean F1, at the thresholds of `CURVE`."""
   columns, out, f1 = sums(judged, CURVE), {}, []
   plain = lambda values: [None if np.isnan(x) else float(x) for x in values]
   for group, members in by_group(judged).items():
-    found = accuracies(columns[members].sum(0))
-    f1.append(found["f1"])
-    out[group] = {name: plain(values) for name, values in found.items()}
+    values = accuracies(columns[members].sum(0))
+    f1.append(values["f1"])
+    out[group] = {name: plain(value) for name, value in values.items()}
   return {"threshold": CURVE.tolist(), "groups": out, "mean_f1": plain(np.mean(f1, axis=0))}

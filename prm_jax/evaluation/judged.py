@@ -1,7 +1,7 @@
-"""Solutions whose steps are labelled, and what a model says of them.
+"""Solutions with labelled steps, and the probabilities that a model gives these steps.
 
-All step benchmarks are judged from a list of `Judged`, whether a model has just read the solutions
-or somebody's scores come from a file.
+Every step benchmark is computed from a list of `Judged`, whether a model has just scored the
+solutions or the scores come from a file.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ class Labelled:
   """A solution of a benchmark, with S steps."""
 
   id: str
-  group: str  # subset or class of error, by which results are broken down
+  group: str  # subset or class of error, which results are broken down by
   problem: str
   steps: Sequence[str]
   labels: Sequence[int | None]  # 1 right, 0 neutral, -1 wrong; None: not labelled
   answer_is_right: bool | None = None
-  parents: Sequence[int] | None = None  # of the steps of a tree, as in `StepTree`; None: a chain
+  parents: Sequence[int] | None = None  # of each step, as in `StepTree`; None: a chain
 
   @property
   def depths(self) -> list[int]:
-    """Of each step, from 0."""
+    """The depth of each step, from 0."""
     depths = []
     for i in range(len(self.labels)):
       parent = i - 1 if self.parents is None else self.parents[i]
@@ -45,7 +45,7 @@ class Labelled:
     return depths
 
   def paths(self) -> list[list[int]]:
-    """The indices of the steps from the problem to each leaf."""
+    """Returns the indices of the steps on the path to each leaf."""
     count = len(self.labels)
     if self.parents is None:
       return [[*range(count)]]
@@ -59,30 +59,30 @@ class Labelled:
 
   @property
   def first_error(self) -> int:
-    """Index of the first wrong step; -1: there is none."""
+    """The index of the first wrong step, or -1."""
     return first_below([-1 if label == -1 else 1 for label in self.labels], 0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Judged(Labelled):
   """A labelled solution with the probabilities that a model gives its steps."""
 
-  probs: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))  # [S, 3]
-  scores: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))  # [S] P(right)
+  probs: np.ndarray  # [S, 3] of the ratings -1, 0, 1
+  scores: np.ndarray  # [S] P(right)
   std: np.ndarray | None = None  # [S] of P(right) over the heads of an ensemble
-  verdict: int | None = None  # of a judge: first wrong step, NONE_WRONG or UNDECIDED
+  verdict: int | None = None  # of a generative judge: first wrong step, NONE_WRONG or UNDECIDED
 
 
 def first_below(values: Sequence[float], threshold: float) -> int:
-  """Index of the first value below the threshold; -1: none is."""
+  """Returns the index of the first value below the threshold, or -1."""
   return next((i for i, value in enumerate(values) if value < threshold), -1)
 
 
 def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], dict[str, Any]]:
-  """What a process model says of the solutions, and how fast, in tokens per second.
+  """Scores the solutions with a process model; also returns how fast, in tokens per second.
 
   Raises:
-    ValueError: it is an outcome model; or a solution cannot be scored, named by its id.
+    ValueError: the model is an outcome model; or a solution cannot be scored (it names the id).
   """
   contract = scorer.contract
   if contract.objective != "process":
@@ -114,7 +114,7 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
 
 
 def _pairs(solution: Labelled) -> list[tuple[str, tuple[str, ...]]]:
-  """Problem and steps of each path."""
+  """Returns the problem and the steps of each path."""
   return [(solution.problem, tuple(solution.steps[i] for i in path)) for path in solution.paths()]
 
 
@@ -122,20 +122,23 @@ Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Scores(msgspec.Struct):
-  """What a scored line has besides the benchmark's own keys: as score.py writes it, or scores."""
+  """The keys that a scored line adds to the benchmark's own, as score.py writes them."""
 
   rating_probs: list[dict[str, Probability]] | None = None
-  step_scores: list[Probability] | None = None  # P(right), where there are no ratings
+  step_scores: list[Probability] | None = None  # P(right); `rating_probs` win
   step_std: list[Probability] | None = None
 
 
 def from_record(
   solution: Labelled, record: dict[str, Any], where: str, neutral: str = "positive"
 ) -> Judged:
-  """The solution with the scores of its line.
+  """Returns the solution with the scores of its line.
 
-  `step_scores` count where there are no `rating_probs`, and are P(1); the rest is P(-1).  Raises
-  BadLine if there are neither, or they are not of the solution's steps.
+  Without `rating_probs`, a step score s gives P(1) = s and P(-1) = 1 - s.
+
+  Raises:
+    BadLine: the line has neither key, or not one score for each step, or probabilities that do not
+      add up to 1.
   """
   scores = json_lines.convert(record, Scores, where)
   if scores.rating_probs is None and scores.step_scores is None:
@@ -158,26 +161,12 @@ def from_record(
   return Judged(**vars(solution), probs=probs, scores=right, std=std)
 
 
-def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-  """The solutions as JSON, without their texts: what comparing two models needs."""
-  out = []
-  for each in judged:
-    entry = {"id": each.id, "group": each.group, "problem": short_hash(each.problem)}
-    entry |= {"labels": [*each.labels], "answer_is_right": each.answer_is_right}
-    entry["rating_probs"] = np.round(each.probs, 9).tolist()
-    entry["scores"] = np.round(each.scores, 9).tolist()
-    more = {} if each.std is None else {"std": np.round(each.std, 9).tolist()}
-    more |= {} if each.verdict is None else {"verdict": each.verdict}
-    out.append(entry | more | ({} if each.parents is None else {"parents": [*each.parents]}))
-  return out
-
-
-class Stored(msgspec.Struct):
-  """An entry of `stored`."""
+class Stored(msgspec.Struct, omit_defaults=True):
+  """A judged solution in a result file, without its texts: what comparing two models needs."""
 
   id: str
   group: str
-  problem: str
+  problem: str  # `short_hash`
   labels: list[int | None]
   answer_is_right: bool | None
   rating_probs: list[list[Probability]]
@@ -187,48 +176,71 @@ class Stored(msgspec.Struct):
   parents: list[int] | None = None
 
 
-def read_stored(entries: Any, where: str) -> list[Judged]:
-  """The solutions of a result file, with hashes for problems and no steps."""
+def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+  """Returns the solutions as `Stored` entries, for JSON."""
+  entries = []
+  for each in judged:
+    entry = Stored(
+      id=each.id,
+      group=each.group,
+      problem=short_hash(each.problem),
+      labels=[*each.labels],
+      answer_is_right=each.answer_is_right,
+      rating_probs=np.round(each.probs, 9).tolist(),
+      scores=np.round(each.scores, 9).tolist(),
+      std=None if each.std is None else np.round(each.std, 9).tolist(),
+      verdict=each.verdict,
+      parents=None if each.parents is None else [*each.parents],
+    )
+    entries.append(msgspec.to_builtins(entry))
+  return entries
+
+
+def read_stored(entries: Sequence[Any], where: str) -> list[Judged]:
+  """Returns the solutions of a result file, with hashes for problems and empty steps."""
   judged = []
   for i, entry in enumerate(entries):
-    one = json_lines.convert(entry, Stored, f"{where}: solutions[{i}]")
-    arrays = {"probs": np.array(one.rating_probs), "scores": np.array(one.scores)}
-    std = None if one.std is None else np.array(one.std)
-    about = (one.id, one.group, one.problem, [""] * len(one.labels), one.labels)
-    about += (one.answer_is_right, one.parents)
-    judged.append(Judged(*about, **arrays, std=std, verdict=one.verdict))
+    fields = msgspec.structs.asdict(json_lines.convert(entry, Stored, f"{where}: solutions[{i}]"))
+    probs, scores, std = (fields.pop(name) for name in ("rating_probs", "scores", "std"))
+    judged.append(
+      Judged(
+        **fields,
+        steps=[""] * len(fields["labels"]),
+        probs=np.array(probs),
+        scores=np.array(scores),
+        std=None if std is None else np.array(std),
+      )
+    )
   return judged
 
 
 def by_group(judged: Sequence[Labelled]) -> dict[str, np.ndarray]:
-  """Which solutions are of each group, bool `[n]`, in the order in which groups appear."""
+  """Returns a mask of the solutions, bool `[n]`, for each group in order of appearance."""
   groups = np.array([each.group for each in judged])
   return {group: groups == group for group in dict.fromkeys(groups.tolist())}
 
 
 def short_hash(text: str) -> str:
-  """A hash of the text of a problem that ignores white space."""
+  """Returns a hash of a problem's text that ignores white space."""
   return hashlib.sha256(problem_key(text).encode()).hexdigest()[:16]
 
 
 def problem_weights(judged: Sequence[Labelled]) -> np.ndarray:
-  """How often each resample of the problems has each solution `[1 + RESAMPLES, n]`.
+  """Returns how often each bootstrap resample has each solution `[1 + RESAMPLES, n]`.
 
-  The first row is the sample itself, all ones.  Solutions of a problem come and go together.
+  The first row is the sample itself, all ones.  A resampled problem brings all its solutions.
   """
-  names = {name: i for i, name in enumerate(dict.fromkeys(each.problem for each in judged))}
-  times = resample_counts(len(names), RESAMPLES)
-  return times[:, [names[each.problem] for each in judged]]
+  index = {problem: i for i, problem in enumerate(dict.fromkeys(each.problem for each in judged))}
+  counts = resample_counts(len(index), RESAMPLES)
+  return counts[:, [index[each.problem] for each in judged]]
 
 
 def with_intervals(measures: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-  """Value and percentile interval of each measure, given over the rows of `problem_weights`."""
-  out = {}
+  """Returns value and percentile interval of each measure, given by row of `problem_weights`."""
+  out, tail = {}, 50 * (1 - LEVEL)
+  finite = lambda x: float(x) if np.isfinite(x) else None
   for name, values in measures.items():
-    known = values[1:][np.isfinite(values[1:])]
-    tail = 50 * (1 - LEVEL)
-    low, high = np.percentile(known, (tail, 100 - tail)) if len(known) else (None, None)
-    entry = {"value": values[0], "low": low, "high": high}
-    ok = lambda x: None if x is None or not np.isfinite(x) else float(x)
-    out[name] = {key: ok(value) for key, value in entry.items()}
+    resampled = values[1:][np.isfinite(values[1:])]
+    ends = np.percentile(resampled, (tail, 100 - tail)) if len(resampled) else (np.nan, np.nan)
+    out[name] = dict(zip(("value", "low", "high"), map(finite, (values[0], *ends))))
   return out

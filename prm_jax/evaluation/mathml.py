@@ -1,7 +1,8 @@
-"""Text with LaTeX as plain pieces and MathML trees, for a page that takes no markup from data.
+"""Turns text with LaTeX into strings and MathML trees, for a page that takes no markup from data.
 
-A tree is `[tag, {attribute: value}, child, ...]` with texts as leaves.  Only presentation elements
-and attributes of MathML Core are kept: the library passes on links, styles and markup in `\\text`.
+A tree is `[tag, {attribute: value}, child, ...]` with texts as leaves.  It keeps only presentation
+elements and attributes of MathML Core, as latex2mathml passes on links, styles and markup in
+`\\text`.
 """
 
 import functools
@@ -9,7 +10,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-MAX_FORMULA = 1_000  # characters; longer ones are shown as they are
+MAX_FORMULA = 1_000  # characters; a longer formula stays LaTeX
 MAX_DEPTH = 60
 FORMULA = re.compile(
   r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<![\\$])\$(?P<d>[^$\n]+?)\$(?!\d)"
@@ -28,33 +29,32 @@ VALUE = re.compile(r"[\w .,%+-]{1,40}")
 
 
 def pieces(text: str) -> list[Any]:
-  """The text in order: strings, and `{"m": tree, "d": on a line of its own}` for formulas."""
-  out, at = [], 0
+  """Splits text into strings and formulas: `{"m": tree, "d": whether it has its own line}`."""
+  out, end = [], 0
   for match in FORMULA.finditer(text):
-    source = next(group for group in match.group("a", "b", "c", "d", "e", "f") if group)
-    if (tree := typeset(source)) is None:
+    if (tree := typeset(match[match.lastgroup])) is None:
       continue
-    out += [text[at : match.start()]] * (at < match.start())
+    out += [text[end : match.start()]] * (end < match.start())
     out.append({"m": tree, "d": match.lastgroup in ("a", "b", "e")})
-    at = match.end()
-  return out + [text[at:]] * (at < len(text))
+    end = match.end()
+  return out + [text[end:]] * (end < len(text))
 
 
 @functools.lru_cache(50_000)
 def typeset(source: str) -> list[Any] | None:
-  """The tree of a formula; None if it cannot be read."""
+  """Returns the tree of a formula, or None if it cannot be parsed."""
   from latex2mathml.converter import convert
 
   if len(source) > MAX_FORMULA or source.count("{") > MAX_DEPTH:
     return None
   try:
     return _clean(ElementTree.fromstring(convert(source)), MAX_DEPTH)
-  except Exception:  # of any kind: LaTeX in the wild is often broken; it is shown as it is
+  except Exception:  # broken LaTeX raises errors of many kinds; the page shows its source
     return None
 
 
 def _clean(element: ElementTree.Element, depth: int) -> list[Any]:
-  """The element with what is known; of others, the text alone."""
+  """Returns the tree of an element with known tags and attributes; of other tags only the text."""
   tag = element.tag.rpartition("}")[2]
   known = TAG.fullmatch(tag) is not None
   if not depth:

@@ -1,4 +1,4 @@
-"""The methods that rerank candidates: their names, what each needs, and how often each is right."""
+"""The reranking methods: their names, the keys that each needs, and how often each is right."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ from prm_jax import aggregation as agg
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.runtime.progress import Progress
 
-_REDUCTION_LABELS = {  # of others: "PRM, " and the name
+_REDUCTION_LABELS = {  # any other reduction: "PRM, " and its name
   "product": "PRM",
   "min": "PRM, weakest step",
   "mean": "PRM, mean of steps",
@@ -22,12 +22,13 @@ RANKED = {
   for how in agg.REDUCTIONS
 } | {"orm": "ORM"}
 OF_STEPS = frozenset(RANKED) - {"orm"}
-VOTE_WEIGHTS = {  # log weight of a vote, by score
+VOTE_WEIGHTS = {  # from a score to the logarithm of its vote's weight
   "sigmoid": lambda score: -np.logaddexp(0, -score),
   "softmax": lambda score: score,
 }
 LOGITS = "for logits there are --vote_weight=sigmoid and softmax"
-# Exact majority voting takes a millisecond or so for each problem and N, more for large pools.
+# The most (problem, N) pairs and candidates of a problem for which majority votes are exact.  Each
+# pair takes about a millisecond, and more with many candidates.
 EXACT_VOTES, EXACT_POOL = 20_000, 100_000
 
 
@@ -35,12 +36,17 @@ class Method(NamedTuple):
   """A way to pick one of the candidates that are drawn."""
 
   label: str  # in figures and pages
-  score: str = ""  # that it ranks by, or weighs votes with
+  score: str = ""  # the score that ranks the candidates or weighs their votes
   combine: Literal["", "sum", "mean"] = ""  # of a vote: how the weights of an answer join
+
+  @property
+  def has_vote_weight(self) -> bool:
+    """Whether --vote_weight applies: the method is a vote by a score of the whole solution."""
+    return bool(self.combine) and self.score not in {"", *OF_STEPS}
 
 
 def catalogue(own: Mapping[str, str] = {}) -> dict[str, Method]:
-  """All methods by name, with those of a user's own scores, whose labels are given by name."""
+  """Returns all methods by name; `own` has the labels of the user's own scores by name."""
   ranked = RANKED | own
   votes = {"majority": Method("Majority voting", combine="sum")}
   for name, label in ranked.items():
@@ -56,13 +62,13 @@ def catalogue(own: Mapping[str, str] = {}) -> dict[str, Method]:
 
 
 def standard(own: Iterable[str] = ()) -> list[str]:
-  """The methods without --methods, as far as the file allows them."""
+  """Returns the methods that run by default, as far as the file allows them."""
   votes = ["majority", *(f"weighted_{name}" for name in ("prm_product", "orm", *own))]
   return [*RANKED, *own, *votes, "oracle", "random"]
 
 
 class Own(NamedTuple):
-  """A score of the user's own."""
+  """A column of the input that the user ranks by."""
 
   column: str
   label: str
@@ -71,22 +77,22 @@ class Own(NamedTuple):
 def own_scores(
   samples: ScoredSamples, names: Sequence[str] = (), labels: Sequence[str] = ()
 ) -> dict[str, Own]:
-  """A user's own scores, by the name of the method that ranks by each.
+  """Returns the user's own scores by the name of the method that ranks by each.
 
-  That is the column's name, with `score_` before it where a method has that name already.
+  The method has the column's name, with `score_` before it where that name is taken.
 
   Args:
-    names: of the columns to rank by; none: all that the samples have.
-    labels: one for each; none: the names.
+    names: the columns to rank by; none: all that the samples have.
+    labels: one for each column; none: the names.
 
   Raises:
     ValueError: the samples lack a column, or the labels are not one for each, all different.
   """
   names = tuple(names) or samples.score_names
   if lacking := [name for name in names if name not in samples.score_names]:
-    there = ", ".join(samples.score_names) or "none"
+    columns = ", ".join(samples.score_names) or "none"
     raise ValueError(
-      f"--score {lacking[0]}: not among the columns that were read ({there}); a bundle has those "
+      f"--score {lacking[0]}: not among the columns that were read ({columns}); a bundle has those "
       "that --score named when it was written"
     )
   labels = tuple(labels) or names
@@ -112,25 +118,25 @@ def choose(
   own: Mapping[str, Own] = {},
   vote_weight: str = "plain",
 ) -> tuple[dict[str, Method], list[str]]:
-  """The methods to compute, and notices about those left out.
+  """Returns the methods to compute by name, and notices about those left out.
 
   Args:
-    scores: of `solution_scores`.
+    scores: from `solution_scores`.
     names: methods asked for; none: those of `standard` that the samples allow.
-    every_n: curves at every N, where votes are computed only if asked for: they take long.
-    own: of `own_scores`.
-    vote_weight: as of `solve`.
+    every_n: the curves have every N, so votes, which take long, are computed only if asked for.
+    own: from `own_scores`.
+    vote_weight: as in `solve`.
 
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
   """
   methods = catalogue({name: each.label for name, each in own.items()})
   reasons = {name: _lacking(each, samples, scores, vote_weight) for name, each in methods.items()}
-  there = [name for name, reason in reasons.items() if not reason]
+  allowed = [name for name, reason in reasons.items() if not reason]
   for name in names:
-    if name not in there:
+    if name not in allowed:
       reason = reasons.get(name, "unknown")
-      raise ValueError(f"--methods {name}: {reason}; there are {', '.join(there)}")
+      raise ValueError(f"--methods {name}: {reason}; there are {', '.join(allowed)}")
   if names:
     return {name: methods[name] for name in names}, []
   notices = []
@@ -139,15 +145,15 @@ def choose(
     columns = [own[name].column if name in own else "orm_score" for name in negative]
     some = " and some ".join(columns)
     notices.append(f"some {some} is negative: no weighted vote by it; {LOGITS}")
-  votes = {name for name in there if methods[name].combine}
+  votes = {name for name in allowed if methods[name].combine}
   if every_n and votes:
     notices.append("no votes at every N, which take long; name them in --methods to have them")
-  chosen = [name for name in standard(own) if name in there and not (every_n and name in votes)]
+  chosen = [name for name in standard(own) if name in allowed and not (every_n and name in votes)]
   return {name: methods[name] for name in chosen}, notices
 
 
 def _lacking(method: Method, samples: ScoredSamples, scores, vote_weight: str) -> str | None:
-  """Why the samples do not allow a method; None: they do."""
+  """Says why the samples do not allow a method, or returns None if they do."""
   for key, values, needed in (
     ('"answer"', samples.answer_ids, method.combine),
     ('"rating_probs" or "step_scores"', samples.step_probs, method.score in OF_STEPS),
@@ -155,7 +161,7 @@ def _lacking(method: Method, samples: ScoredSamples, scores, vote_weight: str) -
   ):
     if needed and values is None:
       return f"the file has no {key}"
-  if method.combine and vote_weight == "plain" and method.score not in {"", *OF_STEPS}:
+  if method.has_vote_weight and vote_weight == "plain":
     least = scores[method.score][samples.valid].min(initial=0)
     if least < 0:
       return f"a score is negative, {least:.6g}: no weight of a vote; {LOGITS}"
@@ -165,20 +171,20 @@ def _lacking(method: Method, samples: ScoredSamples, scores, vote_weight: str) -
 def solution_scores(
   samples: ScoredSamples, neutral: str = "positive", own: Mapping[str, Own] = {}
 ) -> dict[str, np.ndarray]:
-  """The scores whose best-of-N is a method: `oracle`, `random`, `prm_product`, ..., `orm`, `own`.
+  """Returns the scores that candidates are ranked by: `oracle`, `random`, `prm_*`, `orm`, `own`.
 
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
-    own: of `own_scores`.
+    own: from `own_scores`.
 
   Returns:
     `[P, M]` float64 each, higher is better, the PRM's in log space; NaN for padding.
   """
   right = samples.correct.astype(np.float64)
-  scores = {"oracle": right, "random": np.zeros_like(right)}  # at random: all tie
+  scores = {"oracle": right, "random": np.zeros_like(right)}  # a tie of all is a random pick
   if samples.step_probs is not None:
     slots = np.repeat(samples.slots, samples.step_counts)
-    with jax.enable_x64(True):  # products of many steps that differ in their last digits
+    with jax.enable_x64(True):  # products of many steps may differ in their last digits only
       steps = agg.step_log_scores(samples.step_probs, neutral)
       reduced = agg.reduce_steps(steps, slots, samples.correct.size, agg.REDUCTIONS)
       for how, score in zip(agg.REDUCTIONS, np.asarray(reduced)):
@@ -199,25 +205,25 @@ def solve(
   vote_weight: str = "plain",
   progress: bool = False,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """The probability that each method's pick is right.
+  """Computes the probability that each method's pick is right.
 
   Args:
-    scores: of `solution_scores`.
+    scores: from `solution_scores`.
     chosen: the methods by name.
     draws: `n` and `sizes` of `aggregation.best_of_n`.
     orders: `key` and `permutations` of `aggregation.majority_vote`, for votes that are sampled.
-    vote_weight: of a vote by a score of the solution: "plain", the score; "sigmoid" of it; or its
-      "softmax" over the candidates that are drawn.
+    vote_weight: the weight of a vote by a score of the whole solution: "plain", the score itself;
+      "sigmoid" of the score; "softmax" of the score over the candidates that are drawn.
     progress: show progress on standard error.
 
   Returns:
     `[P, K]` for each method, and for each vote its `[P, K]` Monte-Carlo standard error, zero where
-    it is exact.
+    the vote is exact.
   """
   outcomes = (samples.correct, samples.valid)
   solved, vote_error = {}, {}
   votes = [name for name, method in chosen.items() if method.combine]
-  # The exact majority vote is the control variate of the weighted ones: first, wanted or not.
+  # The exact majority vote is the control variate of the weighted votes: first, even if not chosen.
   majority = {"majority": Method("", combine="sum")} if votes else {}
   control = None
   bar = {"desc": "reranking", "unit": "methods", "leave": False, "disable": not progress}
@@ -240,19 +246,19 @@ def solve(
 
 
 def _vote(method: Method, samples, scores, orders, values_of_n, control, vote_weight) -> dict:
-  """The options of `aggregation.majority_vote` for a vote."""
+  """Returns the options of `aggregation.majority_vote` for a vote."""
   problems, pool = samples.correct.shape
   if not method.score:
     exact = problems * values_of_n <= EXACT_VOTES and pool <= EXACT_POOL
     return {} if exact else orders
   score = scores[method.score]
-  # Log scores of the PRM are of probabilities, which weigh as they are.
+  # The PRM's scores are logarithms of probabilities; the probability itself is the weight.
   logarithm = VOTE_WEIGHTS.get("softmax" if method.score in OF_STEPS else vote_weight)
   if logarithm is None:
     weights = np.where(samples.valid, score, 0)
   else:
-    # Only ratios of a problem's weights matter, so each softmax over some of its candidates is
-    # exp(score), relative to the best of all, so that nothing overflows and not all underflow.
+    # Only ratios of a problem's weights matter, so exp(score) is the softmax over any of its
+    # candidates.  The best score is subtracted: nothing overflows, and not all weights underflow.
     score = np.where(samples.valid, logarithm(np.where(samples.valid, score, 0)), -np.inf)
     best = score.max(axis=1, keepdims=True)
     with np.errstate(over="ignore"):

@@ -1,7 +1,7 @@
-"""Labelled steps such as PRM800K's test split: which are right, and which is the first wrong one?
+"""PRM800K's test split and other labelled steps: step metrics, and the first wrong step.
 
-Every labelled step counts, alternatives included (`trees`).  The first wrong step is looked for on
-each solution's own path (`paths`).
+The step metrics count every labelled step, alternatives included (`trees`).  The first wrong step
+is looked for on each solution's own path (`paths`).
 """
 
 import json
@@ -16,7 +16,7 @@ from prm_jax.datasets import labelled
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.prm800k import records as prm800k_records
 from prm_jax.datasets.stepwise import records as stepwise_records
-from prm_jax.evaluation import first_error
+from prm_jax.evaluation import diagnostics, first_error
 from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
 from prm_jax.evaluation.process_bench import interval
 from prm_jax.input_pipeline import token_tree
@@ -25,14 +25,13 @@ from prm_jax.runtime.progress import Progress
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import RATINGS, StepTree
 
-ALL = "all"  # the only group
+ALL = "all"  # the group of every solution
 PAPER = recipes.RECIPES["paper"]
 OWN_PATH = recipes.Recipe("own path", alternatives="drop")
-Split = tuple[list[Labelled], list[Labelled]]  # trees, paths
 
 
-def read(directory: str | pathlib.Path, split: str) -> Split:
-  """The solutions of a split of a prepared dataset."""
+def read(directory: str | pathlib.Path, split: str) -> tuple[list[Labelled], list[Labelled]]:
+  """Returns the trees and paths of a split of a prepared dataset."""
   trees, _ = labelled.step_trees(directory, split, "process")
   if not trees:
     raise ValueError(f"{directory}, split {split}: no labelled step")
@@ -40,41 +39,42 @@ def read(directory: str | pathlib.Path, split: str) -> Split:
 
 
 def _labelled(tree: StepTree) -> Labelled:
-  """Of soft labels and counts, the likelier side."""
-  hard = [1 if isinstance(x, tuple) and x[1] >= x[0] else x for x in tree.labels]
-  hard = [-1 if isinstance(x, tuple) else x for x in hard]
-  return Labelled(tree.source, ALL, tree.problem, tree.steps, hard, tree.outcome, tree.parents)
+  """Rounds soft labels and counts to the likelier of right and wrong; a tie is right."""
+  hard = lambda x: (1 if x[1] >= x[0] else -1) if isinstance(x, tuple) else x
+  labels = [hard(label) for label in tree.labels]
+  return Labelled(tree.source, ALL, tree.problem, tree.steps, labels, tree.outcome, tree.parents)
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[Judged]]:
-  """Trees and paths of a file of labelled lines with probabilities.
+  """Returns the trees and paths of a file of labelled lines with probabilities.
 
   A line has PRM800K's format, with `rating_probs` in each completion; or is `problem`, `steps`,
   `labels` (-1, 0, 1; true, false), and `rating_probs` or `step_scores`.
 
   Raises:
-    BadLine: a line is neither, or a probability is missing.
+    BadLine: a line has neither form, or a probability is missing.
+    ValueError: there is no labelled step.
   """
   trees, paths = [], []
   for where, record in json_lines.records(path):
-    for found, recipe in ((trees, PAPER), (paths, OWN_PATH)):
+    for solutions, recipe in ((trees, PAPER), (paths, OWN_PATH)):
       if solution := _solution(record, where, recipe):
-        found.append(from_record(*solution, where, neutral))
+        solutions.append(from_record(*solution, where, neutral))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
   return trees, paths
 
 
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
-  """The paths of lines as of `scored`, each with its FILE:LINE, without probabilities."""
-  found = (_solution(record, where, OWN_PATH) for where, record in records)
-  return [each[0] for each in found if each]
+  """Returns the paths of (FILE:LINE, record) pairs, which need no probabilities."""
+  solutions = (_solution(record, where, OWN_PATH) for where, record in records)
+  return [each[0] for each in solutions if each]
 
 
 def _solution(
   record: dict[str, Any], where: str, recipe: recipes.Recipe
 ) -> tuple[Labelled, dict[str, Any]] | None:
-  """A line's solution and what holds its probabilities; None if the recipe drops it."""
+  """Returns a line's solution and a record with its probabilities; None if the recipe drops it."""
   if "verdicts" in record:
     raise json_lines.BadLine(f"{where}: its labels are those of the judge that gave its scores")
   if "question" not in record:
@@ -100,46 +100,43 @@ def _solution(
 def measures(
   trees: Sequence[Judged], paths: Sequence[Judged], threshold: float, weights: tuple
 ) -> dict[str, np.ndarray]:
-  """AUROC, accuracy, likelihood and F1 by class of the steps; and the first-error measures.
+  """Computes the measures that have an interval, for each row of weights.
+
+  These are AUROC, accuracy, likelihood and F1 by class of the steps, and the first-error measures.
 
   Args:
     weights: `problem_weights` of the trees and of the paths.
   """
-  rows, labels, scores, probs = [], [], [], []
-  for i, tree in enumerate(trees):
-    kept = [j for j, label in enumerate(tree.labels) if label is not None]
-    rows += [i] * len(kept)
-    labels += [tree.labels[j] for j in kept]
-    scores += tree.scores[kept].tolist()
-    probs += tree.probs[kept].tolist()
-  target, probs = np.searchsorted(RATINGS, labels), np.array(probs)
-  said, likelihood = probs.argmax(1), probs[np.arange(len(target)), target]
+  steps = diagnostics.steps_of(trees)
+  rows, labels, probs = steps["solution"], steps["label"], steps["probs"]
+  target = np.searchsorted(RATINGS, labels)
+  predicted, likelihood = probs.argmax(1), probs[np.arange(len(target)), target]
   columns = [
     np.ones(len(target)),
-    said == target,
+    predicted == target,
     -np.log(np.maximum(likelihood, step_metrics.TINY)),
   ]
   for c in range(len(RATINGS)):
-    columns += [(said == c) & (target == c), (said == c) != (target == c)]
+    columns += [(predicted == c) & (target == c), (predicted == c) != (target == c)]
   by_tree = np.zeros((len(trees), len(columns)))
   np.add.at(by_tree, rows, np.stack(columns, axis=1).astype(float))
   count, hits, nll, *classes = (weights[0] @ by_tree).T
   out = {
-    "auroc": weighted_auroc(np.array(scores), np.array(labels) >= 0, weights[0][:, rows]),
+    "auroc": weighted_auroc(steps["score"], labels >= 0, weights[0][:, rows]),
     "accuracy": hits / count,
     "nll": nll / count,
   }
   with np.errstate(invalid="ignore"):
     for rating, both, one in zip(RATINGS, classes[::2], classes[1::2]):
       out[f"f1/{rating}"] = 2 * both / (2 * both + one)
-  found = first_error.accuracies((weights[1] @ first_error.sums(paths, threshold)).T)
-  return out | {f"first_error/{name}": values for name, values in found.items()}
+  first = first_error.accuracies((weights[1] @ first_error.sums(paths, threshold)).T)
+  return out | {f"first_error/{name}": values for name, values in first.items()}
 
 
 def weighted_auroc(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> np.ndarray:
-  """`step_metrics.auroc` of each row of weights `[R, n]`; NaN where a class is absent."""
+  """Returns `step_metrics.auroc` for each row of weights `[R, n]`; NaN where a class is absent."""
   order = np.argsort(scores, kind="stable")
-  starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf))  # of equal scores
+  starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf))  # of runs of equal scores
   out = []
   for part in np.array_split(weights[:, order], max(weights.size // 2**24, 1)):  # bounds memory
     right = np.add.reduceat(part * positive[order], starts, axis=1)
@@ -151,28 +148,29 @@ def weighted_auroc(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray
 
 
 def evaluate(trees: Sequence[Judged], paths: Sequence[Judged], threshold: float) -> dict[str, Any]:
-  """The keys of `step_metrics.step_metrics`; `f1_by_class`; `first_error`, as ProcessBench has it
-  (fractions); and `intervals`, over problems."""
-  steps = [(tree, j) for tree in trees for j, label in enumerate(tree.labels) if label is not None]
-  probs = np.array([tree.probs[j] for tree, j in steps])
-  metrics = step_metrics.step_metrics(probs, [tree.labels[j] for tree, j in steps])
+  """Returns the numbers of the steps and of the first wrong steps, with intervals over problems.
+
+  These are the keys of `step_metrics.step_metrics`; `f1_by_class`; `first_error`, the fractions of
+  ProcessBench; `intervals`; and `curve`.
+  """
+  steps = diagnostics.steps_of(trees)
   weights = problem_weights(trees), problem_weights(paths)
-  found = with_intervals(measures(trees, paths, threshold, weights))
-  about = {"n": len(paths), "errors": sum(path.first_error >= 0 for path in paths)}
+  intervals = with_intervals(measures(trees, paths, threshold, weights))
+  first = {"n": len(paths), "errors": sum(path.first_error >= 0 for path in paths)}
   for name in first_error.MEASURES:
-    about[name] = found[f"first_error/{name}"]["value"]
+    first[name] = intervals[f"first_error/{name}"]["value"]
   return {
     "solutions_judged": len(trees),
-    **metrics,
-    "f1_by_class": {str(rating): found[f"f1/{rating}"]["value"] for rating in RATINGS},
-    "first_error": about,
-    "intervals": found,
+    **step_metrics.step_metrics(steps["probs"], steps["label"]),
+    "f1_by_class": {str(rating): intervals[f"f1/{rating}"]["value"] for rating in RATINGS},
+    "first_error": first,
+    "intervals": intervals,
     "curve": first_error.curve(paths),
   }
 
 
 def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str) -> dict[str, Any]:
-  """`step_metrics.step_metrics` of an outcome model, read at the end of each solution."""
+  """Returns `step_metrics.step_metrics` of an outcome model, read at the end of each solution."""
   contract = scorer.contract
   solutions, _ = labelled.step_trees(directory, split, contract.objective)
   if not solutions:
@@ -189,25 +187,22 @@ def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str)
 
 def check_recipe(scorer: Scorer, directory: str | pathlib.Path) -> None:
   """Raises ValueError if another recipe made the model's PRM800K training data."""
-  recipe, own = labelled.read_manifest(directory).meaning["recipe"], scorer.contract.recipe
-  if own != recipe and all(name.partition("(")[0] in recipes.RECIPES for name in (own, recipe)):
+  data, model = labelled.read_manifest(directory).meaning["recipe"], scorer.contract.recipe
+  if model != data and all(name.partition("(")[0] in recipes.RECIPES for name in (model, data)):
     raise ValueError(
-      f"{directory} was prepared with --recipe={recipe}, the model's training data with "
-      f"{own}: their labels mean different things"
+      f"{directory} was prepared with --recipe={data}, the model's training data with "
+      f"{model}: their labels mean different things"
     )
 
 
 def table(result: dict[str, Any]) -> list[str]:
-  """Lines for a terminal."""
+  """Returns the result as lines for a terminal; an outcome model's has no intervals."""
   number = lambda value: "-" if value is None else f"{value:.3f}"
-  between = lambda name: (
-    ""
-    if (found := result.get("intervals", {}).get(name, {})).get("low") is None
-    else f" ({found['low']:.3f} to {found['high']:.3f})"
-  )
+  auroc = result.get("intervals", {}).get("auroc", {"low": None})
+  between = "" if auroc["low"] is None else f" ({auroc['low']:.3f} to {auroc['high']:.3f})"
   lines = [
     f"{result['count']:,} labels",
-    f"AUROC {number(result['auroc'])}{between('auroc')}   accuracy {number(result['accuracy'])}   "
+    f"AUROC {number(result['auroc'])}{between}   accuracy {number(result['accuracy'])}   "
     f"log-likelihood {number(-result['nll'])} nats   calibration error {number(result['ece'])}",
     "class      labels  accuracy       F1",
   ]

@@ -1,12 +1,14 @@
 """PRMBench: step decisions against fine-grained errors, as upstream computes them.
 
-mr_eval/tasks/prmtest_classified/task.py of github.com/ssmisya/PRMBench: a step scoring above the
-threshold is decided right.  TP, FP, TN and FN count steps, "positive" being right.  The totals are
-over the steps of all classes but the original solutions ("correct").  The PRM-Score (its notebooks'
-`get_prmscore_from_current_res_dict`) is the mean of the F1 of right and of wrong steps; of
-`multi_solutions`, where all steps are right, the former alone.
+Upstream is mr_eval/tasks/prmtest_classified/task.py of github.com/ssmisya/PRMBench.  A step that
+scores above the threshold is decided right.  TP, FP, TN and FN count steps; right is positive.  The
+totals are over the steps of all classes but the original solutions ("correct").  The PRM-Score
+(`get_prmscore_from_current_res_dict` in upstream's notebooks) is the mean of the F1 of right steps
+and the F1 of wrong steps; for `multi_solutions`, where all steps are right, it is the F1 of right
+steps.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -31,24 +33,24 @@ MEASURES = ("f1", "negative_f1", "accuracy", "first_error_accuracy", "prm_score"
 
 
 def labelled(solution: prm_bench.Solution) -> Labelled:
-  """Every step has a label."""
+  """Labels every step as right or wrong."""
   labels = [-1 if i in solution.wrong else 1 for i in range(len(solution.steps))]
   return Labelled(solution.id, solution.classification, solution.problem, solution.steps, labels)
 
 
 def read(directory: str | pathlib.Path) -> list[Labelled]:
-  """The solutions of all classes."""
+  """Returns the solutions of all classes."""
   return [labelled(solution) for solution in prm_bench.read(directory)]
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
-  """The solutions of a file of PRMBench's lines with scores of the steps of `modified_process`.
+  """Yields the solutions of a file: lines of PRMBench with scores of `modified_process`'s steps.
 
-  Lines with `original_rating_probs` or `original_step_scores` also give their original solution, as
-  `read` does.
+  A line with `original_rating_probs` or `original_step_scores` also gives its original solution, as
+  in `read`.
 
   Raises:
-    BadLine: a line is none, or has other steps than probabilities.
+    BadLine: a line lacks a key, or has a number of scores that is not the number of steps.
   """
   rows = (
     ((where, record), json_lines.convert(record, prm_bench.Line, where))
@@ -68,31 +70,33 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
 
 
 def decisions(judged: Sequence[Judged], threshold: float) -> np.ndarray:
-  """Of each solution: TP, FP, TN, FN; is its first error found, and has it one; `[n, 6]`."""
+  """Returns six numbers of each solution `[n, 6]`.
+
+  They are TP, FP, TN, FN; whether its first error is found; and whether it has an error.
+  """
   rows = []
   for each in judged:
-    right, said = np.array(each.labels) == 1, each.scores > threshold
+    right, positive = np.array(each.labels) == 1, each.scores > threshold
     error = each.first_error
-    counts = [said & right, said & ~right, ~said & ~right, ~said & right]
-    rows.append([*(x.sum() for x in counts), error >= 0 and not said[error], error >= 0])
+    counts = [positive & right, positive & ~right, ~positive & ~right, ~positive & right]
+    rows.append([*(x.sum() for x in counts), error >= 0 and not positive[error], error >= 0])
   return np.array(rows, float)
 
 
 def step_differences(judged: Sequence[Judged]) -> list[Judged]:
-  """Each step's score less that of the step before, as PRMBench reads Skywork's models."""
-  values = lambda each: np.concatenate([each.scores[:1], np.diff(each.scores)])
-  return [Judged(**vars(each) | {"scores": values(each)}) for each in judged]
+  """Subtracts the previous step's score from each step's, as PRMBench does for Skywork's models."""
+  return [dataclasses.replace(each, scores=np.diff(each.scores, prepend=0)) for each in judged]
 
 
 def classes(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
-  """`by_group` with the original solutions last, and all others as "total"."""
-  found = by_group(judged)
-  correct = found.pop(CORRECT, np.zeros(len(judged), bool))
-  return found | ({CORRECT: correct} if correct.any() else {}) | {"total": ~correct}
+  """Returns `by_group` with the original solutions last, and all others as "total"."""
+  masks = by_group(judged)
+  correct = masks.pop(CORRECT, np.zeros(len(judged), bool))
+  return masks | ({CORRECT: correct} if correct.any() else {}) | {"total": ~correct}
 
 
 def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
-  """ "CLASS/f1" and the like, and "total/..." over all classes but "correct", by row of weights."""
+  """Returns "CLASS/f1" and the like, and the same of "total", for each row of weights `[R, n]`."""
   columns, out = decisions(judged, threshold), {}
   for group, members in classes(judged).items():
     tp, fp, tn, fn, found, errors = (weights[:, members] @ columns[members]).T
@@ -106,21 +110,21 @@ def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) ->
 
 
 def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
-  """The benchmark's numbers by class, as fractions, with intervals over problems.
+  """Returns the benchmark's numbers by class, as fractions, with intervals over problems.
 
   `classes: {NAME: {n, steps, f1, negative_f1, accuracy, first_error_accuracy, prm_score}}`, and the
-  same of `total`.  A measure without anything to measure is None, where upstream has -1.
+  same of `total`.  An undefined measure is None, where upstream has -1.
   """
-  found = with_intervals(measures(judged, threshold, problem_weights(judged)))
+  intervals = with_intervals(measures(judged, threshold, problem_weights(judged)))
   steps, out = np.array([len(each.labels) for each in judged]), {}
   for group, members in classes(judged).items():
-    values = {name: found[f"{group}/{name}"]["value"] for name in MEASURES}
+    values = {name: intervals[f"{group}/{name}"]["value"] for name in MEASURES}
     out[group] = {"n": int(members.sum()), "steps": int(steps[members].sum())} | values
-  return {"classes": out, "total": out.pop("total"), "intervals": found}
+  return {"classes": out, "total": out.pop("total"), "intervals": intervals}
 
 
 def table(result: dict[str, Any]) -> list[str]:
-  """Lines for a terminal, in percent."""
+  """Returns the result as lines for a terminal, in percent."""
   heads = ("F1", "negative", "accuracy", "1st error", "PRM-Score")
   lines = [f"{'':22}{'n':>6}" + "".join(f"{head:>11}" for head in heads) + "   95 % interval"]
   cell = lambda x: f"{'-':>11}" if x is None else f"{100 * x:11.1f}"

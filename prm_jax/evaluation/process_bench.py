@@ -1,4 +1,4 @@
-"""ProcessBench: accuracy at finding the first wrong step, by subset."""
+"""ProcessBench: how accurately a model finds the first wrong step, by subset."""
 
 import dataclasses
 import pathlib
@@ -23,13 +23,13 @@ from prm_jax.runtime import json_lines
 
 
 class Votes(msgspec.Struct):
-  """What a generative judge adds to a line."""
+  """The keys that a generative judge adds to a line."""
 
   verdicts: list[Annotated[int, msgspec.Meta(ge=NONE_WRONG)] | None] | None = None
 
 
 def labelled(solution: process_bench.Solution) -> Labelled:
-  """Steps before the first wrong one are right; those after it have no label."""
+  """Labels steps before the first wrong one right, that one wrong, and later ones not at all."""
   count, error = len(solution.steps), solution.label
   labels = [1] * count if error < 0 else [1] * error + [-1] + [None] * (count - error - 1)
   about = (solution.id, solution.subset, solution.problem, solution.steps, labels)
@@ -37,49 +37,49 @@ def labelled(solution: process_bench.Solution) -> Labelled:
 
 
 def read(directory: str | pathlib.Path) -> list[Labelled]:
-  """The solutions of all subsets."""
+  """Returns the solutions of all subsets."""
   return [labelled(solution) for solution in process_bench.read(directory)]
 
 
 def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
-  """The solutions of a file of ProcessBench's lines with scores of the steps.
+  """Yields the solutions of a file: lines of ProcessBench with scores of the steps.
 
-  A line's `verdicts`, of a generative judge, are its votes on the first wrong step.
+  A line may also have `verdicts`: a generative judge's votes on the first wrong step.
 
   Raises:
-    BadLine: a line is none, or has other steps than probabilities.
+    BadLine: a line lacks a key, or has a number of scores that is not the number of steps.
   """
   for where, record in json_lines.records(path):
     solution = json_lines.convert(record, process_bench.Solution, where)
     judged = from_record(labelled(solution), record, where, neutral)
     votes = json_lines.convert(record, Votes, where).verdicts
     if votes is not None:
-      most = plurality(votes)
-      judged = dataclasses.replace(judged, verdict=UNDECIDED if most is None else most)
+      verdict = plurality(votes)
+      judged = dataclasses.replace(judged, verdict=UNDECIDED if verdict is None else verdict)
     yield judged
 
 
-measures = first_error.measures  # those that have an interval
+measures = first_error.measures  # the numbers that have an interval
 
 
 def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
-  """The protocol's numbers at this threshold, as fractions, and the curve over thresholds.
+  """Returns the protocol's numbers at the threshold, as fractions, and the curve over thresholds.
 
-  `subsets: {NAME: {n, error_accuracy, correct_accuracy, f1}}`; `mean_f1`, the mean of the subsets;
-  `weighted_f1`, weighted by their sizes; `intervals` of all of them, over problems.
+  `subsets: {NAME: {n, errors, error_accuracy, correct_accuracy, f1}}`; `mean_f1`, the mean of the
+  subsets; `weighted_f1`, weighted by their sizes; `intervals` of all of them, over problems.
   """
-  found = with_intervals(measures(judged, threshold, problem_weights(judged)))
+  intervals = with_intervals(measures(judged, threshold, problem_weights(judged)))
   errors, subsets = np.array([each.first_error >= 0 for each in judged]), {}
   for group, members in by_group(judged).items():
-    values = {name: found[f"{group}/{name}"]["value"] for name in first_error.MEASURES}
+    values = {name: intervals[f"{group}/{name}"]["value"] for name in first_error.MEASURES}
     size = {"n": int(members.sum()), "errors": int(errors[members].sum())}
     subsets[group] = size | values
-  means = {name: found[name]["value"] for name in ("mean_f1", "weighted_f1")}
-  return {"subsets": subsets, **means, "intervals": found, "curve": first_error.curve(judged)}
+  means = {name: intervals[name]["value"] for name in ("mean_f1", "weighted_f1")}
+  return {"subsets": subsets, **means, "intervals": intervals, "curve": first_error.curve(judged)}
 
 
 def table(result: dict[str, Any]) -> list[str]:
-  """Lines for a terminal, in percent."""
+  """Returns the result as lines for a terminal, in percent."""
   lines = [f"{'':14}{'n':>6}{'error acc':>11}{'correct acc':>13}{'F1':>8}   95 % interval"]
   cell = lambda x, width: f"{'-':>{width}}" if x is None else f"{100 * x:{width}.1f}"
   for name, part in result["subsets"].items():
@@ -95,7 +95,7 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def interval(found: dict[str, float | None]) -> str:
-  """An interval in percent, behind its value."""
+  """Formats an interval in percent, to follow its value; "" if there is none."""
   if found["low"] is None:
     return ""
   return f"   {100 * found['low']:.1f} to {100 * found['high']:.1f}"

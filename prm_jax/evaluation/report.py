@@ -1,4 +1,4 @@
-"""A reranking report for people: table, CSV, figure, and a page with a few solutions."""
+"""Presents a reranking report: table, CSV, figure, and a page with a few solutions."""
 
 import base64
 import csv
@@ -23,17 +23,18 @@ from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.evaluation.scored_samples import read_solutions
 
 FILES = ("report.json", "best_of_n.png", "report.html")
-SHOWN, MAX_SOLUTIONS = 8, 2_000  # on the page: of a problem, and in all
-MAX_GROUPS = 20  # of a breakdown in a figure
-WIDTH = 100  # columns of the terminal, for the notes below the table
+SHOWN, MAX_SOLUTIONS = 8, 2_000  # solutions on the page: of a problem, and in all
+MAX_GROUPS = 20  # a breakdown with more groups has no figure
+WIDTH = 100  # terminal columns of the notes below the table
 MAX_COLUMNS = 16  # values of N in a table; of more, about the powers of two are shown
 LEGEND = 90  # characters of a line of the legend, about
-MAX_MARKERS = 40  # values of N
-BARS_APART, AXIS_POINTS = 2.5, 300  # of a curve's figure: between intervals; its width, about
-NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # of the CSV
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet may run when a cell begins so
-# Okabe and Ito's palette, distinct with any colour vision; markers distinguish in print.
-# The paper's three methods always have the same.
+MAX_MARKERS = 40  # a curve over more values of N has no markers
+BARS_APART = 2.5  # most points between the intervals of two methods at one N
+AXIS_POINTS = 300  # width of the N axis in points, about
+NUMBERS = ("n", "value", "low", "high", "problem_standard_error", "standard_error")  # CSV columns
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet may run a cell that begins with these
+# Okabe and Ito's palette is distinct with any colour vision; markers are distinct in print.  The
+# paper's three methods always have the same style.
 STYLES = {"prm_product": ("#0072B2", "o"), "orm": ("#D55E00", "s"), "majority": ("#555555", "^")}
 SPARE = (("#009E73", "D"), ("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
 BANDS = {
@@ -45,14 +46,14 @@ BANDS = {
 
 
 def file_names(figures: Sequence[str] = ()) -> list[str]:
-  """The files of a report, with the figure in other formats: "pdf", "svg"."""
+  """Returns the names of a report's files; `figures` adds formats: "pdf", "svg"."""
   return [*FILES, *(f"best_of_n.{kind}" for kind in dict.fromkeys(figures))]
 
 
 def contents(
   report: dict, problems: Sequence[page.Problem], figures: Sequence[str] = ()
 ) -> dict[str, bytes]:
-  """The files of a report, by `file_names`; the page shows the problems."""
+  """Returns the content of each of `file_names`; the page shows the problems."""
   figure = draw_curves(report)
   png = encoded(figure)
   text = json.dumps(report, indent=1, allow_nan=False) + "\n"
@@ -64,7 +65,7 @@ def contents(
 def solutions(
   samples: ScoredSamples, scores: dict[str, np.ndarray], report: dict
 ) -> tuple[list[page.Problem], list[str]]:
-  """The problems with some of their solutions, for the page; and notices why there are none."""
+  """Returns problems with some of their solutions for the page; or none, and a notice why."""
   slots, why = [], []
   own = {name: each["label"] for name, each in report["own"].items()}
   for p, chosen in enumerate(_chosen(samples, scores, own)):
@@ -81,8 +82,11 @@ def solutions(
 def _chosen(
   samples: ScoredSamples, scores: dict[str, np.ndarray], own: dict[str, str]
 ) -> list[dict[int, str]]:
-  """Of each problem the candidates to show, each with the reason: the models' picks, the wrong one
-  that is scored highest, the right one that is scored lowest, and the first ones."""
+  """Chooses the candidates of each problem that the page shows, with the reason for each.
+
+  These are the models' picks, the wrong candidate with the highest score, the right one with the
+  lowest, and the first ones of the file.
+  """
   present = np.zeros(samples.correct.size, bool)
   present[samples.slots] = True
   present = present.reshape(samples.correct.shape)
@@ -113,8 +117,8 @@ def _chosen(
 
 
 def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> str:
-  """The page: one file, nothing fetched, every text of the data escaped."""
-  shown_text = lambda x: x.translate(page.SEEN) if type(x) is str else x  # Markup is ours
+  """Returns the HTML page: it fetches nothing, and every text of the data is escaped."""
+  shown_text = lambda x: x.translate(page.SEEN) if type(x) is str else x  # not our own Markup
   template = jinja2.Template(
     pathlib.Path(__file__).with_name("report.html").read_text(),
     autoescape=True,
@@ -152,15 +156,15 @@ def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> s
 
 
 def draw_curves(report: dict) -> matplotlib.figure.Figure:
-  """The figure in the form of the paper's Figure 3: accuracy over N, log2 axis."""
+  """Draws accuracy over N on a log2 axis, in the form of the paper's Figure 3."""
   figure, axes = _figure(4.6, "both")
   n, styles = report["n"], _styles(report)
   ends, reach = [], []  # reach: all values that are drawn, for the limits of the axis
-  bars = shown(n)  # the values of N with an interval
+  bars = shown(n)  # indices of the values of N with an interval
   at, apart = [n[k] for k in bars], _bars_apart([n[k] for k in bars], len(styles))
   for i, (name, (colour, marker)) in enumerate(styles.items()):
     low, middle, high = _percent(report["curves"][name])
-    # Intervals stand side by side, so that each can be told from the next; curves are at their N.
+    # The intervals of an N stand side by side so that none hides another.
     aside = {"x": apart * (i - (len(styles) - 1) / 2), "units": "points"}
     beside = matplotlib.transforms.offset_copy(axes.transData, figure, **aside)
     style = {"color": colour, "alpha": 0.55, "linewidth": 1.3, "transform": beside}
@@ -172,7 +176,7 @@ def draw_curves(report: dict) -> matplotlib.figure.Figure:
   axes.set_ylim(max(np.nanmin(reach) - 4, 0), min(np.nanmax(reach) + 4, 101))
   axes.set_xscale("log", base=2)
   if len(n) <= 12:
-    axes.set_xticks(n, [str(k) for k in n], fontsize=8.5)  # 1024 and 1860 are close
+    axes.set_xticks(n, [str(k) for k in n], fontsize=8.5)  # small: 1024 and 1860 are close
   else:
     axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(base=2, numticks=40))
     axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.0f}"))
@@ -187,7 +191,7 @@ def draw_curves(report: dict) -> matplotlib.figure.Figure:
 
 
 def _bars_apart(n: Sequence[int], methods: int) -> float:
-  """Points between the intervals of two methods at an N; those of neighbouring N never mix."""
+  """Returns the points between two methods' intervals, so few that neighbouring N never mix."""
   octaves = np.diff(np.log2(n))
   if not len(octaves):
     return BARS_APART
@@ -195,7 +199,7 @@ def _bars_apart(n: Sequence[int], methods: int) -> float:
 
 
 def draw_groups(report: dict, breakdown: str) -> matplotlib.figure.Figure:
-  """The drawn methods by group of a breakdown, at the largest N: a line for each group."""
+  """Draws a breakdown at the largest N: a line for each group, a point for each drawn method."""
   groups = report[f"by_{breakdown}"]
   styles = _styles(report)
   figure, axes = _figure(1.3 + 0.42 * len(groups), "x")
@@ -213,13 +217,13 @@ def draw_groups(report: dict, breakdown: str) -> matplotlib.figure.Figure:
   columns = min(max(LEGEND // (6 + max(map(len, labels))), 1), 4)
   place = {"loc": "outside upper left", "ncols": columns, "frameon": False, "fontsize": 9}
   legend = figure.legend(axes.get_lines(), ["label"] * len(labels), **place)
-  for text, label in zip(legend.get_texts(), labels):  # which may begin with "_", or hold "$"
+  for text, label in zip(legend.get_texts(), labels):  # a label may begin with "_" or hold "$"
     text.set(text=label, parse_math=False)
   return figure
 
 
 def _figure(height: float, grid: str) -> tuple:
-  """An empty figure and its axes."""
+  """Returns an empty figure and its axes."""
   figure = matplotlib.figure.Figure(figsize=(7, height), dpi=150, layout="constrained")
   axes = figure.subplots()
   axes.grid(alpha=0.25, linewidth=0.6, axis=grid)
@@ -228,14 +232,14 @@ def _figure(height: float, grid: str) -> tuple:
 
 
 def _styles(report: dict) -> dict[str, tuple[str, str]]:
-  """Colour and marker of each drawn method; there are at least as many styles."""
+  """Returns the colour and marker of each drawn method; there are at least MAX_DRAWN styles."""
   drawn = report["drawn"]
   spare = iter((*SPARE, *(style for name, style in STYLES.items() if name not in drawn)))
   return {name: STYLES.get(name) or next(spare) for name in drawn}
 
 
 def _percent(curve: dict) -> np.ndarray:
-  """Low, middle and high `[3, K]` of a curve in percent; NaN where there is none."""
+  """Returns low, middle and high `[3, K]` of a curve in percent; NaN where there is none."""
   return 100 * np.array([curve[key] for key in ("low", "accuracy", "high")], float)
 
 
@@ -249,44 +253,43 @@ def _label_ends(axes, x: float, ends) -> None:
   positions = [y for y, _, _ in ends]
   for i in range(1, len(ends)):
     positions[i] = max(positions[i], positions[i - 1] + line)
-  for i in reversed(range(len(ends))):  # back down, where they went over the top
+  for i in reversed(range(len(ends))):  # back down where names went over the top
     positions[i] = min(positions[i], highest)
     highest = positions[i] - line
   for (y, label, colour), position in zip(ends, positions):
     arrow = leader if abs(position - y) > line / 4 else None
     at = {"xytext": (14, position), "textcoords": ("offset points", "data"), "arrowprops": arrow}
     style = {"color": colour, "va": "center", "fontweight": "bold", "fontsize": 9}
-    style["parse_math"] = False
-    axes.annotate(label, (x, y), **at, **style, annotation_clip=False)
+    axes.annotate(label, (x, y), **at, **style, parse_math=False, annotation_clip=False)
 
 
 def group_name(breakdown: str, group: str) -> str:
-  """The label of a group, on one line."""
+  """Returns the displayed name of a group, on one line."""
   if breakdown == "difficulty":
     return {"1": "1 (easiest)", "5": "5 (hardest)"}.get(group, group)
   return _short(group, 24)
 
 
 def _short(text: str, most: int) -> str:
-  """The text on one line, cut to as many characters."""
+  """Returns the text on one line, cut to at most `most` characters."""
   text = printable(text)
   return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def printable(text: str) -> str:
-  """The text with "?" for control characters: one safe line of a terminal or figure."""
+  """Replaces control characters by "?": one safe line for a terminal or figure."""
   return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def shown(n: Sequence[int]) -> list[int]:
-  """Indices of the values of N that a table shows."""
+  """Returns the indices of the values of N that a table shows."""
   if len(n) <= MAX_COLUMNS:
     return list(range(len(n)))
   return sorted({int(np.searchsorted(n, power)) for power in powers_of_two(n[-1])})
 
 
 def format_table(report: dict) -> str:
-  """The report in lines of text: methods by N, with intervals at the largest N that has one."""
+  """Returns the report as text: methods by N, with intervals at the largest N that has one."""
   columns = shown(report["n"])
   bounded = [i for i in columns if any(c["low"][i] is not None for c in report["curves"].values())]
   last = (bounded or columns)[-1]
@@ -321,7 +324,7 @@ def format_table(report: dict) -> str:
 
 
 def _group_table(report: dict, breakdown: str) -> list[str]:
-  """A table of the groups: the methods that the figure draws, at the largest N."""
+  """Returns the lines of a breakdown: its groups by drawn method, at the largest N."""
   drawn = report["drawn"]
   width = max(22, *(len(name) + 2 for name in drawn))
   head = f"{breakdown:24}{'problems':>8}" + "".join(f"{name:>{width}}" for name in drawn)
@@ -341,7 +344,7 @@ def _interval(curve: dict, at: int, sign: str = "") -> str:
 
 
 def vote_note(report: dict) -> str:
-  """Which votes are exact, and the noise of those that are not."""
+  """Says which votes are exact, and how large the noise of the others is."""
   curves = report["curves"].items()
   errors = {name: 100 * max(x["standard_error"]) for name, x in curves if "standard_error" in x}
   exact = ", ".join(name for name, error in errors.items() if not error)
@@ -352,17 +355,17 @@ def vote_note(report: dict) -> str:
 
 
 def sentence(notice: str) -> str:
-  """The notice with a capital and a full stop; a name keeps its letters."""
+  """Returns the notice with a capital and a full stop; a name such as prm_score stays as it is."""
   first = notice.split(" ", 1)[0]
   return f"{notice[:1].upper() if first.isalpha() else notice[:1]}{notice[1:]}."
 
 
 def format_csv(report: dict) -> str:
-  """The report as CSV (RFC 4180): every curve, difference and group, a row for each N.
+  """Returns the report as CSV (RFC 4180): every curve, difference and group, a row for each N.
 
   `value` is a share of problems, or a difference of two; `breakdown` and `group` are empty for
-  all problems together; `standard_error` is Monte-Carlo, empty where the value is exact.  A group
-  or a curve that a spreadsheet would take for a formula is prefixed with an apostrophe.
+  all problems together; `standard_error` is Monte-Carlo, empty where the value is exact.  An
+  apostrophe precedes the name of a group or curve that a spreadsheet would take for a formula.
   """
   file = io.StringIO()
   writer = csv.writer(file)

@@ -1,4 +1,4 @@
-"""The content of a reranking report: samples -> scores -> methods -> curves with error bars."""
+"""Computes a reranking report: samples -> scores -> methods -> curves with error bars."""
 
 import collections
 import dataclasses
@@ -13,15 +13,16 @@ from prm_jax import aggregation as agg
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 
-# In the figure, as in the paper's Figure 3, and paired; with a user's own scores.  The figure has
-# votes too that --vote_weight weighs.
+# The methods of the paper's Figure 3.  The figure and the paired differences show these and the
+# user's own scores; the figure also shows votes with a --vote_weight.
 DRAWN = ("prm_product", "orm", "majority")
-MAX_DRAWN = 8  # as many as there are styles
+MAX_DRAWN = 8  # styles in `report`
 BREAKDOWNS = ("level", "subject", "difficulty")
 QUINTILES = 5
-SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs: scorers round
+SCORE_TOLERANCE = 1e-3  # between a file's prm_score and its rating_probs, which scorers round
+# Options that the report repeats.
 STORED = ("neutral", "band", "vote_weight", "pad_short", "seed", "resamples", "permutations")
-COLUMNS = 2048  # bootstrapped at once: memory is resamples x columns
+COLUMNS = 2048  # bootstrapped at once; memory is resamples x columns
 INTERVALS = {
   "pointwise": "95 % percentile bootstrap over problems, each N by itself",
   "simultaneous": "95 % bootstrap band over problems that holds for all N of a curve at once "
@@ -42,43 +43,43 @@ DIFFICULTY_NOTE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-  """What to compute; also the flags of scripts/rerank.py."""
+  """Options of `rerank`; also the flags of scripts/rerank.py."""
 
   n: tuple[int, ...] | tuple[Literal["all"]] = ()
   """Values of N; none given: powers of two up to the number of candidates, and that number. all:
   every N, without the votes that --methods does not name."""
   score: tuple[str, ...] = ()
-  """Numbers of each candidate, higher is better, to rank and to vote by: keys of the input. The
-  methods have the keys' names. None given, and a bundle read: all that the bundle has."""
+  """Keys of the input whose numbers rank candidates and weigh votes, higher is better. Each key is
+  also the name of a method. None given: all that a bundle has."""
   label: tuple[str, ...] = ()
-  """What figure and page call each --score; none given: by its key."""
+  """Names of the --score keys in the figure and the page; none given: the keys."""
   methods: tuple[str, ...] = ()
   """prm_product, prm_min and so on (every reduction of aggregation.reduce_steps), orm, majority,
   oracle, random, all_correct, and weighted_NAME or weighted_mean_NAME: a vote by the sum, or the
-  mean, of an answer's scores. None given: all that the file allows of those usually compared."""
+  mean, of an answer's scores. None given: those usually compared, as far as the file allows."""
   by: tuple[Literal["level", "subject", "difficulty"], ...] = ()
   """Breakdowns; none given: all that the file allows. Difficulty: fifths of the problems, by the
   share of their candidates that is right."""
   band: Literal["pointwise", "simultaneous", "generation"] = "pointwise"
   """Error bars of the curves. pointwise: bootstrap over problems, each N by itself; simultaneous:
   for all N of a curve or difference at once; generation: other candidates for the same problems,
-  up to M/5."""
+  for N up to a fifth of the candidates."""
   neutral: Literal["positive", "negative"] = "positive"
   """How a neutral step counts in the PRM's scores."""
   votes: Literal["value", "text"] = "value"
-  """Which answers vote together: those equal in value, as grade.py decides, or equal texts."""
+  """Which answers vote together: answers of equal value, as grade.py decides, or equal texts."""
   vote_weight: Literal["plain", "sigmoid", "softmax"] = "plain"
-  """What a candidate's orm_score or --score weighs in a vote. plain: the score itself, which must
-  not be negative; sigmoid: 1 / (1 + exp(-score)), which is P(right) if the score is its logit;
-  softmax: exp(score) as a share of the same over the candidates drawn, so that a constant added to
-  a problem's scores changes nothing. Step scores are probabilities and always weigh plainly."""
+  """The weight of a vote by orm_score or --score. plain: the score itself, which must not be
+  negative; sigmoid: 1 / (1 + exp(-score)), which is P(right) if the score is its logit; softmax:
+  exp(score) divided by its sum over the candidates drawn, so that a constant added to a problem's
+  scores changes nothing. Votes by step scores always weigh plainly: these are probabilities."""
   pad_short: bool = False
-  """N counts the candidates that exist; beyond a problem's candidates it draws all of them. True:
-  those that a problem lacks, where others have more, were generated and cut off, as in OpenAI's
-  evaluation: they are drawn and never right. Files can say so themselves (the key "drawn"), and
-  OpenAI's release is known."""
+  """False: a problem has the candidates in the file, and a larger N draws all of them. True: a
+  problem with fewer candidates than another had as many, and the missing ones were cut off, as in
+  OpenAI's evaluation; N draws them, and they are never right. The key "drawn" says so in a file;
+  OpenAI's release is recognised."""
   seed: int = 0
-  """Of the bootstrap and of the orders of the votes."""
+  """Seed of the bootstrap and of the orders of the votes."""
   resamples: int = 10_000
   """Bootstrap resamples of the problems."""
   permutations: int = 32
@@ -88,19 +89,20 @@ class Options:
 def rerank(
   samples: ScoredSamples, options: Options = Options(), progress: bool = False
 ) -> tuple[dict, dict[str, np.ndarray]]:
-  """The content of report.json: curves, paired differences, breakdowns.
+  """Returns the content of report.json: curves, paired differences, breakdowns.
 
   Args:
     progress: show progress on standard error.
 
   Returns:
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
-    Accuracies are shares of problems; `interval`, `paired_interval` and `group_interval` say in
-    words what `low` and `high` are, which are None where there is no interval.  Differences are
-    between a user's own scores and `DRAWN`, or of the first of `options.methods` and each other.
-    `problem_standard_error` is analytic, over problems; votes, and differences with a sampled one,
-    have `standard_error` too, the Monte-Carlo noise; simultaneous bands `critical_value`.  `labels`
-    has the names of methods and differences for people, `own` the columns of a user's own scores.
+    Accuracies are shares of problems.  `interval`, `paired_interval` and `group_interval` say in
+    words what `low` and `high` are; both are None where there is no interval.  Differences are
+    between the user's own scores and `DRAWN`, or between the first of `options.methods` and each
+    other one.  `problem_standard_error` is analytic, over problems.  Votes, and differences with a
+    sampled vote, also have `standard_error`, their Monte-Carlo noise; simultaneous bands have
+    `critical_value`.  `labels` has the displayed names of methods and differences, `own` the
+    columns of the user's own scores.
 
   Raises:
     ValueError: N outside 1..M; a method, column or breakdown that is unknown or that the samples do
@@ -108,22 +110,21 @@ def rerank(
   """
   own = methods_lib.own_scores(samples, options.score, options.label)
   scores = methods_lib.solution_scores(samples, options.neutral, own)
-  every_n = options.n == ("all",)
-  chosen, left_out = methods_lib.choose(
-    samples, scores, options.methods, every_n, own, options.vote_weight
-  )
+  every_n, weight = options.n == ("all",), options.vote_weight
+  chosen, left_out = methods_lib.choose(samples, scores, options.methods, every_n, own, weight)
   groups, pairs = breakdowns(samples, options), _pairs(chosen, own, options)
   most = samples.correct.shape[1]
   n = list(range(1, most + 1)) if every_n else sorted(set(options.n))
   n = n or powers_of_two(most)
   curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options, progress)
-  weighted = [] if options.vote_weight == "plain" else _weighted(chosen)
+  weighted = [name for name in chosen if weight != "plain" and chosen[name].has_vote_weight]
+  notices = _notices(samples, scores, options)
+  notices += _weight_notice([chosen[name].label for name in weighted], weight)
   drawn = [name for name in chosen if options.methods or name in (*DRAWN, *own, *weighted)]
   drawn = drawn or [*chosen]
   if rest := ", ".join(drawn[MAX_DRAWN:]):
     left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
   left_out += _ungrouped(groups, len(samples.problems))
-  band = options.band
   return {
     "problems": len(samples.problems),
     "samples": len(samples.slots),
@@ -133,12 +134,12 @@ def rerank(
     "paired": paired,
     **{f"by_{kind}": by.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in groups else None,
-    "notices": _notices(samples, scores, options) + _weighing(chosen, options) + left_out,
+    "notices": notices + left_out,
     "drawn": drawn[:MAX_DRAWN],
     "labels": _labels(chosen, pairs),
     "own": {name: each._asdict() for name, each in own.items()},
-    "interval": INTERVALS[band],
-    "paired_interval": INTERVALS["simultaneous" if band == "simultaneous" else "pointwise"],
+    "interval": INTERVALS[options.band],
+    "paired_interval": INTERVALS["simultaneous" if options.band == "simultaneous" else "pointwise"],
     "group_interval": GROUP_INTERVAL,
     **{key: getattr(options, key) for key in STORED},
     "files": [str(path) for path in samples.files],
@@ -146,7 +147,7 @@ def rerank(
 
 
 def _pairs(chosen, own, options: Options) -> list[tuple[str, str]]:
-  """The methods that are compared on the same problems, as `rerank` says."""
+  """Returns the pairs of methods whose differences `rerank` computes."""
   if options.methods:
     first, *others = chosen
     return [(first, other) for other in others]
@@ -154,30 +155,22 @@ def _pairs(chosen, own, options: Options) -> list[tuple[str, str]]:
 
 
 def _labels(chosen: dict[str, methods_lib.Method], pairs) -> dict[str, str]:
-  """What people read for the name of a method, or of a difference."""
+  """Returns the displayed names of methods and differences."""
   labels = {name: method.label for name, method in chosen.items()}
   return labels | {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
 
 
-def _weighted(chosen: dict[str, methods_lib.Method]) -> list[str]:
-  """The votes that --vote_weight weighs."""
-  apart = {"", *methods_lib.OF_STEPS}
-  return [name for name, each in chosen.items() if each.combine and each.score not in apart]
-
-
-def _weighing(chosen: dict[str, methods_lib.Method], options: Options) -> list[str]:
-  """What votes weigh, unless it is the score itself."""
-  how = options.vote_weight
-  if how == "plain":
+def _weight_notice(labels: list[str], weight: str) -> list[str]:
+  """Says which votes --vote_weight changes, unless it is plain."""
+  if weight == "plain":
     return []
-  if not (votes := _weighted(chosen)):
-    return [f"--vote_weight={how} changes nothing: no vote by an orm_score or by a --score"]
-  labels = " and in ".join(chosen[name].label for name in votes)
-  return [f"in {labels} a vote weighs the {how} of the score"]
+  if not labels:
+    return [f"--vote_weight={weight} changes nothing: no vote by an orm_score or by a --score"]
+  return [f"in {' and in '.join(labels)} a vote weighs the {weight} of the score"]
 
 
 def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
-  """Curves by method, differences by pair, and curves by breakdown, group and method."""
+  """Returns curves by method, differences by pair, and curves by breakdown, group and method."""
   if options.band == "simultaneous" and len(samples.problems) < 2:
     raise ValueError("--band simultaneous takes at least 2 problems, and there is 1")
   bootstrap_key, vote_key = jax.random.split(jax.random.key(options.seed))
@@ -217,7 +210,7 @@ def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tup
 
 
 def _bounds(every: dict[str, np.ndarray], options: Options, key: jax.Array) -> dict[str, tuple]:
-  """(low, high), `[K]` each, of `[P, K]` curves; and the critical value of simultaneous bands."""
+  """Returns low and high `[K]` of `[P, K]` curves; and the critical value of simultaneous bands."""
   resamples = options.resamples
   if options.band == "simultaneous":
     return {name: agg.simultaneous_band(x, key, resamples) for name, x in every.items()}
@@ -231,9 +224,9 @@ def _bounds(every: dict[str, np.ndarray], options: Options, key: jax.Array) -> d
 
 
 def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differences=()) -> dict:
-  """The mean of each `[P, K]` curve with its errors, which JSON can store: NaN becomes None.
+  """Returns the mean of each `[P, K]` curve with its errors, for JSON: NaN becomes None.
 
-  Without `bounds` low and high are 1.96 standard errors away, as groups may be small.
+  Groups give no `bounds`, as they may be small: low and high are then 1.96 standard errors away.
   """
   errors = agg.standard_error(np.concatenate(list(solved.values()), axis=1))
   result = {}
@@ -242,7 +235,7 @@ def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differen
     rows = {"accuracy": each.mean(axis=0), "low": np.asarray(low), "high": np.asarray(high)}
     if name in differences:
       rows = {"difference": rows.pop("accuracy")} | rows
-    else:  # normal intervals and control variates may leave 0..1
+    else:  # a normal interval or a control variate may leave 0..1
       rows = {key: np.clip(row, 0, 1) for key, row in rows.items()}
     rows |= {"problem_standard_error": error}
     rows |= {"standard_error": noise[name]} if name in noise else {}
@@ -254,25 +247,25 @@ def _with_errors(solved: dict, noise: dict, bounds: dict | None = None, differen
 
 
 def _normal(per_problem: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(low, high), 1.96 standard errors either side of the mean."""
+  """Returns low and high `[K]`, 1.96 standard errors either side of the mean over problems."""
   mean = per_problem.mean(axis=0)
   return mean - 1.96 * error, mean + 1.96 * error
 
 
 def _mean_error(per_problem: np.ndarray) -> np.ndarray:
-  """`[K]` standard error of the mean over problems with independent errors `[P, K]`."""
+  """Returns the standard error `[K]` of a mean over problems with independent errors `[P, K]`."""
   return np.sqrt(np.square(per_problem).sum(axis=0)) / len(per_problem)
 
 
 def powers_of_two(m: int) -> list[int]:
-  """1, 2, 4, ... up to M, and M."""
+  """Returns 1, 2, 4, ... up to M, and M."""
   return sorted({2**i for i in range(m.bit_length())} | {m})
 
 
 def breakdowns(
   samples: ScoredSamples, options: Options = Options()
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Indices of the problems by breakdown and group: `options.by`, or all that there are."""
+  """Returns indices of problems by breakdown and group, for `options.by` or all breakdowns."""
 
   def natural(name: str):  # level 2 before 10
     number = re.search(r"[0-9]{1,9}", name)
@@ -294,7 +287,7 @@ def breakdowns(
 
 
 def _ungrouped(groups: dict[str, dict[str, np.ndarray]], total: int) -> list[str]:
-  """How many of the problems are in none of a breakdown's groups, in words."""
+  """Says how many problems are in none of a breakdown's groups."""
   counts = {kind: total - sum(map(len, each.values())) for kind, each in groups.items()}
   return [
     f"{lacking} of {total} problems have no {kind}: in none of the groups"
@@ -304,25 +297,25 @@ def _ungrouped(groups: dict[str, dict[str, np.ndarray]], total: int) -> list[str
 
 
 def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:
-  """Indices of the problems in fifths by pass rate `[P]`: 1 is the easiest (paper appendix G)."""
+  """Splits the problems into fifths by pass rate `[P]`: 1 is the easiest (paper appendix G)."""
   hardest_last = np.argsort(-pass_rates, kind="stable")
   fifths = np.array_split(hardest_last, min(QUINTILES, len(hardest_last)))
   return {str(i): part for i, part in enumerate(fifths, start=1)}
 
 
 def _sizes(samples: ScoredSamples, options: Options) -> np.ndarray:
-  """`[P]` candidates of each problem that N counts."""
+  """Returns how many candidates of each problem N counts `[P]`."""
   most = samples.correct.shape[1]
   return np.full_like(samples.sizes, most) if options.pad_short else samples.sizes
 
 
 def _pass_rates(samples: ScoredSamples, options: Options) -> np.ndarray:
-  """`[P]` share of a problem's candidates that are right."""
+  """Returns the share of each problem's candidates that is right `[P]`."""
   return (samples.correct & samples.valid).sum(axis=1) / _sizes(samples, options)
 
 
 def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options) -> list[str]:
-  """What a reader of the curves must know about the candidates, in words."""
+  """Says what a reader of the curves must know about the candidates."""
   result, (problems, most) = [], samples.correct.shape
   present, sizes = np.bincount(samples.slots // most, minlength=problems), _sizes(samples, options)
   if short := int((present < most).sum()):
@@ -330,11 +323,11 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Opt
     if cut_off := int((sizes - present).sum()):
       why = "as --pad_short says" if options.pad_short else "as the file says"
       counts = (
-        f"{cut_off:,} are missing that were generated and cut off, {why}: N counts them, and "
+        f"{cut_off:,} more were generated and cut off, {why}: N counts them, and they are never "
+        "right"
       )
-      counts += "they are never right"
     notice = f"{short} of {problems} problems have fewer than {most} candidates; {counts}"
-    if most >= 2 * np.median(present):  # as where two problems were joined
+    if most >= 2 * np.median(present):  # perhaps one text joined two problems
       notice += "; if one problem text stands for several problems, give each its unique_id"
     result.append(notice)
   if unanswered := int(len(samples.slots) - samples.valid.sum()):

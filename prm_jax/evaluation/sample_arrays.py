@@ -1,6 +1,6 @@
-"""Scored samples as arrays, and the bundle that stores them.
+"""Arrays of scored samples, and the bundle that stores them.
 
-A bundle is an .npz file with the fields of `ScoredSamples`, which loads in a fraction of a second.
+A bundle is an .npz file with the fields of `ScoredSamples`; it loads in a fraction of a second.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dt
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True):
-  """The fields of `ScoredSamples` that are no arrays, in a bundle."""
+  """The fields of `ScoredSamples` that are not arrays, as a bundle stores them."""
 
   files: tuple[str, ...]
   file_bytes: tuple[int, ...]
@@ -32,31 +32,31 @@ class Header(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoredSamples:
-  """P problems with up to M candidates each, C in all with T steps, of F files.
+  """The C candidates of P problems, up to M each, with T steps in all, read from F files.
 
   `[P, M]` arrays are padded where a problem has fewer than M candidates.
   """
 
-  files: tuple[pathlib.Path, ...]  # where the texts are; of a bundle: the files it was made of
-  file_bytes: tuple[int, ...]  # their sizes when they were read
+  files: tuple[pathlib.Path, ...]  # where the texts are; a bundle names the files it was made from
+  file_bytes: tuple[int, ...]  # sizes of the files when they were read
   problems: tuple[str, ...]  # [P] texts
   levels: tuple[str | None, ...]  # [P]
   subjects: tuple[str | None, ...]  # [P]
-  sizes: np.ndarray  # [P] candidates that were generated: those in the files, or `drawn`
+  sizes: np.ndarray  # [P] candidates that were generated: `drawn`, or those in the files
   places: np.ndarray  # [P, M, F, 3] `Place` in each file; padding: line 0
   correct: np.ndarray  # [P, M] bool
-  valid: np.ndarray  # [P, M] bool; False: padding or no answer: never chosen
+  valid: np.ndarray  # [P, M] bool; False for padding and candidates without an answer
   answer_ids: np.ndarray | None = None  # [P, M] equal answers of a problem have equal numbers
   orm: np.ndarray | None = None  # [P, M]; NaN: padding
-  score_names: tuple[str, ...] = ()  # [S] of the columns that the reader was asked for
-  scores: np.ndarray | None = None  # [S, P, M] of these; NaN: padding
+  score_names: tuple[str, ...] = ()  # [S] columns that the caller named as scores
+  scores: np.ndarray | None = None  # [S, P, M] their numbers; NaN: padding
   prm_score: np.ndarray  # [P, M] as the file gives it; NaN: not given
   slots: np.ndarray  # [C] p * M + m of each candidate, in file order
-  step_counts: np.ndarray | None = None  # [C] steps of each
+  step_counts: np.ndarray | None = None  # [C] steps of each candidate
   step_probs: np.ndarray | None = None  # [T, 3] of the ratings -1, 0, 1, in file order
 
   def check(self) -> None:
-    """Raises ValueError if the fields do not belong together."""
+    """Raises ValueError, or IndexError, if the fields do not belong together."""
     (P, M), C, F = self.correct.shape, len(self.slots), len(self.files)
     S = len(self.score_names)
     if not P * M * C:
@@ -65,18 +65,18 @@ class ScoredSamples:
     shapes = {"sizes": (P,), "places": (P, M, F, 3), "slots": (C,), "step_counts": (C,)}
     shapes |= {"step_probs": (T, 3), **dict.fromkeys(("problems", "levels", "subjects"), (P,))}
     shapes |= {"score_names": (S,), "scores": (S, P, M)}
-    kinds = {"correct": "b", "valid": "b", "orm": "f", "prm_score": "f", "step_probs": "f"}
-    kinds["scores"] = "f"
+    kinds = {"correct": "b", "valid": "b"}
+    kinds |= dict.fromkeys(("orm", "prm_score", "scores", "step_probs"), "f")
     for name, value in vars(self).items():
       if isinstance(value, np.ndarray) and value.dtype.kind != kinds.get(name, "i"):
         raise ValueError(f"{name} is of dtype {value.dtype}")
       expected = shapes.get(name, (P, M))
       if value is not None and not name.startswith("file") and np.shape(value) != expected:
         raise ValueError(f"{name} is {np.shape(value)}, expected {expected}")
-    there = np.zeros(P * M, bool)
-    there[self.slots] = True  # IndexError if one is beyond
-    present = there.reshape(P, M).sum(axis=1)
-    if there.sum() < C or (self.slots < 0).any() or self.valid.ravel()[~there].any():
+    filled = np.zeros(P * M, bool)
+    filled[self.slots] = True  # IndexError if a slot is out of range
+    present = filled.reshape(P, M).sum(axis=1)
+    if filled.sum() < C or (self.slots < 0).any() or self.valid.ravel()[~filled].any():
       raise ValueError("slots are not those of the candidates")
     if (self.sizes > M).any() or (self.sizes < np.maximum(present, 1)).any():
       raise ValueError(f"sizes are {self.sizes.min()} to {self.sizes.max()}, of {M} candidates")
@@ -90,20 +90,20 @@ class ScoredSamples:
       raise ValueError("probabilities of a step do not add up to 1")
 
   def where(self, p: int, m: int) -> str:
-    """The file and line of a candidate, for messages."""
+    """Returns the file and line of a candidate, for messages."""
     return place(self.files[0], *self.places[p, m, 0, :2])
 
 
 def place(path: pathlib.Path | str, line: int, index: int) -> str:
-  """File and line of a candidate, and its index in the line's "samples" unless that is -1."""
+  """Returns FILE:LINE of a candidate; also its index in the line's "samples", unless that is -1."""
   return f"{path}:{line}" if index < 0 else f'{path}:{line}: "samples"[{index}]'
 
 
 def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
-  """Writes a bundle, from which `read_scored_samples` gives the same samples.
+  """Writes a bundle that `read_scored_samples` reads as the same samples.
 
-  Numbers are stored in the smallest type that holds them exactly.  The texts of the solutions stay
-  in the source files: `read_solutions` finds them while these are where they were, and unchanged.
+  Numbers are stored in the smallest dtype that holds them exactly.  The texts of the solutions stay
+  in the source files: `read_solutions` needs these at the same paths and unchanged.
   """
   fields = vars(samples)
   header = FORMAT | {name: x for name, x in fields.items() if isinstance(x, tuple) and x}
@@ -114,9 +114,9 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
 
 
 def _smallest(column: np.ndarray) -> np.ndarray:
-  """The same values in the smallest dtype that holds them all."""
+  """Returns the column in the smallest dtype that holds all its values exactly."""
   if column.dtype == np.float64:
-    with np.errstate(over="ignore"):  # to infinity: not equal
+    with np.errstate(over="ignore"):  # infinity does not equal the value
       single = column.astype(np.float32)
     return single if np.array_equal(single, column, equal_nan=True) else column
   if column.dtype == np.int64:
@@ -125,14 +125,17 @@ def _smallest(column: np.ndarray) -> np.ndarray:
 
 
 def is_bundle(path: pathlib.Path) -> bool:
-  """Whether the file begins as an .npz file does, and JSON does not."""
+  """Returns whether a file begins with the magic bytes of an .npz file."""
   with contextlib.suppress(*json_lines.BROKEN_GZIP), json_lines.opened(path) as (file, _):
     return file.read(2) == b"PK"
   return False  # the reader of its lines reports where it is broken
 
 
 def read_bundle(path: pathlib.Path) -> ScoredSamples:
-  """The samples of a bundle; the file's checksums find damage, and nothing is unpickled."""
+  """Returns the samples of a bundle; raises BadLine if it is damaged or of another version.
+
+  The file's checksums find damage, and nothing is unpickled.
+  """
   try:
     with json_lines.opened(path) as (file, _), np.load(file, allow_pickle=False) as stored:
       members = stored.zip.infolist()
@@ -149,5 +152,5 @@ def read_bundle(path: pathlib.Path) -> ScoredSamples:
     samples = ScoredSamples(**texts, **columns)
     samples.check()
     return samples
-  except Exception as error:  # a damaged file makes zipfile and numpy raise a dozen kinds
+  except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file
     raise BadLine(f"{path}: not a score bundle of this version, or damaged: {error}") from None

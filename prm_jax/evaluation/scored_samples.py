@@ -1,16 +1,16 @@
-"""Scored candidate solutions: the readers of their files, and the arrays that these give.
+"""Reads files of scored candidate solutions into arrays (`ScoredSamples`).
 
-Three kinds of file are told apart by their content:
+The content of a file tells which of three kinds it is:
 
 * JSON lines of one candidate each, with the keys of `scored-test-samples.jsonl` of openai/prm800k:
-  the fields of `Candidate`, and the columns that the caller names as scores; other keys are kept
-  for `read_solutions` only;
+  the fields of `Candidate`, and the columns that the caller names as scores; only `read_solutions`
+  returns other keys;
 * JSON lines of one problem each, `{"problem", "samples": [{...}, ...]}`.  A sample has the keys of
   its line too.  Its bare `score` is a score of the whole solution: its `orm_score`, unless
   `score` is named as a column;
 * a bundle (`sample_arrays`).
 
-Lines are streamed and their text is not kept: `read_solutions` fetches the few that a page shows.
+Lines are streamed and their texts are dropped; `read_solutions` reads the few that a page shows.
 """
 
 import collections
@@ -28,12 +28,12 @@ from prm_jax.runtime.json_lines import BadLine
 from prm_jax.runtime.progress import Progress
 
 BOOKKEEPING = ("sample", "tokens", "logprob", "search_score", "seed", "index", "id")
-LOOKED_AT = 1000  # candidates, for keys that nothing uses
+LOOKED_AT = 1000  # candidates in which `unused_numbers` looks for keys
 Place = tuple[int, int, int]  # line number, index in its "samples" or -1, byte offset of the line
 
 
 class Group(msgspec.Struct):
-  """A problem's line."""
+  """A problem's line with its samples."""
 
   samples: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 
@@ -49,16 +49,16 @@ def read_scored_samples(
   Several files hold the same candidates in the same order, scored by different models: their keys
   are merged, and a key that two of them hold must be equal.  Candidates are grouped by `unique_id`,
   or by the problem's text where none has one.  `rating_probs`, `step_scores`, `orm_score`,
-  `answer` and `unique_id` are each on every candidate or on none; one that was cut off needs no
-  scores.
+  `answer` and `unique_id` are each on every candidate or on none; a candidate that was cut off
+  needs no scores.
 
   Args:
     paths: files of JSON lines, or one bundle.
     progress: show progress on standard error.
-    join: which answers are equal, as `Grader.classes`; None: equal strings.  A bundle keeps those
-      that it was written with.
-    scores: keys of numbers that score the whole solution, higher is better.  A bundle has those
-      that it was written with, whatever is named here.
+    join: which answers are equal, as `Grader.classes`; None: equal strings.  A bundle ignores it:
+      its answers were joined when it was written.
+    scores: keys of numbers that score the whole solution, higher is better.  A bundle ignores them:
+      it has the scores that it was written with.
 
   Raises:
     BadLine: a line is not JSON, lacks a key, holds a wrong value or contradicts another; a bundle
@@ -67,7 +67,7 @@ def read_scored_samples(
   """
   paths = tuple(map(pathlib.Path, paths))
   for path in paths:
-    if not path.is_file():  # a pipe cannot be read again for the solutions
+    if not path.is_file():  # `read_solutions` cannot read a pipe again
       raise FileNotFoundError(f"{path}: no such file, or not a regular file")
     if is_bundle(path):
       if len(paths) > 1:
@@ -78,13 +78,13 @@ def read_scored_samples(
     for places, record in _merged(paths, progress, "score" not in scores):
       table.add(places, record)
   finally:
-    table.check_steps()  # a mistake on an earlier line is the one to report
+    table.check_steps()  # a bad step stands before the line that stopped the loop: report it first
   sizes = tuple(path.stat().st_size for path in paths)
   return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(join))
 
 
 def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> list[dict]:
-  """The full records of a few candidates (p, m), read again from the source files.
+  """Returns the full records of a few candidates (p, m), read again from the source files.
 
   Raises:
     OSError: a file is gone, or has changed since it was read.
@@ -114,25 +114,26 @@ def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> 
 def _merged(
   paths: Sequence[pathlib.Path], progress: bool, bare: bool
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-  """The candidates of the files, read side by side: places in all files, and merged record."""
+  """Yields each candidate of the files, read side by side: its places and its merged record."""
   for located in itertools.zip_longest(*(candidates(path, progress, bare) for path in paths)):
     if None in located:
-      there = next(place(path, *at[0][:2]) for path, at in zip(paths, located) if at)
-      raise BadLine(f"{paths[located.index(None)]}: ends before the candidate at {there}")
+      where = next(place(path, *each[0][:2]) for path, each in zip(paths, located) if each)
+      raise BadLine(f"{paths[located.index(None)]}: ends before the candidate at {where}")
     places, merged = located[0]
-    for path, (at, record) in zip(paths[1:], located[1:]):
-      places += at
-      merged = union(merged, record, "in an earlier file", f"{place(path, *at[:2])}: ")
+    for path, (place_in_file, record) in zip(paths[1:], located[1:]):
+      places += place_in_file
+      where = place(path, *place_in_file[:2])
+      merged = union(merged, record, "in an earlier file", f"{where}: ")
     yield places, merged
 
 
 def candidates(
   path: pathlib.Path, progress: bool, bare: bool = True
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-  """Place and record of each candidate in a file of either form.
+  """Yields the place and the record of each candidate in a file of JSON lines.
 
   Args:
-    bare: the bare `score` of a sample is its `orm_score` too.
+    bare: the bare `score` of a sample is also its `orm_score`.
   """
   bytes_read = {"total": path.stat().st_size, "unit": "B", "unit_scale": True}
   with Progress(desc=f"reading {path.name}", **bytes_read, disable=not progress) as bar:
@@ -147,7 +148,7 @@ def candidates(
 def _samples(
   line: dict[str, Any], path: pathlib.Path, number: int, bare: bool
 ) -> list[dict[str, Any]]:
-  """The records of a problem's line: each sample's own keys and the line's."""
+  """Returns a record for each sample of a problem's line: the sample's keys and the line's."""
   samples = json_lines.convert(line, Group, f"{path}:{number}").samples
   shared = {key: value for key, value in line.items() if key != "samples"}
   records = []
@@ -161,16 +162,16 @@ def _samples(
 
 
 def unused_numbers(paths: Sequence[pathlib.Path], samples: ScoredSamples) -> list[str]:
-  """Keys of numbers by which no method ranks, and which may be scores; of a bundle none.
+  """Returns keys of numbers that may be scores but that no method ranks by; none for a bundle.
 
-  They are looked for on the first candidates.  A number that is the same for all candidates of a
-  problem says nothing of one of them; `BOOKKEEPING` is not meant as a score.
+  Only the first `LOOKED_AT` candidates are read.  Numbers that are equal for all candidates of a
+  problem cannot rank them, and `BOOKKEEPING` keys are not scores.
   """
   if is_bundle(paths[0]):
     return []
   used = {*Candidate.__struct_fields__, *BOOKKEEPING, *samples.score_names}
   used -= {"prm_score"} if samples.step_probs is None else set()
-  found, seen = collections.defaultdict(set), collections.Counter()
+  values, seen = collections.defaultdict(set), collections.Counter()
   merged = _merged(paths, False, "score" not in samples.score_names)
   for _, record in itertools.islice(merged, LOOKED_AT):
     problem = record.get("unique_id") or record["problem"]
@@ -178,6 +179,6 @@ def unused_numbers(paths: Sequence[pathlib.Path], samples: ScoredSamples) -> lis
     for key, value in record.items():
       bare = key == "score" and value == record.get("orm_score")
       if is_number(value) and key not in used and not bare and not key.endswith("_std"):
-        found[key].add((problem, value))
-  alone = max(seen.values()) == 1
-  return [key for key, pairs in found.items() if alone or len(pairs) > len(dict(pairs))]
+        values[key].add((problem, value))
+  one_each = max(seen.values()) == 1
+  return [key for key, pairs in values.items() if one_each or len(pairs) > len(dict(pairs))]

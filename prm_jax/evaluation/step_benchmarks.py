@@ -1,9 +1,9 @@
-"""The step benchmarks by name: what they read, what they measure, and how two results compare."""
+"""Reads, scores and measures each step benchmark by its name, and compares two results."""
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -29,12 +29,12 @@ from prm_jax.scoring.scorer import Scorer
 Name = Literal["process_bench", "prm_bench", "prm800k"]
 MODULES = {"process_bench": process_bench, "prm_bench": prm_bench, "prm800k": prm800k_steps}
 THRESHOLD = 0.5
-# Readouts whose scores PRMBench reads as differences between steps, and its threshold for them.
+# PRMBench's threshold for the readouts whose scores it reads as differences between steps.
 DIFFERENCES = {"skywork-o1-prm": -0.05}
 
 
 def read(name: Name, directory: pathlib.Path, split: str = "") -> list[Labelled]:
-  """The solutions of a split, or of all; of prm800k none, as what is read depends on the model.
+  """Returns the solutions of a split, or of all splits; none of prm800k, which `judge` reads.
 
   Raises:
     FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
@@ -60,24 +60,27 @@ def judge(
   split: str = "",
   neutral: str = "positive",
 ) -> tuple[list[Judged], list[Judged], dict[str, Any]]:
-  """What a model says of a benchmark's solutions: read by `scorer` now, or from the file `scored`.
+  """Scores a benchmark's solutions with `scorer`, or reads them with scores from `scored`.
 
   Args:
-    solutions: what `read` gave.
-    directory, split: of prm800k.
+    solutions: from `read`.
+    directory, split: for prm800k.
+    neutral: how the neutral class counts in the scores of `scored`.
 
   Returns:
-    the solutions; their trees, of prm800k (else none); and the speed of scoring.
+    The solutions; their trees, which only prm800k has; and the speed of scoring.
   """
   if scored is not None:
-    found = MODULES[name].scored(scored, neutral)
-    trees, judged = found if name == "prm800k" else ([], [*found])
+    if name == "prm800k":
+      trees, judged = prm800k_steps.scored(scored, neutral)
+    else:
+      trees, judged = [], [*MODULES[name].scored(scored, neutral)]
     return judged, trees, {"solutions": len(judged)}
   if name != "prm800k":
     judged, speed = score(scorer, solutions)
     return judged, [], speed
   trees, paths = prm800k_steps.read(directory, split or "test")
-  judged, speed = score(scorer, [*trees, *paths])  # paths are in the trees: encoded once
+  judged, speed = score(scorer, [*trees, *paths])  # together: a tree's own path is encoded once
   return judged[len(trees) :], judged[: len(trees)], speed | {"solutions": len(paths)}
 
 
@@ -88,10 +91,10 @@ def result(
   threshold: float,
   differences: bool = False,
 ) -> dict[str, Any]:
-  """A benchmark's numbers and the diagnostics, as JSON, with the scores of all solutions.
+  """Returns a benchmark's numbers and diagnostics, as JSON, with the scores of all solutions.
 
   Args:
-    differences: decisions are about the differences between steps (`DIFFERENCES`).
+    differences: decide by the differences between steps (`DIFFERENCES`).
   """
   decided = prm_bench.step_differences(judged) if differences else judged
   if name == "prm800k":
@@ -112,15 +115,17 @@ def threshold(
   readout: str,
   neutral: str,
 ) -> tuple[float, str]:
-  """The threshold, and in words where it is from.
+  """Returns the threshold, and says where it is from.
 
   Args:
-    given, path: of the command line; None: not given.
-    judged: what is reported, for a word on whether the threshold was found on some of it.
-    readout: of a published model: PRMBench has a threshold of its own for one.
+    given: --threshold; None: not given.
+    path: --threshold_data, a file for `threshold_solutions`; None: not given.
+    judged: the reported solutions; the text says whether the file shares problems with them.
+    readout: of a published model; PRMBench has its own threshold for one.
 
   Raises:
-    ValueError: a judge's verdicts need no threshold; or none can be found on the file.
+    ValueError: some but not all solutions have verdicts; or there are verdicts, and a threshold or
+      its data is given; or no threshold can be found on the file.
   """
   if verdicts := [each.verdict for each in judged if each.verdict is not None]:
     if given is not None or path:
@@ -136,19 +141,9 @@ def threshold(
       return DIFFERENCES[readout], f"PRMBench's own for {readout}, on differences between steps"
     return THRESHOLD, "the default"
 
-  known = {(each.problem, tuple(each.steps)): each for each in judged}
-
-  def score_lines(solutions: Sequence[Labelled]) -> list[Judged]:
-    found = [known.get((each.problem, tuple(each.steps))) for each in solutions]
-    if None not in found:
-      return [dataclasses.replace(each, labels=x.labels) for each, x in zip(found, solutions)]
-    if scorer is None:
-      raise ValueError(
-        f"{path}: no rating_probs or step_scores, and no model to score it; score it first"
-      )
-    return score(scorer, solutions)[0]
-
-  found, used = threshold_from(path, score_lines, neutral)
+  used = threshold_solutions(path, neutral)
+  if not isinstance(used[0], Judged):
+    used = _scored(used, judged, scorer, path)
   reported = {short_hash(each.problem) for each in judged}
   shared = sum(short_hash(each.problem) in reported for each in used)
   about = (
@@ -156,32 +151,37 @@ def threshold(
     if shared
     else "none of their problems is reported here"
   )
-  return found, f"best F1 on {path.name}, {len(used):,} solutions, {about}"
+  origin = f"best F1 on {path.name}, {len(used):,} solutions, {about}"
+  return first_error.best_threshold(used), origin
 
 
-def threshold_from(
-  path: pathlib.Path, score_lines: Callable[[Sequence[Labelled]], list[Judged]], neutral: str
-) -> tuple[float, list[Judged]]:
-  """The threshold of the best first-error F1 on the labelled solutions of a file, and these.
-
-  Args:
-    path: as of `threshold_solutions`.
-    score_lines: judges solutions whose lines have no scores.
-  """
-  judged = threshold_solutions(path, neutral)
-  if not isinstance(judged[0], Judged):
-    judged = score_lines(judged)
-  return first_error.best_threshold(judged), judged
+def _scored(
+  solutions: Sequence[Labelled],
+  judged: Sequence[Judged],
+  scorer: Scorer | None,
+  path: pathlib.Path,
+) -> list[Judged]:
+  """Scores the solutions of a file, with the scores in `judged` if it has all of them."""
+  known = {(each.problem, tuple(each.steps)): each for each in judged}
+  same = [known.get((each.problem, tuple(each.steps))) for each in solutions]
+  if None not in same:
+    return [dataclasses.replace(each, labels=x.labels) for each, x in zip(same, solutions)]
+  if scorer is None:
+    raise ValueError(
+      f"{path}: no rating_probs or step_scores, and no model to score it; score it first"
+    )
+  return score(scorer, solutions)[0]
 
 
 def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | list[Judged]:
-  """The labelled solutions of a file, judged if its lines have `rating_probs` or `step_scores`.
+  """Returns the labelled solutions of a file, judged if its lines have scores of steps.
 
   Args:
-    path: lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`.
+    path: lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`; scores of steps are
+      `rating_probs` or `step_scores`.
 
   Raises:
-    ValueError: there is no solution, a line is none of these, or has verdicts.
+    ValueError: there is no solution, or a line has another form, or verdicts.
   """
   records = list(json_lines.records(path))
   if not records:
@@ -202,8 +202,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
 
 
 def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
-  """The solutions of lines of ProcessBench, of PRM800K, or of `problem`, `steps`, `labels`, each
-  with its FILE:LINE."""
+  """Returns the solutions of (FILE:LINE, record) pairs in a form of `threshold_solutions`."""
   if records and _is_process_bench(records[0][1]):
     read = lambda where, record: json_lines.convert(record, data.Solution, where)
     return [process_bench.labelled(read(*each)) for each in records]
@@ -215,7 +214,7 @@ def _is_process_bench(record: dict[str, Any]) -> bool:
 
 
 class Result(msgspec.Struct):
-  """What `compared` reads of a result file."""
+  """The keys that `compared` reads of a result file."""
 
   benchmark: Name
   threshold: float
@@ -224,16 +223,14 @@ class Result(msgspec.Struct):
 
 
 def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
-  """Two results of a benchmark on the same solutions: differences with paired intervals.
+  """Compares two results of a benchmark on the same solutions: differences and paired intervals.
 
   Both models share the resamples of the problems, so the difficulty of a problem cancels.
 
   Raises:
-    ValueError: a file is no result of evaluate.py, or they are not of the same solutions.
+    ValueError: a file is not a result of evaluate.py, or the solutions differ.
   """
-  results = []
-  for path in paths:
-    results.append(json_lines.convert(json_lines.document(path), Result, str(path)))
+  results = [json_lines.convert(json_lines.document(path), Result, str(path)) for path in paths]
   if len({each.benchmark for each in results}) > 1:
     raise ValueError(
       f"{paths[0]} is of {results[0].benchmark}, {paths[1]} of {results[1].benchmark}"
@@ -243,39 +240,39 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
     [read_stored(getattr(each, part), str(path)) for each, path in zip(results, paths)]
     for part in ("solutions", "trees")
   )
-  for part, what in ((judged, "solutions"), (trees, "trees")):
-    about = [[(x.id, x.group, x.problem, tuple(x.labels)) for x in each] for each in part]
-    if about[0] != about[1]:
-      other = sum(x not in set(about[1]) for x in about[0])
+  for kind, pair in (("solutions", judged), ("trees", trees)):
+    first, second = ([(x.id, x.group, x.problem, tuple(x.labels)) for x in part] for part in pair)
+    if first != second:
+      other = sum(x not in set(second) for x in first)
       raise ValueError(
-        f"{paths[0]} and {paths[1]} are not of the same {what}: {len(about[0])} and "
-        f"{len(about[1])}, {other} of the first are not in the second or stand elsewhere"
+        f"{paths[0]} and {paths[1]} are not of the same {kind}: {len(first)} and "
+        f"{len(second)}, {other} of the first are not in the second or stand elsewhere"
       )
+  thresholds = [each.threshold for each in results]
   weights = problem_weights(judged[0])
-  found = []
-  for i, each in enumerate(results):
-    if name == "prm800k":
-      both = (problem_weights(trees[0]), weights)
-      found.append(prm800k_steps.measures(trees[i], judged[i], each.threshold, both))
-    else:
-      found.append(MODULES[name].measures(judged[i], each.threshold, weights))
-  a, b = found
+  if name == "prm800k":
+    both = (problem_weights(trees[0]), weights)
+    a, b = (prm800k_steps.measures(*each, both) for each in zip(trees, judged, thresholds))
+  else:
+    a, b = (MODULES[name].measures(*each, weights) for each in zip(judged, thresholds))
   difference = with_intervals({key: a[key] - b[key] for key in a})
   values = {key: {"a": float(a[key][0]), "b": float(b[key][0])} for key in a}
   rows = {
-    key: {**values[key], "difference": found["value"], "low": found["low"], "high": found["high"]}
-    for key, found in difference.items()
+    key: {**values[key], "difference": each["value"], "low": each["low"], "high": each["high"]}
+    for key, each in difference.items()
     if np.isfinite([*values[key].values()]).all()
   }
-  thresholds = [each.threshold for each in results]
-  agreement = diagnostics.agreement(*(trees if name == "prm800k" else judged), thresholds)
-  return {"benchmark": name, "a": str(paths[0]), "b": str(paths[1]), "paired": rows} | {
-    "agreement": agreement
+  return {
+    "benchmark": name,
+    "a": str(paths[0]),
+    "b": str(paths[1]),
+    "paired": rows,
+    "agreement": diagnostics.agreement(*(trees if name == "prm800k" else judged), thresholds),
   }
 
 
 def compared_table(result: dict[str, Any]) -> list[str]:
-  """The comparison as lines for a terminal; all but AUROC and likelihood in percent."""
+  """Returns the comparison as lines for a terminal; all but AUROC and likelihood in percent."""
   lines = [f"A {result['a']}", f"B {result['b']}"]
   lines.append(f"{'':34}{'A':>8}{'B':>8}{'A - B':>8}   95 % interval")
   for name, row in result["paired"].items():
@@ -284,10 +281,10 @@ def compared_table(result: dict[str, Any]) -> list[str]:
     values = [f"{scale * row[key]:8.{digits}f}" for key in ("a", "b", "difference")]
     ends = [f"{scale * row[key]:.{digits}f}" for key in ("low", "high") if row[key] is not None]
     lines.append(f"{name:34}{''.join(values)}   {' to '.join(ends)}")
-  found = result["agreement"]
-  number = lambda key: "-" if found[key] is None else f"{found[key]:.3f}"
+  agreement = result["agreement"]
+  number = lambda key: "-" if agreement[key] is None else f"{agreement[key]:.3f}"
   lines.append(
-    f"agreement on {found['steps']:,} steps: Spearman {number('spearman')}, Pearson "
+    f"agreement on {agreement['steps']:,} steps: Spearman {number('spearman')}, Pearson "
     f"{number('pearson')}, same decision {number('same_decision')}, kappa {number('kappa')}"
   )
   return lines

@@ -1,4 +1,4 @@
-"""The picture of a step benchmark's result: reliability, calibration by step, F1 by threshold."""
+"""Draws a step benchmark's result: reliability, calibration by step, and F1 by threshold."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ COLOURS = {"-1": "#c0392b", "0": "#8e7cc3", "1": "#2471a3"}
 
 
 def draw(result: dict[str, Any]) -> bytes:
-  """A PNG of `step_benchmarks.result`."""
+  """Returns a PNG of `step_benchmarks.result`."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(13, 4.8), layout="constrained")
@@ -41,17 +41,19 @@ def _reliability(axes, calibration: dict[str, Any]) -> None:
 
 
 def _by_step(axes, rows: list[dict[str, Any]]) -> None:
-  ends = {None: "+", **{row["first"]: "" for row in rows if row["first"] == row["last"]}}
-  names = [f"{row['first']}{ends.get(row['last'], '-' + str(row['last']))}" for row in rows]
-  place = range(len(rows))
-  axes.plot(
-    place, [row["mean_score"] for row in rows], "o-", color=COLOURS["1"], label="mean score"
-  )
+  def name(first: int, last: int | None) -> str:
+    if last is None:
+      return f"{first}+"
+    return str(first) if first == last else f"{first}-{last}"
+
+  x = range(len(rows))
+  scores = [row["mean_score"] for row in rows]
+  axes.plot(x, scores, "o-", color=COLOURS["1"], label="mean score")
   share = [row["share_not_wrong"] for row in rows]
-  axes.plot(place, share, "s--", color="0.3", label="share not wrong")
+  axes.plot(x, share, "s--", color="0.3", label="share not wrong")
   ranked = [(i, row["auroc"]) for i, row in enumerate(rows) if row["auroc"] is not None]
   axes.plot(*zip(*ranked) if ranked else ([], []), "^:", color="#d68910", label="AUROC")
-  axes.set_xticks(place, [f"{name}\n{row['count']:,}" for name, row in zip(names, rows)])
+  axes.set_xticks(x, [f"{name(row['first'], row['last'])}\n{row['count']:,}" for row in rows])
   axes.set(ylim=(0, 1), xlabel="number of the step; labels below")
   axes.set_title("Calibration by step", fontsize=10)
 

@@ -1,4 +1,4 @@
-"""Choosing what to label: active learning against uniform sampling (paper section 4.2)."""
+"""Active learning: rules for what to label against uniform sampling (paper section 4.2)."""
 
 import functools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from prm_jax.experiments import intervals, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.results import Results, Table, percent, ratio
 from prm_jax.experiments.study import Place, Study
 from prm_jax.supervision import active as active_lib
 
@@ -34,21 +34,25 @@ OTHERS = {
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
-  growing = [f"{rule}-{n}" for n in plan.samples for rule in GROWING]
-  others = (f"{rule}-{middle(plan.samples)}" for rule in OTHERS)
-  return ["start", "ensemble", *growing, *others, "labeller"]
+  """Returns the names of a seed's results."""
+  return [*models(plan.samples), "labeller"]
+
+
+def models(samples: Sequence[int]) -> list[str]:
+  growing = (f"{rule}-{n}" for n in samples for rule in GROWING)
+  others = (f"{rule}-{middle(samples)}" for rule in OTHERS)
+  return ["start", "ensemble", *growing, *others]
 
 
 def growing(rule: str, samples: Sequence[int]) -> list[str]:
-  """The results of a rule by growing data, from that on which has the selector's labels alone."""
+  """Returns the names of a rule's results by growing data; the first has only the selector's."""
   return ["start", *(f"{rule}-{n}" for n in samples)]
 
 
 def run(study: Study) -> None:
   """Trains and judges the models of one seed.
 
-  The selector, "start", has labels that are paid for: every later model is trained on them too.
+  Every model is also trained on the labels of the selector, "start", as they are paid for.
   """
   first = study.uniform(1)
   trees = lambda: study.process_trees(first)
@@ -64,11 +68,13 @@ def run(study: Study) -> None:
 
   def choice(rule: str, per_problem: int) -> list[Place]:
     candidates, places = unlabelled("ensemble" if rule == "uncertain" else "start")
-    globally = rule == "global"
-    count = per_problem * (len(study.task.pool) if globally else 1)
-    of = "convincing" if globally else rule
-    at = active_lib.select(candidates, of, count, study.space.seed, not globally)
-    return [places[i] for i in at]
+    seed = study.space.seed
+    if rule == "global":
+      count = per_problem * len(study.task.pool)
+      chosen = active_lib.select(candidates, "convincing", count, seed, per_problem=False)
+    else:
+      chosen = active_lib.select(candidates, rule, per_problem, seed)
+    return [places[i] for i in chosen]
 
   def train(rule: str, n: int) -> None:
     trees = lambda: study.process_trees(first + choice(rule, n))
@@ -85,10 +91,9 @@ def run(study: Study) -> None:
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Curves, fitted lines and ratios, with intervals over seeds and problems."""
+  """Returns curves, fitted lines and ratios, with intervals over seeds and problems."""
   samples, n = results.plan["samples"], middle(results.plan["samples"])
-  names = ["start", "ensemble"] + [f"{rule}-{k}" for k in samples for rule in GROWING]
-  names += [f"{rule}-{n}" for rule in OTHERS]
+  names = models(samples)
   curves = {name: results.accuracy(name) for name in names}
   sizes = {name: results.mean(name, "solutions") for name in names}
   grow = lambda at: {
@@ -113,49 +118,46 @@ def summarise(results: Results) -> dict[str, Any]:
     "efficiency_of_labels": ratios(labels),
     "gains": {str(k): gain("convincing", k) for k in samples},
     "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
-    "missed": missed(results),
+    "missed": _missed(results),
     "majority": results.intervals(results.problems("majority")),
   }
 
 
-def missed(results: Results) -> dict[str, float]:
-  """Share of the chosen wrong steps that the labeller called right, by rule, where known."""
-  found = results.of("labeller")
+def _missed(results: Results) -> dict[str, float]:
+  """Returns the share of chosen wrong steps that the labeller called right, by rule, if known."""
+  errors = results.of("labeller")
   return {
-    rule: sum(each[rule]["missed"] for each in found) / sum(each[rule]["wrong"] for each in found)
+    rule: sum(each[rule]["missed"] for each in errors) / sum(each[rule]["wrong"] for each in errors)
     for rule in (*GROWING, *OTHERS)
-    if all(each[rule] and each[rule]["wrong"] for each in found)
+    if all(each[rule] and each[rule]["wrong"] for each in errors)
   }
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N of the largest N against labelled solutions, with the fitted lines."""
+  """Returns panels of best-of-N over labelled solutions, with the fitted lines, and over N."""
   samples, last = results.plan["samples"], results.n[-1]
-  curves = []
-  lines = summary["efficiency"][str(last)]
-  for rule, label in GROWING.items():
+  curves, fitted = [], []
+  for i, (rule, label) in enumerate(GROWING.items()):
     names = growing(rule, samples)
-    x = [summary["solutions"][name] for name in names]
+    x = np.array([summary["solutions"][name] for name in names])
     curves.append(Curve.at_last(label, x, [summary["curves"][name] for name in names]))
-  for i, rule in enumerate(GROWING):
-    x = np.array([summary["solutions"][name] for name in growing(rule, samples)])
-    y = 100 * (lines[rule]["intercept"] + lines[rule]["slope"] * np.log2(x))
-    label = f"line, {GROWING[rule][0].lower()}{GROWING[rule][1:]}"
-    curves.append(Curve(label, x, y, dashed=True, colour=i))
-  n = middle(results.plan["samples"])
-  rules = {**GROWING, **OTHERS}
-  right = [
+    line = summary["efficiency"][str(last)][rule]
+    y = 100 * (line["intercept"] + line["slope"] * np.log2(x))
+    label = f"line, {label[0].lower()}{label[1:]}"
+    fitted.append(Curve(label, x, y, dashed=True, colour=i))
+  n = middle(samples)
+  over_n = [
     Curve.over_n(label, results.n, summary["curves"][f"{rule}-{n}"])
-    for rule, label in rules.items()
+    for rule, label in (GROWING | OTHERS).items()
   ]
   return [
-    Panel(curves, "labelled solutions", f"% problems solved (best-of-{last})"),
-    Panel(right, f"N, {n} chosen solutions a problem", "% problems solved (best-of-N)"),
+    Panel([*curves, *fitted], "labelled solutions", f"% problems solved (best-of-{last})"),
+    Panel(over_n, f"N, {n} chosen solutions a problem", "% problems solved (best-of-N)"),
   ]
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   rows = [
     [label, *(percent(summary["curves"][name]) for name in growing(rule, samples))]
@@ -163,26 +165,28 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   ]
   gains = (percent(summary["gains"][str(k)], sign=True) for k in samples)
   rows.append(["convincing minus uniform", "", *gains])
-  ratio = lambda found: f"{text(found['value'])} ({text(found['low'])} to {text(found['high'])})"
-  text = lambda x: "none" if x is None else f"{x:.2f}"
   lines = []
-  for at, each in summary["efficiency"].items():
-    of_labels = summary["efficiency_of_labels"][at]["convincing"]["data_ratio"]
-    found = (each["convincing"]["slope_ratio"], each["convincing"]["data_ratio"], of_labels)
-    lines.append([at, *map(ratio, found)])
+  for at, arms in summary["efficiency"].items():
+    solutions, labels = arms["convincing"], summary["efficiency_of_labels"][at]["convincing"]
+    ratios = solutions["slope_ratio"], solutions["data_ratio"], labels["data_ratio"]
+    lines.append([at, *map(ratio, ratios)])
   others = []
-  for rule, label in {**GROWING, **OTHERS}.items():
+  for rule, label in (GROWING | OTHERS).items():
     name = f"{rule}-{n}"
-    change = percent(summary["differences"][rule], sign=True) if rule != "uniform" else ""
     labels = summary["labels"][name]
-    negative = f"{100 * labels.get('-1', 0) / sum(labels.values()):.0f} %"
-    error = summary["missed"].get(rule)
-    negative = [negative, "" if error is None else f"{100 * error:.1f} %"]
-    cost = [
-      f"{summary['solutions'][name]:,.0f}",
-      f"{sum(labels.values()) / len(results.seeds):,.0f}",
-    ]
-    others.append([label, *cost, *negative, percent(summary["curves"][name]), change])
+    count = sum(labels.values())
+    missed = summary["missed"].get(rule)
+    others.append(
+      [
+        label,
+        f"{summary['solutions'][name]:,.0f}",
+        f"{count / len(results.seeds):,.0f}",
+        f"{100 * labels.get('-1', 0) / count:.0f} %",
+        "" if missed is None else f"{100 * missed:.1f} %",
+        percent(summary["curves"][name]),
+        "" if rule == "uniform" else percent(summary["differences"][rule], sign=True),
+      ]
+    )
   return [
     Table(
       f"Best-of-{last}, % of problems, by solutions of each problem chosen beside the selector's",

@@ -1,7 +1,7 @@
-"""The quick start's ablation: what its PRM owes to the rated alternatives of steps.
+"""The quick start's ablation: how much its PRM gains from the rated alternatives of steps.
 
 In its records most steps have another completion with its own rating, as in PRM800K.  A process
-model learns from them; an outcome model cannot.
+model learns from these alternatives; an outcome model cannot.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from prm_jax.datasets.prm800k import recipes
 from prm_jax.experiments import intervals, shared, tasks
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.results import Results, Table, percent, ratio
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Workspace
 from prm_jax.input_pipeline import tokenizers
@@ -40,14 +40,14 @@ VOCABULARY = 320  # as in scripts/quickstart.sh
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   return list(ARMS)
 
 
 def study(plan: Plan, space: Workspace) -> Study:
-  """The quick start's data and settings in place of the plan's."""
+  """Returns a study of the quick start's data and settings, in place of the plan's."""
   plan = with_quickstart(plan, space)
-  generator = dataclasses.replace(plan.quickstart.generator, seed=space.seed)
+  generator = plan.quickstart.generator
   rng = np.random.default_rng([space.seed, *b"candidates"])
   problems = generator.problems()["test"]
   test = tuple(tasks.sampled(each, generator.candidates, rng) for each in problems)
@@ -55,7 +55,7 @@ def study(plan: Plan, space: Workspace) -> Study:
 
 
 def with_quickstart(plan: Plan, space: Workspace) -> Plan:
-  """The plan with the quick start's settings of both objectives, and its tokenizer."""
+  """Returns the plan with the quick start's settings of both objectives, tokenizer and seed."""
   quick = plan.quickstart
   generator = dataclasses.replace(quick.generator, seed=space.seed)
   tokenizer = space.directory / "tokenizer.model"
@@ -75,26 +75,29 @@ def with_quickstart(plan: Plan, space: Workspace) -> Plan:
     )
     for objective, steps in (("process", quick.process_updates), ("outcome", quick.outcome_updates))
   }
-  return dataclasses.replace(plan, **settings)
+  quick = dataclasses.replace(quick, generator=generator)
+  return dataclasses.replace(plan, quickstart=quick, **settings)
 
 
 def trees(generator: arithmetic.Generator, arm: str, split: str = "train") -> list[StepTree]:
-  """The generator's labelled solutions, by the paper's recipe, with or without alternatives."""
+  """Returns the generator's labelled solutions of an arm, by the paper's recipe."""
   records = prm800k.numbered(generator.rows()[split], f"{split}.jsonl")
   recipe = recipes.Recipe("paper", alternatives="drop" if arm == "own_steps" else "siblings")
-  objective = "outcome" if arm == "outcome" else "process"
-  return recipes.convert_all(records, recipe, objective)[0]
+  return recipes.convert_all(records, recipe, _objective(arm))[0]
+
+
+def _objective(arm: str) -> str:
+  return "outcome" if arm == "outcome" else "process"
 
 
 def run(study: Study) -> None:
   """Trains and judges the models of one seed."""
-  generator = dataclasses.replace(study.plan.quickstart.generator, seed=study.space.seed)
+  generator = study.plan.quickstart.generator
   for arm in ARMS:
-    objective = "outcome" if arm == "outcome" else "process"
 
-    def make(arm=arm, objective=objective) -> dict[str, Any]:
+    def make(arm=arm) -> dict[str, Any]:
       data, held_out = (trees(generator, arm, split) for split in ("train", "test"))
-      c = getattr(study.plan, objective)
+      c = getattr(study.plan, _objective(arm))
       scorer = study.space.model(arm, c, data, held_out, "paper")
       return study.measured(scorer, data)
 
@@ -102,7 +105,7 @@ def run(study: Study) -> None:
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Curves, and the share of the gap between PRM and ORM that the alternatives make."""
+  """Returns curves, and the share of the gap between PRM and ORM that is due to alternatives."""
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
   weights = intervals.resampled(gaps[0].shape[:2], results.crossed)
@@ -125,14 +128,14 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N of the three models and of voting."""
+  """Returns the panel of best-of-N, of the three models and of voting."""
   curves = [Curve.over_n(label, results.n, summary["curves"][arm]) for arm, label in ARMS.items()]
   curves.append(Curve.over_n("Majority voting", results.n, summary["majority"], dashed=True))
   return [Panel(curves, "N = number of solutions per problem", "% problems solved (best-of-N)")]
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the table of page and screen."""
   at = [k for k, n in enumerate(results.n) if n in (4, 16, 64, 256, results.n[-1])]
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = [
@@ -146,10 +149,6 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     [label, *(percent(summary["differences"][key], True, k) for k in at)]
     for key, label in names.items()
   ]
-  shares = [summary["share_of_gap"][str(results.n[k])] for k in at]
-  text = lambda x: "none" if x is None else f"{100 * x:.0f}"
-  rows.append(
-    ["share of the PRM's lead over the ORM that is due to alternatives, %"]
-    + [f"{text(s['value'])} ({text(s['low'])} to {text(s['high'])})" for s in shares]
-  )
+  shares = (ratio(summary["share_of_gap"][str(results.n[k])], 0, 100) for k in at)
+  rows.append(["share of the PRM's lead over the ORM that is due to alternatives, %", *shares])
   return [Table("% of problems solved, with 95 % intervals", header, rows)]

@@ -1,8 +1,9 @@
-"""Ways to choose one of a problem's candidates, compared on the same candidates.
+"""Compares ways to choose one of a problem's candidates, on the same candidates.
 
-Reward models, each from a file of score.py; the generator's own log-probability; the shortest
-solution; majority and weighted votes; a random pick and the oracle.  A candidate that was cut off,
-or has no answer, is drawn like any and never chosen (as in *Let's Verify Step by Step*).
+The methods are reward models, each from a file of score.py; the generator's own log-probability;
+the shortest solution; majority and weighted votes; a random pick and the oracle.  A candidate that
+was cut off, or has no answer, is drawn like any other but never chosen (as in *Let's Verify Step by
+Step*).
 
 Shapes: P problems, M candidates of each, K values of N, R resamples of the problems.
 """
@@ -24,25 +25,25 @@ from prm_jax import step_metrics
 from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
+from prm_jax.experiments.intervals import PERCENT
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
 RESAMPLES = 10_000
-PERCENT = (2.5, 97.5)
 PERMUTATIONS = 64  # random orders for a weighted vote
-POWER = 0.8  # chance to establish a difference, of a two-sided test at 5 %
-BASELINES = ("majority", "log-probability")  # that every method is compared with
+POWER = 0.8  # of a two-sided test at 5 %
+BASELINES = ("majority", "log-probability")  # every method is compared with these
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidates:
-  """P problems with up to M candidates each, and what scores them."""
+  """P problems with up to M candidates each, and their scores."""
 
   samples: ScoredSamples
   scores: dict[str, np.ndarray]  # [P, M] by scorer, higher is better; NaN: padding
-  models: dict[str, np.ndarray]  # [P, M] the same as P(right), by reward model: weights of votes
-  scored: dict[str, ScoredSamples]  # their files
-  steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a line has no `steps`
+  models: dict[str, np.ndarray]  # [P, M] P(right) by reward model, the weights of votes
+  scored: dict[str, ScoredSamples]  # the file of each reward model
+  steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a record has no `steps`
 
 
 def read(
@@ -51,47 +52,50 @@ def read(
   reduction: str = "product",
   join: Callable | None = None,
 ) -> Candidates:
-  """Graded candidates and their scores.
+  """Reads graded candidates and their scores.
 
   Args:
-    path: lines of grade.py; `logprob` and `tokens`, of generate.py, are read if they are there.
-    scored: by name of a reward model, the same lines with the keys of score.py.
-    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a model with a
-      reduction in its name has that, see `parts`.
-    join: which answers are equal, as of `read_scored_samples`.
+    path: records of grade.py; `logprob` and `tokens`, of generate.py, are optional.
+    scored: by name of a reward model, a file of the same records with the keys of score.py.
+    reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a reduction in a
+      model's name takes precedence, see `parts`.
+    join: tells which answers are equal, as in `read_scored_samples`.
 
   Raises:
-    BadLine: a line is wrong; or a file has other candidates, or no scores.
+    BadLine: a record is wrong; or a file has other candidates, or no scores.
     ValueError: a name asks for an unknown reduction.
   """
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
   files: dict[str, ScoredSamples] = {}
-  given = {name: parts(name)[2] for name in scored}
-  for name, how in given.items():
+  named = {name: parts(name)[2] for name in scored}
+  for name, how in named.items():
     if how and how not in agg.REDUCTIONS:
       raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
 
-  @functools.cache  # a file may be of several names
+  @functools.cache  # several names may have one file
   def read_once(file: pathlib.Path) -> tuple[ScoredSamples, dict[str, np.ndarray]]:
-    own = scored_samples.read_scored_samples([file], progress=True)
-    return own, methods.solution_scores(own)
+    content = scored_samples.read_scored_samples([file], progress=True)
+    return content, methods.solution_scores(content)
 
   for name, file in scored.items():
-    own, found = read_once(file)
-    files[name] = own
-    same = own.problems == samples.problems and np.array_equal(own.slots, samples.slots)
-    if not same or not np.array_equal(own.correct, samples.correct):
+    content, available = read_once(file)
+    files[name] = content
+    same = content.problems == samples.problems and np.array_equal(content.slots, samples.slots)
+    if not same or not np.array_equal(content.correct, samples.correct):
       raise BadLine(f"{file}: not the candidates of {path}, in the same order and graded alike")
-    score = found.get(f"prm_{given[name] or reduction}", None if given[name] else found.get("orm"))
+    if named[name]:
+      score = available.get(f"prm_{named[name]}")
+    else:
+      score = available.get(f"prm_{reduction}", available.get("orm"))
     if score is None and not samples.valid.any():
       score = np.zeros(samples.correct.shape)  # all were cut off, and score.py skipped them
     if score is None:
-      needed = "no rating_probs" if given[name] else "neither rating_probs nor orm_score"
+      needed = "no rating_probs" if named[name] else "neither rating_probs nor orm_score"
       raise BadLine(f"{file}: {needed}, for {name}")
     scores[name] = score
-    models[name] = np.exp(score) if "prm_product" in found else score
+    models[name] = np.exp(score) if "prm_product" in available else score
   log_probs, tokens, steps = _given(path, samples)
   if log_probs is not None:
     scores["log-probability"] = log_probs
@@ -101,7 +105,7 @@ def read(
 
 
 def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None]:
-  """Log-probability, number of tokens and of steps `[P, M]` each; None where a line lacks it."""
+  """Returns log-probabilities, token and step counts, `[P, M]`; None if a record lacks them."""
   given = [
     (record.get("logprob"), record.get("tokens"), len(record.get("steps") or ()) or None)
     for _, record in scored_samples.candidates(path, progress=False)
@@ -118,7 +122,7 @@ def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None
 
 
 def parts(name: str) -> tuple[str, int, str]:
-  """Model, share and reduction of a name.
+  """Returns the model, share and reduction of a name.
 
   "people/2:min", trained on half of the labels and read by `min`, is ("people", 2, "min"); "people"
   is ("people", 1, "").
@@ -128,60 +132,53 @@ def parts(name: str) -> tuple[str, int, str]:
 
 
 def whole(name: str) -> str:
-  """The name of the same model on all labels."""
+  """Returns the name of the same model trained on all labels."""
   base, _, how = parts(name)
   return f"{base}:{how}" if how else base
 
 
 def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """AUROC `[P]` of scores `[P, M]` among a problem's valid candidates; NaN where all are alike."""
-  found = (
+  """Returns AUROC `[P]` of scores `[P, M]` among a problem's valid candidates.
+
+  A problem whose valid candidates are all right or all wrong has NaN.
+  """
+  by_problem = (
     step_metrics.auroc(s[v], c[v]) if v.any() else None for s, c, v in zip(scores, correct, valid)
   )
-  return np.array([np.nan if each is None else each for each in found])
+  return np.array([np.nan if each is None else each for each in by_problem])
 
 
-def solved(of: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
-  """The probability that each method's pick is right, `[P, K]`."""
-  samples = of.samples
+def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
+  """Returns the probability that a method's pick is right, `[P, K]`, by method."""
+  samples = candidates.samples
   outcomes, draws = (samples.correct, samples.valid), {"n": np.array(n)}
   if not (samples.sizes == samples.correct.shape[1]).all():
     draws["sizes"] = samples.sizes
   with jax.enable_x64(True):
-    out = {name: np.asarray(agg.best_of_n(s, *outcomes, **draws)) for name, s in of.scores.items()}
-    out["random"] = np.asarray(agg.best_of_n(np.zeros(samples.correct.shape), *outcomes, **draws))
+    scores = candidates.scores | {"random": np.zeros(samples.correct.shape)}
+    out = {name: np.asarray(agg.best_of_n(s, *outcomes, **draws)) for name, s in scores.items()}
     out["oracle"] = np.asarray(agg.pass_at_n(*outcomes, **draws))
     if samples.answer_ids is None:
       return out
     plain = np.asarray(agg.majority_vote(samples.answer_ids, *outcomes, **draws)[0])
     out["majority"] = plain
     orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS, "control": plain}
-    for name, probability in of.models.items():
+    for name, probability in candidates.models.items():
       weights = np.where(samples.valid, np.nan_to_num(probability), 0)
       vote, _ = agg.majority_vote(samples.answer_ids, *outcomes, weights=weights, **draws, **orders)
       out[f"vote by {name}"] = np.asarray(vote)
   return out
 
 
-@dataclasses.dataclass(frozen=True)
-class Resampled:
-  """Means over the problems with 95 % percentile bootstrap intervals; all share their resamples."""
-
-  weights: np.ndarray  # [1 + R, P], of `resample_counts`
-
-  def means(self, values: np.ndarray) -> np.ndarray:
-    """`[1 + R, K]` means of `[P, K]` over the problems that have a value."""
-    there = np.isfinite(values)
-    with np.errstate(invalid="ignore"):
-      return (self.weights @ np.where(there, values, 0)) / (self.weights @ there)
-
-  def interval(self, values: np.ndarray) -> dict[str, list[float | None]]:
-    """`interval` of the means of `[P, K]`."""
-    return interval(self.means(values))
+def means(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+  """Returns means `[1 + R, K]` of `[P, K]` over problems with a value; weights are `[1 + R, P]`."""
+  known = np.isfinite(values)
+  with np.errstate(invalid="ignore"):
+    return (weights @ np.where(known, values, 0)) / (weights @ known)
 
 
 def interval(means: np.ndarray) -> dict[str, list[float | None]]:
-  """Mean, low and high `[K]`, as JSON, of `[1 + R, K]` over resamples; None: no value."""
+  """Returns mean, low and high `[K]` of means `[1 + R, K]` over resamples; None: no value."""
   ends = np.full((2, means.shape[1]), np.nan)
   known = np.isfinite(means[1:]).any(0)
   ends[:, known] = np.nanpercentile(means[1:, known], PERCENT, axis=0)
@@ -190,12 +187,12 @@ def interval(means: np.ndarray) -> dict[str, list[float | None]]:
 
 
 def compare(
-  of: Candidates, n: Sequence[int] = (), seed: int = 0, against: Sequence[str] = ()
+  candidates: Candidates, n: Sequence[int] = (), seed: int = 0, against: Sequence[str] = ()
 ) -> dict[str, Any]:
-  """Every number of the comparison, as JSON.
+  """Returns every number of the comparison, as JSON.
 
-  A name such as "people/4" is of the model "people" on a quarter of the labelled problems: `growth`
-  has what a doubling of the labels adds, the slope of a line over log2 of the share.
+  The name "people/4" stands for the model "people" trained on a quarter of the labelled problems.
+  `growth` tells what a doubling of the labels adds: the slope of a line over log2 of the share.
 
   Args:
     n: values of N; none: powers of two up to M, and M.
@@ -203,30 +200,30 @@ def compare(
     against: methods that every other is compared with, beside `BASELINES`.
 
   Raises:
-    ValueError: there is no such method.
+    ValueError: a method of `against` does not exist.
   """
-  samples = of.samples
+  samples, scores = candidates.samples, candidates.scores
   outcomes = (samples.correct, samples.valid)
-  baselines = _baselines(of, against)
+  baselines = _baselines(candidates, against)
   n = sorted({*n}) or reranking.powers_of_two(samples.correct.shape[1])
-  curves = solved(of, n, seed)
-  resampled = Resampled(resample_counts(len(samples.problems), RESAMPLES, seed))
-  auc = {name: within_problems(score, *outcomes)[:, None] for name, score in of.scores.items()}
-  found = {}
+  curves = solved(candidates, n, seed)
+  weights = resample_counts(len(samples.problems), RESAMPLES, seed)
+  auc = {name: within_problems(score, *outcomes)[:, None] for name, score in scores.items()}
+  by_method = {}
   for name, curve in curves.items():
-    found[name] = {"accuracy": resampled.interval(curve)}
-    found[name]["minus"] = {
-      other: resampled.interval(curve - curves[other]) | power(curve, curves[other])
+    by_method[name] = {"accuracy": interval(means(weights, curve))}
+    by_method[name]["minus"] = {
+      other: interval(means(weights, curve - curves[other])) | power(curve, curves[other])
       for other in baselines
       if other != name
     }
     if name in auc:
-      found[name]["auc"] = resampled.interval(auc[name])
-  for name, probability in of.models.items():
-    chosen = samples.valid
-    found[name]["calibration"] = calibration(probability[chosen], samples.correct[chosen])
-  for name in of.scores if of.steps is not None else ():
-    found[name]["length"] = length(of.scores[name], of.steps, samples.valid)
+      by_method[name]["auc"] = interval(means(weights, auc[name]))
+  for name, probability in candidates.models.items():
+    valid = samples.valid
+    by_method[name]["calibration"] = calibration(probability[valid], samples.correct[valid])
+  for name in scores if candidates.steps is not None else ():
+    by_method[name]["length"] = length(scores[name], candidates.steps, samples.valid)
   return {
     "problems": len(samples.problems),
     "candidates": len(samples.slots),
@@ -235,7 +232,7 @@ def compare(
     "n": n,
     "seed": seed,
     "baselines": baselines,
-    "methods": found,
+    "methods": by_method,
     "by": {
       kind: {
         group: {"problems": len(members)}
@@ -245,22 +242,22 @@ def compare(
       for kind, groups in reranking.breakdowns(samples).items()
       if kind != "subject"
     },
-    "growth": growth({name: curve[:, -1:] for name, curve in curves.items()}, auc, resampled),
+    "growth": growth({name: curve[:, -1:] for name, curve in curves.items()}, auc, weights),
   }
 
 
-def _baselines(of: Candidates, against: Sequence[str]) -> list[str]:
-  """`BASELINES` that there are, and `against`; ValueError if one of these is no method."""
-  known = [*of.scores, "random", "oracle"]
-  if of.samples.answer_ids is not None:
-    known += ["majority", *(f"vote by {name}" for name in of.models)]
+def _baselines(candidates: Candidates, against: Sequence[str]) -> list[str]:
+  """Returns those of `BASELINES` that apply, and `against`; ValueError for an unknown method."""
+  known = [*candidates.scores, "random", "oracle"]
+  if candidates.samples.answer_ids is not None:
+    known += ["majority", *(f"vote by {name}" for name in candidates.models)]
   if unknown := [name for name in against if name not in known]:
     raise ValueError(f"--against {unknown[0]}: no such method; there are {', '.join(known)}")
   return [name for name in dict.fromkeys((*BASELINES, *against)) if name in known]
 
 
 def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
-  """Problems needed to establish the difference at the largest N, if it is as large as it seems.
+  """Returns how many problems establish the difference at the largest N, if it is as estimated.
 
   A two-sided test at 5 % finds a mean difference d of standard deviation s over n problems with
   probability `POWER` for n = ((z(0.975) + z(POWER)) s / d)^2.
@@ -272,68 +269,71 @@ def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
 
 
 def calibration(probability: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
-  """Expected calibration error of P(right) of solutions, and the bins of a reliability diagram."""
+  """Returns the expected calibration error of solutions' P(right), and the reliability diagram."""
   bins = step_metrics.calibration(probability, correct)
   gaps = [b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins]
   return {"error": float(sum(gaps) / max(len(probability), 1)), "bins": bins}
 
 
 def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str, float | None]:
-  """How a score depends on the number of steps, `[P, M]` each.
+  """Measures how a score depends on the number of steps, `[P, M]` each.
 
   Returns:
     correlation: Spearman's, over the valid candidates of all problems.
     pick, random: mean number of steps of the best valid candidate, ties shared, and of a random
       one, over problems with at least two.
   """
-  mean = lambda of: float(np.mean(of)) if of else None
-  found = [(s[v], t[v]) for s, t, v in zip(scores, steps, valid) if v.sum() > 1]
+  mean = lambda values: float(np.mean(values)) if values else None
+  pairs = [(s[v], t[v]) for s, t, v in zip(scores, steps, valid) if v.sum() > 1]
   return {
     "correlation": step_metrics.spearman(scores[valid], steps[valid]),
-    "pick": mean([t[s == s.max()].mean() for s, t in found]),
-    "random": mean([t.mean() for _, t in found]),
+    "pick": mean([t[s == s.max()].mean() for s, t in pairs]),
+    "random": mean([t.mean() for _, t in pairs]),
   }
 
 
 def growth(
-  last: Mapping[str, np.ndarray], auc: Mapping[str, np.ndarray], resampled: Resampled
+  last: Mapping[str, np.ndarray], auc: Mapping[str, np.ndarray], weights: np.ndarray
 ) -> dict[str, dict[str, Any]]:
-  """By model with several shares: what a doubling of the labels adds to AUC and accuracy."""
+  """Returns what a doubling of the labels adds to AUC and to accuracy at the last N, by model."""
   out: dict[str, dict[str, Any]] = {}
   shares: dict[str, dict[float, str]] = {}
   for name in auc:
     if (base := whole(name)) in auc:
       shares.setdefault(base, {})[-np.log2(parts(name)[1])] = name
-  for base, of in shares.items():
-    if len(of) < 2:
+  for base, names in shares.items():
+    if len(names) < 2:
       continue
-    x = np.array(sorted(of))
+    x = np.array(sorted(names))
     slopes = {}
     for key, values in (("auc", auc), ("accuracy", last)):
-      y = np.concatenate([resampled.means(values[of[share]]) for share in x], axis=1)  # [1 + R, S]
+      by_share = [means(weights, values[names[share]]) for share in x]
+      y = np.concatenate(by_share, axis=1)  # [1 + R, shares]
       slopes[key] = interval((y @ (x - x.mean()) / np.square(x - x.mean()).sum())[:, None])
     out[base] = {"shares": [2.0**share for share in x], **slopes}
   return out
 
 
-def disagreements(of: Candidates, model: str) -> tuple[list[tuple[int, int]], list[str]]:
-  """Slots of the picks of a model and of the majority where just one is right; and who picked.
+def disagreements(candidates: Candidates, model: str) -> tuple[list[tuple[int, int]], list[str]]:
+  """Returns slots of a model's and the majority's picks where just one is right; and who picked.
 
-  Of the majority, the candidate with its answer that stands first.
+  The majority picks the first candidate with its answer; a tied majority picks none.
   """
-  samples, slots, why = of.samples, [], []
+  samples, slots, why = candidates.samples, [], []
+  if samples.answer_ids is None:
+    return slots, why
   for p in range(len(samples.problems)):
-    there = np.flatnonzero(samples.valid[p])
-    if not len(there) or samples.answer_ids is None:
+    valid = np.flatnonzero(samples.valid[p])
+    if not len(valid):
       continue
-    own = there[np.argmax(of.scores[model][p, there])]
-    answers, counts = np.unique(samples.answer_ids[p, there], return_counts=True)
+    pick = valid[np.argmax(candidates.scores[model][p, valid])]
+    answers, counts = np.unique(samples.answer_ids[p, valid], return_counts=True)
     if (counts == counts.max()).sum() > 1:
-      continue  # the majority is tied
-    most = there[samples.answer_ids[p, there] == answers[counts.argmax()]][0]
-    if samples.correct[p, own] != samples.correct[p, most]:
-      slots += [(p, int(own)), (p, int(most))]
-      why += [f"the pick of {model}", f"the majority: {counts.max()} of {len(there)} answers"]
+      continue
+    majority = valid[samples.answer_ids[p, valid] == answers[counts.argmax()]][0]
+    if samples.correct[p, pick] != samples.correct[p, majority]:
+      slots += [(p, int(pick)), (p, int(majority))]
+      why += [f"the pick of {model}", f"the majority: {counts.max()} of {len(valid)} answers"]
   return slots, why
 
 
@@ -347,7 +347,7 @@ class Subset(msgspec.Struct):
 
 
 class ProcessBench(msgspec.Struct):
-  """What is read of a result of evaluate.py."""
+  """The keys of a result of evaluate.py that are read."""
 
   benchmark: Literal["process_bench"]
   subsets: dict[str, Subset]
@@ -356,11 +356,11 @@ class ProcessBench(msgspec.Struct):
 
 
 def process_bench(path: pathlib.Path) -> dict[str, dict[str, list[float | None]]]:
-  """F1 of each subset and their mean, as `interval`; BadLine: the file is no such result."""
-  of = json_lines.convert(json_lines.document(path), ProcessBench, str(path))
-  values = {name: (part.f1, f"{name}/f1") for name, part in of.subsets.items()}
-  ends = lambda key: of.intervals.get(key, Ends(None, None))
+  """Reads F1 of each subset and their mean, as `interval`; BadLine: the file is no such result."""
+  result = json_lines.convert(json_lines.document(path), ProcessBench, str(path))
+  values = {name: (part.f1, f"{name}/f1") for name, part in result.subsets.items()}
+  ends = lambda key: result.intervals.get(key, Ends(None, None))
   return {
     name: {"mean": [f1], "low": [ends(key).low], "high": [ends(key).high]}
-    for name, (f1, key) in (values | {"mean": (of.mean_f1, "mean_f1")}).items()
+    for name, (f1, key) in (values | {"mean": (result.mean_f1, "mean_f1")}).items()
   }

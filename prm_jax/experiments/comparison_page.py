@@ -1,4 +1,4 @@
-"""How a comparison is shown: figure, tables, and a page with solutions."""
+"""Shows a comparison: figure, tables, and a page with solutions."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from prm_jax.experiments.comparison import Candidates, disagreements, whole
 from prm_jax.experiments.figures import COLOURS, Curve, Panel
 from prm_jax.experiments.results import Table
 
-PLAIN = {"majority": 6, "random": 7, "oracle": 8}  # their colours, in both panels
+PLAIN = {"majority": 6, "random": 7, "oracle": 8}  # colours of the baselines, in both panels
 SPARE = [i for i in range(len(COLOURS)) if i not in PLAIN.values()]
-SHOWN = 60  # problems with a disagreement, at most, on the page
+SHOWN = 60  # problems with a disagreement on the page, at most
 
 
 def panels(found: Mapping[str, Any]) -> list[Panel]:
-  """Best-of-N of the scorers beside the baselines, and of the votes.
+  """Returns a panel of best-of-N of scorers and baselines, and one of votes if there are any.
 
-  Problems differ more than methods, so bands overlap where paired differences do not: the majority
-  alone has one.
+  Problems differ more than methods, so bands overlap where paired differences do not: only the
+  majority has one.
   """
 
   def panel(names: Sequence[str], how: str) -> Panel:
@@ -29,9 +29,9 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
     for i, name in enumerate(names):
       colour = PLAIN.get(name, SPARE[i % len(SPARE)])
       accuracy = found["methods"][name]["accuracy"]
-      each = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
+      curve = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
       bare = {} if name == "majority" else {"low": None, "high": None}
-      curves.append(dataclasses.replace(each, colour=colour, **bare))
+      curves.append(dataclasses.replace(curve, colour=colour, **bare))
     return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
 
   methods = found["methods"]
@@ -46,20 +46,20 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-  """The comparison for screen and page."""
+  """Returns the tables of page and screen."""
   last, methods = f"N = {found['n'][-1]}", found["methods"]
   out = [_solved(found)]
   for kind, groups in found["by"].items():
     if groups:
-      heads = [f"{group} ({about['problems']})" for group, about in groups.items()]
-      part = [[n, *(f"{100 * about[n]:.1f}" for about in groups.values())] for n in methods]
-      out.append(Table(f"% solved at {last} by {kind}", ["", *heads], part))
+      heads = [f"{name} ({group['problems']})" for name, group in groups.items()]
+      rows = [[n, *(f"{100 * group[n]:.1f}" for group in groups.values())] for n in methods]
+      out.append(Table(f"% solved at {last} by {kind}", ["", *heads], rows))
   out += [_needed(found), *_scores(found)]
   if judged := found.get("process_bench"):
     heads = [*next(iter(judged.values()))]
     rows = [
-      [name, *(_cell(of[head], 0) if head in of else "-" for head in heads)]
-      for name, of in judged.items()
+      [name, *(_cell(f1[head], 0) if head in f1 else "-" for head in heads)]
+      for name, f1 in judged.items()
     ]
     out.append(Table("ProcessBench: % F1 of the first wrong step", ["", *heads], rows))
   if found["growth"]:
@@ -73,7 +73,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
 
 
 def _solved(found: Mapping[str, Any]) -> Table:
-  """Every method at some N, and what it is compared with at the last."""
+  """Returns the table of every method at some N, and of its differences at the last N."""
   at = [k for k, n in enumerate(found["n"]) if n in (1, 4) or k == len(found["n"]) - 1]
   header = ["", "AUC within problems", *(f"N = {found['n'][k]}" for k in at)]
   header += [f"minus {name}" for name in found["baselines"]]
@@ -89,10 +89,10 @@ def _solved(found: Mapping[str, Any]) -> Table:
 
 
 def _needed(found: Mapping[str, Any]) -> Table:
-  """The power calculation of each pair of a scorer and a baseline."""
+  """Returns the power calculation of each pair of a scorer and a baseline."""
   rows: dict[tuple[str, str], list[str]] = {}
-  for name, about in found["methods"].items():
-    for other, each in about["minus"].items() if "auc" in about else ():
+  for name, method in found["methods"].items():
+    for other, each in method["minus"].items() if "auc" in method else ():
       if (other, name) not in rows:
         needed = f"{each['problems_needed'] or np.inf:,.0f}"
         rows[name, other] = [f"{name} - {other}", _cell(each, -1, sign="+"), needed]
@@ -101,7 +101,7 @@ def _needed(found: Mapping[str, Any]) -> Table:
 
 
 def _scores(found: Mapping[str, Any]) -> list[Table]:
-  """Calibration of each scorer, and how its score depends on the number of steps, if known."""
+  """Returns a table of each scorer's calibration and dependence on length, or none if unknown."""
   number = lambda x, digits: "" if x is None else f"{x:.{digits}f}"
   rows = []
   for name, each in found["methods"].items():
@@ -112,14 +112,15 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
       rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
   header = ["", "calibration error of P(right)", "rank correlation with steps, all problems"]
   header += ["steps of its pick, problems with two or more", "of a random candidate of these"]
-  known = any(any(row[1:]) for row in rows)
-  return [Table("Scores of candidates with an answer", header, rows)] * known
+  if not any(any(row[1:]) for row in rows):
+    return []
+  return [Table("Scores of candidates with an answer", header, rows)]
 
 
 def _cell(
   each: Mapping[str, list], k: int, scale: int = 100, digits: int = 1, sign: str = ""
 ) -> str:
-  """A value with its interval."""
+  """Returns a value with its interval as text."""
   values = [each[key][k] for key in ("mean", "low", "high")]
   if values[0] is None:
     return "-"
@@ -128,15 +129,19 @@ def _cell(
 
 
 def rendered(
-  of: Candidates, found: Mapping[str, Any], tables: Sequence[Table], png: bytes, title: str
+  candidates: Candidates,
+  found: Mapping[str, Any],
+  tables: Sequence[Table],
+  png: bytes,
+  title: str,
 ) -> str:
-  """The page: solutions on which the first model and the majority disagree, and the tables."""
+  """Returns the page: solutions on which the first model and the majority disagree, and tables."""
   problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
-  if of.scored:
-    model = next(iter(of.scored))
-    slots, why = disagreements(of, model)
+  if candidates.scored:
+    model = next(iter(candidates.scored))
+    slots, why = disagreements(candidates, model)
     slots, why = slots[: 2 * SHOWN], why[: 2 * SHOWN]
-    records = scored_samples.read_solutions(of.scored[model], slots)
+    records = scored_samples.read_solutions(candidates.scored[model], slots)
     problems = page.from_records(records, why=why)
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
   body = figures.with_tables(png, "Share of problems solved over N, by method", tables)

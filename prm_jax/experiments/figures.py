@@ -1,4 +1,4 @@
-"""Figures in the form of the paper's: curves with a band over seeds and problems; their HTML."""
+"""Draws curves with bands over seeds and problems, like the paper's figures; and their HTML."""
 
 import base64
 import dataclasses
@@ -26,21 +26,21 @@ MARKERS = "osD^vPX*"
 class Curve:
   label: str
   x: Sequence[float]
-  y: np.ndarray  # the same units as the panel's axis
+  y: np.ndarray  # in units of the panel's axis
   low: np.ndarray | None = None
   high: np.ndarray | None = None
   dashed: bool = False
-  colour: int | None = None  # of the panel's curve of this index; None: its own
+  colour: int | None = None  # index into COLOURS; None: its index in the panel
 
   @classmethod
-  def over_n(cls, label: str, n: Sequence[int], found: dict[str, Any], dashed: bool = False):
-    """Best-of-N in % over N, of `intervals.intervals`."""
-    return cls(label, n, *(100 * np.array(found[k]) for k in ("mean", "low", "high")), dashed)
+  def over_n(cls, label: str, n: Sequence[float], accuracy: dict[str, Any], dashed: bool = False):
+    """Returns best-of-N in % over N, from `intervals.intervals`."""
+    return cls(label, n, *(100 * np.array(accuracy[k]) for k in ("mean", "low", "high")), dashed)
 
   @classmethod
-  def at_last(cls, label: str, x: Sequence[float], found: Sequence[dict[str, Any]]):
-    """Best-of-N in % at the largest N, over something else."""
-    y = [[100 * each[k][-1] for each in found] for k in ("mean", "low", "high")]
+  def at_last(cls, label: str, x: Sequence[float], accuracies: Sequence[dict[str, Any]]):
+    """Returns best-of-N in % at the largest N over `x`, from `intervals.intervals` at each x."""
+    y = [[100 * each[k][-1] for each in accuracies] for k in ("mean", "low", "high")]
     return cls(label, x, *map(np.array, y))
 
 
@@ -53,7 +53,7 @@ class Panel:
 
 
 def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
-  """A figure of the panels: up to three side by side, more in two rows."""
+  """Draws the panels: up to three side by side, more in two rows."""
   rows = 1 if len(panels) <= 3 else 2
   columns = math.ceil(len(panels) / rows)
   size = (5.2 * columns, 4.4 * rows)
@@ -91,7 +91,7 @@ def with_tables(
   paper: str = "",
   notes: str = "",
 ) -> str:
-  """HTML of a figure and tables, for `page.render`."""
+  """Returns the HTML of a figure and tables, for `page.render`."""
   template = jinja2.Template(
     pathlib.Path(__file__).with_name("figure_and_tables.html").read_text(),
     autoescape=True,

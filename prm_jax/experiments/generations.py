@@ -1,7 +1,7 @@
 """Iterative retraining: the model of each generation chooses what the next is trained on.
 
-The paper (section 4.2) saw instability here that it could not diagnose.  Each generation logs what
-would: balance of the new labels, calibration, overlap of selections, and drift of scores.
+The paper (section 4.2) saw instability here that it could not diagnose.  Each generation records
+diagnostics: balance of the new labels, calibration, overlap of selections, and drift of scores.
 """
 
 import functools
@@ -13,7 +13,7 @@ from prm_jax import step_metrics
 from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.results import Results, Table, mean, percent
 from prm_jax.experiments.study import Place, Study
 from prm_jax.supervision import active
 
@@ -33,7 +33,7 @@ ARMS = {
   "uniform": "uniform",
 }
 RULES = {"convincing": "convincing", "frozen": "convincing", "uniform": "uniform"}
-FIRST = "first"  # generation 0, which all arms share
+FIRST = "first"  # the model of generation 0, which all arms share
 ADDED = 2  # solutions of each problem that a generation adds
 DIAGNOSTICS = {
   "negative": "negative among new labels",
@@ -48,7 +48,7 @@ DIAGNOSTICS = {
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   return names_of(plan.generations)
 
 
@@ -57,7 +57,10 @@ def names_of(generations: int) -> list[str]:
 
 
 def name(arm: str, generation: int) -> str:
-  """Arms share the first model, and both selectors the second: the first model chose for it."""
+  """Returns the name of a model.
+
+  All arms share the first model; both selectors share the second, as the first model chose for it.
+  """
   if generation == 0:
     return FIRST
   return f"{'convincing' if (arm, generation) == ('frozen', 1) else arm}-{generation}"
@@ -66,34 +69,34 @@ def name(arm: str, generation: int) -> str:
 def run(study: Study) -> None:
   """Trains, judges and diagnoses every generation of one seed."""
 
-  @functools.lru_cache(3)  # the first, the last and this generation's: scoring a pool takes long
-  def scored(of: str) -> tuple[active.Pool, list[Place]]:
-    return study.pool(workspace.load(study.space.directory / of))
+  @functools.lru_cache(3)  # of the first, last and present model: scoring a pool takes long
+  def scored(model: str) -> tuple[active.Pool, list[Place]]:
+    return study.pool(workspace.load(study.space.directory / model))
 
   for arm in ARMS:
     chosen = added = study.uniform(1)
     for g in range(study.plan.generations):
 
       def make(arm=arm, g=g, chosen=chosen, added=added) -> dict[str, Any]:
-        trees, this = study.process_trees(chosen), name(arm, g)
-        scorer = study.train(this, "process", trees, f"experiment: generation {g}")
-        now, places = scored(this)
-        selector = lambda of: scored(FIRST)[0] if of == "frozen" else now
-        found = {
-          "next": {
-            of: choice(study, selector(of), places, RULES[of], chosen)
-            for of in ARMS
-            if name(of, g) == this
-          }
+        trees, model = study.process_trees(chosen), name(arm, g)
+        scorer = study.train(model, "process", trees, f"experiment: generation {g}")
+        pool, places = scored(model)
+        chosen_next = {
+          other: choice(
+            study, scored(FIRST)[0] if other == "frozen" else pool, places, RULES[other], chosen
+          )
+          for other in ARMS
+          if name(other, g) == model  # these arms share the model
         }
-        found |= diagnosed(study, now, added)
+        result = {"next": chosen_next} | diagnosed(study, pool, added)
         if g:
           last = scored(name(arm, g - 1))[0]
-          found |= changed(now, last)
+          result |= changed(pool, last)
           if arm == "convincing":
-            then, new = {*choice(study, last, places, arm, chosen)}, {*found["next"][arm]}
-            found["overlap"] = len(then & new) / max(len(then | new), 1)
-        return study.measured(scorer, trees) | found
+            by_last = {*choice(study, last, places, arm, chosen)}
+            by_this = {*chosen_next[arm]}
+            result["overlap"] = len(by_last & by_this) / max(len(by_last | by_this), 1)
+        return study.measured(scorer, trees) | result
 
       result = study.space.result(name(arm, g), make)
       added = [tuple(place) for place in result["next"][arm]]
@@ -103,7 +106,7 @@ def run(study: Study) -> None:
 def choice(
   study: Study, selector: active.Pool, places: list[Place], rule: str, chosen: list[Place]
 ) -> list[Place]:
-  """The next solutions to label, among those of the pool that are not chosen yet."""
+  """Returns the next solutions to label, among those of the pool that are not chosen yet."""
   known = {*chosen}
   left = np.flatnonzero([place not in known for place in places])
   at = active.select(selector.subset(left), rule, ADDED, study.space.seed + len(chosen))
@@ -111,7 +114,7 @@ def choice(
 
 
 def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:
-  """Balance of the labels of `added`, and mean scores of the pool's solutions."""
+  """Returns the balance of the labels of `added`, and mean scores of the pool's solutions."""
   labels = [rating for _, _, labels in study.solutions(added) for rating in labels.ratings]
   score, errors = np.exp(pool.scores), study.errors(added)
   return {
@@ -123,19 +126,15 @@ def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, 
 
 
 def changed(pool: active.Pool, last: active.Pool) -> dict[str, Any]:
-  """How far the scores of the pool have moved since the last generation's model."""
+  """Returns how far the scores of the pool have moved since the last generation's model."""
   return {
     "drift": mean(np.abs(np.exp(pool.scores) - np.exp(last.scores))),
     "rank_correlation": step_metrics.spearman(pool.scores, last.scores),
   }
 
 
-def mean(values: np.ndarray) -> float | None:
-  return float(values.mean()) if len(values) else None
-
-
 def summarise(results: Results) -> dict[str, Any]:
-  """Curves and diagnostics of each generation."""
+  """Returns curves and diagnostics of each generation."""
   names = names_of(results.plan["generations"])
   curves = {each: results.accuracy(each) for each in names}
   return {
@@ -153,7 +152,7 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N by generation, and three diagnostics."""
+  """Returns panels of best-of-N by generation, and of three diagnostics."""
   last, generations = results.n[-1], range(results.plan["generations"])
   first = [
     Curve.at_last(label, generations, [summary["curves"][name(arm, g)] for g in generations])
@@ -177,7 +176,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [

@@ -1,4 +1,4 @@
-"""Intervals over seeds and problems, and how much further one kind of data goes than another.
+"""Intervals over seeds and problems, and the data efficiency of one arm against another.
 
 An array `[S, P, ...]` holds results of S seeds on P test problems each.  A bootstrap resample draws
 seeds, and within each of them problems, with replacement: the 95 % percentile interval holds the
@@ -20,9 +20,10 @@ PERCENT = (2.5, 97.5)
 def resampled(
   count: tuple[int, int], crossed: bool = False, seed: int = 0, resamples: int = RESAMPLES
 ) -> np.ndarray:
-  """`[R, S, P]` weights of seeds and problems in the mean of each resample; they add up to 1.
+  """Returns weights `[R, S, P]` of seeds and problems in each resample's mean; they add up to 1.
 
-  With `crossed`, all seeds have the same problems, and a resample draws them once for all.
+  Args:
+    crossed: all seeds have the same problems, so a resample draws problems once for all seeds.
   """
   seeds, problems = count
   rng = np.random.default_rng(seed)
@@ -36,7 +37,7 @@ def resampled(
 
 
 def intervals(values: np.ndarray, crossed: bool = False) -> dict[str, list]:
-  """Mean over seeds and problems of `[S, P, K]`, with interval, and mean by seed `[S, K]`."""
+  """Returns the mean of `[S, P, K]`, its interval, `[K]` each, and the means by seed `[S, K]`."""
   means = np.einsum("rsp,spk->rk", resampled(values.shape[:2], crossed), values)
   low, high = np.percentile(means, PERCENT, axis=0)
   mean = values.mean((0, 1))
@@ -55,7 +56,7 @@ def efficiency(
   crossed: bool = False,
   common: int = 0,
 ) -> dict[str, Any]:
-  """How much further the labels of each arm go than those of the arm `base`.
+  """Returns the data efficiency of each arm, relative to the arm `base`.
 
   A line, accuracy = a + b log2(size), is fitted to each arm by least squares (paper section 4.2,
   which compares slopes).  `slope_ratio` is b of the arm over b of `base`.  `data_ratio` is how many
@@ -65,8 +66,8 @@ def efficiency(
   Args:
     arms: `[S, P, K]` accuracies at K sizes.
     sizes: labelled solutions at each size.
-    common: first sizes at which all arms are the same model.  The lines begin there, but the
-      horizontal distance is taken at the others.
+    common: the number of first sizes at which all arms are the same model.  The lines begin there,
+      but the horizontal distance is taken at the other sizes.
 
   Returns:
     Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
@@ -74,37 +75,37 @@ def efficiency(
   """
   weights = resampled(arms[base].shape[:2], crossed)
   x = {name: np.log2(sizes[name]) for name in arms}
-  line = lambda name, y: np.polyfit(x[name], y.T, 1)  # [2, R]: slopes and intercepts
+  fit = lambda name, y: np.polyfit(x[name], y.T, 1)  # [2, R]: slopes and intercepts
   means = {name: np.einsum("rsp,spk->rk", weights, values) for name, values in arms.items()}
-  boot = {name: line(name, y) for name, y in means.items()}
-  exact = {name: line(name, values.mean((0, 1))[None])[:, 0] for name, values in arms.items()}
+  boot = {name: fit(name, y) for name, y in means.items()}
+  exact = {name: fit(name, values.mean((0, 1))[None])[:, 0] for name, values in arms.items()}
 
-  def ratios(of: np.ndarray, to: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    slope, other = of[0], to[0]
+  def ratios(line: np.ndarray, to: np.ndarray, at: float) -> tuple[np.ndarray, np.ndarray]:
+    (slope, intercept), (slope_to, intercept_to) = line, to
     with np.errstate(all="ignore"):
-      y = of[1] + slope * at.mean()
-      apart = (y - to[1]) / other - at.mean()
-      positive = other > 0
-      return np.where(positive, slope / other, np.nan), np.where(positive, 2**apart, np.nan)
+      distance = (intercept + slope * at - intercept_to) / slope_to - at
+      rises = slope_to > 0
+      return np.where(rises, slope / slope_to, np.nan), np.where(rises, 2**distance, np.nan)
 
   out = {}
   for name in arms:
-    slope, data = ratios(exact[name], exact[base], x[name][common:])
-    slopes, many = ratios(boot[name], boot[base], x[name][common:])
+    middle = x[name][common:].mean()
+    slope, data = ratios(exact[name], exact[base], middle)
+    slopes, data_ratios = ratios(boot[name], boot[base], middle)
     out[name] = {
       "slope": float(exact[name][0]),
       "intercept": float(exact[name][1]),
       "slope_ratio": interval(slope, slopes),
-      "data_ratio": interval(data, many),
+      "data_ratio": interval(data, data_ratios),
     }
   return out
 
 
 def interval(value: Any, resamples: np.ndarray) -> dict[str, float | None]:
-  """A number with its 95 % percentile interval; None where it is not finite.
+  """Returns a number with its 95 % percentile interval; None where it is not finite.
 
-  A resample without a number counts as lower than all for the lower limit, and as higher for the
-  upper one.
+  A resample without a number counts as the lowest for the lower limit, and as the highest for the
+  upper limit.
   """
   ends = (np.nan_to_num(resamples, nan=x, posinf=np.inf, neginf=-np.inf) for x in (-np.inf, np.inf))
   limits = [np.percentile(each, q, method="nearest") for each, q in zip(ends, PERCENT)]

@@ -1,12 +1,11 @@
-"""An experiment over its seeds: shared models first, then each seed, in worker processes.
+"""Runs an experiment over its seeds: shared models first, then each seed, in worker processes.
 
-Whatever is finished is a file below the output directory, so a run that was killed goes on.
+Every finished result is a file below the output directory, so a run that was killed resumes.
 """
 
 import concurrent.futures
 import contextlib
 import ctypes
-import functools
 import importlib
 import multiprocessing
 import os
@@ -22,47 +21,47 @@ from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Plan
 from prm_jax.runtime import progress
 
-POLL = 1.0  # seconds between looks at what is finished
+POLL = 1.0  # seconds between updates of the progress bar
 
 
 def module(name: str):
-  """The module of an experiment.
+  """Returns the module of an experiment.
 
-  It has TITLE, QUESTION and PAPER; `runs` and `run`, which names and makes the results of a seed;
-  `summarise`, `panels` and `tables`, of all of them; and `study`, if it has data of its own.
+  It has TITLE, QUESTION and PAPER; `runs` and `run`, which name and make the results of a seed;
+  `summarise`, `panels` and `tables`, which take the results of all seeds; and `study`, if the
+  experiment has data of its own.
   """
   return importlib.import_module(f"prm_jax.experiments.{name}")
 
 
 def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
-  """Makes every result of an experiment that is not there yet.
+  """Makes every result of an experiment that is missing.
 
   Args:
-    workers: processes, each with one core; 0: this process, with all devices.
+    workers: worker processes of one core each; 0: this process, with all devices.
 
   Raises:
-    ValueError: the directory has results of another plan, and which fields differ; or there are
+    ValueError: the directory has results of another plan, with the fields that differ; or there are
       several hosts.
   """
   if jax.process_count() > 1:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")
   for each in ("shared", name):
     plan_lib.check(plan, directory / each)
-  jobs = [functools.partial(seed_job, name, plan, directory, seed) for seed in plan.seeds]
   with _pool(workers) as submit:
     with progress.waiting("preparing the models that all seeds share"):
-      submit(functools.partial(shared_job, name, plan, directory)).result()
+      submit(shared_job, name, plan, directory).result()
     expected = [
       directory / name / f"seed-{seed}" / f"{each}.json"
       for seed in plan.seeds
       for each in module(name).runs(plan)
     ]
-    waiting = [submit(job) for job in jobs]
+    waiting = [submit(seed_job, name, plan, directory, seed) for seed in plan.seeds]
     with progress.Progress(desc=name, total=len(expected), unit="models") as bar:
       while waiting:
         for future in [each for each in waiting if each.done()]:
           waiting.remove(future)
-          future.result()  # raises what went wrong there
+          future.result()  # raises the job's error
           bar.reach(sum(path.is_file() for path in expected))
         bar.reach(sum(path.is_file() for path in expected))
         time.sleep(POLL if waiting else 0)
@@ -70,7 +69,7 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Any]:
-  """A function that runs a job and returns its future: here, or in one of the worker processes."""
+  """Yields `submit` of an executor: jobs run here, or in worker processes."""
   if not workers:
     yield _Here
     return
@@ -89,41 +88,44 @@ def _pool(workers: int) -> Iterator[Any]:
 
 
 class _Here:
-  """A job that runs in this process when its result is asked for; trainings show their own bars."""
+  """A future whose job runs in this process when its result is asked for."""
 
-  def __init__(self, job):
-    self.result = job
+  def __init__(self, job, *args):
+    self._job, self._args = job, args
 
   def done(self) -> bool:
     return True
 
+  def result(self) -> None:
+    self._job(*self._args)
+
 
 def _begin(cores) -> None:
-  """Begins a worker: one core, so that results do not depend on how many there are; and it ends
-  with its parent, and silently."""
-  ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+  """Starts a worker process on one core, so that results do not depend on the number of workers."""
+  ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with its parent
   jax.config.update("jax_platforms", "cpu")
   os.sched_setaffinity(0, {cores.get()})
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone handles Ctrl-C
 
 
 @contextlib.contextmanager
 def _job(directory: pathlib.Path, log: pathlib.Path) -> Iterator[None]:
-  """Where a job runs: programs compiled once are found again; a worker prints to `log`."""
+  """Runs a job with the experiments' compilation cache; a worker process prints to `log`."""
   jax.config.update("jax_compilation_cache_dir", str(directory / "shared" / "compiled"))
   if multiprocessing.parent_process() is None:
     yield
     return
   log.parent.mkdir(parents=True, exist_ok=True)
-  with contextlib.ExitStack() as stack:
-    file = stack.enter_context(log.open("a", encoding="utf-8"))
-    stack.enter_context(contextlib.redirect_stderr(file))
-    stack.enter_context(contextlib.redirect_stdout(file))
+  with (
+    log.open("a", encoding="utf-8") as file,
+    contextlib.redirect_stderr(file),
+    contextlib.redirect_stdout(file),
+  ):
     yield
 
 
 def shared_job(name: str, plan: Plan, directory: pathlib.Path) -> None:
-  """Trains the base and the labeller, if they are needed and not there."""
+  """Trains the bases and the labeller if the experiment needs them and they are missing."""
   from prm_jax.experiments import shared
 
   if not hasattr(module(name), "study"):
@@ -136,12 +138,15 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   from prm_jax.experiments import shared
   from prm_jax.experiments.workspace import Workspace
 
-  of, space = module(name), Workspace(directory / name / f"seed-{seed}", {}, seed)
-  if all((space.directory / f"{each}.json").is_file() for each in ["problems", *of.runs(plan)]):
+  experiment, space = module(name), Workspace(directory / name / f"seed-{seed}", {}, seed)
+  results = ["problems", *experiment.runs(plan)]
+  if all((space.directory / f"{each}.json").is_file() for each in results):
     return
   with _job(directory, space.directory / "log.txt"):
-    own = getattr(of, "study", None)
-    study = own(plan, space) if own else shared.study(space, plan, directory)
+    if hasattr(experiment, "study"):
+      study = experiment.study(plan, space)
+    else:
+      study = shared.study(space, plan, directory)
     plan_lib.keep(plan, directory / name)
     space.result("problems", study.problems)
-    of.run(study)
+    experiment.run(study)

@@ -1,4 +1,4 @@
-"""Label quality: what flipped labels do to process and outcome models, and how labellers agree."""
+"""Label quality: how flipped labels harm process and outcome models, and how labellers agree."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by fi
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   return [f"{arm}-{share:g}" for share in plan.noise for arm in ARMS]
 
 
@@ -70,14 +70,14 @@ def run(study: Study) -> None:
 
 
 def first_error(ratings: Sequence[int]) -> int | None:
-  """The first wrong step; None if there is none."""
+  """Returns the index of the first wrong step; None if there is none."""
   return next((i for i, rating in enumerate(ratings) if rating < 0), None)
 
 
 def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[tuple[int, ...]]:
-  """The ratings, of which a share is flipped: -1 to 1, and 0 and 1 to -1.
+  """Returns the ratings with a share of them flipped: -1 to 1, and 0 and 1 to -1.
 
-  A larger share flips all that a smaller one does.
+  A larger share flips all that a smaller share does.
   """
   rng = np.random.default_rng([seed, *b"process"])
   flip = lambda rating: 1 if rating < 0 else -1
@@ -88,7 +88,7 @@ def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[t
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Best-of-N by share of flipped labels, and what is lost against none."""
+  """Returns best-of-N by share of flipped labels, and its change against no flips."""
   shares = results.plan["noise"]
   curves = {f"{arm}-{x:g}": results.accuracy(f"{arm}-{x:g}") for arm in ARMS for x in shares}
   return {
@@ -112,7 +112,7 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N at the largest N over the share of flipped labels, and its change."""
+  """Returns panels of best-of-N at the largest N over the share of flips, and of its change."""
   shares, last = results.plan["noise"], results.n[-1]
   x = [100 * share for share in shares]
   curves = [
@@ -130,7 +130,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
     [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]
@@ -140,14 +140,15 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     [f"{label}: change", "", *(percent(summary["lost"][f"{arm}-{s:g}"], True) for s in shares[1:])]
     for arm, label in ARMS.items()
   ]
-  of = summary["agreement"]
+  agreement = [summary["agreement"][f"{x:g}"] for x in shares]
   kappa = lambda value: "none" if value is None else f"{value:.2f}"
   count = lambda x: f"{sum(summary['labels'][f'{x:g}'].values()) / len(results.seeds):,.0f}"
   rows.append(["labels of steps that are left", *map(count, shares)])
   moved = (f"{100 * summary['moved'][f'{x:g}']:.1f}" for x in shares)
   rows.append(["solutions with another first error, %", *moved])
-  rows.append(["two such labellers agree, % of steps"])
-  rows[-1] += [f"{100 * of[f'{s:g}']['share']:.1f}" for s in shares]
-  rows.append(["Cohen's kappa of right and wrong", *(kappa(of[f"{s:g}"]["kappa"]) for s in shares)])
+  agree = (f"{100 * each['share']:.1f}" for each in agreement)
+  rows.append(["two such labellers agree, % of steps", *agree])
+  kappas = (kappa(each["kappa"]) for each in agreement)
+  rows.append(["Cohen's kappa of right and wrong", *kappas])
   header = ["labels flipped", *(f"{100 * s:g} %" for s in shares)]
   return [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]

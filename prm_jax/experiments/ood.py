@@ -1,5 +1,6 @@
 """Out of distribution: domains that training never saw (paper section 5, Table 1)."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,13 @@ AGGREGATE = "Aggregate"
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   return ["domains"]
 
 
 def run(study: Study) -> None:
   """Trains both models of one seed and judges them on every domain."""
-  found = domains(study)  # which reads files, before anything is trained
+  tests = domains(study)  # reads files before anything is trained
 
   def make() -> dict[str, Any]:
     chosen = study.uniform(study.plan.samples[-1])
@@ -47,13 +48,16 @@ def run(study: Study) -> None:
       "prm": study.train("prm", "process", study.process_trees(chosen), "experiment: ood"),
       "orm": study.train("orm", "outcome", study.outcome_trees(chosen, False), "experiment: ood"),
     }
-    return {"domains": {name: judged(models, each) for name, each in found.items()}}
+    return {"domains": {name: judged(models, task) for name, task in tests.items()}}
 
   study.space.result("domains", make)
 
 
 def domains(study: Study) -> dict[str, tasks.Task]:
-  """What is tested by domain, the familiar one first: files, or variants of the embedded domain."""
+  """Returns the task of each domain, the familiar one first.
+
+  Domains are files, or variants of the embedded domain.
+  """
   plan, separator = study.plan, study.plan.process.data.separator
   if plan.files.pool:
     named = command_line.named_files("--domains", plan.files.domains)
@@ -61,65 +65,61 @@ def domains(study: Study) -> dict[str, tasks.Task]:
     return {"in distribution": study.task} | {
       name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named.items()
     }
-  sizes = plan.embedded
   rng = np.random.default_rng([study.space.seed, *b"domains"])
   known = {each.text for each in (*study.task.pool, *study.task.test)}
-  found = {}
+  by_domain = {}
   for name, setting in {"in distribution": plan.setting, **plan.domains}.items():
     stream = arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
     fresh = (each for each in stream if each.text not in known)
-    found[name] = tasks.Task(
-      (),
-      tuple(
-        tasks.sampled(next(fresh), plan.domain_samples, rng) for _ in range(sizes.test_problems)
-      ),
-    )
-  return found
+    problems = itertools.islice(fresh, plan.embedded.test_problems)
+    test = tuple(tasks.sampled(each, plan.domain_samples, rng) for each in problems)
+    by_domain[name] = tasks.Task((), test)
+  return by_domain
 
 
 def judged(models: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
-  """Best-of-N of each method, and AUROC of the process model on steps with known ratings."""
-  found = workspace.problems_of(task)
+  """Returns best-of-N of each method, and AUROC of each model (`workspace.judged`)."""
+  result = workspace.problems_of(task)
   for name, scorer in models.items():
-    result = workspace.judged(scorer, task)
-    found[name] = result["accuracy"]
-    found[f"{name}_auroc"] = result.get("auroc")
-  return found
+    judgement = workspace.judged(scorer, task)
+    result[name] = judgement["accuracy"]
+    result[f"{name}_auroc"] = judgement.get("auroc")
+  return result
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Table 1 at the largest N of each domain, with intervals over seeds and problems."""
-  runs_ = results.of("domains")
-  names = [*runs_[0]["domains"]]
-  table, crossed = {}, {}
+  """Returns Table 1 at the largest N of each domain, with intervals over seeds and problems."""
+  by_seed = [run["domains"] for run in results.of("domains")]
+  names = [*by_seed[0]]
+  table, curves, crossed = {}, {}, {}
   for name in names:
-    each = [run["domains"][name] for run in runs_]
-    crossed[name] = len({found["test_hash"] for found in each}) == 1  # the same for all seeds
-    curves = {key: np.array([found[key] for found in each]) for key in METHODS}
-    table[name] = _compared(curves, crossed[name])
-    table[name] |= {"n": each[0]["n"], "problems": curves["prm"].shape[1]}
+    found = [domains[name] for domains in by_seed]
+    crossed[name] = len({each["test_hash"] for each in found}) == 1  # the same for all seeds
+    curves[name] = {key: np.array([each[key] for each in found]) for key in METHODS}
+    table[name] = _compared(curves[name], crossed[name])
+    table[name] |= {"n": found[0]["n"], "problems": curves[name]["prm"].shape[1]}
     for key in ("prm_auroc", "orm_auroc"):
-      table[name][key] = [found[key] for found in each if found[key] is not None]
+      table[name][key] = [each[key] for each in found if each[key] is not None]
   unfamiliar = names[1:]
   if unfamiliar:  # each problem counts once, as in Table 1
-    last = lambda key: np.concatenate(
-      [np.array([run["domains"][name][key] for run in runs_])[:, :, -1:] for name in unfamiliar], 1
-    )
-    same = all(crossed[name] for name in unfamiliar)
-    table[AGGREGATE] = _compared({key: last(key) for key in METHODS}, same)
+    last = {
+      key: np.concatenate([curves[name][key][:, :, -1:] for name in unfamiliar], axis=1)
+      for key in METHODS
+    }
+    table[AGGREGATE] = _compared(last, all(crossed[name] for name in unfamiliar))
     table[AGGREGATE]["n"] = sorted({table[name]["n"][-1] for name in unfamiliar})
     table[AGGREGATE]["problems"] = sum(table[name]["problems"] for name in unfamiliar)
   return {"table": table}
 
 
 def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
-  """Intervals of each method, and of PRM minus ORM."""
+  """Returns intervals of each method, and of PRM minus ORM."""
   curves = curves | {"prm - orm": curves["prm"] - curves["orm"]}
   return {key: intervals.intervals(curve, crossed) for key, curve in curves.items()}
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N in each domain."""
+  """Returns a panel of best-of-N for each domain."""
   return [
     Panel(
       [Curve.over_n(label, found["n"], found[key]) for key, label in METHODS.items()],
@@ -132,7 +132,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Table 1."""
+  """Returns the experiment's Table 1 and the paper's."""
   text = lambda values: f"{np.mean(values):.3f}" if values else ""
   rows = [
     [

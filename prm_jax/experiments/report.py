@@ -1,4 +1,4 @@
-"""Figure, tables and page of an experiment, from its JSON file alone."""
+"""Writes an experiment's results as JSON, and from the JSON alone its figure, tables and page."""
 
 import json
 import pathlib
@@ -21,18 +21,18 @@ NOTES = (
 
 
 def gather(name: str, scale: str, directory: pathlib.Path, seeds: Sequence[int]) -> Results:
-  """The stored results of every seed."""
-  plan = json_lines.document(directory / name / "plan.json")
-  read = lambda seed, each: json_lines.document(directory / name / f"seed-{seed}" / f"{each}.json")
-  stems = {
-    path.stem for seed in seeds for path in (directory / name / f"seed-{seed}").glob("*.json")
-  }
-  runs = [read(seed, each) for seed in seeds for each in sorted(stems - {"problems"})]
-  return Results(name, scale, plan, [*seeds], [read(seed, "problems") for seed in seeds], runs)
+  """Reads the stored results of every seed."""
+  folders = [directory / name / f"seed-{seed}" for seed in seeds]
+  runs = sorted({path.stem for folder in folders for path in folder.glob("*.json")} - {"problems"})
+  read = json_lines.document
+  plan = read(directory / name / "plan.json")
+  info = [read(folder / "problems.json") for folder in folders]
+  results = [read(folder / f"{run}.json") for folder in folders for run in runs]
+  return Results(name, scale, plan, [*seeds], info, results)
 
 
 def write(results: Results, directory: pathlib.Path, vector: Sequence[str] = ()) -> list[str]:
-  """Writes NAME.json and what is drawn from it; returns the tables for the screen."""
+  """Writes NAME.json, and NAME.png and NAME.html from it; returns the tables for the screen."""
   module = jobs.module(results.experiment)
   content = vars(results) | {"summary": module.summarise(results)}
   with storage.written(directory / f"{results.experiment}.json") as out:
@@ -46,10 +46,10 @@ def draw(
   """Writes NAME.png and NAME.html of a results file; returns its tables for the screen.
 
   Args:
-    vector: other formats of the figure, which are written beside: "pdf", "svg".
+    vector: further formats in which the figure is written: "pdf", "svg".
 
   Raises:
-    ValueError, OSError: the file is not one of that experiment, or cannot be read.
+    ValueError, OSError: the file has no results of that experiment, or cannot be read.
   """
   content = json_lines.document(path)
   if content.get("experiment") != name:

@@ -1,7 +1,7 @@
-"""Labels of rollouts against exact ones: first errors found, what they cost, what they teach.
+"""Labels of rollouts against exact labels: first errors found, cost, and PRMs trained on them.
 
-The language model of the experiment search goes on from the steps of other solutions of its domain,
-whose ratings are known exactly.
+The language model of the experiment search continues from the steps of other solutions of its
+domain, whose ratings are known exactly.
 """
 
 import contextlib
@@ -58,16 +58,16 @@ SURE = 0.5  # of the arm "tolerant"
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   return [*(f"{rule}-{k}" for rule in RULES for k in plan.rollouts.counts), *ARMS]
 
 
 def study(plan: Plan, space: Workspace) -> Study:
-  """The quick start's test candidates, and its settings with fewer updates for fewer labels."""
-  found = alternatives.study(plan, space)
-  train = dataclasses.replace(found.plan.process.train, steps=plan.rollouts.updates)
-  process = dataclasses.replace(found.plan.process, train=train)
-  return dataclasses.replace(found, plan=dataclasses.replace(found.plan, process=process))
+  """Returns the quick start's study, with fewer updates of a process model for fewer labels."""
+  quick = alternatives.study(plan, space)
+  train = dataclasses.replace(quick.plan.process.train, steps=plan.rollouts.updates)
+  process = dataclasses.replace(quick.plan.process, train=train)
+  return dataclasses.replace(quick, plan=dataclasses.replace(quick.plan, process=process))
 
 
 def run(study: Study) -> None:
@@ -84,15 +84,15 @@ def run(study: Study) -> None:
       trees = labels.trees(arm)
       scorer = study.space.model(f"prm_{arm}", study.plan.process, trees, held_out, "rollouts")
       labelled = sum(label is not None for tree in trees for label in tree.labels)
-      found = workspace.judged(scorer, study.task)
-      return found | {"solutions": len(trees), "steps": labelled}
+      result = workspace.judged(scorer, study.task)
+      return result | {"solutions": len(trees), "steps": labelled}
 
     study.space.result(arm, make)
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """The pool of a seed, and what rollouts say of it."""
+  """The pool of a seed, and the labels that rollouts give it."""
 
   plan: Plan
   made: Made
@@ -102,16 +102,17 @@ class Labels:
     """Training problems with solutions of the simulated solver."""
     s, rng = self.plan.rollouts, np.random.default_rng([self.made.space.seed, *b"pool"])
     return [
-      (of, [arithmetic.solve(of, rng) for _ in range(s.solutions)])
-      for of in self.made.generator.problems()["train"][: s.problems]
+      (problem, [arithmetic.solve(problem, rng) for _ in range(s.solutions)])
+      for problem in self.made.generator.problems()["train"][: s.problems]
     ]
 
   def annotated(self, s: Settings) -> list[Problem]:
-    """The problems of the pool with the rollouts that these settings ask for."""
-    problems = [
-      Problem(of.text, str(of.answer), [_solution(of, each) for each in solutions])
-      for of, solutions in self.pool
-    ]
+    """Returns the problems of the pool with the rollouts that the settings ask for."""
+    problems = []
+    for problem, drawn in self.pool:
+      answer = problem.answer
+      solutions = [Solution({}, x.steps, ended=True, right=x.answer == answer) for x in drawn]
+      problems.append(Problem(problem.text, str(answer), solutions))
     sampling, seed = Sampling(), self.made.space.seed
     make = lambda text, seed: Prompt("", text, "\n", seed)
     model = dataclasses.replace(self.made.language_model, batch=512)
@@ -127,24 +128,23 @@ class Labels:
     return problems
 
   def judged(self, s: Settings) -> dict[str, Any]:
-    """By problem `[P]`: first errors named, there, and named rightly; and the cost."""
-    named, there, right = np.zeros((3, len(self.pool)), int)
+    """Returns first errors by problem `[P]`, named, existing and named rightly; and the cost."""
+    named, existing, right = np.zeros((3, len(self.pool)), int)
     problems = self.annotated(s)
     for p, (problem, (_, solutions)) in enumerate(zip(problems, self.pool)):
-      for own, exact in zip(problem.solutions, solutions):
-        labels, _ = rollout_labels.label(problem, own, s)
+      for solution, exact in zip(problem.solutions, solutions):
+        labels, _ = rollout_labels.label(problem, solution, s)
         first = labels.index(False) if False in labels else None
         true = exact.ratings.index(-1) if -1 in exact.ratings else None
         named[p] += first is not None
-        there[p] += true is not None
+        existing[p] += true is not None
         right[p] += first is not None and first == true
-    rollouts = sum(count.n for each in problems for count in each.counts.values())
     return {
       "named": named.tolist(),
-      "there": there.tolist(),
+      "there": existing.tolist(),
       "right": right.tolist(),
       "solutions": sum(len(solutions) for _, solutions in self.pool),
-      "rollouts": rollouts,
+      "rollouts": sum(count.n for each in problems for count in each.counts.values()),
       "tokens": sum(each.tokens for each in problems),
     }
 
@@ -155,15 +155,15 @@ class Labels:
 
   @property
   def most(self) -> int:
-    """Rollouts of a step."""
+    """The number of rollouts of a step in the labels on which models are trained."""
     return max(self.plan.rollouts.counts)
 
   def trees(self, arm: str) -> list[StepTree]:
-    """The labelled solutions of the pool that a model of this arm is trained on."""
+    """Returns the labelled solutions of the pool that a model of this arm is trained on."""
     if arm == "exact":
       return [
-        synthetic.process(of.text, each.steps, each.ratings)
-        for of, solutions in self.pool
+        synthetic.process(problem.text, each.steps, each.ratings)
+        for problem, solutions in self.pool
         for each in solutions
       ]
     settings = {
@@ -185,19 +185,15 @@ class Labels:
     return out
 
 
-def _solution(of: arithmetic.Problem, solution: arithmetic.Solution) -> Solution:
-  return Solution({}, solution.steps, ended=True, right=solution.answer == of.answer)
-
-
 def summarise(results: Results) -> dict[str, Any]:
-  """Precision and recall of first errors over k, cost, and curves of the models."""
+  """Returns precision and recall of first errors over k, cost, and curves of the models."""
   counts = results.plan["rollouts"]["counts"]
-  of = {rule: [results.of(f"{rule}-{k}") for k in counts] for rule in RULES}
+  by_count = {rule: [results.of(f"{rule}-{k}") for k in counts] for rule in RULES}
   by = lambda rule, key: np.moveaxis(  # [S, P, K]
-    np.array([[each[key] for each in one] for one in of[rule]]), 0, 2
+    np.array([[each[key] for each in seeds] for seeds in by_count[rule]]), 0, 2
   )
   per_solution = lambda rule, key: [
-    float(np.mean([each[key] / each["solutions"] for each in one])) for one in of[rule]
+    float(np.mean([each[key] / each["solutions"] for each in seeds])) for seeds in by_count[rule]
   ]
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   return {
@@ -218,7 +214,7 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray, crossed: bool) -> dict[str, list]:
-  """The ratio of two sums over seeds and problems of `[S, P, K]`, with its interval."""
+  """Returns the ratio of two sums over seeds and problems of `[S, P, K]`, with its interval."""
   weights = intervals.resampled(part.shape[:2], crossed)
   sums = [np.einsum("rsp,spk->rk", weights, x) for x in (part, whole)]
   low, high = np.percentile(sums[0] / np.maximum(sums[1], 1e-12), intervals.PERCENT, axis=0)
@@ -227,7 +223,7 @@ def _ratio(part: np.ndarray, whole: np.ndarray, crossed: bool) -> dict[str, list
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Precision and recall over the cost, and best-of-N of the models."""
+  """Returns panels of precision and recall over the cost, and of the models' best-of-N."""
   out = []
   for name in ("precision", "recall"):
     curves = [
@@ -242,7 +238,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
   rows = [
@@ -266,8 +262,8 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for arm, label in ARMS.items()
   ]
   less: Sequence[Sequence[str]] = [
-    [f"{ARMS[arm]}, minus exact", "", "", "", *(percent(found, True, k) for k in at)]
-    for arm, found in summary["differences"].items()
+    [f"{ARMS[arm]}, minus exact", "", "", "", *(percent(difference, True, k) for k in at)]
+    for arm, difference in summary["differences"].items()
     if arm != "exact"
   ]
   names = ["labels", "solutions", "steps", "AUROC", *(f"best of {results.n[k]}" for k in at)]

@@ -1,7 +1,8 @@
 """PRM-guided search against best-of-N, with a small language model trained on the embedded domain.
 
-Language model and reward model are trained on other problems.  At each budget of N lanes a search
-and N samples write about as many tokens; the pick is the finished solution with the best score.
+Language model and reward model are trained on other problems than the test's.  At each budget of N
+lanes, a search and N samples write about as many tokens; the pick is the finished solution with the
+best score.
 """
 
 import collections
@@ -67,12 +68,12 @@ BATCH = 1024  # lanes under way
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   return ["samples", *(f"{rule}-{n}" for rule in SEARCHES for n in plan.search.widths)]
 
 
 def study(plan: Plan, space: Workspace) -> Study:
-  """The quick start's data and reward model; the test's samples are the language model's."""
+  """Returns the study of the quick start's test problems, with the language model's samples."""
   plan = alternatives.with_quickstart(plan, space)
   return Study(plan, space, Made(plan, space).task())
 
@@ -87,14 +88,14 @@ def run(study: Study) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-  """The two models of a seed, and the test problems."""
+  """The language model and the reward model of a seed, made on first use; the test problems."""
 
   plan: Plan
   space: Workspace
 
   @functools.cached_property
   def generator(self) -> arithmetic.Generator:
-    return dataclasses.replace(self.plan.quickstart.generator, seed=self.space.seed)
+    return self.plan.quickstart.generator
 
   @functools.cached_property
   def test(self) -> list[arithmetic.Problem]:
@@ -102,33 +103,37 @@ class Made:
 
   @functools.cached_property
   def reward_model(self) -> Scorer:
-    """Trained on the quick start's records, and on the language model's own samples."""
+    """The process model, trained on the quick start's records and the language model's samples."""
     trees, test = (
       alternatives.trees(self.generator, "alternatives", split) for split in ("train", "test")
     )
     workdir = self.space.directory / "prm"
-    own = [] if workspace.finished(workdir, self.plan.process) else self.labelled()
-    return self.space.model("prm", self.plan.process, [*trees, *own], test, "paper")
+    samples = [] if workspace.finished(workdir, self.plan.process) else self.labelled()
+    return self.space.model("prm", self.plan.process, [*trees, *samples], test, "paper")
 
   def labelled(self) -> list[StepTree]:
-    """The language model's samples of training problems, with exact labels.
+    """Returns the language model's samples of training problems, with exact labels.
 
-    Without them a search finds what only the language model writes: clauses left out, values
-    restated again and again.
+    A reward model without them overrates mistakes that only the language model makes, and a search
+    finds these: clauses left out, values restated again and again.
     """
-    problems = self.generator.problems()["train"][: self.plan.search.labelled]
     s = self.plan.search
-    prompts_of = self.prompts(problems, len(self.test))
-    sampled = self.language_model.generate(prompts_of, s.own, Sampling(s.temperature), LIMITS)
-    return [
-      synthetic.process(of.text, steps, arithmetic.rate(of, steps))
-      for found in sorted(sampled, key=lambda found: (found.prompt, found.sample))
-      for of, steps in [(problems[found.prompt], prompts.split(found.text, "lines"))]
-      if steps
-    ]
+    problems = self.generator.problems()["train"][: s.labelled]
+    asked = self.prompts(problems, len(self.test))
+    samples = self.language_model.generate(asked, s.own, Sampling(s.temperature), LIMITS)
+    trees = []
+    for sample in sorted(samples, key=lambda sample: (sample.prompt, sample.sample)):
+      if steps := prompts.split(sample.text, "lines"):
+        problem = problems[sample.prompt]
+        trees.append(synthetic.process(problem.text, steps, arithmetic.rate(problem, steps)))
+    return trees
 
   def prompts(self, problems: Sequence[arithmetic.Problem], first: int = 0) -> list[Prompt]:
-    """The problem and a newline, each with a seed of its own; `first` is the first's number."""
+    """Returns a prompt for each problem, its text and a newline, with a seed of its own.
+
+    Args:
+      first: the number of the first prompt, from which its seed is derived.
+    """
     return [
       Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
       for i, each in enumerate(problems, first)
@@ -136,7 +141,7 @@ class Made:
 
   @functools.cached_property
   def language_model(self) -> Sampler:
-    """Trained on the simulated solver's samples of training problems, mistakes included."""
+    """The language model, trained on the simulated solver's samples, mistakes included."""
     workdir, c = self.space.directory / "language_model", self.plan.process
     train = dataclasses.replace(c.train, steps=self.plan.search.updates, seed=self.space.seed)
     if not workspace.finished(workdir, dataclasses.replace(c, train=train)):
@@ -161,7 +166,7 @@ class Made:
     return language_models.load_checkpoint(str(workdir))
 
   def search(self, rule: str, n: int) -> list[search.Found]:
-    """What a search finds for each test problem."""
+    """Runs a search on every test problem; returns what it found, by problem."""
     s = search.Settings(rule, n, min(4, n))
     writing = step_writer.Settings(Sampling(), LIMITS, 32, s.steps_ahead)
     scorer = CachedScorer(self.reward_model, max(min(BATCH // n, len(self.test)), 1))
@@ -170,7 +175,7 @@ class Made:
 
   @functools.cached_property
   def samples(self) -> list[list[tuple[list[str], bool, int]]]:
-    """Of each test problem as many as the widest search has lanes: steps, finished, tokens."""
+    """(steps, finished, tokens) of samples, by problem; as many as the widest search has lanes."""
     path = self.space.directory / "samples.jsonl"
     if not path.is_file():
       with storage.written(path) as out:
@@ -181,64 +186,64 @@ class Made:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
   def task(self) -> tasks.Task:
-    """The test problems with these samples."""
-    solutions = lambda of, lines: [_solution(of, *line[:2]) for line in lines]
-    pairs = zip(self.test, self.samples)
-    problems = [tasks.problem(of.text, of.level, solutions(of, lines)) for of, lines in pairs]
-    return tasks.Task((), tuple(problems))
+    """Returns the task of the test problems with these samples."""
+    test = []
+    for problem, samples in zip(self.test, self.samples):
+      solutions = [_solution(problem, steps, finished) for steps, finished, _ in samples]
+      test.append(tasks.problem(problem.text, problem.level, solutions))
+    return tasks.Task((), tuple(test))
 
 
-def _solution(of: arithmetic.Problem, steps: Sequence[str], finished: bool) -> tasks.Solution:
+def _solution(problem: arithmetic.Problem, steps: Sequence[str], finished: bool) -> tasks.Solution:
   answer = extraction.final_answer("\n".join(steps)) if finished else None
-  return tasks.Solution(tuple(steps), answer == str(of.answer), answer)
+  return tasks.Solution(tuple(steps), answer == str(problem.answer), answer)
 
 
 def _of_samples(study: Study, made: Made) -> dict[str, Any]:
-  """Accuracy of best-of-N and of weighted votes `[P][K]` at the widths, and tokens at each."""
+  """Returns accuracies `[P][K]` of best-of-N and of votes at the K widths, and tokens at each."""
   n, scorer, samples = made.plan.search.widths, made.reward_model, Samples.of(study.task)
   probabilities = workspace.step_probabilities(scorer, study.task.test)
   scores = [workspace.solution_scores(scorer, each) for each in probabilities]
   by_sample = np.array([each[index] for each, index in zip(scores, samples.index)])
-  given = (samples.correct, samples.valid, n)
+  outcomes = (samples.correct, samples.valid, n)
   with jax.enable_x64(True):
-    best = agg.best_of_n(agg.join_ties(by_sample), *given)
+    best = agg.best_of_n(agg.join_ties(by_sample), *outcomes)
   key = jax.random.key(study.space.seed)
   weighted, _ = agg.majority_vote(
-    samples.answers, *given, np.exp(by_sample), key=key, permutations=256
+    samples.answers, *outcomes, np.exp(by_sample), key=key, permutations=256
   )
-  votes, _ = agg.majority_vote(samples.answers, *given)
+  votes, _ = agg.majority_vote(samples.answers, *outcomes)
   accuracy = {"best_of_n": best, "weighted": weighted, "majority": votes}
   spent = [_spent(made, width) for width in n]
   return {name: workspace.rounded(x) for name, x in accuracy.items()} | {"spent": spent}
 
 
 def _spent(made: Made, n: int) -> dict[str, int]:
-  """Tokens of the first n samples of each problem: written, and read by the reward model."""
+  """Counts tokens of the first n samples of each problem: written, and read by the reward model."""
   spent = collections.Counter()
-  for of, samples in zip(made.test, made.samples):
-    trees = [made.reward_model.encode(of.text, steps) for steps, _, _ in samples[:n]]
+  for problem, samples in zip(made.test, made.samples):
+    trees = [made.reward_model.encode(problem.text, steps) for steps, _, _ in samples[:n]]
     spent["scored"] += len(prefix_tree.merge(trees)[0])
     spent["generated"] += sum(tokens for _, _, tokens in samples[:n])
   return dict(spent)
 
 
 def _of_search(made: Made, rule: str, n: int) -> dict[str, Any]:
-  """Accuracy of the pick `[P][1]`, and tokens, of a search."""
+  """Returns the accuracy of a search's pick `[P][1]`, ties shared, and its tokens."""
   accuracy, spent = [], collections.Counter()
   right = made.reward_model.contract.right_classes
   for found in made.search(rule, n):
-    of = made.test[found.prompt]
     finished = [lane for lane in found.lanes if lane.end == "stop"]
     scores = [np.prod([p.mean(0)[right].sum() for p in x.probabilities]) for x in finished]
     picks = [x for x, score in zip(finished, scores) if score == max(scores)]
-    correct = [_solution(of, x.steps, True).correct for x in picks]
+    correct = [_solution(made.test[found.prompt], x.steps, True).correct for x in picks]
     accuracy.append([float(np.mean(correct)) if correct else 0.0])
     spent.update(found.spent)
   return {"accuracy": accuracy, "spent": dict(spent)}
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Curves over the budget, their tokens, and differences to best-of-N."""
+  """Returns curves over the budget, their tokens, and differences to best-of-N."""
   widths = results.plan["search"]["widths"]
   samples = results.of("samples")
   curves = {
@@ -247,9 +252,9 @@ def summarise(results: Results) -> dict[str, Any]:
   }
   spent = {"best_of_n": [each["spent"] for each in samples]}
   for rule in SEARCHES:
-    of = [results.of(f"{rule}-{n}") for n in widths]
     curves[rule] = np.concatenate([results.accuracy(f"{rule}-{n}") for n in widths], axis=2)
-    spent[rule] = [[each[s]["spent"] for each in of] for s in range(len(results.seeds))]
+    by_seed = zip(*(results.of(f"{rule}-{n}") for n in widths))
+    spent[rule] = [[each["spent"] for each in by_width] for by_width in by_seed]
   problems = curves["beam"].shape[1]
   tokens = lambda rule, kind: [
     float(np.mean([each[k][kind] for each in spent[rule]]) / problems) for k in range(len(widths))
@@ -272,15 +277,15 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Accuracy over lanes, over written tokens, and over tokens that the reward model reads."""
+  """Returns panels over lanes, written tokens, and tokens that the reward model reads."""
 
   def curve(name: str, x: Sequence[float]) -> Curve:
-    found = Curve.over_n(LABELS[name], x, summary["curves"][name], dashed=name == "majority")
-    return dataclasses.replace(found, colour=list(LABELS).index(name))
+    over_n = Curve.over_n(LABELS[name], x, summary["curves"][name], dashed=name == "majority")
+    return dataclasses.replace(over_n, colour=list(LABELS).index(name))
 
   y = "% problems solved"
-  first = [curve(name, summary["widths"]) for name in LABELS if name in summary["curves"]]
-  out = [Panel(first, "N = solutions of a problem under way", y)]
+  over_lanes = [curve(name, summary["widths"]) for name in LABELS if name in summary["curves"]]
+  out = [Panel(over_lanes, "N = solutions of a problem under way", y)]
   for kind, label in KINDS.items():
     curves = [curve(name, summary["tokens"][name][kind]) for name in summary["tokens"]]
     out.append(Panel(curves, f"tokens of a problem {label}", y))
@@ -288,7 +293,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
   rows = [
@@ -301,13 +306,13 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for name in SEARCHES
   ]
   tokens = [
-    [f"{LABELS[name]}, {label}", *(f"{x:,.0f}" for x in found[kind])]
-    for name, found in summary["tokens"].items()
+    [f"{LABELS[name]}, {label}", *(f"{x:,.0f}" for x in counts[kind])]
+    for name, counts in summary["tokens"].items()
     for kind, label in KINDS.items()
   ]
   tokens += [
-    [f"{LABELS[name]}, times as many if read from the start", *(f"{x:.1f}" for x in found)]
-    for name, found in summary["saved"].items()
+    [f"{LABELS[name]}, times as many if read from the start", *(f"{x:.1f}" for x in factors)]
+    for name, factors in summary["saved"].items()
   ]
   return [
     Table("% of problems solved, with 95 % intervals", header, rows),

@@ -1,4 +1,4 @@
-"""Models that all seeds share: the bases that every model starts from, and the labeller."""
+"""The models that all seeds share: the bases that every model starts from, and the labeller."""
 
 import dataclasses
 import functools
@@ -17,26 +17,26 @@ from prm_jax.input_pipeline import tokenizers
 from prm_jax.types import StepTree
 
 VOCABULARY = 700  # pieces: every clause, value and sign of the embedded domain, and bytes
-HELD_OUT = 64  # labelled solutions that base and labeller are evaluated on; of few, half
+HELD_OUT = 64  # labelled solutions for the evaluation of bases and labeller; half if there are few
 
 
 def prepare(plan: Plan, directory: pathlib.Path) -> None:
-  """Trains bases and labeller, or finds them."""
-  space, found = Workspace(directory / "shared", {}, 0), bases(plan, directory)
+  """Trains the bases and the labeller, unless they are given or already trained."""
+  space, checkpoints = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
     process = functools.partial(critiques, plan, "process")
     outcome = functools.partial(critiques, plan, "outcome")
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
-      every = [*process(), *labelled_trees(plan)]
+      trees = [*process(), *labelled_trees(plan)]
       plan_lib.keep(plan, space.directory)
-      texts = [text for tree in every for text in (tree.problem, *tree.steps)]
+      texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     _train(space, plan, "process_base", with_tokenizer(plan.process_base, tokenizer), process)
-    space = dataclasses.replace(space, bases={"outcome": found["process"]})
+    space = dataclasses.replace(space, bases={"outcome": checkpoints["process"]})
     _train(space, plan, "outcome_base", plan.outcome_base, outcome)
   if not plan.files.labeller:
-    space = dataclasses.replace(space, bases=found)
+    space = dataclasses.replace(space, bases=checkpoints)
     _train(space, plan, "labeller", plan.labeller, lambda: labelled_trees(plan))
 
 
@@ -55,26 +55,26 @@ def _train(
 
 
 def critiques(plan: Plan, objective: str) -> list[StepTree]:
-  """What a base is trained on: random mistakes, as a critic with blind spots sees them."""
+  """Returns what a base is trained on: random mistakes, labelled by a critic with blind spots."""
   random = dataclasses.replace(taught(plan), misread=(0.0,) * len(plan.setting.misread))
   problems = getattr(plan, f"{objective}_problems")
   return tasks.labelled(BASE_SEED, problems, random, objective, plan.blind)
 
 
 def labelled_trees(plan: Plan) -> list[StepTree]:
-  """What the labeller is trained on: human labels of a dataset, or exact ones."""
+  """Returns what the labeller is trained on: human labels of a dataset, or exact labels."""
   if plan.files.labels:
     return labelled.step_trees(plan.files.labels, "train", "process")[0]
   return tasks.labelled(LABELLER_SEED, plan.labeller_problems, taught(plan))
 
 
 def taught(plan: Plan) -> Setting:
-  """The domain with more random mistakes, for the models that all seeds share."""
+  """Returns the domain with more random mistakes, for the models that all seeds share."""
   return dataclasses.replace(plan.setting, stray=plan.taught_stray)
 
 
 def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:
-  """What models of each objective start from."""
+  """Returns the checkpoint that the models of each objective start from."""
   return {
     objective: plan.files.base or str(directory / "shared" / f"{objective}_base")
     for objective in ("process", "outcome")
@@ -82,7 +82,7 @@ def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:
 
 
 def study(space: Workspace, plan: Plan, directory: pathlib.Path) -> Study:
-  """The study of one seed; the models that it shares are there."""
+  """Returns the study of one seed, after `prepare`; ValueError if the labeller labels no steps."""
   space = dataclasses.replace(space, bases=bases(plan, directory))
   files, separator = plan.files, plan.process.data.separator
   if files.pool:

@@ -16,19 +16,21 @@ from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import active, synthetic
 from prm_jax.types import StepTree
 
-EVALUATED = 32  # test solutions that a run is evaluated on while it is trained
+EVALUATED = 32  # test solutions for the evaluation during training
 Place = tuple[int, int]  # problem of the pool, and solution of the problem
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
+  """One seed's plan, workspace, task and labeller."""
+
   plan: Plan
   space: Workspace
   task: Task
   labeller: Scorer | None = None  # None: the labels are given with the solutions
 
   def problems(self) -> dict[str, Any]:
-    """What all results of the seed have in common."""
+    """Returns the test problems' baselines (`workspace.problems_of`) and the size of the pool."""
     return workspace_lib.problems_of(self.task) | {
       "pool_problems": len(self.task.pool),
       "pool_solutions": sum(len(each.solutions) for each in self.task.pool),
@@ -36,11 +38,11 @@ class Study:
 
   @functools.cached_property
   def _labels(self) -> dict[Place, synthetic.Labels]:
-    """What the labeller has labelled so far."""
+    """The cache of `labels`."""
     return {}
 
   def labels(self, chosen: Sequence[Place]) -> list[synthetic.Labels]:
-    """The labeller's labels of solutions of the pool."""
+    """Returns the labeller's labels of solutions of the pool."""
     pool = self.task.pool
     if new := [place for place in dict.fromkeys(chosen) if place not in self._labels]:
       pairs = [(pool[p].text, pool[p].solutions[s].steps) for p, s in new]
@@ -56,7 +58,7 @@ class Study:
 
   @functools.cached_property
   def evaluation(self) -> dict[str, list[StepTree]]:
-    """Solutions for the evaluation during training, by objective."""
+    """Labelled test solutions for the evaluation during training, by objective."""
     firsts = [(each.text, each.solutions[0]) for each in self.task.test[:EVALUATED]]
     labels = self._labelled([(text, first.steps) for text, first in firsts])
     process = [
@@ -67,26 +69,26 @@ class Study:
     return {"process": process, "outcome": outcome}
 
   def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Labels]]:
-    """Problem, solution and labels of each of the chosen."""
+    """Yields the problem's text, the solution and its labels for each of the chosen."""
     for (p, s), labels in zip(chosen, self.labels(chosen)):
       yield self.task.pool[p].text, self.task.pool[p].solutions[s], labels
 
   def errors(self, chosen: Sequence[Place]) -> dict[str, Any] | None:
-    """The labeller's errors on the chosen (`synthetic.errors`); None without exact ratings."""
-    found = [
+    """Returns the labeller's errors (`synthetic.errors`); None if no exact ratings are known."""
+    pairs = [
       (labels, x.ratings) for _, x, labels in self.solutions(chosen) if x.ratings is not None
     ]
-    return synthetic.errors(*zip(*found)) if found else None
+    return synthetic.errors(*zip(*pairs)) if pairs else None
 
   def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
-    """The chosen solutions with the labeller's step labels."""
+    """Returns the chosen solutions with the labeller's step labels."""
     return [
       synthetic.process(text, each.steps, labels.ratings)
       for text, each, labels in self.solutions(chosen)
     ]
 
   def outcome_trees(self, chosen: Sequence[Place], by_labeller: bool) -> list[StepTree]:
-    """The chosen solutions with an outcome: of the labeller, or of the final answer."""
+    """Returns the chosen solutions with an outcome: the labeller's, or the final answer's."""
     return [
       synthetic.outcome(text, each.steps, labels.outcome if by_labeller else each.correct)
       for text, each, labels in self.solutions(chosen)
@@ -95,7 +97,7 @@ class Study:
   def train(
     self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
   ) -> Scorer:
-    """A model of the plan's settings for the objective, with changes of loss, optim or train."""
+    """Trains a model with the plan's settings, but for `changes` of loss, optim or train."""
     c = getattr(self.plan, objective)
     for key, value in changes.items():
       section = next(s for s in ("loss", "optim", "train") if hasattr(getattr(c, s), key))
@@ -115,7 +117,7 @@ class Study:
     recipe: str,
     **changes: Any,
   ) -> dict[str, Any]:
-    """Trains a model and judges it, unless its result is stored; the result."""
+    """Returns a model's stored result; trains and judges the model if it is missing."""
 
     def make() -> dict[str, Any]:
       data = trees()
@@ -124,39 +126,38 @@ class Study:
     return self.space.result(name, make)
 
   def measured(self, scorer: Scorer, trees: Sequence[StepTree]) -> dict[str, Any]:
-    """What a model was trained on, and how well it picks."""
+    """Returns the counts of the training labels, and how well the model picks."""
     return counts(trees) | workspace_lib.judged(scorer, self.task)
 
   def uniform(self, per_problem: int) -> list[Place]:
-    """The first distinct solutions among the samples of each problem; larger sets hold smaller."""
-    chosen = []
-    for p, each in enumerate(self.task.pool):
-      first = list(dict.fromkeys(each.samples))[:per_problem]
-      chosen += [(p, s) for s in first]
-    return chosen
+    """Returns each problem's first distinct solutions; larger sets contain smaller ones."""
+    return [
+      (p, s)
+      for p, each in enumerate(self.task.pool)
+      for s in list(dict.fromkeys(each.samples))[:per_problem]
+    ]
 
   def samples(self, per_problem: int) -> list[Place]:
-    """The first samples of each problem as they come: a solution may be there several times."""
+    """Returns each problem's first samples, repeated solutions included."""
     return [(p, s) for p, each in enumerate(self.task.pool) for s in each.samples[:per_problem]]
 
   def pool(self, scorer: Scorer) -> tuple[active.Pool, list[Place]]:
-    """The pool as a selector sees it, and the place of each of its candidates."""
-    found = workspace_lib.step_probabilities(scorer, self.task.pool)
+    """Returns the pool as a selector scores it, and the place of each of its candidates."""
+    probabilities = workspace_lib.step_probabilities(scorer, self.task.pool)
     classes = scorer.contract.right_classes
     places = [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
-    right = [found[p][s][:, :, classes].sum(-1) for p, s in places]
-    of = [self.task.pool[p].solutions[s] for p, s in places]
+    solutions = [self.task.pool[p].solutions[s] for p, s in places]
     return active.Pool(
       problems=np.array([p for p, _ in places]),
-      correct=np.array([each.correct for each in of]),
-      steps=[each.steps for each in of],
+      correct=np.array([each.correct for each in solutions]),
+      steps=[each.steps for each in solutions],
       times=np.concatenate([each.times for each in self.task.pool]),
-      right=right,
+      right=[probabilities[p][s][:, :, classes].sum(-1) for p, s in places],
     ), places
 
 
 def counts(trees: Sequence[StepTree]) -> dict[str, Any]:
-  """Labelled solutions, and labels by rating, or outcomes, "true" and "false"."""
+  """Counts solutions, and step labels by rating or else outcomes, "true" and "false"."""
   labels = [label for tree in trees for label in tree.labels if label is not None]
-  found = collections.Counter(labels or [tree.outcome for tree in trees])
-  return {"solutions": len(trees), "labels": {str(x).lower(): n for x, n in sorted(found.items())}}
+  count = collections.Counter(labels or [tree.outcome for tree in trees])
+  return {"solutions": len(trees), "labels": {str(x).lower(): n for x, n in sorted(count.items())}}

@@ -20,8 +20,8 @@ ARMS = {
   "outcome_labeller": "Outcome supervision, by the large PRM",
   "outcome_answer": "Outcome supervision, by final answer",
 }
-REPEATS = "outcome_repeats"  # by final answer too, on the largest set's samples as they come
-BASES = {"process-0": "process", "outcome-0": "outcome"}  # what the arms start from, unlabelled
+REPEATS = "outcome_repeats"  # by final answer too, on the largest set's samples, repeats included
+BASES = {"process-0": "process", "outcome-0": "outcome"}  # objective of each base, before any label
 PAPER = (
   "Figure 4 (small models labelled by PRM_large, 1 to 200 solutions a problem, best-of-500, three "
   "seeds): process supervision is above outcome supervision by the large PRM, and that above "
@@ -32,13 +32,13 @@ PAPER = (
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
+  """Returns the names of a seed's results."""
   arms = (f"{arm}-{n}" for n in plan.samples for arm in ARMS)
   return [*bases(plan), *arms, f"{REPEATS}-{plan.samples[-1]}", "labeller"]
 
 
 def bases(plan: Plan) -> dict[str, str]:
-  """The bases that are reward models and can be judged as they are; a given one need not be."""
+  """Returns the bases that are judged; a base that is given need not be a reward model."""
   return {} if plan.files.base else BASES
 
 
@@ -54,8 +54,8 @@ def run(study: Study) -> None:
       "outcome_labeller": lambda c=chosen: study.outcome_trees(c, by_labeller=True),
       "outcome_answer": lambda c=chosen: study.outcome_trees(c, by_labeller=False),
     }
-    for arm, of in trees.items():
-      study.judged(f"{arm}-{n}", arm.partition("_")[0], of, f"experiment: {ARMS[arm]}")
+    for arm, make in trees.items():
+      study.judged(f"{arm}-{n}", arm.partition("_")[0], make, f"experiment: {ARMS[arm]}")
   most = study.plan.samples[-1]
   repeats = lambda: study.outcome_trees(study.samples(most), by_labeller=False)
   study.judged(f"{REPEATS}-{most}", "outcome", repeats, "experiment: repeats")
@@ -63,26 +63,27 @@ def run(study: Study) -> None:
 
 
 def labels(study: Study) -> dict[str, Any]:
-  """The labeller's errors, and what final answers say of steps, where exact ratings are known."""
+  """Returns the labeller's errors, and how often wrong steps lead to right answers, if known."""
   sets = {str(n): study.uniform(n) for n in study.plan.samples}
   sets["samples"] = study.samples(study.plan.samples[-1])
   return {
     "exact": study.errors(study.uniform(study.plan.samples[-1])),
-    "right_answers_by_wrong_steps": {name: by_wrong_steps(study, of) for name, of in sets.items()},
+    "right_answers_by_wrong_steps": {
+      name: by_wrong_steps(study, chosen) for name, chosen in sets.items()
+    },
   }
 
 
 def by_wrong_steps(study: Study, chosen: Sequence[Place]) -> float | None:
-  """Share of the right answers that wrong steps led to."""
-  of = [solution for _, solution, _ in study.solutions(chosen)]
-  return mean(min(x.ratings) < 0 for x in of if x.correct and x.ratings is not None)
+  """Returns the share of the right answers that wrong steps led to."""
+  solutions = [solution for _, solution, _ in study.solutions(chosen)]
+  return mean(min(x.ratings) < 0 for x in solutions if x.correct and x.ratings is not None)
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Every number of figure and table, with intervals over seeds and problems."""
+  """Returns every number of figure and tables, with intervals over seeds and problems."""
   samples = results.plan["samples"]
   curves = {f"{arm}-{n}": results.accuracy(f"{arm}-{n}") for arm in ARMS for n in samples}
-  out = {name: results.intervals(curve) for name, curve in curves.items()}
   pairs = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
   pairs += (("process", "outcome_answer"),)
   differences = {
@@ -94,9 +95,9 @@ def summarise(results: Results) -> dict[str, Any]:
   have = {each["run"] for each in results.runs}
   bases = {name: results.accuracy(name) for name in BASES if name in have}
   if bases:
-    of = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
-    differences |= {f"{a} - {b}, 0": results.intervals(of(a) - of(b)) for a, b in pairs}
-    gains = {name: curve - of(name.rpartition("-")[0]) for name, curve in curves.items()}
+    base = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
+    differences |= {f"{a} - {b}, 0": results.intervals(base(a) - base(b)) for a, b in pairs}
+    gains = {name: curve - base(name.rpartition("-")[0]) for name, curve in curves.items()}
     over_base = {name: results.intervals(gain) for name, gain in gains.items()}
     beyond = {
       str(n): results.intervals(gains[f"process-{n}"] - gains[f"outcome_labeller-{n}"])
@@ -105,7 +106,7 @@ def summarise(results: Results) -> dict[str, Any]:
   repeats = results.accuracy(f"{REPEATS}-{samples[-1]}")
   baselines = {name: results.intervals(results.problems(name)) for name in ("majority", "oracle")}
   return {
-    "curves": out,
+    "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "differences": differences,
     "baselines": baselines,
     "bases": {name: results.intervals(curve) for name, curve in bases.items()},
@@ -123,13 +124,13 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Figure 4a, best-of-N of the largest N against data; and 4b, the largest data against N."""
+  """Returns Figure 4a, best-of-N at the largest N over data; and 4b, of the largest data over N."""
   samples, n = results.plan["samples"], results.n
   left, right = [], []
   for arm, label in ARMS.items():
-    of = [summary["curves"][f"{arm}-{k}"] for k in samples]
-    left.append(Curve.at_last(label, samples, of))
-    right.append(Curve.over_n(label, n, of[-1]))
+    curves = [summary["curves"][f"{arm}-{k}"] for k in samples]
+    left.append(Curve.at_last(label, samples, curves))
+    right.append(Curve.over_n(label, n, curves[-1]))
   right.append(Curve.over_n("Majority voting", n, summary["baselines"]["majority"], dashed=True))
   return [
     Panel(left, "solutions labelled per problem", f"% problems solved (best-of-{n[-1]})"),
@@ -140,47 +141,39 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Tables of the page and the screen."""
+  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   reported = [at for at, n in enumerate(results.n) if n in (16, 64, last)]
-  found = [_series(results, summary, at) for at in reversed(reported)]
+  out = [_series(results, summary, at) for at in reversed(reported)]
   share = lambda key: percentage(
     each["right_answers_by_wrong_steps"][str(key)] for each in summary["labeller"]
   )
   header = ["solutions a problem", *map(str, samples), f"{samples[-1]}, with repeats"]
   shares = ["share of the right answers", *map(share, (*samples, "samples"))]
-  found.append(Table("Right answers from wrong steps, %", header, [shares]))
+  out.append(Table("Right answers from wrong steps, %", header, [shares]))
   exact = [each["exact"] for each in summary["labeller"] if each["exact"]]
   if exact:
-    error = lambda key: percentage(each[key] for each in exact)
-    found.append(
-      Table(
-        "The labeller against exact labels, % (mean over seeds)",
-        ["wrong steps missed", "right steps called wrong", "first errors found", "outcomes wrong"],
-        [
-          [
-            error("missed_share"),
-            error("false_alarm_share"),
-            error("first_errors_found"),
-            error("outcomes_wrong"),
-          ]
-        ],
-      )
-    )
+    errors = {
+      "missed_share": "wrong steps missed",
+      "false_alarm_share": "right steps called wrong",
+      "first_errors_found": "first errors found",
+      "outcomes_wrong": "outcomes wrong",
+    }
+    shares = [percentage(each[key] for each in exact) for key in errors]
+    caption = "The labeller against exact labels, % (mean over seeds)"
+    out.append(Table(caption, [*errors.values()], [shares]))
   for kind, groups in summary["breakdown"].items():
     header = [kind, "problems", *ARMS.values(), "Majority voting"]
     rows = [
       [name, str(group["problems"]), *(f"{100 * x:.1f}" for x in group["accuracy"])]
       for name, group in groups.items()
     ]
-    found.append(
-      Table(f"Best-of-{last} by {kind}, models of {samples[-1]} solutions", header, rows)
-    )
-  return found
+    out.append(Table(f"Best-of-{last} by {kind}, models of {samples[-1]} solutions", header, rows))
+  return out
 
 
 def _series(results: Results, summary: dict[str, Any], at: int) -> Table:
-  """Best-of-N of every arm, and the differences of arms, at one N."""
+  """Returns the table of best-of-N of every arm, and of differences between arms, at one N."""
   samples, blank = results.plan["samples"], [""] * len(results.plan["samples"])
   base = lambda arm: summary["bases"].get(f"{arm.partition('_')[0]}-0")
   cell = lambda each, **options: percent(each, at=at, **options) if each else ""

@@ -1,4 +1,4 @@
-"""What an experiment works on: a pool of solutions to label, and candidates of test problems.
+"""The data of an experiment: a pool of solutions to label, and candidates of test problems.
 
 Both come from the embedded domain or from files of candidates, and are used in the same way.
 """
@@ -26,20 +26,20 @@ from prm_jax.types import StepTree
 class Solution:
   steps: tuple[str, ...]
   correct: bool  # the final answer is right
-  answer: str | None  # equal ones vote together; None: it has none, and is never picked
-  ratings: tuple[int, ...] | None = None  # exact ones of every step, if known
+  answer: str | None  # equal answers vote together; None: no answer, never picked
+  ratings: tuple[int, ...] | None = None  # the exact rating of every step, if known
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
   text: str
   level: str | None
-  solutions: tuple[Solution, ...]  # distinct ones
-  samples: tuple[int, ...]  # which of them each of the M samples is
+  solutions: tuple[Solution, ...]  # distinct by their steps
+  samples: tuple[int, ...]  # [M] index of each sample's solution
 
   @property
   def times(self) -> np.ndarray:
-    """`[solutions]` samples that are each distinct solution."""
+    """Returns the number of samples of each solution, `[solutions]`."""
     return np.bincount(self.samples, minlength=len(self.solutions))
 
 
@@ -47,11 +47,11 @@ class Problem:
 class Task:
   pool: tuple[Problem, ...]  # to choose from, to label and to train on
   test: tuple[Problem, ...]  # other problems
-  most: int = 0  # samples of a problem, at most; 0: as the test has
+  most: int = 0  # the largest N; 0: the most samples of a test problem
 
 
 def problem(text: str, level: Any, samples: Iterable[Solution]) -> Problem:
-  """A problem with its samples, those of equal steps joined: the first of them counts."""
+  """Returns a problem with its samples; of samples with equal steps it keeps the first."""
   distinct: dict[tuple[str, ...], int] = {}
   kept, order = [], []
   for sample in samples:
@@ -72,22 +72,18 @@ class Embedded:
   test_samples: int = 500
 
   def task(self, seed: int, setting: arithmetic.Setting) -> Task:
-    """Problems and solutions of one seed; no problem is in both parts."""
+    """Returns the problems and solutions of one seed; no problem is in both parts."""
     stream = arithmetic.distinct_problems(seed, self.test_problems + self.pool_problems, setting)
     rng = np.random.default_rng([seed, *b"task"])
     test = [sampled(next(stream), self.test_samples, rng) for _ in range(self.test_problems)]
     return Task(tuple(sampled(each, self.pool_samples, rng) for each in stream), tuple(test))
 
 
-def sampled(of: arithmetic.Problem, count: int, rng: np.random.Generator) -> Problem:
-  """A problem of the embedded domain with samples of its solver."""
-  samples = [arithmetic.solve(of, rng) for _ in range(count)]
-  return problem(of.text, of.level, [solution(of, each) for each in samples])
-
-
-def solution(of: arithmetic.Problem, sample: arithmetic.Solution) -> Solution:
-  right = sample.answer == of.answer
-  return Solution(sample.steps, right, str(sample.answer), sample.ratings)
+def sampled(exercise: arithmetic.Problem, count: int, rng: np.random.Generator) -> Problem:
+  """Returns a problem of the embedded domain with samples of its solver."""
+  answer, drawn = exercise.answer, (arithmetic.solve(exercise, rng) for _ in range(count))
+  samples = [Solution(x.steps, x.answer == answer, str(x.answer), x.ratings) for x in drawn]
+  return problem(exercise.text, exercise.level, samples)
 
 
 def labelled(
@@ -97,12 +93,12 @@ def labelled(
   objective: str = "process",
   blind: float = 0.0,
 ) -> list[StepTree]:
-  """Two solutions of each of so many problems, labelled: exactly, or by a critic with blind spots.
+  """Returns two solutions of each problem, labelled exactly or by a critic with blind spots.
 
   Args:
     objective: "process" for ratings up to the first error; "outcome" for whether all steps are
       right.
-    blind: share of the blind spots (`believed`).
+    blind: share of the critic's blind spots (`believed`); 0: exact labels.
   """
   trees = []
   rng = np.random.default_rng([seed, *b"labelled"])
@@ -116,8 +112,10 @@ def labelled(
   return trees
 
 
-def believed(of: arithmetic.Problem, sample: arithmetic.Solution, blind: float) -> tuple[int, ...]:
-  """The ratings of a critic who takes mistakes for right steps at some entries of the tables.
+def believed(
+  exercise: arithmetic.Problem, sample: arithmetic.Solution, blind: float
+) -> tuple[int, ...]:
+  """Returns the ratings of a critic who takes mistakes for right steps at some table entries.
 
   Args:
     blind: share of the entries, each an operation, its operand and the value before it.
@@ -126,7 +124,7 @@ def believed(of: arithmetic.Problem, sample: arithmetic.Solution, blind: float) 
   def sees(state: tuple[int, int, int] | None) -> bool:
     if state is None:
       return True
-    clause = of.clauses[state[0]]
+    clause = exercise.clauses[state[0]]
     entry = f"{clause.operation}{clause.operand} {state[1]}"
     return zlib.crc32(entry.encode()) % 1000 >= 1000 * blind
 
@@ -135,7 +133,7 @@ def believed(of: arithmetic.Problem, sample: arithmetic.Solution, blind: float) 
 
 
 class Candidate(msgspec.Struct):
-  """The keys of a line of candidates that are read beside `problem` and `steps` or `text`."""
+  """The keys of a candidate's record that are read beside `problem` and `steps` or `text`."""
 
   is_correct: bool
   finished: bool | None = None  # false: it was cut off, and has no answer
@@ -147,38 +145,41 @@ class Candidate(msgspec.Struct):
 def read(
   path: str | pathlib.Path, separator: str, problems: int = 0, most: int = 0
 ) -> list[Problem]:
-  """The problems of a file of candidates, one on each line, in the form that rerank.py reads.
+  """Reads the problems of a file of candidates, in the form that rerank.py reads.
 
-  ProcessBench's lines are candidates too: `final_answer_correct`, and `label` for the first error.
+  Records of ProcessBench are candidates too: they have `final_answer_correct`, and `label` for the
+  first error.
 
   Args:
     separator: between the steps of a `text`.
-    problems: the first so many problems; 0: all.
-    most: the first so many samples of each problem; 0: all.
+    problems: limit of problems, the first ones; 0: all.
+    most: limit of samples of each problem, the first ones; 0: all.
 
   Raises:
-    BadLine: a line lacks a key or has a wrong value.
+    BadLine: a record lacks a key or has a wrong value.
     OSError: the file cannot be read.
   """
   samples, levels = collections.defaultdict(list), {}
   for where, record in json_lines.records(path):
     text, steps = candidates.solution(record, separator, where)
-    about = json_lines.convert(_process_bench(record), Candidate, where)
-    if about.labels is not None and len(about.labels) != len(steps):
-      raise json_lines.BadLine(f"{where}: {len(about.labels)} labels of {len(steps)} steps")
-    levels.setdefault(text, about.level)
-    ratings = _ratings(about.labels)
-    # Not given: it votes for itself alone.  Blank, or cut off: it has none, as for rerank.py.
-    given = about.answer is not msgspec.UNSET
-    answer = normal_form(about.answer or "") or None if given else separator.join(steps)
-    answer = None if about.finished is False else answer
-    samples[text].append(Solution(steps, about.is_correct, answer, ratings))
+    candidate = json_lines.convert(_process_bench(record), Candidate, where)
+    if candidate.labels is not None and len(candidate.labels) != len(steps):
+      raise json_lines.BadLine(f"{where}: {len(candidate.labels)} labels of {len(steps)} steps")
+    levels.setdefault(text, candidate.level)
+    if candidate.finished is False:
+      answer = None
+    elif candidate.answer is msgspec.UNSET:
+      answer = separator.join(steps)  # votes for itself alone
+    else:
+      answer = normal_form(candidate.answer or "") or None  # blank is no answer, as in rerank.py
+    ratings = _ratings(candidate.labels)
+    samples[text].append(Solution(steps, candidate.is_correct, answer, ratings))
   kept = itertools.islice(samples.items(), problems or None)
   return [problem(text, levels[text], each[: most or None]) for text, each in kept]
 
 
 def _ratings(labels: list[int | None] | None) -> tuple[int, ...] | None:
-  """The ratings of every step; None if they are not known up to the first error."""
+  """Returns the ratings of every step; None if they are not known up to the first error."""
   known = list(itertools.takewhile(lambda label: label is not None, labels or ()))
   if -1 in known:
     known += [-1] * (len(labels) - len(known))
@@ -186,7 +187,7 @@ def _ratings(labels: list[int | None] | None) -> tuple[int, ...] | None:
 
 
 def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
-  """A line of ProcessBench with the keys of a candidate; other lines as they are."""
+  """Returns a record of ProcessBench with the keys of a candidate, and any other unchanged."""
   if "final_answer_correct" not in record or not isinstance(label := record.get("label"), int):
     return record
   steps = len(record.get("steps", ()))
@@ -195,17 +196,19 @@ def _process_bench(record: dict[str, Any]) -> dict[str, Any]:
   return record | {"is_correct": record["final_answer_correct"], "labels": labels}
 
 
-def answered(of: Problem, rng: np.random.Generator) -> Problem:
-  """The problem with its samples that have an answer, in random order."""
-  samples = [of.solutions[i] for i in rng.permutation(of.samples)]
-  return problem(of.text, of.level, [each for each in samples if each.answer is not None])
+def answered(original: Problem, rng: np.random.Generator) -> Problem:
+  """Returns the problem with those of its samples that have an answer, in random order."""
+  samples = [original.solutions[i] for i in rng.permutation(original.samples)]
+  answers = [each for each in samples if each.answer is not None]
+  return problem(original.text, original.level, answers)
 
 
 def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> Task:
-  """The task of files; without test problems, half of the pool's are held out, for all seeds alike.
+  """Returns the task of candidates from files.
 
-  The samples of the pool are in an order of the seed's.  Problems of the test are left out of it,
-  and solutions without an answer: it is the answer that selection and outcomes go by.
+  Without test problems, half of the pool's are held out, the same half for all seeds.  The pool
+  leaves out the test's problems, and solutions without an answer, as selection and outcomes depend
+  on the answer.  The seed sets the order of its samples.
 
   Raises:
     ValueError: no problem is left in one of the parts.

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,13 @@ ARMS = {
   "process": "Process supervision",
   "outcome": "Outcome supervision, by final answer",
 }
-
-
 AXES = ("language_model_weights", "learning_rates", "updates")
 Setting = tuple[float, float, int]  # one value of each axis
 
 
-def settings(plan: Plan | dict[str, Any]) -> list[Setting]:
-  """Every combination of the axes' values."""
-  get = plan.get if isinstance(plan, dict) else lambda name: getattr(plan, name)
-  return [*itertools.product(*map(get, AXES))]
+def settings(plan: Mapping[str, Any]) -> list[Setting]:
+  """Returns every combination of the axes' values in the fields of a plan."""
+  return [*itertools.product(*(plan[axis] for axis in AXES))]
 
 
 def name(arm: str, weight: float, rate: float, steps: int) -> str:
@@ -42,8 +40,8 @@ def name(arm: str, weight: float, rate: float, steps: int) -> str:
 
 
 def runs(plan: Plan) -> list[str]:
-  """Names of the results of a seed."""
-  return [name(arm, *each) for arm in ARMS for each in settings(plan)]
+  """Returns the names of a seed's results."""
+  return [name(arm, *each) for arm in ARMS for each in settings(vars(plan))]
 
 
 def run(study: Study) -> None:
@@ -53,21 +51,21 @@ def run(study: Study) -> None:
     "process": lambda: study.process_trees(chosen),
     "outcome": lambda: study.outcome_trees(chosen, by_labeller=False),
   }
-  for arm, of in trees.items():
-    for weight, rate, steps in settings(study.plan):
+  for arm, make in trees.items():
+    for weight, rate, steps in settings(vars(study.plan)):
       changes = {"language_model_weight": weight, "learning_rate": rate, "steps": steps}
-      study.judged(name(arm, weight, rate, steps), arm, of, "experiment: tuning", **changes)
+      study.judged(name(arm, weight, rate, steps), arm, make, "experiment: tuning", **changes)
 
 
 def summarise(results: Results) -> dict[str, Any]:
-  """Best-of-N of every setting, and each objective's best at the largest N, the reported one."""
+  """Returns best-of-N of every setting, and the setting that is best at the largest N, by arm."""
   curves = {
     name(arm, *each): results.accuracy(name(arm, *each))
     for arm in ARMS
     for each in settings(results.plan)
   }
-  reached = lambda arm, each: curves[name(arm, *each)][..., -1].mean()
-  best = {arm: max(settings(results.plan), key=functools.partial(reached, arm)) for arm in ARMS}
+  accuracy = lambda arm, each: curves[name(arm, *each)][..., -1].mean()
+  best = {arm: max(settings(results.plan), key=functools.partial(accuracy, arm)) for arm in ARMS}
   return {
     "curves": {key: results.intervals(curve) for key, curve in curves.items()},
     "best": {arm: dict(zip(AXES, each)) for arm, each in best.items()},
@@ -75,15 +73,15 @@ def summarise(results: Results) -> dict[str, Any]:
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
-  """Best-of-N at the largest N over updates, one line for each learning rate and loss."""
+  """Returns panels of best-of-N at the largest N over updates, a curve for each other setting."""
   out, last = [], results.n[-1]
   for arm, objective in ARMS.items():
     curves, (weights, rates, updates) = [], (results.plan[axis] for axis in AXES)
     for i, weight in enumerate(weights):
       for colour, rate in enumerate(rates):
-        found = [summary["curves"][name(arm, weight, rate, n)] for n in updates]
+        reached = [summary["curves"][name(arm, weight, rate, n)] for n in updates]
         label = f"learning rate {rate:g}" + (f", next-token loss {weight:g}" if weight else "")
-        curve = Curve.at_last(label, updates, found)
+        curve = Curve.at_last(label, updates, reached)
         bare = {"low": None, "high": None}  # the table has the intervals
         curves.append(dataclasses.replace(curve, dashed=i > 0, colour=colour, **bare))
     out.append(
@@ -93,21 +91,23 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Best-of-N at the largest N, by which the best is chosen, and the mean over all N."""
-  rows = [
-    [
-      label,
-      f"{weight:g}",
-      f"{rate:g}",
-      f"{steps:,}",
-      f"{100 * np.mean(found['mean']):.1f}",
-      percent(found),
-      "best" if tuple(summary["best"][arm].values()) == (weight, rate, steps) else "",
-    ]
-    for arm, label in ARMS.items()
-    for weight, rate, steps in settings(results.plan)
-    for found in [summary["curves"][name(arm, weight, rate, steps)]]
-  ]
+  """Returns a table of best-of-N at the largest N, which decides, and of the mean over all N."""
+  rows = []
+  for arm, label in ARMS.items():
+    best = tuple(summary["best"][arm].values())
+    for weight, rate, steps in settings(results.plan):
+      curve = summary["curves"][name(arm, weight, rate, steps)]
+      rows.append(
+        [
+          label,
+          f"{weight:g}",
+          f"{rate:g}",
+          f"{steps:,}",
+          f"{100 * np.mean(curve['mean']):.1f}",
+          percent(curve),
+          "best" if best == (weight, rate, steps) else "",
+        ]
+      )
   header = [
     "objective",
     "next-token loss",

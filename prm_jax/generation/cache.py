@@ -1,10 +1,11 @@
 """The key-value cache of a decoder that reads or writes many sequences at once.
 
-A slot is a sequence that grows by a token a step.  Its keys and values are in two parts.  The
-context is what slots may share, such as the prompt, or the steps that solutions in a search have in
-common: each token is stored once, at a place, and a slot sees the places of its own past.  The
-slot's latest tokens are in a ring of T places, with one place to write for all slots, so that a
-step writes a slice and scatters nothing.  `keep` moves them to the context.
+A slot is a sequence that grows by a token a step.  Its keys and values are in two parts.  A context
+holds the tokens that slots may share, such as a prompt, or the steps that solutions in a search
+have in common: each token is stored once, at a place, and a slot attends to the places of its own
+past.  A ring of T places holds the slot's latest tokens.  All slots write to the same place of
+their rings, so that a step writes a slice and scatters nothing.  `keep` moves tokens from the rings
+to the contexts.
 
 Letters: B slots, G contexts, C places of a context, T of a ring; the others as in `prm_jax`.
 """
@@ -22,33 +23,37 @@ from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, divides
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-  """Keys and values of every layer, rotated."""
+  """Keys and values of every layer, after the rotation of RoPE."""
 
   context_k: list[jax.Array]  # [G, K, C, H]
   context_v: list[jax.Array]
   positions: jax.Array  # int32 [G, C], of the token at each place of a context
-  own_k: list[jax.Array]  # [B, K, T, H]
+  own_k: list[jax.Array]  # [B, K, T, H], the rings
   own_v: list[jax.Array]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def empty(c: config_lib.Model, B: int, G: int, C: int, T: int) -> Cache:
-  """A cache of zeros: slots over the rows of the mesh, heads over `tensor`, where these divide."""
+  """Returns a cache of zeros.
 
-  def of(rows: int, axis: Axis, tokens: int) -> list[jax.Array]:
+  Slots are split over the rows of the mesh and heads over `tensor`, where the axes divide them.
+  """
+
+  def zeros(rows: int, axis: Axis, places: int) -> list[jax.Array]:
     mesh = jax.sharding.get_abstract_mesh()
-    shape = (rows, c.kv_heads, tokens, c.head_size)
+    shape = (rows, c.kv_heads, places, c.head_size)
     axes = [a if divides(a, size, mesh) else None for a, size in zip((axis, HEADS), shape)]
     return [constrain(jnp.zeros(shape, c.dtype), *axes, None, None) for _ in range(c.layers)]
 
-  context = functools.partial(of, G, None, C)  # of every slot that may read it
-  own = functools.partial(of, B, ROWS, T)
-  return Cache(context(), context(), jnp.zeros((G, C), jnp.int32), own(), own())
+  # Contexts are not split: any slot may read any of them.
+  context = functools.partial(zeros, G, None, C)
+  ring = functools.partial(zeros, B, ROWS, T)
+  return Cache(context(), context(), jnp.zeros((G, C), jnp.int32), ring(), ring())
 
 
 @functools.partial(jax.jit, static_argnames="C")
 def grown(cache: Cache, C: int) -> Cache:
-  """The cache with contexts of C places."""
+  """Returns the cache with its contexts padded to C places."""
   pad = lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, C - x.shape[2]), (0, 0)])
   return dataclasses.replace(
     cache,
@@ -60,7 +65,7 @@ def grown(cache: Cache, C: int) -> Cache:
 
 @jax.jit
 def lengthened(cache: Cache) -> Cache:
-  """The cache with every ring tiled to 2T places, so that step i's entry is also at i modulo 2T."""
+  """Returns the cache with rings of 2T places, tiled: step i's entry is also at i modulo 2T."""
   double = lambda rings: [jnp.tile(x, (1, 1, 2, 1)) for x in rings]
   return dataclasses.replace(cache, own_k=double(cache.own_k), own_v=double(cache.own_v))
 
@@ -73,22 +78,22 @@ def keep(
   positions: jax.Array,
   new: tuple[list[jax.Array], list[jax.Array]] | None = None,
 ) -> Cache:
-  """The cache with some tokens of its rings, or new ones, in its contexts.
+  """Returns the cache with some tokens of its rings, or of `new`, copied to its contexts.
 
   Args:
     cache: donated.
     source: int32 `[M, 2]`, row and index of each token in the rings, or in `new`.
-    target: int32 `[M, 2]`, its context and its place there; beyond the cache: it is not kept.
+    target: int32 `[M, 2]`, the context and place of each token; out of bounds: it is dropped.
     positions: int32 `[M]`.
-    new: keys and values that `cached_decoder.extend` has given.
+    new: keys and values from `cached_decoder.extend`.
   """
   keys, values = new or (cache.own_k, cache.own_v)
-  to = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(
+  copy = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(
     new[source[:, 0], :, source[:, 1]].astype(old.dtype), mode="drop"
   )
   return dataclasses.replace(
     cache,
-    context_k=[to(old, new) for old, new in zip(cache.context_k, keys)],
-    context_v=[to(old, new) for old, new in zip(cache.context_v, values)],
+    context_k=[copy(old, new) for old, new in zip(cache.context_k, keys)],
+    context_v=[copy(old, new) for old, new in zip(cache.context_v, values)],
     positions=cache.positions.at[target[:, 0], target[:, 1]].set(positions, mode="drop"),
   )

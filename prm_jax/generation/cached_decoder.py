@@ -1,16 +1,18 @@
-"""The decoder with a cache: each token is encoded once, however many tokens follow it.
+"""The decoder with a key-value cache: each token is encoded once, however many tokens follow it.
 
 A slot is a sequence that grows by a token a step; `cache` says where its keys and values are.
 
-Layers are unrolled, so that each cache is written in place, and matrices are `[outputs, inputs]`,
-which XLA's CPU backend multiplies faster in bfloat16.
+Layers are unrolled, so that the cache of each is written in place.  Matrices are
+`[outputs, inputs]`, which XLA's CPU backend multiplies faster in bfloat16.
 
-Letters: as in `cache`; B also blocks, P places of a past, S tokens of a prompt or of a block.
+Letters: as in `cache`; E slots of a context; B also blocks, P places of a past, S tokens of a
+prompt or of a block, W blocks that a block attends to.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,12 +33,12 @@ Weights = dict[str, Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """The input of one decoding step: each slot's token, and what it attends to."""
+  """The input of a decoding step: each slot's token, and the places that it attends to."""
 
-  tokens: jax.Array  # int32 [B], to be read now
+  tokens: jax.Array  # int32 [B]
   positions: jax.Array  # int32 [B], of these tokens
-  # int32 [G, E], the slots of each context, B where there are fewer than E; None: slots are sorted,
-  # B / G for each.
+  # int32 [G, E], the slots of each context, padded with B; None: slots are sorted by context, B / G
+  # for each.
   members: jax.Array | None
   seen: jax.Array  # bool [B, C], the places of the context that hold the slot's past
   own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
@@ -45,26 +47,27 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """New tokens: trees in preorder, each of which goes on from a path of a context.
+  """New tokens: trees in preorder, each of which continues a path of a context.
 
-  Trees are cut into blocks of few tokens, so that those of any size are encoded together.
+  Trees are cut into blocks of few tokens, so that trees of any size are encoded together.
   """
 
   tokens: jax.Array  # int32 [B, S]
   positions: jax.Array  # int32 [B, S]
   subtree_end: jax.Array  # int32 [B, S], just past the last descendant, tokens counted over blocks
-  ancestors: jax.Array  # int32 [B, W], blocks with ancestors of its tokens, and itself; B fills up
+  # int32 [B, W], the block itself and the blocks with ancestors of its tokens, padded with B
+  ancestors: jax.Array
   group: jax.Array  # int32 [B], the context
   past: jax.Array  # int32 [B, P], the places of the path before the tree, from position 0 on
   past_length: jax.Array  # int32 [B]
-  reads: jax.Array  # int32 [R], the tokens whose hidden states are wanted, counted over blocks
+  reads: jax.Array  # int32 [R], the tokens whose hidden states are returned, counted over blocks
 
 
 class Layer(decoder.Block):
   """A layer whose matrices are `[outputs, inputs]`."""
 
   def project(self, x: jax.Array, name: str) -> jax.Array:
-    """As `Block.project`, without low-rank factors: they are merged."""
+    """Projects as `Block.project`, without low-rank factors: `prepare` has merged them."""
     B, T, *_ = x.shape
     # Products are float32 and then rounded: XLA's CPU backend is slow at bfloat16 products.
     y = jnp.einsum(
@@ -73,7 +76,7 @@ class Layer(decoder.Block):
       getattr(self, name)[...],
       preferred_element_type=jnp.float32,
     )
-    if name not in ("gate", "up"):  # what follows these is faster, and exact, in float32
+    if name not in ("gate", "up"):  # the activation is faster, and exact, in float32
       y = y.astype(self.config.dtype)
     heads = {"query": self.config.heads, "key": self.config.kv_heads, "value": self.config.kv_heads}
     y = y.reshape(B, T, *((heads[name], -1) if name in heads else (-1,)))
@@ -83,10 +86,11 @@ class Layer(decoder.Block):
 
 @functools.partial(jax.jit, static_argnames=("c", "vocabulary"))
 def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> Weights:
-  """Weights of a step from those of `StepScorer`, in `c.dtype`; low-rank factors are merged.
+  """Returns the decoder's weights in `c.dtype`, with low-rank factors merged.
 
   Args:
-    vocabulary: tokens whose rows are kept; None: all.
+    params: of a `StepScorer`.
+    vocabulary: rows of the embedding that are kept, from the first; None: all.
   """
   blocks, layers = params["blocks"], []
   for i in range(c.layers):
@@ -94,9 +98,9 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
     for name in PROJECTION_EINSUMS:
       matrix = layer[name]
       if name in c.lora_targets and c.lora_rank:
-        low, high = (blocks[f"{name}_lora_{end}"][i] for end in ("in", "out"))
-        change = jnp.tensordot(low, high, 1, precision="highest")
-        matrix = matrix.astype(jnp.float32) + c.lora_alpha / c.lora_rank * change
+        down, up = (blocks[f"{name}_lora_{end}"][i] for end in ("in", "out"))
+        delta = jnp.tensordot(down, up, 1, precision="highest")
+        matrix = matrix.astype(jnp.float32) + c.lora_alpha / c.lora_rank * delta
       inputs = PROJECTION_EINSUMS[name].index(",") - 1
       size = math.prod(matrix.shape[:inputs])
       layer[name] = matrix.reshape(size, -1).T.astype(c.dtype)
@@ -112,7 +116,7 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
 def prefill(
   weights: Weights, cache: Cache, group: jax.Array, tokens: jax.Array, *, c: config_lib.Model
 ) -> Cache:
-  """The cache with the keys and values of a prompt as the context `group`.
+  """Returns the cache with the keys and values of a prompt in the context `group`.
 
   Args:
     cache: donated.
@@ -121,24 +125,25 @@ def prefill(
       prompt's tokens precede it, and `Slots.seen` excludes it later.
   """
   (S,) = tokens.shape
-  found, positions = [], jnp.arange(S)[None]
+  keys, values, positions = [], [], jnp.arange(S)[None]
   attend = decoder.tree_attention(TreeMask(jnp.full((1, S), S), positions), c)
 
   def keep(layer: int) -> Attention:
     def attention(q, k, v, window):
-      found.append((k, v))
+      keys.append(k)
+      values.append(v)
       return attend(q, k, v, window)
 
     return attention
 
-  hidden(weights, tokens[None], positions, keep, c)  # XLA drops what only its result needs
+  hidden(weights, tokens[None], positions, keep, c)  # XLA removes the rest of the last layer
   put = lambda cached, new: jax.lax.dynamic_update_slice(
     cached, new.transpose(0, 2, 1, 3).astype(cached.dtype), (group, 0, 0, 0)
   )
   return dataclasses.replace(
     cache,
-    context_k=[put(old, k) for old, (k, _) in zip(cache.context_k, found)],
-    context_v=[put(old, v) for old, (_, v) in zip(cache.context_v, found)],
+    context_k=[put(old, k) for old, k in zip(cache.context_k, keys)],
+    context_v=[put(old, v) for old, v in zip(cache.context_v, values)],
     positions=jax.lax.dynamic_update_slice(
       cache.positions, jnp.arange(S, dtype=jnp.int32)[None], (group, 0)
     ),
@@ -148,16 +153,16 @@ def prefill(
 def step(
   weights: Weights, cache: Cache, index: jax.Array, slots: Slots, *, c: config_lib.Model
 ) -> tuple[jax.Array, Cache]:
-  """Logits of each slot's next token, float32 `[B, V]`, and the cache with the present ones.
+  """Returns the logits of each slot's next token, float32 `[B, V]`, and the updated cache.
 
   Args:
-    index: int32 `[]`, place of the rings to write to: the step's number modulo T.
+    index: int32 `[]`, the place of the rings to write to: the step's number modulo T.
   """
   B, T = len(slots.tokens), cache.own_k[0].shape[2]
   back = (index - jnp.arange(T)) % T  # steps since each place was written
   own = back <= slots.own_length[:, None]
   grid = _Grid.of(slots.members, B, len(cache.positions))
-  distance = slots.positions[:, None] - cache.positions[grid.place // grid.each]
+  distance = slots.positions[:, None] - cache.positions[grid.place // grid.E]
   own_k, own_v = list(cache.own_k), list(cache.own_v)
 
   def cached(layer: int) -> Attention:
@@ -182,11 +187,11 @@ def step(
 def extend(
   weights: Weights, cache: Cache, new: Blocks, *, c: config_lib.Model
 ) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
-  """Encodes new tokens of contexts, without keeping them.
+  """Encodes new tokens of contexts without storing them.
 
   Returns:
-    Hidden states at the reads `[R, D]`; and keys and values of the new tokens, `[B, K, S, H]` of
-    each layer, for `cache.keep`.
+    Hidden states at the reads, `[R, D]`; and for `cache.keep` the keys and values of the new
+    tokens, `[B, K, S, H]` for each layer.
   """
   B, S = new.tokens.shape
   index = jnp.arange(B * S).reshape(B, S, 1)
@@ -223,10 +228,14 @@ def hidden(
   weights: Weights,
   tokens: jax.Array,
   positions: jax.Array,
-  attention_of: Any,
+  attention_of: Callable[[int], Attention],
   c: config_lib.Model,
 ) -> jax.Array:
-  """Final hidden states `[B, S, D]` of tokens `[B, S]`; `attention_of` a layer's number."""
+  """Returns the final hidden states `[B, S, D]` of tokens `[B, S]`.
+
+  Args:
+    attention_of: gives the attention of a layer, by its number.
+  """
   x = decoder.embed(weights["embedding"], tokens, c)
   if c.scale_embeddings:
     x = x * jnp.asarray(c.width**0.5, x.dtype)
@@ -243,7 +252,7 @@ def _layer(c: config_lib.Model) -> nnx.GraphDef:
 
 
 def logits(weights: Weights, x: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Vocabulary logits, float32 `[B, V]`, of hidden states `[B, D]`."""
+  """Returns the vocabulary logits, float32 `[B, V]`, of hidden states `[B, D]`."""
   matrix = weights.get("language_model", weights["embedding"])
   out = jnp.einsum("BD,VD->BV", x, matrix, preferred_element_type=jnp.float32)
   return attention_lib.soft_cap(out, c.logit_softcap)
@@ -251,50 +260,52 @@ def logits(weights: Weights, x: jax.Array, c: config_lib.Model) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Grid:
-  """Slots by the context that they share, so that no context is copied for its slots."""
+  """Slots grouped by the context that they share, so that no context is copied for its slots."""
 
-  members: jax.Array | None  # int32 [G * E], or slots are sorted and fill the grid
+  members: jax.Array | None  # int32 [G * E]; None: slots are sorted and fill the grid
   place: jax.Array  # int32 [B], of each slot in the grid
-  each: int  # E
+  E: int
 
   @classmethod
   def of(cls, members: jax.Array | None, B: int, G: int) -> "_Grid":
     if members is None:
       return cls(None, jnp.arange(B), max(B // G, 1))
-    members, each = members.reshape(-1), members.shape[1]
+    members, E = members.reshape(-1), members.shape[1]
     place = jnp.zeros(B, jnp.int32).at[members].set(jnp.arange(len(members)), mode="drop")
-    return cls(members, place, each)
+    return cls(members, place, E)
 
   def join(self, x: jax.Array) -> jax.Array:
-    """Slots by context, `[B, K, M, _]` -> `[G, K, E * M, _]`: one matrix for each context."""
+    """Gathers slots by context, `[B, K, M, _]` -> `[G, K, E * M, _]`: a matrix for each context."""
     x = x if self.members is None else jnp.take(x, self.members, axis=0, mode="clip")
-    x = x.reshape(-1, self.each, *x.shape[1:]).swapaxes(1, 2)
+    x = x.reshape(-1, self.E, *x.shape[1:]).swapaxes(1, 2)
     return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
   def split(self, x: jax.Array) -> jax.Array:
-    """The inverse."""
+    """Inverts `join`."""
     G, K, _, H = x.shape
-    x = x.reshape(G, K, self.each, -1, H).swapaxes(1, 2).reshape(G * self.each, K, -1, H)
+    x = x.reshape(G, K, self.E, -1, H).swapaxes(1, 2).reshape(G * self.E, K, -1, H)
     return x if self.members is None else x[self.place]
 
 
 def _written(ring: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
-  """A ring with new keys or values at a place."""
+  """Returns a ring with new keys or values at the place `index`."""
   write = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, 0, index, 0))
   if ring.dtype != jnp.bfloat16:
     return write(ring, new)
   bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint16)
   as_bits = lambda old, new: jax.lax.bitcast_convert_type(write(bits(old), bits(new)), old.dtype)
-  # XLA's CPU backend would turn a ring of bfloat16 into float32 and back; a TPU copies such bits.
+  # XLA's CPU backend converts a whole bfloat16 ring to float32 and back unless it is written as
+  # bits; a TPU copies the ring if it is.
   return jax.lax.platform_dependent(ring, new, cpu=as_bits, default=write)
 
 
 def _products(q: jax.Array, k: jax.Array) -> jax.Array:
-  """Scores, float32 `[G, K, Q, T]`, of queries `[G, K, Q, H]` and keys `[G, K, T, H]`."""
+  """Returns scores, float32 `[G, K, Q, T]`, of queries `[G, K, Q, H]` and keys `[G, K, T, H]`."""
   if q.dtype == jnp.float32 and q.shape[2] < 16:
-    # XLA's CPU backend is twice as fast at many rows times few columns, if it does not turn them.
-    turned = jax.lax.optimization_barrier(jnp.einsum("GKTH,GKQH->GKTQ", k, q))
-    return turned.swapaxes(2, 3)
+    # XLA's CPU backend multiplies many rows by few columns twice as fast as few rows by many
+    # columns; the barrier keeps it from transposing the product.
+    transposed = jax.lax.optimization_barrier(jnp.einsum("GKTH,GKQH->GKTQ", k, q))
+    return transposed.swapaxes(2, 3)
   return jnp.einsum("GKQH,GKTH->GKQT", q, k, preferred_element_type=jnp.float32)
 
 
@@ -303,33 +314,36 @@ def _attend(
   parts: list[tuple[jax.Array, jax.Array, jax.Array, _Grid | None]],
   c: config_lib.Model,
 ) -> jax.Array:
-  """Attention of new tokens, `[B, S, N, H]`, to the parts of what they see.
+  """Returns the attention of new tokens, `[B, S, N, H]`, to several parts of their past.
+
+  Each part has a softmax of its own; the parts are combined by their maxima and sums.
 
   Args:
-    parts: keys and values, `[G, K, _, H]`; which of them each token sees, bool `[B, S, _]`; and the
-      rows that share each of the G, or None where each row has its own.
+    parts: keys and values, `[G, K, _, H]`; a mask of the keys that each token sees, bool
+      `[B, S, _]`; and the grid of the slots that share each of the G, or None if each has its own.
   """
   B, S, N, H = q.shape
   K = parts[0][0].shape[1]
   Q = N // K
   q = q.reshape(B, S, K, Q, H).transpose(0, 2, 1, 3, 4) * decoder.scale(c)
   q = q.reshape(B, K, S * Q, H)
-  found = []
+  results = []
   for k, v, seen, grid in parts:
     grid = grid or _Grid(None, jnp.arange(B), 1)
     scores = _products(grid.join(q), k)
     scores = attention_lib.soft_cap(scores, c.attention_softcap)
     seen = jnp.repeat(grid.join(seen[:, None]), Q, axis=2)
-    scores += jnp.where(seen, 0, MASK_VALUE)  # XLA's CPU backend is slower at choosing
+    scores += jnp.where(seen, 0, MASK_VALUE)  # XLA's CPU backend is slower at selects
     highest = scores.max(-1, keepdims=True)
     scores = jnp.exp(scores - highest)
     total = scores.sum(-1, keepdims=True)
     out = jnp.einsum(
       "GKQT,GKTH->GKQH", scores.astype(v.dtype), v, preferred_element_type=jnp.float32
     )
-    found.append([grid.split(x) for x in (highest, total, out)])
-  highest = functools.reduce(jnp.maximum, [each for each, _, _ in found])
-  share = [jnp.exp(each - highest) for each, _, _ in found]
-  out = sum(x * out for x, (_, _, out) in zip(share, found))
-  out = out / sum(x * total for x, (_, total, _) in zip(share, found))
+    results.append([grid.split(x) for x in (highest, total, out)])
+  maxima, totals, outs = zip(*results)
+  highest = functools.reduce(jnp.maximum, maxima)
+  weights = [jnp.exp(x - highest) for x in maxima]
+  out = sum(weight * out for weight, out in zip(weights, outs))
+  out = out / sum(weight * total for weight, total in zip(weights, totals))
   return out.astype(q.dtype).reshape(B, K, S, Q, H).swapaxes(1, 2).reshape(B, S, N, H)

@@ -1,7 +1,7 @@
 """A reward model with a key-value cache, for searches.
 
-A token is encoded once, however often its growing solution is read, and once for all solutions of a
-problem that share the prefix up to it.
+A token is encoded once, however often its growing solution is scored, and once for all solutions of
+a problem that share the prefix up to it.
 """
 
 import dataclasses
@@ -24,21 +24,22 @@ from prm_jax.scoring import scorer as scorer_lib
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
 
-TREE_TOKENS = 1024  # of a tree of new tokens; memory grows with the square of a longer solution
-BLOCK = 16  # tokens; trees are cut into blocks of so many, and the last one is padded
-BATCH_BLOCKS = 64  # that are encoded at once, unless one tree has more
+# Most new tokens of a tree, unless one solution has more: memory then grows with their square.
+TREE_TOKENS = 1024
+BLOCK = 16  # tokens of a block; the last block of a tree is padded
+BATCH_BLOCKS = 64  # most blocks that are encoded at once, unless one tree has more
 Solution = tuple[str, tuple[str, ...]]  # a problem and steps
-Path = tuple[int, ...]  # tokens up to where a solution is read
+Path = tuple[int, ...]  # tokens up to the one where a solution is read
 
 
 class _Tree(NamedTuple):
-  """New tokens that go on from one path of a context."""
+  """New tokens that continue one path of a context."""
 
   group: int
-  past: Sequence[int]  # the places of that path
-  paths: list[Path]  # whole ones, past included
-  new: token_tree.TokenTree  # what they have behind the past
-  at: list[np.ndarray]  # index in the tree of each path's tokens
+  past: Sequence[int]  # the places of the path
+  paths: list[Path]  # with the past
+  new: token_tree.TokenTree  # the tokens of the paths after the past
+  at: list[np.ndarray]  # of each path, the indices of its tokens in the tree
 
   @property
   def blocks(self) -> int:
@@ -46,7 +47,7 @@ class _Tree(NamedTuple):
 
 
 class CachedScorer:
-  """A reward model that reads solutions of several problems, each in a context, as they grow."""
+  """A reward model that scores solutions as they grow, with a context for each problem."""
 
   def __init__(self, scorer: Scorer, contexts: int):
     """Raises ValueError for an outcome model, which rates no steps."""
@@ -55,28 +56,30 @@ class CachedScorer:
     self.scorer = scorer
     self.config = scorer.config
     self.places = [Places() for _ in range(contexts)]
-    # A solution is asked about several times while it is the newest.
+    # A search asks for the path of its newest solutions several times.
     self._path = functools.lru_cache(2**16)(self._path)
-    self.encoded = [0] * contexts  # tokens of each, padding not counted
+    self.encoded = [0] * contexts  # tokens encoded so far for each, without padding
     self._extend = _extend(scorer.graph, scorer.softcap, self.config)
     with jax.set_mesh(scorer.mesh):
       self._weights = cached_decoder.prepare(scorer.params, self.config)
       self._cache = cache_lib.empty(self.config, 0, contexts, 256, 1)
-    self._read: list[tuple[list[_Tree], Any, Any]] = []  # trees, keys and values since `keep`
+    # Trees, keys and values of the batches that were encoded since `keep`.
+    self._batches: list[tuple[list[_Tree], Any, Any]] = []
 
   def probabilities(self, asked: Mapping[int, Sequence[Solution]]) -> dict[int, list[np.ndarray]]:
-    """Class probabilities after the last step of each solution, float64 `[K, C]`.
+    """Returns class probabilities after the last step of each solution, float64 `[K, C]`.
 
     Args:
-      asked: solutions by context.  What they share with those that were kept is not encoded again.
+      asked: solutions by context.  The prefixes that they share with kept solutions are not encoded
+        again.
 
     Raises:
       ValueError: a solution cannot be scored.
     """
     paths = {group: [self._path(*each) for each in several] for group, several in asked.items()}
     trees = [tree for group, several in paths.items() for tree in self._trees(group, several)]
-    trees.sort(key=lambda tree: tree.blocks)  # those of a batch are about as large
-    found: dict[tuple[int, Path], np.ndarray] = {}
+    trees.sort(key=lambda tree: tree.blocks)  # so that the trees of a batch are of similar size
+    probabilities: dict[tuple[int, Path], np.ndarray] = {}
     while trees:
       batch, count = [], 0
       while trees and (not batch or count + trees[-1].blocks <= BATCH_BLOCKS):
@@ -86,19 +89,19 @@ class CachedScorer:
         log_probs, keys, values = self._extend(
           self._weights, self.scorer.params, self.scorer.head, self._cache, _blocks(batch)
         )
-      self._read.append((batch, keys, values))
+      self._batches.append((batch, keys, values))
       read = [(tree.group, path) for tree in batch for path in tree.paths]
-      found |= zip(read, np.exp(np.asarray(log_probs, np.float64)))
+      probabilities |= zip(read, np.exp(np.asarray(log_probs, np.float64)))
       for tree in batch:
         self.encoded[tree.group] += len(tree.new)
-    return {group: [found[group, path] for path in each] for group, each in paths.items()}
+    return {group: [probabilities[group, path] for path in each] for group, each in paths.items()}
 
   def keep(self, kept: Mapping[int, Sequence[Solution]]) -> None:
-    """Keeps the tokens of these solutions in their contexts, and drops all other tokens there."""
+    """Stores the tokens of these solutions in their contexts and drops all other tokens there."""
     paths = {group: {self._path(*each) for each in several} for group, several in kept.items()}
     for group, several in paths.items():
       self.places[group].keep(several)
-    for batch, keys, values in self._read:
+    for batch, keys, values in self._batches:
       moved, start = [], 0
       for tree in batch:
         for path, at in zip(tree.paths, tree.at):
@@ -107,10 +110,10 @@ class CachedScorer:
             moved.append(Moved.of(tree.group, places, *divmod(start + at, BLOCK), len(tree.past)))
         start += tree.blocks * BLOCK
       self._keep(moved, (keys, values))
-    self._read = []
+    self._batches = []
 
   def facts(self) -> dict[str, Any]:
-    """What decides its scores, as JSON."""
+    """Returns the settings and hashes that determine the scores, as JSON."""
     if self.scorer.directory:
       return {key: value for key, value in self.scorer.facts().items() if key != "model"}
     return dataclasses.asdict(self.scorer.contract) | {
@@ -122,34 +125,34 @@ class CachedScorer:
     self.places[context] = Places()
 
   def length(self, problem: str, steps: Sequence[str]) -> int:
-    """Tokens of a solution that is scored from its start."""
+    """Returns the number of tokens that scoring a solution from its start encodes."""
     return len(self._path(problem, steps))
 
   def _path(self, problem: str, steps: Sequence[str]) -> Path:
-    """The tokens up to the one where the last step is read."""
+    """Returns the tokens up to the one where the last step is read."""
     tree = self.scorer.encode(problem, steps)
     read = tree.read_positions[-1]
     return tuple(tree.tokens[: read + 1][tree.subtree_end[: read + 1] > read].tolist())
 
   def _trees(self, group: int, paths: Sequence[Path]) -> Iterator[_Tree]:
-    """The new tokens of these paths: a tree for each path of the context that they go on from."""
-    together: dict[tuple[int, ...], list[Path]] = {}
+    """Yields the new tokens of these paths as trees; each continues one path of the context."""
+    by_past: dict[tuple[int, ...], list[Path]] = {}
     for path in sorted(set(paths)):
-      past = self.places[group].find(path[:-1])  # the last token is read, even if it is cached
-      together.setdefault(tuple(past), []).append(path)
-    for past, several in together.items():
+      past = self.places[group].find(path[:-1])  # the last token is encoded even if it is cached
+      by_past.setdefault(tuple(past), []).append(path)
+    for past, several in by_past.items():
       yield from _merged(group, past, several)
 
   def _keep(self, moved: list[Moved], new: Any) -> None:
     needed = max(each.size for each in self.places)
     with jax.set_mesh(self.scorer.mesh):
       while needed > (C := self._cache.positions.shape[1]):
-        # Few sizes: each needs programs of its own.
+        # Doubling gives few sizes: each is compiled.
         self._cache = cache_lib.grown(self._cache, 2 * C)
       self._cache = keep_tokens(self._cache, moved, new)
 
 
-@functools.lru_cache(8)  # searches of one process with the same architecture compile it once
+@functools.lru_cache(8)  # searches of one architecture share the compiled program
 def _extend(graph: nnx.GraphDef, softcap: float, c: config_lib.Model):
   def extend(weights, params, head, cache, new: Blocks):
     hidden, keys, values = cached_decoder.extend(weights, cache, new, c=c)
@@ -160,7 +163,7 @@ def _extend(graph: nnx.GraphDef, softcap: float, c: config_lib.Model):
 
 
 def _merged(group: int, past: Sequence[int], paths: list[Path]) -> list[_Tree]:
-  """What these paths, which are sorted, have behind their past: one tree, or several."""
+  """Merges the new tokens of sorted paths with a common past into a tree, or into several."""
   tree, at = prefix_tree.merge([token_tree.chain(path[len(past) :]) for path in paths])
   if len(tree) <= TREE_TOKENS or len(paths) == 1:
     return [_Tree(group, past, paths, tree, at)]
@@ -169,32 +172,32 @@ def _merged(group: int, past: Sequence[int], paths: list[Path]) -> list[_Tree]:
 
 
 def _ancestors(subtree_end: np.ndarray) -> list[np.ndarray]:
-  """Of each block of a tree, the blocks with ancestors of its tokens, and itself."""
+  """Returns, for each block of a tree, itself and the blocks with ancestors of its tokens."""
   starts = np.arange(0, len(subtree_end), BLOCK)
   end = np.maximum.reduceat(subtree_end, starts)
   return [np.flatnonzero(end[: b + 1] > start) for b, start in enumerate(starts)]
 
 
 def _blocks(batch: Sequence[_Tree]) -> Blocks:
-  """The trees in blocks."""
+  """Cuts the trees into blocks."""
   ancestors = [_ancestors(tree.new.subtree_end) for tree in batch]
   B = size(sum(tree.blocks for tree in batch), 1)
   W = power_of_two(max(len(each) for several in ancestors for each in several))
   P = size(max(len(tree.past) for tree in batch), 64)
   tokens, positions, subtree_end = np.zeros((3, B * BLOCK), np.int32)
   past, (group, past_length) = np.zeros((B, P), np.int32), np.zeros((2, B), np.int32)
-  needed, reads, block = np.full((B, W), B, np.int32), [], 0
+  attended, reads, block = np.full((B, W), B, np.int32), [], 0
   for tree, several in zip(batch, ancestors):
     start, blocks = block * BLOCK, slice(block, block + tree.blocks)
     new = slice(start, start + len(tree.new))
     tokens[new], positions[new] = tree.new.tokens, len(tree.past) + tree.new.positions
     subtree_end[new] = start + tree.new.subtree_end
     for b, each in enumerate(several, block):
-      needed[b, : len(each)] = block + each
+      attended[b, : len(each)] = block + each
     group[blocks], past_length[blocks] = tree.group, len(tree.past)
     past[blocks, : len(tree.past)] = tree.past
     reads += [start + at[-1] for at in tree.at]
     block += tree.blocks
   reads = np.pad(np.array(reads, np.int32), (0, max(power_of_two(len(reads)), 16) - len(reads)))
   tokens, positions, subtree_end = (x.reshape(B, BLOCK) for x in (tokens, positions, subtree_end))
-  return Blocks(tokens, positions, subtree_end, needed, group, past, past_length, reads)
+  return Blocks(tokens, positions, subtree_end, attended, group, past, past_length, reads)

@@ -1,4 +1,4 @@
-"""The interface of text generators: prompts to completions."""
+"""The interface of engines, which generate completions of prompts."""
 
 import dataclasses
 import hashlib
@@ -10,18 +10,18 @@ from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import json_lines
 
-End = Literal["stop", "length"]  # an end token or a stop string; or max_new_tokens came first
+End = Literal["stop", "length"]  # by an end token or a stop string, or by max_new_tokens
 
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """What a model is to go on from."""
+  """A text that a model completes."""
 
   before: str  # may spell out special tokens, as a chat template does
   problem: str  # plain text: the name of a special token in it is letters
   after: str
   seed: int  # of its samples; sample k of equal prompts with equal seeds is the same text
-  # Steps that the completion goes on from, each with its separator: plain text, encoded one by one.
+  # First steps of the solution, each with its separator: plain text, encoded one by one.
   begun: tuple[str, ...] = ()
 
   @property
@@ -31,17 +31,21 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Limits(config_lib.Checked):
-  """When a completion ends."""
+  """The limits of a completion."""
 
   max_new_tokens: config_lib.Count = 512
-  # Texts after which it ends; they stay in it.
-  stop: tuple[json_lines.Text, ...] = ()
+  stop: tuple[json_lines.Text, ...] = ()  # texts that end a completion; they stay in it
+
+  def stop_end(self, text: str) -> int | None:
+    """Returns the end of the first stop string in the text, or None if it has none."""
+    ends = [text.index(stop) + len(stop) for stop in self.stop if stop in text]
+    return min(ends, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  prompt: int  # its number among those given
-  sample: int  # its number among those of the prompt
+  prompt: int  # index of the prompt
+  sample: int  # its number among the prompt's samples
   text: str  # without the end token
   end: End
   tokens: tuple[int, ...] | None = None  # with the end token; None: the engine does not say
@@ -51,7 +55,7 @@ class Completion:
 
 
 def derived_seed(seed: int, number: int | str) -> int:
-  """The seed of one of many: of a problem's samples, or of one sample.  Servers take 31 bits."""
+  """Returns a seed of 31 bits, as servers take, for a problem's samples or for one sample."""
   digest = hashlib.sha256(f"{seed} {number}".encode()).digest()
   return int.from_bytes(digest[:4], "big") >> 1
 
@@ -60,11 +64,11 @@ class Engine(Protocol):
   tokenizer: Tokenizer | None
 
   def facts(self) -> dict[str, Any]:
-    """What decides its samples, beside settings and prompts, as JSON."""
+    """Returns the facts, apart from settings and prompts, that determine the samples, as JSON."""
     ...
 
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
   ) -> Iterator[Completion]:
-    """`n` completions of each prompt, as they end."""
+    """Yields `n` completions of each prompt, each as soon as it ends."""
     ...

@@ -1,4 +1,4 @@
-"""Language models for the sampler: from a public model's directory, or from a run of train.py."""
+"""Loads samplers: from a public model's directory, or from a run of train.py."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,7 @@ from prm_jax.scoring.language_model import LanguageModel
 def load_model(
   directory: str | pathlib.Path, dtype: str = "float32", batch: int = 64, tensor: int = 1
 ) -> Sampler:
-  """A sampler of a public model's directory, or of an exported language model's.
+  """Loads a public or exported language model from its directory.
 
   Args:
     tensor: devices of this host that share a copy of the model.
@@ -26,26 +26,26 @@ def load_model(
     OSError: a file is missing or cannot be read.
   """
   mesh = _mesh(tensor)
-  of = LanguageModel.of_directory(directory, mesh, dtype)
-  ends = _end_tokens(pathlib.Path(directory)) | {of.tokenizer.eos_id} - {None}
-  return Sampler.of(of.params, of.config, of.tokenizer, frozenset(ends), mesh, batch)
+  model = LanguageModel.of_directory(directory, mesh, dtype)
+  ends = _end_tokens(pathlib.Path(directory)) | {model.tokenizer.eos_id} - {None}
+  return Sampler.of(model.params, model.config, model.tokenizer, frozenset(ends), mesh, batch)
 
 
 def load_checkpoint(workdir: str, batch: int = 64, tensor: int = 1) -> Sampler:
-  """A sampler of the newest checkpoint of a run of train.py on text.
+  """Loads the newest checkpoint of a run of train.py on text.
 
   Raises:
     ValueError, FileNotFoundError: as `Scorer.load`; or the run was not on text.
   """
   mesh = _mesh(tensor)
-  of = LanguageModel.of_run(workdir, mesh)
-  ends = frozenset({of.tokenizer.eos_id} - {None})
-  made = Sampler.of(of.params, of.config, of.tokenizer, ends, mesh, batch)
-  return dataclasses.replace(made, step=of.step)
+  model = LanguageModel.of_run(workdir, mesh)
+  ends = frozenset({model.tokenizer.eos_id} - {None})
+  sampler = Sampler.of(model.params, model.config, model.tokenizer, ends, mesh, batch)
+  return dataclasses.replace(sampler, step=model.step)
 
 
 def _mesh(tensor: int) -> jax.sharding.Mesh:
-  """Copies of the model, each over `tensor` of this host's devices."""
+  """Returns a mesh of this host's devices, `tensor` of them for each copy of the model."""
   devices = jax.local_devices()
   if len(devices) % tensor:
     raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
@@ -53,10 +53,10 @@ def _mesh(tensor: int) -> jax.sharding.Mesh:
 
 
 def _end_tokens(directory: pathlib.Path) -> set[int]:
-  """The `eos_token_id`s of generation_config.json and config.json."""
-  found: set[int] = set()
+  """Returns the `eos_token_id`s of generation_config.json and config.json."""
+  ends: set[int] = set()
   for name in ("generation_config.json", "config.json"):
     if (directory / name).is_file():
       value = json_lines.document(directory / name).get("eos_token_id")
-      found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
-  return found
+      ends |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+  return ends

@@ -1,4 +1,4 @@
-"""Flags of the scripts that say which language model writes, and how."""
+"""The flags by which scripts choose a language model and its sampling."""
 
 import dataclasses
 import os
@@ -16,9 +16,9 @@ from prm_jax.runtime import json_lines
 class Generator(config_lib.Checked):
   model: str = ""  # directory of a public or exported model
   checkpoint: str = ""  # or work directory of train.py
-  url: str = ""  # or a server of OpenAI's API, such as http://127.0.0.1:8000/v1
-  served_model: str = ""  # the server's name of the model; --model then has its tokenizer
-  concurrency: config_lib.Count = 64  # requests under way
+  url: str = ""  # or a server with OpenAI's API, such as http://127.0.0.1:8000/v1
+  served_model: str = ""  # the server's name of the model; --model then gives its tokenizer
+  concurrency: config_lib.Count = 64  # requests to the server at once
   max_new_tokens: config_lib.Count = 512
   temperature: config_lib.NonNegative = 1.0
   top_k: config_lib.Whole = 0  # 0: all
@@ -27,15 +27,15 @@ class Generator(config_lib.Checked):
   stop: tuple[json_lines.Text, ...] = ()  # texts that end a sample; they stay in it
   seed: config_lib.Whole = 0
   prompt: Literal["chat", "few_shot", "plain"] = "chat"
-  system: str | None = None  # of chat; None: to reason step by step and box the answer
-  examples: pathlib.Path | None = None  # of few_shot: lines with problem and steps
-  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines are between steps
-  batch: config_lib.Count = 64  # samples under way at once
+  system: str | None = None  # system prompt of chat; None: reason step by step, box the answer
+  examples: pathlib.Path | None = None  # for few_shot: JSON lines with problem and steps
+  steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines separate steps
+  batch: config_lib.Count = 64  # samples that are decoded at once
   dtype: Literal["float32", "bfloat16"] = "float32"  # of --model
   tensor: config_lib.Count = 1  # devices that share a copy of the model
 
   def check_model(self) -> None:
-    """Raises ValueError unless there is one model."""
+    """Raises ValueError unless the flags name one model."""
     if bool(self.url) != bool(self.served_model):
       raise ValueError("--url and --served_model go together")
     if self.url and self.checkpoint:
@@ -45,11 +45,11 @@ class Generator(config_lib.Checked):
 
   @property
   def name(self) -> str:
-    """Of the model, for people."""
+    """The model's name, for people."""
     return self.served_model or self.model or self.checkpoint
 
   def load(self, **server: bool):
-    """The engine; `server` are further fields of `server.Server`."""
+    """Loads the engine; `server` gives further fields of `server.Server`."""
     from prm_jax.generation import language_models
     from prm_jax.generation.server import Server
     from prm_jax.input_pipeline import tokenizers
@@ -57,14 +57,13 @@ class Generator(config_lib.Checked):
     if self.url:
       key = os.environ.get("OPENAI_API_KEY", "")
       tokenizer = tokenizers.load(self.model) if self.model else None
-      given = (self.url, self.served_model, self.concurrency, key)
-      return Server(*given, tokenizer=tokenizer, **server)
+      return Server(self.url, self.served_model, self.concurrency, key, tokenizer, **server)
     if self.model:
       return language_models.load_model(self.model, self.dtype, self.batch, self.tensor)
     return language_models.load_checkpoint(self.checkpoint, self.batch, self.tensor)
 
   def maker(self, tokenizer) -> Callable:
-    """The function that makes a prompt of a problem and a seed."""
+    """Returns the function that makes a prompt from a problem and a seed."""
     from prm_jax.generation import prompts
 
     examples = prompts.read_examples(self.examples) if self.examples else []
@@ -79,7 +78,7 @@ class Generator(config_lib.Checked):
 
   @property
   def limits(self):
-    """When a sample ends: one after worked examples also where the next problem begins."""
+    """The limits of a sample; after worked examples, the start of a next problem ends it too."""
     from prm_jax.generation import prompts
     from prm_jax.generation.engines import Limits
 

@@ -1,7 +1,8 @@
 """A trie of the token sequences in a context, whose nodes are places of the cache.
 
-Sequences that begin alike share places, so that a problem's prompt and the steps that solutions
-have in common are encoded and stored once.  A place is free when no sequence that is kept needs it.
+Sequences share the places of a common prefix, so that a problem's prompt and the steps that
+solutions have in common are encoded and stored once.  A place is free when no kept sequence needs
+it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,25 +18,25 @@ class Places:
   """The places of one context."""
 
   def __init__(self):
-    self.size = 0  # places that were ever needed at once
+    self.size = 0  # most places in use at once so far
     self._child: dict[tuple[int, int], int] = {}  # (place before, token) to place; -1: the start
     self._free: list[int] = []
-    self._known: dict[tuple[int, ...], list[int]] = {}  # places of sequences that are there
+    self._known: dict[tuple[int, ...], list[int]] = {}  # whole sequences to their places
 
   def find(self, tokens: tuple[int, ...]) -> list[int]:
-    """The places of the sequence's longest prefix that is stored."""
+    """Returns the places of the sequence's longest stored prefix."""
     if tokens in self._known:
       return self._known[tokens]
-    places, at = [], -1
+    places, place = [], -1
     for token in tokens:
-      at = self._child.get((at, token))
-      if at is None:
+      place = self._child.get((place, token))
+      if place is None:
         break
-      places.append(at)
+      places.append(place)
     return places
 
   def add(self, tokens: tuple[int, ...]) -> list[int]:
-    """The places of the whole sequence; what is missing gets free ones, or new ones at the end."""
+    """Returns the places of the sequence; missing tokens get free or new places."""
     places = [*self.find(tokens)]
     for token in tokens[len(places) :]:
       if not self._free:
@@ -47,7 +48,7 @@ class Places:
     return places
 
   def keep(self, sequences: Iterable[tuple[int, ...]]) -> None:
-    """Frees the places that none of these sequences needs."""
+    """Frees the places that these sequences do not need."""
     needed = {place for tokens in {*sequences} for place in self.find(tokens)}
     self._known = {}
     self._child = {key: place for key, place in self._child.items() if place in needed}
@@ -55,44 +56,44 @@ class Places:
 
 
 class Moved(NamedTuple):
-  """Tokens that get places in a context; arrays are int32 `[M]`."""
+  """Tokens that move to places of a context; arrays are int32 `[M]`."""
 
   group: np.ndarray
   place: np.ndarray
-  row: np.ndarray  # where their keys and values are now
+  row: np.ndarray  # of their present keys and values
   column: np.ndarray
   position: np.ndarray
 
   @classmethod
   def of(cls, group: int, place: Any, row: Any, column: Any, first: int) -> Self:
-    """Tokens one after another; `first` is the position of the first."""
+    """Returns consecutive tokens; `first` is the position of the first."""
     position = np.arange(first, first + len(place), dtype=np.int32)
-    given = (group, place, row, column, position)
-    return cls(*(np.broadcast_to(np.asarray(x, np.int32), position.shape) for x in given))
+    fields = (group, place, row, column, position)
+    return cls(*(np.broadcast_to(np.asarray(x, np.int32), position.shape) for x in fields))
 
 
 def keep_tokens(cache: Cache, moved: Sequence[Moved], new: Any = None) -> Cache:
-  """`cache.keep`, with as many tokens as one of a few compiled programs takes."""
+  """Runs `cache.keep` on distinct places, padded to one of a few sizes, as each is compiled."""
   if not moved:
     return cache
-  every = np.concatenate(moved, axis=1)
-  _, once = np.unique(every[0].astype(np.int64) << 32 | every[1], return_index=True)
-  every, count = every[:, once], len(once)
-  group, place, row, column, position = np.pad(every, [(0, 0), (0, size(count, 64) - count)])
+  tokens = np.concatenate(moved, axis=1)
+  _, first = np.unique(tokens[0].astype(np.int64) << 32 | tokens[1], return_index=True)
+  tokens, count = tokens[:, first], len(first)
+  group, place, row, column, position = np.pad(tokens, [(0, 0), (0, size(count, 64) - count)])
   place[count:] = np.iinfo(np.int32).max  # dropped
   target, source = np.stack([group, place], axis=1), np.stack([row, column], axis=1)
   return cache_lib.keep(cache, source, target, position, new)
 
 
 def power_of_two(count: int) -> int:
-  """The least power of two that is not below the count."""
+  """Returns the least power of two that is not below the count."""
   return 1 << (count - 1).bit_length()
 
 
 def size(count: int, least: int) -> int:
-  """The next power of two, or 3/4 of one, at least `least`.
+  """Returns `count` rounded up to a power of two or to 3/4 of one, at least `least`.
 
-  Arrays padded to it have few shapes, so that few programs are compiled.
+  Arrays of these sizes have few shapes, so that few programs are compiled.
   """
   if count <= least:
     return least

@@ -1,4 +1,4 @@
-"""Problems to prompts: the model's chat template, worked examples, or the problem alone."""
+"""Makes prompts from problems: with a chat template, worked examples, or as the problem alone."""
 
 import pathlib
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from prm_jax.runtime import json_lines
 Form = Literal["chat", "few_shot", "plain"]
 Steps = Literal["lines", "paragraphs"]
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
-PROBLEM, SOLUTION = "Problem:\n", "Solution:\n"  # of worked examples
-NEXT = f"\n\n{PROBLEM}"  # where a solution after worked examples has ended
+PROBLEM, SOLUTION = "Problem:\n", "Solution:\n"  # headings of worked examples
+NEXT = f"\n\n{PROBLEM}"  # ends a solution after worked examples
 SEPARATORS = {"lines": "\n", "paragraphs": "\n\n"}  # between steps
 ANSWER = "# Answer"
-PLACE = "\ue000"  # of the problem in a rendered template
+PLACE = "\ue000"  # stands for the problem in a rendered template
 
 
 class Example(msgspec.Struct):
-  """A worked example: a line of a file for `few_shot`."""
+  """A worked example: a record of a file for `few_shot`."""
 
   problem: json_lines.Text
   steps: list[json_lines.Text]
@@ -31,13 +31,13 @@ class Example(msgspec.Struct):
 def maker(
   form: Form, tokenizer: Tokenizer | None, system: str = SYSTEM, examples: Sequence[Example] = ()
 ) -> Callable[[str, int], Prompt]:
-  """The function that makes a prompt of a problem and a seed.
+  """Returns the function that makes a prompt from a problem and a seed.
 
   Args:
     form: "chat": the tokenizer's template, with `system` before the problem.  "few_shot": worked
       examples, and the problem after them.  "plain": the problem and a newline, as models that
       `train.py` trains on prompts and completions expect.
-    examples: of "few_shot".
+    examples: for "few_shot".
 
   Raises:
     ValueError: the tokenizer has no chat template, or one that fails; or there are no examples.
@@ -48,34 +48,33 @@ def maker(
   if form == "chat":
     before, after = _chat(tokenizer, system)
   elif form == "few_shot":
-    solved = (f"{PROBLEM}{each.problem}\n\n{SOLUTION}{_lines(each.steps)}" for each in examples)
+    solved = [
+      f"{PROBLEM}{example.problem}\n\n{SOLUTION}" + "\n".join(map(str.strip, example.steps))
+      for example in examples
+    ]
     before, after = "\n\n".join([*solved, PROBLEM]), f"\n\n{SOLUTION}"
   return lambda problem, seed: Prompt(before, problem, after, seed)
 
 
-def _lines(steps: Sequence[str]) -> str:
-  return "\n".join(step.strip() for step in steps)
-
-
 def read_examples(path: pathlib.Path) -> list[Example]:
-  """The worked examples of a file; BadLine if a line is none."""
+  """Reads the worked examples of a file; raises BadLine for a line without one."""
   return [json_lines.convert(record, Example, where) for where, record in json_lines.records(path)]
 
 
 def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
-  """What a chat template puts before a problem and after it.
+  """Returns the texts of a chat template before and after the problem.
 
   The template comes with a model, so it runs in jinja2's sandbox, as in transformers.
   """
   settings = tokenizer.settings if tokenizer else {}
   template = settings.get("chat_template")
-  if isinstance(template, list):  # several, by name
+  if isinstance(template, list):  # several templates, by name
     named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
     template = named.get("default")
   if not isinstance(template, str):
     raise ValueError(
-      "there is no chat template (of a server, in --model): give --prompt=few_shot with "
-      "--examples=FILE, or --prompt=plain"
+      "the tokenizer has no chat template (a server's tokenizer is read from --model): give "
+      "--prompt=few_shot with --examples=FILE, or --prompt=plain"
     )
   messages = [{"role": "user", "content": PLACE}]
   if system:
@@ -94,13 +93,15 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   except Exception as error:  # a template may fail in any way
     raise ValueError(f"the chat template fails: {json_lines.show(str(error), 200)}") from error
   if text.count(PLACE) != 1:
-    raise ValueError("the chat template does not show the problem once")
+    raise ValueError(
+      f"the chat template shows the problem {text.count(PLACE)} times, expected once"
+    )
   before, _, after = text.partition(PLACE)
   return before, after
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-  """The tokens of a prompt, with the tokenizer's first one unless the text spells it out."""
+  """Returns the tokens of a prompt; adds the BOS token unless the text begins with it."""
   plain = tokenizer.encode(prompt.problem)
   if tokenizer.encode(prompt.problem, special=True) == plain:
     whole = prompt.before + prompt.problem + prompt.after
@@ -115,7 +116,7 @@ def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
 
 
 def split(text: str, steps: Steps) -> list[str]:
-  """The steps of a solution: its lines (paper section 2.3), or what blank lines part.
+  """Splits a solution into steps: its lines (paper section 2.3), or its paragraphs.
 
   The heading "# Answer" and the answer below it are one step, as in PRM800K.
   """
@@ -129,7 +130,7 @@ def split(text: str, steps: Steps) -> list[str]:
 
 
 def ends_step(text: str, steps: Steps) -> bool:
-  """Whether the text is a step and at least a part of the separator behind it."""
+  """Returns whether the text has a whole step and the separator after it."""
   step, separator, _ = text.lstrip().partition(SEPARATORS[steps])
   if step.strip() == ANSWER:
     return ends_step(text.lstrip().removeprefix(ANSWER), steps)
@@ -137,5 +138,5 @@ def ends_step(text: str, steps: Steps) -> bool:
 
 
 def solution(text: str, form: Form) -> str:
-  """The completion without what follows a solution after worked examples."""
+  """Returns the solution in a completion, without a next problem after it."""
   return text.partition(NEXT)[0] if form == "few_shot" else text

@@ -1,9 +1,9 @@
-"""The project's own engine: a batch of slots, each refilled as soon as its completion has ended.
+"""The project's own engine: a batch of slots, each refilled as soon as its completion ends.
 
-A step and the encoding of a prompt are compiled once each.  The random numbers of a completion
-follow from its prompt's seed, its number and the place of the token.  So a text does not depend on
-the batch, on the slot or on the mesh, as far as the logits do not: in float32 their rounding
-decides about one token in a million.
+A step and the encoding of a prompt are compiled once each.  The random number of a token follows
+from its prompt's seed, its sample's number and its place in the sample.  So a text depends on the
+batch, the slot and the mesh only through the rounding of the logits, which in float32 decides about
+one token in a million.
 """
 
 import collections
@@ -32,12 +32,12 @@ from prm_jax.runtime import compiler_options
 from prm_jax.training import checkpoint as checkpoint_lib
 
 PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
-RING = 256  # places of the rings at first; all are read at each step, so they grow when needed
+RING = 256  # initial places of a ring; a step reads all of them, so rings grow only when needed
 
 
 @dataclasses.dataclass
 class _Sample:
-  """A completion under way, in a slot."""
+  """An unfinished completion in a slot."""
 
   prompt: int
   sample: int
@@ -51,7 +51,7 @@ class _Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """A language model that samples."""
+  """An engine that runs a language model on this host's devices."""
 
   weights: Weights
   config: config_lib.Model
@@ -72,18 +72,17 @@ class Sampler:
     mesh: jax.sharding.Mesh,
     batch: int = 64,
   ) -> Self:
-    """A sampler of the parameters of a `StepScorer`.
+    """Makes a sampler from the parameters of a `StepScorer`.
 
-    Rows of the vocabulary beyond the tokenizer's, to which models are padded, are left out: they
-    have no text.
+    Drops the rows of the vocabulary beyond the tokenizer's: they are padding and have no text.
     """
     config = dataclasses.replace(config, attention="auto")
     with jax.set_mesh(mesh):
-      made = cached_decoder.prepare(params, config, tokenizer.vocab_size)
-    return cls(made, config, tokenizer, end_tokens, mesh, batch)
+      weights = cached_decoder.prepare(params, config, tokenizer.vocab_size)
+    return cls(weights, config, tokenizer, end_tokens, mesh, batch)
 
   def facts(self) -> dict[str, Any]:
-    """As `engines.Engine`."""
+    """Implements `Engine.facts`."""
     return {
       "step": self.step,
       "dtype": self.config.dtype,
@@ -96,7 +95,7 @@ class Sampler:
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
   ) -> Iterator[Completion]:
-    """As `engines.Engine`.
+    """Implements `Engine.generate`.
 
     Raises:
       ValueError: a prompt is empty, or has tokens that the model lacks.
@@ -104,12 +103,12 @@ class Sampler:
     if not prompts:
       return
     encoded = [self.encode(prompt) for prompt in prompts]
-    longest = max(map(len, encoded)) - 1  # the last token is read by the first step
+    longest = max(map(len, encoded)) - 1  # the first step encodes the last token
     C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
-    # Samples start in order: a few contexts beyond those that fill the slots, for stragglers.
-    # Few sizes, as each is compiled: a chain counts as the mean one, rounded to a power of two.
+    # Samples start in order, so two contexts beyond those that fill the slots leave room for
+    # stragglers.  Each size is compiled, so sizes follow the mean chain, in powers of two.
     mean = power_of_two(len(prompts) // len(chains) + 1) // 2
     G = min(-(-B // (n * mean)) + 2, power_of_two(len(chains)), B)
     E = min(n * power_of_two(max(map(len, chains))), B)
@@ -117,9 +116,9 @@ class Sampler:
       (j, i, k) for j, chain in enumerate(chains) for i in chain for k in range(n)
     )
     slots: list[_Sample | None] = [None] * B
-    contexts: dict[int, int] = {}  # group of each chain that is under way
+    contexts: dict[int, int] = {}  # group of each unfinished chain
     free, left = [*range(G)], collections.Counter({j: n * len(c) for j, c in enumerate(chains)})
-    device = jnp.zeros(B, jnp.int32)  # the tokens that the last step chose
+    last = jnp.zeros(B, jnp.int32)  # the tokens of the last step, on the device
     with jax.set_mesh(self.mesh):
       cache = cache_lib.empty(self.config, B, G, C, T)
       for index in itertools.count():
@@ -133,27 +132,29 @@ class Sampler:
             cache = self.read(cache, contexts[j], encoded[chains[j][0]], C)
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
-        if not (under_way := [each for each in slots if each]):
+        if not any(slots):
           return
-        if max(len(each.tokens) for each in under_way) == T:
+        if max(len(sample.tokens) for sample in slots if sample) == T:
           cache, T = cache_lib.lengthened(cache), 2 * T
         state = self._state(slots, G, E)
-        device, log_probs, cache = self._step(
-          self.weights, cache, index % T, state, device, fresh, sampling=sampling
+        last, log_probs, cache = self._step(
+          self.weights, cache, index % T, state, last, fresh, sampling=sampling
         )
-        chosen, log_probs = np.asarray(device), np.asarray(log_probs)
-        for b, each in [(b, each) for b, each in enumerate(slots) if each]:
-          each.tokens.append(int(chosen[b]))
-          each.log_probs.append(float(log_probs[b]))
-          if found := self._ended(each, limits):
+        tokens, log_probs = np.asarray(last), np.asarray(log_probs)
+        for b, sample in enumerate(slots):
+          if sample is None:
+            continue
+          sample.tokens.append(int(tokens[b]))
+          sample.log_probs.append(float(log_probs[b]))
+          if completion := self._completion(sample, limits):
             slots[b] = None
-            left[each.chain] -= 1
-            if not left[each.chain]:
-              free.append(contexts.pop(each.chain))
-            yield found
+            left[sample.chain] -= 1
+            if not left[sample.chain]:
+              free.append(contexts.pop(sample.chain))
+            yield completion
 
   def encode(self, prompt: Prompt) -> list[int]:
-    """As `prompts.encode`; ValueError if it is empty, or has tokens that the model lacks."""
+    """Returns a prompt's tokens; raises ValueError for none, or for one that the model lacks."""
     ids = prompts_lib.encode(prompt, self.tokenizer)
     rows = self.weights["embedding"].shape[0]
     if not ids or max(ids) >= rows:
@@ -164,48 +165,40 @@ class Sampler:
     return ids
 
   def _state(self, slots: Sequence[_Sample | None], G: int, E: int) -> dict[str, np.ndarray]:
-    """The slots for `_step`; an empty one reads token 0 at position 0.
+    """Returns the input of `_step`; an empty slot reads token 0 at position 0.
 
     Args:
       G: contexts.
-      E: slots, at most, of each.
+      E: slots, at most, of a context.
     """
     members, count = np.full((G, E), len(slots), np.int32), [0] * G
-    for b, each in enumerate(slots):
-      if each is not None:
-        members[each.group, count[each.group]] = b
-        count[each.group] += 1
-    rows = [
-      (0, 0, 0, 0, 0, 0)
-      if each is None
-      else (
-        each.prompt_tokens[-1],
-        len(each.prompt_tokens) - 1 + len(each.tokens),
-        len(each.prompt_tokens) - 1,
-        len(each.tokens),
-        each.seed,
-        each.sample,
-      )
-      for each in slots
-    ]
     names = ("tokens", "positions", "context_length", "own_length", "seed", "sample")
-    return dict(zip(names, np.array(rows, np.int32).T)) | {"members": members}
+    fields = np.zeros((len(names), len(slots)), np.int32)
+    for b, sample in enumerate(slots):
+      if sample is None:
+        continue
+      members[sample.group, count[sample.group]] = b
+      count[sample.group] += 1
+      context, own = len(sample.prompt_tokens) - 1, len(sample.tokens)
+      last = sample.prompt_tokens[-1]
+      fields[:, b] = last, context + own, context, own, sample.seed, sample.sample
+    return dict(zip(names, fields)) | {"members": members}
 
-  def _ended(self, each: _Sample, limits: Limits) -> Completion | None:
-    """The completion, if its last token has ended it."""
-    ended, text = each.tokens[-1] in self.end_tokens, None
-    if limits.stop or ended or len(each.tokens) == limits.max_new_tokens:
-      text = self.tokenizer.decode(each.tokens[: -1 if ended else None])
-      if stops := [text.index(stop) + len(stop) for stop in limits.stop if stop in text]:
-        text, ended = text[: min(stops)], True
-    if not ended and len(each.tokens) < limits.max_new_tokens:
+  def _completion(self, sample: _Sample, limits: Limits) -> Completion | None:
+    """Returns the completion if the sample's last token ends it."""
+    ended, text = sample.tokens[-1] in self.end_tokens, None
+    if limits.stop or ended or len(sample.tokens) == limits.max_new_tokens:
+      text = self.tokenizer.decode(sample.tokens[: -1 if ended else None])
+      if stop_end := limits.stop_end(text):
+        text, ended = text[:stop_end], True
+    if not ended and len(sample.tokens) < limits.max_new_tokens:
       return None
     end = "stop" if ended else "length"
-    tokens, log_probs = tuple(each.tokens), tuple(each.log_probs)
-    return Completion(each.prompt, each.sample, text, end, tokens, log_probs, len(tokens))
+    tokens, log_probs = tuple(sample.tokens), tuple(sample.log_probs)
+    return Completion(sample.prompt, sample.sample, text, end, tokens, log_probs, len(tokens))
 
   def read(self, cache: Cache, group: int, prompt: Sequence[int], C: int) -> Cache:
-    """The cache with a prompt, but for its last token, as a context of C places."""
+    """Returns the cache with a prompt, without its last token, in a context of C places."""
     padded = np.zeros(C, np.int32)
     padded[: len(prompt) - 1] = prompt[:-1]
     return cached_decoder.prefill(self.weights, cache, group, padded, c=self.config)
@@ -215,7 +208,7 @@ class Sampler:
     return _step(self.config, self.tpu, self.mesh.devices.flat[0])
 
 
-@functools.lru_cache(8)  # samplers of one process with the same architecture compile it once
+@functools.lru_cache(8)  # samplers of one architecture share the compiled program
 def _step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
   options = compiler_options.of(tpu, device)
 
@@ -236,13 +229,17 @@ def _step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
 
 
 def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-  """Groups of prompt indices that share a context: each prompt is a prefix of its group's first.
+  """Groups prompts that share a context: each prompt is a prefix of its group's first.
 
   Args:
-    most: prompts in a group; samples of a context attend together, padded to the largest group.
+    most: limit of prompts in a group, as samples of a context attend together, padded to the
+      largest group.
+
+  Returns:
+    The groups, as indices of prompts.
   """
   order, chains = sorted(range(len(prompts)), key=lambda i: prompts[i], reverse=True), []
-  for i in order:  # a prompt comes right after those that begin with it
+  for i in order:  # in this order a prompt follows the prompts that it begins
     first = prompts[chains[-1][0]] if chains else ()
     if chains and len(chains[-1]) < most and [*first[: len(prompts[i])]] == [*prompts[i]]:
       chains[-1].append(i)
@@ -252,6 +249,6 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
 
 
 def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
-  """The random number of a token, in [0, 1): of its prompt's seed, its sample and its place."""
+  """Returns the random number of a token, in [0, 1), from its seed, its sample and its place."""
   key = jax.random.fold_in(jax.random.key(seed), sample)
   return jax.random.uniform(jax.random.fold_in(key, place))

@@ -1,5 +1,6 @@
-"""Problems to the lines of candidate solutions, problem by problem, into a journal."""
+"""Samples or searches for candidate solutions, problem by problem, and journals their records."""
 
+import collections
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from prm_jax.types import StepContract
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What decides the samples of a problem, beside the model."""
+  """The settings that determine a problem's samples, beside the model."""
 
   n: int
   sampling: Sampling
@@ -34,44 +35,46 @@ class Settings:
 @dataclasses.dataclass(frozen=True)
 class Problem:
   number: int  # in the file, from 0
-  record: dict[str, Any]  # the line: its keys go to each sample
+  record: dict[str, Any]  # whose keys go to each sample
   text: str
 
 
 class Line(msgspec.Struct):
-  """The key of a line that is read."""
+  """The key of a problem's record that is read."""
 
   problem: json_lines.Text
 
 
 def read(path: pathlib.Path) -> list[Problem]:
-  """The problems of a file; BadLine if a line has no `problem`."""
+  """Reads the problems of a file; raises BadLine for a record without `problem`."""
   return [
     Problem(i, record, json_lines.convert(record, Line, where).problem)
     for i, (where, record) in enumerate(json_lines.records(path))
   ]
 
 
-def record(problem: Problem, found: Completion, s: Settings) -> dict[str, Any]:
-  """A line of the output: the problem's keys, and the sample in the form of scored samples.
+def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, Any]:
+  """Returns a record of the output: the problem's keys, and a sample in the form of scored samples.
 
   A sample that was cut off has no answer: it is missing, not wrong.  A problem's own `answer`, as
-  MATH has it, becomes `ground_truth_answer`; other keys of a sample replace the problem's.
+  in MATH, becomes `ground_truth_answer`; other keys of a sample replace the problem's.
   """
-  text = prompts_lib.solution(found.text, s.form)
-  finished = found.end == "stop"
-  given = {key: value for key, value in problem.record.items() if key != "logprob"}
-  if "answer" in given:
-    given = {"ground_truth_answer": given["answer"]} | given
-  out = given | {
+  text = prompts_lib.solution(completion.text, s.form)
+  finished = completion.end == "stop"
+  kept = {key: value for key, value in problem.record.items() if key != "logprob"}
+  if "answer" in kept:
+    kept = {"ground_truth_answer": kept["answer"]} | kept
+  out = kept | {
     "text": text,
     "steps": prompts_lib.split(text, s.steps) or [" "],
     "answer": extraction.final_answer(text) if finished else None,
-    "tokens": found.token_count,
+    "tokens": completion.token_count,
     "finished": finished,
-    "sample": found.sample,
+    "sample": completion.sample,
   }
-  return out | ({"logprob": sum(found.log_probs)} if found.log_probs is not None else {})
+  if completion.log_probs is not None:
+    out["logprob"] = sum(completion.log_probs)
+  return out
 
 
 def generate(
@@ -81,19 +84,18 @@ def generate(
   s: Settings,
   journal: Journal,
 ) -> None:
-  """Samples the problems that are not in the journal yet, and shows how it goes."""
+  """Samples the problems that are not in the journal yet, under a progress bar."""
   left = [problem for problem in problems if problem.number not in journal.done]
   asked = [make(each.text, derived_seed(s.seed, each.number)) for each in left]
-  found: dict[int, dict[int, dict]] = {}
+  records: dict[int, dict[int, dict]] = collections.defaultdict(dict)  # by problem and sample
   tokens = ended = count = 0
   total, done = len(problems) * s.n, (len(problems) - len(left)) * s.n
   with progress.Progress(desc="sampling", total=total, initial=done, unit="samples") as bar:
     for completion in engine.generate(asked, s.n, s.sampling, s.limits):
       problem = left[completion.prompt]
-      of = found.setdefault(problem.number, {})
-      of[completion.sample] = record(problem, completion, s)
-      if len(of) == s.n:
-        journal.add(problem.number, [of[k] for k in sorted(found.pop(problem.number))])
+      records[problem.number][completion.sample] = record(problem, completion, s)
+      if len(records[problem.number]) == s.n:
+        journal.add(problem.number, [x for _, x in sorted(records.pop(problem.number).items())])
       count, tokens = count + 1, tokens + completion.token_count
       ended += completion.end == "stop"
       rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
@@ -108,7 +110,10 @@ def search(
   s: Settings,
   journal: Journal,
 ) -> None:
-  """As `generate`, by search; samples have the scores of their steps besides."""
+  """Searches for solutions of the problems that are not in the journal yet, under a progress bar.
+
+  Arguments are as of `generate`.  The records also have the scores of their steps.
+  """
   left = [problem for problem in problems if problem.number not in journal.done]
   asked = [make(each.text, derived_seed(s.seed, each.number)) for each in left]
   generated, total, done = 0, len(problems), len(problems) - len(left)
@@ -125,24 +130,24 @@ def search(
 def searched(
   problem: Problem, found: Found, s: Settings, contract: StepContract
 ) -> list[dict[str, Any]]:
-  """The lines of a problem: as `record`, with `candidates.scored`'s keys and what the search spent.
+  """Returns a problem's records: as `record`, with the keys of `candidates.scored` and two more.
 
-  `search_score` is what the rule chose by; the tokens in `spent` are those of the whole problem.
+  `search_score` is the score that the rule saw; `spent` counts the tokens of the whole problem.
   """
-  lines = []
+  records = []
   for k, lane in enumerate(found.lanes):
     count = len(lane.tokens)
     completion = Completion(found.prompt, k, lane.text, lane.end, lane.tokens, None, count)
-    line = record(problem, completion, s) | {"logprob": lane.log_prob}
-    line = candidates.scored(line, lane.steps, np.array(lane.probabilities), contract)
-    lines.append(line | {"search_score": lane.score, "spent": found.spent})
-  return lines
+    sample = record(problem, completion, s) | {"logprob": lane.log_prob}
+    sample = candidates.scored(sample, lane.steps, np.array(lane.probabilities), contract)
+    records.append(sample | {"search_score": lane.score, "spent": found.spent})
+  return records
 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:
-  """What was sampled, for the screen."""
+  """Summarizes the records for the screen."""
   spent = [line["spent"] for line in lines if line["sample"] == 0 and "spent" in line]
-  sum_of = lambda name: sum(each[name] for each in spent)
+  sum_of = lambda name: sum(counts[name] for counts in spent)
   finished = sum(line["finished"] for line in lines)
   answered = sum(line["answer"] is not None for line in lines)
   share = lambda count: f"{100 * count / max(len(lines), 1):.1f} %"

@@ -1,4 +1,4 @@
-"""How the next token is chosen: temperature, top-k, top-p and min-p, from one uniform number."""
+"""Chooses the next token by temperature, top-k, top-p and min-p, from one uniform number."""
 
 import dataclasses
 import functools
@@ -10,14 +10,14 @@ import msgspec
 
 from prm_jax import config as config_lib
 
-LIKELIEST = 1024  # candidates that are sorted; all of the vocabulary only where these do not do
-BLOCK = 128  # of the vocabulary, whose probabilities are summed first
-AT_ONCE = 2**21  # logits, on a CPU
+LIKELIEST = 1024  # candidates that are sorted; the whole vocabulary only if these do not suffice
+BLOCK = 128  # tokens of the vocabulary whose probabilities are summed first
+AT_ONCE = 2**21  # logits that a CPU takes at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(config_lib.Checked):
-  """The settings, applied in this order, as in transformers."""
+  """Sampling settings, applied in this order, as in transformers."""
 
   temperature: config_lib.NonNegative = 1.0  # 0: the likeliest token
   top_k: config_lib.Whole = 0  # 0: all
@@ -26,7 +26,7 @@ class Sampling(config_lib.Checked):
 
 
 def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Array, jax.Array]:
-  """A token for each row, int32 `[B]`, and its log-probability, float32 `[B]`.
+  """Returns a token for each row, int32 `[B]`, and its log-probability, float32 `[B]`.
 
   The log-probability is the model's own, before temperature and truncation.
 
@@ -40,15 +40,15 @@ def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arra
     return choice(logits, uniform)
 
   def few_at_a_time(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows whose temporaries stay in the cache; all at once are new memory at each step."""
-    found = jax.lax.map(lambda x: choice(*x), [x.reshape(-1, rows, *x.shape[1:]) for x in given])
-    return jax.tree.map(jnp.ravel, found)
+    """Takes a few rows at a time, so that temporaries stay in the CPU's cache."""
+    chosen = jax.lax.map(lambda x: choice(*x), [x.reshape(-1, rows, *x.shape[1:]) for x in given])
+    return jax.tree.map(jnp.ravel, chosen)
 
   return jax.lax.platform_dependent(logits, uniform, cpu=few_at_a_time, default=choice)
 
 
 def _choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Array, jax.Array]:
-  """As `choose`, of all rows at once."""
+  """Returns the same as `choose`, from all rows at once."""
   if s.temperature == 0:
     tokens = likeliest(logits)
   elif s.top_k == 0 and s.top_p == 1 and s.min_p == 0:
@@ -60,13 +60,13 @@ def _choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arr
 
 
 def likeliest(logits: jax.Array) -> jax.Array:
-  """The argmax, in two passes: XLA's CPU backend takes ten times as long for its own."""
+  """Returns the argmax in two passes, ten times as fast as `jnp.argmax` on XLA's CPU backend."""
   highest, V = logits.max(-1, keepdims=True), logits.shape[1]
   return jnp.where(logits == highest, jnp.arange(V), V - 1).min(-1)
 
 
 def _of_all(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-  """Inversion in two levels: first the block of the vocabulary, then the token in it."""
+  """Inverts the distribution in two levels: first the block of the vocabulary, then the token."""
   V = logits.shape[1]
   p = jnp.exp(logits - logits.max(-1, keepdims=True))
   p = jnp.pad(p, [(0, 0), (0, -V % BLOCK)]).reshape(len(p), -1, BLOCK)
@@ -79,7 +79,7 @@ def _of_all(logits: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def _first_above(ends: jax.Array, target: jax.Array) -> jax.Array:
-  """Index of the first running sum above the target; of the last that grows, for lack of one."""
+  """Returns the index of the first running sum above the target, else of the last that grows."""
   last = (ends < ends[:, -1:]).sum(-1)
   return jnp.minimum((ends <= target[:, None]).sum(-1), last)
 
@@ -88,7 +88,7 @@ def _of_likeliest(logits: jax.Array, uniform: jax.Array, s: Sampling) -> jax.Arr
   V, total = logits.shape[1], jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
   def among(k: int) -> tuple[jax.Array, jax.Array]:
-    """The token among the k likeliest, and whether all that may be chosen are among them."""
+    """Returns a token of the k likeliest, and whether they include all that the settings allow."""
     values, ids = jax.lax.top_k(logits, k)
     p = jnp.exp(values - (jax.nn.logsumexp(values, -1, keepdims=True) if s.top_k else total))
     before = jnp.cumsum(p, axis=-1) - p

@@ -1,15 +1,15 @@
-"""Which solutions a search goes on with, after each has got a step and a score: the rules.
+"""The rules of a search: which solutions it continues after each has a new step and a score.
 
-A rule gets the lanes of one problem and gives the parents of the next ones; the search copies a
-parent that is given more than once.  Names, published forms and what differs from them:
+A rule takes the lanes of one problem and returns the parents of the next lanes; the search copies a
+parent that is returned more than once.  The rules, their sources and their differences from these:
 
 * `beam`: the best `n / expansions` unfinished solutions, each `expansions` times (Snell et al.
   2024, arXiv 2408.03314; search-and-learn's beam_search.py).
-* `dvts`: `n / expansions` independent subtrees, each going on with its best solution (Beeching et
-  al. 2024; diverse_verifier_tree_search.py).  Siblings that are finished are not lost.
-* `particles`: all lanes drawn anew in proportion to r / (1 - r) of their scores r; finished ones
+* `dvts`: `n / expansions` independent subtrees, each of which continues its best solution (Beeching
+  et al. 2024; diverse_verifier_tree_search.py).  Finished siblings are not lost.
+* `particles`: all lanes drawn anew in proportion to r / (1 - r) of their scores r; finished lanes
   take part and stay as they are (Puri et al. 2025, arXiv 2502.01618).
-* `best_of_n`: each goes on by itself.
+* `best_of_n`: every unfinished solution.
 
 Lookahead (Snell et al. 2024) is `beam` with scores read at the end of a rollout.
 """
@@ -22,7 +22,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-  """The lanes of a problem.  Those that were cut off are not among them."""
+  """The lanes of a problem, without those that were cut off."""
 
   scores: np.ndarray  # [lanes], probabilities
   finished: np.ndarray  # bool [lanes]
@@ -34,9 +34,9 @@ def best_of_n(s: Scored, n: int, expansions: int, rng: np.random.Generator) -> l
 
 
 def beam(s: Scored, n: int, expansions: int, rng: np.random.Generator) -> list[int]:
-  going = np.flatnonzero(~s.finished)
-  best = going[np.argsort(-s.scores[going], kind="stable")][: n // expansions]
-  # Fewer than that: in turn, so that no lane is idle (search-and-learn does the same).
+  unfinished = np.flatnonzero(~s.finished)
+  best = unfinished[np.argsort(-s.scores[unfinished], kind="stable")][: n // expansions]
+  # If these are fewer, they take turns, so that no lane is idle (as in search-and-learn).
   return sorted(np.resize(best, n)) if len(best) else []
 
 

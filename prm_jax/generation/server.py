@@ -1,14 +1,14 @@
 """An engine behind a server with OpenAI's API, completions or chat (vLLM, SGLang, TPU engines).
 
-Each request is for one sample with a seed of its own: servers differ in what `n` and `seed` mean
-together, and they find shared prompts by themselves.  urllib3's `Retry` repeats a request after a
-transient error.  A deviation from the request that an answer shows is reported once; no answer
-shows whether the server ignores a seed or top-k.
+Each request asks for one sample with a seed of its own: servers differ in what `n` and `seed` mean
+together, and they detect shared prompts themselves.  urllib3's `Retry` repeats a request after a
+transient error.  The engine reports once how a server's answers deviate from its requests; no
+answer shows whether the server ignores a seed or top-k.
 
-With a tokenizer the server gets a prompt's tokens, those of `prompts.encode`.  Without one it gets
-a text: a special token that a problem spells out is that token, and a server that puts a first
-token before every text puts it before a template that has it, too.  Of a chat, the text is the only
-message, and the server has the template.
+With a tokenizer the engine sends the tokens of `prompts.encode`.  Without one it sends a text: the
+server then reads a special token that a problem spells out as the token itself, and may add a BOS
+token to a template that has one.  In a chat the text is the only message, and the server applies
+the template.
 """
 
 import collections
@@ -31,11 +31,13 @@ from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import json_lines
 
 MAX_BYTES = 64 * 2**20  # of an answer
-AGAIN = (408, 429, 500, 502, 503, 504)  # status codes that may pass
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # status codes after which a request is repeated
 PAUSE = 60.0  # seconds at most between two attempts, whatever the server asks for
 
 
 class Retry(urllib3.Retry):
+  """A retry policy that limits the pauses which the server asks for."""
+
   def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
     seconds = super().get_retry_after(response)
     return None if seconds is None else min(seconds, PAUSE)
@@ -48,8 +50,8 @@ class LogProbs(msgspec.Struct):
 
 class Choice(msgspec.Struct, kw_only=True):
   finish_reason: str | None = None
-  stop_reason: str | int | None = None  # of vLLM: the stop string
-  matched_stop: str | int | None = None  # of SGLang
+  stop_reason: str | int | None = None  # the stop string, from vLLM
+  matched_stop: str | int | None = None  # the same from SGLang
   logprobs: LogProbs | None = None
 
 
@@ -59,8 +61,8 @@ class TextChoice(Choice):
 
 class Message(msgspec.Struct):
   content: str | None = None  # null: cut off before the answer, or refused
-  reasoning: str | None = None  # what the server's reasoning parser took out of the content
-  reasoning_content: str | None = None  # the same of older servers, and of others
+  reasoning: str | None = None  # the thinking, which the server's parser cut out of the content
+  reasoning_content: str | None = None  # the same from older servers, and from others
 
 
 class ChatChoice(Choice):
@@ -92,33 +94,36 @@ class Server:
 
   url: str
   model: str  # as the server names it
-  concurrency: int = 64  # requests under way
+  concurrency: int = 64  # requests at once
   key: str = ""  # of the API
   tokenizer: Tokenizer | None = None  # of the model; a chat needs none
-  chat: bool = False  # asks for chat completions
+  chat: bool = False  # whether to ask for chat completions
   retries: int = 8
-  seconds: float = 600.0  # that one request may take
-  said: set[str] = dataclasses.field(default_factory=set)
+  seconds: float = 600.0  # timeout of a request
+  said: set[str] = dataclasses.field(default_factory=set)  # deviations that were reported
 
   def facts(self) -> dict[str, Any]:
-    """As `engines.Engine`; what model answers there, only the server knows."""
-    tokenizer = self.tokenizer.hash if self.tokenizer else None
-    facts = {"url": self.url, "served_model": self.model, "chat": self.chat}
-    return facts | {"tokenizer": tokenizer}
+    """Implements `Engine.facts`; the weights behind the model's name are unknown."""
+    return {
+      "url": self.url,
+      "served_model": self.model,
+      "chat": self.chat,
+      "tokenizer": self.tokenizer.hash if self.tokenizer else None,
+    }
 
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
   ) -> Iterator[Completion]:
-    """As `engines.Engine`.
+    """Implements `Engine.generate`.
 
     Raises:
-      ValueError: the server refuses a request, or gives what is no completion.
-      OSError: it cannot be reached, after all retries.
+      ValueError: the server refuses a request, or its answer is not a completion.
+      OSError: the server cannot be reached, after all retries.
     """
     timeout = urllib3.Timeout(connect=10, read=self.seconds)
     pool = urllib3.PoolManager(maxsize=self.concurrency, timeout=timeout)
     jobs = collections.deque(itertools.product(range(len(prompts)), range(n)))
-    found: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
 
     def work() -> None:
       while True:
@@ -127,19 +132,19 @@ class Server:
         except IndexError:
           return
         try:
-          found.put(self._completion(pool, prompts[i], i, k, sampling, limits))
+          results.put(self._completion(pool, prompts[i], i, k, sampling, limits))
         except Exception as error:
-          found.put(error)
+          results.put(error)
 
     count = len(jobs)
     try:
-      # Daemons: after an error, nothing waits for the requests that are under way.
+      # Daemon threads: after an error, the process does not wait for their requests.
       for _ in range(min(self.concurrency, count)):
         threading.Thread(target=work, daemon=True).start()
       for _ in range(count):
-        if isinstance(each := found.get(), Exception):
-          raise each
-        yield each
+        if isinstance(result := results.get(), Exception):
+          raise result
+        yield result
     finally:
       jobs.clear()
       pool.clear()
@@ -164,7 +169,7 @@ class Server:
     }
     if limits.stop:
       body |= {"stop": [*limits.stop], "include_stop_str_in_output": True}
-    # Beyond OpenAI's own parameters, which vLLM and SGLang have.
+    # Parameters of vLLM and SGLang that OpenAI's API lacks.
     body |= {"top_k": sampling.top_k} if sampling.top_k else {}
     body |= {"min_p": sampling.min_p} if sampling.min_p else {}
     answer = self._ask(pool, path, kind, body)
@@ -173,7 +178,7 @@ class Server:
     return self._read(answer, i, k, limits)
 
   def _form(self, prompt: Prompt) -> tuple[str, type[Answer], dict[str, Any]]:
-    """What the two APIs differ in: the path, the kind of the answer, and how it is asked for."""
+    """Returns the path, the type of the answer and the request fields of one of the two APIs."""
     if self.chat:
       messages = [{"role": "user", "content": prompt.text}]
       return "chat/completions", Answer[ChatChoice], {"messages": messages}
@@ -191,7 +196,7 @@ class Server:
       backoff_factor=0.5,
       backoff_jitter=0.5,
       backoff_max=PAUSE,
-      status_forcelist=AGAIN,
+      status_forcelist=TRANSIENT,
       allowed_methods=None,
       raise_on_status=False,
     )
@@ -210,15 +215,15 @@ class Server:
     (choice,) = answer.choices
     text, end = choice.text, "stop" if choice.finish_reason == "stop" else "length"
     if choice.finish_reason not in ("stop", "length"):
-      self._say(f"finish_reason is {choice.finish_reason!r}: taken for cut off")
-    found = [(text.index(stop) + len(stop)) for stop in limits.stop if stop in text]
+      self._say(f"finish_reason is {choice.finish_reason!r}: treated as cut off")
+    stop_end = limits.stop_end(text)
     reason = choice.stop_reason or choice.matched_stop
-    if end == "stop" and reason in limits.stop and not found:
+    if end == "stop" and reason in limits.stop and not stop_end:
       self._say("leaves stop strings out of the text: added here")
       text += reason
-    if found and min(found) < len(text):
+    if stop_end and stop_end < len(text):
       self._say("text goes on after a stop string: cut here")
-      text, end = text[: min(found)], "stop"
+      text, end = text[:stop_end], "stop"
     log_probs = choice.logprobs.token_logprobs if choice.logprobs else None
     if not log_probs or None in log_probs:
       log_probs = None
@@ -230,7 +235,7 @@ class Server:
     return Completion(i, k, text, end, None, log_probs and tuple(log_probs), count)
 
   def _say(self, text: str) -> None:
-    """Says once what the server does otherwise than it was asked."""
+    """Reports a deviation of the server from its requests, once."""
     if text not in self.said:
       self.said.add(text)
       print(f"{self.url}: {text}", file=sys.stderr, flush=True)
@@ -239,7 +244,7 @@ class Server:
 def _request(
   pool: urllib3.PoolManager, url: str, body: bytes, headers: dict[str, str], retry: Retry
 ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
-  """The response and its body; retries a body that breaks off, which urllib3 does not."""
+  """Returns the response and its body; retries a body that breaks off, which urllib3 does not."""
   while True:
     response = pool.request(
       "POST", url, body=body, headers=headers, retries=retry, preload_content=False

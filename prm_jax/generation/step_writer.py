@@ -1,8 +1,8 @@
 """The language model of a search: it writes a step in each lane of each problem, all in one batch.
 
-A problem has a context of the cache, where what its lanes have in common is stored once, and L
-lanes.  The tokens of the steps under way are in the ring; those of lanes that go on are moved to
-the context.
+A problem has some lanes and a context of the cache, which stores the lanes' common tokens once.
+The tokens of unfinished steps are in the rings; the tokens of lanes that continue are moved to the
+context.
 """
 
 import collections
@@ -30,37 +30,37 @@ from prm_jax.generation.sampling import Sampling
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-  """A solution, under way or ended."""
+  """A solution, unfinished or ended."""
 
   stream: int  # of random numbers
-  tree: int  # of rule "dvts"
+  tree: int  # subtree of rule "dvts"
   tokens: tuple[int, ...] = ()  # after the prompt
   text: str = ""
   steps: tuple[str, ...] = ()
   probabilities: tuple[np.ndarray, ...] = ()  # of classes, `[K, C]` for each step
   right: tuple[float, ...] = ()  # P(right) of each step, the mean over heads
   log_prob: float = 0.0  # of all tokens
-  end: End | None = None  # None: it goes on
+  end: End | None = None  # None: unfinished
   score: float = 0.0  # by which the rule chose
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How steps are written."""
+  """The settings of a `StepWriter`."""
 
   sampling: Sampling
   limits: Limits
   max_step_tokens: int = 256
-  steps_ahead: int = 0  # further steps of likeliest tokens, which are not kept
+  steps_ahead: int = 0  # further steps of likeliest tokens, for the score only
   form: prompts_lib.Form = "plain"
   steps: prompts_lib.Steps = "lines"
 
 
 @dataclasses.dataclass
 class _Step:
-  """The step that a lane writes."""
+  """The step that a lane writes, and the steps ahead of it."""
 
-  # Tokens of what is whole: the step, and each that is looked ahead.
+  # Tokens of the finished parts: the step itself, then each step ahead.
   parts: list[list[int]] = dataclasses.field(default_factory=list)
   log_prob: float = 0.0
   end: End | None = None  # of the solution
@@ -68,7 +68,7 @@ class _Step:
 
 @dataclasses.dataclass
 class _Context:
-  """A problem under way."""
+  """A problem that occupies a context."""
 
   prompt: list[int]
   seed: int
@@ -76,14 +76,14 @@ class _Context:
   lanes: Sequence[Lane]
   steps: list[_Step]
   begun: int  # the decoding step at which these steps began
-  spent: collections.Counter  # tokens, as `search.Found`
+  spent: collections.Counter  # tokens, as in `search.Found`
 
 
 class StepWriter:
   """A language model that writes the steps of `contexts` problems with `lanes` lanes each."""
 
   def __init__(self, sampler: Sampler, contexts: int, lanes: int, prompt: int, s: Settings):
-    """A writer without problems yet, for prompts of at most `prompt` tokens."""
+    """Makes a writer without problems yet, for prompts of at most `prompt` tokens."""
     self.sampler, self.s, self._lanes = sampler, s, lanes
     self._prompt = -(-prompt // PROMPT_MULTIPLE) * PROMPT_MULTIPLE
     self._ring = s.max_step_tokens * (1 + s.steps_ahead)
@@ -94,9 +94,10 @@ class StepWriter:
       self._cache = cache_lib.empty(sampler.config, rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
     self._last, self._fresh = jnp.zeros(rows, jnp.int32), np.ones(rows, bool)
-    # By lane: whether it writes; the first token of its step, with its position and its index in
-    # the lane; seed and stream; and of the step so far the tokens, their log-probability, their
-    # count, and the count of those in finished parts.
+    # By lane: whether it writes; the first token that its step reads, and its position; the index,
+    # among the lane's tokens, of the first token that it writes; seed and stream; and of the step
+    # so far the tokens, their log-probability, their count, and the count of those in finished
+    # parts.
     self._writing = np.zeros(rows, bool)
     fields = np.zeros((5, rows), np.int32)
     self._first, self._position, self._place, self._seed, self._stream = fields
@@ -104,21 +105,21 @@ class StepWriter:
     self._count, self._over = np.zeros((2, rows), np.int32)
 
   def begin(self, g: int, prompt: list[int], seed: int, lanes: Sequence[Lane]) -> None:
-    """Puts a problem into a context: its lanes write their first steps."""
+    """Puts a problem into a context; its lanes begin their first steps."""
     places = Places()
     places.add((*prompt[:-1],))
     with jax.set_mesh(self.sampler.mesh):
       self._cache = self.sampler.read(self._cache, g, prompt, self._prompt)
     spent = collections.Counter(read=len(prompt) - 1)
     self._contexts[g] = _Context(prompt, seed, places, [], [], 0, spent)
-    self._go(g, lanes)
+    self._begin_steps(g, lanes)
 
   def end(self, g: int) -> collections.Counter:
-    """Frees a context; what the model has spent on it."""
+    """Frees a context and returns the tokens that the model spent on it."""
     return self._contexts.pop(g).spent
 
   def write(self) -> list[int]:
-    """Decodes a token for each unfinished step; returns the contexts to be scored now, if any."""
+    """Decodes a token for each unfinished step; returns the contexts to score now, if any."""
     with jax.set_mesh(self.sampler.mesh):
       self._last, log_probs, self._cache = _decode(
         self.sampler.weights,
@@ -133,7 +134,7 @@ class StepWriter:
         ahead=self.s.steps_ahead > 0,
       )
     self._index += 1
-    # New ones, not the same changed: the program may still read those it was given.
+    # A new array, not the old one changed: the program may still read its arguments.
     self._fresh = np.zeros_like(self._fresh)
     now = np.flatnonzero(self._writing)
     tokens = np.asarray(self._last)[now]
@@ -146,15 +147,15 @@ class StepWriter:
       self._end(int(now[i]), bool(full[i]))
     writing = self._writing.reshape(-1, self._lanes).any(1)
     ready = [g for g in self._contexts if not writing[g]]
-    # Read together, while others write; at the latest before the ring goes round.
+    # Contexts are scored together while others write, at the latest before a ring wraps around.
     late = any(self._index - self._contexts[g].begun >= self._ring for g in ready)
     enough = len(ready) >= max(len(self._contexts) // 4, 1)
     return ready if enough or late else []
 
   def written(self, g: int) -> list[tuple[Lane, tuple[str, ...]]]:
-    """The lanes of a context with their steps, and the steps of each with those looked ahead.
+    """Returns each lane of a context with its new step, and the lane's steps with those ahead.
 
-    New steps have no probabilities yet.  Lanes that had ended before are as they were.
+    New steps have no probabilities yet.  Lanes that had ended before are unchanged.
     """
     context, out = self._contexts[g], []
     for lane, step in zip(context.lanes, context.steps):
@@ -162,26 +163,27 @@ class StepWriter:
       out.append((lane, self._ahead(lane, step)))
     return out
 
-  def go_on(self, going: dict[int, tuple[Sequence[Lane], Sequence[int]]]) -> None:
-    """The next steps begin.
+  def go_on(self, continued: dict[int, tuple[Sequence[Lane], Sequence[int]]]) -> None:
+    """Begins the next steps.
 
     Args:
-      going: by context, the next lanes and which of the present lanes each comes from.
+      continued: by context, the next lanes and the index of each one's parent among the present
+        lanes.
     """
     moved: list[Moved] = []
-    for g, (lanes, parents) in going.items():
+    for g, (lanes, parents) in continued.items():
       moved += self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
-    largest = max((each.places.size for each in self._contexts.values()), default=0)
+    largest = max((context.places.size for context in self._contexts.values()), default=0)
     with jax.set_mesh(self.sampler.mesh):
       if largest > (C := self._seen.shape[1]):
         self._seen = np.pad(self._seen, [(0, 0), (0, size(largest, 64) - C)])
         self._cache = cache_lib.grown(self._cache, self._seen.shape[1])
       self._cache = keep_tokens(self._cache, moved)
-    for g, (lanes, _) in going.items():
-      self._go(g, lanes)
+    for g, (lanes, _) in continued.items():
+      self._begin_steps(g, lanes)
 
-  def _go(self, g: int, lanes: Sequence[Lane]) -> None:
-    """The lanes of a context begin a step."""
+  def _begin_steps(self, g: int, lanes: Sequence[Lane]) -> None:
+    """Begins a step in each lane of a context."""
     context, rows = self._contexts[g], slice(g * self._lanes, (g + 1) * self._lanes)
     context.lanes, context.steps, context.begun = lanes, [_Step() for _ in lanes], self._index
     self._seen = self._seen.copy()
@@ -195,19 +197,26 @@ class StepWriter:
     self._count[rows] = self._over[rows] = self._log_prob[rows] = 0
 
   def _moved(self, g: int, lanes: dict[int, Lane]) -> list[Moved]:
-    """Which tokens of the ring are kept at which places of the context; lanes by their parents."""
+    """Returns the moves of tokens from the rings to the context, where the next lanes need them.
+
+    The tokens get places in the context; places that no next lane needs become free.
+
+    Args:
+      lanes: unfinished next lanes, by the index of their parent.
+    """
     context, moved = self._contexts[g], []
     paths = {k: (*context.prompt, *lane.tokens)[:-1] for k, lane in lanes.items()}
     context.places.keep(paths.values())
     for k, path in paths.items():
-      first = len(context.prompt) - 1 + len(context.lanes[k].tokens)  # with which the step began
+      # Position of the token that the step read first.
+      first = len(context.prompt) - 1 + len(context.lanes[k].tokens)
       places = context.places.add(path)[first:]
       ring = (context.begun + np.arange(len(places))) % self._ring
       moved.append(Moved.of(g, places, g * self._lanes + k, ring, first))
     return moved
 
   def _state(self) -> dict[str, np.ndarray]:
-    """The lanes for `_decode`; one that waits or is idle reads token 0."""
+    """Returns the input of `_decode`; a lane that waits or is idle reads token 0."""
     state = {
       "tokens": self._first,
       "positions": self._position + self._count,
@@ -220,13 +229,13 @@ class StepWriter:
     return {name: np.where(self._writing, x, 0) for name, x in state.items()}
 
   def _full(self, rows: np.ndarray) -> np.ndarray:
-    """Whether the last parts of these lanes, or their solutions, have all tokens they may have."""
+    """Returns whether the last parts of these lanes, or their solutions, are at their limits."""
     part, ahead = self._count[rows] - self._over[rows], self._over[rows] > 0
     solution = self._place[rows] + part == self.s.limits.max_new_tokens
     return (part == self.s.max_step_tokens) | (solution & ~ahead)
 
   def _end(self, b: int, full: bool) -> None:
-    """Notes whether the last token of a lane has ended its step, and the solution."""
+    """Ends a lane's part, step and solution, as far as its last token ends them."""
     g, k = divmod(b, self._lanes)
     context = self._contexts[g]
     lane, step, count = context.lanes[k], context.steps[k], int(self._count[b])
@@ -245,33 +254,34 @@ class StepWriter:
     self._over[b] = count
     if ended or cut or len(step.parts) > self.s.steps_ahead:
       self._writing[b] = False
-      before = len(context.prompt) + len(lane.tokens)
+      prefix = len(context.prompt) + len(lane.tokens)
       context.spent.update(generated=count, read=count)
-      context.spent["read_from_start"] += before + count - 1  # the last one is not read
+      context.spent["read_from_start"] += prefix + count - 1  # the last token is not read
 
   def _ends_step(self, part: Sequence[int]) -> bool:
-    """Whether the last token is that of a line break after which a new step begins."""
+    """Returns whether a part has a whole step and the separator after it."""
     return prompts_lib.ends_step(self.sampler.tokenizer.decode(part), self.s.steps)
 
   @functools.cached_property
   def _may_end(self):
-    """Whether a token is an end token, or has a line break or the end of a stop string."""
+    """A filter for tokens that may end a step: end tokens, line breaks, ends of stop strings."""
     last = {"\n", *(stop[-1] for stop in self.s.limits.stop)}
-    # Decoded alone, a token may lose spaces, and part of a letter's bytes are another letter.
+    # A token decoded alone may lose its spaces, and a part of a letter's bytes decodes to another
+    # letter.
     if any(x != "\n" and (x.isspace() or not x.isascii()) for x in last):
       return lambda token: True
     decode, ends = self.sampler.tokenizer.decode, self.sampler.end_tokens
     return functools.cache(lambda token: token in ends or bool(last & {*decode([token])}))
 
   def _grown(self, lane: Lane, step: _Step) -> Lane:
-    """The lane with its step."""
+    """Returns the lane with its new step."""
     tokens, end = (*lane.tokens, *step.parts[0]), step.end
     text, stopped = self._text(tokens)
     end = "stop" if stopped else end
-    # One step, as `prompts.split` writes it, even if a token has letters behind a line break.
+    # One step, as `prompts.split` writes it, even if a token has letters after a line break.
     new = "\n".join(prompts_lib.split(text[len(lane.text) :], self.s.steps))
     steps = (*lane.steps, new) if new else lane.steps
-    if not steps and end:  # nothing was written: there is no solution to choose
+    if not steps and end:  # an empty solution is never chosen
       steps, end = (" ",), "length"
     log_prob = lane.log_prob + step.log_prob
     return dataclasses.replace(
@@ -279,18 +289,18 @@ class StepWriter:
     )
 
   def _ahead(self, lane: Lane, step: _Step) -> tuple[str, ...]:
-    """The steps of a lane and those that were looked ahead; no further than a stop string."""
+    """Returns the steps of a lane and those ahead, up to a stop string."""
     if lane.end:
       return lane.steps
     text, _ = self._text((*lane.tokens, *itertools.chain(*step.parts[1:])))
     return (*lane.steps, *prompts_lib.split(text[len(lane.text) :], self.s.steps))
 
   def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
-    """The text of a solution, and whether a stop string ends it."""
+    """Returns the text of a solution, and whether a stop string ends it."""
     end = -1 if tokens[-1] in self.sampler.end_tokens else None
-    text, stop = self.sampler.tokenizer.decode(tokens[:end]), self.s.limits.stop
-    stops = [text.index(each) + len(each) for each in stop if each in text]
-    return prompts_lib.solution(text[: min(stops, default=None)], self.s.form), bool(stops)
+    text = self.sampler.tokenizer.decode(tokens[:end])
+    stop_end = self.s.limits.stop_end(text)
+    return prompts_lib.solution(text[:stop_end], self.s.form), stop_end is not None
 
 
 @functools.partial(jax.jit, donate_argnums=1, static_argnames=("c", "sampling", "ahead"))
@@ -307,13 +317,14 @@ def _decode(
   sampling: Sampling,
   ahead: bool,
 ) -> tuple[jax.Array, jax.Array, Cache]:
-  """The next token of each lane, its log-probability, and the cache.
+  """Returns the next token of each lane, its log-probability, and the cache.
 
   Args:
     index: int32 `[]`, place in the ring.
     state: of `StepWriter._state`.
-    seen: bool `[B, C]`, what each lane sees of its context.
-    last: int32 `[B]`, the tokens of the step before; where `fresh`, bool `[B]`, the state's count.
+    seen: bool `[B, C]`, the places of the context that each lane sees.
+    last: int32 `[B]`, the tokens of the last decoding step, which the lanes read.
+    fresh: bool `[B]`, where lanes read the tokens of `state` instead.
     ahead: whether some lanes look ahead, by the likeliest tokens.
   """
   numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])

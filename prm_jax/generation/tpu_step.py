@@ -17,18 +17,20 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import compiler_options, progress
 from prm_jax.tpu import compilation, cost_model, hlo
 
-SAMPLES = 8  # of a prompt: so many slots share a context
+SAMPLES = 8  # of a prompt, which share a context
 
 
 def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, Any]:
-  """Memory in GiB of a chip, and the estimated time and tokens a second of a step.
+  """Reports the memory of a chip in GiB, and the estimated time and tokens a second of a step.
 
   Args:
-    job: its config says model and mesh; the weights are in the model's dtype.
-    B: slots.  C: places of a context.  T: places of a ring.
+    job: its config gives model and mesh; the weights have the model's dtype.
+    B: slots.
+    C: places of a context.
+    T: places of a ring.
 
   Raises:
-    As `compilation.compiled_report`; and JaxRuntimeError, if it does not fit.
+    As `compilation.compiled_report`; and JaxRuntimeError, if the step does not fit.
   """
   c, vocab_size = compilation.resolved(job.config)
   model = dataclasses.replace(c.model, param_dtype=c.model.dtype, attention="auto")
@@ -37,15 +39,18 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   params = decoder.abstract_params(model, vocab_size, 2, mesh)
   engine = Sampler({}, model, None, frozenset(), mesh, B, tpu=c.tpu)
   G, start = min(-(-B // SAMPLES) + 2, B), time.perf_counter()
-  with jax.set_mesh(mesh), progress.waiting(f"compiling it for {mesh.size} chips"):
-    weights = _described(functools.partial(cached_decoder.prepare, c=model), params)
-    cache = _described(lambda: cache_lib.empty(model, B, G, C, T))
-    lowered = engine._step.lower(
-      weights, cache, *_slots(B, G, sharding_lib.replicated(mesh)), sampling=Sampling(0.8)
+  with jax.set_mesh(mesh), progress.waiting(f"compiling a step for {mesh.size} chips"):
+    weights = _abstract(functools.partial(cached_decoder.prepare, c=model), params)
+    cache = _abstract(lambda: cache_lib.empty(model, B, G, C, T))
+    state, fresh = engine._state([None] * B, G, SAMPLES), np.zeros(B, bool)
+    inputs = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_lib.replicated(mesh)),
+      (np.int32(0), state, np.zeros(B, np.int32), fresh),
     )
+    lowered = engine._step.lower(weights, cache, *inputs, sampling=Sampling(0.8))
     compiled, gib = compilation.memory_of(lowered)
   program = hlo.read(compiled.as_text())
-  # A step is a batch of B rows of one token each, whose attention is to C + T / 2 others.
+  # A step is a batch of B rows of one token each, which attends to C + T / 2 others.
   data = dataclasses.replace(c.data, row_length=1)
   train = dataclasses.replace(c.train, batch_rows=B)
   rows = dataclasses.replace(c, model=model, data=data, train=train)
@@ -71,34 +76,26 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   }
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-  """A report in words."""
-  gib, guess, mesh = found["gib_per_chip"], found["estimate"], found["mesh"].values()
+def lines(report: dict[str, Any]) -> list[str]:
+  """Renders a report for the screen."""
+  gib, guess, mesh = report["gib_per_chip"], report["estimate"], report["mesh"].values()
   return [
-    f"{found['parameters']:,} parameters, a decoding step of {found['slots']} slots, contexts of "
-    f"{found['context']} and rings of {found['ring']}, on {found['chips']} chips of "
-    f"{found['topology']} as {'x'.join(map(str, mesh))}",
+    f"{report['parameters']:,} parameters, a decoding step of {report['slots']} slots, contexts of "
+    f"{report['context']} and rings of {report['ring']}, on {report['chips']} chips of "
+    f"{report['topology']} as {'x'.join(map(str, mesh))}",
     f"memory: {gib['arguments']:.2f} GiB of arguments and {gib['temporaries']:.2f} of temporaries "
-    f"a chip of {found['gib_of_a_chip']:.2f}",
+    f"a chip of {report['gib_of_a_chip']:.2f}",
     f"estimated: {1e3 * guess['seconds_per_step']:.2f} ms a step, "
     f"{guess['tokens_per_second']:,.0f} tokens/s ({1e3 * guess['seconds_per_step_low']:.2f} ms if "
     f"every exchange were hidden, {1e3 * guess['seconds_per_step_high']:.2f} if none)",
   ]
 
 
-def _described(function: Any, *args: Any) -> Any:
-  """What a function returns, as shapes with the shardings that the compiler gives them."""
+def _abstract(function: Any, *args: Any) -> Any:
+  """Returns a function's result as shapes, with the shardings that the compiler chooses."""
   function = jax.jit(function)
   out = jax.eval_shape(function, *args)
   shardings = function.lower(*args).compile().output_shardings
   return jax.tree.map(
     lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), out, shardings
   )
-
-
-def _slots(B: int, G: int, sharding: jax.sharding.Sharding) -> tuple:
-  """The arguments of a step after weights and cache."""
-  of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-  names = ("tokens", "positions", "context_length", "own_length", "seed", "sample")
-  state = {name: of(np.int32, B) for name in names} | {"members": of(np.int32, G, SAMPLES)}
-  return of(np.int32), state, of(np.int32, B), of(bool, B)

@@ -1,7 +1,7 @@
-"""Packing: a plan made once, and rows that are a pure function of their number.
+"""Packs token trees into rows: a plan made once, and rows that are pure functions of their index.
 
-Which rows an update reads is a pure function of the update's number (`shuffled`), so the step is
-the whole state of the input pipeline: a run resumes on any number of hosts.
+The rows of an update are a pure function of its number (`shuffled`).  The step is therefore the
+whole state of the input pipeline, and a run resumes on any number of hosts.
 """
 
 import bisect
@@ -19,19 +19,17 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import PAD
 from prm_jax.types import Batch
 
-DONORS = 64  # longer pieces, shortest first, searched for a part that fits the room left in a row
-EMPTY = -1  # number of a row of padding, which completes a batch
+DONORS = 64  # longer pieces, shortest first, to search for a part that fits the room left in a row
+EMPTY = -1  # index of a row of padding, which completes a batch
 
 
 def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, int, int]]]:
-  """Which parts of which trees share which row.
+  """Returns the pieces of each row: tree, start and stop (see `prefix_tree.piece`).
 
   A tree longer than a row is cut between leaves where that repeats the fewest tokens.  Then rows
-  are filled one by one, best fit first: the longest piece that still fits, or where none does, the
-  part of a longer one that fills the room best, if it gains more tokens than cutting repeats.
-
-  Returns:
-    The pieces of each row: tree, start and stop (see `prefix_tree.piece`).  Deterministic.
+  are filled one by one, best fit first: with the longest piece that still fits or, if none does,
+  with the part of a longer piece that fills the room best, if it gains more tokens than the cut
+  repeats.  The plan is deterministic.
 
   Raises:
     ValueError: a path is longer than a row.
@@ -42,7 +40,7 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, in
     tokens = stop - start + int(trees[i].positions[start])
     return tokens, -i, start, stop  # of equally long pieces the first tree is popped first
 
-  left = []  # the pieces that have no row yet, ascending
+  left = []  # pieces that have no row yet, ascending
   for i, tree in enumerate(trees):
     left += [entry(i, *ends) for ends in _cut(tree, starts[i], row_length, i)]
   left.sort()
@@ -68,11 +66,11 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, in
 def _cut(
   tree: TokenTree, starts: np.ndarray, row_length: int, number: int
 ) -> Iterable[tuple[int, int]]:
-  """The (start, stop) of pieces of at most a row each that repeat the fewest tokens."""
+  """Cuts a tree into pieces that fit a row each and repeat the fewest tokens: (start, stop)."""
   if len(tree) <= row_length:
     return [(0, len(tree))]
-  repeated = tree.positions[starts[:-1]]  # by a piece that begins there
-  # Up to each start, the fewest tokens repeated, and where the last piece begins then.
+  repeated = tree.positions[starts[:-1]]  # tokens that a piece repeats if it begins there
+  # Dynamic program: up to each start, the fewest tokens repeated and where the last piece begins.
   fewest, best = np.zeros(len(starts)), np.zeros(len(starts), int)
   for last in range(1, len(starts)):
     tokens = starts[last] - starts[:last] + repeated[:last]
@@ -94,25 +92,25 @@ def _part(
   starts: list[np.ndarray],
   room: int,
 ) -> tuple[int, tuple[int, int], tuple[int, int]] | None:
-  """The piece (its number, part and rest) that fills `room` best, less what cutting repeats."""
-  found, most = None, 0
+  """Finds the piece (index, part, rest) whose part fills `room` best, less repeated tokens."""
+  choice, most = None, 0
   for number, (_, i, start, stop) in enumerate(pieces):
     low, high = np.searchsorted(starts[-i], (start, stop))
     cuts, positions = starts[-i][low + 1 : high], trees[-i].positions
     repeated = positions[cuts]
     tokens = np.stack([cuts - start + positions[start], stop - cuts + repeated])
-    gain = np.where(tokens <= room, tokens - repeated, 0)  # of beginning and end, by cut
+    gain = np.where(tokens <= room, tokens - repeated, 0)  # rows: beginning, end; by cut
     if gain.size and gain.max() > most:
       most = gain.max()
-      end, best = divmod(int(gain.argmax()), len(cuts))
-      halves = (start, int(cuts[best])), (int(cuts[best]), stop)
-      found = (number, *halves[::-1]) if end else (number, *halves)
-  return found
+      takes_end, best = divmod(int(gain.argmax()), len(cuts))
+      beginning, end = (start, int(cuts[best])), (int(cuts[best]), stop)
+      choice = (number, end, beginning) if takes_end else (number, beginning, end)
+  return choice
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedRows:
-  """The packed rows of a dataset: `rows[i]` has the fields of `types.Batch` without `B`.
+  """The packed rows of a dataset; `rows[i]` has the fields of `types.Batch` without `B`.
 
   R is the largest number of reads in any row, so all rows have the same shape.
   """
@@ -130,11 +128,11 @@ class PackedRows:
     return len(self.plan)
 
   def _reads(self, i: int, *ends: int) -> np.ndarray:
-    """Which of the reads of tree i a piece has."""
+    """Returns the indices of the reads of tree i that lie in a piece."""
     return np.arange(*np.searchsorted(self.trees[i].read_positions, ends))
 
   def __getitem__(self, row: int) -> dict[str, np.ndarray]:
-    """A row of the plan, or padding alone if `row` is `EMPTY`."""
+    """Returns a row of the plan; only padding if `row` is `EMPTY`."""
     T = self.row_length
     out = {
       "tokens": np.full(T, PAD, np.int32),
@@ -161,7 +159,7 @@ class PackedRows:
     return out
 
   def by_tree(self, values: np.ndarray) -> list[np.ndarray]:
-    """The values `[N, R, ...]` at the reads of all N rows, by tree: `[r, ...]`, as its reads."""
+    """Unpacks values `[N, R, ...]` at the reads of all N rows to `[r, ...]`, one array per tree."""
     out = [np.zeros((len(tree.read_targets), *values.shape[2:])) for tree in self.trees]
     for row, pieces in zip(values, self.plan):
       read = 0
@@ -173,17 +171,17 @@ class PackedRows:
 
   @property
   def repeated(self) -> int:
-    """Tokens that are in the rows a second time because their tree was cut."""
+    """The number of tokens that rows repeat because their tree was cut."""
     return sum(int(self.trees[i].positions[start]) for row in self.plan for i, start, _ in row)
 
   @property
   def fill(self) -> float:
-    """Share of token slots that hold tokens."""
+    """The share of token slots that hold tokens."""
     tokens = sum(len(tree) for tree in self.trees) + self.repeated
     return tokens / max(len(self) * self.row_length, 1)
 
   def manifest(self) -> dict[str, Any]:
-    """Counts for the run's manifest."""
+    """Returns counts for the run's manifest."""
     return {
       "tokens": sum(len(tree) for tree in self.trees),
       "rows": len(self),
@@ -194,7 +192,7 @@ class PackedRows:
 
   @property
   def hash(self) -> str:
-    """sha256 of plan and content: a run resumes only on the rows that it was started with."""
+    """SHA-256 of plan and content; a run resumes only on the rows that it was started with."""
     digest = hashlib.sha256(repr((self.row_length, self.plan)).encode())
     for tree in self.trees:
       for field in dataclasses.fields(tree):
@@ -203,14 +201,14 @@ class PackedRows:
 
 
 def shuffled(rows: PackedRows, seed: int) -> grain.MapDataset:
-  """Rows without end, each epoch in another order; entry i is a pure function of i."""
+  """Repeats the rows forever, each epoch in another order; entry i is a pure function of i."""
   return grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
 
 
 def eval_order(rows: PackedRows, batch_rows: int, limit: int | None = None) -> list[list[int]]:
-  """Row numbers of each batch: every row once, or `limit` rows, evenly spread for a fair sample.
+  """Returns the row indices of each batch: every row once, or `limit` evenly spread rows.
 
-  The last batch is completed with `EMPTY`.
+  `EMPTY` completes the last batch.
   """
   count = len(rows) if limit is None else min(len(rows), limit)
   chosen = [i * len(rows) // count for i in range(count)]
@@ -219,5 +217,5 @@ def eval_order(rows: PackedRows, batch_rows: int, limit: int | None = None) -> l
 
 
 def stack(rows: Sequence[dict[str, np.ndarray]]) -> Batch:
-  """A batch on the host of these rows."""
+  """Stacks rows to a batch on the host."""
   return Batch(**{key: np.stack([row[key] for row in rows]) for key in rows[0]})

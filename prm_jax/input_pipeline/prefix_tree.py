@@ -1,8 +1,8 @@
-"""Prefix trees of solutions: what solutions of a problem have in common is encoded once.
+"""Prefix trees of solutions: tokens that solutions of a problem share are encoded once.
 
-A decoder's state at a token depends on the tokens before it only, so solutions that begin with the
-same tokens can share them.  Trees are cut where a leaf's branch begins (`starts`); cutting there
-encodes the `positions[starts]` tokens of the path before it a second time.
+A decoder's state at a token depends only on the tokens before it, so solutions that begin with the
+same tokens can share them.  A tree can be cut where a leaf's branch begins (`starts`); the cut
+repeats the `positions[starts]` tokens of the path to that branch.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 
 
 def starts(tree: TokenTree) -> np.ndarray:
-  """Where each leaf's branch begins, and the tree's end: int `[leaves + 1]`."""
+  """Returns the token at which each leaf's branch begins, and the tree's end: `[leaves + 1]`."""
   leaves = np.flatnonzero(tree.subtree_end == np.arange(len(tree)) + 1)
   return np.concatenate([[0], leaves + 1])
 
@@ -22,16 +22,17 @@ def starts(tree: TokenTree) -> np.ndarray:
 def merge(
   trees: Sequence[TokenTree], every_read: bool = False
 ) -> tuple[TokenTree, list[np.ndarray]]:
-  """One tree of the distinct tokens of many; among siblings, the largest subtree comes first.
+  """Merges trees into one of their distinct tokens; of siblings, the largest subtree comes first.
 
-  Small branches then stand together, so that fewer blocks of attention are active for a few tokens.
+  This order groups small branches, so fewer blocks of attention are active for a few tokens.
 
   Args:
-    every_read: keep a read once for each tree that has it.  Otherwise reads at the same token with
-      the same target are one, of the first tree; another target is always another read.
+    every_read: keep a read once for each tree that has it.  Otherwise the first tree's read stands
+      for all reads at the same token with the same target.
 
   Returns:
-    The tree, its reads sorted by position; and the index in it of each token of each tree.
+    The merged tree, its reads sorted by position; and, for each tree, the indices of its tokens in
+    the merged one.
   """
   tokens, depths, parents, sizes, indices = _union(trees)
   moved = _largest_first(parents, sizes)
@@ -55,13 +56,14 @@ def merge(
 
 
 def _union(trees: Sequence[TokenTree]) -> tuple:
-  """The distinct tokens of all trees in preorder: ids, depths, parents (-1: none), subtree sizes.
+  """Finds the distinct tokens of all trees, in preorder.
 
-  Last come the indices of each tree's tokens among them.
+  Returns:
+    Ids, depths, parents (-1: none) and subtree sizes; and, for each tree, its tokens' indices.
   """
   paths = []  # (token ids as bytes that sort like them, tree, indices of the path's tokens in it)
   for i, tree in enumerate(trees):
-    is_chain = len(tree) == tree.subtree_end.min()  # as most are: found without a search
+    is_chain = len(tree) == tree.subtree_end.min()  # most trees are, and need no search
     for leaf in [len(tree) - 1] if is_chain else starts(tree)[1:] - 1:
       path = np.arange(leaf + 1)
       path = path if is_chain else path[tree.subtree_end[: leaf + 1] > leaf]
@@ -88,7 +90,7 @@ def _union(trees: Sequence[TokenTree]) -> tuple:
 
 
 def _largest_first(parents: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-  """The new index of each token of a tree in preorder when siblings are sorted by subtree size."""
+  """Returns each token's new index in preorder when siblings are sorted by subtree size."""
   order = np.lexsort((-sizes, parents))  # stable: equal siblings stay in their order
   before = np.cumsum(sizes[order]) - sizes[order]
   first = np.searchsorted(parents[order], parents[order])  # of each token's siblings
@@ -100,9 +102,9 @@ def _largest_first(parents: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:
-  """The tokens from `start` to `stop`, two of `starts`, behind the path that leads to them.
+  """Returns the tokens from `start` to `stop`, two of `starts`, and the path that leads to them.
 
-  That path has no reads and targets: they belong to the piece in which it occurs first.
+  The path has no reads and targets, which belong to the piece that holds it first.
   """
   prefix = np.flatnonzero(tree.subtree_end[:start] > start)
   index = np.concatenate([prefix, np.arange(start, stop)])
@@ -111,13 +113,13 @@ def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:
 
 
 def sequences(trees: Iterable[TokenTree]) -> list[TokenTree]:
-  """Each path from root to leaf by itself; a read that paths share stays with the first."""
+  """Returns each path from root to leaf by itself; a shared read stays with the first path."""
   cuts = ((tree, starts(tree)) for tree in trees)
   return [piece(tree, *ends) for tree, at in cuts for ends in itertools.pairwise(at)]
 
 
 def shorten(tree: TokenTree, longest: int) -> TokenTree:
-  """The tree cut to the reads in the first `longest` tokens of a path, and the paths to them."""
+  """Keeps only the reads in the first `longest` tokens of a path, and the paths to them."""
   reads = tree.positions[tree.read_positions] < longest
   # A token is kept if there is a read between it and the end of its subtree.
   before = np.searchsorted(np.sort(tree.read_positions[reads]), np.arange(len(tree) + 1))
@@ -128,9 +130,11 @@ def shorten(tree: TokenTree, longest: int) -> TokenTree:
 def _subset(
   tree: TokenTree, index: np.ndarray, predicted: np.ndarray, reads: np.ndarray
 ) -> TokenTree:
-  """The tree of the tokens at `index` (ascending; with each token its parent), and of some reads.
+  """Returns the tree of the tokens at `index`, ascending and with each token's parent.
 
-  Tokens outside `predicted`, bool `[t]`, stop being language-model targets.
+  Args:
+    predicted: bool `[t]`; tokens outside it stop being language-model targets.
+    reads: mask of the reads to keep.
   """
   previous = tree.previous[index]
   return TokenTree(

@@ -1,4 +1,4 @@
-"""From a prepared dataset to packed rows: the input pipeline of training in one call."""
+"""Turns a prepared dataset into packed rows: the input pipeline of training in one call."""
 
 import collections
 import dataclasses
@@ -18,7 +18,7 @@ from prm_jax.types import StepContract, StepTree
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
-  """Problems and steps of the first `limit` rows of a split, to train a tokenizer on."""
+  """Yields problems and steps of the first `limit` records of a split, to train a tokenizer on."""
   for tree in labelled.step_trees(directory, split, "process", limit)[0]:
     yield from (tree.problem, *tree.steps)
 
@@ -34,17 +34,17 @@ def pack(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Tokenises solutions and packs them into rows.
 
-  A solution with a path longer than a row keeps the steps within a row.  An outcome belongs to the
-  whole solution, so an outcome model drops it.
+  A solution with a path longer than a row keeps the steps within a row.  For an outcome model it is
+  dropped, because an outcome belongs to the whole solution.
 
   Args:
-    merge: encode once what solutions of a problem have in common; otherwise encode each path by
-      itself.  Targets are the same: a step with the same rating in several solutions is one.
-    evaluation: count every label, and of an outcome model's solutions the last read only.
-    round_reads_to: as of `PackedRows`: similar datasets then have rows of one shape.
+    merge: encode once the tokens that solutions of a problem share; otherwise encode each path by
+      itself.  Targets are the same: a step with the same rating in several solutions is one target.
+    evaluation: count every label; an outcome model is then read at the last token only.
+    round_reads_to: see `PackedRows`; rounding gives similar datasets rows of one shape.
 
   Returns:
-    The rows, and counts for the run's manifest, with the examples that did not fit a row.
+    The rows, and counts for the run's manifest, which lists the examples longer than a row.
 
   Raises:
     ValueError: there is nothing to train on.
@@ -64,7 +64,7 @@ def pack(
     text = f"nothing to train on: none of {len(solutions)} {contract.objective} examples fits a row"
     raise ValueError(f"{text} of {row_length} tokens" + (f": {room(too_long)}" if too_long else ""))
   encoded = list(itertools.chain(*by_problem.values()))
-  # An outcome is a target of each solution; a step with the same rating in two is one target.
+  # Each solution has its own outcome; steps with the same rating share one target.
   merged = [prefix_tree.merge(group, evaluation or outcome)[0] for group in by_problem.values()]
   sequences = merged if merge else prefix_tree.sequences(merged)
   rows = packing.PackedRows(sequences, row_length, round_reads_to)
@@ -81,13 +81,13 @@ def pack(
 
 
 def room(too_long: list[dict[str, Any]]) -> str:
-  """The flag with the smallest power of two as row length that fits all of these examples."""
+  """Returns advice: the smallest power of two as row length that fits all of these examples."""
   longest = max(each["tokens"] for each in too_long)
   return f"--config.data.row_length={1 << (longest - 1).bit_length()} has room for all"
 
 
 def _number(x: float) -> int | float:
-  """A count without a decimal point, if it is whole; of soft labels it may not be."""
+  """Returns a whole count as an int; sums of soft labels may not be whole."""
   return int(x) if x == int(x) else round(float(x), 3)
 
 
@@ -98,7 +98,7 @@ def load(
   contract: StepContract,
   evaluation: bool = False,
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
-  """The packed rows of a split, and counts of conversion and packing for the run's manifest.
+  """Returns the packed rows of a split, and counts of conversion and packing for the manifest.
 
   Training rows include the solutions of `data.also`, except those of evaluation problems, and are
   limited to `data.share` of the problems, rounded.  A smaller share is a subset of a larger one.
@@ -120,8 +120,9 @@ def load(
 
 
 def _order(problem: str) -> bytes:
-  """Shuffles problems, always alike.
+  """Returns a sort key that shuffles problems deterministically.
 
-  Not the plain hash of a problem: by that, a part of a larger dataset may have been chosen.
+  Not the plain hash of a problem, by which a part of a larger dataset may have been chosen, as
+  `stepwise` chooses its test split.
   """
   return hashlib.sha256(f"share of {problem}".encode()).digest()

@@ -1,11 +1,11 @@
-"""Text to packed rows for next-token training, from JSON lines of documents or of prompts.
+"""Packs text into rows for next-token training, from JSON lines of documents or prompts.
 
 A line is {"text": ...}, a document for further pre-training as in the paper's MathMix (section 2.2
 and appendix A), or {"prompt": ..., "completion": ...}, for fine-tuning a generator with loss on the
-completion only.  Other keys are ignored; a file may have lines of both kinds.
+completion only.  Other keys are ignored; a file may mix both kinds of lines.
 
-A prompt may spell out the special tokens of a chat format (<|im_start|> and so on).  In completions
-and documents, which others wrote, the same characters are plain text.
+A prompt may spell out the special tokens of a chat format (<|im_start|> and so on).  Completions
+and documents are untrusted: in them the same characters are plain text.
 """
 
 import pathlib
@@ -20,11 +20,11 @@ from prm_jax.runtime import json_lines
 def encode(
   prompt: str | None, text: str, tokenizer: Tokenizer, row_length: int
 ) -> tuple[list[TokenTree], int]:
-  """The chains of a line, each at most a row long, and how many of its tokens did not fit.
+  """Returns the chains of a line, each at most a row long, and the number of tokens cut off.
 
-  A document goes on in further chains, each of which repeats the last token of the one before:
-  every token but the document's first is predicted once.  A completion is cut at the row's end.
-  The tokenizer's first token is not added to a prompt that spells it out.
+  A long document continues in further chains.  Each repeats the last token of the chain before it,
+  so that every token but the document's first is predicted once.  A completion is cut at the row's
+  end.  A prompt that spells out the tokenizer's first token does not get it twice.
   """
   begin = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
   if prompt:
@@ -43,10 +43,11 @@ def encode(
 def load(
   path: str | pathlib.Path, tokenizer: Tokenizer, row_length: int
 ) -> tuple[PackedRows, dict[str, Any]]:
-  """Packed rows of a file, plain or .gz, and counts for the run's manifest.
+  """Returns the packed rows of a file, plain or .gz, and counts for the run's manifest.
 
   Raises:
-    ValueError: nothing in the file can be trained on; or, as BadLine, a line has neither form.
+    BadLine: a line has neither form.
+    ValueError: the file has nothing to train on.
   """
   pieces, lines, cut = [], 0, []
   for number, _, record in json_lines.read(path):

@@ -1,4 +1,4 @@
-"""Step trees to token trees: what the model reads, and where the class head reads it.
+"""Encodes step trees as token trees: the model's input, and the positions that the head reads.
 
 A sequence is  [bos] problem separator step separator step separator ...  Problem, steps and
 separators are encoded apart, so that a separator is always the same tokens and training and scoring
@@ -7,13 +7,14 @@ agree where a step ends.  (ProcessBench pull request 12: 56.1 against 60.3 mean 
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.types import CLASSES, StepContract, StepTree
 
-READS = {  # where a model of each objective is read when it scores
+READS = {  # by objective: the position at which a score is read
   "process": "last separator token",
   "outcome": "last solution token",
   "language_model": "nothing",
@@ -22,9 +23,9 @@ READS = {  # where a model of each objective is read when it scores
 
 @dataclasses.dataclass(frozen=True)
 class TokenTree:
-  """A tree of tokens in preorder.  Arrays are int32 if not said otherwise.
+  """A tree of tokens in preorder.
 
-  Indices count from the tree's first token.
+  Arrays are int32 unless noted.  Indices count from the tree's first token.
   """
 
   tokens: np.ndarray  # [t]
@@ -33,7 +34,7 @@ class TokenTree:
   previous: np.ndarray  # [t] index of the parent; -1: not a language-model target
   read_positions: np.ndarray  # [r] where the head reads
   read_targets: np.ndarray  # float32 [r, C] weight of each class
-  read_solutions: np.ndarray  # [r] number of the labelled solution
+  read_solutions: np.ndarray  # [r] index of the labelled solution
 
   def __post_init__(self):
     for name, value in vars(self).items():
@@ -53,13 +54,13 @@ def step_contract(
   classes: Sequence[str] = CLASSES["process"],
   heads: int = 1,
 ) -> StepContract:
-  """The contract of a model that is trained with these settings.
+  """Returns the contract of a model that is trained with these settings.
 
   Args:
-    classes: of step labels.
+    classes: the classes of step labels; unused for other objectives.
 
   Raises:
-    ValueError: the separator is empty, and the model is to read steps.
+    ValueError: the separator is empty, which only a language model may have.
   """
   ids = tuple(tokenizer.encode(separator))
   if not ids and objective != "language_model":
@@ -84,13 +85,13 @@ def encode(
   evaluation: bool = False,
   number: int = 0,
 ) -> TokenTree:
-  """The tokens of a labelled solution, with the targets of the contract's objective.
+  """Encodes a labelled solution, with the targets of the contract's objective.
 
-  An outcome model is trained to give its verdict at every token of the solution.
+  An outcome model is trained to predict the outcome at every token of the solution.
 
   Args:
-    evaluation: of an outcome model, read the verdict at the last token only.
-    number: of the solution in its dataset.
+    evaluation: read an outcome model at the last token only.
+    number: index of the solution in its dataset.
 
   Raises:
     ValueError: the objective is the outcome, and the solution has none; or a label is none of the
@@ -108,14 +109,15 @@ def encode(
     targets = [(not tree.outcome, tree.outcome)] * len(reads)
   targets = np.reshape(targets, (len(reads), len(contract.classes)))
   solutions = np.full(len(reads), number)
-  read = {"read_positions": reads, "read_targets": targets, "read_solutions": solutions}
-  return dataclasses.replace(tokens, **read)
+  return dataclasses.replace(
+    tokens, read_positions=reads, read_targets=targets, read_solutions=solutions
+  )
 
 
 def _target(
   label: int | tuple[float, float], classes: Sequence[str], source: str
 ) -> Sequence[float]:
-  """The weight of each class."""
+  """Returns the weight of each class."""
   weights = {"-1": label[0], "1": label[1]} if isinstance(label, tuple) else {str(label): 1.0}
   if unknown := weights.keys() - {*classes}:
     raise ValueError(f"{source}: label {unknown.pop()}, but the classes are {', '.join(classes)}")
@@ -125,45 +127,47 @@ def _target(
 def encode_candidate(
   problem: str, steps: Sequence[str], tokenizer: Tokenizer, contract: StepContract
 ) -> TokenTree:
-  """A solution to be scored, read after each step (process) or at its end."""
+  """Encodes a solution to score, read after each step (process) or at its end."""
   count = len(steps)
   tree = StepTree(problem, tuple(steps), tuple(range(-1, count - 1)), (None,) * count)
   tokens, step_ends = _lay_out(tree, tokenizer, contract)
   reads = (step_ends if contract.objective == "process" else step_ends[-1:]) - 1
-  return _read_at(tokens, reads)
+  return dataclasses.replace(tokens, **_without_targets(reads))
 
 
 def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> TokenTree:
-  """Token ids as a tree without branches.
+  """Returns token ids as a tree without branches.
 
   Args:
-    reads: where the head reads; they are no targets.
-    first: the first language-model target; token 0 is never one.
+    reads: positions at which the head reads; they are no targets.
+    first: index of the first language-model target; token 0 is never one.
   """
   index = np.arange(len(ids))
   previous = np.where(index >= max(first, 1), index - 1, -1)
-  empty = np.zeros((0, 1))
-  tree = TokenTree(ids, index, np.full(len(ids), len(ids)), previous, [], empty, [])
-  return _read_at(tree, reads)
+  subtree_end = np.full(len(ids), len(ids))
+  return TokenTree(ids, index, subtree_end, previous, **_without_targets(reads))
 
 
-def _read_at(tree: TokenTree, reads: Sequence[int]) -> TokenTree:
-  """The tree with reads that are no targets."""
+def _without_targets(reads: Sequence[int]) -> dict[str, Any]:
+  """Returns the fields of a `TokenTree` for reads that are no targets."""
   count = len(reads)
-  none = {"read_targets": np.zeros((count, 1)), "read_solutions": np.zeros(count)}
-  return dataclasses.replace(tree, read_positions=reads, **none)
+  return {
+    "read_positions": reads,
+    "read_targets": np.zeros((count, 1)),
+    "read_solutions": np.zeros(count),
+  }
 
 
 def _lay_out(
   tree: StepTree, tokenizer: Tokenizer, contract: StepContract
 ) -> tuple[TokenTree, np.ndarray]:
-  """Tokens of a tree without reads, and the index just past each step's separator `[S]`."""
+  """Returns the tokens of a tree without reads, and the end of each step's separator `[S]`."""
   separator = list(contract.separator_ids)
   tokens = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
   tokens += tokenizer.encode(tree.problem) + separator
   positions = list(range(len(tokens)))
   previous = [-1] * len(tokens)  # no language-model target in the problem
-  ends = [len(tokens)]  # of each node: the problem, then the steps
+  ends = [len(tokens)]  # end of each node: the problem, then the steps
   for step, parent in zip(tree.steps, tree.parents):
     ids = tokenizer.encode(step) + separator
     last, start = ends[parent + 1] - 1, len(tokens)
@@ -176,5 +180,5 @@ def _lay_out(
     parent = tree.parents[node - 1] + 1
     subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[node])
   subtree_end = np.repeat(subtree_ends, np.diff(ends, prepend=0))
-  none = [], np.zeros((0, 1)), []
-  return TokenTree(tokens, positions, subtree_end, previous, *none), np.array(ends[1:], int)
+  laid_out = TokenTree(tokens, positions, subtree_end, previous, **_without_targets([]))
+  return laid_out, np.array(ends[1:], int)

@@ -1,4 +1,4 @@
-"""Tokenizers: the protocol that the rest of the package uses, tokenizer.json and SentencePiece."""
+"""Tokenizers: the package's protocol, and its two kinds, tokenizer.json and SentencePiece."""
 
 import abc
 import hashlib
@@ -12,21 +12,21 @@ import tokenizers
 
 from prm_jax.runtime import json_lines, storage
 
-_META = "\u2581"  # how SentencePiece writes a space; in a text it is escaped to its UTF-8 bytes
+_META = "\u2581"  # SentencePiece's space; a text's own U+2581 is escaped to its UTF-8 bytes
 PAD = 0  # id of padding; the attention mask hides it, so no tokenizer needs a pad token
 MODEL = "tokenizer.model"
 JSON = "tokenizer.json"
 CONFIG = "tokenizer_config.json"  # names the special tokens
-SPECIAL = "special_tokens_map.json"  # names them too, in older directories
+SPECIAL = "special_tokens_map.json"  # also names them, in older directories
 TEMPLATE = "chat_template.jinja"
-COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # kept beside the tokenizer
+COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # files kept beside the tokenizer
 CONVERT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
-# Names of the last token, for a file without companions.
+# Names of the end-of-sequence token, for a file without companions.
 _ENDS = {"</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"}
 
 
 class Added(msgspec.Struct):
-  """A token in `added_tokens_decoder` of tokenizer_config.json; UNSET: as the library has it."""
+  """A token in `added_tokens_decoder` of tokenizer_config.json; UNSET: the library's default."""
 
   content: str
   special: bool = False
@@ -37,14 +37,14 @@ class Added(msgspec.Struct):
 
 
 def token_name(config: Mapping[str, Any], key: str) -> str | None:
-  """The text of a token that `tokenizer_config.json` writes as a string or as an object."""
+  """Returns the text of a token that tokenizer_config.json has as a string or an object."""
   value = config.get(key)
   value = value.get("content") if isinstance(value, dict) else value
   return value if isinstance(value, str) else None
 
 
 class Tokenizer(abc.ABC):
-  """Text to ids and back.
+  """Base of tokenizers: text to ids and back.
 
   `encode` adds no token.  A special token spelled out in a text is encoded as its letters unless
   `special=True`.  For the project's own and byte-level tokenizers, `encode(a) + encode(b)` decodes
@@ -52,11 +52,11 @@ class Tokenizer(abc.ABC):
   """
 
   vocab_size: int  # the highest id + 1; a model may have more rows
-  bos_id: int | None  # starts every sequence; None: the family has none
+  bos_id: int | None  # starts every sequence; None: no such token
   eos_id: int | None
   kind: str  # the file's name
-  settings: dict[str, Any]  # of tokenizer_config.json and the files beside it
-  hash: str  # sha256 of the file and of the setting of its first token; in the step contract
+  settings: dict[str, Any]  # from tokenizer_config.json and the files beside it
+  hash: str  # SHA-256 of the file and of its setting of the first token; in the step contract
 
   def __init__(self, path: str | storage.Path):
     self._path = path = storage.path(path)
@@ -84,21 +84,21 @@ class Tokenizer(abc.ABC):
 
   @abc.abstractmethod
   def encode(self, text: str, special: bool = False) -> list[int]:
-    """The ids of a text; with `special`, special tokens spelled out in it are those tokens."""
+    """Returns the ids of a text; `special` encodes special tokens spelled out in it as tokens."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
-    """The text of ids, special tokens spelled out."""
+    """Returns the text of ids, special tokens spelled out."""
 
   @abc.abstractmethod
   def token_id(self, name: str) -> int | None:
-    """The id of a token of the vocabulary, special or not; None if there is none."""
+    """Returns the id of a token of the vocabulary, special or not; None if it has none."""
 
   def save(self, directory: str | storage.Path) -> None:
     """Writes the tokenizer's files; `load` of the directory gives the same ids and hash.
 
     Raises:
-      ValueError: the directory has a tokenizer.json, which `load` would take instead of this.
+      ValueError: the directory has a tokenizer.json, which `load` would prefer.
     """
     directory = storage.path(directory)
     if self.kind == MODEL and (directory / JSON).exists():
@@ -108,19 +108,19 @@ class Tokenizer(abc.ABC):
         output(directory / name, "wb").write(data)
 
   def files(self) -> dict[str, bytes]:
-    """The contents of its files by name."""
+    """Returns the contents of the tokenizer's files by name."""
     return self._companions | {self.kind: self._data}
 
 
 class TokenizerJson(Tokenizer):
-  """A `tokenizer.json` whose ids are the library's own, for any text.
+  """A `tokenizer.json`, with the ids of the tokenizers library for any text.
 
   `encode` adds no token, and neither truncates nor pads, whatever the file says.  Added tokens that
   are not special (runs of spaces, `<think>`) are ordinary vocabulary with and without `special`, as
   in the library.  A file with a normalizer (Qwen: NFC) decodes to the normalized text.
 
   Raises:
-    ValueError: not a tokenizer, or one that puts several tokens before a text.
+    ValueError: the file is no tokenizer, or puts several tokens before a text.
   """
 
   kind = JSON
@@ -133,20 +133,20 @@ class TokenizerJson(Tokenizer):
       model.no_padding()
       if getattr(model.model, "dropout", None) is not None:
         model.model.dropout = None  # random merges are for training; here ids must repeat
-      around = _run(model.encode, "a")
+      framed = _run(model.encode, "a")  # with the tokens that the post-processor adds
     except Exception as error:  # the library raises this class itself
       shown = json_lines.show(str(error))
       raise ValueError(f"{path}: not a whole tokenizer.json ({shown})") from error
     self._add_missing()
     self.hash = hashlib.sha256(self._data).hexdigest()
     self.vocab_size = max(model.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    # What the file's post-processor puts around a text decides, as in transformers 5;
-    # `add_bos_token` counts for a `tokenizer.model` only.
-    mask = around.special_tokens_mask
+    # The file's post-processor decides about bos and eos, as in transformers 5; `add_bos_token`
+    # counts for a `tokenizer.model` only.
+    mask = framed.special_tokens_mask
     if 0 not in mask or mask.index(0) > 1:
-      raise ValueError(f"{path}: 'a' is {around.tokens}; expected at most one token before it")
-    self.bos_id = around.ids[0] if mask[0] else None
-    self.eos_id = around.ids[-1] if mask[-1] else None
+      raise ValueError(f"{path}: 'a' is {framed.tokens}; expected at most one token before it")
+    self.bos_id = framed.ids[0] if mask[0] else None
+    self.eos_id = framed.ids[-1] if mask[-1] else None
     eos = token_name(self.settings, "eos_token")
     usual = _ENDS & {token.content for token in model.get_added_tokens_decoder().values()}
     if eos is None and self.eos_id is None and len(usual) == 1:
@@ -155,7 +155,7 @@ class TokenizerJson(Tokenizer):
       self.eos_id = model.token_to_id(eos)
 
   def _add_missing(self) -> None:
-    """Adds the tokens that only `tokenizer_config.json` has."""
+    """Adds the tokens that only tokenizer_config.json has."""
     for number, spec in sorted(self._added.items()):
       if self.token_id(spec.content) is not None:
         continue
@@ -185,9 +185,9 @@ class TokenizerJson(Tokenizer):
 class SentencePiece(Tokenizer):
   """A SentencePiece model: the project's own or a public one.
 
-  A model of `train_sentencepiece` loses nothing: decode(encode(x)) == x.  A public one gives the
-  ids of the sentencepiece library, including the space that most put first.  With `special`, the
-  text is cut at control symbols such as `</s>`, and each part is encoded on its own.
+  A model of `train_sentencepiece` is lossless: decode(encode(x)) == x.  A public one gives the ids
+  of the sentencepiece library, including the space that most put first.  With `special`, the text
+  is cut at control symbols such as `</s>`, and each part is encoded on its own.
   """
 
   kind = MODEL
@@ -205,7 +205,7 @@ class SentencePiece(Tokenizer):
     self.vocab_size = model.vocab_size()
     bos, eos = (number if number >= 0 else None for number in (model.bos_id(), model.eos_id()))
     self.bos_id = None if self.settings.get("add_bos_token") is False else bos
-    # Without its companion the file would put bos first: it is another tokenizer.
+    # Without its companion file the tokenizer would put bos first, so the hash must differ.
     setting = b"add_bos_token=false" if self.bos_id != bos else b""
     self.hash = hashlib.sha256(self._data + setting).hexdigest()
     end = self.token_id(token_name(self.settings, "eos_token") or "")
@@ -233,19 +233,19 @@ class SentencePiece(Tokenizer):
     return self._model.DecodeIds([int(i) for i in ids])
 
   def token_id(self, name: str) -> int | None:
-    number = self._model.PieceToId(name)  # the unknown token's for a name that it does not have
+    number = self._model.PieceToId(name)  # the unknown token's id for a name outside the vocabulary
     return number if self._model.IdToPiece(number) == name else None
 
   def _is_own(self) -> bool:
-    """Whether `train_sentencepiece` made it: those lose nothing, so U+2581 needs its bytes."""
+    """Returns whether `train_sentencepiece` made the model; U+2581 then needs its bytes."""
     m = self._model
-    numbers = (m.unk_id(), m.bos_id(), m.eos_id(), m.pad_id())
+    usual_ids = (m.unk_id(), m.bos_id(), m.eos_id(), m.pad_id()) == (0, 1, 2, -1)
     prefixed = m.EncodeAsPieces("a")[:1] != ["a"]
-    kept = m.DecodeIds(m.EncodeAsIds("  a \n b ")) == "  a \n b "
-    return numbers == (0, 1, 2, -1) and not prefixed and kept and all(map(m.IsByte, self._meta_ids))
+    keeps_spaces = m.DecodeIds(m.EncodeAsIds("  a \n b ")) == "  a \n b "
+    return usual_ids and not prefixed and keeps_spaces and all(map(m.IsByte, self._meta_ids))
 
   def _refuse_additions(self) -> None:
-    """Raises ValueError for tokens beyond the model, which the model would read as letters."""
+    """Raises ValueError for added tokens outside the model, which would encode them as letters."""
     names = [token.content for token in self._added.values()]
     if (file := self._path.parent / "added_tokens.json").is_file():
       names = json_lines.document(file)
@@ -257,7 +257,7 @@ class SentencePiece(Tokenizer):
 
 
 def _run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-  """Calls the tokenizers library; its Rust panics, not caught as Exception, become RuntimeError."""
+  """Calls the tokenizers library; its Rust panics, which are no Exceptions, become RuntimeError."""
   try:
     return function(*args, **options)
   except BaseException as error:
@@ -267,10 +267,10 @@ def _run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def find(directory: str | storage.Path) -> storage.Path:
-  """The tokenizer's file in a directory: tokenizer.json, else tokenizer.model.
+  """Returns the tokenizer's file in a directory: tokenizer.json, else tokenizer.model.
 
   Raises:
-    FileNotFoundError: there is neither.
+    FileNotFoundError: the directory has neither.
   """
   for name in (JSON, MODEL):
     if (path := storage.path(directory) / name).is_file():
@@ -279,11 +279,11 @@ def find(directory: str | storage.Path) -> storage.Path:
 
 
 def load(path: str | storage.Path) -> Tokenizer:
-  """The tokenizer in a tokenizer.json, a tokenizer.model, or a directory with one of them.
+  """Loads the tokenizer of a tokenizer.json, a tokenizer.model, or a directory with one of them.
 
   Raises:
     ValueError: the file is of another kind, or broken.
-    OSError: there is none, or it cannot be read.
+    OSError: the file is missing, or cannot be read.
   """
   path = storage.path(path)
   path = find(path) if path.is_dir() else path
@@ -295,18 +295,21 @@ def train_sentencepiece(
 ) -> SentencePiece:
   """Trains a byte-pair model on `texts` and writes it to `path`.
 
-  With byte fallback, so that nothing is unknown; each newline is a piece of its own, and each digit
-  unless `whole_words`, where letters, digits and signs make pieces together.  White space is kept
-  as it is.  `vocab_size` is an upper bound of at least 300: a small corpus has fewer pieces.
+  The model falls back to bytes, so no text is unknown, and keeps white space.  Each newline is a
+  piece of its own.  So is each digit, unless `whole_words` lets letters, digits and signs make
+  pieces together.
+
+  Args:
+    vocab_size: upper bound, at least 300; a small corpus has fewer pieces.
 
   Raises:
-    ValueError: `vocab_size` is too small, or there are no texts.
+    ValueError: `vocab_size` is too small, or `texts` is empty.
     OSError: `path` cannot be written.
   """
   if vocab_size < 300:
     raise ValueError(f"vocab_size={vocab_size}: at least 300 (256 of them are bytes)")
   with storage.written(path, "wb") as out:
-    texts = list(texts)  # here, so that an error in reading them is not wrapped by the trainer
+    texts = list(texts)  # read here, because the trainer would wrap an error in reading them
     if not texts:
       raise ValueError(f"{path}: no texts to train a tokenizer on")
     sentencepiece.SentencePieceTrainer.Train(

@@ -19,7 +19,7 @@ CPU_BLOCK, GPU_BLOCK = 64, 256
 
 
 def soft_cap(x: jax.Array, cap: float) -> jax.Array:
-  """`cap * tanh(x / cap)` (Gemma 2); `x` if the cap is 0."""
+  """Returns `cap * tanh(x / cap)` (Gemma 2), or `x` if the cap is 0."""
   return cap * jnp.tanh(x / cap) if cap else x
 
 
@@ -33,22 +33,22 @@ def attention(
   softcap: float = 0.0,
   implementation: str = "auto",
 ) -> jax.Array:
-  """Grouped-query attention under a tree mask.
+  """Computes grouped-query attention under a tree mask.
 
   Args:
     q: `[B, T, N, H]`.
     k, v: `[B, T, K, H]`; N is a multiple of K.
-    mask: of rows of T tokens.
+    mask: the mask of B rows of T tokens.
     scale: factor of the scores; None: `H**-0.5`.
     softcap: cap of the scaled scores, see `soft_cap`; 0: none.
-    implementation: see `config.Model.attention`.  Rows whose length is not a multiple of an
-      implementation's block are padded.
+    implementation: see `config.Model.attention`.  Rows are padded to a multiple of the
+      implementation's block.
 
   Returns:
     `[B, T, N, H]`, in the dtype of v; the softmax is float32.
 
   Raises:
-    ValueError: the kernel is asked for, and the devices are no TPUs.
+    ValueError: `implementation` is "kernel" and the devices are not TPUs.
   """
   B, T, N, H = q.shape
   K = k.shape[2]
@@ -57,7 +57,8 @@ def attention(
     q, k, v = (jnp.pad(x, [(0, 0), (0, extra), (0, 0), (0, 0)]) for x in (q, k, v))
     mask = mask.padded(extra)
   # Heads before tokens, so that both einsums are batches of plain matrices: twice as fast on CPU
-  # as contracting [B, T, K, G, H] in place.  B and K stay apart for the mesh to split.
+  # as contracting [B, T, K, G, H] in place.  B and K stay separate axes, so that the mesh can split
+  # them.
   q = q.reshape(B, -1, K, N // K, H).transpose(0, 2, 3, 1, 4)
   q = q * (H**-0.5 if scale is None else scale)
   k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
@@ -66,7 +67,7 @@ def attention(
 
 
 def _choose(implementation: str, T: int) -> tuple[Callable, int]:
-  """The function that computes attention, and the number that T must be a multiple of for it."""
+  """Returns the function that computes attention, and the number of which T must be a multiple."""
   on = platform()
   if implementation == "auto" and on == "tpu":
     implementation = "kernel" if T >= tree_kernel.LANES else "dense"
@@ -78,7 +79,7 @@ def _choose(implementation: str, T: int) -> tuple[Callable, int]:
         f'model.attention="kernel" is for TPUs, and the devices are of the platform {on}; '
         'leave it at "auto", or choose "blockwise" or "dense"'
       )
-    # Long rows are padded to a multiple of the largest block, so that the largest blocks are used.
+    # Long rows are padded to a multiple of the largest block, so that the kernel can use it.
     multiple = tree_kernel.LANES if T < tree_kernel.BLOCK else tree_kernel.BLOCK
     return functools.partial(_per_device, tree_kernel.attention), multiple
   if implementation == "blockwise":
@@ -89,13 +90,13 @@ def _choose(implementation: str, T: int) -> tuple[Callable, int]:
 
 
 def platform() -> str:
-  """The platform of the current mesh, whose devices may be described only; or of JAX's backend."""
+  """Returns the platform of the current mesh, even of a described one; JAX's own without a mesh."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return jax.default_backend() if device is None else device.platform
 
 
 def _dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float) -> jax.Array:
-  """One softmax over all T keys; arguments and result as `blockwise.attention`."""
+  """Computes `blockwise.attention` with one softmax over all T keys."""
   B, K, G, T, H = q.shape
   q = q.reshape(B, K, G * T, H)
   scores = jnp.einsum("BKQH,BKSH->BKQS", q, k, preferred_element_type=jnp.float32)
@@ -111,11 +112,11 @@ def _dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: fl
 def _per_device(
   attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float
 ) -> jax.Array:
-  """`attend` on each device's own rows and heads; without a mesh, on all of them.
+  """Runs `attend` on each device's own rows and heads, or on all of them without a mesh.
 
   A mesh axis that does not divide rows or heads does not split them: all devices along it compute
-  the same.  An axis that divides the query heads but not the key heads splits both, after the key
-  heads are repeated until it divides them: each device then holds the keys of its own queries.
+  the same result.  An axis that divides the query heads but not the key heads splits both, after
+  the key heads are repeated until it divides them: each device then holds the keys of its queries.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
@@ -132,6 +133,6 @@ def _per_device(
     functools.partial(attend, softcap=softcap),
     in_specs=(spec, spec, spec, TreeMask(of_rows, of_rows, PartitionSpec())),
     out_specs=spec,
-    check_vma=False,  # a Pallas call does not say over which axes its results vary
+    check_vma=False,  # a Pallas call does not declare over which axes its results vary
   )
   return split(q, k, v, mask).reshape(B, K, G, T, H)

@@ -1,7 +1,7 @@
-"""The attention mask of packed trees, and which blocks of it hold anything.
+"""The attention mask of packed trees, and its active blocks: those not masked entirely.
 
-Most blocks of a packed row are masked entirely: they join two examples, or a token and a sibling
-branch that ended before it.  Blockwise attention and the TPU kernel skip those.
+Most blocks of a packed row are masked entirely: they pair two examples, or a token and a sibling
+branch that ended before it.  Blockwise attention and the TPU kernel skip them.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-MASK_VALUE = -1e30  # of masked scores; finite, so that a running maximum over them is not NaN
+MASK_VALUE = -1e30  # a masked score; finite, so that a running maximum of them gives no NaN
 
 
 @jax.tree_util.register_dataclass
@@ -18,16 +18,16 @@ MASK_VALUE = -1e30  # of masked scores; finite, so that a running maximum over t
 class TreeMask:
   """The mask of packed rows: token i attends to token j if `j <= i < subtree_end[j]`.
 
-  A window counts depth in the tree, which along a token's own path is the distance in its sequence,
-  whatever stands between the two in the row.
+  A window counts depth in the tree: the distance along a token's own path, whatever other branches
+  lie between the two tokens in the row.
   """
 
   subtree_end: jax.Array  # int32 [B, T], index just past each token's last descendant
   positions: jax.Array | None = None  # int32 [B, T], depth of each token; needed with a window only
-  window: jax.Array | int | None = None  # tokens attended to, oneself included; None: all
+  window: jax.Array | int | None = None  # tokens that a token attends to, with itself; None: all
 
   def dense(self) -> jax.Array:
-    """The whole mask, bool `[B, T, T]`, query by key.  Every token attends to itself."""
+    """Returns the whole mask, bool `[B, T, T]`, query by key.  Every token attends to itself."""
     index = jnp.arange(self.subtree_end.shape[1])
     distance = None
     if self.window is not None:
@@ -35,7 +35,7 @@ class TreeMask:
     return attends(index[:, None], index, self.subtree_end[:, None], distance, self.window)
 
   def padded(self, extra: int) -> Self:
-    """The mask of rows with `extra` more tokens at their end, each a tree of its own."""
+    """Returns the mask of rows with `extra` more tokens at the end, each a tree of its own."""
     end, positions = (
       x if x is None else jnp.pad(x, [(0, 0), (0, extra)])
       for x in (self.subtree_end, self.positions)
@@ -51,21 +51,21 @@ def attends(
   distance: jax.Array | None = None,
   window: jax.Array | int | None = None,
 ) -> jax.Array:
-  """Whether a query attends to a key, elementwise, bool.
+  """Returns whether each query attends to its key, elementwise, bool.
 
   Args:
     kv_end: `subtree_end` of the key.
-    distance: depth of the query less that of the key; needed with a window only.
+    distance: depth of the query minus depth of the key; needed with a window only.
   """
   inside = (kv_index <= q_index) & (q_index < kv_end)
   return inside if window is None else inside & (distance < window)
 
 
 def active_blocks(mask: TreeMask, block_q: int, block_kv: int) -> jax.Array:
-  """Which blocks of the mask are not masked entirely: bool `[B, T / block_q, T / block_kv]`.
+  """Returns which blocks are not masked entirely: bool `[B, T / block_q, T / block_kv]`.
 
-  Exact without a window: a key that a query of a later block attends to is also seen by that
-  block's first query, so the largest `subtree_end` of the keys decides.  A window compares the
+  Without a window this is exact: if any query of a later block attends to a key, so does the
+  block's first query, and the largest `subtree_end` of the keys decides.  A window compares the
   shallowest query with the deepest key of the two blocks: exact in a chain, while in a tree some
   masked blocks may count as active.
   """
@@ -81,10 +81,10 @@ def active_blocks(mask: TreeMask, block_q: int, block_kv: int) -> jax.Array:
 
 
 def active_indices(active: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The indices of the true entries along the last axis of bool `[..., I, J]`, one at least.
+  """Lists the indices of the true entries along the last axis of bool `[..., I, J]`, at least one.
 
   Returns:
-    indices: int32 `[..., I, J]`, ascending.  The last one repeats to the end, so that a pipeline
+    indices: int32 `[..., I, J]`, ascending.  The last index repeats to the end, so that a pipeline
       that prefetches by index fetches nothing new there.
     count: int32 `[..., I]`, the number of true entries.
   """

@@ -1,6 +1,6 @@
-"""Attention by blocks, for CPU and GPU: no `[T, T]` array, and no work on masked blocks.
+"""Blockwise attention for CPU and GPU: no `[T, T]` array, and no work on masked blocks.
 
-This is FlashAttention (arXiv:2205.14135).  A block of queries visits its active blocks of keys only
+This is FlashAttention (arXiv:2205.14135).  A block of queries visits only its active blocks of keys
 (`block_mask.active_blocks`), so neither the other examples of a row nor the finished branches of
 the same tree cost time.
 
@@ -23,12 +23,12 @@ from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 def attention(
   q: jax.Array, k: jax.Array, v: jax.Array, mask: TreeMask, softcap: float, block: int
 ) -> jax.Array:
-  """Grouped-query attention under a tree mask.
+  """Computes grouped-query attention under a tree mask.
 
   Args:
     q: `[B, K, G, T, H]`, scaled.
     k, v: `[B, K, T, H]`.
-    mask: of rows of T tokens.
+    mask: the mask of B rows of T tokens.
     softcap: see `attention.soft_cap`.
     block: tokens of a block; divides T.
 
@@ -39,11 +39,11 @@ def attention(
 
 
 def _cut(mask: TreeMask, block: int) -> tuple[TreeMask, jax.Array, jax.Array]:
-  """The mask in the N blocks of all rows; indices count from the first row's start.
+  """Cuts the mask into the N blocks of all rows; indices count from the first row's start.
 
   Returns:
-    The mask, `[N, block]`; for each block of queries the active blocks of keys, int32 `[N,
-    T / block]`, and how many of them are active, `[N]` (the rest repeat the last).
+    The mask `[N, block]`; for each block of queries its active blocks of keys, int32
+    `[N, T / block]`, of which the last repeats to the end; and the number of them, int32 `[N]`.
   """
   B, T = mask.subtree_end.shape
   row = jnp.arange(B, dtype=jnp.int32)[:, None]
@@ -55,14 +55,14 @@ def _cut(mask: TreeMask, block: int) -> tuple[TreeMask, jax.Array, jax.Array]:
 
 
 def _to_blocks(x: jax.Array, block: int) -> jax.Array:
-  """`[B, K, G, T, H]` as the blocks of all rows, `[N, K, G * block, H]`."""
+  """Cuts `[B, K, G, T, H]` into the blocks of all rows, `[N, K, G * block, H]`."""
   B, K, G, _, H = x.shape
   x = x.reshape(B, K, G, -1, block, H).transpose(0, 3, 1, 2, 4, 5)
   return x.reshape(-1, K, G * block, H)
 
 
 def _to_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """The inverse of `_to_blocks`."""
+  """Inverts `_to_blocks`."""
   B, K, G, _, H = shape
   x = x.reshape(B, -1, K, G, x.shape[2] // G, H).transpose(0, 2, 3, 1, 4, 5)
   return x.reshape(shape)
@@ -78,9 +78,9 @@ _einsum = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
 def _scores(
   q: jax.Array, k: jax.Array, i: jax.Array, j: jax.Array, mask: TreeMask, softcap: float
 ) -> tuple[jax.Array, jax.Array]:
-  """Masked scores of query block i and key block j, and the derivative of the soft cap.
+  """Returns masked scores of query block i and key block j, and the derivative of the soft cap.
 
-  Both are float32 `[K, G * block, block]`, or the derivative `[]` without a soft cap.
+  Both are float32 `[K, G * block, block]`; without a soft cap the derivative is `[]`.
   """
   K, block, _ = k.shape
   index = jnp.arange(block)
@@ -119,8 +119,8 @@ def _forward(q, k, v, mask, softcap, block) -> tuple[jax.Array, Any]:
 
     zeros = jnp.zeros(q.shape[:2], jnp.float32)
     start = (zeros + MASK_VALUE, zeros, jnp.zeros(q.shape, jnp.float32))
-    # Masked scores add to a query's sums until its first unmasked score, for which `decay` is
-    # exp(MASK_VALUE - score) = 0.  There always is one: the token itself, in the last block.
+    # Masked scores add to a query's sums until its first unmasked score, where `decay` becomes
+    # exp(MASK_VALUE - score) = 0.  There always is one: the token attends to itself.
     maximum, total, out = jax.lax.fori_loop(0, count, key_block, start)
     return None, (out / total[..., None], maximum + jnp.log(total))
 

@@ -1,7 +1,7 @@
 """The process reward model: a decoder-only transformer with a class head that reads each step.
 
-A parameter is declared once, in an `__init__`: shape, standard deviation, the mesh axes of its
-dimensions.  The layers are stacked along a leading axis L and run by one scan.
+Each parameter is declared once, in an `__init__`, with its shape, standard deviation and mesh axes.
+The layers are stacked along a leading axis L, and one scan runs them.
 
 Low-rank factors (LoRA) are parameters of the layers, such as `query_lora_in [L, D, r]` and
 `query_lora_out [L, r, N, H]`.  qwix 0.1.8, which would add them from outside, fails on layers that
@@ -34,7 +34,7 @@ REMAT_POLICIES = {
   "dots": jax.checkpoint_policies.dots_saveable,
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
-PROJECTION_EINSUMS = {  # of each of config.PROJECTIONS: activations, weight; S is B * T tokens
+PROJECTION_EINSUMS = {  # activations and weight of config.PROJECTIONS; S is B * T tokens
   "query": "SD,DNH->SNH",
   "key": "SD,DKH->SKH",
   "value": "SD,DKH->SKH",
@@ -45,8 +45,8 @@ PROJECTION_EINSUMS = {  # of each of config.PROJECTIONS: activations, weight; S 
 }
 
 
-# Queries [B, T, N, H], keys and values [B, T, K, H], both rotated, and the layer's window (None:
-# the model has none) to [B, T, N, H].
+# Maps rotated queries [B, T, N, H], rotated keys and values [B, T, K, H], and the layer's window
+# (None: the model has none) to [B, T, N, H].
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
 
@@ -61,7 +61,7 @@ class StepScorer(nnx.Module):
     rngs: nnx.Rngs,
     heads: int = 1,
   ):
-    """Args: heads: of an ensemble on one trunk, each with all classes."""
+    """Declares the parameters, with an ensemble of `heads` class heads on one trunk."""
     D, dtype, outputs = c.width, c.param_dtype, heads * num_classes
     # Where the mesh does not divide the columns, the rows are split as well: see `embed`.
     self.embedding = weight(
@@ -70,8 +70,8 @@ class StepScorer(nnx.Module):
     stack = nnx.vmap(lambda r: Block(c, r), in_axes=0, out_axes=0)
     self.blocks = stack(rngs.split(c.layers))
     self.final_norm = constant(0 if c.norm_offset else 1, (D,), (None,), dtype)
-    # The class head, float32: all parameters named head*, which `class_logits` reads.  Zeros:
-    # training starts from uniform probabilities.
+    # The class head, float32: all parameters named head*, which `class_logits` reads.  It is zero
+    # at first, so that training starts from uniform probabilities.
     self.head = constant(0, (D, outputs), ("fsdp", None), "float32")
     self.head_bias = constant(0, (outputs,), (None,), "float32")
     if not c.tied_embeddings:
@@ -79,14 +79,14 @@ class StepScorer(nnx.Module):
     self.config, self.num_classes = c, num_classes
 
   def class_logits(self, hidden: jax.Array, read_positions: jax.Array) -> jax.Array:
-    """Class logits, float32 `[B, R, K, C]`: the class heads at the positions `[B, R]` only."""
-    # Gathered after the heads, not before: the gradient scatters K * C values a read, not D.
+    """Returns the class logits of K heads at positions `[B, R]`: float32 `[B, R, K, C]`."""
+    # Gathering follows the heads, so that the gradient scatters K * C values a read, not D.
     every = jnp.einsum("BTD,DC->BTC", hidden.astype(jnp.float32), self.head[...])
     logits = jnp.take_along_axis(every, read_positions[..., None], axis=1) + self.head_bias[...]
     return logits.reshape(*read_positions.shape, -1, self.num_classes)
 
   def next_token_logits(self, hidden: jax.Array) -> jax.Array:
-    """Vocabulary logits, float32 `[B, T, V]`."""
+    """Returns the vocabulary logits, float32 `[B, T, V]`."""
     c = self.config
     matrix = self.embedding[...].T if c.tied_embeddings else self.language_model[...]
     logits = jnp.einsum(
@@ -95,11 +95,11 @@ class StepScorer(nnx.Module):
     return attention_lib.soft_cap(logits, c.logit_softcap)
 
   def hidden(self, tokens: jax.Array, positions: jax.Array, subtree_end: jax.Array) -> jax.Array:
-    """Final hidden states `[B, T, D]` of packed rows; arguments int32 `[B, T]` (types.Batch)."""
+    """Returns the final hidden states `[B, T, D]`, from int32 `[B, T]` arrays of `types.Batch`."""
     c = self.config
     x = embed(self.embedding[...], tokens, c)
     if c.scale_embeddings:
-      x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first: bfloat16 checkpoints expect it
+      x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as bfloat16 models expect
     x = constrain(x, ROWS, None, None)
     block, weights = nnx.split(self.blocks)
     attend = tree_attention(TreeMask(subtree_end, positions), c)
@@ -114,7 +114,7 @@ class StepScorer(nnx.Module):
 
 
 def tree_attention(mask: TreeMask, c: config_lib.Model) -> Attention:
-  """Attention within packed rows."""
+  """Returns the attention function of packed rows."""
 
   def attend(q, k, v, window):
     masked = mask if window is None else dataclasses.replace(mask, window=window)
@@ -126,22 +126,22 @@ def tree_attention(mask: TreeMask, c: config_lib.Model) -> Attention:
 
 
 def scale(c: config_lib.Model) -> float:
-  """The factor of attention scores."""
+  """Returns the factor of attention scores."""
   return (c.attention_scalar or c.head_size) ** -0.5
 
 
 def sliding_layers(c: config_lib.Model) -> np.ndarray:
-  """Whether each layer has the window, bool `[L]`: the pattern, repeated."""
+  """Returns whether each layer has the window, bool `[L]`: the pattern, repeated."""
   return np.resize([kind == "s" for kind in c.window_pattern], c.layers)
 
 
 def is_head(name: str) -> bool:
-  """Whether a parameter of `StepScorer` belongs to the class head."""
+  """Returns whether a parameter of `StepScorer` belongs to the class head."""
   return name.startswith("head")
 
 
 class Block(nnx.Module):
-  """One layer: attention, then feed-forward, each added to the residual stream."""
+  """A layer: attention, then feed-forward, each added to the residual stream."""
 
   def __init__(self, c: config_lib.Model, rngs: nnx.Rngs):
     D, N, K, H, F, dtype = c.width, c.heads, c.kv_heads, c.head_size, c.mlp_width, c.param_dtype
@@ -166,10 +166,10 @@ class Block(nnx.Module):
       self.add_lora(name, rngs)
 
   def add_lora(self, name: str, rngs: nnx.Rngs) -> None:
-    """Declares the low-rank factors of a weight, float32; the second is zero at first."""
+    """Declares the low-rank factors of a weight, in float32; the second factor is zero at first."""
     param, rank = getattr(self, name), self.config.lora_rank
     shape, axes = param.get_value().shape, param.get_metadata()["axes"]
-    inputs = PROJECTION_EINSUMS[name].index(",") - 1  # contracted axes, which come first
+    inputs = PROJECTION_EINSUMS[name].index(",") - 1  # number of contracted axes, which come first
     std = math.prod(shape[:inputs]) ** -0.5
     lora_in = weight(rngs, (*shape[:inputs], rank), std, (*axes[:inputs], None))
     lora_out = constant(0, (rank, *shape[inputs:]), (None, *axes[inputs:]), "float32")
@@ -183,12 +183,12 @@ class Block(nnx.Module):
     attention: Attention,
     sliding: jax.Array | bool = False,
   ) -> jax.Array:
-    """`[B, T, D]` to the same.
+    """Maps the residual stream `[B, T, D]` to that after this layer.
 
     Args:
       positions: int32 `[B, T]`.
       attention: maps queries, keys and values to the output; cached decoding passes its own.
-      sliding: bool `[]`: the layer has the window of the config.
+      sliding: bool `[]`, whether the layer has the window of the config.
     """
     c = self.config
     y = self.attend(rms_norm(x, self.attention_norm[...], c), positions, attention, sliding)
@@ -203,7 +203,7 @@ class Block(nnx.Module):
   def attend(
     self, x: jax.Array, positions: jax.Array, attention: Attention, sliding: jax.Array | bool
   ) -> jax.Array:
-    """Attention of normalised `[B, T, D]`, projected back to the same shape."""
+    """Applies attention to normalised `[B, T, D]`, and projects back to the same shape."""
     c = self.config
     q, k, v = (self.project(x, name) for name in ("query", "key", "value"))
     if c.query_key_norm:
@@ -218,9 +218,10 @@ class Block(nnx.Module):
     return self.project(attention(q, k, v, window), "output")
 
   def project(self, x: jax.Array, name: str) -> jax.Array:
-    """The einsum of `x` with one of the layer's weights and its low-rank factors, plus the bias.
+    """Multiplies `x` by one of the layer's weights and its low-rank factors, and adds the bias.
 
-    Rows and tokens are one axis: XLA's CPU backend multiplies matrices a third faster than stacks.
+    Rows and tokens become one axis: XLA's CPU backend multiplies matrices a third faster than
+    stacks of them.
     """
     c, (B, T, *_) = self.config, x.shape
     einsum = functools.partial(weight_einsum, gradient_dtype=gradient_dtype(c))
@@ -245,18 +246,18 @@ def weight(
   dtype: str = "float32",
   otherwise: tuple[Axis, ...] | None = None,
 ) -> nnx.Param:
-  """A parameter drawn from a normal distribution.
+  """Returns a parameter drawn from a normal distribution.
 
   Args:
     axes: mesh axis of each dimension (`abstract_params`).
-    otherwise: the same, for a mesh whose axes do not divide the shape.
+    otherwise: the axes for a mesh in which `axes` do not divide the shape.
   """
   value = (std * jax.random.normal(rngs.params(), shape)).astype(dtype)
   return nnx.Param(value, axes=axes, otherwise=otherwise)
 
 
 def constant(value: float, shape: tuple[int, ...], axes: tuple[Axis, ...], dtype: str) -> nnx.Param:
-  """A parameter that is `value` everywhere; `axes` as those of `weight`."""
+  """Returns a parameter that is `value` everywhere, with the `axes` of `weight`."""
   return nnx.Param(jnp.full(shape, value, dtype), axes=axes)
 
 
@@ -267,11 +268,11 @@ def abstract_params(
   mesh: Mesh | AbstractMesh,
   heads: int = 1,
 ) -> Any:
-  """The parameters as a nested dict of `ShapeDtypeStruct`s with shardings.
+  """Returns the parameters as a nested dict of `ShapeDtypeStruct`s with shardings.
 
   A parameter is split over the mesh axes that it was declared with (`decoder.weight`); the leading
-  axis of stacked layers is not split.  Axes that do not divide a dimension do not split it, unless
-  the parameter declares other axes for that case.
+  axis of stacked layers is not split.  An axis that does not divide its dimension does not split
+  it, unless the parameter declares other axes for that case.
   """
 
   def describe(param: nnx.Variable) -> jax.ShapeDtypeStruct:
@@ -291,7 +292,7 @@ def abstract_params(
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
-  """RMSNorm over the last axis, in float32; Gemma's 1 + scale is applied before rounding."""
+  """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale comes before rounding."""
   square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
   normal = x * jax.lax.rsqrt(square + c.norm_epsilon)
   if c.norm_offset:
@@ -300,22 +301,23 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
 
 
 def lora_einsums(name: str) -> tuple[str, str]:
-  """Einsums of a projection's low-rank factors: input with the first, result with the second."""
+  """Returns the einsums of a projection's input with its first low-rank factor, then the second."""
   x, _, y = PROJECTION_EINSUMS[name].replace("->", ",").split(",")
   inputs, outputs = x[1:], y[1:]  # the axes of the weight, without those of tokens
   return f"{x},{inputs}r->Sr", f"Sr,r{outputs}->{y}"
 
 
 def gradient_dtype(c: config_lib.Model) -> str:
-  """The dtype in which the gradients of matrices are reduced across devices."""
+  """Returns the dtype in which the gradients of matrices are reduced across devices."""
   return c.dtype if c.gradient_dtype == "activations" else "float32"
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def weight_einsum(equation: str, x: jax.Array, weight: jax.Array, gradient_dtype: str) -> jax.Array:
-  """`einsum(equation, x, weight)` in x's dtype, with the weight's gradient in `gradient_dtype`.
+  """Returns `einsum(equation, x, weight)` in x's dtype.
 
-  The gradient is reduced across devices in that dtype; without this rule it would be that of x.
+  The weight's gradient is computed, and reduced across devices, in `gradient_dtype`; without this
+  rule it would be in x's dtype.
   """
   return jnp.einsum(equation, x, weight.astype(x.dtype))
 
@@ -328,7 +330,7 @@ def _weight_einsum_backward(equation, gradient_dtype, saved, dy):
   x, weight = saved
   x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
   dx = jnp.einsum(f"{y_axes},{weight_axes}->{x_axes}", dy, weight.astype(x.dtype))
-  if attention_lib.platform() == "cpu":  # its bfloat16 products have no float32 sums
+  if attention_lib.platform() == "cpu":  # where bfloat16 products have no float32 sums
     x, dy = x.astype(gradient_dtype), dy.astype(gradient_dtype)
   dw = jnp.einsum(
     f"{x_axes},{y_axes}->{weight_axes}", x, dy, preferred_element_type=jnp.dtype(gradient_dtype)
@@ -341,21 +343,21 @@ weight_einsum.defvjp(_weight_einsum_forward, _weight_einsum_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Embedding lookup, `[B, T, D]` in `c.dtype`; its gradient is summed in `gradient_dtype(c)`.
+  """Looks up embeddings, `[B, T, D]` in `c.dtype`; their gradient is summed in `gradient_dtype(c)`.
 
   Each device looks up its own columns, for all rows of its part of "data", and never holds more of
-  the table or of its gradient than it stores.  Where the mesh does not divide the columns, rows are
-  split instead, and XLA gathers the whole table.
+  the table or of its gradient than its shard.  Where the mesh does not divide the columns, the
+  table's rows are split instead, and XLA gathers the whole table.
   """
   split = _split_columns(table)
   table = split(table.astype(c.dtype), None, COLUMNS)
   x = split(table.at[split(tokens, "data", None)].get(mode="clip"), "data", None, COLUMNS)
-  # Exchanged over one axis, then (by the caller) the other: for both at once XLA would gather x.
+  # One axis is exchanged here, the other by the caller: for both at once XLA would gather x.
   return split(x, ROWS, None, "tensor")
 
 
 def _split_columns(table: jax.Array) -> Callable[..., jax.Array]:
-  """`constrain` where the current mesh divides the table's columns; otherwise the identity."""
+  """Returns `constrain` if the current mesh divides the table's columns, otherwise the identity."""
   mesh = jax.sharding.get_abstract_mesh()
   return constrain if divides(COLUMNS, table.shape[1], mesh) else lambda x, *axes: x
 
@@ -377,11 +379,11 @@ embed.defvjp(_embed_forward, _embed_backward)
 
 
 def remat(layer: Callable, c: config_lib.Model) -> Callable:
-  """The layer with the rematerialisation of `c.remat` in its backward pass."""
+  """Returns the layer with the rematerialisation of `c.remat` in its backward pass."""
   if c.remat == "none":
     return layer
   saved = jax.checkpoint_policies.save_only_these_names(*c.saved)
   policy = saved if c.remat == "full" else REMAT_POLICIES[c.remat]
   # Inside a loop, XLA's CSE cannot merge recomputation with the forward pass: barriers are not
-  # needed, and would prevent fusion.
+  # needed there, and would prevent fusion.
   return jax.checkpoint(layer, policy=policy, prevent_cse=c.unroll_layers)

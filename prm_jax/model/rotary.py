@@ -8,9 +8,9 @@ from prm_jax import config as config_lib
 
 
 def frequencies(c: config_lib.Model) -> np.ndarray:
-  """Radians per token for each pair of a head's coordinates, float32 `[H / 2]`.
+  """Returns the radians per token of each pair of a head's coordinates, float32 `[H / 2]`.
 
-  Computed in float64: an error here is multiplied by the position.
+  It computes in float64, as positions multiply the error.
   """
   frequency = float(c.rope_theta) ** -np.linspace(0, 1, c.head_size // 2, endpoint=False)
   if c.rope_scaling == "linear":
@@ -23,7 +23,7 @@ def frequencies(c: config_lib.Model) -> np.ndarray:
 
 
 def rotate(x: jax.Array, positions: jax.Array, frequency: jax.Array | np.ndarray) -> jax.Array:
-  """Rotary embedding (arXiv:2104.09864): each pair turned by position times frequency, in float32.
+  """Rotates each pair of coordinates by position times frequency, in float32 (arXiv:2104.09864).
 
   Args:
     x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.

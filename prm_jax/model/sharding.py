@@ -17,14 +17,14 @@ from prm_jax.types import Batch
 AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")  # axes that split the rows of a batch
 HEADS = "tensor"  # axis that splits attention heads
-Axis = str | tuple[str, ...] | None  # mesh axis, or several, of one dimension; None: not split
+Axis = str | tuple[str, ...] | None  # the mesh axes that split a dimension; None: not split
 
 
 def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
-  """A mesh of all devices (or the given ones), with Auto axes.
+  """Returns a mesh of all devices (or the given ones), with Auto axes.
 
   Neighbours along an axis are neighbours on the torus of a TPU slice.  Several slices, which only
-  the data-centre network joins, lie along the axis `data`.
+  the data-centre network connects, lie along the axis `data`.
 
   Raises:
     ValueError: the axes do not use all devices, or `data` is no multiple of the slices.
@@ -46,12 +46,12 @@ def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -
 
 
 def abstract_mesh(c: config_lib.Mesh, count: int) -> AbstractMesh:
-  """The mesh that `count` devices would make, without the devices."""
+  """Returns the mesh that `count` devices would form, without the devices."""
   return AbstractMesh(_axis_sizes(c, count), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def _axis_sizes(c: config_lib.Mesh, count: int) -> tuple[int, ...]:
-  """Devices along each of AXES, `count` in all; ValueError if the config does not give as many."""
+  """Returns the size of each of AXES; raises ValueError unless `count` devices fill them."""
   sizes = [getattr(c, axis) for axis in AXES]
   if sizes.count(-1) > 1:
     raise ValueError(f"mesh {sizes}: only one axis can be -1")
@@ -64,24 +64,24 @@ def _axis_sizes(c: config_lib.Mesh, count: int) -> tuple[int, ...]:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The sharding of an array that every device holds whole."""
+  """Returns the sharding of an array that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """The sharding of a batch: by rows, over `data` and `fsdp`."""
+  """Returns the sharding of a batch: by rows, over `data` and `fsdp`."""
   return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def global_batch(read: Callable[[int], dict[str, np.ndarray]], count: int, mesh: Mesh) -> Batch:
-  """A batch of `count` rows over the mesh; each host reads the rows of its own devices only.
+  """Places a batch of `count` rows on the mesh; each host reads only the rows of its own devices.
 
   Args:
-    read: the fields of a row, by its number in the batch; None for what is not needed.
+    read: maps a row's number in the batch to the row's fields; a field may be None.
   """
   sharding, row = batch_sharding(mesh), functools.cache(read)
-  (own, *_), *_ = sharding.addressable_devices_indices_map((count,)).values()
-  first = row(own.indices(count)[0])
+  (rows, *_), *_ = sharding.addressable_devices_indices_map((count,)).values()
+  first = row(rows.indices(count)[0])
 
   def place(name: str) -> jax.Array | None:
     if first[name] is None:
@@ -96,18 +96,18 @@ def global_batch(read: Callable[[int], dict[str, np.ndarray]], count: int, mesh:
 
 
 def shardings(abstract: Any) -> Any:
-  """The sharding of each array of a described tree."""
+  """Returns the sharding of each array of an abstract tree."""
   return jax.tree.map(lambda x: x.sharding, abstract)
 
 
 def divides(axis: Axis, size: int, mesh: Mesh | AbstractMesh) -> bool:
-  """Whether the mesh axis splits a dimension of `size` into equal parts."""
+  """Returns whether the mesh axis splits a dimension of `size` into equal parts."""
   names = (axis,) if isinstance(axis, str) else axis or ()
   return size % math.prod(mesh.shape.get(name, 1) for name in names) == 0
 
 
 def constrain(x: jax.Array, *axes: Axis) -> jax.Array:
-  """`x` with its dimensions sharded over these axes of the current mesh; without a mesh, `x`."""
+  """Shards the dimensions of `x` over these axes of the current mesh, if there is a mesh."""
   if jax.sharding.get_abstract_mesh().empty:
     return x
   return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))

@@ -1,12 +1,12 @@
-"""Attention over packed trees on TPU: a Pallas kernel for `j <= i < subtree_end[j]`.
+"""A Pallas TPU kernel for attention over packed trees, `j <= i < subtree_end[j]`.
 
 This is FlashAttention (arXiv:2205.14135), with a backward pass for the queries and one for the keys
 and values.  As in splash attention the mask decides the grid: its steps are the active pairs of
 blocks, listed beforehand, so that a masked block costs no arithmetic, memory traffic or step.
 
-Tokens lie along lanes.  Arrays are `[..., H, T]`, so that heads of 64 fill registers too.  Scores
-are `[block_kv, block_q]`: maxima, sums and log-sum-exps are then rows `[1, block_q]`, and of a
-matmul's operands only a small one is ever transposed.
+Tokens lie along lanes.  Arrays are `[..., H, T]`, so that heads of size 64 also fill registers.
+Scores are `[block_kv, block_q]`: maxima, sums and log-sum-exps are then rows `[1, block_q]`, and a
+matmul only ever transposes its small operand.
 """
 
 import dataclasses
@@ -24,9 +24,9 @@ from prm_jax.model import block_mask
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 
 BLOCK = 512  # tokens of a block of queries or of keys, at most
-LANES = 128  # of a vector register: tokens of a block are a multiple
-QUERY_BYTES = 2**19  # of a block of queries with its G heads, at most, so that all fits in VMEM
-ACTIVE, FIRST, LAST = 1, 2, 4  # flags of a grid step; FIRST and LAST of an outer block
+LANES = 128  # lanes of a vector register; the tokens of a block are a multiple of it
+QUERY_BYTES = 2**19  # bytes of a block of queries with its G heads, at most, so that VMEM suffices
+ACTIVE, FIRST, LAST = 1, 2, 4  # flags of a grid step: FIRST and LAST step of an outer block
 
 
 class Settings(NamedTuple):
@@ -48,19 +48,19 @@ def attention(
   block: int = BLOCK,
   interpret: bool = False,
 ) -> jax.Array:
-  """Grouped-query attention under a tree mask.
+  """Computes `blockwise.attention` on a TPU.
 
   Args:
     q: `[B, K, G, T, H]`, scaled.
     k, v: `[B, K, T, H]`; T is a multiple of LANES.
-    mask, softcap: as those of `blockwise.attention`, and so is the result.
+    mask, softcap: see `blockwise.attention`.
     block: tokens of a block, at most; a multiple of LANES.
     interpret: run the kernel without a TPU, for tests.
 
   Raises:
     ValueError: T is not a multiple of LANES.
   """
-  if mask.window is not None:  # a table in scalar memory
+  if mask.window is not None:  # scalar prefetch takes an array
     mask = dataclasses.replace(mask, window=jnp.asarray(mask.window, jnp.int32).reshape(1))
   settings = Settings(softcap, *block_sizes(q.shape, q.dtype, block), interpret)
   q, k, v = (x.swapaxes(-1, -2) for x in (q, k, v))
@@ -68,7 +68,7 @@ def attention(
 
 
 def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple[int, int]:
-  """Tokens of a block of queries, for queries `[B, K, G, T, H]`, and of a block of keys.
+  """Returns the tokens of a block of queries and of a block of keys, for queries `[B, K, G, T, H]`.
 
   Raises:
     ValueError: T is not a multiple of LANES.
@@ -83,15 +83,15 @@ def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple
 
 
 def grid_steps(active: jax.Array) -> tuple[tuple[jax.Array, jax.Array, jax.Array], jax.Array]:
-  """The active pairs of blocks as steps of the grid, one outer block after another.
+  """Lists the active pairs of blocks as grid steps, one outer block after another.
 
   Args:
-    active: bool `[B, I, J]`, for I outer and J inner blocks; each outer block has an active one.
+    active: bool `[B, I, J]`, for I outer and J inner blocks; each outer block has an active pair.
 
   Returns:
     Tables int32 `[B * I * J]` of outer block, inner block and flags.  After its last active pair a
-      row repeats that pair, for which nothing new is fetched, with flags 0.
-    The number of steps of the row with the most of them, int32 `[]`.
+      row repeats the pair with flags 0, so that nothing new is fetched.
+    The number of steps of the row with the most steps, int32 `[]`.
   """
   B, _, inner_blocks = active.shape
   pairs, count = block_mask.active_indices(active.reshape(B, -1))
@@ -124,7 +124,7 @@ def _forward(q, k, v, mask, settings):
     scratch=[((G, block_q), MASK_VALUE), ((G, block_q), 0), ((G, H, block_q), 0)],
     matmuls=2,
   )
-  # Saved by name (config.Model.saved), they spare the backward pass this kernel.
+  # If saved by name (config.Model.saved), they spare the backward pass this kernel.
   out, lse = (checkpoint_name(x, "attention") for x in (out, lse))
   return out, (q, k, v, mask, out, lse)
 
@@ -155,22 +155,22 @@ def _call(
   settings: Settings,
   inputs: list[tuple[str, jax.Array]],
   outputs: list[tuple[str, jax.Array | jax.ShapeDtypeStruct]],
-  scratch: list[tuple[tuple[int, ...], float]],  # shapes, float32, and values at first
-  matmuls: int,  # for each pair of blocks and query head
-  outer_kv: bool = False,  # blocks of keys are the outer ones; otherwise those of queries
+  scratch: list[tuple[tuple[int, ...], float]],  # shapes and initial values, float32
+  matmuls: int,  # of each pair of blocks and query head
+  outer_kv: bool = False,  # the outer blocks are blocks of keys, not of queries
 ) -> list[jax.Array]:
   """Runs a kernel over the active pairs of blocks of each row, for each of K heads.
 
   Args:
-    kernel: called with the step's flags, `_pair_mask` of the pair, the soft cap, and references to
-      the blocks of inputs, outputs and scratch.
-    inputs, outputs: arrays, each with the key of its `_block_specs`; the first input is q.
+    kernel: called with the step's flags, a function that returns the pair's mask, the soft cap, and
+      references to the blocks of inputs, outputs and scratch.
+    inputs, outputs: arrays, each with its key in `_block_specs`; the first input is q.
   """
   B, K, G, H, T = inputs[0][1].shape
   active = block_mask.active_blocks(mask, settings.block_q, settings.block_kv)
   (outer, inner, flags), count = grid_steps(active.swapaxes(1, 2) if outer_kv else active)
   tables = (inner, outer, flags) if outer_kv else (outer, inner, flags)
-  steps = flags.size // B  # of a row in the tables
+  steps = flags.size // B  # table entries of a row
   specs = _block_specs(G, H, steps, settings)
   mask_inputs = [("kv index", mask.subtree_end[:, None])]
   if mask.window is not None:
@@ -201,7 +201,7 @@ def _call(
       out_specs=[specs[key] for key, _ in outputs],
       scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape, _ in scratch],
     ),
-    cost_estimate=pl.CostEstimate(  # of a row that is one chain: half of all pairs
+    cost_estimate=pl.CostEstimate(  # as if each row were one chain: half of all pairs
       flops=matmuls * B * K * G * T * T * H,
       transcendentals=B * K * G * T * T // 2,
       bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays + results),
@@ -212,7 +212,7 @@ def _call(
 
 
 def _block_specs(G: int, H: int, steps: int, settings: Settings) -> dict[str, pl.BlockSpec]:
-  """How arrays are cut into the blocks of a grid step (row, head, step), by what they hold."""
+  """Returns how each kind of array is cut into the blocks of a grid step (row, head, step)."""
 
   def spec(table: int, *shape: int | None) -> pl.BlockSpec:
     def index(b, h, step, tables, _):
@@ -222,7 +222,7 @@ def _block_specs(G: int, H: int, steps: int, settings: Settings) -> dict[str, pl
 
     return pl.BlockSpec(shape, index)
 
-  Q, KV = 0, 1  # of the tables
+  Q, KV = 0, 1  # indices of the tables
   return {
     "q": spec(Q, None, None, G, H, settings.block_q),
     "lse": spec(Q, None, None, G, settings.block_q),
@@ -233,7 +233,7 @@ def _block_specs(G: int, H: int, steps: int, settings: Settings) -> dict[str, pl
 
 
 def _pair_mask(i, j, settings: Settings, window, kv_end, kv_depth=None, q_depth=None) -> jax.Array:
-  """The mask of query block i and key block j, bool `[block_kv, block_q]`."""
+  """Returns the mask of query block i and key block j, bool `[block_kv, block_q]`."""
   column = lambda row: row[...].reshape(-1, 1)
   shape = (settings.block_kv, settings.block_q)
   kv_index = j * settings.block_kv + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
@@ -245,13 +245,13 @@ def _pair_mask(i, j, settings: Settings, window, kv_end, kv_depth=None, q_depth=
 
 
 def _matmul(a: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
-  """a @ b, or a @ b.T, in float32."""
+  """Returns a @ b, or a @ b.T, in float32."""
   dimensions = (((1,), (int(transposed),)), ((), ()))
   return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
 def _scores(k, q, mask, softcap: float) -> tuple[jax.Array, jax.Array | float]:
-  """Masked scores `[block_kv, block_q]`, and the derivative of the soft cap."""
+  """Returns masked scores `[block_kv, block_q]`, and the derivative of the soft cap."""
   scores, slope = _matmul(k, q), 1.0
   if softcap:
     scores = softcap * jnp.tanh(scores / softcap)
@@ -260,7 +260,7 @@ def _scores(k, q, mask, softcap: float) -> tuple[jax.Array, jax.Array | float]:
 
 
 def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total, acc):
-  """The output of a block of queries and its log-sum-exp, from running maximum, sum and output."""
+  """Writes a query block's output and log-sum-exp, from running maximum, sum and output."""
 
   @pl.when(flags & ACTIVE != 0)
   def _():
@@ -275,8 +275,8 @@ def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total
       total[row] = total[row] * decay + weights.sum(0, keepdims=True)
       acc[g] = acc[g] * decay + _matmul(value, weights.astype(value.dtype))
 
-  # Masked scores are out of the sums: at a query's first unmasked score, `decay` was
-  # exp(MASK_VALUE - score) = 0, and there always is one, as every token attends to itself.
+  # The sums hold no masked scores by now: at a query's first unmasked score, `decay` was
+  # exp(MASK_VALUE - score) = 0.  There always is one, as every token attends to itself.
   @pl.when(flags & LAST != 0)
   def _():
     for g in range(q.shape[0]):
@@ -285,7 +285,7 @@ def _forward_kernel(flags, pair_mask, softcap, q, k, v, out, lse, maximum, total
 
 
 def _weights(g, mask, softcap, q, key, value, do, lse, delta):
-  """Attention weights `[block_kv, block_q]` of query head g, and the gradient of its scores."""
+  """Returns attention weights `[block_kv, block_q]` of query head g, and its scores' gradient."""
   row = slice(g, g + 1)
   scores, slope = _scores(key, q[g], mask, softcap)
   weights = jnp.exp(scores - lse[row])
@@ -293,7 +293,7 @@ def _weights(g, mask, softcap, q, key, value, do, lse, delta):
 
 
 def _dq_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dq, acc):
-  """The gradient of a block of queries."""
+  """Writes the gradient of a block of queries."""
 
   @pl.when(flags & ACTIVE != 0)
   def _():
@@ -309,7 +309,7 @@ def _dq_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dq, acc):
 
 
 def _dkv_kernel(flags, pair_mask, softcap, q, k, v, do, lse, delta, dk, dv, acc_k, acc_v):
-  """The gradients of a block of keys and values, over the G query heads that share them."""
+  """Writes the gradients of a block of keys and values, summed over their G query heads."""
 
   @pl.when(flags & ACTIVE != 0)
   def _():

@@ -1,14 +1,15 @@
-"""What the directory of a public model says about itself: its name and its licence."""
+"""Reads the name and licence of a public model from its directory."""
 
 import dataclasses
-import json
 import pathlib
 import re
 
-BYTES = 1 << 16  # of a file that is looked at
+from prm_jax.runtime import json_lines
+
+BYTES = 1 << 16  # bytes read of a text file
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")  # an identifier of the hub, as apache-2.0
-TEXTS = {  # in a licence file, by the hub's identifier
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")  # the hub's identifier, such as apache-2.0
+TEXTS = {  # wording of licence files, by the hub's identifier
   "apache-2.0": re.compile(r"Apache License\s+Version 2\.0"),
   "mit": re.compile(r"MIT License|Permission is hereby granted, free of charge"),
   "gemma": re.compile(r"Gemma Terms of Use"),
@@ -17,29 +18,31 @@ TEXTS = {  # in a licence file, by the hub's identifier
 
 @dataclasses.dataclass(frozen=True)
 class BaseModel:
-  """Text from the files of a model: to be escaped where it is shown."""
+  """Name and licence from the files of a model: untrusted text, to be escaped before display."""
 
-  name: str  # on the hub, or of its directory
+  name: str  # the name on the hub, or of the directory
   license: str = ""  # the hub's identifier; "": unknown
-  found_in: str = ""  # the file that says so
+  found_in: str = ""  # the file that states the licence
 
 
 def describe(directory: str | pathlib.Path) -> BaseModel:
-  """Name and licence, as far as README.md, provenance.json, config.json or LICENSE give them.
+  """Returns the name and licence in README.md, provenance.json, config.json and licence files.
 
-  A directory that is not there any more has only its name.
+  A directory that no longer exists gives only its name.
   """
   directory = pathlib.Path(directory)
-  provenance, config = (_object(directory / f"{x}.json") for x in ("provenance", "config"))
+  files = (directory / f"{name}.json" for name in ("provenance", "config"))
+  provenance, config = map(json_lines.document_or_empty, files)
   names = (provenance.get("model"), config.get("_name_or_path"))
   name = next((x for x in names if isinstance(x, str) and HUB_ID.fullmatch(x)), "")
   name = name or directory.absolute().name
   front = re.match(r"---\s*\n(.*?)\n---\s*\n", _text(directory / "README.md"), re.DOTALL)
-  stated = r"^license:[ \t]*[\"']?([^\s\"']+)[\"']?[ \t]*$"
-  line = re.search(stated, front[1] if front else "", re.MULTILINE)
-  for found, file in ((line and line[1], "README.md"), (provenance.get("license"), "its source")):
-    if isinstance(found, str) and LICENSE.fullmatch(found.lower()):
-      return BaseModel(name, found.lower(), file)
+  pattern = r"^license:[ \t]*[\"']?([^\s\"']+)[\"']?[ \t]*$"
+  line = re.search(pattern, front[1] if front else "", re.MULTILINE)
+  stated_in = {"README.md": line and line[1], "its source": provenance.get("license")}
+  for file, identifier in stated_in.items():
+    if isinstance(identifier, str) and LICENSE.fullmatch(identifier.lower()):
+      return BaseModel(name, identifier.lower(), file)
   for file in ("LICENSE", "LICENSE.txt", "LICENSE.md"):
     text = _text(directory / file)
     for identifier, pattern in TEXTS.items():
@@ -49,18 +52,9 @@ def describe(directory: str | pathlib.Path) -> BaseModel:
 
 
 def _text(path: pathlib.Path) -> str:
-  """The beginning of a file; "" if it cannot be read."""
+  """Returns the beginning of a file, or "" if it cannot be read."""
   try:
     with path.open("rb") as file:
       return file.read(BYTES).decode(errors="replace").replace("\r\n", "\n")
   except OSError:
     return ""
-
-
-def _object(path: pathlib.Path) -> dict:
-  """A small JSON object; {} for anything else."""
-  try:
-    found = json.loads(_text(path))
-  except (ValueError, RecursionError):
-    return {}
-  return found if isinstance(found, dict) else {}

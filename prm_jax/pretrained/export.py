@@ -1,7 +1,7 @@
-"""A trained model as a directory that transformers opens; vLLM's pages ask for the same layout.
+"""Writes a trained model as a directory that transformers opens; vLLM documents the same layout.
 
-`config.json`, `model.safetensors` (or shards), the tokenizer's files, and the step-token contract,
-in `prm_jax.json` and in config.json under "prm_jax".
+The directory holds `config.json`, `model.safetensors` (or shards) and the tokenizer's files.  The
+step-token contract is in `prm_jax.json`, and in config.json under "prm_jax".
 """
 
 import dataclasses
@@ -40,9 +40,9 @@ def config_json(
   dtype: str,
   tokens: Mapping[str, int | None],
 ) -> dict[str, Any]:
-  """The config.json of an export, in the first family that can express the configuration.
+  """Returns the config.json of an export, in the first family that can express the configuration.
 
-  Args: as `write`.
+  Takes the arguments of `write`.
 
   Raises:
     ValueError: no family has this configuration, or transformers has no class of this kind for it.
@@ -58,7 +58,7 @@ def config_json(
     raise ValueError("no public family has this architecture: " + "; ".join(problems))
   if (family, kind) == ("gemma3", "token-classification"):
     raise ValueError(f"transformers has no {kind} class for {family}; use --kind=causal-lm")
-  # As transformers names its classes (models/auto/modeling_auto.py).
+  # The class name follows transformers (models/auto/modeling_auto.py).
   out |= {"architectures": [family.title() + CLASSES[kind]], "torch_dtype": dtype, **tokens}
   if kind == "token-classification":
     names = contract.classes
@@ -77,7 +77,7 @@ def config_json(
 
 
 def check(contract: StepContract | None) -> None:
-  """Raises ValueError if the contract is that of a model without a step head."""
+  """Raises ValueError if the contract is one of a model without a step head."""
   if contract is not None and contract.objective not in LAYOUTS:
     raise ValueError(
       f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
@@ -97,17 +97,17 @@ def write(
   tokens: Mapping[str, int | None] | None = None,
   shard_bytes: int = safetensors_files.SHARD_BYTES,
 ) -> None:
-  """Writes the directory whole or not at all, with one shard of it in memory at a time.
+  """Writes the directory whole or not at all, with one shard in memory at a time.
 
   Args:
     contract: None only for a language model.
-    dtype: of the file's tensors, "float32" or "bfloat16"; None: those of the parameters.
-    files: the tokenizer's, by name.
+    dtype: dtype of the tensors, "float32" or "bfloat16"; None: the parameters' own.
+    files: the tokenizer's files, and others, by name.
     tokens: bos_token_id and the like, for config.json; None: the model has none.
 
   Raises:
     ValueError: see `config_json` and `check`.
-    OSError: the directory is there already, or cannot be written.
+    OSError: the directory exists already, or cannot be written.
   """
   check(contract)
   trunk = np.dtype(params["embedding"].dtype).name
@@ -135,11 +135,11 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def read_contract(directory: str | pathlib.Path) -> StepContract:
-  """The step-token contract of an exported directory.
+  """Reads the step-token contract of an exported directory.
 
   Raises:
     ValueError: a field is missing or has a wrong type.
-    OSError: it cannot be read.
+    OSError: the file cannot be read.
   """
   path = pathlib.Path(directory) / CONTRACT
   return json_lines.decode(json_lines.contents(path), StepContract, str(path))

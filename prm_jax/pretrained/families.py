@@ -1,6 +1,6 @@
-"""Public model families: the hub's `config.json` as our configuration, and back.
+"""Converts the `config.json` of public model families to our configuration, and back.
 
-A feature that the decoder does not have is an error that names the key; it is never ignored.
+A feature that the decoder does not have is never ignored: it raises an error that names the key.
 """
 
 import dataclasses
@@ -16,11 +16,11 @@ from prm_jax.config import Count, Whole
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import show
 
-# Fields that a run chooses and no config.json has.
+# Fields of config.Model that a run chooses and no config.json has.
 CHOICES = ("embedding_std", "dtype", "param_dtype", "remat", "unroll_layers", "attention")
 CHOICES += ("saved", "gradient_dtype", "lora_rank", "lora_alpha", "lora_targets")
 
-# Sizes are bounded far above any model's, so that no table of a false size is ever allocated.
+# The bounds are far above any model, so that no false size is ever allocated.
 Layers = Annotated[int, Meta(ge=1, le=1000)]
 Size = Annotated[int, Meta(ge=1, le=10_000_000)]
 Positive = Annotated[float, Meta(gt=0, lt=2**31)]
@@ -29,7 +29,7 @@ LayerType = Literal["sliding_attention", "full_attention"]
 LAYER_TYPES = {"s": "sliding_attention", "f": "full_attention"}
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _PUBLIC_ACTIVATIONS = {ours: public for public, ours in ACTIVATIONS.items()}
-# Keys and the fields of config.Model that have the same values.
+# Keys of config.json, and the fields of config.Model with the same values.
 NUMBERS = {
   "hidden_size": "width",
   "num_hidden_layers": "layers",
@@ -43,7 +43,7 @@ NUMBERS = {
   "attn_logit_softcapping": "attention_softcap",
   "final_logit_softcapping": "logit_softcap",
 }
-# The same for each scaling of rotary positions.
+# Likewise for each scaling of rotary positions.
 ROPE_KEYS = {
   "default": {},
   "linear": {"factor": "rope_factor"},
@@ -77,7 +77,7 @@ class Rope(msgspec.Struct, forbid_unknown_fields=True):
   original_max_position_embeddings: Count | None = None
 
   def theta(self, key: str, outside: float | None, default: float | None) -> float:
-    """Theta from here or from `key` outside, where older files have it."""
+    """Returns theta, from here or from `key` outside, where older files have it."""
     if self.rope_theta and outside and self.rope_theta != outside:
       raise ValueError(f"{key}={outside}, but rope_theta is {self.rope_theta} in rope_parameters")
     if theta := self.rope_theta or outside or default:
@@ -85,7 +85,7 @@ class Rope(msgspec.Struct, forbid_unknown_fields=True):
     raise ValueError(f"{key} is missing; write it there (transformers would take 10000.0)")
 
   def scaling(self) -> dict[str, Any]:
-    """Our fields of the scaling."""
+    """Returns our fields of the scaling."""
     kind = self.rope_type or self.type or "default"
     keys = ROPE_KEYS[kind]
     given = [key for key in ROPE_KEYS["llama3"] if getattr(self, key) is not None]
@@ -96,7 +96,7 @@ class Rope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Common(msgspec.Struct, kw_only=True):
-  """The keys of every family."""
+  """The keys that every family has."""
 
   vocab_size: Size
   hidden_size: Size
@@ -118,10 +118,10 @@ class Common(msgspec.Struct, kw_only=True):
 class Family:
   """A model family: its keys beyond `Common`, the defaults of transformers, and fixed fields."""
 
-  # Keys that not every family has, and values of keys that a file leaves out.
+  # Keys that not every family has, and defaults for keys that a file leaves out.
   defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
   fixed: dict[str, Any] = dataclasses.field(default_factory=dict)  # of config.Model
-  theta: float | None = None  # None: a file must have it
+  theta: float | None = None  # the default; None: a file must have it
   local_theta: float | None = None  # of sliding layers; None: they have no theta of their own
   fixed_layers: bool = False  # transformers ignores layer_types
 
@@ -131,12 +131,12 @@ class Family:
 
 
 class Keys(Common, kw_only=True):
-  """All keys that are read."""
+  """All keys that our configuration is made from."""
 
   sliding_window: Count | None = None
   layer_types: list[LayerType] | None = None
-  # Without layer_types, a layer has the window if it is not one of the first max_window_layers,
-  # nor the last of sliding_window_pattern layers.
+  # Without layer_types, a layer has the window unless it is one of the first max_window_layers, or
+  # the last of each sliding_window_pattern layers.
   use_sliding_window: bool = True
   max_window_layers: Whole = 0
   sliding_window_pattern: Count = 2**31 - 1
@@ -148,7 +148,7 @@ class Keys(Common, kw_only=True):
   rope_by_layer: Annotated[dict[LayerType, Rope], Meta(min_length=2)] | None = None
 
   def config(self, family: Family) -> config_lib.Model:
-    """Our configuration; ValueError for what the decoder does not have."""
+    """Returns our configuration; raises ValueError for a feature that the decoder does not have."""
     width, heads = self.hidden_size, self.num_attention_heads
     if self.head_dim is None and width % heads:
       raise ValueError(f"hidden_size={width}: no head_dim, nor a multiple of {heads} heads")
@@ -162,7 +162,7 @@ class Keys(Common, kw_only=True):
     return config_lib.Model(**fields, **self.window(family), **self.rope(family))
 
   def window(self, family: Family) -> dict[str, Any]:
-    """Our fields of the window and of the layers that have it."""
+    """Returns our fields of the window and of the layers that have it."""
     window = self.sliding_window if self.use_sliding_window else None
     first, period, layers = self.max_window_layers, self.sliding_window_pattern, self.layer_types
     letters = "".join(kind[0] for kind in layers or ())
@@ -180,7 +180,7 @@ class Keys(Common, kw_only=True):
     return {"window": window, "window_pattern": letters[:period]}
 
   def rope(self, family: Family) -> dict[str, Any]:
-    """Our fields of the rotary positions."""
+    """Returns our fields of the rotary positions."""
     if (self.rope_parameters or self.rope_by_layer) and self.rope_scaling:
       raise ValueError("rope_scaling: there is rope_parameters too; only one may be set")
     rope, local = self.rope_parameters or self.rope_scaling or Rope(), Rope()
@@ -207,7 +207,7 @@ _GEMMA_FIELDS = {"norm_offset": True, "post_norms": True, "scale_embeddings": Tr
 FAMILIES = {
   "llama": Family(theta=10_000.0),  # Llama 2 is older than the key
   "mistral": Family(_WINDOW | {"num_key_value_heads": 8}, fixed_layers=True),
-  # Its attention_bias is not read: queries, keys and values always have one.
+  # attention_bias is not read: queries, keys and values always have one.
   "qwen2": Family(_QWEN | {"attention_bias": None}, {"attention_bias": True}),
   "qwen3": Family(_QWEN | {"head_dim": 128}, {"query_key_norm": True}),
   "gemma2": Family(_GEMMA | _GEMMA2 | {"sliding_window_pattern": 2}, _GEMMA_FIELDS),
@@ -228,10 +228,10 @@ ONLY = {"is_causal": True, "partial_rotary_factor": 1, "rotary_pct": 1}  # keys 
 
 
 def read(path: str | pathlib.Path) -> Preset:
-  """The architecture in the config.json of a model's directory.
+  """Reads the architecture from the config.json of a model's directory.
 
   Raises:
-    ValueError: a feature is not supported, or a value is missing or makes no sense; names it.
+    ValueError: a feature is not supported, or a value is missing or invalid; the message names it.
     OSError: there is no such directory or file.
   """
   file = pathlib.Path(path) / "config.json"
@@ -239,7 +239,7 @@ def read(path: str | pathlib.Path) -> Preset:
 
 
 def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
-  """`read` of a config.json already parsed; `path` is for messages."""
+  """Returns the architecture of a parsed config.json, as `read`; messages begin with `path`."""
   try:
     values = dict(values)
     model_type = values.get("model_type")
@@ -247,7 +247,7 @@ def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
     if name is None:
       known = ", ".join(MODEL_TYPES)
       raise ValueError(f"model_type={show(model_type)}: not supported; there are {known}")
-    if model_type == "gemma3":  # with a vision half: two keys are those of the whole model
+    if model_type == "gemma3":  # has a vision half; two keys belong to the whole model
       text = values.get("text_config")
       if not isinstance(text, dict) or text.get("model_type", "gemma3_text") != "gemma3_text":
         raise ValueError(f"text_config={show(text)}: expected an object of gemma3_text")
@@ -275,10 +275,10 @@ def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
 
 
 def write(config: config_lib.Model, vocab_size: int, family: str) -> dict[str, Any]:
-  """The config.json of an export, in the keys that transformers 4 and 5 both read.
+  """Returns the config.json of an export, in keys that transformers 4 and 5 both read.
 
   Raises:
-    ValueError: the family's config.json cannot express a field of the configuration; names it.
+    ValueError: the family's config.json cannot express a field; the message names it.
   """
   c, kind = config, FAMILIES[family]
   gemma = family.startswith("gemma")

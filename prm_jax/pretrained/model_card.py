@@ -1,10 +1,11 @@
-"""The README.md of an export: a model card in the hub's format.
+"""Writes the README.md of an export: a model card in the hub's format.
 
-Text from files (names, recipes, separators) is bounded and escaped; paths of this machine are left
-out.  What is not known is said to be unknown.
+Text from files (names, recipes, separators) is bounded and escaped, and paths of this machine are
+left out.  The card says so where a fact is unknown.
 """
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from prm_jax import config as config_lib
 from prm_jax.pretrained import base_model, snippets
 from prm_jax.types import StepContract
 
-LONGEST = 120  # characters of a text from a file
-SHOWN = 24  # numbers of an evaluation with intervals
+LONGEST = 120  # characters of a text from a file, at most
+SHOWN = 24  # measures with intervals, at most
 METRICS = {"nll": "negative log-likelihood, nats", "accuracy": "accuracy of the class"}
 METRICS |= {"auroc": "AUROC, right against wrong", "ece": "expected calibration error"}
 METRICS |= {"perplexity": "perplexity"}
@@ -39,42 +40,42 @@ CITATION = """@article{lightman2023lets,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-  """The facts that a model card states."""
+  """The facts of a model card."""
 
   name: str  # of the exported directory
-  kind: str  # as of `export.write`
+  kind: str  # see `export.write`
   step: int  # updates made
   config: config_lib.Experiment  # of the run
   contract: StepContract
   bos_id: int | None
-  bases: Sequence[base_model.BaseModel]  # the run's start, and what that started from; (): random
-  dataset: str = ""  # its name; "": unknown
-  manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the run's
-  evaluation: Mapping[str, Any] | None = None  # of this step, during training
-  judged: Mapping[str, Any] | None = None  # what evaluate.py wrote about this step
-  versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of packages
+  bases: Sequence[base_model.BaseModel]  # the run's base, the base's own base, ...; (): random
+  dataset: str = ""  # the name; "": unknown
+  manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the manifest of the run
+  evaluation: Mapping[str, Any] | None = None  # metrics of this step during training
+  judged: Mapping[str, Any] | None = None  # output of evaluate.py for this step
+  versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of packages, by name
 
 
 def text(value: Any) -> str:
-  """A text from a file as one bounded line of Markdown that is shown as it is."""
+  """Returns text from a file as one bounded line of Markdown, escaped to show as it is."""
   line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
   line = line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."
   return re.sub(r"([\\`*_{}\[\]()<>#|~&$@:])", r"\\\1", line)
 
 
 def code(value: str) -> str:
-  """A text with its line breaks spelled out, bounded, in a code span that it cannot leave."""
+  """Returns text as a bounded JSON string in a code span that it cannot leave."""
   shown = json.dumps(value[:LONGEST], ensure_ascii=True).replace("`", "\\u0060")
   return f"`{shown}`".replace("|", "\\u007c")
 
 
 def write(facts: Facts) -> str:
-  """The card."""
+  """Returns the text of the card."""
   process = facts.contract.objective == "process"
   noun = "process reward model" if process else "outcome reward model"
   if facts.kind == "causal-lm":
     noun = "language model"
-  parts = [_front_matter(facts), f"# {text(facts.name)}\n", _what(facts, noun)]
+  parts = [_front_matter(facts), f"# {text(facts.name)}\n", _origin(facts, noun)]
   if facts.kind == "causal-lm":
     parts.append(_code_section("Use it", snippets.of(None, facts.bos_id), facts.kind))
   else:
@@ -89,7 +90,7 @@ def write(facts: Facts) -> str:
 
 
 def _front_matter(facts: Facts) -> str:
-  """The hub's metadata, in YAML; every value has passed a pattern or is a constant."""
+  """Returns the hub's metadata in YAML; every value is a constant or has passed a pattern."""
   lm = facts.kind == "causal-lm"
   lines = ["---", "library_name: transformers"]
   lines.append(f"pipeline_tag: {'text-generation' if lm else 'token-classification'}")
@@ -103,16 +104,16 @@ def _front_matter(facts: Facts) -> str:
   return "\n".join([*lines, "tags:", *(f"- {tag}" for tag in tags), "---", ""])
 
 
-def _what(facts: Facts, noun: str) -> str:
+def _origin(facts: Facts, noun: str) -> str:
   lines = [f"A {noun} made with prm_jax."]
   if not facts.bases:
     lines.append("It was trained from random weights; no licence of a base model applies.")
-  for i, base in enumerate(facts.bases):
-    lines.append(f"{'It started from' if i == 0 else 'That one from'} {text(base.name)}.")
+  started = ["It", *(text(base.name) for base in facts.bases)]
+  lines += [f"{model} started from {base}." for model, base in itertools.pairwise(started)]
   if facts.bases:
-    found = [base for base in facts.bases if base.license]
-    licence = f"{text(found[0].license)} ({text(found[0].found_in)})" if found else ""
-    lines.append(f"Licence of the base: {licence or 'unknown: see the base model'}.")
+    licences = [f"{text(x.license)} ({text(x.found_in)})" for x in facts.bases if x.license]
+    licence = licences[0] if licences else "unknown: see the base model"
+    lines.append(f"Licence of the base: {licence}.")
   if facts.kind == "causal-lm" and facts.contract.objective != "language_model":
     lines.append("This export has its trunk and language-model head, and no step head.")
   return "\n".join(lines) + "\n"
@@ -155,10 +156,10 @@ def _data(facts: Facts) -> str:
   if c.data.share < 1:
     lines.append(f"* Trained on {c.data.share:.0%} of the problems (`data.share`).")
   for split in facts.manifest:
-    counts = dict(_of(facts.manifest, split))
-    targets = ", ".join(f"{_number(n)} of class {code(k)}" for k, n in _of(counts, "targets"))
+    counts = dict(_items(facts.manifest, split))
+    targets = ", ".join(f"{_number(n)} of class {code(k)}" for k, n in _items(counts, "targets"))
     shown = [f"{_number(counts[key])} {key}" for key in ("examples", "tokens") if key in counts]
-    dropped = sum(n for _, n in _of(counts.get("conversion"), "dropped") if _is_number(n))
+    dropped = sum(n for _, n in _items(counts.get("conversion"), "dropped") if _is_number(n))
     shown += [targets] if targets else []
     shown += [f"{_number(dropped)} dropped by the recipe"] if dropped else []
     lines.append(f"* {text(split)}: {'; '.join(shown)}.")
@@ -168,12 +169,12 @@ def _data(facts: Facts) -> str:
 def _metrics(facts: Facts) -> str:
   lines = ["## Metrics\n"]
   if facts.judged:
-    found = facts.judged
-    lines.append(f"evaluate.py on {text(found.get('benchmark', '?'))}, 95 % intervals:\n")
+    benchmark = text(facts.judged.get("benchmark", "?"))
+    lines.append(f"evaluate.py on {benchmark}, 95 % intervals:\n")
     lines += ["| measure | value | from | to |", "|---|---|---|---|"]
-    for name, _ in _of(found, "intervals")[:SHOWN]:
-      row = dict(_of(found["intervals"], name))
-      cells = [row.get(key) for key in ("value", "low", "high")]
+    for name, _ in _items(facts.judged, "intervals")[:SHOWN]:
+      interval = dict(_items(facts.judged["intervals"], name))
+      cells = [interval.get(key) for key in ("value", "low", "high")]
       lines.append(f"| {text(name)} | {' | '.join(map(_number, cells))} |")
     lines.append("")
   if facts.evaluation:
@@ -191,7 +192,7 @@ def _metrics(facts: Facts) -> str:
 
 
 def _training(facts: Facts) -> str:
-  c, train = facts.config, dict(_of(facts.manifest, "train"))
+  c, train = facts.config, dict(_items(facts.manifest, "train"))
   fill = train.get("fill") if _is_number(train.get("fill")) else 1.0
   tokens = facts.step * c.train.batch_rows * c.data.row_length * fill
   trained = {"all": "all parameters", "head": "the step head", "lora": "low-rank factors"}
@@ -213,10 +214,10 @@ def _training(facts: Facts) -> str:
   return "\n".join([*lines, ""])
 
 
-def _of(values: Any, key: str) -> list[tuple[str, Any]]:
-  """The items of an object within another; [] if it is not there."""
-  found = values.get(key) if isinstance(values, Mapping) else None
-  return list(found.items()) if isinstance(found, Mapping) else []
+def _items(values: Any, key: str) -> list[tuple[str, Any]]:
+  """Returns the items of the object at `key`, or [] if there is no such object."""
+  inner = values.get(key) if isinstance(values, Mapping) else None
+  return list(inner.items()) if isinstance(inner, Mapping) else []
 
 
 def _is_number(value: Any) -> bool:
@@ -224,7 +225,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> str:
-  """A number for people; "undefined" for what is none."""
+  """Formats a number for people, and anything else as "undefined"."""
   if not _is_number(value):
     return "undefined"
   return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

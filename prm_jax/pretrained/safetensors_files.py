@@ -1,4 +1,4 @@
-"""Tensors of a hub directory: one safetensors file, or shards with an index."""
+"""Reads and writes a hub directory's tensors: one safetensors file, or shards with an index."""
 
 import dataclasses
 import json
@@ -17,8 +17,8 @@ from prm_jax.runtime import json_lines
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 5_000_000_000
-MAPPED_BYTES = 2**28  # of a file in memory at a time; more only if a single row has more
-DTYPES = ("F32", "BF16", "F16")  # that parameters can come in, as the format names them
+MAPPED_BYTES = 2**28  # bytes of a file mapped at a time; more only if one matrix row has more
+DTYPES = ("F32", "BF16", "F16")  # dtypes that parameters may have, in the format's names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Tensor:
   path: pathlib.Path
   name: str  # in the file
   shape: tuple[int, ...]
-  dtype: str  # as the format names it, such as "BF16"
+  dtype: str  # the format's name, such as "BF16"
 
   def read(self, rows: slice = slice(None), *columns: slice) -> np.ndarray:
-    """The values, or a slice of them along each axis; only that slice is copied into memory.
+    """Reads the values, or a slice of them along each axis; only the slice is copied into memory.
 
     The file is mapped for `MAPPED_BYTES` at a time: its pages do not stay in the process.
     """
@@ -45,7 +45,7 @@ class Tensor:
 
 
 def _opened(path: pathlib.Path) -> Any:
-  """The open file; its header has been checked against the file's size."""
+  """Opens a file, which checks its header against its size."""
   try:
     return safetensors.safe_open(path, framework="numpy")
   except safetensors.SafetensorError as error:
@@ -55,7 +55,7 @@ def _opened(path: pathlib.Path) -> Any:
 
 
 def read_file(path: pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of one file.
+  """Returns the tensors of one file, not read yet, by name.
 
   Raises:
     ValueError: not a safetensors file, or its header does not describe the file.
@@ -67,10 +67,10 @@ def read_file(path: pathlib.Path) -> dict[str, Tensor]:
 
 
 def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of a model's directory.
+  """Returns the tensors of a model's directory, not read yet, by name.
 
   Raises:
-    ValueError: a file or the index is broken, or the weights are pickled, which are never opened.
+    ValueError: a file or the index is broken, or the weights are pickled: they are never opened.
     FileNotFoundError: there are no weights.
   """
   directory = pathlib.Path(directory)
@@ -86,18 +86,18 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
         "transformers: AutoModel.from_pretrained(DIR).save_pretrained(NEW)"
       )
     raise FileNotFoundError(f"{directory}: no model's directory: neither {SINGLE} nor {INDEX}")
-  places = json_lines.document(index).get("weight_map")
-  if not isinstance(places, dict) or not places:
+  weight_map = json_lines.document(index).get("weight_map")
+  if not isinstance(weight_map, dict) or not weight_map:
     raise ValueError(f"{index}: expected weight_map, an object of tensor names to files")
-  files = sorted({str(file) for file in places.values()})
+  files = sorted({str(file) for file in weight_map.values()})
   if absent := [file for file in files if file not in present]:
     raise ValueError(f"{index}: {json_lines.show(absent[0])} is no safetensors file beside it")
-  found = [tensor for file in files for tensor in read_file(present[file]).values()]
-  differing = {(tensor.name, tensor.path.name) for tensor in found} ^ places.items()
+  tensors = [tensor for file in files for tensor in read_file(present[file]).values()]
+  differing = {(tensor.name, tensor.path.name) for tensor in tensors} ^ weight_map.items()
   if differing:
     name, file = min(differing)
     raise ValueError(f"{index} and its files differ in {len(differing)} tensors: {name} of {file}")
-  return {tensor.name: tensor for tensor in found}
+  return {tensor.name: tensor for tensor in tensors}
 
 
 def write_directory(
@@ -115,11 +115,11 @@ def write_directory(
   directory = pathlib.Path(directory)
   shard: dict[str, np.ndarray] = {}
   shards: list[list[str]] = []
-  sizes: list[int] = []
+  total_size = 0
 
   def finish() -> None:
-    path = directory / f"{len(shards)}.unfinished"  # the final name says how many there are
-    safetensors.numpy.save_file(shard, path, metadata={"format": "pt"})  # transformers asks for it
+    path = directory / f"{len(shards)}.unfinished"  # the final name has the number of shards
+    safetensors.numpy.save_file(shard, path, metadata={"format": "pt"})  # transformers needs it
     shards.append(list(shard))
     shard.clear()
 
@@ -127,15 +127,15 @@ def write_directory(
     if shard and sum(each.nbytes for each in shard.values()) + tensor.nbytes > limit:
       finish()
     shard[name] = np.ascontiguousarray(tensor)
-    sizes.append(tensor.nbytes)
+    total_size += tensor.nbytes
   finish()
-  count, places = len(shards), {}
+  count, weight_map = len(shards), {}
   for i, names in enumerate(shards):
     file = SINGLE if count == 1 else f"model-{i + 1:05d}-of-{count:05d}.safetensors"
-    (directory / file).touch()
-    shutil.copymode(directory / file, directory / f"{i}.unfinished")  # the library's are private
+    (directory / file).touch()  # with the usual permissions; the library's files are private
+    shutil.copymode(directory / file, directory / f"{i}.unfinished")
     (directory / f"{i}.unfinished").replace(directory / file)
-    places |= dict.fromkeys(names, file)
+    weight_map |= dict.fromkeys(names, file)
   if count > 1:
-    index = {"metadata": {"total_size": sum(sizes)}, "weight_map": places}
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=2))

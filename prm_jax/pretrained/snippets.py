@@ -1,4 +1,4 @@
-"""Code in model cards that reads an export in transformers and in vLLM, as its contract says.
+"""Code for model cards that reads an export in transformers and in vLLM, by its contract.
 
 Only numbers are put into the code.  A snippet runs in the export's directory as it stands.
 """
@@ -13,6 +13,10 @@ VLLM_DOCUMENTED = {
 }
 
 _ENCODE = '''
+# No token is added, and special tokens that a text spells out are read as its letters.
+PLAIN = {{"add_special_tokens": False, "split_special_tokens": True}}
+
+
 def encode(problem, steps):
   """Token ids, and the positions at which the model is read."""
   ids, ends = {start}, []
@@ -32,11 +36,6 @@ def probabilities(problem, steps):
 
 print(probabilities("What is 2 + 3?", ["I add 2 and 3.", "2 + 3 = 6"]))
 '''
-_PLAIN = """
-# No token is added, and special tokens that a text spells out are read as its letters.
-PLAIN = {"add_special_tokens": False, "split_special_tokens": True}
-
-"""
 _TRANSFORMERS = """import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
@@ -89,7 +88,7 @@ print(output.outputs[0].text)
 
 
 def of(contract: StepContract | None, bos_id: int | None) -> dict[str, str]:
-  """The code by library, "transformers" and "vLLM"; without a contract, of a language model."""
+  """Returns the code for "transformers" and "vLLM"; without a contract, for a language model."""
   start = "[]" if bos_id is None else f"[{int(bos_id)}]"
   if contract is None:
     return {
@@ -111,6 +110,6 @@ def of(contract: StepContract | None, bos_id: int | None) -> dict[str, str]:
     "names": f"{len(right)} of {len(contract.classes)} classes count as right",
   }
   return {
-    "transformers": _TRANSFORMERS + _PLAIN + _ENCODE.format(logits=_TRANSFORMERS_LOGITS, **options),
-    "vLLM": _VLLM + _PLAIN + _ENCODE.format(logits=_VLLM_LOGITS, **options),
+    "transformers": _TRANSFORMERS + _ENCODE.format(logits=_TRANSFORMERS_LOGITS, **options),
+    "vLLM": _VLLM + _ENCODE.format(logits=_VLLM_LOGITS, **options),
   }

@@ -1,7 +1,7 @@
-"""Weights of public models: one table of names and axes, used to load and to export.
+"""Loads and exports weights of public models by one table of names and axes.
 
-A public checkpoint has one matrix per layer, outputs by inputs.  Here layers are stacked along a
-leading axis, and attention heads have an axis of their own.
+A public checkpoint has one matrix per layer, outputs by inputs.  Our parameters stack the layers
+along a leading axis, and give attention heads an axis of their own.
 """
 
 import dataclasses
@@ -22,16 +22,16 @@ from prm_jax.model import decoder
 from prm_jax.pretrained import safetensors_files
 from prm_jax.pretrained.safetensors_files import DTYPES, Tensor
 
-SHOWN = 10  # names in an error
-CACHED_BYTES = 2**18  # of a tensor, copied at a time
+SHOWN = 10  # names in an error, at most
+CACHED_BYTES = 2**18  # bytes of a tensor copied at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """A parameter's public name, and its axes here and there, one letter each.
+  """A parameter's public name, and its axes in both layouts, one letter each.
 
-  Public axes are in groups: "NH,D" is a matrix whose rows are heads (N) by head size (H).  Our
-  axis L is that of the layers, which are public tensors of their own.
+  Public axes come in groups: "NH,D" is a matrix whose rows are heads (N) by head size (H).  Our
+  axis L counts the layers, each of which is a public tensor of its own.
   """
 
   name: str  # {} stands for the layer
@@ -39,20 +39,20 @@ class Layout:
   theirs: str
 
   def public_shapes(self, shape: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each public tensor, from the shape of our parameter."""
+    """Returns the name and shape of each public tensor, from the shape of our parameter."""
     sizes = dict(zip(self.ours, shape))
     public = tuple(math.prod(sizes[axis] for axis in group) for group in self.theirs.split(","))
     return {self.name.format(i): public for i in range(sizes.get("L", 1))}
 
   def public_order(self, value: np.ndarray) -> np.ndarray:
-    """A view of our value, of one layer, with the axes in the public order."""
+    """Returns a view of one layer of our value with the axes in the public order."""
     ours = self.ours.lstrip("L")
     return value.transpose([ours.index(axis) for axis in self.theirs if axis != ","])
 
   def read(
     self, source: Mapping[str, Tensor], leaf: jax.ShapeDtypeStruct, index: Sequence[slice]
   ) -> np.ndarray:
-    """A slice of our parameter; of the public tensors only that slice is read."""
+    """Reads a slice of our parameter, and only that slice of the public tensors."""
     sizes = dict(zip(self.ours, leaf.shape))
     spans = {axis: span.indices(sizes[axis])[:2] for axis, span in zip(self.ours, index)}
     wanted, shape, inside = [], [], []
@@ -64,11 +64,11 @@ class Layout:
       inside += [slice(None), *(slice(*spans[axis]) for axis in minor)]
     out = np.empty([stop - start for start, stop in spans.values()], leaf.dtype)
     for i, layer in enumerate(range(*spans.get("L", (0, 1)))):
-      found = source[self.name.format(layer)].read(*wanted).reshape(shape)[tuple(inside)]
+      public = source[self.name.format(layer)].read(*wanted).reshape(shape)[tuple(inside)]
       ours = self.public_order(out[i] if "L" in spans else out)
-      step = max(CACHED_BYTES // found[0].nbytes, 1)
-      for at in range(0, len(found), step):  # a copy that transposes is slow outside of the cache
-        ours[at : at + step] = found[at : at + step]
+      step = max(CACHED_BYTES // public[0].nbytes, 1)
+      for at in range(0, len(public), step):  # a copy that transposes is slow outside of the cache
+        ours[at : at + step] = public[at : at + step]
     return out
 
 
@@ -95,32 +95,32 @@ LAYOUTS = {
   "head": Layout("score.weight", "DC", "C,D"),
   "head_bias": Layout("score.bias", "C", "C"),
 }
-# Gemma 2 and 3 have a norm after each half of a layer too, and other names for the norms.
+# Gemma 2 and 3 also have a norm after each half of a layer, and name the norms differently.
 GEMMA = {
   "blocks.mlp_norm": Layout("model.layers.{}.pre_feedforward_layernorm.weight", "LD", "D"),
   "blocks.post_attention_norm": LAYOUTS["blocks.mlp_norm"],
   "blocks.post_mlp_norm": Layout("model.layers.{}.post_feedforward_layernorm.weight", "LD", "D"),
 }
-# Computed from the configuration, or of the vision half of a model.
+# Tensors computed from the configuration, or of the vision half of a model.
 IGNORED = ("*.rotary_emb.inv_freq", "*.attn.masked_bias")
 IGNORED += ("*vision_tower.*", "*multi_modal_projector.*")
-HEADS = ("score.", "v_head.")  # of published reward models; ours is score.weight and score.bias
+HEADS = ("score.", "v_head.")  # heads of published reward models; ours has score.weight and .bias
 
 
 def tensors(directory: str | pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of a model's directory, not read yet, under the names of `LAYOUTS`.
+  """Returns the tensors of a model's directory, not read yet, under the names of `LAYOUTS`.
 
-  Names lose the prefixes that models of images and text add, and a trunk saved without its
-  language-model head gets the usual one.
+  Names lose the prefixes that models of images and text add, and get the usual prefix if the trunk
+  was saved without its language-model head.
 
   Raises:
     ValueError: the directory is broken, or has a tensor under two names.
     OSError: it cannot be read.
   """
-  found = safetensors_files.read_directory(directory)
-  headless = "embed_tokens.weight" in found
+  stored = safetensors_files.read_directory(directory)
+  headless = "embed_tokens.weight" in stored
   out: dict[str, Tensor] = {}
-  for name, tensor in found.items():
+  for name, tensor in stored.items():
     public = re.sub(r"^(model\.)?language_model\.(model\.)?(?!lm_head)", "model.", name)
     public = public.removeprefix("language_model.")
     if headless and re.match(r"(embed_tokens|layers|norm)\.", public):
@@ -134,26 +134,27 @@ def tensors(directory: str | pathlib.Path) -> dict[str, Tensor]:
 def load(
   path: str | pathlib.Path, abstract: Any, config: config_lib.Model, others: Sequence[str] = ()
 ) -> Any:
-  """Parameters from a public model's directory, each in its dtype and sharding.
+  """Loads parameters from a public model's directory, each in its dtype and sharding.
 
   A process reads only the slices that its devices hold: it needs memory for its shards, for the
   slice of a parameter, and for a part of its file (`safetensors_files.MAPPED_BYTES`).
 
-  The step head is zeros unless the directory has a `score.weight` of its shape; what a head has
-  beyond `LAYOUTS` is zeros in any case.  The language-model head is zeros if the directory is a
+  The step head is zeros unless the directory has a `score.weight` of its shape; head parameters
+  that `LAYOUTS` lacks are always zeros.  The language-model head is zeros if the directory is a
   classifier, which has none.
 
   Args:
     abstract: tree of `ShapeDtypeStruct` with shardings (`decoder.abstract_params`).
-    others: patterns (as of file names) of tensors that may be there and are not read.
+    others: name patterns (as in `fnmatch`) of tensors that may exist and are not read.
 
   Raises:
-    ValueError: tensors are missing, unknown, or of a wrong shape or dtype: names them.
+    ValueError: tensors are missing, unknown, or of a wrong shape or dtype; the message names them.
     OSError: a file cannot be read.
   """
   source = tensors(path)
-  own = {name for name in abstract if decoder.is_head(name)} - LAYOUTS.keys()
-  leaves = _with_layouts({name: x for name, x in abstract.items() if name not in own}, config)
+  unpublished = {name for name in abstract if decoder.is_head(name)} - LAYOUTS.keys()
+  published = {name: x for name, x in abstract.items() if name not in unpublished}
+  leaves = _with_layouts(published, config)
   absent: set[str] = set()
   classifier = source.get("score.weight")
   if classifier and "lm_head.weight" not in source:
@@ -165,18 +166,18 @@ def load(
     elif "score.bias" not in source:
       absent.add("head_bias")
   if "language_model" not in leaves:
-    others = (*others, "lm_head.weight")  # the embedding again, or not used
+    others = (*others, "lm_head.weight")  # a copy of the embedding, or not used
   shapes: dict[str, tuple[int, ...]] = {}
   for name, (layout, leaf) in leaves.items():
     shapes |= {} if name in absent else layout.public_shapes(leaf.shape)
   _check(path, source, shapes, (*IGNORED, *others))
   zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-  params = {name: zeros(abstract[name]) for name in own}
+  params = {name: zeros(abstract[name]) for name in unpublished}
   for name, (layout, leaf) in leaves.items():
     if name in absent:
       params[name] = zeros(leaf)
     else:
-      # one shard after another: `jax.make_array_from_callback` holds all of them on the host
+      # Shard by shard, as `jax.make_array_from_callback` would hold all of them on the host.
       spans = leaf.sharding.addressable_devices_indices_map(leaf.shape).items()
       shards = [jax.device_put(layout.read(source, leaf, span), device) for device, span in spans]
       params[name] = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
@@ -184,7 +185,7 @@ def load(
 
 
 def _with_layouts(params: Any, config: config_lib.Model) -> dict[str, tuple[Layout, Any]]:
-  """(layout, parameter) by path; ValueError for parameters that public models do not have."""
+  """Returns (layout, parameter) by path; raises ValueError for one that public models lack."""
   leaves = traverse_util.flatten_dict(params, sep=".")
   table = layouts(config)
   if unknown := sorted(leaves.keys() - table.keys()):
@@ -193,7 +194,7 @@ def _with_layouts(params: Any, config: config_lib.Model) -> dict[str, tuple[Layo
 
 
 def layouts(config: config_lib.Model) -> dict[str, Layout]:
-  """The layout of each parameter that a family with this configuration may have."""
+  """Returns the layout of each parameter that a family with this configuration may have."""
   return LAYOUTS | GEMMA if config.post_norms else LAYOUTS
 
 
@@ -203,7 +204,7 @@ def _check(
   shapes: Mapping[str, tuple[int, ...]],
   ignored: Sequence[str],
 ) -> None:
-  """One ValueError for everything that differs from the tensors expected."""
+  """Raises one ValueError that names every difference from the expected tensors."""
   known = lambda name: name in shapes or any(fnmatch.fnmatchcase(name, each) for each in ignored)
   problems = {
     "missing": [name for name in shapes if name not in source],
@@ -214,22 +215,22 @@ def _check(
       if name in shapes and (tensor.shape != shapes[name] or tensor.dtype not in DTYPES)
     ],
   }
-  found = [
+  messages = [
     f"{len(names):,} {problem}: {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
     for problem, names in problems.items()
     if names
   ]
   if any(name.startswith(HEADS) for name in problems["unknown"]):
-    found.append(
+    messages.append(
       "a published PRM's own head cannot be started from: take the model that it was trained from "
       "(score.py --readout reads such heads)"
     )
-  if found:
-    raise ValueError(f"{path}: the tensors are not those of this model: {'; '.join(found)}")
+  if messages:
+    raise ValueError(f"{path}: the tensors are not those of this model: {'; '.join(messages)}")
 
 
 def unload(params: Any, config: config_lib.Model) -> Iterator[tuple[str, np.ndarray]]:
-  """Public name and value of each tensor, one at a time: the inverse of `load`.
+  """Yields the public name and value of each tensor: the inverse of `load`.
 
   Raises:
     ValueError: public models have no such parameter.

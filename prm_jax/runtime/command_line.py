@@ -1,7 +1,4 @@
-"""Config files and the flags of scripts.
-
-The error for an unknown key names the nearest one.
-"""
+"""Config files and the flags of scripts; the error for an unknown key names the nearest one."""
 
 import argparse
 import dataclasses
@@ -19,31 +16,34 @@ import tyro
 from prm_jax import config as config_lib
 from prm_jax.runtime import exits
 
-# Beside the flags that tyro lists, as it never sees this one.
+# Added to the flags that tyro lists, as it never sees this one.
 CONFIG = "  --config=FILE    required: Python whose config() gives the defaults of all --config.*"
 
 Args = TypeVar("Args")
 
 
 def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
-  """The experiment, or plan, that `config()` of a config file, which is Python and runs, returns.
+  """Runs a config file, which is Python, and returns the result of its `config()`.
 
-  From any folder that has none, configs/NAME.py is the project's own.
+  A path configs/NAME.py that does not exist means the file of the project itself.
 
   Raises:
-    SystemExit: there is no such file, or it makes nothing of that kind; names file and line.
+    SystemExit: there is no such file, it fails, or `config()` returns no `kind` (an experiment or a
+      plan); names file and line.
   """
   if not os.path.exists(path) and path.startswith("configs/"):
-    package = pathlib.Path(config_lib.__file__).parent  # of a wheel, or of a checkout
-    there = [folder / path for folder in (package, package.parent) if (folder / path).exists()]
-    path = str(there[0]) if there else path
+    package = pathlib.Path(config_lib.__file__).parent
+    for file in (package / path, package.parent / path):  # of a wheel, of a checkout
+      if file.exists():
+        path = str(file)
+        break
   try:
     experiment = runpy.run_path(path)["config"]()
     if not isinstance(experiment, kind):
       expected = {config_lib.Experiment: "an Experiment"}.get(kind, f"a {kind.__name__}")
       raise TypeError(f"config() returned {experiment!r}, not {expected}")
     return experiment
-  except Exception as error:  # whatever somebody's code may raise
+  except Exception as error:  # of any class: a config file is arbitrary code
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]
     text = f"{':'.join(map(str, [path, *lines[-1:]]))}: {type(error).__name__}: {error}"
@@ -56,29 +56,29 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
 
 
 def _check_settings(argv: list[str]) -> None:
-  """Raises SystemExit for a setting that does not exist, or a value that is none of a few."""
+  """Raises SystemExit for a setting that does not exist, or a value that is none of its choices."""
   sections = get_type_hints(config_lib.Experiment)
   for flag, after in zip(argv, [*argv[1:], ""]):
-    if not (found := re.match(r"--config\.(\w+)\.(\w+)", flag)):
+    if not (setting := re.match(r"--config\.(\w+)\.(\w+)", flag)):
       continue
-    section, key = found.groups()
+    section, key = setting.groups()
     if section not in sections:
       section = config_lib.nearest(section, sections)
     elif key in (hints := get_type_hints(sections[section], include_extras=True)):
       value = flag.partition("=")[2] if "=" in flag else after
       allowed = config_lib.choices(hints[key])
       if allowed and value not in allowed:
-        meant, all_of_them = config_lib.nearest(value, allowed), ", ".join(allowed)
-        print(f"{found[0]}={value}: did you mean {meant}?  One of {all_of_them}", file=sys.stderr)
+        meant, listed = config_lib.nearest(value, allowed), ", ".join(allowed)
+        print(f"{setting[0]}={value}: did you mean {meant}?  One of {listed}", file=sys.stderr)
         sys.exit(2)
       continue
     meant = f"--config.{section}.{config_lib.nearest(key, get_type_hints(sections[section]))}"
-    print(f"there is no {found[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
+    print(f"there is no {setting[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
     sys.exit(2)
 
 
 def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
-  """The files of a flag of NAME=FILE, by name; ValueError: another form, or a name twice."""
+  """Returns the files of NAME=FILE flags by name; ValueError: another form, or a name twice."""
   files: dict[str, str] = {}
   for text in given:
     name, _, file = text.partition("=")
@@ -89,7 +89,7 @@ def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def parse(args: type[Args], description: str | None = None) -> Args:
-  """Command-line flags of a script, from a frozen dataclass.
+  """Parses the command line of a script into its frozen dataclass of flags.
 
   A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
   `--config.SECTION.KEY=VALUE` for overrides.  A field that is False by default takes `--NAME`.
@@ -102,8 +102,8 @@ def parse(args: type[Args], description: str | None = None) -> Args:
       sys.exit(2)
   switches = {f"--{field.name}" for field in fields if field.default is False}
   argv = [
-    f"{each}=True" if each in switches and after not in ("True", "False") else each
-    for each, after in zip(argv, [*argv[1:], ""])
+    f"{flag}=True" if flag in switches and after not in ("True", "False") else flag
+    for flag, after in zip(argv, [*argv[1:], ""])
   ]
   if any(field.name == "config" for field in fields):
     file = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

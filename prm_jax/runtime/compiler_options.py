@@ -1,17 +1,18 @@
 """Options of the TPU compiler, the same for a run and for compile_for_tpu.py.
 
-Chosen by the compiler's own estimates of the production configs; docs/benchmarks.md has those of
-each option.  All but `WHOLE_EINSUMS` are in MaxText's list (its benchmarks/xla_flags_library.py).
+They were chosen by the compiler's own estimates of the production configs; docs/benchmarks.md has
+the estimates for each option.  All but `WHOLE_EINSUMS` are in MaxText's list (its
+benchmarks/xla_flags_library.py).
 """
 
 import jax
 
 from prm_jax import config as config_lib
 
-# A windowed einsum gathers a matrix slice by slice and adds each product to the whole output: on
-# v5p in slices of 112 columns, with nine times the cycles of one product.
+# A windowed einsum gathers a matrix slice by slice and adds each product to the whole output.  On
+# v5p the slices have 112 columns, and it takes nine times the cycles of one product.
 WHOLE_EINSUMS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-# Gathers of weights and reductions of gradients run in pieces beside matrix products.
+# Overlaps gathers of weights and reductions of gradients with matrix products.
 BESIDE_PRODUCTS = {
   "xla_tpu_enable_async_collective_fusion": "true",
   "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
@@ -22,7 +23,7 @@ BESIDE_PRODUCTS = {
   "xla_enable_async_all_reduce": "true",
 }
 COMMON = WHOLE_EINSUMS | BESIDE_PRODUCTS
-# KiB of on-chip memory for one operation: with more of it, products have larger tiles.
+# KiB of on-chip memory (VMEM) for one operation; more of it allows larger tiles.
 VMEM = "xla_tpu_scoped_vmem_limit_kib"
 DEFAULTS = {
   "TPU v5 lite": COMMON | {VMEM: "32768"},  # v5e
@@ -32,7 +33,7 @@ DEFAULTS = {
 
 
 def of(c: config_lib.Tpu, device: jax.Device) -> dict[str, str] | None:
-  """The options of programs for a device, for `jax.jit`; None on other platforms."""
+  """Returns the `compiler_options` of `jax.jit` for a device; None if it is not a TPU."""
   if device.platform != "tpu":
     return None
   given = dict(option.split("=", 1) for option in c.compiler_options)

@@ -1,4 +1,4 @@
-"""Completion of `prm-jax` in bash and zsh."""
+"""Shell completion of `prm-jax` in bash and zsh."""
 
 import pathlib
 import re
@@ -27,17 +27,17 @@ ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashc
 
 
 def flags(script: pathlib.Path) -> list[str]:
-  """The flags that a script's help lists, and not those of others that it speaks of."""
+  """Returns the flags of a script from its --help, without the other flags mentioned there."""
   done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
   name = r"(--[a-z][\w.]*\w)"
-  listed = re.findall(rf"^. {name}", done.stdout, re.M)  # in a box, or --config
+  listed = re.findall(rf"^. {name}", done.stdout, re.M)  # in the box that tyro draws, or --config
   return sorted({"--help", *(listed or re.findall(rf"(?<![\w-]){name}", done.stdout))})
 
 
 def shell(name: str, scripts: Mapping[str, pathlib.Path]) -> str:
-  """A script for the shell `name`, "bash" or "zsh", to be sourced."""
+  """Returns the completion script of the shell `name`, "bash" or "zsh", to be sourced."""
   if name not in ("bash", "zsh"):
     raise ValueError(f"completion {name}: expected bash or zsh")
-  cases = [f'    {each}) words="{" ".join(flags(path))}" ;;' for each, path in scripts.items()]
+  cases = [f'    {x}) words="{" ".join(flags(path))}" ;;' for x, path in scripts.items()]
   code = BASH.format(commands=" ".join(scripts), cases="\n".join(cases))
   return ZSH + code if name == "zsh" else code

@@ -1,8 +1,8 @@
 """Several hosts as one job: joining it, and checking that all hosts run the same.
 
-Every host runs the same program with the same settings.  Each host packs all rows, to the same
-plan, and builds only those rows of a batch that its own devices hold (`sharding.global_batch`).
-The first host writes all files that are not sharded.
+Every host runs the same program with the same settings.  Each host makes the same plan of all rows,
+and builds only the rows of a batch that its own devices hold (`sharding.global_batch`).  The first
+host writes all files that are not sharded.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
   Enter it before JAX is used.  JAX detects the other processes on TPU slices, Kubernetes, Slurm and
   MPI, and ends this process if they do not connect within `CONNECT` seconds.
 
-  The exit code is 75 if another host is gone, else 1.  (On TPUs JAX itself ends the process
-  when another host is gone, by SIGABRT.)  JAX's own shutdown would wait minutes for hosts that wait
-  for this one in a collective.
+  After an error this process exits at once: JAX's own shutdown would wait minutes for hosts that
+  wait for this one in a collective.  The exit code is 75 if another host is gone, else 1.  (On TPUs
+  JAX itself ends the process by SIGABRT when another host is gone.)
   """
   _join(c)
   try:
@@ -67,17 +67,17 @@ def _say(text: str) -> None:
 
 
 def _left_together() -> bool:
-  """Leaves the job; False if JAX's coordination service finds another host dead.
+  """Leaves the job; returns False if JAX's coordination service finds another host dead.
 
-  Called by every host with an error.  Hosts that have failed alike meet at a barrier at once, and
-  then shut JAX's client down together: the end of the first host, which runs the service, would
-  abort the others.  A dead host breaks the barrier, after `SILENCE` seconds at the latest.  If the
-  barrier just times out, the other hosts are alive and wait for this one: the error is its own.
+  Every host with an error calls it.  Hosts that fail alike meet at a barrier at once, and then shut
+  JAX's client down together: the end of the first host, which runs the service, would abort the
+  others.  A dead host breaks the barrier, after `SILENCE` seconds at the latest.  If the barrier
+  times out, the other hosts are alive and wait for this one, so the error is this host's own.
   """
   timeout, start = 1.5 * SILENCE, time.monotonic()
   try:
     multihost.get_barrier_sync_fn()(key="error", timeout_ms=int(1000 * timeout))
-  except Exception:  # whatever breaks it
+  except Exception:  # of any class: a broken barrier
     return time.monotonic() - start >= timeout
   with contextlib.suppress(Exception):
     jax.distributed.shutdown()
@@ -110,19 +110,19 @@ def _join(c: config_lib.Hosts) -> None:
 
 
 def is_first() -> bool:
-  """Whether this is the host that writes files and logs."""
+  """Returns whether this is the host that writes files and logs."""
   return jax.process_index() == 0
 
 
 def of_this(text: str) -> str:
-  """The text, preceded by this host's number if there are several hosts."""
+  """Returns the text, after this host's number if there are several hosts."""
   count = jax.process_count()
   return text if count == 1 else f"host {jax.process_index()} of {count}: {text}"
 
 
 @contextlib.contextmanager
 def written_together() -> Iterator[Callable[..., IO]]:
-  """`storage.written_together` on the first host; the other hosts write to the null device."""
+  """Is `storage.written_together` on the first host; other hosts write to the null device."""
   if is_first():
     with storage.written_together() as output:
       yield output
@@ -132,19 +132,19 @@ def written_together() -> Iterator[Callable[..., IO]]:
 
 
 def somewhere(here: bool) -> bool:
-  """Whether `here` is true on any host; to be called by all hosts."""
+  """Returns whether `here` is true on any host.  All hosts call it."""
   return bool(multihost_utils.process_allgather(np.array(here)).any())
 
 
 def check_same(facts: Mapping[str, Any]) -> None:
-  """Compares values by name, as JSON, between the hosts; to be called by all of them.
+  """Compares values by name, as JSON, between the hosts.  All hosts call it.
 
   Raises:
     ValueError: two hosts differ; the message names the values and the hosts.
   """
-  own = json.dumps(facts, default=str).encode()
-  length = int(multihost_utils.process_allgather(np.int32(len(own))).max())
-  padded = np.frombuffer(own.ljust(length), np.uint8)
+  encoded = json.dumps(facts, default=str).encode()
+  length = int(multihost_utils.process_allgather(np.int32(len(encoded))).max())
+  padded = np.frombuffer(encoded.ljust(length), np.uint8)
   first, *others = map(json.loads, map(bytes, multihost_utils.process_allgather(padded)))
   differences = [
     f"\n  {name}: {first.get(name)!r} on host 0, {other.get(name)!r} on host {i}"
@@ -160,7 +160,7 @@ def check_same(facts: Mapping[str, Any]) -> None:
 
 
 def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
-  """`check_same` for the flags of a script, the contents of its input files, and the packages.
+  """Applies `check_same` to the flags of a script, the contents of its input files, and packages.
 
   Hosts with different input would compute different numbers of batches, and wait for each other.
   The paths in `args`, a dataclass, may differ between hosts if the contents of `files` do not.
@@ -180,7 +180,7 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
 
 
 def versions() -> dict[str, str]:
-  """Versions of the packages that decide which numbers are computed."""
+  """Returns the versions of the packages that the computed numbers depend on."""
   found = dict.fromkeys(PACKAGES, "not installed as a package")
   for package in PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""What is installed, which devices there are, and what is missing for what."""
+"""A report of the installed packages, the devices, and the packages that each extra lacks."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 import prm_jax
 
 NAME = "prm_jax"
-# What an extra is for; the extras are those of setup.py.
+# The purpose of each extra of setup.py.
 PURPOSES = {
   "": "the aggregator, reranking, grading, pages",
   "train": "training, scoring, evaluation, generation; datasets and public models",
@@ -27,17 +27,17 @@ PURPOSES = {
 
 
 def requirements() -> dict[str, list[Requirement]]:
-  """What the installed project asks for by extra, "" for none."""
+  """Returns the requirements of the installed project by extra; "": those of every install."""
   wanted = [*map(Requirement, importlib.metadata.requires(NAME) or ())]
-  of = lambda each, extra: not each.marker or each.marker.evaluate({"extra": extra})
-  found = {"": [each for each in wanted if of(each, "")]}
+  needed = lambda each, extra: not each.marker or each.marker.evaluate({"extra": extra})
+  by_extra = {"": [each for each in wanted if needed(each, "")]}
   for extra in importlib.metadata.metadata(NAME).get_all("Provides-Extra") or ():
-    found[extra] = [each for each in wanted if of(each, extra) and not of(each, "")]
-  return found
+    by_extra[extra] = [each for each in wanted if needed(each, extra) and not needed(each, "")]
+  return by_extra
 
 
 def missing(wanted: list[Requirement]) -> Iterator[str]:
-  """The required packages that are not installed, or are of an unsuitable version."""
+  """Yields the required packages that are missing, or installed in an unsuitable version."""
   for each in wanted:
     try:
       version = importlib.metadata.version(each.name)
@@ -49,18 +49,18 @@ def missing(wanted: list[Requirement]) -> Iterator[str]:
 
 
 def extras_with(module: str) -> list[str]:
-  """The extras that bring the package of a module, the smallest first."""
+  """Returns the extras that install the package of a module, the smallest first."""
   start = canonicalize_name(module.split(".")[0])
   named = lambda wanted: any(canonicalize_name(each.name).startswith(start) for each in wanted)
   try:
-    found = {extra: packages for extra, packages in requirements().items() if named(packages)}
+    extras = {extra: packages for extra, packages in requirements().items() if named(packages)}
   except importlib.metadata.PackageNotFoundError:
     return []
-  return sorted(found.keys() & PURPOSES.keys(), key=lambda extra: len(found[extra]))
+  return sorted(extras.keys() & PURPOSES.keys(), key=lambda extra: len(extras[extra]))
 
 
 def report() -> str:
-  """The findings, as lines for a terminal."""
+  """Returns the report as lines for a terminal."""
   lines = [
     f"prm_jax {prm_jax.__version__} in {os.path.dirname(prm_jax.__file__)}",
     f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPU cores",
@@ -84,14 +84,14 @@ def report() -> str:
 
 
 def devices() -> str:
-  """The devices that JAX finds, or why it finds none, and what keeps it from looking for others."""
+  """Returns the devices that JAX finds, or why it finds none; names JAX_PLATFORMS if it is set."""
   chosen = os.environ.get("JAX_PLATFORMS")
   only = f"; JAX_PLATFORMS={chosen} is set, so no others are looked for" if chosen else ""
   try:
     import jax
 
     found = jax.devices()
-  except Exception as error:  # whatever a driver or plugin may raise
+  except Exception as error:  # of any class: drivers and plugins have their own
     return f"none: {type(error).__name__}: {str(error).splitlines()[0]}{only}"
   kinds = {device.device_kind for device in found}
   return (

@@ -1,12 +1,12 @@
-"""How a script ends: with 0, with an error in one line (1), or by a signal (130, 143, or 75).
+"""Exit of scripts: 0, 1 after an error in one line, or 130, 143 or 75 after a signal.
 
 After SIGINT the process dies of that signal, as shells expect: a loop around the script ends too.
 
 A thread answers SIGINT and SIGTERM, so that the script stops at once even inside compiled code.  It
-deletes the files that are not whole yet and ends the process: an exception would be swallowed by
-libraries that take it for damage, and would leave threads of XLA running into Python's shutdown.
+deletes unfinished files and ends the process.  An exception would not do: libraries would take it
+for damage and swallow it, and XLA's threads would run into Python's shutdown.
 
-Imports nothing that takes time: scripts call `on_signals` before their other imports.
+Scripts call `on_signals` before their other imports, so this module imports nothing slow.
 """
 
 import atexit
@@ -22,14 +22,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 AGAIN = os.EX_TEMPFAIL  # 75: start the job again
-INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as of shells
-LONGEST = 3000  # characters of an error
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as in shells
+LONGEST = 3000  # characters of an error message
 
-COMMAND = ""  # `prm-jax NAME`, where that started the script
+COMMAND = ""  # `prm-jax NAME`, if that started the script
 UNFINISHED: set[pathlib.Path] = set()  # files and directories without their final names
-COMMIT = threading.Lock()  # held while files take their final names, so that all do or none
+COMMIT = threading.Lock()  # held while files are renamed, so that all of them are or none
 _LEAVING, _HALTED = threading.Event(), threading.Event()
-HALT = 0.2  # seconds given to the main thread; inside compiled code it does not halt, nor write
+HALT = 0.2  # seconds for the main thread to halt; in compiled code it does not, nor does it write
 
 
 def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
@@ -45,15 +45,15 @@ def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
   os.set_blocking(write, False)
   with contextlib.suppress(ValueError):  # outside of the main thread
     for number in ends:
-      if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background
+      if signal.getsignal(number) is not signal.SIG_IGN:  # a background job ignores them
         signal.signal(number, _noticed)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-  os.register_at_fork(after_in_child=lambda: _replace(signal.SIG_DFL))  # it has no such thread
+  os.register_at_fork(after_in_child=lambda: _replace(signal.SIG_DFL))  # a child has no such thread
   atexit.register(_replace, signal.SIG_IGN)  # runs last: a signal then must not fail a finished run
 
   def watch() -> None:
     while number := os.read(read, 1):
-      if signal.getsignal(number[0]) is _noticed:  # else a handler of the run's own
+      if signal.getsignal(number[0]) is _noticed:  # else the run has its own handler
         name, code = ends[number[0]]
         leave(number[0], f"stopped by {name}{advice}", code)
 
@@ -61,7 +61,7 @@ def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
-  """The excepthook: for a package of one of the project's extras, what installs it."""
+  """The excepthook: for a missing package of an extra, prints the command that installs it."""
   if issubclass(kind, ModuleNotFoundError) and error.name:
     from prm_jax.runtime import doctor
 
@@ -73,7 +73,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace) -> None:
 
 
 def _noticed(*_) -> None:
-  """The signal handler.  The thread of `on_signals` does the work, while the main thread halts."""
+  """The signal handler: halts the main thread while the thread of `on_signals` does the work."""
   if _LEAVING.is_set():
     _HALTED.set()
     threading.Event().wait()
@@ -87,37 +87,42 @@ def _replace(handler: signal.Handlers) -> None:
 
 
 def leave(number: int, message: str, code: int) -> None:
-  """Ends the process after signal `number`: deletes what is unfinished, and prints one line."""
-  COMMIT.acquire()  # for good: nothing takes its final name any more
+  """Ends the process after signal `number`: deletes unfinished files, and prints one line."""
+  COMMIT.acquire()  # never released: no file takes its final name any more
   try:
     _LEAVING.set()
     signal.pthread_kill(threading.main_thread().ident, number)
-    _HALTED.wait(HALT)  # it would put new files into what is deleted
+    _HALTED.wait(HALT)  # a running main thread could put new files into a deleted directory
     for path in list(UNFINISHED):
-      shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    end = "\n" if sys.stderr.isatty() else ""  # of a progress bar
+      delete(path)
+    end = "\n" if sys.stderr.isatty() else ""  # ends a progress bar
     os.write(2, f"{end}{script()}: {message}\n".encode(errors="replace"))
   finally:
-    if number == signal.SIGINT:  # only the main thread may call Python's function
+    if number == signal.SIGINT:  # Python's signal.signal works in the main thread only
       ctypes.CDLL(None).signal(signal.SIGINT, ctypes.c_void_p(int(signal.SIG_DFL)))
       os.kill(os.getpid(), signal.SIGINT)
     os._exit(code)
 
 
+def delete(path: pathlib.Path) -> None:
+  """Deletes a file or a directory, if it exists."""
+  shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
 def script() -> str:
-  """The script's name, which begins its messages."""
+  """Returns the script's name, which begins its messages."""
   return COMMAND or pathlib.Path(sys.argv[0]).name
 
 
 def run(main: Callable[[], None]) -> None:
   """Calls a script's `main`; an error of its input or its machine becomes one line and exit code 1.
 
-  Other exceptions, which are mistakes in the code, keep their tracebacks.
+  Other exceptions are bugs, and keep their tracebacks.
   """
   try:
     main()
     sys.stdout.flush()
-  except BrokenPipeError:  # such as `| head`; a second attempt at shutdown would print a traceback
+  except BrokenPipeError:  # as by `| head`; writing again at shutdown would print a traceback
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)
   except (ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -127,7 +132,7 @@ def run(main: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[pathlib.Path]:
-  """A temporary directory, which a signal deletes too."""
+  """Yields a temporary directory, which a signal deletes too."""
   with tempfile.TemporaryDirectory() as name:
     UNFINISHED.add(path := pathlib.Path(name))
     try:

@@ -1,9 +1,9 @@
-"""A job over many items that goes on after any kill, and writes one file of lines at its end.
+"""A resumable job over many items, which writes one JSON lines file at its end.
 
-Items that are done stand in a journal beside the output, `OUTPUT.journal`, one line each with all
-lines of the output that it gives.  A kill can tear the last line only; the next run drops it, does
-what is missing, and writes the output in the order of the items.  Journals are deleted last: an
-output without one is finished.  Several hosts share the items, each with its own journal, on a disk
+`OUTPUT.journal`, beside the output, has one line for each item that is done, with the item's lines
+of the output.  A kill can tear only the last line.  The next run drops that line, does the missing
+items, and writes the output in the order of the items.  It deletes the journals last, so an output
+without a journal is finished.  Several hosts share the items, each with its own journal, on a disk
 that all of them see.
 """
 
@@ -24,13 +24,14 @@ Lines = list[dict[str, Any]]
 
 
 class Journal:
-  """The items that are done, in a file that survives a kill."""
+  """The finished items of a job, in a file that survives a kill."""
 
   def __init__(self, path: pathlib.Path, facts: dict[str, Any]):
-    """Opens the journal; `facts` are those of the run that it belongs to.
+    """Opens the journal of the run that `facts` describe.
 
     Raises:
-      ValueError: it belongs to another run, and which facts differ; or another process has it open.
+      ValueError: it belongs to another run (the message has the facts that differ), or another
+        process has it open.
     """
     with contextlib.ExitStack() as stack:
       self._file = stack.enter_context(path.open("ab"))
@@ -47,7 +48,7 @@ class Journal:
       stack.pop_all()
 
   def add(self, item: int, lines: Lines) -> None:
-    """Notes that an item is done, with its lines of the output."""
+    """Records an item as done, with its lines of the output."""
     self._write({"item": item, "lines": lines})
     self.done[item] = lines
 
@@ -61,16 +62,16 @@ class Journal:
 
 
 def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], int]:
-  """The lines of each item in a journal, and the length of what is whole in it.
+  """Returns the lines of each item in a journal, and the length in bytes of its whole lines.
 
   Raises:
-    ValueError: it belongs to another run, and which facts differ.
+    ValueError: it belongs to another run; the message has the facts that differ.
   """
   facts, done, whole = json.loads(json.dumps(facts)), {}, 0
   for line in path.read_bytes().splitlines(keepends=True):
     if not line.endswith(b"\n"):
       break  # torn by a kill
-    # A line has keys of the input, two levels deeper than there.
+    # An entry nests keys of the input two levels deeper than the input does.
     entry = json_lines.parse(line, f"{path}", json_lines.MAX_DEPTH + 2)
     if not whole and entry != facts:
       changed = [
@@ -91,11 +92,11 @@ def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], 
 def run(
   output: pathlib.Path, count: int, facts: dict[str, Any], work: Callable[[Journal], None]
 ) -> Lines | None:
-  """Does what is missing of `count` items, and writes their lines; to be called by all hosts.
+  """Does the missing ones of `count` items, and writes the lines of all.  All hosts call it.
 
   Args:
-    facts: what decides the lines; a journal of other facts is not continued.
-    work: adds this host's items, those of `range(host, count, hosts)`, to its journal.
+    facts: everything that the lines depend on; a journal of other facts is not continued.
+    work: adds this host's items, `range(host, count, hosts)`, to its journal.
 
   Returns:
     The lines, on the first host.
@@ -109,7 +110,7 @@ def run(
   check(output, facts)
   distributed.check_same(facts)
   with contextlib.closing(Journal(path(output, host), facts)) as journal:
-    distributed.check_same({"journals": "open"})  # on all hosts
+    distributed.check_same({"journals": "open"})  # waits for all hosts
     check_shared(output, hosts)
     work(journal)
     distributed.check_same({"items": "done"})
@@ -117,7 +118,7 @@ def run(
 
 
 def path(output: pathlib.Path, host: int) -> pathlib.Path:
-  """The journal of a host."""
+  """Returns the path of a host's journal."""
   return output.with_name(f"{output.name}.journal" + (f".{host}" if host else ""))
 
 
@@ -125,7 +126,7 @@ def check_output(output: pathlib.Path) -> None:
   """Makes the folder of the output.
 
   Raises:
-    OSError: it cannot be written to, or the output is finished.
+    OSError: the folder cannot be written to, or the output is finished.
   """
   output.parent.mkdir(parents=True, exist_ok=True)
   if not os.access(output.parent, os.W_OK):
@@ -135,18 +136,18 @@ def check_output(output: pathlib.Path) -> None:
 
 
 def check(output: pathlib.Path, facts: dict[str, Any]) -> None:
-  """Raises ValueError if there is a journal of another run, of any host."""
-  for each in _journals(output):
-    _read(each, facts)
+  """Raises ValueError if the journal of any host belongs to another run."""
+  for journal in _journals(output):
+    _read(journal, facts)
 
 
 def check_shared(output: pathlib.Path, hosts: int) -> None:
-  """Raises OSError if the journal of a host is not there."""
+  """Raises OSError if the journal of any host is missing."""
   for host in range(hosts):
-    if not (each := path(output, host)).is_file():
+    if not (journal := path(output, host)).is_file():
       raise FileNotFoundError(
-        f"{each}: the journal of host {host} is not on this host's disk; hosts that share the work "
-        "need a disk that all of them see"
+        f"{journal}: the journal of host {host} is not on this host's disk; hosts that share the "
+        "work need a disk that all of them see"
       )
 
 
@@ -158,11 +159,11 @@ def write(output: pathlib.Path, count: int, hosts: int, facts: dict[str, Any]) -
   """Writes the lines of all journals in the order of the items, and deletes the journals."""
   check_shared(output, hosts)
   done, paths = {}, [path(output, host) for host in range(hosts)]
-  for each in paths:
-    done |= _read(each, facts)[0]
+  for journal in paths:
+    done |= _read(journal, facts)[0]
   lines = [line for item in range(count) for line in done[item]]
   with storage.written(output) as out:
     out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-  for each in paths:
-    each.unlink()
+  for journal in paths:
+    journal.unlink()
   return lines

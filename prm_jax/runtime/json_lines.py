@@ -1,4 +1,4 @@
-"""JSON lines, plain or gzip, read as a stream; a bad line is an error that names file and line."""
+"""Streaming readers of JSON lines, plain or gzip; errors name file and line."""
 
 import contextlib
 import gzip
@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-MAX_LINE_BYTES = 64 * 2**20  # beyond this it is another format
-MAX_DEPTH = 100  # of brackets: far from where Python's recursion ends
-READ_BYTES = 2**18  # at a time: a line may have thousands, and the default is not much more
+MAX_LINE_BYTES = 64 * 2**20  # a longer line means another format
+MAX_DEPTH = 100  # of brackets: far below Python's recursion limit
+READ_BYTES = 2**18  # per read: a line may have thousands of bytes, too many for the default
 OTHER_FORMATS = {
   b"version https://git-lfs": "a Git LFS pointer, not the data (run `git lfs pull` in its clone)",
   b"\x1f\x8b": "a gzip file",
@@ -34,7 +34,7 @@ class BadLine(ValueError):
 
 
 def show(value: Any, limit: int = 80) -> str:
-  """A value for an error message, shortened."""
+  """Returns a value as text for an error message, shortened."""
   try:
     text = repr(value)
   except RecursionError:
@@ -44,7 +44,7 @@ def show(value: Any, limit: int = 80) -> str:
 
 @contextlib.contextmanager
 def opened(path: str | pathlib.Path):
-  """The file's bytes, decompressed, and the file itself, whose position is the progress."""
+  """Yields the decompressed stream, and the file itself, whose position is the progress."""
   with open(path, "rb") as raw:
     yield (gzip.GzipFile(fileobj=raw) if str(path).endswith(".gz") else raw), raw
 
@@ -57,12 +57,12 @@ def lines(
   stop: int = sys.maxsize,
   first: int = 1,
 ) -> Iterator[tuple[int, int, bytes]]:
-  """(line number from 1, byte offset, bytes) of each line that is not blank.
+  """Yields (line number from 1, byte offset, bytes) of each line that is not blank.
 
   Args:
     on_position: called now and then with the number of (compressed) bytes read.
-    start: byte offset at which a line begins: the first one to read.
-    stop: lines that begin at this offset or later are not read.
+    start: byte offset of the first line to read.
+    stop: byte offset; lines that begin there or later are not read.
     first: number of the line at `start`.
 
   Raises:
@@ -70,7 +70,7 @@ def lines(
       without any line.
     OSError: the file cannot be read.
   """
-  offset, number, found = start, first - 1, False
+  offset, number, empty = start, first - 1, True
   with opened(path) as (file, raw):
     file.seek(start)
     buffered = io.BufferedReader(file, READ_BYTES)
@@ -83,7 +83,7 @@ def lines(
         if len(line) > MAX_LINE_BYTES:
           raise BadLine(f"{path}:{number}: a line of over {MAX_LINE_BYTES} bytes is not JSON lines")
         if not line.isspace():
-          found = True
+          empty = False
           yield number, offset, line
         offset += len(line)
         if number % 256 == 0:
@@ -91,22 +91,30 @@ def lines(
     except BROKEN_GZIP as error:
       raise BadLine(f"{path}:{number + 1}: broken gzip file: {error}") from None
     on_position(raw.tell())
-  if not found and not start and stop == sys.maxsize:
+  if empty and not start and stop == sys.maxsize:
     raise BadLine(f"{path}: empty: it has no line")
 
 
 def document(path: pathlib.Path) -> dict[str, Any]:
-  """The object of a JSON file, as `parse`.
+  """Returns the object of a JSON file.
 
   Raises:
-    BadLine: not such a file, or longer than `MAX_LINE_BYTES`.
-    OSError: it cannot be read.
+    BadLine: as `parse`, or the file is longer than `MAX_LINE_BYTES`.
+    OSError: the file cannot be read.
   """
   return parse(contents(path), str(path))
 
 
+def document_or_empty(path: pathlib.Path) -> dict[str, Any]:
+  """Returns `document(path)`, or {} if the file is missing or damaged."""
+  try:
+    return document(path)
+  except (OSError, ValueError):
+    return {}
+
+
 def contents(path: pathlib.Path) -> bytes:
-  """The bytes of a file that is read whole; BadLine if it is longer than `MAX_LINE_BYTES`."""
+  """Returns the bytes of a whole file; raises BadLine if it is longer than `MAX_LINE_BYTES`."""
   with path.open("rb") as file:
     data = file.read(MAX_LINE_BYTES + 1)
   if len(data) > MAX_LINE_BYTES:
@@ -117,20 +125,20 @@ def contents(path: pathlib.Path) -> bytes:
 def read(
   path: str | pathlib.Path, on_position: Callable[[int], None] = lambda position: None
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-  """(line number, byte offset, object) of each line, as `lines` and `parse`."""
-  name = str(path)  # once, not for every line
+  """Yields (line number, byte offset, object) of each line; errors as `lines` and `parse`."""
+  name = str(path)  # converted once, not for every line
   for number, offset, line in lines(path, on_position):
     yield number, offset, parse(line, f"{name}:{number}")
 
 
 def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-  """FILE:LINE and object of each line; or FILE[NUMBER] and object of each entry of a JSON array.
+  """Yields FILE:LINE and object of each line; for a JSON array, FILE[NUMBER] and each entry.
 
   Raises:
-    BadLine: as `read`; or an array of something else, or longer than `MAX_LINE_BYTES`.
+    BadLine: as `read`; or an entry is no object, or the array is longer than `MAX_LINE_BYTES`.
   """
   is_array = False
-  with opened(path) as (file, _), contextlib.suppress(*BROKEN_GZIP):  # which `read` names
+  with opened(path) as (file, _), contextlib.suppress(*BROKEN_GZIP):  # `read` reports it
     is_array = file.read(64).lstrip()[:1] == b"["
   if not is_array:
     yield from ((f"{path}:{number}", record) for number, _, record in read(path))
@@ -143,7 +151,7 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
-  """The object on a line, as the json module has it; `where` begins the message of an error.
+  """Returns the object on a line, as the json module does; `where` begins error messages.
 
   Raises:
     BadLine: not JSON in UTF-8, not an object, nested too deeply, or half of a surrogate pair.
@@ -152,7 +160,7 @@ def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
   try:
     value = msgspec.json.decode(line)
   except ValueError:
-    try:  # the json module takes NaN, 1e400 and a byte order mark, and says what is wrong
+    try:  # the json module takes NaN, 1e400 and a byte order mark, and its errors say more
       value = json.loads(line.decode("utf-8-sig"))
       json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except ValueError as error:
@@ -173,7 +181,7 @@ def _check_depth(line: bytes, where: str, most: int = MAX_DEPTH) -> None:
 
 
 def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
-  """`convert` of a line, of JSON without NaN."""
+  """Decodes a line, JSON without NaN, and applies `convert`."""
   _check_depth(line, where)
   try:
     record = msgspec.json.decode(line)
@@ -183,20 +191,19 @@ def decode(line: bytes, kind: type[Struct], where: str) -> Struct:
 
 
 def decode_known(line: bytes, kind: type[Struct], where: str) -> Struct:
-  """As `decode`, but keys that are not read are skipped unseen, so that they take no memory."""
+  """Does as `decode`, but skips keys that `kind` lacks, so that they take no memory."""
   _check_depth(line, where)
   try:
     return msgspec.json.decode(line, type=kind)
   except ValueError:
-    return decode(line, kind, where)  # its message says more
+    return decode(line, kind, where)  # its error says more
 
 
 def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
-  """The record as a msgspec struct, whose fields document the format.
+  """Returns the record as a msgspec struct, whose fields document the format.
 
   Raises:
-    BadLine: a key is missing or has a wrong value; both are in the message, which begins with
-      `where`.
+    BadLine: a key is missing or has a wrong value; the message begins with `where` and has both.
   """
   try:
     return msgspec.convert(record, kind)
@@ -204,7 +211,7 @@ def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
     message, _, path = str(error).partition(" - at `$")
   message = message.replace(r" matching regex '\\S'", " that is not blank").replace("`", "")
   message = re.sub("Object missing required field (.*)", r'no "\1"', message)
-  value, path = record, path.rstrip("`").partition("[...]")[0]  # msgspec names no key of a dict
+  value, path = record, path.rstrip("`").partition("[...]")[0]  # [...] stands for a dict's key
   for key, index in re.findall(r"\.([^.\[]+)|\[(\d+)\]", path):
     value = value[int(index)] if index else value[key]
   field = f'"{path.lstrip(".")}"' if path else "the record"

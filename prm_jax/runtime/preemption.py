@@ -1,8 +1,8 @@
-"""SIGTERM becomes a checkpoint after the step under way, and the exit code 75.
+"""Preemption: after SIGTERM, a run saves a checkpoint and ends with the exit code 75.
 
 Cloud machines, Kubernetes and Slurm send SIGTERM to a process some 30 seconds before they kill it.
-The code is that of a temporary failure (sysexits.h): start the job again.  systemd and others take
-143, the usual code of SIGTERM, for a stop on purpose.
+The code 75 means a temporary failure (sysexits.h): start the job again.  systemd and others take
+143, the usual code after SIGTERM, for a stop on purpose.
 """
 
 import contextlib
@@ -13,15 +13,15 @@ import jax
 from jax.experimental import multihost_utils
 
 
-class Preempted(BaseException):  # as KeyboardInterrupt, so that `except Exception` lets it pass
+class Preempted(BaseException):  # like KeyboardInterrupt, it passes `except Exception`
   """The run received SIGTERM and has saved its state."""
 
 
 class PreemptionGuard(contextlib.ExitStack):
   """Context manager that records SIGTERM instead of ending the process.
 
-  With `jax.distributed`, JAX itself listens to SIGTERM, and all hosts stop after the same step,
-  whichever of them received it.  Outside of the main thread, signals are not recorded.
+  With `jax.distributed`, JAX itself handles SIGTERM, and all hosts stop after the same step,
+  whichever of them received it.  Outside of the main thread, no signal is recorded.
   """
 
   _received = False
@@ -37,7 +37,7 @@ class PreemptionGuard(contextlib.ExitStack):
     self._received = True
 
   def reached(self, step: int) -> bool:
-    """Whether to save after `step` updates, and stop; to be called after every update."""
+    """Returns whether to save and stop after `step` updates.  Call it after every update."""
     if jax.distributed.is_initialized():
       return multihost_utils.reached_preemption_sync_point(step)
     return self._received

@@ -1,4 +1,4 @@
-"""Progress of long work: tqdm's bar on a terminal, elsewhere a line of text now and then."""
+"""Progress of long work: tqdm's bar on a terminal, elsewhere a line of text every `SECONDS`."""
 
 import contextlib
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import tqdm
 
-SECONDS = 20  # from one line to the next; work that takes less prints none
+SECONDS = 20  # between lines; shorter work prints none
 LINE = (
   "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%), {rate_fmt}{postfix}, {remaining} left"
 )
@@ -16,7 +16,7 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]
 
 
 class Progress(tqdm.tqdm):
-  """`tqdm.tqdm` of a known total.  In a log or a pod it prints done, rate and time left."""
+  """A tqdm bar of a known total; without a terminal, lines with done, rate and time left."""
 
   def __init__(self, *args, **options):
     if not sys.stderr.isatty():
@@ -26,18 +26,18 @@ class Progress(tqdm.tqdm):
     super().__init__(*args, **options)
 
   def estimate(self, seconds_left: Callable[[int], float], at_most: bool = False) -> None:
-    """From now on shows `seconds_left(done)`, not the time that follows from the rate alone."""
+    """Shows `seconds_left(done)` from now on, not the estimate that tqdm makes from the rate."""
     self._seconds_left, self._at_most = seconds_left, at_most
     self.bar_format = BAR if sys.stderr.isatty() else LINE.replace("{remaining}", "{left}")
 
   def left(self, done: int) -> str:
-    """The estimated time left at `done` of the total, for people."""
+    """Returns the estimated time left at `done` of the total, as text."""
     text = self.format_interval(self._seconds_left(done))
     return f"at most {text}" if self._at_most else text
 
   @property
   def format_dict(self):
-    """What a bar may show; tqdm reads it."""
+    """The fields of a bar's format, for tqdm."""
     values = super().format_dict
     return values | {"left": self.left(self.n)} if self._seconds_left else values
 
@@ -46,7 +46,7 @@ class Progress(tqdm.tqdm):
     self.update(int(done) - self.n)
 
   def said(self) -> None:
-    """Puts the next line off: something has just been printed."""
+    """Postpones the next line, as something has just been printed."""
     self.last_print_t = self._time()
 
 
@@ -63,7 +63,7 @@ class _Lines:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-  """Says what takes its time, and now and then how long it has taken."""
+  """Prints `text` at once, and every `SECONDS` again with the time taken."""
   began, done = time.monotonic(), threading.Event()
 
   def remind() -> None:

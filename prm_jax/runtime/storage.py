@@ -1,6 +1,6 @@
 """Paths on a file system or in a bucket of Cloud Storage (`gs://BUCKET/DIRECTORY`).
 
-Files and directories are written under another name and take theirs when they are whole.
+Files and directories are written under temporary names and renamed when they are whole.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Literal
 
@@ -23,7 +22,7 @@ Path = pathlib.Path | epath.Path
 
 
 def path(text: str | os.PathLike[str]) -> Path:
-  """A path with the methods of pathlib, which for a bucket read and write its objects.
+  """Returns a path with the methods of pathlib; for a bucket they read and write its objects.
 
   Raises:
     ValueError: a URL of another kind, or gcsfs, which reads buckets, is not installed.
@@ -37,9 +36,9 @@ def path(text: str | os.PathLike[str]) -> Path:
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:
-  """`path`, made absolute."""
-  found = path(text)
-  return found if in_bucket(found) else found.resolve()
+  """Returns `path(text)`, made absolute."""
+  relative = path(text)
+  return relative if in_bucket(relative) else relative.resolve()
 
 
 def in_bucket(path: Path) -> bool:
@@ -48,7 +47,7 @@ def in_bucket(path: Path) -> bool:
 
 @contextlib.contextmanager
 def local(folder: Path, unless: Callable[[], Any] = bool) -> Iterator[pathlib.Path]:
-  """A local folder to write to: `folder` itself, or a temporary one that is uploaded at the end.
+  """Yields a local folder to write to: `folder` itself, or a temporary one, uploaded at the end.
 
   Objects of a bucket cannot be appended to, and some libraries write to file systems only.  If
   `unless()` is true at the end, nothing is uploaded.
@@ -72,7 +71,7 @@ def upload(source: pathlib.Path, folder: epath.Path) -> None:
 
 
 def write(path: epath.Path, data: bytes) -> None:
-  """Writes an object of a bucket; OSError if that fails for any reason."""
+  """Writes an object of a bucket; raises OSError if that fails for any reason."""
   try:
     path.write_bytes(data)
   except Exception as error:  # from gcsfs, Google's authentication or HTTP
@@ -80,10 +79,10 @@ def write(path: epath.Path, data: bytes) -> None:
 
 
 def read(path: epath.Path) -> bytes:
-  """The present contents of an object of a bucket (`path.read_bytes` may use a cached listing)."""
+  """Returns the present contents of a bucket's object; `path.read_bytes` may use an old listing."""
   try:
     return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))
-  except Exception as error:  # as in `write`
+  except Exception as error:  # of any class, as in `write`
     raise OSError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -92,10 +91,10 @@ Mode = Literal["wt", "wb"]
 
 @contextlib.contextmanager
 def written(name: str | os.PathLike[str], mode: Mode = "wt") -> Iterator[IO]:
-  """A file, UTF-8 text or bytes, that takes its name only when the block ends well.
+  """Yields a file, UTF-8 text or bytes, that takes its name only if the block ends without error.
 
   Raises:
-    OSError: names the file.  Before the block if it cannot be written.  (In a bucket, after it.)
+    OSError: the file cannot be written; names it.  Before the block, or in a bucket after it.
   """
   with written_together() as output:
     yield output(name, mode)
@@ -103,10 +102,10 @@ def written(name: str | os.PathLike[str], mode: Mode = "wt") -> Iterator[IO]:
 
 @contextlib.contextmanager
 def written_together() -> Iterator[Callable[..., IO]]:
-  """A function that opens files; all take their names when the block ends well, or none does.
+  """Yields a function that opens files; all take their names if the block succeeds, or none does.
 
-  Its arguments are those of `written`.  A name that ends in .gz gives a compressed file.  A file's
-  folder is made if it is not there, and what a killed process left of the file is deleted.
+  The function takes the arguments of `written`, compresses a file whose name ends in .gz, makes the
+  file's folder if needed, and deletes the leftovers of killed processes.
   """
   files: list[tuple[IO, pathlib.Path, pathlib.Path]] = []
 
@@ -128,7 +127,7 @@ def written_together() -> Iterator[Callable[..., IO]]:
     try:
       yield output
       for file, *_ in files:
-        file.close()  # the last bytes: the disk may be full
+        file.close()  # writes the last bytes, for which the disk may be full
     except OSError as error:
       if error.filename or not error.errno:
         raise
@@ -141,18 +140,18 @@ def written_together() -> Iterator[Callable[..., IO]]:
 
 @contextlib.contextmanager
 def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
-  """The name under which a file or directory is written; deletes what is left of it at the end.
+  """Yields the temporary name of a file or directory; at the end deletes it if it is still there.
 
-  First deletes what killed processes left, and puts back a directory that one had moved away.
+  First deletes the leftovers of killed processes, and puts back a directory that one moved away.
   """
   name = glob.escape(final.name)
   for left in final.parent.glob(f".{name}.*.unfinished"):
     with contextlib.suppress(OSError), _locked(left):
       if not _runs(left.name.split(".")[-2]):
-        _delete(left)
+        exits.delete(left)
   for left in final.parent.glob(f".{name}.*.replaced"):
     if not _runs(left.name.split(".")[-2]):
-      _delete(left) if final.exists() else left.rename(final)
+      exits.delete(left) if final.exists() else left.rename(final)
   unfinished = final.parent.resolve() / f".{final.name}.{os.getpid()}.unfinished"
   with exits.COMMIT:
     if unfinished in exits.UNFINISHED:
@@ -161,12 +160,12 @@ def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
   try:
     yield unfinished
   finally:
-    _delete(unfinished)
+    exits.delete(unfinished)
     exits.UNFINISHED.discard(unfinished)
 
 
 def _runs(process: str) -> bool:
-  """Whether a process of that number runs here; its lock may be a moment late."""
+  """Returns whether a process of this number runs here; it may not have locked its file yet."""
   try:
     os.kill(int(process), 0)
   except (ProcessLookupError, ValueError):
@@ -176,18 +175,14 @@ def _runs(process: str) -> bool:
   return True
 
 
-def _delete(path: pathlib.Path) -> None:
-  shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-
-
 def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib.Path:
-  """The absolute path of a local directory to be written.
+  """Returns the absolute path of a local directory that may be written.
 
   Args:
-    replaces: name of a file: a directory that holds it may be there.  "": none may.
+    replaces: name of a file; a directory that holds it may be replaced.  "": none may.
 
   Raises:
-    FileExistsError: something else is there, and it is not an empty directory.
+    FileExistsError: the path exists, and is neither such a directory nor an empty one.
   """
   directory = pathlib.Path(name).expanduser().absolute()
   free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
@@ -198,32 +193,32 @@ def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib
 
 @contextlib.contextmanager
 def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Iterator[pathlib.Path]:
-  """A new local directory that takes its name only when the block ends without an error.
+  """Yields a new local directory that takes its name only if the block ends without error.
 
-  Deletes what a killed process left of an earlier attempt.  Arguments and errors as those of
-  `refuse_existing`, before the block; OSError: it cannot be written.
+  Deletes the leftovers of killed processes.  Takes the arguments and raises the errors of
+  `refuse_existing`, before the block; raises OSError if it cannot be written.
   """
   final = refuse_existing(name, replaces)
   final.parent.mkdir(parents=True, exist_ok=True)
   with _unfinished(final) as unfinished, contextlib.ExitStack() as stack:
     unfinished.mkdir()
-    with contextlib.suppress(OSError):  # as of a file
+    with contextlib.suppress(OSError):  # as for a file
       stack.enter_context(_locked(unfinished))
     yield unfinished
     replaced = unfinished.with_suffix(".replaced")
     with exits.COMMIT:
-      if final.exists():  # a directory that is not empty cannot be replaced in one step
+      if final.exists():  # a rename cannot replace a directory that is not empty
         final.rename(replaced)
       unfinished.rename(final)
-    shutil.rmtree(replaced, ignore_errors=True)
+    exits.delete(replaced)
 
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
-  """Holds a lock, which ends with the process; OSError if there is none to be had."""
-  opened = os.open(path, os.O_RDONLY)
+  """Holds a lock on a path, which ends with the process; raises OSError if another holds it."""
+  descriptor = os.open(path, os.O_RDONLY)
   try:
-    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     yield
   finally:
-    os.close(opened)
+    os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A lock, so that one run at a time writes a work directory."""
+"""A lock that lets one run at a time write a work directory."""
 
 import contextlib
 import fcntl
@@ -14,13 +14,13 @@ OWN = "start one run only, or give each its own --workdir"
 
 
 class WorkdirLock:
-  """Context manager that locks a work directory, which it makes if needed; on the first host.
+  """Context manager that makes and locks a work directory; on the first host.
 
   Entering it raises ValueError if another process has the lock, OSError if it cannot be written.
 
-  The operating system locks the open file and unlocks it when the process ends in any way, so a
-  file that is left behind means nothing.  A bucket has no locks: there the file names the run that
-  started last, and an earlier run finds that out by `check`.
+  The operating system unlocks the file when the process ends in any way, so a leftover file means
+  nothing.  A bucket has no locks: there the file names the run that started last, and `check`
+  raises in an earlier one.
   """
 
   def __init__(self, workdir: storage.Path):
@@ -51,17 +51,17 @@ class WorkdirLock:
 
   def __exit__(self, kind, error, traceback) -> None:
     self._stack.close()
-    if isinstance(error, Exception):  # such as a failed save, whose files another run has deleted
+    if isinstance(error, Exception):  # another run may be its cause, by deleting files
       with contextlib.suppress(OSError):
         if other := self.taken_by():
           raise self._lost(other) from error
 
   def taken_by(self) -> str:
-    """The run that has taken over the bucket since, as seen by the first host; "": none."""
+    """Returns the run that has taken over the bucket since; "": none, or not the first host."""
     if not storage.in_bucket(self.workdir) or not distributed.is_first():
       return ""
-    found = storage.read(self._path).decode()
-    return found if found != self._mark else ""
+    owner = storage.read(self._path).decode()
+    return owner if owner != self._mark else ""
 
   def check(self) -> None:
     """Raises ValueError if another run has taken over.  All hosts call it before they write."""

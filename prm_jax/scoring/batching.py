@@ -1,5 +1,9 @@
-"""Solutions to packed rows and back: every distinct token of a problem is encoded once."""
+"""Packs solutions into rows, runs the model on them, and returns each solution's probabilities.
 
+Every distinct token of a problem is encoded once.
+"""
+
+import collections
 from collections.abc import Callable, Sequence
 
 import jax
@@ -22,36 +26,37 @@ def read(
   merge: bool = True,
   on_share: Callable[[float], None] = lambda share: None,
 ) -> list[np.ndarray]:
-  """Class probabilities, float64 `[r, K, C]`, at the read positions of each token tree.
+  """Returns the class probabilities at each token tree's read positions, float64 `[r, K, C]`.
 
   Args:
-    problems: of each tree; the trees of one problem are merged into a prefix tree.
-    forward: class log-probabilities `[B, R, K, C]` at a batch's read positions.
-    row_length: tokens of a row; doubled as often as the longest path of a problem needs.
-    merge: False: every solution by itself, for comparison.
+    problems: the problem of each tree; trees of one problem are merged into a prefix tree.
+    forward: returns class log-probabilities `[B, R, K, C]` at a batch's read positions.
+    row_length: tokens of a row; doubled until the longest path of a problem fits.
+    merge: False: every solution is encoded by itself, for comparison.
     on_share: called after each batch with the share of all tokens that is done.
   """
-  groups: dict[str | int, list[int]] = {}
+  by_problem: dict[str | int, list[int]] = collections.defaultdict(list)
   for i, problem in enumerate(problems):
-    groups.setdefault(problem if merge else i, []).append(i)
-  by_length: dict[int, list[list[int]]] = {}
-  for members in groups.values():
+    by_problem[problem if merge else i].append(i)
+  by_length: dict[int, list[list[int]]] = collections.defaultdict(list)
+  for members in by_problem.values():
     length = row_length
     while length <= max(token_trees[i].positions.max() for i in members):
       length *= 2
-    by_length.setdefault(length, []).append(members)
+    by_length[length].append(members)
   out: list[np.ndarray] = [np.zeros(0)] * len(token_trees)
   done, total = 0, sum(map(len, token_trees))
-  for length, several in by_length.items():
-    merged = [prefix_tree.merge([token_trees[i] for i in members]) for members in several]
+  for length, groups in by_length.items():
+    merged = [prefix_tree.merge([token_trees[i] for i in members]) for members in groups]
     rows = packing.PackedRows([tree for tree, _ in merged], length)
-    tokens = sum(len(token_trees[i]) for members in several for i in members)
+    tokens = sum(len(token_trees[i]) for members in groups for i in members)
     part = lambda share, done=done, tokens=tokens: on_share((done + share * tokens) / total)
     probabilities = np.exp(_run(rows, forward, mesh, part).astype(np.float64))
     done += tokens
-    for members, (tree, places), found in zip(several, merged, rows.by_tree(probabilities)):
-      for i, place in zip(members, places):
-        out[i] = found[np.searchsorted(tree.read_positions, place[token_trees[i].read_positions])]
+    for members, (tree, indices), values in zip(groups, merged, rows.by_tree(probabilities)):
+      for i, index in zip(members, indices):
+        positions = index[token_trees[i].read_positions]
+        out[i] = values[np.searchsorted(tree.read_positions, positions)]
   return out
 
 
@@ -61,15 +66,15 @@ def _run(
   mesh: jax.sharding.Mesh,
   on_share: Callable[[float], None],
 ) -> np.ndarray:
-  """Class log-probabilities, float32 `[rows, R, K, C]`.
+  """Returns class log-probabilities, float32 `[rows, R, K, C]`.
 
   To compile few programs, batches come in few sizes, and reads are padded to one of two lengths.
   """
   shards = mesh.shape["data"] * mesh.shape["fsdp"]
   most = max(BATCH_TOKENS // rows.row_length // shards, 1)  # rows of a shard that fit
   needed = -(-len(rows) // shards)
-  # The fewest batches possible, all of one size, so that the last is nearly full too.  Sizes are
-  # powers of two and multiples of eight: each is compiled.
+  # As few batches as possible, all of one size, so that the last is nearly full too.  Sizes are
+  # powers of two and multiples of eight, because each one is compiled.
   size = -(-needed // -(-needed // most))
   rounded = 2 ** (size - 1).bit_length() if size <= 8 else -(-size // 8) * 8
   batch_rows = min(rounded, most) * shards
@@ -77,14 +82,17 @@ def _run(
   T, R = rows.row_length, rows.reads
   padding = (T // 16 if R <= T // 16 else T) - R
 
-  def row(number: int) -> dict[str, np.ndarray | None]:
-    at = np.pad((row := rows[number])["read_positions"], (0, padding))
-    return row | {"read_positions": at, "read_targets": None, "read_solutions": None}
+  def load(number: int) -> dict[str, np.ndarray | None]:
+    row = rows[number]
+    reads = np.pad(row["read_positions"], (0, padding))
+    return row | {"read_positions": reads, "read_targets": None, "read_solutions": None}
 
   with jax.set_mesh(mesh):
-    for i, batch in enumerate(batches):
-      batch = sharding_lib.global_batch(lambda i, batch=batch: row(batch[i]), batch_rows, mesh)
+    for i, numbers in enumerate(batches):
+      batch = sharding_lib.global_batch(
+        lambda i, numbers=numbers: load(numbers[i]), batch_rows, mesh
+      )
       results.append(forward(batch))
-      jax.block_until_ready(results[-2:-1])  # one batch ahead of the devices
+      jax.block_until_ready(results[-2:-1])  # the host stays one batch ahead of the devices
       on_share(i / len(batches))
-  return np.concatenate([np.asarray(r)[:, :R] for r in results])
+  return np.concatenate([np.asarray(result)[:, :R] for result in results])

@@ -1,4 +1,4 @@
-"""Candidate solutions in files: what scoring reads of a record, and what it adds."""
+"""Candidate solutions in files: the keys of a record that scoring reads, and those it adds."""
 
 import itertools
 import pathlib
@@ -16,14 +16,14 @@ CHUNK = 16_384  # lines in memory at once
 
 
 class Solution(msgspec.Struct):
-  """The keys of a record that are read; the others are kept as they are."""
+  """The keys of a record that are read; all others are kept as they are."""
 
   problem: json_lines.Text
   steps: Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 
 
 def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, tuple[str, ...]]:
-  """Problem and steps of a record; without `steps`, its `text` is split at `separator`.
+  """Returns a record's problem and steps; without `steps`, splits its `text` at `separator`.
 
   Args:
     where: "FILE:LINE", for messages.
@@ -33,74 +33,74 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
   """
   if "steps" not in record and isinstance(text := record.get("text"), str):
     record = record | {"steps": [step for step in text.split(separator) if step.strip()]}
-  found = json_lines.convert(record, Solution, where)
-  return found.problem, tuple(found.steps)
+  checked = json_lines.convert(record, Solution, where)
+  return checked.problem, tuple(checked.steps)
 
 
 def scored(
   record: dict[str, Any], steps: Sequence[str], probabilities: np.ndarray, contract: StepContract
 ) -> dict[str, Any]:
-  """The record with its scores: `rating_probs` and `prm_score`, or `orm_score`.
+  """Returns the record with its scores: `rating_probs` and `prm_score`, or `orm_score`.
 
-  Of an ensemble, the scores are those of the mean over heads; `step_std` is the standard deviation
-  over heads of each step's P(right), and `prm_score_std` or `orm_score_std` that of the score.
+  An ensemble is scored by its mean over heads.  It also gets standard deviations over heads:
+  `step_std` of each step's P(right), and `prm_score_std` or `orm_score_std` of the score.
 
   Args:
     probabilities: `[steps, K, C]`, or `[1, K, C]` of an outcome model, by head and in the
       contract's class order.
   """
-  mean, right = probabilities.mean(1), probabilities[:, :, contract.right_classes].sum(-1)
-  score, record = float(np.prod(right.mean(1))), record | {"steps": steps}
-  spread = float(np.prod(right, axis=0).std())
+  right = probabilities[:, :, contract.right_classes].sum(-1)
+  score, score_std = float(np.prod(right.mean(1))), float(np.prod(right, axis=0).std())
   ensemble = contract.heads > 1
+  record = record | {"steps": steps}
   if contract.objective == "outcome":
-    return record | {"orm_score": score} | ({"orm_score_std": spread} if ensemble else {})
-  none = dict.fromkeys(CLASSES["process"], 0.0)  # a model may have no neutral class
-  ratings = [none | dict(zip(contract.classes, map(float, p))) for p in mean]
-  record = record | {"rating_probs": ratings, "prm_score": score}
-  if not ensemble:
-    return record
-  return record | {"step_std": right.std(1).tolist(), "prm_score_std": spread}
+    return record | {"orm_score": score} | ({"orm_score_std": score_std} if ensemble else {})
+  zeros = dict.fromkeys(CLASSES["process"], 0.0)  # a model may have no neutral class
+  ratings = [zeros | dict(zip(contract.classes, map(float, p))) for p in probabilities.mean(1)]
+  record |= {"rating_probs": ratings, "prm_score": score}
+  if ensemble:
+    record |= {"step_std": right.std(1).tolist(), "prm_score_std": score_std}
+  return record
 
 
 class Line(NamedTuple):
-  """A candidate of a file, as a model rates it."""
+  """A candidate of a file, with a model's class probabilities."""
 
   where: str  # FILE:LINE
   record: dict[str, Any]
   problem: str
   steps: tuple[str, ...]
-  probabilities: np.ndarray | None  # as of `Scorer.by_head`; None: skipped
+  probabilities: np.ndarray | None  # as `Rater.by_head` returns them; None: skipped
 
 
 def rated(
   path: pathlib.Path, scorer: Rater, doing: str, skip_cut_off: bool = False
 ) -> Iterator[Line]:
-  """The lines of a file of candidates with the class probabilities of their steps, in order.
+  """Yields the lines of a file of candidates in order, with the class probabilities of their steps.
 
   Args:
-    doing: what the progress bar says.
+    doing: label of the progress bar.
     skip_cut_off: do not rate candidates with `finished` false.
 
   Raises:
     BadLine: a line is no candidate, or cannot be scored.
   """
-  done, total, lines = 0, sum(1 for _ in json_lines.lines(path)), json_lines.read(path)
+  total = sum(1 for _ in json_lines.lines(path))
+  lines = ((f"{path}:{number}", record) for number, _, record in json_lines.read(path))
+  done = 0
   with progress.Progress(desc=doing, total=total, unit="solutions") as bar:
     while chunk := list(itertools.islice(lines, CHUNK)):
-      places = [f"{path}:{number}" for number, _, _ in chunk]
-      solutions = [
-        solution(record, scorer.contract.separator, where)
-        for where, (_, _, record) in zip(places, chunk)
-      ]
+      solutions = [solution(record, scorer.contract.separator, where) for where, record in chunk]
       kept = [
-        i for i, line in enumerate(chunk) if not (skip_cut_off and line[2].get("finished") is False)
+        i
+        for i, (_, record) in enumerate(chunk)
+        if not (skip_cut_off and record.get("finished") is False)
       ]
       on_share = lambda share, done=done, chunk=chunk: bar.reach(done + share * len(chunk))
       try:
-        found = dict(zip(kept, scorer.by_head([solutions[i] for i in kept], on_share)))
+        probabilities = dict(zip(kept, scorer.by_head([solutions[i] for i in kept], on_share)))
       except SolutionError as error:
-        raise json_lines.BadLine(f"{places[kept[error.index]]}: {error}") from error
-      for i, (where, (_, _, record), each) in enumerate(zip(places, chunk, solutions)):
-        yield Line(where, record, *each, found.get(i))
+        raise json_lines.BadLine(f"{chunk[kept[error.index]][0]}: {error}") from error
+      for i, ((where, record), (problem, steps)) in enumerate(zip(chunk, solutions)):
+        yield Line(where, record, problem, steps, probabilities.get(i))
       bar.reach(done := done + len(chunk))

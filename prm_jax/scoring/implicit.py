@@ -1,12 +1,12 @@
-"""The implicit process reward: two language models and candidate solutions -> P(right) of steps.
+"""The implicit process reward: P(right) of steps, from two language models.
 
 The reward of a token is beta * (log pi - log pi_ref), its log-probability under a policy against
 that under a reference.  The reward of a step is the sum over its tokens, and P(right) its sigmoid:
 Yuan et al. 2024 (arXiv 2412.01981), where the sigmoid of a whole solution's reward is what the
 cross-entropy loss trains; PRIME (Cui et al. 2025, arXiv 2502.01456) uses the rewards online.
 
-A solution is laid out as for this project's own models: problem, separator, then each step with the
-separator behind it, which counts as a token of the step.
+A solution is laid out as for this project's own models: the problem, a separator, then each step
+and a separator.  The separator after a step counts as a token of the step.
 """
 
 import dataclasses
@@ -30,20 +30,21 @@ from prm_jax.scoring.rewards import BETA
 from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 SEPARATOR = "\n"
-LARGEST = 700.0  # of a token's log-ratio: its exponential is still a float64
+LARGEST = 700.0  # bound of a token's log-ratio: its exponential is finite in float64
 
 
 @dataclasses.dataclass(frozen=True)
 class ImplicitScorer(Rater):
   """Two language models that score solutions as a `Scorer` does."""
 
-  contract: StepContract  # what its probabilities mean
+  contract: StepContract  # the meaning of its probabilities
   policy: LanguageModel
   reference: LanguageModel
   mesh: jax.sharding.Mesh
   beta: float = BETA
   row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
-  merge: bool = True  # encode what solutions of a problem share once
+  merge: bool = True  # encode the shared prefixes of a problem's solutions once
+  layout = "problem, steps"
 
   @classmethod
   def load(
@@ -59,16 +60,21 @@ class ImplicitScorer(Rater):
     """Loads two language models, each a public model's directory or a run of train.py on text.
 
     Args:
-      dtype: of parameters and activations, of a public model.
-      step: of the policy's checkpoint, as in `Scorer.load`, of a run.
-      devices: that they are loaded onto; None: all.
+      dtype: of a public model's parameters and activations.
+      step: of the policy's checkpoint, as in `Scorer.load`, if it is a run.
+      devices: the devices to load them onto; None: all.
 
     Raises:
       ValueError, OSError: as `of`; or there is no language model.
     """
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    own = LanguageModel.load(policy, mesh, dtype, step)
-    return cls.of(own, LanguageModel.load(reference, mesh, dtype), mesh, beta, separator)
+    return cls.of(
+      LanguageModel.load(policy, mesh, dtype, step),
+      LanguageModel.load(reference, mesh, dtype),
+      mesh,
+      beta,
+      separator,
+    )
 
   @classmethod
   def of(
@@ -79,7 +85,7 @@ class ImplicitScorer(Rater):
     beta: float = BETA,
     separator: str = SEPARATOR,
   ) -> Self:
-    """A scorer of two models whose parameters are on `mesh`.
+    """Returns the scorer of two models whose parameters are on `mesh`.
 
     Raises:
       ValueError: the models have different tokenizers, beta is not positive, or the separator has
@@ -101,7 +107,7 @@ class ImplicitScorer(Rater):
 
   @property
   def step(self) -> int | None:
-    """The policy's step, of a checkpoint."""
+    """The step of the policy's checkpoint; None for a public model."""
     return self.policy.step
 
   @property
@@ -109,19 +115,18 @@ class ImplicitScorer(Rater):
     return self.policy.config.dtype
 
   @property
-  def layout(self) -> str:
-    return "problem, steps"
-
-  @property
   def vocab_size(self) -> int:
     return min(self.policy.vocab_size, self.reference.vocab_size)
 
   def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
-    """Read at each token from the first step on; `read_solutions` are the numbers of the steps."""
-    laid = token_tree.encode_candidate(problem, steps, self.policy.tokenizer, self.contract)
-    first = int(np.flatnonzero(laid.previous >= 0)[0])
-    tree = token_tree.chain(laid.tokens, np.arange(first, len(laid)), first)
-    numbers = np.searchsorted(laid.read_positions, tree.read_positions)
+    """Returns the solution with a read at every token from the first step on.
+
+    `read_solutions` holds the number of each token's step.
+    """
+    by_step = token_tree.encode_candidate(problem, steps, self.policy.tokenizer, self.contract)
+    first = int(np.flatnonzero(by_step.previous >= 0)[0])
+    tree = token_tree.chain(by_step.tokens, np.arange(first, len(by_step)), first)
+    numbers = np.searchsorted(by_step.read_positions, tree.read_positions)
     return dataclasses.replace(tree, read_solutions=numbers)
 
   def read(
@@ -130,10 +135,11 @@ class ImplicitScorer(Rater):
     problems: Sequence[str],
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
-    """P(wrong) and P(right) of the steps of encoded solutions, float64 `[steps, 1, 2]`."""
-    where = (self.mesh, self.row_length, self.merge)
+    """Returns P(wrong) and P(right) of the steps of encoded solutions, float64 `[steps, 1, 2]`."""
     # `batching.read` exponentiates: these are the likelihood ratios of the tokens, [tokens, 1, 1].
-    ratios = batching.read(token_trees, problems, self._log_ratios, *where, on_share)
+    ratios = batching.read(
+      token_trees, problems, self._log_ratios, self.mesh, self.row_length, self.merge, on_share
+    )
     rewards = (
       self.beta * np.bincount(tree.read_solutions, np.log(ratio[:, 0, 0]))
       for tree, ratio in zip(token_trees, ratios)
@@ -141,9 +147,10 @@ class ImplicitScorer(Rater):
     return [special.expit(np.stack([-each, each], axis=-1))[:, None] for each in rewards]
 
   def _log_ratios(self, batch: Batch) -> jax.Array:
-    """log pi - log pi_ref of the tokens at a batch's read positions, `[B, R, 1, 1]`."""
-    models = (self.policy, self.reference)
-    return self._difference(*(model.read_log_probs(model.params, batch) for model in models))
+    """Returns log pi - log pi_ref of the tokens at a batch's read positions, `[B, R, 1, 1]`."""
+    policy = self.policy.read_log_probs(self.policy.params, batch)
+    reference = self.reference.read_log_probs(self.reference.params, batch)
+    return self._difference(policy, reference)
 
   @functools.cached_property
   def _difference(self):
@@ -153,6 +160,6 @@ class ImplicitScorer(Rater):
     return jax.jit(clipped, out_shardings=sharding_lib.replicated(self.mesh))
 
   def facts(self) -> dict[str, Any]:
-    """What the probabilities mean, and of which two models they are."""
+    """Returns the meaning of the probabilities, and the two models that they are from."""
     models = {"model": self.policy.facts(), "reference": self.reference.facts()}
     return dataclasses.asdict(self.contract) | models | {"beta": self.beta}

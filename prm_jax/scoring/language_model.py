@@ -1,4 +1,4 @@
-"""Language models of a public directory or a run of train.py, and their token log-probabilities."""
+"""Language models of a public directory or a run of train.py, with token log-probabilities."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from prm_jax.types import Batch
 class LanguageModel:
   """A language model and its tokenizer."""
 
-  source: str  # the directory that it is of
+  source: str  # the directory that it was loaded from
   tokenizer: tokenizers.Tokenizer
   config: config_lib.Model
   vocab_size: int  # rows of the embedding
@@ -42,7 +42,7 @@ class LanguageModel:
     dtype: str = "float32",
     step: str | int = "latest",
   ) -> Self:
-    """`of_directory` if there is a config.json, otherwise `of_run`."""
+    """Loads `of_directory` if `place` has a config.json, otherwise `of_run`."""
     if (pathlib.Path(place) / "config.json").is_file():
       return cls.of_directory(place, mesh, dtype)
     return cls.of_run(place, mesh, step)
@@ -51,7 +51,7 @@ class LanguageModel:
   def of_directory(
     cls, directory: str | pathlib.Path, mesh: jax.sharding.Mesh, dtype: str = "float32"
   ) -> Self:
-    """A public or exported model; ValueError or OSError if it is no language model."""
+    """Loads a public or exported model; ValueError or OSError if it is no language model."""
     directory = pathlib.Path(directory)
     preset, tokenizer = families.read(directory), tokenizers.load(directory)
     if "score.weight" in weights.tensors(directory):
@@ -65,19 +65,19 @@ class LanguageModel:
   def of_run(
     cls, workdir: str | storage.Path, mesh: jax.sharding.Mesh, step: str | int = "latest"
   ) -> Self:
-    """A checkpoint of train.py on text; ValueError or FileNotFoundError if there is none."""
+    """Loads a checkpoint of train.py on text; ValueError or FileNotFoundError if there is none."""
     about, tokenizer = scorer.newest(workdir)
     if about.contract.objective != "language_model":
       raise ValueError(
         f"{workdir}: trained as a reward model ({about.contract.objective}), which predicts no text"
       )
     number, about, params = checkpoint_lib.restore_params(workdir, mesh, step)
-    # Scoring may be on other devices than training was, where its kernel does not run.
+    # Scoring may run on devices for which the kernel of the training run does not exist.
     config = dataclasses.replace(about.config.model, attention="auto")
     return cls(str(workdir), tokenizer, config, about.vocab_size, params, number)
 
   def facts(self) -> dict[str, Any]:
-    """Which model it is: its step, or the sha256 of its files as the hub shows them."""
+    """Returns the directory, and a run's step or the sha256 of a public model's files."""
     if self.step is not None:
       return {"directory": self.source, "step": self.step}
     hashes = scorer.file_hashes(pathlib.Path(self.source))
@@ -85,20 +85,20 @@ class LanguageModel:
 
   @functools.cached_property
   def read_log_probs(self) -> Callable[[Any, Batch], jax.Array]:
-    """`token_log_probs` of parameters and a batch, compiled."""
+    """The compiled `token_log_probs` of parameters and a batch."""
     return _read_log_probs(step_lib.graph(self.config, self.vocab_size, 1))
 
 
-@functools.lru_cache(8)  # models of one process with the same structure share it
+@functools.lru_cache(8)  # models with the same structure share one program
 def _read_log_probs(graph: nnx.GraphDef) -> Callable[[Any, Batch], jax.Array]:
   return jax.jit(lambda params, batch: token_log_probs(nnx.merge(graph, params), batch))
 
 
 def token_log_probs(model: decoder.StepScorer, batch: Batch) -> jax.Array:
-  """Log-probability of the token at each read position, given its parent: float32 `[B, R]`.
+  """Returns the log-probability of the token at each read position, float32 `[B, R]`.
 
-  The logits of all reads, `[B, R, V]`, would be the largest array in memory: they are computed for
-  `loss.LOGITS` reads of a row at a time.
+  The model predicts a token at its parent.  The logits of all reads, `[B, R, V]`, would be the
+  largest array in memory, so they are computed for `loss.LOGITS` reads of a row at a time.
   """
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   at_reads = functools.partial(jnp.take_along_axis, indices=batch.read_positions, axis=1)

@@ -1,4 +1,4 @@
-"""Flags of the scripts that say which reward model scores."""
+"""The flags that choose the reward model of a script."""
 
 import dataclasses
 from typing import Literal
@@ -15,21 +15,22 @@ class RewardModel(config_lib.Checked):
   reference: str = ""  # of --readout=implicit: directory of the reference language model
   beta: float | None = None  # of --readout=implicit: weight of the log-ratio; default 0.05
   dtype: Literal["float32", "bfloat16"] = "float32"  # of a published or exported model
-  separator: config_lib.Escaped = ""  # of a published model, between steps; "": its authors'
+  separator: config_lib.Escaped = ""  # of a published model, between steps; "": the authors' own
 
   @property
   def name(self) -> str:
-    """Of the model, for people."""
+    """The directory of the model or run."""
     return self.model or self.checkpoint
 
   @property
   def of_model(self) -> bool:
-    """Whether a flag is given that goes with --model."""
+    """Whether a flag is given that only goes with --model."""
     return bool(self.readout or self.separator or self.dtype != "float32")
 
   def check_model(self) -> None:
     """Raises ValueError unless there is one model, with the flags that go with it."""
-    implicit = self.readout == "implicit"  # also of runs of train.py, which have no dtype
+    # --readout=implicit also reads runs of train.py, whose dtype is their own.
+    implicit = self.readout == "implicit"
     of_model = self.dtype != "float32" if implicit else self.of_model
     if bool(self.checkpoint) == bool(self.model) or (self.checkpoint and of_model):
       raise ValueError(
@@ -37,7 +38,7 @@ class RewardModel(config_lib.Checked):
         "go with --model"
       )
     if self.model and self.step != "latest":
-      raise ValueError(f"--step={self.step} is of a --checkpoint")
+      raise ValueError(f"--step={self.step} goes with --checkpoint")
     if bool(self.reference) != implicit or (self.beta is not None and not implicit):
       raise ValueError(
         f"--readout={self.readout} --reference={self.reference} --beta={self.beta}: "
@@ -45,15 +46,19 @@ class RewardModel(config_lib.Checked):
       )
 
   def load(self, benchmark: str = ""):
-    """The `Rater`; arguments and errors as of `load_model` and `load` of `Scorer`, or of
-    `ImplicitScorer`."""
+    """Loads the `Rater`.
+
+    Arguments and errors are those of `Scorer.load`, `Scorer.load_model` or `ImplicitScorer.load`.
+    """
     from prm_jax.scoring import implicit
     from prm_jax.scoring.scorer import Scorer
 
     if self.readout == "implicit":
       beta = implicit.BETA if self.beta is None else self.beta
-      given = (self.reference, beta, self.separator or implicit.SEPARATOR, self.dtype, self.step)
-      return implicit.ImplicitScorer.load(self.name, *given)
+      separator = self.separator or implicit.SEPARATOR
+      return implicit.ImplicitScorer.load(
+        self.name, self.reference, beta, separator, self.dtype, self.step
+      )
     if self.model:
       return Scorer.load_model(self.model, self.readout, self.dtype, self.separator, benchmark)
     return Scorer.load(self.checkpoint, self.step)

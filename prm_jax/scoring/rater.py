@@ -23,7 +23,7 @@ class SolutionError(ValueError):
 class Rater(abc.ABC):
   """A model that rates steps: `Scorer`, or `ImplicitScorer` of two language models."""
 
-  contract: StepContract  # what its probabilities mean
+  contract: StepContract  # the meaning of its probabilities
   vocab_size: int  # rows of the embedding
   step: int | None  # of a checkpoint
   dtype: str  # of the activations
@@ -31,7 +31,7 @@ class Rater(abc.ABC):
 
   @abc.abstractmethod
   def lay_out(self, problem: str, steps: Sequence[str]) -> TokenTree:
-    """The tokens of a solution and where they are read; ValueError if that cannot be done."""
+    """Returns a solution's tokens and read positions; ValueError if it cannot be laid out."""
 
   @abc.abstractmethod
   def read(
@@ -40,14 +40,18 @@ class Rater(abc.ABC):
     problems: Sequence[str],
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
-    """Class probabilities of encoded solutions, as of `by_head`."""
+    """Returns the class probabilities of encoded solutions, as `by_head` does."""
 
   @abc.abstractmethod
   def facts(self) -> dict[str, Any]:
-    """What the probabilities mean, and of which model files they are."""
+    """Returns the meaning of the probabilities, and the model files that they are from."""
 
   def encode(self, problem: str, steps: Sequence[str]) -> TokenTree:
-    """`lay_out`; ValueError also if the solution is too long or not of the model's tokens."""
+    """Lays out a solution and checks it.
+
+    Raises:
+      ValueError: as `lay_out`; or the solution is too long, or has tokens that the model lacks.
+    """
     tree = self.lay_out(problem, steps)
     if len(tree) > MAX_TOKENS:
       raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
@@ -56,7 +60,7 @@ class Rater(abc.ABC):
     return tree
 
   def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
-    """The mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
+    """Returns the mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
     return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
 
   def by_head(
@@ -64,7 +68,7 @@ class Rater(abc.ABC):
     solutions: Sequence[tuple[str, Sequence[str]]],
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
-    """Class probabilities of (problem, steps) pairs; equal pairs are encoded and read once.
+    """Returns the class probabilities of (problem, steps) pairs; equal pairs are read once.
 
     Args:
       on_share: called now and then with the share of the work that is done.

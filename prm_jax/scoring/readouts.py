@@ -1,17 +1,18 @@
-"""Readouts: how a model is asked for the probabilities of steps.
+"""Readouts: how a reward model is prompted with a solution, and where it is read.
 
-A readout lays problem and steps out as tokens, and says at which of them the model is read and with
-which head.  `trained` is that of this project's models, `PUBLISHED` those of public ones; to add
-one, write its layout here.
+A readout lays problem and steps out as tokens, and says at which tokens and with which head the
+model is read.  `trained` makes the readout of this project's models, `PUBLISHED` has those of
+public models.  To add one, write its layout here.
 
-The ids of a published layout equal those of the authors' own procedure for the same problem and
+A published layout gives the same token ids as its authors' procedure for the same problem and
 steps.  Read positions follow from how the ids were joined; they are never searched for.  So a
 special token spelled out in a problem or a step is plain letters, and a tag inside a step adds no
 read (the authors' procedures take either for the end of a step).  Nothing follows the last read.
 
-The benchmarks' own code prepares problem and steps for some of the families in another way, which
-moves their figures: `benchmark` names whose is followed.  ProcessBench: code/run_eval_prm_*.py of
-QwenLM/ProcessBench and huggingface/ProcessBench.  PRMBench: mr_eval/models of ssmisya/PRMBench.
+For some families the benchmarks' own code prepares problem and steps in another way, which changes
+the results: `benchmark` names the benchmark whose code is followed.  ProcessBench:
+code/run_eval_prm_*.py of QwenLM/ProcessBench and huggingface/ProcessBench.  PRMBench:
+mr_eval/models of ssmisya/PRMBench.
 """
 
 import dataclasses
@@ -35,17 +36,17 @@ QWEN_TAG = "<extra_0>"
 SHEPHERD_TAG = "ки"
 MAX_RETOKENISED = 4096  # tokens of a solution that is encoded once for each step
 LLAMA_DATE = "26 Jul 2024"  # of Llama 3.1's template, where the caller gives none
-READ = None  # among pieces: the token before it is read
+READ = None  # in a list of pieces: the token before it is read
 NUMBERS_GONE = "; without the numbers in front of steps"
 Head = Sequence[tuple[jax.Array, jax.Array]]  # float32 weight [C, D] and bias [C] of each layer
 
 
 @dataclasses.dataclass(frozen=True)
 class Readout:
-  """How a model is asked about a solution.
+  """A layout of solutions as tokens, and the head that is read.
 
-  `encode(problem, steps)` gives its tokens, with a read for each step (of an outcome model, one at
-  the end); it raises ValueError for a solution that the model cannot be asked about.
+  `encode(problem, steps)` returns the token tree, with a read for each step (for an outcome model,
+  one at the end); it raises ValueError for a solution that has no such layout.
   """
 
   encode: Callable[[str, Sequence[str]], TokenTree]
@@ -53,13 +54,13 @@ class Readout:
   outputs: int = 2  # of the last layer: logits of wrong and right, or 1: the logit of right
   answers: Sequence[int] = ()  # or tokens of "wrong" and "right", which the model predicts
   separator: str = ""  # between steps, where a file has a solution in one text
-  read: str = ""  # where the probability stands, in words for the contract
-  prompt: str = ""  # in words, for the contract
+  read: str = ""  # the tokens that are read, in words for the contract
+  prompt: str = ""  # the layout, in words for people
   tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tags and answers
 
 
 def log_probs(head: Head, x: jax.Array, softcap: float) -> jax.Array:
-  """Class log-probabilities `[B, R, 2]` of a published head, wrong and right.
+  """Returns the class log-probabilities `[B, R, 2]` of a published head, wrong and right.
 
   Args:
     x: hidden states at the reads `[B, R, D]`, float32.
@@ -67,7 +68,7 @@ def log_probs(head: Head, x: jax.Array, softcap: float) -> jax.Array:
   """
   for i, (weight, bias) in enumerate(head):
     x = jax.nn.relu(x) if i else x
-    # In full float32 on TPUs too, where that is not the default.
+    # Full float32 on TPUs too, where it is not the default.
     x = jnp.einsum("BRD,CD->BRC", x, weight, precision=jax.lax.Precision.HIGHEST) + bias
   if x.shape[-1] == 1:
     return jax.nn.log_sigmoid(jnp.concatenate([-x, x], axis=-1))
@@ -75,9 +76,10 @@ def log_probs(head: Head, x: jax.Array, softcap: float) -> jax.Array:
 
 
 def trained(tokenizer: Tokenizer, contract: StepContract) -> Readout:
-  """The readout of a model that this project trained: by its contract, with its own head."""
+  """Returns the readout of a model that this project trained, with its own head."""
   encode = functools.partial(token_tree.encode_candidate, tokenizer=tokenizer, contract=contract)
-  return Readout(encode, layers=("score",), outputs=contract.heads * len(contract.classes))
+  outputs = contract.heads * len(contract.classes)
+  return Readout(encode, layers=("score",), outputs=outputs, prompt="problem, steps")
 
 
 def qwen_math_prm(
@@ -85,9 +87,9 @@ def qwen_math_prm(
 ) -> Readout:
   """Qwen2.5-Math-PRM (model card, modeling_qwen2_rm.py): `<extra_0>` after each step of a turn."""
   start, end, tag = (_special(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>", QWEN_TAG))
-  system, prepare = QWEN_SYSTEM, list
+  system, prepare, changes = QWEN_SYSTEM, list, ""
   if benchmark == "prm_bench":  # its code has "\boxed" in a plain string: a backspace and "oxed"
-    system, prepare = system.replace("\\b", "\b"), _without_numbers
+    system, prepare, changes = system.replace("\\b", "\b"), _without_numbers, NUMBERS_GONE
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     steps = prepare(steps)
@@ -102,8 +104,7 @@ def qwen_math_prm(
     layers=("score.0", "score.2"),
     separator=separator or "\n\n",
     read=f"at {QWEN_TAG}",
-    prompt=f"<|im_start|> turns: system {system!r}, user problem, assistant steps"
-    + NUMBERS_GONE * (prepare is _without_numbers),
+    prompt=f"<|im_start|> turns: system {system!r}, user problem, assistant steps" + changes,
     tokens={QWEN_TAG: tag},
   )
 
@@ -115,10 +116,12 @@ def math_shepherd(
   tag = _one(tokenizer, SHEPHERD_TAG)
   plus, minus = tokenizer.encode("+ -")
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-  numbered = benchmark == "prm_bench"
+  prepare, changes = list, ""
+  if benchmark == "prm_bench":
+    prepare, changes = _numbered, ", steps beginning with 'Step 1:' and so on"
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
-    steps = _numbered(steps) if numbered else steps
+    steps = prepare(steps)
     for i, step in enumerate(steps):
       if step.rstrip().endswith(SHEPHERD_TAG):
         raise ValueError(f"step {i} ends with the tag {SHEPHERD_TAG!r}; give steps without it")
@@ -127,7 +130,7 @@ def math_shepherd(
     ids = tokenizer.encode(text)
     reads = [i for i, token in enumerate(ids) if token == tag]
     if len(reads) != len(steps) or SHEPHERD_TAG in problem + "".join(steps):
-      # The text has a tag of its own, or a tag has merged: find the end of each part separately.
+      # Problem or steps have a tag, or a tag has merged: find the end of each part separately.
       if len(ids) > MAX_RETOKENISED:
         raise ValueError(
           f"a solution of {len(ids)} tokens with the tag {SHEPHERD_TAG!r} in it; at most "
@@ -144,8 +147,7 @@ def math_shepherd(
     encode,
     separator=separator or "\n",
     read=f"at the tag {SHEPHERD_TAG!r}",
-    prompt=f"'problem step {SHEPHERD_TAG}\\nstep {SHEPHERD_TAG}', encoded as one text"
-    + ", steps beginning with 'Step 1:' and so on" * numbered,
+    prompt=f"'problem step {SHEPHERD_TAG}\\nstep {SHEPHERD_TAG}', encoded as one text" + changes,
     tokens={SHEPHERD_TAG: tag, "+": plus, "-": minus},
     answers=(minus, plus),
   )
@@ -164,7 +166,9 @@ def rlhflow(
   plus, minus = _one(tokenizer, "+"), _one(tokenizer, "-")
   system, assumed = _llama_system(settings.get("chat_template"))
   between = "\n\n" if benchmark == "process_bench" else " "
-  prepare = _without_numbers if benchmark == "prm_bench" else list
+  prepare, changes = list, ""
+  if benchmark == "prm_bench":
+    prepare, changes = _without_numbers, NUMBERS_GONE
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [begin] + ([start, "system", end, system, over] if system else [])
@@ -179,7 +183,7 @@ def rlhflow(
     separator=separator or "\n\n",
     read="at the token before the answer",
     prompt=f"Llama 3 turns: system {system!r}{assumed}, user problem, {between!r} and step, "
-    "assistant +, user step, ..." + NUMBERS_GONE * (prepare is _without_numbers),
+    "assistant +, user step, ..." + changes,
     tokens={"+": plus, "-": minus},
     answers=(minus, plus),
   )
@@ -196,24 +200,24 @@ def skywork(
   if name is None:
     raise ValueError("no bos_token in tokenizer_config.json; the authors put it first")
   first, mark = _special(tokenizer, name), "\n"
+  where, how = "the line break after a step", "then each line encoded apart, and a line break"
+  if tagged := benchmark == "prm_bench":  # the authors' code with another tag, steps of any lines
+    mark, where = SHEPHERD_TAG, f"the tag {SHEPHERD_TAG!r}"
+    how = "'Step 1: ... ', each encoded apart, and the tag" + NUMBERS_GONE
+  end = tokenizer.encode(mark)[-1]
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [first, f"{problem}\n"]
     for step in steps:
-      pieces += [piece for line in step.split("\n") for piece in (line, ends)] + [READ]
+      pieces += [piece for line in step.split("\n") for piece in (line, end)] + [READ]
     return _joined(pieces, tokenizer)
 
   def encode_tagged(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [first, f"{problem}\n"]
     for i, step in enumerate(_without_numbers(steps)):
-      pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", ends, READ]
+      pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", end, READ]
     return _joined(pieces, tokenizer)
 
-  where, how = "the line break after a step", "then each line encoded apart, and a line break"
-  if tagged := benchmark == "prm_bench":  # the authors' code with another tag, steps of any lines
-    mark, where = SHEPHERD_TAG, f"the tag {SHEPHERD_TAG!r}"
-    how = "'Step 1: ... ', each encoded apart, and the tag" + NUMBERS_GONE
-  ends = tokenizer.encode(mark)[-1]
   return Readout(
     encode_tagged if tagged else encode,
     layers=("v_head.summary",),
@@ -221,7 +225,7 @@ def skywork(
     separator=separator or "\n",
     read=f"at {where}",
     prompt=f"{name}, problem and a line break; {how}",
-    tokens={name: first, mark: ends},
+    tokens={name: first, mark: end},
   )
 
 
@@ -263,9 +267,9 @@ def trl_joined(
   """huggingface/ProcessBench (run_eval_prm_trl.py): each prefix joined to one text and encoded.
 
   The separator also follows the problem, and merges with the text around it, unlike in training.
-  The results of models trained by TRL were published with this layout; QwenLM/ProcessBench pull
-  request 12 has one with a mean F1 of 56.1 in it and 60.3 in that of `trl`.  Prefixes are merged
-  into a tree, which takes one forward pass.
+  The results of models trained by TRL were published with this layout; a model in
+  QwenLM/ProcessBench pull request 12 has a mean F1 of 56.1 with it and 60.3 with `trl`.  Prefixes
+  are merged into a tree, which takes one forward pass.
   """
   separator = separator or "\n"
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
@@ -286,8 +290,8 @@ def trl_joined(
   )
 
 
-# By name: (tokenizer, settings of tokenizer_config.json, separator or "", benchmark or "") ->
-# readout.
+# Makers of readouts, with the arguments tokenizer, settings of tokenizer_config.json, separator
+# ("": the authors' own) and benchmark ("": none).
 PUBLISHED = {
   "qwen2.5-math-prm": qwen_math_prm,
   "math-shepherd": math_shepherd,
@@ -299,22 +303,22 @@ PUBLISHED = {
 
 
 def _without_numbers(steps: Sequence[str]) -> list[str]:
-  """The steps without "1. " or "Step 1. " in front (mr_eval's `remove_step_prefix`)."""
+  """Removes a "1. " or "Step 1. " in front of each step (mr_eval's `remove_step_prefix`)."""
   number = re.compile(r"^(Step\s*\d+\.\s*|\d+\.\s*)", re.IGNORECASE)
   return [number.sub("", step.strip()) for step in steps]
 
 
 def _numbered(steps: Sequence[str]) -> list[str]:
-  """The steps with "Step 1: " in front, where none begins with "Step" (mr_eval's Math-Shepherd)."""
-  named = [step.strip().startswith(("Step", "step")) for step in steps]
+  """Puts "Step 1: " before each step that does not begin with "Step" (mr_eval's Math-Shepherd)."""
+  stripped = [step.strip() for step in steps]
   return [
-    step.strip() if has else f"Step {i}: {step.strip()}"
-    for i, (step, has) in enumerate(zip(steps, named), 1)
+    step if step.startswith(("Step", "step")) else f"Step {i}: {step}"
+    for i, step in enumerate(stripped, 1)
   ]
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:
-  """The id of a special token, by its name."""
+  """Returns the id of a special token."""
   number = tokenizer.token_id(name)
   if number is None:
     raise ValueError(f"the tokenizer has no token {name!r}")
@@ -322,19 +326,19 @@ def _special(tokenizer: Tokenizer, name: str) -> int:
 
 
 def _one(tokenizer: Tokenizer, text: str) -> int:
-  """The id of a text that must be one token."""
+  """Returns the id of a text; ValueError if it is not one token."""
   ids = tokenizer.encode(text)
-  if len(ids) != 1 or tokenizer.decode(ids).strip() != text:  # may be the unknown token
+  if len(ids) != 1 or tokenizer.decode(ids).strip() != text:  # one id may be the unknown token
     raise ValueError(f"{text!r} must be one token; it encodes to {ids}")
   return ids[0]
 
 
 def _llama_system(template: Any) -> tuple[str, str]:
-  """The system turn that Llama 3's chat template adds ("": none), and what of it is assumed.
+  """Returns the system turn that Llama 3's chat template adds ("": none), and a note on its date.
 
   The template is code and is not run: Llama 3.1's is recognised by the words it begins with.
   """
-  if isinstance(template, list):  # several, by name
+  if isinstance(template, list):  # several templates, by name
     template = next(
       (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"),
       None,
@@ -350,7 +354,7 @@ def _llama_system(template: Any) -> tuple[str, str]:
 
 
 def _joined(pieces: Iterable[int | str | None], tokenizer: Tokenizer) -> TokenTree:
-  """The tree of tokens, texts (each encoded apart) and READs, up to the last read."""
+  """Returns the tree of token ids and texts, each encoded apart, up to the last READ."""
   ids, reads = [], []
   for piece in pieces:
     if piece is READ:

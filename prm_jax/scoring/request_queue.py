@@ -1,7 +1,7 @@
-"""A queue of solutions before one model, so that many requests share its batches.
+"""A queue of solutions in front of one model, so that many requests share its batches.
 
-One thread owns the model and one encodes.  All other state belongs to the event loop, without
-locks.
+One thread runs the model and one encodes.  All other state belongs to the event loop, so there are
+no locks.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.scoring import batching
 from prm_jax.scoring.rater import Rater, SolutionError
 
-BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # of solutions that are taken from the queue at a time
-WAIT = 0.002  # seconds in which further solutions may join those that are taken
+BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # a batch takes solutions until it has so many tokens
+WAIT = 0.002  # seconds in which more solutions may join a batch
 SLICE = 2**16  # characters that are encoded at a time, so that requests take turns
 Solution = tuple[str, tuple[str, ...]]  # problem and steps
 
 
 class ModelError(RuntimeError):
-  """The model failed; the process's log says how."""
+  """The model failed; the reason is in the process's log."""
 
 
 class Entry(NamedTuple):
@@ -32,11 +32,11 @@ class Entry(NamedTuple):
 
   problem: str
   tree: TokenTree
-  answer: asyncio.Future[np.ndarray]  # as of `Scorer.by_head`
+  answer: asyncio.Future[np.ndarray]  # class probabilities, as of `Rater.by_head`
 
 
 class RequestQueue:
-  """Scores the solutions of many requests; `run` has to be under way in the same event loop."""
+  """Scores the solutions of many requests, while `run` is running in the same event loop."""
 
   def __init__(self, scorer: Rater):
     self.scorer = scorer
@@ -45,16 +45,16 @@ class RequestQueue:
     self._encoder = futures.ThreadPoolExecutor(1, "encoder")
 
   async def in_encoder(self, function: Callable, *args: Any) -> Any:
-    """The function's result, from the encoder's thread: for what would hold up the event loop."""
+    """Runs a function that would block the event loop, in the encoder's thread."""
     return await asyncio.get_running_loop().run_in_executor(self._encoder, function, *args)
 
   async def encode(
     self, solutions: Sequence[Solution], most: int = sys.maxsize
   ) -> list[TokenTree | SolutionError]:
-    """The token tree of each solution, or why it cannot be scored.
+    """Returns the token tree of each solution, or the reason why it cannot be scored.
 
     Args:
-      most: characters of a solution.
+      most: limit of characters; a longer solution is refused.
     """
     trees: list[TokenTree | SolutionError] = []
     while len(trees) < len(solutions):
@@ -64,7 +64,7 @@ class RequestQueue:
   def _encode(
     self, solutions: Sequence[Solution], start: int, most: int
   ) -> list[TokenTree | SolutionError]:
-    """The trees of the next solutions, until they have SLICE characters."""
+    """Encodes the solutions from `start` on, until they have SLICE characters."""
     trees, characters = [], 0
     for i, (problem, steps) in enumerate(solutions[start:], start):
       count = len(problem) + sum(map(len, steps))
@@ -80,34 +80,34 @@ class RequestQueue:
     return trees
 
   async def read(self, trees: Sequence[TokenTree], problems: Sequence[str]) -> list[np.ndarray]:
-    """Class probabilities at the reads of encoded solutions, as of `Scorer.by_head`.
+    """Returns the class probabilities of encoded solutions, as `Rater.by_head` does.
 
-    If the caller is cancelled, what is still in the queue is dropped.
+    If the caller is cancelled, its solutions that are still in the queue are dropped.
 
     Raises:
       ModelError: the model failed, or its probabilities are not numbers.
     """
-    new = asyncio.get_running_loop().create_future
-    entries = [Entry(problem, tree, new()) for problem, tree in zip(problems, trees)]
+    loop = asyncio.get_running_loop()
+    entries = [Entry(problem, tree, loop.create_future()) for problem, tree in zip(problems, trees)]
     for entry in entries:
       self._entries.put_nowait(entry)
     try:
       return await asyncio.gather(*(entry.answer for entry in entries))
     finally:
       for entry in entries:
-        entry.answer.cancel()  # those that have not been read when one has failed
+        entry.answer.cancel()  # those still open, if one has failed or the caller is cancelled
 
   async def run(self) -> None:
-    """Reads what is in the queue, batch by batch, until it is cancelled."""
+    """Scores the solutions in the queue, batch by batch, until it is cancelled."""
     loop = asyncio.get_running_loop()
     while True:
       batch = await self._next()
       try:
-        found = await loop.run_in_executor(self._model, self._read, batch) if batch else []
+        results = await loop.run_in_executor(self._model, self._read, batch) if batch else []
       except Exception:
         traceback.print_exc(file=sys.stderr)
-        found = [np.full(1, np.nan)] * len(batch)
-      for entry, probabilities in zip(batch, found):
+        results = [np.full(1, np.nan)] * len(batch)
+      for entry, probabilities in zip(batch, results):
         if entry.answer.done():  # cancelled
           continue
         if np.isfinite(probabilities).all():
@@ -116,8 +116,8 @@ class RequestQueue:
           entry.answer.set_exception(ModelError("the model failed; the server's log says how"))
 
   async def _next(self) -> list[Entry]:
-    """The oldest entries, until they have BATCH_TOKENS; waits for the first one."""
-    batch, tokens = [await self._entries.get()], 0
+    """Takes the oldest entries, until they have BATCH_TOKENS; waits for the first one."""
+    batch = [await self._entries.get()]
     await asyncio.sleep(WAIT)
     tokens = len(batch[0].tree)
     while tokens < BATCH_TOKENS and not self._entries.empty():
@@ -135,6 +135,6 @@ class RequestQueue:
     self._model.submit(self._read, [Entry("", tree, None)]).result()
 
   def close(self) -> None:
-    """Ends the threads, when they have done what they were given."""
+    """Ends the threads when they have finished their work."""
     self._model.shutdown()
     self._encoder.shutdown()

@@ -1,9 +1,9 @@
-"""A reward model as the reward function of an RL trainer: prompts and completions to numbers."""
+"""A reward model as the reward function of an RL trainer."""
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,32 +18,32 @@ Chat = Sequence[dict[str, Any]]  # messages, each with "role" and "content"
 
 
 class StepRewards(NamedTuple):
-  """The steps of a completion; both are empty if it has none or cannot be read."""
+  """The rewards of a completion's steps; empty if it has no steps or cannot be scored."""
 
   rewards: list[float]
-  ends: list[int]  # place in the completion's text just past each step's last printed character
+  ends: list[int]  # index in the completion's text just past each step's last printed character
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RewardFunction:
   """`function(prompts, completions, **columns) -> list[float]`, one reward for each completion.
 
-  TRL calls its `reward_funcs` so (`GRPOTrainer._calculate_rewards`, trl 1.16.0), and tunix its
-  `reward_fns` (`SequenceRewardManager`, tunix/rl/reward_manager.py, 0.1.7); both log the rewards
-  under the function's `__name__`.  A completion is split into steps at the separator.  Its
-  reward is the sum of its step rewards.  An empty completion, or one that the model cannot be asked
-  about, gets the reward of a single step whose P(right) is 0: 0, or -1 in the form "minimum".  In
-  the form "implicit" it gets 0, the log-ratio of no tokens.
+  TRL calls its `reward_funcs` like this (`GRPOTrainer._calculate_rewards`, trl 1.16.0), and tunix
+  its `reward_fns` (`SequenceRewardManager`, tunix/rl/reward_manager.py, 0.1.7); both log the
+  rewards under the function's `__name__`.  A completion is split into steps at the separator, and
+  its reward is the sum of its step rewards.  A completion that is empty or cannot be scored gets
+  the reward of a single step whose P(right) is 0: 0, or -1 in the form "minimum".  In the form
+  "implicit" it gets 0, the log-ratio of no tokens.
 
   Raises:
-    ValueError: an unknown form, a temperature that is not positive, no separator, or not a process
-      model.
+    ValueError: an unknown form, a temperature below `rewards.LEAST_TEMPERATURE` or not finite, no
+      separator, or not a process model.
   """
 
   rater: Rater
   form: str = "product"  # of `rewards.FORMS`
   temperature: float = rewards.TEMPERATURE  # of the form "minimum"
-  separator: str = ""  # between steps; "": that of the model's contract
+  separator: str = ""  # between steps; "": the separator of the model's contract
   problem: str = ""  # dataset column that holds the problem; "": the prompt's text is the problem
 
   def __post_init__(self):
@@ -59,34 +59,34 @@ class RewardFunction:
     if not self.separator:
       object.__setattr__(self, "separator", contract.separator)
     if not self.separator:
-      raise ValueError("separator is empty, and so is that of the model's contract")
+      raise ValueError("separator is empty, and the model's contract has none")
 
   @property
   def __name__(self) -> str:
     return f"prm_{self.form}"
 
   def __call__(self, prompts: Sequence, completions: Sequence, **columns: Any) -> list[float]:
-    """The reward of each completion; arguments as `step_rewards`."""
+    """Returns the reward of each completion; arguments as `step_rewards`."""
     return self.sums(self.step_rewards(prompts, completions, **columns))
 
-  def sums(self, found: Sequence[StepRewards]) -> list[float]:
-    """The reward of each completion of these step rewards."""
-    worst = 0.0 if self.form == "implicit" else float(self._rewards([np.zeros(1)])[0, 0])
-    return [float(sum(each.rewards)) if each.rewards else worst for each in found]
+  def sums(self, completions: Sequence[StepRewards]) -> list[float]:
+    """Returns the sum of each completion's step rewards."""
+    empty = 0.0 if self.form == "implicit" else float(self._rewards([np.zeros(1)])[0, 0])
+    return [float(sum(each.rewards)) if each.rewards else empty for each in completions]
 
   def step_rewards(
     self, prompts: Sequence[str | Chat], completions: Sequence[str | Chat], **columns: Any
   ) -> list[StepRewards]:
-    """The rewards of each completion's steps, and where the steps end in its text.
+    """Returns the rewards of each completion's steps, and where the steps end in its text.
 
     Args:
-      prompts: texts or chats; of a chat, the last turn of the user is the problem.
-      completions: texts or chats; of a chat, the turns of the assistant, joined.
-      columns: of the dataset, a value for each completion; others that a trainer passes.
+      prompts: texts or chats; the problem is the text, or the last turn of the chat's user.
+      completions: texts or chats, whose turns of the assistant are joined.
+      columns: of the dataset, a value for each completion; and whatever else a trainer passes.
 
     Raises:
-      ValueError: as many prompts as completions are needed, and a problem in each; or there is no
-        column of the problem.
+      ValueError: the numbers of prompts and completions differ, a prompt has no problem, or there
+        is no column of the problem.
     """
     if self.problem and columns.get(self.problem) is None:
       raise ValueError(
@@ -94,62 +94,60 @@ class RewardFunction:
         f"{', '.join(columns) or 'none'}"
       )
     solutions, places = self.solutions(columns.get(self.problem, prompts), completions)
-    return self.placed(self._probabilities(solutions), places)
+    trees: dict[int, TokenTree] = {}
+    for i, (problem, steps) in enumerate(solutions):
+      with contextlib.suppress(ValueError):
+        if steps:
+          trees[i] = self.rater.encode(problem, steps)
+    read = self.rater.read([*trees.values()], [solutions[i][0] for i in trees])
+    return self.placed(dict(zip(trees, read)), places)
 
   def solutions(
     self, problems: Sequence[str | Chat], completions: Sequence[str | Chat]
   ) -> tuple[list[tuple[str, list[str]]], list[list[int]]]:
-    """Problem and steps of each completion, and where the steps end in its text."""
+    """Returns problem and steps of each completion, and where the steps end in its text."""
     if len(problems) != len(completions):
       raise ValueError(f"{len(problems)} prompts for {len(completions)} completions")
     solutions, places = [], []
     for problem, completion in zip(problems, completions):
-      found = split(_text(completion, "assistant") or "", self.separator)
-      solutions.append((_problem(problem), [step for step, _ in found]))
-      places.append([end for _, end in found])
+      steps = split(_text(completion, "assistant") or "", self.separator)
+      solutions.append((_problem(problem), [step for step, _ in steps]))
+      places.append([end for _, end in steps])
     return solutions, places
 
   def placed(
-    self, probabilities: Sequence[np.ndarray | None], places: Sequence[list[int]]
+    self, probabilities: Mapping[int, np.ndarray], places: Sequence[list[int]]
   ) -> list[StepRewards]:
-    """Step rewards of class probabilities `[steps, C]`; None for what cannot be rated."""
-    classes = self.rater.contract.right_classes
-    right = [np.zeros(0) if p is None else p[:, classes].sum(-1) for p in probabilities]
+    """Returns the step rewards of each completion.
+
+    Args:
+      probabilities: `[steps, K, C]` by head, of the completions that could be scored, by number.
+      places: where the steps of each completion end.
+    """
+    right = [np.zeros(0)] * len(places)
+    for i, by_head in probabilities.items():
+      right[i] = by_head.mean(1)[:, self.rater.contract.right_classes].sum(-1)
     return [
       StepRewards(row[: len(p)].tolist(), ends[: len(p)])
       for row, p, ends in zip(self._rewards(right), right, places)
     ]
 
-  def _probabilities(
-    self, solutions: Sequence[tuple[str, Sequence[str]]]
-  ) -> list[np.ndarray | None]:
-    """Class probabilities of each solution, or None."""
-    trees: dict[int, TokenTree] = {}
-    out: list[np.ndarray | None] = [None] * len(solutions)
-    for i, (problem, steps) in enumerate(solutions):
-      with contextlib.suppress(ValueError):
-        if steps:
-          trees[i] = self.rater.encode(problem, steps)
-    found = self.rater.read([*trees.values()], [solutions[i][0] for i in trees])
-    for i, each in zip(trees, found, strict=True):
-      out[i] = each.mean(1)
-    return out
-
   def _rewards(self, probabilities: Sequence[np.ndarray]) -> np.ndarray:
-    """Step rewards `[B, S]`, padded to powers of two, so that few shapes are compiled."""
+    """Returns step rewards `[B, S]`, padded to powers of two, so that few shapes are compiled."""
     sizes = (len(probabilities), max(map(len, probabilities), default=0))
     shape = tuple(2 ** max(size - 1, 0).bit_length() for size in sizes)
     padded, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
     for i, each in enumerate(probabilities):
       padded[i, : len(each)], valid[i, : len(each)] = each, True
-    found = rewards.step_rewards(
-      jnp.asarray(padded), jnp.asarray(valid), self.form, temperature=self.temperature
+    return np.asarray(
+      rewards.step_rewards(
+        jnp.asarray(padded), jnp.asarray(valid), self.form, temperature=self.temperature
+      )
     )
-    return np.asarray(found)
 
 
 def split(text: str, separator: str) -> list[tuple[str, int]]:
-  """The steps of a text that are not blank, each with the index just past its last character."""
+  """Returns a text's steps that are not blank, each with the index just past its last character."""
   out, start = [], 0
   for piece in text.split(separator):
     if piece.strip():
@@ -159,17 +157,16 @@ def split(text: str, separator: str) -> list[tuple[str, int]]:
 
 
 def _problem(prompt: Any) -> str:
-  """The problem of a prompt."""
   text = _text(prompt, "user", last=True)
-  if not isinstance(text, str) or not text:
+  if not text:
     raise ValueError(f"prompt {show(prompt)}: expected a text, or messages with a user's turn")
   return text
 
 
 def _text(value: Any, role: str, last: bool = False) -> str | None:
-  """A text, or what the turns of a role say in a chat; None if it is neither."""
+  """Returns a text, or the turns of a role in a chat, joined or the last; None if it is neither."""
   if isinstance(value, str):
-    return str(value)  # of NumPy's too
+    return str(value)  # also of NumPy's strings
   try:
     turns = [_content(message["content"]) for message in value if message["role"] == role]
     return turns[-1] if last else "".join(turns)
@@ -178,7 +175,7 @@ def _text(value: Any, role: str, last: bool = False) -> str | None:
 
 
 def _content(content: str | Sequence[dict[str, Any]]) -> str:
-  """The text of a message, or of its parts that are text."""
+  """Returns the text of a message, or of its parts that are text."""
   if isinstance(content, str):
     return content
   return "".join(part["text"] for part in content if part["type"] == "text")

@@ -1,9 +1,9 @@
 """Rewards of steps and tokens for reinforcement learning, from P(right) of the steps.
 
-Pure functions of fixed shapes: a solution has S places for steps, of which `valid` says which are
-filled, the first ones, and L places for tokens.  All leading axes are batch axes, so the functions
-run under `jax.jit` and `jax.vmap`, and a batch stays sharded as it is.  Whatever stands in padding
-changes no value and no gradient.
+Pure functions of fixed shapes: a solution has S places for steps, which are filled from the first
+on as `valid` says, and L places for tokens.  All leading axes are batch axes, so the functions run
+under `jax.jit` and `jax.vmap`, and a batch keeps its sharding.  The values in padding change no
+result and no gradient.
 """
 
 import functools
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 FORMS = ("product", "minimum", "raw", "implicit")
 TEMPERATURE = 0.1  # of "minimum": PURE's
-LEAST_TEMPERATURE = 1e-6  # with much less, 1 / temperature is infinite in float32
-NEAR = 2.0**-23  # to 0 or 1, of a P(right) whose log-odds are still finite in float32
+LEAST_TEMPERATURE = 1e-6  # much below it, 1 / temperature is infinite in float32
+NEAR = 2.0**-23  # distance of P(right) from 0 and 1 at which its log-odds are finite in float32
 BETA = 0.05  # of implicit rewards: `beta_train` of PRIME
 
 
@@ -26,13 +26,13 @@ def step_rewards(
   *,
   temperature: float | jax.Array = TEMPERATURE,
 ) -> jax.Array:
-  """The reward of each step `[..., S]`, float32, zero where there is no step.
+  """Returns the reward of each step `[..., S]`, float32, zero where there is no step.
 
   Args:
     probabilities: P(right) of each step, `[..., S]`.
     valid: whether there is a step, bool `[..., S]`.
-    form: "product": what the step changes of the product of probabilities, prod(i <= t) p_i -
-      prod(i < t) p_i, where the product before the first step counts as 0.  The rewards of a
+    form: "product": the change that the step makes to the product of probabilities, prod(i <= t)
+      p_i - prod(i < t) p_i, where the product before the first step counts as 0.  The rewards of a
       solution add up to its product score, so the first is P(right), and all others are negative
       or zero.
       "minimum": r_t weighted by softmax(-r / temperature) over the solution's steps, with r =
@@ -40,7 +40,7 @@ def step_rewards(
       0.  PURE (Cheng et al. 2025, arXiv 2504.15275); r and its temperature as in
       `turn_process_reward_logits_to_reward`, openrlhf/utils/utils.py of CJReinforce/PURE.
       "raw": P(right).  The sum grows with the number of steps.
-      "implicit": the log-odds of P(right).  Of the implicit readout, these are beta times the
+      "implicit": the log-odds of P(right).  With the implicit readout, they are beta times the
       log-ratio of the step's tokens (`implicit_step_rewards`).
     temperature: of "minimum", at least `LEAST_TEMPERATURE`.
 
@@ -59,23 +59,13 @@ def step_rewards(
     return jnp.where(valid, jnp.log(p) - jnp.log1p(-p), 0)
   if form == "minimum":
     r = 2 * jnp.where(valid, p, 0) - 1
-    return jnp.where(valid, r * _softmax(-r / temperature, valid), 0)
+    return jnp.where(valid, r * jax.nn.softmax(-r / temperature, where=valid), 0)
   # Not in log space: a product of probabilities loses no digits, and log(0) has no gradient.  Nor
   # is one product subtracted from another: p - 1 times the first keeps its digits.
   p = jnp.where(valid, p, 1)
   before = jnp.cumprod(p[..., :-1], axis=-1)
   rewards = jnp.concatenate([p[..., :1], before * (p[..., 1:] - 1)], axis=-1)
   return jnp.where(valid, rewards, 0)
-
-
-def _softmax(logits: jax.Array, valid: jax.Array) -> jax.Array:
-  """Softmax over the valid ones of the last axis; zeros where none is."""
-  logits = jnp.where(valid, logits, jnp.finfo(logits.dtype).min)
-  top = jax.lax.stop_gradient(logits.max(-1, keepdims=True))
-  # Under the maximum, so that padding's exponent is never above 1: its gradient would be nan.
-  weights = jnp.where(valid, jnp.exp(logits - top), 0)
-  total = weights.sum(-1, keepdims=True)
-  return weights / jnp.where(total > 0, total, 1)
 
 
 def implicit_step_rewards(
@@ -85,11 +75,11 @@ def implicit_step_rewards(
   valid: jax.Array,
   beta: float | jax.Array = BETA,
 ) -> jax.Array:
-  """beta * (log pi - log pi_ref), summed over the tokens of each step, `[..., S]`.
+  """Returns beta * (log pi - log pi_ref), summed over the tokens of each step, `[..., S]`.
 
-  The tokens of a step are those after the end of the step before it, up to its own.  Before the
-  sum it is the reward per token of PRIME (Cui et al. 2025, arXiv 2502.01456; `dp_prime.py` of
-  PRIME-RL/PRIME, which multiplies by no beta); by steps it is that of Yuan et al. 2024 (arXiv
+  A step has the tokens after the end of the step before it, up to its own end.  Before the sum,
+  this is the reward per token of PRIME (Cui et al. 2025, arXiv 2502.01456; `dp_prime.py` of
+  PRIME-RL/PRIME, which multiplies by no beta); by step, it is the reward of Yuan et al. 2024 (arXiv
   2412.01981, "Free process rewards without process labels").
 
   Args:
@@ -106,7 +96,7 @@ def implicit_step_rewards(
 
 
 def at_tokens(rewards: jax.Array, ends: jax.Array, valid: jax.Array, length: int) -> jax.Array:
-  """The rewards of steps at the steps' last tokens, `[..., L]`; zeros at other tokens.
+  """Returns the rewards of steps at the steps' last tokens, `[..., L]`; zeros at other tokens.
 
   Args:
     rewards: `[..., S]`.
@@ -119,7 +109,7 @@ def at_tokens(rewards: jax.Array, ends: jax.Array, valid: jax.Array, length: int
 
 
 def returns_to_go(rewards: jax.Array, discount: float | jax.Array = 1.0) -> jax.Array:
-  """Of each token, the sum over u >= t of discount^(u - t) times reward u: `[..., L]`."""
+  """Returns for token t the sum over u >= t of discount^(u - t) times reward u, `[..., L]`."""
 
   def combine(later, earlier):
     return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]
@@ -131,15 +121,15 @@ def returns_to_go(rewards: jax.Array, discount: float | jax.Array = 1.0) -> jax.
 def token_advantages(
   rewards: jax.Array, mask: jax.Array, discount: float | jax.Array = 1.0
 ) -> jax.Array:
-  """Advantages `[..., G, L]` of the tokens of G completions of a prompt; zeros in padding.
+  """Returns the advantages `[..., G, L]` of the tokens of G completions; zeros in padding.
 
-  The baseline b of a completion is the mean reward per token of the G - 1 others: the sum of their
-  rewards over the sum of their lengths.  It is subtracted at every token, and the advantage of a
-  token is the return-to-go of the difference.  PURE's baseline is the same b times the number of
-  tokens of a step, subtracted at the step's end (`process_experiences` in
+  The baseline b of a completion is the mean reward per token of the G - 1 other completions of its
+  prompt: the sum of their rewards over the sum of their lengths.  It is subtracted at every token,
+  and the advantage of a token is the return-to-go of the difference.  PURE's baseline is the same b
+  times the number of tokens of a step, subtracted at the step's end (`process_experiences` in
   openrlhf/trainer/ppo_utils/experience_maker.py): at the first token of a step, without discount,
-  the two agree.  A mean per step instead depends on how a text is cut into steps, which a policy
-  learns to change (its README, "baseline choice in RLOO", and CJReinforce/PURE#2).
+  the two agree.  A mean per step would depend on how a text is cut into steps, which a policy
+  learns to change (PURE's README, "baseline choice in RLOO", and CJReinforce/PURE#2).
 
   Args:
     rewards: of the tokens, `[..., G, L]`, as `at_tokens` places them.

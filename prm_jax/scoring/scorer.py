@@ -1,4 +1,4 @@
-"""A reward model and candidate solutions -> class probabilities of their steps.
+"""Scores candidate solutions with a reward model: class probabilities of their steps.
 
 Candidates of a problem become one prefix tree, and trees are packed into rows as in training.  A
 solution longer than the model's rows is scored in a longer row, never cut.
@@ -28,14 +28,14 @@ from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
 from prm_jax.training import step as step_lib
-from prm_jax.types import Batch, StepContract
+from prm_jax.types import TWO_CLASSES, Batch, StepContract
 
 
 @dataclasses.dataclass(frozen=True)
 class Scorer(Rater):
   """A reward model, ready to score."""
 
-  contract: StepContract  # what its probabilities mean
+  contract: StepContract  # the meaning of its probabilities
   tokenizer: tokenizers.Tokenizer
   readout: Readout
   config: config_lib.Model
@@ -46,7 +46,7 @@ class Scorer(Rater):
   row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
   step: int | None = None  # of a checkpoint
   directory: pathlib.Path | None = None  # of a published or exported model
-  merge: bool = True  # encode what solutions of a problem share once
+  merge: bool = True  # encode the shared prefixes of a problem's solutions once
 
   @classmethod
   def load(
@@ -59,11 +59,11 @@ class Scorer(Rater):
 
     Args:
       step: "latest", "best" by the run's `train.best_metric`, or a number.
-      devices: that it is loaded onto; None: all.
+      devices: the devices to load it onto; None: all.
 
     Raises:
-      FileNotFoundError, ValueError: as `newest`; there is no checkpoint as `step` asks for, or it
-        cannot be read; or the model was trained on text and has no step probabilities.
+      FileNotFoundError, ValueError: as `newest`; there is no such checkpoint, or it cannot be read;
+        or the model was trained on text and has no step probabilities.
     """
     about, tokenizer = newest(workdir)
     if about.contract.objective == "language_model":
@@ -98,15 +98,17 @@ class Scorer(Rater):
     """Loads a directory of config.json, safetensors and a tokenizer: a public or exported model.
 
     Args:
-      name: of the readout, a key of `readouts.PUBLISHED`; "": that of an export, by its contract.
+      name: of the readout, a key of `readouts.PUBLISHED`; "": the directory is an export, whose
+        contract is in it.
       dtype: of parameters and activations; heads are read in float32.
       separator: between steps, of a public model; "": the readout's own.
-      benchmark: whose code's layout a public model's is, where it has one: see `readouts`.
-      devices: that it is loaded onto; None: all.
+      benchmark: a benchmark whose code lays out solutions differently for some public models: see
+        `readouts`; "": the authors' layout.
+      devices: the devices to load it onto; None: all.
 
     Raises:
-      ValueError: the directory is not a model that this readout can read, and what is missing; or
-        the tokenizer of an export is not the one it was trained with.
+      ValueError: this readout cannot read the model in the directory, for the reason in the
+        message; or the tokenizer of an export is not the one it was trained with.
       OSError: a file is missing or cannot be read.
     """
     directory = pathlib.Path(directory)
@@ -115,23 +117,34 @@ class Scorer(Rater):
       contract = export.read_contract(directory)
       check_contract(contract, tokenizer, directory)
       if separator:
-        raise ValueError(f"--separator: {directory / export.CONTRACT} says which it is")
+        raise ValueError(
+          f"--separator={separator!r}: leave it out; {directory / export.CONTRACT} has one"
+        )
       readout = readouts.trained(tokenizer, contract)
     else:
       contract, readout = _published(directory, name, tokenizer, separator, benchmark)
     head = _read_head(directory, readout, preset)
-    # Tied, so that no language-model head is loaded: scoring never runs one.
+    # Tied embeddings, so that no language-model head is loaded: scoring never runs one.
     config = dataclasses.replace(
       preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype
     )
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    shape = (preset.config.vocab_size, len(contract.classes))
-    abstract = decoder.abstract_params(config, *shape, mesh, contract.heads)
-    others = [f"{layer}.*" for layer in readout.layers]
-    params = weights.load(directory, abstract, config, others)
-    head = jax.device_put(head if name else (), sharding_lib.replicated(mesh))
-    facts = (config, preset.config.vocab_size, params, mesh)
-    return cls(contract, tokenizer, readout, *facts, head=head, directory=directory)
+    abstract = decoder.abstract_params(
+      config, config.vocab_size, len(contract.classes), mesh, contract.heads
+    )
+    head_tensors = [f"{layer}.*" for layer in readout.layers]
+    params = weights.load(directory, abstract, config, head_tensors)
+    return cls(
+      contract,
+      tokenizer,
+      readout,
+      config,
+      config.vocab_size,
+      params,
+      mesh,
+      head=jax.device_put(head if name else (), sharding_lib.replicated(mesh)),
+      directory=directory,
+    )
 
   @property
   def dtype(self) -> str:
@@ -139,7 +152,7 @@ class Scorer(Rater):
 
   @property
   def layout(self) -> str:
-    return self.readout.prompt or "problem, steps"
+    return self.readout.prompt
 
   def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
     return self.readout.encode(problem, steps)
@@ -150,15 +163,17 @@ class Scorer(Rater):
     problems: Sequence[str],
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
-    """Class probabilities, float64 `[r, K, C]`, at the read positions of each token tree."""
+    """Returns the class probabilities at each token tree's read positions, float64 `[r, K, C]`."""
     forward = functools.partial(self.forward, self.params, self.head)
-    where = (self.mesh, self.row_length, self.merge)
-    return batching.read(token_trees, problems, forward, *where, on_share)
+    return batching.read(
+      token_trees, problems, forward, self.mesh, self.row_length, self.merge, on_share
+    )
 
   def facts(self) -> dict[str, Any]:
-    """What the probabilities mean, and the sha256 of the model's files as the hub shows them.
+    """Returns the meaning of the probabilities, and the sha256 of the model's files.
 
-    Of a published or exported model; a checkpoint's metadata says the same of a trained one.
+    The hub shows the same hashes.  Only for published and exported models; a checkpoint's metadata
+    says the same of a trained model.
     """
     hashes = file_hashes(self.directory)
     facts = dataclasses.asdict(self.contract) | {"model": str(self.directory), "sha256": hashes}
@@ -170,29 +185,29 @@ class Scorer(Rater):
   @functools.cached_property
   def graph(self) -> nnx.GraphDef:
     """The model's structure, which `nnx.merge` joins with `params`."""
-    # Scoring may be on other devices than training was, where its kernel does not run.
+    # Scoring may run on devices for which the kernel of the training run does not exist.
     config = dataclasses.replace(self.config, attention="auto")
     return step_lib.graph(config, self.vocab_size, len(self.contract.classes), self.contract.heads)
 
   @property
   def softcap(self) -> float:
-    """Of the logits of a published head; 0: none."""
+    """The soft cap of a published head's logits; 0: none."""
     return self.config.logit_softcap if self.readout.answers else 0
 
   @functools.cached_property
   def forward(self):
-    """The compiled program: class log-probabilities `[B, R, K, C]` of params, head and batch."""
+    """The compiled program: params, head and batch to class log-probabilities `[B, R, K, C]`."""
     return _forward(self.graph, self.softcap, self.mesh)
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:
-  """The sha256 of the files of a public model, by name: config.json, tokenizer and weights."""
+  """Returns the sha256 of a public model's files by name: config.json, tokenizer and weights."""
   names = ["config.json", tokenizers.find(directory).name]
   names += sorted({tensor.path.name for tensor in weights.tensors(directory).values()})
   return {name: download.sha256_of(directory / name) for name in names}
 
 
-@functools.lru_cache(8)  # scorers of one process with the same architecture compile it once
+@functools.lru_cache(8)  # scorers with the same architecture share one program
 def _forward(graph: nnx.GraphDef, softcap: float, mesh: jax.sharding.Mesh):
   def forward(params: Any, head: Head, batch: Batch) -> jax.Array:
     model = nnx.merge(graph, params)
@@ -211,10 +226,10 @@ def log_probs(
   read_positions: jax.Array,
   softcap: float,
 ) -> jax.Array:
-  """Class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`.
+  """Returns the class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`.
 
   Args:
-    head: of a published model; (): the model's own is read.
+    head: of a published model; (): the model's own head.
     softcap: `Scorer.softcap`, of a published head.
   """
   if not head:
@@ -230,7 +245,7 @@ def _published(
   separator: str,
   benchmark: str,
 ) -> tuple[StepContract, Readout]:
-  """Contract and readout of a public model, by the readout's name."""
+  """Returns the contract of a public model and the readout `name`."""
   if name not in PUBLISHED:
     raise ValueError(
       f"{directory}: --readout={name}: expected one of {', '.join(PUBLISHED)}; only a directory "
@@ -242,7 +257,7 @@ def _published(
     raise ValueError(f"{directory}: not a model for --readout={name}: {error}") from error
   contract = StepContract(
     objective="process",
-    classes=("-1", "1"),  # wrong and right
+    classes=TWO_CLASSES,
     separator=readout.separator,
     separator_ids=tuple(tokenizer.encode(readout.separator)),
     read=readout.read,
@@ -256,7 +271,11 @@ def _published(
 def _read_head(
   directory: pathlib.Path, readout: Readout, preset: families.Preset
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-  """The float32 layers of a readout's head; ValueError if a tensor is missing or misshapen."""
+  """Reads the layers of a readout's head in float32.
+
+  Raises:
+    ValueError: a tensor is missing, or has another shape.
+  """
   width, shapes = preset.config.width, {}
   for layer in readout.layers:
     size = readout.outputs if layer == readout.layers[-1] else width
@@ -266,9 +285,9 @@ def _read_head(
     shapes[matrix] = (preset.config.vocab_size, width)
   source = weights.tensors(directory)
   for name, expected in shapes.items():
-    found = list(source[name].shape) if name in source else "missing"
-    if found != list(expected):
-      raise ValueError(f"{directory}: {name} is {found}, expected {list(expected)}")
+    shape = list(source[name].shape) if name in source else "missing"
+    if shape != list(expected):
+      raise ValueError(f"{directory}: {name} is {shape}, expected {list(expected)}")
   values = [source[name].read() for name in shapes]
   if readout.answers:
     values = [values[0][list(readout.answers)], np.zeros(2)]
@@ -277,7 +296,7 @@ def _read_head(
 
 
 def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokenizers.Tokenizer]:
-  """Metadata and tokenizer of the newest checkpoint of a run, of any objective.
+  """Returns the metadata and the tokenizer of a run's newest checkpoint, of any objective.
 
   Raises:
     FileNotFoundError: there is no finished checkpoint.
@@ -298,10 +317,10 @@ def check_contract(
 ) -> None:
   """Raises ValueError if `tokenizer` is not the one the contract was made with."""
   expected = (contract.tokenizer_hash, contract.separator_ids)
-  found = (tokenizer.hash, tuple(tokenizer.encode(contract.separator)))
-  if found != expected:
+  actual = (tokenizer.hash, tuple(tokenizer.encode(contract.separator)))
+  if actual != expected:
     raise ValueError(
       f"{where}: the tokenizer's hash and its ids of {show(contract.separator)} are "
-      f"{show(found, 200)}, in training they were {show(expected, 200)}; put back the tokenizer of "
-      "that run"
+      f"{show(actual, 200)}, in training they were {show(expected, 200)}; put back the tokenizer "
+      "of that run"
     )

@@ -1,8 +1,8 @@
 """A reward model behind HTTP: `POST /score`, `POST /rewards` and `GET /health`.
 
-Requests come from the network, so `Limits` bounds the size of each, of all together, and the time
-that each may take.  Solutions are encoded before they are queued, so that one that cannot be scored
-fails its own request only.  A route is a line in `Service.app`.
+Requests come from the network, so `Limits` bounds the size of each request, the memory of all, and
+the time that each may take.  Solutions are encoded before they are queued, so that one that cannot
+be scored fails its own request only.  A route is a line in `Service.app`.
 """
 
 import asyncio
@@ -21,7 +21,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
 from aiohttp import web
 
 from prm_jax.runtime import json_lines
@@ -30,14 +29,14 @@ from prm_jax.scoring.rater import MAX_TOKENS, Rater, SolutionError
 from prm_jax.scoring.request_queue import ModelError, RequestQueue, Solution
 from prm_jax.scoring.reward_function import RewardFunction
 
-BACKLOG = 2048  # connections that the system holds until they are accepted
-IDLE = 75.0  # seconds until a connection without a request is closed
-LINGER = 2.0  # seconds for the rest of a body that is refused, or arrives when the service stops
+BACKLOG = 2048  # connections that wait in the operating system to be accepted
+IDLE = 75.0  # seconds after which a connection without a request is closed
+LINGER = 2.0  # seconds for the rest of a body that is refused, or arrives while the service stops
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Bounds of one request, and of what all requests hold until they are answered."""
+  """Bounds of one request, and of the memory that unanswered requests hold together."""
 
   body_bytes: int = 4 * 2**20
   solutions: int = 256
@@ -46,11 +45,11 @@ class Limits:
   seconds: float = 30.0  # until a body has arrived, and until an answer has been taken
   held_bytes: int = 64 * 2**20  # of bodies
   held_solutions: int = 16_384
-  held_tokens: int = 256 * MAX_TOKENS  # so that one request is never too large
+  held_tokens: int = 256 * MAX_TOKENS  # as many as one request may have
 
 
 class Refused(Exception):
-  """A request is not answered; the status and the message are for its client."""
+  """A request is refused; its client gets the status and the message."""
 
   def __init__(self, status: int, message: str):
     super().__init__(message)
@@ -58,7 +57,7 @@ class Refused(Exception):
 
 
 class Asked(msgspec.Struct):
-  """A solution, with the keys that are read."""
+  """A solution of a request; other keys are skipped."""
 
   problem: str
   steps: list[str] | msgspec.UnsetType = msgspec.UNSET
@@ -87,7 +86,7 @@ Texts = Annotated[list[str | list[Message]], msgspec.Meta(min_length=1)]  # or c
 
 
 class RewardRequest(msgspec.Struct):
-  """The body of POST /rewards: arguments and fields of a `RewardFunction`."""
+  """The body of POST /rewards: a `RewardFunction`'s arguments and fields."""
 
   prompts: Texts
   completions: Texts
@@ -97,32 +96,32 @@ class RewardRequest(msgspec.Struct):
 
 
 Hold = Callable[[str, int], None]  # counts bytes, solutions or tokens as held by a request
-Work = Callable[[bytes, Hold], Awaitable[dict[str, Any]]]  # a body's answer
+Work = Callable[[bytes, Hold], Awaitable[dict[str, Any]]]  # answers a body
 
 
 class Service:
-  """A model's server.  `serve` runs it, `stop` ends it from any thread."""
+  """An HTTP server of one model.  `serve` runs it; `stop` ends it from any thread."""
 
   def __init__(self, scorer: Rater, name: str, limits: Limits | None = None):
     self.name, self.limits = name, limits or Limits()
     self.scorer, self.queue = scorer, RequestQueue(scorer)
     self.held: collections.Counter[str] = collections.Counter()
     self.served: collections.Counter[str] = collections.Counter()
-    self.address: tuple[str, int] | None = None  # once it is serving
+    self.address: tuple[str, int] | None = None  # None: not serving yet
     self._under_way, self._stopping = 0, False
-    self._deadlines: set[asyncio.Timeout] = set()  # of bodies that are arriving
+    self._deadlines: set[asyncio.Timeout] = set()  # of the bodies that are arriving
 
   async def serve(self, listener: socket.socket) -> None:
-    """Answers requests until `stop` or, in the main thread, SIGTERM or SIGINT; then finishes them.
+    """Answers requests until `stop` or, in the main thread, SIGTERM or SIGINT.
 
-    Prints the URL when it is ready.
+    Prints the URL when it is ready.  At the end it answers the requests that it has.
     """
     self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
     self.queue.warm_up()
     _allow_connections()
-    # What clients do wrong is answered, not logged.
+    # Errors of clients are answered, not logged.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    # A request whose client has gone away is cancelled, and no longer scored.
+    # With handler_cancellation, a request whose client has gone away is no longer scored.
     runner = web.AppRunner(
       self.app(),
       access_log=None,
@@ -130,7 +129,7 @@ class Service:
       auto_decompress=False,
       keepalive_timeout=IDLE,
       lingering_time=LINGER,
-      shutdown_timeout=LINGER,  # when all requests have been answered
+      shutdown_timeout=LINGER,  # after all requests have been answered
     )
     await runner.setup()
     site = web.SockSite(runner, listener, backlog=BACKLOG)
@@ -151,16 +150,16 @@ class Service:
     await runner.cleanup()
     self.queue.close()
     if reading.done():
-      reading.result()  # raises the mistake in the code that has ended it
+      reading.result()  # raises the exception that ended it
     reading.cancel()
     print(f"stopped after {self.served['solutions']:,} solutions", file=sys.stderr, flush=True)
 
   def stop(self) -> None:
-    """Makes `serve` accept nothing more, and return when all requests are answered."""
+    """Makes `serve` refuse new requests, and return when all others are answered."""
     self._loop.call_soon_threadsafe(self._stop.set)
 
   def _catch_signals(self) -> None:
-    """Lets SIGTERM and SIGINT stop the service, and a second one end the process at once."""
+    """Makes SIGTERM or SIGINT stop the service; a second signal ends the process at once."""
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop() -> None:
@@ -175,7 +174,7 @@ class Service:
         self._loop.add_signal_handler(number, stop)
 
   def app(self) -> web.Application:
-    """The routes."""
+    """Returns the application with its routes."""
     app = web.Application(middlewares=[_errors_as_json])
     app.router.add_get("/health", self._health)
     app.router.add_post("/score", functools.partial(self._post, self.score))
@@ -183,67 +182,67 @@ class Service:
     return app
 
   async def score(self, body: bytes, hold: Hold) -> dict[str, Any]:
-    """The answer of POST /score."""
+    """Returns the answer of POST /score."""
     split, solutions = await self.queue.in_encoder(self._solutions, body)
-    contract = self.scorer.contract
     trees = await self._encoded(solutions, hold)
     if bad := [tree for tree in trees if isinstance(tree, SolutionError)]:
       raise bad[0]
-    found = await self.queue.read(trees, [problem for problem, _ in solutions])
+    read = await self.queue.read(trees, [problem for problem, _ in solutions])
     scores = []
-    for was_split, (_, steps), probabilities in zip(split, solutions, found):
-      scored = candidates.scored({}, steps, probabilities, contract)
-      if not was_split:  # else the client learns what its text was split into
+    for was_split, (_, steps), probabilities in zip(split, solutions, read):
+      scored = candidates.scored({}, steps, probabilities, self.scorer.contract)
+      if not was_split:  # only the client of a split text has to be told its steps
         del scored["steps"]
       scores.append(scored)
     self.served["solutions"] += len(scores)
     return {"scores": scores}
 
   def _solutions(self, body: bytes) -> tuple[list[bool], list[Solution]]:
-    """Whether the text of each solution was split, and the solutions of a body.
+    """Returns whether the text of each solution of a body was split, and the solutions.
 
     Raises:
-      Refused, BadLine: what is wrong.
+      Refused, BadLine: the body is wrong; the message says where.
     """
     asked = json_lines.decode_known(body, Request, "the body").solutions
     if len(asked) > self.limits.solutions:
       raise Refused(400, f"{len(asked):,} solutions; at most {self.limits.solutions:,} at a time")
     separator = self.scorer.contract.separator
-    return [each.steps is msgspec.UNSET for each in asked], [
+    solutions = [
       candidates.solution(msgspec.to_builtins(each), separator, f"solutions[{i}]")
       for i, each in enumerate(asked)
     ]
+    return [each.steps is msgspec.UNSET for each in asked], solutions
 
   async def rewards(self, body: bytes, hold: Hold) -> dict[str, Any]:
-    """The answer of POST /rewards: what a `RewardFunction` gives, in sum and by steps."""
+    """Returns the answer of POST /rewards: a `RewardFunction`'s rewards, in sum and by step."""
     function, solutions, places = await self.queue.in_encoder(self._completions, body)
-    found: list[np.ndarray | None] = [None] * len(solutions)
-    asked = [i for i, (_, steps) in enumerate(solutions) if steps]
-    encoded = zip(asked, await self._encoded([solutions[i] for i in asked], hold))
+    numbers = [i for i, (_, steps) in enumerate(solutions) if steps]
+    encoded = zip(numbers, await self._encoded([solutions[i] for i in numbers], hold))
     trees = {i: tree for i, tree in encoded if not isinstance(tree, SolutionError)}
     read = await self.queue.read([*trees.values()], [solutions[i][0] for i in trees])
-    for i, each in zip(trees, read):
-      found[i] = each.mean(1)
-    steps = await self.queue.in_encoder(function.placed, found, places)
+    steps = await self.queue.in_encoder(function.placed, dict(zip(trees, read)), places)
     self.served["solutions"] += len(solutions)
     sums = await self.queue.in_encoder(function.sums, steps)
     return {"rewards": sums, "steps": [each._asdict() for each in steps]}
 
-  def _completions(self, body: bytes):
-    """Function, solutions and ends of steps of a body; Refused or BadLine says what is wrong."""
+  def _completions(self, body: bytes) -> tuple[RewardFunction, list, list[list[int]]]:
+    """Returns the function of a body, its solutions, and where their steps end.
+
+    Raises:
+      Refused, BadLine: the body is wrong; the message says where.
+    """
     asked = json_lines.decode_known(body, RewardRequest, "the body")
     if len(asked.prompts) > self.limits.solutions:
       raise Refused(400, f"{len(asked.prompts):,} prompts; at most {self.limits.solutions:,}")
     try:
-      given = (asked.form, asked.temperature, asked.separator)
-      function = RewardFunction(self.scorer, *given)
-      texts = (msgspec.to_builtins(each) for each in (asked.prompts, asked.completions))
-      return function, *function.solutions(*texts)
+      function = RewardFunction(self.scorer, asked.form, asked.temperature, asked.separator)
+      prompts, completions = msgspec.to_builtins((asked.prompts, asked.completions))
+      return function, *function.solutions(prompts, completions)
     except ValueError as error:
       raise Refused(400, str(error)) from None
 
   async def _encoded(self, solutions: list[Solution], hold: Hold) -> list:
-    """The `RequestQueue.encode` of solutions that are held.
+    """Counts solutions as held and returns `RequestQueue.encode` of them.
 
     Raises:
       Refused: there are too many steps, or the queue is full.
@@ -256,7 +255,7 @@ class Service:
     return trees
 
   async def _post(self, work: Work, request: web.Request) -> web.Response:
-    """Reads the body, does the work and sends its answer."""
+    """Reads the body, computes its answer and sends it."""
     if self._stopping:
       raise Refused(503, "the service is being stopped")
     self._under_way += 1
@@ -272,14 +271,18 @@ class Service:
 
   @contextlib.contextmanager
   def _holding(self) -> Iterator[Hold]:
-    """Counts what a request holds until the block ends; Refused when all hold too much."""
+    """Counts the bytes, solutions and tokens that a request holds until the block ends.
+
+    Yields:
+      A function that counts more as held, and raises Refused if all requests then hold too much.
+    """
     own: collections.Counter[str] = collections.Counter()
 
-    def hold(what: str, count: int) -> None:
-      if self.held[what] + count > getattr(self.limits, f"held_{what}"):
-        raise Refused(503, f"the queue is full of {what}: {self.held[what]:,}; try again")
-      self.held[what] += count
-      own[what] += count
+    def hold(unit: str, count: int) -> None:
+      if self.held[unit] + count > getattr(self.limits, f"held_{unit}"):
+        raise Refused(503, f"the queue is full of {unit}: {self.held[unit]:,}; try again")
+      self.held[unit] += count
+      own[unit] += count
 
     try:
       yield hold
@@ -287,7 +290,7 @@ class Service:
       self.held.subtract(own)
 
   async def _body(self, request: web.Request, hold: Hold) -> bytes:
-    """The body, which is counted while it arrives: a client may claim any length, or none."""
+    """Reads the body, and counts it while it arrives: a client may claim any length, or none."""
     if encoding := request.headers.get("Content-Encoding"):
       raise Refused(415, f"Content-Encoding is {json_lines.show(encoding)}: send plain JSON")
     most, body = self.limits.body_bytes, bytearray()
@@ -311,7 +314,10 @@ class Service:
     return bytes(body)
 
   async def _send(self, request: web.Request, response: web.Response) -> None:
-    """Sends the response while the request counts as held; clients that read nothing time out."""
+    """Sends the response; a client that reads nothing times out.
+
+    Meanwhile the request counts as held.
+    """
     try:
       async with asyncio.timeout(self.limits.seconds):
         await response.prepare(request)
@@ -327,15 +333,15 @@ class Service:
         "model": self.name,
         "step": self.scorer.step,
         "contract": dataclasses.asdict(self.scorer.contract),
-        "queued": {what: self.held[what] for what in ("bytes", "solutions", "tokens")},
-        "served": {what: self.served[what] for what in ("requests", "solutions")},
+        "queued": {unit: self.held[unit] for unit in ("bytes", "solutions", "tokens")},
+        "served": {unit: self.served[unit] for unit in ("requests", "solutions")},
       }
     )
 
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Callable) -> web.StreamResponse:
-  """The handler's response; an error becomes {"error": ...} with its status."""
+  """Returns the handler's response; an error becomes {"error": ...} with its status."""
   headers = {}
   try:
     return await handler(request)
@@ -349,26 +355,27 @@ async def _errors_as_json(request: web.Request, handler: Callable) -> web.Stream
   except ModelError as error:
     status, message = 500, str(error)
   except web.HTTPException as error:  # of the router: 404, 405
-    status, message = error.status, f"{request.method} {json_lines.show(request.path)}"
-    message = f"{message}: {error.reason}; there are POST /score, POST /rewards and GET /health"
-    headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+    asked = f"{request.method} {json_lines.show(request.path)}"
+    message = f"{asked}: {error.reason}; there are POST /score, POST /rewards and GET /health"
+    status = error.status
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
   except ConnectionError:
     raise
   except Exception:
     traceback.print_exc(file=sys.stderr)
-    status, message = 500, "a mistake in the server; its log says more"
+    status, message = 500, "an error in the server; its log has the traceback"
   return web.json_response({"error": message}, status=status, headers=headers)
 
 
 def _allow_connections() -> None:
   """Raises the number of files that this process may open, often 1,024: connections are files."""
   _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  with contextlib.suppress(ValueError):  # of systems that allow fewer than they say
+  with contextlib.suppress(ValueError):  # some systems allow fewer than their limit says
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """A socket bound to an address, of which 0 is any free port; OSError if it cannot be bound."""
+  """Returns a socket bound to an address, port 0 being any free one; OSError if that fails."""
   family, kind, protocol, _, address = socket.getaddrinfo(
     host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
   )[0]

@@ -1,10 +1,10 @@
-"""Which solutions to label: rules that choose from a pool of candidates, all of one form.
+"""Rules that choose which candidate solutions of a pool to label.  Each rule is a function:
 
   rule(pool, members, count, rng) -> at most `count` of the members, first choice first
 
-`members` index candidates of the pool, those of one problem or all of them (`select`).  A pool
-holds each distinct solution of a problem once, as labelling a text twice teaches nothing.  Ties are
-broken at random, so the order of a file does not matter.
+`members` are indices into the pool: the candidates of one problem, or all of them (`select`).  A
+pool holds each distinct solution of a problem once, because labelling a text twice teaches nothing.
+Ties are broken at random, so the order of a file does not matter.
 
 Source: *Let's Verify Step by Step* (arXiv 2305.20050) section 4.2; ActPRM (arXiv 2504.10559).
 """
@@ -17,23 +17,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special
 
-WRONG_SHARE = 0.8  # of a selection: convincing solutions with a wrong answer (section 4.2)
-CONFIDENT = 0.9  # ActPRM: a step is certain if P(right) is above this or below 1 - this,
-DEVIATION = 0.01  # and the heads of the ensemble deviate by no more than this
+WRONG_SHARE = 0.8  # share of convincing wrong answers in a selection (section 4.2)
+# ActPRM: a step is certain if the mean P(right) is above CONFIDENT or below 1 - CONFIDENT, and the
+# standard deviation over the heads of the ensemble is at most DEVIATION.
+CONFIDENT = 0.9
+DEVIATION = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-  """C candidate solutions, and what a selector says of them.
-
-  `right` is float64 `[C][steps, K]`: P(the step is right) by each of K heads.
-  """
+  """C candidate solutions, with the selector's probabilities of their steps."""
 
   problems: np.ndarray  # [C] number of the problem
   correct: np.ndarray  # [C] bool: the final answer is right
   steps: Sequence[tuple[str, ...]]  # [C]
   times: np.ndarray  # [C] samples that had these steps
-  right: Sequence[np.ndarray]
+  right: Sequence[np.ndarray]  # [C], each float64 [steps, K]: P(right) by each of K heads
 
   def __post_init__(self):
     counts = {len(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -43,7 +42,7 @@ class Pool:
       raise ValueError("a pool holds each distinct solution of a problem once")
 
   def subset(self, at: np.ndarray) -> "Pool":
-    """The candidates of these indices."""
+    """Returns the pool of the candidates at these indices."""
     pick = lambda value: value[at] if isinstance(value, np.ndarray) else [value[i] for i in at]
     fields = dataclasses.fields(self)
     return Pool(**{field.name: pick(getattr(self, field.name)) for field in fields})
@@ -51,11 +50,8 @@ class Pool:
   @functools.cached_property
   def entropies(self) -> np.ndarray:
     """`[C]` mean over steps of the entropy of the mean P(right), in nats."""
-    found = []
-    for right in self.right:
-      p = right.mean(1)
-      found.append(special.entr(p).mean() + special.entr(1 - p).mean())
-    return np.array(found)
+    means = [right.mean(1) for right in self.right]
+    return np.array([special.entr(p).mean() + special.entr(1 - p).mean() for p in means])
 
   @functools.cached_property
   def scores(self) -> np.ndarray:
@@ -68,7 +64,7 @@ Rule = Callable[[Pool, np.ndarray, int, np.random.Generator], np.ndarray]
 
 
 def uniform(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Distinct members in the order in which samples drawn at random show them first."""
+  """Draws samples at random; returns distinct members in the order of their first draws."""
   if not len(members):
     return members
   times = pool.times[members]
@@ -76,11 +72,11 @@ def uniform(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generato
 
 
 def convincing(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """The paper's rule: 80 % wrong answers that score highest, 20 % of the rest that score highest.
+  """Takes the members with the highest scores, 80 % of them wrong answers: the paper's rule.
 
-  The share is rounded up or down at random, so that it holds over many problems.  The rest are the
-  members not chosen yet, with right or wrong answers.  If there are fewer wrong answers, more are
-  taken of the rest: of a problem without any, the solutions that score highest.
+  The share is rounded up or down at random, so that it holds over many problems.  The rest have the
+  highest scores among all members that are left, right or wrong.  If there are too few wrong
+  answers, the rest is larger.
   """
   order = _descending(pool.scores, members, rng)
   wrong = order[~pool.correct[order]][: int(WRONG_SHARE * count + rng.random())]
@@ -89,16 +85,16 @@ def convincing(pool: Pool, members: np.ndarray, count: int, rng: np.random.Gener
 
 
 def entropy(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Members whose steps the selector is least sure of: highest mean entropy of P(right)."""
+  """Takes the members with the highest mean entropy of P(right), the least certain ones."""
   return _descending(pool.entropies, members, rng)[:count]
 
 
 def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """ActPRM's rule: members at random among those with a step that an ensemble is unsure of.
+  """Draws at random among members with a step that an ensemble is unsure of: ActPRM's rule.
 
   A step is unsure if the mean over heads of P(right) is between 0.1 and 0.9, or the standard
-  deviation over heads is above 0.01.  Steps after the first that is surely wrong do not count: they
-  have no labels.  May return fewer than `count`, even none.
+  deviation over heads is above 0.01.  Steps after the first that is surely wrong do not count,
+  because they have no labels.  May return fewer than `count`, even none.
   """
 
   def unsure(right: np.ndarray) -> bool:
@@ -112,16 +108,16 @@ def uncertain(pool: Pool, members: np.ndarray, count: int, rng: np.random.Genera
 
 
 def coverage(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Members that add most steps not yet covered, one after the other.
+  """Takes members one by one, each time one that adds the most steps not covered yet.
 
-  A step is distinct by its problem and by all steps before it, as in a prefix tree.
+  Two steps are equal if their problems, their texts and all steps before them are: a prefix tree.
   """
   nodes = {
     i: [(pool.problems[i], pool.steps[i][: k + 1]) for k in range(len(pool.steps[i]))]
     for i in members.tolist()
   }
   covered, chosen = set(), []
-  # Buckets by an upper bound of what a member adds, which only falls as others are chosen.
+  # Buckets by an upper bound of the steps that a member adds; it only falls as others are chosen.
   buckets = collections.defaultdict(list)
   for i in rng.permutation(members).tolist():
     buckets[len(nodes[i])].append(i)
@@ -150,11 +146,11 @@ RULES: dict[str, Rule] = {
 
 
 def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = True) -> np.ndarray:
-  """Indices of the chosen candidates.
+  """Returns the indices of the chosen candidates.
 
   Args:
-    count: of solutions to choose, of each problem or in all.
-    per_problem: whether to choose among the solutions of each problem, or among all.
+    count: solutions to choose, of each problem or in all.
+    per_problem: choose among the solutions of each problem; False: among all.
 
   Raises:
     ValueError: there is no such rule, or `count` is not positive.
@@ -170,6 +166,6 @@ def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = Tru
 
 
 def _descending(scores: np.ndarray, members: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Members by falling score, equal ones in random order."""
+  """Returns members by falling score, equal ones in random order."""
   shuffled = rng.permutation(members)
   return shuffled[np.argsort(-scores[shuffled], kind="stable")]

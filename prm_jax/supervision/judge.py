@@ -1,11 +1,11 @@
-"""A generative verifier as judge: votes on the first wrong step become step labels and scores.
+"""A generative verifier as judge: its votes on the first wrong step become labels and scores.
 
 A language model reads a problem and a solution, writes a critique, and ends it with a verdict.  Its
 text is parsed and never run: code in it, as GenPRM writes, is not executed.
 
-A template is a prompt and a parser of what comes back.  The words of the prompts are ours; tags,
-headings and verdicts are spelt as upstream, because models are trained on them.  The form that a
-prompt shows does not parse as a verdict, because models that think repeat it.
+A template is a prompt and a parser of the answer.  The words of the prompts are ours; tags,
+headings and verdicts are spelt as upstream, because models are trained on them.  The example of an
+answer in a prompt does not parse as a verdict, because models that think repeat it.
 """
 
 import collections
@@ -29,18 +29,18 @@ Name = Literal["critic", "thinkprm", "genprm"]  # of a template
 BOX = "\\boxed{"
 INDEX = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(-?[0-9]{1,9})\s{0,9}\}")
 STEP = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?(correct|incorrect)\s{0,9}\}")
-THOUGHT = "</think>"  # behind what a model that thinks says before its answer
+THOUGHT = "</think>"  # ends the thoughts of a model that thinks before it answers
 PARAGRAPH = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?([Yy]es|[Nn]o)\s{0,9}\}")
 QUESTION = "Is the solution correct?"
 ANSWER = re.compile(r"\W{0,9}(Yes|No)\b(?!/)")
-NUMBER = re.compile(r"\A\s{0,9}Step [0-9]{1,9}:")  # that a step has already
-OTHERS = ("step_std", "prm_score_std")  # keys of another model's scores
+NUMBER = re.compile(r"\A\s{0,9}Step [0-9]{1,9}:")  # in front of a step
+OTHERS = ("step_std", "prm_score_std")  # keys of another model's scores: dropped
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-  prompt: Callable[[str, Sequence[str]], str]  # of problem and steps
-  verdict: Callable[[str, int], Verdict]  # of a whole answer on so many steps
+  prompt: Callable[[str, Sequence[str]], str]  # (problem, steps) -> message
+  verdict: Callable[[str, int], Verdict]  # (whole answer, number of steps) -> verdict
 
 
 def _layout(task: str, problem: str, solution: str, answer: str) -> str:
@@ -53,7 +53,7 @@ def _paragraphs(steps: Sequence[str], first: int) -> str:
 
 
 def critic_prompt(problem: str, steps: Sequence[str]) -> str:
-  r"""ProcessBench's critique: the index of the first wrong paragraph, or -1, in `\boxed{}`.
+  r"""Returns ProcessBench's prompt: the index of the first wrong paragraph, or -1, in `\boxed{}`.
 
   Upstream: `code/templates/critique_template.txt` in QwenLM/ProcessBench; for any chat model.
   """
@@ -69,17 +69,18 @@ def critic_prompt(problem: str, steps: Sequence[str]) -> str:
 
 
 def critic_verdict(text: str, count: int) -> Verdict:
-  r"""The integer in the last `\boxed{}`; undecided if that has none, or no step's index."""
-  found = INDEX.match(text, at) if (at := text.rfind(BOX)) >= 0 else None
-  index = int(found[1]) if found else count
+  r"""Returns the integer in the last `\boxed{}`; undecided unless it is a step's index or -1."""
+  match = INDEX.match(text, at) if (at := text.rfind(BOX)) >= 0 else None
+  index = int(match[1]) if match else count
   return index if NONE_WRONG <= index < count else None
 
 
 def thinkprm_prompt(problem: str, steps: Sequence[str]) -> str:
-  """ThinkPRM's (Khalifa et al. 2025, arXiv 2504.16828): a judgement on each numbered step.
+  """Returns ThinkPRM's prompt: a judgement on each numbered step.
 
-  Upstream: `format_verification_cot_for_thinkprm` in `utils/helper.py` of mukhal/ThinkPRM, which
-  begins the answer with "Let's verify step by step:"; the form of the answer is figure 14's.
+  Khalifa et al. 2025, arXiv 2504.16828.  Upstream: `format_verification_cot_for_thinkprm` in
+  `utils/helper.py` of mukhal/ThinkPRM, which begins the answer with "Let's verify step by step:";
+  the form of the answer is figure 14's.
   """
   numbered = (f"Step {i}: {NUMBER.sub('', step).strip()}" for i, step in enumerate(steps, 1))
   return _layout(
@@ -100,11 +101,11 @@ def thinkprm_prompt(problem: str, steps: Sequence[str]) -> str:
 
 
 def thinkprm_verdict(text: str, count: int) -> Verdict:
-  r"""The first `\boxed{incorrect}`, where the k-th box is that of step k.
+  r"""Returns the first step whose box is `\boxed{incorrect}`; the k-th box judges step k.
 
-  As `extract_step_cots_and_labels` in upstream's `utils/answer_utils.py`, which reads lines.  A
-  last "Is the solution correct?" that says otherwise than the boxes makes it undecided.  Without
-  boxes that line decides nothing: "No" names no step, and counting "Yes" alone would be a bias.
+  As `extract_step_cots_and_labels` in upstream's `utils/answer_utils.py`, which reads lines.  If
+  the last "Is the solution correct?" contradicts the boxes, the answer is undecided.  Without boxes
+  that line decides nothing: "No" names no step, and counting "Yes" alone would be a bias.
   """
   verdict = _first((box[1] == "incorrect" for box in STEP.finditer(text)), count)
   at = text.rfind(QUESTION)
@@ -115,11 +116,12 @@ def thinkprm_verdict(text: str, count: int) -> Verdict:
 
 
 def genprm_prompt(problem: str, steps: Sequence[str]) -> str:
-  r"""GenPRM's (Zhao et al. 2025, arXiv 2504.00891): `\boxed{Yes}` or `\boxed{No}` by paragraph.
+  r"""Returns GenPRM's prompt: `\boxed{Yes}` or `\boxed{No}` for each paragraph.
 
-  Upstream: the critique prompt of appendix A.2, and the forms that `prm_evaluation/` of
-  RyanLiu112/GenPRM writes answers in.  Upstream's evaluation makes each paragraph a turn of a
-  conversation and executes the code in it; here one answer judges all, and nothing is executed.
+  Zhao et al. 2025, arXiv 2504.00891.  Upstream: the critique prompt of appendix A.2, and the form
+  in which `prm_evaluation/` of RyanLiu112/GenPRM writes answers.  Upstream's evaluation makes each
+  paragraph a turn of a conversation and executes the code in it; here one answer judges all, and
+  nothing is executed.
   """
   return _layout(
     "You are a math teacher. Your task is to review and critique the paragraphs in a solution step "
@@ -145,16 +147,16 @@ def genprm_prompt(problem: str, steps: Sequence[str]) -> str:
 
 
 def genprm_verdict(text: str, count: int) -> Verdict:
-  r"""The first `\boxed{No}`, where the k-th box is that of paragraph k; thoughts do not count."""
+  r"""Returns the first step whose box is `\boxed{No}`: the k-th box after thoughts is step k's."""
   judgements = PARAGRAPH.finditer(text, text.rfind(THOUGHT) + 1)
   return _first((box[1].lower() == "no" for box in judgements), count)
 
 
 def _first(wrong: Iterable[bool], count: int) -> Verdict:
-  """The first wrong step, from judgements in step order; undecided if there are too few.
+  """Returns the first wrong step by judgements in step order; undecided if there are too few.
 
-  If none is wrong, every step needs a judgement.  Judgements past the last step are ignored, but
-  a first error among them is undecided.
+  If none is wrong, every step needs a judgement.  Judgements past the last step are ignored, but a
+  first error among them makes the answer undecided.
   """
   number = 0
   for number, is_wrong in enumerate(wrong, 1):
@@ -172,7 +174,7 @@ TEMPLATES: dict[Name, Template] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What decides the verdicts on a solution, beside the model."""
+  """The settings that decide the verdicts on a solution, apart from the model."""
 
   template: Name
   votes: int
@@ -183,7 +185,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-  """What a judge says of a solution."""
+  """A judge's verdicts on a solution."""
 
   number: int  # of the solution
   verdicts: tuple[Verdict, ...]
@@ -191,57 +193,53 @@ class Judgement:
   cut: int = 0  # answers that were cut off at the limit of tokens
 
 
-@dataclasses.dataclass(frozen=True)
-class Solution:
-  record: dict[str, Any]  # the line
-  problem: str
-  steps: tuple[str, ...]
+Solution = tuple[dict[str, Any], str, tuple[str, ...]]  # record, problem and steps
 
 
 def read(path: pathlib.Path, separator: str) -> list[Solution]:
-  """The solutions of a file; BadLine if a line has no problem, or neither steps nor text."""
+  """Reads the record, problem and steps of each line of a file.
+
+  Raises:
+    BadLine: a line has no problem, or neither steps nor text.
+  """
   return [
-    Solution(record, *candidates.solution(record, separator, where))
+    (record, *candidates.solution(record, separator, where))
     for where, record in json_lines.records(path)
   ]
 
 
 def annotate(
   solutions: Sequence[Solution],
-  own: Sequence[int],
+  indices: Sequence[int],
   engine: Engine,
   make: Callable[[str, int], Prompt],
   s: Settings,
   about: Mapping[str, Any],
   journal: Journal,
 ) -> None:
-  """Judges the solutions of these indices that are not in the journal yet; shows progress.
+  """Judges the solutions at `indices` that are not in the journal yet; shows progress.
 
   Args:
+    solutions: as `read` returns them.
     make, s: as of `judged`.
-    about: what the provenance says of the judge.
+    about: facts about the judge, for the provenance.
   """
-  left = {i: (solutions[i].problem, solutions[i].steps) for i in own if i not in journal.done}
-  verdicts: collections.Counter = collections.Counter()
-  done = len(own) - len(left)
-  with progress.Progress(desc="judging", total=len(own), initial=done, unit="solutions") as bar:
-    for found in judged(left, engine, make, s):
-      of = solutions[found.number]
-      journal.add(found.number, [line(of.record, of.problem, of.steps, found, about)])
-      verdicts.update(each is None for each in found.verdicts)
-      share = 100 * verdicts[True] / verdicts.total()
+  left = {i: solutions[i][1:] for i in indices if i not in journal.done}
+  undecided: collections.Counter[bool] = collections.Counter()
+  total, done = len(indices), len(indices) - len(left)
+  with progress.Progress(desc="judging", total=total, initial=done, unit="solutions") as bar:
+    for judgement in judged(left, engine, make, s):
+      number = judgement.number
+      journal.add(number, [line(*solutions[number], judgement, about)])
+      undecided.update(verdict is None for verdict in judgement.verdicts)
+      share = 100 * undecided[True] / undecided.total()
       bar.set_postfix_str(f"{share:.0f} % undecided", refresh=False)
       bar.update()
 
 
 def message(text: str, seed: int) -> Prompt:
-  """The prompt of a chat server, which puts the message into the model's template by itself."""
+  """Returns the prompt for a chat server, which applies the model's chat template itself."""
   return Prompt("", text, "", seed)
-
-
-def verdict(completion: Completion, name: Name, count: int) -> Verdict:
-  """The verdict of an answer on a solution of `count` steps; one that was cut off is undecided."""
-  return TEMPLATES[name].verdict(completion.text, count) if completion.end == "stop" else None
 
 
 def judged(
@@ -250,48 +248,49 @@ def judged(
   make: Callable[[str, int], Prompt],
   s: Settings,
 ) -> Iterator[Judgement]:
-  """Judges solutions; yields each as soon as all of its votes are there.
+  """Yields the judgement of each solution as soon as all of its votes are there.
 
   Args:
     solutions: problem and steps by number.  The seeds of a solution follow from its number, so a
-      run that goes on after a kill leaves out those that are done.
+      resumed run may leave out solutions that are done.
     make: the prompt of a message and a seed: `message` for a chat server, `prompts.maker` of
-      "chat" without a system message for the own sampler.
+      "chat" without a system message for this project's sampler.
 
   Raises:
     ValueError, OSError: as the engine.
   """
   numbers, template = [*solutions], TEMPLATES[s.template]
   asked = [make(template.prompt(*solutions[i]), derived_seed(s.seed, i)) for i in numbers]
-  found: dict[int, dict[int, Completion]] = {}
+  arrived: dict[int, dict[int, Completion]] = collections.defaultdict(dict)
   for completion in engine.generate(asked, s.votes, s.sampling, s.limits):
     number = numbers[completion.prompt]
-    of = found.setdefault(number, {})
-    of[completion.sample] = completion
-    if len(of) == s.votes:
-      votes, count = [of[k] for k in sorted(found.pop(number))], len(solutions[number][1])
-      verdicts = tuple(verdict(each, s.template, count) for each in votes)
-      cut = sum(each.end != "stop" for each in votes)
-      yield Judgement(number, verdicts, sum(each.token_count for each in votes), cut)
+    arrived[number][completion.sample] = completion
+    if len(arrived[number]) == s.votes:
+      votes = [vote for _, vote in sorted(arrived.pop(number).items())]
+      count = len(solutions[number][1])
+      verdicts = tuple(  # an answer that was cut off is undecided
+        template.verdict(vote.text, count) if vote.end == "stop" else None for vote in votes
+      )
+      cut = sum(vote.end != "stop" for vote in votes)
+      yield Judgement(number, verdicts, sum(vote.token_count for vote in votes), cut)
 
 
 def labels(first: Verdict, count: int) -> list[int | None]:
-  """1 before the first wrong step, -1 at it, None after it and everywhere if it is undecided."""
+  """Returns 1 before the first wrong step, -1 at it and None after it; undecided: None for all."""
   if first is None:
     return [None] * count
   return [1] * count if first == NONE_WRONG else [1] * first + [-1] + [None] * (count - first - 1)
 
 
 def probabilities(verdicts: Sequence[Verdict], count: int) -> list[float]:
-  """P(right) of each step, whose product is the share of decided verdicts that find no error.
+  """Returns P(right) of each step; the product is the share of decided verdicts without an error.
 
-  P(right) of step i is 1 - (verdicts whose first error is i) / (verdicts that find none before i).
-  This is one minus the hazard of the first error, in discrete time.  A verdict says nothing of the
-  steps after its error, so only those that come as far as step i vote on it; and the product
-  telescopes: each numerator is the next denominator.  Two cases have no ratio:
+  P(right) of step i is 1 - (verdicts whose first error is i) / (verdicts that find none before i):
+  one minus the hazard of the first error, in discrete time.  A verdict says nothing of the steps
+  after its error, so only verdicts that reach step i vote on it.  The product telescopes, because
+  each numerator is the next denominator.  Two cases have no ratio:
 
-  * No verdict comes as far as step i, because all found an earlier error: 0.5.  The product is 0
-    already.
+  * No verdict reaches step i, because all found an earlier error: 0.5.  The product is 0 already.
   * No verdict is decided: 0.5 ** (1 / count), so that the product is 0.5 for any number of steps.
   """
   decided = [each for each in verdicts if each is not None]
@@ -309,41 +308,43 @@ def line(
   record: dict[str, Any],
   problem: str,
   steps: Sequence[str],
-  found: Judgement,
+  judgement: Judgement,
   about: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """The record with labels and scores, as prepare_data.py, rerank.py and evaluate.py read it.
+  """Returns the record with labels and scores, for prepare_data.py, rerank.py and evaluate.py.
 
   Args:
-    about: what the provenance says of the judge.
+    about: facts about the judge, for the provenance.
   """
-  first = plurality(found.verdicts)
-  given = record.get("is_correct", record.get("final_answer_correct"))  # the latter ProcessBench's
-  right = probabilities(found.verdicts, len(steps))
-  decided = len(found.verdicts) - found.verdicts.count(None)
+  verdicts = judgement.verdicts
+  first = plurality(verdicts)
+  # ProcessBench calls it final_answer_correct.
+  given = record.get("is_correct", record.get("final_answer_correct"))
+  right = probabilities(verdicts, len(steps))
+  decided = len(verdicts) - verdicts.count(None)
   known = isinstance(given, bool)
-  judge = None if first is None else first == NONE_WRONG
+  judged_correct = None if first is None else first == NONE_WRONG
   return {key: value for key, value in record.items() if key not in OTHERS} | {
     "problem": problem,
     "steps": [*steps],
     "labels": labels(first, len(steps)),
     "rating_probs": [{"-1": 1 - p, "0": 0.0, "1": p} for p in right],
     "prm_score": math.prod(right),
-    "is_correct": given if known else judge,
-    "verdicts": [*found.verdicts],
+    "is_correct": given if known else judged_correct,
+    "verdicts": [*verdicts],
     "provenance": {
       "method": "judge",
       **about,
-      "agreement": found.verdicts.count(first) / decided if decided else None,
-      "tokens": found.tokens,
-      "cut_off": found.cut,
+      "agreement": verdicts.count(first) / decided if decided else None,
+      "tokens": judgement.tokens,
+      "cut_off": judgement.cut,
       "outcome": "answer" if known else "labeller",
     },
   }
 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:
-  """What was judged, for the screen: counts over the lines that `line` has made."""
+  """Returns counts over the lines that `line` has made, for the screen."""
   verdicts = [verdict for each in lines for verdict in each["verdicts"]]
   given = collections.Counter(str(label) for each in lines for label in each["labels"])
   tokens, cut = (sum(each["provenance"][key] for each in lines) for key in ("tokens", "cut_off"))

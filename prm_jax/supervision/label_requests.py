@@ -1,8 +1,8 @@
-"""Requests for labels that people answer: written, read back and checked (paper 2.4, appendix B).
+"""Requests for people's labels, and checks of their answers (paper section 2.4 and appendix B).
 
-A request is a line `{"request": ID, "problem": ..., "steps": [...]}` and says nothing of what is
-known.  Scores, answers, quality control and how many labellers are to answer are in the key, a file
-for whoever hands out the requests and reads the answers.  An answer is `{"request": ID,
+A request is a line `{"request": ID, "problem": ..., "steps": [...]}`, and nothing in it could bias
+a labeller.  Scores, answers, quality control and the number of labellers are in the key, a file for
+whoever hands out the requests and reads the answers.  An answer is `{"request": ID,
 "labeller": NAME, "labels": [1, 0, -1]}`: ratings up to and including the first wrong step, as in
 PRM800K.
 """
@@ -29,11 +29,11 @@ Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
 
 
 class Item(msgspec.Struct):
-  """A solution to label; with `labels`, for quality control."""
+  """A solution to label, or with `labels`, one for quality control."""
 
   problem: json_lines.Text
   steps: Steps
-  labels: list[Rating | None] | None = None  # exact ones, up to the first wrong step or of all
+  labels: list[Rating | None] | None = None  # exact, of the steps up to the first wrong one or all
   is_correct: bool | None = None
   about: dict[str, Any] = {}  # why it was chosen; goes to the key and to the labels
 
@@ -45,7 +45,7 @@ class Request(msgspec.Struct):
 
 
 class Key(msgspec.Struct):
-  """What is known of a request."""
+  """The facts about a request that labellers do not see."""
 
   request: str
   kind: Literal["single", "shared", "quality_control"]  # one, two or all labellers answer it
@@ -67,7 +67,7 @@ class Answer(msgspec.Struct):
 def requests(
   chosen: Sequence[Item], known: Sequence[Item] = (), *, shared: float = 0.1, seed: int = 0
 ) -> list[tuple[Request, Key]]:
-  """Requests in random order, each with its key.
+  """Returns requests in random order, each with its key.
 
   Args:
     known: items of quality control, which every labeller answers.
@@ -81,16 +81,20 @@ def requests(
   for number, i in enumerate(rng.permutation(len(items)).tolist()):
     item, kind = items[i]
     text = hashlib.sha256(repr((item.problem, item.steps)).encode()).hexdigest()
-    # With the text, so that answers to another round are not taken for this one's.
+    # The name has a hash of the text, so that no answer of another round is taken for this one's.
     name = f"{seed}-{number:06d}-{text[:8]}"
-    labels = _known(item) if kind == "quality_control" else None
+    labels = _exact_labels(item) if kind == "quality_control" else None
     request = Request(name, item.problem, item.steps)
     out.append((request, Key(name, kind, labels, item.is_correct, item.about)))
   return out
 
 
-def _known(item: Item) -> list[int]:
-  """The labels of a quality-control item up to its first wrong step, or of every step."""
+def _exact_labels(item: Item) -> list[int]:
+  """Returns a quality-control item's labels up to the first wrong step.
+
+  Raises:
+    ValueError: a label is missing, or there are more labels than steps.
+  """
   labels = list(item.labels or [])
   labels = labels[: labels.index(-1) + 1] if -1 in labels else labels
   if not labels or None in labels or not _complete(labels, item.steps):
@@ -102,25 +106,25 @@ def _known(item: Item) -> list[int]:
 
 
 def _complete(labels: Sequence[int], steps: Sequence[str]) -> bool:
-  """Whether there is a label of every step, or of those up to a first -1."""
+  """Returns whether every step has a label, or every step up to a first -1."""
   return len(labels) == len(steps) or (len(labels) < len(steps) and labels[-1] == -1)
 
 
 def collect(
   asked: Iterable[tuple[Request, Key]], answers: Iterable[tuple[str, Answer]]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-  """Labelled solutions in the form of `datasets.stepwise`, and a report on the labellers.
+  """Returns labelled solutions in the form of `datasets.stepwise`, and a report on the labellers.
 
   Labellers who agree with less than 75 % of the quality-control solutions, or have answered none,
   are left out.  To agree is to find the same first wrong step, or none.  Of several answers to a
-  request, that of the labeller who agrees with most is taken.
+  request, the one of the labeller with the highest agreement is taken.
 
   Args:
-    answers: with FILE:LINE of each.
+    answers: each after its FILE:LINE.
 
   Raises:
-    BadLine: an answer to no request, a second one by the same labeller, or labels that are more or
-      fewer than the steps up to the first wrong one.
+    BadLine: an answer to no request, a second answer by the same labeller, or labels that are more
+      or fewer than the steps up to the first wrong one.
   """
   asked = {request.request: (request, key) for request, key in asked}
   by_request = _by_request(asked, answers)
@@ -129,15 +133,15 @@ def collect(
   passed = lambda who: not checked or quality.get(who, 0.0) >= PASS
   lines, pairs = [], []
   for name, (request, key) in asked.items():
-    given = {who: each for who, each in by_request.get(name, {}).items() if passed(who)}
-    if not given or key.kind == "quality_control":
+    trusted = {who: each for who, each in by_request.get(name, {}).items() if passed(who)}
+    if not trusted or key.kind == "quality_control":
       continue
-    for a, b in itertools.combinations(given.values(), 2):
+    for a, b in itertools.combinations(trusted.values(), 2):
       pairs += zip(a.labels, b.labels)
-    best = max(given, key=lambda who: quality.get(who, 0.0))
-    labels = given[best].labels
-    line = {"problem": request.problem, "steps": request.steps}
-    line["labels"] = [*labels, *[None] * (len(request.steps) - len(labels))]
+    best = max(trusted, key=lambda who: quality.get(who, 0.0))
+    labels = trusted[best].labels
+    unlabelled = [None] * (len(request.steps) - len(labels))
+    line = {"problem": request.problem, "steps": request.steps, "labels": [*labels, *unlabelled]}
     if key.is_correct is not None:
       line["is_correct"] = key.is_correct
     line["provenance"] = {"method": "people", "request": name, "labeller": best, **key.about}
@@ -163,7 +167,7 @@ def collect(
 def _by_request(
   asked: Mapping[str, tuple[Request, Key]], answers: Iterable[tuple[str, Answer]]
 ) -> dict[str, dict[str, Answer]]:
-  """The answers by request and labeller; errors as `collect`."""
+  """Returns the answers by request and labeller; errors as `collect`."""
   by_request: dict[str, dict[str, Answer]] = collections.defaultdict(dict)
   for where, answer in answers:
     if answer.request not in asked:
@@ -181,20 +185,20 @@ def _by_request(
 
 
 def _quality(asked: Mapping[str, tuple], by_request: Mapping[str, dict]) -> dict[str, float]:
-  """Share of each labeller's quality-control answers that are right on the first wrong step."""
+  """Returns how often each labeller finds the first wrong step in quality control, as a share."""
   right = collections.defaultdict(list)
-  for name, given in by_request.items():
+  for name, answers in by_request.items():
     if labels := asked[name][1].labels:
-      for who, answer in given.items():
+      for who, answer in answers.items():
         same = len(answer.labels) == len(labels) and (answer.labels[-1] < 0) == (labels[-1] < 0)
         right[who].append(same)
   return {who: float(np.mean(each)) for who, each in right.items()}
 
 
 def agreement(pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-  """How far two labellers agree on the steps that both labelled: share, and Cohen's kappa.
+  """Returns two labellers' agreement on the steps that both labelled: share, and Cohen's kappa.
 
-  Neutral and positive count as one, as when a solution is scored; `share_of_ratings` tells them
+  Neutral and positive count as equal, as when a solution is scored; `share_of_ratings` tells them
   apart.
   """
   if not pairs:
@@ -209,7 +213,7 @@ def agreement(pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
 
 
 class Scored(msgspec.Struct):
-  """What selection reads of a scored line."""
+  """The keys of a scored line that selection reads."""
 
   problem: json_lines.Text
   steps: Steps
@@ -226,7 +230,7 @@ Solution = tuple[str, tuple[str, ...]]  # problem and steps
 
 
 def labelled(path: pathlib.Path) -> Iterator[Solution]:
-  """The solutions of a file of labels, as `collect` gives them."""
+  """Yields the solutions of a file of labels that `collect` made."""
   for where, record in json_lines.records(path):
     item = json_lines.convert(record, Item, where)
     yield item.problem, tuple(item.steps)
@@ -240,21 +244,22 @@ def choose(
   globally: bool = False,
   labelled: Collection[Solution] = (),
 ) -> list[Item]:
-  """The solutions of a scored file that `active.select` chooses, but for those labelled already.
+  """Chooses solutions of a scored file by `active.select`, without the solutions in `labelled`.
 
   Raises:
-    BadLine: a line has no scores, or not whether its answer is right.
-    ValueError: "uncertain", and the file has no `step_std`: it is not scored by an ensemble.
+    BadLine: a line has no scores, or no `is_correct`.
+    ValueError: the rule is "uncertain" and the file has no `step_std`, as no ensemble scored it.
   """
-  times: dict[Solution, int] = collections.Counter()
-  lines, numbers = {}, {}
+  times: collections.Counter[Solution] = collections.Counter()
+  lines: dict[Solution, Scored] = {}
+  numbers: dict[str, int] = {}  # of problems
   for where, record in json_lines.records(path):
     line = json_lines.convert(record, Scored, where)
-    place = line.problem, tuple(line.steps)
-    if place in labelled:
+    solution = line.problem, tuple(line.steps)
+    if solution in labelled:
       continue
-    times[place] += 1
-    lines.setdefault(place, line)
+    times[solution] += 1
+    lines.setdefault(solution, line)
     numbers.setdefault(line.problem, len(numbers))
     if rule == "uncertain" and line.step_std is None:
       raise ValueError(f"{where}: no step_std: --rule=uncertain needs an ensemble (loss.heads)")
@@ -262,35 +267,30 @@ def choose(
     problems=np.array([numbers[problem] for problem, _ in lines]),
     correct=np.array([line.is_correct for line in lines.values()]),
     steps=[steps for _, steps in lines],
-    times=np.array([times[place] for place in lines]),
+    times=np.array([times[solution] for solution in lines]),
     right=[_heads(line) for line in lines.values()],
   )
-  chosen, items = active.select(pool, rule, count, seed, not globally), list(lines.values())
-  return [
-    Item(
-      items[i].problem,
-      items[i].steps,
-      is_correct=items[i].is_correct,
-      about={"rule": rule, "score": float(np.exp(pool.scores[i]))},
-    )
-    for i in chosen
-  ]
+  scored, items = list(lines.values()), []
+  for i in active.select(pool, rule, count, seed, not globally):
+    line, about = scored[i], {"rule": rule, "score": float(np.exp(pool.scores[i]))}
+    items.append(Item(line.problem, line.steps, is_correct=line.is_correct, about=about))
+  return items
 
 
 def _heads(line: Scored) -> np.ndarray:
-  """P(right) of each step by two heads that have the mean and the deviation of the ensemble's."""
+  """Returns P(right) of each step by two heads with the ensemble's mean and deviation."""
   right = np.array([1 - each.get("-1", 0.0) for each in line.rating_probs])
   spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)
   return np.stack([right - spread, right + spread], axis=1)
 
 
 def known(path: pathlib.Path) -> list[Item]:
-  """Items of quality control: solutions with labels."""
+  """Reads items of quality control: solutions with labels."""
   return [json_lines.convert(record, Item, where) for where, record in json_lines.records(path)]
 
 
 def key(path: pathlib.Path) -> pathlib.Path:
-  """The file of the key of a file of requests."""
+  """Returns the path of the key that belongs to a file of requests."""
   return path.with_name(f"{path.name.removesuffix('.jsonl')}.key.jsonl")
 
 
@@ -301,11 +301,11 @@ def write(asked: Sequence[tuple[Request, Key]], requests: IO[str], keys: IO[str]
 
 
 def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
-  """The requests of a file, with their key; BadLine if a line of either has no partner."""
+  """Reads the requests of a file, each with its key; BadLine if a request has no key."""
   keys = {}
   for where, record in json_lines.records(key(path)):
-    each = json_lines.convert(record, Key, where)
-    keys[each.request] = each
+    about = json_lines.convert(record, Key, where)
+    keys[about.request] = about
   asked = []
   for where, record in json_lines.records(path):
     request = json_lines.convert(record, Request, where)
@@ -316,26 +316,26 @@ def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
 
 
 def read_answers(path: pathlib.Path) -> Iterator[tuple[str, Answer]]:
-  """FILE:LINE and answer of each line."""
+  """Yields FILE:LINE and answer of each line."""
   for where, record in json_lines.records(path):
     yield where, json_lines.convert(record, Answer, where)
 
 
 def table(report: dict[str, Any]) -> list[str]:
-  """The report of `collect` as lines of text."""
+  """Returns the report of `collect` as lines of text."""
   lines = [f"{report['answered']:,} of {report['requests']:,} requests have an answer"]
-  for who, each in report["labellers"].items():
-    quality = each["quality_control"]
+  for who, counts in report["labellers"].items():
+    quality = counts["quality_control"]
     passed = (
       "no quality control" if quality is None else f"{100 * quality:.0f} % of quality control"
     )
-    out = f": left out, under {100 * PASS:.0f} %" if each["left_out"] else ""
-    lines.append(f"{json_lines.show(who)}: {each['answers']:,} answers, {passed}{out}")
-  found = report["agreement"]
-  if found["steps"]:
-    kappa = "none" if found["kappa"] is None else f"{found['kappa']:.2f}"
+    out = f": left out, under {100 * PASS:.0f} %" if counts["left_out"] else ""
+    lines.append(f"{json_lines.show(who)}: {counts['answers']:,} answers, {passed}{out}")
+  both = report["agreement"]
+  if both["steps"]:
+    kappa = "none" if both["kappa"] is None else f"{both['kappa']:.2f}"
     lines.append(
-      f"agreement on {found['steps']:,} shared steps: {100 * found['share']:.1f} %, "
-      f"kappa {kappa}; of ratings {100 * found['share_of_ratings']:.1f} %"
+      f"agreement on {both['steps']:,} shared steps: {100 * both['share']:.1f} %, "
+      f"kappa {kappa}; of ratings {100 * both['share_of_ratings']:.1f} %"
     )
   return [*lines, f"{report['labelled']:,} labelled solutions"]

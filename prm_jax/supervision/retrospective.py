@@ -1,8 +1,8 @@
-"""How PRM800K's solutions were chosen to be labelled, from its own fields.
+"""Reports how PRM800K's solutions were chosen to be labelled, from its own fields.
 
-`generation` says in which round of the collection a solution was labelled, and
-`pre_generated_verifier_score` what the round's PRM gave it.  Section 2.4 and appendix B of the
-paper: after phase 1, rounds labelled the most convincing wrong answers.
+`generation` is the round of the collection in which a solution was labelled, and
+`pre_generated_verifier_score` its score by the PRM of that round.  Section 2.4 and appendix B of
+the paper: after phase 1, the most convincing wrong answers of each round were labelled.
 """
 
 import collections
@@ -19,33 +19,29 @@ QUANTILES = (10, 50, 90)
 
 
 def report(records: Iterable[Record]) -> dict[str, Any]:
-  """Selection by phase and generation, in the order of the collection.
+  """Describes the selection by phase and generation, in the order of the collection.
 
   Returns:
     "groups", by phase and generation: counts of records, problems, labellers, quality control and
-    screening, and most records of one problem; without these two kinds, which were not selected,
-    finish reasons, labels by rating, final answers, and quantiles of the scores at selection, of
-    right and of wrong answers.  "lacking": records of phase 2 without the fields.
+    screening, and the most records of one problem.  Quality control and screening were not
+    selected; of the other records, finish reasons, labels by rating, final answers, and quantiles
+    of the scores at selection, of right and of wrong answers.
+    "lacking": records of phase 2 without the fields.
   """
   groups: dict[tuple[int, int | None], list[Record]] = collections.defaultdict(list)
+  lacking = {"generation": 0, "score": 0}
   for record in records:
     phase = 1 if record.source.startswith("phase1") else 2
-    groups[phase, record.solution.generation].append(record)
+    solution = record.solution
+    groups[phase, solution.generation].append(record)
+    if phase == 2:
+      lacking["generation"] += solution.generation is None
+      lacking["score"] += solution.question.pre_generated_verifier_score is None
   order = sorted(groups, key=lambda key: (key[0], key[1] is not None, key[1] or 0))
   return {
     "groups": {_name(*key): _group(groups[key]) for key in order},
     "records": sum(map(len, groups.values())),
-    "lacking": {
-      "generation": sum(
-        len(each) for (phase, g), each in groups.items() if g is None and phase == 2
-      ),
-      "score": sum(
-        r.solution.question.pre_generated_verifier_score is None
-        for (phase, _), each in groups.items()
-        if phase == 2
-        for r in each
-      ),
-    },
+    "lacking": lacking,
   }
 
 
@@ -54,17 +50,12 @@ def _name(phase: int, generation: int | None) -> str:
 
 
 def _group(records: Sequence[Record]) -> dict[str, Any]:
-  labels, reasons = collections.Counter(), collections.Counter()
+  labels, reasons, answers = (collections.Counter() for _ in range(3))
   scores: dict[str, list[float]] = {"right": [], "wrong": [], UNKNOWN: []}
-  answers = collections.Counter()
-  chosen = [
-    record
-    for record in records
-    if not record.solution.is_quality_control_question
-    and not record.solution.is_initial_screening_question
-  ]
-  for record in chosen:
+  for record in records:
     solution = record.solution
+    if solution.is_quality_control_question or solution.is_initial_screening_question:
+      continue
     reasons[solution.label.finish_reason] += 1
     for step in solution.label.steps:
       labels.update(str(c.rating) for c in step.completions or () if c.rating is not None)
@@ -88,7 +79,7 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def answer_kind(record: Record) -> str:
-  """Whether the pre-generated answer is "right" or "wrong" by MATH's grader, or UNKNOWN."""
+  """Returns whether MATH's grader finds the pre-generated answer "right" or "wrong", or UNKNOWN."""
   question = record.solution.question
   if question.pre_generated_answer is None or question.ground_truth_answer is None:
     return UNKNOWN
@@ -97,18 +88,18 @@ def answer_kind(record: Record) -> str:
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:
-  found = {f"q{q}": float(x) for q, x in zip(QUANTILES, np.percentile(values, QUANTILES))}
-  return {"count": len(values), "mean": float(np.mean(values))} | found
+  quantiles = {f"q{q}": float(x) for q, x in zip(QUANTILES, np.percentile(values, QUANTILES))}
+  return {"count": len(values), "mean": float(np.mean(values))} | quantiles
 
 
-def table(found: dict[str, Any]) -> list[str]:
-  """The report as lines of text."""
-  lacking = found["lacking"]
+def table(selected: dict[str, Any]) -> list[str]:
+  """Returns the result of `report` as lines of text."""
+  lacking = selected["lacking"]
   lines = [
-    f"{found['records']:,} records; of phase 2, {lacking['generation']:,} lack `generation` and "
+    f"{selected['records']:,} records; of phase 2, {lacking['generation']:,} lack `generation` and "
     f"{lacking['score']:,} `pre_generated_verifier_score`"
   ]
-  for name, group in found["groups"].items():
+  for name, group in selected["groups"].items():
     labels, answers = group["labels"], group["answers"]
     total = sum(labels.values()) or 1
     shares = ", ".join(f"{100 * labels.get(r, 0) / total:.1f} % {r}" for r in ("1", "0", "-1"))

@@ -1,16 +1,16 @@
-"""Step labels from counts: how often completions that go on from a step end right.
+"""Step labels from counts of rollouts: how often completions from a step have the right answer.
 
-`k` of `n` rollouts, completions sampled after the steps so far, have the right final answer.
+Rollouts are completions sampled after the steps so far; `k` of `n` have the right final answer.
 
   Math-Shepherd (Wang et al. 2023, arXiv 2312.08935), section 3.2: a step is right if any rollout
   is (hard), or right to the share k / n (soft).  It labels all steps; hard labels here end at the
-  first wrong one, as PRM800K's.
+  first wrong step, as in PRM800K.
   OmegaPRM (Luo et al. 2024, arXiv 2406.06592), section 3.2: the first wrong step is found by a
   binary search, as nothing that follows it leads to the answer.
   SCAN (Ding et al. 2025, arXiv 2509.16548): a language model is sure of a problem if its solutions
-  from the start are right; it sees errors late, so the labels just before one are soft.
+  from the start are right; it sees errors late, so the labels just before an error are soft.
 
-What a problem still needs, and its labels, follow from its counts alone.
+The labels of a problem, and the rollouts that it still needs, follow from its counts alone.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Settings(config_lib.Checked):
   # tolerant, as SCAN: 1, then min(share / confidence, 1) of the last steps before the first wrong
   # one, then 0
   labels: Literal["hard", "soft", "counts", "tolerant"] = "hard"
-  search: Literal["all", "binary"] = "all"  # rollouts after all steps, or to find the first wrong
+  search: Literal["all", "binary"] = "all"  # rollouts after all steps, or a search for an error
   rollouts: config_lib.Count = 8  # of a step, at most
   wrong_share: config_lib.Share = 0.0  # a step is wrong if at most this share of rollouts is right
   width: config_lib.Share = 0.0  # stop when the 95 % interval of k / n is this narrow; 0: never
@@ -40,12 +40,16 @@ class Settings(config_lib.Checked):
 
   def _rules(self):
     every = self.search == "binary" and self.labels != "hard"
-    yield every, "search labels", "hard labels with a binary search: the others are of every step"
+    yield (
+      every,
+      "search labels",
+      "hard labels with a binary search: the other kinds label every step",
+    )
 
 
 @dataclasses.dataclass
 class Count:
-  """How many rollouts there are after some steps, and how many of them are right."""
+  """The number of rollouts after some steps, and how many of them are right."""
 
   n: int = 0
   k: int = 0  # right ones
@@ -60,12 +64,12 @@ class Solution:
   record: dict[str, Any]
   steps: Steps
   ended: bool  # it has a final answer, so nothing is sampled after its last step
-  right: bool | None  # its answer is; None: unknown yet
+  right: bool | None  # its answer is right; None: not known yet
 
 
 @dataclasses.dataclass
 class Problem:
-  """Solutions of a problem, and the counts after each of their beginnings."""
+  """The solutions of a problem, and the counts of rollouts after their prefixes."""
 
   text: str
   answer: str
@@ -75,12 +79,16 @@ class Problem:
 
 
 def is_wrong(count: Count, s: Settings) -> bool:
-  """Whether the step before these rollouts is wrong."""
+  """Returns whether the step before these rollouts is wrong."""
   return count.share <= s.wrong_share
 
 
 def is_enough(count: Count, s: Settings) -> bool:
-  """Whether a step needs no more rollouts: all are made, or more would not change its label."""
+  """Returns whether a step needs no more rollouts.
+
+  That is so if all are made, if more would not change its label, or if the confidence interval of
+  their share is at most `width` wide.
+  """
   if not count.n or count.n >= s.rollouts:
     return bool(count.n)
   limit, most = s.wrong_share * s.rollouts, count.k + s.rollouts - count.n
@@ -95,37 +103,37 @@ def is_enough(count: Count, s: Settings) -> bool:
 
 
 def wanted(problem: Problem, s: Settings) -> list[Steps]:
-  """The distinct prefixes of solutions that need more rollouts now."""
+  """Returns the distinct prefixes of solutions that need more rollouts now."""
   root = problem.counts.get((), Count())
   if (s.sure or s.labels == "tolerant") and root.n < s.rollouts:
     return [()]
   if s.sure and root.share < s.sure:
     return []
-  found = itertools.chain(*(_wanted(each, problem.counts, s) for each in problem.solutions))
-  return [*dict.fromkeys(found)]
+  prefixes = itertools.chain(*(_wanted(each, problem.counts, s) for each in problem.solutions))
+  return [*dict.fromkeys(prefixes)]
 
 
 def _wanted(solution: Solution, counts: dict[Steps, Count], s: Settings) -> Iterator[Steps]:
-  need = lambda length: not is_enough(counts.get(solution.steps[:length], Count()), s)
   if s.search == "binary":
     _, length = _search(solution, counts, s)
     if length:
       yield solution.steps[:length]
     return
   for length in range(1, len(solution.steps) + (not solution.ended)):
-    if need(length):
-      yield solution.steps[:length]
+    prefix = solution.steps[:length]
+    if not is_enough(counts.get(prefix, Count()), s):
+      yield prefix
     # Steps after the first wrong one have no hard label.
-    elif s.labels in ("hard", "tolerant") and is_wrong(counts[solution.steps[:length]], s):
+    elif s.labels in ("hard", "tolerant") and is_wrong(counts[prefix], s):
       return
 
 
 def _search(
   solution: Solution, counts: dict[Steps, Count], s: Settings
 ) -> tuple[int | None, int | None]:
-  """The first wrong step, or None while it is unknown, and then where rollouts are needed.
+  """Returns the first wrong step, or None and the step after which rollouts are needed.
 
-  Steps are numbered from 1; with `len(steps) + 1` for the first wrong one, none is.
+  Steps are numbered from 1; `len(steps) + 1` means that no step is wrong.
   """
   low, high = 0, len(solution.steps) + (not solution.ended)
   if solution.ended and solution.right:
@@ -140,9 +148,9 @@ def _search(
 
 
 def label(problem: Problem, solution: Solution, s: Settings) -> tuple[list, list[str | None]]:
-  """The labels of a solution's steps, once `wanted` is empty, and where each is from.
+  """Returns the labels of a solution's steps and their sources, once `wanted` is empty.
 
-  Sources: "rollouts"; "answer", of the last step of a solution that has one; "search", of a step
+  Sources: "rollouts"; "answer", for the last step of a solution that has one; "search", for a step
   that the binary search has passed over; None without a label.
   """
   steps, root = solution.steps, problem.counts.get((), Count())
@@ -164,8 +172,8 @@ def label(problem: Problem, solution: Solution, s: Settings) -> tuple[list, list
   after = [None] * (len(steps) - first)
   labels = [True] * (first - 1) + [False] * (first <= len(steps))
   if s.labels == "tolerant":
-    for i in range(max(first - 1 - s.tolerance, 0), first - 1):
-      if first <= len(steps) and root.k:
-        labels[i] = min(counts[i].share / root.share, 1.0)
     labels = [*map(float, labels)]
+    if first <= len(steps) and root.k:
+      for i in range(max(first - 1 - s.tolerance, 0), first - 1):
+        labels[i] = min(counts[i].share / root.share, 1.0)
   return labels + after, sources[:first] + after

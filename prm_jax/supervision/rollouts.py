@@ -1,8 +1,8 @@
 """Step labels without people: rollouts of a language model after the steps of solutions.
 
-The problems under way ask for rollouts together, in rounds.  Solutions of a problem share those
-after equal steps, and the sampler's context of their tokens.  `rollout_labels` says which are
-needed and what they tell.
+The problems under way ask for rollouts together, in rounds.  Solutions of a problem share rollouts
+after equal steps, and the sampler's context of their tokens.  `rollout_labels` decides which
+rollouts are needed and which labels follow.
 """
 
 import collections
@@ -40,7 +40,7 @@ class Line(msgspec.Struct):
 def read(
   path: pathlib.Path, steps: prompts_lib.Steps, grader: grading.Grader, balanced: int = 0
 ) -> list[Problem]:
-  """The problems of a file of candidate solutions, in the order of their first lines.
+  """Reads the problems of a file of candidate solutions, in the order of their first lines.
 
   Solutions without `is_correct` are graded here.
 
@@ -50,8 +50,8 @@ def read(
 
   Raises:
     BadLine: a line has no problem, no steps or no ground_truth_answer; or the lines of a problem
-      differ in that.
-    ValueError: no problem has both a right and a wrong solution that ended, and `balanced` asks.
+      have different answers.
+    ValueError: `balanced`, and no problem has both a right and a wrong solution that ended.
   """
   problems: dict[str, Problem] = {}
   for where, record in json_lines.records(path):
@@ -59,52 +59,52 @@ def read(
     parts = tuple(line.steps or prompts_lib.split(line.text, steps))
     if not parts:
       raise json_lines.BadLine(f"{where}: no steps, and no text to split into steps")
-    of = problems.setdefault(line.problem, Problem(line.problem, line.ground_truth_answer, []))
-    if of.answer != line.ground_truth_answer:
+    problem = problems.setdefault(line.problem, Problem(line.problem, line.ground_truth_answer, []))
+    if problem.answer != line.ground_truth_answer:
       raise json_lines.BadLine(
         f"{where}: ground_truth_answer is {json_lines.show(line.ground_truth_answer)}, on an "
-        f"earlier line of this problem {json_lines.show(of.answer)}"
+        f"earlier line of this problem {json_lines.show(problem.answer)}"
       )
     ended = line.finished is not False
     answer = line.answer or (extraction.final_answer("\n".join(parts)) if ended else None)
-    known = line.is_correct if ended else False
-    found = Solution(record | {"answer": answer}, parts, ended, known)
-    of.solutions.append(found)
+    right = line.is_correct if ended else False
+    problem.solutions.append(Solution(record | {"answer": answer}, parts, ended, right))
   _grade(problems.values(), grader)
   if not balanced:
     return [*problems.values()]
-  chosen = [
-    dataclasses.replace(p, solutions=balance(p.solutions, balanced)) for p in problems.values()
-  ]
-  if not any(p.solutions for p in chosen):
+  for problem in problems.values():
+    problem.solutions = balance(problem.solutions, balanced)
+  chosen = [problem for problem in problems.values() if problem.solutions]
+  if not chosen:
     raise ValueError(f"{path}: no problem has both a right and a wrong solution that ended")
-  return [p for p in chosen if p.solutions]
+  return chosen
 
 
 def balance(solutions: Sequence[Solution], most: int) -> list[Solution]:
-  """As many right as wrong solutions that ended and differ: the first ones, at most `most` each."""
-  found: dict[bool, dict[Steps, Solution]] = {True: {}, False: {}}
-  for each in solutions:
-    if each.ended:
-      found[bool(each.right)].setdefault(each.steps, each)
-  count = min(most, *map(len, found.values()))
-  return [each for of in found.values() for each in [*of.values()][:count]]
+  """Takes the first distinct solutions that ended: as many right as wrong, at most `most` each."""
+  distinct: dict[bool, dict[Steps, Solution]] = {True: {}, False: {}}
+  for solution in solutions:
+    if solution.ended:
+      distinct[bool(solution.right)].setdefault(solution.steps, solution)
+  right, wrong = ([*group.values()] for group in distinct.values())
+  count = min(most, len(right), len(wrong))
+  return right[:count] + wrong[:count]
 
 
 def _grade(problems: Iterable[Problem], grader: grading.Grader) -> None:
-  """Sets whether answers are right, of the solutions of which this is unknown."""
-  todo = [(p, i) for p in problems for i, each in enumerate(p.solutions) if each.right is None]
-  pairs = [(p.solutions[i].record["answer"] or "", p.answer) for p, i in todo]
-  for (p, i), verdict in zip(todo, grader.verdicts(pairs)):
+  """Grades the answers of the solutions that are not known to be right or wrong."""
+  unknown = [(p, i) for p in problems for i, each in enumerate(p.solutions) if each.right is None]
+  pairs = [(p.solutions[i].record["answer"] or "", p.answer) for p, i in unknown]
+  for (p, i), verdict in zip(unknown, grader.verdicts(pairs)):
     p.solutions[i] = dataclasses.replace(p.solutions[i], right=verdict == grading.EQUAL)
 
 
 @dataclasses.dataclass(frozen=True)
 class Annotator:
-  """A language model that labels steps by going on from them."""
+  """Labels steps by a language model's rollouts after them."""
 
   engine: Engine
-  make: Callable[[str, int], Prompt]  # of a problem and a seed
+  make: Callable[[str, int], Prompt]  # (problem, seed) -> prompt
   sampling: Sampling
   limits: Limits
   separator: str  # between steps
@@ -112,76 +112,76 @@ class Annotator:
   s: Settings
   seed: int
   about: dict[str, Any]  # for the provenance
-  at_once: int = 512  # rollouts of a round, at least; a problem is kept when a round has ended
+  at_once: int = 512  # rollouts of a round, at least; the journal is written after each round
 
-  def run(self, problems: Sequence[Problem], own: Sequence[int], journal: Journal) -> None:
-    """Labels the problems of these indices that are not in the journal yet; shows progress."""
-    waiting = collections.deque(i for i in own if i not in journal.done)
-    asked: dict[int, list[Steps]] = {}  # by problem under way
+  def run(self, problems: Sequence[Problem], indices: Sequence[int], journal: Journal) -> None:
+    """Labels the problems at `indices` that are not in the journal yet; shows progress."""
+    waiting = collections.deque(i for i in indices if i not in journal.done)
+    under_way: dict[int, list[Steps]] = {}  # by problem, the prefixes that need rollouts
+    made: collections.Counter[str] = collections.Counter()
     with progress.Progress(
       desc="rollouts",
-      total=len(own),
-      initial=len(own) - len(waiting),
+      total=len(indices),
+      initial=len(indices) - len(waiting),
       unit="problems",
-      smoothing=0,  # problems come by rounds
+      smoothing=0,  # a round ends many problems at once
     ) as bar:
-      made = collections.Counter()
-      while waiting or asked:
-        while waiting and self.per_round * sum(map(len, asked.values())) < self.at_once:
+      while waiting or under_way:
+        while waiting and self.per_round * sum(map(len, under_way.values())) < self.at_once:
           i = waiting.popleft()
-          asked[i] = wanted(problems[i], self.s)
-        by_size = collections.defaultdict(list)  # the last round of a step may be a smaller one
-        for p, steps in [(problems[i], steps) for i in asked for steps in asked[i]]:
-          by_size[self._next(p, steps)].append((p, steps))
-        for size, several in by_size.items():
-          self._round(several, size, made, bar)
-        for i in [*asked]:
-          asked[i] = wanted(problems[i], self.s)
-          if not asked[i]:
-            del asked[i]
-            p = problems[i]
-            journal.add(i, [line(p, each, self.s, self.about) for each in p.solutions])
+          under_way[i] = wanted(problems[i], self.s)
+        by_size = collections.defaultdict(list)  # the last round of a step may be smaller
+        for i, prefixes in under_way.items():
+          for steps in prefixes:
+            by_size[self._next(problems[i], steps)].append((problems[i], steps))
+        for size, asked in by_size.items():
+          self._round(asked, size, made, bar)
+        for i in [*under_way]:
+          problem = problems[i]
+          under_way[i] = wanted(problem, self.s)
+          if not under_way[i]:
+            del under_way[i]
+            journal.add(i, [line(problem, each, self.s, self.about) for each in problem.solutions])
             bar.update()
 
   @property
   def per_round(self) -> int:
-    """Rollouts of a step at a time, at most: few, where fewer than all may be enough."""
+    """The most rollouts of a step in a round: few, if fewer than all may be enough."""
     few = self.s.labels == "hard" or self.s.width
     return min(ROUND, self.s.rollouts) if few else self.s.rollouts
 
   def _next(self, problem: Problem, steps: Steps) -> int:
-    """Rollouts of a step that are made in this round."""
+    """Returns the number of rollouts that a step gets in the next round."""
     made = problem.counts.get(steps, Count()).n
     return min(self.per_round, self.s.rollouts - made)
 
   def _round(
     self, asked: Sequence[tuple[Problem, Steps]], size: int, made: collections.Counter, bar
   ) -> None:
-    """Makes `size` rollouts after each of these steps, and adds them to their problems' counts."""
-    prompts, found = [self._prompt(problem, steps) for problem, steps in asked], []
-    for each in self.engine.generate(prompts, size, self.sampling, self.limits):
-      found.append(each)
-      made.update(rollouts=1, tokens=each.token_count)
+    """Makes `size` rollouts after each of these prefixes, and adds them to the problems' counts."""
+    prompts, completions = [self._prompt(problem, steps) for problem, steps in asked], []
+    for completion in self.engine.generate(prompts, size, self.sampling, self.limits):
+      completions.append(completion)
+      made.update(rollouts=1, tokens=completion.token_count)
       rate = made["tokens"] / max(bar.format_dict["elapsed"], 1e-9)
       bar.set_postfix_str(f"{made['rollouts']:,} rollouts, {rate:.0f} tokens/s", refresh=False)
       bar.update(0)
-    answers = [
-      extraction.final_answer(self.separator.join([*asked[each.prompt][1], each.text]))
-      if each.end == "stop"
-      else None
-      for each in found
-    ]
-    graded = [i for i, answer in enumerate(answers) if answer]
-    pairs = [(answers[i], asked[found[i].prompt][0].answer) for i in graded]
-    verdicts = dict(zip(graded, self.grader.verdicts(pairs)))
-    for i, each in enumerate(found):
-      problem, steps = asked[each.prompt]
+    pairs = {}  # given and true answers, of the completions that have a final answer
+    for i, completion in enumerate(completions):
+      problem, steps = asked[completion.prompt]
+      text = self.separator.join([*steps, completion.text])
+      if completion.end == "stop" and (answer := extraction.final_answer(text)):
+        pairs[i] = (answer, problem.answer)
+    verdicts = dict(zip(pairs, self.grader.verdicts([*pairs.values()])))
+    for i, completion in enumerate(completions):
+      problem, steps = asked[completion.prompt]
       count = problem.counts.setdefault(steps, Count())
-      count.n, count.k = count.n + 1, count.k + (verdicts.get(i) == grading.EQUAL)
-      problem.tokens += each.token_count
+      count.n += 1
+      count.k += verdicts.get(i) == grading.EQUAL
+      problem.tokens += completion.token_count
 
   def _prompt(self, problem: Problem, steps: Steps) -> Prompt:
-    """The prompt that goes on from some steps; its seed is of the problem, steps and round."""
+    """Returns the prompt of a rollout after some steps, seeded by problem, steps and round."""
     made = problem.counts.get(steps, Count()).n
     seed = derived_seed(self.seed, repr((problem.text, steps, made)))
     begun = tuple(f"{step}{self.separator}" for step in steps)
@@ -189,9 +189,9 @@ class Annotator:
 
 
 def line(problem: Problem, solution: Solution, s: Settings, about: dict[str, Any]) -> dict:
-  """The output line of a solution, in the form of `datasets.stepwise`, with its provenance.
+  """Returns the output line of a solution, in the form of `datasets.stepwise`, with its provenance.
 
-  `rollouts` has [k, n] of each step that has rollouts.  `spent` is that of the whole problem.
+  `rollouts` has [k, n] of each step that has rollouts.  `spent` is the cost of the whole problem.
   """
   labels, sources = rollout_labels.label(problem, solution, s)
   lengths = range(1, len(solution.steps) + 1)
@@ -211,7 +211,7 @@ def line(problem: Problem, solution: Solution, s: Settings, about: dict[str, Any
 
 
 def table(lines: Sequence[dict[str, Any]]) -> list[str]:
-  """What was labelled, and what it has cost, for the screen."""
+  """Returns counts of the labels and their cost as lines of text, for the screen."""
   spent = {each["problem"]: each["provenance"]["spent"] for each in lines}
   rollouts, tokens = (sum(x[key] for x in spent.values()) for key in ("rollouts", "tokens"))
   steps = sum(len(each["steps"]) for each in lines)
@@ -219,8 +219,8 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
     source for each in lines for source in each["provenance"]["sources"] if source
   )
   labelled = [each for each in lines if any(each["provenance"]["sources"])]
-  where = ", ".join(f"{count:,} by {source}" for source, count in sources.most_common())
-  out = [f"{len(lines):,} solutions of {len(spent):,} problems, {steps:,} steps; labels: {where}"]
+  by = ", ".join(f"{count:,} by {source}" for source, count in sources.most_common())
+  out = [f"{len(lines):,} solutions of {len(spent):,} problems, {steps:,} steps; labels: {by}"]
   if left := len(lines) - len(labelled):
     out.append(f"{left:,} solutions without labels: the model is not sure of their problems")
   out.append(f"{rollouts:,} rollouts, {tokens:,} tokens")

@@ -16,26 +16,22 @@ from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import RATINGS, StepTree
 
-THRESHOLD = 0.2  # a step is wrong if P(negative) is above it; the paper calls it arbitrary
-
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """What a labeller says of a solution."""
+  """A labeller's labels of a solution."""
 
   ratings: tuple[int, ...]  # of the steps up to the first wrong one, or of all
-  outcome: bool  # every step passes
+  outcome: bool  # no step is wrong
 
 
-def label(
-  probabilities: np.ndarray, threshold: float = THRESHOLD, classes: Sequence[int] = RATINGS
-) -> Labels:
-  """The labels of one solution.
+def label(probabilities: np.ndarray, threshold: float, classes: Sequence[int] = RATINGS) -> Labels:
+  """Returns the labels of one solution.
 
   Args:
     probabilities: `[steps, C]` of the ratings.
     threshold: a step is wrong if the probability of -1 exceeds it; otherwise it has the likeliest
-      of the other ratings.
+      of the other ratings.  The paper's is 0.2, and it calls that arbitrary.
     classes: the ratings, -1 first.
   """
   wrong = np.flatnonzero(probabilities[:, 0] > threshold)
@@ -45,28 +41,28 @@ def label(
 
 
 def process(problem: str, steps: Sequence[str], ratings: Sequence[int]) -> StepTree:
-  """A solution with its ratings up to and including the first of -1, cut after the last."""
+  """Returns a solution with its ratings, cut after the first -1 or else the last rating."""
   end = ratings.index(-1) + 1 if -1 in ratings else len(ratings)
   return StepTree(problem, tuple(steps[:end]), tuple(range(-1, end - 1)), tuple(ratings[:end]))
 
 
 def outcome(problem: str, steps: Sequence[str], right: bool) -> StepTree:
-  """A solution with an outcome and no step labels: what an outcome model trains on."""
+  """Returns a solution with an outcome and no step labels, as an outcome model trains on it."""
   count = len(steps)
   parents, labels = tuple(range(-1, count - 1)), (None,) * count
   return StepTree(problem, tuple(steps), parents, labels, bool(right))
 
 
 def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str, Any]:
-  """How far a labeller's labels are from the exact ratings of the same solutions.
+  """Compares a labeller's labels with the exact ratings of the same solutions.
 
   Args:
     exact: the ratings of every step of each solution, also past the first error.
 
   Returns:
-    Counts and shares: of steps labelled by both (up to the first error of either), wrong steps
-    missed and right ones called wrong; of solutions, first errors found at the exact step, and
-    outcomes (all steps right) that differ.
+    Counts and shares.  Of the steps that both label, up to the first error of either: wrong steps
+    missed and right steps called wrong.  Of the solutions: first errors found at the exact step,
+    and outcomes (no step is wrong) that differ.
   """
   counts = dict.fromkeys(("steps", "wrong", "missed", "right", "false_alarms"), 0)
   first_errors = found = outcomes = 0
@@ -94,30 +90,35 @@ def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str,
 
 
 class Annotator:
-  """Labels a file of candidates with a reward model, and counts what it did.
-
-  Raises ValueError for an outcome model, which labels no steps.
-  """
+  """Labels files of candidates with a reward model, and counts the labels."""
 
   def __init__(
     self, scorer: Scorer, name: str, threshold: float, outcome_by_labeller: bool = False
   ):
-    """With `outcome_by_labeller`, `is_correct` is the labeller's also where a line has it.
+    """Prepares to label with a model.
 
     Args:
       name: of the model, for the provenance.
+      outcome_by_labeller: take `is_correct` from the labeller, even if a line has it.
+
+    Raises:
+      ValueError: an outcome model, which labels no steps.
     """
     if scorer.contract.objective != "process":
       raise ValueError(f"a model of the {scorer.contract.objective} objective labels no steps")
-    self._scorer, self._threshold, self._by_labeller = scorer, threshold, outcome_by_labeller
-    self._name = name
-    self.counts = collections.Counter()
+    self._scorer, self._name = scorer, name
+    self._threshold, self._by_labeller = threshold, outcome_by_labeller
+    self.counts: collections.Counter[str] = collections.Counter()
 
   def lines(self, path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The candidates with their labels, in the form of `datasets.stepwise`; errors as `rated`."""
+    """Yields candidates with labels, in the form of `datasets.stepwise`; errors as `rated`."""
     scorer, counts = self._scorer, self.counts
-    about = {"method": "model", "labeller": self._name}
-    about |= {"step": scorer.step, "threshold": self._threshold}
+    about = {
+      "method": "model",
+      "labeller": self._name,
+      "step": scorer.step,
+      "threshold": self._threshold,
+    }
     for line in candidates.rated(path, scorer, "labelling"):
       labels = label(line.probabilities.mean(1), self._threshold, scorer.contract.labels)
       given = line.record.get("is_correct")
@@ -126,18 +127,17 @@ class Annotator:
       if isinstance(given, bool):
         counts.update(answers=1, agree=given == labels.outcome)
       known = isinstance(given, bool) and not self._by_labeller
-      missing = [None] * (len(line.steps) - len(labels.ratings))
-      yield {
-        **line.record,
+      unlabelled = [None] * (len(line.steps) - len(labels.ratings))
+      yield line.record | {
         "problem": line.problem,
         "steps": line.steps,
-        "labels": [*labels.ratings, *missing],
+        "labels": [*labels.ratings, *unlabelled],
         "is_correct": given if known else labels.outcome,
         "provenance": about | {"outcome": "answer" if known else "labeller"},
       }
 
   def table(self) -> list[str]:
-    """The counts as lines of text."""
+    """Returns the counts as lines of text."""
     counts = self.counts
     names = sorted((name for name in counts if name.lstrip("-").isdigit()), key=int)
     labels = ", ".join(f"{counts[name]:,} {name}" for name in names)

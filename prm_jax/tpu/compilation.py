@@ -1,7 +1,7 @@
-"""Compiles the train or score step of an experiment for a TPU slice; no TPU is needed.
+"""Compiles the train or score step of an experiment for a TPU slice, without a TPU.
 
-The compiler partitions the step, lowers it and lays out memory as on the chips, so memory and
-collectives are its own figures.  Time is an estimate (`cost_model.estimate`).
+The compiler partitions and lowers the step and lays out memory as for the chips, so memory and
+collectives are the compiler's own figures.  Time is an estimate (`cost_model.estimate`).
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from prm_jax.training import step as step_lib
 from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
 
-TOKENS_PER_READ = 8  # of a described batch: a step of PRM800K has about 30 tokens
+TOKENS_PER_READ = 8  # of an abstract batch; a step of PRM800K has about 30 tokens
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")  # a report names their versions
-# libtpu would ask for a machine's metadata and wait for its chips; it prints what it misses
+# Without these, libtpu asks for the machine's metadata and waits for chips; its log names them.
 LIBTPU = {
   "TPU_SKIP_MDS_QUERY": "1",
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-1",
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# Slices that Cloud TPU offers (its pages "TPU v5e", "TPU v6e" and "TPU v5p"); launch_tpu.sh has the
-# same.  Those of v5p beyond SMALL are made of cubes of 4 x 4 x 4, up to LARGEST chips.
+# Slices that Cloud TPU offers (its pages "TPU v5e", "TPU v6e" and "TPU v5p"), as in launch_tpu.sh.
+# v5p slices beyond SMALL consist of cubes of 4 x 4 x 4, up to LARGEST chips.
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 SMALL, LARGEST = ("2x2x1", "2x2x2", "2x2x4", "2x4x4"), 6144
 ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
@@ -49,7 +49,7 @@ REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A step of an experiment, and the slices it is compiled for."""
+  """A step of an experiment, and the slices to compile it for."""
 
   config: config_lib.Experiment
   topology: str  # generation and shape of a slice: "v5e:4x4" (16 chips), "v5p:2x4x4" (32)
@@ -58,7 +58,7 @@ class Job:
   price: float = 0.0  # of a chip-hour; 0: unknown
 
   def shape(self) -> tuple[int, ...]:
-    """Chips along each axis of a slice; ValueError: Cloud TPU offers no such slice."""
+    """Returns the chips along each axis; raises ValueError if Cloud TPU offers no such slice."""
     generation, _, shape = self.topology.partition(":")
     if generation not in cost_model.CHIPS:
       raise ValueError(
@@ -76,10 +76,10 @@ class Job:
     return tuple(int(size) for size in shape.split("x"))
 
   def rings(self) -> tuple[bool, ...]:
-    """Whether the links along each axis close to a ring, which libtpu has to be told.
+    """Returns whether the links along each axis form a ring; libtpu has to be told.
 
-    On v5p in slices of whole cubes of 4 x 4 x 4; on v5e and v6e along an axis of 16, which is the
-    pod's (Cloud TPU documentation, "TPU v5p" and "TPU v5e").
+    They do on v5p in slices of whole cubes of 4 x 4 x 4, and on v5e and v6e along an axis of 16,
+    the pod's side (Cloud TPU documentation, "TPU v5p" and "TPU v5e").
     """
     shape = self.shape()
     if self.topology.startswith("v5p"):
@@ -87,31 +87,31 @@ class Job:
     return tuple(size == 16 for size in shape)
 
   def chip(self) -> cost_model.Chip:
-    """The chip, with half of the link bandwidth where some axis is no ring."""
+    """Returns the chip, with half of the link bandwidth if some axis is no ring."""
     rings, chip = self.rings(), cost_model.CHIPS[self.topology.split(":")[0]]
     return chip if all(rings) else dataclasses.replace(chip, links=chip.links / 2)
 
   def devices(self) -> list[jax.Device]:
-    """The chips of the slices, as descriptions to compile for."""
+    """Returns the chips of the slices, as descriptions to compile for."""
     options = {"num_slices": self.slices} if self.slices > 1 else {}
     options |= {"wrap": self.rings()} if any(self.rings()) else {}
-    if math.prod(self.shape()) == 1:  # of a host that would have four chips
+    if math.prod(self.shape()) == 1:  # otherwise a host has four chips
       options["chips_per_host_bounds"] = (1, 1, 1)
     os.environ.update(LIBTPU)
     return topologies.get_topology_desc(self.topology, "tpu", **options).devices
 
 
 def compiled_report(job: Job) -> dict[str, Any]:
-  """The `report` on a job, which is compiled in this process.
+  """Compiles a job in this process, and returns its `report`.
 
   Reads config.json of `init.checkpoint` or the metadata of a run, and without a checkpoint the
   tokenizer's size; no weights and no data.
 
   Raises:
-    ValueError: not a known topology, or the rows of a batch cannot be split over its chips.
-    FileNotFoundError: neither a checkpoint nor a tokenizer gives the rows of the embedding.
-    jax.errors.JaxRuntimeError: the compiler failed for another reason than the chip's memory,
-      or has no such topology.
+    ValueError: the topology is unknown, or its chips cannot split the rows of a batch.
+    FileNotFoundError: neither a checkpoint nor a tokenizer gives the size of the vocabulary.
+    jax.errors.JaxRuntimeError: the compiler has no such topology, or failed for another reason
+      than the chip's memory.
   """
   c, vocab_size = resolved(job.config)
   with progress.waiting(f"describing {job.topology}"):
@@ -131,25 +131,25 @@ def compiled_report(job: Job) -> dict[str, Any]:
         compiled, gib = memory_of(lowered)
       text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:
-      # it does not fit, or libtpu cannot write its text, as of some programs
+      # The program does not fit, or is one whose text libtpu cannot write.
       if not gib["needed"] and not re.search(r"memory (space|on) hbm", str(error), re.IGNORECASE):
         raise
       why = str(error).splitlines()[0]
-  found = {
+  compiled_facts = {
     "gib_per_chip": gib,
     "no_collectives_because": why,
     "involuntary_rematerialisations": messages[0].count(REMATERIALISED),
     "compile_seconds": time.perf_counter() - start,
     "compiler_options": compiler_options.of(c.tpu, devices[0]),
   }
-  return report(job, c, programs.abstract, found, text)
+  return report(job, c, programs.abstract, compiled_facts, text)
 
 
 @contextlib.contextmanager
 def library_messages() -> Iterator[list[str]]:
-  """Captures what compiled libraries print to standard error: a list that gets it after the block.
+  """Captures the standard error of compiled libraries: the list gets the text after the block.
 
-  It is still printed, through `tee`, so that it is seen even if the compiler aborts this process.
+  `tee` still prints the text, so that it is seen even if the compiler aborts this process.
   """
   with tempfile.NamedTemporaryFile("r") as copy:
     messages, stderr = [], os.dup(2)
@@ -168,9 +168,9 @@ def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[st
   """Compiles for a TPU and reads the compiler's own report of memory.
 
   Returns:
-    The program, and in GiB of a chip: "arguments"; "temporaries", everything else that is
-    allocated, results included that do not reuse an argument's buffer; "needed", both together;
-    and "temp_size", JAX's figure for temporaries, which may be far more than is allocated.
+    The program, and in GiB of a chip: "arguments"; "temporaries", all other allocations, including
+    results that do not reuse an argument's buffer; "needed", both together; and "temp_size", JAX's
+    figure for temporaries, which may be far more than is allocated.
   """
   with exits.scratch_directory() as directory:
     options = {"xla_dump_to": str(directory), "xla_dump_hlo_as_text": True}
@@ -184,7 +184,7 @@ def memory_of(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, dict[st
 
 
 def abstract_batch(c: config_lib.Experiment, mesh: jax.sharding.Mesh) -> Batch:
-  """A batch as `ShapeDtypeStruct`s, with a read position for each `TOKENS_PER_READ` tokens."""
+  """Returns a batch of `ShapeDtypeStruct`s, with a read position per `TOKENS_PER_READ` tokens."""
 
   def shape(name: str) -> jax.ShapeDtypeStruct:
     length = c.data.row_length // (TOKENS_PER_READ if name.startswith("read_") else 1)
@@ -203,12 +203,12 @@ def report(
   compiled: dict[str, Any],
   text: str | None,
 ) -> dict[str, Any]:
-  """The contents of `compile.json`, from the resolved experiment and its state as shapes.
+  """Returns the contents of `compile.json`, from the resolved experiment and its abstract state.
 
-  Memory in GiB of a chip as allocated, against what the chip has (None: more, as the compiler's
-  message says); collectives by kind and dtype with the bytes that reach a chip in a step (None: the
-  compiler gave no text); operations; and, if the text has the compiler's cycles, an estimate of
-  time with its assumptions, and the cost of the whole run.
+  They are: memory allocated on a chip, in GiB, against the chip's memory (None: more than that, as
+  the compiler's message says); collectives by kind and dtype, with the bytes that reach a chip in a
+  step (None: the compiler gave no text); operations; and, if the text has the compiler's cycles, an
+  estimate of time with its assumptions, and the cost of the whole run.
   """
   chip, gib = job.chip(), compiled["gib_per_chip"]
   training, mesh = job.step == "train", state.step.sharding.mesh
@@ -241,14 +241,11 @@ def report(
   if not (program and program.cycles) or program.unknown_loops:
     return out
   out["estimate"] = guess = cost_model.estimate(c, chip, mesh.shape, flops, program, training)
-  if training and not c.train.epochs:  # their number of steps follows from data
-    between = {"": guess["seconds_per_step"]} | {
-      f"_{end}": guess[f"seconds_per_step_{end}"] for end in ("low", "high")
-    }
+  if training and not c.train.epochs:  # the number of steps of epochs depends on the data
     rows = c.train.steps * c.train.batch_rows
     out["run"] = {"steps": c.train.steps, "tokens": rows * c.data.row_length}
-    for end, seconds in between.items():
-      hours = seconds * c.train.steps / 3600
+    for end in ("", "_low", "_high"):
+      hours = guess[f"seconds_per_step{end}"] * c.train.steps / 3600
       out["run"] |= {f"hours{end}": hours, f"chip_hours{end}": hours * mesh.size}
       if job.price:
         out["run"][f"dollars{end}"] = hours * mesh.size * job.price
@@ -256,27 +253,26 @@ def report(
 
 
 def collectives_of(program: hlo.Program) -> dict[str, Any]:
-  """Collectives by kind, dtype and overlap, and their number in one trip of each loop."""
-  rows: dict[tuple, dict[str, Any]] = {}
-  for each in program.collectives:
-    key = {"kind": each.kind, "dtype": each.dtype, "beside_arithmetic": each.overlapped}
-    row = rows.setdefault(
-      tuple(key.values()), key | {"times": 0, "gib": 0.0, "gib_over_links": 0.0}
-    )
-    row["times"] += each.times
-    row["gib"] += each.times * each.bytes / 2**30
-    row["gib_over_links"] += each.traffic / 2**30
+  """Returns collectives by kind, dtype and overlap, and their number in one trip of each loop."""
+  totals: dict[tuple, dict[str, Any]] = {}
+  for op in program.collectives:
+    key = {"kind": op.kind, "dtype": op.dtype, "beside_arithmetic": op.overlapped}
+    zeros = {"times": 0, "gib": 0.0, "gib_over_links": 0.0}
+    total = totals.setdefault(tuple(key.values()), key | zeros)
+    total["times"] += op.times
+    total["gib"] += op.times * op.bytes / 2**30
+    total["gib_over_links"] += op.traffic / 2**30
   return {
-    "by_kind": sorted(rows.values(), key=lambda row: -row["gib_over_links"]),
+    "by_kind": sorted(totals.values(), key=lambda total: -total["gib_over_links"]),
     "in_a_trip": [{"trips": n} | program.in_loop(name) for name, n in program.loops.items()],
     "loops_of_unknown_length": program.unknown_loops,
   }
 
 
 def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
-  """The experiment with its checkpoint's architecture, and the rows of its embedding.
+  """Returns the experiment with its checkpoint's architecture, and its vocabulary size.
 
-  A checkpoint that is not there is replaced by the shape in the config.
+  The shape in the config replaces a checkpoint that is not there.
   """
   if not c.init.checkpoint:
     return c, initialization.find(c, None)[2]
@@ -292,5 +288,5 @@ def resolved(c: config_lib.Experiment) -> tuple[config_lib.Experiment, int]:
 
 
 def has_checkpoint(c: config_lib.Experiment) -> bool:
-  """Whether the checkpoint that the experiment starts from is there."""
+  """Returns whether the checkpoint that the experiment starts from exists."""
   return bool(c.init.checkpoint) and storage.path(c.init.checkpoint).exists()

@@ -1,7 +1,7 @@
-"""Floating-point operations of a step, and an estimate of its time on TPU chips.
+"""Counts the floating-point operations of a step, and estimates its time on TPU chips.
 
-Nothing here was measured on a TPU.  Every assumption is a constant below, and is named in the
-estimate that rests on it.
+Nothing here was measured on a TPU.  Every assumption is a constant below, and the estimate names
+it.
 """
 
 import collections
@@ -16,15 +16,17 @@ from prm_jax.model import block_mask, decoder, tree_kernel
 from prm_jax.tpu import hlo
 from prm_jax.training import trainable
 
-KERNEL_SHARE = 0.5  # of a chip's peak, in the matrix products of the attention kernel
-FORWARD, BACKWARD = 2, 7  # products of the kernel for a pair of blocks; arithmetic needs 2 and 4
+KERNEL_SHARE = 0.5  # share of a chip's peak that the attention kernel's matrix products reach
+FORWARD, BACKWARD = 2, 7  # the kernel's products for a pair of blocks; arithmetic needs 2 and 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
+  """A TPU chip's memory and peak rates."""
+
   memory: float  # GiB that a program may use
   flops: float  # bfloat16 operations a second; a multiply-add counts as two
-  clock: float  # Hz: peak operations a second over the operations of a cycle
+  clock: float  # Hz: peak operations a second divided by operations a cycle
   links: float  # bytes a second into a chip from its neighbours on the torus, all links together
   network: float  # bytes a second into a chip from other slices
 
@@ -39,10 +41,10 @@ CHIPS = {
 
 
 def step_flops(c: config_lib.Experiment, params: trainable.Params, training: bool = True) -> float:
-  """Floating-point operations that a step needs; recomputation is not counted.
+  """Returns the floating-point operations that a step needs, without recomputation.
 
   For each token and matrix entry: two forward, two where the gradient passes back through the
-  entry, two where the entry itself is trained.  Attention is to half of the row (causal): scores,
+  entry, two where the entry itself is trained.  Attention covers half of the row (causal): scores,
   and sums of values.  Norms, biases and the step head, which reads few tokens, are left out.
 
   Args:
@@ -54,8 +56,8 @@ def step_flops(c: config_lib.Experiment, params: trainable.Params, training: boo
   backward, a_token = _has_backward(c, training), 0
   for name, x in params["blocks"].items():
     if not name.endswith(("norm", "bias")):
-      own = 2 * (name in trained.get("blocks", {}))
-      a_token += x.size * (2 + (2 + own) * backward)
+      weight_gradient = 2 * (name in trained.get("blocks", {}))
+      a_token += x.size * (2 + (2 + weight_gradient) * backward)
   if training and (c.loss.objective == "language_model" or c.loss.language_model_weight):
     name = "embedding" if c.model.tied_embeddings else "language_model"
     a_token += params[name].size * (2 + 2 * backward + 2 * (name in trained))
@@ -65,26 +67,26 @@ def step_flops(c: config_lib.Experiment, params: trainable.Params, training: boo
 
 
 def _has_backward(c: config_lib.Experiment, training: bool) -> bool:
-  """Whether a step goes back through the layers."""
+  """Returns whether a step has a backward pass through the layers."""
   return training and c.optim.trained != "head"
 
 
 def kernel_flops(c: config_lib.Experiment, training: bool) -> float:
-  """Operations of the attention kernel on whole blocks, for one row that is one chain."""
+  """Returns the operations of the attention kernel on whole blocks, for a row that is one chain."""
   m, lanes = c.model, tree_kernel.LANES
   T = math.ceil(c.data.row_length / lanes) * lanes
   shape = (1, m.kv_heads, m.heads // m.kv_heads, T, m.head_size)
   queries, keys = tree_kernel.block_sizes(shape, m.dtype)
   sliding = decoder.sliding_layers(m)
   windows = collections.Counter(m.window if slides and m.window else None for slides in sliding)
-  live = 0  # pairs of blocks in which a token sees another, in all layers
+  active = 0  # pairs of blocks in all layers
   for window, layers in windows.items():
     chain = block_mask.TreeMask(jnp.full((1, T), T), jnp.arange(T)[None], window)
-    live += layers * int(block_mask.active_blocks(chain, queries, keys).sum())
+    active += layers * int(block_mask.active_blocks(chain, queries, keys).sum())
   again = m.remat in ("dots", "dots_no_batch") or (m.remat == "full" and "attention" not in m.saved)
   products = FORWARD + (FORWARD * again + BACKWARD) * _has_backward(c, training)
-  # a head smaller than the matrix unit takes as long as one that fills it
-  return float(2 * max(m.head_size, lanes) * m.heads * live * products * queries * keys)
+  # A head smaller than the matrix unit takes as long as one that fills it.
+  return float(2 * max(m.head_size, lanes) * m.heads * active * products * queries * keys)
 
 
 def estimate(
@@ -95,7 +97,7 @@ def estimate(
   program: hlo.Program,
   training: bool = True,
 ) -> dict:
-  """Estimated seconds of a step, tokens a second and MFU, with their parts and assumptions.
+  """Estimates seconds of a step, tokens a second and MFU, with their parts and assumptions.
 
   Args:
     c: the resolved experiment.
@@ -119,7 +121,7 @@ def estimate(
     "seconds_per_step_high": arithmetic + exchanges,  # none
     "parts": parts,
     "mfu": flops / (total * peak),
-    # attention is in the operations, but its kernel has no cycles
+    # `flops` include attention, but its kernel has no cycles.
     "mfu_by_cycles_alone": flops / (parts["compiled_code"] * peak),
     "tokens_per_second": c.train.batch_rows * c.data.row_length / total,
     "assumptions": [
@@ -138,16 +140,16 @@ def estimate(
 def _kernel_seconds(
   c: config_lib.Experiment, chip: Chip, mesh: Mapping[str, int], training: bool
 ) -> float:
-  """Seconds in the attention kernel; 0 where the row or the config does not use it."""
+  """Returns seconds in the attention kernel; 0 if the rows or the config do not use it."""
   if c.data.row_length < tree_kernel.LANES or c.model.attention not in ("auto", "kernel"):
     return 0.0
   heads = mesh["tensor"] if c.model.heads % mesh["tensor"] == 0 else 1
-  chips = mesh["data"] * mesh["fsdp"] * heads  # that share the batch's rows and heads
+  chips = mesh["data"] * mesh["fsdp"] * heads  # those among which rows and heads are split
   return kernel_flops(c, training) * c.train.batch_rows / chips / (chip.flops * KERNEL_SHARE)
 
 
 def _collective_seconds(program: hlo.Program, chip: Chip) -> dict[str, float]:
-  """Seconds of the collectives that run alone, beside arithmetic, and between slices if any."""
+  """Returns seconds of collectives alone, beside arithmetic, and between slices if any."""
   out = {"collectives_alone": 0.0, "collectives_beside_arithmetic": 0.0}
   for each in program.collectives:
     if each.kind == hlo.BETWEEN_SLICES:

@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard events, and Weights & Biases."""
+"""Writers of metrics to TensorBoard and to Weights & Biases."""
 
 import contextlib
 import dataclasses
@@ -11,14 +11,14 @@ from types import TracebackType
 from prm_jax import config as config_lib
 from prm_jax.runtime import storage
 
-RUN_ID = "wandb_run_id"  # file of a work directory
+RUN_ID = "wandb_run_id"  # a file in the work directory
 
 
 def check(c: config_lib.Train) -> None:
-  """Raises ValueError if the run is to be sent to Weights & Biases without its package."""
+  """Raises ValueError if `train.wandb` is set and the package wandb is not installed."""
   if not c.wandb:
     return
-  try:  # a folder of that name, which the package makes, can be imported, too
+  try:  # the folder wandb/ of an earlier run can be imported too, as an empty module
     missing = not hasattr(importlib.import_module("wandb"), "init")
   except ImportError:
     missing = True
@@ -30,10 +30,10 @@ def check(c: config_lib.Train) -> None:
 
 
 class TensorBoard:
-  """Events in WORKDIR/tensorboard; ImportError without tensorboardX."""
+  """Writes events to WORKDIR/tensorboard; raises ImportError without tensorboardX."""
 
   def __init__(self, folder: pathlib.Path, step: int, stack: contextlib.ExitStack):
-    """Args: `folder`, of the run; `step`, after which earlier events are dropped."""
+    """Opens the event files of the run in `folder`, and drops its events after `step`."""
     import tensorboardX
 
     self._writer = tensorboardX.SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
@@ -46,7 +46,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-  """A run of the project `train.wandb`, which a resumed run continues under the same id.
+  """Writes to a run of the project `train.wandb`; a resumed run continues it by its id.
 
   The id is in WORKDIR/wandb_run_id.  The x-axis is a metric named `step`, because the service drops
   records whose built-in step does not increase, such as updates repeated after a resume.
@@ -60,24 +60,24 @@ class WeightsAndBiases:
     folder: pathlib.Path,
     stack: contextlib.ExitStack,
   ):
-    """Args: `folder`, the local one of `workdir`.  Raises ValueError if no run can be opened."""
+    """Opens the run; raises ValueError if that fails.  `folder` is the local copy of `workdir`."""
     import wandb
 
-    place = workdir / RUN_ID
-    if not place.exists():
-      with storage.written(place) as file:
+    id_file = workdir / RUN_ID
+    if not id_file.exists():
+      with storage.written(id_file) as file:
         file.write(secrets.token_hex(4) + "\n")
     try:
       self._run = wandb.init(
         project=c.train.wandb,
-        id=place.read_text().strip(),
+        id=id_file.read_text().strip(),
         resume="allow",
         name=workdir.name,
         dir=os.fspath(folder),
         config=dataclasses.asdict(c),
-        settings=wandb.Settings(console="off", quiet=True),  # the screen is ours
+        settings=wandb.Settings(console="off", quiet=True),  # the progress bar has the screen
       )
-    except Exception as error:  # of its own classes, for a missing key or network
+    except Exception as error:  # wandb has its own classes for a missing key or network
       raise ValueError(
         f"train.wandb={c.train.wandb!r}: {type(error).__name__}: {error}; log in (wandb login), or "
         "set WANDB_MODE=offline"
@@ -86,7 +86,10 @@ class WeightsAndBiases:
     stack.push(self._finish)
 
   def _finish(
-    self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
   ) -> None:
     self._run.finish(exit_code=int(kind is not None))
 
@@ -94,4 +97,4 @@ class WeightsAndBiases:
     self._run.log({"step": step} | scalars)
 
   def flush(self) -> None:
-    """Nothing: its own process writes at once."""
+    """Does nothing: wandb's own process writes at once."""

@@ -1,9 +1,9 @@
 """Checkpoints: parameters and optimiser state, with the metadata that gives them meaning.
 
-`DIR/checkpoints/STEP` holds the trees `params` and `optimizer`, and as metadata what `Metadata`
-describes, the versions of the packages, the evaluation, and a checksum of every array.  Storage may
-return a changed byte as if nothing had happened, so the checksums are computed on the devices,
-before saving and after reading.  With several hosts, all of them call every method.
+`DIR/checkpoints/STEP` holds the trees `params` and `optimizer`.  Its metadata are the fields of
+`Metadata`, the versions of the packages, the evaluation, and a checksum of every array.  Storage
+may silently return changed bytes, so the devices compute the checksums before saving and after
+reading.  With several hosts, all of them call every method.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Metadata:
   rows_hash: str  # of the packed training rows
 
   def facts(self, leave_out: str) -> dict[str, Any]:
-    """All of it by name, without the settings marked `leave_out`: to compare two runs or hosts."""
+    """Returns all fields by name, but for settings marked `leave_out`, to compare runs or hosts."""
     facts = config_lib.settings(self.config, leave_out)
     contract = dataclasses.asdict(self.contract)
     facts |= {f"step contract, {name}": value for name, value in contract.items()}
@@ -51,18 +51,18 @@ class Metadata:
 
 
 def checksums(tree: Any) -> dict[str, int]:
-  """A 32-bit checksum of each array of a tree, by its path; the same on every mesh and host."""
+  """Returns the 32-bit checksum of each array of a tree by its path; no mesh or host changes it."""
   leaves = jax.tree_util.tree_flatten_with_path(jax.device_get(_checksums(tree)))[0]
   return {jax.tree_util.keystr(path, simple=True, separator="/"): int(x) for path, x in leaves}
 
 
 def digest(tree: Any) -> str:
-  """The sha256 of `checksums`, which identifies the contents of a tree."""
+  """Returns the SHA-256 of `checksums`, which identifies the contents of a tree."""
   return _digest(checksums(tree))
 
 
 def _checksum(x: jax.Array) -> jax.Array:
-  """The sum, modulo 2**32, of each element's bits times an odd number given by its index.
+  """Returns the sum, modulo 2**32, of each element's bits times an odd number made of its index.
 
   The sum does not depend on the order of addition, and every change of one element changes it.
   """
@@ -81,21 +81,21 @@ def _digest(values: dict[str, Any]) -> str:
 
 
 def latest(workdir: str | storage.Path) -> tuple[int, Metadata] | None:
-  """Step and metadata of the newest checkpoint with undamaged metadata; None: there is none.
+  """Returns step and metadata of the newest checkpoint with undamaged metadata, or None.
 
-  Its arrays may be damaged; `Checkpointer.newest` finds out.
+  Its arrays are not read, and may be damaged.
   """
   if not (storage.path(workdir) / "checkpoints").is_dir():
     return None
   with contextlib.closing(Checkpointer(workdir)) as reader:
-    found = reader.newest(lambda step, metadata: None)
-  return found and found[:2]
+    newest = reader.newest(lambda step, metadata: None)
+  return newest and newest[:2]
 
 
 def restore_params(
   workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str | int = "latest"
 ) -> tuple[int, Metadata, Any]:
-  """Step, metadata and parameters of a checkpoint; which one, and errors: `Checkpointer.newest`."""
+  """Returns step, metadata and parameters of a checkpoint, chosen as by `Checkpointer.newest`."""
   with contextlib.closing(Checkpointer(workdir)) as reader:
 
     def read(step: int, metadata: Metadata) -> Any:
@@ -110,7 +110,7 @@ def restore_params(
 def check_same_run(now: Metadata, then: Metadata, workdir: storage.Path) -> None:
   """Raises ValueError if a run would be resumed with other settings or on other rows."""
   old, new = (metadata.facts(leave_out=config_lib.CHANGEABLE) for metadata in (then, now))
-  changed = [f"{x}: {old[x]!r} then, {new[x]!r} now" for x in new if old[x] != new[x]]
+  changed = [f"{key}: {old[key]!r} then, {new[key]!r} now" for key in new if old[key] != new[key]]
   if changed:
     raise ValueError(
       f"{workdir} holds a run with other settings or data; give this one its own --workdir, or go "
@@ -125,11 +125,11 @@ class Checkpointer:
     """Opens a work directory.
 
     Args:
-      c: which checkpoints to keep, for the run that writes them.  None: the directory is only read,
-        and unfinished saves, which another process may be writing, are left alone.
+      c: which checkpoints to keep, for the run that writes them.  None: only reads, and leaves
+        unfinished saves alone, as another process may be writing them.
     """
-    self._keep = c
-    self.evaluated: dict[int, dict[str, float | None]] = {}  # by the run that writes, by step
+    self._policy = c
+    self.evaluated: dict[int, dict[str, float | None]] = {}  # by step, of the run that writes
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
@@ -139,32 +139,34 @@ class Checkpointer:
       )
     except OSError:
       raise
-    except Exception as error:  # of any class: it reads the metadata of all steps, as they are
+    except Exception as error:  # of any class: orbax reads even damaged metadata
       raise Unreadable(f"{self._directory}: damaged metadata: {_brief(error)}") from error
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    """Which checkpoints orbax keeps: the newest and the best.  (Its `BestN` fails on damage.)"""
+    """Tells orbax to keep the newest and the best.  (Its own `BestN` fails on damaged metadata.)"""
     steps = sorted(each.step for each in checkpoints)
-    kept = steps[-self._keep.keep :]
-    kept += self._ranked(steps, self._keep.best_metric)[: self._keep.keep_best]
+    kept = steps[-self._policy.keep :]
+    kept += self._ranked(steps, self._policy.best_metric)[: self._policy.keep_best]
     return [each.step in kept for each in checkpoints]
 
   def steps(self) -> list[int]:
-    """Steps of the finished checkpoints, ascending."""
+    """Returns the steps of the finished checkpoints, ascending."""
     return [each.step for each in self._checkpointer.checkpoints]
 
   def newest(
     self, read: Callable[[int, Metadata], Any], which: str | int = "latest"
   ) -> tuple[int, Metadata, Any] | None:
-    """Step and metadata of the newest checkpoint that can be read, and what `read` returns for it.
+    """Returns step and metadata of the newest readable checkpoint, and the result of `read` for it.
 
-    A warning names each newer one that cannot.  The run that writes the directory renames these to
-    STEP.unreadable, so that their steps can be saved again.  None: there is no checkpoint at all.
+    A warning names each newer one that cannot be read.  The run that writes the directory renames
+    these to STEP.unreadable, so that their steps can be saved again.  Returns None if there is no
+    checkpoint at all.
 
     Args:
-      read: raises Unreadable (as `restore` does) to have the checkpoint before it tried.
+      read: called with step and metadata; if it raises Unreadable (as `restore` does), the
+        checkpoint before is tried.
       which: "latest"; "best", by the run's `train.best_metric`, or the next best if that cannot be
-        read; or a step, of which there is no alternative.
+        read; or a step, in place of which no other is tried.
 
     Raises:
       Unreadable: there are checkpoints, but none can be read.  They stay as they are.
@@ -175,15 +177,15 @@ class Checkpointer:
     for step in candidates:
       try:
         metadata = msgspec.convert(self._on_all_hosts(step, self.info, step), Metadata)
-        found = step, metadata, read(step, metadata)
+        result = step, metadata, read(step, metadata)
       except Unreadable as error:
         errors[step] = error
         continue
       for damaged, error in errors.items():
         print(f"warning: {error}; step {step} is used instead", file=sys.stderr, flush=True)
-        if self._keep:
+        if self._policy:
           self._set_aside(damaged)
-      return found
+      return result
     if not candidates:
       return None
     raise Unreadable(
@@ -192,14 +194,15 @@ class Checkpointer:
     )
 
   def _candidates(self, which: str | int) -> list[int]:
-    """The steps that `newest` tries, in order."""
+    """Returns the steps that `newest` tries, in order."""
     steps = self.steps()[::-1]
     if which == "latest" or not steps:
       return steps
-    found = self._ranked(steps) if which == "best" else [s for s in steps if str(s) == str(which)]
-    if not found:
+    best = which == "best"
+    candidates = self._ranked(steps) if best else [s for s in steps if str(s) == str(which)]
+    if not candidates:
       why, expected = "", "latest, best (of those that were evaluated)"
-      if which == "best":
+      if best:
         metric, expected = self._best_metric(steps), "latest"
         why = f": {metric} (train.best_metric) was never evaluated at one, or never defined"
         why += " (it needs right and wrong steps)" if metric == "auroc" else ""
@@ -207,36 +210,40 @@ class Checkpointer:
         f"{self._directory}: no checkpoint is {which}{why}; expected {expected} or one of "
         f"{', '.join(map(str, steps))}"
       )
-    return found
+    return candidates
 
   def _ranked(self, steps: Sequence[int], metric: str = "") -> list[int]:
-    """The steps that were evaluated, best first; by the run's latest `best_metric` if not given."""
+    """Returns the evaluated steps, best first; without a metric, by the run's `best_metric`."""
     known: dict[int, dict[str, Any]] = {}
     for step in sorted(steps, reverse=True):
-      with contextlib.suppress(Exception):  # a damaged one is reported when it is to be used
+      with contextlib.suppress(Exception):  # `newest` reports a damaged one when it is its turn
         known = self.evaluations_until(step) | known
     ranked = evaluations.ranked(known | self.evaluated, metric or self._best_metric(steps))
     return [step for step in ranked if step in steps]
 
   def _best_metric(self, steps: Sequence[int]) -> str:
-    """`train.best_metric` of the latest of these checkpoints whose metadata can be read."""
+    """Returns `train.best_metric` of the latest of these checkpoints with readable metadata."""
     for step in sorted(steps, reverse=True):
       with contextlib.suppress(Exception):
         return self.info(step)["config"]["train"]["best_metric"]
     return ""
 
   def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
-    """The evaluations up to this step, which its checkpoint holds, by their steps."""
+    """Returns the evaluations up to this step, by step, which its checkpoint holds."""
     info = self.info(step)
-    found = {int(key): each for key, each in info.get("evaluations", {}).items()}
-    return found | ({step: evaluations.brief(info["evaluation"])} if info["evaluation"] else {})
+    known = {int(key): values for key, values in info.get("evaluations", {}).items()}
+    if info["evaluation"]:
+      known[step] = evaluations.brief(info["evaluation"])
+    return known
 
   def info(self, step: int) -> dict[str, Any]:
-    """The fields of `Metadata` as JSON, and "versions", "checksums", "evaluation" (of this step, or
-    None) and "evaluations" (the metrics of those before it, by step).
+    """Returns the metadata of a checkpoint as JSON.
+
+    Its keys are the fields of `Metadata`, and "versions", "checksums", "evaluation" (of this step,
+    or None) and "evaluations" (the metrics of earlier steps, by step).
     """
     if step not in self._info:
-      # orbax's own reader opens every array as well, and reports errors for a checkpoint that was
+      # Orbax's own reader opens every array as well, and raises errors for a checkpoint that was
       # being deleted when its run was killed.
       text = (self._directory / str(step) / "_CHECKPOINT_METADATA").read_text()
       values = dict(json.loads(text)["custom_metadata"])
@@ -248,7 +255,7 @@ class Checkpointer:
   def save(
     self, state: TrainState, metadata: Metadata, evaluation: dict[str, Any] | None = None
   ) -> None:
-    """Starts to write the state of this step, and returns before it is on disk.
+    """Starts an asynchronous save of the state of this step.
 
     Args:
       evaluation: metrics of this state, if it was evaluated; they decide whether it is the best.
@@ -260,15 +267,15 @@ class Checkpointer:
     step, tree = int(state.step), {"params": state.params, "optimizer": state.opt_state}
     values = dataclasses.asdict(metadata) | {"versions": distributed.versions()}
     values |= {"evaluation": evaluation, "checksums": checksums(tree)}
-    values["evaluations"] = {str(key): each for key, each in self.evaluated.items()}
+    values["evaluations"] = {str(key): metrics for key, metrics in self.evaluated.items()}
     self._info[step] = values
     custom = values | {"sha256": _digest(values)}
     start = self._checkpointer.save_checkpointables_async
-    with self._named(step):  # by force, as the loop decides when to save
+    with self._named(step):  # force: the loop decides when to save, not orbax
       self._saving = step, start(step, tree, force=True, custom_metadata=custom)
 
   def finish(self, wait: bool = True) -> None:
-    """Ends the save under way (if it is done by now, or else waits); OSError if it has failed."""
+    """Waits for the save under way (`wait=False`: only if it is done); OSError if it failed."""
     if self._saving and (wait or not self._checkpointer.is_saving_in_progress()):
       (step, future), self._saving = self._saving, None
       with self._named(step):
@@ -286,13 +293,13 @@ class Checkpointer:
       ) from error
 
   def restore(self, step: int, abstract: TrainState) -> TrainState:
-    """The state that was saved, on the mesh of `abstract`; Unreadable if it cannot be had."""
+    """Returns the saved state, on the mesh of `abstract`; raises Unreadable on failure."""
     loaded = self.load(step, {"params": abstract.params, "optimizer": abstract.opt_state})
     array = jax.device_put(jnp.asarray(step, jnp.int32), abstract.step.sharding)
     return TrainState(array, loaded["params"], loaded["optimizer"])
 
   def load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
-    """The trees "params" and "optimizer", or one of them; Unreadable if they cannot be had."""
+    """Returns the trees "params" and "optimizer", or one of them; raises Unreadable on failure."""
     # Each host reads its shards without orbax's barriers, in which the other hosts would hang if
     # one failed.  `_on_all_hosts` then compares the outcomes.
     alone = ocp.Context()
@@ -302,7 +309,7 @@ class Checkpointer:
     with alone:
       loaded = self._on_all_hosts(step, ocp.load_checkpointables, path, abstract)
     expected = self.info(step)["checksums"]
-    changed = [name for name, found in checksums(loaded).items() if found != expected.get(name)]
+    changed = [name for name, value in checksums(loaded).items() if value != expected.get(name)]
     if changed:
       raise Unreadable(
         f"{path} does not read back: the numbers of {', '.join(changed)} are not those saved"
@@ -310,11 +317,11 @@ class Checkpointer:
     return loaded
 
   def _on_all_hosts(self, step: int, read: Callable[..., Any], *args: Any) -> Any:
-    """What `read(*args)` returns; Unreadable on every host if it fails on any."""
+    """Returns `read(*args)`; raises Unreadable on every host if it fails on any."""
     value, problem = None, ""
     try:
       value = jax.block_until_ready(read(*args))
-    except Exception as error:  # of any class: damaged files lead to all kinds of errors
+    except Exception as error:  # of any class: so are the errors of damaged files
       problem = _brief(error)
     if distributed.somewhere(bool(problem)):
       problem = problem or "another host could not read it"
@@ -331,16 +338,16 @@ class Checkpointer:
     self._checkpointer.reload()
 
   def close(self) -> None:
-    """Waits for the save under way; OSError if it fails."""
+    """Waits for the save under way; raises OSError if it fails."""
     try:
       self.finish()
     finally:
-      with contextlib.suppress(Exception):  # the error of a failed save, once more
+      with contextlib.suppress(Exception):  # orbax raises the error of a failed save once more
         self._checkpointer.close()
 
 
 def _brief(error: Exception) -> str:
-  """Class and first line of an error's innermost cause; orbax's own text may fill pages."""
+  """Returns class and first line of an error's innermost cause; orbax's own text may fill pages."""
   while error.__cause__ is not None:
     error = error.__cause__
   line = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -34,14 +34,14 @@ from prm_jax.training import step as step_lib
 from prm_jax.training.metric_log import Goodput, Log, UpdateMetrics
 from prm_jax.types import Batch, StepTree
 
-READS = 32  # reads per row, for solutions in memory, round up to this: runs share one program
+READS = 32  # solutions in memory: reads per row are a multiple of it, so that runs share programs
 PROFILED = 3  # updates of a profiler trace
 PREFETCHED = 2  # batches built ahead
 
 
 @dataclasses.dataclass(frozen=True)
 class Solutions:
-  """Labelled solutions in memory, in place of the dataset in `data.directory`."""
+  """Labelled solutions in memory, which replace the dataset in `data.directory`."""
 
   train: list[StepTree]
   evaluation: list[StepTree]
@@ -54,7 +54,7 @@ def run(
   """Trains to `c.train.steps`, resuming from the newest checkpoint of `workdir` if it has one.
 
   Args:
-    solutions: to train on; None: those of `c.data`.
+    solutions: trained on in place of `c.data`.
 
   Returns:
     The metrics of the last evaluation.
@@ -71,10 +71,10 @@ def run(
 
 
 def train(run: Run) -> dict[str, Any]:
-  """Makes the updates that are left, each followed by what is due; returns and raises as `run`.
+  """Makes the updates that are left, with evaluations and saves; returns and raises as `run`.
 
   The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
-  killed; the evaluation is made up for when it is resumed.
+  killed; the process that resumes it evaluates first.
   """
   c, updates, result = run.config.train, run.updates, {}
   if run.start and run.start % c.eval_every == 0 and run.start not in run.checkpointer.evaluated:
@@ -112,7 +112,7 @@ def train(run: Run) -> dict[str, Any]:
 
 
 class Run:
-  """An opened run: what the loop works with, and the training state."""
+  """An opened run: its data, compiled programs, training state, checkpoints and log."""
 
   def __init__(
     self,
@@ -148,7 +148,7 @@ class Run:
     self.log.say(self.summary())
     now = distributed.versions()
     then = self.checkpointer.info(self.start)["versions"] if self.start else now
-    changed = [f"{x} {then[x]}, now {now.get(x)}" for x in then if then[x] != now.get(x)]
+    changed = [f"{name} {x}, now {now.get(name)}" for name, x in then.items() if x != now.get(name)]
     if changed:
       self.log.say(f"warning: other packages than those of step {self.start}: {'; '.join(changed)}")
     rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
@@ -157,7 +157,7 @@ class Run:
     self.trace = stack.enter_context(contextlib.ExitStack())  # the profiler's, while it traces
 
   def first_state(self) -> step_lib.TrainState:
-    """The state of the newest readable checkpoint; without one, random or from `init.checkpoint`.
+    """Returns the state of the newest readable checkpoint; else random or from `init.checkpoint`.
 
     The first host writes the manifest and, for a new run, the tokenizer to the work directory.
     """
@@ -167,8 +167,8 @@ class Run:
       checkpoint_lib.check_same_run(rows.metadata, then, workdir)
       return self.checkpointer.restore(step, programs.abstract)
 
-    if found := self.checkpointer.newest(restore):
-      state = found[2]
+    if newest := self.checkpointer.newest(restore):
+      state = newest[2]
     elif c.init.checkpoint:
       with progress.waiting(f"loading {c.init.checkpoint}"):
         params = initialization.public_params(
@@ -178,14 +178,14 @@ class Run:
     else:
       state = programs.init(jax.random.key(c.train.seed))
     if distributed.is_first():
-      if not found:
+      if not newest:
         rows.tokenizer.save(workdir)
       with storage.written(workdir / "manifest.json") as file:
         file.write(json.dumps(rows.manifest, indent=1) + "\n")
     return state
 
   def summary(self) -> str:
-    """The first lines on the screen: model, data and devices."""
+    """Returns the first lines on the screen: model, data and devices."""
     c, manifest, mesh = self.config, self.rows.manifest["train"], self.mesh
     devices = f"{mesh.size} {mesh.devices.flat[0].platform} device(s) as {dict(mesh.shape)}"
     params = sum(x.size for x in jax.tree.leaves(self.state.params))
@@ -218,12 +218,12 @@ class Run:
     return "\n".join(lines)
 
   def update(self, step: int, batch: Batch) -> dict[str, jax.Array]:
-    """Makes an update, traced to WORKDIR/profile if `train.profile_at` says so; its metrics."""
+    """Makes an update and returns its metrics; traces `PROFILED` from `train.profile_at` on."""
     first = self.config.train.profile_at
     if step == first:
       jax.block_until_ready(self.state)
       options = jax.profiler.ProfileOptions()
-      options.python_tracer_level = 0  # its hooks have crashed processes with Python threads
+      options.python_tracer_level = 0  # Python hooks have crashed processes with threads
       folder = storage.local(self.lock.workdir / "profile", unless=self.lock.taken_by)
       folder = str(self.trace.enter_context(folder))
       self.trace.enter_context(jax.profiler.trace(folder, profiler_options=options))
@@ -238,15 +238,15 @@ class Run:
     return metrics
 
   def evaluate(self) -> dict[str, Any]:
-    """Step metrics over the evaluation rows; for a language model, loss per token.
+    """Returns step metrics over the evaluation rows; for a language model, the loss per token.
 
     Every host computes the probabilities of its rows, and receives those of all rows.
     """
     c, rows, objective = self.config.train, self.rows.evaluation, self.config.loss.objective
     with self.goodput.spent_on("evaluation"):
       batches = (
-        sharding_lib.global_batch(lambda i, of=numbers: rows[of[i]], c.batch_rows, self.mesh)
-        for numbers in packing.eval_order(rows, c.batch_rows, c.eval_rows)
+        sharding_lib.global_batch(lambda i, order=order: rows[order[i]], c.batch_rows, self.mesh)
+        for order in packing.eval_order(rows, c.batch_rows, c.eval_rows)
       )
       if objective == "language_model":
         pairs = [jax.device_get(self.read(batch)) for batch in batches]
@@ -264,7 +264,7 @@ class Run:
       return step_metrics.step_metrics(probabilities, np.concatenate(targets), classes)
 
   def read(self, batch: Batch) -> Any:
-    """Runs `Programs.read` on a batch; a run's first call, which may compile it, counts as that."""
+    """Runs `Programs.read` on a batch; the time of the first call counts as compilation."""
     with contextlib.ExitStack() as first:
       if not self.read_before:
         first.enter_context(self.goodput.spent_on("compilation"))
@@ -272,28 +272,28 @@ class Run:
       return jax.block_until_ready(self.programs.read(self.state.params, batch))
 
   def evaluated(self, step: int) -> dict[str, Any]:
-    """The evaluation of this step's state, for the log and for this and later checkpoints."""
+    """Evaluates the state of this step, for the log and for this and later checkpoints."""
     result, split = self.evaluate(), self.config.data.eval_name
     if not self.warned and (why := evaluations.undefined(result, self.config.train, split)):
       self.log.say(f"warning: {why}")
       self.warned = True
     self.checkpointer.evaluated[step] = evaluations.brief(result)
-    if not self.log.has(step, split):  # as when a run made up for it and was killed
+    if not self.log.has(step, split):  # a resumed run may have evaluated it and been killed
       self.log.write(step, split, result)
     return result
 
   def is_best(self, step: int) -> bool:
-    """With `train.stop_patience`: is this the best step so far?  All hosts agree."""
+    """Returns whether `train.stop_patience` is set and this step is the best.  All hosts agree."""
     best = evaluations.without_better(self.checkpointer.evaluated, self.config.train.best_metric)[0]
     return self.config.train.stop_patience > 0 and distributed.somewhere(best == step)
 
   def out_of_patience(self, step: int) -> bool:
-    """Whether `train.stop_patience` ends the run at this step; if so, says why.  All hosts agree.
+    """Returns whether `train.stop_patience` ends the run here; logs why.  All hosts agree.
 
-    It follows from what the checkpoint holds, so a resumed run ends at the same step.
+    The checkpoint holds the evaluations, so a resumed run ends at the same step.
     """
     if not self.config.train.stop_patience:
-      return False  # without a message between the hosts
+      return False  # and spares the hosts a collective
     why = evaluations.why_stop(self.checkpointer.evaluated, self.config.train)
     if ends := distributed.somewhere(bool(why)):
       self.log.end(step)
@@ -301,9 +301,9 @@ class Run:
     return ends
 
   def save(self, step: int, evaluation: dict[str, Any] | None, stop: bool) -> None:
-    """Starts an asynchronous save; if the process stops after it, waits until it is on disk.
+    """Starts an asynchronous save; with `stop`, waits until it is on disk.
 
-    The log is synced first, so that no record of an update in the checkpoint is lost in a crash.
+    Syncs the log first, so that a crash loses no record of an update in the checkpoint.
     """
     self.lock.check()
     if not stop:
@@ -329,7 +329,7 @@ class Rows:
   metadata: checkpoint_lib.Metadata  # its config is resolved
 
   def facts(self, workdir: storage.Path) -> dict[str, Any]:
-    """The facts on which all hosts must agree: settings, data, packages and work directory."""
+    """Returns the facts on which all hosts must agree: settings, data, packages, work directory."""
     facts = self.metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
     facts |= {"python": sys.version.split()[0], "workdir": str(workdir)}
     return facts | {"hash of the evaluation rows": self.evaluation.hash}
@@ -342,7 +342,7 @@ def read_rows(
 ) -> Rows:
   """Reads, converts, tokenises and packs both splits; arguments as `initialization.find`, `run`.
 
-  With `train.epochs` the number of updates follows from that of the rows.
+  With `train.epochs`, sets the number of updates from the number of rows.
   """
   c, tokenizer, vocab_size = initialization.find(c, workdir)
   data, split = c.data, c.data.eval_split
@@ -386,7 +386,7 @@ def read_rows(
 def train_batches(
   rows: packing.PackedRows, c: config_lib.Train, mesh: jax.sharding.Mesh, step: int
 ) -> Iterator[Batch]:
-  """The batches of the updates after `step`, built ahead by a thread."""
+  """Yields the batches of the updates after `step`; a thread builds them ahead."""
   order = packing.shuffled(rows, c.seed)
 
   def batch(step: int) -> Batch:

@@ -1,4 +1,4 @@
-"""The training loss, as sums that add up over microbatches, hosts and evaluation batches."""
+"""The training loss, as sums that add over microbatches, hosts and evaluation batches."""
 
 import itertools
 import math
@@ -13,14 +13,12 @@ from prm_jax.types import Batch
 
 LOGITS = 256  # tokens per row whose vocabulary logits are in memory at the same time
 METRICS = {"step": "loss", "correct": "accuracy", "language_model": "language_model_loss"}
-
-
 # Cumulative distribution of Poisson(1) at 0, 1, ... 7.  Draws above 8, one in a million, become 8.
 POISSON = tuple(itertools.accumulate(math.exp(-1) / math.factorial(k) for k in range(8)))
 
 
 def weights(batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
-  """The normaliser of each of `sums`, float32 `[]`: the total weight of its targets."""
+  """Returns the normaliser of each of `sums`, float32 `[]`: the total weight of its targets."""
   return {
     "step": class_weights(batch, config).sum(),
     "correct": is_target(batch).sum().astype(jnp.float32),
@@ -29,19 +27,20 @@ def weights(batch: Batch, config: config_lib.Loss) -> dict[str, jax.Array]:
 
 
 def is_target(batch: Batch) -> jax.Array:
-  """Whether a read is a target and not padding, bool `[B, R]`."""
+  """Returns whether each read is a target and not padding, bool `[B, R]`."""
   return batch.read_targets.sum(-1) > 0
 
 
 def class_weights(batch: Batch, config: config_lib.Loss) -> jax.Array:
-  """The targets `[B, R, C]` times `loss.class_weights`."""
+  """Returns the targets `[B, R, C]` times `loss.class_weights`."""
   return batch.read_targets * jnp.asarray(config.class_weights or 1, jnp.float32)
 
 
 def bootstrap_weights(batch: Batch, config: config_lib.Loss, seed: int) -> jax.Array:
-  """Bootstrap weight of each read for each head, float32 `[B, R, K]`; ones for a single head.
+  """Returns the bootstrap weight of each read for each head, float32 `[B, R, K]`.
 
   All reads of a solution share its Poisson(1) draw, a pure function of seed, solution and head.
+  A single head has weights of 1.
   """
   if config.heads == 1:
     return jnp.ones((*batch.read_solutions.shape, 1), jnp.float32)
@@ -54,24 +53,24 @@ def bootstrap_weights(batch: Batch, config: config_lib.Loss, seed: int) -> jax.A
 def sums(
   model: StepScorer, batch: Batch, config: config_lib.Loss, seed: int = 0
 ) -> dict[str, jax.Array]:
-  """Summed losses of a batch, in nats, and the number of right classifications; float32 `[]`.
+  """Returns the summed losses of a batch in nats, and the number of right classes; float32 `[]`.
 
   step: cross-entropy of the classes at each read position (paper section 2.6 and F.1: maximise the
     log-likelihood of the rating after each labelled step; appendix E for the outcome model).  For
     a soft label it is the soft cross-entropy; for k right rollouts of n, the binomial negative log-
-    likelihood without its constant, in nats per rollout.  The mean of the heads of an ensemble.
+    likelihood without its constant, in nats per rollout.  An ensemble averages over its heads.
   language_model: next-token cross-entropy over solution tokens, if it has a weight or is the
     objective (which has no steps).  The first token of a branch is predicted from the last token
-    of the prefix that the branch hangs off.
+    of the branch's prefix.
   """
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   out = {}
   if config.objective != "language_model":
     logits = model.class_logits(hidden, batch.read_positions)
     log_probs = jax.nn.log_softmax(logits)  # [B, R, K, C]
-    of_heads = bootstrap_weights(batch, config, seed) / config.heads
+    head_weights = bootstrap_weights(batch, config, seed) / config.heads
     out["step"] = -jnp.einsum(
-      "BRC,BRK,BRKC->", class_weights(batch, config), of_heads, log_probs, precision="highest"
+      "BRC,BRK,BRKC->", class_weights(batch, config), head_weights, log_probs, precision="highest"
     )
     right = jnp.exp(log_probs).mean(-2).argmax(-1) == batch.read_targets.argmax(-1)
     out["correct"] = jnp.sum(right, where=is_target(batch)).astype(jnp.float32)
@@ -81,9 +80,9 @@ def sums(
 
 
 def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Array:
-  """Summed next-token cross-entropy, float32 `[]`, over the tokens that have a previous one.
+  """Returns the summed next-token cross-entropy, float32 `[]`, of tokens that have a previous one.
 
-  The logits of a long row, `[B, T, V]`, would be the largest array in memory.  They are computed
+  The logits of a long row, `[B, T, V]`, would be the largest array in memory.  A scan computes them
   for `LOGITS` tokens at a time, and again in the backward pass.
   """
   B, T = batch.tokens.shape
@@ -109,7 +108,7 @@ def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Ar
 
 
 def means(sums: dict[str, jax.Array], weights: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  """Losses in nats per target, and accuracy, by the name of their metric, float32 `[]`."""
+  """Returns losses in nats per target, and accuracy, by the name of their metric, float32 `[]`."""
   mean = lambda name: sums[name] / jnp.where(weights[name] > 0, weights[name], 1)
   out = {metric: mean(name) for name, metric in METRICS.items() if name in sums}
   return out if "loss" in out else {"loss": out["language_model_loss"]}
@@ -118,7 +117,7 @@ def means(sums: dict[str, jax.Array], weights: dict[str, jax.Array]) -> dict[str
 def total(
   sums: dict[str, jax.Array], weights: dict[str, jax.Array], config: config_lib.Loss
 ) -> jax.Array:
-  """The objective: mean step loss plus weighted mean language-model loss, or the latter alone."""
+  """Returns mean step loss plus weighted mean language-model loss, or the latter alone."""
   out = means(sums, weights)
   if "language_model_loss" not in out:
     return out["loss"]

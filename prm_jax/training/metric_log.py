@@ -1,4 +1,4 @@
-"""A run's metrics and its time: metrics.jsonl, other boards, a progress bar, goodput."""
+"""The metrics and the goodput of a run, written to metrics.jsonl, boards and a progress bar."""
 
 import collections
 import contextlib
@@ -18,23 +18,24 @@ from prm_jax import config as config_lib
 from prm_jax.runtime import distributed, progress, storage, workdir_lock
 from prm_jax.training import boards
 
-AHEAD = 2  # updates that the host may be ahead of the devices; a save waits for them
-DATA_BOUND = 0.1  # share of the time spent waiting for rows that leads to a warning
-BRIEF = 0.1  # seconds; shorter updates, as of toy models, never warn: any host is too slow for them
-NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}  # other keys of goodput records
+AHEAD = 2  # updates that the host may dispatch ahead of the devices; a save waits for them
+DATA_BOUND = 0.1  # share of the time spent waiting for rows above which a warning is due
+BRIEF = 0.1  # seconds; shorter updates (toy models) never warn: every host is too slow for them
+# Keys of a goodput record that are not parts of the time.
+NO_PART = {"step", "split", "goodput", "total", "unix", "updates"}
 
 
 class Goodput:
-  """Seconds of a run by what they were spent on, over all its processes."""
+  """The seconds that a run spent on each part of its work, over all its processes."""
 
   def __init__(self):
     self._began, self._began_unix = time.perf_counter(), time.time()
     self.seconds: collections.Counter[str] = collections.Counter(away=0.0)
-    self.last: collections.Counter[str] = collections.Counter()  # seconds of each part's last time
+    self.last: collections.Counter[str] = collections.Counter()  # the latest block of each part
 
   @contextlib.contextmanager
   def spent_on(self, part: str) -> Iterator[None]:
-    """Adds the time of the block to `part`, but for that of the parts inside it."""
+    """Adds the time of the block to `part`, without the time of nested blocks."""
     start, before = time.perf_counter(), self.seconds.total()
     try:
       yield
@@ -44,18 +45,18 @@ class Goodput:
       self.seconds[part] += self.last[part]
 
   def resume(self, last: dict[str, float]) -> None:
-    """Adds the time of earlier processes, by their `summary` at the step that is resumed.
+    """Adds the time of earlier processes, whose `summary` at the resumed step is `last`.
 
-    The time since then is "away": nothing ran, or it did work that a kill undid.
+    The time since then is "away": nothing ran, or a kill undid the work.
     """
     away = max(self._began_unix - last["unix"], 0.0)  # host clocks may differ
     self.seconds.update({part: x for part, x in last.items() if part not in NO_PART}, away=away)
     self._began -= last["total"] + away
 
   def summary(self) -> dict[str, float]:
-    """Seconds of each part, and their "total" since the run first began.
+    """Returns the seconds of each part, and the "total" since the run first began.
 
-    "updates" is all time that no other part claims, and "goodput" its share in the total.  "unix"
+    "updates" is the time that no other part claims, and "goodput" its share in the total.  "unix"
     is the present time in seconds since 1970.
     """
     total = time.perf_counter() - self._began
@@ -65,9 +66,9 @@ class Goodput:
 
 
 def seconds_left(c: config_lib.Train, step: int, step_seconds: float, goodput: Goodput) -> float:
-  """Estimated seconds left after update `step`, before the evaluation and save that are due at it.
+  """Estimates the seconds left after update `step`, before its own evaluation and save.
 
-  Evaluations and saves count as long as the last one took, and as nothing before there was one.
+  Each evaluation or save counts as long as the last one took, and as nothing before the first.
   """
   due = lambda every: c.steps // every - (step - 1) // every + (c.steps % every > 0)
   left = (c.steps - step) * step_seconds
@@ -88,10 +89,9 @@ class Log:
     step: int,
     stack: contextlib.ExitStack,
   ):
-    """Opens the log of a run at `step`, and deletes the records after it.
+    """Opens the log of a run at `step`, and deletes later records.  `stack` closes it.
 
-    If another run takes over the work directory of `lock`, nothing more is uploaded.  `stack`
-    closes what is opened.
+    Once another run has taken over the work directory of `lock`, nothing more is uploaded.
     """
     self._writes, self._workdir = distributed.is_first(), lock.workdir
     self.last: dict[str, dict[str, Any]] = {}  # by split, the last record that was kept
@@ -111,9 +111,10 @@ class Log:
     stack.callback(self.bar.close)
 
   def _keep_until(self, step: int) -> None:
+    """Drops the records after `step` from metrics.jsonl, and a line that a kill cut short."""
     stored, kept = self._workdir / "metrics.jsonl", []
     for line in stored.read_text().splitlines(keepends=True) if stored.exists() else ():
-      with contextlib.suppress(ValueError):  # half a line, from a run that was killed
+      with contextlib.suppress(ValueError):  # half a line
         record = json.loads(line) if line.endswith("\n") else {"step": math.inf}
         if record["step"] <= step:
           kept.append(line)
@@ -122,7 +123,7 @@ class Log:
       file.writelines(kept)
 
   def has(self, step: int, split: str) -> bool:
-    """Whether the last record of `split` that was kept is of `step`; called by all hosts."""
+    """Returns whether the last kept record of `split` is of `step`.  All hosts call it."""
     missing = distributed.is_first() and self.last.get(split, {}).get("step") != step
     return not distributed.somewhere(missing)
 
@@ -136,16 +137,16 @@ class Log:
       storage.upload(self._folder, self._workdir)
 
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
-    """Records metrics of `split` at `step`; names of nested ones are joined on the boards.
+    """Records metrics of `split` at `step`; boards get nested metrics as `name/key`.
 
-    NaN and infinity, which JSON does not have, become null.
+    NaN and infinity, which JSON lacks, become null.
     """
     finite = lambda x: x if not isinstance(x, float) or math.isfinite(x) else None
     record = {"step": step, "split": split} | {k: finite(x) for k, x in values.items()}
     try:
       self._file.write(json.dumps(record, allow_nan=False) + "\n")
       self._file.flush()
-    except OSError as error:  # which names no file
+    except OSError as error:  # it does not name the file
       raise OSError(f"{self._path}: {error}") from error
     scalars = traverse_util.flatten_dict(values, sep="/")
     scalars = {name: x for name, x in scalars.items() if x is not None}
@@ -156,26 +157,26 @@ class Log:
       self.bar.set_postfix_str(short, refresh=sys.stderr.isatty())
       if not sys.stderr.isatty():
         self.say(f"step {step} of {self.bar.total}: {short}, {self.bar.left(step)} left")
-    elif split != "goodput" or step == self.bar.total:  # goodput is shown at the end
+    elif split != "goodput" or step == self.bar.total:  # goodput is printed only at the end
       shown = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
       self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown))
 
   def end(self, step: int) -> None:
-    """Makes this update the last one, whose record of goodput is shown."""
+    """Makes `step` the last update, so that its goodput record is printed."""
     self.bar.total = step
 
   def say(self, text: str) -> None:
-    """Prints a line for people, on the first host."""
+    """Prints text above the progress bar, on the first host."""
     if self._writes:
       self.bar.write(text, file=sys.stderr)
       self.bar.said()
 
 
 class UpdateMetrics:
-  """Metrics of the updates since the last record, which are means over these updates.
+  """Collects the metrics of updates, and writes their means as records.
 
-  Reading a metric waits for its update, so a record is written one update late, when the devices
-  have the next one to work on.  The host stays at most `AHEAD` updates ahead of the devices.
+  Reading a metric waits for its update, so each record is written one update late, when the devices
+  are busy with the next one.  The host stays at most `AHEAD` updates ahead of the devices.
   """
 
   def __init__(
@@ -186,17 +187,17 @@ class UpdateMetrics:
     rates: np.ndarray,
     tokens: float,
   ):
-    """Args: `rates`, the learning rate of each update; `tokens` of an update, on average."""
+    """`rates` are the learning rates by update; `tokens` is the mean number in an update."""
     self._log, self._goodput, self._config = log, goodput, c
     self._rates, self._tokens = rates, tokens
-    self._warned = False  # that the data is the bottleneck
+    self._warned = False  # whether it has said that data is the bottleneck
     self._pending: list[dict[str, jax.Array]] = []
-    self._due: tuple[int, list[dict[str, jax.Array]]] | None = None  # a record to be written
-    self._start: tuple[float, float] | None = None  # time, and seconds spent waiting for data
+    self._due: tuple[int, list[dict[str, jax.Array]]] | None = None  # the record to write next
+    self._start: tuple[float, float] | None = None  # of the record: time, seconds waited for data
 
   def add(self, metrics: dict[str, jax.Array]) -> None:
     """Adds the update that has just been dispatched, and writes the record that is due."""
-    if self._start is None:  # the first update, whose compilation does not count
+    if self._start is None:  # the first update: its compilation does not count
       self.restart()
     self._log.bar.update()
     self.write()
@@ -205,7 +206,7 @@ class UpdateMetrics:
       jax.block_until_ready(self._pending[-1 - AHEAD])
 
   def close_record(self, step: int) -> None:
-    """Ends a record at this step; it is written by the next `add` or `write`."""
+    """Ends a record at this step; the next `add` or `write` writes it."""
     self._due, self._pending = (step, self._pending), []
 
   def write(self) -> None:
@@ -218,18 +219,19 @@ class UpdateMetrics:
       return
     (step, updates), self._due = self._due, None
     values = jax.device_get(updates)
-    means = {key: float(np.mean([each[key] for each in values])) for key in values[0]}
+    means = {key: float(np.mean([update[key] for update in values])) for key in values[0]}
     (start, waited), _ = self._start, self.restart()
     seconds, waited = self._start[0] - start, self._start[1] - waited
     means["learning_rate"] = self._rates[step - 1].item()
     means["tokens_per_second"] = len(values) * self._tokens / seconds
     means["step_seconds"] = seconds / len(values)
     means["data_wait_seconds"] = waited / len(values)
-    c, each, goodput = self._config, means["step_seconds"], self._goodput
-    self._log.bar.estimate(lambda done: seconds_left(c, done, each, goodput), c.stop_patience > 0)
+    c, step_seconds, goodput = self._config, means["step_seconds"], self._goodput
+    left = lambda done: seconds_left(c, done, step_seconds, goodput)
+    self._log.bar.estimate(left, at_most=c.stop_patience > 0)
     self._log.write(step, "train", means)
-    slow = each >= BRIEF and waited / seconds >= DATA_BOUND
-    if slow and not self._warned:  # on each host: one machine may be slower than the others
+    slow = step_seconds >= BRIEF and waited / seconds >= DATA_BOUND
+    if slow and not self._warned:  # on every host: one machine may be slower than the others
       self._warned = True
       text = (
         f"data is the bottleneck: {waited / seconds:.0%} of the time went to waiting for rows, "
@@ -243,5 +245,5 @@ class UpdateMetrics:
       )
 
   def restart(self) -> None:
-    """Leaves the time until now, such as of an evaluation or a save, out of the next record."""
+    """Leaves the time until now, such as that of a save, out of the next record."""
     self._start = time.perf_counter(), self._goodput.seconds["data"]

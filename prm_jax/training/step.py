@@ -29,7 +29,7 @@ class TrainState:
 
 
 def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
-  """Linear warm-up to the peak, then a cosine to a fraction of it; update i uses schedule(i)."""
+  """Returns linear warm-up, then a cosine to a fraction of the peak; update i uses schedule(i)."""
   return optax.warmup_cosine_decay_schedule(
     init_value=c.learning_rate / max(c.warmup_steps, 1),  # an update at 0 would do nothing
     peak_value=c.learning_rate,
@@ -40,7 +40,7 @@ def learning_rate(c: config_lib.Optim, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformation:
-  """AdamW with the schedule `learning_rate`, after clipping by the global norm.
+  """Returns AdamW with the schedule `learning_rate`, after clipping by the global norm.
 
   Matrices have weight decay, norm scales and biases do not.  `embedding_scale` and `head_scale`
   multiply the updates of these groups, weight decay included.
@@ -56,7 +56,7 @@ def make_optimizer(c: config_lib.Optim, steps: int) -> optax.GradientTransformat
 
 
 def first_head(c: config_lib.Experiment) -> str:
-  """`init.head`, in which "auto" depends on the number of heads."""
+  """Returns `init.head`, with "auto" resolved by the number of heads."""
   return {"auto": "random" if c.loss.heads > 1 else "zeros"}.get(c.init.head, c.init.head)
 
 
@@ -69,10 +69,10 @@ def init_params(
   heads: int = 1,
   head_std: float = 0.0,
 ) -> dict[str, Any]:
-  """Random parameters, as `decoder` declares them.
+  """Returns random parameters, as `decoder` declares them.
 
   Args:
-    head_std: standard deviation of the class head's weights; 0: they are zeros.
+    head_std: standard deviation of the class head's weights; 0: zeros.
   """
   model = decoder.StepScorer(config, vocab_size, num_classes, nnx.Rngs(params=key), heads)
   params = nnx.to_pure_dict(nnx.state(model))
@@ -84,7 +84,7 @@ def init_params(
 def begin(
   params: Any, *, optimizer: optax.GradientTransformation, trainable: Trainable = EVERYTHING
 ) -> TrainState:
-  """The training state at step 0 with these parameters."""
+  """Returns the training state at step 0 with these parameters."""
   trained = jax.tree.map(lambda x: x.astype(jnp.float32), trainable.select(params))
   master = trained if trainable.has_master(params) else {}
   return TrainState(jnp.zeros((), jnp.int32), params, (master, optimizer.init(trained)))
@@ -101,7 +101,7 @@ def train_step(
   trainable: Trainable = EVERYTHING,
   seed: int = 0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimizer update from one batch, its gradient accumulated over `microbatches`.
+  """Makes one optimizer update from a batch, with gradients accumulated over `microbatches`.
 
   Args:
     seed: of the bootstrap weights of an ensemble's heads.
@@ -109,7 +109,7 @@ def train_step(
   Returns:
     The next state, and mean losses (nats per target), accuracy and gradient norm.
   """
-  # Targets of the whole batch: accumulated gradients are those of a single pass.
+  # Normalised by the whole batch, so that accumulated gradients equal those of a single pass.
   weights = loss_lib.weights(batch, config)
 
   def loss_fn(trained: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -129,7 +129,7 @@ def train_step(
 
 
 def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: int) -> Any:
-  """Gradient accumulation: the sum of `function`'s pytrees over the microbatches of a batch.
+  """Returns the sum of `function`'s pytrees over the microbatches of a batch.
 
   A microbatch takes every `microbatches`-th row, so it has rows of every device.
   """
@@ -145,14 +145,14 @@ def accumulated(function: Callable[[Batch], Any], batch: Batch, microbatches: in
 
 
 def read_log_probs(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> jax.Array:
-  """Class log-probabilities by each head, float32 `[B, R, K, C]`, at the read positions."""
+  """Returns class log-probabilities by head, float32 `[B, R, K, C]`, at the read positions."""
   model: decoder.StepScorer = nnx.merge(graphdef, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   return jax.nn.log_softmax(model.class_logits(hidden, batch.read_positions))
 
 
 def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.Array, jax.Array]:
-  """Summed next-token loss in nats and its number of tokens, float32 `[]`."""
+  """Returns the summed next-token loss in nats and its number of tokens, float32 `[]`."""
   model = nnx.merge(graphdef, params)
   config = config_lib.Loss(objective="language_model")
   sums, weights = loss_lib.sums(model, batch, config), loss_lib.weights(batch, config)
@@ -163,7 +163,7 @@ def text_nll(params: Any, batch: Batch, *, graphdef: nnx.GraphDef) -> tuple[jax.
 def graph(
   config: config_lib.Model, vocab_size: int, num_classes: int, heads: int = 1
 ) -> nnx.GraphDef:
-  """The model's structure without its parameters."""
+  """Returns the model's structure without its parameters."""
   sizes = (vocab_size, num_classes)
   model = nnx.eval_shape(lambda: decoder.StepScorer(config, *sizes, nnx.Rngs(0), heads))
   return nnx.split(model)[0]
@@ -182,14 +182,14 @@ class Programs:
 
 
 def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
-  """The functions of a run, sharded over `mesh`; `c` as resolved (`initialization.resolve`).
+  """Returns the functions of a run, sharded over `mesh`; `c` is resolved (`initialization.find`).
 
   Runs of one process with equal settings, on the same mesh, get the same functions, which are
   traced and compiled once.
 
   Raises:
-    ValueError: the rows of a batch do not divide over passes and devices, or the classes have
-      another number of weights.
+    ValueError: the rows of a batch do not divide over passes and devices, or the number of
+      `loss.class_weights` is not that of the classes.
   """
   _check_rows(c, mesh)
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
@@ -211,7 +211,7 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   )
 
 
-@functools.lru_cache(8)  # whatever the functions depend on is an argument
+@functools.lru_cache(8)  # so whatever the functions depend on must be an argument
 def _programs(
   *,
   model: config_lib.Model,
@@ -260,27 +260,27 @@ def _programs(
 
 
 def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
-  """ValueError, with settings that would work, if microbatches x devices do not divide the rows."""
+  """Raises ValueError, with settings that work, if passes x devices do not divide the rows."""
   rows, passes = c.train.batch_rows, c.train.microbatches
   chips = mesh.shape["data"] * mesh.shape["fsdp"]
-  each = passes * chips
-  if rows % each == 0:
+  unit = passes * chips
+  if rows % unit == 0:
     return
-  more = -(-rows // each) * each
-  ways = [f"--config.train.batch_rows={more}"]
-  if not c.train.epochs:  # of which the steps follow
+  more = -(-rows // unit) * unit
+  remedies = [f"--config.train.batch_rows={more}"]
+  if not c.train.epochs:  # epochs set the steps
     steps = -(-c.train.steps * rows // more)
-    ways[0] += f" and --config.train.steps={steps} (as many rows in all)"
+    remedies[0] += f" and --config.train.steps={steps} (as many rows in all)"
   if passes > 1 and rows % chips == 0:
-    ways.append("--config.train.microbatches=1")
+    remedies.append("--config.train.microbatches=1")
   for tensor in (2**i for i in range(1, chips.bit_length())):
-    if chips % tensor == 0 and rows % (each // tensor) == 0:
-      ways.append(f"--config.mesh.tensor={mesh.shape['tensor'] * tensor} (heads over chips)")
+    if chips % tensor == 0 and rows % (unit // tensor) == 0:
+      remedies.append(f"--config.mesh.tensor={mesh.shape['tensor'] * tensor} (heads over chips)")
       break
   raise ValueError(
-    f"train.batch_rows={rows} must be a multiple of {each}: rows are split over {chips} devices "
+    f"train.batch_rows={rows} must be a multiple of {unit}: rows are split over {chips} devices "
     f"(mesh axes data and fsdp) in {passes} passes (train.microbatches); take "
-    f"{', or '.join(ways)}, or fewer devices"
+    f"{', or '.join(remedies)}, or fewer devices"
   )
 
 
@@ -290,9 +290,9 @@ def abstract_state(
   mesh: Mesh | AbstractMesh,
   trainable: Trainable = EVERYTHING,
 ) -> TrainState:
-  """Shape, dtype and sharding of every array of the training state, as `ShapeDtypeStruct`s.
+  """Returns shape, dtype and sharding of the arrays of the training state, as `ShapeDtypeStruct`s.
 
-  Optimiser moments are sharded like their parameters (of `decoder.abstract_params`); step counts
+  Optimiser moments are sharded like their parameters (see `decoder.abstract_params`); step counts
   are replicated.
   """
   start = functools.partial(begin, optimizer=optimizer, trainable=trainable)

@@ -1,10 +1,10 @@
-"""Which parameters a run trains, and the merging of low-rank factors (LoRA) into weights.
+"""Decides which parameters a run trains, and merges low-rank factors (LoRA) into weights.
 
-Gradients and optimiser moments exist for the trained parameters alone.  These are updated in
-float32, because bfloat16 loses updates smaller than 1/256 of a parameter.  Where a trained one is
-stored in bfloat16, the optimiser's state holds a float32 master copy of all trained parameters, and
-the stored ones are that copy rounded (arXiv:1710.03740).  Bytes per parameter: 4 + 8 (moments) if
-trained in float32, 2 + 4 + 8 if trained in bfloat16, 4 or 2 if not trained.
+Only trained parameters have gradients and optimiser moments.  They are updated in float32, because
+bfloat16 loses updates smaller than 1/256 of a parameter.  If any of them is stored in bfloat16, the
+optimiser's state holds a float32 master copy of all trained parameters, and the stored ones are
+that copy rounded (arXiv:1710.03740).  Bytes per parameter: 4 + 8 (moments) if trained in float32,
+2 + 4 + 8 if trained in bfloat16, 4 or 2 if not trained.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Params = dict[str, Any]  # nested, of arrays or `ShapeDtypeStruct`s
 
 
 def group(name: str) -> str:
-  """The parameter group of a top-level parameter: "head", or the parameter alone."""
+  """Returns the group of a top-level parameter: "head", or the name of the parameter itself."""
   return "head" if decoder.is_head(name) else name
 
 
@@ -29,11 +29,11 @@ class Trainable:
   """The rule that says which parameters are trained."""
 
   trained: str = "all"  # config.Optim.trained
-  frozen: frozenset[str] = frozenset()  # groups that are not trained, whatever `trained` says
+  frozen: frozenset[str] = frozenset()  # groups that are never trained
 
   @classmethod
   def of(cls, loss: config_lib.Loss, optim: config_lib.Optim) -> Self:
-    """The rule of an experiment.  Parameters without a part in the loss are frozen."""
+    """Returns the rule of an experiment, which freezes parameters that the loss does not use."""
     text, scale = loss.objective == "language_model", optim.head_scale
     frozen = {"head"} if text or not scale else set()
     used = text or loss.language_model_weight
@@ -44,7 +44,7 @@ class Trainable:
     return cls(optim.trained, frozenset(frozen))
 
   def select(self, params: Params) -> Params:
-    """The trained parameters, nested as in `params`; ValueError if there are none."""
+    """Returns the trained parameters, nested as in `params`; ValueError if there are none."""
     groups = {*map(group, params)} if self.trained == "all" else {"head", "language_model"}
     selected = {name: x for name, x in params.items() if group(name) in groups - self.frozen}
     if self.trained == "lora":
@@ -54,7 +54,7 @@ class Trainable:
     return selected
 
   def has_master(self, params: Params) -> bool:
-    """Whether the optimiser's state holds a float32 master copy."""
+    """Returns whether the optimiser's state holds a float32 master copy."""
     return any(x.dtype != jnp.float32 for x in jax.tree.leaves(self.select(params)))
 
 
@@ -62,7 +62,7 @@ EVERYTHING = Trainable()
 
 
 def merge(params: Params, trained: Params) -> Params:
-  """`params` with the arrays of `trained` in their places, cast to the dtypes of `params`."""
+  """Returns `params` with the arrays of `trained` put in, cast to the dtypes of `params`."""
   return params | {
     name: merge(params[name], x) if isinstance(x, dict) else x.astype(params[name].dtype)
     for name, x in trained.items()
@@ -70,7 +70,7 @@ def merge(params: Params, trained: Params) -> Params:
 
 
 def merge_lora(params: Params, c: config_lib.Model) -> Params:
-  """Parameters of the architecture with `lora_rank=0`: factor products are added to weights."""
+  """Returns the parameters of `lora_rank=0`: adds the factor products to the weights."""
   if not c.lora_rank:
     return params
   blocks = {name: x for name, x in params["blocks"].items() if "_lora_" not in name}

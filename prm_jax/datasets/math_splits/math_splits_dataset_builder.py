@@ -1,4 +1,4 @@
-"""The MATH problems as PRM800K splits them: 12,000 to train, 500 to test; array_record."""
+"""The MATH problems as PRM800K splits them: 12,000 to train, 500 to test."""
 
 import pathlib
 from collections.abc import Iterator
@@ -7,8 +7,10 @@ import msgspec
 import numpy as np
 import tensorflow_datasets as tfds
 
-from prm_jax.datasets import download
+from prm_jax.datasets import download, stored
 from prm_jax.runtime import json_lines
+
+FILES = {split: f"math_splits/{split}.jsonl" for split in ("train", "test")}
 
 
 class Problem(msgspec.Struct):
@@ -22,20 +24,13 @@ class Problem(msgspec.Struct):
   level: int
 
 
-class Builder(tfds.core.GeneratorBasedBuilder):
-  """MATH problems with solutions and answers (Lightman et al. 2023, appendix C)."""
+class Builder(stored.BenchmarkBuilder):
+  """MATH problems with solutions and answers (Lightman et al. 2023, appendix C).
 
-  VERSION = tfds.core.Version("1.0.0")
+  `source` holds the files of one or both splits, as `download.fetch` takes it.
+  """
+
   BASE_URL = "https://media.githubusercontent.com/media/openai/prm800k/main/prm800k/"
-
-  def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
-    """Args as of TFDS's builders, and
-
-    source: folder with the files of one or both splits, as `download.fetch` takes it.
-    """
-    self.source = source
-    self.paths: dict[str, pathlib.Path] = {}
-    super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
     types = {str: tfds.features.Text(), int: np.int32}
@@ -44,9 +39,9 @@ class Builder(tfds.core.GeneratorBasedBuilder):
     return self.dataset_info_from_configs(features=features, disable_shuffling=True)
 
   def _split_generators(self, dl_manager):
-    files = {split: f"math_splits/{split}.jsonl" for split in ("train", "test")}
+    files = FILES
     if self.source is not None:
-      files = {s: f for s, f in files.items() if download.find(self.source, f)} or files
+      files = {s: f for s, f in FILES.items() if download.find(self.source, f)} or FILES
     self.paths = download.fetch(self, list(files.values()), self.source, dl_manager.download_dir)
     return {split: self._generate_examples(self.paths[file]) for split, file in files.items()}
 
@@ -56,6 +51,6 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
 
 def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
-  """The problems of a `math_splits` file; a BadLine names file, line and what is wrong."""
+  """Yields the problems of a `math_splits` file; BadLine names file, line and what is wrong."""
   for number, _, line in json_lines.lines(path):
     yield json_lines.decode(line, Problem, f"{path}:{number}")

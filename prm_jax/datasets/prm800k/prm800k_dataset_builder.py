@@ -1,4 +1,4 @@
-"""PRM800K as a TFDS dataset of whole labelled solutions: array_record, no TensorFlow.
+"""PRM800K as a TFDS dataset of whole labelled solutions; needs no TensorFlow.
 
 Builder(source="prm800k/data", config="all", data_dir="out").download_and_prepare()
 records = stored_records("out", "train")     # records[17].solution
@@ -23,15 +23,15 @@ from prm_jax.runtime.progress import Progress
 class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
   """Writes records of PRM800K's format; each dataset of them is a subclass named `Builder`.
 
-  An example is the record's JSON, byte for byte, beside the fields that one searches by.
+  An example holds the record's JSON, byte for byte, and a few of its fields to search by.
   """
 
   VERSION = tfds.core.Version("1.0.0")
 
   def __init__(self, *, rows: Mapping[str, Iterable[dict[str, Any]]] | None = None, **kwargs):
-    """Args: rows: JSON objects of each split, if they do not come from files."""
+    """Takes the arguments of TFDS's builders and `rows`, generated JSON objects of each split."""
     self._rows = rows or {}
-    self.bar: Progress | None = None  # counts shards; without Beam, whose workers are elsewhere
+    self.bar: Progress | None = None  # counts shards, but not those of Beam's workers
     super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
@@ -50,15 +50,15 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
 
 class _DeterministicWriter(writer.ExampleWriter):
-  """Writes the same bytes in every process; the order of an example's map would vary."""
+  """Writes the same bytes in every process: sorts an example's features, whose order varies."""
 
   def __init__(self, file_format, bar: Progress | None):
     super().__init__(file_format)
     self._bar = bar
 
   def write(self, path, examples):
-    example = tf_example_pb2.Example.FromString
-    ordered = ((key, example(data).SerializeToString(deterministic=True)) for key, data in examples)
+    decode = tf_example_pb2.Example.FromString
+    ordered = ((key, decode(data).SerializeToString(deterministic=True)) for key, data in examples)
     written = super().write(path, ordered)
     if self._bar is not None:
       self._bar.update()
@@ -66,23 +66,26 @@ class _DeterministicWriter(writer.ExampleWriter):
 
 
 def _examples(records: Iterable[Record]) -> Iterator[tuple[int, dict[str, Any]]]:
-  """Key and features of each record, as TFDS wants them."""
+  """Yields the TFDS key and features of each record."""
   for key, record in enumerate(records):
-    example: dict[str, Any] = {"json": record.json, "source": record.source}
-    example["problem"] = record.solution.question.problem
-    example["finish_reason"] = record.solution.label.finish_reason
+    example = {
+      "json": record.json,
+      "source": record.source,
+      "problem": record.solution.question.problem,
+      "finish_reason": record.solution.label.finish_reason,
+    }
     yield key, example
 
 
 def _part(path: pathlib.Path, skip: bool, part: dict[str, int]) -> Iterator[tuple[int, Any]]:
-  """Examples of a part of a source file, without its bad records or up to the first one."""
+  """Yields the examples of a part of a source file; skips bad records or raises at the first."""
   return _examples(read_records(path, [] if skip else None, **part))
 
 
 class Builder(RecordsBuilder):
   """PRM800K (Let's Verify Step by Step, Lightman et al. 2023).
 
-  A shard is a part of one of upstream's files; TFDS holds one in memory while it writes it.
+  A shard is a part of one source file; TFDS holds one shard in memory while it writes it.
   """
 
   BUILDER_CONFIGS = [  # noqa: RUF012 - TFDS's convention
@@ -96,19 +99,20 @@ class Builder(RecordsBuilder):
   def __init__(
     self, *, source: str | pathlib.Path | None = None, on_bad_record: str = "fail", **kwargs
   ):
-    """Args as of TFDS's builders (`config`, `data_dir`), and
+    """Takes the arguments of TFDS's builders (`config`, `data_dir`) and two more.
 
-    source: folder with upstream's files or a part of their records, as `download.fetch` takes it.
-    on_bad_record: "fail" raises BadLine at the first bad record; "skip" lists it in `skipped`.
+    Args:
+      source: folder with upstream's files or a part of their records, as `download.fetch` takes it.
+      on_bad_record: "fail" raises BadLine at the first bad record; "skip" lists it in `skipped`.
     """
     self.source = source
     self._skip = on_bad_record == "skip"
     self.skipped: dict[str, list[str]] = {"train": [], "test": []}  # messages of bad records
-    self.paths: dict[str, pathlib.Path] = {}  # of the source files, once they are known
+    self.paths: dict[str, pathlib.Path] = {}  # source files by name; empty before the build
     super().__init__(**kwargs)
 
   def files(self) -> dict[str, list[str]]:
-    """Upstream's files of each split, for this config."""
+    """Returns upstream's files of each split, for this config."""
     name = self.builder_config.name
     phases = ("phase1", "phase2") if name == "all" else (name,)
     return {s: [f"data/{phase}_{s}.jsonl" for phase in phases] for s in ("train", "test")}
@@ -117,30 +121,30 @@ class Builder(RecordsBuilder):
     files = [file for names in self.files().values() for file in names]
     self.paths = download.fetch(self, files, self.source, dl_manager.download_dir)
     for path in self.paths.values():
-      next(json_lines.lines(path))  # an empty one is an error
+      next(json_lines.lines(path))  # raises BadLine if the file is empty
     try:
       super()._download_and_prepare(dl_manager, download_config)
     except Exception:
       if download_config.beam_runner and not self._skip:
-        self._find_bad_records()  # raises BadLine itself, which Beam wraps
+        self._find_bad_records()  # raises the BadLine that Beam has wrapped
       raise
     if self._skip:
       self._find_bad_records()
     for path in pathlib.Path(self.data_dir).glob("*.shard_infos.json"):
-      path.unlink()  # TFDS leaves them after a Beam pipeline
+      path.unlink()  # left by TFDS after a Beam pipeline
     for split, bad in self.skipped.items():
       if not self.info.splits[split].num_examples:
         raise ValueError(f"split {split!r} of {self.source} has no good record; bad: {bad[:1]}")
 
   def _find_bad_records(self):
-    """Reads the source again, because workers on other machines cannot say what they found."""
+    """Reads the source again, because Beam's workers cannot fill this process's `skipped`."""
     for split, names in self.files().items():
       skipped = self.skipped[split] if self._skip else None
       for _ in itertools.chain(*(read_records(self.paths[name], skipped) for name in names)):
         pass
 
   def _shard_iterators_per_split(self, dl_manager):
-    # On Beam, TFDS writes a split again together with each later one: the small one comes first.
+    # On Beam, TFDS writes a split again with each later one, so the small one comes first.
     shards = {
       split: [
         functools.partial(_part, self.paths[name], self._skip, part)
@@ -155,10 +159,13 @@ class Builder(RecordsBuilder):
 
 
 def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
-  """Parts of whole lines, each of `size` bytes or a line more, as `read_records` takes them.
+  """Cuts a file into parts of whole lines, each of `size` bytes or a line more.
+
+  Yields:
+    the `part` argument of `read_records`.
 
   Raises:
-    BadLine: a line is too long to be one.
+    BadLine: a line is longer than `json_lines.MAX_LINE_BYTES`.
   """
   start, first = 0, 1
   with open(path, "rb") as f:
@@ -174,10 +181,10 @@ def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
 
 
 def stored_records(directory: str | pathlib.Path, split: str) -> Sequence[Record]:
-  """The records of `split` below a prepare_data output: a sequence with random access.
+  """Returns the records of `split` below a prepare_data output, with random access.
 
   Raises:
-    FileNotFoundError, ValueError: as `stored.Examples`.
+    FileNotFoundError, ValueError: see `stored.Examples`.
   """
   return stored.Examples(
     directory, split, lambda example: parse(example["json"], example["source"].decode())

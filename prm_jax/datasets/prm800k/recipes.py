@@ -1,7 +1,7 @@
 """Turns PRM800K's records into labelled steps, by a named recipe.
 
-Public converters read PRM800K in at least seven ways.  Defensible choices are options of `Recipe`;
-docs/data.md says which ones are plain mistakes and therefore not options.
+Public converters read PRM800K in at least seven ways.  The defensible choices are options of
+`Recipe`; docs/data.md lists the plain mistakes, which are not.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ ANSWER = "# Answer"  # opens the answer in a solution's last step
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """How records become labels.  The defaults are the paper's (Lightman et al. 2023).
+  """The rules that make labels of records.  The defaults are the paper's (Lightman et al. 2023).
 
   Attributes:
-    name: part of the step contract, so it also says which options were changed.
+    name: part of the step contract; prepare_data.py adds the options that were changed.
     neutral: rating 0 is a "class" of its own, counts as "positive" or as "negative", or its label
       is dropped ("drop").  The paper keeps the class (2.6) and scores it as positive (F.2).
-    alternatives: completions that were not chosen become "siblings" of the chosen one, or "drop"
-      drops them.  The paper counts their labels (B); only the chosen one is ever continued.  Where
-      none was chosen, "drop" keeps the first one rated -1: the solution's own step.
+    alternatives: completions that were not chosen become "siblings" of the chosen one, or are
+      dropped ("drop").  The paper counts their labels (B); only the chosen one is ever continued.
+      Where none was chosen, "drop" keeps the first one rated -1: the solution's own step.
     human_completions: a step that the labeler wrote (phase 1) is "positive", as the upstream README
       says (a "+1 step"), or unlabelled "context".
     unrated: a completion with rating null is "context" (on the path it stays, without a label;
@@ -38,7 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       "keep".  The siblings of that step share its prefix and stay.
     duplicates: records with the problem, steps and labels of an earlier one: "keep" (no known
       reader drops them; the manifest counts them) or "drop".
-    phases: which phases of the collection.
+    phases: the phases of the collection to read.
   """
 
   name: str
@@ -74,12 +74,12 @@ RECIPES = {
 
 
 def phase_of(record: Record) -> int:
-  """The phase that the source file's name says; generated records are like phase 2."""
+  """Returns the phase in the source file's name; generated records count as phase 2."""
   return 1 if record.source.startswith("phase1") else 2
 
 
 def dropping_rule(record: Record, recipe: Recipe) -> str:
-  """The name of the rule by which `recipe` drops the whole record; "" if it keeps it."""
+  """Returns the name of the rule by which `recipe` drops the whole record; "" if it keeps it."""
   solution, reason = record.solution, record.solution.label.finish_reason
   rules = {
     "phase": phase_of(record) not in recipe.phases,
@@ -94,37 +94,37 @@ Node = tuple[Completion | HumanCompletion, int, int | None]  # candidate, parent
 
 
 def convert(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
-  """The labelled steps of a record as a tree, for a process model: `nodes`.
+  """Makes a tree of a record's labelled steps, for a process model (see `nodes`).
 
   Returns:
-    the tree, or the name of the rule that drops the record; and counts of labels, by the rule that
-    dropped them, with "human" for those of the tree that are no ratings.
+    the tree, or the name of the rule that drops the record; and the number of labels that each rule
+    dropped.  "human" counts the tree's labels of human completions, which have no rating.
   """
-  found, labels = nodes(record, recipe)
-  if not found:
+  kept, counts = nodes(record, recipe)
+  if not kept:
     return "no_labels", Counter()
-  candidates, parents, ratings = zip(*found)
+  candidates, parents, labels = zip(*kept)
   texts = tuple(candidate.text for candidate in candidates)
   problem = record.solution.question.problem
-  return StepTree(problem, texts, parents, ratings, source=record.source), labels
+  return StepTree(problem, texts, parents, labels, source=record.source), counts
 
 
 def nodes(record: Record, recipe: Recipe) -> tuple[list[Node], Counter]:
-  """The candidates that `recipe` keeps, in preorder with parents and labels; and counts of labels.
+  """Returns the nodes that `recipe` keeps, in preorder, and counts of labels as `convert` does.
 
   The path is the chosen completion of each step, or the human one where none was chosen.  The path
   ends at a step that has neither (the first error of phase 2: `chosen_completion` is null), with
   that step's completions as labelled children.  Unlabelled steps at the end of the path are left
-  out: the head reads nothing there.
+  out: the head does not read them.
   """
-  found: list[Node] = []
-  labels: Counter = Counter()
+  kept: list[Node] = []
+  counts: Counter = Counter()
   tip = -1  # the path's last node
   ended = ""  # the rule that ended the path
   for step in record.solution.label.steps:
     completions = step.completions or []
     if ended:
-      labels[ended] += len(completions)
+      counts[ended] += len(completions)
       continue
     chosen = step.chosen
     errors = (completion for completion in completions if completion.rating == -1)
@@ -136,25 +136,25 @@ def nodes(record: Record, recipe: Recipe) -> tuple[list[Node], Counter]:
       elif recipe.alternatives == "drop" and candidate is not own:
         rule = "alternatives"
       elif not rule:
-        found.append((candidate, tip, label))
+        kept.append((candidate, tip, label))
       if candidate is step.human_completion:
-        labels["human"] += not rule
+        counts["human"] += not rule
       elif rule:
-        labels[rule] += 1
+        counts[rule] += 1
     if chosen is None:
       ended = "unreachable"
       continue
-    found.append((chosen, tip, chosen_label))  # last: its children come next in preorder
-    tip = len(found) - 1
+    kept.append((chosen, tip, chosen_label))  # last: its children come next in preorder
+    tip = len(kept) - 1
     if chosen is not step.human_completion and chosen.rating == -1:
       ended = "past_first_error" if recipe.past_first_error == "drop" else ""
-  while found and found[-1][2] is None:  # only steps of the path can be unlabelled
-    found.pop()
-  return found, labels
+  while kept and kept[-1][2] is None:  # only steps of the path can be unlabelled
+    kept.pop()
+  return kept, counts
 
 
 def _label(completion: Completion | HumanCompletion, recipe: Recipe) -> tuple[int | None, str]:
-  """The label of a completion, or None and the rule that dropped it."""
+  """Returns the label of a completion; or None and the rule that dropped it."""
   if isinstance(completion, HumanCompletion):
     return (1, "") if recipe.human_completions == "positive" else (None, "context")
   if completion.rating is None:
@@ -166,12 +166,12 @@ def _label(completion: Completion | HumanCompletion, recipe: Recipe) -> tuple[in
 
 
 def convert_outcome(record: Record, recipe: Recipe) -> tuple[StepTree | str, Counter]:
-  """The whole solution and whether its answer is right, for an outcome model (ORM).
+  """Makes a chain of a whole solution, with its outcome and without labels, for an outcome model.
 
   The solution is the pre-generated one, or else the path of a record that was labelled to its end.
   `finish_reason` "solution" is upstream's word that the answer is right; otherwise the answer is
-  compared with the ground truth, as text.  The tree is a chain without labels.  Its rules are
-  "no_answer" and "no_ground_truth".
+  compared with the ground truth, as text.  Returns what `convert` does; the rules are "no_answer"
+  and "no_ground_truth".
   """
   question = record.solution.question
   solved = record.solution.label.finish_reason == "solution"
@@ -199,16 +199,17 @@ def convert_all(
   objective: str = "process",
   excluded_problems: Collection[str] = (),
 ) -> tuple[list[StepTree], dict[str, Any]]:
-  """The trees of the records that the recipe keeps, in order, and counts of all.
+  """Converts records to the trees that the recipe keeps, in order, and counts what it drops.
 
   Args:
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
-    excluded_problems: their records are dropped (rule "test_problem"), because they are tested on.
-      White space does not matter.
+    excluded_problems: test problems, whose records are dropped (rule "test_problem").  White space
+      does not matter.
 
   Returns:
-    the trees, and a split's part of manifest.json.  `labels_read` counts ratings, null among them;
-    each one is in `labels` or in `labels_dropped`.  "test_problems" are those that were dropped.
+    the trees, and a split's part of manifest.json.  `labels_read` counts ratings, including null;
+    each one is in `labels` or in `labels_dropped`.  `test_problems` holds the excluded problems
+    that had records.
   """
   excluded = {*map(problem_key, excluded_problems)}
   trees: list[StepTree] = []
@@ -252,7 +253,7 @@ def convert_all(
 
 
 def _count(counts: dict[str, Any], record: Record, tree: StepTree | str, dropped: Counter) -> None:
-  """Adds one record and what a converter made of it to `counts`."""
+  """Adds a record, its tree (or the rule that dropped it) and its dropped labels to `counts`."""
   label = record.solution.label
   ratings = [c.rating for step in label.steps for c in step.completions or ()]
   kept = Counter(rows_read=1, rows_kept=0)

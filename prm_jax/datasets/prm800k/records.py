@@ -1,8 +1,8 @@
 """The format of PRM800K: one labelled solution on each line of a file, as JSON.
 
-The classes below are the format, as upstream's README and files show it; the names are upstream's.
-Keys that are not listed are ignored, and stay in the stored bytes.  A value may be null where
-upstream has nulls.
+The classes below are the format, as upstream's README and files show it, with upstream's names.
+Parsing ignores other keys; the stored bytes keep them.  A value may be null where upstream has
+nulls.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import msgspec
 from prm_jax.runtime import json_lines
 from prm_jax.types import RATINGS
 
-UNFINISHED = ("give_up", "bad_problem")  # finish reasons of a labeler who could not go on
+UNFINISHED = ("give_up", "bad_problem")  # finish reasons of labelers who could not go on
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not blank
 Rating = Annotated[int, msgspec.Meta(ge=min(RATINGS), le=max(RATINGS))]
@@ -28,7 +28,7 @@ class Completion(msgspec.Struct, omit_defaults=True):
   text: Text
   rating: Rating | None
   flagged: bool | None
-  rating_probs: dict[str, float] | None = None  # a model's, in a file that evaluate.py judges
+  rating_probs: dict[str, float] | None = None  # written by a model that evaluate.py judges
 
 
 class HumanCompletion(msgspec.Struct):
@@ -43,15 +43,15 @@ class HumanCompletion(msgspec.Struct):
 
 
 class Step(msgspec.Struct):
-  """The candidates for a step, and which of them the solution continues with."""
+  """The candidates for a step, and the one that the solution continues with."""
 
   completions: list[Completion] | None
   human_completion: HumanCompletion | None
-  chosen_completion: int | None  # index into `completions`; null: none of them
+  chosen_completion: int | None  # index into `completions`; null: none chosen
 
   @property
   def chosen(self) -> Completion | HumanCompletion | None:
-    """The candidate that the solution continues with: a human one where none was chosen."""
+    """Returns the candidate that the solution continues with: the human one if none was chosen."""
     chosen = self.chosen_completion
     return self.human_completion if chosen is None else self.completions[chosen]
 
@@ -73,7 +73,7 @@ class Question(msgspec.Struct):
 
 
 class Label(msgspec.Struct):
-  """What the labeler did.  Only the last step of an unfinished solution may be empty."""
+  """A labeler's work on a solution.  Only the last step of an unfinished one may be empty."""
 
   steps: list[Step]
   total_time: float | None  # milliseconds
@@ -94,7 +94,7 @@ class LabelledSolution(msgspec.Struct):
 
   labeler: str
   timestamp: str
-  generation: int | None  # of the collection's rounds; null in phase 1
+  generation: int | None  # round of the collection; null in phase 1
   is_quality_control_question: bool
   is_initial_screening_question: bool
   question: Question
@@ -103,7 +103,7 @@ class LabelledSolution(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A line of a file: its JSON, what it says and where it came from."""
+  """A line of a file: its JSON, its parsed content and its origin."""
 
   json: bytes
   solution: LabelledSolution
@@ -111,7 +111,7 @@ class Record:
 
 
 def parse(line: bytes, source: str, where: str | None = None) -> Record:
-  """The record on one line; a BadLine begins with `where`, or else with `source`."""
+  """Parses one line; a BadLine names `where`, or `source` if that is None."""
   line = line.strip()
   return Record(line, json_lines.decode(line, LabelledSolution, where or source), source)
 
@@ -119,10 +119,10 @@ def parse(line: bytes, source: str, where: str | None = None) -> Record:
 def read_records(
   path: str | pathlib.Path, skipped: list[str] | None = None, **part: int
 ) -> Iterator[Record]:
-  """The records of a JSON lines file, in order.
+  """Yields the records of a JSON lines file, in order.
 
   Args:
-    skipped: gets the message of each bad record instead of raising it; None: the first one raises.
+    skipped: list to which the message of each bad record is appended; None raises at the first one.
     part: `start`, `stop` and `first` of a part of the file, as in `json_lines.lines`.
 
   Raises:
@@ -139,6 +139,6 @@ def read_records(
 
 
 def numbered(objects: Iterable[dict[str, Any]], name: str) -> Iterator[Record]:
-  """Records of generated JSON objects, checked as if they were the lines of a file `name`."""
+  """Yields generated JSON objects as records, checked as if they were lines of a file `name`."""
   for number, value in enumerate(objects, 1):
     yield parse(json.dumps(value).encode(), f"{name}:{number}")

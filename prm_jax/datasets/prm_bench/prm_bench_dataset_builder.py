@@ -1,9 +1,9 @@
-"""PRMBench (Song et al. 2025, arXiv:2501.03124) as a TFDS dataset; array_record."""
+"""PRMBench (Song et al. 2025, arXiv:2501.03124) as a TFDS dataset."""
 
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from prm_jax.datasets import download, stored
 from prm_jax.runtime import json_lines
 
 CORRECT = "correct"  # class of the original solutions
-WITH_ORIGINAL = "redundency"  # upstream takes those from the lines of this class (and spells it so)
+WITH_ORIGINAL = "redundency"  # upstream takes original solutions from this class, and spells it so
 Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class Line(msgspec.Struct):
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-  """A solution that is judged."""
+  """A solution to judge."""
 
   id: str  # CLASS_idx
   classification: str
@@ -41,23 +41,13 @@ class Solution:
   wrong: frozenset[int]  # indices of wrong steps, from 0
 
 
-class Builder(tfds.core.GeneratorBasedBuilder):
-  """The lines of PRMBench; one split."""
+class Builder(stored.BenchmarkBuilder):
+  """The lines of PRMBench, in one split.  `source` is a folder of such .jsonl files."""
 
-  VERSION = tfds.core.Version("1.0.0")
   BASE_URL = (
     "https://raw.githubusercontent.com/ssmisya/PRMBench/a1ae4eab803e14c4c6316bf89d1679b0486faa8c/"
     "mr_eval/tasks/prmtest_classified/data/"
   )
-
-  def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
-    """Args as of TFDS's builders, and
-
-    source: folder whose .jsonl files are lines of PRMBench.
-    """
-    self.source = source
-    self.paths: dict[str, pathlib.Path] = {}
-    super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
     texts, numbers = (tfds.features.Sequence(x) for x in (tfds.features.Text(), np.int32))
@@ -83,53 +73,42 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
 
 def _local(source: str | pathlib.Path) -> list[pathlib.Path]:
-  """The files of a folder, by name; FileNotFoundError if there is none."""
-  if not (found := sorted(download.folder(source).glob("*.jsonl"))):
+  """Returns a folder's .jsonl files, sorted by name; FileNotFoundError if it has none."""
+  if not (paths := sorted(download.folder(source).glob("*.jsonl"))):
     raise FileNotFoundError(f"{source}: no file of PRMBench: expected .jsonl files")
-  return found
+  return paths
 
 
 def lines(path: pathlib.Path) -> Iterator[tuple[str, Line]]:
-  """FILE:LINE and content of each line; BadLine for one of another form."""
+  """Yields FILE:LINE and content of each line; BadLine for a line of another form."""
   for where, record in json_lines.records(path):
     yield where, json_lines.convert(record, Line, where)
 
 
 def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
-  """The solutions that upstream judges, each with the first element of its row.
+  """Yields the solutions that upstream judges, each with the first element of its row.
 
-  As mr_eval/tasks/prmtest_classified/task.py: a line gives its modified solution; before that, a
-  line with redundant steps gives its original solution as a correct one.  Of lines with the same
-  class and idx, the first counts.
+  Follows mr_eval/tasks/prmtest_classified/task.py.  A line gives its modified solution; before it,
+  a line with redundant steps gives its original solution as a correct one.  Of lines with the
+  same class and idx, only the first is used.
   """
   seen = set()
   for beside, row in rows:
     wrong = frozenset(step - 1 for step in row.error_steps)
     modified = row.modified_question, tuple(row.modified_process), wrong
     original = row.original_question, tuple(row.original_process), frozenset()
-    several = {CORRECT: original} if row.classification == WITH_ORIGINAL else {}
-    for name, content in (several | {row.classification: modified}).items():
-      number = f"{name}_{row.idx}"
-      if number not in seen:
-        seen.add(number)
-        yield beside, Solution(number, name, *content)
+    contents = {CORRECT: original} if row.classification == WITH_ORIGINAL else {}
+    for name, content in (contents | {row.classification: modified}).items():
+      key = f"{name}_{row.idx}"
+      if key not in seen:
+        seen.add(key)
+        yield beside, Solution(key, name, *content)
 
 
 def read(directory: str | pathlib.Path) -> list[Solution]:
-  """All solutions of a folder: what prepare_data.py wrote, or .jsonl files as published."""
+  """Returns all solutions of a folder: prepare_data.py's output, or the published files."""
   if not any(pathlib.Path(directory).rglob("dataset_info.json")):
     rows = (row for path in _local(directory) for row in lines(path))
   else:
-    rows = enumerate(stored.Examples(directory, "test", _line))
+    rows = enumerate(stored.structs(directory, "test", Line))
   return [solution for _, solution in solutions(rows)]
-
-
-def _line(example: dict[str, Any]) -> Line:
-  """A line of a stored example."""
-  values = {}
-  for name, value in example.items():
-    if name == "error_steps":
-      values[name] = [int(step) for step in value]
-    else:
-      values[name] = value.decode() if isinstance(value, bytes) else [x.decode() for x in value]
-  return Line(**values)

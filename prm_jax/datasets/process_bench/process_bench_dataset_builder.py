@@ -1,8 +1,8 @@
-"""ProcessBench (Zheng et al. 2024, arXiv:2412.06559) as a TFDS dataset; array_record."""
+"""ProcessBench (Zheng et al. 2024, arXiv:2412.06559) as a TFDS dataset."""
 
 import pathlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -30,24 +30,17 @@ class Solution(msgspec.Struct):
 
   @property
   def subset(self) -> str:
-    """The part of the id before its number."""
+    """Returns the part of the id before its number."""
     return self.id.rpartition("-")[0] or self.id
 
 
-class Builder(tfds.core.GeneratorBasedBuilder):
-  """Solutions with their first wrong step; the splits are the four subsets."""
+class Builder(stored.BenchmarkBuilder):
+  """Solutions with their first wrong step; the splits are the four subsets.
 
-  VERSION = tfds.core.Version("1.0.0")
+  `source` holds the file of at least one subset (see `files`).
+  """
+
   BASE_URL = "https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/"
-
-  def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
-    """Args as of TFDS's builders, and
-
-    source: folder with SUBSET.jsonl or SUBSET.json of some of the subsets.
-    """
-    self.source = source
-    self.paths: dict[str, pathlib.Path] = {}
-    super().__init__(file_format="array_record", **kwargs)
 
   def _info(self) -> tfds.core.DatasetInfo:
     text = tfds.features.Text()
@@ -74,43 +67,31 @@ class Builder(tfds.core.GeneratorBasedBuilder):
 
 
 def files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """The files of a folder by subset."""
-  found = {}
-  for name in SUBSETS:
-    paths = [folder / f"{name}{ending}" for ending in (".jsonl", ".json", ".jsonl.gz")]
-    if path := next(filter(pathlib.Path.is_file, paths), None):
-      found[name] = path
-  return found
+  """Returns the file of each subset in a folder: SUBSET.jsonl, .json or .jsonl.gz."""
+  return download.first_files(folder, SUBSETS, (".jsonl", ".json", ".jsonl.gz"))
 
 
 def _local(source: str | pathlib.Path) -> dict[str, pathlib.Path]:
-  """The files of a folder by subset; FileNotFoundError if there is none."""
-  if not (found := files(download.folder(source))):
+  """Returns `files`, but raises FileNotFoundError if the folder has none."""
+  if not (paths := files(download.folder(source))):
     names = ", ".join(f"{name}.jsonl" for name in SUBSETS)
     raise FileNotFoundError(f"{source}: no file of ProcessBench: expected some of {names}")
-  return found
+  return paths
 
 
 def lines(path: pathlib.Path) -> Iterator[tuple[str, Solution]]:
-  """FILE:LINE and solution of each line, or of each entry of one JSON array.
+  """Yields FILE:LINE and solution of each line, or of each entry of one JSON array.
 
   Raises:
-    BadLine: a line is no such solution.
+    BadLine: a line is no solution of ProcessBench.
   """
   for where, record in json_lines.records(path):
     yield where, json_lines.convert(record, Solution, where)
 
 
 def read(directory: str | pathlib.Path) -> list[Solution]:
-  """All solutions of a folder: what prepare_data.py wrote, or SUBSET.jsonl files as published."""
+  """Returns all solutions of a folder: prepare_data.py's output, or the published files."""
   if not any(pathlib.Path(directory).rglob("dataset_info.json")):
     return [solution for path in _local(directory).values() for _, solution in lines(path)]
-
-  def solution(example: dict[str, Any]) -> Solution:
-    text = {key: example[key].decode() for key in ("id", "generator", "problem")}
-    steps = [step.decode() for step in example["steps"]]
-    correct = bool(example["final_answer_correct"])
-    return Solution(**text, steps=steps, label=int(example["label"]), final_answer_correct=correct)
-
   splits = stored.opened(directory).info.splits
-  return [each for split in splits for each in stored.Examples(directory, split, solution)]
+  return [each for split in splits for each in stored.structs(directory, split, Solution)]

@@ -1,4 +1,4 @@
-"""Anybody's labelled steps: TRL's rows, Math-Shepherd's tagged text, or problem, steps, labels."""
+"""Labelled steps of any source: TRL's rows, Math-Shepherd's tagged text, or plain JSON."""
 
 from prm_jax.datasets.stepwise.stepwise_dataset_builder import Builder, stored_trees
 

@@ -4,8 +4,8 @@
   {"input": "PROBLEM Step 1: ... ки\\nStep 2: ... ки", "label": "... +\\n... -"}   Math-Shepherd
   {"problem": TEXT, "steps": [TEXT, ...], "labels": [...]}
 
-Other keys are ignored, but for `is_correct`: whether the final answer is right.  A label of null
-leaves its step as context.  The labels of a file are of one kind:
+`is_correct` may say whether the final answer is right; other keys are ignored.  A label of null
+leaves its step as context.  All labels of a file are of one kind:
 
   binary   true and false, or 1 and 0: right and wrong
   ratings  1, 0 and -1: positive, neutral and negative, as PRM800K's
@@ -13,7 +13,6 @@ leaves its step as context.  The labels of a file are of one kind:
   counts   [k, n] or "k of n": k of n rollouts from here were right
 """
 
-import math
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
@@ -25,12 +24,12 @@ from prm_jax.types import StepTree
 
 Kind = Literal["binary", "ratings", "soft", "counts"]
 KINDS = frozenset(get_args(Kind))
-TAG = "ки"  # of Math-Shepherd, after each step
-FIRST_STEP = "Step 1:"  # ends the problem in its text
+TAG = "ки"  # Math-Shepherd puts it after each step
+FIRST_STEP = "Step 1:"  # Math-Shepherd's text after the problem
 Value = bool | int | float | str | list[int] | None
 Steps = Annotated[list[json_lines.Text], msgspec.Meta(min_length=1)]
-MAX_ROLLOUTS = 2**24  # float32 counts to there
-OF_ANNOTATE: dict[str, Kind] = {  # kinds of the labels that annotate.py says it has written
+MAX_ROLLOUTS = 2**24  # float32 holds every count up to this exactly
+OF_ANNOTATE: dict[str, Kind] = {  # by annotate.py's name of the labels that it writes
   "hard": "binary",
   "soft": "soft",
   "tolerant": "soft",
@@ -39,7 +38,7 @@ OF_ANNOTATE: dict[str, Kind] = {  # kinds of the labels that annotate.py says it
 
 
 class Stored(msgspec.Struct):
-  """A labelled solution as it is stored, with labels as in `StepTree`."""
+  """A labelled solution as the dataset stores it, with labels as in `StepTree`."""
 
   problem: str
   steps: list[str]
@@ -48,7 +47,7 @@ class Stored(msgspec.Struct):
 
 
 class Labelled(msgspec.Struct):
-  """A labelled solution, with labels as its line has them."""
+  """A labelled solution with the labels of its line, of any kind."""
 
   problem: json_lines.Text
   steps: Steps
@@ -58,7 +57,7 @@ class Labelled(msgspec.Struct):
 
   @property
   def said(self) -> Kind | None:
-    """The kind of its labels, if annotate.py has written them."""
+    """Returns the kind of labels that annotate.py has declared; None if it did not write them."""
     labels = self.provenance.get("labels") if isinstance(self.provenance, dict) else None
     return OF_ANNOTATE.get(labels) if isinstance(labels, str) else None
 
@@ -68,12 +67,12 @@ class Labelled(msgspec.Struct):
 
 
 def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
-  """The solution on a line, its labels unchanged, and whether a label of 0 can only mean wrong.
+  """Returns the solution of a line, its labels unchanged, and whether 0 can only mean wrong.
 
-  In the last form, 0 may also mean neutral.
+  In the last form, a label of 0 may also mean neutral.
 
   Raises:
-    BadLine: it has none of the forms, or a wrong value.
+    BadLine: the line has none of the forms, or a wrong value.
   """
   if "completions" in record:
     names = {"prompt": "problem", "completions": "steps", "labels": "labels"}
@@ -93,20 +92,19 @@ def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
 
 
 def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[bool]]:
-  """Problem, steps and labels of Math-Shepherd's two texts, which differ in the tags alone."""
-  parts = text.split(TAG)
-  steps, rest = parts[:-1], parts[-1]
-  labels, at = [], 0
+  """Splits Math-Shepherd's two texts, which differ only in the tags: problem, steps, labels."""
+  *steps, rest = text.split(TAG)
+  labels, end = [], 0
   for step in steps:
-    at += len(step)
-    mark = tagged[at : at + 1]
-    if not tagged.startswith(step, at - len(step)) or mark not in ("+", "-"):
+    start, end = end, end + len(step)
+    mark = tagged[end : end + 1]
+    if not tagged.startswith(step, start) or mark not in ("+", "-"):
       raise json_lines.BadLine(
         f'{where}: "label" is not "input" with + or - in place of each {TAG}: they differ at '
-        f"{json_lines.show(tagged[max(at - 20, 0) : at + 20])}"
+        f"{json_lines.show(tagged[max(end - 20, 0) : end + 20])}"
       )
     labels.append(mark == "+")
-    at += 1
+    end += 1
   if rest.strip() or not steps or FIRST_STEP not in steps[0]:
     raise json_lines.BadLine(
       f'{where}: "input" is {json_lines.show(text)}: expected a problem, {FIRST_STEP!r}, and {TAG} '
@@ -118,7 +116,7 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
 
 
 def kinds(value: Value, zero_is_wrong: bool) -> frozenset[Kind]:
-  """The kinds of labels that have this value; `zero_is_wrong` as `parse` returns it."""
+  """Returns the kinds of labels that can have this value; `zero_is_wrong` is from `parse`."""
   if value is None:
     return KINDS
   if isinstance(value, bool):
@@ -133,16 +131,16 @@ def kinds(value: Value, zero_is_wrong: bool) -> frozenset[Kind]:
 
 
 def _count(value: Any) -> tuple[int, int] | None:
-  """k and n of "k of n" or [k, n]; None if it is neither."""
+  """Returns k and n of "k of n" or [k, n]; None if `value` is neither."""
   if isinstance(value, str):
-    found = re.fullmatch(r"\s*(\d{1,8})\s+of\s+(\d{1,8})\s*", value)
-    value = [int(x) for x in found.groups()] if found else []
+    match = re.fullmatch(r"\s*(\d{1,8})\s+of\s+(\d{1,8})\s*", value)
+    value = [int(x) for x in match.groups()] if match else []
   k, n = value if len(value) == 2 else (1, 0)
   return (k, n) if 0 <= k <= n and 0 < n <= MAX_ROLLOUTS else None
 
 
 def label(value: Value, kind: Kind) -> int | tuple[float, float] | None:
-  """The label of `StepTree` that a value of this kind is."""
+  """Converts a value of this kind to a label of `StepTree`."""
   if value is None:
     return None
   if kind == "counts":
@@ -154,36 +152,36 @@ def label(value: Value, kind: Kind) -> int | tuple[float, float] | None:
 
 
 def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto") -> Kind:
-  """The kind of the labels of all solutions, each as `parse` returns it and with its FILE:LINE.
+  """Returns the kind of all labels.
 
   Args:
-    given: the kind, for files from which it cannot be told; "auto": it is told from the values.
+    solutions: the results of `parse`, each with its FILE:LINE.
+    given: the kind of the labels, or "auto" to infer it from their values.
 
   Raises:
-    BadLine: a label that is not of the kind of the others, or of no kind.
-    ValueError: the values do not tell: 0 may be wrong or neutral; or there is nothing to train on.
+    BadLine: a label is of no kind, or not of the kind of the others.
+    ValueError: the kind is ambiguous, as 0 may be wrong or neutral; or there is nothing to train
+      on.
   """
   left, where = KINDS if given == "auto" else frozenset({given}), ""
-  some = outcome = False
+  has_labels = has_outcomes = False
   for solution, zero_is_wrong, where in solutions:
     if solution.said in left:
       left = frozenset({solution.said})
-    some |= any(value is not None for value in solution.labels)
-    outcome |= solution.is_correct is not None
+    has_labels |= any(value is not None for value in solution.labels)
+    has_outcomes |= solution.is_correct is not None
     for i, value in enumerate(solution.labels):
-      found = kinds(value, zero_is_wrong and given == "auto")
-      if isinstance(value, float) and not math.isfinite(value):
-        found = frozenset()
-      if not left & found:
-        those = f"labels are {' or '.join(sorted(left))}" + (" so far" if given == "auto" else "")
+      possible = kinds(value, zero_is_wrong and given == "auto")
+      if not left & possible:
+        so_far = f"labels are {' or '.join(sorted(left))}" + (" so far" if given == "auto" else "")
         raise json_lines.BadLine(
           f"{where}: label {i} is {json_lines.show(value)}: expected one kind of labels (binary, "
-          f"ratings, soft or counts: docs/data.md); {those}"
+          f"ratings, soft or counts: docs/data.md); {so_far}"
         )
-      left &= found
-  if not some and not outcome:
+      left &= possible
+  if not has_labels and not has_outcomes:
     raise ValueError(f"{where}: no labelled step to train on to here")
-  if not some and given == "auto":
+  if not has_labels and given == "auto":
     return "binary"  # outcomes alone
   if "ratings" in left and len(left) > 1:
     raise ValueError(
@@ -194,7 +192,7 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
 
 
 def tree(solution: Stored, source: str) -> StepTree:
-  """A stored solution as a chain."""
+  """Converts a stored solution to a chain."""
   labels = tuple(tuple(x) if isinstance(x, list) else x for x in solution.labels)
   parents = tuple(range(-1, len(labels) - 1))
   steps = tuple(solution.steps)

@@ -1,20 +1,20 @@
-"""Labelled solutions of any source as a TFDS dataset; array_record, no TensorFlow."""
+"""Labelled solutions of any source as a TFDS dataset; needs no TensorFlow."""
 
 import hashlib
 import itertools
 import pathlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import tensorflow_datasets as tfds
 
-from prm_jax.datasets import stored
+from prm_jax.datasets import download, stored
 from prm_jax.datasets.stepwise import records
 from prm_jax.runtime import json_lines
 from prm_jax.types import CLASSES, TWO_CLASSES, StepTree, problem_key
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".json")  # of a split's file in a folder
+ENDINGS = (".jsonl", ".jsonl.gz", ".json")  # endings of a split's file in a folder
 
 
 class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -30,22 +30,23 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     test_share: float = 0.05,
     **kwargs,
   ):
-    """Args as of TFDS's builders, and
+    """Takes the arguments of TFDS's builders and three more.
 
-    source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
-    labels: their kind, or "auto".
-    test_share: share of the problems held out as the test split, where there is no file of it.
+    Args:
+      source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
+      labels: the kind of the labels, or "auto".
+      test_share: share of the problems to hold out as the test split, if it has no file.
     """
     self.paths = _files(pathlib.Path(source).expanduser())
     self._labels, self._test_share = labels, test_share
-    self.kind: records.Kind | None = None  # of the labels, once they are read
-    self.counts: dict[str, dict[str, Counter]] = {}  # a split's part of manifest.json
-    self.test_problems: set[str] = set()  # that also have solutions to train on, in another file
+    self.kind: records.Kind | None = None  # kind of the labels; None before the build
+    self.counts: dict[str, dict[str, Counter]] = {}  # each split's part of manifest.json
+    self.test_problems: set[str] = set()  # problems of the test file that train has too
     super().__init__(file_format="array_record", **kwargs)
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """Of a head that is trained on these labels: neutral is one only where steps have it."""
+    """Returns the classes of a head for these labels; neutral only if a step has it."""
     neutral = any(split["labels"]["0"] for split in self.counts.values())
     return CLASSES["process"] if neutral else TWO_CLASSES
 
@@ -81,7 +82,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
 
   def _noted(self, rows, tested):
-    """The rows, noting the problems of those that the test file also has."""
+    """Yields the rows, and adds their problems that are in the test file to `test_problems`."""
     for solution, where in rows:
       if problem_key(solution.problem) in tested:
         self.test_problems.add(solution.problem)
@@ -106,32 +107,31 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 def _rating(label: int | tuple[float, float]) -> int:
-  """The class that a label counts for: of a soft one, the likelier."""
+  """Returns the class that a label counts for: the likelier one of a soft label."""
   return label if isinstance(label, int) else 1 if label[1] >= label[0] else -1
 
 
 def _files(source: pathlib.Path) -> dict[str, pathlib.Path]:
-  """The file of each split; FileNotFoundError without one to train on."""
+  """Returns the file of each split; FileNotFoundError if train has none."""
   if source.is_file():
     return {"train": source}
-  found = {}
-  for split in ("train", "test"):
-    paths = [source / f"{split}{ending}" for ending in ENDINGS]
-    if path := next(filter(pathlib.Path.is_file, paths), None):
-      found[split] = path
-  if "train" not in found:
+  paths = download.first_files(source, ("train", "test"), ENDINGS)
+  if "train" not in paths:
     raise FileNotFoundError(f"{source}: expected a file, or a folder with train.jsonl")
-  return found
+  return paths
 
 
 def _solutions(path: pathlib.Path) -> Iterator[tuple[records.Labelled, str]]:
-  """Each line's solution, and FILE:LINE without the folder."""
+  """Yields the solution of each line, and FILE:LINE without the folder."""
   for where, record in json_lines.records(path):
     yield records.parse(record, where)[0], where.removeprefix(f"{path.parent}/")
 
 
-def stored_trees(directory: str | pathlib.Path, split: str) -> Iterator[StepTree]:
-  """The solutions of a split below a prepare_data output; errors as `stored.Examples`."""
-  for example in stored.Examples(directory, split):
+def stored_trees(directory: str | pathlib.Path, split: str) -> Sequence[StepTree]:
+  """Returns the solutions of a split below a prepare_data output; raises as `stored.Examples`."""
+
+  def decode(example):
     solution = msgspec.json.decode(example["json"], type=records.Stored)
-    yield records.tree(solution, example["source"].decode())
+    return records.tree(solution, example["source"].decode())
+
+  return stored.Examples(directory, split, decode)

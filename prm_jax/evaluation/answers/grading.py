@@ -1,12 +1,12 @@
-"""Are answers equal?  Each distinct pair is judged once, and never for longer than a deadline.
+"""Decides whether answers are equal, each distinct pair once and within a deadline.
 
 Graders:
 
-  math_verify  equal in value, by math-verify and the checks of `math_verify_judge`
+  math_verify  equal values, by math-verify and the checks of `math_verify_judge`
   openai       the rules of openai/prm800k, which the paper's grades follow
   math         the rules of hendrycks/math: equal strings after its normalisation
 
-Verdicts are "equal", "different", or "undecided: " and a reason (time, memory, not parsed, ...).
+A verdict is "equal", "different", or "undecided: " and a reason (time, memory, not parsed, ...).
 """
 
 import collections
@@ -17,8 +17,9 @@ import pathlib
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from fractions import Fraction
+from importlib import metadata
 from typing import Any, Literal, TypeVar
 
 from prm_jax.evaluation.answers.extraction import final_answer
@@ -29,23 +30,24 @@ from prm_jax.runtime.progress import Progress
 Name = Literal["math_verify", "openai", "math"]
 EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = pathlib.Path("~/.cache/prm_jax/verdicts.sqlite").expanduser()
-MAX_CLASSES = 8  # of a problem that a further answer is compared with, the most frequent first
-RULES = "2"  # counts up when a grader's rules change, so that stored verdicts are not used
+PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
+MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
+RULES = "2"  # increase it when a grader's rules change: stored verdicts are then not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")
 
 
 class Grader:
-  """Judges pairs of answers; a context manager that ends its worker processes.
+  """Judges pairs of answers; as a context manager it ends its worker processes.
 
   Args:
-    name: of the rules.
-    cache: file of verdicts, which is made where it is missing; None: they are kept in memory.
-    seconds: that a pair may take in a worker; beyond it is undecided.
-    workers: processes; 0: one for each core.
-    memory: bytes of address space of each.
-    options: of `math_verify_judge.judge`.
+    name: the rules.
+    cache: file of verdicts, created if it is missing; None keeps them in memory only.
+    seconds: the time limit of a pair in a worker process, after which it is undecided.
+    workers: number of worker processes; 0 is one per core.
+    memory: the limit of each worker's address space, in bytes.
+    options: options of `math_verify_judge.judge`.
   """
 
   def __init__(
@@ -61,7 +63,8 @@ class Grader:
     self.workers = Workers(workers, seconds, memory)
     self._known: dict[Pair, str] = {}
     self._cache = _Cache(cache) if cache else None
-    self._about = json.dumps([name, RULES, _version(name), options], sort_keys=True)
+    version = metadata.version(PACKAGES[name]) if name in PACKAGES else ""
+    self._about = json.dumps([name, RULES, version, options], sort_keys=True)
 
   def __enter__(self):
     return self
@@ -72,38 +75,40 @@ class Grader:
   def verdicts(
     self, pairs: Iterable[Pair], on_done: Callable[[int], None] = lambda count: None
   ) -> list[str]:
-    """The verdict of each pair; the order of its two answers plays no part but with "openai", whose
-    rules take the given answer first and the truth second.
+    """Returns the verdict of each pair.
+
+    The order of the two answers plays no part, except for "openai", whose rules take the given
+    answer first and the truth second.
 
     Args:
-      on_done: called with the number of pairs that are decided.
+      on_done: called with the number of distinct new pairs that have a verdict so far.
     """
     pairs = [(_short(a), _short(b)) for a, b in pairs]
     pairs = [pair if self.name == "openai" else (min(pair), max(pair)) for pair in pairs]
-    todo = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
-    at_once = {pair: verdict for pair in todo if (verdict := self._at_once(*pair))}
-    left = [pair for pair in todo if pair not in at_once]
+    new = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+    judged = {pair: verdict for pair in new if (verdict := self._without_worker(*pair))}
+    left = [pair for pair in new if pair not in judged]
     if left and self._cache:
       stored = self._cache.get([self._key(pair) for pair in left])
-      at_once |= {pair: verdict for pair, verdict in zip(left, stored) if verdict}
-      left = [pair for pair in left if pair not in at_once]
-    self._known |= at_once
-    on_done(len(at_once))
+      judged |= {pair: verdict for pair, verdict in zip(left, stored) if verdict}
+      left = [pair for pair in left if pair not in judged]
+    self._known |= judged
+    on_done(len(judged))
     jobs = [{"grader": self.name, "a": a, "b": b} | self.options for a, b in left]
-    for done, (at, verdict) in enumerate(self.workers.run(jobs), len(at_once) + 1):
-      self._known[left[at]] = verdict
+    for done, (job, verdict) in enumerate(self.workers.run(jobs), len(judged) + 1):
+      self._known[left[job]] = verdict
       on_done(done)
-    if left and self._cache:  # but not what depends on the machine: time and memory
-      found = {self._key(pair): self._known[pair] for pair in left}
-      self._cache.put({key: verdict for key, verdict in found.items() if verdict in DECIDED})
+    if left and self._cache:  # an undecided verdict depends on the machine's speed and memory
+      verdicts = {self._key(pair): self._known[pair] for pair in left}
+      self._cache.put({key: verdict for key, verdict in verdicts.items() if verdict in DECIDED})
     return [self._known[pair] for pair in pairs]
 
-  def _at_once(self, a: str, b: str) -> str | None:
-    """The verdict where no worker is needed."""
+  def _without_worker(self, a: str, b: str) -> str | None:
+    """Returns the verdict of a pair that needs no worker process, and None for the others."""
     if a == b:
       return EQUAL
     if self.name == "math":
-      from prm_jax.evaluation.answers import string_graders  # half a second, for sympy
+      from prm_jax.evaluation.answers import string_graders  # half a second: it imports sympy
 
       return EQUAL if string_graders.math_equal(a, b) else DIFFERENT
     if max(len(a), len(b)) > MAX_CHARACTERS:
@@ -124,91 +129,75 @@ class Grader:
     return hashlib.sha256(json.dumps([self._about, *pair]).encode()).digest()
 
   def classes(self, problems: Sequence[Mapping[str, int]]) -> list[dict[str, int]]:
-    """The equivalence class of each answer of each problem, numbered by first appearance.
+    """Returns the equivalence class of each answer of each problem, numbered by first appearance.
 
-    Answers of one normal form are of one class.  The others, by how often they were given, are
-    compared with the most frequent classes so far; whatever is undecided stays apart.
+    Answers of one normal form are of one class.  The other answers, the most frequent first, are
+    compared with the most frequent classes so far.  An undecided answer stays apart.
 
     Args:
-      problems: by problem, how often each answer was given.
+      problems: how often each answer of a problem was given.
     """
-    states = [_Classes(answers) for answers in problems]
-    with Progress(desc="joining equal answers", unit="problems", total=len(states)) as bar:
-      # All problems advance together, so that workers are never idle.
-      while asked := [(state, *state.question()) for state in states if state.open]:
-        bar.reach(len(states) - len(asked))
-        verdicts = self.verdicts([(a, b) for _, a, b in asked])
-        for (state, *_), verdict in zip(asked, verdicts):
-          state.told(verdict == EQUAL)
+    joins = [_join(answers) for answers in problems]
+    class_of: dict[int, dict[str, str]] = {}
+    replies = dict.fromkeys(range(len(joins)))  # to a generator's last question; None starts it
+    with Progress(desc="joining equal answers", unit="problems", total=len(joins)) as bar:
+      while replies:  # all problems advance together, so that no worker process is idle
+        questions = {}
+        for i, reply in replies.items():
+          try:
+            questions[i] = joins[i].send(reply)
+          except StopIteration as end:
+            class_of[i] = end.value
+        bar.reach(len(joins) - len(questions))
+        verdicts = self.verdicts(questions.values())
+        replies = {i: verdict == EQUAL for i, verdict in zip(questions, verdicts)}
     out = []
-    for state, answers in zip(states, problems):
+    for i, answers in enumerate(problems):
       numbers = {}
-      names = {answer: state.of[normal_form(answer)] for answer in answers}
+      names = {answer: class_of[i][normal_form(answer)] for answer in answers}
       out.append({a: numbers.setdefault(name, len(numbers)) for a, name in names.items()})
     return out
 
 
-class _Classes:
-  """Joins the distinct forms of a problem's answers, one question at a time."""
+def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
+  """Joins the distinct normal forms of a problem's answers into classes.
 
-  def __init__(self, answers: Mapping[str, int]):
-    counts = collections.Counter()
-    for answer, count in answers.items():
-      counts[normal_form(answer)] += count
-    self.of: dict[str, str] = {}  # each form -> the form that its class is named by
-    self.names: list[str] = []
-    self._values: dict[Fraction, str] = {}
-    self._waiting = collections.deque(form for form, _ in counts.most_common())
-    self._at = 0
-    self._skip()
-
-  @property
-  def open(self) -> bool:
-    return bool(self._waiting)
-
-  def question(self) -> Pair:
-    return self._waiting[0], self.names[self._at]
-
-  def told(self, equal: bool) -> None:
-    if equal:
-      self._join(self.names[self._at])
+  Yields pairs of forms, and is sent whether they are equal.  Returns the first form of the class of
+  each form.
+  """
+  counts = collections.Counter()
+  for answer, count in answers.items():
+    counts[normal_form(answer)] += count
+  class_of: dict[str, str] = {}
+  classes: list[str] = []
+  by_value: dict[Fraction, str] = {}
+  for form, _ in counts.most_common():
+    value = number(form)
+    if value in by_value:
+      class_of[form] = by_value[value]
+      continue
+    for name in classes[:MAX_CLASSES]:
+      if value is not None and number(name) is not None:
+        continue  # two plain numbers that differ
+      if (yield form, name):
+        class_of[form] = name
+        break
     else:
-      self._at += 1
-    self._skip()
-
-  def _join(self, name: str) -> None:
-    self.of[self._waiting.popleft()] = name
-    self._at = 0
-
-  def _skip(self) -> None:
-    """On to the next question; a form for which no class is left begins one."""
-    while self._waiting:
-      form = self._waiting[0]
-      value = number(form)
-      if value is not None and value in self._values:
-        self._join(self._values[value])
-      elif value is not None and self._at < MAX_CLASSES and self._plain(self._at):
-        self._at += 1  # another number
-      elif self._at < min(len(self.names), MAX_CLASSES):
-        return
-      else:
-        self.names.append(form)
-        if value is not None:
-          self._values[value] = form
-        self._join(form)
-
-  def _plain(self, at: int) -> bool:
-    return at < len(self.names) and number(self.names[at]) is not None
+      classes.append(form)
+      class_of[form] = form
+      if value is not None:
+        by_value[value] = form
+  return class_of
 
 
 class _Cache:
-  """Verdicts in a file.  Where it cannot be used there is a warning, and every pair is judged."""
+  """A file of verdicts.  If it cannot be used, a warning says so and every pair is judged."""
 
   def __init__(self, path: pathlib.Path):
     self.path, self.usable = path, True
 
   def get(self, keys: Sequence[bytes]) -> list[str | None]:
-    """The verdict of each key; None: it is not known."""
+    """Returns the verdict of each key, None if it is not known."""
     query = "SELECT verdict FROM verdicts WHERE key = ?"
     read = lambda file: [(file.execute(query, (key,)).fetchone() or [None])[0] for key in keys]
     return self._with(read) or [None] * len(keys)
@@ -232,18 +221,11 @@ class _Cache:
 
 
 def _decimal_comma(answer: str, form: str) -> bool:
-  """Whether an answer is the decimal number in a form, written with a comma: 1,22 is 1.22."""
-  found = DECIMAL_COMMA.fullmatch(answer.strip(" $"))
-  return bool(found) and f"{found[1]}.{found[2]}" == form
+  """Returns whether an answer is the decimal number in a form, with a comma: 1,22 is 1.22."""
+  match = DECIMAL_COMMA.fullmatch(answer.strip(" $"))
+  return bool(match) and f"{match[1]}.{match[2]}" == form
 
 
 def _short(text: str) -> str:
-  """The answer; of a text that is too long for one, the answer that it ends with."""
+  """Returns the answer, or the final answer in a text that is too long to be one."""
   return text if len(text) <= MAX_CHARACTERS else final_answer(text) or text
-
-
-def _version(name: Name) -> str:
-  import importlib.metadata
-
-  packages = {"math_verify": "math-verify", "openai": "sympy"}
-  return importlib.metadata.version(packages[name]) if name in packages else ""

@@ -1,11 +1,12 @@
-"""Are two answers equal?  By math-verify, inside a worker process, which may be killed.
+"""Judges two answers with math-verify, in a worker process that may be killed.
 
 math-verify (0.9) alone calls 1/2004! and 1/2006! equal, 11 in base 2 and 11, and an equation and
-its right side in one order but not in the other.  Pairs that it calls equal are checked here again,
-and every pair is put in the order that it judges correctly.
+its right side in one order but not in the other.  This module puts every pair in the order that
+math-verify judges correctly, and checks the pairs that it calls equal again.
 """
 
 import functools
+import itertools
 import re
 import warnings
 from typing import Any
@@ -35,18 +36,18 @@ NO_UNITS = (
   ),
   math_verify.ExprExtractionConfig(),
 )
-EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference of equal values
+EXACT, ROUNDED = 1e-25, 2e-2  # largest relative difference between equal values
 
 warnings.filterwarnings("ignore")
-reads = lambda answer: None  # told of the answer that is read next; a worker tells its parent
+reads = lambda answer: None  # called with the answer that is parsed next; set by `worker`
 
 
 def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
-  """ "equal", "different", or "undecided: " and the reason.
+  """Returns "equal", "different", or "undecided: " and the reason.
 
   Args:
-    precision: decimals to which a number that is given in decimals is compared.
-    strict: the names of variables count.
+    precision: number of decimals that count where a number is given in decimals.
+    strict: whether the names of variables count.
   """
   if reason := too_large(unfenced(a)) or too_large(unfenced(b)):
     return f"undecided: {reason}"
@@ -66,16 +67,15 @@ def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
   options = {"float_rounding": precision, "strict": strict, "timeout_seconds": None}
   x, y = _ordered(list(x), list(y))
   equal = math_verify.verify(x, y, **options)
-  if not equal and not _one_is(x[0], y[0], _is_equation):
+  if not equal and _is_equation(x[0]) == _is_equation(y[0]):
     equal = math_verify.verify(y, x, **options)
-  if equal and _contradicted(x[0], y[0]):
-    equal = False
-  return "equal" if equal else "different"
+  return "equal" if equal and not _contradicted(x[0], y[0]) else "different"
 
 
 def too_large(text: str) -> str:
-  """Why an answer is not parsed ("": it may be): what would take minutes or gigabytes."""
-  if len(re.findall(r"[{(\[]", text)) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+  """Returns why an answer would take minutes or gigabytes to parse; "" if it would not."""
+  depths = itertools.accumulate((c in "{([") - (c in "})]") for c in text)
+  if max(depths, default=0) > MAX_DEPTH:
     return "nested too deeply"
   if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text):
     return "control characters"
@@ -87,42 +87,34 @@ def too_large(text: str) -> str:
     if re.fullmatch(r"\d+", number) and int(number) > MAX_FACTORIAL:
       return "a large factorial"
   if re.search(r"\\(?:[dt]?binom|sum|prod|int)|\\choose|\*\*", text):
-    limits = [int(found) for found in re.findall(r"\d+", text)]
+    limits = [int(digits) for digits in re.findall(r"\d+", text)]
     if max(limits, default=0) > MAX_EXPONENT or re.search(r"\d\^\{?\d", text):
       return "a large sum, product or binomial"
   exponents = re.findall(r"(?:\^|\*\*)\s*[{(]?\s*-?\s*([\d,]+)", text)
-  if any(int(re.sub(r"\D", "", found) or 0) > MAX_EXPONENT for found in exponents):
+  if any(int(re.sub(r"\D", "", exponent) or 0) > MAX_EXPONENT for exponent in exponents):
     return "a large exponent"
   if len(re.findall(r"(?:\^|\*\*)[{(\s]*-?[\d.]+[})\s]*(?=\^|\*\*|!)", text)) > 1:
     return "a tower of powers"
   return ""
 
 
-def _depth(text: str) -> int:
-  depth = deepest = 0
-  for character in text:
-    depth += (character in "{([") - (character in "})]")
-    deepest = max(deepest, depth)
-  return deepest
-
-
 @functools.lru_cache(2_000)
 def parsed(text: str) -> tuple[Any, ...]:
-  """What math-verify reads in a text: an expression and its source, or nothing."""
+  """Returns what math-verify reads in a text: an expression and its source, or nothing."""
   text = unfenced(text).replace(r"\$", "")
   if not FENCED.search(text) and not SENTENCE.search(text):
     text = f"${text}$"
   readers = {"extraction_config": NO_UNITS} if LETTER_LAST.fullmatch(text) else {}
-  found = math_verify.parse(text, parsing_timeout=None, **readers)
-  if found and isinstance(found[0], Eq) and isinstance(found[0].rhs, Set):  # x in [1, 2]
-    found[0] = found[0].rhs
-  return tuple(found)
+  parts = math_verify.parse(text, parsing_timeout=None, **readers)
+  if parts and isinstance(parts[0], Eq) and isinstance(parts[0].rhs, Set):  # x in [1, 2]
+    parts[0] = parts[0].rhs
+  return tuple(parts)
 
 
-def _in_base(form: str) -> tuple[int, int] | None:
-  """Value of digits in the base of their subscript, ten without; None if they are no such."""
-  if found := IN_BASE.fullmatch(form):
-    digits, base = found[1], int(found[2])
+def _in_base(form: str) -> int | None:
+  """Returns the value of digits in the base of their subscript, or else ten; None if not valid."""
+  if match := IN_BASE.fullmatch(form):
+    digits, base = match[1], int(match[2])
     return int(digits, base) if 2 <= base <= 36 and max(map(int, digits)) < base else None
   return int(form) if re.fullmatch(r"\d{1,300}", form) else None
 
@@ -135,15 +127,14 @@ def _is_relation(x: Any) -> bool:
   return isinstance(x, Basic) and grader.is_relation(x)
 
 
-def _one_is(x: Any, y: Any, kind: Any) -> bool:
-  return kind(x) != kind(y)
-
-
 def _ordered(x: list, y: list) -> tuple[list, list]:
-  """The two in the order gold, prediction: math-verify unwraps any equation of a prediction, but of
-  gold only an assignment, so an equation is gold; and a relation, for its set."""
+  """Returns the two in the order gold, prediction.
+
+  math-verify unwraps any equation in a prediction but only an assignment in gold, so an equation is
+  gold.  A relation is gold too: only in gold does math-verify turn it into its set.
+  """
   for kind in (_is_equation, _is_relation):
-    if _one_is(x[0], y[0], kind):
+    if kind(x[0]) != kind(y[0]):
       x, y = (x, y) if kind(x[0]) else (y, x)
       if kind is _is_equation:
         last = grader.take_last_relation(x[0])
@@ -154,7 +145,7 @@ def _ordered(x: list, y: list) -> tuple[list, list]:
 
 
 def _contradicted(x: Any, y: Any) -> bool:
-  """Whether values at 60 digits differ by more than rounding explains."""
+  """Returns whether values at 60 digits differ by more than rounding explains."""
   a, b = _values(x), _values(y)
   if a is None or b is None or len(a) != len(b):
     return False
@@ -166,8 +157,11 @@ def _contradicted(x: Any, y: Any) -> bool:
 
 
 def _values(x: Any) -> list[tuple[Any, bool]] | None:
-  """Each number in x at 60 digits, and whether it was given in decimals; None: it has others."""
-  if grader.is_assignment_relation(x) if isinstance(x, Basic) else False:
+  """Returns each number in x at 60 digits, and whether it was given in decimals.
+
+  Returns None if a part of x is no number.
+  """
+  if isinstance(x, Basic) and grader.is_assignment_relation(x):
     x = grader.take_last_relation(x).rhs
   parts = [x]
   if isinstance(x, Interval):
@@ -184,7 +178,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
       return None
     try:
       value = sympy.N(part.doit(), 60)
-    except Exception:  # whatever sympy raises: then there is no second opinion
+    except Exception:  # sympy raises anything; math-verify's verdict then stands
       return None
     if not isinstance(value, Basic) or not value.is_comparable:
       return None

@@ -1,13 +1,13 @@
-r"""A canonical spelling of an answer, without interpreting it.
+r"""A canonical spelling of an answer, which is not interpreted.
 
 `normal_form(r"$\dfrac12$ cm")` and `normal_form(r"\frac{1}{2}\text{ cm}")` are equal, and `number`
-gives 1/2 and 0.5 the same value.  Different forms may still be equal: `grading` decides that.
+gives 1/2 and 0.5 the same value.  `grading` decides whether answers of different forms are equal.
 """
 
 import re
 from fractions import Fraction
 
-MAX_CHARACTERS = 2_000  # of an answer; longer ones have no normal form but themselves
+MAX_CHARACTERS = 2_000  # of an answer; a longer one is its own normal form
 MAX_DIGITS = 400  # of a plain number
 FENCES = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), ("**", "**"))
 COMMANDS = {
@@ -40,18 +40,19 @@ FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
 
 def normal_form(answer: str) -> str:
-  """The answer without fences, spaces, styles and other spellings of the same."""
+  """Returns the answer in one spelling, without fences, spaces and styles."""
   if len(answer) > MAX_CHARACTERS:
     return answer
   text = unfenced(answer)
   text = text.replace(r"\$", "").replace("$", "")
-  text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent|pct)$", "", text)  # as MATH's and OpenAI's graders
-  # "10,\! 080": a comma and a negative space part thousands
+  # MATH's and OpenAI's graders drop a percent sign too.
+  text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent|pct)$", "", text)
+  # "10,\! 080": a comma and a negative space separate thousands
   text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\})\s*(?=\d{3})", "", text)
   for pattern, to in COMMANDS:
     text = pattern.sub(to, text)
-  if whole := re.fullmatch(r"\(?([A-Z])\)?", text.strip()):  # a choice: (C)
-    return whole[1]
+  if choice := re.fullmatch(r"\(?([A-Z])\)?", text.strip()):  # (C)
+    return choice[1]
   if re.fullmatch(r"[-+]?" + GROUPED.pattern + r"(?:\.\d+)?\s*(?:\D.*)?", text.strip()):
     text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
   if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
@@ -60,7 +61,7 @@ def normal_form(answer: str) -> str:
 
 
 def unfenced(answer: str) -> str:
-  """What is between the dollars, brackets, stars or in the box around a whole answer."""
+  """Returns an answer without the dollars, brackets, stars or box around the whole of it."""
   text = answer.strip().removesuffix(".").strip()
   for _ in range(4):
     for start, end in FENCES:
@@ -82,17 +83,20 @@ def _balanced(text: str) -> bool:
 
 
 def number(form: str) -> Fraction | None:
-  """The value of a plain number in normal form: 12, -0.5, 3/4, \\frac{3}{4}, 1\\frac{4}{5}."""
+  """Returns the value of a plain number in normal form, None if the form is not a plain number.
+
+  Plain numbers are 12, -0.5, 3/4, \\frac{3}{4} and 1\\frac{4}{5}.
+  """
   if len(form) > MAX_DIGITS:
     return None
-  if found := PLAIN.fullmatch(form):
-    sign, value, below = found.groups()
+  if match := PLAIN.fullmatch(form):
+    sign, value, below = match.groups()
     if below is not None and ("." in value or not int(below)):
       return None
     value = Fraction(value) / Fraction(below or 1)
     return -value if sign == "-" else value
-  if found := FRACTION.fullmatch(form):
-    sign, whole, above, below = found.groups()
+  if match := FRACTION.fullmatch(form):
+    sign, whole, above, below = match.groups()
     if not int(below) or (whole and not above.isdigit()):
       return None
     value = int(whole or 0) + Fraction(int(above), int(below))

@@ -1,8 +1,8 @@
 r"""The two graders that papers report: MATH's, which compares strings, and OpenAI's for PRM800K.
 
-Their rules, written anew: hendrycks/math modeling/math_equivalence.py (`math_form`), and
-openai/prm800k prm800k/grading/grader.py, whose expressions are read by `expression` here, since
-sympy's own reader of text evaluates it as Python.
+This module reimplements the rules of hendrycks/math modeling/math_equivalence.py (`math_form`) and
+of openai/prm800k prm800k/grading/grader.py.  It parses expressions with `expression`, because
+sympy's own parser evaluates text as Python.
 """
 
 import collections
@@ -14,17 +14,19 @@ import sympy
 UNITS = "degree cm centimeter meter mile second minute hour day week month year foot feet inch yard"
 BRACKETS = "()[]"
 SIGNS = {"√": "sqrt", "π": "pi", "∞": "inf", "\u222a": "U", "·": "*", "\u00d7": "*"}
+TEXT = re.compile(r"^\\text\{(.+?)\}$")
+FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
 MAX_FACTORIAL = 1_000
 
 
 def math_equal(a: str, b: str) -> bool:
-  """MATH's `is_equiv`."""
-  forms = [_or_itself(text) for text in (a, b)]
+  """Returns whether two answers are equal by MATH's `is_equiv`."""
+  forms = [_math_form(text) for text in (a, b)]
   return a == b if None in forms else forms[0] == forms[1]
 
 
-def _or_itself(text: str) -> str | None:
-  """`math_form`; None if upstream fails on the text, and compares the raw ones."""
+def _math_form(text: str) -> str | None:
+  """Returns `math_form`, or None if it fails; upstream then compares the raw texts."""
   try:
     return math_form(text)
   except (IndexError, ValueError):
@@ -32,15 +34,16 @@ def _or_itself(text: str) -> str | None:
 
 
 def math_form(text: str) -> str:
-  """MATH's `_strip_string`.
+  """Returns the text in the normal form of MATH's `_strip_string`.
 
   Raises:
-    IndexError, ValueError: the text ends in \\frac or \\sqrt; it has several units.
+    IndexError: the text ends in \\frac or \\sqrt.
+    ValueError: the text has several units.
   """
   text = text.replace("\n", "").replace(r"\!", "").replace("\\\\", "\\")
   text = text.replace("tfrac", "frac").replace("dfrac", "frac")
-  for gone in (r"\left", r"\right", r"^{\circ}", r"^\circ", r"\$"):
-    text = text.replace(gone, "")
+  for removed in (r"\left", r"\right", r"^{\circ}", r"^\circ", r"\$"):
+    text = text.replace(removed, "")
   if r"\text{ " in text:  # a unit
     text, _ = text.split(r"\text{ ")
   text = text.replace(r"\%", "").replace(" .", " 0.").replace("{.", "{0.")
@@ -52,12 +55,12 @@ def math_form(text: str) -> str:
   text = _arguments(text, r"\sqrt", 1).replace(" ", "")
   text = _arguments(text, r"\frac", 2)
   text = r"\frac{1}{2}" if text == "0.5" else text
-  found = re.fullmatch(r"(-?(?:0|[1-9]\d*))/(-?(?:0|[1-9]\d*))", text)
-  return rf"\frac{{{found[1]}}}{{{found[2]}}}" if found and "-0" not in found.groups() else text
+  match = re.fullmatch(r"(-?(?:0|[1-9]\d*))/(-?(?:0|[1-9]\d*))", text)
+  return rf"\frac{{{match[1]}}}{{{match[2]}}}" if match and "-0" not in match.groups() else text
 
 
 def _arguments(text: str, command: str, count: int) -> str:
-  """The text with braces around single characters after a command."""
+  """Returns the text with braces around single-character arguments of a command."""
   head, *parts = text.split(command)
   out = [head]
   for part in parts:
@@ -73,10 +76,11 @@ def _arguments(text: str, command: str, count: int) -> str:
 
 
 def openai_equal(given: str, truth: str) -> bool:
-  """OpenAI's `grade_answer`: the same string by MATH's rules or their own; or, by parts of a tuple,
-  a difference that sympy simplifies to 0.
+  """Returns whether two answers are equal by OpenAI's `grade_answer`.
 
-  Fractions must be in the same terms, and an integer must be written as one.
+  Equal answers are the same string by MATH's rules or OpenAI's own, or have parts (of a tuple)
+  whose differences sympy simplifies to 0.  Fractions must be in the same terms, and an integer must
+  be written as one.
   """
   forms = [_math_or_raw(text) for text in (given, truth)]
   if forms[0] == forms[1]:
@@ -84,27 +88,25 @@ def openai_equal(given: str, truth: str) -> bool:
   given, truth = openai_form(given), openai_form(truth)
   if given == truth or not given:
     return given == truth
-  theirs, ours = _parts(truth), _parts(given)
-  if len(theirs) != len(ours):
+  truth_parts, given_parts = _parts(truth), _parts(given)
+  if len(truth_parts) != len(given_parts):
     return False
-  if len(theirs) > 1 and (truth[0] != given[0] or truth[-1] != given[-1]):
+  if len(truth_parts) > 1 and (truth[0] != given[0] or truth[-1] != given[-1]):
     return False
-  return all(map(_part_equal, theirs, ours))
+  return all(map(_part_equal, truth_parts, given_parts))
 
 
 def _math_or_raw(text: str) -> str:
   text = text.strip()
-  found = re.search(r"^\\text\{(?P<text>.+?)\}$", text)
-  try:
-    return math_form(found["text"].strip() if found else text)
-  except (IndexError, ValueError):
-    return text
+  match = TEXT.search(text)
+  form = _math_form(match[1].strip() if match else text)
+  return text if form is None else form
 
 
 def openai_form(text: str) -> str:
-  """Their `_normalize`."""
-  if found := re.search(r"^\\text\{(?P<text>.+?)\}$", text):
-    text = found["text"]
+  """Returns the text in the normal form of OpenAI's `_normalize`."""
+  if match := TEXT.search(text):
+    text = match[1]
   text = text.replace(r"\%", "%").replace(r"\$", "$").replace("$", "").replace("%", "")
   text = text.replace(" or ", " , ").replace(" and ", " , ")
   for word, power in (("million", 6), ("billion", 9), ("trillion", 12)):
@@ -115,40 +117,35 @@ def openai_form(text: str) -> str:
   if text and text[0] == "{" and text[-1] == "}":
     text = text[1:-1]
   text = re.sub(r",\\! *", "", text)
-  value = _float(text)
-  if value is not None and _whole(value):
-    text = str(round(value))
+  if _is_integer(text):
+    text = str(round(float(text)))
   if "\\" in text:
     text = _plain(text)
   text = re.sub("- *", "-", text)
   text = re.sub(r"([0-9]) +([0-9])", r"\1+\2", text).replace(" ", "")  # 7 3/4
   text = text.replace("{", "").replace("}", "").lower()
-  value = _float(_without_commas(text))
-  return str(int(float(text.replace(",", "")))) if value is not None and _whole(value) else text
+  return str(int(float(text.replace(",", "")))) if _is_integer(_without_commas(text)) else text
 
 
 def _plain(text: str) -> str:
-  """LaTeX as text: \\frac{1}{2} as 1/2; as it is where that fails."""
+  """Returns LaTeX as plain text (\\frac{1}{2} is 1/2), or unchanged if it cannot be read."""
   from pylatexenc import latex2text
 
   text = text.replace(r"\tfrac", r"\frac").replace(r"\dfrac", r"\frac").replace(r"\frac", r" \frac")
   try:
     text = latex2text.LatexNodes2Text().latex_to_text(text)
-  except Exception:  # of any kind, as upstream
+  except Exception:  # any kind, as upstream
     return text
   for sign, name in SIGNS.items():
     text = text.replace(sign, name)
   return text.strip()
 
 
-def _float(text: str) -> float | None:
+def _is_integer(text: str) -> bool:
   try:
-    return float(text)
+    value = float(text)
   except ValueError:
-    return None
-
-
-def _whole(value: float) -> bool:
+    return False
   return abs(value) < float("inf") and abs(value - round(value)) <= 1e-7
 
 
@@ -159,24 +156,19 @@ def _without_commas(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-  """Of a tuple or an interval; the text itself else."""
+  """Returns the parts of a tuple or an interval, or the text as the only part."""
   text = _without_commas(text)
   inner = text[1:-1]
-  around = len(text) > 2 and text[0] in BRACKETS and text[-1] in BRACKETS
-  if around and not any(bracket in inner for bracket in BRACKETS):
+  enclosed = len(text) > 2 and text[0] in BRACKETS and text[-1] in BRACKETS
+  if enclosed and not any(bracket in inner for bracket in BRACKETS):
     return [part.strip() for part in inner.split(",")]
   return [text]
 
 
 def _part_equal(truth: str, given: str) -> bool:
-  fraction = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
-  if fraction.fullmatch(truth) and fraction.fullmatch(given):
+  if FRACTION.fullmatch(truth) and FRACTION.fullmatch(given):
     return truth == given
-  whole = [
-    (value := _float(_without_commas(text))) is not None and _whole(value)
-    for text in (truth, given)
-  ]
-  if whole[0] != whole[1]:
+  if _is_integer(_without_commas(truth)) != _is_integer(_without_commas(given)):
     return False
   return _difference_is_zero(truth, given)
 
@@ -193,15 +185,19 @@ def _difference_is_zero(truth: str, given: str) -> bool:
 
 
 def expression(text: str) -> Any:
-  """The sympy expression of a plain text such as 3sqrt(2)/2+x^2; ValueError if it is none."""
-  reader = _Reader(text)
-  value = reader.sum()
-  if reader.tokens:
-    raise ValueError(f"{text!r}: unexpected {reader.tokens[0]!r}")
+  """Returns the sympy expression of a plain text such as 3sqrt(2)/2+x^2.
+
+  Raises:
+    ValueError: the text is no expression.
+  """
+  parser = _Parser(text)
+  value = parser.sum()
+  if parser.tokens:
+    raise ValueError(f"{text!r}: unexpected {parser.tokens[0]!r}")
   return value
 
 
-class _Reader:
+class _Parser:
   """A recursive-descent parser: each method consumes its expression from the left of `tokens`."""
 
   def __init__(self, text: str):
@@ -233,7 +229,7 @@ class _Reader:
     return self.power()
 
   def power(self):
-    """An atom with its factorials and its exponent, which may have a sign."""
+    """Parses an atom with its factorials and its exponent, which may have a sign."""
     value = self.atom()
     while self.next_is("!"):
       self.tokens.popleft()
@@ -246,7 +242,7 @@ class _Reader:
     return value
 
   def atom(self):
-    """A number, a letter, pi, a bracket, or a function of one."""
+    """Parses a number, a letter, pi, a bracket, or a function of a bracket."""
     token = self.tokens.popleft() if self.tokens else ""
     if token == "(":
       value = self.sum()

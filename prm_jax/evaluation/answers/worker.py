@@ -8,26 +8,25 @@ import sys
 
 
 def main() -> None:
-  """Answers the questions of standard input, a JSON line each, until it ends."""
-  memory, seconds = int(sys.argv[1]), int(sys.argv[2])
-  out = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
+  """Judges the jobs of standard input, a JSON line each, until it ends."""
+  memory, seconds = map(int, sys.argv[1:])
+  out = os.fdopen(os.dup(1), "w")  # libraries print to standard error
   os.dup2(2, 1)
   from prm_jax.evaluation.answers import math_verify_judge, string_graders
 
-  names = {True: "equal", False: "different"}
   judges = {
     "math_verify": math_verify_judge.judge,
-    "openai": lambda a, b: names[string_graders.openai_equal(a, b)],
+    "openai": lambda a, b: "equal" if string_graders.openai_equal(a, b) else "different",
   }
   resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
   resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
   sys.set_int_max_str_digits(5_000)
 
-  def say(what: str, value: str = "") -> None:
-    print(json.dumps([what, value]), file=out, flush=True)
+  def send(kind: str, value: str = "") -> None:
+    print(json.dumps([kind, value]), file=out, flush=True)
 
-  math_verify_judge.reads = functools.partial(say, "reads")
-  say("ready")
+  math_verify_judge.reads = functools.partial(send, "reads")
+  send("ready")
   for line in sys.stdin:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + seconds
@@ -39,9 +38,9 @@ def main() -> None:
       verdict = "undecided: memory"
     except RecursionError:
       verdict = "undecided: nested too deeply"
-    except Exception as error:  # of sympy, of any kind
+    except Exception as error:  # sympy raises anything
       verdict = f"undecided: {type(error).__name__}"
-    say("verdict", verdict)
+    send("verdict", verdict)
 
 
 if __name__ == "__main__":

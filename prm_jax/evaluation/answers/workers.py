@@ -1,9 +1,9 @@
-"""Processes that judge pairs of answers, and that may hang, crash or ask for too much memory.
+"""Worker processes that judge pairs of answers, and that may hang, crash or run out of memory.
 
-The bound is the parent's: each worker has one job at a time, and one that has not answered by its
-deadline is killed and replaced.  Below that the kernel limits a worker's memory and processor time.
-Jobs and verdicts are lines of JSON: a worker that was taken over by what it reads cannot do more
-than give wrong verdicts.  An answer that has hung twice is not tried again.
+Each worker process has one job at a time.  The parent kills and replaces a worker that misses its
+deadline, and the kernel limits a worker's memory and processor time.  Jobs and verdicts are lines
+of JSON, so a worker that a hostile answer takes over can only give wrong verdicts.  An answer that
+has hung twice is not tried again.
 """
 
 import collections
@@ -21,27 +21,28 @@ from typing import Any
 
 START_SECONDS = 120.0  # to import sympy on a busy machine
 MEMORY_BYTES = 2 * 2**30  # of a worker's address space
-MAX_JOBS = 5_000  # then a worker is replaced: sympy's caches only grow
-MAX_HUNG = 2  # jobs that an answer may hang
+MAX_JOBS = 5_000  # of a worker, which is then replaced: sympy's caches only grow
+MAX_HUNG = 2  # jobs in which an answer may hang
 
 
 @dataclasses.dataclass
 class _Worker:
   process: subprocess.Popen
   deadline: float  # of the job, or of the start
-  job: int | None = None  # None: starting, or without work
-  reading: str = ""  # the answer that it reads; "": it compares both
+  job: int | None = None  # None: the worker is starting or idle
+  reading: str = ""  # the answer that it parses; "": it compares both
   ready: bool = False
   done: int = 0
   buffer: bytes = b""
 
 
 class Workers:
-  """Some worker processes; `close` ends them.
+  """A pool of worker processes, which start with the first job and which `close` ends.
 
   Args:
-    count: how many; they are started when the first job comes.
-    seconds: a job may take.
+    count: number of worker processes; 0 is one per core.
+    seconds: time limit of a job.
+    memory: the limit of each worker's address space, in bytes.
   """
 
   def __init__(self, count: int = 0, seconds: float = 5.0, memory: int = MEMORY_BYTES):
@@ -49,7 +50,7 @@ class Workers:
     self.seconds, self.memory = seconds, memory
     self.replaced = 0  # workers that were killed or died
     self._workers: list[_Worker] = []
-    self._hung = collections.Counter()  # how often each answer has
+    self._hung = collections.Counter()  # by answer, the jobs in which it hung
     self._selector = selectors.DefaultSelector()
 
   def close(self) -> None:
@@ -59,10 +60,12 @@ class Workers:
     self._selector.close()
 
   def run(self, jobs: Sequence[dict[str, Any]]) -> Iterator[tuple[int, str]]:
-    """The number and verdict of each job, as they come; "undecided: time" or "memory" are some.
+    """Yields the number and the verdict of each job, in the order in which the jobs end.
+
+    A job that exceeds a limit or crashes its worker is "undecided: time", "memory" or "crash".
 
     Raises:
-      RuntimeError: workers do not start.
+      RuntimeError: a worker does not start.
     """
     waiting, open_jobs = collections.deque(range(len(jobs))), len(jobs)
     while len(self._workers) < min(self.count, len(jobs)):
@@ -96,13 +99,13 @@ class Workers:
 
   def _give(self, worker: _Worker, number: int, job: dict[str, Any]) -> None:
     worker.job, worker.deadline = number, time.monotonic() + self.seconds
-    with contextlib.suppress(BrokenPipeError):  # it has died: its end is read next
+    with contextlib.suppress(BrokenPipeError):  # it has died: `_read` sees the end
       worker.process.stdin.write(json.dumps(job).encode() + b"\n")
       worker.process.stdin.flush()
 
   def _read(self, worker: _Worker) -> Iterator[tuple[int, str]]:
     data = os.read(worker.process.stdout.fileno(), 2**16)
-    if not data:  # it has died
+    if not data:  # the worker has died
       if not worker.ready:
         raise RuntimeError(f"a worker ended with {worker.process.wait()} before its first job")
       if worker.job is not None:
@@ -113,16 +116,16 @@ class Workers:
     worker.buffer += data
     *lines, worker.buffer = worker.buffer.split(b"\n")
     for line in lines:
-      what, verdict = json.loads(line)
-      if what == "reads":
-        worker.reading = verdict
-      elif what == "ready":
+      kind, value = json.loads(line)
+      if kind == "reads":
+        worker.reading = value
+      elif kind == "ready":
         worker.ready, worker.deadline = True, float("inf")
       else:
         number, worker.job, worker.deadline = worker.job, None, float("inf")
         worker.done += 1
-        yield number, str(verdict)
-        if worker.done >= MAX_JOBS or verdict == "undecided: memory":
+        yield number, str(value)
+        if worker.done >= MAX_JOBS or value == "undecided: memory":
           self._replace(worker, counted=False)
 
   def _start(self) -> _Worker:
@@ -133,7 +136,7 @@ class Workers:
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=subprocess.DEVNULL,
-      start_new_session=True,  # Ctrl-C is the parent's
+      start_new_session=True,  # Ctrl-C reaches the parent only
     )
     worker = _Worker(process, time.monotonic() + START_SECONDS)
     self._selector.register(process.stdout, selectors.EVENT_READ, worker)

@@ -1,4 +1,4 @@
-"""A page of solutions: which step does the model doubt, and is it right?"""
+"""A web page of solutions, which shows the steps that the model doubts and whether it is right."""
 
 from prm_jax.evaluation.page.page import SEEN, Problem, Record, from_records, render
 

@@ -1,4 +1,4 @@
-// Draws solutions from the data blocks of this file.  Texts become text nodes, never markup.
+// Draws solutions from the data blocks of this file.  Text becomes text nodes, never markup.
 "use strict";
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const index = JSON.parse(document.getElementById("index").textContent);
@@ -21,21 +21,22 @@ function mathml([tag, attributes, ...children]) {
 function typeset(pieces) {
   const nodes = [];
   for (let piece of pieces) {
-    const line = nodes.at(-1)?.firstChild?.getAttribute?.("display") === "block"; // of its own
+    // whether the last node is a formula on its own line
+    const line = nodes.at(-1)?.firstChild?.getAttribute?.("display") === "block";
     if (line && typeof piece === "string") piece = piece.trimStart();
     if (typeof piece !== "string") {
       const tree = mathml(piece.m);
       if (piece.d) tree.setAttribute("display", "block");
       nodes.push(element("span", { className: "formula" }, tree));
     } else if (nodes.at(-1)?.className === "formula" && /^[.,;:!?)]/.test(piece)) {
-      nodes.at(-1).append(piece[0]); // no line begins with the full stop after a formula
+      nodes.at(-1).append(piece[0]); // so that no line begins with the full stop after a formula
       nodes.push(line ? piece.slice(1).trimStart() : piece.slice(1));
     } else nodes.push(piece);
   }
   return nodes;
 }
 
-// Pages are gzip in base64; the last few that were opened are kept.
+// A page is gzip in base64; the last few opened pages are kept.
 const opened = new Map();
 async function page(number) {
   if (!opened.has(number)) {
@@ -50,7 +51,7 @@ async function page(number) {
 const percent = (p) => `${(100 * p).toFixed(p > 0.995 && p < 1 ? 1 : 0)} %`;
 const NAMES = { "-1": "wrong", 0: "neutral", 1: "right" };
 
-// What the model doubts, in a sentence.
+// Returns a sentence about the steps that the model doubts.
 function verdict(solution) {
   const p = solution.steps.map((step) => step.p);
   if (!p.length || p[0] === null) return "";
@@ -90,7 +91,7 @@ function drawStep(step, number, of) {
     const told = sure ? sureOf : missed ? "missed" : alarm ? "doubted, but right" : "";
     if (told) meta.append(element("strong", { className: "alarm" }, told));
   }
-  const bare = of === 1 && meta.children.length === 1; // the number of an only step says nothing
+  const bare = of === 1 && meta.children.length === 1; // a single step needs no number
   const text = element("div", { className: "text" }, ...typeset(step.text));
   item.append(...(bare ? [text] : [meta, text]));
   return item;
@@ -130,7 +131,7 @@ async function draw() {
   if (!state.order.length) return;
   const number = state.order[state.at];
   const problems = await page(Math.floor(number / index.size));
-  if (turn !== state.drawn) return; // another one was asked for meanwhile
+  if (turn !== state.drawn) return; // the user has asked for another problem meanwhile
   const problem = problems[number % index.size];
   const about = [problem.level, problem.subject].filter(Boolean);
   const truth = problem.truth;
@@ -151,7 +152,7 @@ async function draw() {
   history.replaceState(null, "", `#${number + 1}`);
 }
 
-// Bits of a problem's flags, as page.py sets them.
+// Bits of a problem's flags, which page.py sets.
 const KINDS = { all: 0, right: 1, wrong: 2, prm_wrong: 4, prm_low: 8 };
 function filter(keep) {
   const bit = KINDS[$("kind").value];
@@ -181,7 +182,7 @@ function along(by) {
   next?.scrollIntoView({ block: "nearest", inline: "start" });
 }
 
-// Fades the right edge of what can be scrolled further.
+// Fades the right edge of an element that can be scrolled further.
 function fade({ target }) {
   target.classList.toggle("more", target.scrollWidth - target.clientWidth - target.scrollLeft > 4);
 }

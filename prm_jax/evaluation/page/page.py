@@ -1,4 +1,7 @@
-"""The page's data, and the file that holds it: nothing is fetched, and no text becomes markup."""
+"""The data of the page, and the HTML file that holds it.
+
+The page fetches nothing, and no text of the data becomes markup.
+"""
 
 import base64
 import gzip
@@ -16,21 +19,21 @@ from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 
 HERE = pathlib.Path(__file__).parent
-PAGE_PROBLEMS = 4  # of a block of data, which is unpacked when one of them is shown
-# What is shown as a question mark: halves of surrogate pairs, of paths that are no UTF-8, and the
-# controls that reverse text.
+PAGE_PROBLEMS = 4  # problems of a block of data, which the browser unpacks to show one of them
+# Characters shown as a question mark: halves of surrogate pairs (from paths that are no UTF-8), and
+# controls, such as those that reverse text.
 UNSEEN = {*range(0xD800, 0xE000), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F)}
 UNSEEN |= {*range(0x2066, 0x206A), *range(32), *range(0x7F, 0xA0)} - {*b"\t\n\r"}
 SEEN = dict.fromkeys(UNSEEN, "?")
 
 
 class Record(msgspec.Struct):
-  """The keys of a candidate that the page reads, which may be of more types elsewhere."""
+  """The keys of a candidate's record that the page reads; other readers may accept more types."""
 
   problem: json_lines.Text
   steps: list[str] = []
   text: str | None = None
-  rating_probs: list[dict[str, float]] | None = None  # one for each step
+  rating_probs: list[dict[str, float]] | None = None  # one per step
   step_scores: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None  # P(right)
   step_std: list[float] | None = None
   answer: str | None = None
@@ -48,7 +51,7 @@ class Record(msgspec.Struct):
 
 
 class Step(msgspec.Struct, omit_defaults=True):
-  """A step with P(not wrong), its deviation over an ensemble, and its label or human rating."""
+  """A step with P(not wrong), its standard deviation over an ensemble, and its label or rating."""
 
   text: list[Any]  # `mathml.pieces`
   p: float | None
@@ -57,18 +60,18 @@ class Step(msgspec.Struct, omit_defaults=True):
 
 
 class Solution(msgspec.Struct):
-  """A candidate; `correct` is None where it is not known."""
+  """A solution; `correct` is None if it is unknown."""
 
   steps: list[Step]
   correct: bool | None
-  missing: bool  # cut off, or without an answer
+  missing: bool  # it was cut off, or has no answer
   answer: list[Any]
   scores: dict[str, float]
-  why: list[str]  # it is shown
+  why: list[str]  # reasons for showing it
 
 
 class Problem(msgspec.Struct):
-  """A problem with the candidates that are shown."""
+  """A problem with the solutions that the page shows."""
 
   text: list[Any]
   truth: list[Any]
@@ -84,12 +87,13 @@ def from_records(
   neutral: str = "positive",
   own: Mapping[str, str] = {},
 ) -> list[Problem]:
-  """The problems of candidate records (`scored_samples.Candidate`, and `text` without `steps`).
+  """Returns the problems of records (`scored_samples.Candidate`, or with `text` for `steps`).
 
   Args:
-    labels: of the steps of a solution, by problem and by its steps joined with line breaks.
-    why: the reason for showing each record; "" or missing: none.
-    own: keys of other scores of a solution, by what the page calls them.
+    labels: labels of a solution's steps, by problem and by the steps joined with line breaks.
+    why: the reason for showing each record; "" or a missing reason is none.
+    neutral: "positive" counts neutral steps as right, anything else as wrong.
+    own: keys of a solution's other scores, by the names that the page gives them.
   """
   problems: dict[str, Problem] = {}
   for i, record in enumerate(Progress(records, desc="typesetting", unit="solutions", leave=False)):
@@ -98,8 +102,8 @@ def from_records(
       about = {key: _text(record.get(key)) for key in ("level", "subject")}
       truth = _pieces(record.get("ground_truth_answer"))
       problems[group] = Problem(_pieces(record["problem"]), truth, solutions=[], **about)
-    said = [why[i]] if i < len(why) and why[i] else []
-    problems[group].solutions.append(_solution(record, labels, said, neutral, own))
+    reasons = [why[i]] if i < len(why) and why[i] else []
+    problems[group].solutions.append(_solution(record, labels, reasons, neutral, own))
   return list(problems.values())
 
 
@@ -130,12 +134,12 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
 
 
 def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
-  """P(right) of each step; none: without scores of steps."""
+  """Returns P(right) of each step; nothing if the record has no scores of steps."""
   if ratings := record.get("rating_probs"):
-    right = [each.get("1", 0.0) + (neutral == "positive") * each.get("0", 0.0) for each in ratings]
+    right = [p.get("1", 0.0) + (neutral == "positive") * p.get("0", 0.0) for p in ratings]
   else:
     right = record.get("step_scores") or []
-  return [round(min(each, 1.0), 4) for each in right]
+  return [round(min(p, 1.0), 4) for p in right]
 
 
 def _text(value: Any) -> str:
@@ -149,11 +153,12 @@ def _pieces(value: Any) -> list[Any]:
 def render(
   problems: Sequence[Problem], title: str, subtitle: str, report: str = "", threshold: float = 0.5
 ) -> str:
-  """The page as one file.
+  """Returns the page as one HTML file.
 
   Args:
-    report: more to show below the solutions: HTML, by autoescaping templates.
-    threshold: a step below it is doubted; one above the middle between it and 1 is plain.
+    report: HTML to show below the solutions, which must come from autoescaping templates.
+    threshold: a step with a lower P(right) is doubted; a step above the middle between the
+      threshold and 1 has no colour.
   """
   encode = lambda value: msgspec.json.encode(value).replace(b"<", b"\\u003c").decode()
   names = dict.fromkeys(name for p in problems for s in p.solutions for name in s.scores)
@@ -176,18 +181,18 @@ def render(
 
 
 def _flags(problem: Problem) -> int:
-  """Bits: 1 a right solution; 2 a wrong one; 4 the best-scored is wrong; 8 the worst-scored is
-  right, though another is wrong."""
+  """Returns the bits by which the page filters problems.
+
+  1: a solution is right; 2: one is wrong; 4: the best-scored is wrong; 8: the worst-scored is right
+  although another is wrong.
+  """
   known = [s for s in problem.solutions if s.correct is not None]
   right, wrong = any(s.correct for s in known), any(not s.correct for s in known)
-  ranked = sorted((s for s in known if s.scores and not s.missing), key=_first_score)
+  first_score = lambda solution: next(iter(solution.scores.values()))
+  ranked = sorted((s for s in known if s.scores and not s.missing), key=first_score)
   high = bool(ranked) and not ranked[-1].correct
   low = bool(ranked) and ranked[0].correct and wrong
   return right + 2 * wrong + 4 * high + 8 * bool(low)
-
-
-def _first_score(solution: Solution) -> float:
-  return next(iter(solution.scores.values()))
 
 
 def _search(problem: Problem) -> str:
