@@ -118,7 +118,7 @@ def test_scoring_hosts_with_different_inputs_are_refused(prm_run, arithmetic_dat
 IMPATIENT = """
 import runpy, sys
 from prm_jax.runtime import distributed
-distributed.SILENCE = 8
+distributed.SILENCE = 12
 sys.argv[0] = {script!r}
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
