@@ -37,6 +37,7 @@ OURS, PEER = "this project", "transformers"
 class Args(runner.Common):
   model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # a public language model
   problems: pathlib.Path | None = None  # JSON lines with `problem`; by default sums
+  source: pathlib.Path | None = None  # folder of PRM800K's files: MATH's test problems, not sums
   prompts: int = 64
   samples: int = 8  # of each prompt
   max_new_tokens: int = 256
@@ -92,9 +93,12 @@ def count(run: dict) -> dict:
 
 def problems(args: Args) -> list[str]:
   """Returns the first problems of the file, or sums."""
-  if args.problems is None:
+  from prm_jax.datasets import math_splits
+
+  path = args.problems or (args.source and math_splits.find_test(args.source))
+  if path is None:
     return [f"What is {17 * i + 3} + {91 * i + 7} - {5 * i}?" for i in range(args.prompts)]
-  lines = itertools.islice(json_lines.records(args.problems), args.prompts)
+  lines = itertools.islice(json_lines.records(path), args.prompts)
   return [record["problem"] for _, record in lines]
 
 

@@ -109,12 +109,8 @@ def every(args: Every) -> None:
   for section in args.only or EVERY:
     name, file = section.split("_")[0], args.output_dir / f"{section}.json"
     command = [name, *EVERY[section], f"--json={file}", f"--docs={page}"]
-    if args.source and name in ("tree", "training"):
+    if args.source and name in ("tree", "training", "generation"):
       command.append(f"--source={args.source}")
-    if args.source and name == "generation":
-      folders = (args.source, args.source.absolute().parent)  # upstream's list is beside its data
-      files = [folder / "math_splits/test.jsonl" for folder in folders]
-      command += [f"--problems={path}" for path in files if path.is_file()][:1]
     command += [f"--against={args.against / file.name}"] if args.against else []
     command += ["--quick"] if args.quick and name != "quickstart" else []
     if not file.exists():

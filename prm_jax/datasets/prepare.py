@@ -276,9 +276,7 @@ def _test_file(
   file = math_splits.FILES["test"]
   if source is None:
     return download.fetch(math_splits.Builder, [file], None, download_dir)[file]
-  folder = pathlib.Path(source).expanduser().absolute()
-  for path in (folder / file, folder.parent / file):
-    if path.is_file():
-      return path
+  if path := math_splits.find_test(source):
+    return path
   print(f"warning: no {file} in or beside {source}", file=sys.stderr)
   return None

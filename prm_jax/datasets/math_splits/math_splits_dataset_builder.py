@@ -50,6 +50,13 @@ class Builder(stored.BenchmarkBuilder):
       yield i, msgspec.structs.asdict(problem)
 
 
+def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
+  """Finds the list of test problems in or beside a folder of PRM800K's files; None without one."""
+  folder = pathlib.Path(source).expanduser().absolute()
+  places = (folder / FILES["test"], folder.parent / FILES["test"])
+  return next(filter(pathlib.Path.is_file, places), None)
+
+
 def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
   """Yields the problems of a `math_splits` file; BadLine names file, line and what is wrong."""
   for number, _, line in json_lines.lines(path):
