@@ -45,6 +45,11 @@ def main() -> None:
     print("\n".join(f"  {each:16} {purpose(path)}" for each, path in known.items()))
   elif name == "--version":
     print(f"prm_jax {prm_jax.__version__}")
+  elif name == "doctor" and {*rest} & {"-h", "--help"}:
+    print("prm-jax doctor prints installed packages, devices, and what each extra lacks.")
+  elif name == "doctor" and rest:
+    print(f"prm-jax doctor: takes no arguments, got {' '.join(rest)}", file=sys.stderr)
+    sys.exit(2)
   elif name == "doctor":
     from prm_jax.runtime import doctor
 
@@ -56,6 +61,8 @@ def main() -> None:
   elif (command := name.replace("-", "_")) in known:
     exits.COMMAND, sys.argv = f"prm-jax {command}", [command, *rest]
     runpy.run_path(str(known[command]), run_name="__main__")
+  elif command == "benchmark":
+    raise SystemExit("prm-jax: benchmark runs only in a clone: python scripts/benchmark.py")
   else:
     import difflib
 

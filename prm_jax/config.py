@@ -28,6 +28,9 @@ Axis = Annotated[int, msgspec.Meta(ge=-1, lt=2**31)]
 CompilerOption = Annotated[str, msgspec.Meta(pattern="^[a-z][a-z0-9_]*=.*$")]
 
 
+ESCAPES = {"\n": r"\n", "\t": r"\t", "\\": r"\\"}  # as flags spell a text
+
+
 def unescaped(text: str) -> str:
   r"""Returns the text of a flag with `\n`, `\t` and `\\` as line break, tab and backslash.
 
@@ -35,12 +38,14 @@ def unescaped(text: str) -> str:
     ValueError: a backslash precedes anything else.
   """
 
-  def character(escape: re.Match) -> str:
-    if (meaning := {"n": "\n", "t": "\t", "\\": "\\"}.get(escape[1])) is None:
-      raise ValueError(f"{text}: {escape[0]} is none of \\n, \\t and \\\\ (a backslash)")
-    return meaning
+  meanings = {escape: character for character, escape in ESCAPES.items()}
 
-  return re.sub(r"\\(.?)", character, text, flags=re.DOTALL)
+  def character(escape: re.Match) -> str:
+    if escape[0] not in meanings:
+      raise ValueError(f"{text}: {escape[0]} is none of \\n, \\t and \\\\ (a backslash)")
+    return meanings[escape[0]]
+
+  return re.sub(r"\\.?", character, text, flags=re.DOTALL)
 
 
 _TEXT = tyro.constructors.PrimitiveConstructorSpec(
@@ -48,7 +53,7 @@ _TEXT = tyro.constructors.PrimitiveConstructorSpec(
   metavar="TEXT",
   instance_from_str=lambda args: unescaped(args[0]),
   is_instance=lambda value: isinstance(value, str),
-  str_from_instance=lambda value: [value.encode("unicode_escape").decode()],
+  str_from_instance=lambda value: ["".join(ESCAPES.get(x, x) for x in value)],
 )
 # A text that may have line breaks, which flags spell \n.
 Escaped = Annotated[str, _TEXT]

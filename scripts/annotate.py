@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 from prm_jax import config as config_lib
 from prm_jax.generation import options
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, storage
 from prm_jax.supervision import rollout_labels
 
 
@@ -99,15 +99,16 @@ def check(args: Args) -> None:
       raise ValueError("give one of --checkpoint=DIR and --model=DIR")
   else:
     args.check_model()
-  if args.method == "judge" and args.votes > 1 and not args.temperature:
-    raise ValueError(f"--votes={args.votes} at --temperature=0 are all equal: raise --temperature")
-  if args.output.resolve() == args.input.resolve():
-    raise ValueError(f"--output={args.output} is the input: give another name")
+  for name, method in (("votes", "judge"), ("rollouts", "rollouts")):
+    count = getattr(args, name)
+    if args.method == method and count > 1 and not args.temperature:
+      raise ValueError(f"--{name}={count} at --temperature=0 are all equal: raise --temperature")
+  storage.refuse_inputs([args.output], [args.input])
 
 
 def by_model(args: Args) -> list[str]:
   """Writes a reward model's labels, and returns a table."""
-  from prm_jax.runtime import progress, storage
+  from prm_jax.runtime import progress
   from prm_jax.scoring.scorer import Scorer
   from prm_jax.supervision import synthetic
 
@@ -141,12 +142,13 @@ def by_rollouts(args: Args) -> list[str]:
       engine = args.load()
     about = {"labeller": args.name, "seed": args.seed, **dataclasses.asdict(s)}
     about["balanced"] = args.balanced
-    about |= dataclasses.asdict(args.sampling) | dataclasses.asdict(args.limits)
+    sampling, limits, form = args.sampling, args.limits, args.prompt
+    about |= dataclasses.asdict(sampling) | dataclasses.asdict(limits)
     make, separator = args.maker(engine.tokenizer), prompts.SEPARATORS[args.steps]
     # Eight times the slots, so that few of them wait at the end of a round.
     at_once = 8 * (args.concurrency if args.url else args.batch)
     annotator = rollouts.Annotator(
-      engine, make, args.sampling, args.limits, separator, grader, s, args.seed, about, at_once
+      engine, make, sampling, limits, separator, grader, s, args.seed, about, at_once, form
     )
     facts = run_facts(args, engine, about | {"prompt": make(problems[0].text, 0).text})
     indices = range(jax.process_index(), len(problems), jax.process_count())
@@ -165,7 +167,7 @@ def by_judge(args: Args) -> list[str]:
 
   solutions = judge.read(args.input, prompts.SEPARATORS[args.steps])
   with progress.waiting(f"loading {args.name}"):
-    engine = args.load(chat=True) if args.url else args.load()
+    engine = args.load(chat=True)
   make = judge.message if args.url else prompts.maker("chat", engine.tokenizer, "")
   s = judge.Settings(args.template, args.votes, args.sampling, args.limits, args.seed)
   about = {"labeller": args.name, "template": args.template, "votes": args.votes}

@@ -19,14 +19,14 @@ from prm_jax.runtime import exits
 exits.on_signals()  # before the slow imports
 
 import dataclasses
-import json
 import pathlib
+import sys
 
 from prm_jax import config as config_lib
 from prm_jax import reductions
 from prm_jax.evaluation.answers import grading
-from prm_jax.evaluation.figure_files import Vector, encoded
-from prm_jax.runtime import command_line, storage
+from prm_jax.evaluation.figure_files import Vector
+from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Args(config_lib.Checked):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  from prm_jax.experiments import comparison, comparison_page, figures
+  from prm_jax.evaluation import scored_samples
+  from prm_jax.evaluation.report import printable
+  from prm_jax.experiments import comparison, comparison_page
 
   scores = command_line.named_files("--scores", args.scores)
   judged = command_line.named_files("--process_bench", args.process_bench)
@@ -53,22 +55,15 @@ def main() -> None:
   files = {name: pathlib.Path(file) for name, file in scores.items()}
   with grading.Grader(cache=grading.CACHE) as grader:
     candidates = comparison.read(args.input, files, args.reduction, grader.classes)
+  flag = '--scores NAME=FILE, where "orm_score" has it'
+  used = args.input in files.values()
+  if warning := scored_samples.unused_warning([args.input], candidates.samples, flag, used):
+    print(printable(f"{exits.script()}: {warning}"), file=sys.stderr)
   found = comparison.compare(candidates, args.n, args.seed, args.against)
   found |= {"input": str(args.input), "scores": {k: str(v) for k, v in files.items()}}
   found |= {"reduction": args.reduction, "process_bench": f1}
-  tables = comparison_page.tables(found)
-  figure = figures.draw(comparison_page.panels(found))
-  png = encoded(figure)
-  with storage.written_together() as output:
-    output(args.output_dir / "comparison.json").write(json.dumps(found, indent=1) + "\n")
-    output(args.output_dir / "comparison.png", "wb").write(png)
-    html = comparison_page.rendered(candidates, found, tables, png, args.title)
-    output(args.output_dir / "comparison.html").write(html)
-    for kind in dict.fromkeys(args.figures):
-      output(args.output_dir / f"comparison.{kind}", "wb").write(encoded(figure, kind))
-  print("\n".join(line for table in tables for line in [*table.lines(), ""]))
-  ends = ", ".join([".png", ".html", *(f".{kind}" for kind in dict.fromkeys(args.figures))])
-  print(f"-> {args.output_dir}/comparison.json, {ends}")
+  lines = comparison_page.write(candidates, found, args.output_dir, args.title, args.figures)
+  print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ hidden behind arithmetic to none.  --price_per_chip_hour adds the run's cost in 
 
 --sweep compiles the step with one, two and four times the rows, each with as many activations saved
 as fit, --compiles times at most.  It lists the reports by estimated tokens a second, the fastest
-that fits first.
+that fits first, and leaves out a variant at which the compiler aborts.
 
 --decode_batch=64 compiles the sampler's step of generate.py instead, with 64 slots.
 """
+
+from __future__ import annotations
 
 from prm_jax.runtime import exits
 
@@ -29,14 +31,16 @@ import pathlib
 import sys
 from concurrent import futures
 from importlib import util
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # a cached program has no report of memory
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import command_line, storage
-from prm_jax.tpu import compilation
+
+if TYPE_CHECKING:
+  from prm_jax.tpu import compilation
 
 PROJECTIONS = ("attention", "query", "key", "value", "output", "gate", "up")
 # Values of model.saved that a sweep tries, from the most memory to the least.
@@ -60,10 +64,18 @@ class Args:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
+  from prm_jax.tpu import compilation
+
   price = args.price_per_chip_hour
   job = compilation.Job(args.config, args.topology, args.step, args.slices, price)
-  if args.slices < 1 or args.compiles < 1 or not 0 <= price < math.inf:
-    raise ValueError("--slices and --compiles: at least 1; --price_per_chip_hour: not negative")
+  least = {"slices": 1, "compiles": 1, "decode_batch": 0, "decode_context": 1, "decode_ring": 1}
+  for flag, value in least.items():
+    if getattr(args, flag) < value:
+      raise ValueError(f"--{flag}={getattr(args, flag)}: expected at least {value}")
+  if not 0 <= price < math.inf:
+    raise ValueError(f"--price_per_chip_hour={price}: expected 0 or more")
+  if args.decode_batch and (args.sweep or price or args.step != "train"):
+    raise ValueError("--decode_batch: has no --sweep, no --step and no --price_per_chip_hour")
   job.chip()
   if util.find_spec("libtpu") is None:
     raise ValueError("the TPU compiler is not installed: pip install libtpu")
@@ -92,21 +104,33 @@ def decode(args: Args, job: compilation.Job) -> None:
 
 
 def sweep(job: compilation.Job, compiles: int) -> list[dict]:
-  """Compiles variants of a job; returns their reports, the fastest that fits first."""
-  c, reports, spawn = job.config, [], multiprocessing.get_context("spawn")
+  """Compiles variants of a job; returns their reports, the fastest that fits first.
+
+  Raises:
+    ValueError: the compiler aborted at all of them.
+  """
+  from prm_jax.tpu import compilation
+
+  c, reports, tried, spawn = job.config, [], 0, multiprocessing.get_context("spawn")
   for times in (1, 2, 4):
     steps = max(c.train.steps // times, 1)  # same amount of data
     train = dataclasses.replace(c.train, batch_rows=c.train.batch_rows * times, steps=steps)
-    for saved in SAVED[: compiles - len(reports)]:
+    for saved in SAVED[: compiles - tried]:
+      tried += 1
       model = dataclasses.replace(c.model, remat="full", saved=saved)
       variant = dataclasses.replace(job, config=dataclasses.replace(c, model=model, train=train))
-      print(f"variant {len(reports) + 1} of at most {compiles}", file=sys.stderr, flush=True)
-      # In a process of its own, as the compiler may abort the process.
-      with futures.ProcessPoolExecutor(1, spawn) as process:
-        reports.append(process.submit(compilation.compiled_report, variant).result())
+      print(f"variant {tried} of at most {compiles}", file=sys.stderr, flush=True)
+      try:  # in a process of its own, as the compiler may abort the process
+        with futures.ProcessPoolExecutor(1, spawn) as process:
+          reports.append(process.submit(compilation.compiled_report, variant).result())
+      except futures.process.BrokenProcessPool:
+        print(f"variant {tried} is left out: the compiler aborted", file=sys.stderr, flush=True)
+        continue
       print(one_line(reports[-1]), file=sys.stderr, flush=True)
       if reports[-1]["fits"]:
         break
+  if not reports:
+    raise ValueError("the compiler aborted at every variant; its messages are above")
   speed = lambda report: report.get("estimate", {}).get("tokens_per_second", report["fits"])
   return sorted(reports, key=speed, reverse=True)
 
@@ -144,7 +168,7 @@ def lines(report: dict) -> list[str]:
       text = f"  {op['kind']} {op['dtype']}, {op['times']} times, "
       out.append(f"{text}{op['gib_over_links']:.2f} GiB over the links{beside}")
   if (guess := report.get("estimate")) is None:
-    return [*out, "no estimate of time: the compiler gave no cycles"]
+    return [*out, "no estimate of time: the compiler gave no cycles, or not the length of a loop"]
   parts = ", ".join(f"{name} {value:.3f}" for name, value in guess["parts"].items())
   out.append(
     f"estimated: {guess['seconds_per_step']:.3f} s a step, {guess['tokens_per_second']:,.0f} "

@@ -25,11 +25,15 @@ import dataclasses
 import json
 import pathlib
 import sys
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import command_line
 from prm_jax.scoring import options
+
+Threshold = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # also of differences between scores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class Args(options.RewardModel):
   input: pathlib.Path | None = None  # scored lines of the benchmark, in place of model and data_dir
   neutral: Literal["positive", "negative"] = "positive"  # how neutral counts in scored lines
   split: str = ""  # prm800k: a split, "test" if not given; else a subset or class, all if not given
-  threshold: float | None = None  # a step that scores below it is decided wrong
+  threshold: Threshold | None = None  # a step that scores below it is decided wrong
   threshold_data: pathlib.Path | None = None  # labelled solutions to find the threshold on instead
   compare: tuple[pathlib.Path, pathlib.Path] | None = None  # two results of this script
   hosts: config_lib.Hosts = config_lib.Hosts()  # for jobs whose hosts JAX does not find itself
@@ -48,15 +52,21 @@ class Args(options.RewardModel):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  from prm_jax.runtime import distributed
+  from prm_jax.runtime import distributed, storage
 
+  if not args.compare:
+    check(args)
+  if args.output:
+    read = [args.input, args.threshold_data, *(args.compare or ())]
+    storage.refuse_inputs([args.output, figure(args)], read)
   with distributed.job(args.hosts), distributed.written_together() as output:
-    if args.compare:
-      lines = compared(args, output)
-    else:
-      check(args)
-      lines = judged(args, output)
+    lines = compared(args, output) if args.compare else judged(args, output)
   print("\n".join(lines))
+
+
+def figure(args: Args) -> pathlib.Path:
+  """Returns the path of the figure, beside the output."""
+  return pathlib.Path(f"{args.output}.png")
 
 
 def check(args: Args) -> None:
@@ -96,6 +106,12 @@ def judged(args: Args, output) -> list[str]:
   files = [args.input] if args.input else sorted(p for p in args.data_dir.rglob("*") if p.is_file())
   files += [args.threshold_data] if args.threshold_data else []
   distributed.check_same_command(args, files)
+  own = step_benchmarks.DIFFERENCES.get(args.readout) if args.benchmark == "prm_bench" else None
+  if own is not None and args.threshold_data:
+    raise ValueError(
+      f"--threshold_data finds a threshold for scores, but PRMBench decides {args.readout} by "
+      "differences between them: give --threshold"
+    )
   # Read the data first: a large model loads for minutes.
   solutions = [] if args.input else step_benchmarks.read(args.benchmark, args.data_dir, args.split)
   if args.threshold_data:
@@ -118,16 +134,15 @@ def judged(args: Args, output) -> list[str]:
     neutral=args.neutral,
   )
   threshold, origin = step_benchmarks.threshold(
-    args.benchmark, args.threshold, args.threshold_data, scorer, scored, args.readout, args.neutral
+    args.threshold, args.threshold_data, scorer, scored, args.neutral, own
   )
   # The result has no times, so the same command writes the same file.
   result = {"benchmark": args.benchmark, "model": how, "tokens": speed.get("tokens")}
   result |= {"threshold": threshold, "threshold_from": origin}
-  differences = args.benchmark == "prm_bench" and args.readout in step_benchmarks.DIFFERENCES
-  result |= step_benchmarks.result(args.benchmark, scored, trees, threshold, differences)
+  result |= step_benchmarks.result(args.benchmark, scored, trees, threshold, own is not None)
   out.write(json.dumps(result, indent=1) + "\n")
   if distributed.is_first():
-    output(pathlib.Path(f"{args.output}.png"), "wb").write(step_figure.draw(result))
+    output(figure(args), "wb").write(step_figure.draw(result))
   lines = [described(how), f"threshold {threshold:.4g}: {origin}"]
   lines += step_benchmarks.MODULES[args.benchmark].table(result)
   lines += diagnostics.table(result["diagnostics"])

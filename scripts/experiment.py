@@ -65,9 +65,6 @@ def main() -> None:
     results = report.gather(args.name, scale, args.output_dir, plan.seeds)
     lines = report.write(results, args.output_dir, args.figures)
   print("\n".join(lines))
-  ends = [] if args.from_json else [".json"]
-  ends += [".png", ".html", *(f".{kind}" for kind in dict.fromkeys(args.figures))]
-  print(f"-> {args.output_dir / args.name}{', '.join(ends)}")
 
 
 def planned(args: Args):
@@ -83,11 +80,13 @@ def planned(args: Args):
   own_data = hasattr(jobs.module(args.name), "study")  # the quick start's
   if given and own_data:
     raise ValueError(f"{args.name} uses the quick start's data and takes no {flag}")
-  if given.keys() - {"labeller"} and not args.plan and args.scale != "full":
+  if given and not args.plan and args.scale != "full":
     raise ValueError(
       f"{flag}: the settings of --scale={args.scale} are for the embedded domain; give "
       "--plan=FILE of yours, such as configs/experiments/smollm2.py"
     )
+  if args.labels or args.labeller:  # in place of the plan's
+    given = {"labels": "", "labeller": ""} | given
   reported = plan.tuning_seeds if args.name == "tuning" else plan.seeds
   return dataclasses.replace(
     plan,

@@ -89,6 +89,7 @@ def card(args: Args, step: int, about, tokenizer) -> bytes:
     config=c,
     contract=about.contract,
     bos_id=tokenizer.bos_id,
+    tokenizer=tokenizer.kind,
     bases=bases,
     dataset=str(data.get("dataset", "") or text),
     manifest=json_lines.document_or_empty(workdir / "manifest.json"),
@@ -107,9 +108,11 @@ def main() -> None:
   from prm_jax.scoring import scorer
   from prm_jax.training import checkpoint, trainable
 
-  storage.refuse_existing(args.output)  # before restoring, which is slow
+  # What cannot be exported is refused before the restoring, which is slow.
+  storage.refuse_existing(args.output)
   about, tokenizer = scorer.newest(args.checkpoint)
-  export.check(about.contract if args.kind == "token-classification" else None)
+  contract = about.contract if args.kind == "token-classification" else None
+  export.config_json(about.config.model, about.vocab_size, contract, args.kind, args.dtype, {})
   mesh = sharding.make_mesh(config_lib.Mesh())
   with progress.waiting(f"loading {args.checkpoint}"):
     step, about, params = checkpoint.restore_params(args.checkpoint, mesh, args.step)
@@ -120,7 +123,7 @@ def main() -> None:
       trainable.merge_lora(params, config),
       dataclasses.replace(config, lora_rank=0),
       about.vocab_size,
-      contract=about.contract if args.kind == "token-classification" else None,
+      contract=contract,
       kind=args.kind,
       dtype=args.dtype or None,
       files=tokenizer_files(tokenizer) | {"README.md": card(args, step, about, tokenizer)},

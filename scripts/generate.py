@@ -34,7 +34,7 @@ from typing import Literal
 from prm_jax import config as config_lib
 from prm_jax import reductions
 from prm_jax.generation import options
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, storage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,7 @@ def main() -> None:
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   args.check_model()
-  if args.output.resolve() == args.input.resolve():
-    raise ValueError(f"--output={args.output} is the input: give another name")
+  storage.refuse_inputs([args.output], [args.input])
   if bool(args.search) != bool(args.prm):
     raise ValueError("--search=RULE and --prm=DIR go together")
   if args.search and args.url:

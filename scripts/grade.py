@@ -24,7 +24,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import msgspec
 
@@ -53,9 +53,13 @@ class Candidate(msgspec.Struct):
   """The keys that are read from a line."""
 
   ground_truth_answer: json_lines.Text
-  answer: str | None = None
-  text: str = ""
+  answer: str | msgspec.UnsetType | None = msgspec.UNSET
+  text: str | None = None
   finished: bool | None = None
+
+  def __post_init__(self):
+    if self.answer is msgspec.UNSET and self.text is None and self.finished is not False:
+      raise ValueError('no "answer", and no "text" that may hold it')
 
 
 class Solution(msgspec.Struct):
@@ -67,8 +71,7 @@ class Solution(msgspec.Struct):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  if args.output.resolve() == args.input.resolve():
-    raise ValueError(f"--output={args.output} is the input: give another name")
+  storage.refuse_inputs([args.output, args.right], [args.input])
   options = {"precision": args.precision} if args.grader == "math_verify" else {}
   grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, **options)
   with storage.written_together() as output, grader:
@@ -78,6 +81,14 @@ def main() -> None:
   for verdict, count in counts.most_common():
     print(f"{verdict:32}{count:10,}{100 * count / max(total, 1):8.1f} %")
   print(f"{total:,} candidates -> {args.output}")
+
+
+def candidate(record: dict[str, Any], where: str) -> Candidate:
+  """Returns the keys of a line; raises BadLine, also for a whole problem as rerank.py reads it."""
+  if isinstance(record.get("samples"), list) and not record.keys() & {"steps", "text"}:
+    message = 'a problem with "samples"; grade.py takes one candidate a line'
+    raise json_lines.BadLine(f"{where}: {message}")
+  return json_lines.convert(record, Candidate, where)
 
 
 def grade(
@@ -93,12 +104,10 @@ def grade(
   with progress.Progress(desc="grading", total=total, unit="candidates") as bar:
     lines = json_lines.read(path)
     while chunk := list(itertools.islice(lines, CHUNK)):
-      candidates = [
-        json_lines.convert(record, Candidate, f"{path}:{number}") for number, _, record in chunk
-      ]
+      candidates = [candidate(record, f"{path}:{number}") for number, _, record in chunk]
       answers = [
-        x.answer if "answer" in record else extraction.final_answer(x.text, rule)
-        for x, (_, _, record) in zip(candidates, chunk)
+        extraction.final_answer(x.text or "", rule) if x.answer is msgspec.UNSET else x.answer
+        for x in candidates
       ]
       graded = [i for i, x in enumerate(candidates) if answers[i] and x.finished is not False]
       pairs = [(answers[i], candidates[i].ground_truth_answer) for i in graded]

@@ -20,12 +20,13 @@ from prm_jax.runtime import exits
 exits.on_signals()  # before the slow imports
 
 import dataclasses
+import itertools
 import json
 import pathlib
 from typing import Literal
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +46,13 @@ class Args:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  from prm_jax.runtime import storage
   from prm_jax.supervision import label_requests
 
-  if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
-    raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
+  check(args)
   with storage.written_together() as output:
     if args.input:
-      known = label_requests.known(args.quality_control) if args.quality_control else []
-      done = {item for path in args.labelled for item in label_requests.labelled(path)}
-      done |= {(item.problem, tuple(item.steps)) for item in known}
+      known = label_requests.read_items(args.quality_control) if args.quality_control else []
+      done = itertools.chain(known, *map(label_requests.read_items, args.labelled))
       chosen = label_requests.choose(
         args.input, args.rule, args.count, args.seed, args.globally, done
       )
@@ -70,6 +68,18 @@ def main() -> None:
       lines = label_requests.table(report)
   print("\n".join(lines))
   print(f"-> {args.output}")
+
+
+def check(args: Args) -> None:
+  """Raises ValueError for flags that do not go together."""
+  if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
+    raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
+  names = ("rule", "count", "globally", "labelled", "quality_control", "shared", "seed")
+  changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
+  if changed and args.answers:
+    raise ValueError(f"--{changed[0]} goes with --input, not with --answers")
+  read = [args.input, args.answers, args.requests, args.quality_control, *args.labelled]
+  storage.refuse_inputs([args.output], read)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ give_back() {
 if $delete; then give_back; exit; fi
 # The slices that Cloud TPU offers, as in prm_jax/tpu/compilation.py.
 flat='1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16' small='2x2x1|2x2x2|2x2x4|2x4x4'
-check topology "$topology" "(v5e|v6e):($flat)|v5p:($small|[0-9]+x[0-9]+x[0-9]+)" \
+check topology "$topology" "(v5e|v6e):($flat)|v5p:($small|[1-9][0-9]*(x[1-9][0-9]*){2})" \
   "v5e or v6e and one of $flat, or v5p and one of $small or ascending multiples of 4"
 shape=${topology#*:} chips=$((${shape//x/*}))
 if [[ $topology == v5p:* && ! $shape =~ ^($small)$ ]]; then
@@ -70,7 +70,8 @@ if [ -z "$commit" ] && [ -n "$(git status --porcelain)" ]; then
   if $dry_run; then echo "launch_tpu.sh: $uncommitted" >&2; else fail "$uncommitted"; fi
 fi
 commit=$(git rev-parse --verify --quiet "${commit:-HEAD}^{commit}") || fail '--commit: not found'
-git cat-file -e "$commit:$config" 2>/dev/null || fail "--config=$config: not in commit $commit"
+git cat-file blob "$commit:$config" &> /dev/null ||
+  fail "--config=$config: not a file of commit $commit"
 launch=$workdir/launch/$name-$(date +%Y%m%d-%H%M%S)  # holds the source, the logs and the exit code
 arguments=("--config=$config" "--workdir=$workdir" ${overrides[@]+"${overrides[@]}"})
 folder=$(mktemp -d)

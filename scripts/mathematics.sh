@@ -13,10 +13,10 @@
 #   --n=N              number of solutions of each
 #   --benchmark=DIR    files of ProcessBench, to judge the models on as well
 #   --settings         only compare the scale's sampling settings, on problems not reported on
-# The same command resumes an interrupted run.  It takes hours on two CPU cores, and minutes with
-# --scale=smoke.  The results are OUTPUT/BASE/REDUCTION/comparison.html for each base model and
-# reduction of steps, and OUTPUT/own/comparison.html, which compares these choices
-# (docs/mathematics.md).
+# The same command resumes an interrupted run; other settings need another --output.  It takes
+# hours on two CPU cores, and minutes with --scale=smoke.  The results are
+# OUTPUT/BASE/REDUCTION/comparison.html for each base model and reduction of steps, and
+# OUTPUT/own/comparison.html, which compares these choices (docs/mathematics.md).
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
@@ -39,7 +39,13 @@ done
 source "configs/mathematics/$scale.sh"
 for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
 [ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")
+twice=$(basename -a "${bases[@]}" | sort | uniq -d)
+[ -z "$twice" ] || fail "two base models are named $twice, which names the folder of their results"
 out=${out:-runs/mathematics-$scale}
+made="--scale=$scale --generator=$generator --problems=$reported --n=$n"
+if [ "$(cat "$out/made_with" 2>/dev/null || echo "$made")" != "$made" ]; then
+  fail "$out was made with $(cat "$out/made_with"), not $made: give another --output"
+fi
 if [ -z "${python-}" ]; then # tests set it
   source scripts/environment.sh
   environment .venv '[train,gguf]'
@@ -50,6 +56,8 @@ run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists
   [ -e "$1" ] || "$python" "scripts/$2.py" "${@:3}"
 }
 
+mkdir -p "$out"
+echo "$made" > "$out/made_with"
 for model in "$generator" "${bases[@]}"; do
   [ -d "$model" ] || run "$model" fetch_model "$(basename "$model")" --output="$(dirname "$model")"
 done
@@ -88,13 +96,14 @@ run "$out/rollouts.jsonl" annotate --method=rollouts --model="$generator" "${pro
 run "$out/rollouts" prepare_data --dataset=stepwise --source="$out/rollouts.jsonl" \
   --output="$out/rollouts" --stepwise.test_share=0
 
-declare -A labels=(
-  [people]="--config.data.directory=$out/people"
-  [rollouts]="--config.data.directory=$out/rollouts --config.data.eval_split=train"
-  [outcomes]="--config.data.directory=$out/rollouts --config.data.eval_split=train
-    --config.loss.objective=outcome"
-  [both]="--config.data.directory=$out/people --config.data.also=$out/rollouts"
-)
+labelled() { # sets `data` to the flags of train.py for these labels
+  case $1 in
+    people) data=(--config.data.directory="$out/people") ;;
+    both) data=(--config.data.directory="$out/people" --config.data.also="$out/rollouts") ;;
+    *) data=(--config.data.directory="$out/rollouts" --config.data.eval_split=train) ;;
+  esac
+  [ "$1" != outcomes ] || data+=(--config.loss.objective=outcome)
+}
 for base in "${bases[@]}"; do
   name=$(basename "$base")
   lora=()
@@ -108,10 +117,10 @@ for base in "${bases[@]}"; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
       at=$out/$name/${model/\//-}
       say "$name on labels of $model: training"
-      read -ra of <<< "${labels[$label]//$'\n'/ }"
+      labelled "$label"
       [ -e "$at.jsonl" ] || "$python" scripts/train.py --config="$recipe" --workdir="$at" \
         --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
-        "${of[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
+        "${data[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
       say "$name on labels of $model: scoring"
       run "$at.jsonl" score --checkpoint="$at" --skip_cut_off \
         --input="$out/reported.graded.jsonl" --output="$at.jsonl"

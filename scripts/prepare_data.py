@@ -26,11 +26,22 @@ from typing import Literal
 
 import msgspec
 
-from prm_jax.datasets import arithmetic, prepare
+from prm_jax.datasets import arithmetic, download, prepare
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 from prm_jax.runtime import command_line
 
+# Flags that not every dataset takes.
+TAKEN_BY = {
+  "source": ("prm800k", "stepwise", "math_splits", "process_bench", "prm_bench"),
+  "phases": ("prm800k",),
+  "recipe": ("prm800k", "arithmetic"),
+  "recipe_options": ("prm800k", "arithmetic"),
+  "on_bad_record": ("prm800k",),
+  "beam": ("prm800k",),
+  "arithmetic": ("arithmetic",),
+  "stepwise": ("stepwise",),
+}
 options = [(f.name, f.type | None, None) for f in msgspec.structs.fields(Recipe)[1:]]  # not name
 RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True)
 
@@ -55,7 +66,7 @@ class Args:
   """Stop at a bad record, or count and skip it."""
   overwrite: bool = False
   """Replace an earlier output."""
-  download_dir: pathlib.Path = prepare.DOWNLOADS
+  download_dir: pathlib.Path = download.DOWNLOADS
   """Folder that keeps downloaded files."""
   beam: prepare.Beam = prepare.Beam()
   """Apache Beam, for --dataset=prm800k."""
@@ -86,8 +97,11 @@ def prepared(args: Args) -> dict:
   recipe = msgspec.structs.replace(RECIPES[args.recipe], name=name, **options)
   labels = {"recipe": recipe, "overwrite": args.overwrite}
   files = {"source": args.source, "download_dir": args.download_dir}
-  if args.beam.runner and args.dataset != "prm800k":
-    raise ValueError(f"--beam.runner is for --dataset=prm800k, not {args.dataset}")
+  for flag, datasets in TAKEN_BY.items():
+    if args.dataset not in datasets and getattr(args, flag) != getattr(Args(args.output), flag):
+      raise ValueError(f"--{flag} is for --dataset={' or '.join(datasets)}, not {args.dataset}")
+  if args.beam.options and not args.beam.runner:
+    raise ValueError("--beam.options needs --beam.runner")
   if args.dataset == "arithmetic":
     return prepare.prepare_arithmetic(args.output, args.arithmetic, **labels)
   if args.dataset == "stepwise":

@@ -14,7 +14,6 @@ exits.on_signals()  # before the slow imports
 
 import dataclasses
 import pathlib
-import shlex
 import sys
 from typing import Literal
 
@@ -46,7 +45,7 @@ def main() -> None:
 
   paths = [args.output_dir / name for name in report_files.file_names(args.figures)]
   paths += [args.write_bundle] * bool(args.write_bundle)
-  check_paths([*args.input, *paths])
+  storage.refuse_inputs(paths, args.input)
   with grading.Grader(cache=grading.CACHE) as grader:
     join = grader.classes if args.votes == "value" else None
     samples = scored_samples.read_scored_samples(
@@ -78,21 +77,10 @@ def warn_of_unused(args: Args, samples: sample_arrays.ScoredSamples) -> None:
   """Prints a line about numbers that may be scores, unless a flag says what to rank by."""
   if args.score or args.methods:
     return
-  if unused := scored_samples.unused_numbers(args.input, samples):
+  if warning := scored_samples.unused_warning(args.input, samples, "--score {}"):
     from prm_jax.evaluation.report import printable
 
-    flag = f"--score {shlex.quote(unused[0])}"
-    warning = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {flag}"
     print(printable(f"{exits.script()}: {warning}"), file=sys.stderr)
-
-
-def check_paths(paths: list[pathlib.Path]) -> None:
-  """Raises ValueError if an output has the name of an input or of another output."""
-  seen = set()
-  for path in paths:
-    if path.resolve() in seen:
-      raise ValueError(f"{path}: named twice among inputs and outputs; give another name")
-    seen.add(path.resolve())
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def main() -> None:
   files = [args.source] if args.source.is_file() else sorted(args.source.glob("phase*.jsonl"))
   if not files:
     raise FileNotFoundError(f"{args.source}: no file of PRM800K, such as phase2_train.jsonl")
+  storage.refuse_inputs([args.output], files)
   with storage.written_together() as output, progress.waiting(f"reading {len(files)} files"):
     out = output(args.output) if args.output else None
     records = itertools.chain.from_iterable(map(prm800k.read_records, files))

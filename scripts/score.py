@@ -7,11 +7,12 @@
     --input=samples.jsonl --output=scored.jsonl
 
 Input: JSON lines (plain or .gz), one candidate each, with `problem` and `steps` (or `text`, which
-is split at the model's separator); every other key is kept.  Output: the same lines with
-`rating_probs` and `prm_score` from a process model, `orm_score` from an outcome model, in the form
-of OpenAI's scored-test-samples.jsonl.  prm_score is the product over steps of P(positive) +
-P(neutral) (paper section 2.6 and F.2), or of P(positive) alone if the model's recipe counts neutral
-as negative (then give rerank.py --neutral=negative).
+is split at the model's separator).  Output: the same lines with `rating_probs` and `prm_score` from
+a process model, `orm_score` from an outcome model, in the form of OpenAI's
+scored-test-samples.jsonl.  Every other key is kept, but an earlier model's scores of the same kind
+are dropped.  prm_score is the product over steps of P(positive) + P(neutral) (paper section 2.6 and
+F.2), or of P(positive) alone if the model's recipe counts neutral as negative (then give rerank.py
+--neutral=negative).
 With --skip_cut_off, candidates with `finished` false, which are never chosen, get no scores.
 
 A published model is a hub directory (config.json, safetensors, tokenizer).  --readout says how it
@@ -52,16 +53,16 @@ class Args(options.RewardModel):
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   args.check_model()
-  from prm_jax.runtime import distributed, progress
+  from prm_jax.runtime import distributed, json_lines, progress, storage
   from prm_jax.scoring import candidates
 
-  if args.output.resolve() == args.input.resolve():
-    raise ValueError(f"--output={args.output} is the input: give another name")
+  storage.refuse_inputs([args.output], [args.input])
   note = pathlib.Path(f"{args.output}.contract.json")
   with distributed.job(args.hosts), distributed.written_together() as output:
     out = output(args.output)  # fails before any work if it cannot be written
     described = bool(args.model or args.readout)
     about = output(note) if described else None
+    next(json_lines.lines(args.input))  # a wrong file fails before the model is loaded
     distributed.check_same_command(args, [args.input])
     with progress.waiting(f"loading {args.name}"):
       scorer = args.load()
@@ -71,9 +72,10 @@ def main() -> None:
     started = time.perf_counter()
     scorer, count = dataclasses.replace(scorer, merge=args.merge), 0
     for line in candidates.rated(args.input, scorer, "scoring", args.skip_cut_off):
-      record = line.record
-      if line.probabilities is not None:
-        record = candidates.scored(record, line.steps, line.probabilities, scorer.contract)
+      if line.probabilities is None:
+        record = candidates.unscored(line.record, scorer.contract)
+      else:
+        record = candidates.scored(line.record, line.steps, line.probabilities, scorer.contract)
         count += 1
       out.write(json.dumps(record, ensure_ascii=False) + "\n")
     if described:

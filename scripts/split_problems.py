@@ -19,13 +19,21 @@ exits.on_signals()  # before the slow imports
 
 import collections
 import dataclasses
+import hashlib
 import json
 import pathlib
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import download, prepare, problem_halves
+from prm_jax.datasets import download
 from prm_jax.runtime import command_line, storage
 from prm_jax.types import problem_key
+
+if TYPE_CHECKING:
+  from prm_jax.datasets import math_splits
+
+TRAIN = ("data/phase1_train.jsonl", "data/phase2_train.jsonl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +45,22 @@ class Args(config_lib.Checked):
   reported: config_lib.Whole = 0  # limit of problems to report on; 0: the whole half
   own: config_lib.Whole = 0  # limit of problems of the other half; 0: all of it
   training: config_lib.Whole | None = None  # limit of problems of PRM800K's records; None: all
-  download_dir: pathlib.Path = prepare.DOWNLOADS
+  download_dir: pathlib.Path = download.DOWNLOADS
 
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  test, others = problem_halves.read(args.source, args.download_dir)
+  from prm_jax.datasets import math_splits  # imports TFDS
+
+  file = math_splits.FILES["test"]
+  path = args.source and math_splits.find_test(args.source)
+  path = path or download.fetch(math_splits.Builder, [file], args.source, args.download_dir)[file]
+  test = [*math_splits.read_problems(path)]
+  others = solved(args.source, {problem_key(each.problem) for each in test}) if args.source else []
   chosen = [each for each in test if not args.levels or each.level in args.levels]
   if len(chosen) < 2:
     raise ValueError(f"--levels={args.levels}: {len(chosen)} of {len(test)} problems")
-  reported, own = problem_halves.halves(chosen, args.seed)
+  reported, own = halves(chosen, args.seed)
   files = {
     "reported": reported[: args.reported or None],
     "own": own[: args.own or None] + others[: args.training],
@@ -59,7 +73,8 @@ def main() -> None:
   with storage.written_directory(args.output) as folder:
     for name, problems in files.items():
       path = folder / f"{name}.jsonl"
-      path.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in problems))
+      text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in problems)
+      path.write_text(text, encoding="utf-8")
       levels = collections.Counter(str(each.get("level", "none")) for each in problems)
       about[name] = {
         "problems": len(problems),
@@ -70,6 +85,48 @@ def main() -> None:
   for name in files:
     levels = ", ".join(f"{level}: {n}" for level, n in about[name]["by_level"].items())
     print(f"{about[name]['problems']:4} problems -> {args.output / name}.jsonl (by level {levels})")
+
+
+def solved(source: pathlib.Path, excluded: Collection[str]) -> list[dict[str, Any]]:
+  """Returns the other problems of PRM800K's training records that have an answer.
+
+  Args:
+    excluded: keys of the problems to leave out.
+  """
+  from prm_jax.datasets import prm800k  # imports TFDS
+
+  problems = {}
+  for path in filter(None, (download.find(source, file) for file in TRAIN)):
+    for record in prm800k.read_records(path):
+      question = record.solution.question
+      key = problem_key(question.problem)
+      if question.ground_truth_answer and key not in excluded:
+        answer = {"ground_truth_answer": question.ground_truth_answer}
+        problems.setdefault(key, {"problem": question.problem} | answer)
+  return [*problems.values()]
+
+
+def halves(problems: Sequence["math_splits.Problem"], seed: int) -> tuple[list[dict], list[dict]]:
+  """Returns two halves of the problems of each level, as lines of generate.py.
+
+  Every prefix of a half has the levels in proportion, so a caller may take fewer problems.
+  """
+  key = lambda each: hashlib.sha256(f"{seed} {each.problem}".encode()).digest()
+  parts: tuple[list, list] = [], []
+  for level in sorted({each.level for each in problems}):
+    members = sorted((each for each in problems if each.level == level), key=key)
+    for i, each in enumerate(members):
+      quantile = (i // 2 + 0.5) / (len(members) / 2)  # among its level's problems in the half
+      line = {
+        "problem": each.problem,
+        "ground_truth_answer": each.answer,
+        "level": each.level,
+        "subject": each.subject,
+        "unique_id": each.unique_id,
+      }
+      parts[i % 2].append((quantile, key(each), line))
+  first, second = ([line for *_, line in sorted(part, key=lambda x: x[:2])] for part in parts)
+  return first, second
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main() -> None:
     with distributed.job(args.hosts):
       loop.run(args.config, args.workdir)
   except preemption.Preempted as stop:
-    print(f"train.py: {stop}; run the same command again to resume", file=sys.stderr)
+    print(f"{exits.script()}: {stop}; run the same command again to resume", file=sys.stderr)
     sys.exit(exits.AGAIN)
 
 

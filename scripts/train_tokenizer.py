@@ -11,15 +11,16 @@ exits.on_signals()  # before the slow imports
 import dataclasses
 import pathlib
 
+from prm_jax import config as config_lib
 from prm_jax.runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(config_lib.Checked):
   data: pathlib.Path  # output of prepare_data.py
   output: pathlib.Path  # model file to write
   vocab_size: int = 8000  # upper bound, at least 300
-  max_rows: int = 20_000  # limit of records to read, at least 1
+  max_rows: config_lib.Count = 20_000  # limit of records to read, at least 1
 
 
 def main() -> None:

@@ -31,14 +31,13 @@ class Args(config_lib.Checked):
   labels: pathlib.Path | None = None  # labelled steps of the same solutions
   neutral: Literal["positive", "negative"] = "positive"  # how the neutral class counts
   threshold: config_lib.Share = 0.5  # a step below it is doubted
-  problems: int | None = None  # how many of the file's first problems to show; not given: all
+  problems: config_lib.Count | None = None  # how many of the first problems to show; default: all
 
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   path = args.output or args.input.with_suffix(".html")
-  if path.resolve() in (args.input.resolve(), args.labels and args.labels.resolve()):
-    raise ValueError(f"--output={path} is an input: give another name")
+  storage.refuse_inputs([path], [args.input, args.labels])
   with storage.written_together() as output:
     out = output(path)
     labels = {}
@@ -46,7 +45,7 @@ def main() -> None:
       from prm_jax.evaluation import step_benchmarks  # loads JAX
 
       for each in step_benchmarks.labelled(list(json_lines.records(args.labels))):
-        labels[each.problem, "\n".join(each.steps)] = each.labels
+        labels[each.problem, tuple(each.steps)] = each.labels
     problems = read(args, labels)
     solutions = sum(len(problem.solutions) for problem in problems)
     marked = sum(
@@ -66,9 +65,10 @@ def read(args: Args, labels: dict) -> list[page.Problem]:
   for place, record in scored_samples.candidates(args.input, progress=True):
     where = scored_samples.place(args.input, *place[:2])
     json_lines.convert(record, page.Record, where)
-    groups.add(record.get("unique_id") or record["problem"])
-    if args.problems is not None and len(groups) > args.problems:
-      break
+    group = record.get("unique_id") or record["problem"]
+    if group not in groups and len(groups) == args.problems:
+      continue  # a later line may have another candidate of a problem that is shown
+    groups.add(group)
     records.append(record)
     if len(records) > MAX_SOLUTIONS:
       raise ValueError(f"{args.input}: over {MAX_SOLUTIONS:,} solutions; give --problems=N")

@@ -38,6 +38,8 @@ def grader():
     (r"\boxed{\frac{1}{2}", r"\boxed{\frac{1}{2}"),  # not closed: the last line is the answer
     (r"\boxed{1} papers and \boxed{2} bins", "1, 2"),
     (r"\boxed{1} no no no no no \boxed{2}", "2"),
+    (r"\boxed{1}. Wait, \boxed{2}", "2"),  # another sentence
+    ("**Answer:** B", "B"),
     ("Work.\n\n# Answer\n\n12", "12"),
     ("It follows.\nThe final answer is: 7", "7"),
     ("line\nlast line", "last line"),
@@ -58,6 +60,7 @@ def test_the_final_answer(text, answer):
 def test_long_texts_of_open_boxes_do_not_hang_the_extraction():
   """A megabyte of boxes or phrases without an end is searched in linear time."""
   assert final_answer("\\boxed{" * 150_000)
+  assert final_answer("\\boxed 5 " * 110_000) == "5"
   assert final_answer("final answer is " * 60_000 + "I hope it is correct")
 
 
@@ -89,6 +92,12 @@ def test_normal_forms():
     ("11a + 2c", "11a + 2", "different"),  # no unit
     (r"\frac{1}{2} m v", r"\frac{1}{2} m", "different"),
     ("x = 5 m", "5", "equal"),
+    ("5 dollars.", "5", "equal"),
+    ("28 percent", "0.28", "equal"),
+    ("28 percentage", r"28\%", "equal"),
+    ("5 million dollars", "5", "different"),
+    ("$5 million", "5,000,000", "equal"),
+    (r"5\text{ thousand}", "5000", "equal"),
     ("1000,99", "1000.99", "equal"),
     ("1,5", "1.05", "different"),
     ("word " * 1000 + r"\boxed{2}", "2", "equal"),
@@ -280,6 +289,7 @@ def test_spellings_of_one_answer_vote_together(tmp_path, grader):
   ids = values.answer_ids[0, :7]
   assert ids[0] == ids[1] == ids[4] and len({*ids.tolist()}) == 3
   assert values.valid[0].tolist() == [True] * 7 + [False]
+  assert grader.classes([{"5 eggs": 1, "5": 2}]) == [{"5 eggs": 0, "5": 0}]
 
 
 @pytest.mark.shared_data
@@ -346,7 +356,16 @@ def test_grade_script(tmp_path):
   ]
   assert graded[0]["other"] == 1 and graded[1]["answer"] == r"\frac{2}{4}"
   assert "6 candidates" in result.stdout
-  source.write_text('{"answer": "1"}\n')
-  result = call_script("grade.py", *flags)
-  assert result.returncode == 1
-  assert re.search(r"samples\.jsonl:1: .*ground_truth_answer", result.stderr)
+  for line, message in (
+    ({"answer": "1"}, r"samples\.jsonl:1: .*ground_truth_answer"),
+    (
+      {"ground_truth_answer": "1", "steps": ["1"]},
+      r'samples\.jsonl:1: .*no "answer", and no "text"',
+    ),
+    ({"problem": "p", "samples": [rows[0]]}, r':1: a problem with "samples"; grade\.py takes one'),
+  ):
+    source.write_text(json.dumps(line) + "\n")
+    result = call_script("grade.py", *flags)
+    assert result.returncode == 1 and re.search(message, result.stderr), result.stderr
+  result = call_script("grade.py", *flags, f"--right={source}")
+  assert result.returncode == 1 and "samples.jsonl is an input" in result.stderr

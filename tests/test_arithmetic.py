@@ -23,6 +23,12 @@ def test_default_rows_do_not_change():
     assert hashlib.sha256(content.encode()).hexdigest()[:16] == DEFAULT[split]
 
 
+def test_a_size_of_0_is_an_error():
+  """A generator without solutions is an error that names the option."""
+  with pytest.raises(ValueError, match=r"generator\.solutions=0: Expected"):
+    dataclasses.replace(SMALL, solutions=0)
+
+
 def test_alternatives_differ_and_are_rated_exactly():
   """Nearly every computed step has the requested number of distinct, rightly rated alternatives."""
   generator = dataclasses.replace(SMALL, alternatives=5)

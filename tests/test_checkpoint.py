@@ -130,9 +130,16 @@ def test_a_half_deleted_checkpoint_is_skipped(workdir):
 
 
 def test_damaged_checkpoints_alone_are_an_error(workdir):
-  """If no checkpoint can be read, the run ends with an error; it neither restarts nor deletes."""
-  for step in (1, 2):
-    tiny.flip(largest(workdir / f"checkpoints/{step}/params"))
+  """If no checkpoint can be read, the run ends with an error; it neither restarts nor deletes.
+
+  The error for a damaged checkpoint that was chosen by its step names the others.
+  """
+  tiny.flip(largest(workdir / "checkpoints/1/params"))
+  restore = lambda step, metadata: reader.restore(step, abstract(state(0)))
+  message = r"(?s)checkpoints/1 does not .*the other checkpoints are 2: choose one with --step"
+  with opened(workdir, None) as reader, pytest.raises(checkpoint.Unreadable, match=message):
+    reader.newest(restore, "1")
+  tiny.flip(largest(workdir / "checkpoints/2/params"))
   message = r"(?s)checkpoints/2 does not .*checkpoints/1 does not .*no checkpoint is left"
   with opened(workdir) as checkpointer, pytest.raises(checkpoint.Unreadable, match=message):
     newest(checkpointer)

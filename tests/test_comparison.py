@@ -9,7 +9,8 @@ from conftest import call_script
 from scored_files import write
 
 from prm_jax.evaluation.candidate_table import SCORES
-from prm_jax.experiments import comparison
+from prm_jax.evaluation.figure_files import encoded
+from prm_jax.experiments import comparison, comparison_page, figures
 from prm_jax.runtime.json_lines import BadLine
 
 P, M = 12, 6
@@ -153,6 +154,9 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
   assert product != minimum and minus == pytest.approx(np.subtract(product, minimum))
   with pytest.raises(ValueError, match=r"--against nobody: no such method; .*other:min"):
     comparison.compare(candidates, against=["nobody"])
+  for name in ("random", "majority", "log-probability", "problems", "vote by other"):
+    with pytest.raises(ValueError, match=f"{name}: names a method"):
+      comparison.read(graded, {name: models["people"]})
   with pytest.raises(ValueError, match="people:most: no reduction 'most'; there are product"):
     comparison.read(graded, {"people:most": models["people"]})
   outcome = [json.loads(line) for line in models["people"].read_text().splitlines()]
@@ -189,6 +193,7 @@ def test_differences_are_paired_by_problem(compared):
   wanted = ((1.959964 + 0.841621) * deviation / 0.75) ** 2
   assert comparison.power(a, b)["problems_needed"] == pytest.approx(wanted, rel=1e-5)
   assert comparison.power(a, a)["problems_needed"] is None
+  assert comparison.power(a[:1], b[:1]) == {"deviation": None, "problems_needed": None}
 
 
 def test_growth_per_doubling_of_labels_is_a_slope(compared, files):
@@ -218,6 +223,29 @@ def test_disagreements_have_one_right_pick(candidates):
     assert counts[samples.answer_ids[p, b]] == counts.max()
 
 
+def test_every_subset_of_process_bench_is_shown(compared):
+  """Models judged on different subsets have all columns; an F1 may lack its interval."""
+  f1 = lambda value, low: {"mean": [value], "low": [low], "high": [low]}
+  judged = {"a": {"gsm8k": f1(0.5, 0.4)}, "b": {"gsm8k": f1(0.6, None), "math": f1(None, None)}}
+  tables = comparison_page.tables(compared | {"process_bench": judged})
+  table = next(each for each in tables if "ProcessBench" in each.caption)
+  assert table.header == ["", "gsm8k", "math"]
+  assert table.rows == [
+    ["a", "50.0 (40.0 to 40.0)", "-"],
+    ["b", "60.0 (none to none)", "-"],
+  ]
+
+
+def test_the_figure_names_any_model(files):
+  """A name that matplotlib would hide or read as a formula is in the legend as it is."""
+  graded, models = files
+  named = {"_draft": models["people"], "$x_$": models["other"]}
+  found = comparison.compare(comparison.read(graded, named), [1, M])
+  text = encoded(figures.draw(comparison_page.panels(found)), "svg").decode()
+  assert ">_draft</text>" in text and ">$x_$</text>" in text
+  assert text.count(">95 % interval of majority</text>") == 2  # the only band of each panel
+
+
 def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   """compare.py writes JSON, figures and a page; a file of other candidates is an error."""
   graded, named = files
@@ -226,7 +254,8 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   flags = (f"--input={judged}", f"--output={tmp_path / 'judged.json'}")
   completed = call_script("evaluate.py", "--benchmark=process_bench", *flags)
   assert completed.returncode == 0, completed.stderr
-  flags = [f"--input={graded}", f"--output_dir={tmp_path}", "--figures", "svg", "pdf"]
+  numbered = write(tmp_path / "rm.jsonl", [x | {"rm": i} for i, x in enumerate(lines())])
+  flags = [f"--input={numbered}", f"--output_dir={tmp_path}", "--figures", "svg", "pdf"]
   flags += ["--scores", *scores, f"other:min={named['other']}", "--against", "other:min", "people"]
   flags.append(f"--process_bench=people={tmp_path / 'judged.json'}")
   completed = call_script("compare.py", *flags)
@@ -238,6 +267,8 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   stored = json.loads((tmp_path / "comparison.json").read_text())
   assert stored["problems"] == P and stored["candidates"] == P * M
   assert stored["missing"] == sum(not line["finished"] for line in lines())
+  assert f"\n{stored['missing']} candidates have no answer: drawn like any other" in shown
+  assert "compare.py: warning: no method uses the numbers rm; to rank by one" in completed.stderr
   assert stored["methods"]["people"]["calibration"]["error"] < 1
   assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
   assert (tmp_path / "comparison.pdf").read_bytes().startswith(b"%PDF")

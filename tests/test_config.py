@@ -129,6 +129,16 @@ def test_flags_may_spell_line_breaks(monkeypatch, text, expected):
   assert (c.data.separator, c.init.head_tokens) == (expected, (expected,))
 
 
+def test_help_shows_texts_as_flags_spell_them(monkeypatch, capsys, tmp_path):
+  """The help shows a default text as a flag gives it, other alphabets included."""
+  path = tmp_path / "config.py"
+  given = r"Experiment(data=Data(separator='ки\n'))"
+  path.write_text(f"from prm_jax.config import *\ndef config():\n  return {given}")
+  with pytest.raises(SystemExit):
+    parse(monkeypatch, f"--config={path}", "--help")
+  assert r"'ки\n'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
   ("flag", "message"),
   [

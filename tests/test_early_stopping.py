@@ -94,7 +94,16 @@ def test_a_run_stops_when_its_metric_no_longer_improves(
   loop.run(tiny.change(experiment, "train", **options), tmp_path)
   assert kept(tmp_path) == expected
   log, last = capsys.readouterr().err, expected[2]
-  assert (f"early stopping at step {last}" in log) == (last < 12)
+  assert (f"early stopping at step {last}: {metric} has not improved in" in log) == (last < 12)
+  checkpoint.restore_params(tmp_path, loop.sharding_lib.make_mesh(experiment.mesh))
+  says = f"step {last} (latest) is read; step {expected[1]} (best) has a better {metric}\n"
+  assert (says in capsys.readouterr().err) == (last != expected[1])
+
+
+def test_a_run_that_only_patience_ends_needs_no_memory_for_its_steps(experiment, tmp_path):
+  """The most steps that a config can have cost no time or memory before they are made."""
+  loop.run(tiny.change(experiment, "train", steps=2**31 - 1), tmp_path)
+  assert kept(tmp_path) == ([4, 8], 4, 8)
 
 
 @pytest.mark.parametrize(

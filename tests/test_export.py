@@ -43,12 +43,10 @@ def test_an_export_loads_as_the_same_model(tmp_path, case, dtype):
   """Loading an export gives its configuration and its parameters, bit for bit."""
   config = reference_models.config(case)
   params = jax.tree.map(lambda x: x.astype(dtype), reference_models.params(config))
-  options = {"contract": None, "kind": "causal-lm", "shard_bytes": 20_000}
-  export.write(tmp_path / "lm", params, config, VOCABULARY, **options)
+  export.write(tmp_path / "lm", params, config, VOCABULARY, contract=None, kind="causal-lm")
   preset = families.read(tmp_path / "lm")
   assert preset.config == config
   assert case.startswith(preset.family)
-  assert len(list((tmp_path / "lm").glob("*.safetensors"))) > 1
   loaded = weights.load(tmp_path / "lm", abstract_params(config, dtype), preset.config)
   assert_equal(loaded, params | {k: np.zeros_like(params[k]) for k in ("head", "head_bias")})
   if case == "gemma3":
@@ -102,7 +100,7 @@ def test_a_failed_export_leaves_nothing(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_models_that_no_public_class_can_hold_are_refused(tmp_path):
+def test_models_that_no_public_class_can_hold_are_refused():
   """Exporting Gemma 3 with a head, an unknown architecture, or no step head is an error."""
   options = {"contract": CONTRACT, "kind": "token-classification", "dtype": "float32", "tokens": {}}
   with pytest.raises(ValueError, match=r"no token-classification class for gemma3.*causal-lm"):
@@ -112,7 +110,17 @@ def test_models_that_no_public_class_can_hold_are_refused(tmp_path):
     export.config_json(odd, 9, **options)
   with pytest.raises(ValueError, match="has no step head"):
     text = dataclasses.replace(CONTRACT, objective="language_model")
-    export.write(tmp_path / "new", {}, BASE, 9, contract=text)
+    export.config_json(BASE, 9, **options | {"contract": text})
+
+
+def test_export_py_refuses_a_model_before_it_loads_it(arithmetic_data, tmp_path):
+  """A run without a class in transformers is refused without restoring its parameters."""
+  gemma = dataclasses.replace(reference_models.config("gemma3"), vocab_size=0)
+  experiment = dataclasses.replace(tiny.experiment(arithmetic_data, config_lib.Loss()), model=gemma)
+  run = tiny.untrained(experiment, tmp_path / "run")
+  done = conftest.call_script("export.py", f"--checkpoint={run}", f"--output={tmp_path}/out")
+  assert done.returncode == 1 and "no token-classification class for gemma3" in done.stderr
+  assert "loading" not in done.stderr
 
 
 def test_a_broken_contract_is_an_error(tmp_path):

@@ -195,11 +195,15 @@ def test_a_fetched_model_has_the_published_weights_and_tokens(script, tmp_path, 
 
 
 def test_a_second_run_does_nothing(script, tmp_path, capsys):
-  """A model that was fetched before is reported and not downloaded again."""
+  """A model that was fetched before is reported and not downloaded again; another dtype of it is
+  an error."""
   (tmp_path / "m").mkdir()
   (tmp_path / "m/provenance.json").write_text("{}")
   assert script.fetch("m", tmp_path) == tmp_path / "m"
   assert "is there already" in capsys.readouterr().err
+  (tmp_path / "m/provenance.json").write_text('{"dtype": "float32"}')
+  with pytest.raises(FileExistsError, match="m has float32 tensors: give another --output"):
+    script.fetch("m", tmp_path, "bfloat16")
 
 
 def test_bfloat16_rounds_each_tensor(script, tmp_path):

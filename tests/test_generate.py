@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import jobs
 import numpy as np
@@ -200,8 +201,11 @@ def test_deviations_of_a_server_are_corrected_and_reported_once(loopback, capsys
   assert {x.text for x in run(engine).values()} == {"a!"}
   state["make"] = lambda body: {"choices": [{"text": "", "finish_reason": "abort"}]}
   assert {(x.text, x.end) for x in run(engine).values()} == {("", "length")}
-  state["make"] = lambda body: {"choices": [{"text": "a!b", "finish_reason": "length"}]}
-  assert {(x.text, x.end) for x in run(engine).values()} == {("a!", "stop")}
+  for text in ("a!b", "a!"):  # the log-probabilities are of the whole text
+    choice = {"text": text, "finish_reason": "length", "logprobs": {"token_logprobs": [-1, -1]}}
+    state["make"] = lambda body, choice=choice: {"choices": [choice]}
+    found = {(x.text, x.end, x.log_probs) for x in run(engine).values()}
+    assert found == {("a!", "stop", None if text == "a!b" else (-1, -1))}
   said = capsys.readouterr().err.splitlines()
   assert len(said) == len(engine.said) == 5
 
@@ -347,8 +351,35 @@ def test_worked_examples_come_before_the_problem():
     "Problem:\n1+1\n\nSolution:\nOne and one.\n# Answer\n\n2\n\nProblem:\n2+2\n\nSolution:\n"
   )
   assert prompts_lib.solution("a\nb\n\nProblem:\nmore", "few_shot") == "a\nb"
-  with pytest.raises(ValueError, match="--examples"):
-    prompts_lib.maker("few_shot", None)
+
+
+def test_worked_examples_have_the_separator_of_the_steps():
+  """With --steps=paragraphs, blank lines separate the steps of worked examples too."""
+  example = prompts_lib.Example("1+1", ["One.", "Two."])
+  prompt = prompts_lib.maker("few_shot", None, examples=[example], steps="paragraphs")("2+2", 7)
+  assert "One.\n\nTwo." in prompt.text
+
+
+def test_chat_templates_render_as_in_transformers():
+  """A template may break loops, and `tools` and `documents` are None."""
+  template = (
+    "{% if tools is not none or documents is not none %}tools{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'user' %}{% break %}"
+    "{% endif %};{% endfor %}"
+  )
+  tokenizer = types.SimpleNamespace(settings={"chat_template": template})
+  assert prompts_lib.maker("chat", tokenizer, "s")("2+2", 7).text == "system: s;user: 2+2"
+
+
+def test_a_template_that_refuses_the_system_prompt_says_how_to_leave_it_out():
+  """Gemma's template takes no system prompt: the error names the flag that leaves it out."""
+  refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+  tokenizer = types.SimpleNamespace(
+    settings={"chat_template": refuse + "{{ messages[0].content }}"}
+  )
+  with pytest.raises(ValueError, match=r"no system.*; --system= leaves the system prompt out"):
+    prompts_lib.maker("chat", tokenizer)
+  assert prompts_lib.maker("chat", tokenizer, "")("2+2", 7).text == "2+2"
 
 
 def test_a_line_without_a_problem_is_an_error_with_its_place(tmp_path):
@@ -562,6 +593,9 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     ((), "give one of --model=DIR and --checkpoint=DIR"),
     (("--url=http://127.0.0.1:9", "--served_model=m"), "no chat template"),
     (("--stop=",), "Expected `str` of length >= 1"),
+    (("--checkpoint=run", "--examples=x.jsonl"), "--prompt=few_shot and --examples=FILE go"),
+    (("--checkpoint=run", "--prompt=few_shot"), "--prompt=few_shot and --examples=FILE go"),
+    (("--checkpoint=run", "--prompt=plain", "--system=x"), "--system is for --prompt=chat"),
     (("--checkpoint=run", "--search=beam"), "--search=RULE and --prm=DIR go together"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--n=6"), "n a multiple of expansions"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),

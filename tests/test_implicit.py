@@ -50,7 +50,7 @@ def scorer_of(seeds=(0, 1), devices=4, **changes) -> ImplicitScorer:
     )
     for seed in seeds
   ]
-  return dataclasses.replace(ImplicitScorer.of(*models, mesh, BETA), row_length=64, **changes)
+  return dataclasses.replace(ImplicitScorer(*models, mesh, BETA), row_length=64, **changes)
 
 
 @jax.jit
@@ -248,6 +248,8 @@ def test_wrong_flags_of_score_py_are_errors(models, samples, tmp_path):
   assert "--readout=implicit needs --reference=DIR" in error(policy)
   assert "only it has --reference and --beta" in error(policy, base, readout="trl")
   assert "--beta=0.0: expected a positive number" in error(policy, base, "--beta=0")
+  step = error(f"--checkpoint={models / 'policy'}", "--step=3", base)
+  assert "--step=3: " in step and "is a public model" in step
   assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
 
 

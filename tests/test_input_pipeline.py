@@ -45,6 +45,16 @@ def test_training_a_tokenizer_is_deterministic(tokenizer, tmp_path):
   assert again.hash == tokenizer.hash
 
 
+def test_a_large_corpus_is_thinned_evenly(tmp_path, monkeypatch):
+  """Of a corpus over the limit every second text is used, not a sample that differs each time."""
+  monkeypatch.setattr(tokenizers, "MOST_TEXTS", 300)
+  texts = [f"{i} {CORPUS[i % 4]}" for i in range(600)]
+  files = tmp_path / "all.model", tmp_path / "half.model"
+  for used, file in zip((texts, texts[::2]), files):
+    tokenizers.train_sentencepiece(used, file, vocab_size=400)
+  assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_layout_of_a_tree():
   """Tokens are in preorder, and each labelled step is read at its separator."""
   tree = StepTree("p", ("a", "b", "cc"), (-1, -1, 1), (-1, None, 1))

@@ -124,6 +124,10 @@ def test_constant_columns_do_not_affect_the_band_of_the_others():
   assert np.all(low == 1)
   assert np.all(high == 1)
   assert critical == 0
+  tiny = np.array([[1e-30], [0]], np.float32)  # float32 squares of these are 0
+  low, high, critical = simultaneous_band(tiny, jax.random.key(0), resamples=RESAMPLES)
+  np.testing.assert_allclose([low, high], 5e-31, rtol=1e-6)
+  assert critical == 0
 
 
 def test_bad_arguments_are_errors_that_show_the_value():

@@ -53,6 +53,14 @@ def test_several_n_and_sizes():
   np.testing.assert_allclose(jitted(scores, correct, valid), got, rtol=1e-5)
 
 
+def test_the_error_of_a_million_candidates():
+  """Ties of hundreds of thousands lose no precision: the error falls as 1 / sqrt(M)."""
+  scores, correct = np.float32([[0, 1, 1, 2, 2]]), np.array([[0, 0, 1, 0, 1]], bool)
+  tiled = ([np.tile(x, m // 5) for x in (scores, correct)] for m in (10_000, 1_000_000))
+  small, large = (agg.generation_error(*pool, n=[2]) for pool in tiled)
+  np.testing.assert_allclose(small, 10 * large, rtol=1e-3)
+
+
 def test_the_error_is_the_spread_over_regenerated_pools():
   """The error is the spread of best-of-N over regenerated pools, ties included."""
   m, n, count = 200, [5, 20, 40], 400

@@ -1,5 +1,6 @@
 """JSON lines are read as by the json module, errors name the line, and files are written whole."""
 
+import gzip
 import json
 import math
 import os
@@ -55,6 +56,7 @@ def test_every_line_that_the_json_module_takes_is_read(tmp_path):
   ("line", "message"),
   [
     (b'{"a": "b', "not JSON in UTF-8 (Unterminated string"),
+    (b'{"a": 1,\n', "not JSON in UTF-8 (Expecting property name enclosed in double quotes at"),
     (b"[1, 2]", "expected an object, got [1, 2]"),
     (b'{"a": "\\ud83d"}', "not JSON in UTF-8 ('utf-8' codec can't encode character '\\ud83d'"),
     (b'{"a": "\xe9"}', "not JSON in UTF-8 ('utf-8' codec can't decode byte 0xe9"),
@@ -78,6 +80,11 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
   path = tmp_path / "a.jsonl.gz"
   path.write_bytes(b"{}\n")
   fails(path, f"{path}:1: broken gzip file")
+  path.write_bytes(gzip.compress(b'[{"a": 1}, {"a": 2}]'))
+  assert [record for _, record in json_lines.records(path)] == [{"a": 1}, {"a": 2}]
+  path.write_bytes(path.read_bytes()[:-1])
+  with pytest.raises(json_lines.BadLine, match="broken gzip file"):
+    list(json_lines.records(path))
   with storage.written(path) as out:
     for i in range(3000):
       out.write(json.dumps({"number": i * 7919 % 3001}) + "\n")

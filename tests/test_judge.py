@@ -505,7 +505,7 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
   again, *_ = step_benchmarks.judge("process_bench", scored=path)
   with pytest.raises(ValueError, match="the lines have verdicts, which decide"):
-    step_benchmarks.threshold("process_bench", 0.3, None, None, again, "", "positive")
+    step_benchmarks.threshold(0.3, None, None, again, "positive")
   with pytest.raises(ValueError, match="jsonl:1: its labels are those of the judge"):
     step_benchmarks.judge("prm800k", scored=path)
 

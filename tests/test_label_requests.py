@@ -129,6 +129,44 @@ def test_a_second_answer_is_an_error():
     lib.collect(asked, answers(asked, "a", careful) * 2)
 
 
+def write_scored(path, **changed):
+  """Writes a scored line; returns the path."""
+  line = {"problem": "p", "steps": ["a", "b"], "is_correct": True}
+  ratings = [{"-1": 0.1, "0": 0, "1": 0.9}] * 2
+  path.write_text(json.dumps(line | {"rating_probs": ratings} | changed) + "\n")
+  return path
+
+
+def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
+  """An undecided answer counts as wrong; a solution that was cut off may have no scores."""
+  path = write_scored(tmp_path / "a.jsonl", is_correct=None)
+  good = path.read_text()
+  path.write_text(good + good.replace('"rating_probs"', '"finished": false, "unread"'))
+  (item,) = lib.choose(path, "convincing", 2, 0)
+  assert item.steps == ["a", "b"] and item.is_correct is None
+  with pytest.raises(BadLine, match=r"a.jsonl:1: .*1 step_std of 2 steps"):
+    lib.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
+  with pytest.raises(BadLine, match=r'a.jsonl:1: .*no "-1"'):  # not read as a right step
+    lib.choose(write_scored(path, rating_probs=[{"1": 0.5}] * 2), "convincing", 1, 0)
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--input={a}"], "is an input: give another name"),
+    (["--answers={a}", "--requests=b.jsonl"], "is an input: give another name"),
+    (["--answers=b.jsonl", "--requests=c.jsonl", "--rule=uniform"], "--rule goes with --input"),
+  ],
+)
+def test_flags_that_do_not_go_together_are_errors(flags, message, tmp_path):
+  """An input is not overwritten, and reading answers takes no flag of asking."""
+  path = write_scored(tmp_path / "a.jsonl")
+  before = path.read_text()
+  done = call_script("label_requests.py", *(x.format(a=path) for x in flags), f"--output={path}")
+  assert done.returncode == 1 and message in done.stderr
+  assert path.read_text() == before
+
+
 def test_label_requests_py_makes_requests_and_turns_answers_into_a_dataset(tmp_path):
   """A scored file gives requests, and their answers give labels that prepare_data.py reads.
 

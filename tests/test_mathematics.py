@@ -32,7 +32,7 @@ def source(tmp_path):
     for i in range(count)
   ]
   steps = [step(completion("I add.", 1)), step(completion("# Answer\n\n5", -1))]
-  names = ["a", "b", "b", "c", "level 1,  number 0", "d", "e"]
+  names = ["a", "b", "b", "c", "level 1,  number 0", "∂", "e"]
   rows = [make_row(steps, "found_error", 1, name) for name in names]
   rows[3]["question"]["ground_truth_answer"] = None
   for name, lines in (
@@ -59,13 +59,14 @@ def test_reported_problems_are_in_no_other_file(source, tmp_path):
   reported, own, about = split(source, tmp_path / "out")
   names = lambda lines: {" ".join(x["problem"].split()) for x in lines}
   assert not names(reported) & names(own) and about["in_both"] == 0
-  assert names(own) - {x for x in names(own) if x.startswith("level")} == {*"abdef"}
+  assert names(own) - {x for x in names(own) if x.startswith("level")} == {*"ab∂ef"}
   of_level = lambda lines, level: sum(x.get("level") == level for x in lines)
   for level, count in LEVELS.items():
     assert of_level(reported, level) == -(-count // 2) and of_level(own, level) == count // 2
   assert all(line["ground_truth_answer"] for line in reported + own)
-  hashing_otherwise = functools.partial(start_script, PYTHONHASHSEED="1")
-  again = split(source, tmp_path / "again", run=hashing_otherwise)
+  ascii_locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+  otherwise = functools.partial(start_script, PYTHONHASHSEED="1", **ascii_locale)
+  again = split(source, tmp_path / "again", run=otherwise)
   assert again == (reported, own, about)
   assert split(source, tmp_path / "other", "--seed=1")[0] != reported
 
@@ -78,11 +79,31 @@ def test_a_smaller_split_keeps_the_proportions_of_levels(source, tmp_path):
   assert len(own) == 3 and {x.get("level", "a") for x in own} <= {1, 2, "a"}
 
 
+def test_the_test_problems_may_lie_beside_the_source(source, tmp_path):
+  """DIR may be upstream's folder `data`, which has the list of test problems beside it."""
+  (source / "data").mkdir()
+  (source / "phase1_train.jsonl").rename(source / "data" / "phase1_train.jsonl")
+  reported, own, _ = split(source / "data", tmp_path / "out")
+  assert len(reported) + len(own) == sum(LEVELS.values()) + 1
+
+
+def test_results_of_other_settings_are_not_mixed(tmp_path):
+  """An output of another generator, and two base models of one name, are refused."""
+  script = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--source=none"]
+  (tmp_path / "made_with").write_text("--scale=smoke --generator=a --problems=4 --n=3\n")
+  for flags, message in (
+    ((f"--output={tmp_path}", "--generator=b"), "was made with --scale=smoke --generator=a"),
+    ((f"--output={tmp_path}", "--base=a/model", "--base=b/model/"), "are named model"),
+  ):
+    done = subprocess.run([*script, *flags], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 2 and message in done.stderr
+
+
 @pytest.mark.slow
 def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, tmp_path):
   """Every stage runs at the scale "smoke"; a second run makes no file again."""
   tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
-  out = tmp_path / "out"
+  out = tmp_path / "a run"
   command = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke"]
   command += [f"--source={source}", f"--output={out}", f"--generator={tmp_path / 'model'}"]
   command += [f"--base={tmp_path / 'model'}", "--problems=3", "--n=2"]

@@ -8,7 +8,6 @@ import signal
 import time
 
 import jax
-import numpy as np
 import pytest
 import tiny
 
@@ -89,7 +88,7 @@ def test_every_host_warns_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
     timer = metric_log.Goodput()
     for brief in (1e9, 0.01):
       monkeypatch.setattr(metric_log, "BRIEF", brief)
-      updates = metric_log.UpdateMetrics(log, timer, c.train, np.ones(4), 1.0)
+      updates = metric_log.UpdateMetrics(log, timer, c.train, float, 1.0)
       for step in (1, 2):
         updates.add({"loss": 1.0, "gradient_norm": 1.0})
         with timer.spent_on("data"):
@@ -102,12 +101,15 @@ def test_every_host_warns_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
   assert not list(tmp_path.iterdir())
 
 
-def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, capsys):
+def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, monkeypatch, capsys):
   """A run prints its separator, losses and time left; train.profile_at writes a profiler trace."""
+  monkeypatch.setattr(progress, "SECONDS", 0.001)
   loop.run(tiny.change(experiment, "train", profile_at=3), tmp_path / "run")
   log = capsys.readouterr().err
   assert "steps end with the separator '\\n', tokens [3]" in log
   assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", log)
+  assert "compiling the evaluation\n" in log and re.search(r"evaluating: \d+/\d+ batches", log)
+  assert re.search(r"step 8 goodput: goodput \d+\.\d%  total [\d.e-]+ s  updates ", log)
   assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
 
 

@@ -43,7 +43,9 @@ def front_matter(card: str) -> dict:
 
 def code(card: str, library: str) -> str:
   """Returns the code of a card for a library."""
-  return re.search(rf"With {library}:\n\n```python\n(.*?)```", card, re.DOTALL)[1]
+  return re.search(
+    rf"With {library} \(`pip install [^`]*`\):\n\n```python\n(.*?)```", card, re.DOTALL
+  )[1]
 
 
 def test_name_and_licence_of_a_base_model_are_read(tmp_path):
@@ -52,6 +54,7 @@ def test_name_and_licence_of_a_base_model_are_read(tmp_path):
   assert base_model.describe(base) == base_model.BaseModel("some-model")
   base.mkdir()
   (base / "LICENSE").write_text("   Apache License\n   Version 2.0, January 2004\n")
+  (base / "config.json").write_text('{"_name_or_path": "owner/parent"}')  # of the base's own base
   assert base_model.describe(base) == base_model.BaseModel("some-model", "apache-2.0", "LICENSE")
   (base / "provenance.json").write_text('{"model": "owner/name", "license": "gemma"}')
   assert base_model.describe(base) == base_model.BaseModel("owner/name", "gemma", "its source")
@@ -113,6 +116,8 @@ def test_a_card_has_contract_data_metrics_and_training():
     "@article{lightman2023lets",
   ):
     assert words in card, words
+  share = tiny.change(facts().config, "data", share=0.004)
+  assert "Trained on 0.4 % of the problems" in model_card.write(facts(config=share))
   empty = model_card.write(facts())
   assert "Dataset: unknown" in empty and "This step was not evaluated" in empty
 
@@ -258,3 +263,4 @@ def test_the_card_of_an_exported_run_has_its_facts(arithmetic_data, tmp_path):
     assert f"{step} updates of 2" in card and "AUROC" in card
     assert ("0.5123" in card) == (step == 2)
     assert str(tmp_path) not in card
+    assert "(`pip install torch transformers sentencepiece protobuf`):" in card

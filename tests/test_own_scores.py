@@ -170,6 +170,9 @@ def test_a_missing_column_names_the_nearest_key(tmp_path):
   fails([a, b], f"{a}:1 and {b}:1: {nearest}", scores=["rm_b", "my_rm"])
   c = write(tmp_path / "c.jsonl", [candidate(orm_score=...)])
   fails([c], 'no "my_rm", which --score names; no key has a number', scores=["my_rm"])
+  cut = candidate(right=False, finished=False)  # needs no score, so it says nothing of the name
+  d = write(tmp_path / "d.jsonl", [cut, candidate(my_rm_score=0.5)])
+  fails([d], f"{d}:2: {nearest}", scores=["my_rm"])
 
 
 @pytest.mark.parametrize("score", [{}, {"my_rm": None}, {"my_rm": 7.0}])
@@ -265,8 +268,7 @@ def test_negative_scores_weigh_no_vote_unless_a_flag_says_how(tmp_path):
   same = report["curves"].keys() - {"weighted_orm"}
   assert {k: weighed["curves"][k] for k in same} == {k: report["curves"][k] for k in same}
   (notice,) = [each for each in weighed["notices"] if "softmax" in each]
-  labels = "ORM-weighted voting and in logit-weighted voting"
-  assert notice == f"in {labels} a vote weighs the softmax of the score"
+  assert notice == "in weighted_orm and in weighted_logit a vote weighs the softmax of the score"
   assert "weighted_logit" in weighed["drawn"] and "weighted_logit" not in report["drawn"]
   (notice,) = ranked(samples, methods=["orm"], vote_weight="sigmoid")[0]["notices"]
   assert notice.startswith("--vote_weight=sigmoid changes nothing")
@@ -332,6 +334,7 @@ def test_unused_numbers_are_named(tmp_path, form):
   assert unused_numbers([path], read_scored_samples([path])) == ["my_rm", "judge"]
   samples = read_scored_samples([path], scores=["judge"])
   assert unused_numbers([path], samples) == ["my_rm"]
+  assert unused_numbers([path], samples, standard=False) == ["orm_score", "my_rm", "prm_score"]
   assert unused_numbers([bundled(samples, tmp_path / "b")], samples) == []
   if form is list:  # a second file may have scores alone
     scores = write(tmp_path / "c.jsonl", [{"rm_b": r["judge"] / 7} for r in records])

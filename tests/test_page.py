@@ -9,9 +9,11 @@ import pytest
 from conftest import call_script
 
 from prm_jax.evaluation import page
-from prm_jax.evaluation.mathml import pieces
+from prm_jax.evaluation.mathml import answer_pieces, pieces
 
 ATTACK = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
+
+TRUTH = r"4\text{ units}"
 
 
 def candidate(problem, probs, correct, text="step", **more):
@@ -23,13 +25,13 @@ def candidate(problem, probs, correct, text="step", **more):
 
 
 RECORDS = [
-  candidate("What is $2 + 2$?", [0.9, 0.8], True, level=1),
+  candidate("What is $2 + 2$?", [0.9, 0.8], True, level=1, ground_truth_answer=TRUTH),
   candidate("What is $2 + 2$?", [0.95, 0.3, 0.9], False),
   candidate("Solve \\(x^2 = 4\\).", [0.99, 0.98], False, text=ATTACK, answer=ATTACK),
   candidate("Solve \\(x^2 = 4\\).", [0.2], True, text="$\\text{<b onclick=x>y</b>}$"),
   candidate("No score", [0.5], None) | {"rating_probs": None},
 ]
-LABELS = {(RECORDS[2]["problem"], "\n".join(RECORDS[2]["steps"])): [1, -1]}
+LABELS = {(RECORDS[2]["problem"], tuple(RECORDS[2]["steps"])): [1, -1]}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,9 @@ def test_the_first_doubted_step_is_named(opened):
   plain, doubted = colours[0], colours[3]
   assert plain.endswith(", 0)") and not doubted.endswith(", 0)")
   assert tab.locator(".step.first b").all_inner_texts() == ["2"]
-  assert tab.locator("#problem math mn").all_text_contents() == ["2", "2"]  # MathML
+  assert tab.locator("#problem math mn").all_text_contents() == ["2", "2", "4"]  # MathML
+  about = tab.locator("#problem .soft").text_content().replace("\xa0", " ")
+  assert about == "Level 1 · Right answer: 4 units"
 
 
 def test_long_formulas_stay_inside(opened):
@@ -121,7 +125,7 @@ def test_labels_stand_beside_probabilities(opened):
 def test_filters_search_and_sorting(opened):
   """Problems are filtered by kind and by words, and solutions are sorted by a score."""
   tab = opened()
-  tab.select_option("#kind", "prm_wrong")
+  tab.select_option("#kind", "best_wrong")
   tab.wait_for_selector("#found:text-is('1 of 1 problems')")
   assert "Solve" in tab.locator("#problem h2").inner_text()
   tab.select_option("#kind", "all")
@@ -216,6 +220,7 @@ def test_plain_scores_have_no_words_about_steps(opened):
   record = {"problem": "p", "text": "It is 4.", "is_correct": True, "rm": 2.0}
   tab = opened([record])
   assert tab.locator(".verdict, .meta").count() == 0
+  assert "score" not in tab.locator("#kind").inner_text()  # nor filters by score
   assert tab.locator(".step").all_inner_texts() == ["It is 4."]
 
 
@@ -251,6 +256,9 @@ def test_formulas_have_known_mathml_elements_only():
   assert pieces("costs $5 and {") == ["costs $5 and {"]
   assert pieces("$" + "{" * 500 + "$") == ["$" + "{" * 500 + "$"]
   assert [type(x) for x in pieces("a $x$ b \\[y\\]")] == [str, dict, str, dict]
+  assert answer_pieces(r"\frac{1}{2} or 3") == [r"\frac{1}{2} or 3"]  # words would lose spaces
+  for start in ("\\[", "\\(", "\\begin{align}"):  # in linear time
+    assert pieces(start * 20_000) == [start * 20_000]
 
 
 def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
@@ -262,6 +270,12 @@ def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
   flags = [f"--input={source}", f"--output={tmp_path / 'page.html'}"]
   completed = call_script("view.py", *flags, f"--labels={labels}")
   assert "3 problems, 5 solutions, 1 with labels" in completed.stdout, completed.stderr
+  apart = [RECORDS[0], RECORDS[2], RECORDS[1] | {"prm_score": float("nan")}]
+  source.write_text("".join(json.dumps(row) + "\n" for row in apart))
+  labels.write_text(json.dumps(row | {"steps": ["\n".join(row["steps"])], "labels": [1]}) + "\n")
+  completed = call_script("view.py", *flags, f"--labels={labels}", "--problems=1")
+  assert "1 problems, 2 solutions, 0 with labels" in completed.stdout, completed.stderr
+  assert "null" not in json.dumps([p.scores for p in page.from_records(apart)[0].solutions])
   source.write_text('{"problem": "p", "steps": ["a"], "rating_probs": []}\n')
   completed = call_script("view.py", *flags)
   assert completed.returncode == 1 and "0 rating_probs of 1 steps" in completed.stderr

@@ -127,6 +127,10 @@ def test_only_an_earlier_output_is_replaced(tmp_path, source):
   assert not (output / "mark").exists() and not leftovers(tmp_path)
   with pytest.raises(FileExistsError, match="is there already"):
     prepare.prepare_prm800k(source, source=source, overwrite=True)
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "manifest.json").write_text('{"train": {"tokens": 3}}')  # of train.py
+  with pytest.raises(FileExistsError, match="is of no dataset"):
+    prepare.prepare_prm800k(tmp_path / "run", source=source, overwrite=True)
   (output / "raw").mkdir()
   with pytest.raises(ValueError, match="which would be replaced"):
     prepare.prepare_prm800k(output, source=output / "raw", overwrite=True)
@@ -162,11 +166,37 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
       trees, counts = labelled.step_trees(tmp_path / directory, split, "process")
       assert counts == {key: summary[key] for key in counts}
       assert len(trees) == summary["rows"]["kept"]
+      own_paths = labelled.own_paths(tmp_path / directory, split)
+      assert [tree.source for tree in own_paths] == [tree.source for tree in trees]
       labels = [label for tree in trees for label in tree.labels if label is not None]
       assert len(labels) == sum(summary["labels"].values())
       trees, counts = labelled.step_trees(tmp_path / directory, split, "outcome")
       assert sum(tree.outcome for tree in trees) == summary["outcome"]["right"]
   assert manifests["a"]["splits"]["train"]["by_phase"].keys() == {"2"}
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    ("--dataset=stepwise --recipe=qwen", "--recipe is for --dataset=prm800k or arithmetic"),
+    ("--dataset=prm800k --arithmetic.seed=1", "--arithmetic is for --dataset=arithmetic"),
+    ("--beam.options a=1", "--beam.options needs --beam.runner"),
+    (
+      "--dataset=arithmetic --arithmetic.test_problems=0 --arithmetic.train_problems=1",
+      "arithmetic: no example of the split test",
+    ),
+  ],
+)
+def test_a_flag_that_cannot_apply_is_an_error(tmp_path, monkeypatch, flags, message):
+  """A flag that the dataset does not take, or an empty split, is an error and writes nothing."""
+  monkeypatch.syspath_prepend(conftest.ROOT / "scripts")
+  import prepare_data
+
+  arguments = ["prepare_data.py", *flags.split(), f"--output={tmp_path / 'out'}"]
+  monkeypatch.setattr(sys, "argv", arguments)
+  with pytest.raises(ValueError, match=message):
+    prepare_data.main()
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.shared_data

@@ -180,6 +180,8 @@ def test_missing_files_are_named(tmp_path, raw_rows):
   source = write_source(tmp_path / "data", raw_rows)
   with pytest.raises(FileNotFoundError, match=r"lacks data/phase1_train.jsonl, data/phase1_test"):
     prm800k.Builder(source=source, config="all", data_dir=tmp_path).download_and_prepare()
+  with pytest.raises(FileNotFoundError, match="absent: no such folder"):
+    prm800k.Builder(source=tmp_path / "absent", data_dir=tmp_path).download_and_prepare()
   # the folder above holds the same files
   prm800k.Builder(source=tmp_path, config="phase2", data_dir=tmp_path / "o").download_and_prepare()
   (source / "phase2_test.jsonl").write_bytes(b"{}\n")

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import published_models as models
 import pytest
+import tiny
 from conftest import call_script, start_script
 
 from prm_jax.evaluation import scored_samples
@@ -188,6 +189,14 @@ def test_a_tag_inside_a_step_is_not_read(published):
   np.testing.assert_allclose(given[:, 1], expected, atol=EXACT)
 
 
+def test_the_cost_of_encoding_each_prefix_is_bounded():
+  """A solution of very many steps is refused by a layout that encodes it once for each step."""
+  layout = readouts.trl_joined(tiny.TOKENIZER, {}, "")
+  assert len(layout.encode("p", ("ab",) * 100).read_positions) == 100
+  with pytest.raises(ValueError, match="12289 tokens and 6144 steps: "):
+    layout.encode("p", ("a",) * 6144)
+
+
 def test_a_step_of_several_lines_is_read_at_its_end(published):
   """A step of several lines has Skywork's ids, and is read at its last line."""
   own, scorer = published("skywork-o1-prm")
@@ -318,6 +327,14 @@ def test_score_py_takes_a_checkpoint_or_a_model(tmp_path):
   flags = ("--checkpoint=a", "--readout=trl", "--input=none", f"--output={tmp_path}/o.jsonl")
   assert "give one of --checkpoint=DIR and --model=DIR" in error_of(*flags)
   assert not list(tmp_path.iterdir())
+
+
+def test_score_py_reads_its_input_before_it_loads_the_model(tmp_path):
+  """A missing or empty input is an error before the model is loaded."""
+  (source := tmp_path / "in.jsonl").touch()
+  flags = ("--model=nowhere", "--readout=trl", f"--output={tmp_path}/o.jsonl")
+  assert f"score.py: {source}: empty" in error_of(*flags, f"--input={source}")
+  assert "No such file or directory: 'none'" in error_of(*flags, "--input=none")
 
 
 @pytest.mark.parametrize("name", ["o.jsonl", "o.jsonl.contract.json"])

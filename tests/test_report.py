@@ -57,7 +57,7 @@ def test_table_shows_no_control_characters(tmp_path):
   report["notices"].append("warning: a\x1b]0;b\x07\nc.jsonl:1")
   table = report_lib.format_table(report)
   assert "\x1b" not in table
-  assert table.endswith("warning: a?]0;b??c.jsonl:1")
+  assert table.endswith("Warning: a?]0;b??c.jsonl:1.")
   assert "\n?[2Jx?y" in table
   assert report_lib.group_name("subject", "Algebra") == "Algebra"
 
@@ -76,6 +76,15 @@ def test_text_from_files_is_escaped(tmp_path):
   assert problem["text"] == [attack] and problem["solutions"][0]["steps"][1]["text"] == [steps[1]]
   # nothing is fetched: the one address is MathML's name
   assert re.findall(r"https?://[^\s\"']*", page) == ["http://www.w3.org/1998/Math/MathML"]
+
+
+def test_the_pick_of_hopeless_scores_has_an_answer(tmp_path):
+  """If all answers have probability 0, the page still calls none without an answer the pick."""
+  rows = [rated(right=False, answer=None, score=0.0), rated(score=0.0)]
+  _, paths = written(samples_of(tmp_path / "a.jsonl", rows), tmp_path, methods=["prm_product"])
+  (problem,) = shown_on(paths[2].read_text())
+  why = {solution["missing"]: solution["why"] for solution in problem["solutions"]}
+  assert not why[True] and why[False][0].startswith("the PRM's pick")
 
 
 def test_rerank_py_prints_and_writes_a_report(tmp_path):
@@ -149,11 +158,10 @@ def test_bad_input_leaves_no_report(tmp_path):
   assert completed.stderr.splitlines()[-1].startswith(f"rerank.py: {path}:2: not JSON")
   assert not out.exists()
   flags = (f"--input={write(path, [rated(my_rm=1)])}", f"--output_dir={out}")
-  again = "named twice among inputs and outputs; give another name"
   nearest = 'no "my_mr", which --score names; the nearest key with a number'
   for flag, message in (
-    (f"--write_bundle={path}", f"{path}: {again}"),
-    (f"--write_bundle={out}/report.html", f"{out}/report.html: {again}"),
+    (f"--write_bundle={path}", f"output {path} is an input: give another name"),
+    (f"--write_bundle={out}/report.html", f"output {out}/report.html is named twice: "),
     ("--score=my_mr", f"{path}:1: {nearest}"),
     ("--n=2", "n=[2]: expected whole numbers in 1..1"),
   ):

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scored_files import bundled, generated, ranked, rated, samples_of, shown_on
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation import page
 from prm_jax.evaluation import report as report_lib
+from prm_jax.evaluation.reranking import Options
 from prm_jax.evaluation.scored_samples import read_scored_samples
 
 SOME = {"methods": ["prm_product", "orm"]}  # for tests of any methods: votes take long
@@ -278,10 +280,20 @@ def test_a_figure_draws_at_most_eight_methods(tmp_path):
   report, paths = written(samples, tmp_path, methods=methods)
   assert report["drawn"] == methods[:8] and list(report["curves"]) == methods
   (notice,) = [each for each in report["notices"] if "the figures show" in each]
-  assert notice.endswith("the first 8 methods, without all_correct, majority")
+  assert notice.endswith(f"the first 8 methods, without {', '.join(methods[8:])}")
   assert notice.removeprefix("the") in paths[2].read_text()
   (axes,) = report_lib.draw_curves(report).axes
   assert len({(line.get_color(), line.get_marker()) for line in axes.get_lines()}) == 8
+
+
+@pytest.mark.parametrize(
+  "wrong", [{"n": (0,)}, {"n": ("all", 2)}, {"seed": 2**70}, {"resamples": 0}, {"permutations": 1}]
+)
+def test_options_out_of_range_are_errors_before_the_work(wrong):
+  """An option out of range is an error that shows its value, before a file is read."""
+  ((key, value),) = wrong.items()
+  with pytest.raises(ValueError, match=re.escape(f"options.{key}={value}: ")):
+    Options(**wrong)
 
 
 def test_every_n(tmp_path):
@@ -326,6 +338,14 @@ def test_candidates_without_an_answer_are_never_chosen(tmp_path):
     report, _ = ranked(samples, pad_short=pad_short, methods=["prm_product"])
     assert report["curves"]["prm_product"]["accuracy"] == expected
     assert len(report["notices"]) == 2
+
+
+def test_a_notice_says_why_there_are_no_votes(tmp_path):
+  """Without any `answer` there are no votes, and the table says so in a sentence."""
+  records = [{key: value for key, value in rated().items() if key != "answer"}] * 2
+  report, _ = ranked(samples_of(tmp_path / "scored.jsonl", records))
+  assert "majority" not in report["curves"]
+  assert '\nNo candidate has "answer": no votes.' in report_lib.format_table(report)
 
 
 def solved(report, name="random"):

@@ -175,6 +175,8 @@ def test_returns_are_discounted_sums():
   compiled = jax.jit(rewards.returns_to_go)
   for discount in (1.0, 0.5, 0.0):
     np.testing.assert_allclose(compiled(values, discount), expected(discount), **TOLERANCE)
+  whole = rewards.returns_to_go(jnp.array([0, 0, 1]), 0.5)
+  np.testing.assert_array_equal(whole, [0.25, 0.5, 1])
 
 
 def test_advantages_leave_one_out():
@@ -278,12 +280,24 @@ def test_chats_are_texts():
   prompt = chat(("system", "s"), ("user", "old"), ("assistant", "r"), ("user", "2+2?"))
   function = RewardFunction(rater := Letters())
   parts = [{"type": "image"}, {"type": "text", "text": "rr"}, {"type": "text", "text": "x"}]
-  answers = [chat(("assistant", "rr\n\nrx")), chat(("assistant", parts)), None, 7]
-  assert function([prompt] * 4, answers) == [pytest.approx(0.5), pytest.approx(2 / 3), 0, 0]
-  assert rater.seen == [("2+2?", ["rr", "rx"]), ("2+2?", ["rrx"])]
+  call = chat(("assistant", None), ("tool", "5"), ("assistant", "rx"))  # of a tool
+  answers = [chat(("assistant", "rr\n\nrx")), chat(("assistant", parts)), call, None, 7]
+  found = [pytest.approx(x) for x in (0.5, 2 / 3, 0.5)]
+  assert function([prompt] * 5, answers) == [*found, 0, 0]
+  assert rater.seen == [("2+2?", ["rr", "rx"]), ("2+2?", ["rrx"]), ("2+2?", ["rx"])]
+  del call[0]["content"]
+  assert function([prompt], [call]) == found[2:]
   assert function(["2+2?"], ["rr\n\nrx"]) == [pytest.approx(0.5)]
   with pytest.raises(ValueError, match=r"prompt \[\].*a user's turn"):
     function([[]], ["r"])
+
+
+def test_nan_of_the_model_is_no_reward():
+  """A model that gives NaN is an error, as a trainer would take NaN for a missing reward."""
+  rater = Letters()
+  rater.read = lambda trees, problems: [np.full((1, 1, 2), np.nan)]
+  with pytest.raises(ValueError, match="the model gives NaN"):
+    RewardFunction(rater)(["p"], ["r"])
 
 
 def test_the_problem_may_be_a_column():

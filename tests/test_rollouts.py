@@ -63,7 +63,7 @@ def solved(seed: int = 0, each: int = 4) -> tuple[list[Problem], list[list[int]]
   return problems, ratings
 
 
-def annotated(engine, problems, s: Settings, tmp_path) -> list[dict]:
+def annotated(engine, problems, s: Settings, tmp_path, form="plain") -> list[dict]:
   """The output lines of all solutions."""
   make = lambda text, seed: Prompt("", text, "\n", seed)
   path = tmp_path / f"{random.random()}.journal"
@@ -72,7 +72,8 @@ def annotated(engine, problems, s: Settings, tmp_path) -> list[dict]:
     contextlib.closing(journal_lib.Journal(path, {})) as journal,
   ):
     given = (Sampling(), Limits(20), "\n", grader, s, 3, {"labeller": "x"})
-    rollouts.Annotator(engine, make, *given).run(problems, range(len(problems)), journal)
+    annotator = rollouts.Annotator(engine, make, *given, form=form)
+    annotator.run(problems, range(len(problems)), journal)
     return [line for i in range(len(problems)) for line in journal.done[i]]
 
 
@@ -99,6 +100,17 @@ def test_a_perfect_model_finds_the_first_error(search, count, tmp_path):
     unlabelled = [source is None for source in line["provenance"]["sources"]]
     assert unlabelled == [label is None for label in expected]
   assert wrong > 5
+
+
+def test_the_answer_of_a_few_shot_rollout_ends_before_the_next_problem(tmp_path):
+  """The stop string that begins a next problem, which stays in a text, is no part of its answer."""
+  engine = Oracle()
+  before = engine.generate
+  engine.generate = lambda *given: (
+    dataclasses.replace(x, text=f"{x.text}\n\nProblem:\n") for x in before(*given)
+  )
+  lines = annotated(engine, solved(each=1)[0], Settings(rollouts=1), tmp_path, "few_shot")
+  assert any(line["rollouts"][0] == [1, 1] for line in lines)
 
 
 def test_a_binary_search_makes_rollouts_from_few_steps(tmp_path):

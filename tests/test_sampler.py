@@ -204,6 +204,21 @@ def test_a_completion_ends_at_an_end_token_a_stop_string_or_the_limit():
     assert x.end == ("stop" if stop in whole else "length")
 
 
+def test_a_text_is_decoded_only_where_it_may_end():
+  """With a stop string, a text is decoded after tokens that have the string's last letter."""
+  lengths = []
+
+  class Counting(Letters):
+    def decode(self, ids) -> str:
+      lengths.append(len(ids))
+      return super().decode(ids)
+
+  engine = dataclasses.replace(sampler(end=()), tokenizer=Counting())
+  found = completions(engine, limits=Limits(12, ("no!",))).values()
+  may_end = sum("!" in Letters().decode([token]) for x in found for token in x.tokens)
+  assert sum(length > 1 for length in lengths) <= may_end + len(found)
+
+
 def test_temperature_zero_chooses_the_likeliest_token():
   """At temperature 0 each token is the likeliest by a forward pass without a cache."""
   for x in completions(sampler(), n=1, s=Sampling(temperature=0)).values():

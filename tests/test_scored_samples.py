@@ -108,6 +108,13 @@ def test_files_of_the_same_candidates_merge(tmp_path, form):
   fails([orm, changed], f'{where}"orm_score" is 77.0')
 
 
+def test_nan_does_not_contradict_itself(tmp_path):
+  """NaN in two files, or on two lines of a problem, is one value; as a level it is missing."""
+  records = [candidate(level=float("nan"), entropy=[float("nan")])] * 2
+  paths = [write(tmp_path / name, records) for name in ("a.jsonl", "b.jsonl")]
+  assert read_scored_samples(paths).levels == (None,)
+
+
 def test_blank_lines_are_skipped_but_counted(tmp_path):
   """Blank lines are skipped, and the line numbers in errors still count them."""
   records = [candidate(), candidate(right=False, answer="4"), candidate(orm=0.1)]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import types
 
 import numpy as np
 import pytest
@@ -261,6 +262,42 @@ def test_unfinished_solutions_can_be_skipped(scorer, samples, tmp_path):
     list(candidates.rated(path, scorer, "", True))
 
 
+def test_a_wrong_line_is_an_error_before_any_is_scored(tmp_path, monkeypatch):
+  """A wrong line at the end of a long file does not cost the scores of all lines before it."""
+  monkeypatch.setattr(candidates, "CHUNK", 1)
+  (path := tmp_path / "in.jsonl").write_text('{"problem": "p", "steps": ["a"]}\n{}\n')
+  unused = types.SimpleNamespace(contract=tiny.contract())  # no `by_head`
+  with pytest.raises(BadLine, match=f'{path}:2: no "problem"'):
+    next(candidates.rated(path, unused, ""))
+
+
+def test_scores_of_an_earlier_model_are_replaced(scorer):
+  """Neither a new score nor a skipped line keeps an earlier model's scores of the same kind."""
+  old = {"step_std": [9.0], "prm_score_std": 9.0, "prm_score": 9.0, "orm_score": 0.5}
+  assert candidates.unscored({"problem": "p"} | old, scorer.contract) == {
+    "problem": "p",
+    "orm_score": 0.5,
+  }
+  record = candidates.scored(old, ["a"], np.full((1, 1, 3), 1 / 3), scorer.contract)
+  assert record.keys() == {"orm_score", "steps", "rating_probs", "prm_score"}
+  assert record["prm_score"] == pytest.approx(2 / 3)
+
+
+def test_a_solution_without_a_score_is_an_error(scorer, samples, tmp_path, monkeypatch):
+  """A solution without steps, and NaN of the model, are errors with index or line."""
+  good = (samples[0]["problem"], ("1",))
+  with pytest.raises(SolutionError, match="without steps") as error:
+    scorer.by_head([good, ("p", ())])
+  assert error.value.index == 1
+  nan = lambda self, trees, problems, on_share: [np.full((1, 1, 3), x) for x in (0.5, np.nan)]
+  monkeypatch.setattr(Scorer, "read", nan)
+  path = tmp_path / "in.jsonl"
+  lines = [{"problem": "p", "steps": [step]} for step in ("a", "a", "b")]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  with pytest.raises(BadLine, match=f"{path}:3: the model gives NaN"):
+    list(candidates.rated(path, scorer, ""))
+
+
 def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):
   """An export has its checkpoint's scores and contract; one without a step head is refused."""
   about = (scorer.params, scorer.config, scorer.vocab_size)
@@ -280,7 +317,8 @@ def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):
 @pytest.mark.parametrize(
   ("keys", "message"),
   [
-    ({}, 'in.jsonl:2: no "steps"'),
+    ({}, 'in.jsonl:2: no "steps" or "text"'),
+    ({"samples": [{}]}, 'in.jsonl:2: a problem with "samples"; expected one candidate a line'),
     ({"steps": []}, r'in.jsonl:2: "steps" is \[\]: expected array of length >= 1'),
     ({"steps": ["a", 7]}, r'in.jsonl:2: "steps\[1\]" is 7: expected str, got int'),
   ],

@@ -230,6 +230,15 @@ def test_cached_probabilities_equal_those_of_the_whole_solution(rounds, tree_tok
       reader.keep({1: pairs[::2]})
 
 
+def test_nan_of_the_reward_model_is_an_error():
+  """A search does not choose among solutions whose probabilities are NaN."""
+  broken = dataclasses.replace(
+    scorer(), params=scorer().params | {"head": np.nan * scorer().params["head"]}
+  )
+  with pytest.raises(ValueError, match="the model gives NaN"):
+    CachedScorer(broken, 1).probabilities({0: [("P", ("a",))]})
+
+
 @functools.cache
 def shared_reader(kind: str) -> CachedScorer:
   """Returns a cached scorer with two contexts, the same for all examples."""

@@ -226,7 +226,8 @@ SOLUTION = b'{"solutions": [{"problem": "p", "steps": ["s"]%s}]}'
     (b'{"solutions": 7}', '"solutions" is 7: expected array'),
     (b'{"solutions": []}', "length >= 1"),
     (b'{"solutions": ["s"]}', "\"solutions[0]\" is 's': expected object"),
-    (b'{"solutions": [{"problem": "p"}]}', 'solutions[0]: no "steps"'),
+    (b'{"solutions": [{"problem": "p"}]}', 'solutions[0]: no "steps" or "text"'),
+    (SOLUTION[:-1] % b"" + b', "model": 1}', "unknown field model"),
     (b'{"solutions": [{"problem": "p", "steps": []}]}', 'solutions[0]: "steps" is []'),
     (b'{"solutions": [{"problem": "p", "text": "\\n"}]}', 'solutions[0]: "steps" is []'),
     (b'{"solutions": [{"problem": 1, "steps": ["s"]}]}', 'problem" is 1: expected str'),
@@ -476,8 +477,10 @@ def test_a_client_that_reads_no_answer_times_out(scorer):
 
 
 @pytest.mark.parametrize("failure", ["exception", "NaN"])
-def test_a_model_that_fails_fails_only_the_requests_of_its_batch(scorer, monkeypatch, failure):
-  """Requests get 500 if the model fails on their batch, and the next one is answered."""
+def test_a_model_that_fails_fails_only_the_requests_of_its_batch(
+  scorer, monkeypatch, capsys, failure
+):
+  """Requests get 500 if the model fails on their batch, the log says why; the next is answered."""
   read = RequestQueue._read
 
   def failing(self, batch):
@@ -491,6 +494,9 @@ def test_a_model_that_fails_fails_only_the_requests_of_its_batch(scorer, monkeyp
   with in_thread(scorer) as (served, url):
     bad = {"solutions": [{"problem": "bad", "steps": ["s"]}]}
     assert ask(url, bad)[0] == (500, {"error": "the model failed; the server's log says how"})
+    assert {"exception": "RESOURCE_EXHAUSTED", "NaN": "NaN in place of"}[
+      failure
+    ] in capsys.readouterr().err
     assert ask(url, GOOD)[0][0] == 200
     wait(lambda: not any(served.held.values()))
 
@@ -555,6 +561,7 @@ def test_the_benchmark_measures_each_number_of_connections(tmp_path, arithmetic_
     (["--checkpoint=none", "--port=0"], 1, "none: no finished checkpoint"),
     (["--checkpoint=none", "--port=70000"], 2, "70000"),
     (["--checkpoint=none", "--host=192.0.2.1"], 1, "--host=192.0.2.1 --port=8000: Cannot"),
+    (["--checkpoint=none", "--host=a.invalid"], 1, "--host=a.invalid --port=8000: "),
   ],
 )
 def test_wrong_flags_are_errors_without_a_traceback(flags, code, message):
@@ -564,7 +571,7 @@ def test_wrong_flags_are_errors_without_a_traceback(flags, code, message):
 
 
 def test_rewards_over_http_are_those_of_the_reward_function(scorer):
-  """POST /rewards gives many clients the sums and steps of `RewardFunction`; a bad form gets 400.
+  """POST /rewards gives many clients the sums and steps of `RewardFunction`, or 400.
 
   The client in docs/rewards.md gets the same sums.
   """
@@ -583,10 +590,12 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
         async with session.post(f"{url}/rewards", json=body | changes) as response:
           return response.status, await response.json()
 
-      return await asyncio.gather(post(1, form="x"), *(post(times) for times in range(1, 40)))
+      return await asyncio.gather(
+        post(1, form="x"), post(1, forms=""), *(post(times) for times in range(1, 40))
+      )
 
   with in_thread(scorer) as (_, url):
-    (status, refused), *answers = asyncio.run(ask(url))
+    (status, refused), misspelt, *answers = asyncio.run(ask(url))
     code = {}
     exec(example.replace("http://127.0.0.1:8000", url), code)
     many = code["prm_reward"](["Solve"] * 300, completions * 100, question=prompts * 100)
@@ -596,5 +605,6 @@ def test_rewards_over_http_are_those_of_the_reward_function(scorer):
     np.testing.assert_allclose(answer["rewards"], sums * times, atol=1e-6)
     assert [step["ends"] for step in answer["steps"]] == [step.ends for step in expected] * times
   assert status == 400 and "form='x'" in refused["error"]
+  assert misspelt[0] == 400 and "unknown field forms" in misspelt[1]["error"]
   default = RewardFunction(scorer, "minimum")(prompts, completions)
   np.testing.assert_allclose(many, default * 100, atol=1e-6)

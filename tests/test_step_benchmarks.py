@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import call_script
 
+from prm_jax import aggregation as agg
 from prm_jax import step_metrics
 from prm_jax.datasets import prepare
 from prm_jax.datasets import prm_bench as prm_bench_data
@@ -22,6 +23,7 @@ from prm_jax.evaluation import (
   step_figure,
 )
 from prm_jax.evaluation.judged import Judged, problem_weights
+from prm_jax.runtime.json_lines import BadLine
 from prm_jax.scoring.scorer import Scorer
 
 GROUPS = ("gsm8k", "math")
@@ -240,11 +242,13 @@ def test_weighted_auroc_equals_auroc_of_repeated_steps():
   rng = np.random.default_rng(0)
   scores, positive = rng.choice(COARSE, 50), rng.integers(0, 2, 50).astype(bool)
   weights = rng.integers(0, 3, (20, 50)).astype(float)
-  values = prm800k_steps.weighted_auroc(scores, positive, weights)
+  trees = np.arange(50)
+  values = prm800k_steps.weighted_auroc(scores, positive, trees, weights)
   for row, value in zip(weights.astype(int), values):
     expected = step_metrics.auroc(np.repeat(scores, row), np.repeat(positive, row))
     assert value == pytest.approx(expected)
-  assert np.isnan(prm800k_steps.weighted_auroc(scores, positive, weights * positive)).all()
+  one_class = prm800k_steps.weighted_auroc(scores, positive, trees, weights * positive)
+  assert np.isnan(one_class).all()
 
 
 def test_diagnostics_equal_their_definitions():
@@ -259,7 +263,7 @@ def test_diagnostics_equal_their_definitions():
   right = [x for x in solutions if x.first_error < 0]
   rho = scipy.stats.spearmanr([x.scores.min() for x in right], [len(x.steps) for x in right])
   assert report["length_bias"]["min"]["right"] == pytest.approx(rho.statistic)
-  assert {*report["length_bias"]} == {"product", "min", "mean", "last", "soft_min"}
+  assert {*report["length_bias"]} == {*agg.REDUCTIONS}
   lucky = [x for x in solutions if x.answer_is_right and x.first_error >= 0]
   detected = np.mean([(x.scores < 0.5).any() for x in lucky])
   assert report["right_answer_wrong_steps"]["n"] == len(lucky)
@@ -303,6 +307,8 @@ def test_error_auroc_of_heads_that_disagree_at_mistakes_is_1():
     about = {name: getattr(each, name) for name in ("id", "group", "problem", "steps")}
     solutions.append(with_scores(judged.Labelled(**about, labels=labels), scores, std=std))
   uncertainty = diagnostics.diagnose(solutions, 0.5)["uncertainty"]
+  without = random_solutions(2)  # not scored by an ensemble
+  assert diagnostics.diagnose([*solutions, *without], 0.5)["uncertainty"] == uncertainty
   assert uncertainty["error_auroc"] == 1
   assert uncertainty["certain"]["share"] == 0
   assert (
@@ -368,6 +374,8 @@ def test_scored_lines_are_evaluated_and_compared(scored_lines, tmp_path):
   assert (
     "half.jsonl, 20 solutions, 20 of them on problems that are reported" in other["threshold_from"]
   )
+  evaluate(*flags, f"--output={tmp_path / 'math.json'}", "--split=math")
+  assert [*json.loads((tmp_path / "math.json").read_text())["subsets"]] == ["math"]
   printed = evaluate("--compare", a, b, f"--output={tmp_path / 'c.json'}")
   paired = json.loads((tmp_path / "c.json").read_text())["paired"]["math/f1"]
   later = by_hand([x for x in solutions if x.group == "math"], other["threshold"])[2]
@@ -426,9 +434,12 @@ def test_flags_that_exclude_each_other_are_an_error():
     (["--input=a", "--data_dir=b", "--output=c"], "--input has its own labels"),
     (["--checkpoint=a", "--readout=trl", "--data_dir=b", "--output=c"], "go with --model"),
     (["--input=a", "--output=c", "--threshold=1", "--threshold_data=b"], "not both"),
+    (["--input=a", "--output=c", "--threshold=nan"], "threshold=nan"),
+    (["--input=a", "--output=a"], "a is an input"),
+    (["--compare", "a.png", "b", "--output=a"], "a.png is an input"),
   ):
     completed = call_script("evaluate.py", *flags)
-    assert completed.returncode == 1 and message in completed.stderr
+    assert completed.returncode and message in completed.stderr
 
 
 def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
@@ -446,6 +457,11 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
     ([f"--data_dir={folder}"], "files of ProcessBench: give --benchmark=process_bench"),
     ([process, f"--data_dir={folder}", "--split=math"], "no solution of --split=math"),
     ([process, f"--data_dir={folder}", f"--threshold_data={tmp_path}/t"], "No such file"),
+    (
+      ["--benchmark=prm_bench", "--readout=skywork-o1-prm", f"--data_dir={folder}"]
+      + [f"--threshold_data={path}"],
+      "by differences between them: give --threshold",
+    ),
     ([process, f"--data_dir={folder}"], "no/model"),
   ):
     output = f"--output={tmp_path / 'out.json'}"
@@ -474,6 +490,11 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
   completed = call_script("prepare_data.py", *flags)
   assert completed.returncode == 0, completed.stderr
   assert process_bench_data.read(raw) == process_bench_data.read(tmp_path / "out")
+  unknown = {"id": "math-0", "problem": "p", "steps": ["s"], "label": -1}
+  (tmp_path / "unknown").mkdir()
+  write_lines(tmp_path / "unknown" / "math.jsonl", [unknown])
+  with pytest.raises(BadLine, match=r'math\.jsonl:1: no "final_answer_correct"'):
+    prepare.prepare_benchmark(tmp_path / "c", "process_bench", source=tmp_path / "unknown")
   row = {
     "idx": "a",
     "classification": "redundency",
@@ -497,7 +518,8 @@ def test_files_without_a_published_checksum_are_downloaded_once(tmp_path, monkey
   folder, url = served
   monkeypatch.setattr(process_bench_data.Builder, "BASE_URL", url)
   for name in ("gsm8k", "math", "olympiadbench", "omnimath"):
-    rows = [{"id": f"{name}-{i}", "problem": "p", "steps": ["a"], "label": -1} for i in range(2)]
+    row = {"problem": "p", "steps": ["a"], "label": -1, "final_answer_correct": True}
+    rows = [row | {"id": f"{name}-{i}"} for i in range(2)]
     (folder / f"{name}.json").write_text(json.dumps(rows))
   for output in (tmp_path / "first", tmp_path / "second"):
     options = {"source": None, "download_dir": tmp_path / "downloads"}
@@ -544,6 +566,10 @@ def test_prm800k_lines_with_probabilities_are_judged(tmp_path):
   result = step_benchmarks.result("prm800k", judged_paths, trees, 0.5)
   assert result["auroc"] == 1 and result["count_by_class"] == {"-1": 2, "0": 2, "1": 1}
   assert result["first_error"]["error_accuracy"] == 1 and result["first_error"]["f1"] is None
+  table = prm800k_steps.table(result)
+  assert len(table) == 7 and table[-1].endswith("correct accuracy n/a, F1 n/a")
+  result["count_by_class"]["0"], result["f1_by_class"]["0"] = 0, None  # of a model of two classes
+  assert len(prm800k_steps.table(result)) == 6
   del line["label"]["steps"][1]["completions"][0]["rating_probs"]
   write_lines(path, [line])
   with pytest.raises(ValueError, match=r"scored\.jsonl:1: rating_probs\[2\] is {}"):
@@ -559,18 +585,18 @@ def test_a_threshold_is_found_on_files_of_any_form(tmp_path):
     {key: value for key, value in row.items() if key != "rating_probs"} for row in (plain, right)
   ]
   by_step = [row | {"step_scores": [score]} for row, score in zip(bare, (0.3, 0.6))]
-  arguments = {"scorer": None, "judged": [], "readout": "", "neutral": "positive"}
+  arguments = {"scorer": None, "judged": [], "neutral": "positive"}
   for rows, middle in ((lines, 0.55), ([plain, right], 0.45), (by_step, 0.45)):
     path = write_lines(tmp_path / "rows.jsonl", rows)
-    threshold, origin = step_benchmarks.threshold("process_bench", None, path, **arguments)
+    threshold, origin = step_benchmarks.threshold(None, path, **arguments)
     assert threshold == pytest.approx(middle) and "none of their problems is reported" in origin
   write_lines(path, bare)
   with pytest.raises(ValueError, match="no rating_probs or step_scores, and no model"):
-    step_benchmarks.threshold("process_bench", None, path, **arguments)
+    step_benchmarks.threshold(None, path, **arguments)
 
 
-def test_alternatives_are_scored_as_chains_of_their_own(prm_run):
-  """The probability of a step beside the path is that of the chain that ends with the step."""
+def test_alternatives_are_scored_as_chains_of_their_own(prm_run, monkeypatch):
+  """A step beside the path is scored as the chain that ends with it; NaN is an error."""
   scorer = Scorer.load(prm_run)
   steps, labels = ["2+3=6", "2+3=5", "So 5.", "So 6."], [-1, 1, 1, -1]
   tree = judged.Labelled("a", "all", "2 + 3", steps, labels, parents=[-1, -1, 1, 1])
@@ -579,3 +605,7 @@ def test_alternatives_are_scored_as_chains_of_their_own(prm_run):
   for path in tree.paths():
     (chain,) = scorer.probabilities([(tree.problem, [steps[i] for i in path])])
     np.testing.assert_allclose(scored.probs[path], chain, rtol=1e-4)
+  nan = lambda self, trees, problems, on_share: [np.full((1, 1, 3), np.nan) for _ in trees]
+  monkeypatch.setattr(Scorer, "read", nan)
+  with pytest.raises(ValueError, match="a: the model gives NaN"):
+    judged.score(scorer, [tree])

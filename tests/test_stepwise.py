@@ -1,5 +1,8 @@
 """Labelled steps from any source: their forms, kinds of labels, splits and training."""
 
+import gzip
+import hashlib
+import http.server
 import json
 
 import pytest
@@ -63,7 +66,7 @@ def test_three_forms_give_the_same_solution(tmp_path):
   steps = ["Step 1: 2 + 2 = 4.", "Step 2: So 5"]
   forms = [
     SHEPHERD,
-    {"prompt": "Two plus two?", "completions": steps, "labels": [True, False]},
+    {"prompt": "Two plus two?", "completions": steps, "labels": [True, False], "problem": "?"},
     {"problem": "Two plus two?", "steps": steps, "labels": [True, False]},
     {"problem": "Two plus two?", "steps": steps, "labels": [1, -1]},
   ]
@@ -128,6 +131,7 @@ def test_an_ambiguous_zero_is_an_error(tmp_path):
     (native([True, True]) | {"steps": ["a"]}, ":2: .*2 labels of 1 steps"),
     ({"problem": "p", "answer": "x"}, ":2: no labelled solution: expected"),
     (SHEPHERD | {"label": "Two"}, r':2: "label" is not "input" with'),
+    (SHEPHERD | {"label": SHEPHERD["label"] + " So 6 +"}, r':2: "label" is not "input" with'),
     (SHEPHERD | {"input": "Two ки", "label": "Two +"}, r":2: \"input\" is 'Two ки': expected"),
     (TRL_ROW | {"completions": []}, ":2: "),
   ],
@@ -162,6 +166,8 @@ def test_problems_are_held_out_whole(tmp_path):
   trees, counts = labelled.step_trees(out, "train", "process")
   assert manifest["test_problems"] == ["p 3"] and counts["dropped"] == {"test_problem": 3}
   assert "p 3" not in {tree.problem for tree in trees}
+  trees, manifest = prepared(tmp_path, rows[0], test_share=0.9)
+  assert len(trees) == 1 and "test" not in manifest["splits"]  # not even if it is the only one
 
 
 def prepare_data(source, output):
@@ -188,18 +194,37 @@ def test_a_test_split_without_a_wrong_step_gets_a_warning(tmp_path):
   assert "warning: test" not in run.stderr
 
 
-def test_a_file_on_the_web_is_downloaded_once(tmp_path, served):
-  """A source may be a URL, whose file is downloaded once and named in the manifest."""
+@pytest.mark.parametrize("file", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_file_on_the_web_is_downloaded_once(tmp_path, served, file):
+  """A source may be a URL, whose file is downloaded once, as it is, and named in the manifest."""
   folder, url = served
-  write(folder / "rows.jsonl", SHEPHERD)
-  options = {"source": url + "rows.jsonl", "download_dir": tmp_path / "downloads"}
+  content = write(folder / file, SHEPHERD).read_bytes()
+  if file.endswith(".gz"):
+    content = gzip.compress(content)
+    (folder / file).write_bytes(content)
+  options = {"source": url + file, "download_dir": tmp_path / "downloads"}
   for name in ("first", "second"):
     manifest = prepare.prepare_stepwise(tmp_path / name, prepare.Stepwise(), **options)
-    assert manifest["source"]["train"]["url"] == url + "rows.jsonl"
+    assert manifest["source"]["train"]["url"] == url + file
+    assert manifest["source"]["train"]["sha256"] == hashlib.sha256(content).hexdigest()
     assert len(labelled.step_trees(tmp_path / name, "train", "process")[0]) == 1
-    (folder / "rows.jsonl").unlink(missing_ok=True)
+    (folder / file).unlink(missing_ok=True)
   with pytest.raises(ValueError, match="the URL of a file"):
     prepare.prepare_stepwise(tmp_path / "out", prepare.Stepwise(), source=url)
+
+
+def test_an_interrupted_download_is_an_error_and_not_kept(tmp_path, served, monkeypatch):
+  """A connection that ends early is an error, and the next run downloads the file again."""
+  folder, url = served
+  write(folder / "rows.jsonl", SHEPHERD, SHEPHERD)
+  half = lambda _, source, out: out.write(source.readline())
+  options = {"source": url + "rows.jsonl", "download_dir": tmp_path / "downloads"}
+  with monkeypatch.context() as patch:
+    patch.setattr(http.server.SimpleHTTPRequestHandler, "copyfile", half)
+    with pytest.raises(RuntimeError, match=r"ended [0-9]+ bytes early"):
+      prepare.prepare_stepwise(tmp_path / "out", prepare.Stepwise(), **options)
+  manifest = prepare.prepare_stepwise(tmp_path / "out", prepare.Stepwise(), **options)
+  assert manifest["splits"]["train"]["rows"]["read"] == 2
 
 
 def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
@@ -210,12 +235,15 @@ def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
   outcomes, counts = labelled.step_trees(tmp_path / "out", "train", "outcome")
   assert [(tree.steps, tree.outcome) for tree in outcomes] == [(("s0", "s1"), False)]
   assert counts["dropped"] == {"no_is_correct": 1}
+  prepared(tmp_path, *[native([None], is_correct=right) for right in (True, False)])
+  assert len(labelled.step_trees(tmp_path / "out", "train", "outcome")[0]) == 2
+  assert [*step_dataset.texts(tmp_path / "out", "train", 9)] == ["p", "s0"] * 2
 
 
 def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):
   """Training takes both datasets without the evaluated problems, and shares of their problems."""
   own = [{"problem": f"p{i}", "steps": ["s"], "labels": [-1 + i % 3]} for i in range(60)]
-  more = [{"problem": f"p{i}", "steps": ["t"], "labels": [i % 2 == 0]} for i in range(30, 90)]
+  more = [{"problem": f" p{i}", "steps": ["t"], "labels": [i % 2 == 0]} for i in range(30, 90)]
   directories = []
   for name, rows in (("own", own), ("more", more)):
     write(tmp_path / f"{name}.jsonl", *rows)

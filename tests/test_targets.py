@@ -61,10 +61,10 @@ def loss_and_others(params, batch, config, graph, seed):
   return loss_lib.means(sums, loss_lib.weights(batch, config))
 
 
-def loss_of(batch, config, heads=1, seed=0) -> float:
-  """The training loss of a batch."""
+def loss_of(batch, config, heads=1, seed=0, metric="loss") -> float:
+  """The training loss of a batch, or another metric."""
   graph, params = model(heads)
-  return float(loss_and_others(params, batch, config, graph, seed)["loss"])
+  return float(loss_and_others(params, batch, config, graph, seed)[metric])
 
 
 def test_a_soft_label_has_the_soft_cross_entropy():
@@ -82,6 +82,15 @@ def test_counts_are_a_binomial_likelihood():
   repeated = [chain(x) for x in ([-1, 1], [-1, 1], [-1, 1], [1, 1])]
   config = config_lib.Loss()
   assert loss_of(counts, config) == pytest.approx(loss_of(batch_of(*repeated), config), rel=1e-5)
+
+
+def test_training_and_evaluation_agree_on_the_accuracy():
+  """Both take the last of classes with equal weights, such as two right rollouts of four."""
+  targets = [(2, 2), (2, 2), (1, 1), (3, 1)]
+  batch = batch_of(chain(targets))
+  probabilities = np.exp(log_probs(batch)[0, : len(targets), 0])
+  evaluated = step_metrics.step_metrics(probabilities, targets, (-1, 1))["accuracy"]
+  assert loss_of(batch, config_lib.Loss(), metric="accuracy") == evaluated
 
 
 def test_class_weights_give_a_weighted_mean():

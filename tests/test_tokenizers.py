@@ -5,6 +5,8 @@ import json
 import os
 import pathlib
 import re
+import sys
+from concurrent import futures
 
 import published_models
 import pytest
@@ -113,6 +115,20 @@ def test_special_tokens_in_a_text_are_encoded_as_letters(loaded, kind):
     assert parsed == [*tokenizer.encode("a"), SPECIAL.index(special), *tokenizer.encode("b")]
     assert tokenizer.decode(parsed) == f"a{special}b"
   assert tokenizer.encode("<extra_0>", special=True) == [2]
+
+
+def test_threads_that_share_a_tokenizer_do_not_disturb_each_other(loaded):
+  """Threads that encode special tokens, as tokens and as letters, get their own ids."""
+  tokenizer, text, interval = loaded["qwen"], "a<bos>b", sys.getswitchinterval()
+  encode = lambda i: tuple(tokenizer.encode(text, special=i % 2 == 0))
+  expected = encode(0), encode(1)
+  sys.setswitchinterval(1e-6)
+  try:
+    with futures.ThreadPoolExecutor(4) as pool:
+      ids = [*pool.map(encode, range(40_000))]
+  finally:
+    sys.setswitchinterval(interval)
+  assert ({*ids[::2]}, {*ids[1::2]}) == ({expected[0]}, {expected[1]})
 
 
 def test_added_tokens_that_are_not_special_are_ordinary_vocabulary(originals, loaded):

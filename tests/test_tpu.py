@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import os
 import re
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +119,9 @@ def test_asynchronous_collectives_and_transfers_between_slices():
     text = TEXT.replace(SCATTER, f"  %start = {shape} all-reduce-start(%x), {GROUP}\n{SCATTER}")
     (start,) = [x for x in hlo.read(text).collectives if x.overlapped and not x.loop]
     assert (start.bytes, start.traffic) == (64, 2 * 64 * 7 / 8)
+  start = f"  %start = ((f32[16]{{0}}), f32[2]{{0}}) reduce-scatter-start(%x), {GROUP}\n{SCATTER}"
+  (start,) = [x for x in hlo.read(TEXT.replace(SCATTER, start)).collectives if x.overlapped][1:]
+  assert (start.bytes, start.traffic) == (64, 64 * 7 / 8)  # as the one that is not asynchronous
   shape = "(bf16[8,4]{1,0:T(8,128)(2,1)}, u32[], token[])"
   received = f"  %recv = {shape} recv(%after-all), channel_id=1, is_host_transfer=true\n"
   found = hlo.read(TEXT.replace(SCATTER, received + SCATTER)).collectives
@@ -275,6 +280,38 @@ def test_an_unknown_compiler_option_is_named(tokenizer, tmp_path):
   assert not path.exists()
 
 
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ("--decode_batch=-1",),
+    ("--decode_batch=8", "--decode_ring=0"),
+    ("--decode_batch=8", "--sweep"),
+  ],
+)
+def test_flags_of_a_decoding_step_are_checked(tokenizer, tmp_path, flags):
+  """Sizes out of range, and flags that a decoding step does not use, are errors in one line."""
+  output = tmp_path / "decode.json"
+  done = compile_for_tpu(tokenizer, output, "--topology=v5e:2x2", *flags, run=run_script)
+  assert done.returncode == 1 and "Traceback" not in done.stderr
+  assert flags[-1].partition("=")[0] in done.stderr and not output.exists()
+
+
+def abort_at_more_rows(job):
+  """Stands for a compiler that aborts its process at more than 16 rows."""
+  if job.config.train.batch_rows > 16:
+    os.abort()
+  return {"rows": 16, "saved": [], "fits": True, "gib_per_chip": {"needed": 1.0}}
+
+
+def test_a_sweep_outlives_an_abort_of_the_compiler(monkeypatch, capfd):
+  """A sweep keeps the reports of other variants if the compiler aborts its process at one."""
+  sweep = runpy.run_path(str(ROOT / "scripts" / "compile_for_tpu.py"))["sweep"]
+  monkeypatch.setattr(compilation, "compiled_report", abort_at_more_rows)
+  job = compilation.Job(config_lib.Experiment(), "v5e:2x2")
+  assert [report["rows"] for report in sweep(job, compiles=2)] == [16]
+  assert "variant 2 is left out: the compiler aborted" in capfd.readouterr().err
+
+
 def test_an_unknown_topology_is_refused_and_leaves_no_file(tokenizer, tmp_path):
   """The error lists the known generations and translates Cloud TPU's names; no file is written."""
   path = tmp_path / "compile.json"
@@ -373,6 +410,8 @@ def test_the_kernel_is_counted_by_live_blocks():
   assert cost_model.kernel_flops(experiment(()), training=True) == once * 11 / 9
   assert cost_model.kernel_flops(experiment(), training=False) == once * 2 / 9
   assert cost_model.kernel_flops(experiment(trained="head"), training=True) == once * 2 / 9
+  # Attention pads a row of 600 to two blocks of 512.
+  assert cost_model.kernel_flops(experiment(row_length=600), training=True) == once
 
 
 def test_the_seconds_of_a_step_add_up():

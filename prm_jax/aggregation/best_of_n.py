@@ -92,8 +92,7 @@ def _expected(rank, n, *arrays) -> jax.Array:
   The last three of `arrays` are correct, valid and sizes.
   """
   p, m = candidates.check_shapes(np.shape(arrays[0]), *arrays[-3:])
-  sizes = arrays[-1]
-  weights = draw_weights(m, candidates.check_n(n, m), sizes)
+  weights = draw_weights(m, candidates.check_n(n, m), sizes=arrays[-1])
   arrays = [candidates.as_array(x) for x in arrays]
   if not candidates.on_one_cpu(*arrays):
     return expectation(rank(*arrays), weights)
@@ -101,7 +100,7 @@ def _expected(rank, n, *arrays) -> jax.Array:
   parts, done = [], 0
   for block in blocks((p, m), BLOCK):
     ranked = rank(*(None if x is None else x[block] for x in arrays))
-    own = weights if sizes is None else dataclasses.replace(weights, row=weights.row[block])
+    own = weights if arrays[-1] is None else dataclasses.replace(weights, row=weights.row[block])
     parts.append(expectation(ranked, own)[done - block.start :])
     done = block.stop
-  return jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+  return jnp.concatenate(parts)

@@ -1,19 +1,14 @@
 """Checks the arguments that all estimators share: scores, labels and values of N."""
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 
-@overload
-def as_array(x: None) -> None: ...
-@overload
-def as_array(x: ArrayLike) -> np.ndarray | jax.Array: ...
-def as_array(x):
+def as_array(x: Any) -> Any:
   """Returns None or a JAX array as it is, and anything else as a numpy array."""
   return x if x is None or isinstance(x, jax.Array) else np.asarray(x)
 

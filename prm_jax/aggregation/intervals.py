@@ -125,11 +125,13 @@ def simultaneous_band(
   if len(per_problem) < 2:
     raise ValueError(f"per_problem {per_problem.shape}: a band takes at least 2 problems")
   mean = per_problem.mean(axis=0)
-  # The mean of equal values may round, which would give their column a spread.
+  # The mean of equal values may round, which would give their column a spread; and the spread of
+  # tiny values is 0, as their squares are.
   constant = (per_problem == per_problem[0]).all(axis=0)
   error = jnp.where(constant, 0, standard_error(per_problem))
   # In standard errors from the mean, so that the mean of a resample is its deviation.
-  deviations = jnp.where(constant, 0, (per_problem - mean) / jnp.where(constant, 1, error))
+  flat = error == 0
+  deviations = jnp.where(flat, 0, (per_problem - mean) / jnp.where(flat, 1, error))
   largest = _over_resamples(deviations, key, resamples, lambda x: jnp.nanmax(jnp.abs(x), axis=1))
   critical = _quantile(_sorted(largest), level)
   return mean - critical * error, mean + critical * error, critical

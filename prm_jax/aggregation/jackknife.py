@@ -65,8 +65,9 @@ def _errors(keys, size, row, values, whole, rest):
   right = (keys & 1).astype(whole.dtype)
   members = total(jnp.ones_like(right))
   right_members = total(right)
-  depth = jnp.broadcast_to(jnp.arange(keys.shape[1], dtype=whole.dtype), keys.shape)
-  begins = (total(depth) / members - (members - 1) / 2).round().astype(jnp.int32)
+  depth = jnp.arange(keys.shape[1])
+  changes = jnp.pad((keys[:, 1:] ^ keys[:, :-1]) > 1, ((0, 0), (1, 0)))
+  begins = jax.lax.cummax(jnp.where(changes, depth, 0), axis=1)
   others_right = (right_members - right) / jnp.maximum(members - 1, 1)
   exists = depth < size[:, None]
 

@@ -17,7 +17,6 @@ All N together take about 90 M weights.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,6 @@ NODES = {np.dtype(np.float32): 10, np.dtype(np.float64): 22}  # interpolate to t
 FEW = 8  # octaves share a band while they have at most this many values together
 CHUNK = 128  # depths in one matrix product
 MAX_ENTRIES = 2**29  # weights: 2 GiB of float32
-KEPT_ENTRIES = 2**22  # tables of at most as many weights are cached for the next call
 
 
 @jax.tree_util.register_dataclass
@@ -45,7 +43,7 @@ class DrawWeights:
 
 def draw_weights(m: int, n: np.ndarray, sizes) -> DrawWeights:
   """Returns the weights of every N in `n` `[K]`, for `m` candidates a problem, or `sizes` `[P]`."""
-  different, row = [m], np.zeros(1, int)
+  different, row = np.array([m]), np.zeros(1, int)
   if sizes is not None:
     different, row = np.unique(sizes, return_inverse=True)
   values, column = np.unique(n, return_inverse=True)
@@ -60,21 +58,21 @@ def draw_weights(m: int, n: np.ndarray, sizes) -> DrawWeights:
   nodes, interpolation = [], []
   for band in bands:
     full = len(band) > 2 * NODES[dtype]
-    interpolate = full and band[-1] < 2 * band[0] and 2 * band[-1] <= min(different)
+    interpolate = full and band[-1] < 2 * band[0] and 2 * band[-1] <= different[0]
     at, matrix = _chebyshev(band, NODES[dtype]) if interpolate else (band, None)
-    nodes.append(tuple(at.tolist()))
+    nodes.append(at)
     interpolation.append(None if matrix is None else matrix.astype(dtype))
-  depths = tuple(min(m, int(REACH[dtype] * m // at[0]) + 1) for at in nodes)
+  depths = [min(m, int(REACH[dtype] * m // at[0]) + 1) for at in nodes]
   entries = len(different) * sum(len(at) * depth for at, depth in zip(nodes, depths))
   if entries > MAX_ENTRIES:
     raise ValueError(
       f"{len(different)} sizes x {values.size} values of N x {m} candidates: more than "
       f"{MAX_ENTRIES} weights; give fewer values of n"
     )
-  build = _kept_tables if entries <= KEPT_ENTRIES else _tables
-  tables = build(tuple(nodes), depths, tuple(int(size) for size in different), dtype)
+  tables = (depth_weights(different, at, depth) for at, depth in zip(nodes, depths))
+  weights = tuple(table[..., ::-1].astype(dtype) for table in tables)
   column = None if np.array_equal(values, n) else column
-  return DrawWeights(tables, tuple(interpolation), row, column)
+  return DrawWeights(weights, tuple(interpolation), row, column)
 
 
 def _chebyshev(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,16 +87,6 @@ def _chebyshev(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
   gap[gap == 0] = 1e-12
   share = ((-1.0) ** np.arange(count) * np.sin(angle))[:, None] / gap
   return nodes, share / share.sum(axis=0)
-
-
-def _tables(nodes, depths, different, dtype) -> tuple[np.ndarray, ...]:
-  """Returns the weights `[U, J, D]` of each band of nodes, depth 0 last."""
-  sizes = np.array(different)
-  tables = (depth_weights(sizes, np.array(at), depth) for at, depth in zip(nodes, depths))
-  return tuple(table[..., ::-1].astype(dtype) for table in tables)
-
-
-_kept_tables = functools.lru_cache(maxsize=16)(_tables)
 
 
 def depth_weights(sizes: np.ndarray, n: np.ndarray, depths: int) -> np.ndarray:

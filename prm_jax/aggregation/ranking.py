@@ -23,8 +23,8 @@ def join_ties(scores, tolerance: float = TIE) -> np.ndarray | jax.Array:
   """Makes scores that differ only by rounding equal, so that they share the pick.
 
   The same numbers added in another order, or 0.7 + 0.2 and 0.9, differ in their last digits.  In a
-  run of a problem's sorted scores with gaps of at most `tolerance` x (1 + |score|), all scores
-  become the lowest.  Meant for float64 scores, as `reduce_steps` gives under `jax.enable_x64`;
+  run of a problem's sorted scores with gaps below `tolerance` x (1 + |score|), all scores become
+  the lowest.  Meant for float64 scores, as `reduce_steps` gives under `jax.enable_x64`;
   distinct float32 scores may be as close as sums of equal ones.
 
   Args:
@@ -39,7 +39,7 @@ def join_ties(scores, tolerance: float = TIE) -> np.ndarray | jax.Array:
   ascending = xp.take_along_axis(scores, order, axis=1)
   low, high = ascending[:, :-1], ascending[:, 1:]
   with np.errstate(invalid="ignore"):  # of infinities
-    near = high - low <= tolerance * (1 + xp.minimum(abs(low), abs(high)))
+    near = high - low < tolerance * (1 + xp.minimum(abs(low), abs(high)))
   begins = xp.pad(~near, ((0, 0), (1, 0)), constant_values=True)
   first = xp.maximum.accumulate(xp.where(begins, xp.arange(scores.shape[1]), 0), axis=1)
   joined = xp.take_along_axis(ascending, first, axis=1)

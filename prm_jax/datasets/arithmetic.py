@@ -30,13 +30,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
 from prm_jax.runtime import storage
 
 CANDIDATES = "candidates.jsonl"
 LETTERS = "ABCDEFGH"  # name the clauses
 CONFUSED = {"+": "-", "-": "+", "*": "+", "~": "-", "<": "&", "&": "<"}  # operation: its misreading
-LEVELS = (1, 2, 3, 4, 5)
 OPERATOR = 0.75  # share of misreadings of the operation; the rest misread the operand
 SLIP = 0.12  # chance that a clause can have a slip in its result
 COPY = 0.15  # chance that an older value can be copied at a clause
@@ -329,7 +329,7 @@ def distinct_problems(seed: int, count: int, setting: Setting = Setting()) -> It
   rng = np.random.default_rng(seed)
   seen = set()
   for i in range(count):
-    level = LEVELS[i % len(LEVELS)]
+    level = i % 5 + 1
     tries = (make_problem(rng, level, setting) for _ in range(10_000))
     problem = next((each for each in tries if each.text not in seen), None)
     if problem is None:
@@ -345,19 +345,19 @@ class Builder(prm800k.RecordsBuilder):
 
 
 @dataclasses.dataclass(frozen=True)
-class Generator:
+class Generator(config_lib.Checked):
   """The data of one seed; no problem is in both splits.
 
   Seeds are independent: about one test problem in six, mostly of level 1, is also among another
   seed's problems, with other likely mistakes.  Tune on seeds from 100 up, report on others.
   """
 
-  seed: int = 0  # for problems, mistakes and solutions
-  train_problems: int = 4000
-  solutions: int = 2  # labelled solutions of each problem
-  alternatives: int = 1  # further completions of a step, if as many are found
-  test_problems: int = 200
-  candidates: int = 1024  # solutions sampled for each test problem, to rerank
+  seed: config_lib.Whole = 0  # for problems, mistakes and solutions
+  train_problems: config_lib.Count = 4000
+  solutions: config_lib.Count = 2  # labelled solutions of each problem
+  alternatives: config_lib.Whole = 1  # further completions of a step, if as many are found
+  test_problems: config_lib.Whole = 200  # the dataset needs at least one
+  candidates: config_lib.Whole = 1024  # solutions sampled for each test problem, to rerank
 
   def problems(self) -> dict[str, list[Problem]]:
     stream = distinct_problems(self.seed, self.test_problems + self.train_problems)

@@ -17,6 +17,8 @@ from typing import Any
 from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
 
+DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()  # keeps downloaded files
+
 
 def folder(source: str | pathlib.Path) -> pathlib.Path:
   """Returns the folder `source`; raises FileNotFoundError or NotADirectoryError if it is none."""
@@ -60,7 +62,7 @@ def fetch(
     source: a local folder (see `find`).  Its files may hold a part of upstream's records.
 
   Raises:
-    FileNotFoundError: names every file that is missing from `source`.
+    FileNotFoundError: names every file that is missing from `source`; or see `folder`.
     RuntimeError: a download failed, or is not the file of `url_infos`.  (Upstream has published no
       checksum of a file outside that table; `describe` records the one it has.)
   """
@@ -69,7 +71,7 @@ def fetch(
     for file, path in paths.items():
       _download(builder.BASE_URL + file, path, _published(builder, file))
     return paths
-  paths = {file: find(source, file) for file in files}
+  paths = {file: find(folder(source), file) for file in files}
   if missing := [file for file, path in paths.items() if path is None]:
     advice = "add them or leave the source out to download them"
     raise FileNotFoundError(f"{source} lacks {', '.join(missing)}; {advice}")
@@ -102,19 +104,23 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   shown_size = f" ({size:,} bytes)" if size else ""
   print(f"downloading {url}{shown_size}", file=sys.stderr, flush=True)
   bar = {"desc": path.name, "total": size, "leave": False}
+  whole = path.with_name(f"{path.name}.whole")  # `written` would compress a file named .gz again
   try:
     with (
       urllib.request.urlopen(url, timeout=60) as response,
       Progress.wrapattr(response, "read", **bar) as reader,
-      storage.written(path, "wb") as f,
+      storage.written(whole, "wb") as f,
     ):
       shutil.copyfileobj(reader, f, 2**20)
       f.flush()
+      if response.length:
+        raise OSError(f"the connection ended {response.length:,} bytes early")
       if info and (sha256 := sha256_of(f.name)) != info.checksum:
         raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
     advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
     raise RuntimeError(f"could not download {url}: {error}. {advice}") from error
+  whole.replace(path)
 
 
 def _published(builder: Any, file: str) -> Any | None:

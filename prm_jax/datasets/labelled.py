@@ -96,7 +96,8 @@ def own_paths(directory: str | pathlib.Path, split: str) -> list[StepTree]:
   if manifest.recipe is None:
     return step_trees(directory, split, "process")[0]
   recipe = msgspec.structs.replace(manifest.recipe, alternatives="drop")
-  return recipes.convert_all(stored_records(directory, split), recipe)[0]
+  excluded = manifest.test_problems if split == "train" else ()
+  return recipes.convert_all(stored_records(directory, split), recipe, "process", excluded)[0]
 
 
 def _kept(

@@ -26,10 +26,9 @@ from prm_jax.datasets import (
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.stepwise.records import Kind
-from prm_jax.runtime import storage
+from prm_jax.runtime import json_lines, storage
 from prm_jax.runtime.progress import Progress
 
-DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()
 PAPER = recipes.RECIPES["paper"]
 
 
@@ -77,7 +76,7 @@ def prepare_prm800k(
   recipe: recipes.Recipe = PAPER,
   on_bad_record: str = "fail",
   overwrite: bool = False,
-  download_dir: str | pathlib.Path = DOWNLOADS,
+  download_dir: str | pathlib.Path = download.DOWNLOADS,
   beam: Beam = Beam(),
 ) -> dict[str, Any]:
   """Writes PRM800K and a manifest.json with the counts of `recipe`; returns the manifest.
@@ -135,7 +134,7 @@ def prepare_stepwise(
   *,
   source: str | pathlib.Path,
   overwrite: bool = False,
-  download_dir: str | pathlib.Path = DOWNLOADS,
+  download_dir: str | pathlib.Path = download.DOWNLOADS,
 ) -> dict[str, Any]:
   """Like `prepare_prm800k`, for labelled solutions in one of the forms of `stepwise.records`.
 
@@ -156,9 +155,6 @@ def prepare_stepwise(
     manifest |= {"source": source_files, "labels": builder.kind, "classes": builder.classes}
     manifest["splits"] = builder.counts
     manifest["test_problems"] = sorted(builder.test_problems)
-    train = builder.counts["train"]
-    if not any(train["labels"].values()):
-      raise ValueError(f"{source}: no labelled step to train on in {train['rows']['read']} rows")
   return manifest
 
 
@@ -175,7 +171,7 @@ def prepare_benchmark(
   *,
   source: str | pathlib.Path | None,
   overwrite: bool = False,
-  download_dir: str | pathlib.Path = DOWNLOADS,
+  download_dir: str | pathlib.Path = download.DOWNLOADS,
 ) -> dict[str, Any]:
   """Writes one of `BENCHMARKS`; a local `source` may hold only some of its files."""
   with new_dataset(output, overwrite, source) as (temporary, manifest):
@@ -238,11 +234,14 @@ def new_dataset(
   """Yields a folder that takes the name `output` when the block succeeds, and its manifest to fill.
 
   Raises:
-    FileExistsError: `output` is not empty, and is no earlier output or `overwrite` is False.
+    FileExistsError: `output` is not empty, and is no earlier dataset or `overwrite` is False.
     ValueError: `source` is inside the earlier output that would be replaced.
   """
   earlier = pathlib.Path(output).expanduser().resolve()
   if (earlier / MANIFEST).is_file():
+    found = json_lines.document_or_empty(earlier / MANIFEST)
+    if found and "dataset" not in found:
+      raise FileExistsError(f"{output}: its {MANIFEST} is of no dataset; choose another --output")
     if not overwrite:
       raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")
     if source and pathlib.Path(source).expanduser().resolve().is_relative_to(earlier):
@@ -256,7 +255,7 @@ def new_dataset(
 
 def _build(
   builder: tfds.core.DatasetBuilder,
-  download_dir: str | pathlib.Path = DOWNLOADS,
+  download_dir: str | pathlib.Path = download.DOWNLOADS,
   beam: Beam = Beam(),
 ) -> dict[str, str]:
   """Runs a TFDS builder and hides its output; returns the first entries of the manifest."""
@@ -266,6 +265,8 @@ def _build(
   with contextlib.redirect_stdout(io.StringIO()), bar:
     builder.bar = None if beam.runner else bar
     builder.download_and_prepare(download_dir=download_dir, download_config=beam.download_config())
+  if empty := [split for split, info in builder.info.splits.items() if not info.num_examples]:
+    raise ValueError(f"{builder.name}: no example of the split {', '.join(empty)}")
   return {"dataset": builder.name, "data": builder.info.full_name}
 
 

@@ -2,12 +2,21 @@
 
 import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import tensorflow_datasets as tfds
+
+from prm_jax.runtime import json_lines
+from prm_jax.runtime.json_lines import Struct
+
+
+def info(builder: tfds.core.DatasetBuilder, features: dict[str, Any]) -> tfds.core.DatasetInfo:
+  """Returns the description of a dataset with these features, whose examples keep their order."""
+  features = tfds.features.FeaturesDict(features)
+  return builder.dataset_info_from_configs(features=features, disable_shuffling=True)
 
 
 class BenchmarkBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -63,10 +72,31 @@ class Examples(Sequence):
       raise ValueError(f"{name}: {damage}") from error
 
 
-def structs(directory: str | pathlib.Path, split: str, kind: type[msgspec.Struct]) -> Examples:
-  """Returns the examples of a split as structs; raises as `Examples`."""
+def lines(path: pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:
+  """Yields FILE:LINE and struct of each line, or of each entry of one JSON array.
+
+  Raises:
+    BadLine: a line is of another form.
+  """
+  for where, record in json_lines.records(path):
+    yield where, json_lines.convert(record, kind, where)
+
+
+def read(
+  directory: str | pathlib.Path,
+  kind: type[Struct],
+  local: Callable[[str | pathlib.Path], Iterable[pathlib.Path]],
+) -> list[Struct]:
+  """Returns a benchmark's examples from a folder: prepare_data.py's output, or published files.
+
+  Args:
+    local: returns the published files in a folder; raises FileNotFoundError if it has none.
+  """
+  if not any(pathlib.Path(directory).rglob("dataset_info.json")):
+    return [struct for path in local(directory) for _, struct in lines(path, kind)]
   decode = lambda example: msgspec.convert({k: _plain(v) for k, v in example.items()}, kind)
-  return Examples(directory, split, decode)
+  splits = opened(directory).info.splits
+  return [struct for split in splits for struct in Examples(directory, split, decode)]
 
 
 def _plain(value: Any) -> Any:

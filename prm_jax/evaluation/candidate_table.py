@@ -66,8 +66,9 @@ def union(known: dict, more: dict, owner: str, where: str = "") -> dict:
   The message begins with `where` and ends with `owner`, which says where `known` is from.
   """
   for key in known.keys() & more.keys():
-    if known[key] != more[key]:
-      raise BadLine(f'{where}"{key}" is {show(more[key])}, but {show(known[key])} {owner}')
+    a, b = known[key], more[key]
+    if a != b and repr(a) != repr(b):  # NaN is not equal to itself
+      raise BadLine(f'{where}"{key}" is {show(b)}, but {show(a)} {owner}')
   return known | more
 
 
@@ -76,12 +77,12 @@ def is_number(value: Any) -> bool:
   return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: bool) -> float:
+def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: Sequence[float]) -> float:
   """Returns a record's number in a column that the user named, or NaN.
 
   Args:
     may_lack: the candidate was cut off and needs no score.
-    earlier: an earlier candidate has the score.
+    earlier: the numbers of the candidates before it, NaN where one needed none.
   """
   value = record.get(name)
   if is_number(value):
@@ -92,7 +93,7 @@ def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: bool) -
     of_steps = isinstance(value, list) and all(map(is_number, value))
     hint = '; a list of P(right) by step is read from "step_scores"' if of_steps else ""
     raise BadLine(f'"{name}" is {show(value)}: expected a finite number{hint}')
-  if earlier:
+  if not all(map(math.isnan, earlier)):
     raise BadLine(
       f'no "{name}", which other candidates have: a score is on all of them, but for one that was '
       'cut off ("finished" is false)'
@@ -154,8 +155,7 @@ class Table:
         raise BadLine(
           f'"{key}" is {show(record[key])}: expected one for each of {len(candidate.steps)} steps'
         )
-      earlier = bool(self.named_scores)
-      named_scores = [score(record, name, cut_off, earlier) for name in self.score_names]
+      named_scores = [score(record, name, cut_off, self.named_scores) for name in self.score_names]
     except BadLine as error:
       raise BadLine(f"{self._where(places)}: {error}") from None
     if candidate.rating_probs:
@@ -251,7 +251,7 @@ class Table:
       return result.reshape(*existing.shape, *column.shape[1:])
 
     about = [about for _, about, _ in self.problems.values()]
-    text = lambda value: None if value is None else str(value)
+    text = lambda value: None if value is None or value != value else str(value)  # NaN is missing
     keys = ("problem", "level", "subject")
     columns = {f"{key}s": tuple(text(each[key]) for each in about) for key in keys}
     columns |= {

@@ -50,8 +50,9 @@ def diagnose(
       "detected": _share([step >= 0 for step in predicted]),
       "located": _share([step == each.first_error for step, each in zip(predicted, lucky)]),
     }
-  if any(each.std is not None for each in judged):
-    out["uncertainty"] = uncertainty(judged, trees or judged)
+  of_ensemble = [[x for x in part if x.std is not None] for part in (judged, trees or judged)]
+  if all(of_ensemble):
+    out["uncertainty"] = uncertainty(*of_ensemble)
   return out
 
 
@@ -60,15 +61,18 @@ def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
 
   solution: index in `judged`; label; score; probs `[n, 3]`; number: of the step, from 1; std.
   """
-  kept = [(each, i) for each in judged for i, x in enumerate(each.labels) if x is not None]
-  counts = [sum(label is not None for label in each.labels) for each in judged]
+  kept = [
+    (s, i) for s, each in enumerate(judged) for i, x in enumerate(each.labels) if x is not None
+  ]
+  depths = [each.depths for each in judged]
+  stds = [np.full(len(each.labels), np.nan) if each.std is None else each.std for each in judged]
   return {
-    "solution": np.repeat(np.arange(len(judged)), counts),
-    "label": np.array([each.labels[i] for each, i in kept], int),
-    "score": np.array([each.scores[i] for each, i in kept], float),
-    "probs": np.array([each.probs[i] for each, i in kept], float).reshape(-1, len(RATINGS)),
-    "number": np.array([1 + each.depths[i] for each, i in kept], int),
-    "std": np.array([np.nan if each.std is None else each.std[i] for each, i in kept], float),
+    "solution": np.array([s for s, _ in kept], int),
+    "label": np.array([judged[s].labels[i] for s, i in kept], int),
+    "score": np.array([judged[s].scores[i] for s, i in kept], float),
+    "probs": np.array([judged[s].probs[i] for s, i in kept], float).reshape(-1, len(RATINGS)),
+    "number": 1 + np.array([depths[s][i] for s, i in kept], int),
+    "std": np.array([stds[s][i] for s, i in kept], float),
   }
 
 
@@ -193,7 +197,7 @@ def _share(values: Sequence[bool]) -> float | None:
 
 def table(found: dict[str, Any]) -> list[str]:
   """Returns the main diagnostics as lines for a terminal."""
-  number = lambda x: "-" if x is None else f"{x:.3f}"
+  number = lambda x: "n/a" if x is None else f"{x:.3f}"
   lines = [
     f"calibration error {number(found['calibration']['ece'])}; the smallest score is the last in "
     f"{number(found['minimum_at_last_step'])} of the solutions"

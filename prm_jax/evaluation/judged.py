@@ -16,6 +16,7 @@ import numpy as np
 from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
+from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
 
@@ -82,7 +83,8 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
   """Scores the solutions with a process model; also returns how fast, in tokens per second.
 
   Raises:
-    ValueError: the model is an outcome model; or a solution cannot be scored (it names the id).
+    ValueError: the model is an outcome model; or a solution cannot be scored, or its
+      probabilities are `undefined` (it names the id).
   """
   contract = scorer.contract
   if contract.objective != "process":
@@ -97,6 +99,9 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
     on_share = lambda share: bar.reach(share * len(solutions))
     read = scorer.read([*encoded.values()], [problem for problem, _ in encoded], on_share)
+  if bad := undefined(read):
+    pair = [*encoded][bad[0]]
+    raise ValueError(f"{next(x.id for x in solutions if pair in _pairs(x))}: {UNDEFINED}")
   seconds, by_pair = time.perf_counter() - start, dict(zip(encoded, read))
   columns, judged = [CLASSES["process"].index(name) for name in contract.classes], []
   for solution in solutions:

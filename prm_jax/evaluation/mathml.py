@@ -12,10 +12,16 @@ from typing import Any
 
 MAX_FORMULA = 1_000  # characters; a longer formula stays LaTeX
 MAX_DEPTH = 60
+# A bracket or environment does not hold another start of its kind: of many starts without an end,
+# each would be searched to the end of the text.
 FORMULA = re.compile(
-  r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)|(?<![\\$])\$(?P<d>[^$\n]+?)\$(?!\d)"
-  r"|(?P<e>\\begin\{(align|equation|gather)\*?\}.+?\\end\{\6\*?\})|(?P<f>\\boxed\{[^{}]*\})",
-  re.DOTALL,
+  r"""\$\$(?P<a>.+?)\$\$
+  |\\\[(?P<b>(?:(?!\\\[).)+?)\\\]
+  |\\\((?P<c>(?:(?!\\\().)+?)\\\)
+  |(?<![\\$])\$(?P<d>[^$\n]+?)\$(?!\d)
+  |(?P<e>\\begin\{(align|equation|gather)\*?\}(?:(?!\\begin\{\6\*?\}).)+?\\end\{\6\*?\})
+  |(?P<f>\\boxed\{[^{}]*\})""",
+  re.DOTALL | re.VERBOSE,
 )
 TAG = re.compile(
   "math|m(row|i|n|o|text|space|frac|sqrt|root|style|padded|phantom|sub|sup|subsup|under|over)"
@@ -25,6 +31,9 @@ ATTRIBUTE = re.compile(
   "display|displaystyle|linethickness|stretchy|accent|accentunder|mathvariant|width|height|depth"
   "|columnalign|rowspacing|columnspacing|notation|lspace|rspace|fence|separator|minsize|maxsize"
 )
+# Words beside a formula, which would lose the spaces between them.
+SHORT_TEXT = re.compile(r"\\text\{[^{}]*\}")
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s")
 VALUE = re.compile(r"[\w .,%+-]{1,40}")
 
 
@@ -38,6 +47,13 @@ def pieces(text: str) -> list[Any]:
     out.append({"m": tree, "d": match.lastgroup in ("a", "b", "e")})
     end = match.end()
   return out + [text[end:]] * (end < len(text))
+
+
+def answer_pieces(text: str) -> list[Any]:
+  """Returns `pieces` of an answer; it may be LaTeX without signs, such as `2\\pi`."""
+  found = pieces(text)
+  bare = "\\" in text and found == [text] and not WORD.search(SHORT_TEXT.sub("", text))
+  return [{"m": tree, "d": False}] if bare and (tree := typeset(text)) else found
 
 
 @functools.lru_cache(50_000)

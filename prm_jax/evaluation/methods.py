@@ -10,17 +10,15 @@ from prm_jax import aggregation as agg
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.runtime.progress import Progress
 
-_REDUCTION_LABELS = {  # any other reduction: "PRM, " and its name
-  "product": "PRM",
-  "min": "PRM, weakest step",
-  "mean": "PRM, mean of steps",
-  "last": "PRM, last step",
-  "soft_min": "PRM, soft minimum",
+RANKED = {  # labels of the methods that pick the best-scored candidate
+  **{f"prm_{how}": f"PRM, {how}" for how in agg.REDUCTIONS},
+  "prm_product": "PRM",
+  "prm_min": "PRM, weakest step",
+  "prm_mean": "PRM, mean of steps",
+  "prm_last": "PRM, last step",
+  "prm_soft_min": "PRM, soft minimum",
+  "orm": "ORM",
 }
-RANKED = {
-  f"prm_{how}": _REDUCTION_LABELS.get(how, f"PRM, {how.replace('_', ' ')}")
-  for how in agg.REDUCTIONS
-} | {"orm": "ORM"}
 OF_STEPS = frozenset(RANKED) - {"orm"}
 VOTE_WEIGHTS = {  # from a score to the logarithm of its vote's weight
   "sigmoid": lambda score: -np.logaddexp(0, -score),
@@ -139,7 +137,7 @@ def choose(
       raise ValueError(f"--methods {name}: {reason}; there are {', '.join(allowed)}")
   if names:
     return {name: methods[name] for name in names}, []
-  notices = []
+  notices = ['no candidate has "answer": no votes'] * (samples.answer_ids is None)
   negative = [name for name in ("orm", *own) if "negative" in (reasons[f"weighted_{name}"] or "")]
   if negative:
     columns = [own[name].column if name in own else "orm_score" for name in negative]

@@ -18,10 +18,10 @@ from prm_jax.datasets.prm800k import records as prm800k_records
 from prm_jax.datasets.stepwise import records as stepwise_records
 from prm_jax.evaluation import diagnostics, first_error
 from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
-from prm_jax.evaluation.process_bench import interval
 from prm_jax.input_pipeline import token_tree
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
+from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import RATINGS, StepTree
 
@@ -122,7 +122,7 @@ def measures(
   np.add.at(by_tree, rows, np.stack(columns, axis=1).astype(float))
   count, hits, nll, *classes = (weights[0] @ by_tree).T
   out = {
-    "auroc": weighted_auroc(steps["score"], labels >= 0, weights[0][:, rows]),
+    "auroc": weighted_auroc(steps["score"], labels >= 0, rows, weights[0]),
     "accuracy": hits / count,
     "nll": nll / count,
   }
@@ -133,18 +133,26 @@ def measures(
   return out | {f"first_error/{name}": values for name, values in first.items()}
 
 
-def weighted_auroc(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray) -> np.ndarray:
-  """Returns `step_metrics.auroc` for each row of weights `[R, n]`; NaN where a class is absent."""
+def weighted_auroc(
+  scores: np.ndarray, positive: np.ndarray, trees: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+  """Returns `step_metrics.auroc` for each row of weights; NaN where a class is absent.
+
+  Args:
+    scores, positive, trees: of each step `[n]`; its tree is a column of the weights `[R, trees]`.
+  """
   order = np.argsort(scores, kind="stable")
-  starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf))  # of runs of equal scores
+  scores, positive, trees = scores[order], positive[order], trees[order]
+  starts = np.flatnonzero(np.diff(scores, prepend=-np.inf))  # of runs of equal scores
   out = []
-  for part in np.array_split(weights[:, order], max(weights.size // 2**24, 1)):  # bounds memory
-    right = np.add.reduceat(part * positive[order], starts, axis=1)
-    wrong = np.add.reduceat(part * ~positive[order], starts, axis=1)
-    below = np.cumsum(wrong, axis=1) - wrong / 2
+  for row in weights:  # one by one: R x n numbers would take gigabytes
+    drawn = row[trees]
+    right = np.add.reduceat(drawn * positive, starts)
+    wrong = np.add.reduceat(drawn, starts) - right
+    below = np.cumsum(wrong) - wrong / 2
     with np.errstate(invalid="ignore"):
-      out.append((right * below).sum(1) / (right.sum(1) * wrong.sum(1)))
-  return np.concatenate(out)
+      out.append((right * below).sum() / (right.sum() * wrong.sum()))
+  return np.array(out)
 
 
 def evaluate(trees: Sequence[Judged], paths: Sequence[Judged], threshold: float) -> dict[str, Any]:
@@ -179,6 +187,8 @@ def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str)
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
     on_share = lambda share: bar.reach(share * len(solutions))
     read = scorer.read(encoded, [tree.problem for tree in solutions], on_share)
+  if bad := undefined(read):
+    raise ValueError(f"{solutions[bad[0]].source}: {UNDEFINED}")
   probs = np.concatenate(read).mean(1)
   right = np.array([bool(tree.outcome) for tree in solutions])
   metrics = step_metrics.step_metrics(probs, right.astype(int), contract.labels)
@@ -197,7 +207,7 @@ def check_recipe(scorer: Scorer, directory: str | pathlib.Path) -> None:
 
 def table(result: dict[str, Any]) -> list[str]:
   """Returns the result as lines for a terminal; an outcome model's has no intervals."""
-  number = lambda value: "-" if value is None else f"{value:.3f}"
+  number = lambda value: "n/a" if value is None else f"{value:.3f}"
   auroc = result.get("intervals", {}).get("auroc", {"low": None})
   between = "" if auroc["low"] is None else f" ({auroc['low']:.3f} to {auroc['high']:.3f})"
   lines = [
@@ -208,13 +218,17 @@ def table(result: dict[str, Any]) -> list[str]:
   ]
   for name, count in result["count_by_class"].items():
     f1 = result.get("f1_by_class", {}).get(name)
+    if not count and f1 is None:
+      continue  # a class that no label has and the model never predicts
     accuracy = number(result["accuracy_by_class"][name])
     lines.append(f"{name:>5}{count:12,}{accuracy:>10}{number(f1):>9}")
   if first := result.get("first_error"):
-    cell = lambda x: "-" if x is None else f"{100 * x:.1f}"
+    cell = lambda x: "n/a" if x is None else f"{100 * x:.1f}"
+    f1 = result["intervals"]["first_error/f1"]
+    between = "" if f1["low"] is None else f" ({cell(f1['low'])} to {cell(f1['high'])})"
     lines.append(
       f"first wrong step of {first['n']:,} solutions: error accuracy "
       f"{cell(first['error_accuracy'])}, correct accuracy {cell(first['correct_accuracy'])}, "
-      f"F1 {cell(first['f1'])}" + interval(result["intervals"]["first_error/f1"])
+      f"F1 {cell(first['f1'])}{between}"
     )
   return lines

@@ -127,7 +127,7 @@ def table(result: dict[str, Any]) -> list[str]:
   """Returns the result as lines for a terminal, in percent."""
   heads = ("F1", "negative", "accuracy", "1st error", "PRM-Score")
   lines = [f"{'':22}{'n':>6}" + "".join(f"{head:>11}" for head in heads) + "   95 % interval"]
-  cell = lambda x: f"{'-':>11}" if x is None else f"{100 * x:11.1f}"
+  cell = lambda x: f"{'n/a':>11}" if x is None else f"{100 * x:11.1f}"
   for name, part in (result["classes"] | {"total": result["total"]}).items():
     line = f"{name:22}{part['n']:6,}" + "".join(cell(part[measure]) for measure in MEASURES)
     lines.append(line + interval(result["intervals"][f"{name}/prm_score"]))

@@ -81,7 +81,7 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> list[str]:
   """Returns the result as lines for a terminal, in percent."""
   lines = [f"{'':14}{'n':>6}{'error acc':>11}{'correct acc':>13}{'F1':>8}   95 % interval"]
-  cell = lambda x, width: f"{'-':>{width}}" if x is None else f"{100 * x:{width}.1f}"
+  cell = lambda x, width: f"{'n/a':>{width}}" if x is None else f"{100 * x:{width}.1f}"
   for name, part in result["subsets"].items():
     line = f"{name:14}{part['n']:6,}{cell(part['error_accuracy'], 11)}"
     line += f"{cell(part['correct_accuracy'], 13)}{cell(part['f1'], 8)}"

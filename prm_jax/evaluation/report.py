@@ -98,7 +98,8 @@ def _chosen(
 
     def add(name, reason, among, sign=1, p=p, shown=shown):
       if among.any():
-        m = int(np.where(among, sign * scores[name][p], -np.inf).argmax())
+        among = np.flatnonzero(among)
+        m = int(among[(sign * scores[name][p, among]).argmax()])  # a score may be -inf
         shown[m] = " and ".join(filter(None, [shown.get(m), reason]))
 
     for name, reason in names.items():
@@ -309,7 +310,7 @@ def format_table(report: dict) -> str:
     f"{'N':{first}}" + "".join(f"{k:>{width}}" for k in n),
     *(row(name, curve, last) for name, curve in report["curves"].items()),
   ]
-  lines += [vote_note(report)] * bool(vote_note(report))
+  lines += textwrap.wrap(vote_note(report), WIDTH)
   if report["paired"]:
     head = f"differences on the same problems, interval at N = {n[-1]}:"
     lines += ["", head, report["paired_interval"]]
@@ -318,7 +319,8 @@ def format_table(report: dict) -> str:
   for breakdown in groups:
     lines += _group_table(report, breakdown)
   notes = [f"Intervals of groups: {report['group_interval']}."] * bool(groups)
-  notes += [report["difficulty"]] * ("difficulty" in groups) + report["notices"]
+  notes += [report["difficulty"]] * ("difficulty" in groups)
+  notes += [sentence(notice) for notice in report["notices"]]
   lines = [printable(line) for line in lines] + [""] * bool(notes)
   return "\n".join(lines + [textwrap.fill(printable(note), WIDTH) for note in notes])
 
@@ -350,13 +352,14 @@ def vote_note(report: dict) -> str:
   exact = ", ".join(name for name, error in errors.items() if not error)
   noisy = ", ".join(f"{name} {error:.2g}" for name, error in errors.items() if error)
   parts = [f"exact: {exact}"] * bool(exact)
-  parts += [f"Monte-Carlo, standard error in points at most: {noisy}"] * bool(noisy)
+  sampled = "Monte-Carlo (may exceed the oracle), standard error in points at most"
+  parts += [f"{sampled}: {noisy}"] * bool(noisy)
   return f"votes: {'; '.join(parts)}" if parts else ""
 
 
 def sentence(notice: str) -> str:
   """Returns the notice with a capital and a full stop; a name such as prm_score stays as it is."""
-  first = notice.split(" ", 1)[0]
+  first = notice.split(" ", 1)[0].rstrip(":")
   return f"{notice[:1].upper() if first.isalpha() else notice[:1]}{notice[1:]}."
 
 

@@ -4,12 +4,14 @@ import collections
 import dataclasses
 import itertools
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
+import msgspec
 import numpy as np
 
 from prm_jax import aggregation as agg
+from prm_jax import config as config_lib
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 
@@ -42,10 +44,10 @@ DIFFICULTY_NOTE = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(config_lib.Checked):
   """Options of `rerank`; also the flags of scripts/rerank.py."""
 
-  n: tuple[int, ...] | tuple[Literal["all"]] = ()
+  n: tuple[config_lib.Count | Literal["all"], ...] = ()
   """Values of N; none given: powers of two up to the number of candidates, and that number. all:
   every N, without the votes that --methods does not name."""
   score: tuple[str, ...] = ()
@@ -67,7 +69,8 @@ class Options:
   neutral: Literal["positive", "negative"] = "positive"
   """How a neutral step counts in the PRM's scores."""
   votes: Literal["value", "text"] = "value"
-  """Which answers vote together: answers of equal value, as grade.py decides, or equal texts."""
+  """Which answers vote together: answers of equal value, as grade.py decides, or equal texts. A
+  bundle keeps the choice that it was written with."""
   vote_weight: Literal["plain", "sigmoid", "softmax"] = "plain"
   """The weight of a vote by orm_score or --score. plain: the score itself, which must not be
   negative; sigmoid: 1 / (1 + exp(-score)), which is P(right) if the score is its logit; softmax:
@@ -78,12 +81,15 @@ class Options:
   problem with fewer candidates than another had as many, and the missing ones were cut off, as in
   OpenAI's evaluation; N draws them, and they are never right. The key "drawn" says so in a file;
   OpenAI's release is recognised."""
-  seed: int = 0
+  seed: config_lib.Whole = 0
   """Seed of the bootstrap and of the orders of the votes."""
-  resamples: int = 10_000
+  resamples: config_lib.Count = 10_000
   """Bootstrap resamples of the problems."""
-  permutations: int = 32
-  """Random orders for each vote that is not exact."""
+  permutations: Annotated[int, msgspec.Meta(ge=2, lt=2**31)] = 32
+  """Random orders for each vote that is not exact, at least 2."""
+
+  def _rules(self):
+    yield "all" in self.n and len(self.n) > 1, "n", "all, or values of N"
 
 
 def rerank(
@@ -119,7 +125,7 @@ def rerank(
   curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options, progress)
   weighted = [name for name in chosen if weight != "plain" and chosen[name].has_vote_weight]
   notices = _notices(samples, scores, options)
-  notices += _weight_notice([chosen[name].label for name in weighted], weight)
+  notices += _weight_notice(weighted, weight)
   drawn = [name for name in chosen if options.methods or name in (*DRAWN, *own, *weighted)]
   drawn = drawn or [*chosen]
   if rest := ", ".join(drawn[MAX_DRAWN:]):
@@ -160,13 +166,13 @@ def _labels(chosen: dict[str, methods_lib.Method], pairs) -> dict[str, str]:
   return labels | {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
 
 
-def _weight_notice(labels: list[str], weight: str) -> list[str]:
+def _weight_notice(names: list[str], weight: str) -> list[str]:
   """Says which votes --vote_weight changes, unless it is plain."""
   if weight == "plain":
     return []
-  if not labels:
+  if not names:
     return [f"--vote_weight={weight} changes nothing: no vote by an orm_score or by a --score"]
-  return [f"in {' and in '.join(labels)} a vote weighs the {weight} of the score"]
+  return [f"in {' and in '.join(names)} a vote weighs the {weight} of the score"]
 
 
 def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
@@ -314,6 +320,12 @@ def _pass_rates(samples: ScoredSamples, options: Options) -> np.ndarray:
   return (samples.correct & samples.valid).sum(axis=1) / _sizes(samples, options)
 
 
+def unanswered(samples: ScoredSamples) -> list[str]:
+  """Says how many candidates have no answer, if any."""
+  count = int(len(samples.slots) - samples.valid.sum())
+  return [f"{count} candidates have no answer: drawn like any other, never chosen"] * bool(count)
+
+
 def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options) -> list[str]:
   """Says what a reader of the curves must know about the candidates."""
   result, (problems, most) = [], samples.correct.shape
@@ -330,8 +342,7 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Opt
     if most >= 2 * np.median(present):  # perhaps one text joined two problems
       notice += "; if one problem text stands for several problems, give each its unique_id"
     result.append(notice)
-  if unanswered := int(len(samples.slots) - samples.valid.sum()):
-    result.append(f"{unanswered} candidates have no answer: drawn like any, never chosen")
+  result += unanswered(samples)
   if "prm_product" in scores:
     product = np.exp(scores["prm_product"])
     gap = np.abs(product - samples.prm_score)  # NaN where prm_score is not given

@@ -16,6 +16,7 @@ Lines are streamed and their texts are dropped; `read_solutions` reads the few t
 import collections
 import itertools
 import pathlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -161,18 +162,34 @@ def _samples(
   return records
 
 
-def unused_numbers(paths: Sequence[pathlib.Path], samples: ScoredSamples) -> list[str]:
+def unused_warning(
+  paths: Sequence[pathlib.Path], samples: ScoredSamples, flag: str, standard: bool = True
+) -> str:
+  """Returns a line about `unused_numbers`, or "" if there are none; `flag` ranks by "{}"."""
+  unused = unused_numbers(paths, samples, standard)
+  how = flag.format(shlex.quote(unused[0])) if unused else ""
+  text = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {how}"
+  return text if unused else ""
+
+
+def unused_numbers(
+  paths: Sequence[pathlib.Path], samples: ScoredSamples, standard: bool = True
+) -> list[str]:
   """Returns keys of numbers that may be scores but that no method ranks by; none for a bundle.
 
   Only the first `LOOKED_AT` candidates are read.  Numbers that are equal for all candidates of a
   problem cannot rank them, and `BOOKKEEPING` keys are not scores.
+
+  Args:
+    standard: the methods rank by `orm_score` and step scores, where these are given.
   """
   if is_bundle(paths[0]):
     return []
   used = {*Candidate.__struct_fields__, *BOOKKEEPING, *samples.score_names}
-  used -= {"prm_score"} if samples.step_probs is None else set()
+  used -= {"prm_score"} if samples.step_probs is None or not standard else set()
+  used -= set() if standard else {"orm_score"}
   values, seen = collections.defaultdict(set), collections.Counter()
-  merged = _merged(paths, False, "score" not in samples.score_names)
+  merged = _merged(paths, False, standard and "score" not in samples.score_names)
   for _, record in itertools.islice(merged, LOOKED_AT):
     problem = record.get("unique_id") or record["problem"]
     seen[problem] += 1

@@ -64,7 +64,8 @@ def judge(
 
   Args:
     solutions: from `read`.
-    directory, split: for prm800k.
+    directory: for prm800k.
+    split: for prm800k; and for `scored`, the group of the solutions, "" for all of them.
     neutral: how the neutral class counts in the scores of `scored`.
 
   Returns:
@@ -75,6 +76,8 @@ def judge(
       trees, judged = prm800k_steps.scored(scored, neutral)
     else:
       trees, judged = [], [*MODULES[name].scored(scored, neutral)]
+    if not (judged := [x for x in judged if split in ("", x.group)]):
+      raise ValueError(f"{scored}: no solution" + f" of --split={split}" * bool(split))
     return judged, trees, {"solutions": len(judged)}
   if name != "prm800k":
     judged, speed = score(scorer, solutions)
@@ -107,13 +110,12 @@ def result(
 
 
 def threshold(
-  name: Name,
   given: float | None,
   path: pathlib.Path | None,
   scorer: Scorer | None,
   judged: Sequence[Judged],
-  readout: str,
   neutral: str,
+  own: float | None = None,
 ) -> tuple[float, str]:
   """Returns the threshold, and says where it is from.
 
@@ -121,7 +123,7 @@ def threshold(
     given: --threshold; None: not given.
     path: --threshold_data, a file for `threshold_solutions`; None: not given.
     judged: the reported solutions; the text says whether the file shares problems with them.
-    readout: of a published model; PRMBench has its own threshold for one.
+    own: PRMBench's threshold for a readout of `DIFFERENCES`.
 
   Raises:
     ValueError: some but not all solutions have verdicts; or there are verdicts, and a threshold or
@@ -137,8 +139,8 @@ def threshold(
   if path is None:
     if given is not None:
       return given, "given"
-    if name == "prm_bench" and readout in DIFFERENCES:
-      return DIFFERENCES[readout], f"PRMBench's own for {readout}, on differences between steps"
+    if own is not None:
+      return own, "PRMBench's own, on differences between steps"
     return THRESHOLD, "the default"
 
   used = threshold_solutions(path, neutral)
@@ -282,7 +284,7 @@ def compared_table(result: dict[str, Any]) -> list[str]:
     ends = [f"{scale * row[key]:.{digits}f}" for key in ("low", "high") if row[key] is not None]
     lines.append(f"{name:34}{''.join(values)}   {' to '.join(ends)}")
   agreement = result["agreement"]
-  number = lambda key: "-" if agreement[key] is None else f"{agreement[key]:.3f}"
+  number = lambda key: "n/a" if agreement[key] is None else f"{agreement[key]:.3f}"
   lines.append(
     f"agreement on {agreement['steps']:,} steps: Spearman {number('spearman')}, Pearson "
     f"{number('pearson')}, same decision {number('same_decision')}, kappa {number('kappa')}"

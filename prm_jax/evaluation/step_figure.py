@@ -60,7 +60,9 @@ def _by_step(axes, rows: list[dict[str, Any]]) -> None:
 
 def _curve(axes, result: dict[str, Any]) -> None:
   if "curve" not in result:
-    classes = [(name, part) for name, part in result["classes"].items() if part["prm_score"]]
+    classes = [
+      (name, part) for name, part in result["classes"].items() if part["prm_score"] is not None
+    ]
     axes.barh([name for name, _ in classes], [100 * part["prm_score"] for _, part in classes])
     axes.set(xlim=(0, 100), xlabel="PRM-Score, %")
     axes.set_title("By class of error", fontsize=10)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import intervals, workspace
+from prm_jax.experiments import figures, intervals, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, percent, ratio
@@ -105,7 +105,7 @@ def summarise(results: Results) -> dict[str, Any]:
   labels = {rule: [steps(name) for name in growing(rule, samples)] for rule in GROWING}
   reported = [at for at, n in enumerate(results.n) if n >= 16 or n == results.n[-1]]
   ratios = lambda size: {
-    str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed, common=1)
+    str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed)
     for at in reported
   }
   gain = lambda rule, k: results.intervals(curves[f"{rule}-{k}"] - curves[f"uniform-{k}"])
@@ -113,7 +113,7 @@ def summarise(results: Results) -> dict[str, Any]:
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "solutions": sizes,
     "labels": {name: results.labels(name) for name in names},
-    "auroc": {name: results.mean(name, "auroc") for name in names if results.has(name, "auroc")},
+    "auroc": {name: results.mean(name, "auroc") for name in names},
     "efficiency": ratios(size),
     "efficiency_of_labels": ratios(labels),
     "gains": {str(k): gain("convincing", k) for k in samples},
@@ -146,21 +146,19 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
     label = f"line, {label[0].lower()}{label[1:]}"
     fitted.append(Curve(label, x, y, dashed=True, colour=i))
   n = middle(samples)
-  over_n = [
-    Curve.over_n(label, results.n, summary["curves"][f"{rule}-{n}"])
-    for rule, label in (GROWING | OTHERS).items()
-  ]
+  labels = {f"{rule}-{n}": label for rule, label in (GROWING | OTHERS).items()}
   return [
     Panel([*curves, *fitted], "labelled solutions", f"% problems solved (best-of-{last})"),
-    Panel(over_n, f"N, {n} chosen solutions a problem", "% problems solved (best-of-N)"),
+    figures.over_n(labels, results.n, summary["curves"], f"N, {n} chosen solutions a problem"),
   ]
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
+  curves = summary["curves"]
   rows = [
-    [label, *(percent(summary["curves"][name]) for name in growing(rule, samples))]
+    [label, *(percent(curves[name]) for name in growing(rule, samples))]
     for rule, label in GROWING.items()
   ]
   gains = (percent(summary["gains"][str(k)], sign=True) for k in samples)
@@ -172,21 +170,16 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     lines.append([at, *map(ratio, ratios)])
   others = []
   for rule, label in (GROWING | OTHERS).items():
-    name = f"{rule}-{n}"
+    name, missed = f"{rule}-{n}", summary["missed"].get(rule)
     labels = summary["labels"][name]
     count = sum(labels.values())
-    missed = summary["missed"].get(rule)
-    others.append(
-      [
-        label,
-        f"{summary['solutions'][name]:,.0f}",
-        f"{count / len(results.seeds):,.0f}",
-        f"{100 * labels.get('-1', 0) / count:.0f} %",
-        "" if missed is None else f"{100 * missed:.1f} %",
-        percent(summary["curves"][name]),
-        "" if rule == "uniform" else percent(summary["differences"][rule], sign=True),
-      ]
-    )
+    row = [label, f"{summary['solutions'][name]:,.0f}", f"{count / len(results.seeds):,.0f}"]
+    row.append(f"{100 * labels.get('-1', 0) / count:.0f} %")
+    row += ["" if missed is None else f"{100 * missed:.1f} %", percent(curves[name])]
+    row.append("" if rule == "uniform" else percent(summary["differences"][rule], sign=True))
+    others.append(row)
+  header = ["rule", "solutions", "labels of steps", "negative", "missed by the labeller"]
+  header += [f"best-of-{last}, %", "minus uniform"]
   return [
     Table(
       f"Best-of-{last}, % of problems, by solutions of each problem chosen beside the selector's",
@@ -200,17 +193,5 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
       ["best-of-N", "slopes", "solutions", "labels of steps"],
       lines,
     ),
-    Table(
-      f"All rules, {n} chosen solutions a problem",
-      [
-        "rule",
-        "solutions",
-        "labels of steps",
-        "negative",
-        "missed by the labeller",
-        f"best-of-{last}, %",
-        "minus uniform",
-      ],
-      others,
-    ),
+    Table(f"All rules, {n} chosen solutions a problem", header, others),
   ]

@@ -11,10 +11,10 @@ import numpy as np
 
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
-from prm_jax.experiments import intervals, shared, tasks
-from prm_jax.experiments.figures import Curve, Panel
-from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent, ratio
+from prm_jax.experiments import figures, intervals, tasks
+from prm_jax.experiments.figures import Panel
+from prm_jax.experiments.plan import Plan, changed
+from prm_jax.experiments.results import Results, Table, over_n, ratio
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Workspace
 from prm_jax.input_pipeline import tokenizers
@@ -64,16 +64,10 @@ def with_quickstart(plan: Plan, space: Workspace) -> Plan:
       text for tree in trees(generator, "alternatives") for text in (tree.problem, *tree.steps)
     )
     tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY)
+  updates = {"process": quick.process_updates, "outcome": quick.outcome_updates}
   settings = {
-    objective: shared.with_tokenizer(
-      dataclasses.replace(
-        quick.settings,
-        loss=dataclasses.replace(quick.settings.loss, objective=objective),
-        train=dataclasses.replace(quick.settings.train, steps=steps),
-      ),
-      tokenizer,
-    )
-    for objective, steps in (("process", quick.process_updates), ("outcome", quick.outcome_updates))
+    objective: changed(quick.settings, objective=objective, steps=n, tokenizer=str(tokenizer))
+    for objective, n in updates.items()
   }
   quick = dataclasses.replace(quick, generator=generator)
   return dataclasses.replace(plan, quickstart=quick, **settings)
@@ -108,12 +102,7 @@ def summarise(results: Results) -> dict[str, Any]:
   """Returns curves, and the share of the gap between PRM and ORM that is due to alternatives."""
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
-  weights = intervals.resampled(gaps[0].shape[:2], results.crossed)
-  part, whole = (np.einsum("rsp,spk->rk", weights, gap) for gap in gaps)
-  with np.errstate(all="ignore"):  # no gap, no share
-    exact = gaps[0].mean((0, 1)) / gaps[1].mean((0, 1))
-    resampled = np.where(whole > 0, part / whole, np.nan)
-  shares = [intervals.interval(exact[k], resampled[:, k]) for k in range(1, len(results.n))]
+  shares = intervals.ratios(*gaps, results.crossed).T[1:]  # at N = 1 there is no gap
   return {
     "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
     "differences": {
@@ -121,7 +110,7 @@ def summarise(results: Results) -> dict[str, Any]:
       "alternatives - outcome": results.intervals(gaps[1]),
       "own_steps - outcome": results.intervals(curves["own_steps"] - curves["outcome"]),
     },
-    "share_of_gap": dict(zip(map(str, results.n[1:]), shares)),
+    "share_of_gap": dict(zip(map(str, results.n[1:]), map(intervals.ratio_interval, shares))),
     "majority": results.intervals(results.problems("majority")),
     "labels": {arm: results.labels(arm) for arm in ARMS},
   }
@@ -129,26 +118,21 @@ def summarise(results: Results) -> dict[str, Any]:
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Returns the panel of best-of-N, of the three models and of voting."""
-  curves = [Curve.over_n(label, results.n, summary["curves"][arm]) for arm, label in ARMS.items()]
-  curves.append(Curve.over_n("Majority voting", results.n, summary["majority"], dashed=True))
-  return [Panel(curves, "N = number of solutions per problem", "% problems solved (best-of-N)")]
+  labels = ARMS | {"majority": "Majority voting"}
+  curves = summary["curves"] | {"majority": summary["majority"]}
+  return [figures.over_n(labels, results.n, curves)]
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Returns the table of page and screen."""
-  at = [k for k, n in enumerate(results.n) if n in (4, 16, 64, 256, results.n[-1])]
+  at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
-  rows = [
-    [label, *(percent(summary["curves"][arm], at=k) for k in at)] for arm, label in ARMS.items()
-  ]
+  rows = over_n(ARMS, summary["curves"], at)
   names = {
     "alternatives - own_steps": "gained by alternatives",
     "own_steps - outcome": "own steps minus ORM",
   }
-  rows += [
-    [label, *(percent(summary["differences"][key], True, k) for k in at)]
-    for key, label in names.items()
-  ]
+  rows += over_n(names, summary["differences"], at, sign=True)
   shares = (ratio(summary["share_of_gap"][str(results.n[k])], 0, 100) for k in at)
   rows.append(["share of the PRM's lead over the ORM that is due to alternatives, %", *shares])
   return [Table("% of problems solved, with 95 % intervals", header, rows)]

@@ -25,7 +25,7 @@ from prm_jax import step_metrics
 from prm_jax.aggregation.intervals import resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
-from prm_jax.experiments.intervals import PERCENT
+from prm_jax.experiments.intervals import interval
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
@@ -33,6 +33,7 @@ RESAMPLES = 10_000
 PERMUTATIONS = 64  # random orders for a weighted vote
 POWER = 0.8  # of a two-sided test at 5 %
 BASELINES = ("majority", "log-probability")  # every method is compared with these
+RESERVED = (*BASELINES, "shortest", "random", "oracle", "problems")  # no names of models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +64,15 @@ def read(
 
   Raises:
     BadLine: a record is wrong; or a file has other candidates, or no scores.
-    ValueError: a name asks for an unknown reduction.
+    ValueError: a name asks for an unknown reduction, or is in `RESERVED`.
   """
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
   files: dict[str, ScoredSamples] = {}
   named = {name: parts(name)[2] for name in scored}
   for name, how in named.items():
+    if name in RESERVED or name.startswith("vote by "):
+      raise ValueError(f"{name}: names a method or a column of its own; name the model otherwise")
     if how and how not in agg.REDUCTIONS:
       raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
@@ -110,14 +113,11 @@ def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None
     (record.get("logprob"), record.get("tokens"), len(record.get("steps") or ()) or None)
     for _, record in scored_samples.candidates(path, progress=False)
   ]
-  out: list[np.ndarray | None] = []
-  for values in zip(*given):
-    table = None
+  out: list[np.ndarray | None] = [None, None, None]
+  for i, values in enumerate(zip(*given)):
     if all(isinstance(value, int | float) for value in values):
-      table = np.full(samples.correct.size, np.nan)
-      table[samples.slots] = values
-      table = table.reshape(samples.correct.shape)
-    out.append(table)
+      out[i] = np.full(samples.correct.shape, np.nan)
+      out[i].flat[samples.slots] = values
   return out
 
 
@@ -177,15 +177,6 @@ def means(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
     return (weights @ np.where(known, values, 0)) / (weights @ known)
 
 
-def interval(means: np.ndarray) -> dict[str, list[float | None]]:
-  """Returns mean, low and high `[K]` of means `[1 + R, K]` over resamples; None: no value."""
-  ends = np.full((2, means.shape[1]), np.nan)
-  known = np.isfinite(means[1:]).any(0)
-  ends[:, known] = np.nanpercentile(means[1:, known], PERCENT, axis=0)
-  plain = lambda row: [None if np.isnan(x) else float(x) for x in row]
-  return {"mean": plain(means[0]), "low": plain(ends[0]), "high": plain(ends[1])}
-
-
 def compare(
   candidates: Candidates, n: Sequence[int] = (), seed: int = 0, against: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -209,16 +200,17 @@ def compare(
   curves = solved(candidates, n, seed)
   weights = resample_counts(len(samples.problems), RESAMPLES, seed)
   auc = {name: within_problems(score, *outcomes)[:, None] for name, score in scores.items()}
+  estimate = lambda values: interval(means(weights, values))
   by_method = {}
   for name, curve in curves.items():
-    by_method[name] = {"accuracy": interval(means(weights, curve))}
+    by_method[name] = {"accuracy": estimate(curve)}
     by_method[name]["minus"] = {
-      other: interval(means(weights, curve - curves[other])) | power(curve, curves[other])
+      other: estimate(curve - curves[other]) | power(curve, curves[other])
       for other in baselines
       if other != name
     }
     if name in auc:
-      by_method[name]["auc"] = interval(means(weights, auc[name]))
+      by_method[name]["auc"] = estimate(auc[name])
   for name, probability in candidates.models.items():
     valid = samples.valid
     by_method[name]["calibration"] = calibration(probability[valid], samples.correct[valid])
@@ -259,11 +251,15 @@ def _baselines(candidates: Candidates, against: Sequence[str]) -> list[str]:
 def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
   """Returns how many problems establish the difference at the largest N, if it is as estimated.
 
+  None: there is no difference, or only one problem to estimate it from.
+
   A two-sided test at 5 % finds a mean difference d of standard deviation s over n problems with
   probability `POWER` for n = ((z(0.975) + z(POWER)) s / d)^2.
   """
   difference = (a - b)[:, -1]
-  d, s = float(difference.mean()), float(difference.std(ddof=1)) if len(difference) > 1 else 0.0
+  if len(difference) < 2:
+    return {"deviation": None, "problems_needed": None}
+  d, s = float(difference.mean()), float(difference.std(ddof=1))
   z = stats.norm.ppf(0.975) + stats.norm.ppf(POWER)
   return {"deviation": s, "problems_needed": float((z * s / d) ** 2) if d else None}
 
@@ -272,7 +268,7 @@ def calibration(probability: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
   """Returns the expected calibration error of solutions' P(right), and the reliability diagram."""
   bins = step_metrics.calibration(probability, correct)
   gaps = [b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins]
-  return {"error": float(sum(gaps) / max(len(probability), 1)), "bins": bins}
+  return {"error": float(sum(gaps) / len(probability)) if bins else None, "bins": bins}
 
 
 def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str, float | None]:

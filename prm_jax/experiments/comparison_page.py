@@ -1,19 +1,20 @@
 """Shows a comparison: figure, tables, and a page with solutions."""
 
 import dataclasses
+import json
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from prm_jax.evaluation import page, scored_samples
+from prm_jax.evaluation import page, reranking, scored_samples
+from prm_jax.evaluation.report import sentence
 from prm_jax.experiments import figures
 from prm_jax.experiments.comparison import Candidates, disagreements, whole
 from prm_jax.experiments.figures import COLOURS, Curve, Panel
-from prm_jax.experiments.results import Table
+from prm_jax.experiments.results import Table, number, percent
 
-PLAIN = {"majority": 6, "random": 7, "oracle": 8}  # colours of the baselines, in both panels
-SPARE = [i for i in range(len(COLOURS)) if i not in PLAIN.values()]
+PLAIN = {"majority": 5, "random": 7, "oracle": 8}  # colours of the baselines, in both panels
+SPARE = [i for i in range(len(COLOURS)) if i not in (*PLAIN.values(), 6)]  # 6 resembles 1
 SHOWN = 60  # problems with a disagreement on the page, at most
 
 
@@ -56,17 +57,17 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
       out.append(Table(f"% solved at {last} by {kind}", ["", *heads], rows))
   out += [_needed(found), *_scores(found)]
   if judged := found.get("process_bench"):
-    heads = [*next(iter(judged.values()))]
+    heads = [*dict.fromkeys(head for f1 in judged.values() for head in f1)]
     rows = [
-      [name, *(_cell(f1[head], 0) if head in f1 else "-" for head in heads)]
+      [name, *(percent(f1[head]) if head in f1 else "-" for head in heads)]
       for name, f1 in judged.items()
     ]
     out.append(Table("ProcessBench: % F1 of the first wrong step", ["", *heads], rows))
   if found["growth"]:
-    rows = [
-      [name, _cell(each["auc"], 0, 1, 3, "+"), _cell(each["accuracy"], 0, sign="+")]
-      for name, each in found["growth"].items()
-    ]
+    rows = []
+    for name, each in found["growth"].items():
+      auc = percent(each["auc"], sign=True, scale=1, digits=3)
+      rows.append([name, auc, percent(each["accuracy"], sign=True)])
     header = ["", "AUC", "points at the last N"]
     out.append(Table("What a doubling of the labels adds", header, rows))
   return out
@@ -80,9 +81,9 @@ def _solved(found: Mapping[str, Any]) -> Table:
   rows = []
   for name, each in found["methods"].items():
     minus = each["minus"]
-    row = [name, _cell(each["auc"], 0, 1, 3) if "auc" in each else ""]
-    row += [_cell(each["accuracy"], k) for k in at]
-    row += [_cell(minus[x], -1, sign="+") if x in minus else "" for x in found["baselines"]]
+    row = [name, percent(each["auc"], scale=1, digits=3) if "auc" in each else ""]
+    row += [percent(each["accuracy"], at=k) for k in at]
+    row += [percent(minus[x], sign=True) if x in minus else "" for x in found["baselines"]]
     rows.append(row)
   caption = f"% of {found['problems']} problems solved, 95 % intervals over problems"
   return Table(caption, header, rows)
@@ -94,15 +95,14 @@ def _needed(found: Mapping[str, Any]) -> Table:
   for name, method in found["methods"].items():
     for other, each in method["minus"].items() if "auc" in method else ():
       if (other, name) not in rows:
-        needed = f"{each['problems_needed'] or np.inf:,.0f}"
-        rows[name, other] = [f"{name} - {other}", _cell(each, -1, sign="+"), needed]
+        needed = "-" if each["problems_needed"] is None else f"{each['problems_needed']:,.0f}"
+        rows[name, other] = [f"{name} - {other}", percent(each, sign=True), needed]
   caption = "Problems needed to establish a difference of this size (5 %, power 80 %)"
   return Table(caption, ["", f"N = {found['n'][-1]}", "problems"], [*rows.values()])
 
 
 def _scores(found: Mapping[str, Any]) -> list[Table]:
   """Returns a table of each scorer's calibration and dependence on length, or none if unknown."""
-  number = lambda x, digits: "" if x is None else f"{x:.{digits}f}"
   rows = []
   for name, each in found["methods"].items():
     if "auc" in each:
@@ -117,25 +117,17 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
   return [Table("Scores of candidates with an answer", header, rows)]
 
 
-def _cell(
-  each: Mapping[str, list], k: int, scale: int = 100, digits: int = 1, sign: str = ""
-) -> str:
-  """Returns a value with its interval as text."""
-  values = [each[key][k] for key in ("mean", "low", "high")]
-  if values[0] is None:
-    return "-"
-  mean, low, high = (f"{scale * x:{sign}z.{digits}f}" for x in values)
-  return f"{mean} ({low} to {high})"
-
-
-def rendered(
+def write(
   candidates: Candidates,
   found: Mapping[str, Any],
-  tables: Sequence[Table],
-  png: bytes,
+  directory: pathlib.Path,
   title: str,
-) -> str:
-  """Returns the page: solutions on which the first model and the majority disagree, and tables."""
+  vector: Sequence[str] = (),
+) -> list[str]:
+  """Writes comparison.json, comparison.png and comparison.html; returns lines for the screen.
+
+  The page shows solutions on which the first model and the majority disagree.
+  """
   problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
   if candidates.scored:
     model = next(iter(candidates.scored))
@@ -144,5 +136,15 @@ def rendered(
     records = scored_samples.read_solutions(candidates.scored[model], slots)
     problems = page.from_records(records, why=why)
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
-  body = figures.with_tables(png, "Share of problems solved over N, by method", tables)
-  return page.render(problems, title, about, body)
+  shown = tables(found)
+  notes = [sentence(each) for each in reranking.unanswered(candidates.samples)]
+
+  def html(png: bytes) -> str:
+    alt = "Share of problems solved over N, by method"
+    body = figures.with_tables(png, alt, shown, notes=" ".join(notes))
+    return page.render(problems, title, about, body)
+
+  text = json.dumps(found, indent=1) + "\n"
+  written = figures.write(directory, "comparison", panels(found), html, vector, text)
+  lines = [*shown[0].lines(), *notes, ""]
+  return [*lines, *(line for table in shown[1:] for line in [*table.lines(), ""]), written]

@@ -4,7 +4,7 @@ import base64
 import dataclasses
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -12,7 +12,10 @@ import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
 
+from prm_jax.evaluation import page
+from prm_jax.evaluation.figure_files import encoded
 from prm_jax.experiments.results import Table
+from prm_jax.runtime import storage
 
 COLOURS = (
   *("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d"),
@@ -35,7 +38,8 @@ class Curve:
   @classmethod
   def over_n(cls, label: str, n: Sequence[float], accuracy: dict[str, Any], dashed: bool = False):
     """Returns best-of-N in % over N, from `intervals.intervals`."""
-    return cls(label, n, *(100 * np.array(accuracy[k]) for k in ("mean", "low", "high")), dashed)
+    values = (100 * np.array(accuracy[key], float) for key in ("mean", "low", "high"))
+    return cls(label, n, *values, dashed)
 
   @classmethod
   def at_last(cls, label: str, x: Sequence[float], accuracies: Sequence[dict[str, Any]]):
@@ -62,13 +66,16 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
     axes = figure.add_subplot(rows, columns, i + 1)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
+    bands = {}
     for j, curve in enumerate(panel.curves):
       colour = j if curve.colour is None else curve.colour
       style = {"color": COLOURS[colour % len(COLOURS)], "linewidth": 1.5}
       style |= {"linestyle": "--"} if curve.dashed else {"marker": MARKERS[j % len(MARKERS)]}
-      axes.plot(curve.x, curve.y, label=curve.label, markersize=4.5, **style)
+      axes.plot(curve.x, curve.y, markersize=4.5, **style)
       if curve.low is not None:
-        axes.fill_between(curve.x, curve.low, curve.high, color=style["color"], alpha=0.13, lw=0)
+        fill = {"color": style["color"], "alpha": 0.13, "lw": 0}
+        label = f"95 % interval of {curve.label}"
+        bands[label] = axes.fill_between(curve.x, curve.low, curve.high, **fill)
     if panel.log:
       axes.set_xscale("log", base=2)
       ticks = sorted({x for curve in panel.curves for x in curve.x})
@@ -77,10 +84,55 @@ def draw(panels: Sequence[Panel]) -> matplotlib.figure.Figure:
       axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     elif all(x == int(x) for curve in panel.curves for x in curve.x):
       axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
-    axes.set_xlabel(panel.x)
+    axes.set_xlabel(panel.x, parse_math=False)
     axes.set_ylabel(panel.y)
-    axes.legend(fontsize=8, frameon=False)
+    # The legend names a band only if one curve among several has it.
+    bands = bands if len(bands) == 1 < len(panel.curves) else {}
+    handles, labels = [*axes.get_lines(), *bands.values()], [c.label for c in panel.curves]
+    legend = axes.legend(handles, ["label"] * len(handles), fontsize=8, frameon=False)
+    for text, label in zip(legend.get_texts(), [*labels, *bands]):  # "_" or "$" may be in a label
+      text.set(text=label, parse_math=False)
   return figure
+
+
+def over_n(
+  labels: Mapping[str, str],
+  n: Sequence[int],
+  curves: Mapping[str, dict[str, Any]],
+  x: str = "N = number of solutions per problem",
+) -> Panel:
+  """Returns the panel of best-of-N of the labelled curves, with that of voting dashed."""
+  drawn = [
+    Curve.over_n(label, n, curves[name], dashed=name == "majority")
+    for name, label in labels.items()
+  ]
+  return Panel(drawn, x, "% problems solved (best-of-N)")
+
+
+def write(
+  directory: pathlib.Path,
+  name: str,
+  panels: Sequence[Panel],
+  html: Callable[[bytes], str],
+  vector: Sequence[str] = (),
+  text: str = "",
+) -> str:
+  """Writes NAME.png and NAME.html, all files or none; returns a line that names the files.
+
+  Args:
+    html: takes the content of NAME.png.
+    vector: further formats in which the figure is written: "pdf", "svg".
+    text: content of NAME.json, if that is to be written too.
+  """
+  figure = draw(panels)
+  png = encoded(figure)
+  files = {".json": text.encode()} if text else {}
+  files |= {".png": png, ".html": html(png).encode()}
+  files |= {f".{kind}": encoded(figure, kind) for kind in vector}
+  with storage.written_together() as output:
+    for end, content in files.items():
+      output(directory / f"{name}{end}", "wb").write(content)
+  return f"-> {directory / name}{', '.join(files)}"
 
 
 def with_tables(
@@ -96,6 +148,7 @@ def with_tables(
     pathlib.Path(__file__).with_name("figure_and_tables.html").read_text(),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
+    finalize=lambda x: x.translate(page.SEEN) if type(x) is str else x,
   )
   figure = base64.b64encode(png).decode()
   return template.render(

@@ -13,7 +13,7 @@ from prm_jax import step_metrics
 from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, mean, percent
+from prm_jax.experiments.results import Results, Table, mean, number, percent
 from prm_jax.experiments.study import Place, Study
 from prm_jax.supervision import active
 
@@ -32,7 +32,6 @@ ARMS = {
   "frozen": "most convincing, first selector",
   "uniform": "uniform",
 }
-RULES = {"convincing": "convincing", "frozen": "convincing", "uniform": "uniform"}
 FIRST = "first"  # the model of generation 0, which all arms share
 ADDED = 2  # solutions of each problem that a generation adds
 DIAGNOSTICS = {
@@ -83,7 +82,7 @@ def run(study: Study) -> None:
         pool, places = scored(model)
         chosen_next = {
           other: choice(
-            study, scored(FIRST)[0] if other == "frozen" else pool, places, RULES[other], chosen
+            study, scored(FIRST)[0] if other == "frozen" else pool, places, other, chosen
           )
           for other in ARMS
           if name(other, g) == model  # these arms share the model
@@ -104,10 +103,10 @@ def run(study: Study) -> None:
 
 
 def choice(
-  study: Study, selector: active.Pool, places: list[Place], rule: str, chosen: list[Place]
+  study: Study, selector: active.Pool, places: list[Place], arm: str, chosen: list[Place]
 ) -> list[Place]:
   """Returns the next solutions to label, among those of the pool that are not chosen yet."""
-  known = {*chosen}
+  known, rule = {*chosen}, "uniform" if arm == "uniform" else "convincing"
   left = np.flatnonzero([place not in known for place in places])
   at = active.select(selector.subset(left), rule, ADDED, study.space.seed + len(chosen))
   return [places[i] for i in left[at]]
@@ -161,18 +160,11 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   diagnostic = lambda arm, key: np.array(
     [np.mean(summary["diagnostics"][name(arm, g)][key] or [np.nan]) for g in generations]
   )
-  return [
-    Panel(first, "generation", f"% problems solved (best-of-{last})", log=False),
-    *(
-      Panel(
-        [Curve(label, generations, diagnostic(arm, key)) for arm, label in ARMS.items()],
-        "generation",
-        DIAGNOSTICS[key],
-        log=False,
-      )
-      for key in ("negative", "ece", "drift")
-    ),
-  ]
+  out = [Panel(first, "generation", f"% problems solved (best-of-{last})", log=False)]
+  for key in ("negative", "ece", "drift"):
+    curves = [Curve(label, generations, diagnostic(arm, key)) for arm, label in ARMS.items()]
+    out.append(Panel(curves, "generation", DIAGNOSTICS[key], log=False))
+  return out
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
@@ -191,12 +183,12 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
       for g in generations[1:]
     )
     rows.append([f"retrained minus {ARMS[other]}", "", *gains])
-  text = lambda values: f"{np.mean(values):.3f}" if values else ""
+  diagnostic = lambda arm, key, g: number(mean(summary["diagnostics"][name(arm, g)][key]))
   diagnostics = [
     [f"{label}: {ARMS[arm]}", *values]
     for key, label in DIAGNOSTICS.items()
     for arm in ARMS
-    if any(values := [text(summary["diagnostics"][name(arm, g)][key]) for g in generations])
+    if any(values := [diagnostic(arm, key, g) for g in generations])
   ]
   return [
     Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows),

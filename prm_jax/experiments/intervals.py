@@ -17,17 +17,15 @@ PERCENT = (2.5, 97.5)
 
 
 @functools.cache
-def resampled(
-  count: tuple[int, int], crossed: bool = False, seed: int = 0, resamples: int = RESAMPLES
-) -> np.ndarray:
+def resampled(count: tuple[int, int], crossed: bool = False) -> np.ndarray:
   """Returns weights `[R, S, P]` of seeds and problems in each resample's mean; they add up to 1.
 
   Args:
     crossed: all seeds have the same problems, so a resample draws problems once for all seeds.
   """
   seeds, problems = count
-  rng = np.random.default_rng(seed)
-  weights = np.zeros((resamples, seeds, problems))
+  rng = np.random.default_rng(0)
+  weights = np.zeros((RESAMPLES, seeds, problems))
   for each in weights:
     draw = lambda: np.bincount(rng.integers(problems, size=problems), minlength=problems)
     same = draw()
@@ -36,17 +34,34 @@ def resampled(
   return weights / (seeds * problems)
 
 
+def means(values: np.ndarray, crossed: bool = False) -> np.ndarray:
+  """Returns the mean of `[S, P, K]` over seeds and problems, and its resamples: `[1 + R, K]`."""
+  drawn = np.einsum("rsp,spk->rk", resampled(values.shape[:2], crossed), values)
+  return np.concatenate([values.mean((0, 1))[None], drawn])
+
+
+def ratios(part: np.ndarray, whole: np.ndarray, crossed: bool = False) -> np.ndarray:
+  """Returns the ratio of two `means`, `[1 + R, K]`; NaN where the whole is not positive."""
+  part, whole = means(part, crossed), means(whole, crossed)
+  with np.errstate(all="ignore"):
+    return np.where(whole > 0, part / whole, np.nan)
+
+
+def interval(means: np.ndarray) -> dict[str, list[float | None]]:
+  """Returns mean, low and high `[K]` of means `[1 + R, K]`, of all data and of R resamples.
+
+  None: no value.  The limits leave out resamples without a value.
+  """
+  ends = np.full((2, means.shape[1]), np.nan)
+  known = np.isfinite(means[1:]).any(0)
+  ends[:, known] = np.nanpercentile(means[1:, known], PERCENT, axis=0)
+  plain = lambda row: [None if np.isnan(x) else float(x) for x in row]
+  return {"mean": plain(means[0]), "low": plain(ends[0]), "high": plain(ends[1])}
+
+
 def intervals(values: np.ndarray, crossed: bool = False) -> dict[str, list]:
   """Returns the mean of `[S, P, K]`, its interval, `[K]` each, and the means by seed `[S, K]`."""
-  means = np.einsum("rsp,spk->rk", resampled(values.shape[:2], crossed), values)
-  low, high = np.percentile(means, PERCENT, axis=0)
-  mean = values.mean((0, 1))
-  return {
-    "mean": mean.tolist(),
-    "low": low.tolist(),
-    "high": high.tolist(),
-    "by_seed": values.mean(1).tolist(),
-  }
+  return interval(means(values, crossed)) | {"by_seed": values.mean(1).tolist()}
 
 
 def efficiency(
@@ -54,7 +69,6 @@ def efficiency(
   sizes: Mapping[str, Sequence[float]],
   base: str,
   crossed: bool = False,
-  common: int = 0,
 ) -> dict[str, Any]:
   """Returns the data efficiency of each arm, relative to the arm `base`.
 
@@ -64,50 +78,40 @@ def efficiency(
   distance of the lines, at the accuracies of the arm's sizes.
 
   Args:
-    arms: `[S, P, K]` accuracies at K sizes.
+    arms: `[S, P, K]` accuracies at K sizes.  At the first size all arms are the same model: the
+      lines begin there, but the horizontal distance is taken at the other sizes.
     sizes: labelled solutions at each size.
-    common: the number of first sizes at which all arms are the same model.  The lines begin there,
-      but the horizontal distance is taken at the other sizes.
 
   Returns:
     Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
     has no positive slope in more than 2.5 % of the resamples has no limits (None).
   """
-  weights = resampled(arms[base].shape[:2], crossed)
   x = {name: np.log2(sizes[name]) for name in arms}
-  fit = lambda name, y: np.polyfit(x[name], y.T, 1)  # [2, R]: slopes and intercepts
-  means = {name: np.einsum("rsp,spk->rk", weights, values) for name, values in arms.items()}
-  boot = {name: fit(name, y) for name, y in means.items()}
-  exact = {name: fit(name, values.mean((0, 1))[None])[:, 0] for name, values in arms.items()}
-
-  def ratios(line: np.ndarray, to: np.ndarray, at: float) -> tuple[np.ndarray, np.ndarray]:
-    (slope, intercept), (slope_to, intercept_to) = line, to
+  lines = {name: np.polyfit(x[name], means(arms[name], crossed).T, 1) for name in arms}
+  out, (slope_to, intercept_to) = {}, lines[base]
+  for name, (slope, intercept) in lines.items():  # [1 + R] each
+    at = x[name][1:].mean()
     with np.errstate(all="ignore"):
       distance = (intercept + slope * at - intercept_to) / slope_to - at
-      rises = slope_to > 0
-      return np.where(rises, slope / slope_to, np.nan), np.where(rises, 2**distance, np.nan)
-
-  out = {}
-  for name in arms:
-    middle = x[name][common:].mean()
-    slope, data = ratios(exact[name], exact[base], middle)
-    slopes, data_ratios = ratios(boot[name], boot[base], middle)
+      by_slope, by_data = np.where(slope_to > 0, [slope / slope_to, 2**distance], np.nan)
     out[name] = {
-      "slope": float(exact[name][0]),
-      "intercept": float(exact[name][1]),
-      "slope_ratio": interval(slope, slopes),
-      "data_ratio": interval(data, data_ratios),
+      "slope": float(slope[0]),
+      "intercept": float(intercept[0]),
+      "slope_ratio": ratio_interval(by_slope),
+      "data_ratio": ratio_interval(by_data),
     }
   return out
 
 
-def interval(value: Any, resamples: np.ndarray) -> dict[str, float | None]:
-  """Returns a number with its 95 % percentile interval; None where it is not finite.
+def ratio_interval(ratios: np.ndarray) -> dict[str, float | None]:
+  """Returns the first of `[1 + R]` ratios with the interval of the others; None: not finite.
 
   A resample without a number counts as the lowest for the lower limit, and as the highest for the
   upper limit.
   """
-  ends = (np.nan_to_num(resamples, nan=x, posinf=np.inf, neginf=-np.inf) for x in (-np.inf, np.inf))
+  ends = (
+    np.nan_to_num(ratios[1:], nan=x, posinf=np.inf, neginf=-np.inf) for x in (-np.inf, np.inf)
+  )
   limits = [np.percentile(each, q, method="nearest") for each, q in zip(ends, PERCENT)]
-  numbers = {"value": value, "low": limits[0], "high": limits[1]}
+  numbers = {"value": ratios[0], "low": limits[0], "high": limits[1]}
   return {key: float(x) if np.isfinite(x) else None for key, x in numbers.items()}

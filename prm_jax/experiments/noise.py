@@ -7,7 +7,7 @@ import numpy as np
 
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
-from prm_jax.experiments.results import Results, Table, mean, percent
+from prm_jax.experiments.results import Results, Table, mean, number, percent
 from prm_jax.experiments.study import Study
 from prm_jax.supervision import label_requests, synthetic
 
@@ -115,18 +115,16 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Returns panels of best-of-N at the largest N over the share of flips, and of its change."""
   shares, last = results.plan["noise"], results.n[-1]
   x = [100 * share for share in shares]
-  curves = [
-    Curve.at_last(label, x, [summary["curves"][f"{arm}-{s:g}"] for s in shares])
-    for arm, label in ARMS.items()
-  ]
-  lost = [
-    Curve.at_last(label, x, [summary["lost"][f"{arm}-{s:g}"] for s in shares])
-    for arm, label in ARMS.items()
-  ]
-  return [
-    Panel(curves, "% labels flipped", f"% problems solved (best-of-{last})", log=False),
-    Panel(lost, "% labels flipped", "change against no noise, points", log=False),
-  ]
+  titles = {"curves": f"% problems solved (best-of-{last})"}
+  titles |= {"lost": "change against no noise, points"}
+  out = []
+  for key, title in titles.items():
+    curves = [
+      Curve.at_last(label, x, [summary[key][f"{arm}-{s:g}"] for s in shares])
+      for arm, label in ARMS.items()
+    ]
+    out.append(Panel(curves, "% labels flipped", title, log=False))
+  return out
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
@@ -141,14 +139,13 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for arm, label in ARMS.items()
   ]
   agreement = [summary["agreement"][f"{x:g}"] for x in shares]
-  kappa = lambda value: "none" if value is None else f"{value:.2f}"
   count = lambda x: f"{sum(summary['labels'][f'{x:g}'].values()) / len(results.seeds):,.0f}"
   rows.append(["labels of steps that are left", *map(count, shares)])
   moved = (f"{100 * summary['moved'][f'{x:g}']:.1f}" for x in shares)
   rows.append(["solutions with another first error, %", *moved])
   agree = (f"{100 * each['share']:.1f}" for each in agreement)
   rows.append(["two such labellers agree, % of steps", *agree])
-  kappas = (kappa(each["kappa"]) for each in agreement)
+  kappas = (number(each["kappa"], 2, missing="none") for each in agreement)
   rows.append(["Cohen's kappa of right and wrong", *kappas])
   header = ["labels flipped", *(f"{100 * s:g} %" for s in shares)]
   return [Table(f"Best-of-{last}, % of problems, with 95 % intervals", header, rows)]

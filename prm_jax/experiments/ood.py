@@ -9,7 +9,7 @@ from prm_jax.datasets import arithmetic
 from prm_jax.experiments import intervals, tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.results import Results, Table, mean, number, percent
 from prm_jax.experiments.study import Study
 from prm_jax.runtime import command_line
 
@@ -30,7 +30,7 @@ TABLE_1 = (  # domain, ORM, PRM, majority, problems
   ("Aggregate", 63.8, 72.9, 61.3, 234),
 )
 METHODS = {"orm": "ORM", "prm": "PRM", "majority": "Majority"}
-AGGREGATE = "Aggregate"
+FAMILIAR, AGGREGATE = "in distribution", "Aggregate"
 
 
 def runs(plan: Plan) -> list[str]:
@@ -61,14 +61,16 @@ def domains(study: Study) -> dict[str, tasks.Task]:
   plan, separator = study.plan, study.plan.process.data.separator
   if plan.files.pool:
     named = command_line.named_files("--domains", plan.files.domains)
+    if taken := named.keys() & {FAMILIAR, AGGREGATE}:
+      raise ValueError(f"--domains {taken.pop()}: this name is a row of the table; choose another")
     limits = (separator, plan.files.problems, plan.files.samples)
-    return {"in distribution": study.task} | {
+    return {FAMILIAR: study.task} | {
       name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named.items()
     }
   rng = np.random.default_rng([study.space.seed, *b"domains"])
   known = {each.text for each in (*study.task.pool, *study.task.test)}
   by_domain = {}
-  for name, setting in {"in distribution": plan.setting, **plan.domains}.items():
+  for name, setting in {FAMILIAR: plan.setting, **plan.domains}.items():
     stream = arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
     fresh = (each for each in stream if each.text not in known)
     problems = itertools.islice(fresh, plan.embedded.test_problems)
@@ -120,31 +122,22 @@ def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Returns a panel of best-of-N for each domain."""
-  return [
-    Panel(
-      [Curve.over_n(label, found["n"], found[key]) for key, label in METHODS.items()],
-      f"N, {name}",
-      "% problems solved (best-of-N)",
-    )
-    for name, found in summary["table"].items()
-    if name != AGGREGATE
-  ]
+  out = []
+  for name, found in summary["table"].items():
+    if name != AGGREGATE:
+      curves = [Curve.over_n(label, found["n"], found[key]) for key, label in METHODS.items()]
+      out.append(Panel(curves, f"N, {name}", "% problems solved (best-of-N)"))
+  return out
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Returns the experiment's Table 1 and the paper's."""
-  text = lambda values: f"{np.mean(values):.3f}" if values else ""
-  rows = [
-    [
-      name,
-      *(percent(found[key]) for key in METHODS),
-      percent(found["prm - orm"], sign=True),
-      text(found.get("prm_auroc")),
-      ", ".join(map(str, found["n"] if name == AGGREGATE else found["n"][-1:])),
-      str(found["problems"]),
-    ]
-    for name, found in summary["table"].items()
-  ]
+  rows = []
+  for name, found in summary["table"].items():
+    row = [name, *map(percent, (found[key] for key in METHODS))]
+    row += [percent(found["prm - orm"], sign=True), number(mean(found.get("prm_auroc", ())))]
+    row.append(", ".join(map(str, found["n"] if name == AGGREGATE else found["n"][-1:])))
+    rows.append([*row, str(found["problems"])])
   header = ["domain", *METHODS.values(), "PRM minus ORM", "AUROC of steps", "N", "problems"]
   theirs = [[name, *map(str, values)] for name, *values in TABLE_1]
   return [

@@ -30,6 +30,17 @@ def middle(samples: Sequence[int]) -> int:
   return samples[len(samples) // 2]
 
 
+def changed(c: Experiment, **values: Any) -> Experiment:
+  """Returns the settings with other values, each in the section that has its name."""
+  sections: dict[str, dict[str, Any]] = {}
+  for key, value in values.items():
+    names = ("loss", "optim", "train", "data", "init")  # `heads` are those of the loss
+    section = next(name for name in names if hasattr(getattr(c, name), key))
+    sections.setdefault(section, {})[key] = value
+  new = {name: dataclasses.replace(getattr(c, name), **each) for name, each in sections.items()}
+  return dataclasses.replace(c, **new)
+
+
 @dataclasses.dataclass(frozen=True)
 class Files(Checked):
   """Data and models in place of the embedded ones."""
@@ -137,6 +148,13 @@ class Plan(Checked):
       field = f"{name}.init.checkpoint"
       named = bool(self.files.base) and bool(getattr(self, name).init.checkpoint)
       yield named, f"files.base {field}", "one of them: every model starts from the base"
+    for name in ("seeds", "tuning_seeds"):
+      seeds = getattr(self, name)
+      yield not 0 < len(seeds) == len({*seeds}), name, "at least one, each once"
+    for name in ("samples", "noise"):
+      values = getattr(self, name)
+      yield list(values) != sorted({*values}), name, "growing numbers"
+    yield self.noise[:1] != (0,), "noise", "0 first, with which the others are compared"
 
 
 SMALL = 2**20  # bytes up to which a directory's files are hashed by content

@@ -1,15 +1,15 @@
 """Writes an experiment's results as JSON, and from the JSON alone its figure, tables and page."""
 
+import functools
 import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from prm_jax.evaluation import page
-from prm_jax.evaluation.figure_files import encoded
 from prm_jax.experiments import figures, jobs
 from prm_jax.experiments.results import Results, Table
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import json_lines
 
 NOTES = (
   "Intervals: 95 % percentile bootstrap over seeds, and over problems within a seed, given the "
@@ -32,21 +32,22 @@ def gather(name: str, scale: str, directory: pathlib.Path, seeds: Sequence[int])
 
 
 def write(results: Results, directory: pathlib.Path, vector: Sequence[str] = ()) -> list[str]:
-  """Writes NAME.json, and NAME.png and NAME.html from it; returns the tables for the screen."""
-  module = jobs.module(results.experiment)
-  content = vars(results) | {"summary": module.summarise(results)}
-  with storage.written(directory / f"{results.experiment}.json") as out:
-    out.write(json.dumps(content) + "\n")
-  return draw(directory / f"{results.experiment}.json", directory, results.experiment, vector)
+  """Writes NAME.json, NAME.png and NAME.html; returns lines for the screen, as `draw` does."""
+  summary = jobs.module(results.experiment).summarise(results)
+  text = json.dumps(vars(results) | {"summary": summary}) + "\n"
+  return _draw(json.loads(text), directory, vector, text)
 
 
 def draw(
   path: pathlib.Path, directory: pathlib.Path, name: str, vector: Sequence[str] = ()
 ) -> list[str]:
-  """Writes NAME.png and NAME.html of a results file; returns its tables for the screen.
+  """Writes NAME.png and NAME.html of a results file.
 
   Args:
     vector: further formats in which the figure is written: "pdf", "svg".
+
+  Returns:
+    The tables as lines for the screen; the last line names the files.
 
   Raises:
     ValueError, OSError: the file has no results of that experiment, or cannot be read.
@@ -55,20 +56,21 @@ def draw(
   if content.get("experiment") != name:
     raise ValueError(f"{path}: not the results of {name}, but {content.get('experiment')!r}")
   try:
-    summary = content.pop("summary")
-    results = Results(**content)
-    module = jobs.module(name)
-    figure = figures.draw(module.panels(results, summary))
-    tables = module.tables(results, summary)
-  except (KeyError, TypeError, IndexError, AttributeError) as error:
+    return _draw(content, directory, vector)
+  except (LookupError, TypeError, ValueError, AttributeError) as error:
     raise ValueError(f"{path}: not the results of an experiment, or damaged: {error!r}") from error
-  png = encoded(figure)
-  with storage.written_together() as output:
-    output(directory / f"{results.experiment}.png", "wb").write(png)
-    output(directory / f"{results.experiment}.html").write(_page(module, results, tables, png))
-    for kind in dict.fromkeys(vector):
-      output(directory / f"{results.experiment}.{kind}", "wb").write(encoded(figure, kind))
-  return [line for table in tables for line in [*table.lines(), ""]]
+
+
+def _draw(
+  content: dict[str, Any], directory: pathlib.Path, vector: Sequence[str], text: str = ""
+) -> list[str]:
+  summary = content.pop("summary")
+  results = Results(**content)
+  module = jobs.module(results.experiment)
+  panels, tables = module.panels(results, summary), module.tables(results, summary)
+  html = functools.partial(_page, module, results, tables)
+  written = figures.write(directory, results.experiment, panels, html, vector, text)
+  return [*(line for table in tables for line in [*table.lines(), ""]), written]
 
 
 def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) -> str:

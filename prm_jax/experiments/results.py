@@ -3,12 +3,13 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from prm_jax.evaluation import reranking
+from prm_jax.evaluation.report import printable
 from prm_jax.experiments import intervals
 
 
@@ -23,7 +24,7 @@ class Table:
     columns = [*itertools.zip_longest(self.header, *self.rows, fillvalue="")]
     widths = [max(map(len, column)) for column in columns]
     rows = ("  ".join(map(str.ljust, row, widths)) for row in zip(*columns))
-    return [self.caption, *(f"  {row}".rstrip() for row in rows)]
+    return [self.caption, *(f"  {printable(row)}".rstrip() for row in rows)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,10 @@ class Results:
   def n(self) -> list[int]:
     """Returns the K values of N."""
     return self.info[0]["n"]
+
+  def at(self, *n: int) -> list[int]:
+    """Returns the indices of those of these N that there are, and of the largest N."""
+    return [k for k, each in enumerate(self.n) if each in (*n, self.n[-1])]
 
   @property
   def crossed(self) -> bool:
@@ -64,16 +69,13 @@ class Results:
     """Returns the accuracy of a baseline, "majority" or "oracle", `[S, P, K]`."""
     return np.array([each[name] for each in self.info])
 
-  def mean(self, run: str, key: str) -> float:
-    """Returns the mean of a number over seeds."""
-    return float(np.mean([each[key] for each in self.of(run)]))
-
   def values(self, run: str, key: str) -> list[float]:
     """Returns a number of each seed that has it."""
     return [each[key] for each in self.of(run) if each.get(key) is not None]
 
-  def has(self, run: str, key: str) -> bool:
-    return all(each.get(key) is not None for each in self.of(run))
+  def mean(self, run: str, key: str) -> float | None:
+    """Returns the mean of a number over the seeds that have it."""
+    return mean(self.values(run, key))
 
   def labels(self, run: str) -> dict[str, int]:
     """Returns the number of labels by value, over all seeds."""
@@ -104,33 +106,42 @@ class Results:
         "problems": len(places),
         "accuracy": [float(np.mean([curve[place] for place in places])) for curve in curves],
       }
-      for key, places in sorted(groups.items())
+      for key, places in sorted(groups.items(), key=lambda item: (len(item[0]), item[0]))
     }
 
 
-def percent(curve: dict[str, list], sign: bool = False, at: int = -1) -> str:
-  """Returns a mean in % with its interval, as "81.2 (78.0 to 84.1)"."""
-  form = "+.1f" if sign else ".1f"
-  mean, low, high = (format(100 * curve[key][at], form) for key in ("mean", "low", "high"))
+def percent(
+  curve: dict[str, list], sign: bool = False, at: int = -1, scale: float = 100, digits: int = 1
+) -> str:
+  """Returns a mean with its interval, in %, as "81.2 (78.0 to 84.1)"; "-": there is none."""
+  if curve["mean"][at] is None:
+    return "-"
+  values = (curve[key][at] for key in ("mean", "low", "high"))
+  mean, low, high = (number(x, digits, scale, "none", "+" if sign else "") for x in values)
   return f"{mean} ({low} to {high})"
 
 
+def over_n(
+  labels: Mapping[str, str], curves: Mapping[str, dict], at: Iterable[int], sign: bool = False
+) -> list[list[str]]:
+  """Returns a row for each labelled curve: its values at these indices of N."""
+  return [[label, *(percent(curves[name], sign, k) for k in at)] for name, label in labels.items()]
+
+
 def ratio(interval: dict[str, float | None], digits: int = 2, scale: float = 1) -> str:
-  """Returns a value of `intervals.interval` as "1.23 (1.04 to none)"."""
-  value, low, high = (
-    "none" if interval[key] is None else f"{scale * interval[key]:.{digits}f}"
-    for key in ("value", "low", "high")
-  )
+  """Returns a value of `intervals.ratio_interval` as "1.23 (1.04 to none)"."""
+  values = (interval[key] for key in ("value", "low", "high"))
+  value, low, high = (number(x, digits, scale, "none") for x in values)
   return f"{value} ({low} to {high})"
+
+
+def number(
+  value: float | None, digits: int = 3, scale: float = 1, missing: str = "", sign: str = ""
+) -> str:
+  return missing if value is None else f"{scale * value:{sign}z.{digits}f}"
 
 
 def mean(values: Iterable[float | None]) -> float | None:
   """Returns the mean of the values that are not None; None if there are none."""
   known = [value for value in values if value is not None]
   return float(np.mean(known)) if known else None
-
-
-def percentage(values: Iterable[float | None]) -> str:
-  """Returns `mean` of the values in %, or "none"."""
-  average = mean(values)
-  return "none" if average is None else f"{100 * average:.1f}"

@@ -7,7 +7,6 @@ domain, whose ratings are known exactly.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,10 @@ import numpy as np
 from prm_jax.datasets import arithmetic
 from prm_jax.datasets.stepwise import records
 from prm_jax.evaluation.answers import grading
-from prm_jax.experiments import alternatives, intervals, workspace
+from prm_jax.experiments import alternatives, figures, intervals, workspace
 from prm_jax.experiments.figures import Curve, Panel
-from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.plan import Plan, changed
+from prm_jax.experiments.results import Results, Table, number, over_n, percent
 from prm_jax.experiments.search import LIMITS, Made
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Workspace
@@ -54,7 +53,12 @@ ARMS = {  # of training, on the same solutions
   "counts": "counts",
   "tolerant": "tolerant",
 }
-SURE = 0.5  # of the arm "tolerant"
+LEARNED = {  # the labels of these arms, and their kind
+  "hard": (Settings(), "binary"),
+  "quarter": (Settings(wrong_share=0.25), "binary"),
+  "counts": (Settings(labels="counts"), "counts"),
+  "tolerant": (Settings(labels="tolerant", sure=0.5), "soft"),
+}
 
 
 def runs(plan: Plan) -> list[str]:
@@ -65,8 +69,7 @@ def runs(plan: Plan) -> list[str]:
 def study(plan: Plan, space: Workspace) -> Study:
   """Returns the quick start's study, with fewer updates of a process model for fewer labels."""
   quick = alternatives.study(plan, space)
-  train = dataclasses.replace(quick.plan.process.train, steps=plan.rollouts.updates)
-  process = dataclasses.replace(quick.plan.process, train=train)
+  process = changed(quick.plan.process, steps=plan.rollouts.updates)
   return dataclasses.replace(quick, plan=dataclasses.replace(quick.plan, process=process))
 
 
@@ -113,16 +116,13 @@ class Labels:
       answer = problem.answer
       solutions = [Solution({}, x.steps, ended=True, right=x.answer == answer) for x in drawn]
       problems.append(Problem(problem.text, str(answer), solutions))
-    sampling, seed = Sampling(), self.made.space.seed
     make = lambda text, seed: Prompt("", text, "\n", seed)
     model = dataclasses.replace(self.made.language_model, batch=512)
     path = self.made.space.directory / "rollouts.journal"
     path.unlink(missing_ok=True)  # of a run that was killed
-    with (
-      grading.Grader("math") as grader,
-      contextlib.closing(Journal(path, {})) as journal,
-    ):
-      annotator = Annotator(model, make, sampling, LIMITS, "\n", grader, s, seed, {})
+    with grading.Grader("math") as grader, contextlib.closing(Journal(path, {})) as journal:
+      seed = self.made.space.seed
+      annotator = Annotator(model, make, Sampling(), LIMITS, "\n", grader, s, seed, {})
       annotator.run(problems, range(len(problems)), journal)
     path.unlink()
     return problems
@@ -151,12 +151,11 @@ class Labels:
   @functools.cached_property
   def counted(self) -> list[Problem]:
     """The pool with all rollouts of every step."""
-    return self.annotated(Settings(labels="counts", rollouts=self.most))
+    return self.annotated(self.settings("counts"))
 
-  @property
-  def most(self) -> int:
-    """The number of rollouts of a step in the labels on which models are trained."""
-    return max(self.plan.rollouts.counts)
+  def settings(self, arm: str) -> Settings:
+    """Returns the settings of the labels on which a model is trained, of the most rollouts."""
+    return dataclasses.replace(LEARNED[arm][0], rollouts=max(self.plan.rollouts.counts))
 
   def trees(self, arm: str) -> list[StepTree]:
     """Returns the labelled solutions of the pool that a model of this arm is trained on."""
@@ -166,18 +165,11 @@ class Labels:
         for problem, solutions in self.pool
         for each in solutions
       ]
-    settings = {
-      "hard": Settings(rollouts=self.most),
-      "quarter": Settings(rollouts=self.most, wrong_share=0.25),
-      "counts": Settings(rollouts=self.most, labels="counts"),
-      "tolerant": Settings(rollouts=self.most, labels="tolerant", sure=SURE),
-    }
-    kind = {"counts": "counts", "tolerant": "soft"}.get(arm, "binary")
+    s, kind = self.settings(arm), LEARNED[arm][1]
     out = []
-    problems = self.annotated(settings[arm]) if arm == "tolerant" else self.counted
-    for problem in problems:
+    for problem in self.annotated(s) if arm == "tolerant" else self.counted:
       for each in problem.solutions:
-        values, _ = rollout_labels.label(problem, each, settings[arm])
+        values, _ = rollout_labels.label(problem, each, s)
         labels = [records.label(value, kind) for value in values if value is not None]
         if labels:
           steps, parents = each.steps[: len(labels)], tuple(range(-1, len(labels) - 1))
@@ -195,11 +187,14 @@ def summarise(results: Results) -> dict[str, Any]:
   per_solution = lambda rule, key: [
     float(np.mean([each[key] / each["solutions"] for each in seeds])) for seeds in by_count[rule]
   ]
+  share = lambda rule, of: intervals.interval(
+    intervals.ratios(by(rule, "right"), by(rule, of), results.crossed)
+  )
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   return {
     "counts": counts,
-    "precision": {r: _ratio(by(r, "right"), by(r, "named"), results.crossed) for r in RULES},
-    "recall": {r: _ratio(by(r, "right"), by(r, "there"), results.crossed) for r in RULES},
+    "precision": {rule: share(rule, "named") for rule in RULES},
+    "recall": {rule: share(rule, "there") for rule in RULES},
     "rollouts": {rule: per_solution(rule, "rollouts") for rule in RULES},
     "tokens": {rule: per_solution(rule, "tokens") for rule in RULES},
     "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
@@ -213,15 +208,6 @@ def summarise(results: Results) -> dict[str, Any]:
   }
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray, crossed: bool) -> dict[str, list]:
-  """Returns the ratio of two sums over seeds and problems of `[S, P, K]`, with its interval."""
-  weights = intervals.resampled(part.shape[:2], crossed)
-  sums = [np.einsum("rsp,spk->rk", weights, x) for x in (part, whole)]
-  low, high = np.percentile(sums[0] / np.maximum(sums[1], 1e-12), intervals.PERCENT, axis=0)
-  mean = part.sum((0, 1)) / np.maximum(whole.sum((0, 1)), 1)
-  return {"mean": mean.tolist(), "low": low.tolist(), "high": high.tolist()}
-
-
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Returns panels of precision and recall over the cost, and of the models' best-of-N."""
   out = []
@@ -231,43 +217,34 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
       for rule, (label, _) in RULES.items()
     ]
     out.append(Panel(curves, "rollouts of a solution", f"{name} of first errors, %"))
-  curves = [Curve.over_n(label, results.n, summary["curves"][arm]) for arm, label in ARMS.items()]
-  curves.append(Curve.over_n("majority voting", results.n, summary["majority"], dashed=True))
-  label = "N = number of solutions per problem"
-  return [*out, Panel(curves, label, "% problems solved (best-of-N)")]
+  labels = ARMS | {"majority": "majority voting"}
+  curves = summary["curves"] | {"majority": summary["majority"]}
+  return [*out, figures.over_n(labels, results.n, curves)]
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
-  rows = [
-    [f"{name}: {label}", *(percent(summary[name][rule], at=k) for k in columns)]
-    for name in ("precision", "recall")
-    for rule, (label, _) in RULES.items()
-  ]
+  rows = []
+  for name in ("precision", "recall"):
+    labels = {rule: f"{name}: {label}" for rule, (label, _) in RULES.items()}
+    rows += over_n(labels, summary[name], columns)
   rows += [
     [f"rollouts of a solution: {label}", *(f"{x:.1f}" for x in summary["rollouts"][rule])]
     for rule, (label, _) in RULES.items()
   ]
-  at = [k for k, n in enumerate(results.n) if n in (4, 16, 64, 256, results.n[-1])]
-  trained = [
-    [
-      label,
-      f"{summary['solutions'][arm]:,.0f}",
-      f"{summary['steps'][arm]:,.0f}",
-      f"{summary['auroc'][arm]:.3f}",
-      *(percent(summary["curves"][arm], at=k) for k in at),
-    ]
-    for arm, label in ARMS.items()
-  ]
-  less: Sequence[Sequence[str]] = [
-    [f"{ARMS[arm]}, minus exact", "", "", "", *(percent(difference, True, k) for k in at)]
-    for arm, difference in summary["differences"].items()
-    if arm != "exact"
-  ]
+  at = results.at(4, 16, 64, 256)
+  trained = []
+  for arm, label in ARMS.items():
+    row = [label, *(f"{summary[key][arm]:,.0f}" for key in ("solutions", "steps"))]
+    row += [number(summary["auroc"][arm]), *(percent(summary["curves"][arm], at=k) for k in at)]
+    trained.append(row)
+  labels = {arm: f"{label}, minus exact" for arm, label in ARMS.items() if arm != "exact"}
+  less = over_n(labels, summary["differences"], at, sign=True)
+  trained += [[label, "", "", "", *curve] for label, *curve in less]
   names = ["labels", "solutions", "steps", "AUROC", *(f"best of {results.n[k]}" for k in at)]
   return [
     Table("First errors, % with 95 % intervals", header, rows),
-    Table("% of problems solved by PRMs of these labels", names, [*trained, *less]),
+    Table("% of problems solved by PRMs of these labels", names, trained),
   ]

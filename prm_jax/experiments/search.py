@@ -22,8 +22,8 @@ from prm_jax.datasets import arithmetic
 from prm_jax.evaluation.answers import extraction
 from prm_jax.experiments import alternatives, tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
-from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, percent
+from prm_jax.experiments.plan import Plan, changed
+from prm_jax.experiments.results import Results, Table, over_n
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Samples, Workspace
 from prm_jax.generation import language_models, prompts, search, step_writer
@@ -142,27 +142,23 @@ class Made:
   @functools.cached_property
   def language_model(self) -> Sampler:
     """The language model, trained on the simulated solver's samples, mistakes included."""
-    workdir, c = self.space.directory / "language_model", self.plan.process
-    train = dataclasses.replace(c.train, steps=self.plan.search.updates, seed=self.space.seed)
-    if not workspace.finished(workdir, dataclasses.replace(c, train=train)):
+    workdir = self.space.directory / "language_model"
+    c = changed(self.plan.process, steps=self.plan.search.updates, seed=self.space.seed)
+    if not workspace.finished(workdir, c):
       rng = np.random.default_rng([self.space.seed, *b"text"])
       files = {}
       for split, problems in self.generator.problems().items():
-        files[f"text_{split}"] = path = self.space.directory / f"text_{split}.jsonl"
+        files[split] = path = self.space.directory / f"text_{split}.jsonl"
         with storage.written(path) as out:
           for each in problems:
             for _ in range(self.plan.search.solutions):
               steps = arithmetic.solve(each, rng).steps
               line = {"prompt": f"{each.text}\n", "completion": "\n".join(steps)}
               out.write(json.dumps(line) + "\n")
-      data = dataclasses.replace(
-        c.data,
-        directory="",
-        text_train=str(files["text_train"]),
-        text_eval=str(files["text_test"]),
-      )
+      texts = {"text_train": str(files["train"]), "text_eval": str(files["test"])}
+      data = dataclasses.replace(c.data, directory="", **texts)
       loss = Loss(objective="language_model")
-      loop.run(dataclasses.replace(c, data=data, loss=loss, train=train), workdir)
+      loop.run(dataclasses.replace(c, data=data, loss=loss), workdir)
     return language_models.load_checkpoint(str(workdir))
 
   def search(self, rule: str, n: int) -> list[search.Found]:
@@ -256,9 +252,11 @@ def summarise(results: Results) -> dict[str, Any]:
     by_seed = zip(*(results.of(f"{rule}-{n}") for n in widths))
     spent[rule] = [[each["spent"] for each in by_width] for by_width in by_seed]
   problems = curves["beam"].shape[1]
-  tokens = lambda rule, kind: [
-    float(np.mean([each[k][kind] for each in spent[rule]]) / problems) for k in range(len(widths))
+  of_seeds = lambda rule, value: [
+    float(np.mean([value(each[k]) for each in spent[rule]])) for k in range(len(widths))
   ]
+  tokens = lambda rule, kind: [x / problems for x in of_seeds(rule, lambda each: each[kind])]
+  saved = lambda each: each["scored_from_start"] / each["scored"]
   return {
     "widths": widths,
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
@@ -266,13 +264,7 @@ def summarise(results: Results) -> dict[str, Any]:
       rule: results.intervals(curves[rule] - curves["best_of_n"]) for rule in SEARCHES
     },
     "tokens": {rule: {kind: tokens(rule, kind) for kind in KINDS} for rule in spent},
-    "saved": {
-      rule: [
-        float(np.mean([each[k]["scored_from_start"] / each[k]["scored"] for each in spent[rule]]))
-        for k in range(len(widths))
-      ]
-      for rule in SEARCHES
-    },
+    "saved": {rule: of_seeds(rule, saved) for rule in SEARCHES},
   }
 
 
@@ -296,15 +288,8 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
-  rows = [
-    [label, *(percent(summary["curves"][name], at=k) for k in widths)]
-    for name, label in LABELS.items()
-    if name in summary["curves"]
-  ]
-  differences = [
-    [LABELS[name], *(percent(summary["differences"][name], True, k) for k in widths)]
-    for name in SEARCHES
-  ]
+  labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}
+  searches = {name: LABELS[name] for name in SEARCHES}
   tokens = [
     [f"{LABELS[name]}, {label}", *(f"{x:,.0f}" for x in counts[kind])]
     for name, counts in summary["tokens"].items()
@@ -315,7 +300,15 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     for name, factors in summary["saved"].items()
   ]
   return [
-    Table("% of problems solved, with 95 % intervals", header, rows),
-    Table("Points more than best-of-N with as many lanes", header, differences),
+    Table(
+      "% of problems solved, with 95 % intervals",
+      header,
+      over_n(labels, summary["curves"], widths),
+    ),
+    Table(
+      "Points more than best-of-N with as many lanes",
+      header,
+      over_n(searches, summary["differences"], widths, sign=True),
+    ),
     Table("Tokens of a problem", header, tokens),
   ]

@@ -32,16 +32,13 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
       plan_lib.keep(plan, space.directory)
       texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
-    _train(space, plan, "process_base", with_tokenizer(plan.process_base, tokenizer), process)
+    c = plan_lib.changed(plan.process_base, tokenizer=str(tokenizer))
+    _train(space, plan, "process_base", c, process)
     space = dataclasses.replace(space, bases={"outcome": checkpoints["process"]})
     _train(space, plan, "outcome_base", plan.outcome_base, outcome)
   if not plan.files.labeller:
     space = dataclasses.replace(space, bases=checkpoints)
     _train(space, plan, "labeller", plan.labeller, lambda: labelled_trees(plan))
-
-
-def with_tokenizer(c: Experiment, tokenizer: pathlib.Path) -> Experiment:
-  return dataclasses.replace(c, data=dataclasses.replace(c.data, tokenizer=str(tokenizer)))
 
 
 def _train(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments import workspace as workspace_lib
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.tasks import Solution, Task
@@ -98,15 +99,10 @@ class Study:
     self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
   ) -> Scorer:
     """Trains a model with the plan's settings, but for `changes` of loss, optim or train."""
-    c = getattr(self.plan, objective)
-    for key, value in changes.items():
-      section = next(s for s in ("loss", "optim", "train") if hasattr(getattr(c, s), key))
-      changed = dataclasses.replace(getattr(c, section), **{key: value})
-      c = dataclasses.replace(c, **{section: changed})
+    c = plan_lib.changed(getattr(self.plan, objective), **changes)
     if self.plan.proportional and "steps" not in changes:
       share = len(trees) / (len(self.task.pool) * self.plan.samples[-1])
-      train = dataclasses.replace(c.train, steps=max(round(share * c.train.steps), 1))
-      c = dataclasses.replace(c, train=train)
+      c = plan_lib.changed(c, steps=max(round(share * c.train.steps), 1))
     return self.space.model(name, c, trees, self.evaluation[objective], recipe)
 
   def judged(

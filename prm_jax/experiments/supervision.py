@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from prm_jax.experiments import workspace
+from prm_jax.experiments import figures, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, mean, percent, percentage
+from prm_jax.experiments.results import Results, Table, mean, number, percent
 from prm_jax.experiments.study import Place, Study
 
 TITLE = "Process and outcome supervision"
@@ -125,26 +125,25 @@ def summarise(results: Results) -> dict[str, Any]:
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Returns Figure 4a, best-of-N at the largest N over data; and 4b, of the largest data over N."""
-  samples, n = results.plan["samples"], results.n
-  left, right = [], []
-  for arm, label in ARMS.items():
-    curves = [summary["curves"][f"{arm}-{k}"] for k in samples]
-    left.append(Curve.at_last(label, samples, curves))
-    right.append(Curve.over_n(label, n, curves[-1]))
-  right.append(Curve.over_n("Majority voting", n, summary["baselines"]["majority"], dashed=True))
+  samples, last = results.plan["samples"], results.n[-1]
+  left = [
+    Curve.at_last(label, samples, [summary["curves"][f"{arm}-{k}"] for k in samples])
+    for arm, label in ARMS.items()
+  ]
+  labels = {f"{arm}-{samples[-1]}": label for arm, label in ARMS.items()}
+  labels["majority"] = "Majority voting"
+  curves = summary["curves"] | summary["baselines"]
   return [
-    Panel(left, "solutions labelled per problem", f"% problems solved (best-of-{n[-1]})"),
-    Panel(
-      right, f"N, models of {samples[-1]} solutions a problem", "% problems solved (best-of-N)"
-    ),
+    Panel(left, "solutions labelled per problem", f"% problems solved (best-of-{last})"),
+    figures.over_n(labels, results.n, curves, f"N, models of {samples[-1]} solutions a problem"),
   ]
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
   """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
-  reported = [at for at, n in enumerate(results.n) if n in (16, 64, last)]
-  out = [_series(results, summary, at) for at in reversed(reported)]
+  out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
+  percentage = lambda values: number(mean(values), 1, 100, "none")
   share = lambda key: percentage(
     each["right_answers_by_wrong_steps"][str(key)] for each in summary["labeller"]
   )

@@ -47,7 +47,6 @@ class Problem:
 class Task:
   pool: tuple[Problem, ...]  # to choose from, to label and to train on
   test: tuple[Problem, ...]  # other problems
-  most: int = 0  # the largest N; 0: the most samples of a test problem
 
 
 def problem(text: str, level: Any, samples: Iterable[Solution]) -> Problem:
@@ -213,7 +212,6 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
   Raises:
     ValueError: no problem is left in one of the parts.
   """
-  most = max((len(each.samples) for each in test or pool), default=0)
   if not test:
     order = np.random.default_rng(0).permutation(len(pool))
     test = [pool[i] for i in sorted(order[: len(pool) // 2])]
@@ -223,4 +221,4 @@ def from_files(pool: Sequence[Problem], test: Sequence[Problem], seed: int) -> T
   pool = [each for each in pool if each.samples]
   if not pool or not test:
     raise ValueError(f"{len(pool)} problems to train on and {len(test)} to test on")
-  return Task(tuple(pool), tuple(test), most)
+  return Task(tuple(pool), tuple(test))

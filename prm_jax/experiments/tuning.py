@@ -1,6 +1,5 @@
 """A search of hyper-parameters for each objective, on seeds that are not reported."""
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping
@@ -22,10 +21,7 @@ PAPER = (
   "Appendix E and F.1: low learning rates mattered for both, and both were swept; the values are "
   "not given. The ORM has 1 epoch, no dropout and no language-model loss."
 )
-ARMS = {
-  "process": "Process supervision",
-  "outcome": "Outcome supervision, by final answer",
-}
+ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by final answer"}
 AXES = ("language_model_weights", "learning_rates", "updates")
 Setting = tuple[float, float, int]  # one value of each axis
 
@@ -81,9 +77,8 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
       for colour, rate in enumerate(rates):
         reached = [summary["curves"][name(arm, weight, rate, n)] for n in updates]
         label = f"learning rate {rate:g}" + (f", next-token loss {weight:g}" if weight else "")
-        curve = Curve.at_last(label, updates, reached)
-        bare = {"low": None, "high": None}  # the table has the intervals
-        curves.append(dataclasses.replace(curve, dashed=i > 0, colour=colour, **bare))
+        y = np.array([100 * each["mean"][-1] for each in reached])  # the table has the intervals
+        curves.append(Curve(label, updates, y, dashed=i > 0, colour=colour))
     out.append(
       Panel(curves, f"updates: {objective.lower()}", f"% problems solved (best-of-{last})")
     )
@@ -97,24 +92,8 @@ def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
     best = tuple(summary["best"][arm].values())
     for weight, rate, steps in settings(results.plan):
       curve = summary["curves"][name(arm, weight, rate, steps)]
-      rows.append(
-        [
-          label,
-          f"{weight:g}",
-          f"{rate:g}",
-          f"{steps:,}",
-          f"{100 * np.mean(curve['mean']):.1f}",
-          percent(curve),
-          "best" if best == (weight, rate, steps) else "",
-        ]
-      )
-  header = [
-    "objective",
-    "next-token loss",
-    "learning rate",
-    "updates",
-    "mean over N",
-    f"best-of-{results.n[-1]}, %",
-    "",
-  ]
-  return [Table("% of problems solved", header, rows)]
+      row = [label, f"{weight:g}", f"{rate:g}", f"{steps:,}"]
+      row += [f"{100 * np.mean(curve['mean']):.1f}", percent(curve)]
+      rows.append([*row, "best" if best == (weight, rate, steps) else ""])
+  header = ["objective", "next-token loss", "learning rate", "updates", "mean over N"]
+  return [Table("% of problems solved", [*header, f"best-of-{results.n[-1]}, %", ""], rows)]

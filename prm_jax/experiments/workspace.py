@@ -14,6 +14,7 @@ from prm_jax import aggregation as agg
 from prm_jax import step_metrics
 from prm_jax.config import Experiment, Model
 from prm_jax.evaluation.reranking import powers_of_two
+from prm_jax.experiments.plan import changed
 from prm_jax.experiments.tasks import Problem, Task
 from prm_jax.pretrained import families
 from prm_jax.runtime import json_lines, storage
@@ -55,12 +56,12 @@ class Workspace:
     """Returns a reward model trained on the solutions; resumes a training that was stopped."""
     workdir = self.directory / name
     if not finished(workdir, c):
-      c = dataclasses.replace(c, train=dataclasses.replace(c.train, seed=self.seed))
+      c = changed(c, seed=self.seed)
       base = self.bases.get(c.loss.objective)
       if base and not c.init.checkpoint:
-        init = dataclasses.replace(c.init, checkpoint=base)
         choices = {field: getattr(c.model, field) for field in families.CHOICES}
-        c = dataclasses.replace(c, init=init, model=dataclasses.replace(Model(), **choices))
+        model = dataclasses.replace(Model(), **choices)
+        c = dataclasses.replace(changed(c, checkpoint=base), model=model)
       loop.run(c, workdir, loop.Solutions([*solutions], [*evaluation], recipe))
     return load(workdir)
 
@@ -105,7 +106,7 @@ class Samples:
   def of(cls, task: Task) -> "Samples":
     """Collects the samples of a task's test problems."""
     sizes = np.array([len(each.samples) for each in task.test])
-    shape = (len(task.test), task.most or sizes.max())
+    shape = (len(task.test), sizes.max())
     index, correct, valid, answers = (np.zeros(shape, kind) for kind in (int, bool, bool, int))
     for p, problem in enumerate(task.test):
       numbers: dict[str | None, int] = {}
@@ -178,12 +179,9 @@ def problems_of(task: Task) -> dict[str, Any]:
   """Returns the values of N, and votes, oracle, level and pass rate of each test problem."""
   samples = Samples.of(task)
   draws, outcomes = samples.draws, (samples.correct, samples.valid)
-  vote = agg.majority_vote(
-    samples.answers, *outcomes, **draws, key=jax.random.key(0), permutations=64
-  )
   return {
     "n": draws["n"],
-    "majority": rounded(vote[0]),
+    "majority": rounded(agg.majority_vote(samples.answers, *outcomes, **draws)[0]),
     "oracle": rounded(agg.pass_at_n(*outcomes, **draws)),
     "level": [each.level for each in task.test],
     "test_hash": hashlib.sha256(repr([each.text for each in task.test]).encode()).hexdigest(),

@@ -21,6 +21,7 @@ from prm_jax.generation.cached_decoder import Blocks
 from prm_jax.generation.places import Moved, Places, keep_tokens, power_of_two, size
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring import scorer as scorer_lib
+from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
 
@@ -54,15 +55,14 @@ class CachedScorer:
     if scorer.contract.objective == "outcome":
       raise ValueError("an outcome model rates no steps: a search needs a process model")
     self.scorer = scorer
-    self.config = scorer.config
     self.places = [Places() for _ in range(contexts)]
-    # A search asks for the path of its newest solutions several times.
-    self._path = functools.lru_cache(2**16)(self._path)
+    # A search asks for the path of its newest solutions several times; older ones only take memory.
+    self._path = functools.lru_cache(2**12)(self._path)
     self.encoded = [0] * contexts  # tokens encoded so far for each, without padding
-    self._extend = _extend(scorer.graph, scorer.softcap, self.config)
+    self._extend = _extend(scorer.graph, scorer.softcap, scorer.config)
     with jax.set_mesh(scorer.mesh):
-      self._weights = cached_decoder.prepare(scorer.params, self.config)
-      self._cache = cache_lib.empty(self.config, 0, contexts, 256, 1)
+      self._weights = cached_decoder.prepare(scorer.params, scorer.config)
+      self._cache = cache_lib.empty(scorer.config, 0, contexts, 256, 1)
     # Trees, keys and values of the batches that were encoded since `keep`.
     self._batches: list[tuple[list[_Tree], Any, Any]] = []
 
@@ -74,7 +74,7 @@ class CachedScorer:
         again.
 
     Raises:
-      ValueError: a solution cannot be scored.
+      ValueError: a solution cannot be scored, or its probabilities are `undefined`.
     """
     paths = {group: [self._path(*each) for each in several] for group, several in asked.items()}
     trees = [tree for group, several in paths.items() for tree in self._trees(group, several)]
@@ -94,6 +94,8 @@ class CachedScorer:
       probabilities |= zip(read, np.exp(np.asarray(log_probs, np.float64)))
       for tree in batch:
         self.encoded[tree.group] += len(tree.new)
+    if undefined([*probabilities.values()]):
+      raise ValueError(UNDEFINED)
     return {group: [probabilities[group, path] for path in each] for group, each in paths.items()}
 
   def keep(self, kept: Mapping[int, Sequence[Solution]]) -> None:

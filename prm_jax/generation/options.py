@@ -35,21 +35,25 @@ class Generator(config_lib.Checked):
   tensor: config_lib.Count = 1  # devices that share a copy of the model
 
   def check_model(self) -> None:
-    """Raises ValueError unless the flags name one model."""
+    """Raises ValueError unless the flags name one model, and all of them have an effect on it."""
     if bool(self.url) != bool(self.served_model):
       raise ValueError("--url and --served_model go together")
     if self.url and self.checkpoint:
       raise ValueError("--url and --checkpoint contradict each other")
     if not self.url and bool(self.model) == bool(self.checkpoint):
       raise ValueError("give one of --model=DIR and --checkpoint=DIR, or --url=URL")
+    if bool(self.examples) != (self.prompt == "few_shot"):
+      raise ValueError("--prompt=few_shot and --examples=FILE go together")
+    if self.system is not None and self.prompt != "chat":
+      raise ValueError(f"--system is for --prompt=chat, not for --prompt={self.prompt}")
 
   @property
   def name(self) -> str:
     """The model's name, for people."""
     return self.served_model or self.model or self.checkpoint
 
-  def load(self, **server: bool):
-    """Loads the engine; `server` gives further fields of `server.Server`."""
+  def load(self, chat: bool = False):
+    """Loads the engine; `chat`: a server is asked for chat completions."""
     from prm_jax.generation import language_models
     from prm_jax.generation.server import Server
     from prm_jax.input_pipeline import tokenizers
@@ -57,7 +61,7 @@ class Generator(config_lib.Checked):
     if self.url:
       key = os.environ.get("OPENAI_API_KEY", "")
       tokenizer = tokenizers.load(self.model) if self.model else None
-      return Server(self.url, self.served_model, self.concurrency, key, tokenizer, **server)
+      return Server(self.url, self.served_model, self.concurrency, key, tokenizer, chat)
     if self.model:
       return language_models.load_model(self.model, self.dtype, self.batch, self.tensor)
     return language_models.load_checkpoint(self.checkpoint, self.batch, self.tensor)
@@ -68,7 +72,7 @@ class Generator(config_lib.Checked):
 
     examples = prompts.read_examples(self.examples) if self.examples else []
     system = prompts.SYSTEM if self.system is None else self.system
-    return prompts.maker(self.prompt, tokenizer, system, examples)
+    return prompts.maker(self.prompt, tokenizer, system, examples, self.steps)
 
   @property
   def sampling(self):

@@ -29,7 +29,11 @@ class Example(msgspec.Struct):
 
 
 def maker(
-  form: Form, tokenizer: Tokenizer | None, system: str = SYSTEM, examples: Sequence[Example] = ()
+  form: Form,
+  tokenizer: Tokenizer | None,
+  system: str = SYSTEM,
+  examples: Sequence[Example] = (),
+  steps: Steps = "lines",
 ) -> Callable[[str, int], Prompt]:
   """Returns the function that makes a prompt from a problem and a seed.
 
@@ -37,19 +41,18 @@ def maker(
     form: "chat": the tokenizer's template, with `system` before the problem.  "few_shot": worked
       examples, and the problem after them.  "plain": the problem and a newline, as models that
       `train.py` trains on prompts and completions expect.
-    examples: for "few_shot".
+    examples: for "few_shot"; their steps are separated as `steps` says.
 
   Raises:
-    ValueError: the tokenizer has no chat template, or one that fails; or there are no examples.
+    ValueError: the tokenizer has no chat template, or one that fails.
   """
-  if form == "few_shot" and not examples:
-    raise ValueError("--prompt=few_shot: give worked examples, --examples=FILE")
   before, after = "", "\n"
   if form == "chat":
     before, after = _chat(tokenizer, system)
   elif form == "few_shot":
     solved = [
-      f"{PROBLEM}{example.problem}\n\n{SOLUTION}" + "\n".join(map(str.strip, example.steps))
+      f"{PROBLEM}{example.problem}\n\n{SOLUTION}"
+      + SEPARATORS[steps].join(map(str.strip, example.steps))
       for example in examples
     ]
     before, after = "\n\n".join([*solved, PROBLEM]), f"\n\n{SOLUTION}"
@@ -64,7 +67,8 @@ def read_examples(path: pathlib.Path) -> list[Example]:
 def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   """Returns the texts of a chat template before and after the problem.
 
-  The template comes with a model, so it runs in jinja2's sandbox, as in transformers.
+  The template comes with a model, so it runs in jinja2's sandbox, as in transformers, whose
+  `strftime_now` is missing: a prompt must not depend on the day.
   """
   settings = tokenizer.settings if tokenizer else {}
   template = settings.get("chat_template")
@@ -84,14 +88,20 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   def refuse(message: Any) -> None:
     raise jinja2.TemplateError(str(message))
 
-  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+  environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+  )
   environment.globals["raise_exception"] = refuse
+  # Templates compare these with None, which an undefined name is not.
+  names |= dict.fromkeys(("tools", "documents"))
   try:
     text = environment.from_string(template).render(
       messages=messages, add_generation_prompt=True, **names
     )
   except Exception as error:  # a template may fail in any way
-    raise ValueError(f"the chat template fails: {json_lines.show(str(error), 200)}") from error
+    hint = "; --system= leaves the system prompt out" if system else ""
+    shown = json_lines.show(str(error), 200)
+    raise ValueError(f"the chat template fails: {shown}{hint}") from error
   if text.count(PLACE) != 1:
     raise ValueError(
       f"the chat template shows the problem {text.count(PLACE)} times, expected once"

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import jax
@@ -119,6 +119,7 @@ class Sampler:
     contexts: dict[int, int] = {}  # group of each unfinished chain
     free, left = [*range(G)], collections.Counter({j: n * len(c) for j, c in enumerate(chains)})
     last = jnp.zeros(B, jnp.int32)  # the tokens of the last step, on the device
+    may_end = self.ends_by(stop[-1] for stop in limits.stop)
     with jax.set_mesh(self.mesh):
       cache = cache_lib.empty(self.config, B, G, C, T)
       for index in itertools.count():
@@ -132,21 +133,20 @@ class Sampler:
             cache = self.read(cache, contexts[j], encoded[chains[j][0]], C)
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
-        if not any(slots):
+        writing = [(b, sample) for b, sample in enumerate(slots) if sample]
+        if not writing:
           return
-        if max(len(sample.tokens) for sample in slots if sample) == T:
+        if max(len(sample.tokens) for _, sample in writing) == T:
           cache, T = cache_lib.lengthened(cache), 2 * T
         state = self._state(slots, G, E)
         last, log_probs, cache = self._step(
           self.weights, cache, index % T, state, last, fresh, sampling=sampling
         )
         tokens, log_probs = np.asarray(last), np.asarray(log_probs)
-        for b, sample in enumerate(slots):
-          if sample is None:
-            continue
+        for b, sample in writing:
           sample.tokens.append(int(tokens[b]))
           sample.log_probs.append(float(log_probs[b]))
-          if completion := self._completion(sample, limits):
+          if completion := self._completion(sample, limits, may_end):
             slots[b] = None
             left[sample.chain] -= 1
             if not left[sample.chain]:
@@ -184,18 +184,36 @@ class Sampler:
       fields[:, b] = last, context + own, context, own, sample.seed, sample.sample
     return dict(zip(names, fields)) | {"members": members}
 
-  def _completion(self, sample: _Sample, limits: Limits) -> Completion | None:
-    """Returns the completion if the sample's last token ends it."""
-    ended, text = sample.tokens[-1] in self.end_tokens, None
-    if limits.stop or ended or len(sample.tokens) == limits.max_new_tokens:
-      text = self.tokenizer.decode(sample.tokens[: -1 if ended else None])
-      if stop_end := limits.stop_end(text):
-        text, ended = text[:stop_end], True
-    if not ended and len(sample.tokens) < limits.max_new_tokens:
+  def _completion(
+    self, sample: _Sample, limits: Limits, may_end: Callable[[int], bool]
+  ) -> Completion | None:
+    """Returns the completion if the sample's last token ends it.
+
+    Args:
+      may_end: of `ends_by`: the text is decoded only if it may have ended.
+    """
+    full = len(sample.tokens) == limits.max_new_tokens
+    if not (full or may_end(sample.tokens[-1])):
+      return None
+    ended = sample.tokens[-1] in self.end_tokens
+    text = self.tokenizer.decode(sample.tokens[: -1 if ended else None])
+    if stop_end := limits.stop_end(text):
+      text, ended = text[:stop_end], True
+    if not (ended or full):
       return None
     end = "stop" if ended else "length"
     tokens, log_probs = tuple(sample.tokens), tuple(sample.log_probs)
     return Completion(sample.prompt, sample.sample, text, end, tokens, log_probs, len(tokens))
+
+  def ends_by(self, letters: Iterable[str]) -> Callable[[int], bool]:
+    """Returns a filter for the tokens that may end a text: end tokens, and those with a letter."""
+    letters = {*letters}
+    # A token decoded alone may lose its spaces, and a part of a letter's bytes decodes to another
+    # letter.
+    if any(x != "\n" and (x.isspace() or not x.isascii()) for x in letters):
+      return lambda token: True
+    decode, ends = self.tokenizer.decode, self.end_tokens
+    return functools.cache(lambda token: token in ends or bool(letters & {*decode([token])}))
 
   def read(self, cache: Cache, group: int, prompt: Sequence[int], C: int) -> Cache:
     """Returns the cache with a prompt, without its last token, in a context of C places."""

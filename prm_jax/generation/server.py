@@ -44,7 +44,6 @@ class Retry(urllib3.Retry):
 
 
 class LogProbs(msgspec.Struct):
-  tokens: list[str] = []
   token_logprobs: list[float | None] | None = None
 
 
@@ -221,14 +220,16 @@ class Server:
     if end == "stop" and reason in limits.stop and not stop_end:
       self._say("leaves stop strings out of the text: added here")
       text += reason
-    if stop_end and stop_end < len(text):
-      self._say("text goes on after a stop string: cut here")
-      text, end = text[:stop_end], "stop"
     log_probs = choice.logprobs.token_logprobs if choice.logprobs else None
     if not log_probs or None in log_probs:
       log_probs = None
     if log_probs is None and not self.chat:
       self._say("gives no log-probabilities")
+    if stop_end:
+      end = "stop"
+      if stop_end < len(text):
+        self._say("text goes on after a stop string: cut here")
+        text, log_probs = text[:stop_end], None  # log-probabilities are of the whole text
     count = answer.usage.completion_tokens if answer.usage else len(log_probs or ())
     if not count:
       self._say("does not say how many tokens a completion has")

@@ -89,6 +89,8 @@ class StepWriter:
     self._ring = s.max_step_tokens * (1 + s.steps_ahead)
     self._contexts: dict[int, _Context] = {}
     self._index = 0  # decoding steps so far
+    # Steps end at line breaks; solutions also at stop strings.
+    self._may_end = sampler.ends_by(["\n", *(stop[-1] for stop in s.limits.stop)])
     rows = contexts * lanes
     with jax.set_mesh(sampler.mesh):
       self._cache = cache_lib.empty(sampler.config, rows, contexts, self._prompt, self._ring)
@@ -261,17 +263,6 @@ class StepWriter:
   def _ends_step(self, part: Sequence[int]) -> bool:
     """Returns whether a part has a whole step and the separator after it."""
     return prompts_lib.ends_step(self.sampler.tokenizer.decode(part), self.s.steps)
-
-  @functools.cached_property
-  def _may_end(self):
-    """A filter for tokens that may end a step: end tokens, line breaks, ends of stop strings."""
-    last = {"\n", *(stop[-1] for stop in self.s.limits.stop)}
-    # A token decoded alone may lose its spaces, and a part of a letter's bytes decodes to another
-    # letter.
-    if any(x != "\n" and (x.isspace() or not x.isascii()) for x in last):
-      return lambda token: True
-    decode, ends = self.sampler.tokenizer.decode, self.sampler.end_tokens
-    return functools.cache(lambda token: token in ends or bool(last & {*decode([token])}))
 
   def _grown(self, lane: Lane, step: _Step) -> Lane:
     """Returns the lane with its new step."""

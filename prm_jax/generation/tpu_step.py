@@ -39,7 +39,7 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   params = decoder.abstract_params(model, vocab_size, 2, mesh)
   engine = Sampler({}, model, None, frozenset(), mesh, B, tpu=c.tpu)
   G, start = min(-(-B // SAMPLES) + 2, B), time.perf_counter()
-  with jax.set_mesh(mesh), progress.waiting(f"compiling a step for {mesh.size} chips"):
+  with jax.set_mesh(mesh), progress.waiting(f"compiling a step for {mesh.size} chip(s)"):
     weights = _abstract(functools.partial(cached_decoder.prepare, c=model), params)
     cache = _abstract(lambda: cache_lib.empty(model, B, G, C, T))
     state, fresh = engine._state([None] * B, G, SAMPLES), np.zeros(B, bool)

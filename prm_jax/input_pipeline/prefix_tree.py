@@ -112,6 +112,12 @@ def piece(tree: TokenTree, start: int, stop: int) -> TokenTree:
   return _subset(tree, index, index >= start, reads)
 
 
+def tokens_of_paths(tree: TokenTree) -> int:
+  """Returns the number of tokens of all paths from root to leaf, each by itself."""
+  leaves = starts(tree)[1:] - 1
+  return int((tree.positions[leaves] + 1).sum())
+
+
 def sequences(trees: Iterable[TokenTree]) -> list[TokenTree]:
   """Returns each path from root to leaf by itself; a shared read stays with the first path."""
   cuts = ((tree, starts(tree)) for tree in trees)

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import itertools
 import pathlib
@@ -14,12 +15,16 @@ from prm_jax import config as config_lib
 from prm_jax.datasets import labelled
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.types import StepContract, StepTree
+from prm_jax.types import StepContract, StepTree, problem_key
 
 
 def texts(directory: str | pathlib.Path, split: str, limit: int) -> Iterator[str]:
-  """Yields problems and steps of the first `limit` records of a split, to train a tokenizer on."""
-  for tree in labelled.step_trees(directory, split, "process", limit)[0]:
+  """Yields problems and steps of the first `limit` records of a split, to train a tokenizer on.
+
+  The steps are those with labels or, where no step has one, those of solutions with an outcome.
+  """
+  read = functools.partial(labelled.step_trees, directory, split, limit=limit)
+  for tree in read("process")[0] or read("outcome")[0]:
     yield from (tree.problem, *tree.steps)
 
 
@@ -72,7 +77,7 @@ def pack(
   return rows, rows.manifest() | {
     "examples": len(encoded),
     "merged": merge,
-    "tokens_of_paths": sum(len(path) for path in prefix_tree.sequences(encoded)),
+    "tokens_of_paths": sum(prefix_tree.tokens_of_paths(tree) for tree in encoded),
     "tokens_repeated_by_cuts": rows.repeated,
     "targets": dict(zip(contract.classes, map(_number, targets))),
     "longer_than_a_row": too_long,
@@ -110,8 +115,8 @@ def load(
       tested = set()
       if data.eval_split != "train":
         trees, _ = labelled.step_trees(data.directory, data.eval_split, contract.objective)
-        tested = {tree.problem for tree in trees}
-      solutions += [tree for tree in added if tree.problem not in tested]
+        tested = {problem_key(tree.problem) for tree in trees}
+      solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
     problems = sorted({tree.problem for tree in solutions}, key=_order)
     kept = set(problems[: max(round(data.share * len(problems)), 1)])
     solutions = [tree for tree in solutions if tree.problem in kept]

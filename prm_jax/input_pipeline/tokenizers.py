@@ -3,6 +3,7 @@
 import abc
 import hashlib
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ CONFIG = "tokenizer_config.json"  # names the special tokens
 SPECIAL = "special_tokens_map.json"  # also names them, in older directories
 TEMPLATE = "chat_template.jinja"
 COMPANIONS = (CONFIG, SPECIAL, TEMPLATE)  # files kept beside the tokenizer
+MOST_TEXTS = 500_000  # to train a tokenizer on; of more, every second, third, ... one is taken
 CONVERT = "AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
 # Names of the end-of-sequence token, for a file without companions.
 _ENDS = {"</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"}
@@ -127,6 +129,7 @@ class TokenizerJson(Tokenizer):
 
   def __init__(self, path: str | storage.Path):
     super().__init__(path)
+    self._lock = threading.Lock()
     try:
       self._model = model = _run(tokenizers.Tokenizer.from_str, self._data.decode())
       model.no_truncation()
@@ -169,11 +172,12 @@ class TokenizerJson(Tokenizer):
         )
 
   def encode(self, text: str, special: bool = False) -> list[int]:
-    self._model.encode_special_tokens = not special  # as letters
-    try:
-      return _run(self._model.encode, text, add_special_tokens=False).ids
-    except Exception as error:  # the library raises this class itself
-      raise ValueError(f"{self._path}: cannot encode {json_lines.show(text)}: {error}") from None
+    with self._lock:  # a thread may not change the setting for another one's text
+      self._model.encode_special_tokens = not special  # as letters
+      try:
+        return _run(self._model.encode, text, add_special_tokens=False).ids
+      except Exception as error:  # the library raises this class itself
+        raise ValueError(f"{self._path}: cannot encode {json_lines.show(text)}: {error}") from None
 
   def decode(self, ids: Sequence[int]) -> str:
     return self._model.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -312,6 +316,8 @@ def train_sentencepiece(
     texts = list(texts)  # read here, because the trainer would wrap an error in reading them
     if not texts:
       raise ValueError(f"{path}: no texts to train a tokenizer on")
+    # The trainer would draw other texts in each process.
+    texts = texts[:: -(-len(texts) // MOST_TEXTS)]
     sentencepiece.SentencePieceTrainer.Train(
       sentence_iterator=iter(texts),
       model_writer=out,
@@ -327,7 +333,7 @@ def train_sentencepiece(
       user_defined_symbols=["\n"],
       character_coverage=1.0,
       max_sentence_length=1 << 20,
-      input_sentence_size=500_000,  # sampled beyond this many texts
+      input_sentence_size=MOST_TEXTS,  # stored in the file, of which the hash is part of contracts
       shuffle_input_sentence=True,
       num_threads=1,  # the result depends on the number of threads
       minloglevel=2,

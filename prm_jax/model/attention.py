@@ -79,9 +79,7 @@ def _choose(implementation: str, T: int) -> tuple[Callable, int]:
         f'model.attention="kernel" is for TPUs, and the devices are of the platform {on}; '
         'leave it at "auto", or choose "blockwise" or "dense"'
       )
-    # Long rows are padded to a multiple of the largest block, so that the kernel can use it.
-    multiple = tree_kernel.LANES if T < tree_kernel.BLOCK else tree_kernel.BLOCK
-    return functools.partial(_per_device, tree_kernel.attention), multiple
+    return functools.partial(_per_device, tree_kernel.attention), tree_kernel.multiple(T)
   if implementation == "blockwise":
     block = CPU_BLOCK if on == "cpu" else GPU_BLOCK
     attend = functools.partial(blockwise.attention, block=block)

@@ -67,6 +67,14 @@ def attention(
   return _attention(q, k, v, mask, settings).swapaxes(-1, -2)
 
 
+def multiple(T: int) -> int:
+  """Returns the number to a multiple of which rows of T tokens are padded for the kernel.
+
+  Long rows are padded to a multiple of the largest block, so that the kernel can use it.
+  """
+  return LANES if T < BLOCK else BLOCK
+
+
 def block_sizes(shape: tuple[int, ...], dtype: Any, block: int = BLOCK) -> tuple[int, int]:
   """Returns the tokens of a block of queries and of a block of keys, for queries `[B, K, G, T, H]`.
 

@@ -26,16 +26,15 @@ class BaseModel:
 
 
 def describe(directory: str | pathlib.Path) -> BaseModel:
-  """Returns the name and licence in README.md, provenance.json, config.json and licence files.
+  """Returns the name and licence in README.md, provenance.json and licence files.
 
   A directory that no longer exists gives only its name.
   """
   directory = pathlib.Path(directory)
-  files = (directory / f"{name}.json" for name in ("provenance", "config"))
-  provenance, config = map(json_lines.document_or_empty, files)
-  names = (provenance.get("model"), config.get("_name_or_path"))
-  name = next((x for x in names if isinstance(x, str) and HUB_ID.fullmatch(x)), "")
-  name = name or directory.absolute().name
+  provenance = json_lines.document_or_empty(directory / "provenance.json")
+  # Not the `_name_or_path` of config.json, which often names the model that this one started from.
+  name = str(provenance.get("model"))
+  name = name if HUB_ID.fullmatch(name) else directory.absolute().name
   front = re.match(r"---\s*\n(.*?)\n---\s*\n", _text(directory / "README.md"), re.DOTALL)
   pattern = r"^license:[ \t]*[\"']?([^\s\"']+)[\"']?[ \t]*$"
   line = re.search(pattern, front[1] if front else "", re.MULTILINE)

@@ -45,8 +45,13 @@ def config_json(
   Takes the arguments of `write`.
 
   Raises:
-    ValueError: no family has this configuration, or transformers has no class of this kind for it.
+    ValueError: the model has no step head, no family has this configuration, or transformers has no
+      class of this kind for it.
   """
+  if contract is not None and contract.objective not in LAYOUTS:
+    raise ValueError(
+      f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
+    )
   problems = []
   for family in families.FAMILIES:
     try:
@@ -76,14 +81,6 @@ def config_json(
   return out
 
 
-def check(contract: StepContract | None) -> None:
-  """Raises ValueError if the contract is one of a model without a step head."""
-  if contract is not None and contract.objective not in LAYOUTS:
-    raise ValueError(
-      f"objective {contract.objective!r}, which has no step head; --kind=causal-lm exports it"
-    )
-
-
 def write(
   directory: str | pathlib.Path,
   params: Any,
@@ -95,7 +92,6 @@ def write(
   dtype: str | None = None,
   files: Mapping[str, bytes] | None = None,
   tokens: Mapping[str, int | None] | None = None,
-  shard_bytes: int = safetensors_files.SHARD_BYTES,
 ) -> None:
   """Writes the directory whole or not at all, with one shard in memory at a time.
 
@@ -106,10 +102,9 @@ def write(
     tokens: bos_token_id and the like, for config.json; None: the model has none.
 
   Raises:
-    ValueError: see `config_json` and `check`.
+    ValueError: see `config_json`.
     OSError: the directory exists already, or cannot be written.
   """
-  check(contract)
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
   left_out = decoder.is_head if kind == "causal-lm" else lambda name: name == "language_model"
@@ -118,7 +113,7 @@ def write(
     (name, value.astype(dtype or value.dtype)) for name, value in weights.unload(exported, config)
   )
   with storage.written_directory(directory) as new:
-    safetensors_files.write_directory(new, tensors, shard_bytes)
+    safetensors_files.write_directory(new, tensors)
     for name, data in (files or {}).items():
       (new / name).write_bytes(data)
     if contract is not None:

@@ -289,7 +289,6 @@ def write(config: config_lib.Model, vocab_size: int, family: str) -> dict[str, A
     "tie_word_embeddings": c.tied_embeddings,
     "rope_theta": c.rope_theta,
     "rope_scaling": None,
-    "torch_dtype": c.param_dtype,
   }
   values |= {key: getattr(c, field) or None for key, field in NUMBERS.items() if key in kind.keys}
   if gemma and not c.attention_scalar:

@@ -48,6 +48,7 @@ class Facts:
   config: config_lib.Experiment  # of the run
   contract: StepContract
   bos_id: int | None
+  tokenizer: str = "tokenizer.json"  # name of its file
   bases: Sequence[base_model.BaseModel]  # the run's base, the base's own base, ...; (): random
   dataset: str = ""  # the name; "": unknown
   manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the manifest of the run
@@ -77,10 +78,10 @@ def write(facts: Facts) -> str:
     noun = "language model"
   parts = [_front_matter(facts), f"# {text(facts.name)}\n", _origin(facts, noun)]
   if facts.kind == "causal-lm":
-    parts.append(_code_section("Use it", snippets.of(None, facts.bos_id), facts.kind))
+    parts.append(_code_section("Use it", snippets.of(None, facts.bos_id), facts))
   else:
     used = snippets.of(facts.contract, facts.bos_id)
-    parts.append(_code_section("Score a step" if process else "Score a solution", used, facts.kind))
+    parts.append(_code_section("Score a step" if process else "Score a solution", used, facts))
     parts.append(_contract(facts.contract))
   parts += [_data(facts), _metrics(facts), _training(facts)]
   base = ", and the base model as its authors ask" if facts.bases else ""
@@ -119,11 +120,14 @@ def _origin(facts: Facts, noun: str) -> str:
   return "\n".join(lines) + "\n"
 
 
-def _code_section(title: str, code_of: Mapping[str, str], kind: str) -> str:
-  parts = [f"## {title}\n"]
+def _code_section(title: str, code_of: Mapping[str, str], facts: Facts) -> str:
+  parts, packages = [f"## {title}\n"], {"transformers": "torch transformers", "vLLM": "vllm"}
+  if facts.tokenizer == "tokenizer.model":  # transformers needs both to read it
+    packages["transformers"] += " sentencepiece protobuf"
   for library, source in code_of.items():
-    parts.append(f"With {library}:\n\n```python\n{source.strip()}\n```\n")
-  documented = snippets.VLLM_DOCUMENTED[kind]
+    parts.append(f"With {library} (`pip install {packages[library]}`):\n")
+    parts.append(f"```python\n{source.strip()}\n```\n")
+  documented = snippets.VLLM_DOCUMENTED[facts.kind]
   parts.append(f"{documented}; the second snippet follows its pages, and was not run.\n")
   return "\n".join(parts)
 
@@ -154,7 +158,7 @@ def _data(facts: Facts) -> str:
   if c.data.also:
     lines.append("* With the solutions of a second dataset (`data.also`).")
   if c.data.share < 1:
-    lines.append(f"* Trained on {c.data.share:.0%} of the problems (`data.share`).")
+    lines.append(f"* Trained on {100 * c.data.share:.4g} % of the problems (`data.share`).")
   for split in facts.manifest:
     counts = dict(_items(facts.manifest, split))
     targets = ", ".join(f"{_number(n)} of class {code(k)}" for k, n in _items(counts, "targets"))

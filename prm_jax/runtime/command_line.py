@@ -2,11 +2,14 @@
 
 import argparse
 import dataclasses
+import functools
 import os
 import pathlib
 import re
 import runpy
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import TypeVar, get_type_hints
@@ -88,6 +91,15 @@ def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
   return files
 
 
+def _wrapped(text: str, width: int = sys.maxsize) -> str:
+  """Returns a text with its paragraphs wrapped, but for those that begin indented: commands."""
+  wrap = functools.partial(
+    textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False
+  )
+  paragraphs = re.split(r"\n\s*\n", text.strip("\n").rstrip())
+  return "\n\n".join(x if x.startswith(" ") else wrap(" ".join(x.split())) for x in paragraphs)
+
+
 def parse(args: type[Args], description: str | None = None) -> Args:
   """Parses the command line of a script into its frozen dataclass of flags.
 
@@ -96,6 +108,7 @@ def parse(args: type[Args], description: str | None = None) -> Args:
   A wrong flag or config file raises SystemExit, with the message in it or on standard error.
   """
   argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
+  description = description or ""
   for text in (*argv, os.getcwd()):
     if not text.isascii() and text != text.encode(errors="replace").decode():
       print(f"{text!r}: not UTF-8, which libraries for data and checkpoints need", file=sys.stderr)
@@ -112,8 +125,12 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     _check_settings(argv)
     required = [field.name for field in fields if field.default is dataclasses.MISSING]
     experiment = read(known.config) if known.config else config_lib.Experiment()
-    description = f"{description or ''}\n\n{CONFIG}"
+    description = f"{description}\n\n{CONFIG}"
     default = args(**dict.fromkeys(required, tyro.MISSING_NONPROP), config=experiment)
+  description = _wrapped(description, shutil.get_terminal_size().columns)
+  if tyro_strings := getattr(tyro, "_strings", None):
+    # Its own function keeps line breaks of the source, and would undo those of `description`.
+    tyro_strings.remove_single_line_breaks = lambda x: x if x == description else _wrapped(x)
   options = {
     "prog": exits.script(),
     "use_underscores": True,

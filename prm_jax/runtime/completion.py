@@ -29,7 +29,7 @@ ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashc
 def flags(script: pathlib.Path) -> list[str]:
   """Returns the flags of a script from its --help, without the other flags mentioned there."""
   done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
-  name = r"(--[a-z][\w.]*\w)"
+  name = r"(--[a-z](?:[\w.]*\w)?)"
   listed = re.findall(rf"^. {name}", done.stdout, re.M)  # in the box that tyro draws, or --config
   return sorted({"--help", *(listed or re.findall(rf"(?<![\w-]){name}", done.stdout))})
 

@@ -28,12 +28,15 @@ PURPOSES = {
 
 def requirements() -> dict[str, list[Requirement]]:
   """Returns the requirements of the installed project by extra; "": those of every install."""
-  wanted = [*map(Requirement, importlib.metadata.requires(NAME) or ())]
+  extras = importlib.metadata.metadata(NAME).get_all("Provides-Extra") or ()
+  return {extra: required(NAME, extra) for extra in ("", *extras)}
+
+
+def required(name: str, extra: str) -> list[Requirement]:
+  """Returns what an extra of an installed package adds; "": what every install requires."""
+  wanted = map(Requirement, importlib.metadata.requires(name) or ())
   needed = lambda each, extra: not each.marker or each.marker.evaluate({"extra": extra})
-  by_extra = {"": [each for each in wanted if needed(each, "")]}
-  for extra in importlib.metadata.metadata(NAME).get_all("Provides-Extra") or ():
-    by_extra[extra] = [each for each in wanted if needed(each, extra) and not needed(each, "")]
-  return by_extra
+  return [each for each in wanted if needed(each, extra) and not (extra and needed(each, ""))]
 
 
 def missing(wanted: list[Requirement]) -> Iterator[str]:
@@ -46,6 +49,8 @@ def missing(wanted: list[Requirement]) -> Iterator[str]:
     else:
       if not each.specifier.contains(version, prereleases=True):
         yield f"{each.name} {version} is not {each.specifier}"
+      for extra in each.extras:  # as in jax[cuda12], which brings the plugin for CUDA
+        yield from missing(required(each.name, extra))
 
 
 def extras_with(module: str) -> list[str]:

@@ -113,10 +113,18 @@ def document_or_empty(path: pathlib.Path) -> dict[str, Any]:
     return {}
 
 
-def contents(path: pathlib.Path) -> bytes:
-  """Returns the bytes of a whole file; raises BadLine if it is longer than `MAX_LINE_BYTES`."""
-  with path.open("rb") as file:
-    data = file.read(MAX_LINE_BYTES + 1)
+def contents(path: str | pathlib.Path) -> bytes:
+  """Returns the decompressed bytes of a whole file.
+
+  Raises:
+    BadLine: there are over `MAX_LINE_BYTES`, or the gzip file is broken.
+    OSError: the file cannot be read.
+  """
+  try:
+    with opened(path) as (file, _):
+      data = file.read(MAX_LINE_BYTES + 1)
+  except BROKEN_GZIP as error:
+    raise BadLine(f"{path}: broken gzip file: {error}") from None
   if len(data) > MAX_LINE_BYTES:
     raise BadLine(f"{path}: over {MAX_LINE_BYTES} bytes: not a file of this kind")
   return data
@@ -143,7 +151,7 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   if not is_array:
     yield from ((f"{path}:{number}", record) for number, _, record in read(path))
     return
-  whole = parse(b'{"all": ' + contents(pathlib.Path(path)) + b"}", str(path))
+  whole = parse(b'{"all": ' + contents(path) + b"}", str(path))
   for i, record in enumerate(whole["all"]):
     if not isinstance(record, dict):
       raise BadLine(f"{path}[{i}]: expected an object, got {show(record)}")
@@ -161,10 +169,13 @@ def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
     value = msgspec.json.decode(line)
   except ValueError:
     try:  # the json module takes NaN, 1e400 and a byte order mark, and its errors say more
-      value = json.loads(line.decode("utf-8-sig"))
+      value = json.loads(line.decode("utf-8-sig").rstrip("\r\n"))
       json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
     except ValueError as error:
-      raise BadLine(f"{where}: not JSON in UTF-8 ({error}): {show(line)}") from None
+      why = str(error)
+      if isinstance(error, json.JSONDecodeError) and "\n" not in error.doc:  # "line 1" of `where`
+        why = f"{error.msg} at character {error.pos + 1}"
+      raise BadLine(f"{where}: not JSON in UTF-8 ({why}): {show(line)}") from None
   if not isinstance(value, dict):
     raise BadLine(f"{where}: expected an object, got {show(value)}")
   return value

@@ -9,26 +9,34 @@ from collections.abc import Callable, Iterator
 import tqdm
 
 SECONDS = 20  # between lines; shorter work prints none
-LINE = (
-  "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%), {rate_fmt}{postfix}, {remaining} left"
-)
-BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
+LINE = "{desc}: {n_fmt}/{total_fmt} {unit} ({percentage:.0f}%){speed}{postfix}{still}"
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{speed}{postfix}{still}]"
 
 
 class Progress(tqdm.tqdm):
-  """A tqdm bar of a known total; without a terminal, lines with done, rate and time left."""
+  """A tqdm bar of a known total; without a terminal, lines with done, rate and time left.
+
+  The rate is the mean since the first update, which may compile.
+  """
 
   def __init__(self, *args, **options):
+    options |= {"bar_format": BAR}
     if not sys.stderr.isatty():
       options |= {"file": _Lines(), "bar_format": LINE, "leave": False}
       options |= {"mininterval": SECONDS, "delay": SECONDS, "miniters": 0}
+    self._first: tuple[float, float] | None = None  # update: its time, and what was done then
     self._seconds_left, self._at_most = None, False
     super().__init__(*args, **options)
 
+  def update(self, n: float = 1) -> bool | None:
+    """Adds `n` to what is done; returns whether the bar was shown, as tqdm does."""
+    if self._first is None and n > 0:
+      self._first = time.monotonic(), self.n + n
+    return super().update(n)
+
   def estimate(self, seconds_left: Callable[[int], float], at_most: bool = False) -> None:
-    """Shows `seconds_left(done)` from now on, not the estimate that tqdm makes from the rate."""
+    """Shows `seconds_left(done)` from now on, not the estimate from the rate."""
     self._seconds_left, self._at_most = seconds_left, at_most
-    self.bar_format = BAR if sys.stderr.isatty() else LINE.replace("{remaining}", "{left}")
 
   def left(self, done: int) -> str:
     """Returns the estimated time left at `done` of the total, as text."""
@@ -37,9 +45,17 @@ class Progress(tqdm.tqdm):
 
   @property
   def format_dict(self):
-    """The fields of a bar's format, for tqdm."""
-    values = super().format_dict
-    return values | {"left": self.left(self.n)} if self._seconds_left else values
+    """The fields of a bar's format, for tqdm; rate and time left are empty while not known."""
+    values, speed, still = super().format_dict, "", ""
+    began, before = self._first or (0.0, self.n)
+    if self.n > before:
+      rate = (self.n - before) / max(time.monotonic() - began, 1e-9)  # a second
+      many = self.format_sizeof(rate) if values["unit_scale"] else f"{rate:.2f} "
+      speed = f", {many}{values['unit']}/s" if rate >= 1 else f", {1 / rate:.2f} s each"
+      still = self.format_interval((self.total - self.n) / rate) if self.total else ""
+    if self._seconds_left:
+      still = self.left(self.n)
+    return values | {"speed": speed, "still": f", {still} left" if still else ""}
 
   def reach(self, done: float) -> None:
     """Moves to `done` of the total."""

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Literal
 
 from etils import epath
@@ -173,6 +173,17 @@ def _runs(process: str) -> bool:
   except PermissionError:
     pass
   return True
+
+
+def refuse_inputs(
+  outputs: Iterable[pathlib.Path | None], inputs: Iterable[pathlib.Path | None]
+) -> None:
+  """Raises ValueError if an output has the name of an input or of another output."""
+  taken = {path.resolve(): "is an input" for path in inputs if path}
+  for path in filter(None, outputs):
+    if why := taken.get(path.resolve()):
+      raise ValueError(f"output {path} {why}: give another name")
+    taken[path.resolve()] = "is named twice"
 
 
 def refuse_existing(name: str | os.PathLike[str], replaces: str = "") -> pathlib.Path:

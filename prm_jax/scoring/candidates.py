@@ -13,6 +13,10 @@ from prm_jax.scoring.rater import Rater, SolutionError
 from prm_jax.types import CLASSES, StepContract
 
 CHUNK = 16_384  # lines in memory at once
+SCORES = {  # keys of a model's scores, by its objective
+  "process": {"rating_probs", "prm_score", "step_std", "prm_score_std"},
+  "outcome": {"orm_score", "orm_score_std"},
+}
 
 
 class Solution(msgspec.Struct):
@@ -33,8 +37,17 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
   """
   if "steps" not in record and isinstance(text := record.get("text"), str):
     record = record | {"steps": [step for step in text.split(separator) if step.strip()]}
+  if "problem" in record and "steps" not in record:
+    whole = 'a problem with "samples"; expected one candidate a line'
+    message = whole if "samples" in record else 'no "steps" or "text"'
+    raise json_lines.BadLine(f"{where}: {message}")
   checked = json_lines.convert(record, Solution, where)
   return checked.problem, tuple(checked.steps)
+
+
+def unscored(record: dict[str, Any], contract: StepContract) -> dict[str, Any]:
+  """Returns the record without the scores of an earlier model of the contract's objective."""
+  return {key: x for key, x in record.items() if key not in SCORES[contract.objective]}
 
 
 def scored(
@@ -52,7 +65,7 @@ def scored(
   right = probabilities[:, :, contract.right_classes].sum(-1)
   score, score_std = float(np.prod(right.mean(1))), float(np.prod(right, axis=0).std())
   ensemble = contract.heads > 1
-  record = record | {"steps": steps}
+  record = unscored(record, contract) | {"steps": steps}
   if contract.objective == "outcome":
     return record | {"orm_score": score} | ({"orm_score_std": score_std} if ensemble else {})
   zeros = dict.fromkeys(CLASSES["process"], 0.0)  # a model may have no neutral class
@@ -70,7 +83,7 @@ class Line(NamedTuple):
   record: dict[str, Any]
   problem: str
   steps: tuple[str, ...]
-  probabilities: np.ndarray | None  # as `Rater.by_head` returns them; None: skipped
+  probabilities: np.ndarray | None = None  # as `Rater.by_head` returns them; None: skipped
 
 
 def rated(
@@ -83,24 +96,29 @@ def rated(
     skip_cut_off: do not rate candidates with `finished` false.
 
   Raises:
-    BadLine: a line is no candidate, or cannot be scored.
+    BadLine: a line is no candidate, before any is rated; or it cannot be scored.
   """
-  total = sum(1 for _ in json_lines.lines(path))
-  lines = ((f"{path}:{number}", record) for number, _, record in json_lines.read(path))
-  done = 0
+
+  def read() -> Iterator[Line]:
+    for number, _, record in json_lines.read(path):
+      where = f"{path}:{number}"
+      yield Line(where, record, *solution(record, scorer.contract.separator, where))
+
+  total = sum(1 for _ in read())  # a wrong line fails here, not after hours of work
+  lines, done = read(), 0
   with progress.Progress(desc=doing, total=total, unit="solutions") as bar:
     while chunk := list(itertools.islice(lines, CHUNK)):
-      solutions = [solution(record, scorer.contract.separator, where) for where, record in chunk]
       kept = [
         i
-        for i, (_, record) in enumerate(chunk)
-        if not (skip_cut_off and record.get("finished") is False)
+        for i, line in enumerate(chunk)
+        if not (skip_cut_off and line.record.get("finished") is False)
       ]
+      solutions = [(chunk[i].problem, chunk[i].steps) for i in kept]
       on_share = lambda share, done=done, chunk=chunk: bar.reach(done + share * len(chunk))
       try:
-        probabilities = dict(zip(kept, scorer.by_head([solutions[i] for i in kept], on_share)))
+        probabilities = dict(zip(kept, scorer.by_head(solutions, on_share)))
       except SolutionError as error:
-        raise json_lines.BadLine(f"{chunk[kept[error.index]][0]}: {error}") from error
-      for i, ((where, record), (problem, steps)) in enumerate(zip(chunk, solutions)):
-        yield Line(where, record, problem, steps, probabilities.get(i))
+        raise json_lines.BadLine(f"{chunk[kept[error.index]].where}: {error}") from error
+      for i, line in enumerate(chunk):
+        yield line._replace(probabilities=probabilities.get(i))
       bar.reach(done := done + len(chunk))

@@ -35,16 +35,38 @@ LARGEST = 700.0  # bound of a token's log-ratio: its exponential is finite in fl
 
 @dataclasses.dataclass(frozen=True)
 class ImplicitScorer(Rater):
-  """Two language models that score solutions as a `Scorer` does."""
+  """Two language models that score solutions as a `Scorer` does.
 
-  contract: StepContract  # the meaning of its probabilities
+  Raises:
+    ValueError: the models have different tokenizers, beta is not positive, or the separator has no
+      tokens.
+  """
+
   policy: LanguageModel
   reference: LanguageModel
-  mesh: jax.sharding.Mesh
+  mesh: jax.sharding.Mesh  # of the parameters
   beta: float = BETA
+  separator: str = SEPARATOR
   row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
   merge: bool = True  # encode the shared prefixes of a problem's solutions once
+  contract: StepContract = dataclasses.field(init=False)  # the meaning of its probabilities
   layout = "problem, steps"
+
+  def __post_init__(self):
+    policy, reference, beta = self.policy, self.reference, self.beta
+    if policy.tokenizer.hash != reference.tokenizer.hash:
+      raise ValueError(
+        f"{policy.source} and {reference.source} have different tokenizers (sha256 "
+        f"{policy.tokenizer.hash[:12]} and {reference.tokenizer.hash[:12]}): no token of the one "
+        "can be compared with the other's"
+      )
+    if not 0 < beta < np.inf:
+      raise ValueError(f"--beta={beta}: expected a positive number")
+    contract = token_tree.step_contract(
+      policy.tokenizer, self.separator, "process", "implicit", "none", TWO_CLASSES
+    )
+    read = f"sigmoid of {beta} * log(pi / pi_ref), summed over the step's tokens and separator"
+    object.__setattr__(self, "contract", dataclasses.replace(contract, read=read))
 
   @classmethod
   def load(
@@ -55,55 +77,22 @@ class ImplicitScorer(Rater):
     separator: str = SEPARATOR,
     dtype: str = "float32",
     step: str | int = "latest",
-    devices: Sequence[jax.Device] | None = None,
   ) -> Self:
     """Loads two language models, each a public model's directory or a run of train.py on text.
 
     Args:
       dtype: of a public model's parameters and activations.
       step: of the policy's checkpoint, as in `Scorer.load`, if it is a run.
-      devices: the devices to load them onto; None: all.
 
     Raises:
-      ValueError, OSError: as `of`; or there is no language model.
+      ValueError, OSError: as the class; or there is no language model.
     """
-    mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
-    return cls.of(
+    mesh = sharding_lib.make_mesh(config_lib.Mesh())
+    models = (
       LanguageModel.load(policy, mesh, dtype, step),
       LanguageModel.load(reference, mesh, dtype),
-      mesh,
-      beta,
-      separator,
     )
-
-  @classmethod
-  def of(
-    cls,
-    policy: LanguageModel,
-    reference: LanguageModel,
-    mesh: jax.sharding.Mesh,
-    beta: float = BETA,
-    separator: str = SEPARATOR,
-  ) -> Self:
-    """Returns the scorer of two models whose parameters are on `mesh`.
-
-    Raises:
-      ValueError: the models have different tokenizers, beta is not positive, or the separator has
-        no tokens.
-    """
-    if policy.tokenizer.hash != reference.tokenizer.hash:
-      raise ValueError(
-        f"{policy.source} and {reference.source} have different tokenizers (sha256 "
-        f"{policy.tokenizer.hash[:12]} and {reference.tokenizer.hash[:12]}): no token of the one "
-        "can be compared with the other's"
-      )
-    if not 0 < beta < np.inf:
-      raise ValueError(f"--beta={beta}: expected a positive number")
-    contract = token_tree.step_contract(
-      policy.tokenizer, separator, "process", "implicit", "none", TWO_CLASSES
-    )
-    read = f"sigmoid of {beta} * log(pi / pi_ref), summed over the step's tokens and separator"
-    return cls(dataclasses.replace(contract, read=read), policy, reference, mesh, beta)
+    return cls(*models, mesh, beta, separator)
 
   @property
   def step(self) -> int | None:

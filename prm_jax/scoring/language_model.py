@@ -44,6 +44,8 @@ class LanguageModel:
   ) -> Self:
     """Loads `of_directory` if `place` has a config.json, otherwise `of_run`."""
     if (pathlib.Path(place) / "config.json").is_file():
+      if step != "latest":
+        raise ValueError(f"--step={step}: {place} is a public model, which has no steps")
       return cls.of_directory(place, mesh, dtype)
     return cls.of_run(place, mesh, step)
 

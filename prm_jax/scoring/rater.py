@@ -10,6 +10,7 @@ from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.types import StepContract
 
 MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
+UNDEFINED = "the model gives NaN in place of probabilities"
 
 
 class SolutionError(ValueError):
@@ -18,6 +19,11 @@ class SolutionError(ValueError):
   def __init__(self, index: int, message: str):
     super().__init__(message)
     self.index = index
+
+
+def undefined(results: Sequence[np.ndarray]) -> list[int]:
+  """Returns the indices of the solutions whose probabilities are not all numbers."""
+  return [i for i, probabilities in enumerate(results) if not np.isfinite(probabilities).all()]
 
 
 class Rater(abc.ABC):
@@ -50,8 +56,11 @@ class Rater(abc.ABC):
     """Lays out a solution and checks it.
 
     Raises:
-      ValueError: as `lay_out`; or the solution is too long, or has tokens that the model lacks.
+      ValueError: as `lay_out`; or the solution has no steps, is too long, or has tokens that the
+        model lacks.
     """
+    if not steps:
+      raise ValueError("a solution without steps")
     tree = self.lay_out(problem, steps)
     if len(tree) > MAX_TOKENS:
       raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
@@ -78,7 +87,7 @@ class Rater(abc.ABC):
       K, C]` for an outcome model: by head, and in the class order of the contract.
 
     Raises:
-      SolutionError: `encode` cannot encode a solution.
+      SolutionError: `encode` cannot encode a solution, or its probabilities are `undefined`.
     """
     distinct: dict[tuple[str, tuple[str, ...]], int] = {}
     index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
@@ -89,4 +98,6 @@ class Rater(abc.ABC):
       except ValueError as error:
         raise SolutionError(index.index(i), str(error)) from error
     results = self.read(encoded, [problem for problem, _ in distinct], on_share)
+    if bad := undefined(results):
+      raise SolutionError(index.index(bad[0]), UNDEFINED)
     return [results[i] for i in index]

@@ -34,7 +34,7 @@ from prm_jax.types import StepContract
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 QWEN_TAG = "<extra_0>"
 SHEPHERD_TAG = "ки"
-MAX_RETOKENISED = 4096  # tokens of a solution that is encoded once for each step
+MAX_RETOKENISED = 2**23  # tokens times steps of a solution that is encoded once for each step
 LLAMA_DATE = "26 Jul 2024"  # of Llama 3.1's template, where the caller gives none
 READ = None  # in a list of pieces: the token before it is read
 NUMBERS_GONE = "; without the numbers in front of steps"
@@ -131,11 +131,7 @@ def math_shepherd(
     reads = [i for i, token in enumerate(ids) if token == tag]
     if len(reads) != len(steps) or SHEPHERD_TAG in problem + "".join(steps):
       # Problem or steps have a tag, or a tag has merged: find the end of each part separately.
-      if len(ids) > MAX_RETOKENISED:
-        raise ValueError(
-          f"a solution of {len(ids)} tokens with the tag {SHEPHERD_TAG!r} in it; at most "
-          f"{MAX_RETOKENISED} can be read"
-        )
+      _check_cost(ids, steps, f"with the tag {SHEPHERD_TAG!r} in it ")
       ends = list(itertools.accumulate(map(len, parts)))[1:]
       prefixes = [tokenizer.encode(text[:end].rstrip("\n")) for end in ends]
       if any(ids[: len(p)] != p or p[-1] != tag for p in prefixes):
@@ -275,6 +271,7 @@ def trl_joined(
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
+    _check_cost(tokenizer.encode(separator.join((problem, *steps))), steps)
     texts = [separator.join((problem, *steps[: k + 1])) + separator for k in range(len(steps))]
     prefixes = [first + tokenizer.encode(text) for text in texts]
     chains = [token_tree.chain(ids, [len(ids) - 1]) for ids in prefixes]
@@ -315,6 +312,15 @@ def _numbered(steps: Sequence[str]) -> list[str]:
     step if step.startswith(("Step", "step")) else f"Step {i}: {step}"
     for i, step in enumerate(stripped, 1)
   ]
+
+
+def _check_cost(ids: Sequence[int], steps: Sequence[str], why: str = "") -> None:
+  """Raises ValueError if a solution is too long to encode once for each step."""
+  if len(ids) * len(steps) > MAX_RETOKENISED:
+    raise ValueError(
+      f"a solution {why}of {len(ids)} tokens and {len(steps)} steps: each beginning is encoded by "
+      f"itself, so tokens times steps may be {MAX_RETOKENISED:,} at most"
+    )
 
 
 def _special(tokenizer: Tokenizer, name: str) -> int:

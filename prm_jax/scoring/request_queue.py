@@ -15,7 +15,7 @@ import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.scoring import batching
-from prm_jax.scoring.rater import Rater, SolutionError
+from prm_jax.scoring.rater import UNDEFINED, Rater, SolutionError, undefined
 
 BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # a batch takes solutions until it has so many tokens
 WAIT = 0.002  # seconds in which more solutions may join a batch
@@ -104,6 +104,8 @@ class RequestQueue:
       batch = await self._next()
       try:
         results = await loop.run_in_executor(self._model, self._read, batch) if batch else []
+        if bad := undefined(results):
+          print(f"{UNDEFINED} of {len(bad)} of {len(batch)} solutions", file=sys.stderr)
       except Exception:
         traceback.print_exc(file=sys.stderr)
         results = [np.full(1, np.nan)] * len(batch)

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.runtime.json_lines import show
 from prm_jax.scoring import rewards
-from prm_jax.scoring.rater import Rater
+from prm_jax.scoring.rater import UNDEFINED, Rater, undefined
 
 Chat = Sequence[dict[str, Any]]  # messages, each with "role" and "content"
 
@@ -71,7 +70,7 @@ class RewardFunction:
 
   def sums(self, completions: Sequence[StepRewards]) -> list[float]:
     """Returns the sum of each completion's step rewards."""
-    empty = 0.0 if self.form == "implicit" else float(self._rewards([np.zeros(1)])[0, 0])
+    empty = -1.0 if self.form == "minimum" else 0.0
     return [float(sum(each.rewards)) if each.rewards else empty for each in completions]
 
   def step_rewards(
@@ -86,7 +85,7 @@ class RewardFunction:
 
     Raises:
       ValueError: the numbers of prompts and completions differ, a prompt has no problem, or there
-        is no column of the problem.
+        is no column of the problem; or the model gives NaN.
     """
     if self.problem and columns.get(self.problem) is None:
       raise ValueError(
@@ -100,6 +99,8 @@ class RewardFunction:
         if steps:
           trees[i] = self.rater.encode(problem, steps)
     read = self.rater.read([*trees.values()], [solutions[i][0] for i in trees])
+    if undefined(read):
+      raise ValueError(UNDEFINED)
     return self.placed(dict(zip(trees, read)), places)
 
   def solutions(
@@ -139,11 +140,7 @@ class RewardFunction:
     padded, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
     for i, each in enumerate(probabilities):
       padded[i, : len(each)], valid[i, : len(each)] = each, True
-    return np.asarray(
-      rewards.step_rewards(
-        jnp.asarray(padded), jnp.asarray(valid), self.form, temperature=self.temperature
-      )
-    )
+    return np.asarray(rewards.step_rewards(padded, valid, self.form, temperature=self.temperature))
 
 
 def split(text: str, separator: str) -> list[tuple[str, int]]:
@@ -168,14 +165,14 @@ def _text(value: Any, role: str, last: bool = False) -> str | None:
   if isinstance(value, str):
     return str(value)  # also of NumPy's strings
   try:
-    turns = [_content(message["content"]) for message in value if message["role"] == role]
+    turns = [_content(message.get("content")) for message in value if message["role"] == role]
     return turns[-1] if last else "".join(turns)
   except (TypeError, KeyError, IndexError):
     return None
 
 
-def _content(content: str | Sequence[dict[str, Any]]) -> str:
-  """Returns the text of a message, or of its parts that are text."""
+def _content(content: str | Sequence[dict[str, Any]] | None) -> str:
+  """Returns the text of a message, or of its parts that are text; "" of a mere call of a tool."""
   if isinstance(content, str):
     return content
-  return "".join(part["text"] for part in content if part["type"] == "text")
+  return "".join(part["text"] for part in content or () if part["type"] == "text")

@@ -110,6 +110,7 @@ def at_tokens(rewards: jax.Array, ends: jax.Array, valid: jax.Array, length: int
 
 def returns_to_go(rewards: jax.Array, discount: float | jax.Array = 1.0) -> jax.Array:
   """Returns for token t the sum over u >= t of discount^(u - t) times reward u, `[..., L]`."""
+  rewards = jnp.asarray(rewards, jnp.result_type(rewards, float))  # whole rewards have no discount
 
   def combine(later, earlier):
     return later[0] * earlier[0], earlier[1] + earlier[0] * later[1]

@@ -288,10 +288,10 @@ def _read_head(
     shape = list(source[name].shape) if name in source else "missing"
     if shape != list(expected):
       raise ValueError(f"{directory}: {name} is {shape}, expected {list(expected)}")
-  values = [source[name].read() for name in shapes]
-  if readout.answers:
-    values = [values[0][list(readout.answers)], np.zeros(2)]
-  values = [value.astype(np.float32) for value in values]
+  if readout.answers:  # two rows of a matrix that may have a gigabyte
+    rows = [source[matrix].read(slice(token, token + 1)) for token in readout.answers]
+    return [(np.concatenate(rows).astype(np.float32), np.zeros(2, np.float32))]
+  values = [source[name].read().astype(np.float32) for name in shapes]
   return list(zip(values[::2], values[1::2]))
 
 
@@ -305,7 +305,8 @@ def newest(workdir: str | storage.Path) -> tuple[checkpoint_lib.Metadata, tokeni
   latest = checkpoint_lib.latest(workdir)
   if latest is None:
     raise FileNotFoundError(
-      f"{workdir}: no finished checkpoint in checkpoints/; give the --workdir of train.py"
+      f"{workdir}: no finished checkpoint in checkpoints/; give the --workdir of train.py, which "
+      "may not have saved yet"
     )
   tokenizer = tokenizers.load(workdir)
   check_contract(latest[1].contract, tokenizer, workdir)

@@ -64,7 +64,7 @@ class Asked(msgspec.Struct):
   text: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class Request(msgspec.Struct):
+class Request(msgspec.Struct, forbid_unknown_fields=True):
   """The body of POST /score."""
 
   solutions: Annotated[list[Asked], msgspec.Meta(min_length=1)]
@@ -85,7 +85,7 @@ class Message(msgspec.Struct):
 Texts = Annotated[list[str | list[Message]], msgspec.Meta(min_length=1)]  # or chats
 
 
-class RewardRequest(msgspec.Struct):
+class RewardRequest(msgspec.Struct, forbid_unknown_fields=True):
   """The body of POST /rewards: a `RewardFunction`'s arguments and fields."""
 
   prompts: Texts
@@ -376,14 +376,16 @@ def _allow_connections() -> None:
 
 def listen(host: str, port: int) -> socket.socket:
   """Returns a socket bound to an address, port 0 being any free one; OSError if that fails."""
-  family, kind, protocol, _, address = socket.getaddrinfo(
-    host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-  )[0]
-  listener = socket.socket(family, kind, protocol)
-  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  listener = None
   try:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+      host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(address)
   except OSError as error:
-    listener.close()
+    if listener:
+      listener.close()
     raise OSError(f"--host={host} --port={port}: {error.strerror}") from error
   return listener

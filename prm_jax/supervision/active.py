@@ -50,7 +50,8 @@ class Pool:
   @functools.cached_property
   def entropies(self) -> np.ndarray:
     """`[C]` mean over steps of the entropy of the mean P(right), in nats."""
-    means = [right.mean(1) for right in self.right]
+    # Sums of class probabilities may be rounded to more than 1, where the entropy is undefined.
+    means = [np.minimum(right.mean(1), 1) for right in self.right]
     return np.array([special.entr(p).mean() + special.entr(1 - p).mean() for p in means])
 
   @functools.cached_property
@@ -151,12 +152,7 @@ def select(pool: Pool, rule: str, count: int, seed: int, per_problem: bool = Tru
   Args:
     count: solutions to choose, of each problem or in all.
     per_problem: choose among the solutions of each problem; False: among all.
-
-  Raises:
-    ValueError: there is no such rule, or `count` is not positive.
   """
-  if rule not in RULES or count < 1:
-    raise ValueError(f"rule={rule!r}, count={count}: expected one of {', '.join(RULES)}, and 1 up")
   rng = np.random.default_rng(seed)
   groups = [np.argsort(pool.problems, kind="stable")]
   if per_problem:

@@ -11,13 +11,14 @@ import collections
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from prm_jax import step_metrics
+from prm_jax.evaluation import candidate_table
 from prm_jax.runtime import json_lines
 from prm_jax.supervision import active
 
@@ -217,23 +218,17 @@ class Scored(msgspec.Struct):
 
   problem: json_lines.Text
   steps: Steps
-  is_correct: bool
-  rating_probs: list[dict[str, float]]
+  is_correct: bool | None  # None: undecided, counts as wrong
+  rating_probs: candidate_table.Ratings
   step_std: list[float] | None = None  # of an ensemble
 
   def __post_init__(self):
-    if len(self.rating_probs) != len(self.steps):
-      raise ValueError(f"{len(self.rating_probs)} rating_probs of {len(self.steps)} steps")
+    for name, given in (("rating_probs", self.rating_probs), ("step_std", self.step_std)):
+      if given is not None and len(given) != len(self.steps):
+        raise ValueError(f"{len(given)} {name} of {len(self.steps)} steps")
 
 
 Solution = tuple[str, tuple[str, ...]]  # problem and steps
-
-
-def labelled(path: pathlib.Path) -> Iterator[Solution]:
-  """Yields the solutions of a file of labels that `collect` made."""
-  for where, record in json_lines.records(path):
-    item = json_lines.convert(record, Item, where)
-    yield item.problem, tuple(item.steps)
 
 
 def choose(
@@ -242,21 +237,26 @@ def choose(
   count: int,
   seed: int,
   globally: bool = False,
-  labelled: Collection[Solution] = (),
+  labelled: Iterable[Item] = (),
 ) -> list[Item]:
-  """Chooses solutions of a scored file by `active.select`, without the solutions in `labelled`.
+  """Chooses solutions of a scored file by `active.select`, without those that are labelled.
+
+  Solutions that were cut off and have no scores, as of score.py --skip_cut_off, are left out.
 
   Raises:
     BadLine: a line has no scores, or no `is_correct`.
     ValueError: the rule is "uncertain" and the file has no `step_std`, as no ensemble scored it.
   """
+  done = {(item.problem, tuple(item.steps)) for item in labelled}
   times: collections.Counter[Solution] = collections.Counter()
   lines: dict[Solution, Scored] = {}
   numbers: dict[str, int] = {}  # of problems
   for where, record in json_lines.records(path):
+    if record.get("finished") is False and "rating_probs" not in record:
+      continue
     line = json_lines.convert(record, Scored, where)
     solution = line.problem, tuple(line.steps)
-    if solution in labelled:
+    if solution in done:
       continue
     times[solution] += 1
     lines.setdefault(solution, line)
@@ -265,7 +265,7 @@ def choose(
       raise ValueError(f"{where}: no step_std: --rule=uncertain needs an ensemble (loss.heads)")
   pool = active.Pool(
     problems=np.array([numbers[problem] for problem, _ in lines]),
-    correct=np.array([line.is_correct for line in lines.values()]),
+    correct=np.array([bool(line.is_correct) for line in lines.values()]),
     steps=[steps for _, steps in lines],
     times=np.array([times[solution] for solution in lines]),
     right=[_heads(line) for line in lines.values()],
@@ -279,14 +279,14 @@ def choose(
 
 def _heads(line: Scored) -> np.ndarray:
   """Returns P(right) of each step by two heads with the ensemble's mean and deviation."""
-  right = np.array([1 - each.get("-1", 0.0) for each in line.rating_probs])
+  right = np.array([1 - each.wrong for each in line.rating_probs])
   spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)
   return np.stack([right - spread, right + spread], axis=1)
 
 
-def known(path: pathlib.Path) -> list[Item]:
-  """Reads items of quality control: solutions with labels."""
-  return [json_lines.convert(record, Item, where) for where, record in json_lines.records(path)]
+def read_items(path: pathlib.Path) -> list[Item]:
+  """Reads solutions with labels: those of quality control, or a file that `collect` made."""
+  return [item for _, item in _records(path, Item)]
 
 
 def key(path: pathlib.Path) -> pathlib.Path:
@@ -302,13 +302,9 @@ def write(asked: Sequence[tuple[Request, Key]], requests: IO[str], keys: IO[str]
 
 def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
   """Reads the requests of a file, each with its key; BadLine if a request has no key."""
-  keys = {}
-  for where, record in json_lines.records(key(path)):
-    about = json_lines.convert(record, Key, where)
-    keys[about.request] = about
+  keys = {about.request: about for _, about in _records(key(path), Key)}
   asked = []
-  for where, record in json_lines.records(path):
-    request = json_lines.convert(record, Request, where)
+  for where, request in _records(path, Request):
     if request.request not in keys:
       raise json_lines.BadLine(f"{where}: request {request.request} is not in {key(path)}")
     asked.append((request, keys[request.request]))
@@ -317,8 +313,13 @@ def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
 
 def read_answers(path: pathlib.Path) -> Iterator[tuple[str, Answer]]:
   """Yields FILE:LINE and answer of each line."""
+  return _records(path, Answer)
+
+
+def _records(path: pathlib.Path, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
+  """Yields FILE:LINE and contents of each line; raises BadLine if it is not of this kind."""
   for where, record in json_lines.records(path):
-    yield where, json_lines.convert(record, Answer, where)
+    yield where, json_lines.convert(record, kind, where)
 
 
 def table(report: dict[str, Any]) -> list[str]:

@@ -24,8 +24,8 @@ def report(records: Iterable[Record]) -> dict[str, Any]:
   Returns:
     "groups", by phase and generation: counts of records, problems, labellers, quality control and
     screening, and the most records of one problem.  Quality control and screening were not
-    selected; of the other records, finish reasons, labels by rating, final answers, and quantiles
-    of the scores at selection, of right and of wrong answers.
+    selected; of the other records, finish reasons, labels by rating, final answers by MATH's
+    grader, and quantiles of the scores at selection, of right and of wrong answers.
     "lacking": records of phase 2 without the fields.
   """
   groups: dict[tuple[int, int | None], list[Record]] = collections.defaultdict(list)
@@ -38,15 +38,12 @@ def report(records: Iterable[Record]) -> dict[str, Any]:
       lacking["generation"] += solution.generation is None
       lacking["score"] += solution.question.pre_generated_verifier_score is None
   order = sorted(groups, key=lambda key: (key[0], key[1] is not None, key[1] or 0))
+  name = lambda phase, number: f"phase {phase}, generation {UNKNOWN if number is None else number}"
   return {
-    "groups": {_name(*key): _group(groups[key]) for key in order},
+    "groups": {name(*key): _group(groups[key]) for key in order},
     "records": sum(map(len, groups.values())),
     "lacking": lacking,
   }
-
-
-def _name(phase: int, generation: int | None) -> str:
-  return f"phase {phase}, generation {UNKNOWN if generation is None else generation}"
 
 
 def _group(records: Sequence[Record]) -> dict[str, Any]:
@@ -59,9 +56,12 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
     reasons[solution.label.finish_reason] += 1
     for step in solution.label.steps:
       labels.update(str(c.rating) for c in step.completions or () if c.rating is not None)
-    kind = answer_kind(record)
+    question, kind = solution.question, UNKNOWN
+    if question.pre_generated_answer is not None and question.ground_truth_answer is not None:
+      same = math_equal(question.pre_generated_answer, question.ground_truth_answer)
+      kind = "right" if same else "wrong"
     answers[kind] += 1
-    if (score := solution.question.pre_generated_verifier_score) is not None:
+    if (score := question.pre_generated_verifier_score) is not None:
       scores[kind].append(score)
   problems = collections.Counter(record.solution.question.problem for record in records)
   return {
@@ -76,15 +76,6 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
     "answers": dict(sorted(answers.items())),
     "scores": {kind: _quantiles(values) for kind, values in scores.items() if values},
   }
-
-
-def answer_kind(record: Record) -> str:
-  """Returns whether MATH's grader finds the pre-generated answer "right" or "wrong", or UNKNOWN."""
-  question = record.solution.question
-  if question.pre_generated_answer is None or question.ground_truth_answer is None:
-    return UNKNOWN
-  same = math_equal(question.pre_generated_answer, question.ground_truth_answer)
-  return "right" if same else "wrong"
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

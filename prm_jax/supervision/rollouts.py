@@ -113,6 +113,7 @@ class Annotator:
   seed: int
   about: dict[str, Any]  # for the provenance
   at_once: int = 512  # rollouts of a round, at least; the journal is written after each round
+  form: prompts_lib.Form = "plain"  # of the prompts
 
   def run(self, problems: Sequence[Problem], indices: Sequence[int], journal: Journal) -> None:
     """Labels the problems at `indices` that are not in the journal yet; shows progress."""
@@ -124,7 +125,6 @@ class Annotator:
       total=len(indices),
       initial=len(indices) - len(waiting),
       unit="problems",
-      smoothing=0,  # a round ends many problems at once
     ) as bar:
       while waiting or under_way:
         while waiting and self.per_round * sum(map(len, under_way.values())) < self.at_once:
@@ -133,7 +133,9 @@ class Annotator:
         by_size = collections.defaultdict(list)  # the last round of a step may be smaller
         for i, prefixes in under_way.items():
           for steps in prefixes:
-            by_size[self._next(problems[i], steps)].append((problems[i], steps))
+            made_before = problems[i].counts.get(steps, Count()).n
+            size = min(self.per_round, self.s.rollouts - made_before)
+            by_size[size].append((problems[i], steps))
         for size, asked in by_size.items():
           self._round(asked, size, made, bar)
         for i in [*under_way]:
@@ -150,11 +152,6 @@ class Annotator:
     few = self.s.labels == "hard" or self.s.width
     return min(ROUND, self.s.rollouts) if few else self.s.rollouts
 
-  def _next(self, problem: Problem, steps: Steps) -> int:
-    """Returns the number of rollouts that a step gets in the next round."""
-    made = problem.counts.get(steps, Count()).n
-    return min(self.per_round, self.s.rollouts - made)
-
   def _round(
     self, asked: Sequence[tuple[Problem, Steps]], size: int, made: collections.Counter, bar
   ) -> None:
@@ -169,7 +166,7 @@ class Annotator:
     pairs = {}  # given and true answers, of the completions that have a final answer
     for i, completion in enumerate(completions):
       problem, steps = asked[completion.prompt]
-      text = self.separator.join([*steps, completion.text])
+      text = prompts_lib.solution(self.separator.join([*steps, completion.text]), self.form)
       if completion.end == "stop" and (answer := extraction.final_answer(text)):
         pairs[i] = (answer, problem.answer)
     verdicts = dict(zip(pairs, self.grader.verdicts([*pairs.values()])))

@@ -127,7 +127,7 @@ def compiled_report(job: Job) -> dict[str, Any]:
     with progress.waiting(f"tracing the {job.step} step"):
       lowered = step.lower(state, batch)
     try:
-      with progress.waiting(f"compiling it for {mesh.size} chips, which takes minutes"):
+      with progress.waiting(f"compiling it for {mesh.size} chip(s), which takes minutes"):
         compiled, gib = memory_of(lowered)
       text = compiled.as_text()
     except jax.errors.JaxRuntimeError as error:

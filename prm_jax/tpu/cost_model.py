@@ -73,8 +73,8 @@ def _has_backward(c: config_lib.Experiment, training: bool) -> bool:
 
 def kernel_flops(c: config_lib.Experiment, training: bool) -> float:
   """Returns the operations of the attention kernel on whole blocks, for a row that is one chain."""
-  m, lanes = c.model, tree_kernel.LANES
-  T = math.ceil(c.data.row_length / lanes) * lanes
+  m, T = c.model, c.data.row_length
+  T += -T % tree_kernel.multiple(T)
   shape = (1, m.kv_heads, m.heads // m.kv_heads, T, m.head_size)
   queries, keys = tree_kernel.block_sizes(shape, m.dtype)
   sliding = decoder.sliding_layers(m)
@@ -86,7 +86,8 @@ def kernel_flops(c: config_lib.Experiment, training: bool) -> float:
   again = m.remat in ("dots", "dots_no_batch") or (m.remat == "full" and "attention" not in m.saved)
   products = FORWARD + (FORWARD * again + BACKWARD) * _has_backward(c, training)
   # A head smaller than the matrix unit takes as long as one that fills it.
-  return float(2 * max(m.head_size, lanes) * m.heads * active * products * queries * keys)
+  head_size = max(m.head_size, tree_kernel.LANES)
+  return float(2 * head_size * m.heads * active * products * queries * keys)
 
 
 def estimate(

@@ -78,8 +78,6 @@ def read(text: str) -> Program:
     ValueError: the text has no ENTRY computation.
   """
   computations, entry = _parse(text)
-  if entry is None:
-    raise ValueError("no HLO program: there is no ENTRY computation")
   cycles, unknown, loops, collectives = 0, 0, {}, {}
   without_cycles: collections.Counter[str] = collections.Counter()
   for op, times, loop, fused in walk(computations, entry):
@@ -132,7 +130,7 @@ def walk(
         yield from walk(computations, other, times, loop, fused or (other if inside else None))
 
 
-def _parse(text: str) -> tuple[Computations, str | None]:
+def _parse(text: str) -> tuple[Computations, str]:
   """Returns the instructions of each computation by its name, and the entry computation's name."""
   computations, entry, current = {}, None, []
   for line in text.splitlines():
@@ -141,6 +139,8 @@ def _parse(text: str) -> tuple[Computations, str | None]:
       entry = header[2] if header[1] else entry
     elif match := _INSTRUCTION.match(line):
       current.append(Instruction(*match.groups()))
+  if entry is None:
+    raise ValueError("no HLO program: there is no ENTRY computation")
   return computations, entry
 
 
@@ -172,10 +172,10 @@ def _collective(
   for dtype, shape in arrays:
     sizes[dtype] += BYTES[dtype] * math.prod(int(size) for size in shape.split(",") if size)
   total = sizes.total()
-  if asynchronous and op.type.startswith("("):  # the type holds operands and results
-    operand = total // (1 + (chips or 1)) if kind in ("all-gather", "reduce-scatter") else total / 2
-    total = int(total - operand if kind == "all-gather" else operand)
-  elif kind == "reduce-scatter" and not asynchronous:
+  if asynchronous and op.type.startswith("("):  # operands and results; counts the larger of the two
+    parts = 1 + (chips or 1) if kind in ("all-gather", "reduce-scatter") else 2
+    total -= total // parts
+  elif kind == "reduce-scatter":
     total *= chips or 1
   dtype = max(sizes, key=sizes.get, default="?")
   return Collective(kind, dtype, total, chips, times, loop, beside or asynchronous)

@@ -6,7 +6,6 @@ import importlib
 import os
 import pathlib
 import secrets
-from types import TracebackType
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import storage
@@ -83,15 +82,7 @@ class WeightsAndBiases:
         "set WANDB_MODE=offline"
       ) from error
     self._run.define_metric("*", step_metric="step")
-    stack.push(self._finish)
-
-  def _finish(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    self._run.finish(exit_code=int(kind is not None))
+    stack.push(lambda kind, *_: self._run.finish(exit_code=int(kind is not None)))
 
   def write(self, step: int, scalars: dict[str, float]) -> None:
     self._run.log({"step": step} | scalars)

@@ -95,7 +95,10 @@ def latest(workdir: str | storage.Path) -> tuple[int, Metadata] | None:
 def restore_params(
   workdir: str | storage.Path, mesh: jax.sharding.Mesh, which: str | int = "latest"
 ) -> tuple[int, Metadata, Any]:
-  """Returns step, metadata and parameters of a checkpoint, chosen as by `Checkpointer.newest`."""
+  """Returns step, metadata and parameters of a checkpoint, chosen as by `Checkpointer.newest`.
+
+  Says on standard error if the latest is read and a better one is kept.
+  """
   with contextlib.closing(Checkpointer(workdir)) as reader:
 
     def read(step: int, metadata: Metadata) -> Any:
@@ -104,7 +107,13 @@ def restore_params(
       params = decoder.abstract_params(model, *shape, mesh, contract.heads)
       return reader.load(step, {"params": params})["params"]
 
-    return reader.newest(read, which)
+    newest = reader.newest(read, which)
+    steps = reader.steps()
+    ranked = reader._ranked(steps) if which == "latest" else []
+    if newest and newest[0] in ranked[1:] and distributed.is_first():
+      text = f"{workdir}: step {newest[0]} (latest) is read; step {ranked[0]} (best) has a better "
+      print(text + reader._best_metric(steps), file=sys.stderr, flush=True)
+    return newest
 
 
 def check_same_run(now: Metadata, then: Metadata, workdir: storage.Path) -> None:
@@ -188,10 +197,12 @@ class Checkpointer:
       return result
     if not candidates:
       return None
-    raise Unreadable(
-      "\n".join(map(str, errors.values())) + "\nno checkpoint is left to go on from; put one back, "
-      f"or move {self._directory} away to begin again from step 0"
-    )
+    if untried := [str(step) for step in self.steps() if step not in candidates]:
+      advice = f"the other checkpoints are {', '.join(untried)}: choose one with --step"
+    else:
+      advice = "no checkpoint is left to go on from; put one back, or move "
+      advice += f"{self._directory} away to begin again from step 0"
+    raise Unreadable("\n".join([*map(str, errors.values()), advice]))
 
   def _candidates(self, which: str | int) -> list[int]:
     """Returns the steps that `newest` tries, in order."""

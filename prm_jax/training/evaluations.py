@@ -38,7 +38,7 @@ def why_stop(evaluations: Mapping[int, Mapping[str, Any]], c: config_lib.Train) 
   if not c.stop_patience or since < c.stop_patience:
     return ""
   return (
-    f"no better {c.best_metric} than {since} evaluation(s) ago, at step {best} "
+    f"{c.best_metric} has not improved in {since} evaluation(s), since step {best} "
     f"(train.stop_patience={c.stop_patience}); --step=best names the best checkpoint"
   )
 

@@ -151,9 +151,9 @@ class Run:
     changed = [f"{name} {x}, now {now.get(name)}" for name, x in then.items() if x != now.get(name)]
     if changed:
       self.log.say(f"warning: other packages than those of step {self.start}: {'; '.join(changed)}")
-    rates = np.asarray(step_lib.learning_rate(c.optim, c.train.steps)(np.arange(c.train.steps)))
+    rate = jax.jit(step_lib.learning_rate(c.optim, c.train.steps))
     tokens = c.train.batch_rows * c.data.row_length * self.rows.train.fill
-    self.updates = UpdateMetrics(self.log, self.goodput, c.train, rates, tokens)
+    self.updates = UpdateMetrics(self.log, self.goodput, c.train, rate, tokens)
     self.trace = stack.enter_context(contextlib.ExitStack())  # the profiler's, while it traces
 
   def first_state(self) -> step_lib.TrainState:
@@ -203,7 +203,7 @@ class Run:
       lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
     if cut := manifest["longer_than_a_row"]:
       room = step_dataset.room(cut)
-      lines.append(f"{len(cut)} {examples} were longer than a row and cut: {room}")
+      lines.append(f"cut at a row's end: {len(cut)} {examples[:-1]}(s); {room}")
     if c.loss.objective != "language_model":
       lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
     options = compiler_options.of(c.tpu, mesh.devices.flat[0])
@@ -244,9 +244,11 @@ class Run:
     """
     c, rows, objective = self.config.train, self.rows.evaluation, self.config.loss.objective
     with self.goodput.spent_on("evaluation"):
+      orders = packing.eval_order(rows, c.batch_rows, c.eval_rows)
+      about = {"desc": "evaluating", "unit": "batches", "leave": False}
       batches = (
         sharding_lib.global_batch(lambda i, order=order: rows[order[i]], c.batch_rows, self.mesh)
-        for order in packing.eval_order(rows, c.batch_rows, c.eval_rows)
+        for order in progress.Progress(orders, disable=not distributed.is_first(), **about)
       )
       if objective == "language_model":
         pairs = [jax.device_get(self.read(batch)) for batch in batches]
@@ -268,6 +270,7 @@ class Run:
     with contextlib.ExitStack() as first:
       if not self.read_before:
         first.enter_context(self.goodput.spent_on("compilation"))
+        first.enter_context(progress.waiting("compiling the evaluation"))
         self.read_before = True
       return jax.block_until_ready(self.programs.read(self.state.params, batch))
 
@@ -296,7 +299,7 @@ class Run:
       return False  # and spares the hosts a collective
     why = evaluations.why_stop(self.checkpointer.evaluated, self.config.train)
     if ends := distributed.somewhere(bool(why)):
-      self.log.end(step)
+      self.log.bar.total = step  # the last update, whose goodput record is printed
       self.log.say(f"early stopping at step {step}: {why}")
     return ends
 

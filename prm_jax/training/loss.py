@@ -72,7 +72,9 @@ def sums(
     out["step"] = -jnp.einsum(
       "BRC,BRK,BRKC->", class_weights(batch, config), head_weights, log_probs, precision="highest"
     )
-    right = jnp.exp(log_probs).mean(-2).argmax(-1) == batch.read_targets.argmax(-1)
+    # Of equal weights the last class is the label, as in `step_metrics`.
+    label = log_probs.shape[-1] - 1 - batch.read_targets[..., ::-1].argmax(-1)
+    right = jnp.exp(log_probs).mean(-2).argmax(-1) == label
     out["correct"] = jnp.sum(right, where=is_target(batch)).astype(jnp.float32)
   if config.objective == "language_model" or config.language_model_weight:
     out["language_model"] = next_token_nll(model, hidden, batch)

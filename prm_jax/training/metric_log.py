@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -158,12 +158,10 @@ class Log:
       if not sys.stderr.isatty():
         self.say(f"step {step} of {self.bar.total}: {short}, {self.bar.left(step)} left")
     elif split != "goodput" or step == self.bar.total:  # goodput is printed only at the end
+      unit = " s" if split == "goodput" else ""
       shown = (item for item in scalars.items() if "count" not in item[0] and item[0] != "unix")
-      self.say(f"step {step} {split}: " + "  ".join(f"{k} {v:.4g}" for k, v in shown))
-
-  def end(self, step: int) -> None:
-    """Makes `step` the last update, so that its goodput record is printed."""
-    self.bar.total = step
+      texts = (f"{k} {v:.1%}" if k == "goodput" else f"{k} {v:.4g}{unit}" for k, v in shown)
+      self.say(f"step {step} {split}: " + "  ".join(texts))
 
   def say(self, text: str) -> None:
     """Prints text above the progress bar, on the first host."""
@@ -184,15 +182,16 @@ class UpdateMetrics:
     log: Log,
     goodput: Goodput,
     c: config_lib.Train,
-    rates: np.ndarray,
+    rate: Callable[[int], jax.Array],
     tokens: float,
   ):
-    """`rates` are the learning rates by update; `tokens` is the mean number in an update."""
+    """`rate` maps update i, from 0, to its learning rate; an update has `tokens` in the mean."""
     self._log, self._goodput, self._config = log, goodput, c
-    self._rates, self._tokens = rates, tokens
+    self._rate, self._tokens = rate, tokens
     self._warned = False  # whether it has said that data is the bottleneck
     self._pending: list[dict[str, jax.Array]] = []
-    self._due: tuple[int, list[dict[str, jax.Array]]] | None = None  # the record to write next
+    # The record to write next: its last step, that step's learning rate, and its updates.
+    self._due: tuple[int, jax.Array, list[dict[str, jax.Array]]] | None = None
     self._start: tuple[float, float] | None = None  # of the record: time, seconds waited for data
 
   def add(self, metrics: dict[str, jax.Array]) -> None:
@@ -207,7 +206,8 @@ class UpdateMetrics:
 
   def close_record(self, step: int) -> None:
     """Ends a record at this step; the next `add` or `write` writes it."""
-    self._due, self._pending = (step, self._pending), []
+    # The rate is computed before the next update is dispatched, and not after it.
+    self._due, self._pending = (step, self._rate(step - 1), self._pending), []
 
   def write(self) -> None:
     """Writes the record that is due, if any.
@@ -217,12 +217,12 @@ class UpdateMetrics:
     """
     if self._due is None:
       return
-    (step, updates), self._due = self._due, None
-    values = jax.device_get(updates)
+    (step, *arrays), self._due = self._due, None
+    rate, values = jax.device_get(arrays)
     means = {key: float(np.mean([update[key] for update in values])) for key in values[0]}
     (start, waited), _ = self._start, self.restart()
     seconds, waited = self._start[0] - start, self._start[1] - waited
-    means["learning_rate"] = self._rates[step - 1].item()
+    means["learning_rate"] = float(rate)
     means["tokens_per_second"] = len(values) * self._tokens / seconds
     means["step_seconds"] = seconds / len(values)
     means["data_wait_seconds"] = waited / len(values)

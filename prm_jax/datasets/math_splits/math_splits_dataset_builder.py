@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from prm_jax.datasets import download, stored
-from prm_jax.runtime import json_lines
 
 FILES = {split: f"math_splits/{split}.jsonl" for split in ("train", "test")}
 
@@ -34,9 +33,8 @@ class Builder(stored.BenchmarkBuilder):
 
   def _info(self) -> tfds.core.DatasetInfo:
     types = {str: tfds.features.Text(), int: np.int32}
-    columns = {field.name: types[field.type] for field in msgspec.structs.fields(Problem)}
-    features = tfds.features.FeaturesDict(columns)
-    return self.dataset_info_from_configs(features=features, disable_shuffling=True)
+    fields = msgspec.structs.fields(Problem)
+    return stored.info(self, {field.name: types[field.type] for field in fields})
 
   def _split_generators(self, dl_manager):
     files = FILES
@@ -58,6 +56,5 @@ def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
 
 
 def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
-  """Yields the problems of a `math_splits` file; BadLine names file, line and what is wrong."""
-  for number, _, line in json_lines.lines(path):
-    yield json_lines.decode(line, Problem, f"{path}:{number}")
+  """Returns the problems of a `math_splits` file; BadLine names file, line and what is wrong."""
+  return (problem for _, problem in stored.lines(path, Problem))

@@ -36,8 +36,7 @@ class RecordsBuilder(tfds.core.ShardBasedBuilder, skip_registration=True):
 
   def _info(self) -> tfds.core.DatasetInfo:
     names = ("json", "source", "problem", "finish_reason")
-    features = tfds.features.FeaturesDict({name: tfds.features.Text() for name in names})
-    return self.dataset_info_from_configs(features=features, disable_shuffling=True)
+    return stored.info(self, {name: tfds.features.Text() for name in names})
 
   def _shard_iterators_per_split(self, dl_manager):
     return {

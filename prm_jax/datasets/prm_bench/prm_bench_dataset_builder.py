@@ -53,10 +53,8 @@ class Builder(stored.BenchmarkBuilder):
     texts, numbers = (tfds.features.Sequence(x) for x in (tfds.features.Text(), np.int32))
     types = {str: tfds.features.Text(), json_lines.Text: tfds.features.Text()}
     types |= {Steps: texts, list[int]: numbers}
-    features = {field.name: types[field.type] for field in msgspec.structs.fields(Line)}
-    return self.dataset_info_from_configs(
-      features=tfds.features.FeaturesDict(features), disable_shuffling=True
-    )
+    fields = msgspec.structs.fields(Line)
+    return stored.info(self, {field.name: types[field.type] for field in fields})
 
   def _split_generators(self, dl_manager):
     if self.source is None:
@@ -67,7 +65,7 @@ class Builder(stored.BenchmarkBuilder):
     return {"test": self._generate_examples()}
 
   def _generate_examples(self):
-    rows = (line for path in self.paths.values() for _, line in lines(path))
+    rows = (line for path in self.paths.values() for _, line in stored.lines(path, Line))
     for i, line in enumerate(rows):
       yield i, msgspec.structs.asdict(line)
 
@@ -77,12 +75,6 @@ def _local(source: str | pathlib.Path) -> list[pathlib.Path]:
   if not (paths := sorted(download.folder(source).glob("*.jsonl"))):
     raise FileNotFoundError(f"{source}: no file of PRMBench: expected .jsonl files")
   return paths
-
-
-def lines(path: pathlib.Path) -> Iterator[tuple[str, Line]]:
-  """Yields FILE:LINE and content of each line; BadLine for a line of another form."""
-  for where, record in json_lines.records(path):
-    yield where, json_lines.convert(record, Line, where)
 
 
 def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
@@ -107,8 +99,5 @@ def solutions(rows: Iterable[tuple[T, Line]]) -> Iterator[tuple[T, Solution]]:
 
 def read(directory: str | pathlib.Path) -> list[Solution]:
   """Returns all solutions of a folder: prepare_data.py's output, or the published files."""
-  if not any(pathlib.Path(directory).rglob("dataset_info.json")):
-    rows = (row for path in _local(directory) for row in lines(path))
-  else:
-    rows = enumerate(stored.structs(directory, "test", Line))
-  return [solution for _, solution in solutions(rows)]
+  lines = stored.read(directory, Line, _local)
+  return [solution for _, solution in solutions(enumerate(lines))]

@@ -1,7 +1,6 @@
 """ProcessBench (Zheng et al. 2024, arXiv:2412.06559) as a TFDS dataset."""
 
 import pathlib
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -47,22 +46,22 @@ class Builder(stored.BenchmarkBuilder):
     features = {"id": text, "generator": text, "problem": text, "label": np.int32}
     features["steps"] = tfds.features.Sequence(text)
     features["final_answer_correct"] = np.bool_
-    return self.dataset_info_from_configs(
-      features=tfds.features.FeaturesDict(features), disable_shuffling=True
-    )
+    return stored.info(self, features)
 
   def _split_generators(self, dl_manager):
     if self.source is None:
       names = [f"{name}.json" for name in SUBSETS]
       self.paths = download.fetch(self, names, None, dl_manager.download_dir / self.name)
     else:
-      self.paths = {path.name: path for path in _local(self.source).values()}
+      self.paths = {path.name: path for path in _local(self.source)}
     return {
       path.name.partition(".")[0]: self._generate_examples(path) for path in self.paths.values()
     }
 
   def _generate_examples(self, path):
-    for i, (_, solution) in enumerate(lines(path)):
+    for i, (where, solution) in enumerate(stored.lines(path, Solution)):
+      if solution.final_answer_correct is None:  # the dataset has no null
+        raise json_lines.BadLine(f'{where}: no "final_answer_correct"')
       yield i, msgspec.structs.asdict(solution)
 
 
@@ -71,27 +70,14 @@ def files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
   return download.first_files(folder, SUBSETS, (".jsonl", ".json", ".jsonl.gz"))
 
 
-def _local(source: str | pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns `files`, but raises FileNotFoundError if the folder has none."""
+def _local(source: str | pathlib.Path) -> list[pathlib.Path]:
+  """Returns the paths of `files`; FileNotFoundError if the folder has none."""
   if not (paths := files(download.folder(source))):
     names = ", ".join(f"{name}.jsonl" for name in SUBSETS)
     raise FileNotFoundError(f"{source}: no file of ProcessBench: expected some of {names}")
-  return paths
-
-
-def lines(path: pathlib.Path) -> Iterator[tuple[str, Solution]]:
-  """Yields FILE:LINE and solution of each line, or of each entry of one JSON array.
-
-  Raises:
-    BadLine: a line is no solution of ProcessBench.
-  """
-  for where, record in json_lines.records(path):
-    yield where, json_lines.convert(record, Solution, where)
+  return [*paths.values()]
 
 
 def read(directory: str | pathlib.Path) -> list[Solution]:
   """Returns all solutions of a folder: prepare_data.py's output, or the published files."""
-  if not any(pathlib.Path(directory).rglob("dataset_info.json")):
-    return [solution for path in _local(directory).values() for _, solution in lines(path)]
-  splits = stored.opened(directory).info.splits
-  return [each for split in splits for each in stored.structs(directory, split, Solution)]
+  return stored.read(directory, Solution, _local)

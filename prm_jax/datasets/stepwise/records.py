@@ -75,8 +75,8 @@ def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
     BadLine: the line has none of the forms, or a wrong value.
   """
   if "completions" in record:
-    names = {"prompt": "problem", "completions": "steps", "labels": "labels"}
-    record = {names.get(key, key): value for key, value in record.items() if key != "steps"}
+    names = {"prompt": "problem", "completions": "steps"}
+    record = record | {name: record[key] for key, name in names.items() if key in record}
     return json_lines.convert(record, Labelled, where), True
   if isinstance(record.get("input"), str) and isinstance(record.get("label"), str):
     problem, steps, labels = _untagged(record["input"], record["label"], where)
@@ -99,12 +99,14 @@ def _untagged(text: str, tagged: str, where: str) -> tuple[str, list[str], list[
     start, end = end, end + len(step)
     mark = tagged[end : end + 1]
     if not tagged.startswith(step, start) or mark not in ("+", "-"):
-      raise json_lines.BadLine(
-        f'{where}: "label" is not "input" with + or - in place of each {TAG}: they differ at '
-        f"{json_lines.show(tagged[max(end - 20, 0) : end + 20])}"
-      )
+      break
     labels.append(mark == "+")
     end += 1
+  if len(labels) < len(steps) or tagged[end:].strip() != rest.strip():
+    raise json_lines.BadLine(
+      f'{where}: "label" is not "input" with + or - in place of each {TAG}: they differ at '
+      f"{json_lines.show(tagged[max(end - 20, 0) : end + 20])}"
+    )
   if rest.strip() or not steps or FIRST_STEP not in steps[0]:
     raise json_lines.BadLine(
       f'{where}: "input" is {json_lines.show(text)}: expected a problem, {FIRST_STEP!r}, and {TAG} '

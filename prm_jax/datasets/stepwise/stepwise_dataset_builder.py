@@ -51,10 +51,8 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     return CLASSES["process"] if neutral else TWO_CLASSES
 
   def _info(self) -> tfds.core.DatasetInfo:
-    features = {name: tfds.features.Text() for name in ("json", "source", "problem")}
-    return self.dataset_info_from_configs(
-      features=tfds.features.FeaturesDict(features), disable_shuffling=True
-    )
+    names = ("json", "source", "problem")
+    return stored.info(self, {name: tfds.features.Text() for name in names})
 
   def _split_generators(self, dl_manager):
     problems = {split: set() for split in self.paths}
@@ -72,7 +70,8 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       rows["train"] = self._noted(rows["train"], problems["test"])
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
-      count = round(self._test_share * len(problems["train"]))
+      # At least one problem is left to train on.
+      count = min(round(self._test_share * len(problems["train"])), len(problems["train"]) - 1)
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
       tested = set(sorted(problems["train"], key=digest)[:count])
       is_tested = lambda row: problem_key(row[0].problem) in tested
@@ -104,6 +103,10 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       stored_as = records.Stored(solution.problem, solution.steps, labels, solution.is_correct)
       data = msgspec.json.encode(stored_as)
       yield key, {"json": data, "source": where, "problem": solution.problem}
+    if not counts["rows"]["kept"]:
+      raise ValueError(
+        f"split {split!r}: no label and no is_correct in {counts['rows']['read']} rows"
+      )
 
 
 def _rating(label: int | tuple[float, float]) -> int:

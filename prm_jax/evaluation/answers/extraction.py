@@ -6,12 +6,13 @@ from typing import Literal
 Rule = Literal["auto", "boxed", "heading", "last_line"]
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 HEADING = re.compile(r"^#+ *Answer\b:?[ \t]*", re.MULTILINE)  # in PRM800K's solutions
-SAID = re.compile(r"(?i)\b(?:final )?answer(?: is)?\s*:?\s+(?=\S)")
+SAID = re.compile(r"(?i)\b(?:final )?answer(?: is)?\s*:?(?:\*\*)?\s+(?=\S)")
 # The ending that the prompts of Minerva and of the language model harness ask for.
 HOPED = re.compile(r"(?is).*final answer is:?\s*(\S.*?)[.\s]*")
 OPENED_BY = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
 # Text between two boxes of one answer: "\boxed{1}, \boxed{2}", "\boxed{3} papers and \boxed{4}".
-BETWEEN = re.compile(r"[^\n]{0,30}?(?:,|\band\b|\bor\b)[^\n]{0,10}|[\s$]{0,4}")
+BETWEEN = re.compile(r"[^\n.]{0,30}?(?:,|\band\b|\bor\b)[^\n.]{0,10}|[\s$]{0,4}")
+UNBRACED = re.compile(r"[^\s$]+")
 MAX_HOPED = 500  # characters before "I hope it is correct" that are searched
 MAX_TEXT = 2**20  # characters that are searched, from the end of the text
 
@@ -20,8 +21,8 @@ def final_answer(text: str, rule: Rule = "auto") -> str | None:
   """Returns the final answer in a text, or None if there is none.
 
   Args:
-    rule: "boxed" takes the content of the last `\\boxed{...}`, with balanced braces; boxes that are
-      joined by commas or words like "and" are one answer.  "heading" takes the text after the
+    rule: "boxed" takes the content of the last `\\boxed{...}`, with balanced braces; boxes that
+      commas, "and" or "or" join in a sentence are one answer.  "heading" takes the text after the
       last "# Answer".  "last_line" takes the last line or displayed formula, after "answer is" if
       the line has it.  "auto" takes "The final answer is X. I hope it is correct" if no box is in
       X or after it, and else tries the other rules in this order.
@@ -54,8 +55,8 @@ def _boxed(text: str) -> str | None:
     if boxes and match.start() < boxes[-1][1]:
       continue  # inside the previous box
     if text[match.end()] != "{":  # \boxed 5
-      if content := re.match(r"[^\s$]+", text[match.end() :]):
-        boxes.append((match.start(), match.end() + content.end(), content[0]))
+      if content := UNBRACED.match(text, match.end()):
+        boxes.append((match.start(), content.end(), content[0]))
     elif (end := closed.get(match.end())) is not None:
       boxes.append((match.start(), end + 1, text[match.end() + 1 : end]))
   if not boxes:

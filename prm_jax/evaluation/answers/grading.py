@@ -32,7 +32,7 @@ EQUAL, DIFFERENT = DECIDED = "equal", "different"
 CACHE = pathlib.Path("~/.cache/prm_jax/verdicts.sqlite").expanduser()
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
-RULES = "2"  # increase it when a grader's rules change: stored verdicts are then not used
+RULES = "4"  # increase it when a grader's rules change: stored verdicts are then not used
 DECIMAL_COMMA = re.compile(r"([+-]?\d{1,300}),(\d{1,300})")
 Pair = tuple[str, str]
 T = TypeVar("T")
@@ -162,12 +162,14 @@ class Grader:
 def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
   """Joins the distinct normal forms of a problem's answers into classes.
 
-  Yields pairs of forms, and is sent whether they are equal.  Returns the first form of the class of
-  each form.
+  Yields pairs of answers, and is sent whether they are equal.  Returns the first form of the class
+  of each form.
   """
-  counts = collections.Counter()
+  counts, spelling = collections.Counter(), {}
   for answer, count in answers.items():
-    counts[normal_form(answer)] += count
+    form = normal_form(answer)
+    counts[form] += count
+    spelling.setdefault(form, answer)  # a form has no spaces, which part a number from its unit
   class_of: dict[str, str] = {}
   classes: list[str] = []
   by_value: dict[Fraction, str] = {}
@@ -179,7 +181,7 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
     for name in classes[:MAX_CLASSES]:
       if value is not None and number(name) is not None:
         continue  # two plain numbers that differ
-      if (yield form, name):
+      if (yield spelling[form], spelling[name]):
         class_of[form] = name
         break
     else:

@@ -9,6 +9,7 @@ import functools
 import itertools
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import latex2sympy2_extended as latex2sympy
@@ -24,6 +25,15 @@ MAX_EXPONENT, MAX_FACTORIAL, MAX_DIGITS, MAX_DEPTH = 10_000, 5_000, 300, 30
 IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
 FENCED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 SENTENCE = re.compile(r"[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
+# A number and its unit: math-verify knows percent and few units, and reads others as products of
+# letters.
+UNIT = re.compile(
+  r"((?:[^A-Za-z]|\\[A-Za-z]+)*[\d}])\s+"
+  r"((?!(?:alpha|beta|gamma|delta|theta|lambda|sigma|omega|sqrt|percent|percentage)\b)"
+  r"[A-Za-z]{4,}(?: [A-Za-z]+)*)\.?"
+)
+POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+POWER = re.compile(rf"(?<=\d)(\$?)\s*(\\text\{{)?\s*({'|'.join(POWERS)})(?![A-Za-z])")
 # A sum or product that ends in a letter: math-verify drops the c of 11a + 2c as a unit.
 LETTER_LAST = re.compile(
   r"(?s)(?:.*=)?[^=]*(?:[\w})]\s*[+-]|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))[^=]*[\d}\s][A-Za-z][\s$.]*"
@@ -67,7 +77,7 @@ def judge(a: str, b: str, precision: int = 6, strict: bool = True) -> str:
   options = {"float_rounding": precision, "strict": strict, "timeout_seconds": None}
   x, y = _ordered(list(x), list(y))
   equal = math_verify.verify(x, y, **options)
-  if not equal and _is_equation(x[0]) == _is_equation(y[0]):
+  if not equal and _is(grader.is_equation, x[0]) == _is(grader.is_equation, y[0]):
     equal = math_verify.verify(y, x, **options)
   return "equal" if equal and not _contradicted(x[0], y[0]) else "different"
 
@@ -102,6 +112,10 @@ def too_large(text: str) -> str:
 def parsed(text: str) -> tuple[Any, ...]:
   """Returns what math-verify reads in a text: an expression and its source, or nothing."""
   text = unfenced(text).replace(r"\$", "")
+  text = text.replace("$", "") if text.count("$") == 1 else text  # of money
+  text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3]]}}}{x[1]} {x[2] or ''}", text)
+  if unit := UNIT.fullmatch(text):
+    text = rf"{unit[1]}\text{{ {unit[2]}}}"
   if not FENCED.search(text) and not SENTENCE.search(text):
     text = f"${text}$"
   readers = {"extraction_config": NO_UNITS} if LETTER_LAST.fullmatch(text) else {}
@@ -119,12 +133,8 @@ def _in_base(form: str) -> int | None:
   return int(form) if re.fullmatch(r"\d{1,300}", form) else None
 
 
-def _is_equation(x: Any) -> bool:
-  return isinstance(x, Basic) and grader.is_equation(x)
-
-
-def _is_relation(x: Any) -> bool:
-  return isinstance(x, Basic) and grader.is_relation(x)
+def _is(kind: Callable[[Basic], bool], x: Any) -> bool:
+  return isinstance(x, Basic) and kind(x)
 
 
 def _ordered(x: list, y: list) -> tuple[list, list]:
@@ -133,10 +143,10 @@ def _ordered(x: list, y: list) -> tuple[list, list]:
   math-verify unwraps any equation in a prediction but only an assignment in gold, so an equation is
   gold.  A relation is gold too: only in gold does math-verify turn it into its set.
   """
-  for kind in (_is_equation, _is_relation):
-    if kind(x[0]) != kind(y[0]):
-      x, y = (x, y) if kind(x[0]) else (y, x)
-      if kind is _is_equation:
+  for kind in (grader.is_equation, grader.is_relation):
+    if _is(kind, x[0]) != _is(kind, y[0]):
+      x, y = (x, y) if _is(kind, x[0]) else (y, x)
+      if kind is grader.is_equation:
         last = grader.take_last_relation(x[0])
         if isinstance(last, Eq) and not last.free_symbols:  # 5 + 6 = 11
           x = [last.rhs, *x[1:]]
@@ -161,7 +171,7 @@ def _values(x: Any) -> list[tuple[Any, bool]] | None:
 
   Returns None if a part of x is no number.
   """
-  if isinstance(x, Basic) and grader.is_assignment_relation(x):
+  if _is(grader.is_assignment_relation, x):
     x = grader.take_last_relation(x).rhs
   parts = [x]
   if isinstance(x, Interval):

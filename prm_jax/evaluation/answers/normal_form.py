@@ -46,7 +46,7 @@ def normal_form(answer: str) -> str:
   text = unfenced(answer)
   text = text.replace(r"\$", "").replace("$", "")
   # MATH's and OpenAI's graders drop a percent sign too.
-  text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent|pct)$", "", text)
+  text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent(?:age)?|pct)$", "", text)
   # "10,\! 080": a comma and a negative space separate thousands
   text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\})\s*(?=\d{3})", "", text)
   for pattern, to in COMMANDS:

@@ -153,7 +153,7 @@ async function draw() {
 }
 
 // Bits of a problem's flags, which page.py sets.
-const KINDS = { all: 0, right: 1, wrong: 2, prm_wrong: 4, prm_low: 8 };
+const KINDS = { all: 0, right: 1, wrong: 2, best_wrong: 4, worst_right: 8 };
 function filter(keep) {
   const bit = KINDS[$("kind").value];
   const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -200,7 +200,9 @@ document.addEventListener("keydown", (event) => {
   }
   const keys = { j: () => move(1), k: () => move(-1), ArrowRight: () => along(1), ArrowLeft: () => along(-1) };
   keys["/"] = () => $("search").focus();
-  for (let i = 1; i <= 5; i++) keys[i] = () => { $("kind").selectedIndex = i - 1; filter(); };
+  for (let i = 1; i <= $("kind").length; i++) {
+    keys[i] = () => { $("kind").selectedIndex = i - 1; filter(); };
+  }
   if (keys[event.key]) {
     event.preventDefault();
     keys[event.key]();

@@ -14,7 +14,8 @@ import jinja2
 import msgspec
 import numpy as np
 
-from prm_jax.evaluation.mathml import pieces
+from prm_jax.evaluation.candidate_table import is_number
+from prm_jax.evaluation.mathml import answer_pieces, pieces
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 
@@ -82,7 +83,7 @@ class Problem(msgspec.Struct):
 
 def from_records(
   records: Sequence[Mapping[str, Any]],
-  labels: Mapping[tuple[str, str], Sequence[int | None]] = {},
+  labels: Mapping[tuple[str, tuple[str, ...]], Sequence[int | None]] = {},
   why: Sequence[str] = (),
   neutral: str = "positive",
   own: Mapping[str, str] = {},
@@ -90,7 +91,7 @@ def from_records(
   """Returns the problems of records (`scored_samples.Candidate`, or with `text` for `steps`).
 
   Args:
-    labels: labels of a solution's steps, by problem and by the steps joined with line breaks.
+    labels: labels of a solution's steps, by problem and steps.
     why: the reason for showing each record; "" or a missing reason is none.
     neutral: "positive" counts neutral steps as right, anything else as wrong.
     own: keys of a solution's other scores, by the names that the page gives them.
@@ -100,7 +101,9 @@ def from_records(
     group = str(record.get("unique_id") or record["problem"])
     if group not in problems:
       about = {key: _text(record.get(key)) for key in ("level", "subject")}
-      truth = _pieces(record.get("ground_truth_answer"))
+      if about["level"].isdigit():
+        about["level"] = f"Level {about['level']}"  # as in MATH
+      truth = answer_pieces(_text(record.get("ground_truth_answer")))
       problems[group] = Problem(_pieces(record["problem"]), truth, solutions=[], **about)
     reasons = [why[i]] if i < len(why) and why[i] else []
     problems[group].solutions.append(_solution(record, labels, reasons, neutral, own))
@@ -110,7 +113,7 @@ def from_records(
 def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, str]) -> Solution:
   texts = record.get("steps") or [record.get("text") or ""]
   std, right = record.get("step_std"), _right(record, neutral)
-  known = labels.get((record["problem"], "\n".join(texts)), [None] * len(texts))
+  known = labels.get((record["problem"], tuple(texts)), [None] * len(texts))
   steps = []
   for i, text in enumerate(texts):
     step = Step(_pieces(text), right[i] if len(right) == len(texts) else None)
@@ -122,7 +125,7 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
   scores = {
     name: record[key]
     for name, key in ({"PRM": "prm_score", "ORM": "orm_score"} | own).items()
-    if isinstance(record.get(key), int | float)
+    if is_number(record.get(key))
   }
   if right:
     scores = {"PRM": float(np.prod(right))} | scores | {"lowest step": min(right)}
@@ -130,7 +133,7 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
   answer = record.get("answer")
   missing = record.get("finished") is False or ("answer" in record and not answer)
   correct = record.get("is_correct", record.get("final_answer_correct"))  # ProcessBench's name
-  return Solution(steps, correct, missing, _pieces(answer), scores, why)
+  return Solution(steps, correct, missing, answer_pieces(_text(answer)), scores, why)
 
 
 def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
@@ -175,6 +178,7 @@ def render(
     script=script,
     script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     report=report,
+    scored=bool(names),
     index=encode(index),
     pages=[base64.b64encode(block).decode() for block in packed],
   )
