@@ -77,6 +77,8 @@ def check(args: Args) -> None:
     raise ValueError("give --output=FILE.json")
   if bool(args.data_dir) == bool(args.input):
     raise ValueError("--data_dir=DIR goes with --checkpoint or --model; --input has its own labels")
+  if args.split and args.input and args.benchmark == "prm800k":
+    raise ValueError("--split chooses from --data_dir; scored lines of prm800k have no splits")
   if not args.input:
     args.check_model()
   elif args.of_model or args.reference or args.beta is not None:

@@ -78,8 +78,11 @@ def check(args: Args) -> None:
   changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
   if changed and args.answers:
     raise ValueError(f"--{changed[0]} goes with --input, not with --answers")
+  from prm_jax.supervision.label_requests import key
+
   read = [args.input, args.answers, args.requests, args.quality_control, *args.labelled]
-  storage.refuse_inputs([args.output], read)
+  read += [key(args.requests)] if args.requests else []
+  storage.refuse_inputs([args.output, *([key(args.output)] if args.input else [])], read)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
   python scripts/prepare_data.py --dataset=stepwise --source=labelled.jsonl --output=data/mine
   python scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed=1 --output=data/arithmetic
 
-stepwise reads labelled steps of any source: TRL's rows (prompt, completions, labels), Math-
-Shepherd's tagged text, or problem, steps, labels; docs/data.md describes the forms.  evaluate.py
-judges models on process_bench and prm_bench, and also reads their published files.
+stepwise reads labelled steps of any source: TRL's rows (prompt, completions, labels), tagged text
+of Math-Shepherd, or problem, steps, labels; docs/data.md describes the forms.  evaluate.py judges
+models on process_bench and prm_bench, and also reads their published files.
 
 Without --source the script downloads the files (prm800k: 477 MB, kept in --download_dir) and
 verifies them.  The full PRM800K (101,599 records) takes about a minute on one core.  docs/data.md

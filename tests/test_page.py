@@ -257,6 +257,7 @@ def test_formulas_have_known_mathml_elements_only():
   assert pieces("$" + "{" * 500 + "$") == ["$" + "{" * 500 + "$"]
   assert [type(x) for x in pieces("a $x$ b \\[y\\]")] == [str, dict, str, dict]
   assert answer_pieces(r"\frac{1}{2} or 3") == [r"\frac{1}{2} or 3"]  # words would lose spaces
+  assert [type(x) for x in pieces(r"\[ a \\[4pt] b \]")] == [dict]  # a line break, and no start
   for start in ("\\[", "\\(", "\\begin{align}"):  # in linear time
     assert pieces(start * 20_000) == [start * 20_000]
 

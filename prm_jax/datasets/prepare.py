@@ -239,8 +239,7 @@ def new_dataset(
   """
   earlier = pathlib.Path(output).expanduser().resolve()
   if (earlier / MANIFEST).is_file():
-    found = json_lines.document_or_empty(earlier / MANIFEST)
-    if found and "dataset" not in found:
+    if "dataset" not in json_lines.document_or_empty(earlier / MANIFEST):
       raise FileExistsError(f"{output}: its {MANIFEST} is of no dataset; choose another --output")
     if not overwrite:
       raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")

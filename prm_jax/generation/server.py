@@ -225,14 +225,14 @@ class Server:
       log_probs = None
     if log_probs is None and not self.chat:
       self._say("gives no log-probabilities")
-    if stop_end:
-      end = "stop"
-      if stop_end < len(text):
-        self._say("text goes on after a stop string: cut here")
-        text, log_probs = text[:stop_end], None  # log-probabilities are of the whole text
     count = answer.usage.completion_tokens if answer.usage else len(log_probs or ())
     if not count:
       self._say("does not say how many tokens a completion has")
+    if stop_end:
+      end = "stop"
+      if stop_end < len(text):
+        self._say("text goes on after a stop string: cut here, so it has no log-probability")
+        text, log_probs = text[:stop_end], None  # log-probabilities are of the whole text
     return Completion(i, k, text, end, None, log_probs and tuple(log_probs), count)
 
   def _say(self, text: str) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -93,11 +92,9 @@ def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
 
 def _wrapped(text: str, width: int = sys.maxsize) -> str:
   """Returns a text with its paragraphs wrapped, but for those that begin indented: commands."""
-  wrap = functools.partial(
-    textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False
-  )
-  paragraphs = re.split(r"\n\s*\n", text.strip("\n").rstrip())
-  return "\n\n".join(x if x.startswith(" ") else wrap(" ".join(x.split())) for x in paragraphs)
+  wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+  fill = lambda x: x if x.startswith(" ") else wrapper.fill(" ".join(x.split()))
+  return "\n\n".join(map(fill, re.split(r"\n\s*\n", text.strip("\n").rstrip())))
 
 
 def parse(args: type[Args], description: str | None = None) -> Args:

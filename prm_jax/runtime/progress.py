@@ -1,6 +1,7 @@
 """Progress of long work: tqdm's bar on a terminal, elsewhere a line of text every `SECONDS`."""
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -27,6 +28,13 @@ class Progress(tqdm.tqdm):
     self._first: tuple[float, float] | None = None  # update: its time, and what was done then
     self._seconds_left, self._at_most = None, False
     super().__init__(*args, **options)
+
+  def __iter__(self):
+    """Yields the items; tqdm's own loop updates only when it prints, too late for the rate."""
+    with self:
+      for item in self.iterable:
+        yield item
+        self.update()
 
   def update(self, n: float = 1) -> bool | None:
     """Adds `n` to what is done; returns whether the bar was shown, as tqdm does."""
@@ -80,14 +88,15 @@ class _Lines:
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
   """Prints `text` at once, and every `SECONDS` again with the time taken."""
+  say = functools.partial(tqdm.tqdm.write, file=sys.stderr)  # beside a bar, if one is shown
   began, done = time.monotonic(), threading.Event()
 
   def remind() -> None:
     while not done.wait(SECONDS):
       elapsed = tqdm.tqdm.format_interval(time.monotonic() - began)
-      print(f"{text}: {elapsed}", file=sys.stderr, flush=True)
+      say(f"{text}: {elapsed}")
 
-  print(text, file=sys.stderr, flush=True)
+  say(text)
   thread = threading.Thread(target=remind, daemon=True)
   thread.start()
   try:

@@ -167,7 +167,7 @@ def _text(value: Any, role: str, last: bool = False) -> str | None:
   try:
     turns = [_content(message.get("content")) for message in value if message["role"] == role]
     return turns[-1] if last else "".join(turns)
-  except (TypeError, KeyError, IndexError):
+  except (AttributeError, TypeError, KeyError, IndexError):
     return None
 
 

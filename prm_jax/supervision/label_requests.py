@@ -279,7 +279,7 @@ def choose(
 
 def _heads(line: Scored) -> np.ndarray:
   """Returns P(right) of each step by two heads with the ensemble's mean and deviation."""
-  right = np.array([1 - each.wrong for each in line.rating_probs])
+  right = np.clip([1 - each.wrong for each in line.rating_probs], 0, 1)  # rounded beyond
   spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)
   return np.stack([right - spread, right + spread], axis=1)
 

@@ -110,7 +110,7 @@ def restore_params(
     newest = reader.newest(read, which)
     steps = reader.steps()
     ranked = reader._ranked(steps) if which == "latest" else []
-    if newest and newest[0] in ranked[1:] and distributed.is_first():
+    if newest and newest[0] == steps[-1] and newest[0] in ranked[1:] and distributed.is_first():
       text = f"{workdir}: step {newest[0]} (latest) is read; step {ranked[0]} (best) has a better "
       print(text + reader._best_metric(steps), file=sys.stderr, flush=True)
     return newest

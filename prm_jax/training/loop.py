@@ -203,7 +203,7 @@ class Run:
       lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
     if cut := manifest["longer_than_a_row"]:
       room = step_dataset.room(cut)
-      lines.append(f"cut at a row's end: {len(cut)} {examples[:-1]}(s); {room}")
+      lines.append(f"cut at a row's end: {len(cut)} of the {examples}; {room}")
     if c.loss.objective != "language_model":
       lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
     options = compiler_options.of(c.tpu, mesh.devices.flat[0])

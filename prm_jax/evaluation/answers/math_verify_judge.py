@@ -26,14 +26,20 @@ IN_BASE = re.compile(r"(\d+)_\{?(\d+)\}?")
 FENCED = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 SENTENCE = re.compile(r"[A-Za-z]{2,}[ ,]+[A-Za-z]{2,}")
 # A number and its unit: math-verify knows percent and few units, and reads others as products of
-# letters.
+# letters.  These words belong to the value.
+NOT_UNITS = (
+  "alpha|beta|gamma|delta|(?:var)?epsilon|zeta|theta|iota|kappa|lambda|sigma|upsilon|omega|infinity"
+  "|sqrt|root|arc(?:sin|cos|tan|sec|csc|cot)|sinh|cosh|tanh|sech|csch|coth|modulo|squared|cubed"
+  "|factorial|choose|plus|minus|times|over|divided|negative|remainder|percent|percentage|dozens?"
+  "|half|halves|quarters?|(?:third|four|fif|six|seven|eigh|nin|ten|hundred|thousand)(?:th)?s?"
+)
 UNIT = re.compile(
-  r"((?:[^A-Za-z]|\\[A-Za-z]+)*[\d}])\s+"
-  r"((?!(?:alpha|beta|gamma|delta|theta|lambda|sigma|omega|sqrt|percent|percentage)\b)"
-  r"[A-Za-z]{4,}(?: [A-Za-z]+)*)\.?"
+  rf"((?:[^A-Za-z]|\\[A-Za-z]+)*[\d}}])\s+((?!(?i:{NOT_UNITS})\b)[A-Za-z]{{4,}}(?: [A-Za-z]+)*)\.?"
 )
 POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-POWER = re.compile(rf"(?<=\d)(\$?)\s*(\\text\{{)?\s*({'|'.join(POWERS)})(?![A-Za-z])")
+POWER = re.compile(
+  rf"(?i)(?<=[\d}}])(\$?)(?:\s|~|\\[ ,;])*(\\text\{{)?\s*({'|'.join(POWERS)})s?(?![A-Za-z])"
+)
 # A sum or product that ends in a letter: math-verify drops the c of 11a + 2c as a unit.
 LETTER_LAST = re.compile(
   r"(?s)(?:.*=)?[^=]*(?:[\w})]\s*[+-]|(?<![A-Za-z\\])[A-Za-z](?![A-Za-z]))[^=]*[\d}\s][A-Za-z][\s$.]*"
@@ -113,7 +119,7 @@ def parsed(text: str) -> tuple[Any, ...]:
   """Returns what math-verify reads in a text: an expression and its source, or nothing."""
   text = unfenced(text).replace(r"\$", "")
   text = text.replace("$", "") if text.count("$") == 1 else text  # of money
-  text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3]]}}}{x[1]} {x[2] or ''}", text)
+  text = POWER.sub(lambda x: rf"\cdot 10^{{{POWERS[x[3].lower()]}}}{x[1]} {x[2] or ''}", text)
   if unit := UNIT.fullmatch(text):
     text = rf"{unit[1]}\text{{ {unit[2]}}}"
   if not FENCED.search(text) and not SENTENCE.search(text):
