@@ -168,15 +168,17 @@ def test_a_language_model_is_exported_with_merged_factors(text_run, tmp_path):
 def test_a_language_model_cannot_score_steps(text_run, arithmetic_data, tmp_path):
   """Scoring or evaluating with a run on text is an error that says what to do with the run."""
   workdir, _ = text_run
+  solutions, output = tmp_path / "solutions.jsonl", tmp_path / "output"
+  solutions.write_text('{"problem": "1 + 1", "steps": ["2"]}\n')
   for name, flag in [
-    ("score.py", "--input=none"),
+    ("score.py", f"--input={solutions}"),
     ("evaluate.py", f"--data_dir={arithmetic_data}"),
   ]:
-    result = call_script(name, f"--checkpoint={workdir}", f"--output={tmp_path}/o", flag)
+    result = call_script(name, f"--checkpoint={workdir}", f"--output={output}", flag)
     assert result.returncode == 1
     assert "trained on text, so it has no step probabilities" in result.stderr
     assert f"--config.init.checkpoint={workdir}" in result.stderr
-  assert not list(tmp_path.iterdir())
+  assert [*tmp_path.iterdir()] == [solutions]
 
 
 def test_text_files_require_the_language_model_objective():

@@ -45,7 +45,8 @@ def show(value: Any, limit: int = 80) -> str:
 @contextlib.contextmanager
 def opened(path: str | pathlib.Path):
   """Yields the decompressed stream, and the file itself, whose position is the progress."""
-  with open(path, "rb") as raw:
+  path = pathlib.Path(path) if isinstance(path, str) else path  # which may be in a bucket
+  with path.open("rb") as raw:
     yield (gzip.GzipFile(fileobj=raw) if str(path).endswith(".gz") else raw), raw
 
 
