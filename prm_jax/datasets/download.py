@@ -104,12 +104,11 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   shown_size = f" ({size:,} bytes)" if size else ""
   print(f"downloading {url}{shown_size}", file=sys.stderr, flush=True)
   bar = {"desc": path.name, "total": size, "leave": False}
-  whole = path.with_name(f"{path.name}.whole")  # `written` would compress a file named .gz again
   try:
     with (
       urllib.request.urlopen(url, timeout=60) as response,
       Progress.wrapattr(response, "read", **bar) as reader,
-      storage.written(whole, "wb") as f,
+      storage.written(path, "wb", compress=False) as f,  # a .gz file is compressed already
     ):
       shutil.copyfileobj(reader, f, 2**20)
       f.flush()
@@ -120,7 +119,6 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   except (OSError, http.client.HTTPException) as error:
     advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
     raise RuntimeError(f"could not download {url}: {error}. {advice}") from error
-  whole.replace(path)
 
 
 def _published(builder: Any, file: str) -> Any | None:

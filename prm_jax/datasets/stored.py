@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -72,16 +72,6 @@ class Examples(Sequence):
       raise ValueError(f"{name}: {damage}") from error
 
 
-def lines(path: pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:
-  """Yields FILE:LINE and struct of each line, or of each entry of one JSON array.
-
-  Raises:
-    BadLine: a line is of another form.
-  """
-  for where, record in json_lines.records(path):
-    yield where, json_lines.convert(record, kind, where)
-
-
 def read(
   directory: str | pathlib.Path,
   kind: type[Struct],
@@ -93,7 +83,7 @@ def read(
     local: returns the published files in a folder; raises FileNotFoundError if it has none.
   """
   if not any(pathlib.Path(directory).rglob("dataset_info.json")):
-    return [struct for path in local(directory) for _, struct in lines(path, kind)]
+    return [struct for path in local(directory) for _, struct in json_lines.structs(path, kind)]
   decode = lambda example: msgspec.convert({k: _plain(v) for k, v in example.items()}, kind)
   splits = opened(directory).info.splits
   return [struct for split in splits for struct in Examples(directory, split, decode)]

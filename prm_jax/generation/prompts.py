@@ -61,7 +61,7 @@ def maker(
 
 def read_examples(path: pathlib.Path) -> list[Example]:
   """Reads the worked examples of a file; raises BadLine for a line without one."""
-  return [json_lines.convert(record, Example, where) for where, record in json_lines.records(path)]
+  return [example for _, example in json_lines.structs(path, Example)]
 
 
 def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:

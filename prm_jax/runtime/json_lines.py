@@ -159,6 +159,16 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield f"{path}[{i}]", record
 
 
+def structs(path: str | pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:
+  """Yields the place and the content of each of the `records` of a file.
+
+  Raises:
+    BadLine: as `records` and `convert`.
+  """
+  for where, record in records(path):
+    yield where, convert(record, kind, where)
+
+
 def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
   """Returns the object on a line, as the json module does; `where` begins error messages.
 

@@ -286,7 +286,7 @@ def _heads(line: Scored) -> np.ndarray:
 
 def read_items(path: pathlib.Path) -> list[Item]:
   """Reads solutions with labels: those of quality control, or a file that `collect` made."""
-  return [item for _, item in _records(path, Item)]
+  return [item for _, item in json_lines.structs(path, Item)]
 
 
 def key(path: pathlib.Path) -> pathlib.Path:
@@ -302,9 +302,9 @@ def write(asked: Sequence[tuple[Request, Key]], requests: IO[str], keys: IO[str]
 
 def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
   """Reads the requests of a file, each with its key; BadLine if a request has no key."""
-  keys = {about.request: about for _, about in _records(key(path), Key)}
+  keys = {about.request: about for _, about in json_lines.structs(key(path), Key)}
   asked = []
-  for where, request in _records(path, Request):
+  for where, request in json_lines.structs(path, Request):
     if request.request not in keys:
       raise json_lines.BadLine(f"{where}: request {request.request} is not in {key(path)}")
     asked.append((request, keys[request.request]))
@@ -313,13 +313,7 @@ def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
 
 def read_answers(path: pathlib.Path) -> Iterator[tuple[str, Answer]]:
   """Yields FILE:LINE and answer of each line."""
-  return _records(path, Answer)
-
-
-def _records(path: pathlib.Path, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any]]:
-  """Yields FILE:LINE and contents of each line; raises BadLine if it is not of this kind."""
-  for where, record in json_lines.records(path):
-    yield where, json_lines.convert(record, kind, where)
+  return json_lines.structs(path, Answer)
 
 
 def table(report: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from prm_jax.datasets import download, stored
+from prm_jax.runtime import json_lines
 
 FILES = {split: f"math_splits/{split}.jsonl" for split in ("train", "test")}
 
@@ -57,4 +58,4 @@ def find_test(source: str | pathlib.Path) -> pathlib.Path | None:
 
 def read_problems(path: str | pathlib.Path) -> Iterator[Problem]:
   """Returns the problems of a `math_splits` file; BadLine names file, line and what is wrong."""
-  return (problem for _, problem in stored.lines(path, Problem))
+  return (problem for _, problem in json_lines.structs(path, Problem))

@@ -65,7 +65,7 @@ class Builder(stored.BenchmarkBuilder):
     return {"test": self._generate_examples()}
 
   def _generate_examples(self):
-    rows = (line for path in self.paths.values() for _, line in stored.lines(path, Line))
+    rows = (line for path in self.paths.values() for _, line in json_lines.structs(path, Line))
     for i, line in enumerate(rows):
       yield i, msgspec.structs.asdict(line)
 

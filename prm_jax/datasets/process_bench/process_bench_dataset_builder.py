@@ -59,7 +59,7 @@ class Builder(stored.BenchmarkBuilder):
     }
 
   def _generate_examples(self, path):
-    for i, (where, solution) in enumerate(stored.lines(path, Solution)):
+    for i, (where, solution) in enumerate(json_lines.structs(path, Solution)):
       if solution.final_answer_correct is None:  # the dataset has no null
         raise json_lines.BadLine(f'{where}: no "final_answer_correct"')
       yield i, msgspec.structs.asdict(solution)
