@@ -335,11 +335,16 @@ def test_each_rule_chooses_the_lanes_of_its_definition(lanes):
 
 
 @pytest.mark.parametrize("how", agg.REDUCTIONS)
-def test_reductions_equal_those_of_the_aggregator(how):
-  """A search has every reduction of the aggregator, with the same value."""
-  right = np.array([0.9, 0.4, 0.7])
-  expected = np.exp(agg.reduce_steps(np.log(right), np.zeros(3, int), 1, how)[0])
-  np.testing.assert_allclose(search_lib.REDUCTIONS[how](right), expected, rtol=1e-6)
+def test_solution_scores_are_the_aggregators(how):
+  """Each solution is reduced alone, however many there are; one without steps has the score 0."""
+  right = [(0.9, 0.4, 0.7), (), (0.5,), (0.0, 1.0), (0.25, 0.125)]
+  with np.errstate(divide="ignore"):
+    alone = [
+      agg.reduce_steps(np.log(p, dtype=np.float32), np.zeros(len(p), int), 1, how)[0] for p in right
+    ]
+  expected = np.nan_to_num(np.exp(alone))
+  np.testing.assert_allclose(search_lib.solution_scores(right, how), expected, rtol=1e-6)
+  assert search_lib.solution_scores([()], how) == [0.0]
 
 
 def test_particles_are_drawn_by_their_odds():

@@ -12,26 +12,21 @@ the next unused one, so that the solutions of a problem do not depend on the oth
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax import reductions
 from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer, Solution
 from prm_jax.generation.engines import Prompt
+from prm_jax.generation.places import power_of_two
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.step_writer import Lane, StepWriter
-
-REDUCTIONS = {  # P(right) of the steps so far to the score of an unfinished solution
-  "last": lambda p: p[-1],
-  "min": np.min,
-  "mean": np.mean,
-  "product": np.prod,
-  "soft_min": lambda p: np.average(p, weights=np.exp(-p / 0.1)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +145,17 @@ class Search:
             p.spent["scored_from_start"] += self.scorer.length(p.problem, steps)
     before = {g: self.scorer.encoded[g] for g in ready}
     scores = self.scorer.probabilities({g: [*several] for g, several in asked.items()})
-    lanes = {}
+    lanes, seen = {}, {}
     for g, p in ready.items():
       p.spent["scored"] += self.scorer.encoded[g] - before[g]
       by_steps = {steps: probabilities for (_, steps), probabilities in zip(asked[g], scores[g])}
-      lanes[g] = [self._with_score(lane, ahead, by_steps) for lane, ahead in written[g]]
-    return lanes
+      pairs = [self._with_probabilities(lane, ahead, by_steps) for lane, ahead in written[g]]
+      lanes[g], seen[g] = zip(*pairs)
+    reduced = iter(solution_scores([*itertools.chain(*seen.values())], self.s.reduction))
+    return {
+      g: [dataclasses.replace(lane, score=next(reduced)) for lane in several]
+      for g, several in lanes.items()
+    }
 
   def _readable(
     self, p: _Problem, lane: Lane, ahead: tuple[str, ...]
@@ -170,10 +170,10 @@ class Search:
       return dataclasses.replace(lane, steps=steps, end="length"), steps
     return lane, ahead
 
-  def _with_score(
+  def _with_probabilities(
     self, lane: Lane, ahead: tuple[str, ...], by_steps: dict[tuple[str, ...], np.ndarray]
-  ) -> Lane:
-    """Returns a lane with its new step's probabilities and its score."""
+  ) -> tuple[Lane, tuple[float, ...]]:
+    """Returns a lane with its new step's probabilities, and P(right) of the steps that count."""
     classes = self.scorer.scorer.contract.right_classes
     right_of = lambda steps: float(by_steps[steps][:, classes].sum(-1).mean())
     probabilities, right = lane.probabilities, lane.right
@@ -181,8 +181,7 @@ class Search:
       probabilities = (*probabilities, by_steps[lane.steps])
       right = (*right, right_of(lane.steps))
     seen = (*right, right_of(ahead)) if ahead != lane.steps else right
-    score = float(REDUCTIONS[self.s.reduction](np.array(seen))) if seen else 0.0
-    return dataclasses.replace(lane, probabilities=probabilities, right=right, score=score)
+    return dataclasses.replace(lane, probabilities=probabilities, right=right), seen
 
   def _parents(self, p: _Problem, lanes: Sequence[Lane]) -> list[int]:
     """Returns the indices of the lanes that continue; moves lanes that have ended to `p.ended`.
@@ -235,3 +234,16 @@ class Search:
     finished.sort(key=lambda lane: -lane.score)
     rest = [lane for lane in p.ended if lane.end != "stop"]
     return Found(p.number, [*finished, *rest][: self.s.n], dict(p.spent))
+
+
+def solution_scores(right: Sequence[Sequence[float]], how: reductions.Reduction) -> list[float]:
+  """Returns the score of each solution from P(right) of its steps so far; 0 without steps."""
+  counts = [len(steps) for steps in right]
+  # Powers of two, so that few sizes are compiled; the steps of no solution are padding.
+  S, T = power_of_two(len(counts)), power_of_two(sum(counts))
+  steps, ids = np.ones(T, np.float32), np.full(T, -1)
+  steps[: sum(counts)] = [*itertools.chain(*right)]
+  ids[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
+  with np.errstate(divide="ignore"):
+    scores = agg.reduce_steps(np.log(steps), ids, S, how)
+  return np.nan_to_num(np.exp(scores[: len(counts)])).tolist()
