@@ -27,6 +27,7 @@ from prm_jax.model.block_mask import TreeMask
 from prm_jax.tpu import compilation
 
 FILES = [runner.ROOT / "prm_jax/model" / name for name in ("block_mask.py", "tree_kernel.py")]
+FILES += [runner.ROOT / "prm_jax/tpu/compilation.py", runner.ROOT / "benchmarks/kernel.py"]
 COMPILER = {  # environment of a compilation
   "JAX_PLATFORMS": "cpu",
   "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program has no memory report

@@ -28,8 +28,12 @@ import pytest
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as distributed.join
-# Tests compile the same small programs many times: the cache keeps them for the session.
-CACHE = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
+# Tests compile the same small programs many times: the cache keeps them for the session.  The
+# processes of pytest-xdist inherit the variable, and so the folder.
+OWN_CACHE = "PRM_JAX_TEST_CACHE" not in os.environ
+CACHE = os.environ.setdefault(
+  "PRM_JAX_TEST_CACHE", tempfile.mkdtemp(prefix="prm_jax_test_cache_") if OWN_CACHE else ""
+)
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
@@ -74,7 +78,8 @@ def pytest_sessionfinish(session):
 
 
 def pytest_unconfigure():
-  shutil.rmtree(CACHE, ignore_errors=True)
+  if OWN_CACHE:
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -213,6 +213,9 @@ class Run:
       lines.append("tpu.compiler_options are ignored: these are no TPUs")
     if self.start:
       lines.append(f"resuming at step {self.start}")
+    if c.train.profile_at and not self.start < c.train.profile_at <= c.train.steps:
+      updates = f"updates {self.start + 1} to {c.train.steps}"
+      lines.append(f"warning: train.profile_at={c.train.profile_at} is not among the {updates}")
     if late := evaluations.too_few(c.train):
       lines.append(f"warning: {late}")
     return "\n".join(lines)
