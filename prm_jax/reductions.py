@@ -8,7 +8,7 @@ from typing import Any, Literal
 Reduction = Literal["product", "min", "mean", "last", "soft_min"]
 
 
-def log_scores(log_probs, solution_ids, num_solutions: int, temperature) -> dict[Reduction, Any]:
+def log_scores(log_probs, solution_ids, num_solutions: int, temperature) -> dict[str, Any]:
   """Returns each reduction, `[S]` log scores; arguments as in `aggregation.reduce_steps`.
 
   Values of solutions without steps are undefined.

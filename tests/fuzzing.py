@@ -23,7 +23,6 @@ import sys
 import zipfile
 
 import conftest
-import jax
 import numpy as np
 import safetensors.numpy
 import scored_files
@@ -479,11 +478,9 @@ def attempt(kind: str, seed: int, folder: pathlib.Path, base: pathlib.Path) -> t
     shutil.rmtree(folder)
 
 
-def worker(pipe, folder: str, base: str, cache: str) -> None:
+def worker(pipe, folder: str, base: str) -> None:
   """Attempts the jobs that come through the pipe and sends each one's verdict."""
   sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-  os.rmdir(conftest.CACHE)  # made by this process's import; the test's has the programs
-  jax.config.update("jax_compilation_cache_dir", cache)
   with tiny.first_device():
     pipe.send("ready")
     while (job := pipe.recv()) is not None:

@@ -8,7 +8,6 @@ import pathlib
 import time
 from multiprocessing import connection
 
-import conftest
 import fuzzing
 import pytest
 
@@ -25,7 +24,7 @@ class Worker:
     self.folder, spawn = folder, multiprocessing.get_context("spawn")
     self.folder.mkdir()
     self.pipe, theirs = spawn.Pipe()
-    arguments = (theirs, str(folder), str(base), conftest.CACHE)
+    arguments = (theirs, str(folder), str(base))
     self.process = spawn.Process(target=fuzzing.worker, args=arguments, daemon=True)
     self.process.start()
     theirs.close()

@@ -1,7 +1,5 @@
 """The training loop: `Run` opens a run, `train` makes its updates."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -70,7 +68,7 @@ def run(
     return train(Run(c, lock, stack, solutions))
 
 
-def train(run: Run) -> dict[str, Any]:
+def train(run: "Run") -> dict[str, Any]:
   """Makes the updates that are left, with evaluations and saves; returns and raises as `run`.
 
   The last update is always evaluated and saved.  A preempted run only saves, as it is about to be
@@ -213,9 +211,9 @@ class Run:
       lines.append("tpu.compiler_options are ignored: these are no TPUs")
     if self.start:
       lines.append(f"resuming at step {self.start}")
-    if c.train.profile_at and not self.start < c.train.profile_at <= c.train.steps:
-      updates = f"updates {self.start + 1} to {c.train.steps}"
-      lines.append(f"warning: train.profile_at={c.train.profile_at} is not among the {updates}")
+    first, left = c.train.profile_at, range(self.start + 1, c.train.steps + 1)
+    if first and left and first not in left:
+      lines.append(f"warning: no trace: update {first} is not among {left[0]} to {left[-1]}")
     if late := evaluations.too_few(c.train):
       lines.append(f"warning: {late}")
     return "\n".join(lines)
@@ -228,8 +226,8 @@ class Run:
       options = jax.profiler.ProfileOptions()
       options.python_tracer_level = 0  # Python hooks have crashed processes with threads
       folder = storage.local(self.lock.workdir / "profile", unless=self.lock.taken_by)
-      folder = str(self.trace.enter_context(folder))
-      self.trace.enter_context(jax.profiler.trace(folder, profiler_options=options))
+      trace = jax.profiler.trace(str(self.trace.enter_context(folder)), profiler_options=options)
+      self.trace.enter_context(trace)
     with contextlib.ExitStack() as first_update:
       if step == self.start + 1:
         first_update.enter_context(self.goodput.spent_on("compilation"))
