@@ -11,6 +11,7 @@ import http.server
 import importlib.util
 import io
 import json
+import mmap
 import os
 import pathlib
 import runpy
@@ -24,8 +25,27 @@ import threading
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import jaxlib
 import pytest
 
+
+def xla_knows(flag: str) -> bool:
+  """Returns whether XLA has a flag: it ends the process at one that it does not know."""
+  for path in pathlib.Path(jaxlib.__file__).parent.glob("*.so"):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+      if content.find(flag.encode()) >= 0:
+        return True
+  return False
+
+
+# Compiling is most of the suite's time.  Only `start_script` and the slow campaign of
+# tests/test_kills.py are optimised as for users.
+NO_EMITTERS = " --xla_cpu_use_fusion_emitters=false"  # emitters take a third of the time
+FLAGS = os.environ.get("XLA_FLAGS", "").replace(NO_EMITTERS, "")
+OPTIMISED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": FLAGS}
+if xla_knows("xla_cpu_use_fusion_emitters"):
+  os.environ["XLA_FLAGS"] = FLAGS + NO_EMITTERS
+jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as distributed.join
 # Tests compile the same small programs many times: the cache keeps them for the session.  The
@@ -36,10 +56,6 @@ CACHE = os.environ.setdefault(
 )
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-
-# Compiling is most of the suite's time.  Only `start_script` and the slow campaign of
-# tests/test_kills.py are optimised as for users.
-jax.config.update("jax_disable_most_optimizations", True)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a suite in the background of a shell
   signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,6 +68,7 @@ ENVIRONMENT = {  # of the processes that tests start
   "JAX_COMPILATION_CACHE_DIR": CACHE,
   "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
   "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+  "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
 }
 sys.path.insert(0, str(ROOT))  # for benchmarks/, which is not installed
 SHARED = ROOT.parent / "shared"
@@ -165,7 +182,7 @@ def start_script(name, *arguments, **environment):
     capture_output=True,
     text=True,
     cwd=ROOT,
-    env=ENVIRONMENT | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"} | environment,
+    env=ENVIRONMENT | OPTIMISED | environment,
   )
 
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT
+from conftest import OPTIMISED, ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
@@ -155,8 +155,9 @@ def test_killed_runs_end_as_uninterrupted_ones(experiment, tmp_path, monkeypatch
 
     PRM_JAX_KILLS=100 bash scripts/test.sh -m slow -k kills -s
   """
-  if kills == 1:  # only the slow campaign is optimised as for users
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+  # Only the slow campaign is optimised as for users.
+  for name, value in ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if kills == 1 else OPTIMISED).items():
+    monkeypatch.setenv(name, value)
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
   monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
   experiment = tiny.change(experiment, "train", steps=steps, eval_every=7, save_every=5)

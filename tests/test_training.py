@@ -186,6 +186,7 @@ def test_resuming_with_other_settings_or_data_is_refused(experiment, whole, tmp_
   assert (workdir / "manifest.json").read_text() == before
 
 
+@pytest.mark.usefixtures("one_device")
 def test_training_learns_more_than_class_frequencies(experiment, tmp_path):
   """Training brings the loss well below the entropy of the class frequencies."""
   experiment = tiny.change(experiment, "optim", learning_rate=1e-2)
