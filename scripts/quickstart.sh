@@ -24,18 +24,29 @@ fi
 if [ ! -f "$data/tokenizer.model" ]; then
   "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" --vocab_size=320
 fi
-# The outcome model has the harder task and gets more updates.  Both numbers were tuned on other
-# seeds.
-for run in process:5000 outcome:6000; do
-  objective=${run%:*} steps=${run#*:}
-  say "training the $objective reward model"
-  "$python" scripts/train.py --config=configs/arithmetic.py --workdir="$out/$objective" \
-    --config.loss.objective="$objective" --config.train.steps="$steps" \
+named() { # NAME: copies lines to the screen after a name; goes on until a stopped run has ended
+  trap '' TERM
+  sed -u "s/^/$1: /" >&2
+}
+model() { # OBJECTIVE UPDATES: trains a reward model, and scores the candidates with it
+  local run=$out/$1
+  say "training the $1 reward model"
+  "$python" scripts/train.py --config=configs/arithmetic.py --workdir="$run" \
+    --config.loss.objective="$1" --config.train.steps="$2" \
     --config.data.directory="$data" --config.data.tokenizer="$data/tokenizer.model" \
-    --config.train.seed="$seed"
-  say "scoring the candidates with it"
-  "$python" scripts/score.py --checkpoint="$out/$objective" --input="$data/candidates.jsonl" \
-    --output="$out/scored_$objective.jsonl"
+    --config.train.seed="$seed" 2>&1 | named "$1"
+  say "scoring the candidates with the $1 reward model"
+  "$python" scripts/score.py --checkpoint="$run" --input="$data/candidates.jsonl" \
+    --output="$out/scored_$1.jsonl" 2>&1 | named "$1"
+}
+# Both at once: a model as small as these does not fill two cores.  The outcome model has the harder
+# task and gets more updates.  Both numbers were tuned on other seeds.
+set -m # each job is a process group, which ends with this script
+trap 'for job in $(jobs -p); do kill -- "-$job"; done 2>/dev/null; wait' EXIT
+model process 5000 &
+model outcome 6000 &
+for job in $(jobs -p); do
+  wait "$job" || { say "a reward model failed: its error is above"; exit 1; }
 done
 say "reranking"
 "$python" scripts/rerank.py --input "$out/scored_process.jsonl" "$out/scored_outcome.jsonl" \

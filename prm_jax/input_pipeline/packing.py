@@ -6,9 +6,10 @@ whole state of the input pipeline, and a run resumes on any number of hosts.
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import grain
@@ -40,6 +41,15 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, in
     tokens = stop - start + int(trees[i].positions[start])
     return tokens, -i, start, stop  # of equally long pieces the first tree is popped first
 
+  @functools.cache
+  def cuts_of(i: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a piece's cuts; tokens of its parts, `[beginning and end, cut]`, and their gain."""
+    low, high = np.searchsorted(starts[i], (start, stop))
+    cuts, positions = starts[i][low + 1 : high], trees[i].positions
+    repeated = positions[cuts]
+    tokens = np.stack([cuts - start + positions[start], stop - cuts + repeated])
+    return cuts, tokens, tokens - repeated
+
   left = []  # pieces that have no row yet, ascending
   for i, tree in enumerate(trees):
     left += [entry(i, *ends) for ends in _cut(tree, starts[i], row_length, i)]
@@ -50,7 +60,7 @@ def plan(trees: Sequence[TokenTree], row_length: int) -> list[list[tuple[int, in
     while left and room:
       if fits := bisect.bisect_right(left, (room, 1)):
         tokens, i, *ends = left.pop(fits - 1)
-      elif part := _part(left[:DONORS], trees, starts, room):
+      elif part := _part(left[:DONORS], cuts_of, room):
         donor, ends, rest = part
         i = left.pop(donor)[1]
         bisect.insort(left, entry(-i, *rest))
@@ -88,18 +98,14 @@ def _cut(
 
 def _part(
   pieces: list[tuple[int, int, int, int]],
-  trees: Sequence[TokenTree],
-  starts: list[np.ndarray],
+  cuts_of: Callable[[int, int, int], tuple[np.ndarray, np.ndarray, np.ndarray]],
   room: int,
 ) -> tuple[int, tuple[int, int], tuple[int, int]] | None:
   """Finds the piece (index, part, rest) whose part fills `room` best, less repeated tokens."""
   choice, most = None, 0
   for number, (_, i, start, stop) in enumerate(pieces):
-    low, high = np.searchsorted(starts[-i], (start, stop))
-    cuts, positions = starts[-i][low + 1 : high], trees[-i].positions
-    repeated = positions[cuts]
-    tokens = np.stack([cuts - start + positions[start], stop - cuts + repeated])
-    gain = np.where(tokens <= room, tokens - repeated, 0)  # rows: beginning, end; by cut
+    cuts, tokens, gain = cuts_of(-i, start, stop)
+    gain = np.where(tokens <= room, gain, 0)
     if gain.size and gain.max() > most:
       most = gain.max()
       takes_end, best = divmod(int(gain.argmax()), len(cuts))
