@@ -7,7 +7,7 @@
     --config.data.tokenizer=data/arithmetic/tokenizer.model
   and for the outcome model --config.loss.objective=outcome --config.train.steps=6000
 
-Cost: 2 to 3 minutes a model on two CPU cores, under 1 GB; quickstart.sh 3 to 6 minutes in all.
+Cost: 1 to 3 minutes a model on two CPU cores, under 1 GB; quickstart.sh 2 to 5 minutes in all.
 
 Expected, % of 200 held-out problems solved by best-of-1024 (exact), and the paired differences with
 their 95 % bootstrap intervals over problems:

@@ -30,17 +30,16 @@ named() { # NAME: copies lines to the screen after a name; goes on until a stopp
 }
 model() { # OBJECTIVE UPDATES: trains a reward model, and scores the candidates with it
   local run=$out/$1
-  say "training the $1 reward model"
   "$python" scripts/train.py --config=configs/arithmetic.py --workdir="$run" \
     --config.loss.objective="$1" --config.train.steps="$2" \
     --config.data.directory="$data" --config.data.tokenizer="$data/tokenizer.model" \
     --config.train.seed="$seed" 2>&1 | named "$1"
-  say "scoring the candidates with the $1 reward model"
   "$python" scripts/score.py --checkpoint="$run" --input="$data/candidates.jsonl" \
     --output="$out/scored_$1.jsonl" 2>&1 | named "$1"
 }
 # Both at once: a model as small as these does not fill two cores.  The outcome model has the harder
 # task and gets more updates.  Both numbers were tuned on other seeds.
+say "training both reward models, and scoring the candidates with each"
 set -m # each job is a process group, which ends with this script
 trap 'for job in $(jobs -p); do kill -- "-$job"; done 2>/dev/null; wait' EXIT
 model process 5000 &

@@ -1,4 +1,4 @@
-"""The quick start at full size.  Slow: `bash scripts/test.sh -m slow` (7 minutes a seed)."""
+"""The quick start at full size.  Slow: `bash scripts/test.sh -m slow` (5 minutes a seed)."""
 
 import json
 import os
