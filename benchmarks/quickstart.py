@@ -3,6 +3,7 @@
 --history keeps a line for each run, to compare versions of the project.
 """
 
+import collections
 import csv
 import dataclasses
 import itertools
@@ -74,15 +75,16 @@ def measure(seed: int, directory: pathlib.Path) -> list[dict]:
   """Returns the stages that quickstart.sh announces, with the seconds at which each begins."""
   command = ["bash", runner.ROOT / "scripts/quickstart.sh", str(seed), directory]
   environment = os.environ | {"python": sys.executable}
-  start, stages = time.perf_counter(), []
+  start, stages, last = time.perf_counter(), [], collections.deque(maxlen=20)
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
   with subprocess.Popen(command, text=True, env=environment, **pipes) as process:
     for text in process.stderr:
+      last.append(text)
       if stage := re.match(r"\[ *\d+ s\] (.*)", text):
         stages.append({"stage": stage[1], "at s": time.perf_counter() - start})
         runner.say(text.rstrip())
   if process.returncode:
-    raise RuntimeError(f"quickstart.sh ended with {process.returncode}: {text}")
+    raise RuntimeError(f"quickstart.sh ended with {process.returncode}:\n{''.join(last)}")
   return stages
 
 

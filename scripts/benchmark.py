@@ -14,7 +14,7 @@
   serving      scores over HTTP, beside score.py                                        2 minutes
   dtypes       float32 beside bfloat16 on the CPU, with a profile of a layer            5 minutes
   loading      time and memory of loading public weights                                1 minute
-  quickstart   scripts/quickstart.sh: seconds, memory and accuracy                      6 minutes
+  quickstart   scripts/quickstart.sh: seconds, memory and accuracy                      5 minutes
   all          every figure of the docs, on your machine                                4 hours
 
 Prints tables; --docs=PAGE writes them into a page too.  --against=OLD.json compares the figures

@@ -24,12 +24,13 @@ fi
 if [ ! -f "$data/tokenizer.model" ]; then
   "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" --vocab_size=320
 fi
-named() { # NAME: copies lines to the screen after a name; goes on until a stopped run has ended
+named() { # NAME: puts a name before each line; ignores SIGTERM, to show how a stopped run ends
   trap '' TERM
-  sed -u "s/^/$1: /" >&2
+  while IFS= read -r line; do echo "$1: $line"; done >&2
 }
 model() { # OBJECTIVE UPDATES: trains a reward model, and scores the candidates with it
   local run=$out/$1
+  trap 'exit 143' TERM # after the command that runs, which saves its state
   "$python" scripts/train.py --config=configs/arithmetic.py --workdir="$run" \
     --config.loss.objective="$1" --config.train.steps="$2" \
     --config.data.directory="$data" --config.data.tokenizer="$data/tokenizer.model" \
@@ -41,12 +42,14 @@ model() { # OBJECTIVE UPDATES: trains a reward model, and scores the candidates 
 # task and gets more updates.  Both numbers were tuned on other seeds.
 say "training both reward models, and scoring the candidates with each"
 set -m # each job is a process group, which ends with this script
-trap 'for job in $(jobs -p); do kill -- "-$job"; done 2>/dev/null; wait' EXIT
-model process 5000 &
-model outcome 6000 &
-for job in $(jobs -p); do
-  wait "$job" || { say "a reward model failed: its error is above"; exit 1; }
-done
+trap 'for job in $(jobs -p); do kill -- "-$job" || :; done 2>/dev/null; wait' EXIT
+finish() { # OBJECTIVE JOB
+  wait "$2" || { say "the $1 reward model failed: see the last lines after \"$1:\""; exit 1; }
+}
+model process 5000 & process=$!
+model outcome 6000 & outcome=$!
+finish process $process
+finish outcome $outcome
 say "reranking"
 "$python" scripts/rerank.py --input "$out/scored_process.jsonl" "$out/scored_outcome.jsonl" \
   --output_dir="$out/report"

@@ -40,7 +40,7 @@ def xla_knows(flag: str) -> bool:
 
 # Compiling is most of the suite's time.  Only `start_script` and the slow campaign of
 # tests/test_kills.py are optimised as for users.
-NO_EMITTERS = " --xla_cpu_use_fusion_emitters=false"  # emitters take a third of the time
+NO_EMITTERS = " --xla_cpu_use_fusion_emitters=false"  # emitters are a third of compiling
 FLAGS = os.environ.get("XLA_FLAGS", "").replace(NO_EMITTERS, "")
 OPTIMISED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": FLAGS}
 if xla_knows("xla_cpu_use_fusion_emitters"):

@@ -241,7 +241,7 @@ def test_a_full_disk_loses_nothing(workdir):
 def test_a_run_resumes_before_a_damaged_checkpoint(arithmetic_data, tmp_path, capfd, monkeypatch):
   """A run with a damaged newest checkpoint ends as an undamaged run; scoring uses the one before.
 
-  Resuming names the packages whose versions have changed, and an update to trace that is over.
+  Resuming names the packages whose versions have changed, and an update to trace beyond the last.
   """
   experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
   loop.run(experiment, tmp_path)
@@ -251,9 +251,9 @@ def test_a_run_resumes_before_a_damaged_checkpoint(arithmetic_data, tmp_path, ca
   assert scorer.Scorer.load(tmp_path).step == 6
   assert "checkpoints/8 does not read back: the numbers of params/" in capfd.readouterr().err
   monkeypatch.setattr(distributed, "versions", lambda: {"jax": "0.1.2"})
-  loop.run(tiny.change(experiment, "train", profile_at=6), tmp_path)
+  loop.run(tiny.change(experiment, "train", profile_at=9), tmp_path)
   log = capfd.readouterr().err
-  assert "no trace: update 6 is not among 7 to 8" in log
+  assert "no trace: the run ends before update 9" in log
   assert "resuming at step 6" in log and f"jax {jax.__version__}, now 0.1.2" in log
   assert_identical(expected, tiny.final_state(tmp_path))
   assert tiny.records(tmp_path) == records

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import numpy as np
@@ -336,15 +337,19 @@ def test_each_rule_chooses_the_lanes_of_its_definition(lanes):
 
 @pytest.mark.parametrize("how", agg.REDUCTIONS)
 def test_solution_scores_are_the_aggregators(how):
-  """Each solution is reduced alone, however many there are; one without steps has the score 0."""
-  right = [(0.9, 0.4, 0.7), (), (0.5,), (0.0, 1.0), (0.25, 0.125)]
+  """Each solution is reduced alone, however many there are; one without steps has the score 0.
+
+  Long products keep their order, and NaN is not hidden.
+  """
+  right = [(0.9, 0.4, 0.7), (), (0.5,), (0.0, 1.0), (0.05,) * 40, (0.05,) * 39 + (0.9,)]
   with np.errstate(divide="ignore"):
-    alone = [
-      agg.reduce_steps(np.log(p, dtype=np.float32), np.zeros(len(p), int), 1, how)[0] for p in right
-    ]
-  expected = np.nan_to_num(np.exp(alone))
-  np.testing.assert_allclose(search_lib.solution_scores(right, how), expected, rtol=1e-6)
-  assert search_lib.solution_scores([()], how) == [0.0]
+    logs = [np.log(p, dtype=np.float32) for p in right]
+  alone = [agg.reduce_steps(p, np.zeros(len(p), int), 1, how)[0] for p in logs]
+  expected = [np.exp(np.float64(x)) if p else 0 for x, p in zip(alone, right)]
+  scores = search_lib.solution_scores(right, how)
+  np.testing.assert_allclose(scores, expected, rtol=1e-4)
+  assert scores[5] >= scores[4] > 0
+  assert np.isnan(search_lib.solution_scores([(0.5, math.nan)], how)[0])
 
 
 def test_particles_are_drawn_by_their_odds():

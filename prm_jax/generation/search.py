@@ -245,5 +245,6 @@ def solution_scores(right: Sequence[Sequence[float]], how: reductions.Reduction)
   steps[: sum(counts)] = [*itertools.chain(*right)]
   ids[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
   with np.errstate(divide="ignore"):
-    scores = agg.reduce_steps(np.log(steps), ids, S, how)
-  return np.nan_to_num(np.exp(scores[: len(counts)])).tolist()
+    logs = np.asarray(agg.reduce_steps(np.log(steps), ids, S, how), np.float64)[: len(counts)]
+  # float64, as the product of many steps is below float32.
+  return np.where(np.array(counts) > 0, np.exp(logs), 0.0).tolist()
