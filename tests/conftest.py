@@ -50,10 +50,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as distributed.join
 # Tests compile the same small programs many times: the cache keeps them for the session.  The
 # processes of pytest-xdist inherit the variable, and so the folder.
-OWN_CACHE = "PRM_JAX_TEST_CACHE" not in os.environ
-CACHE = os.environ.setdefault(
-  "PRM_JAX_TEST_CACHE", tempfile.mkdtemp(prefix="prm_jax_test_cache_") if OWN_CACHE else ""
-)
+if OWN_CACHE := "PRM_JAX_TEST_CACHE" not in os.environ:
+  os.environ["PRM_JAX_TEST_CACHE"] = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
+CACHE = os.environ["PRM_JAX_TEST_CACHE"]
 jax.config.update("jax_compilation_cache_dir", CACHE)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

@@ -145,17 +145,14 @@ class Search:
             p.spent["scored_from_start"] += self.scorer.length(p.problem, steps)
     before = {g: self.scorer.encoded[g] for g in ready}
     scores = self.scorer.probabilities({g: [*several] for g, several in asked.items()})
-    lanes, seen = {}, {}
+    lanes = {}
     for g, p in ready.items():
       p.spent["scored"] += self.scorer.encoded[g] - before[g]
       by_steps = {steps: probabilities for (_, steps), probabilities in zip(asked[g], scores[g])}
       pairs = [self._with_probabilities(lane, ahead, by_steps) for lane, ahead in written[g]]
-      lanes[g], seen[g] = zip(*pairs)
-    reduced = iter(solution_scores([*itertools.chain(*seen.values())], self.s.reduction))
-    return {
-      g: [dataclasses.replace(lane, score=next(reduced)) for lane in several]
-      for g, several in lanes.items()
-    }
+      reduced = solution_scores([right for _, right in pairs], self.s.reduction)
+      lanes[g] = [dataclasses.replace(lane, score=x) for (lane, _), x in zip(pairs, reduced)]
+    return lanes
 
   def _readable(
     self, p: _Problem, lane: Lane, ahead: tuple[str, ...]

@@ -225,8 +225,8 @@ class Run:
       options = jax.profiler.ProfileOptions()
       options.python_tracer_level = 0  # Python hooks have crashed processes with threads
       folder = storage.local(self.lock.workdir / "profile", unless=self.lock.taken_by)
-      trace = jax.profiler.trace(str(self.trace.enter_context(folder)), profiler_options=options)
-      self.trace.enter_context(trace)
+      folder = str(self.trace.enter_context(folder))
+      self.trace.enter_context(jax.profiler.trace(folder, profiler_options=options))
     with contextlib.ExitStack() as first_update:
       if step == self.start + 1:
         first_update.enter_context(self.goodput.spent_on("compilation"))
