@@ -104,7 +104,7 @@ def problems(args: Args) -> list[str]:
 
 def own_side(args: Args, texts: list[str]) -> dict:
   """Returns this project's tokens and seconds, the token ids of the prompts, and a step's time."""
-  engine = language_models.load_model(args.model, args.dtype, args.batch)
+  engine = language_models.load(args.model, args.dtype, args.batch)
   make = prompts.maker("chat", engine.tokenizer)
   asked = [make(text, i) for i, text in enumerate(texts)]
   limits, sampling = Limits(args.max_new_tokens), Sampling(args.temperature)

@@ -24,6 +24,7 @@ from prm_jax.model import attention as attention_lib
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model import tree_kernel
 from prm_jax.model.block_mask import TreeMask
+from prm_jax.runtime import distributed
 from prm_jax.tpu import compilation
 
 FILES = [runner.ROOT / "prm_jax/model" / name for name in ("block_mask.py", "tree_kernel.py")]
@@ -48,7 +49,7 @@ class Args(runner.Common):
 def run(args: Args) -> dict:
   """Compiles every form of each case."""
   runs, rows = [], []
-  packages = runner.versions(*compilation.PACKAGES)
+  packages = runner.versions(*distributed.PACKAGES)
   cases = list(itertools.product(TOPOLOGIES, TOKENS, HEADS))
   for topology, tokens, heads in cases[:1] if args.quick else cases:
     size = "{}/{} of {}".format(*heads)

@@ -28,7 +28,7 @@ from benchmarks import kernel, runner
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, distributed
 from prm_jax.tpu import compilation
 
 CONFIG = runner.ROOT / "configs/arithmetic.py"
@@ -190,7 +190,7 @@ def job(case: Case) -> compilation.Job:
 def compiled(work: pathlib.Path, cases: tuple[Case, ...]) -> list[dict]:
   """Returns the reports (`compilation.report`) of all cases, each compiled in its own process."""
   files = [runner.ROOT / "prm_jax" / name for name in CODE]
-  packages, reports = runner.versions(*compilation.PACKAGES), []
+  packages, reports = runner.versions(*distributed.PACKAGES), []
   for case in cases:
     asked = job(case)
     settings = [dataclasses.asdict(case), dataclasses.asdict(asked.config), packages]

@@ -210,7 +210,7 @@ bins = np.linspace(0, 1, 31)
 left.hist([p[is_right], p[~is_right]], bins, color=[BLUE, RED], label=["right", "wrong"], log=True)
 left.set(xlabel="P(right)", ylabel="steps")
 left.legend(frameon=False)
-rows = step_metrics.calibration(p, is_right)
+rows = step_metrics.calibration(p, is_right)["bins"]
 middle.plot([0, 1], [0, 1], color=GREY, linewidth=0.8)
 middle.plot(
   [row["mean_probability"] for row in rows], [row["share_not_wrong"] for row in rows], "o-",

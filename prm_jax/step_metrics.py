@@ -47,8 +47,8 @@ def step_metrics(probs, labels, classes=RATINGS) -> dict:
     "count": len(target),
     "count_by_class": {str(c): int((target == i).sum()) for i, c in enumerate(classes)},
     "nll": float((-np.log(np.maximum(probs, TINY)) * weights).sum() / total) if total else None,
-    "accuracy": _mean(hit),
-    "accuracy_by_class": {str(c): _mean(hit[target == i]) for i, c in enumerate(classes)},
+    "accuracy": mean(hit),
+    "accuracy_by_class": {str(c): mean(hit[target == i]) for i, c in enumerate(classes)},
     "auroc": auroc(scores, target > 0),
     "ece": float(np.abs(gaps).sum() / total) if total else None,
   }
@@ -69,10 +69,15 @@ def auroc(scores, positive) -> float | None:
   return float((ranks[positive].sum() - right * (right + 1) / 2) / (right * wrong))
 
 
-def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
-  """Returns the non-empty bins of the calibration error, as rows of a reliability diagram."""
+def calibration(scores: np.ndarray, positive: np.ndarray) -> dict:
+  """Returns the calibration error of `[n]` scores against bool `[n]`, and how it comes about.
+
+  Returns:
+    count: n; ece: the error, None without scores; bins: those that are not empty, as rows of a
+      reliability diagram.
+  """
   bin_of = _bin(scores)
-  return [
+  bins = [
     {
       "low": b / BINS,
       "high": (b + 1) / BINS,
@@ -82,6 +87,9 @@ def calibration(scores: np.ndarray, positive: np.ndarray) -> list[dict]:
     }
     for b in np.unique(bin_of)
   ]
+  gap = sum(b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins)
+  count = len(scores)
+  return {"count": count, "ece": gap / count if count else None, "bins": bins}
 
 
 def _bin(scores: np.ndarray) -> np.ndarray:
@@ -89,7 +97,8 @@ def _bin(scores: np.ndarray) -> np.ndarray:
   return np.clip((np.nan_to_num(scores) * BINS).astype(int), 0, BINS - 1)
 
 
-def _mean(values) -> float | None:
+def mean(values) -> float | None:
+  """Returns the mean; None if there are no values."""
   return float(np.mean(values)) if len(values) else None
 
 

@@ -30,6 +30,7 @@ from prm_jax.runtime import exits
 
 exits.on_signals()  # before the slow imports
 
+import collections
 import dataclasses
 import json
 import pathlib
@@ -95,8 +96,8 @@ def check(args: Args) -> None:
     if getattr(args, name) != defaults[name]:
       raise ValueError(f"--{name} does not go with --method={args.method}")
   if args.method == "model":
-    if bool(args.checkpoint) == bool(args.model):
-      raise ValueError("give one of --checkpoint=DIR and --model=DIR")
+    if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and args.readout):
+      raise ValueError("give one of --checkpoint=DIR and --model=DIR; --readout goes with --model")
   else:
     args.check_model()
   for name, method in (("votes", "judge"), ("rollouts", "rollouts")):
@@ -118,18 +119,14 @@ def by_model(args: Args) -> list[str]:
         scorer = Scorer.load_model(args.model, args.readout)
       else:
         scorer = Scorer.load(args.checkpoint)
-    annotator = synthetic.Annotator(
-      scorer, args.name, args.threshold, outcome_by_labeller=args.outcome == "labeller"
-    )
-    for line in annotator.lines(args.input):
+    given = (args.input, scorer, args.name, args.threshold, counts := collections.Counter())
+    for line in synthetic.annotated(*given, outcome_by_labeller=args.outcome == "labeller"):
       out.write(json.dumps(line, ensure_ascii=False) + "\n")
-  return annotator.table()
+  return synthetic.table(counts)
 
 
 def by_rollouts(args: Args) -> list[str]:
   """Writes the labels of rollouts, and returns a table on the first host."""
-  import jax
-
   from prm_jax.evaluation.answers import grading
   from prm_jax.generation import prompts
   from prm_jax.runtime import journal, progress
@@ -151,16 +148,13 @@ def by_rollouts(args: Args) -> list[str]:
       engine, make, sampling, limits, separator, grader, s, args.seed, about, at_once, form
     )
     facts = run_facts(args, engine, about | {"prompt": make(problems[0].text, 0).text})
-    indices = range(jax.process_index(), len(problems), jax.process_count())
-    work = lambda opened: annotator.run(problems, indices, opened)
+    work = lambda opened, left: annotator.run(problems, left, opened)
     lines = journal.run(args.output, len(problems), facts, work)
   return rollouts.table(lines) if lines else []
 
 
 def by_judge(args: Args) -> list[str]:
   """Writes a judge's labels and scores, and returns a table on the first host."""
-  import jax
-
   from prm_jax.generation import prompts
   from prm_jax.runtime import journal, progress
   from prm_jax.supervision import judge
@@ -173,17 +167,14 @@ def by_judge(args: Args) -> list[str]:
   about = {"labeller": args.name, "template": args.template, "votes": args.votes}
   about |= dataclasses.asdict(args.sampling) | {"seed": args.seed}
   facts = run_facts(args, engine, about | dataclasses.asdict(args.limits))
-  indices = range(jax.process_index(), len(solutions), jax.process_count())
-  work = lambda opened: judge.annotate(solutions, indices, engine, make, s, about, opened)
+  work = lambda opened, left: judge.annotate(solutions, left, engine, make, s, about, opened)
   lines = journal.run(args.output, len(solutions), facts, work)
   return judge.table(lines) if lines else []
 
 
 def run_facts(args: Args, engine: Any, about: dict[str, Any]) -> dict[str, Any]:
   """Returns all settings that decide the lines of the output; a resumed run must have the same."""
-  from prm_jax.datasets import download
-
-  facts = {"method": args.method, "steps": args.steps, "input": download.sha256_of(args.input)}
+  facts = {"method": args.method, "steps": args.steps, "input": storage.sha256_of(args.input)}
   return about | facts | engine.facts()
 
 

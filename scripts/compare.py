@@ -26,7 +26,7 @@ from prm_jax import config as config_lib
 from prm_jax import reductions
 from prm_jax.evaluation.answers import grading
 from prm_jax.evaluation.figure_files import Vector
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, json_lines, storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,24 +46,32 @@ class Args(config_lib.Checked):
 def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.evaluation import scored_samples
-  from prm_jax.evaluation.report import printable
   from prm_jax.experiments import comparison, comparison_page
 
-  scores = command_line.named_files("--scores", args.scores)
-  judged = command_line.named_files("--process_bench", args.process_bench)
-  f1 = {name: comparison.process_bench(pathlib.Path(file)) for name, file in judged.items()}
-  files = {name: pathlib.Path(file) for name, file in scores.items()}
-  with grading.Grader(cache=grading.CACHE) as grader:
-    candidates = comparison.read(args.input, files, args.reduction, grader.classes)
-  flag = '--scores NAME=FILE, where "orm_score" has it'
-  used = args.input in files.values()
-  if warning := scored_samples.unused_warning([args.input], candidates.samples, flag, used):
-    print(printable(f"{exits.script()}: {warning}"), file=sys.stderr)
-  found = comparison.compare(candidates, args.n, args.seed, args.against)
-  found |= {"input": str(args.input), "scores": {k: str(v) for k, v in files.items()}}
-  found |= {"reduction": args.reduction, "process_bench": f1}
-  lines = comparison_page.write(candidates, found, args.output_dir, args.title, args.figures)
+  scores, judged = (
+    {name: pathlib.Path(file) for name, file in command_line.named_files(flag, given).items()}
+    for flag, given in (("--scores", args.scores), ("--process_bench", args.process_bench))
+  )
+  paths = comparison_page.paths(args.output_dir, args.figures)
+  storage.refuse_inputs(paths, [args.input, *scores.values(), *judged.values()])
+  with storage.written_together() as output:
+    files = [output(path, "wb") for path in paths]  # an unwritable path fails before the work
+    f1 = {name: comparison.process_bench(path) for name, path in judged.items()}
+    with grading.Grader(cache=grading.CACHE) as grader:
+      candidates = comparison.read(args.input, scores, args.reduction, grader.classes)
+    flag = '--scores NAME=FILE, where "orm_score" has it'
+    used = args.input in scores.values()
+    scored_samples.warn_of_unused([args.input], candidates.samples, flag, used)
+    for notice in candidates.notices():
+      print(json_lines.printable(f"{exits.script()}: {notice}"), file=sys.stderr)
+    found = comparison.compare(candidates, args.n, args.seed, args.against)
+    found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scores.items()}}
+    found |= {"reduction": args.reduction, "process_bench": f1}
+    contents, lines = comparison_page.contents(candidates, found, args.title, args.figures)
+    for file, data in zip(files, contents):
+      file.write(data)
   print("\n".join(lines))
+  print(f"-> {paths[0]}, {', '.join(path.suffix for path in paths[1:])}")
 
 
 if __name__ == "__main__":

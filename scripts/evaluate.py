@@ -58,15 +58,10 @@ def main() -> None:
     check(args)
   if args.output:
     read = [args.input, args.threshold_data, *(args.compare or ())]
-    storage.refuse_inputs([args.output, figure(args)], read)
+    storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], read)
   with distributed.job(args.hosts), distributed.written_together() as output:
     lines = compared(args, output) if args.compare else judged(args, output)
   print("\n".join(lines))
-
-
-def figure(args: Args) -> pathlib.Path:
-  """Returns the path of the figure, beside the output."""
-  return pathlib.Path(f"{args.output}.png")
 
 
 def check(args: Args) -> None:
@@ -144,7 +139,7 @@ def judged(args: Args, output) -> list[str]:
   result |= step_benchmarks.result(args.benchmark, scored, trees, threshold, own is not None)
   out.write(json.dumps(result, indent=1) + "\n")
   if distributed.is_first():
-    output(figure(args), "wb").write(step_figure.draw(result))
+    output(f"{args.output}.png", "wb").write(step_figure.draw(result))
   lines = [described(how), f"threshold {threshold:.4g}: {origin}"]
   lines += step_benchmarks.MODULES[args.benchmark].table(result)
   lines += diagnostics.table(result["diagnostics"])

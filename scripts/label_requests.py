@@ -26,7 +26,7 @@ import pathlib
 from typing import Literal
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import command_line, storage
+from prm_jax.runtime import command_line, json_lines, storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Args:
   output: pathlib.Path
   input: pathlib.Path | None = None  # scored candidates to choose from
   rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"
+  neutral: Literal["positive", "negative"] = "positive"  # how the neutral class counts in scores
   count: config_lib.Count = 1  # solutions of each problem
   globally: bool = False  # count is of all problems together
   labelled: tuple[pathlib.Path, ...] = ()  # labels of earlier rounds, not to be asked again
@@ -54,15 +55,14 @@ def main() -> None:
       known = label_requests.read_items(args.quality_control) if args.quality_control else []
       done = itertools.chain(known, *map(label_requests.read_items, args.labelled))
       chosen = label_requests.choose(
-        args.input, args.rule, args.count, args.seed, args.globally, done
+        args.input, args.rule, args.count, args.seed, args.globally, done, args.neutral
       )
       asked = label_requests.requests(chosen, known, shared=args.shared, seed=args.seed)
       label_requests.write(asked, output(args.output), output(label_requests.key(args.output)))
       lines = [f"{len(chosen):,} solutions to label, {len(known):,} for quality control"]
     else:
-      labelled, report = label_requests.collect(
-        label_requests.read(args.requests), label_requests.read_answers(args.answers)
-      )
+      answers = json_lines.structs(args.answers, label_requests.Answer)
+      labelled, report = label_requests.collect(label_requests.read(args.requests), answers)
       out = output(args.output)
       out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in labelled)
       lines = label_requests.table(report)
@@ -74,7 +74,8 @@ def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
-  names = ("rule", "count", "globally", "labelled", "quality_control", "shared", "seed")
+  names = ("rule", "neutral", "count", "globally", "labelled")
+  names += ("quality_control", "shared", "seed")
   changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
   if changed and args.answers:
     raise ValueError(f"--{changed[0]} goes with --input, not with --answers")

@@ -20,7 +20,7 @@ from typing import Literal
 from prm_jax.evaluation import reranking, sample_arrays, scored_samples
 from prm_jax.evaluation.answers import grading
 from prm_jax.evaluation.figure_files import Vector
-from prm_jax.runtime import command_line, storage
+from prm_jax.runtime import command_line, json_lines, storage
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,8 @@ def main() -> None:
     samples = scored_samples.read_scored_samples(
       args.input, progress=True, join=join, scores=args.score
     )
-  warn_of_unused(args, samples)
+  if not args.score and not args.methods:
+    scored_samples.warn_of_unused(args.input, samples, "--score {}")
   with storage.written_together() as output:
     files = [output(path, "wb") for path in paths]  # an unwritable path fails before the work
     if args.write_bundle:
@@ -70,17 +71,7 @@ def main() -> None:
     sys.stdout.write(contents["report.json"].decode())
   log = sys.stdout if args.format == "table" else sys.stderr
   for path in paths:
-    print(report_files.printable(str(path)), file=log)
-
-
-def warn_of_unused(args: Args, samples: sample_arrays.ScoredSamples) -> None:
-  """Prints a line about numbers that may be scores, unless a flag says what to rank by."""
-  if args.score or args.methods:
-    return
-  if warning := scored_samples.unused_warning(args.input, samples, "--score {}"):
-    from prm_jax.evaluation.report import printable
-
-    print(printable(f"{exits.script()}: {warning}"), file=sys.stderr)
+    print(json_lines.printable(str(path)), file=log)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ is split at the model's separator).  Output: the same lines with `rating_probs` 
 a process model, `orm_score` from an outcome model, in the form of OpenAI's
 scored-test-samples.jsonl.  Every other key is kept, but an earlier model's scores of the same kind
 are dropped.  prm_score is the product over steps of P(positive) + P(neutral) (paper section 2.6 and
-F.2), or of P(positive) alone if the model's recipe counts neutral as negative (then give rerank.py
---neutral=negative).
+F.2), or of P(positive) alone if the model's recipe counts neutral as negative (then give
+--neutral=negative to the scripts that read the file).
 With --skip_cut_off, candidates with `finished` false, which are never chosen, get no scores.
 
 A published model is a hub directory (config.json, safetensors, tokenizer).  --readout says how it

@@ -79,7 +79,7 @@ def main() -> None:
       about[name] = {
         "problems": len(problems),
         "by_level": dict(sorted(levels.items())),
-        "sha256": download.sha256_of(path),
+        "sha256": storage.sha256_of(path),
       }
     (folder / "manifest.json").write_text(json.dumps(about, indent=2) + "\n")
   for name in files:

@@ -89,7 +89,7 @@ CASES = {
 
 def config(case: str) -> config_lib.Model:
   """Returns the configuration of a case."""
-  return families.preset(CASES[case], case).config
+  return families.parse(CASES[case], case)
 
 
 def params(c: config_lib.Model) -> dict:

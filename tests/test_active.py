@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,11 +178,3 @@ def test_select_is_a_function_of_its_arguments_and_keeps_to_each_problem(pool, c
     assert chosen.tolist() == again.tolist()
     most = np.bincount(pool.problems[chosen]).max(initial=0) if per_problem else len(chosen)
     assert most <= count
-
-
-def test_what_cannot_be_chosen_is_refused():
-  """A repeated solution and fields of unequal lengths are errors."""
-  with pytest.raises(ValueError, match="distinct solution"):
-    active.Pool(np.zeros(2, int), np.ones(2, bool), [("a",)] * 2, np.ones(2, int), [0, 0])
-  with pytest.raises(ValueError, match=r"fields of a pool with \[2, 3\]"):
-    active.Pool(np.zeros(2, int), np.ones(2, bool), [("a",), ("b",)], np.ones(3, int), [0, 0])

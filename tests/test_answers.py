@@ -14,7 +14,7 @@ from conftest import call_script
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prm_jax.evaluation.answers import string_graders
+from prm_jax.evaluation.answers import string_graders, workers
 from prm_jax.evaluation.answers.extraction import final_answer
 from prm_jax.evaluation.answers.grading import Grader
 from prm_jax.evaluation.answers.normal_form import normal_form, number
@@ -195,9 +195,10 @@ def test_a_hanging_answer_costs_its_deadline_and_no_worker():
     assert 2 <= one.workers.replaced <= 3
 
 
-def test_a_worker_that_asks_for_memory_is_replaced():
+def test_a_worker_that_asks_for_memory_is_replaced(monkeypatch):
   """A pair that exceeds the memory limit is undecided, and the next pair is judged."""
-  with Grader(workers=1, memory=2**29) as one:
+  monkeypatch.setattr(workers, "MEMORY_BYTES", 2**29)
+  with Grader(workers=1) as one:
     assert one.verdicts([(r"\sqrt{8}", r"2\sqrt{2}")]) == ["equal"]
     big = "+".join(f"\\sqrt{{{i}}}" for i in range(2, 300))
     (verdict,) = one.verdicts([(f"({big})^{{9000}}", r"\sqrt{3}")])

@@ -269,7 +269,7 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
   assert stored["missing"] == sum(not line["finished"] for line in lines())
   assert f"\n{stored['missing']} candidates have no answer: drawn like any other" in shown
   assert "compare.py: warning: no method uses the numbers rm; to rank by one" in completed.stderr
-  assert stored["methods"]["people"]["calibration"]["error"] < 1
+  assert stored["methods"]["people"]["calibration"]["ece"] < 1
   assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
   assert (tmp_path / "comparison.pdf").read_bytes().startswith(b"%PDF")
   assert "vote by people</text>" in (tmp_path / "comparison.svg").read_text()
@@ -280,6 +280,41 @@ def test_compare_py_writes_all_and_refuses_other_candidates(files, tmp_path):
     comparison.read(graded, {"x": other})
   with pytest.raises(BadLine, match=r"comparison\.json: .*benchmark"):
     comparison.process_bench(tmp_path / "comparison.json")
+
+
+def test_scores_that_are_no_probabilities_rank_only(files, tmp_path):
+  """Negative scores have no vote and no calibration, and scores above 1 no calibration."""
+  graded, models = files
+  by_model = {"<b>": lambda p: np.log(p / (1 - p)), "large": lambda p: 9 * p, "p": lambda p: p}
+  scores = []
+  for i, (name, change) in enumerate(by_model.items()):
+    given = [json.loads(line) for line in models["people"].read_text().splitlines()]
+    for line in given:
+      line["orm_score"] = change(line.pop("rating_probs")[0]["1"])
+    scores.append(f"{name}={write(tmp_path / f'{i}.jsonl', given)}")
+  flags = (f"--input={graded}", f"--output_dir={tmp_path}", "--scores", *scores)
+  completed = call_script("compare.py", *flags)
+  assert completed.returncode == 0, completed.stderr
+  negative = "o vote by <b> and no calibration of it: some orm_score is negative; P(right) of a "
+  assert f"compare.py: n{negative}" in completed.stderr
+  assert "compare.py: no calibration of large: some orm_score is above 1" in completed.stderr
+  methods = json.loads((tmp_path / "comparison.json").read_text())["methods"]
+  assert {"vote by large", "vote by p"} < methods.keys() and "vote by <b>" not in methods
+  assert methods["<b>"]["calibration"] is methods["large"]["calibration"] is None
+  assert methods["p"]["calibration"]["ece"] > 0
+  for name in by_model:
+    assert methods[name]["accuracy"] == methods["p"]["accuracy"]
+  text = (tmp_path / "comparison.html").read_text()
+  assert f"N{negative.replace('<b>', '&lt;b&gt;')}" in text and "<b>" not in text
+
+
+def test_compare_py_refuses_its_outputs_before_the_work(tmp_path):
+  """An output that cannot be written, or that is an input, is an error before a file is read."""
+  bad = write(tmp_path / "comparison.json", ["no candidate"])
+  for folder, message in ((tmp_path, f"output {bad} is an input"), (bad / "x", "Not a directory")):
+    completed = call_script("compare.py", f"--input={bad}", f"--output_dir={folder}")
+    assert completed.returncode == 1 and message in completed.stderr
+    assert "JSON" not in completed.stderr
 
 
 def process_bench(folder):

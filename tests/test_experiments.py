@@ -17,6 +17,7 @@ from conftest import ROOT, call_script, run_script
 
 from prm_jax import aggregation as agg
 from prm_jax import experiments
+from prm_jax.aggregation.intervals import interval
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import (
@@ -501,7 +502,7 @@ def test_a_share_of_nothing_is_unknown():
   """A ratio is of the means; it is None where the whole is 0 or negative."""
   part, whole = np.full((2, 3, 3), 0.5), np.full((2, 3, 3), [2.0, 0.0, -1.0])
   ratios = intervals.ratios(part, whole)
-  assert intervals.interval(ratios)["mean"] == [0.25, None, None]
+  assert interval(ratios)["mean"] == [0.25, None, None]
   assert intervals.ratio_interval(ratios[:, 2]) == {"value": None, "low": None, "high": None}
 
 

@@ -55,13 +55,13 @@ def test_config_json_is_exchanged_with_transformers(case, tmp_path):
   """A config.json that transformers writes or rewrites reads as the same configuration."""
   import transformers
 
-  preset = families.preset(CASES[case], case)
+  config = families.parse(CASES[case], case)
   reference_models.transformers_config(copy.deepcopy(CASES[case])).save_pretrained(tmp_path)
-  assert families.read(tmp_path).config == preset.config
-  written = families.write(preset.config, preset.config.vocab_size, preset.family)
+  assert families.read(tmp_path) == config
+  written = families.write(config, config.vocab_size, CASES[case]["model_type"])
   transformers.AutoConfig.from_pretrained(saved(tmp_path, written)).save_pretrained(tmp_path)
   assert "rope_parameters" in (tmp_path / "config.json").read_text()  # as transformers 5 writes
-  assert families.read(tmp_path).config == preset.config
+  assert families.read(tmp_path) == config
 
 
 NO_SCALING = {"rope_scaling": "none", "rope_factor": 1.0, "rope_original_length": 8192}
@@ -77,16 +77,17 @@ def test_defaults_are_those_of_transformers(model_type, tmp_path):
   values |= {"num_attention_heads": 32, "hidden_size": 128, "num_hidden_layers": 31}
   values["rope_theta"] = 10_000.0
   reference_models.transformers_config(dict(values)).save_pretrained(tmp_path)
-  expected = families.read(tmp_path).config
-  got = families.preset(values, "here").config
+  expected = families.read(tmp_path)
+  got = families.parse(values, "here")
   assert dataclasses.replace(got, context_length=expected.context_length) == expected
 
 
 @st.composite
 def configurations(draw):
   """Draws (a configuration that a family's config.json can express, the family)."""
-  preset = families.preset(CASES[draw(st.sampled_from(sorted(CASES)))], "here")
-  config, kind = preset.config, families.FAMILIES[preset.family]
+  example = CASES[draw(st.sampled_from(sorted(CASES)))]
+  config, family = families.parse(example, "here"), families.MODEL_TYPES[example["model_type"]]
+  kind = families.FAMILIES[family]
   count, real = st.integers(1, 9), st.floats(0.125, 64)
   fields = {name: draw(count) for name in ("layers", "kv_heads", "mlp_width")}
   fields |= {"heads": fields["kv_heads"] * draw(count), "head_size": 2 * draw(count)}
@@ -107,7 +108,7 @@ def configurations(draw):
       pattern = draw(st.text("sf", min_size=fields["layers"], max_size=fields["layers"]))
       fields |= window_fields(pattern, fields["window"])
       fields["local_rope_theta"] = config.local_rope_theta * bool(fields["window"])
-  return dataclasses.replace(config, **fields), preset.family
+  return dataclasses.replace(config, **fields), family
 
 
 def window_fields(pattern: str, window: int) -> dict:
@@ -126,9 +127,8 @@ def test_a_written_configuration_reads_as_itself(drawn):
   """Reading the written config.json of any configuration gives the same configuration."""
   config, family = drawn
   values = json.loads(json.dumps(families.write(config, 100, family)))
-  preset = families.preset(values, "here")
-  expected = dataclasses.replace(config, vocab_size=100)
-  assert (preset.config, preset.family) == (expected, family)
+  assert families.MODEL_TYPES[values["model_type"]] == family
+  assert families.parse(values, "here") == dataclasses.replace(config, vocab_size=100)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_written_configuration_reads_as_itself(drawn):
 def test_an_architecture_outside_the_family_is_not_written(family, change):
   """Writing a configuration that the family's config.json cannot express is an error."""
   example = next(c for c in CASES.values() if c["model_type"].startswith(family))
-  config = dataclasses.replace(families.preset(example, "here").config, **change)
+  config = dataclasses.replace(families.parse(example, "here"), **change)
   with pytest.raises(ValueError, match=r"model\.\w+=|sliding_window=4|layer_types="):
     families.write(config, 100, family)
 
@@ -167,19 +167,18 @@ GEMMA_4B = """{"architectures": ["Gemma3ForConditionalGeneration"], "model_type"
 def test_llama_without_rope_theta_has_the_default(tmp_path):
   """A llama config.json without `rope_theta`, as Llama 2's, is read with transformers' 10,000."""
   values = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
-  assert families.read(saved(tmp_path, values)).config.rope_theta == 10_000.0
+  assert families.read(saved(tmp_path, values)).rope_theta == 10_000.0
 
 
 def test_a_published_process_reward_model_is_read(tmp_path):
   """Keys of a model's own head and code are ignored, and so is a window that is switched off."""
-  assert families.read(saved(tmp_path, QWEN_MATH)).config == families.preset(QWEN2, "").config
+  assert families.read(saved(tmp_path, QWEN_MATH)) == families.parse(QWEN2, "")
 
 
 def test_the_text_part_of_a_model_with_pictures_is_read(tmp_path):
   """Keys that Gemma 3's published text_config leaves out have transformers' defaults."""
-  preset = families.read(saved(tmp_path, GEMMA_4B))
-  c = preset.config
-  assert (c.heads, c.kv_heads, c.head_size, preset.config.vocab_size) == (8, 4, 256, 262_208)
+  c = families.read(saved(tmp_path, GEMMA_4B))
+  assert (c.heads, c.kv_heads, c.head_size, c.vocab_size) == (8, 4, 256, 262_208)
   assert (c.rope_theta, c.local_rope_theta) == (1e6, 1e4)
   assert (c.rope_scaling, c.rope_factor) == ("linear", 8)
   assert (c.window, c.window_pattern, c.tied_embeddings) == (1024, "sssssf", True)
@@ -190,13 +189,13 @@ def test_rope_keys_of_transformers_4_and_5_are_read_alike():
   old = CASES["llama3"]
   new = {k: v for k, v in old.items() if not k.startswith("rope")}
   new["rope_parameters"] = LLAMA3 | {"rope_theta": old["rope_theta"]}
-  assert families.preset(new, "") == families.preset(old, "")
+  assert families.parse(new, "") == families.parse(old, "")
   new = {k: v for k, v in GEMMA3.items() if not k.startswith("rope")}
   new["rope_parameters"] = {
     "full_attention": GEMMA3["rope_scaling"] | {"rope_theta": GEMMA3["rope_theta"]},
     "sliding_attention": {"rope_type": "default", "rope_theta": GEMMA3["rope_local_base_freq"]},
   }
-  assert families.preset(new, "") == families.preset(GEMMA3, "")
+  assert families.parse(new, "") == families.parse(GEMMA3, "")
 
 
 @pytest.mark.parametrize(
@@ -243,11 +242,11 @@ def test_real_smollm2_has_the_logits_of_transformers(shared):
     pytest.skip("PRM_JAX_SMOLLM2 is not what scripts/fetch_model.py smollm2-135m writes")
   theirs = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
   tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-  preset = families.read(path)
+  config = families.read(path)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
-  abstract = decoder.abstract_params(preset.config, preset.config.vocab_size, 3, mesh)
-  params = weights.load(path, abstract, preset.config)
-  graphdef = step_lib.graph(preset.config, preset.config.vocab_size, 3)
+  abstract = decoder.abstract_params(config, config.vocab_size, 3, mesh)
+  params = weights.load(path, abstract, config)
+  graphdef = step_lib.graph(config, config.vocab_size, 3)
 
   @jax.jit
   def ours(params, tokens, positions, ends):

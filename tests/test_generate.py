@@ -231,7 +231,8 @@ def test_samples_keep_the_problems_keys_and_order(loopback, tmp_path):
   }
   problems = samples.read(path)
   with contextlib.closing(journal_lib.Journal(journal_lib.path(out, 0), {"a": 1})) as journal:
-    samples.generate(problems, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
+    make = prompts_lib.maker("plain", None)
+    samples.generate(problems, range(5), engine, make, SETTINGS, journal)
   lines = journal_lib.write(out, 5, 1, {"a": 1})
   assert lines == [json.loads(line) for line in out.read_text().splitlines()]
   assert [(x["problem"], x["level"], x["sample"]) for x in lines] == [
@@ -285,7 +286,8 @@ def test_a_kill_while_journals_are_deleted_loses_no_sample(loopback, tmp_path, m
   def sample():
     journal_lib.check_output(out)
     with contextlib.closing(journal_lib.Journal(journal_lib.path(out, 0), {"a": 1})) as journal:
-      samples.generate(problems, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
+      left = [i for i in range(5) if i not in journal.done]
+      samples.generate(problems, left, engine, prompts_lib.maker("plain", None), SETTINGS, journal)
       journal_lib.write(out, 5, 1, {"a": 1})
 
   def unlink(path, **options):
@@ -519,7 +521,7 @@ def test_generate_py_samples_from_a_run_on_text(tmp_path, text_run, sampled):
   """generate.py samples from a run on text, with log-probabilities, and grade.py reads the file."""
   _, out, printed = sampled(22)
   assert "66 samples" in printed
-  assert language_models.load_checkpoint(str(text_run)).facts()["step"] == 2
+  assert language_models.load(text_run, run=True).facts()["step"] == 2
   lines = [json.loads(line) for line in out.read_text().splitlines()]
   assert [line["problem"] for line in lines] == [f"{i}+1" for i in range(22) for _ in range(3)]
   assert all(line["logprob"] < 0 and 1 <= line["tokens"] <= 32 for line in lines)
@@ -600,6 +602,14 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     (("--checkpoint=run", "--search=beam", "--prm=run", "--n=6"), "n a multiple of expansions"),
     (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),
     (("--checkpoint=run", "--max_steps=3"), "--max_steps is for a search"),
+    (
+      ("--checkpoint=run", "--search=beam", "--prm=run", "--readout=trl"),
+      "--readout goes with a p",
+    ),
+    (("--checkpoint=run", "--dtype=bfloat16"), "--dtype has no effect with --checkpoint"),
+    (("--model=m", "--concurrency=2"), "--concurrency has no effect with --model"),
+    (("--url=http://x", "--served_model=m", "--batch=8"), "--batch has no effect with --url"),
+    (("--url=http://x", "--served_model=m", "--tensor=2"), "--tensor has no effect with --url"),
   ],
 )
 def test_wrong_flags_are_errors(flags, message, tmp_path):
@@ -609,3 +619,14 @@ def test_wrong_flags_are_errors(flags, message, tmp_path):
   paths = (f"--input={path}", f"--output={tmp_path / 'o'}")
   assert message in error_of(*paths, *flags)
   assert [each.name for each in tmp_path.iterdir()] == ["problems.jsonl"]
+
+
+def test_a_published_reward_model_of_a_search_has_dtype_and_readout(tmp_path):
+  """With a run of train.py as language model, --dtype and --readout are of a published --prm."""
+  path, prm = tmp_path / "problems.jsonl", tmp_path / "prm"
+  write_problems(path)
+  prm.mkdir()
+  (prm / "config.json").write_text("{}")
+  flags = (f"--input={path}", f"--output={tmp_path / 'o'}", "--search=beam", f"--prm={prm}")
+  error = error_of(*flags, "--checkpoint=missing", "--dtype=bfloat16", "--readout=trl")
+  assert "missing" in error and "effect" not in error and "--readout" not in error

@@ -90,9 +90,9 @@ def expected():
 def chunk_of_5(monkeypatch):
   """Computes the logits of five tokens of a row at a time, in newly compiled programs."""
   monkeypatch.setattr(loss_lib, "LOGITS", 5)
-  language_model._read_log_probs.cache_clear()
+  language_model._read_log_probs.clear_cache()
   yield
-  language_model._read_log_probs.cache_clear()
+  language_model._read_log_probs.clear_cache()
 
 
 @pytest.mark.parametrize(("merge", "chunk"), [(True, 256), (True, 5), (False, 256)])
@@ -181,6 +181,19 @@ def test_a_solution_that_cannot_be_scored_is_an_error_with_its_index():
   smaller = dataclasses.replace(scorer.reference, vocab_size=100)
   with pytest.raises(SolutionError, match="beyond the embedding's 100 rows"):
     dataclasses.replace(scorer, reference=smaller).by_head([("p", ("a",))])
+
+
+def test_the_context_length_is_that_of_the_shorter_model():
+  """Of two models with a known context length, the shorter one counts; 0 is unknown."""
+  scorer = scorer_of()
+
+  def context_length(*lengths):
+    models = zip((scorer.policy, scorer.reference), lengths)
+    configs = [(x, dataclasses.replace(x.config, context_length=n)) for x, n in models]
+    policy, reference = (dataclasses.replace(x, config=config) for x, config in configs)
+    return dataclasses.replace(scorer, policy=policy, reference=reference).context_length
+
+  assert [context_length(0, 0), context_length(0, 9), context_length(7, 9)] == [0, 9, 7]
 
 
 @pytest.fixture(scope="module")

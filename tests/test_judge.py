@@ -22,8 +22,8 @@ from scored_files import ranked
 
 from prm_jax.datasets import arithmetic, prepare
 from prm_jax.evaluation import process_bench, step_benchmarks
-from prm_jax.evaluation.judged import read_stored
 from prm_jax.evaluation.scored_samples import read_scored_samples
+from prm_jax.evaluation.verdicts import labels
 from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampling import Sampling
@@ -159,11 +159,11 @@ def test_the_product_of_the_scores_is_the_share_without_an_error(given):
   first = judge.plurality(verdicts)
   assert (first is None) == (not decided)
   assert all(decided.count(first) >= decided.count(each) for each in decided)
-  labels = judge.labels(first, count)
-  assert len(labels) == count
+  found = labels(first, count)
+  assert len(found) == count
   if first is not None:
-    assert [i for i, label in enumerate(labels) if label == -1] == [first] * (first >= 0)
-    assert labels.count(1) == (count if first < 0 else first)
+    assert [i for i, label in enumerate(found) if label == -1] == [first] * (first >= 0)
+    assert found.count(1) == (count if first < 0 else first)
 
 
 def test_scores_by_hand():
@@ -500,8 +500,7 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
   for name, expected in (("math", 1), ("gsm8k", 0)):
     subset = result["subsets"][name]
     assert subset["error_accuracy"] == subset["correct_accuracy"] == subset["f1"] == expected
-  entries = result["solutions"]
-  again = process_bench.evaluate(read_stored(entries, "result"), 0.9)
+  again = process_bench.evaluate(step_benchmarks.read_result(out).solutions, 0.9)
   assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
   again, *_ = step_benchmarks.judge("process_bench", scored=path)
   with pytest.raises(ValueError, match="the lines have verdicts, which decide"):

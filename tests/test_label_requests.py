@@ -7,6 +7,7 @@ import pytest
 from conftest import call_script
 
 from prm_jax.datasets import prepare
+from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.supervision import label_requests as lib
 
@@ -118,7 +119,7 @@ def test_wrong_answers_name_file_line_and_value(answer, message, tmp_path):
   line = {"request": asked[0][0].request, "labeller": "bea"} | answer
   path.write_text(json.dumps(line) + "\n")
   with pytest.raises(BadLine, match=message) as error:
-    lib.collect(asked, lib.read_answers(path))
+    lib.collect(asked, json_lines.structs(path, lib.Answer))
   assert f"{path}:1" in str(error.value)
 
 
@@ -148,6 +149,26 @@ def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
     lib.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
   with pytest.raises(BadLine, match=r'a.jsonl:1: .*no "-1"'):  # not read as a right step
     lib.choose(write_scored(path, rating_probs=[{"1": 0.5}] * 2), "convincing", 1, 0)
+
+
+@pytest.mark.parametrize(
+  "neutral, score, chosen", [("positive", 0.81, "a"), ("negative", 0.64, "b")]
+)
+def test_rules_count_the_neutral_class_as_they_are_told(neutral, score, chosen, tmp_path):
+  """The score of a solution counts P(neutral) as right or wrong, like the model's prm_score."""
+  path, lines = tmp_path / "a.jsonl", []
+  for text, probabilities in (("a", (0.1, 0.8, 0.1)), ("b", (0.2, 0, 0.8))):
+    rating = dict(zip(("-1", "0", "1"), probabilities))
+    lines.append({"problem": "p", "steps": [text] * 2, "is_correct": False})
+    lines[-1]["rating_probs"] = [rating] * 2
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  out = tmp_path / "out.jsonl"
+  done = call_script(
+    "label_requests.py", f"--input={path}", f"--output={out}", f"--neutral={neutral}"
+  )
+  assert done.returncode == 0, done.stderr
+  assert json.loads(out.read_text())["steps"] == [chosen] * 2
+  assert json.loads(lib.key(out).read_text())["about"]["score"] == pytest.approx(score)
 
 
 @pytest.mark.parametrize(

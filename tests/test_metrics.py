@@ -51,7 +51,9 @@ def test_calibration_bins(scores, outcomes, error):
 
 def test_calibration_rows():
   """A row of the reliability diagram has its bin's limits, count, mean score and share of right."""
-  (row,) = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
+  found = step_metrics.calibration(np.array([0.35, 0.38]), np.array([True, False]))
+  (row,) = found["bins"]
+  assert found["count"] == 2 and found["ece"] == pytest.approx(0.135)
   assert (row["count"], row["share_not_wrong"], row["low"], row["high"]) == (2, 0.5, 0.3, 0.4)
   assert row["mean_probability"] == pytest.approx(0.365)
 

@@ -166,7 +166,7 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
       trees, counts = labelled.step_trees(tmp_path / directory, split, "process")
       assert counts == {key: summary[key] for key in counts}
       assert len(trees) == summary["rows"]["kept"]
-      own_paths = labelled.own_paths(tmp_path / directory, split)
+      own_paths, _ = labelled.step_trees(tmp_path / directory, split, "process", alternatives=False)
       assert [tree.source for tree in own_paths] == [tree.source for tree in trees]
       labels = [label for tree in trees for label in tree.labels if label is not None]
       assert len(labels) == sum(summary["labels"].values())

@@ -12,6 +12,7 @@ import tiny
 from conftest import call_script, start_script
 
 from prm_jax.evaluation import scored_samples
+from prm_jax.generation import prompts
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.pretrained import safetensors_files, weights
 from prm_jax.scoring import readouts
@@ -120,7 +121,7 @@ def test_ids_equal_those_of_the_authors_text(published, name):
 def test_a_separator_of_several_tokens_is_read_at_the_last(published):
   """As in TRL, steps are read at the last token of a separator that has several."""
   own, _ = published("trl")
-  layout = readouts.PUBLISHED["trl"](tokenizers.load(own.directory), {}, ".\n ###\n")
+  layout = readouts.PUBLISHED["trl"](tokenizers.load(own.directory), ".\n ###\n")
   ends = own.encode(".\n ###\n")
   tree = layout.encode("a", ("b", "c"))
   assert len(ends) > 1
@@ -137,7 +138,8 @@ def test_trl_begins_with_the_configured_bos_token(published, settings, first):
   own, _ = published("trl")
   tokenizer = tokenizers.load(own.directory)
   assert tokenizer.bos_id is None
-  tree = readouts.trl(tokenizer, settings, "").encode("a", ("b",))
+  tokenizer.settings = settings
+  tree = readouts.trl(tokenizer, "").encode("a", ("b",))
   assert tree.tokens.tolist() == [t for x in (first, "a", "b", "\n") for t in own.encode(x)]
 
 
@@ -149,7 +151,7 @@ def test_a_first_token_without_text_is_found_by_its_name(tmp_path, name):
   (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
   tokenizer = tokenizers.load(tmp_path)
   assert tokenizer.bos_id is None and tokenizer.decode([1]) == ""
-  tree = readouts.PUBLISHED[name](tokenizer, settings, "").encode("a", ("b",))
+  tree = readouts.PUBLISHED[name](tokenizer, "").encode("a", ("b",))
   assert tree.tokens[0] == 1
   assert tokenizer.decode(tree.tokens[1:]).replace("\n", "") == "ab"
 
@@ -191,7 +193,7 @@ def test_a_tag_inside_a_step_is_not_read(published):
 
 def test_the_cost_of_encoding_each_prefix_is_bounded():
   """A solution of very many steps is refused by a layout that encodes it once for each step."""
-  layout = readouts.trl_joined(tiny.TOKENIZER, {}, "")
+  layout = readouts.trl_joined(tiny.TOKENIZER, "")
   assert len(layout.encode("p", ("ab",) * 100).read_positions) == 100
   with pytest.raises(ValueError, match="12289 tokens and 6144 steps: "):
     layout.encode("p", ("a",) * 6144)
@@ -226,13 +228,28 @@ def test_the_system_turn_follows_the_chat_template(published, template, system):
   """
   own, _ = published("rlhflow")
   tokenizer = tokenizers.load(own.directory)
-  layout = readouts.rlhflow(tokenizer, {"chat_template": template}, "")
+  tokenizer.settings = {"chat_template": template}
+  layout = readouts.rlhflow(tokenizer, "")
   text = tokenizer.decode(layout.encode("p", ("a",)).tokens)
   assert ("<|start_header_id|>system<|end_header_id|>" in text) == bool(system)
   assert f"{system}<|eot_id|>" in text or not system
   assert ("assumed" in layout.prompt) == (template is None)
+  tokenizer.settings = {"chat_template": "[INST]"}
   with pytest.raises(ValueError, match="not Llama 3's"):
-    readouts.rlhflow(tokenizer, {"chat_template": "[INST]"}, "")
+    readouts.rlhflow(tokenizer, "")
+
+
+@pytest.mark.parametrize("wrong", [5, {"default": LLAMA}, [{"name": "default", "template": 5}]])
+def test_a_chat_template_that_is_no_text_is_refused(published, wrong):
+  """A chat template that is no text is an error that names the file, the key and the value."""
+  own, _ = published("rlhflow")
+  tokenizer = tokenizers.load(own.directory)
+  tokenizer.settings = {"chat_template": wrong}
+  message = r"chat_template in tokenizer_config\.json is (5|\{.*); expected a text"
+  with pytest.raises(ValueError, match=message):
+    readouts.rlhflow(tokenizer, "")
+  with pytest.raises(ValueError, match=message):
+    prompts.maker("chat", tokenizer)
 
 
 @pytest.mark.parametrize(

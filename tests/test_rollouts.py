@@ -218,7 +218,7 @@ def test_labels_do_not_depend_on_the_batch_or_on_other_problems(text_run, tmp_pa
   """A problem alone, or in batches of another size, gets the same rollouts and labels."""
   s = Settings(labels="counts", rollouts=2)
   problems = lambda: solved(each=2)[0][:3]
-  few, many = (language_models.load_checkpoint(str(text_run), batch=batch) for batch in (3, 32))
+  few, many = (language_models.load(text_run, batch=batch, run=True) for batch in (3, 32))
   lines = annotated(few, problems(), s, tmp_path)
   assert annotated(many, problems(), s, tmp_path) == lines
   assert annotated(few, problems()[1:2], s, tmp_path) == lines[2:4]
@@ -396,6 +396,8 @@ def test_the_last_step_of_a_solution_that_was_cut_off_has_rollouts(tmp_path):
     (("--method=model", "--rollouts=3"), "--rollouts does not go with --method=model"),
     (("--method=judge", "--search=binary"), "--search does not go with --method=judge"),
     (("--method=judge", "--url=http://x", "--served_model=m", "--temperature=0"), "are all equal"),
+    (("--checkpoint=run", "--readout=trl"), "--readout goes with --model"),
+    (("--method=rollouts", "--checkpoint=run", "--dtype=bfloat16"), "--dtype has no effect with"),
     (("--method=rollouts",), "give one of --model=DIR and --checkpoint=DIR, or --url=URL"),
     (("--method=rollouts", "--search=binary", "--labels=soft"), "labels with a binary search"),
   ],

@@ -336,7 +336,7 @@ def test_greedy_texts_equal_those_of_transformers(variable, name, monkeypatch):
   prompts = [Prompt("", f"Please {text}.", "\n", 0) for text in texts]
   one = jax.devices()[:1]
   monkeypatch.setattr(jax, "local_devices", lambda: one)  # eight copies would need 20 GB
-  engine = language_models.load_model(path, batch=8)
+  engine = language_models.load(path, batch=8)
   found = engine.generate(prompts, 1, Sampling(temperature=0), Limits(64))
   ours = {x.prompt: [*x.tokens] for x in found}
   ids = [engine.tokenizer.encode(prompt.text) for prompt in prompts]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -165,6 +166,17 @@ def test_a_solution_above_the_token_limit_is_refused(scorer, samples):
   with pytest.raises(SolutionError, match="at most 16384") as error:
     scorer.probabilities(solutions)
   assert error.value.index == 1
+
+
+def test_a_solution_beyond_the_context_length_is_a_warning(scorer, samples):
+  """A solution longer than the model's context is laid out, with a warning; others have none."""
+  short = dataclasses.replace(scorer.config, context_length=64)
+  short = dataclasses.replace(scorer, config=short)
+  with warnings.catch_warnings(action="error"):
+    short.encode(samples[0]["problem"], ("1",))
+    scorer.encode(samples[0]["problem"], ("1 " * 64,))  # its context length is unknown
+  with pytest.warns(UserWarning, match="more than 64 tokens, the model's context length"):
+    assert len(short.encode(samples[0]["problem"], ("1 " * 64,))) > 64
 
 
 @pytest.mark.usefixtures("one_device")

@@ -267,7 +267,7 @@ def test_a_published_readout_has_the_same_cached_probabilities(monkeypatch):
   monkeypatch.setattr(cached_scorer, "size", size)
   monkeypatch.setattr(places_lib, "size", size)
   monkeypatch.setattr(cached_scorer, "power_of_two", power_of_two)
-  joined = readouts.PUBLISHED["trl-joined"](tiny.TOKENIZER, {}, "\n")
+  joined = readouts.PUBLISHED["trl-joined"](tiny.TOKENIZER, "\n")
   published = dataclasses.replace(scorer(), readout=joined)
   reader = CachedScorer(published, 1)
   steps = ("ab", "c", "abc", "d")

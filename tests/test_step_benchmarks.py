@@ -323,10 +323,10 @@ def test_agreement_of_two_models():
   same = diagnostics.agreement(solutions, solutions, (0.5, 0.5))
   assert (same["spearman"], same["kappa"], same["same_decision"]) == pytest.approx((1, 1, 1))
   opposite = [
-    with_scores(judged.Labelled(x.id, x.group, x.problem, x.steps, x.labels), 1.05 - x.scores)
+    with_scores(judged.Labelled(x.id, x.group, x.problem, x.steps, x.labels), 1 - x.scores)
     for x in solutions
   ]
-  other = diagnostics.agreement(solutions, opposite, (0.525, 0.525))
+  other = diagnostics.agreement(solutions, opposite, (0.55, 0.45))
   assert other["pearson"] == pytest.approx(-1) and other["same_decision"] == 0
   assert other["kappa"] < 0
 
@@ -382,6 +382,37 @@ def test_scored_lines_are_evaluated_and_compared(scored_lines, tmp_path):
   assert paired["difference"] == pytest.approx(expected[2] - later)
   assert paired["low"] <= paired["difference"] <= paired["high"]
   assert "kappa" in printed and "0.0 to 0.0" in evaluate("--compare", a, a)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({}, None),
+    ({"probs": ...}, 'solutions[0]" is .*: no "probs"'),
+    ({"probs": ..., "steps": ..., "rating_probs": []}, 'solutions[0]" is .*: no "steps"'),
+    ({"probs": [[0.5, 0.5]] * 2}, "probs: expected 3 numbers from 0 to 1 for each of 2 steps"),
+    ({"probs": [[2, -1, 0]] * 2}, "probs: expected 3 numbers from 0 to 1"),
+    ({"scores": ["x", 1]}, r'solutions[0].scores" is .*x'),
+    ({"scores": [None, 1]}, "scores: expected a number for each of 2 steps"),
+    ({"std": [0.1]}, "std: expected a number for each of 2 steps"),
+  ],
+)
+def test_a_result_of_another_version_is_an_error(tmp_path, change, message):
+  """Stored solutions are read as they were; a missing or wrong field is named with the file."""
+  given = with_scores(judged.Labelled("a", "g", "p", ["s", "t"], [1, -1]), [0.25, 0.5])
+  (entry,) = json.loads(json.dumps(judged.stored([given])))
+  entry = {key: value for key, value in (entry | change).items() if value is not ...}
+  path = tmp_path / "result.json"
+  about = {"benchmark": "process_bench", "threshold": 0.5, "solutions": [entry]}
+  path.write_text(json.dumps(about))
+  if not message:
+    (read,) = step_benchmarks.read_result(path).solutions
+    assert read.labels == given.labels and read.problem == judged.short_hash("p")
+    np.testing.assert_array_equal(read.probs, given.probs)
+    np.testing.assert_array_equal(read.scores, given.scores)
+    return
+  with pytest.raises(BadLine, match=rf"result\.json: .*{message.replace('[0]', '.0.')}"):
+    step_benchmarks.read_result(path)
 
 
 @pytest.mark.parametrize(

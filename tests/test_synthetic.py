@@ -1,5 +1,6 @@
 """A reward model as labeller: its rule, its errors, and the lines that it writes."""
 
+import collections
 import json
 
 import numpy as np
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from prm_jax.datasets import prepare, prm800k
 from prm_jax.supervision import retrospective, synthetic
-from prm_jax.supervision.synthetic import Labels
 
 ROW = st.tuples(*[st.integers(1, 20)] * 3).map(lambda x: np.array(x) / sum(x))
 
@@ -25,13 +25,13 @@ def test_a_step_is_wrong_above_the_threshold_and_labels_end_there(rows, threshol
       break
     expected.append(1 if right > neutral else 0)
   found = synthetic.label(np.array(rows), threshold)
-  assert found == Labels(tuple(expected), -1 not in expected)
+  assert found == tuple(expected)
 
 
 def test_two_classes_have_no_neutral():
   """Without a neutral class, a step that is not wrong is right."""
   rows = np.array([[0.1, 0.9], [0.3, 0.7], [0.0, 1.0]])
-  assert synthetic.label(rows, 0.2, (-1, 1)) == Labels((1, -1), False)
+  assert synthetic.label(rows, 0.2, (-1, 1)) == (1, -1)
 
 
 def test_errors_of_a_labeller_are_counted_to_the_first_error_of_either():
@@ -39,7 +39,7 @@ def test_errors_of_a_labeller_are_counted_to_the_first_error_of_either():
 
   The solutions have one missed error, one false alarm, one error found and no error.
   """
-  given = [Labels((1, 1), True), Labels((-1,), False), Labels((1, -1), False), Labels((1, 0), True)]
+  given = [(1, 1), (-1,), (1, -1), (1, 0)]
   exact = [(1, -1), (1, 1), (1, -1), (1, 1)]
   found = synthetic.errors(given, exact)
   assert (found["wrong"], found["missed"]) == (2, 1)
@@ -69,16 +69,16 @@ def test_annotated_lines_can_be_prepared_and_have_their_provenance(tmp_path):
     {"problem": "q", "steps": ["a", "b"]},
   ]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  annotator = synthetic.Annotator(Oracle(), "runs/prm", 0.2)
-  lines = list(annotator.lines(path))
+  given = (path, Oracle(), "runs/prm", 0.2)
+  lines = list(synthetic.annotated(*given, counts := collections.Counter()))
   assert [line["labels"] for line in lines] == [[1, -1, None], [1, 1]]
   assert [line["is_correct"] for line in lines] == [True, True]
   assert [line["provenance"]["outcome"] for line in lines] == ["answer", "labeller"]
   assert {line["provenance"]["labeller"] for line in lines} == {"runs/prm"}
   assert lines[0]["note"] == 1 and lines[0]["provenance"]["threshold"] == 0.2
-  assert "0.0 % of 1" in annotator.table()[1]
-  overruling = synthetic.Annotator(Oracle(), "runs/prm", 0.2, outcome_by_labeller=True)
-  assert [line["is_correct"] for line in overruling.lines(path)] == [False, True]
+  assert "0.0 % of 1" in synthetic.table(counts)[1]
+  overruled = synthetic.annotated(*given, collections.Counter(), outcome_by_labeller=True)
+  assert [line["is_correct"] for line in overruled] == [False, True]
   out = tmp_path / "labels.jsonl"
   out.write_text("".join(json.dumps(line) + "\n" for line in lines))
   manifest = prepare.prepare_stepwise(tmp_path / "data", prepare.Stepwise(), source=out)

@@ -6,7 +6,6 @@ import itertools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -86,16 +85,20 @@ def test_logits_in_parts_give_the_same_loss(monkeypatch):
   model = tiny.merged()
   hidden = jax.random.normal(jax.random.key(0), (2, 50, tiny.MODEL.width))
 
-  def naive(hidden):
-    before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], 1)
-    logits = model.next_token_logits(before)
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens)
-    return (nll * (batch.previous >= 0)).sum()
+  weights = jax.random.uniform(jax.random.key(1), (2, 50))
 
-  expected = jax.jit(jax.value_and_grad(naive))(hidden)
+  def at_once(hidden):
+    logits = model.next_token_logits(hidden)
+    nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens)
+    return (nll * weights).sum()
+
+  def summed(hidden):
+    return (loss_lib.token_nll(model, hidden, batch.tokens) * weights).sum()
+
+  expected = jax.jit(jax.value_and_grad(at_once))(hidden)
   for size in (16, 64):
     monkeypatch.setattr(loss_lib, "LOGITS", size)
-    parts = jax.jit(jax.value_and_grad(lambda h: loss_lib.next_token_nll(model, h, batch)))(hidden)
+    parts = jax.jit(jax.value_and_grad(summed))(hidden)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), parts, expected
     )
@@ -156,10 +159,11 @@ def test_a_language_model_is_exported_with_merged_factors(text_run, tmp_path):
   on = sharding_lib.make_mesh(config_lib.Mesh())
   _, about, params = checkpoint.restore_params(workdir, on)
   expected = trainable.merge_lora(params, about.config.model)
-  preset = families.read(tmp_path / "lm")
-  assert (preset.family, preset.config.vocab_size) == ("llama", about.vocab_size)
-  abstract = decoder.abstract_params(preset.config, about.vocab_size, 1, on)
-  loaded = weights.load(tmp_path / "lm", abstract, preset.config)
+  config = families.read(tmp_path / "lm")
+  written = json.loads((tmp_path / "lm/config.json").read_text())
+  assert (written["model_type"], config.vocab_size) == ("llama", about.vocab_size)
+  abstract = decoder.abstract_params(config, about.vocab_size, 1, on)
+  loaded = weights.load(tmp_path / "lm", abstract, config)
   heads = {name: np.zeros_like(expected[name]) for name in ("head", "head_bias")}
   jax.tree.map(np.testing.assert_array_equal, loaded, expected | heads)
   assert tokenizers.load(tmp_path / "lm").hash == tokenizer.hash

@@ -222,6 +222,14 @@ def test_lora_factors_start_without_effect_and_merge_to_the_same_output():
   assert trainable.merge_lora(base, tiny.MODEL) is base
 
 
+def test_factors_are_merged_in_float32_on_every_platform():
+  """All matrix products of merging ask for the highest precision; a TPU's default is bfloat16."""
+  merge = jax.jit(functools.partial(trainable.merge_lora, c=LORA))
+  text = merge.lower(params(LORA)).as_text()
+  products = text.count("stablehlo.dot_general")
+  assert products == text.count("precision = [HIGHEST, HIGHEST]") == len(LORA.lora_targets)
+
+
 def test_a_groups_factor_scales_its_updates_only():
   """A parameter group's factor multiplies its updates, with their decay, and no others."""
   c = config_lib.Optim(learning_rate=1e-2, weight_decay=0.1)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 BATCH = 256  # resamples drawn at once
+PERCENT = (2.5, 97.5)  # ends of a 95 % interval
 
 
 def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
@@ -19,6 +20,18 @@ def resample_counts(problems: int, resamples: int, seed: int = 0) -> np.ndarray:
     problems, np.full(problems, 1 / problems), resamples
   )
   return np.concatenate([np.ones((1, problems)), drawn])
+
+
+def interval(means: np.ndarray) -> dict[str, list[float | None]]:
+  """Returns mean, low and high `[K]` of means `[1 + R, K]`, of all data and of R resamples.
+
+  None: no value.  The limits leave out resamples without a value.
+  """
+  ends = np.full((2, means.shape[1]), np.nan)
+  known = np.isfinite(means[1:]).any(0)
+  ends[:, known] = np.nanpercentile(means[1:, known], PERCENT, axis=0)
+  plain = lambda row: [float(x) if np.isfinite(x) else None for x in row]
+  return {"mean": plain(means[0]), "low": plain(ends[0]), "high": plain(ends[1])}
 
 
 def standard_error(per_problem) -> jax.Array:

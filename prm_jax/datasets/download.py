@@ -98,7 +98,7 @@ def local(source: str | pathlib.Path, download_dir: str | pathlib.Path) -> pathl
 
 def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
   """Downloads a file.  Unlike TFDS's downloader, fails at once where there is no network."""
-  if path.is_file() and (info is None or sha256_of(path) == info.checksum):
+  if path.is_file() and (info is None or storage.sha256_of(path) == info.checksum):
     return
   size = int(info.size) if info else None
   shown_size = f" ({size:,} bytes)" if size else ""
@@ -114,7 +114,7 @@ def _download(url: str, path: pathlib.Path, info: Any | None) -> None:
       f.flush()
       if response.length:
         raise OSError(f"the connection ended {response.length:,} bytes early")
-      if info and (sha256 := sha256_of(f.name)) != info.checksum:
+      if info and (sha256 := storage.sha256_of(f.name)) != info.checksum:
         raise OSError(f"not upstream's {info}, but {f.tell():,} bytes of sha256 {sha256}")
   except (OSError, http.client.HTTPException) as error:
     advice = "Run again, or fetch the files by hand (git lfs) and pass their folder as source"
@@ -126,18 +126,13 @@ def _published(builder: Any, file: str) -> Any | None:
   return (builder.url_infos or {}).get(builder.BASE_URL + file)
 
 
-def sha256_of(path: str | pathlib.Path) -> str:
-  with open(path, "rb") as f:
-    return hashlib.file_digest(f, "sha256").hexdigest()
-
-
 def describe(builder: Any) -> dict[str, dict[str, Any]]:
   """Returns each file's path, size, sha256 and `is_upstream` (None: no published checksum)."""
   return {
     file: {
       "path": str(path),
       "bytes": path.stat().st_size,
-      "sha256": (sha256 := sha256_of(path)),
+      "sha256": (sha256 := storage.sha256_of(path)),
       "is_upstream": (info := _published(builder, file)) and sha256 == info.checksum,
     }
     for file, path in builder.paths.items()

@@ -64,7 +64,11 @@ def read_manifest(directory: str | pathlib.Path) -> Manifest:
 
 
 def step_trees(
-  directory: str | pathlib.Path, split: str, objective: str, limit: int | None = None
+  directory: str | pathlib.Path,
+  split: str,
+  objective: str,
+  limit: int | None = None,
+  alternatives: bool = True,
 ) -> tuple[list[StepTree], dict[str, Any]]:
   """Returns the solutions of a split, labelled by the recipe that the dataset was prepared with.
 
@@ -72,6 +76,7 @@ def step_trees(
     split: "train" or "test".  "train" leaves out the manifest's `test_problems`.
     objective: "process" for step labels, "outcome" for whole solutions with the outcome.
     limit: the largest number of records to read; None reads all.
+    alternatives: False leaves out alternative steps: each solution is a chain of judged steps.
 
   Returns:
     The trees, and counts of what was read, kept and dropped, for the run's manifest.
@@ -85,19 +90,12 @@ def step_trees(
     trees = itertools.islice(stepwise.stored_trees(directory, split), limit)
     return _kept(trees, objective, frozenset(excluded))
   records = itertools.islice(stored_records(directory, split), limit)
-  trees, counts = recipes.convert_all(records, manifest.recipe, objective, excluded)
+  recipe = manifest.recipe
+  if not alternatives:
+    recipe = msgspec.structs.replace(recipe, alternatives="drop")
+  trees, counts = recipes.convert_all(records, recipe, objective, excluded)
   del counts["test_problems"]  # the dataset's manifest lists them
   return trees, counts
-
-
-def own_paths(directory: str | pathlib.Path, split: str) -> list[StepTree]:
-  """Returns the solutions of a split without their alternatives: a chain of judged steps each."""
-  manifest = read_manifest(directory)
-  if manifest.recipe is None:
-    return step_trees(directory, split, "process")[0]
-  recipe = msgspec.structs.replace(manifest.recipe, alternatives="drop")
-  excluded = manifest.test_problems if split == "train" else ()
-  return recipes.convert_all(stored_records(directory, split), recipe, "process", excluded)[0]
 
 
 def _kept(

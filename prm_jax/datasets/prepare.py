@@ -147,7 +147,7 @@ def prepare_stepwise(
     builder = stepwise.Builder(source=files, data_dir=temporary, **dataclasses.asdict(options))
     manifest |= _build(builder)
     source_files = {
-      split: {"path": str(path), "sha256": download.sha256_of(path)}
+      split: {"path": str(path), "sha256": storage.sha256_of(path)}
       for split, path in builder.paths.items()
     }
     if files != pathlib.Path(source):

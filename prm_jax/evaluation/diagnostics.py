@@ -37,7 +37,7 @@ def diagnose(
   out = {
     "calibration": calibration(trees or judged),
     "length_bias": length_bias(judged),
-    "minimum_at_last_step": _share(
+    "minimum_at_last_step": step_metrics.mean(
       [each.scores.argmin() == len(each.scores) - 1 for each in judged if len(each.scores) > 1]
     ),
     "by_rating": by_rating(trees or judged),
@@ -47,8 +47,10 @@ def diagnose(
     predicted = [first_below(each.scores, threshold) for each in lucky]
     out["right_answer_wrong_steps"] = {
       "n": len(lucky),
-      "detected": _share([step >= 0 for step in predicted]),
-      "located": _share([step == each.first_error for step, each in zip(predicted, lucky)]),
+      "detected": step_metrics.mean([step >= 0 for step in predicted]),
+      "located": step_metrics.mean(
+        [step == each.first_error for step, each in zip(predicted, lucky)]
+      ),
     }
   of_ensemble = [[x for x in part if x.std is not None] for part in (judged, trees or judged)]
   if all(of_ensemble):
@@ -84,9 +86,9 @@ def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
   """
   steps = steps_of(judged)
   right = steps["label"] >= 0
-  out = _reliability(steps["score"], right)
+  out = step_metrics.calibration(steps["score"], right)
   out["by_class"] = {
-    str(rating): _reliability(steps["probs"][:, i], steps["label"] == rating)
+    str(rating): step_metrics.calibration(steps["probs"][:, i], steps["label"] == rating)
     for i, rating in enumerate(RATINGS)
     if (steps["label"] == rating).any() or steps["probs"][:, i].any()
   }
@@ -95,18 +97,11 @@ def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
     inside = (steps["number"] >= first) & (steps["number"] <= (last or np.inf))
     if inside.any():
       scores, positive = steps["score"][inside], right[inside]
-      row = {"first": first, "last": last} | _reliability(scores, positive)
+      row = {"first": first, "last": last} | step_metrics.calibration(scores, positive)
       del row["bins"]
       row |= {"mean_score": float(scores.mean()), "share_not_wrong": float(positive.mean())}
       out["by_step"].append(row | {"auroc": step_metrics.auroc(scores, positive)})
   return out
-
-
-def _reliability(scores: np.ndarray, positive: np.ndarray) -> dict[str, Any]:
-  bins = step_metrics.calibration(scores, positive)
-  gap = sum(b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins)
-  count = len(scores)
-  return {"count": count, "ece": gap / count if count else None, "bins": bins}
 
 
 def length_bias(judged: Sequence[Judged]) -> dict[str, Any]:
@@ -157,7 +152,7 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
     if len(part):
       entry = {"count": len(part), "mean_std": float(steps["std"][part].mean())}
       entry["wrong_decisions"] = float(mistaken[part].mean())
-      entry["ece"] = _reliability(steps["score"][part], right[part])["ece"]
+      entry["ece"] = step_metrics.calibration(steps["score"][part], right[part])["ece"]
       bins.append(entry | {"auroc": step_metrics.auroc(steps["score"][part], right[part])})
   sure = [
     each
@@ -169,7 +164,7 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
   return {
     "bins": bins,
     "error_auroc": step_metrics.auroc(steps["std"], mistaken),
-    "certain": {"share": len(sure) / len(judged), "right_decisions": _share(hits)},
+    "certain": {"share": len(sure) / len(judged), "right_decisions": step_metrics.mean(hits)},
   }
 
 
@@ -189,10 +184,6 @@ def agreement(a: Sequence[Judged], b: Sequence[Judged], thresholds: Sequence[flo
     "same_decision": float((decisions[0] == decisions[1]).mean()),
     "kappa": step_metrics.kappa(*decisions),
   }
-
-
-def _share(values: Sequence[bool]) -> float | None:
-  return float(np.mean(values)) if len(values) else None
 
 
 def table(found: dict[str, Any]) -> list[str]:

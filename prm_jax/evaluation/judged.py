@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from prm_jax.aggregation.intervals import resample_counts
+from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 from prm_jax.scoring.rater import UNDEFINED, undefined
@@ -21,7 +21,6 @@ from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
 
 RESAMPLES = 2_000
-LEVEL = 0.95  # of intervals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +71,17 @@ class Judged(Labelled):
   scores: np.ndarray  # [S] P(right)
   std: np.ndarray | None = None  # [S] of P(right) over the heads of an ensemble
   verdict: int | None = None  # of a generative judge: first wrong step, NONE_WRONG or UNDECIDED
+
+  def __post_init__(self):
+    steps, unit = len(self.labels), (self.probs >= 0) & (self.probs <= 1)
+    if unit.shape != (steps, len(RATINGS)) or not unit.all():
+      raise ValueError(
+        f"probs: expected {len(RATINGS)} numbers from 0 to 1 for each of {steps} steps"
+      )
+    for name in ("scores", "std"):
+      values = getattr(self, name)
+      if values is not None and (values.shape != (steps,) or not np.isfinite(values).all()):
+        raise ValueError(f"{name}: expected a number for each of {steps} steps")
 
 
 def first_below(values: Sequence[float], threshold: float) -> int:
@@ -166,57 +176,10 @@ def from_record(
   return Judged(**vars(solution), probs=probs, scores=right, std=std)
 
 
-class Stored(msgspec.Struct, omit_defaults=True):
-  """A judged solution in a result file, without its texts: what comparing two models needs."""
-
-  id: str
-  group: str
-  problem: str  # `short_hash`
-  labels: list[int | None]
-  answer_is_right: bool | None
-  rating_probs: list[list[Probability]]
-  scores: list[float]
-  std: list[float] | None = None
-  verdict: int | None = None
-  parents: list[int] | None = None
-
-
 def stored(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-  """Returns the solutions as `Stored` entries, for JSON."""
-  entries = []
-  for each in judged:
-    entry = Stored(
-      id=each.id,
-      group=each.group,
-      problem=short_hash(each.problem),
-      labels=[*each.labels],
-      answer_is_right=each.answer_is_right,
-      rating_probs=np.round(each.probs, 9).tolist(),
-      scores=np.round(each.scores, 9).tolist(),
-      std=None if each.std is None else np.round(each.std, 9).tolist(),
-      verdict=each.verdict,
-      parents=None if each.parents is None else [*each.parents],
-    )
-    entries.append(msgspec.to_builtins(entry))
-  return entries
-
-
-def read_stored(entries: Sequence[Any], where: str) -> list[Judged]:
-  """Returns the solutions of a result file, with hashes for problems and empty steps."""
-  judged = []
-  for i, entry in enumerate(entries):
-    fields = msgspec.structs.asdict(json_lines.convert(entry, Stored, f"{where}: solutions[{i}]"))
-    probs, scores, std = (fields.pop(name) for name in ("rating_probs", "scores", "std"))
-    judged.append(
-      Judged(
-        **fields,
-        steps=[""] * len(fields["labels"]),
-        probs=np.array(probs),
-        scores=np.array(scores),
-        std=None if std is None else np.array(std),
-      )
-    )
-  return judged
+  """Returns the solutions for JSON, without their texts: what comparing two models needs."""
+  bare = (dataclasses.replace(x, problem=short_hash(x.problem), steps=()) for x in judged)
+  return [msgspec.to_builtins(each, enc_hook=lambda x: np.round(x, 9).tolist()) for each in bare]
 
 
 def by_group(judged: Sequence[Labelled]) -> dict[str, np.ndarray]:
@@ -242,10 +205,8 @@ def problem_weights(judged: Sequence[Labelled]) -> np.ndarray:
 
 def with_intervals(measures: dict[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
   """Returns value and percentile interval of each measure, given by row of `problem_weights`."""
-  out, tail = {}, 50 * (1 - LEVEL)
-  finite = lambda x: float(x) if np.isfinite(x) else None
-  for name, values in measures.items():
-    resampled = values[1:][np.isfinite(values[1:])]
-    ends = np.percentile(resampled, (tail, 100 - tail)) if len(resampled) else (np.nan, np.nan)
-    out[name] = dict(zip(("value", "low", "high"), map(finite, (values[0], *ends))))
-  return out
+  found = interval(np.stack([*measures.values()], axis=1))
+  return {
+    name: dict(zip(("value", "low", "high"), each))
+    for name, *each in zip(measures, *found.values())
+  }

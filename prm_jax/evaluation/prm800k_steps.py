@@ -35,7 +35,8 @@ def read(directory: str | pathlib.Path, split: str) -> tuple[list[Labelled], lis
   trees, _ = labelled.step_trees(directory, split, "process")
   if not trees:
     raise ValueError(f"{directory}, split {split}: no labelled step")
-  return [_labelled(x) for x in trees], [_labelled(x) for x in labelled.own_paths(directory, split)]
+  paths, _ = labelled.step_trees(directory, split, "process", alternatives=False)
+  return [_labelled(x) for x in trees], [_labelled(x) for x in paths]
 
 
 def _labelled(tree: StepTree) -> Labelled:
@@ -192,7 +193,7 @@ def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str)
   probs = np.concatenate(read).mean(1)
   right = np.array([bool(tree.outcome) for tree in solutions])
   metrics = step_metrics.step_metrics(probs, right.astype(int), contract.labels)
-  return metrics | {"calibration": step_metrics.calibration(probs[:, 1], right)}
+  return metrics | {"calibration": step_metrics.calibration(probs[:, 1], right)["bins"]}
 
 
 def check_recipe(scorer: Scorer, directory: str | pathlib.Path) -> None:

@@ -18,7 +18,7 @@ from prm_jax.evaluation.judged import (
   problem_weights,
   with_intervals,
 )
-from prm_jax.evaluation.verdicts import NONE_WRONG, UNDECIDED, plurality
+from prm_jax.evaluation.verdicts import NONE_WRONG, UNDECIDED, labels, plurality
 from prm_jax.runtime import json_lines
 
 
@@ -30,9 +30,8 @@ class Votes(msgspec.Struct):
 
 def labelled(solution: process_bench.Solution) -> Labelled:
   """Labels steps before the first wrong one right, that one wrong, and later ones not at all."""
-  count, error = len(solution.steps), solution.label
-  labels = [1] * count if error < 0 else [1] * error + [-1] + [None] * (count - error - 1)
-  about = (solution.id, solution.subset, solution.problem, solution.steps, labels)
+  given = labels(solution.label, len(solution.steps))
+  about = (solution.id, solution.subset, solution.problem, solution.steps, given)
   return Labelled(*about, solution.final_answer_correct)
 
 

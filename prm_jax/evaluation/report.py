@@ -1,6 +1,5 @@
 """Presents a reranking report: table, CSV, figure, and a page with a few solutions."""
 
-import base64
 import csv
 import io
 import json
@@ -8,7 +7,6 @@ import pathlib
 import textwrap
 from collections.abc import Sequence
 
-import jinja2
 import matplotlib.figure
 import matplotlib.ticker
 import matplotlib.transforms
@@ -21,6 +19,7 @@ from prm_jax.evaluation.methods import OF_STEPS
 from prm_jax.evaluation.reranking import BREAKDOWNS, powers_of_two
 from prm_jax.evaluation.sample_arrays import ScoredSamples
 from prm_jax.evaluation.scored_samples import read_solutions
+from prm_jax.runtime.json_lines import printable
 
 FILES = ("report.json", "best_of_n.png", "report.html")
 SHOWN, MAX_SOLUTIONS = 8, 2_000  # solutions on the page: of a problem, and in all
@@ -119,25 +118,16 @@ def _chosen(
 
 def render_page(report: dict, png: bytes, problems: Sequence[page.Problem]) -> str:
   """Returns the HTML page: it fetches nothing, and every text of the data is escaped."""
-  shown_text = lambda x: x.translate(page.SEEN) if type(x) is str else x  # not our own Markup
-  template = jinja2.Template(
-    pathlib.Path(__file__).with_name("report.html").read_text(),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    finalize=shown_text,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
-  inlined = lambda figure: base64.b64encode(figure).decode()
+  template = page.template(pathlib.Path(__file__).with_name("report.html"))
   breakdowns = {}
   for kind in BREAKDOWNS:
     if groups := report[f"by_{kind}"]:
-      figure = inlined(encoded(draw_groups(report, kind))) if len(groups) <= MAX_GROUPS else None
+      figure = encoded(draw_groups(report, kind)) if len(groups) <= MAX_GROUPS else None
       names = [(group_name(kind, name), group) for name, group in groups.items()]
       breakdowns[kind] = {"groups": names, "figure": figure}
   body = template.render(
     report=report,
-    figure=inlined(png),
+    figure=png,
     sentence=sentence,
     columns=shown(report["n"]),
     last=len(report["n"]) - 1,
@@ -275,11 +265,6 @@ def _short(text: str, most: int) -> str:
   """Returns the text on one line, cut to at most `most` characters."""
   text = printable(text)
   return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def printable(text: str) -> str:
-  """Replaces control characters by "?": one safe line for a terminal or figure."""
-  return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def shown(n: Sequence[int]) -> list[int]:

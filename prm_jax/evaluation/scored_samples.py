@@ -17,6 +17,7 @@ import collections
 import itertools
 import pathlib
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ import msgspec
 
 from prm_jax.evaluation.candidate_table import Candidate, Table, is_number, union
 from prm_jax.evaluation.sample_arrays import ScoredSamples, is_bundle, place, read_bundle
-from prm_jax.runtime import json_lines
+from prm_jax.runtime import exits, json_lines
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.runtime.progress import Progress
 
@@ -162,14 +163,18 @@ def _samples(
   return records
 
 
-def unused_warning(
+def warn_of_unused(
   paths: Sequence[pathlib.Path], samples: ScoredSamples, flag: str, standard: bool = True
-) -> str:
-  """Returns a line about `unused_numbers`, or "" if there are none; `flag` ranks by "{}"."""
-  unused = unused_numbers(paths, samples, standard)
-  how = flag.format(shlex.quote(unused[0])) if unused else ""
-  text = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {how}"
-  return text if unused else ""
+) -> None:
+  """Prints a line about `unused_numbers` to standard error, if there are any.
+
+  Args:
+    flag: ranks by the number "{}".
+  """
+  if unused := unused_numbers(paths, samples, standard):
+    how = flag.format(shlex.quote(unused[0]))
+    text = f"warning: no method uses the numbers {', '.join(unused)}; to rank by one: {how}"
+    print(json_lines.printable(f"{exits.script()}: {text}"), file=sys.stderr)
 
 
 def unused_numbers(

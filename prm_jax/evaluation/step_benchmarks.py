@@ -16,7 +16,6 @@ from prm_jax.evaluation.judged import (
   Judged,
   Labelled,
   problem_weights,
-  read_stored,
   score,
   short_hash,
   stored,
@@ -216,12 +215,18 @@ def _is_process_bench(record: dict[str, Any]) -> bool:
 
 
 class Result(msgspec.Struct):
-  """The keys that `compared` reads of a result file."""
+  """The keys that `compared` reads of a result file; its problems are hashes, its texts missing."""
 
   benchmark: Name
   threshold: float
-  solutions: list[Any]
-  trees: list[Any] = []
+  solutions: list[Judged]
+  trees: list[Judged] = []
+
+
+def read_result(path: pathlib.Path) -> Result:
+  """Reads a result file; raises BadLine if it is none, or of a version that stored other keys."""
+  array = lambda kind, x: np.array(x, float)
+  return json_lines.convert(json_lines.document(path), Result, str(path), array)
 
 
 def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
@@ -232,16 +237,13 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
   Raises:
     ValueError: a file is not a result of evaluate.py, or the solutions differ.
   """
-  results = [json_lines.convert(json_lines.document(path), Result, str(path)) for path in paths]
+  results = [read_result(path) for path in paths]
   if len({each.benchmark for each in results}) > 1:
     raise ValueError(
       f"{paths[0]} is of {results[0].benchmark}, {paths[1]} of {results[1].benchmark}"
     )
   name = results[0].benchmark
-  judged, trees = (
-    [read_stored(getattr(each, part), str(path)) for each, path in zip(results, paths)]
-    for part in ("solutions", "trees")
-  )
+  judged, trees = [x.solutions for x in results], [x.trees for x in results]
   for kind, pair in (("solutions", judged), ("trees", trees)):
     first, second = ([(x.id, x.group, x.problem, tuple(x.labels)) for x in part] for part in pair)
     if first != second:

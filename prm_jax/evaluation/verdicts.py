@@ -16,3 +16,10 @@ def plurality(verdicts: Sequence[Verdict]) -> Verdict:
   """
   votes = collections.Counter(each for each in verdicts if each is not None)
   return min(votes, key=lambda i: (-votes[i], i == NONE_WRONG, i), default=None)
+
+
+def labels(first: Verdict, count: int) -> list[int | None]:
+  """Returns 1 before the first wrong step, -1 at it and None after it; undecided: None for all."""
+  if first is None:
+    return [None] * count
+  return [1] * count if first == NONE_WRONG else [1] * first + [-1] + [None] * (count - first - 1)

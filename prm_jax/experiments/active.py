@@ -34,7 +34,6 @@ OTHERS = {
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return [*models(plan.samples), "labeller"]
 
 
@@ -113,13 +112,11 @@ def summarise(results: Results) -> dict[str, Any]:
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
     "solutions": sizes,
     "labels": {name: results.labels(name) for name in names},
-    "auroc": {name: results.mean(name, "auroc") for name in names},
     "efficiency": ratios(size),
     "efficiency_of_labels": ratios(labels),
     "gains": {str(k): gain("convincing", k) for k in samples},
     "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
     "missed": _missed(results),
-    "majority": results.intervals(results.problems("majority")),
   }
 
 
@@ -154,7 +151,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   curves = summary["curves"]
   rows = [

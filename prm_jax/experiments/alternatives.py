@@ -40,7 +40,6 @@ VOCABULARY = 320  # as in scripts/quickstart.sh
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return list(ARMS)
 
 
@@ -85,7 +84,6 @@ def _objective(arm: str) -> str:
 
 
 def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
   generator = study.plan.quickstart.generator
   for arm in ARMS:
 
@@ -107,12 +105,10 @@ def summarise(results: Results) -> dict[str, Any]:
     "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
     "differences": {
       "alternatives - own_steps": results.intervals(gaps[0]),
-      "alternatives - outcome": results.intervals(gaps[1]),
       "own_steps - outcome": results.intervals(curves["own_steps"] - curves["outcome"]),
     },
     "share_of_gap": dict(zip(map(str, results.n[1:]), map(intervals.ratio_interval, shares))),
     "majority": results.intervals(results.problems("majority")),
-    "labels": {arm: results.labels(arm) for arm in ARMS},
   }
 
 
@@ -124,7 +120,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = over_n(ARMS, summary["curves"], at)

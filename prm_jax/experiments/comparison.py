@@ -22,10 +22,9 @@ from scipy import stats
 
 from prm_jax import aggregation as agg
 from prm_jax import step_metrics
-from prm_jax.aggregation.intervals import resample_counts
+from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
 from prm_jax.evaluation.sample_arrays import ScoredSamples
-from prm_jax.experiments.intervals import interval
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
@@ -42,9 +41,35 @@ class Candidates:
 
   samples: ScoredSamples
   scores: dict[str, np.ndarray]  # [P, M] by scorer, higher is better; NaN: padding
-  models: dict[str, np.ndarray]  # [P, M] P(right) by reward model, the weights of votes
+  models: dict[str, np.ndarray]  # [P, M] P(right) by reward model; an ORM's may be other numbers
   scored: dict[str, ScoredSamples]  # the file of each reward model
   steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a record has no `steps`
+
+  @functools.cached_property
+  def voters(self) -> dict[str, np.ndarray]:
+    """Those of the models whose scores can weigh votes: none is negative."""
+    valid = self.samples.valid
+    return {name: score for name, score in self.models.items() if (score[valid] >= 0).all()}
+
+  @functools.cached_property
+  def calibration(self) -> dict[str, dict[str, Any] | None]:
+    """The calibration of each model's P(right); None: some of its scores are no probabilities."""
+    right, out = self.samples.correct[self.samples.valid], {}
+    for name, score in self.models.items():
+      known = score[self.samples.valid]
+      probable = ((known >= 0) & (known <= 1)).all()
+      out[name] = step_metrics.calibration(known, right) if probable else None
+    return out
+
+  def notices(self) -> list[str]:
+    """Says what is left out for models whose scores are no probabilities."""
+    out = []
+    for name, calibration in self.calibration.items():
+      if name not in self.voters:
+        out.append(f"no vote by {name} and no calibration of it: some orm_score is negative")
+      elif calibration is None:
+        out.append(f"no calibration of {name}: some orm_score is above 1")
+    return [f"{each}; P(right) of a logit x is 1 / (1 + exp(-x))" for each in out]
 
 
 def read(
@@ -98,7 +123,8 @@ def read(
       needed = "no rating_probs" if named[name] else "neither rating_probs nor orm_score"
       raise BadLine(f"{file}: {needed}, for {name}")
     scores[name] = score
-    models[name] = np.exp(score) if "prm_product" in available else score
+    # The probabilities of a step, which are rounded, may add up to more than 1.
+    models[name] = np.minimum(np.exp(score), 1) if "prm_product" in available else score
   log_probs, tokens, steps = _given(path, samples)
   if log_probs is not None:
     scores["log-probability"] = log_probs
@@ -163,7 +189,7 @@ def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str,
     plain = np.asarray(agg.majority_vote(samples.answer_ids, *outcomes, **draws)[0])
     out["majority"] = plain
     orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS, "control": plain}
-    for name, probability in candidates.models.items():
+    for name, probability in candidates.voters.items():
       weights = np.where(samples.valid, np.nan_to_num(probability), 0)
       vote, _ = agg.majority_vote(samples.answer_ids, *outcomes, weights=weights, **draws, **orders)
       out[f"vote by {name}"] = np.asarray(vote)
@@ -211,9 +237,8 @@ def compare(
     }
     if name in auc:
       by_method[name]["auc"] = estimate(auc[name])
-  for name, probability in candidates.models.items():
-    valid = samples.valid
-    by_method[name]["calibration"] = calibration(probability[valid], samples.correct[valid])
+  for name, calibration in candidates.calibration.items():
+    by_method[name]["calibration"] = calibration
   for name in scores if candidates.steps is not None else ():
     by_method[name]["length"] = length(scores[name], candidates.steps, samples.valid)
   return {
@@ -224,6 +249,7 @@ def compare(
     "n": n,
     "seed": seed,
     "baselines": baselines,
+    "notices": candidates.notices(),
     "methods": by_method,
     "by": {
       kind: {
@@ -242,7 +268,7 @@ def _baselines(candidates: Candidates, against: Sequence[str]) -> list[str]:
   """Returns those of `BASELINES` that apply, and `against`; ValueError for an unknown method."""
   known = [*candidates.scores, "random", "oracle"]
   if candidates.samples.answer_ids is not None:
-    known += ["majority", *(f"vote by {name}" for name in candidates.models)]
+    known += ["majority", *(f"vote by {name}" for name in candidates.voters)]
   if unknown := [name for name in against if name not in known]:
     raise ValueError(f"--against {unknown[0]}: no such method; there are {', '.join(known)}")
   return [name for name in dict.fromkeys((*BASELINES, *against)) if name in known]
@@ -264,13 +290,6 @@ def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
   return {"deviation": s, "problems_needed": float((z * s / d) ** 2) if d else None}
 
 
-def calibration(probability: np.ndarray, correct: np.ndarray) -> dict[str, Any]:
-  """Returns the expected calibration error of solutions' P(right), and the reliability diagram."""
-  bins = step_metrics.calibration(probability, correct)
-  gaps = [b["count"] * abs(b["mean_probability"] - b["share_not_wrong"]) for b in bins]
-  return {"error": float(sum(gaps) / len(probability)) if bins else None, "bins": bins}
-
-
 def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str, float | None]:
   """Measures how a score depends on the number of steps, `[P, M]` each.
 
@@ -279,12 +298,11 @@ def length(scores: np.ndarray, steps: np.ndarray, valid: np.ndarray) -> dict[str
     pick, random: mean number of steps of the best valid candidate, ties shared, and of a random
       one, over problems with at least two.
   """
-  mean = lambda values: float(np.mean(values)) if values else None
   pairs = [(s[v], t[v]) for s, t, v in zip(scores, steps, valid) if v.sum() > 1]
   return {
     "correlation": step_metrics.spearman(scores[valid], steps[valid]),
-    "pick": mean([t[s == s.max()].mean() for s, t in pairs]),
-    "random": mean([t.mean() for _, t in pairs]),
+    "pick": step_metrics.mean([t[s == s.max()].mean() for s, t in pairs]),
+    "random": step_metrics.mean([t.mean() for _, t in pairs]),
   }
 
 
@@ -333,30 +351,26 @@ def disagreements(candidates: Candidates, model: str) -> tuple[list[tuple[int, i
   return slots, why
 
 
-class Ends(msgspec.Struct):
+class Interval(msgspec.Struct):
+  value: float | None
   low: float | None
   high: float | None
-
-
-class Subset(msgspec.Struct):
-  f1: float | None
 
 
 class ProcessBench(msgspec.Struct):
   """The keys of a result of evaluate.py that are read."""
 
   benchmark: Literal["process_bench"]
-  subsets: dict[str, Subset]
-  mean_f1: float | None
-  intervals: dict[str, Ends]
+  intervals: dict[str, Interval]
 
 
 def process_bench(path: pathlib.Path) -> dict[str, dict[str, list[float | None]]]:
   """Reads F1 of each subset and their mean, as `interval`; BadLine: the file is no such result."""
-  result = json_lines.convert(json_lines.document(path), ProcessBench, str(path))
-  values = {name: (part.f1, f"{name}/f1") for name, part in result.subsets.items()}
-  ends = lambda key: result.intervals.get(key, Ends(None, None))
+  found = json_lines.convert(json_lines.document(path), ProcessBench, str(path)).intervals
+  names = {name: name.removesuffix("/f1") for name in found if name.endswith("/f1")}
+  names |= {"mean_f1": "mean"}
   return {
-    name: {"mean": [f1], "low": [ends(key).low], "high": [ends(key).high]}
-    for name, (f1, key) in (values | {"mean": (result.mean_f1, "mean_f1")}).items()
+    names[name]: {"mean": [each.value], "low": [each.low], "high": [each.high]}
+    for name, each in found.items()
+    if name in names
   }

@@ -107,7 +107,7 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
   for name, each in found["methods"].items():
     if "auc" in each:
       length = each.get("length", {})
-      values = [each.get("calibration", {}).get("error"), length.get("correlation")]
+      values = [(each.get("calibration") or {}).get("ece"), length.get("correlation")]
       row = [number(x, digits) for x, digits in zip(values, (3, 2))]
       rows.append([name, *row, *(number(length.get(key), 1) for key in ("pick", "random"))])
   header = ["", "calibration error of P(right)", "rank correlation with steps, all problems"]
@@ -117,16 +117,21 @@ def _scores(found: Mapping[str, Any]) -> list[Table]:
   return [Table("Scores of candidates with an answer", header, rows)]
 
 
-def write(
-  candidates: Candidates,
-  found: Mapping[str, Any],
-  directory: pathlib.Path,
-  title: str,
-  vector: Sequence[str] = (),
-) -> list[str]:
-  """Writes comparison.json, comparison.png and comparison.html; returns lines for the screen.
+def paths(directory: pathlib.Path, vector: Sequence[str] = ()) -> list[pathlib.Path]:
+  """Returns the paths of the files of `contents`, in their order."""
+  ends = (".json", ".png", ".html", *(f".{kind}" for kind in dict.fromkeys(vector)))
+  return [directory / f"comparison{end}" for end in ends]
+
+
+def contents(
+  candidates: Candidates, found: Mapping[str, Any], title: str, vector: Sequence[str] = ()
+) -> tuple[list[bytes], list[str]]:
+  """Returns the content of each of `paths`, and lines for the screen.
 
   The page shows solutions on which the first model and the majority disagree.
+
+  Args:
+    vector: further formats of the figure: "pdf", "svg".
   """
   problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
   if candidates.scored:
@@ -138,13 +143,17 @@ def write(
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
   shown = tables(found)
   notes = [sentence(each) for each in reranking.unanswered(candidates.samples)]
-
-  def html(png: bytes) -> str:
-    alt = "Share of problems solved over N, by method"
-    body = figures.with_tables(png, alt, shown, notes=" ".join(notes))
-    return page.render(problems, title, about, body)
-
+  files = figures.contents(
+    panels(found),
+    shown,
+    title=title,
+    about=about,
+    alt="Share of problems solved over N, by method",
+    notes=" ".join([*notes, *map(sentence, found["notices"])]),
+    problems=problems,
+    vector=vector,
+  )
   text = json.dumps(found, indent=1) + "\n"
-  written = figures.write(directory, "comparison", panels(found), html, vector, text)
   lines = [*shown[0].lines(), *notes, ""]
-  return [*lines, *(line for table in shown[1:] for line in [*table.lines(), ""]), written]
+  lines += [line for table in shown[1:] for line in [*table.lines(), ""]]
+  return [text.encode(), *files.values()], lines

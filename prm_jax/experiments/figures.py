@@ -1,13 +1,11 @@
 """Draws curves with bands over seeds and problems, like the paper's figures; and their HTML."""
 
-import base64
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
 import matplotlib.figure
 import matplotlib.ticker
 import numpy as np
@@ -15,7 +13,6 @@ import numpy as np
 from prm_jax.evaluation import page
 from prm_jax.evaluation.figure_files import encoded
 from prm_jax.experiments.results import Table
-from prm_jax.runtime import storage
 
 COLOURS = (
   *("#1b6ca8", "#d1603d", "#3a9d5d", "#8e5ea2", "#b8860b", "#5f6b6d"),
@@ -37,13 +34,13 @@ class Curve:
 
   @classmethod
   def over_n(cls, label: str, n: Sequence[float], accuracy: dict[str, Any], dashed: bool = False):
-    """Returns best-of-N in % over N, from `intervals.intervals`."""
+    """Returns best-of-N in % over N, from `Results.intervals`."""
     values = (100 * np.array(accuracy[key], float) for key in ("mean", "low", "high"))
     return cls(label, n, *values, dashed)
 
   @classmethod
   def at_last(cls, label: str, x: Sequence[float], accuracies: Sequence[dict[str, Any]]):
-    """Returns best-of-N in % at the largest N over `x`, from `intervals.intervals` at each x."""
+    """Returns best-of-N in % at the largest N over `x`, from `Results.intervals` at each x."""
     y = [[100 * each[k][-1] for each in accuracies] for k in ("mean", "low", "high")]
     return cls(label, x, *map(np.array, y))
 
@@ -109,48 +106,33 @@ def over_n(
   return Panel(drawn, x, "% problems solved (best-of-N)")
 
 
-def write(
-  directory: pathlib.Path,
-  name: str,
+def contents(
   panels: Sequence[Panel],
-  html: Callable[[bytes], str],
-  vector: Sequence[str] = (),
-  text: str = "",
-) -> str:
-  """Writes NAME.png and NAME.html, all files or none; returns a line that names the files.
-
-  Args:
-    html: takes the content of NAME.png.
-    vector: further formats in which the figure is written: "pdf", "svg".
-    text: content of NAME.json, if that is to be written too.
-  """
-  figure = draw(panels)
-  png = encoded(figure)
-  files = {".json": text.encode()} if text else {}
-  files |= {".png": png, ".html": html(png).encode()}
-  files |= {f".{kind}": encoded(figure, kind) for kind in vector}
-  with storage.written_together() as output:
-    for end, content in files.items():
-      output(directory / f"{name}{end}", "wb").write(content)
-  return f"-> {directory / name}{', '.join(files)}"
-
-
-def with_tables(
-  png: bytes,
-  alt: str,
   tables: Sequence[Table],
+  *,
+  title: str,
+  about: str,
+  alt: str,
   question: str = "",
   paper: str = "",
   notes: str = "",
-) -> str:
-  """Returns the HTML of a figure and tables, for `page.render`."""
-  template = jinja2.Template(
-    pathlib.Path(__file__).with_name("figure_and_tables.html").read_text(),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    finalize=lambda x: x.translate(page.SEEN) if type(x) is str else x,
+  problems: Sequence[page.Problem] = (),
+  vector: Sequence[str] = (),
+) -> dict[str, bytes]:
+  """Returns the files of a figure with tables, by the ends of their names: ".png", ".html".
+
+  Args:
+    title, about: head of the page.
+    alt: what the figure shows.
+    question, paper, notes: texts above the figure, above the tables and below them.
+    problems: problems whose solutions the page shows.
+    vector: further formats of the figure: "pdf", "svg".
+  """
+  figure = draw(panels)
+  png = encoded(figure)
+  template = page.template(pathlib.Path(__file__).with_name("figure_and_tables.html"))
+  body = template.render(
+    figure=png, alt=alt, tables=tables, question=question, paper=paper, notes=notes
   )
-  figure = base64.b64encode(png).decode()
-  return template.render(
-    figure=figure, alt=alt, tables=tables, question=question, paper=paper, notes=notes
-  )
+  files = {".png": png, ".html": page.render(problems, title, about, body).encode()}
+  return files | {f".{kind}": encoded(figure, kind) for kind in vector}

@@ -47,7 +47,6 @@ DIAGNOSTICS = {
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return names_of(plan.generations)
 
 
@@ -114,7 +113,7 @@ def choice(
 
 def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:
   """Returns the balance of the labels of `added`, and mean scores of the pool's solutions."""
-  labels = [rating for _, _, labels in study.solutions(added) for rating in labels.ratings]
+  labels = [rating for _, _, labels in study.solutions(added) for rating in labels]
   score, errors = np.exp(pool.scores), study.errors(added)
   return {
     "missed": errors and errors["missed_share"],
@@ -143,7 +142,6 @@ def summarise(results: Results) -> dict[str, Any]:
       for other in ("frozen", "uniform")
       for g in range(1, results.plan["generations"])
     },
-    "solutions": {each: results.mean(each, "solutions") for each in names},
     "diagnostics": {
       each: {key: results.values(each, key) for key in DIAGNOSTICS} for each in names
     },
@@ -168,7 +166,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.aggregation.intervals import PERCENT
+
 RESAMPLES = 2000
-PERCENT = (2.5, 97.5)
 
 
 @functools.cache
@@ -45,23 +46,6 @@ def ratios(part: np.ndarray, whole: np.ndarray, crossed: bool = False) -> np.nda
   part, whole = means(part, crossed), means(whole, crossed)
   with np.errstate(all="ignore"):
     return np.where(whole > 0, part / whole, np.nan)
-
-
-def interval(means: np.ndarray) -> dict[str, list[float | None]]:
-  """Returns mean, low and high `[K]` of means `[1 + R, K]`, of all data and of R resamples.
-
-  None: no value.  The limits leave out resamples without a value.
-  """
-  ends = np.full((2, means.shape[1]), np.nan)
-  known = np.isfinite(means[1:]).any(0)
-  ends[:, known] = np.nanpercentile(means[1:, known], PERCENT, axis=0)
-  plain = lambda row: [None if np.isnan(x) else float(x) for x in row]
-  return {"mean": plain(means[0]), "low": plain(ends[0]), "high": plain(ends[1])}
-
-
-def intervals(values: np.ndarray, crossed: bool = False) -> dict[str, list]:
-  """Returns the mean of `[S, P, K]`, its interval, `[K]` each, and the means by seed `[S, K]`."""
-  return interval(means(values, crossed)) | {"by_seed": values.mean(1).tolist()}
 
 
 def efficiency(

@@ -135,10 +135,10 @@ def shared_job(name: str, plan: Plan, directory: pathlib.Path) -> None:
 
 def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   """Trains and judges every model of one seed that has no result yet."""
-  from prm_jax.experiments import shared
-  from prm_jax.experiments.workspace import Workspace
+  from prm_jax.experiments import shared, workspace
 
-  experiment, space = module(name), Workspace(directory / name / f"seed-{seed}", {}, seed)
+  experiment = module(name)
+  space = workspace.Workspace(directory / name / f"seed-{seed}", {}, seed)
   results = ["problems", *experiment.runs(plan)]
   if all((space.directory / f"{each}.json").is_file() for each in results):
     return
@@ -148,5 +148,5 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
     else:
       study = shared.study(space, plan, directory)
     plan_lib.keep(plan, directory / name)
-    space.result("problems", study.problems)
+    space.result("problems", lambda: workspace.problems_of(study.task))
     experiment.run(study)

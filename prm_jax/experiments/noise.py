@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.evaluation.judged import first_below
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, mean, number, percent
@@ -27,17 +28,15 @@ ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by fi
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return [f"{arm}-{share:g}" for share in plan.noise for arm in ARMS]
 
 
 def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
   chosen = study.uniform(middle(study.plan.samples))
   for share in study.plan.noise:
 
     def process(share=share) -> dict[str, Any]:
-      labels = [[*labels.ratings] for _, _, labels in study.solutions(chosen)]
+      labels = [[*labels] for _, _, labels in study.solutions(chosen)]
       seeds = (study.space.seed, study.space.seed + 1000)
       mine, theirs = (
         [
@@ -48,7 +47,7 @@ def run(study: Study) -> None:
       )
       scorer = study.train(f"process-{share:g}", "process", mine, "experiment: noise")
       pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]
-      ends = [(first_error(tree.labels), first_error(given)) for tree, given in zip(mine, labels)]
+      ends = [(first_below(x.labels, 0), first_below(given, 0)) for x, given in zip(mine, labels)]
       return study.measured(scorer, mine) | {
         "agreement": label_requests.agreement(pairs),
         "moved": float(np.mean([noisy != given for noisy, given in ends])),
@@ -67,11 +66,6 @@ def run(study: Study) -> None:
 
     study.space.result(f"process-{share:g}", process)
     study.space.result(f"outcome-{share:g}", outcome)
-
-
-def first_error(ratings: Sequence[int]) -> int | None:
-  """Returns the index of the first wrong step; None if there is none."""
-  return next((i for i, rating in enumerate(ratings) if rating < 0), None)
 
 
 def flipped(ratings: Sequence[Sequence[int]], share: float, seed: int) -> list[tuple[int, ...]]:
@@ -100,7 +94,6 @@ def summarise(results: Results) -> dict[str, Any]:
     },
     "labels": {f"{x:g}": results.labels(f"process-{x:g}") for x in shares},
     "moved": {f"{x:g}": results.mean(f"process-{x:g}", "moved") for x in shares},
-    "auroc": {name: results.values(name, "auroc") for name in curves},
     "agreement": {
       f"{x:g}": {
         key: mean(each["agreement"][key] for each in results.of(f"process-{x:g}"))
@@ -128,7 +121,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
     [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]

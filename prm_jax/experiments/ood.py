@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import intervals, tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
@@ -34,7 +35,6 @@ FAMILIAR, AGGREGATE = "in distribution", "Aggregate"
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return ["domains"]
 
 
@@ -100,8 +100,7 @@ def summarise(results: Results) -> dict[str, Any]:
     curves[name] = {key: np.array([each[key] for each in found]) for key in METHODS}
     table[name] = _compared(curves[name], crossed[name])
     table[name] |= {"n": found[0]["n"], "problems": curves[name]["prm"].shape[1]}
-    for key in ("prm_auroc", "orm_auroc"):
-      table[name][key] = [each[key] for each in found if each[key] is not None]
+    table[name]["prm_auroc"] = [x["prm_auroc"] for x in found if x["prm_auroc"] is not None]
   unfamiliar = names[1:]
   if unfamiliar:  # each problem counts once, as in Table 1
     last = {
@@ -117,7 +116,7 @@ def summarise(results: Results) -> dict[str, Any]:
 def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
   """Returns intervals of each method, and of PRM minus ORM."""
   curves = curves | {"prm - orm": curves["prm"] - curves["orm"]}
-  return {key: intervals.intervals(curve, crossed) for key, curve in curves.items()}
+  return {key: interval(intervals.means(curve, crossed)) for key, curve in curves.items()}
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import msgspec
 
 from prm_jax.config import Checked, Count, Experiment, NonNegative, Positive, Share, Whole
-from prm_jax.datasets import download
 from prm_jax.datasets.arithmetic import HARD, Generator, Setting
 from prm_jax.experiments.tasks import Embedded
 from prm_jax.runtime import command_line, json_lines, storage
@@ -193,7 +192,7 @@ def _sha256(path: str) -> str:
   if "://" in path:
     return path  # remote storage: by name alone
   if not pathlib.Path(path).is_dir():
-    return download.sha256_of(path)
+    return storage.sha256_of(path)
   digest = hashlib.sha256()
   for each in sorted(p for p in pathlib.Path(path).rglob("*") if p.is_file()):
     size = each.stat().st_size

@@ -1,15 +1,13 @@
 """Writes an experiment's results as JSON, and from the JSON alone its figure, tables and page."""
 
-import functools
 import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from prm_jax.evaluation import page
 from prm_jax.experiments import figures, jobs
-from prm_jax.experiments.results import Results, Table
-from prm_jax.runtime import json_lines
+from prm_jax.experiments.results import Results
+from prm_jax.runtime import json_lines, storage
 
 NOTES = (
   "Intervals: 95 % percentile bootstrap over seeds, and over problems within a seed, given the "
@@ -68,16 +66,23 @@ def _draw(
   results = Results(**content)
   module = jobs.module(results.experiment)
   panels, tables = module.panels(results, summary), module.tables(results, summary)
-  html = functools.partial(_page, module, results, tables)
-  written = figures.write(directory, results.experiment, panels, html, vector, text)
-  return [*(line for table in tables for line in [*table.lines(), ""]), written]
-
-
-def _page(module: Any, results: Results, tables: Sequence[Table], png: bytes) -> str:
-  files = [f"{name} {value}" for name, value in results.plan["files"].items() if value]
-  data = f"data and models: {', '.join(files)}" if files else "the embedded domain"
+  given = [f"{name} {value}" for name, value in results.plan["files"].items() if value]
+  data = f"data and models: {', '.join(given)}" if given else "the embedded domain"
   seeds = ", ".join(map(str, results.seeds))
-  setup = f"Scale {results.scale}, {len(results.seeds)} seeds ({seeds}), {data}."
-  texts = {"question": module.QUESTION, "paper": module.PAPER, "notes": NOTES}
-  body = figures.with_tables(png, module.TITLE, tables, **texts)
-  return page.render([], module.TITLE, setup, body)
+  files = {".json": text.encode()} if text else {}
+  files |= figures.contents(
+    panels,
+    tables,
+    title=module.TITLE,
+    about=f"Scale {results.scale}, {len(results.seeds)} seeds ({seeds}), {data}.",
+    alt=module.TITLE,
+    question=module.QUESTION,
+    paper=module.PAPER,
+    notes=NOTES,
+    vector=vector,
+  )
+  with storage.written_together() as output:
+    for end, each in files.items():
+      output(directory / f"{results.experiment}{end}", "wb").write(each)
+  written = f"-> {directory / results.experiment}{', '.join(files)}"
+  return [*(line for table in tables for line in [*table.lines(), ""]), written]

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.aggregation.intervals import interval
 from prm_jax.evaluation import reranking
-from prm_jax.evaluation.report import printable
 from prm_jax.experiments import intervals
+from prm_jax.runtime.json_lines import printable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Results:
   scale: str
   plan: dict[str, Any]
   seeds: list[int]
-  info: list[dict[str, Any]]  # [S] of `Study.problems`
+  info: list[dict[str, Any]]  # [S] of `workspace.problems_of`
   runs: list[dict[str, Any]]  # each with its "seed" and its name, "run"
 
   @property
@@ -53,8 +54,8 @@ class Results:
     return len(self.seeds) > 1 and len({each["test_hash"] for each in self.info}) == 1
 
   def intervals(self, values: np.ndarray) -> dict[str, list]:
-    """Returns `intervals.intervals` of `[S, P, K]`; differences of two arms are paired."""
-    return intervals.intervals(values, self.crossed)
+    """Returns the mean of `[S, P, K]` and its interval; differences of two arms are paired."""
+    return interval(intervals.means(values, self.crossed))
 
   def of(self, run: str) -> list[dict[str, Any]]:
     """Returns the results of that name, in the order of the seeds."""
@@ -128,9 +129,9 @@ def over_n(
   return [[label, *(percent(curves[name], sign, k) for k in at)] for name, label in labels.items()]
 
 
-def ratio(interval: dict[str, float | None], digits: int = 2, scale: float = 1) -> str:
+def ratio(found: dict[str, float | None], digits: int = 2, scale: float = 1) -> str:
   """Returns a value of `intervals.ratio_interval` as "1.23 (1.04 to none)"."""
-  values = (interval[key] for key in ("value", "low", "high"))
+  values = (found[key] for key in ("value", "low", "high"))
   value, low, high = (number(x, digits, scale, "none") for x in values)
   return f"{value} ({low} to {high})"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
 from prm_jax.datasets.stepwise import records
 from prm_jax.evaluation.answers import grading
@@ -62,7 +63,6 @@ LEARNED = {  # the labels of these arms, and their kind
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return [*(f"{rule}-{k}" for rule in RULES for k in plan.rollouts.counts), *ARMS]
 
 
@@ -75,7 +75,7 @@ def study(plan: Plan, space: Workspace) -> Study:
 
 def run(study: Study) -> None:
   """Labels the pool by each rule and k, and trains on the labels, for one seed."""
-  labels = Labels(study.plan, Made(study.plan, study.space))
+  labels = Labels(Made(study.plan, study.space))
   for rule, (_, s) in RULES.items():
     for k in study.plan.rollouts.counts:
       make = functools.partial(labels.judged, dataclasses.replace(s, rollouts=k))
@@ -97,13 +97,12 @@ def run(study: Study) -> None:
 class Labels:
   """The pool of a seed, and the labels that rollouts give it."""
 
-  plan: Plan
   made: Made
 
   @functools.cached_property
   def pool(self) -> list[tuple[arithmetic.Problem, list[arithmetic.Solution]]]:
     """Training problems with solutions of the simulated solver."""
-    s, rng = self.plan.rollouts, np.random.default_rng([self.made.space.seed, *b"pool"])
+    s, rng = self.made.plan.rollouts, np.random.default_rng([self.made.space.seed, *b"pool"])
     return [
       (problem, [arithmetic.solve(problem, rng) for _ in range(s.solutions)])
       for problem in self.made.generator.problems()["train"][: s.problems]
@@ -155,7 +154,7 @@ class Labels:
 
   def settings(self, arm: str) -> Settings:
     """Returns the settings of the labels on which a model is trained, of the most rollouts."""
-    return dataclasses.replace(LEARNED[arm][0], rollouts=max(self.plan.rollouts.counts))
+    return dataclasses.replace(LEARNED[arm][0], rollouts=max(self.made.plan.rollouts.counts))
 
   def trees(self, arm: str) -> list[StepTree]:
     """Returns the labelled solutions of the pool that a model of this arm is trained on."""
@@ -187,7 +186,7 @@ def summarise(results: Results) -> dict[str, Any]:
   per_solution = lambda rule, key: [
     float(np.mean([each[key] / each["solutions"] for each in seeds])) for seeds in by_count[rule]
   ]
-  share = lambda rule, of: intervals.interval(
+  share = lambda rule, of: interval(
     intervals.ratios(by(rule, "right"), by(rule, of), results.crossed)
   )
   curves = {arm: results.accuracy(arm) for arm in ARMS}
@@ -223,7 +222,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
   rows = []

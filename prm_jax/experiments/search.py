@@ -68,7 +68,6 @@ BATCH = 1024  # lanes under way
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   return ["samples", *(f"{rule}-{n}" for rule in SEARCHES for n in plan.search.widths)]
 
 
@@ -159,7 +158,7 @@ class Made:
       data = dataclasses.replace(c.data, directory="", **texts)
       loss = Loss(objective="language_model")
       loop.run(dataclasses.replace(c, data=data, loss=loss), workdir)
-    return language_models.load_checkpoint(str(workdir))
+    return language_models.load(workdir, run=True)
 
   def search(self, rule: str, n: int) -> list[search.Found]:
     """Runs a search on every test problem; returns what it found, by problem."""
@@ -227,10 +226,9 @@ def _spent(made: Made, n: int) -> dict[str, int]:
 def _of_search(made: Made, rule: str, n: int) -> dict[str, Any]:
   """Returns the accuracy of a search's pick `[P][1]`, ties shared, and its tokens."""
   accuracy, spent = [], collections.Counter()
-  right = made.reward_model.contract.right_classes
   for found in made.search(rule, n):
     finished = [lane for lane in found.lanes if lane.end == "stop"]
-    scores = [np.prod([p.mean(0)[right].sum() for p in x.probabilities]) for x in finished]
+    scores = [np.prod(x.right) for x in finished]
     picks = [x for x, score in zip(finished, scores) if score == max(scores)]
     correct = [_solution(made.test[found.prompt], x.steps, True).correct for x in picks]
     accuracy.append([float(np.mean(correct)) if correct else 0.0])
@@ -285,7 +283,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
   labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}

@@ -30,19 +30,12 @@ class Study:
   task: Task
   labeller: Scorer | None = None  # None: the labels are given with the solutions
 
-  def problems(self) -> dict[str, Any]:
-    """Returns the test problems' baselines (`workspace.problems_of`) and the size of the pool."""
-    return workspace_lib.problems_of(self.task) | {
-      "pool_problems": len(self.task.pool),
-      "pool_solutions": sum(len(each.solutions) for each in self.task.pool),
-    }
-
   @functools.cached_property
-  def _labels(self) -> dict[Place, synthetic.Labels]:
+  def _labels(self) -> dict[Place, synthetic.Ratings]:
     """The cache of `labels`."""
     return {}
 
-  def labels(self, chosen: Sequence[Place]) -> list[synthetic.Labels]:
+  def labels(self, chosen: Sequence[Place]) -> list[synthetic.Ratings]:
     """Returns the labeller's labels of solutions of the pool."""
     pool = self.task.pool
     if new := [place for place in dict.fromkeys(chosen) if place not in self._labels]:
@@ -50,7 +43,7 @@ class Study:
       self._labels.update(zip(new, self._labelled(pairs)))
     return [self._labels[place] for place in chosen]
 
-  def _labelled(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[synthetic.Labels]:
+  def _labelled(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[synthetic.Ratings]:
     classes = self.labeller.contract.labels
     return [
       synthetic.label(each.mean(1), self.plan.threshold, classes)
@@ -63,13 +56,12 @@ class Study:
     firsts = [(each.text, each.solutions[0]) for each in self.task.test[:EVALUATED]]
     labels = self._labelled([(text, first.steps) for text, first in firsts])
     process = [
-      synthetic.process(text, first.steps, each.ratings)
-      for (text, first), each in zip(firsts, labels)
+      synthetic.process(text, first.steps, each) for (text, first), each in zip(firsts, labels)
     ]
     outcome = [synthetic.outcome(text, first.steps, first.correct) for text, first in firsts]
     return {"process": process, "outcome": outcome}
 
-  def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Labels]]:
+  def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Ratings]]:
     """Yields the problem's text, the solution and its labels for each of the chosen."""
     for (p, s), labels in zip(chosen, self.labels(chosen)):
       yield self.task.pool[p].text, self.task.pool[p].solutions[s], labels
@@ -84,14 +76,13 @@ class Study:
   def process_trees(self, chosen: Sequence[Place]) -> list[StepTree]:
     """Returns the chosen solutions with the labeller's step labels."""
     return [
-      synthetic.process(text, each.steps, labels.ratings)
-      for text, each, labels in self.solutions(chosen)
+      synthetic.process(text, each.steps, labels) for text, each, labels in self.solutions(chosen)
     ]
 
   def outcome_trees(self, chosen: Sequence[Place], by_labeller: bool) -> list[StepTree]:
     """Returns the chosen solutions with an outcome: the labeller's, or the final answer's."""
     return [
-      synthetic.outcome(text, each.steps, labels.outcome if by_labeller else each.correct)
+      synthetic.outcome(text, each.steps, -1 not in labels if by_labeller else each.correct)
       for text, each, labels in self.solutions(chosen)
     ]
 

@@ -20,6 +20,7 @@ ARMS = {
   "outcome_labeller": "Outcome supervision, by the large PRM",
   "outcome_answer": "Outcome supervision, by final answer",
 }
+PAIRS = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))  # compared
 REPEATS = "outcome_repeats"  # by final answer too, on the largest set's samples, repeats included
 BASES = {"process-0": "process", "outcome-0": "outcome"}  # objective of each base, before any label
 PAPER = (
@@ -32,7 +33,6 @@ PAPER = (
 
 
 def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
   arms = (f"{arm}-{n}" for n in plan.samples for arm in ARMS)
   return [*bases(plan), *arms, f"{REPEATS}-{plan.samples[-1]}", "labeller"]
 
@@ -43,7 +43,6 @@ def bases(plan: Plan) -> dict[str, str]:
 
 
 def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
   for name, objective in bases(study.plan).items():
     base = study.space.bases[objective]
     study.space.result(name, lambda base=base: study.measured(workspace.load(base), []))
@@ -84,11 +83,9 @@ def summarise(results: Results) -> dict[str, Any]:
   """Returns every number of figure and tables, with intervals over seeds and problems."""
   samples = results.plan["samples"]
   curves = {f"{arm}-{n}": results.accuracy(f"{arm}-{n}") for arm in ARMS for n in samples}
-  pairs = (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer"))
-  pairs += (("process", "outcome_answer"),)
   differences = {
     f"{a} - {b}, {n}": results.intervals(curves[f"{a}-{n}"] - curves[f"{b}-{n}"])
-    for a, b in pairs
+    for a, b in PAIRS
     for n in samples
   }
   over_base, beyond = {}, {}
@@ -96,14 +93,13 @@ def summarise(results: Results) -> dict[str, Any]:
   bases = {name: results.accuracy(name) for name in BASES if name in have}
   if bases:
     base = lambda arm: bases[f"{arm.partition('_')[0]}-0"]
-    differences |= {f"{a} - {b}, 0": results.intervals(base(a) - base(b)) for a, b in pairs}
+    differences |= {f"{a} - {b}, 0": results.intervals(base(a) - base(b)) for a, b in PAIRS}
     gains = {name: curve - base(name.rpartition("-")[0]) for name, curve in curves.items()}
     over_base = {name: results.intervals(gain) for name, gain in gains.items()}
     beyond = {
       str(n): results.intervals(gains[f"process-{n}"] - gains[f"outcome_labeller-{n}"])
       for n in samples
     }
-  repeats = results.accuracy(f"{REPEATS}-{samples[-1]}")
   baselines = {name: results.intervals(results.problems(name)) for name in ("majority", "oracle")}
   return {
     "curves": {name: results.intervals(curve) for name, curve in curves.items()},
@@ -112,9 +108,7 @@ def summarise(results: Results) -> dict[str, Any]:
     "bases": {name: results.intervals(curve) for name, curve in bases.items()},
     "gains": over_base,  # of labels, over the arm's base
     "beyond": beyond,  # gain by process labels minus gain by the labeller's outcomes
-    "repeats": results.intervals(repeats),
-    "process - repeats": results.intervals(curves[f"process-{samples[-1]}"] - repeats),
-    "solutions": {n: results.mean(f"process-{n}", "solutions") for n in samples},
+    "repeats": results.intervals(results.accuracy(f"{REPEATS}-{samples[-1]}")),
     "labeller": [each for each in results.runs if each["run"] == "labeller"],
     "breakdown": {
       kind: results.breakdown([f"{arm}-{samples[-1]}" for arm in ARMS], kind)
@@ -140,7 +134,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")
@@ -183,7 +176,7 @@ def _series(results: Results, summary: dict[str, Any], at: int) -> Table:
     if summary["gains"]:
       gains = (cell(summary["gains"][f"{arm}-{n}"], sign=True) for n in samples)
       rows.append(["its gain over the base", "", *gains])
-  for a, b in (("process", "outcome_labeller"), ("outcome_labeller", "outcome_answer")):
+  for a, b in PAIRS:
     differences = [summary["differences"].get(f"{a} - {b}, {n}") for n in (0, *samples)]
     name = f"{ARMS[a]} minus {ARMS[b][0].lower()}{ARMS[b][1:]}"
     rows.append([name, *(cell(each, sign=True) for each in differences)])

@@ -26,6 +26,7 @@ from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.decoder import PROJECTION_EINSUMS, Attention
 from prm_jax.model.sharding import ROWS, constrain
+from prm_jax.training import trainable
 
 Weights = dict[str, Any]
 
@@ -92,18 +93,15 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
     params: of a `StepScorer`.
     vocabulary: rows of the embedding that are kept, from the first; None: all.
   """
-  blocks, layers = params["blocks"], []
+  # In float32, so that a sum with low-rank factors is rounded once, to `c.dtype`.
+  exact = {name: params["blocks"][name].astype(jnp.float32) for name in c.lora_targets}
+  blocks = trainable.merge_lora(params | {"blocks": params["blocks"] | exact}, c)["blocks"]
+  layers = []
   for i in range(c.layers):
-    layer = {name: x[i] for name, x in blocks.items() if "_lora_" not in name}
-    for name in PROJECTION_EINSUMS:
-      matrix = layer[name]
-      if name in c.lora_targets and c.lora_rank:
-        down, up = (blocks[f"{name}_lora_{end}"][i] for end in ("in", "out"))
-        delta = jnp.tensordot(down, up, 1, precision="highest")
-        matrix = matrix.astype(jnp.float32) + c.lora_alpha / c.lora_rank * delta
-      inputs = PROJECTION_EINSUMS[name].index(",") - 1
-      size = math.prod(matrix.shape[:inputs])
-      layer[name] = matrix.reshape(size, -1).T.astype(c.dtype)
+    layer = {name: x[i] for name, x in blocks.items()}
+    for name, equation in PROJECTION_EINSUMS.items():
+      size = math.prod(layer[name].shape[: equation.index(",") - 1])
+      layer[name] = layer[name].reshape(size, -1).T.astype(c.dtype)
     layers.append(layer)
   out = {name: x for name, x in params.items() if name not in ("blocks", "language_model")}
   out["embedding"] = out["embedding"][:vocabulary].astype(c.dtype)
@@ -181,7 +179,9 @@ def step(
 
   x = hidden(weights, slots.tokens[:, None], slots.positions[:, None], cached, c)
   cache = dataclasses.replace(cache, own_k=own_k, own_v=own_v)
-  return logits(weights, x[:, 0], c), cache
+  matrix = weights.get("language_model", weights["embedding"])
+  logits = jnp.einsum("BD,VD->BV", x[:, 0], matrix, preferred_element_type=jnp.float32)
+  return attention_lib.soft_cap(logits, c.logit_softcap), cache
 
 
 def extend(
@@ -249,13 +249,6 @@ def hidden(
 @functools.cache
 def _layer(c: config_lib.Model) -> nnx.GraphDef:
   return nnx.split(nnx.eval_shape(lambda: Layer(c, nnx.Rngs(0))))[0]
-
-
-def logits(weights: Weights, x: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Returns the vocabulary logits, float32 `[B, V]`, of hidden states `[B, D]`."""
-  matrix = weights.get("language_model", weights["embedding"])
-  out = jnp.einsum("BD,VD->BV", x, matrix, preferred_element_type=jnp.float32)
-  return attention_lib.soft_cap(out, c.logit_softcap)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Loads samplers: from a public model's directory, or from a run of train.py."""
 
-import dataclasses
 import pathlib
 
 import jax
@@ -12,44 +11,34 @@ from prm_jax.runtime import json_lines
 from prm_jax.scoring.language_model import LanguageModel
 
 
-def load_model(
-  directory: str | pathlib.Path, dtype: str = "float32", batch: int = 64, tensor: int = 1
+def load(
+  directory: str | pathlib.Path,
+  dtype: str = "float32",
+  batch: int = 64,
+  tensor: int = 1,
+  run: bool = False,
 ) -> Sampler:
-  """Loads a public or exported language model from its directory.
+  """Loads a public or exported language model, or the newest checkpoint of a run on text.
 
   Args:
+    dtype: of a public or exported model.
     tensor: devices of this host that share a copy of the model.
+    run: whether the directory is a work directory of train.py.
 
   Raises:
-    ValueError: the directory is not a language model that the decoder can run, or `tensor` does
-      not divide the devices.
-    OSError: a file is missing or cannot be read.
+    ValueError, OSError: as `LanguageModel.of_directory` or `of_run`; or `tensor` does not divide
+      the devices.
   """
-  mesh = _mesh(tensor)
-  model = LanguageModel.of_directory(directory, mesh, dtype)
-  ends = _end_tokens(pathlib.Path(directory)) | {model.tokenizer.eos_id} - {None}
-  return Sampler.of(model.params, model.config, model.tokenizer, frozenset(ends), mesh, batch)
-
-
-def load_checkpoint(workdir: str, batch: int = 64, tensor: int = 1) -> Sampler:
-  """Loads the newest checkpoint of a run of train.py on text.
-
-  Raises:
-    ValueError, FileNotFoundError: as `Scorer.load`; or the run was not on text.
-  """
-  mesh = _mesh(tensor)
-  model = LanguageModel.of_run(workdir, mesh)
-  ends = frozenset({model.tokenizer.eos_id} - {None})
-  sampler = Sampler.of(model.params, model.config, model.tokenizer, ends, mesh, batch)
-  return dataclasses.replace(sampler, step=model.step)
-
-
-def _mesh(tensor: int) -> jax.sharding.Mesh:
-  """Returns a mesh of this host's devices, `tensor` of them for each copy of the model."""
   devices = jax.local_devices()
   if len(devices) % tensor:
     raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
-  return sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices=devices)
+  mesh = sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices=devices)
+  if run:
+    model = LanguageModel.of_run(directory, mesh)
+  else:
+    model = LanguageModel.of_directory(directory, mesh, dtype)
+  ends = frozenset(_end_tokens(pathlib.Path(directory)) | {model.tokenizer.eos_id} - {None})
+  return Sampler.of(model.params, model.config, model.tokenizer, ends, mesh, batch, model.step)
 
 
 def _end_tokens(directory: pathlib.Path) -> set[int]:

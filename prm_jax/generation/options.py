@@ -3,13 +3,19 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Literal
 
 import msgspec
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import json_lines
+
+UNUSED = {  # flags without effect, by the flag of the model; the first of those given counts
+  "url": ("batch", "dtype", "tensor"),
+  "checkpoint": ("concurrency", "dtype"),
+  "model": ("concurrency",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,11 +37,15 @@ class Generator(config_lib.Checked):
   examples: pathlib.Path | None = None  # for few_shot: JSON lines with problem and steps
   steps: Literal["lines", "paragraphs"] = "lines"  # paragraphs: blank lines separate steps
   batch: config_lib.Count = 64  # samples that are decoded at once
-  dtype: Literal["float32", "bfloat16"] = "float32"  # of --model
+  dtype: Literal["float32", "bfloat16"] = "float32"  # of public and exported models
   tensor: config_lib.Count = 1  # devices that share a copy of the model
 
-  def check_model(self) -> None:
-    """Raises ValueError unless the flags name one model, and all of them have an effect on it."""
+  def check_model(self, elsewhere: Collection[str] = ()) -> None:
+    """Raises ValueError unless the flags name one model, and all of them have an effect.
+
+    Args:
+      elsewhere: names of flags that have an effect on something else.
+    """
     if bool(self.url) != bool(self.served_model):
       raise ValueError("--url and --served_model go together")
     if self.url and self.checkpoint:
@@ -46,6 +56,10 @@ class Generator(config_lib.Checked):
       raise ValueError("--prompt=few_shot and --examples=FILE go together")
     if self.system is not None and self.prompt != "chat":
       raise ValueError(f"--system is for --prompt=chat, not for --prompt={self.prompt}")
+    kind = next(name for name in UNUSED if getattr(self, name))
+    for name in UNUSED[kind]:
+      if name not in elsewhere and getattr(self, name) != getattr(type(self), name):
+        raise ValueError(f"--{name} has no effect with --{kind}")
 
   @property
   def name(self) -> str:
@@ -62,17 +76,16 @@ class Generator(config_lib.Checked):
       key = os.environ.get("OPENAI_API_KEY", "")
       tokenizer = tokenizers.load(self.model) if self.model else None
       return Server(self.url, self.served_model, self.concurrency, key, tokenizer, chat)
-    if self.model:
-      return language_models.load_model(self.model, self.dtype, self.batch, self.tensor)
-    return language_models.load_checkpoint(self.checkpoint, self.batch, self.tensor)
+    directory, run = self.model or self.checkpoint, bool(self.checkpoint)
+    return language_models.load(directory, self.dtype, self.batch, self.tensor, run)
 
   def maker(self, tokenizer) -> Callable:
     """Returns the function that makes a prompt from a problem and a seed."""
     from prm_jax.generation import prompts
 
-    examples = prompts.read_examples(self.examples) if self.examples else []
+    records = json_lines.structs(self.examples, prompts.Example) if self.examples else ()
     system = prompts.SYSTEM if self.system is None else self.system
-    return prompts.maker(self.prompt, tokenizer, system, examples, self.steps)
+    return prompts.maker(self.prompt, tokenizer, system, [x for _, x in records], self.steps)
 
   @property
   def sampling(self):

@@ -1,6 +1,5 @@
 """Makes prompts from problems: with a chat template, worked examples, or as the problem alone."""
 
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -8,7 +7,7 @@ import jinja2.sandbox
 import msgspec
 
 from prm_jax.generation.engines import Prompt
-from prm_jax.input_pipeline.tokenizers import Tokenizer, token_name
+from prm_jax.input_pipeline.tokenizers import Tokenizer, chat_template, token_name
 from prm_jax.runtime import json_lines
 
 Form = Literal["chat", "few_shot", "plain"]
@@ -59,11 +58,6 @@ def maker(
   return lambda problem, seed: Prompt(before, problem, after, seed)
 
 
-def read_examples(path: pathlib.Path) -> list[Example]:
-  """Reads the worked examples of a file; raises BadLine for a line without one."""
-  return [example for _, example in json_lines.structs(path, Example)]
-
-
 def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   """Returns the texts of a chat template before and after the problem.
 
@@ -71,11 +65,7 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   `strftime_now` is missing: a prompt must not depend on the day.
   """
   settings = tokenizer.settings if tokenizer else {}
-  template = settings.get("chat_template")
-  if isinstance(template, list):  # several templates, by name
-    named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
-    template = named.get("default")
-  if not isinstance(template, str):
+  if (template := chat_template(settings)) is None:
     raise ValueError(
       "the tokenizer has no chat template (a server's tokenizer is read from --model): give "
       "--prompt=few_shot with --examples=FILE, or --prompt=plain"

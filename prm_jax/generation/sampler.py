@@ -71,6 +71,7 @@ class Sampler:
     end_tokens: frozenset[int],
     mesh: jax.sharding.Mesh,
     batch: int = 64,
+    step: int | None = None,
   ) -> Self:
     """Makes a sampler from the parameters of a `StepScorer`.
 
@@ -79,7 +80,7 @@ class Sampler:
     config = dataclasses.replace(config, attention="auto")
     with jax.set_mesh(mesh):
       weights = cached_decoder.prepare(params, config, tokenizer.vocab_size)
-    return cls(weights, config, tokenizer, end_tokens, mesh, batch)
+    return cls(weights, config, tokenizer, end_tokens, mesh, batch, step)
 
   def facts(self) -> dict[str, Any]:
     """Implements `Engine.facts`."""

@@ -34,7 +34,6 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  number: int  # in the file, from 0
   record: dict[str, Any]  # whose keys go to each sample
   text: str
 
@@ -48,8 +47,8 @@ class Line(msgspec.Struct):
 def read(path: pathlib.Path) -> list[Problem]:
   """Reads the problems of a file; raises BadLine for a record without `problem`."""
   return [
-    Problem(i, record, json_lines.convert(record, Line, where).problem)
-    for i, (where, record) in enumerate(json_lines.records(path))
+    Problem(record, json_lines.convert(record, Line, where).problem)
+    for where, record in json_lines.records(path)
   ]
 
 
@@ -79,23 +78,24 @@ def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, A
 
 def generate(
   problems: Sequence[Problem],
+  left: Sequence[int],
   engine: Engine,
   make: Callable[[str, int], Prompt],
   s: Settings,
   journal: Journal,
 ) -> None:
-  """Samples the problems that are not in the journal yet, under a progress bar."""
-  left = [problem for problem in problems if problem.number not in journal.done]
-  asked = [make(each.text, derived_seed(s.seed, each.number)) for each in left]
+  """Samples the problems at the indices `left` for the journal, under a progress bar."""
+  asked = [make(problems[i].text, derived_seed(s.seed, i)) for i in left]
   records: dict[int, dict[int, dict]] = collections.defaultdict(dict)  # by problem and sample
   tokens = ended = count = 0
-  total, done = len(problems) * s.n, (len(problems) - len(left)) * s.n
+  done = len(journal.done) * s.n
+  total = done + len(left) * s.n
   with progress.Progress(desc="sampling", total=total, initial=done, unit="samples") as bar:
     for completion in engine.generate(asked, s.n, s.sampling, s.limits):
-      problem = left[completion.prompt]
-      records[problem.number][completion.sample] = record(problem, completion, s)
-      if len(records[problem.number]) == s.n:
-        journal.add(problem.number, [x for _, x in sorted(records.pop(problem.number).items())])
+      i = left[completion.prompt]
+      records[i][completion.sample] = record(problems[i], completion, s)
+      if len(records[i]) == s.n:
+        journal.add(i, [x for _, x in sorted(records.pop(i).items())])
       count, tokens = count + 1, tokens + completion.token_count
       ended += completion.end == "stop"
       rate = tokens / max(bar.format_dict["elapsed"], 1e-9)
@@ -105,22 +105,23 @@ def generate(
 
 def search(
   problems: Sequence[Problem],
+  left: Sequence[int],
   engine: Search,
   make: Callable[[str, int], Prompt],
   s: Settings,
   journal: Journal,
 ) -> None:
-  """Searches for solutions of the problems that are not in the journal yet, under a progress bar.
+  """Searches for solutions of the problems at the indices `left`, under a progress bar.
 
   Arguments are as of `generate`.  The records also have the scores of their steps.
   """
-  left = [problem for problem in problems if problem.number not in journal.done]
-  asked = [make(each.text, derived_seed(s.seed, each.number)) for each in left]
-  generated, total, done = 0, len(problems), len(problems) - len(left)
+  asked = [make(problems[i].text, derived_seed(s.seed, i)) for i in left]
+  generated, done = 0, len(journal.done)
+  total = done + len(left)
   with progress.Progress(desc="searching", total=total, initial=done, unit="problems") as bar:
     for found in engine.run(asked):
-      problem = left[found.prompt]
-      journal.add(problem.number, searched(problem, found, s, engine.scorer.scorer.contract))
+      i = left[found.prompt]
+      journal.add(i, searched(problems[i], found, s, engine.scorer.scorer.contract))
       generated += found.spent["generated"]
       rate = generated / max(bar.format_dict["elapsed"], 1e-9)
       bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)

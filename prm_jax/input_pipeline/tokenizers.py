@@ -45,6 +45,22 @@ def token_name(config: Mapping[str, Any], key: str) -> str | None:
   return value if isinstance(value, str) else None
 
 
+def chat_template(config: Mapping[str, Any]) -> str | None:
+  """Returns the chat template of tokenizer_config.json, the default one of several.
+
+  Raises:
+    ValueError: it is neither a text nor a list of named texts.
+  """
+  template = config.get("chat_template")
+  if isinstance(template, list):
+    named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+    template = named.get("default")
+  if template is not None and not isinstance(template, str):
+    shown = json_lines.show(template)
+    raise ValueError(f"chat_template in {CONFIG} is {shown}; expected a text, or texts by name")
+  return template
+
+
 class Tokenizer(abc.ABC):
   """Base of tokenizers: text to ids and back.
 

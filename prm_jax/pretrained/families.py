@@ -56,14 +56,6 @@ ROPE_KEYS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Preset:
-  """A public model's architecture."""
-
-  config: config_lib.Model
-  family: str  # of FAMILIES
-
-
 class Rope(msgspec.Struct, forbid_unknown_fields=True):
   """Rotary positions: `rope_parameters` of transformers 5, or `rope_scaling` of version 4."""
 
@@ -227,7 +219,7 @@ ABSENT += ("sliding_window",)
 ONLY = {"is_causal": True, "partial_rotary_factor": 1, "rotary_pct": 1}  # keys with one valid value
 
 
-def read(path: str | pathlib.Path) -> Preset:
+def read(path: str | pathlib.Path) -> config_lib.Model:
   """Reads the architecture from the config.json of a model's directory.
 
   Raises:
@@ -235,10 +227,10 @@ def read(path: str | pathlib.Path) -> Preset:
     OSError: there is no such directory or file.
   """
   file = pathlib.Path(path) / "config.json"
-  return preset(json_lines.document(file), file)
+  return parse(json_lines.document(file), file)
 
 
-def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
+def parse(values: dict[str, Any], path: str | pathlib.Path) -> config_lib.Model:
   """Returns the architecture of a parsed config.json, as `read`; messages begin with `path`."""
   try:
     values = dict(values)
@@ -265,7 +257,7 @@ def preset(values: dict[str, Any], path: str | pathlib.Path) -> Preset:
       values["rope_by_layer"] = values.pop("rope_parameters", None)
     values = family.defaults | {key: values[key] for key in family.keys & values.keys()}
     keys = msgspec.convert(values, Keys)
-    return Preset(keys.config(family), name)
+    return keys.config(family)
   except msgspec.ValidationError as error:
     key = re.search(r"`\$\.(\w+)", str(error))
     found = f", found {key[1]}={show(values[key[1]])}" if key else ""
@@ -307,7 +299,7 @@ def write(config: config_lib.Model, vocab_size: int, family: str) -> dict[str, A
   if "layer_types" in kind.keys and not (kind.fixed_layers and c.window_pattern == "s"):
     pattern = c.window_pattern if c.window else "f"
     values["layer_types"] = [LAYER_TYPES[pattern[i % len(pattern)]] for i in range(c.layers)]
-  back = preset(values, f"as {family}").config
+  back = parse(values, f"as {family}")
   theirs = dataclasses.asdict(back)
   for name, ours in dataclasses.asdict(c).items():
     chosen = name in (*CHOICES, "vocab_size") or (name == "attention_scalar" and not ours)

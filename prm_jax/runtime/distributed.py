@@ -167,10 +167,7 @@ def check_same_command(args: Any, files: Iterable[pathlib.Path]) -> None:
   """
   if jax.process_count() == 1:
     return
-  digest = hashlib.sha256()
-  for path in files:
-    with path.open("rb") as file:
-      digest.update(hashlib.file_digest(file, "sha256").digest())
+  digest = hashlib.sha256("".join(map(storage.sha256_of, files)).encode())
   flags = {
     f"--{name}": value
     for name, value in dataclasses.asdict(args).items()

@@ -13,7 +13,7 @@ import glob
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -90,13 +90,16 @@ def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], 
 
 
 def run(
-  output: pathlib.Path, count: int, facts: dict[str, Any], work: Callable[[Journal], None]
+  output: pathlib.Path,
+  count: int,
+  facts: dict[str, Any],
+  work: Callable[[Journal, Sequence[int]], None],
 ) -> Lines | None:
   """Does the missing ones of `count` items, and writes the lines of all.  All hosts call it.
 
   Args:
     facts: everything that the lines depend on; a journal of other facts is not continued.
-    work: adds this host's items, `range(host, count, hosts)`, to its journal.
+    work: adds items to this host's journal: those of `range(host, count, hosts)` not in it yet.
 
   Returns:
     The lines, on the first host.
@@ -112,7 +115,7 @@ def run(
   with contextlib.closing(Journal(path(output, host), facts)) as journal:
     distributed.check_same({"journals": "open"})  # waits for all hosts
     check_shared(output, hosts)
-    work(journal)
+    work(journal, [item for item in range(host, count, hosts) if item not in journal.done])
     distributed.check_same({"items": "done"})
     return write(output, count, hosts, facts) if distributed.is_first() else None
 

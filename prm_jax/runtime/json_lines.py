@@ -42,6 +42,11 @@ def show(value: Any, limit: int = 80) -> str:
   return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def printable(text: str) -> str:
+  """Replaces control characters by "?": one safe line for a terminal or figure."""
+  return "".join(c if c.isprintable() else "?" for c in text)
+
+
 @contextlib.contextmanager
 def opened(path: str | pathlib.Path):
   """Yields the decompressed stream, and the file itself, whose position is the progress."""
@@ -221,14 +226,22 @@ def decode_known(line: bytes, kind: type[Struct], where: str) -> Struct:
     return decode(line, kind, where)  # its error says more
 
 
-def convert(record: Any, kind: type[Struct], where: str = "") -> Struct:
+def convert(
+  record: Any,
+  kind: type[Struct],
+  where: str = "",
+  dec_hook: Callable[[type, Any], Any] | None = None,
+) -> Struct:
   """Returns the record as a msgspec struct, whose fields document the format.
+
+  Args:
+    dec_hook: makes values of types that msgspec does not know, as in `msgspec.convert`.
 
   Raises:
     BadLine: a key is missing or has a wrong value; the message begins with `where` and has both.
   """
   try:
-    return msgspec.convert(record, kind)
+    return msgspec.convert(record, kind, dec_hook=dec_hook)
   except msgspec.ValidationError as error:  # such as "Expected `str`, got `int` - at `$.a[0]`"
     message, _, path = str(error).partition(" - at `$")
   message = message.replace(r" matching regex '\\S'", " that is not blank").replace("`", "")

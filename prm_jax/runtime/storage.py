@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import glob
 import gzip
+import hashlib
 import importlib.util
 import os
 import pathlib
@@ -84,6 +85,12 @@ def read(path: epath.Path) -> bytes:
     return epath.backend.fsspec_backend.fs(path).cat_file(os.fspath(path))
   except Exception as error:  # of any class, as in `write`
     raise OSError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+  """Returns the SHA-256 of a local file's contents, in hexadecimal."""
+  with open(path, "rb") as f:
+    return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 Mode = Literal["wt", "wb"]

@@ -107,6 +107,11 @@ class ImplicitScorer(Rater):
   def vocab_size(self) -> int:
     return min(self.policy.vocab_size, self.reference.vocab_size)
 
+  @property
+  def context_length(self) -> int:
+    lengths = (model.config.context_length for model in (self.policy, self.reference))
+    return min(filter(None, lengths), default=0)
+
   def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
     """Returns the solution with a read at every token from the first step on.
 
@@ -137,9 +142,7 @@ class ImplicitScorer(Rater):
 
   def _log_ratios(self, batch: Batch) -> jax.Array:
     """Returns log pi - log pi_ref of the tokens at a batch's read positions, `[B, R, 1, 1]`."""
-    policy = self.policy.read_log_probs(self.policy.params, batch)
-    reference = self.reference.read_log_probs(self.reference.params, batch)
-    return self._difference(policy, reference)
+    return self._difference(self.policy.read_log_probs(batch), self.reference.read_log_probs(batch))
 
   @functools.cached_property
   def _difference(self):

@@ -3,12 +3,10 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 
 from prm_jax import config as config_lib
@@ -55,10 +53,10 @@ class LanguageModel:
   ) -> Self:
     """Loads a public or exported model; ValueError or OSError if it is no language model."""
     directory = pathlib.Path(directory)
-    preset, tokenizer = families.read(directory), tokenizers.load(directory)
+    config, tokenizer = families.read(directory), tokenizers.load(directory)
     if "score.weight" in weights.tensors(directory):
       raise ValueError(f"{directory}: a classifier, which predicts no text")
-    config = dataclasses.replace(preset.config, dtype=dtype, param_dtype=dtype)
+    config = dataclasses.replace(config, dtype=dtype, param_dtype=dtype)
     abstract = decoder.abstract_params(config, config.vocab_size, 1, mesh)
     params = weights.load(directory, abstract, config)
     return cls(str(directory), tokenizer, config, config.vocab_size, params)
@@ -85,38 +83,23 @@ class LanguageModel:
     hashes = scorer.file_hashes(pathlib.Path(self.source))
     return {"directory": self.source, "sha256": hashes, "dtype": self.config.dtype}
 
-  @functools.cached_property
-  def read_log_probs(self) -> Callable[[Any, Batch], jax.Array]:
-    """The compiled `token_log_probs` of parameters and a batch."""
-    return _read_log_probs(step_lib.graph(self.config, self.vocab_size, 1))
+  def read_log_probs(self, batch: Batch) -> jax.Array:
+    """Returns the compiled `token_log_probs` of a batch; equal structures share a program."""
+    return _read_log_probs(self.params, batch, step_lib.graph(self.config, self.vocab_size, 1))
 
 
-@functools.lru_cache(8)  # models with the same structure share one program
-def _read_log_probs(graph: nnx.GraphDef) -> Callable[[Any, Batch], jax.Array]:
-  return jax.jit(lambda params, batch: token_log_probs(nnx.merge(graph, params), batch))
+@functools.partial(jax.jit, static_argnames="graph")
+def _read_log_probs(params: Any, batch: Batch, graph: nnx.GraphDef) -> jax.Array:
+  return token_log_probs(nnx.merge(graph, params), batch)
 
 
 def token_log_probs(model: decoder.StepScorer, batch: Batch) -> jax.Array:
   """Returns the log-probability of the token at each read position, float32 `[B, R]`.
 
-  The model predicts a token at its parent.  The logits of all reads, `[B, R, V]`, would be the
-  largest array in memory, so they are computed for `loss.LOGITS` reads of a row at a time.
+  The model predicts a token at its parent.
   """
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   at_reads = functools.partial(jnp.take_along_axis, indices=batch.read_positions, axis=1)
   parents, tokens = jnp.maximum(at_reads(batch.previous), 0), at_reads(batch.tokens)
-  B, R = tokens.shape
-  size = min(R, loss_lib.LOGITS)
-
-  def split(x):  # [B, R] -> [chunks, B, size]
-    x = jnp.pad(x, [(0, 0), (0, -R % size)])
-    return x.reshape(B, -1, size).swapaxes(0, 1)
-
-  def chunk(part):
-    parents, tokens = part
-    before = jnp.take_along_axis(hidden, parents[..., None], axis=1)
-    logits = model.next_token_logits(before)
-    return -optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
-
-  out = jax.lax.map(chunk, (split(parents), split(tokens)))
-  return out.swapaxes(0, 1).reshape(B, -1)[:, :R]
+  before = jnp.take_along_axis(hidden, parents[..., None], axis=1)
+  return -loss_lib.token_nll(model, before, tokens)

@@ -1,6 +1,7 @@
 """The interface of reward models: solutions in, class probabilities of their steps out."""
 
 import abc
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Rater(abc.ABC):
 
   contract: StepContract  # the meaning of its probabilities
   vocab_size: int  # rows of the embedding
+  context_length: int  # longest context in tokens that the model was made for; 0: unknown
   step: int | None  # of a checkpoint
   dtype: str  # of the activations
   layout: str  # how a solution is laid out, for people
@@ -53,7 +55,7 @@ class Rater(abc.ABC):
     """Returns the meaning of the probabilities, and the model files that they are from."""
 
   def encode(self, problem: str, steps: Sequence[str]) -> TokenTree:
-    """Lays out a solution and checks it.
+    """Lays out a solution and checks it; warns, once, of one beyond the model's context length.
 
     Raises:
       ValueError: as `lay_out`; or the solution has no steps, is too long, or has tokens that the
@@ -66,6 +68,12 @@ class Rater(abc.ABC):
       raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
     if (highest := tree.tokens.max()) >= self.vocab_size:
       raise ValueError(f"token {highest} is beyond the embedding's {self.vocab_size} rows")
+    if 0 < self.context_length < len(tree):
+      warnings.warn(
+        f"solutions of more than {self.context_length:,} tokens, the model's context length: their "
+        "probabilities may mean nothing",
+        stacklevel=2,
+      )
     return tree
 
   def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:

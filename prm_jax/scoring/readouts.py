@@ -20,14 +20,13 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.input_pipeline.token_tree import TokenTree
-from prm_jax.input_pipeline.tokenizers import Tokenizer, token_name
+from prm_jax.input_pipeline.tokenizers import Tokenizer, chat_template, token_name
 from prm_jax.model import attention as attention_lib
 from prm_jax.types import StepContract
 
@@ -82,9 +81,7 @@ def trained(tokenizer: Tokenizer, contract: StepContract) -> Readout:
   return Readout(encode, layers=("score",), outputs=outputs, prompt="problem, steps")
 
 
-def qwen_math_prm(
-  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
-) -> Readout:
+def qwen_math_prm(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
   """Qwen2.5-Math-PRM (model card, modeling_qwen2_rm.py): `<extra_0>` after each step of a turn."""
   start, end, tag = (_special(tokenizer, t) for t in ("<|im_start|>", "<|im_end|>", QWEN_TAG))
   system, prepare, changes = QWEN_SYSTEM, list, ""
@@ -109,9 +106,7 @@ def qwen_math_prm(
   )
 
 
-def math_shepherd(
-  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
-) -> Readout:
+def math_shepherd(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
   """Math-Shepherd (model card): `problem step ки NEWLINE step ки ...`, encoded as one text."""
   tag = _one(tokenizer, SHEPHERD_TAG)
   plus, minus = tokenizer.encode("+ -")
@@ -149,9 +144,7 @@ def math_shepherd(
   )
 
 
-def rlhflow(
-  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
-) -> Readout:
+def rlhflow(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
   """RLHFlow (math-rm/prm_evaluate.py): a Llama 3 chat, each step a turn that `+` answers.
 
   The authors run each prefix of the chat by itself, with all earlier answers `+`; one forward over
@@ -160,7 +153,7 @@ def rlhflow(
   names = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
   begin, start, end, over = (_special(tokenizer, name) for name in names)
   plus, minus = _one(tokenizer, "+"), _one(tokenizer, "-")
-  system, assumed = _llama_system(settings.get("chat_template"))
+  system, assumed = _llama_system(chat_template(tokenizer.settings))
   between = "\n\n" if benchmark == "process_bench" else " "
   prepare, changes = list, ""
   if benchmark == "prm_bench":
@@ -185,14 +178,12 @@ def rlhflow(
   )
 
 
-def skywork(
-  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
-) -> Readout:
+def skywork(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
   """Skywork-o1-PRM (model_utils/io_utils.py): lines encoded apart, read at the end of each step.
 
   The authors take each line for a step; a step of several lines is read at its last line here.
   """
-  name = token_name(settings, "bos_token")
+  name = token_name(tokenizer.settings, "bos_token")
   if name is None:
     raise ValueError("no bos_token in tokenizer_config.json; the authors put it first")
   first, mark = _special(tokenizer, name), "\n"
@@ -225,9 +216,7 @@ def skywork(
   )
 
 
-def trl(
-  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
-) -> Readout:
+def trl(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
   """TRL's PRMTrainer.tokenize_row: prompt, then each step and the separator, all encoded apart.
 
   A `bos_token` comes first even if the tokenizer adds none by itself (SmolLM2's).
@@ -237,8 +226,8 @@ def trl(
   if not ends:
     raise ValueError(f"--separator={separator!r} has no token")
   first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-  if "bos_token" in settings:
-    name = token_name(settings, "bos_token")
+  if "bos_token" in tokenizer.settings:
+    name = token_name(tokenizer.settings, "bos_token")
     first = [] if name is None else [_special(tokenizer, name)]
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
@@ -257,9 +246,7 @@ def trl(
   )
 
 
-def trl_joined(
-  tokenizer: Tokenizer, settings: Mapping[str, Any], separator: str, benchmark: str = ""
-) -> Readout:
+def trl_joined(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readout:
   """huggingface/ProcessBench (run_eval_prm_trl.py): each prefix joined to one text and encoded.
 
   The separator also follows the problem, and merges with the text around it, unlike in training.
@@ -287,8 +274,8 @@ def trl_joined(
   )
 
 
-# Makers of readouts, with the arguments tokenizer, settings of tokenizer_config.json, separator
-# ("": the authors' own) and benchmark ("": none).
+# Makers of readouts, with the arguments tokenizer, separator ("": the authors' own) and benchmark
+# ("": none).
 PUBLISHED = {
   "qwen2.5-math-prm": qwen_math_prm,
   "math-shepherd": math_shepherd,
@@ -339,16 +326,11 @@ def _one(tokenizer: Tokenizer, text: str) -> int:
   return ids[0]
 
 
-def _llama_system(template: Any) -> tuple[str, str]:
+def _llama_system(template: str | None) -> tuple[str, str]:
   """Returns the system turn that Llama 3's chat template adds ("": none), and a note on its date.
 
   The template is code and is not run: Llama 3.1's is recognised by the words it begins with.
   """
-  if isinstance(template, list):  # several templates, by name
-    template = next(
-      (t.get("template") for t in template if isinstance(t, dict) and t.get("name") == "default"),
-      None,
-    )
   if template is not None and "Cutting Knowledge Date" not in template:
     if "<|start_header_id|>" not in template:
       raise ValueError("the chat template in tokenizer_config.json is not Llama 3's")

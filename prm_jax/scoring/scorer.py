@@ -16,7 +16,6 @@ import numpy as np
 from flax import nnx
 
 from prm_jax import config as config_lib
-from prm_jax.datasets import download
 from prm_jax.input_pipeline import token_tree, tokenizers
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
@@ -112,7 +111,7 @@ class Scorer(Rater):
       OSError: a file is missing or cannot be read.
     """
     directory = pathlib.Path(directory)
-    preset, tokenizer = families.read(directory), tokenizers.load(directory)
+    stored, tokenizer = families.read(directory), tokenizers.load(directory)
     if not name and (directory / export.CONTRACT).is_file():
       contract = export.read_contract(directory)
       check_contract(contract, tokenizer, directory)
@@ -123,11 +122,9 @@ class Scorer(Rater):
       readout = readouts.trained(tokenizer, contract)
     else:
       contract, readout = _published(directory, name, tokenizer, separator, benchmark)
-    head = _read_head(directory, readout, preset)
+    head = _read_head(directory, readout, stored)
     # Tied embeddings, so that no language-model head is loaded: scoring never runs one.
-    config = dataclasses.replace(
-      preset.config, tied_embeddings=True, dtype=dtype, param_dtype=dtype
-    )
+    config = dataclasses.replace(stored, tied_embeddings=True, dtype=dtype, param_dtype=dtype)
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     abstract = decoder.abstract_params(
       config, config.vocab_size, len(contract.classes), mesh, contract.heads
@@ -149,6 +146,10 @@ class Scorer(Rater):
   @property
   def dtype(self) -> str:
     return self.config.dtype
+
+  @property
+  def context_length(self) -> int:
+    return self.config.context_length
 
   @property
   def layout(self) -> str:
@@ -204,7 +205,7 @@ def file_hashes(directory: pathlib.Path) -> dict[str, str]:
   """Returns the sha256 of a public model's files by name: config.json, tokenizer and weights."""
   names = ["config.json", tokenizers.find(directory).name]
   names += sorted({tensor.path.name for tensor in weights.tensors(directory).values()})
-  return {name: download.sha256_of(directory / name) for name in names}
+  return {name: storage.sha256_of(directory / name) for name in names}
 
 
 @functools.lru_cache(8)  # scorers with the same architecture share one program
@@ -252,7 +253,7 @@ def _published(
       f"with {export.CONTRACT} needs none"
     )
   try:
-    readout = PUBLISHED[name](tokenizer, tokenizer.settings, separator, benchmark)
+    readout = PUBLISHED[name](tokenizer, separator, benchmark)
   except ValueError as error:
     raise ValueError(f"{directory}: not a model for --readout={name}: {error}") from error
   contract = StepContract(
@@ -269,20 +270,20 @@ def _published(
 
 
 def _read_head(
-  directory: pathlib.Path, readout: Readout, preset: families.Preset
+  directory: pathlib.Path, readout: Readout, config: config_lib.Model
 ) -> list[tuple[np.ndarray, np.ndarray]]:
   """Reads the layers of a readout's head in float32.
 
   Raises:
     ValueError: a tensor is missing, or has another shape.
   """
-  width, shapes = preset.config.width, {}
+  width, shapes = config.width, {}
   for layer in readout.layers:
     size = readout.outputs if layer == readout.layers[-1] else width
     shapes |= {f"{layer}.weight": (size, width), f"{layer}.bias": (size,)}
   if readout.answers:
-    matrix = "model.embed_tokens.weight" if preset.config.tied_embeddings else "lm_head.weight"
-    shapes[matrix] = (preset.config.vocab_size, width)
+    matrix = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
+    shapes[matrix] = (config.vocab_size, width)
   source = weights.tensors(directory)
   for name, expected in shapes.items():
     shape = list(source[name].shape) if name in source else "missing"

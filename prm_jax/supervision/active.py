@@ -34,13 +34,6 @@ class Pool:
   times: np.ndarray  # [C] samples that had these steps
   right: Sequence[np.ndarray]  # [C], each float64 [steps, K]: P(right) by each of K heads
 
-  def __post_init__(self):
-    counts = {len(getattr(self, field.name)) for field in dataclasses.fields(self)}
-    if len(counts) > 1:
-      raise ValueError(f"fields of a pool with {sorted(counts)} candidates")
-    if len({*zip(self.problems.tolist(), self.steps)}) < len(self.steps):
-      raise ValueError("a pool holds each distinct solution of a problem once")
-
   def subset(self, at: np.ndarray) -> "Pool":
     """Returns the pool of the candidates at these indices."""
     pick = lambda value: value[at] if isinstance(value, np.ndarray) else [value[i] for i in at]

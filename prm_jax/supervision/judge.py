@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from prm_jax.evaluation.verdicts import NONE_WRONG, Verdict, plurality
+from prm_jax.evaluation.verdicts import NONE_WRONG, Verdict, labels, plurality
 from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines, progress
@@ -34,7 +34,6 @@ PARAGRAPH = re.compile(r"\\boxed\{\s{0,9}(?:\\text\{)?([Yy]es|[Nn]o)\s{0,9}\}")
 QUESTION = "Is the solution correct?"
 ANSWER = re.compile(r"\W{0,9}(Yes|No)\b(?!/)")
 NUMBER = re.compile(r"\A\s{0,9}Step [0-9]{1,9}:")  # in front of a step
-OTHERS = ("step_std", "prm_score_std")  # keys of another model's scores: dropped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,25 +209,26 @@ def read(path: pathlib.Path, separator: str) -> list[Solution]:
 
 def annotate(
   solutions: Sequence[Solution],
-  indices: Sequence[int],
+  left: Sequence[int],
   engine: Engine,
   make: Callable[[str, int], Prompt],
   s: Settings,
   about: Mapping[str, Any],
   journal: Journal,
 ) -> None:
-  """Judges the solutions at `indices` that are not in the journal yet; shows progress.
+  """Judges the solutions at the indices `left` and adds them to the journal; shows progress.
 
   Args:
     solutions: as `read` returns them.
     make, s: as of `judged`.
     about: facts about the judge, for the provenance.
   """
-  left = {i: solutions[i][1:] for i in indices if i not in journal.done}
+  asked = {i: solutions[i][1:] for i in left}
   undecided: collections.Counter[bool] = collections.Counter()
-  total, done = len(indices), len(indices) - len(left)
+  done = len(journal.done)
+  total = done + len(left)
   with progress.Progress(desc="judging", total=total, initial=done, unit="solutions") as bar:
-    for judgement in judged(left, engine, make, s):
+    for judgement in judged(asked, engine, make, s):
       number = judgement.number
       journal.add(number, [line(*solutions[number], judgement, about)])
       undecided.update(verdict is None for verdict in judgement.verdicts)
@@ -275,13 +275,6 @@ def judged(
       yield Judgement(number, verdicts, sum(vote.token_count for vote in votes), cut)
 
 
-def labels(first: Verdict, count: int) -> list[int | None]:
-  """Returns 1 before the first wrong step, -1 at it and None after it; undecided: None for all."""
-  if first is None:
-    return [None] * count
-  return [1] * count if first == NONE_WRONG else [1] * first + [-1] + [None] * (count - first - 1)
-
-
 def probabilities(verdicts: Sequence[Verdict], count: int) -> list[float]:
   """Returns P(right) of each step; the product is the share of decided verdicts without an error.
 
@@ -324,7 +317,8 @@ def line(
   decided = len(verdicts) - verdicts.count(None)
   known = isinstance(given, bool)
   judged_correct = None if first is None else first == NONE_WRONG
-  return {key: value for key, value in record.items() if key not in OTHERS} | {
+  others = candidates.SCORES["process"]  # of another model: dropped
+  return {key: value for key, value in record.items() if key not in others} | {
     "problem": problem,
     "steps": [*steps],
     "labels": labels(first, len(steps)),

@@ -11,7 +11,7 @@ import collections
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
@@ -238,10 +238,14 @@ def choose(
   seed: int,
   globally: bool = False,
   labelled: Iterable[Item] = (),
+  neutral: str = "positive",
 ) -> list[Item]:
   """Chooses solutions of a scored file by `active.select`, without those that are labelled.
 
   Solutions that were cut off and have no scores, as of score.py --skip_cut_off, are left out.
+
+  Args:
+    neutral: how the neutral class counts in P(right), "positive" or "negative".
 
   Raises:
     BadLine: a line has no scores, or no `is_correct`.
@@ -268,7 +272,7 @@ def choose(
     correct=np.array([bool(line.is_correct) for line in lines.values()]),
     steps=[steps for _, steps in lines],
     times=np.array([times[solution] for solution in lines]),
-    right=[_heads(line) for line in lines.values()],
+    right=[_heads(line, neutral) for line in lines.values()],
   )
   scored, items = list(lines.values()), []
   for i in active.select(pool, rule, count, seed, not globally):
@@ -277,9 +281,10 @@ def choose(
   return items
 
 
-def _heads(line: Scored) -> np.ndarray:
+def _heads(line: Scored, neutral: str) -> np.ndarray:
   """Returns P(right) of each step by two heads with the ensemble's mean and deviation."""
-  right = np.clip([1 - each.wrong for each in line.rating_probs], 0, 1)  # rounded beyond
+  right_of = lambda each: 1 - each.wrong if neutral == "positive" else each.right
+  right = np.clip([right_of(each) for each in line.rating_probs], 0, 1)  # rounded beyond
   spread = np.zeros(len(right)) if line.step_std is None else np.array(line.step_std)
   return np.stack([right - spread, right + spread], axis=1)
 
@@ -309,11 +314,6 @@ def read(path: pathlib.Path) -> list[tuple[Request, Key]]:
       raise json_lines.BadLine(f"{where}: request {request.request} is not in {key(path)}")
     asked.append((request, keys[request.request]))
   return asked
-
-
-def read_answers(path: pathlib.Path) -> Iterator[tuple[str, Answer]]:
-  """Yields FILE:LINE and answer of each line."""
-  return json_lines.structs(path, Answer)
 
 
 def table(report: dict[str, Any]) -> list[str]:

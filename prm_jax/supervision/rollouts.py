@@ -115,17 +115,13 @@ class Annotator:
   at_once: int = 512  # rollouts of a round, at least; the journal is written after each round
   form: prompts_lib.Form = "plain"  # of the prompts
 
-  def run(self, problems: Sequence[Problem], indices: Sequence[int], journal: Journal) -> None:
-    """Labels the problems at `indices` that are not in the journal yet; shows progress."""
-    waiting = collections.deque(i for i in indices if i not in journal.done)
+  def run(self, problems: Sequence[Problem], left: Sequence[int], journal: Journal) -> None:
+    """Labels the problems at the indices `left` and adds them to the journal; shows progress."""
+    waiting, done = collections.deque(left), len(journal.done)
     under_way: dict[int, list[Steps]] = {}  # by problem, the prefixes that need rollouts
     made: collections.Counter[str] = collections.Counter()
-    with progress.Progress(
-      desc="rollouts",
-      total=len(indices),
-      initial=len(indices) - len(waiting),
-      unit="problems",
-    ) as bar:
+    total = done + len(left)
+    with progress.Progress(desc="rollouts", total=total, initial=done, unit="problems") as bar:
       while waiting or under_way:
         while waiting and self.per_round * sum(map(len, under_way.values())) < self.at_once:
           i = waiting.popleft()

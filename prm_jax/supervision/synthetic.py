@@ -5,7 +5,6 @@ labels the data of many small ones.
 """
 
 import collections
-import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,17 +15,11 @@ from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import RATINGS, StepTree
 
-
-@dataclasses.dataclass(frozen=True)
-class Labels:
-  """A labeller's labels of a solution."""
-
-  ratings: tuple[int, ...]  # of the steps up to the first wrong one, or of all
-  outcome: bool  # no step is wrong
+Ratings = tuple[int, ...]  # of the steps up to the first wrong one, or of all
 
 
-def label(probabilities: np.ndarray, threshold: float, classes: Sequence[int] = RATINGS) -> Labels:
-  """Returns the labels of one solution.
+def label(probabilities: np.ndarray, threshold: float, classes: Sequence[int] = RATINGS) -> Ratings:
+  """Returns a labeller's ratings of one solution.
 
   Args:
     probabilities: `[steps, C]` of the ratings.
@@ -37,7 +30,7 @@ def label(probabilities: np.ndarray, threshold: float, classes: Sequence[int] = 
   wrong = np.flatnonzero(probabilities[:, 0] > threshold)
   end = wrong[0] if len(wrong) else len(probabilities)
   ratings = [classes[1 + i] for i in probabilities[:end, 1:].argmax(-1)]
-  return Labels((*ratings, *([-1] if len(wrong) else [])), not len(wrong))
+  return (*ratings, *([-1] if len(wrong) else []))
 
 
 def process(problem: str, steps: Sequence[str], ratings: Sequence[int]) -> StepTree:
@@ -53,7 +46,7 @@ def outcome(problem: str, steps: Sequence[str], right: bool) -> StepTree:
   return StepTree(problem, tuple(steps), parents, labels, bool(right))
 
 
-def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str, Any]:
+def errors(given: Sequence[Ratings], exact: Sequence[Sequence[int]]) -> dict[str, Any]:
   """Compares a labeller's labels with the exact ratings of the same solutions.
 
   Args:
@@ -68,7 +61,7 @@ def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str,
   first_errors = found = outcomes = 0
   for labels, ratings in zip(given, exact, strict=True):
     first = next((i for i, rating in enumerate(ratings) if rating < 0), len(ratings))
-    for mine, true in zip(labels.ratings, ratings[: first + 1]):
+    for mine, true in zip(labels, ratings[: first + 1]):
       counts["steps"] += 1
       counts["wrong"] += true < 0
       counts["missed"] += true < 0 <= mine
@@ -76,8 +69,8 @@ def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str,
       counts["false_alarms"] += mine < 0 <= true
     if first < len(ratings):
       first_errors += 1
-      found += len(labels.ratings) == first + 1 and not labels.outcome
-    outcomes += labels.outcome != (first == len(ratings))
+      found += len(labels) == first + 1 and -1 in labels
+    outcomes += (-1 in labels) != (first < len(ratings))
   share = lambda part, whole: part / whole if whole else None
   return counts | {
     "missed_share": share(counts["missed"], counts["wrong"]),
@@ -89,61 +82,51 @@ def errors(given: Sequence[Labels], exact: Sequence[Sequence[int]]) -> dict[str,
   }
 
 
-class Annotator:
-  """Labels files of candidates with a reward model, and counts the labels."""
+def annotated(
+  path: pathlib.Path,
+  scorer: Scorer,
+  name: str,
+  threshold: float,
+  counts: collections.Counter[str],
+  outcome_by_labeller: bool = False,
+) -> Iterator[dict[str, Any]]:
+  """Yields the candidates of a file with a model's labels, in the form of `datasets.stepwise`.
 
-  def __init__(
-    self, scorer: Scorer, name: str, threshold: float, outcome_by_labeller: bool = False
-  ):
-    """Prepares to label with a model.
+  Args:
+    name: of the model, for the provenance.
+    counts: counts the labels, for `table`.
+    outcome_by_labeller: take `is_correct` from the labeller, even if a line has it.
 
-    Args:
-      name: of the model, for the provenance.
-      outcome_by_labeller: take `is_correct` from the labeller, even if a line has it.
-
-    Raises:
-      ValueError: an outcome model, which labels no steps.
-    """
-    if scorer.contract.objective != "process":
-      raise ValueError(f"a model of the {scorer.contract.objective} objective labels no steps")
-    self._scorer, self._name = scorer, name
-    self._threshold, self._by_labeller = threshold, outcome_by_labeller
-    self.counts: collections.Counter[str] = collections.Counter()
-
-  def lines(self, path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yields candidates with labels, in the form of `datasets.stepwise`; errors as `rated`."""
-    scorer, counts = self._scorer, self.counts
-    about = {
-      "method": "model",
-      "labeller": self._name,
-      "step": scorer.step,
-      "threshold": self._threshold,
+  Raises:
+    ValueError: an outcome model, which labels no steps; or as `candidates.rated`.
+  """
+  if scorer.contract.objective != "process":
+    raise ValueError(f"a model of the {scorer.contract.objective} objective labels no steps")
+  about = {"method": "model", "labeller": name, "step": scorer.step, "threshold": threshold}
+  for line in candidates.rated(path, scorer, "labelling"):
+    ratings = label(line.probabilities.mean(1), threshold, scorer.contract.labels)
+    given, passes = line.record.get("is_correct"), -1 not in ratings
+    counts.update(map(str, ratings))
+    counts.update(solutions=1, right=passes)
+    if isinstance(given, bool):
+      counts.update(answers=1, agree=given == passes)
+    known = isinstance(given, bool) and not outcome_by_labeller
+    yield line.record | {
+      "problem": line.problem,
+      "steps": line.steps,
+      "labels": [*ratings, *[None] * (len(line.steps) - len(ratings))],
+      "is_correct": given if known else passes,
+      "provenance": about | {"outcome": "answer" if known else "labeller"},
     }
-    for line in candidates.rated(path, scorer, "labelling"):
-      labels = label(line.probabilities.mean(1), self._threshold, scorer.contract.labels)
-      given = line.record.get("is_correct")
-      counts.update(str(rating) for rating in labels.ratings)
-      counts.update(solutions=1, right=labels.outcome)
-      if isinstance(given, bool):
-        counts.update(answers=1, agree=given == labels.outcome)
-      known = isinstance(given, bool) and not self._by_labeller
-      unlabelled = [None] * (len(line.steps) - len(labels.ratings))
-      yield line.record | {
-        "problem": line.problem,
-        "steps": line.steps,
-        "labels": [*labels.ratings, *unlabelled],
-        "is_correct": given if known else labels.outcome,
-        "provenance": about | {"outcome": "answer" if known else "labeller"},
-      }
 
-  def table(self) -> list[str]:
-    """Returns the counts as lines of text."""
-    counts = self.counts
-    names = sorted((name for name in counts if name.lstrip("-").isdigit()), key=int)
-    labels = ", ".join(f"{counts[name]:,} {name}" for name in names)
-    lines = [f"{counts['solutions']:,} solutions, labels: {labels}"]
-    lines.append(f"every step passes in {counts['right']:,}")
-    if counts["answers"]:
-      share = 100 * counts["agree"] / counts["answers"]
-      lines[-1] += f"; the final answer says the same of {share:.1f} % of {counts['answers']:,}"
-    return lines
+
+def table(counts: collections.Counter[str]) -> list[str]:
+  """Returns the counts of `annotated` as lines of text."""
+  names = sorted((name for name in counts if name.lstrip("-").isdigit()), key=int)
+  labels = ", ".join(f"{counts[name]:,} {name}" for name in names)
+  lines = [f"{counts['solutions']:,} solutions, labels: {labels}"]
+  lines.append(f"every step passes in {counts['right']:,}")
+  if counts["answers"]:
+    share = 100 * counts["agree"] / counts["answers"]
+    lines[-1] += f"; the final answer says the same of {share:.1f} % of {counts['answers']:,}"
+  return lines

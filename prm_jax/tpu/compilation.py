@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any, Literal
 
 import jax
@@ -23,7 +22,7 @@ from jax.experimental import topologies
 
 from prm_jax import config as config_lib
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import compiler_options, exits, progress, storage
+from prm_jax.runtime import compiler_options, distributed, exits, progress, storage
 from prm_jax.tpu import cost_model, hlo
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -31,7 +30,6 @@ from prm_jax.training.step import TrainState
 from prm_jax.types import CLASSES, Batch
 
 TOKENS_PER_READ = 8  # of an abstract batch; a step of PRM800K has about 30 tokens
-PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax")  # a report names their versions
 # Without these, libtpu asks for the machine's metadata and waits for chips; its log names them.
 LIBTPU = {
   "TPU_SKIP_MDS_QUERY": "1",
@@ -236,7 +234,7 @@ def report(
     "collectives": program and collectives_of(program),
     "flops_per_step": flops,
     "date": time.strftime("%Y-%m-%d"),
-    "versions": {name: metadata.version(name) for name in PACKAGES},
+    "versions": distributed.versions(),
   }
   if not (program and program.cycles) or program.unknown_loops:
     return out

@@ -138,7 +138,7 @@ class Checkpointer:
         unfinished saves alone, as another process may be writing them.
     """
     self._policy = c
-    self.evaluated: dict[int, dict[str, float | None]] = {}  # by step, of the run that writes
+    self.evaluated: dict[int, dict[str, Any]] = {}  # by step, of the run that writes
     self._info: dict[int, dict[str, Any]] = {}  # metadata read or written so far, by step
     self._saving: tuple[int, Any] | None = None  # step and future of the save under way
     self._directory = storage.absolute(workdir) / "checkpoints"
@@ -241,17 +241,13 @@ class Checkpointer:
 
   def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
     """Returns the evaluations up to this step, by step, which its checkpoint holds."""
-    info = self.info(step)
-    known = {int(key): values for key, values in info.get("evaluations", {}).items()}
-    if info["evaluation"]:
-      known[step] = evaluations.brief(info["evaluation"])
-    return known
+    return {int(key): values for key, values in self.info(step)["evaluations"].items()}
 
   def info(self, step: int) -> dict[str, Any]:
     """Returns the metadata of a checkpoint as JSON.
 
     Its keys are the fields of `Metadata`, and "versions", "checksums", "evaluation" (of this step,
-    or None) and "evaluations" (the metrics of earlier steps, by step).
+    or None) and "evaluations" (the metrics of this and earlier steps, by step).
     """
     if step not in self._info:
       # Orbax's own reader opens every array as well, and raises errors for a checkpoint that was
@@ -263,13 +259,8 @@ class Checkpointer:
       self._info[step] = values
     return self._info[step]
 
-  def save(
-    self, state: TrainState, metadata: Metadata, evaluation: dict[str, Any] | None = None
-  ) -> None:
-    """Starts an asynchronous save of the state of this step.
-
-    Args:
-      evaluation: metrics of this state, if it was evaluated; they decide whether it is the best.
+  def save(self, state: TrainState, metadata: Metadata) -> None:
+    """Starts an asynchronous save of the state of this step, with the run's evaluations.
 
     Raises:
       OSError: this save cannot begin, or the one before failed.
@@ -277,8 +268,8 @@ class Checkpointer:
     self.finish()
     step, tree = int(state.step), {"params": state.params, "optimizer": state.opt_state}
     values = dataclasses.asdict(metadata) | {"versions": distributed.versions()}
-    values |= {"evaluation": evaluation, "checksums": checksums(tree)}
-    values["evaluations"] = {str(key): metrics for key, metrics in self.evaluated.items()}
+    values |= {"evaluation": self.evaluated.get(step), "checksums": checksums(tree)}
+    values["evaluations"] = {str(k): evaluations.brief(x) for k, x in self.evaluated.items()}
     self._info[step] = values
     custom = values | {"sha256": _digest(values)}
     start = self._checkpointer.save_checkpointables_async

@@ -50,7 +50,7 @@ def architecture(path: str) -> config_lib.Model:
     raise FileNotFoundError(
       f"{path}: no run with a checkpoint; a public model is read from a local disk: copy it first"
     )
-  return families.read(path).config
+  return families.read(path)
 
 
 def find(
@@ -131,9 +131,10 @@ def public_params(
   factors = [name for name in abstract["blocks"] if name not in blocks]
   vocab_size = abstract["embedding"].shape[0]
   sizes = {"vocab_size": vocab_size, "num_classes": len(classes), "heads": contract.heads}
+  head_std = c.init.head_std if start == "random" else 0.0
 
   def draw(key: jax.Array) -> Params:
-    drawn = step_lib.init_params(key, config=c.model, **sizes)
+    drawn = step_lib.init_params(key, config=c.model, head_std=head_std, **sizes)
     new = {name: drawn["blocks"][name] for name in factors}
     return {name: drawn[name] for name in heads} | {"blocks": new}
 
@@ -145,9 +146,6 @@ def public_params(
     columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids).ravel()]
     made = jax.jit(lambda p: columns(p).astype(head.dtype), out_shardings=head.sharding)
     params |= {"head": made(params)}
-  elif start == "random":
-    normal = jax.jit(lambda key: jax.random.normal(key, head.shape), out_shardings=head.sharding)
-    params |= {"head": c.init.head_std * normal(key)}
   return params
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import sys
@@ -97,7 +96,7 @@ def train(run: "Run") -> dict[str, Any]:
       last = last or run.out_of_patience(step)
       save = save or last or run.is_best(step)
     if save:
-      run.save(step, result if evaluate else None, stop=preempted or last)
+      run.save(step, stop=preempted or last)
     if preempted:
       raise preemption.Preempted(f"stopped by SIGTERM; step {step} is saved")
     if last:
@@ -280,7 +279,7 @@ class Run:
     if not self.warned and (why := evaluations.undefined(result, self.config.train, split)):
       self.log.say(f"warning: {why}")
       self.warned = True
-    self.checkpointer.evaluated[step] = evaluations.brief(result)
+    self.checkpointer.evaluated[step] = result
     if not self.log.has(step, split):  # a resumed run may have evaluated it and been killed
       self.log.write(step, split, result)
     return result
@@ -303,7 +302,7 @@ class Run:
       self.log.say(f"early stopping at step {step}: {why}")
     return ends
 
-  def save(self, step: int, evaluation: dict[str, Any] | None, stop: bool) -> None:
+  def save(self, step: int, stop: bool) -> None:
     """Starts an asynchronous save; with `stop`, waits until it is on disk.
 
     Syncs the log first, so that a crash loses no record of an update in the checkpoint.
@@ -313,7 +312,7 @@ class Run:
       self.log.write(step, "goodput", self.goodput.summary())  # the next process goes on from it
     self.log.sync()
     with self.goodput.spent_on("checkpoint"):
-      self.checkpointer.save(self.state, self.rows.metadata, evaluation)
+      self.checkpointer.save(self.state, self.rows.metadata)
       if stop:
         self.checkpointer.finish()
     if stop:
@@ -357,15 +356,11 @@ def read_rows(
     contract = token_tree.step_contract(
       tokenizer, data.separator, c.loss.objective, solutions.recipe, heads=c.loss.heads
     )
-    pack = functools.partial(
-      step_dataset.pack,
-      tokenizer=tokenizer,
-      contract=contract,
-      row_length=data.row_length,
-      merge=data.merge,
-      round_reads_to=READS,
+    how = (tokenizer, contract, data.row_length, data.merge)
+    train = step_dataset.pack(solutions.train, *how, evaluation=False, round_reads_to=READS)
+    evaluation = step_dataset.pack(
+      solutions.evaluation, *how, evaluation=True, round_reads_to=READS
     )
-    train, evaluation = pack(solutions.train), pack(solutions.evaluation, evaluation=True)
   else:
     meaning = labelled.read_manifest(data.directory).meaning
     contract = token_tree.step_contract(

@@ -77,36 +77,36 @@ def sums(
     right = jnp.exp(log_probs).mean(-2).argmax(-1) == label
     out["correct"] = jnp.sum(right, where=is_target(batch)).astype(jnp.float32)
   if config.objective == "language_model" or config.language_model_weight:
-    out["language_model"] = next_token_nll(model, hidden, batch)
+    before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], axis=1)
+    nll = token_nll(model, before, batch.tokens)
+    out["language_model"] = jnp.sum(nll, where=batch.previous >= 0)
   return out
 
 
-def next_token_nll(model: StepScorer, hidden: jax.Array, batch: Batch) -> jax.Array:
-  """Returns the summed next-token cross-entropy, float32 `[]`, of tokens that have a previous one.
+def token_nll(model: StepScorer, before: jax.Array, tokens: jax.Array) -> jax.Array:
+  """Returns the cross-entropy of tokens `[B, n]` in nats, float32 `[B, n]`.
 
-  The logits of a long row, `[B, T, V]`, would be the largest array in memory.  A scan computes them
+  The logits of a long row, `[B, n, V]`, would be the largest array in memory.  They are computed
   for `LOGITS` tokens at a time, and again in the backward pass.
+
+  Args:
+    before: hidden states `[B, n, D]` that the tokens are predicted from.
   """
-  B, T = batch.tokens.shape
 
-  def chunk_nll(hidden, tokens, counted):
-    nll = optax.softmax_cross_entropy_with_integer_labels(model.next_token_logits(hidden), tokens)
-    return jnp.sum(nll, where=counted)
+  def chunk_nll(part):
+    before, tokens = part
+    return optax.softmax_cross_entropy_with_integer_labels(model.next_token_logits(before), tokens)
 
-  before = jnp.take_along_axis(hidden, jnp.maximum(batch.previous, 0)[..., None], axis=1)
-  parts = (before, batch.tokens, batch.previous >= 0)
-  if T <= LOGITS:
-    return chunk_nll(*parts)
-  chunks = -(-T // LOGITS)
+  B, n = tokens.shape
+  if n <= LOGITS:
+    return chunk_nll((before, tokens))
 
-  def split(x):  # [B, T, ...] -> [chunks, B, LOGITS, ...]; padding is not counted
-    x = jnp.pad(x, [(0, 0), (0, chunks * LOGITS - T)] + [(0, 0)] * (x.ndim - 2))
-    return x.reshape(B, chunks, LOGITS, *x.shape[2:]).swapaxes(0, 1)
+  def split(x):  # [B, n, ...] -> [chunks, B, LOGITS, ...]
+    x = jnp.pad(x, [(0, 0), (0, -n % LOGITS)] + [(0, 0)] * (x.ndim - 2))
+    return x.reshape(B, -1, LOGITS, *x.shape[2:]).swapaxes(0, 1)
 
-  def add(total, part):
-    return total + jax.checkpoint(chunk_nll)(*part), None
-
-  return jax.lax.scan(add, jnp.zeros((), jnp.float32), jax.tree.map(split, parts))[0]
+  out = jax.lax.map(jax.checkpoint(chunk_nll), jax.tree.map(split, (before, tokens)))
+  return out.swapaxes(0, 1).reshape(B, -1)[:, :n]
 
 
 def means(sums: dict[str, jax.Array], weights: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -76,7 +76,7 @@ def merge_lora(params: Params, c: config_lib.Model) -> Params:
   blocks = {name: x for name, x in params["blocks"].items() if "_lora_" not in name}
   for name in c.lora_targets:
     low, high = (params["blocks"][f"{name}_lora_{side}"] for side in ("in", "out"))
-    update = jax.vmap(lambda low, high: jnp.tensordot(low, high, axes=1))(low, high)
+    update = jax.vmap(lambda low, high: jnp.tensordot(low, high, 1, precision="highest"))(low, high)
     weight = blocks[name] + c.lora_alpha / c.lora_rank * update
     blocks[name] = weight.astype(blocks[name].dtype)
   return params | {"blocks": blocks}

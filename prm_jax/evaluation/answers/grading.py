@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from prm_jax.evaluation.answers.extraction import final_answer
 from prm_jax.evaluation.answers.normal_form import MAX_CHARACTERS, normal_form, number
-from prm_jax.evaluation.answers.workers import MEMORY_BYTES, Workers
+from prm_jax.evaluation.answers.workers import Workers
 from prm_jax.runtime.progress import Progress
 
 Name = Literal["math_verify", "openai", "math"]
@@ -46,7 +46,6 @@ class Grader:
     cache: file of verdicts, created if it is missing; None keeps them in memory only.
     seconds: the time limit of a pair in a worker process, after which it is undecided.
     workers: number of worker processes; 0 is one per core.
-    memory: the limit of each worker's address space, in bytes.
     options: options of `math_verify_judge.judge`.
   """
 
@@ -56,11 +55,10 @@ class Grader:
     cache: pathlib.Path | None = None,
     seconds: float = 5.0,
     workers: int = 0,
-    memory: int = MEMORY_BYTES,
     **options: Any,
   ):
     self.name, self.options = name, options
-    self.workers = Workers(workers, seconds, memory)
+    self.workers = Workers(workers, seconds)
     self._known: dict[Pair, str] = {}
     self._cache = _Cache(cache) if cache else None
     version = metadata.version(PACKAGES[name]) if name in PACKAGES else ""

@@ -37,17 +37,10 @@ class _Worker:
 
 
 class Workers:
-  """A pool of worker processes, which start with the first job and which `close` ends.
+  """A pool of worker processes, which start with the first job and which `close` ends."""
 
-  Args:
-    count: number of worker processes; 0 is one per core.
-    seconds: time limit of a job.
-    memory: the limit of each worker's address space, in bytes.
-  """
-
-  def __init__(self, count: int = 0, seconds: float = 5.0, memory: int = MEMORY_BYTES):
-    self.count = count or os.cpu_count() or 1
-    self.seconds, self.memory = seconds, memory
+  def __init__(self, count: int, seconds: float):
+    self.count, self.seconds = count or os.cpu_count() or 1, seconds
     self.replaced = 0  # workers that were killed or died
     self._workers: list[_Worker] = []
     self._hung = collections.Counter()  # by answer, the jobs in which it hung
@@ -130,7 +123,7 @@ class Workers:
 
   def _start(self) -> _Worker:
     command = [sys.executable, "-m", "prm_jax.evaluation.answers.worker"]
-    command += [str(self.memory), str(int(self.seconds) + 2)]
+    command += [str(MEMORY_BYTES), str(int(self.seconds) + 2)]
     process = subprocess.Popen(
       command,
       stdin=subprocess.PIPE,

@@ -153,6 +153,24 @@ def _pieces(value: Any) -> list[Any]:
   return pieces(_text(value))
 
 
+def template(path: pathlib.Path) -> jinja2.Template:
+  """Returns a template that escapes every text but our own Markup, and shows bytes as base64."""
+  return jinja2.Template(
+    path.read_text(),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=_shown,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+
+
+def _shown(value: Any) -> Any:
+  if isinstance(value, bytes):
+    return base64.b64encode(value).decode()
+  return value.translate(SEEN) if type(value) is str else value  # Markup stays
+
+
 def render(
   problems: Sequence[Problem], title: str, subtitle: str, report: str = "", threshold: float = 0.5
 ) -> str:
@@ -170,17 +188,16 @@ def render(
   blocks = [problems[i : i + PAGE_PROBLEMS] for i in range(0, len(problems), PAGE_PROBLEMS)]
   packed = [gzip.compress(msgspec.json.encode(block), 6, mtime=0) for block in blocks]
   script = (HERE / "page.js").read_text()
-  template = jinja2.Template((HERE / "page.html").read_text(), autoescape=True)
-  return template.render(
-    title=title.translate(SEEN),
-    subtitle=subtitle.translate(SEEN),
+  return template(HERE / "page.html").render(
+    title=title,
+    subtitle=subtitle,
     style=(HERE / "page.css").read_text(),
     script=script,
-    script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    script_hash=hashlib.sha256(script.encode()).digest(),
     report=report,
     scored=bool(names),
     index=encode(index),
-    pages=[base64.b64encode(block).decode() for block in packed],
+    pages=packed,
   )
 
 
