@@ -31,7 +31,9 @@ from importlib import metadata
 from typing import Any
 from unittest import mock
 
-from prm_jax.runtime import storage
+import msgspec
+
+from prm_jax.runtime import json_lines, storage
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NOISE = 1.1  # ratio by which two runs on one machine may differ
@@ -144,6 +146,31 @@ def target(name: str, sign: str, bound: float, measured: float, note: str = "") 
   met = bool(SIGNS[sign](measured, bound))
   asked = f"{sign} {bound:g}"
   return {"target": name, "asked": asked, "measured": measured, "met": met, "note": note}
+
+
+class Machine(msgspec.Struct):
+  processor: str
+  date: str
+  versions: dict[str, str]
+
+
+class Target(msgspec.Struct):
+  target: str
+  measured: float
+
+
+class Earlier(msgspec.Struct):
+  """The keys of an earlier run's figures that a comparison reads."""
+
+  machine: Machine
+  targets: list[Target]
+
+
+def earlier(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the figures of an earlier run; raises BadLine if the file has none."""
+  figures = json_lines.document(path)
+  json_lines.convert(figures, Earlier, str(path))
+  return figures
 
 
 def regressions(figures: dict, before: dict) -> list[dict]:

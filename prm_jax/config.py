@@ -325,6 +325,9 @@ class Experiment(Checked):
     other = not text == bool(self.data.text_train) == bool(self.data.text_eval)
     keys = "loss.objective data.text_train data.text_eval"
     yield other, keys, "both texts with language_model, and only then"
+    for key in ("share", "also", "eval_split") if text else ():
+      unused = getattr(self.data, key) != getattr(Data, key)
+      yield unused, f"loss.objective data.{key}", "its default: texts have no solutions, no splits"
     other = text and self.train.best_metric != "nll"
     yield other, "loss.objective train.best_metric", "nll, the only metric of a language model"
     alike = self.loss.heads > 1 and self.init.head in ("zeros", "tokens")

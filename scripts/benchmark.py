@@ -97,7 +97,7 @@ def main() -> None:
 
 
 def every(args: Every) -> None:
-  """Runs the benchmarks one after another, except those whose figures exist already."""
+  """Runs the benchmarks one after another, except those with figures of these or full sizes."""
   if unknown := {*args.only} - EVERY.keys():
     raise ValueError(f"--only {min(unknown)}: the sections are {', '.join(EVERY)}")
   args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -112,8 +112,9 @@ def every(args: Every) -> None:
     if args.source and name in ("tree", "training", "generation"):
       command.append(f"--source={args.source}")
     command += [f"--against={args.against / file.name}"] if args.against else []
-    command += ["--quick"] if args.quick and name != "quickstart" else []
-    if not file.exists():
+    quick = args.quick and name != "quickstart"  # which has one size
+    command += ["--quick"] if quick else []
+    if json_lines.document_or_empty(file).get("quick") not in (False, quick):
       runner.say(f"benchmark.py {' '.join(command)}")
       if subprocess.run([sys.executable, __file__, *command]).returncode:
         failed.append(section)
@@ -124,7 +125,7 @@ def every(args: Every) -> None:
 
 def run(name: str, module, args: runner.Common, output: Callable[..., IO]) -> None:
   """Measures, prints the tables, and writes the files of --json and --docs."""
-  before = json_lines.document(args.against) if args.against else None
+  before = runner.earlier(args.against) if args.against else None
   file = output(args.json) if args.json else None  # a bad path fails before the measurement
   section = name + args.section
   lines = re.compile(rf"(<!-- {section}: begin -->).*(<!-- {section}: end -->)", re.DOTALL)

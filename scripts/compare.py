@@ -5,9 +5,9 @@
 
 --input: candidates of grade.py.  --scores: the same candidates scored by score.py, each NAME=FILE;
 NAME/2 is the model NAME trained on half of the labelled problems, and NAME:min reduces its steps by
-min.  Every method is compared with the majority, with the generator's log-probability and with the
-methods of --against.  --process_bench: results of evaluate.py --benchmark=process_bench, each
-NAME=FILE.
+min.  --neutral=negative: a neutral step counts as wrong, for all models.  Every method is compared
+with the majority, with the generator's log-probability and with the methods of --against.
+--process_bench: results of evaluate.py --benchmark=process_bench, each NAME=FILE.
 
 Writes comparison.json (every number, with 95 % bootstrap intervals over problems), comparison.png,
 and comparison.html, which also shows solutions where a model's pick and the majority disagree and
@@ -21,6 +21,7 @@ exits.on_signals()  # before the slow imports
 import dataclasses
 import pathlib
 import sys
+from typing import Literal
 
 from prm_jax import config as config_lib
 from prm_jax import reductions
@@ -36,6 +37,7 @@ class Args(config_lib.Checked):
   scores: tuple[str, ...] = ()  # NAME=FILE, NAME/2=FILE, NAME:min=FILE, NAME/2:min=FILE
   process_bench: tuple[str, ...] = ()  # NAME=FILE
   reduction: reductions.Reduction = "product"  # of steps
+  neutral: Literal["positive", "negative"] = "positive"  # how a neutral step counts
   against: tuple[str, ...] = ()  # further methods that every other is compared with
   n: tuple[config_lib.Count, ...] = ()  # values of N; none: powers of two, and all candidates
   seed: config_lib.Whole = 0
@@ -58,7 +60,7 @@ def main() -> None:
     files = [output(path, "wb") for path in paths]  # an unwritable path fails before the work
     f1 = {name: comparison.process_bench(path) for name, path in judged.items()}
     with grading.Grader(cache=grading.CACHE) as grader:
-      candidates = comparison.read(args.input, scores, args.reduction, grader.classes)
+      candidates = comparison.read(args.input, scores, args.reduction, grader.classes, args.neutral)
     flag = '--scores NAME=FILE, where "orm_score" has it'
     used = args.input in scores.values()
     scored_samples.warn_of_unused([args.input], candidates.samples, flag, used)
@@ -66,7 +68,7 @@ def main() -> None:
       print(json_lines.printable(f"{exits.script()}: {notice}"), file=sys.stderr)
     found = comparison.compare(candidates, args.n, args.seed, args.against)
     found |= {"input": str(args.input), "scores": {k: str(v) for k, v in scores.items()}}
-    found |= {"reduction": args.reduction, "process_bench": f1}
+    found |= {"reduction": args.reduction, "neutral": args.neutral, "process_bench": f1}
     contents, lines = comparison_page.contents(candidates, found, args.title, args.figures)
     for file, data in zip(files, contents):
       file.write(data)

@@ -76,6 +76,10 @@ def main() -> None:
     raise ValueError(f"--price_per_chip_hour={price}: expected 0 or more")
   if args.decode_batch and (args.sweep or price or args.step != "train"):
     raise ValueError("--decode_batch: has no --sweep, no --step and no --price_per_chip_hour")
+  goes_with = {"compiles": "sweep", "decode_context": "decode_batch", "decode_ring": "decode_batch"}
+  for flag, other in goes_with.items():
+    if getattr(args, flag) != getattr(Args, flag) and not getattr(args, other):
+      raise ValueError(f"--{flag} has no effect without --{other}")
   job.chip()
   if util.find_spec("libtpu") is None:
     raise ValueError("the TPU compiler is not installed: pip install libtpu")

@@ -54,11 +54,9 @@ def main() -> None:
   args = command_line.parse(Args, __doc__)
   from prm_jax.runtime import distributed, storage
 
-  if not args.compare:
-    check(args)
+  check(args)
   if args.output:
-    read = [args.input, args.threshold_data, *(args.compare or ())]
-    storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], read)
+    storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], inputs(args))
   with distributed.job(args.hosts), distributed.written_together() as output:
     lines = compared(args, output) if args.compare else judged(args, output)
   print("\n".join(lines))
@@ -66,6 +64,11 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
+  if args.compare:
+    given = [x.name for x in dataclasses.fields(args) if getattr(args, x.name) != x.default]
+    if unread := [name for name in given if name not in ("compare", "output", "hosts")]:
+      raise ValueError(f"--{unread[0]} has no effect with --compare")
+    return
   if sum(map(bool, (args.checkpoint, args.model, args.input))) != 1:
     raise ValueError("give one of --checkpoint=DIR, --model=DIR and --input=FILE")
   if not args.output:
@@ -80,6 +83,15 @@ def check(args: Args) -> None:
     raise ValueError("--readout, --separator, --dtype, --reference and --beta go with a model")
   if args.threshold is not None and args.threshold_data:
     raise ValueError("give --threshold or --threshold_data, not both")
+  if args.neutral != "positive" and not args.input and not args.threshold_data:
+    raise ValueError("--neutral goes with --input or --threshold_data: a model knows its own")
+
+
+def inputs(args: Args) -> list[pathlib.Path]:
+  """Returns the files that are read, without those of models."""
+  files = [args.input, args.threshold_data, *(args.compare or ())]
+  files += sorted(p for p in args.data_dir.rglob("*") if p.is_file()) if args.data_dir else []
+  return [*filter(None, files)]
 
 
 def compared(args: Args, output) -> list[str]:
@@ -100,9 +112,7 @@ def judged(args: Args, output) -> list[str]:
   from prm_jax.runtime import distributed
 
   out = output(args.output)  # an unwritable path fails before the work
-  files = [args.input] if args.input else sorted(p for p in args.data_dir.rglob("*") if p.is_file())
-  files += [args.threshold_data] if args.threshold_data else []
-  distributed.check_same_command(args, files)
+  distributed.check_same_command(args, inputs(args))
   own = step_benchmarks.DIFFERENCES.get(args.readout) if args.benchmark == "prm_bench" else None
   if own is not None and args.threshold_data:
     raise ValueError(

@@ -21,7 +21,7 @@ human labels in place of the embedded domain (docs/experiments.md).
 
 from prm_jax.runtime import exits
 
-exits.on_signals()  # before the slow imports
+exits.on_signals(exits.AGAIN, "; run the same command again to resume")
 
 import dataclasses
 import pathlib
@@ -54,6 +54,7 @@ class Args:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
+  check(args)
   from prm_jax.experiments import jobs, report
 
   if args.from_json:
@@ -65,6 +66,17 @@ def main() -> None:
     results = report.gather(args.name, scale, args.output_dir, plan.seeds)
     lines = report.write(results, args.output_dir, args.figures)
   print("\n".join(lines))
+
+
+def check(args: Args) -> None:
+  """Raises ValueError for flags that do not go together."""
+  drawing = ("name", "output_dir", "from_json", "figures")
+  fields = [field for field in dataclasses.fields(Args) if field.name not in drawing]
+  given = [field.name for field in fields if getattr(args, field.name) != field.default]
+  if args.from_json and given:
+    raise ValueError(f"--{given[0]} has no effect with --from_json, which only draws")
+  if args.plan and args.scale != Args.scale:
+    raise ValueError(f"--scale={args.scale} has no effect with --plan={args.plan}")
 
 
 def planned(args: Args):

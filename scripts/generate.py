@@ -112,6 +112,10 @@ def check(args: Args) -> None:
   changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
   if changed and not args.search:
     raise ValueError(f"--{changed[0]} is for a search: give --search=RULE and --prm=DIR")
+  if args.lookahead != Args.lookahead and args.search != "lookahead":
+    raise ValueError(f"--lookahead has no effect with --search={args.search}")
+  if args.expansions != Args.expansions and args.search in ("best_of_n", "particles"):
+    raise ValueError(f"--expansions has no effect with --search={args.search}")
   if args.readout and not published:
     raise ValueError(f"--readout goes with a published model; --prm={args.prm} has no config.json")
   if args.search and args.batch < args.n:

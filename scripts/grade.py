@@ -71,6 +71,8 @@ class Solution(msgspec.Struct):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
+  if args.precision != Args.precision and args.grader != "math_verify":
+    raise ValueError(f"--precision has no effect with --grader={args.grader}")
   storage.refuse_inputs([args.output, args.right], [args.input])
   options = {"precision": args.precision} if args.grader == "math_verify" else {}
   grader = grading.Grader(args.grader, args.verdicts, args.seconds, args.workers, **options)

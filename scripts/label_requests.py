@@ -30,7 +30,7 @@ from prm_jax.runtime import command_line, json_lines, storage
 
 
 @dataclasses.dataclass(frozen=True)
-class Args:
+class Args(config_lib.Checked):
   output: pathlib.Path
   input: pathlib.Path | None = None  # scored candidates to choose from
   rule: Literal["uniform", "convincing", "entropy", "uncertain", "coverage"] = "convincing"

@@ -42,9 +42,12 @@ for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[
 twice=$(basename -a "${bases[@]}" | sort | uniq -d)
 [ -z "$twice" ] || fail "two base models are named $twice, which names the folder of their results"
 out=${out:-runs/mathematics-$scale}
-made="--scale=$scale --generator=$generator --problems=$reported --n=$n"
-if [ "$(cat "$out/made_with" 2>/dev/null || echo "$made")" != "$made" ]; then
-  fail "$out was made with $(cat "$out/made_with"), not $made: give another --output"
+origin=$(cd -- "$source" >/dev/null 2>&1 && pwd -P || echo "$source")
+made="--scale=$scale --generator=$generator --problems=$reported --n=$n --source=$origin"
+made_with=$(cat "$out/made_with" 2>/dev/null || echo "$made")
+if [ "$made_with" != "$made" ]; then
+  fail "$out was made with $made_with, not $made: give another --output (if the source was only \
+moved: correct $out/made_with)"
 fi
 if [ -z "${python-}" ]; then # tests set it
   source scripts/environment.sh
@@ -57,12 +60,12 @@ run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists
 }
 
 mkdir -p "$out"
-echo "$made" > "$out/made_with"
 for model in "$generator" "${bases[@]}"; do
   [ -d "$model" ] || run "$model" fetch_model "$(basename "$model")" --output="$(dirname "$model")"
 done
 run "$out/problems" split_problems --source="$source" --output="$out/problems" --seed=0 \
   --reported="$reported" --own="$own" --training="$training" ${levels[@]:+--levels "${levels[@]}"}
+echo "$made" > "$out/made_with" # not earlier: a try that failed must not bind the next one
 
 if $only_settings; then
   mkdir -p "$out/settings"

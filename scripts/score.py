@@ -80,8 +80,8 @@ def main() -> None:
       out.write(json.dumps(record, ensure_ascii=False) + "\n")
     if described:
       about.write(json.dumps(facts, ensure_ascii=False, indent=2) + "\n")
-    elif distributed.is_first():
-      note.unlink(missing_ok=True)  # of an earlier run, whose scores are gone
+  if not described and distributed.is_first():
+    note.unlink(missing_ok=True)  # of an earlier run, whose scores are gone
   seconds = time.perf_counter() - started
   print(f"{count:,} solutions in {seconds:.1f} s -> {args.output}", file=sys.stderr)
 

@@ -19,7 +19,6 @@ from prm_jax.runtime import exits
 exits.on_signals(exits.AGAIN, "; run the same command again to resume")
 
 import dataclasses
-import sys
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import command_line
@@ -34,15 +33,11 @@ class Args:
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
-  from prm_jax.runtime import distributed, preemption  # slow imports, after errors in flags
+  from prm_jax.runtime import distributed  # slow imports, after errors in flags
   from prm_jax.training import loop
 
-  try:
-    with distributed.job(args.hosts):
-      loop.run(args.config, args.workdir)
-  except preemption.Preempted as stop:
-    print(f"{exits.script()}: {stop}; run the same command again to resume", file=sys.stderr)
-    sys.exit(exits.AGAIN)
+  with distributed.job(args.hosts):
+    loop.run(args.config, args.workdir)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,15 @@ def test_normal_forms():
     (r"5\text{ thousand}", "5000", "equal"),
     ("1000,99", "1000.99", "equal"),
     ("1,5", "1.05", "different"),
+    ("2 1/2", "5/2", "equal"),
+    ("2 1/2", "21/2", "different"),
+    ("-2 1/2 cm", "-2.5", "equal"),
+    ("3 4", "34", "different"),
+    ("12 000", "12,000", "equal"),
+    (r"0.\overline{3}", "1/3", "equal"),
+    (r"0.1\overline{6}", r"\frac16", "equal"),
+    (r"0.\overline{3}", r"0.\overline{6}", "different"),
+    ("5.(12)", "5", "different"),
     ("word " * 1000 + r"\boxed{2}", "2", "equal"),
     (r"\text{east}", r"\text{west}", "different"),
     ("9^{9^{9^{9}}}", "1", "undecided: a tower of powers"),
@@ -371,5 +380,9 @@ def test_grade_script(tmp_path):
     source.write_text(json.dumps(line) + "\n")
     result = call_script("grade.py", *flags)
     assert result.returncode == 1 and re.search(message, result.stderr), result.stderr
-  result = call_script("grade.py", *flags, f"--right={source}")
-  assert result.returncode == 1 and "samples.jsonl is an input" in result.stderr
+  for flag, message in (
+    ([f"--right={source}"], "samples.jsonl is an input"),
+    (["--grader=openai", "--precision=0"], "--precision has no effect with --grader=openai"),
+  ):
+    result = call_script("grade.py", *flags, *flag)
+    assert result.returncode == 1 and message in result.stderr

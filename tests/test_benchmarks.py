@@ -9,6 +9,7 @@ import re
 import runpy
 import sys
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -202,6 +203,46 @@ def test_wrong_arguments_are_errors_before_any_work(arguments, message):
   """The error names a misspelt benchmark, a wrong value or a missing file."""
   done = call_script("benchmark.py", *arguments)
   assert done.returncode == 1 and message in done.stderr
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"machine": ...}, 'no "machine"'),
+    ({"machine": {"date": "today"}}, 'no "processor"'),
+    ({"targets": [{"target": "s"}]}, 'no "measured"'),
+  ],
+)
+def test_figures_to_compare_with_are_checked_before_any_work(change, message, tmp_path):
+  """A file of --against without a benchmark's figures is an error that names it."""
+  path, output = tmp_path / "old.json", tmp_path / "new.json"
+  figures = {"machine": runner.machine(), "targets": []} | change
+  path.write_text(json.dumps({key: x for key, x in figures.items() if x is not ...}))
+  measured = mock.patch("benchmarks.reranking.run", side_effect=AssertionError("measured"))
+  with measured:
+    done = call_script("benchmark.py", "reranking", f"--against={path}", f"--json={output}")
+  assert done.returncode == 1 and str(path) in done.stderr and message in done.stderr
+  assert not output.exists()
+
+
+def test_figures_of_other_sizes_are_measured_again(tmp_path, monkeypatch):
+  """`all` measures again what --quick measured, not the reverse; the quick start has one size."""
+  commands = []
+
+  def measured(command, **_):
+    commands.append(command)
+    (file,) = (x.removeprefix("--json=") for x in command if x.startswith("--json="))
+    pathlib.Path(file).write_text(json.dumps({"quick": "--quick" in command}))
+    return types.SimpleNamespace(returncode=0)
+
+  monkeypatch.setattr("subprocess.run", measured)
+  flags = ("all", f"--output_dir={tmp_path}", "--only", "dtypes", "quickstart")
+  counts = []
+  for quick in (["--quick"], ["--quick"], [], [], ["--quick"]):
+    done = call_script("benchmark.py", *flags, *quick)
+    assert done.returncode == 0, done.stderr
+    counts.append(len(commands))
+  assert counts == [2, 2, 3, 3, 3]
 
 
 def test_the_page_of_tables_has_every_benchmark():

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import preemption
+from prm_jax.runtime import exits
 from prm_jax.training import boards, loop
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -66,7 +66,7 @@ def test_a_resumed_run_keeps_its_run_id(experiment, tmp_path, fake, monkeypatch)
 
   with monkeypatch.context() as patch:
     patch.setattr(loop.Log, "write", stopping)
-    with pytest.raises(preemption.Preempted):
+    with pytest.raises(exits.Preempted):
       loop.run(experiment, tmp_path / "run")
   loop.run(experiment, tmp_path / "run")
   first, second = arguments(fake, "init")

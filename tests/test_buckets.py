@@ -16,7 +16,7 @@ import tiny
 from etils import epath
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import preemption, storage
+from prm_jax.runtime import exits, storage
 from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop
 
@@ -63,7 +63,7 @@ def test_a_run_in_a_bucket_equals_one_on_a_disk(bucket, experiment, tmp_path, mo
     if step == 4:
       os.kill(os.getpid(), signal.SIGTERM)
 
-  with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="is saved"):
+  with monkeypatch.context() as patch, pytest.raises(exits.Preempted, match="is saved"):
     patch.setattr(loop.Log, "write", stopping)
     loop.run(experiment, workdir)
   stopped = checkpoint.latest(workdir)[0]

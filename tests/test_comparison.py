@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 from conftest import call_script
-from scored_files import write
+from scored_files import shown_on, write
 
 from prm_jax.evaluation.candidate_table import SCORES
 from prm_jax.evaluation.figure_files import encoded
@@ -306,6 +306,30 @@ def test_scores_that_are_no_probabilities_rank_only(files, tmp_path):
     assert methods[name]["accuracy"] == methods["p"]["accuracy"]
   text = (tmp_path / "comparison.html").read_text()
   assert f"N{negative.replace('<b>', '&lt;b&gt;')}" in text and "<b>" not in text
+
+
+def test_neutral_steps_count_as_wrong_if_asked(tmp_path):
+  """--neutral=negative leaves P(neutral) out of ranks and page; a prm_score shows what was meant.
+
+  Else the best score is that of the wrong solutions, whose steps are neutral.
+  """
+  line = {"problem": "p", "answer": "4", "is_correct": True, "steps": ["right"], "prm_score": 0.7}
+  line["rating_probs"] = [{"-1": 0.3, "0": 0.0, "1": 0.7}]
+  wrong = line | {"answer": "5", "is_correct": False, "steps": ["neutral"], "prm_score": 0.1}
+  wrong["rating_probs"] = [{"-1": 0.1, "0": 0.8, "1": 0.1}]
+  path = write(tmp_path / "a.jsonl", [line, wrong, wrong])
+  for neutral, picked in (("negative", 1), ("positive", 0)):
+    out = tmp_path / neutral
+    flags = (f"--input={path}", f"--output_dir={out}", "--scores", f"m={path}", f"m:min={path}")
+    done = call_script("compare.py", *flags, f"--neutral={neutral}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / "comparison.json").read_text())
+    assert found["neutral"] == neutral
+    assert found["methods"]["m"]["accuracy"]["mean"][-1] == picked
+    warning = f"warning: {path}:2: prm_score is 0.1, but the product of its rating_probs is 0.9"
+    assert done.stderr.count(warning) == (neutral == "positive")
+  (problem,) = shown_on((tmp_path / "negative/comparison.html").read_text())
+  assert [[step["p"] for step in x["steps"]] for x in problem["solutions"]] == [[0.7], [0.1]]
 
 
 def test_compare_py_refuses_its_outputs_before_the_work(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import command_line, preemption
+from prm_jax.runtime import command_line, exits
 from prm_jax.training import checkpoint, evaluations, loop
 
 # Metrics by step: NLL improves until step 4, then twice does not.
@@ -122,7 +122,7 @@ def test_a_resumed_run_stops_where_an_uninterrupted_one_does(
   Run once more, it does nothing; with more patience it trains on.
   """
   killing(*kill)
-  with pytest.raises((KeyboardInterrupt, preemption.Preempted)):
+  with pytest.raises((KeyboardInterrupt, exits.Preempted)):
     loop.run(experiment, tmp_path)
   assert checkpoint.latest(tmp_path)[0] in (6, 8)
   for _ in range(2):
@@ -160,7 +160,7 @@ def test_an_evaluation_made_on_resuming_counts(experiment, tmp_path, killing):
   """A step saved on SIGTERM without its evaluation is evaluated on resuming and can be the best."""
   experiment = tiny.change(experiment, "train", save_every=100)
   killing(3, "train", term=True)
-  with pytest.raises(preemption.Preempted, match="step 4 is saved"):
+  with pytest.raises(exits.Preempted, match="step 4 is saved"):
     loop.run(experiment, tmp_path)
   loop.run(experiment, tmp_path)
   assert kept(tmp_path) == ([4, 8], 4, 8)

@@ -174,6 +174,14 @@ def test_an_error_is_one_line(tmp_path, flags, message):
   assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
+def test_a_preempted_run_ends_with_one_line():
+  """A run that SIGTERM stopped and that saved its state ends with the exit code 75."""
+  code = "from prm_jax.runtime import exits\ndef main(): raise exits.Preempted('step 3 is saved')\n"
+  done = subprocess.run([sys.executable, "-c", f"{code}exits.run(main)"], cwd=ROOT, **TEXT)
+  line = "-c: step 3 is saved; run the same command again to resume\n"
+  assert (done.returncode, done.stderr) == (75, line)
+
+
 def test_a_closed_pipe_is_no_error():
   """A script whose output's reader ends early, as in `rerank.py ... | head`, prints no error."""
   code = "from prm_jax.runtime import exits; exits.run(lambda: print(10**6 * str(0)))"

@@ -34,7 +34,7 @@ from prm_jax.experiments import (
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
 from prm_jax.generation.engines import Completion, Limits
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, exits
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
 
@@ -321,6 +321,34 @@ def test_labels_replace_the_labeller_of_a_plan(tmp_path):
   done = call_script("experiment.py", "noise", *flags)
   assert done.returncode == 1 and f"{tmp_path / 'labels'}" in done.stderr
   assert "labeller=" not in done.stderr
+
+
+def test_a_preempted_experiment_ends_with_75(tmp_path, monkeypatch):
+  """SIGTERM during training in experiment.py itself ends it with one line, as of train.py."""
+
+  def preempted(*_):
+    raise exits.Preempted("stopped by SIGTERM; step 3 is saved")
+
+  monkeypatch.setattr(jobs, "run", preempted)
+  done = call_script("experiment.py", "noise", "--scale=smoke", f"--output_dir={tmp_path}")
+  line = "experiment.py: stopped by SIGTERM; step 3 is saved; run the same command again to resume"
+  assert (done.returncode, done.stderr) == (75, f"{line}\n")
+
+
+@pytest.mark.parametrize(
+  ("flags", "message"),
+  [
+    (("--from_json=a", "--scale=smoke"), "--scale has no effect with --from_json"),
+    (("--from_json=a", "--plan=b"), "--plan has no effect with --from_json"),
+    (("--from_json=a", "--seeds", "1"), "--seeds has no effect with --from_json"),
+    (("--from_json=a", "--pool=b"), "--pool has no effect with --from_json"),
+    (("--plan=b", "--scale=full"), "--scale=full has no effect with --plan=b"),
+  ],
+)
+def test_flags_without_effect_are_refused(flags, message, tmp_path):
+  """Flags that drawing again, or a plan of one's own, would ignore are errors."""
+  done = call_script("experiment.py", "noise", *flags, f"--output_dir={tmp_path}")
+  assert done.returncode == 1 and message in done.stderr
 
 
 def test_a_domain_cannot_have_the_name_of_a_row(tmp_path, files, untrained):

@@ -180,6 +180,14 @@ def test_an_exported_run_has_the_same_probabilities(prm_run, exported):
   assert again.returncode == 1 and "is there already" in again.stderr
 
 
+def test_an_export_may_be_named_from_the_home_directory(prm_run, tmp_path, monkeypatch):
+  """--output=~/NAME, which shells do not expand, is a directory of the user."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  done = conftest.call_script("export.py", f"--checkpoint={prm_run}", "--output=~/out")
+  assert done.returncode == 0, done.stderr
+  assert f"-> {tmp_path / 'out'}\n" in done.stdout and (tmp_path / "out" / "README.md").is_file()
+
+
 @pytest.mark.reference
 def test_transformers_gives_the_same_step_probabilities(prm_run, exported):
   """transformers gives our step probabilities for a text laid out as prm_jax.json states."""

@@ -17,7 +17,7 @@ import pytest
 import sentencepiece
 import test_tokenizers
 import test_weights
-from conftest import ROOT
+from conftest import ROOT, call_script
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
@@ -192,6 +192,16 @@ def test_a_fetched_model_has_the_published_weights_and_tokens(script, tmp_path, 
   settings = json.loads((directory / "tokenizer_config.json").read_text())
   assert settings["chat_template"] == "{{ messages }}"
   assert [p.name for p in directory.parent.iterdir()] == ["m"]  # nothing half-written, no download
+
+
+def test_a_model_may_lie_in_the_home_directory(tmp_path, monkeypatch):
+  """--output=~/models, which shells do not expand, finds the model that is there already."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
+  (tmp_path / "models" / "smollm2-135m" / "provenance.json").write_text("{}")
+  done = call_script("fetch_model.py", "smollm2-135m", "--output=~/models")
+  assert done.returncode == 0 and "is there already" in done.stderr
+  assert done.stdout == f"{tmp_path / 'models' / 'smollm2-135m'}\n"
 
 
 def test_a_second_run_does_nothing(script, tmp_path, capsys):

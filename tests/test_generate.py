@@ -603,6 +603,18 @@ def test_a_generator_is_trained_on_right_samples(loopback, arithmetic_data, tmp_
     (("--checkpoint=run", "--search=beam", "--prm=run", "--batch=8"), "--batch=8 is below --n=16"),
     (("--checkpoint=run", "--max_steps=3"), "--max_steps is for a search"),
     (
+      ("--checkpoint=run", "--search=beam", "--prm=run", "--lookahead=5"),
+      "--lookahead has no effect with --search=beam",
+    ),
+    (
+      ("--checkpoint=run", "--search=best_of_n", "--prm=run", "--expansions=2"),
+      "--expansions has no effect with --search=best_of_n",
+    ),
+    (
+      ("--checkpoint=run", "--search=particles", "--prm=run", "--expansions=2"),
+      "--expansions has no effect with --search=particles",
+    ),
+    (
       ("--checkpoint=run", "--search=beam", "--prm=run", "--readout=trl"),
       "--readout goes with a p",
     ),

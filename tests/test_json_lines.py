@@ -75,6 +75,14 @@ def test_a_bad_line_is_named(tmp_path, monkeypatch, line, message):
   fails(path, f"{path}:2: {message}")
 
 
+@pytest.mark.parametrize(("text", "what"), [("", "it has no line"), (" [ ]\n", "the array has no")])
+def test_an_empty_file_is_an_error(text, what, tmp_path):
+  """A file without a line, and an array without an entry, are errors that name the file."""
+  (tmp_path / "a.json").write_text(text)
+  with pytest.raises(json_lines.BadLine, match=f"{tmp_path / 'a.json'}: empty: {what}"):
+    list(json_lines.records(tmp_path / "a.json"))
+
+
 def test_a_damaged_gzip_file_is_named(tmp_path):
   """A file that is not gzip, is cut short or has a changed byte gives an error with its name."""
   path = tmp_path / "a.jsonl.gz"

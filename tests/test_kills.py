@@ -23,7 +23,7 @@ from conftest import OPTIMISED, ROOT
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
-from prm_jax.runtime import preemption, workdir_lock
+from prm_jax.runtime import exits, workdir_lock
 from prm_jax.training import checkpoint, loop
 
 
@@ -48,7 +48,7 @@ def test_a_run_stopped_by_sigterm_resumes_exactly(experiment, tmp_path, monkeypa
 
   c = tiny.change(experiment, "train", eval_every=3, save_every=8)
   loop.run(c, tmp_path / "whole")
-  with monkeypatch.context() as patch, pytest.raises(preemption.Preempted, match="step 3 is saved"):
+  with monkeypatch.context() as patch, pytest.raises(exits.Preempted, match="step 3 is saved"):
     patch.setattr(loop.Log, "write", stopping)
     loop.run(c, tmp_path / "stopped")
   assert checkpoint.latest(tmp_path / "stopped")[0] == 3

@@ -188,6 +188,17 @@ def test_flags_that_do_not_go_together_are_errors(flags, message, tmp_path):
   assert path.read_text() == before
 
 
+@pytest.mark.parametrize("flag", ["count=-1", "count=0", "shared=5", "shared=-1", "seed=-1"])
+def test_numbers_out_of_range_are_errors(flag, tmp_path):
+  """A count below 1, a share outside 0 to 1 and a negative seed are errors that name the value."""
+  path = write_scored(tmp_path / "a.jsonl")
+  out = tmp_path / "out.jsonl"
+  done = call_script("label_requests.py", f"--input={path}", f"--output={out}", f"--{flag}")
+  name, value = flag.split("=")
+  assert done.returncode == 2 and f"args.{name}={value}" in done.stderr
+  assert not out.exists()
+
+
 def test_label_requests_py_makes_requests_and_turns_answers_into_a_dataset(tmp_path):
   """A scored file gives requests, and their answers give labels that prepare_data.py reads.
 

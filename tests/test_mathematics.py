@@ -88,15 +88,34 @@ def test_the_test_problems_may_lie_beside_the_source(source, tmp_path):
 
 
 def test_results_of_other_settings_are_not_mixed(tmp_path):
-  """An output of another generator, and two base models of one name, are refused."""
-  script = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--source=none"]
-  (tmp_path / "made_with").write_text("--scale=smoke --generator=a --problems=4 --n=3\n")
+  """An output of another generator or source, and two base models of one name, are refused."""
+  script = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--generator=a"]
+  made = "--scale=smoke --generator=a --problems=4 --n=3 --source="
+  (tmp_path / "made_with").write_text(f"{made}{tmp_path}\n")
   for flags, message in (
-    ((f"--output={tmp_path}", "--generator=b"), "was made with --scale=smoke --generator=a"),
-    ((f"--output={tmp_path}", "--base=a/model", "--base=b/model/"), "are named model"),
+    (("--source=none", "--generator=b"), "was made with --scale=smoke --generator=a"),
+    (("--source=configs",), f"not {made}{ROOT / 'configs'}: give another --output"),
+    ((f"--source={tmp_path}/.", "--base=a/model", "--base=b/model/"), "are named model"),
   ):
-    done = subprocess.run([*script, *flags], env=ENVIRONMENT, capture_output=True, text=True)
+    command = [*script, "--problems=4", "--n=3", f"--output={tmp_path}", *flags]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 2 and message in done.stderr
+
+
+def test_a_try_that_failed_does_not_bind_the_next(source, tmp_path):
+  """After a wrong --source the right one is taken; the problems then belong to it."""
+  (tmp_path / "model").mkdir()
+  (tmp_path / "empty").mkdir()
+  command = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--settings"]
+  command += [f"--output={tmp_path / 'out'}", f"--base={tmp_path / 'model'}"]
+  command += [f"--generator={tmp_path / 'model'}"]
+  environment = dict(ENVIRONMENT, python=sys.executable, PATH=os.environ["PATH"])
+  for folder, made in ((tmp_path / "empty", False), (source, True)):
+    given = [*command, f"--source={folder}"]
+    done = subprocess.run(given, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1  # of the missing source, then of the model, which is empty
+    assert (tmp_path / "out" / "problems").exists() == made, done.stderr
+  assert (tmp_path / "out" / "made_with").read_text().endswith(f"--source={source}\n")
 
 
 @pytest.mark.slow

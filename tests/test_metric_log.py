@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import preemption, progress, workdir_lock
+from prm_jax.runtime import exits, progress, workdir_lock
 from prm_jax.training import loop, metric_log
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -47,7 +47,7 @@ def test_goodput_covers_all_processes_of_a_run(experiment, tmp_path, monkeypatch
       raise RuntimeError("killed")
 
   monkeypatch.setattr(loop.Log, "write", stopping)
-  with pytest.raises(preemption.Preempted):
+  with pytest.raises(exits.Preempted):
     loop.run(experiment, tmp_path)
   stopped = records(tmp_path, "goodput")[-1]
   monkeypatch.setattr(loop.Log, "write", killed)

@@ -6,7 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import call_script
+from conftest import call_script, completion, make_row, step
+from scored_files import shown_on
 
 from prm_jax.evaluation import page
 from prm_jax.evaluation.mathml import answer_pieces, pieces
@@ -270,7 +271,8 @@ def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
   labels.write_text(json.dumps(row) + "\n")
   flags = [f"--input={source}", f"--output={tmp_path / 'page.html'}"]
   completed = call_script("view.py", *flags, f"--labels={labels}")
-  assert "3 problems, 5 solutions, 1 with labels" in completed.stdout, completed.stderr
+  # another solution begins with the two steps that have labels
+  assert "3 problems, 5 solutions, 2 with labels" in completed.stdout, completed.stderr
   apart = [RECORDS[0], RECORDS[2], RECORDS[1] | {"prm_score": float("nan")}]
   source.write_text("".join(json.dumps(row) + "\n" for row in apart))
   labels.write_text(json.dumps(row | {"steps": ["\n".join(row["steps"])], "labels": [1]}) + "\n")
@@ -281,3 +283,48 @@ def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
   completed = call_script("view.py", *flags)
   assert completed.returncode == 1 and "0 rating_probs of 1 steps" in completed.stderr
   assert "scored.jsonl:1" in completed.stderr
+
+
+def test_labels_of_first_steps_are_shown(tmp_path):
+  """PRM800K's labels end at the first error: view.py shows them on the first steps of a solution.
+
+  Of several labels those of the most steps count; other steps, or of another problem, have none.
+  """
+  labelled = [step(completion("a", 1)), step(completion("b", -1), chosen=None)]
+  labels, source, out = (tmp_path / name for name in ("labels.jsonl", "scored.jsonl", "page.html"))
+  rows = [make_row(labelled, "found_error", problem="p"), make_row(labelled[:1], problem="p")]
+  labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  about = [("p", "abc"), ("p", "ab"), ("p", "ac"), ("p", "ca"), ("q", "abc")]
+  lines = [{"problem": problem, "steps": [*steps], "is_correct": False} for problem, steps in about]
+  source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  done = call_script("view.py", f"--input={source}", f"--labels={labels}", f"--output={out}")
+  assert "2 problems, 5 solutions, 3 with labels" in done.stdout, done.stderr
+  shown = [
+    [each.get("label") for each in solution["steps"]]
+    for problem in shown_on(out.read_text())
+    for solution in problem["solutions"]
+  ]
+  assert shown == [[1, -1, None], [1, -1], [1, None], [None] * 2, [None] * 3]
+
+
+def test_the_name_of_a_problem_is_a_text_or_a_number(tmp_path):
+  """view.py groups by a `unique_id`, text or number, and names the line of any other."""
+  source = tmp_path / "scored.jsonl"
+  line = {"problem": "p", "steps": ["a"], "is_correct": True}
+  lines = [line | {"unique_id": name} for name in ("x", 7, "x", None)]
+  source.write_text("".join(json.dumps(each) + "\n" for each in lines))
+  done = call_script("view.py", f"--input={source}")
+  assert "3 problems, 4 solutions" in done.stdout, done.stderr
+  source.write_text(json.dumps(line | {"unique_id": ["x"]}) + "\n")
+  done = call_script("view.py", f"--input={source}")
+  assert done.returncode == 1 and f"{source}:1: \"unique_id\" is ['x']" in done.stderr
+
+
+def test_close_scores_are_compared_before_they_are_rounded():
+  """Of two solutions that round to one score, the higher is the best-scored: here the right one."""
+  rows = [
+    {"problem": "p", "steps": ["a"], "step_scores": [0.99998], "is_correct": True},
+    {"problem": "p", "steps": ["b"], "step_scores": [0.99996], "is_correct": False},
+  ]
+  right, wrong = page.from_records(rows)[0].solutions
+  assert right.scores["PRM"] > wrong.scores["PRM"] and right.steps[0].p == 1.0

@@ -400,6 +400,10 @@ def test_the_last_step_of_a_solution_that_was_cut_off_has_rollouts(tmp_path):
     (("--method=rollouts", "--checkpoint=run", "--dtype=bfloat16"), "--dtype has no effect with"),
     (("--method=rollouts",), "give one of --model=DIR and --checkpoint=DIR, or --url=URL"),
     (("--method=rollouts", "--search=binary", "--labels=soft"), "labels with a binary search"),
+    (("--method=rollouts", "--labels=soft", "--wrong_share=0.1"), "args.wrong_share=0.1: expected"),
+    (("--method=rollouts", "--labels=counts", "--wrong_share=0.1"), "args.wrong_share=0.1"),
+    (("--method=rollouts", "--labels=soft", "--tolerance=3"), "args.tolerance=3: expected"),
+    (("--method=rollouts", "--tolerance=3"), "args.tolerance=3: expected"),
   ],
 )
 def test_flags_that_do_not_go_together_are_refused(given, message, tmp_path):

@@ -1,7 +1,9 @@
 """Scoring: a score depends on its solution alone, and models of another contract are refused."""
 
 import dataclasses
+import errno
 import json
+import pathlib
 import random
 import types
 import warnings
@@ -252,6 +254,25 @@ def test_score_py_keeps_every_key(prm_run, arithmetic_data, tmp_path):
     assert new["prm_score"] == pytest.approx(product, rel=1e-12)
   assert after[-1]["steps"] == ["A 3+2=5", "# Answer"]
   assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "o.jsonl"]
+
+
+def test_scores_that_cannot_be_written_leave_the_old_contract(
+  prm_run, arithmetic_data, tmp_path, monkeypatch
+):
+  """If the scores cannot take their name, the old ones keep the contract that describes them."""
+
+  def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  old = {tmp_path / name: "old" for name in ("o.jsonl", "o.jsonl.contract.json")}
+  for path, text in old.items():
+    path.write_text(text)
+  source = arithmetic_data / "candidates.jsonl"
+  flags = (f"--checkpoint={prm_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl")
+  monkeypatch.setattr(pathlib.Path, "replace", full)
+  done = call_script("score.py", *flags)
+  assert done.returncode == 1 and "No space left on device" in done.stderr
+  assert {path: path.read_text() for path in tmp_path.iterdir()} == old
 
 
 def test_unfinished_solutions_can_be_skipped(scorer, samples, tmp_path):

@@ -468,9 +468,25 @@ def test_flags_that_exclude_each_other_are_an_error():
     (["--input=a", "--output=c", "--threshold=nan"], "threshold=nan"),
     (["--input=a", "--output=a"], "a is an input"),
     (["--compare", "a.png", "b", "--output=a"], "a.png is an input"),
+    (["--compare", "a", "b", "--threshold=0.3"], "--threshold has no effect with --compare"),
+    (["--compare", "a", "b", "--benchmark=prm_bench"], "--benchmark has no effect"),
+    (["--compare", "a", "b", "--checkpoint=c"], "--checkpoint has no effect"),
+    (["--checkpoint=a", "--data_dir=b", "--output=c", "--neutral=negative"], "--neutral goes with"),
   ):
     completed = call_script("evaluate.py", *flags)
     assert completed.returncode and message in completed.stderr
+
+
+@pytest.mark.parametrize("output", ["math/all.json", "gsm8k"])  # with gsm8k.png
+def test_a_file_of_the_benchmark_is_not_overwritten(output, tmp_path):
+  """An output below --data_dir that has the name of one of its files is an error."""
+  for name in ("math/all.json", "gsm8k.png"):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("[]")
+  flags = ("--checkpoint=a", "--benchmark=process_bench", f"--data_dir={tmp_path}")
+  completed = call_script("evaluate.py", *flags, f"--output={tmp_path / output}")
+  assert completed.returncode == 1 and "is an input: give another name" in completed.stderr
+  assert (tmp_path / "math/all.json").read_text() == "[]"
 
 
 def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
@@ -605,6 +621,44 @@ def test_prm800k_lines_with_probabilities_are_judged(tmp_path):
   write_lines(path, [line])
   with pytest.raises(ValueError, match=r"scored\.jsonl:1: rating_probs\[2\] is {}"):
     step_benchmarks.judge("prm800k", scored=path)
+
+
+def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
+  """Steps after the last label, and lines without a label, play no part, as in training."""
+  lines = [
+    {"problem": f"p{i}", "steps": ["x"] * len(labels), "labels": labels, "step_scores": scores}
+    for i, (labels, scores) in enumerate(
+      [
+        ([True, False], [0.9, 0.1]),
+        ([True, True, None], [0.9, 0.8, 0.2]),
+        ([None, None], [0.9, 0.2]),
+      ]
+    )
+  ]
+  lines = [line | {"is_correct": False} for line in lines]
+  path = write_lines(tmp_path / "scored.jsonl", lines)
+  paths, trees, _ = step_benchmarks.judge("prm800k", scored=path)
+  assert [list(each.labels) for each in paths] == [[1, -1], [1, 1]]
+  first = step_benchmarks.result("prm800k", paths, trees, 0.5)["first_error"]
+  assert (first["n"], first["error_accuracy"], first["correct_accuracy"]) == (2, 1, 1)
+  unlabelled = write_lines(tmp_path / "unlabelled.jsonl", lines[2:])
+  with pytest.raises(ValueError, match=r"unlabelled\.jsonl: no labelled step"):
+    step_benchmarks.judge("prm800k", scored=unlabelled)
+
+
+def test_auroc_and_its_interval_are_of_one_score(tmp_path):
+  """With --neutral=negative too, AUROC, interval and calibration rank steps by 1 - P(-1)."""
+  probs = [(0.05, 0.9, 0.05), (0.3, 0, 0.7), (0.8, 0.1, 0.1)]
+  rated = [dict(zip(("-1", "0", "1"), p)) for p in probs]
+  lines = [
+    {"problem": f"p{i}", "steps": ["a", "b", "c"], "labels": [0, 1, -1], "rating_probs": rated}
+    for i in range(4)
+  ]
+  path = write_lines(tmp_path / "scored.jsonl", lines)
+  paths, trees, _ = step_benchmarks.judge("prm800k", scored=path, neutral="negative")
+  result = step_benchmarks.result("prm800k", paths, trees, 0.5)
+  assert result["auroc"] == result["intervals"]["auroc"]["low"] == 1
+  assert result["diagnostics"]["calibration"]["ece"] == pytest.approx(result["ece"])
 
 
 def test_a_threshold_is_found_on_files_of_any_form(tmp_path):

@@ -15,7 +15,7 @@ from prm_jax import config as config_lib
 from prm_jax import step_metrics
 from prm_jax.input_pipeline import packing, token_tree
 from prm_jax.pretrained import export
-from prm_jax.runtime import preemption
+from prm_jax.runtime import exits
 from prm_jax.scoring import candidates
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
@@ -207,7 +207,7 @@ def test_an_ensemble_resumes_bit_for_bit(ensemble, one_device, tmp_path, monkeyp
     if step == 4:
       os.kill(os.getpid(), signal.SIGTERM)
 
-  with monkeypatch.context() as patch, pytest.raises(preemption.Preempted):
+  with monkeypatch.context() as patch, pytest.raises(exits.Preempted):
     patch.setattr(loop.Log, "write", stopping)
     loop.run(experiment, tmp_path)
   loop.run(experiment, tmp_path)

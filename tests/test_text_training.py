@@ -185,6 +185,14 @@ def test_a_language_model_cannot_score_steps(text_run, arithmetic_data, tmp_path
   assert [*tmp_path.iterdir()] == [solutions]
 
 
+@pytest.mark.parametrize("unused", [{"share": 0.25}, {"also": "x"}, {"eval_split": "train"}])
+def test_settings_of_labelled_data_are_refused_for_texts(unused):
+  """Settings that training on texts would ignore are errors that name them."""
+  data = config_lib.Data(text_train="a", text_eval="b", **unused)
+  with pytest.raises(ValueError, match=rf"data\.{next(iter(unused))}=.*expected its default"):
+    config_lib.Experiment(loss=TEXT, data=data)
+
+
 def test_text_files_require_the_language_model_objective():
   """Text without its objective, the objective without text, and one of two files are errors."""
   for loss, files in [(config_lib.Loss(), ("a", "b")), (TEXT, ("", "")), (TEXT, ("a", ""))]:

@@ -119,6 +119,9 @@ def test_asynchronous_collectives_and_transfers_between_slices():
     text = TEXT.replace(SCATTER, f"  %start = {shape} all-reduce-start(%x), {GROUP}\n{SCATTER}")
     (start,) = [x for x in hlo.read(text).collectives if x.overlapped and not x.loop]
     assert (start.bytes, start.traffic) == (64, 2 * 64 * 7 / 8)
+  several = f"  %start = (f32[16]{{0}}, f32[4]{{0}}) all-reduce-start(%x, %y), {GROUP}\n{SCATTER}"
+  (start,) = [x for x in hlo.read(TEXT.replace(SCATTER, several)).collectives if x.overlapped][1:]
+  assert start.bytes == 64 + 16  # the type has results only
   start = f"  %start = ((f32[16]{{0}}), f32[2]{{0}}) reduce-scatter-start(%x), {GROUP}\n{SCATTER}"
   (start,) = [x for x in hlo.read(TEXT.replace(SCATTER, start)).collectives if x.overlapped][1:]
   assert (start.bytes, start.traffic) == (64, 64 * 7 / 8)  # as the one that is not asynchronous
@@ -286,10 +289,13 @@ def test_an_unknown_compiler_option_is_named(tokenizer, tmp_path):
     ("--decode_batch=-1",),
     ("--decode_batch=8", "--decode_ring=0"),
     ("--decode_batch=8", "--sweep"),
+    ("--decode_context=8",),
+    ("--decode_ring=8",),
+    ("--compiles=2",),
   ],
 )
-def test_flags_of_a_decoding_step_are_checked(tokenizer, tmp_path, flags):
-  """Sizes out of range, and flags that a decoding step does not use, are errors in one line."""
+def test_flags_of_steps_and_sweeps_are_checked(tokenizer, tmp_path, flags):
+  """Sizes out of range, and flags that a step does not use, are errors in one line."""
   output = tmp_path / "decode.json"
   done = compile_for_tpu(tokenizer, output, "--topology=v5e:2x2", *flags, run=run_script)
   assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -61,18 +61,21 @@ def diagnose(
 def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
   """Returns columns of all labelled steps.
 
-  solution: index in `judged`; label; score; probs `[n, 3]`; number: of the step, from 1; std.
+  solution: index in `judged`; label; score; probs `[n, 3]`; not_wrong: 1 minus P(-1), the score if
+  neutral counts as positive; number: of the step, from 1; std.
   """
   kept = [
     (s, i) for s, each in enumerate(judged) for i, x in enumerate(each.labels) if x is not None
   ]
   depths = [each.depths for each in judged]
+  probs = np.array([judged[s].probs[i] for s, i in kept], float).reshape(-1, len(RATINGS))
   stds = [np.full(len(each.labels), np.nan) if each.std is None else each.std for each in judged]
   return {
     "solution": np.array([s for s, _ in kept], int),
     "label": np.array([judged[s].labels[i] for s, i in kept], int),
     "score": np.array([judged[s].scores[i] for s, i in kept], float),
-    "probs": np.array([judged[s].probs[i] for s, i in kept], float).reshape(-1, len(RATINGS)),
+    "probs": probs,
+    "not_wrong": probs[:, 1:].sum(1),
     "number": 1 + np.array([depths[s][i] for s, i in kept], int),
     "std": np.array([stds[s][i] for s, i in kept], float),
   }
@@ -81,12 +84,12 @@ def steps_of(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
 def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
   """Returns the expected calibration error and the bins of its reliability diagram.
 
-  `ece` and `bins` are of the score against "not wrong".  `by_class` has those of each class's
-  probability against that class; `by_step` those of the score, by the number of the step.
+  `ece` and `bins` are of 1 - P(-1) against "not wrong".  `by_class` has those of each class's
+  probability against that class; `by_step` those of 1 - P(-1), by the number of the step.
   """
   steps = steps_of(judged)
   right = steps["label"] >= 0
-  out = step_metrics.calibration(steps["score"], right)
+  out = step_metrics.calibration(steps["not_wrong"], right)
   out["by_class"] = {
     str(rating): step_metrics.calibration(steps["probs"][:, i], steps["label"] == rating)
     for i, rating in enumerate(RATINGS)
@@ -96,7 +99,7 @@ def calibration(judged: Sequence[Judged]) -> dict[str, Any]:
   for first, last in STEP_BINS:
     inside = (steps["number"] >= first) & (steps["number"] <= (last or np.inf))
     if inside.any():
-      scores, positive = steps["score"][inside], right[inside]
+      scores, positive = steps["not_wrong"][inside], right[inside]
       row = {"first": first, "last": last} | step_metrics.calibration(scores, positive)
       del row["bins"]
       row |= {"mean_score": float(scores.mean()), "share_not_wrong": float(positive.mean())}
@@ -146,21 +149,21 @@ def uncertainty(judged: Sequence[Judged], trees: Sequence[Judged]) -> dict[str, 
   """
   steps = steps_of(trees)
   right = steps["label"] >= 0
-  mistaken = (steps["score"] >= 0.5) != right
+  mistaken = (steps["not_wrong"] >= 0.5) != right
   order, bins = np.argsort(steps["std"], kind="stable"), []
   for part in np.array_split(order, 5):
     if len(part):
       entry = {"count": len(part), "mean_std": float(steps["std"][part].mean())}
       entry["wrong_decisions"] = float(mistaken[part].mean())
-      entry["ece"] = step_metrics.calibration(steps["score"][part], right[part])["ece"]
-      bins.append(entry | {"auroc": step_metrics.auroc(steps["score"][part], right[part])})
+      entry["ece"] = step_metrics.calibration(steps["not_wrong"][part], right[part])["ece"]
+      bins.append(entry | {"auroc": step_metrics.auroc(steps["not_wrong"][part], right[part])})
   sure = [
     each
     for each in judged
     if (each.std <= CERTAIN_STD).all() and (np.abs(each.scores - 0.5) >= CERTAIN - 0.5).all()
   ]
   trusted = steps_of(sure)
-  hits = (trusted["score"] >= 0.5) == (trusted["label"] >= 0)
+  hits = (trusted["not_wrong"] >= 0.5) == (trusted["label"] >= 0)
   return {
     "bins": bins,
     "error_auroc": step_metrics.auroc(steps["std"], mistaken),

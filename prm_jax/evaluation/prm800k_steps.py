@@ -4,10 +4,11 @@ The step metrics count every labelled step, alternatives included (`trees`).  Th
 is looked for on each solution's own path (`paths`).
 """
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from prm_jax.types import RATINGS, StepTree
 ALL = "all"  # the group of every solution
 PAPER = recipes.RECIPES["paper"]
 OWN_PATH = recipes.Recipe("own path", alternatives="drop")
+Solution = TypeVar("Solution", bound=Labelled)
 
 
 def read(directory: str | pathlib.Path, split: str) -> tuple[list[Labelled], list[Labelled]]:
@@ -60,7 +62,8 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
   for where, record in json_lines.records(path):
     for solutions, recipe in ((trees, PAPER), (paths, OWN_PATH)):
       if solution := _solution(record, where, recipe):
-        solutions.append(from_record(*solution, where, neutral))
+        judged = from_record(*solution, where, neutral)
+        solutions.append(judged if "question" in record else _to_last_label(judged))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
   return trees, paths
@@ -68,18 +71,35 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
 
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the paths of (FILE:LINE, record) pairs, which need no probabilities."""
-  solutions = (_solution(record, where, OWN_PATH) for where, record in records)
-  return [each[0] for each in solutions if each]
+  solutions = ((record, _solution(record, where, OWN_PATH)) for where, record in records)
+  return [
+    each[0] if "question" in record else _to_last_label(each[0])
+    for record, each in solutions
+    if each
+  ]
+
+
+def _to_last_label(solution: Solution) -> Solution:
+  """Returns a chain without the steps after its last label, as training reads it."""
+  end = max(i for i, label in enumerate(solution.labels) if label is not None) + 1
+  columns = ("steps", "labels", "parents", "probs", "scores", "std")
+  given = {name: getattr(solution, name, None) for name in columns}
+  return dataclasses.replace(solution, **{k: x[:end] for k, x in given.items() if x is not None})
 
 
 def _solution(
   record: dict[str, Any], where: str, recipe: recipes.Recipe
 ) -> tuple[Labelled, dict[str, Any]] | None:
-  """Returns a line's solution and a record with its probabilities; None if the recipe drops it."""
+  """Returns a line's solution and a record with its probabilities.
+
+  Returns None if the line has no label, or the recipe drops it.
+  """
   if "verdicts" in record:
     raise json_lines.BadLine(f"{where}: its labels are those of the judge that gave its scores")
   if "question" not in record:
     parsed, zero_is_wrong = stepwise_records.parse(record, where)
+    if not any(value is not None for value in parsed.labels):
+      return None
     whole = all(type(value) is int for value in parsed.labels if value is not None)
     given = "ratings" if whole and not zero_is_wrong else "auto"
     kind = stepwise_records.kind_of([(parsed, zero_is_wrong, where)], given)
@@ -123,7 +143,7 @@ def measures(
   np.add.at(by_tree, rows, np.stack(columns, axis=1).astype(float))
   count, hits, nll, *classes = (weights[0] @ by_tree).T
   out = {
-    "auroc": weighted_auroc(steps["score"], labels >= 0, rows, weights[0]),
+    "auroc": weighted_auroc(steps["not_wrong"], labels >= 0, rows, weights[0]),
     "accuracy": hits / count,
     "nll": nll / count,
   }

@@ -326,6 +326,31 @@ def unanswered(samples: ScoredSamples) -> list[str]:
   return [f"{count} candidates have no answer: drawn like any other, never chosen"] * bool(count)
 
 
+def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
+  """Warns of a prm_score that is not the product of the line's steps, if there is any.
+
+  Args:
+    scores: `methods.solution_scores`.
+  """
+  gap = _gap(samples, scores)
+  if not len(wrong := np.argwhere(gap > SCORE_TOLERANCE)):
+    return []
+  p, m = min(map(tuple, wrong), key=lambda slot: tuple(samples.places[slot][0]))
+  product = np.exp(scores["prm_product"][p, m])
+  return [
+    f"warning: {samples.where(p, m)}: prm_score is {samples.prm_score[p, m]:.6g}, but the "
+    f"product of its rating_probs is {product:.6g} ({len(wrong)} such lines); "
+    "another reduction, or neutral counted otherwise?  The curves use rating_probs"
+  ]
+
+
+def _gap(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> np.ndarray:
+  """Returns how far prm_score is from the product of steps `[P, M]`; NaN where one is missing."""
+  if "prm_product" not in scores:
+    return np.full(samples.correct.shape, np.nan)
+  return np.abs(np.exp(scores["prm_product"]) - samples.prm_score)
+
+
 def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options) -> list[str]:
   """Says what a reader of the curves must know about the candidates."""
   result, (problems, most) = [], samples.correct.shape
@@ -343,21 +368,10 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Opt
       notice += "; if one problem text stands for several problems, give each its unique_id"
     result.append(notice)
   result += unanswered(samples)
-  if "prm_product" in scores:
-    product = np.exp(scores["prm_product"])
-    gap = np.abs(product - samples.prm_score)  # NaN where prm_score is not given
-    given = int((~np.isnan(gap)).sum())
-    wrong = np.argwhere(gap > SCORE_TOLERANCE)
-    if len(wrong):
-      p, m = min(map(tuple, wrong), key=lambda slot: tuple(samples.places[slot][0]))
-      result.append(
-        f"warning: {samples.where(p, m)}: prm_score is {samples.prm_score[p, m]:.6g}, but the "
-        f"product of its rating_probs is {product[p, m]:.6g} ({len(wrong)} such lines); "
-        "another reduction, or neutral counted otherwise?  The curves use rating_probs"
-      )
-    elif given:
-      result.append(
-        f"prm_score is the product of rating_probs on all {given} lines that have it "
-        f"(largest difference {np.nanmax(gap):.1g})"
-      )
-  return result
+  gap, warnings = _gap(samples, scores), contradictions(samples, scores)
+  if not warnings and (given := int((~np.isnan(gap)).sum())):
+    result.append(
+      f"prm_score is the product of rating_probs on all {given} lines that have it "
+      f"(largest difference {np.nanmax(gap):.1g})"
+    )
+  return result + warnings

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -44,6 +44,7 @@ class Candidates:
   models: dict[str, np.ndarray]  # [P, M] P(right) by reward model; an ORM's may be other numbers
   scored: dict[str, ScoredSamples]  # the file of each reward model
   steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a record has no `steps`
+  warnings: Sequence[str] = ()  # of scores that contradict each other
 
   @functools.cached_property
   def voters(self) -> dict[str, np.ndarray]:
@@ -62,14 +63,15 @@ class Candidates:
     return out
 
   def notices(self) -> list[str]:
-    """Says what is left out for models whose scores are no probabilities."""
+    """Returns the warnings, and what is left out for models whose scores are no probabilities."""
     out = []
     for name, calibration in self.calibration.items():
       if name not in self.voters:
         out.append(f"no vote by {name} and no calibration of it: some orm_score is negative")
       elif calibration is None:
         out.append(f"no calibration of {name}: some orm_score is above 1")
-    return [f"{each}; P(right) of a logit x is 1 / (1 + exp(-x))" for each in out]
+    out = [f"{each}; P(right) of a logit x is 1 / (1 + exp(-x))" for each in out]
+    return [*self.warnings, *out]
 
 
 def read(
@@ -77,6 +79,7 @@ def read(
   scored: Mapping[str, pathlib.Path],
   reduction: str = "product",
   join: Callable | None = None,
+  neutral: str = "positive",
 ) -> Candidates:
   """Reads graded candidates and their scores.
 
@@ -86,6 +89,7 @@ def read(
     reduction: of a process model's steps to a score, of `aggregation.REDUCTIONS`; a reduction in a
       model's name takes precedence, see `parts`.
     join: tells which answers are equal, as in `read_scored_samples`.
+    neutral: how a neutral step counts, "positive" or "negative".
 
   Raises:
     BadLine: a record is wrong; or a file has other candidates, or no scores.
@@ -94,18 +98,16 @@ def read(
   scores: dict[str, np.ndarray] = {}
   models: dict[str, np.ndarray] = {}
   files: dict[str, ScoredSamples] = {}
-  named = {name: parts(name)[2] for name in scored}
-  for name, how in named.items():
-    if name in RESERVED or name.startswith("vote by "):
-      raise ValueError(f"{name}: names a method or a column of its own; name the model otherwise")
-    if how and how not in agg.REDUCTIONS:
-      raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
+  warnings: list[str] = []
+  named = _reductions(scored)
   samples = scored_samples.read_scored_samples([path], progress=True, join=join)
 
   @functools.cache  # several names may have one file
   def read_once(file: pathlib.Path) -> tuple[ScoredSamples, dict[str, np.ndarray]]:
     content = scored_samples.read_scored_samples([file], progress=True)
-    return content, methods.solution_scores(content)
+    available = methods.solution_scores(content, neutral)
+    warnings.extend(reranking.contradictions(content, available))
+    return content, available
 
   for name, file in scored.items():
     content, available = read_once(file)
@@ -130,7 +132,18 @@ def read(
     scores["log-probability"] = log_probs
   if tokens is not None:
     scores["shortest"] = -tokens
-  return Candidates(samples, scores, models, files, steps)
+  return Candidates(samples, scores, models, files, steps, warnings)
+
+
+def _reductions(names: Iterable[str]) -> dict[str, str]:
+  """Returns the reduction in each model's name, see `parts`; ValueError: a name is not allowed."""
+  named = {name: parts(name)[2] for name in names}
+  for name, how in named.items():
+    if name in RESERVED or name.startswith("vote by "):
+      raise ValueError(f"{name}: names a method or a column of its own; name the model otherwise")
+    if how and how not in agg.REDUCTIONS:
+      raise ValueError(f"{name}: no reduction {how!r}; there are {', '.join(agg.REDUCTIONS)}")
+  return named
 
 
 def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None]:

@@ -131,6 +131,7 @@ def contents(
   The page shows solutions on which the first model and the majority disagree.
 
   Args:
+    found: from `comparison.compare`, with the flags of compare.py.
     vector: further formats of the figure: "pdf", "svg".
   """
   problems, about = [], f"{found['problems']} problems, {found['candidates']:,} candidates"
@@ -139,7 +140,7 @@ def contents(
     slots, why = disagreements(candidates, model)
     slots, why = slots[: 2 * SHOWN], why[: 2 * SHOWN]
     records = scored_samples.read_solutions(candidates.scored[model], slots)
-    problems = page.from_records(records, why=why)
+    problems = page.from_records(records, why=why, neutral=found["neutral"])
     about += f"; shown: where the pick of {model} or the majority is right, and not both"
   shown = tables(found)
   notes = [sentence(each) for each in reranking.unanswered(candidates.samples)]

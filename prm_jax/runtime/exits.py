@@ -32,6 +32,10 @@ _LEAVING, _HALTED = threading.Event(), threading.Event()
 HALT = 0.2  # seconds for the main thread to halt; in compiled code it does not, nor does it write
 
 
+class Preempted(BaseException):  # like KeyboardInterrupt, it passes `except Exception`
+  """The run received SIGTERM and has saved its state."""
+
+
 def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
   """Makes SIGINT, SIGTERM and a missing package end this process with one line on standard error.
 
@@ -117,7 +121,8 @@ def script() -> str:
 def run(main: Callable[[], None]) -> None:
   """Calls a script's `main`; an error of its input or its machine becomes one line and exit code 1.
 
-  Other exceptions are bugs, and keep their tracebacks.
+  A preempted run ends with one line and `AGAIN`.  Other exceptions are bugs, and keep their
+  tracebacks.
   """
   try:
     main()
@@ -125,6 +130,9 @@ def run(main: Callable[[], None]) -> None:
   except BrokenPipeError:  # as by `| head`; writing again at shutdown would print a traceback
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)
+  except Preempted as stop:
+    print(f"{script()}: {stop}; run the same command again to resume", file=sys.stderr)
+    sys.exit(AGAIN)
   except (ValueError, OSError, RuntimeError, MemoryError) as error:
     text = str(error) or type(error).__name__
     raise SystemExit(f"{script()}: {text[:LONGEST]}") from error

@@ -149,7 +149,8 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields FILE:LINE and object of each line; for a JSON array, FILE[NUMBER] and each entry.
 
   Raises:
-    BadLine: as `read`; or an entry is no object, or the array is longer than `MAX_LINE_BYTES`.
+    BadLine: as `read`; or an entry is no object, or the array is longer than `MAX_LINE_BYTES` or
+      empty.
   """
   is_array = False
   with opened(path) as (file, _), contextlib.suppress(*BROKEN_GZIP):  # `read` reports it
@@ -158,6 +159,8 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((f"{path}:{number}", record) for number, _, record in read(path))
     return
   whole = parse(b'{"all": ' + contents(path) + b"}", str(path))
+  if not whole["all"]:
+    raise BadLine(f"{path}: empty: the array has no entry")
   for i, record in enumerate(whole["all"]):
     if not isinstance(record, dict):
       raise BadLine(f"{path}[{i}]: expected an object, got {show(record)}")

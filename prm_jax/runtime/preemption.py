@@ -13,10 +13,6 @@ import jax
 from jax.experimental import multihost_utils
 
 
-class Preempted(BaseException):  # like KeyboardInterrupt, it passes `except Exception`
-  """The run received SIGTERM and has saved its state."""
-
-
 class PreemptionGuard(contextlib.ExitStack):
   """Context manager that records SIGTERM instead of ending the process.
 

@@ -45,6 +45,10 @@ class Settings(config_lib.Checked):
       "search labels",
       "hard labels with a binary search: the other kinds label every step",
     )
+    unused = self.labels in ("soft", "counts") and self.wrong_share > 0
+    yield unused, "labels wrong_share", "hard or tolerant labels, which alone end at a wrong step"
+    unused = self.labels != "tolerant" and self.tolerance != Settings.tolerance
+    yield unused, "labels tolerance", "tolerant labels, which alone use it"
 
 
 @dataclasses.dataclass

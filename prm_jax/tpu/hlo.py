@@ -172,7 +172,9 @@ def _collective(
   for dtype, shape in arrays:
     sizes[dtype] += BYTES[dtype] * math.prod(int(size) for size in shape.split(",") if size)
   total = sizes.total()
-  if asynchronous and op.type.startswith("("):  # operands and results; counts the larger of the two
+  operands = op.rest.split(")")[0].count("%")
+  if asynchronous and op.type.startswith("(") and len(arrays) != operands:
+    # The type has operands and results; counts the larger of the two.
     parts = 1 + (chips or 1) if kind in ("all-gather", "reduce-scatter") else 2
     total -= total // parts
   elif kind == "reduce-scatter":

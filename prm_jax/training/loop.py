@@ -20,6 +20,7 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import (
   compiler_options,
   distributed,
+  exits,
   preemption,
   progress,
   storage,
@@ -60,7 +61,7 @@ def run(
     ValueError: the work directory belongs to another run or is in use, none of its checkpoints can
       be read, or the loss is not finite.
     OSError: a file cannot be read or written.
-    preemption.Preempted: SIGTERM came during training; the state is saved.
+    exits.Preempted: SIGTERM came during training; the state is saved.
   """
   with contextlib.ExitStack() as stack:
     lock = stack.enter_context(workdir_lock.WorkdirLock(storage.absolute(workdir)))
@@ -98,7 +99,7 @@ def train(run: "Run") -> dict[str, Any]:
     if save:
       run.save(step, stop=preempted or last)
     if preempted:
-      raise preemption.Preempted(f"stopped by SIGTERM; step {step} is saved")
+      raise exits.Preempted(f"stopped by SIGTERM; step {step} is saved")
     if last:
       break
     if evaluate or save:

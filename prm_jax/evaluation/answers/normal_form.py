@@ -36,6 +36,12 @@ COMMANDS = {
 COMMANDS = [(re.compile(pattern), to) for pattern, to in COMMANDS.items()]
 GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
+MIXED = re.compile(r"(?<![\d.,/^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")  # 2 1/2
+REPEATING = re.compile(
+  r"(?<![\d.,])(\d{0,100})\.(\d{0,100})"  # 0.1\overline{6}, 0.1\dot{6}, 0.1(6)
+  r"(?:\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))|\((\d{1,100})\))"
+)
+THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:\s+\d{3})+)(?![\d,])")  # 12 000
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
 
@@ -57,7 +63,21 @@ def normal_form(answer: str) -> str:
     text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
   if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
     return " ".join(text.lower().split()).removeprefix("the ")
-  return re.sub(r"\s+", "", text)
+  text = THOUSANDS.sub(lambda m: "".join(m[0].split()), fractions(text))
+  return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34
+
+
+def fractions(text: str) -> str:
+  """Returns a text with its mixed numbers and repeating decimals in terms of `\\frac`."""
+
+  def fraction(match: re.Match) -> str:
+    whole, fixed, *given = match.groups(default="")
+    repeating = "".join(given)
+    value = Fraction(int(whole + fixed + repeating) - int(whole + fixed or 0))
+    value /= 10 ** len(fixed) * (10 ** len(repeating) - 1)
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+  return MIXED.sub(r"\1\\frac{\2}{\3}", REPEATING.sub(fraction, text))
 
 
 def unfenced(answer: str) -> str:

@@ -32,6 +32,7 @@ class Record(msgspec.Struct):
   """The keys of a candidate's record that the page reads; other readers may accept more types."""
 
   problem: json_lines.Text
+  unique_id: str | int | None = None  # of the problem; default: its text
   steps: list[str] = []
   text: str | None = None
   rating_probs: list[dict[str, float]] | None = None  # one per step
@@ -91,7 +92,8 @@ def from_records(
   """Returns the problems of records (`scored_samples.Candidate`, or with `text` for `steps`).
 
   Args:
-    labels: labels of a solution's steps, by problem and steps.
+    labels: labels of a solution's steps, by problem and steps; those of its first steps, where
+      there are no others.
     why: the reason for showing each record; "" or a missing reason is none.
     neutral: "positive" counts neutral steps as right, anything else as wrong.
     own: keys of a solution's other scores, by the names that the page gives them.
@@ -113,10 +115,10 @@ def from_records(
 def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, str]) -> Solution:
   texts = record.get("steps") or [record.get("text") or ""]
   std, right = record.get("step_std"), _right(record, neutral)
-  known = labels.get((record["problem"], tuple(texts)), [None] * len(texts))
+  known = _known(labels, record["problem"], texts)
   steps = []
   for i, text in enumerate(texts):
-    step = Step(_pieces(text), right[i] if len(right) == len(texts) else None)
+    step = Step(_pieces(text), round(right[i], 4) if len(right) == len(texts) else None)
     if std:
       step.std = round(std[i], 4)
     if known[i] is not None:
@@ -136,13 +138,24 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
   return Solution(steps, correct, missing, answer_pieces(_text(answer)), scores, why)
 
 
+def _known(labels, problem: str, steps: Sequence[str]) -> list[int | None]:
+  """Returns a label or None for each step: of the most first steps that have labels.
+
+  PRM800K's labelled solutions end at their first wrong step.
+  """
+  for n in range(len(steps), 0, -1) if labels else ():
+    if (known := labels.get((problem, tuple(steps[:n])))) is not None:
+      return [*known, *[None] * (len(steps) - n)]
+  return [None] * len(steps)
+
+
 def _right(record: Mapping[str, Any], neutral: str) -> list[float]:
   """Returns P(right) of each step; nothing if the record has no scores of steps."""
   if ratings := record.get("rating_probs"):
     right = [p.get("1", 0.0) + (neutral == "positive") * p.get("0", 0.0) for p in ratings]
   else:
     right = record.get("step_scores") or []
-  return [round(min(p, 1.0), 4) for p in right]
+  return [min(p, 1.0) for p in right]
 
 
 def _text(value: Any) -> str:
