@@ -43,8 +43,9 @@ twice=$(basename -a "${bases[@]}" | sort | uniq -d)
 [ -z "$twice" ] || fail "two base models are named $twice, which names the folder of their results"
 out=${out:-runs/mathematics-$scale}
 origin=$(cd -- "$source" >/dev/null 2>&1 && pwd -P || echo "$source")
-made="--scale=$scale --generator=$generator --problems=$reported --n=$n --source=$origin"
+made="--scale=$scale --generator=$generator --problems=$reported --n=$n"
 made_with=$(cat "$out/made_with" 2>/dev/null || echo "$made")
+[[ $made_with != *" --source="* ]] || made+=" --source=$origin" # older outputs do not name it
 if [ "$made_with" != "$made" ]; then
   fail "$out was made with $made_with, not $made: give another --output (if the source was only \
 moved: correct $out/made_with)"
@@ -65,7 +66,7 @@ for model in "$generator" "${bases[@]}"; do
 done
 run "$out/problems" split_problems --source="$source" --output="$out/problems" --seed=0 \
   --reported="$reported" --own="$own" --training="$training" ${levels[@]:+--levels "${levels[@]}"}
-echo "$made" > "$out/made_with" # not earlier: a try that failed must not bind the next one
+echo "${made% --source=*} --source=$origin" > "$out/made_with" # not earlier: a try that failed must not bind the next one
 
 if $only_settings; then
   mkdir -p "$out/settings"

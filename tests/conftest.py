@@ -11,7 +11,6 @@ import http.server
 import importlib.util
 import io
 import json
-import mmap
 import os
 import pathlib
 import runpy
@@ -25,17 +24,14 @@ import threading
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
-import jaxlib
 import pytest
 
 
 def xla_knows(flag: str) -> bool:
   """Returns whether XLA has a flag: it ends the process at one that it does not know."""
-  for path in pathlib.Path(jaxlib.__file__).parent.glob("*.so"):
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-      if content.find(flag.encode()) >= 0:
-        return True
-  return False
+  env = os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+  code = "import jax; jax.numpy.zeros(1)"
+  return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True).returncode == 0
 
 
 # Compiling is most of the suite's time.  Only `start_script` and the slow campaign of
@@ -43,14 +39,15 @@ def xla_knows(flag: str) -> bool:
 NO_EMITTERS = " --xla_cpu_use_fusion_emitters=false"  # emitters are a third of compiling
 FLAGS = os.environ.get("XLA_FLAGS", "").replace(NO_EMITTERS, "")
 OPTIMISED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": FLAGS}
-if xla_knows("xla_cpu_use_fusion_emitters"):
+FIRST = "PRM_JAX_TEST_CACHE" not in os.environ  # the processes of pytest-xdist inherit both
+if FIRST and xla_knows(NO_EMITTERS.strip()):
   os.environ["XLA_FLAGS"] = FLAGS + NO_EMITTERS
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as distributed.join
 # Tests compile the same small programs many times: the cache keeps them for the session.  The
 # processes of pytest-xdist inherit the variable, and so the folder.
-if OWN_CACHE := "PRM_JAX_TEST_CACHE" not in os.environ:
+if FIRST:
   os.environ["PRM_JAX_TEST_CACHE"] = tempfile.mkdtemp(prefix="prm_jax_test_cache_")
 CACHE = os.environ["PRM_JAX_TEST_CACHE"]
 jax.config.update("jax_compilation_cache_dir", CACHE)
@@ -94,7 +91,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_unconfigure():
-  if OWN_CACHE:
+  if FIRST:
     shutil.rmtree(CACHE, ignore_errors=True)
 
 

@@ -93,12 +93,12 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
     params: of a `StepScorer`.
     vocabulary: rows of the embedding that are kept, from the first; None: all.
   """
-  # In float32, so that a sum with low-rank factors is rounded once, to `c.dtype`.
-  exact = {name: params["blocks"][name].astype(jnp.float32) for name in c.lora_targets}
-  blocks = trainable.merge_lora(params | {"blocks": params["blocks"] | exact}, c)["blocks"]
   layers = []
   for i in range(c.layers):
-    layer = {name: x[i] for name, x in blocks.items()}
+    layer = {name: x[i : i + 1] for name, x in params["blocks"].items()}
+    # In float32, so that a sum with low-rank factors is rounded once, to `c.dtype`.
+    layer |= {name: layer[name].astype(jnp.float32) for name in c.lora_targets}
+    layer = {name: x[0] for name, x in trainable.merge_lora({"blocks": layer}, c)["blocks"].items()}
     for name, equation in PROJECTION_EINSUMS.items():
       size = math.prod(layer[name].shape[: equation.index(",") - 1])
       layer[name] = layer[name].reshape(size, -1).T.astype(c.dtype)

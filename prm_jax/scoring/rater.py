@@ -68,9 +68,9 @@ class Rater(abc.ABC):
       raise ValueError(f"a solution of {len(tree)} tokens; at most {MAX_TOKENS} can be scored")
     if (highest := tree.tokens.max()) >= self.vocab_size:
       raise ValueError(f"token {highest} is beyond the embedding's {self.vocab_size} rows")
-    if 0 < self.context_length < len(tree):
+    if 0 < self.context_length <= tree.positions.max():
       warnings.warn(
-        f"solutions of more than {self.context_length:,} tokens, the model's context length: their "
+        f"a solution is longer than the model's context of {self.context_length:,} tokens; its "
         "probabilities may mean nothing",
         stacklevel=2,
       )

@@ -241,7 +241,7 @@ class Checkpointer:
 
   def evaluations_until(self, step: int) -> dict[int, dict[str, float | None]]:
     """Returns the evaluations up to this step, by step, which its checkpoint holds."""
-    return {int(key): values for key, values in self.info(step)["evaluations"].items()}
+    return {int(key): values for key, values in self.info(step).get("evaluations", {}).items()}
 
   def info(self, step: int) -> dict[str, Any]:
     """Returns the metadata of a checkpoint as JSON.

@@ -116,6 +116,8 @@ class Grader:
     forms = normal_form(a), normal_form(b)
     if forms[0] == forms[1] and forms[0]:
       return EQUAL
+    if any(re.search(r"\d \d", form) for form in forms):  # which math-verify would add up
+      return DIFFERENT
     values = number(forms[0]), number(forms[1])
     if None in values:
       return EQUAL if _decimal_comma(a, forms[1]) or _decimal_comma(b, forms[0]) else None
@@ -167,7 +169,7 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
   for answer, count in answers.items():
     form = normal_form(answer)
     counts[form] += count
-    spelling.setdefault(form, answer)  # a form has no spaces, which part a number from its unit
+    spelling.setdefault(form, answer)  # a form lacks the space between number and unit
   class_of: dict[str, str] = {}
   classes: list[str] = []
   by_value: dict[Fraction, str] = {}

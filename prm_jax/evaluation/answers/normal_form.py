@@ -36,12 +36,15 @@ COMMANDS = {
 COMMANDS = [(re.compile(pattern), to) for pattern, to in COMMANDS.items()]
 GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
-MIXED = re.compile(r"(?<![\d.,/^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")  # 2 1/2
-REPEATING = re.compile(
-  r"(?<![\d.,])(\d{0,100})\.(\d{0,100})"  # 0.1\overline{6}, 0.1\dot{6}, 0.1(6)
-  r"(?:\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))|\((\d{1,100})\))"
+MIXED = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")  # 2 1/2
+REPEATING = (
+  re.compile(  # 0.1\overline{6}, 0.1\dot{6}; brackets after a digit may be a factor: 0.(3)
+    r"(?<![\d.,])(\d{0,100})\.(?:(\d{0,100})\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))"
+    r"(?!\d*\\dot)|\((\d{1,100})\)(?!\s*[\^(\w{*=]))"
+  )
 )
-THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:\s+\d{3})+)(?![\d,])")  # 12 000
+THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:\s+\d{3})+(?!\d)")  # 12 000
+IN_BASE = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
 
@@ -54,7 +57,7 @@ def normal_form(answer: str) -> str:
   # MATH's and OpenAI's graders drop a percent sign too.
   text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent(?:age)?|pct)$", "", text)
   # "10,\! 080": a comma and a negative space separate thousands
-  text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\})\s*(?=\d{3})", "", text)
+  text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))", "", text)
   for pattern, to in COMMANDS:
     text = pattern.sub(to, text)
   if choice := re.fullmatch(r"\(?([A-Z])\)?", text.strip()):  # (C)
@@ -63,21 +66,31 @@ def normal_form(answer: str) -> str:
     text = GROUPED.sub(lambda m: m[1] + m[2].replace(",", ""), text)
   if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
     return " ".join(text.lower().split()).removeprefix("the ")
-  text = THOUSANDS.sub(lambda m: "".join(m[0].split()), fractions(text))
+  text = fractions(text)
+  for pattern in (THOUSANDS, IN_BASE):
+    text = pattern.sub(lambda match: re.sub(r"\s+", "", match[0]), text)
   return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34
 
 
 def fractions(text: str) -> str:
-  """Returns a text with its mixed numbers and repeating decimals in terms of `\\frac`."""
+  r"""Returns a text with its mixed numbers and repeating decimals in terms of `\frac`."""
+  return MIXED.sub(_mixed, REPEATING.sub(_repeating, text))
 
-  def fraction(match: re.Match) -> str:
-    whole, fixed, *given = match.groups(default="")
-    repeating = "".join(given)
-    value = Fraction(int(whole + fixed + repeating) - int(whole + fixed or 0))
-    value /= 10 ** len(fixed) * (10 ** len(repeating) - 1)
-    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
-  return MIXED.sub(r"\1\\frac{\2}{\3}", REPEATING.sub(fraction, text))
+def _repeating(match: re.Match) -> str:
+  whole, fixed, *given = match.groups(default="")
+  repeating = "".join(given)
+  value = Fraction(int(whole + fixed + repeating) - int(whole + fixed or 0))
+  value /= 10 ** len(fixed) * (10 ** len(repeating) - 1)
+  return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _mixed(match: re.Match) -> str:
+  whole, above, below = match.groups()
+  grouped = len(whole) == 3 and match.string[: match.start()].endswith(",")  # 1,234 1/2
+  if grouped or above.startswith("0") or int(above[:100]) >= int(below[:100]):  # 12 000/3
+    return match[0]
+  return rf"{whole}\frac{{{above}}}{{{below}}}"
 
 
 def unfenced(answer: str) -> str:
