@@ -62,8 +62,7 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
   for where, record in json_lines.records(path):
     for solutions, recipe in ((trees, PAPER), (paths, OWN_PATH)):
       if solution := _solution(record, where, recipe):
-        judged = from_record(*solution, where, neutral)
-        solutions.append(judged if "question" in record else _to_last_label(judged))
+        solutions.append(_to_last_label(from_record(*solution, where, neutral), record))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
   return trees, paths
@@ -72,15 +71,13 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the paths of (FILE:LINE, record) pairs, which need no probabilities."""
   solutions = ((record, _solution(record, where, OWN_PATH)) for where, record in records)
-  return [
-    each[0] if "question" in record else _to_last_label(each[0])
-    for record, each in solutions
-    if each
-  ]
+  return [_to_last_label(each[0], record) for record, each in solutions if each]
 
 
-def _to_last_label(solution: Solution) -> Solution:
-  """Returns a chain without the steps after its last label, as training reads it."""
+def _to_last_label(solution: Solution, record: dict[str, Any]) -> Solution:
+  """Returns the solution of a plain line without steps after the last label, as for training."""
+  if "question" in record:  # of PRM800K, whose recipes drop steps
+    return solution
   end = max(i for i, label in enumerate(solution.labels) if label is not None) + 1
   columns = ("steps", "labels", "parents", "probs", "scores", "std")
   given = {name: getattr(solution, name, None) for name in columns}

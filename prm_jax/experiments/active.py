@@ -34,6 +34,7 @@ OTHERS = {
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return [*models(plan.samples), "labeller"]
 
 
@@ -151,6 +152,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   curves = summary["curves"]
   rows = [

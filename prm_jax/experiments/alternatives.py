@@ -40,6 +40,7 @@ VOCABULARY = 320  # as in scripts/quickstart.sh
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return list(ARMS)
 
 
@@ -84,6 +85,7 @@ def _objective(arm: str) -> str:
 
 
 def run(study: Study) -> None:
+  """Trains and judges the models of one seed."""
   generator = study.plan.quickstart.generator
   for arm in ARMS:
 
@@ -120,6 +122,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = over_n(ARMS, summary["curves"], at)

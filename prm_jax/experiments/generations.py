@@ -47,6 +47,7 @@ DIAGNOSTICS = {
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return names_of(plan.generations)
 
 
@@ -166,6 +167,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   last, generations = results.n[-1], range(results.plan["generations"])
   header = ["generation", *map(str, generations)]
   rows = [

@@ -28,10 +28,12 @@ ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by fi
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return [f"{arm}-{share:g}" for share in plan.noise for arm in ARMS]
 
 
 def run(study: Study) -> None:
+  """Trains and judges the models of one seed."""
   chosen = study.uniform(middle(study.plan.samples))
   for share in study.plan.noise:
 
@@ -121,6 +123,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
     [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]

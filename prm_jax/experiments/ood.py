@@ -35,6 +35,7 @@ FAMILIAR, AGGREGATE = "in distribution", "Aggregate"
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return ["domains"]
 
 

@@ -63,6 +63,7 @@ LEARNED = {  # the labels of these arms, and their kind
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return [*(f"{rule}-{k}" for rule in RULES for k in plan.rollouts.counts), *ARMS]
 
 
@@ -222,6 +223,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
   rows = []

@@ -68,6 +68,7 @@ BATCH = 1024  # lanes under way
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return ["samples", *(f"{rule}-{n}" for rule in SEARCHES for n in plan.search.widths)]
 
 
@@ -283,6 +284,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
   labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}

@@ -33,6 +33,7 @@ PAPER = (
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   arms = (f"{arm}-{n}" for n in plan.samples for arm in ARMS)
   return [*bases(plan), *arms, f"{REPEATS}-{plan.samples[-1]}", "labeller"]
 
@@ -43,6 +44,7 @@ def bases(plan: Plan) -> dict[str, str]:
 
 
 def run(study: Study) -> None:
+  """Trains and judges the models of one seed."""
   for name, objective in bases(study.plan).items():
     base = study.space.bases[objective]
     study.space.result(name, lambda base=base: study.measured(workspace.load(base), []))
@@ -134,6 +136,7 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
+  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")

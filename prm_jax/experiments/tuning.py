@@ -36,10 +36,12 @@ def name(arm: str, weight: float, rate: float, steps: int) -> str:
 
 
 def runs(plan: Plan) -> list[str]:
+  """Returns the names of a seed's results."""
   return [name(arm, *each) for arm in ARMS for each in settings(vars(plan))]
 
 
 def run(study: Study) -> None:
+  """Trains and judges the models of one seed."""
   chosen = study.uniform(study.plan.samples[-1])
   trees = {
     "process": lambda: study.process_trees(chosen),

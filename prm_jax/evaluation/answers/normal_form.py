@@ -37,14 +37,13 @@ COMMANDS = [(re.compile(pattern), to) for pattern, to in COMMANDS.items()]
 GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:,\d{3})+)(?![\d,])")
 PLAIN = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:/(\d+))?")
 MIXED = re.compile(r"(?<![\d./^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])")  # 2 1/2
-REPEATING = (
-  re.compile(  # 0.1\overline{6}, 0.1\dot{6}; brackets after a digit may be a factor: 0.(3)
-    r"(?<![\d.,])(\d{0,100})\.(?:(\d{0,100})\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))"
-    r"(?!\d*\\dot)|\((\d{1,100})\)(?!\s*[\^(\w{*=]))"
-  )
+# 0.1\overline{6}, 0.1\dot{6}, 0.(3); brackets after a decimal may be a factor.
+REPEATING = re.compile(
+  r"(?<![\d.,])(\d{0,100})\.(?:(\d{0,100})\\(?:overline|bar|dot)\s*(?:\{(\d{1,100})\}|(\d))"
+  r"(?!\d*\\dot)|\((\d{1,100})\)(?!\s*[\^(\w{*=]))"
 )
 THOUSANDS = re.compile(r"(?<!\d)\d{1,3}(?:\s+\d{3})+(?!\d)")  # 12 000
-IN_BASE = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
+BASE_DIGITS = re.compile(r"(?<!\d)\d+(?:\s+\d+)+(?=\s*_)")  # 1101 0010_2
 FRACTION = re.compile(r"([+-]?)(\d+)?\\frac\{([+-]?\d+)\}\{(\d+)\}")
 
 
@@ -56,7 +55,7 @@ def normal_form(answer: str) -> str:
   text = text.replace(r"\$", "").replace("$", "")
   # MATH's and OpenAI's graders drop a percent sign too.
   text = re.sub(r"(?<=[\d}])\s*(?:\\?%|percent(?:age)?|pct)$", "", text)
-  # "10,\! 080": a comma and a negative space separate thousands
+  # "10,\! 080", "10\,080": commas and narrow spaces separate thousands
   text = re.sub(r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!])\s*(?=\d{3}(?!\d))", "", text)
   for pattern, to in COMMANDS:
     text = pattern.sub(to, text)
@@ -67,7 +66,7 @@ def normal_form(answer: str) -> str:
   if re.fullmatch(r"[A-Za-z' -]*", text.strip()):  # words
     return " ".join(text.lower().split()).removeprefix("the ")
   text = fractions(text)
-  for pattern in (THOUSANDS, IN_BASE):
+  for pattern in (THOUSANDS, BASE_DIGITS):
     text = pattern.sub(lambda match: re.sub(r"\s+", "", match[0]), text)
   return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", re.sub(r"\s+", " ", text))  # 3 4 is not 34
 
