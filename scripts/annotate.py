@@ -90,11 +90,9 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
-  defaults = {field.name: field.default for field in dataclasses.fields(Args)}
-  others = {*defaults} - FLAGS[args.method] - {"input", "output", "method"}
-  for name in sorted(others):
-    if getattr(args, name) != defaults[name]:
-      raise ValueError(f"--{name} does not go with --method={args.method}")
+  others = {*command_line.changed(args)} - FLAGS[args.method] - {"input", "output", "method"}
+  if others:
+    raise ValueError(f"--{min(others)} does not go with --method={args.method}")
   if args.method == "model":
     if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and args.readout):
       raise ValueError("give one of --checkpoint=DIR and --model=DIR; --readout goes with --model")

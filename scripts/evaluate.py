@@ -65,8 +65,8 @@ def main() -> None:
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if args.compare:
-    given = [x.name for x in dataclasses.fields(args) if getattr(args, x.name) != x.default]
-    if unread := [name for name in given if name not in ("compare", "output", "hosts")]:
+    read = ("compare", "output", "hosts")
+    if unread := [name for name in command_line.changed(args) if name not in read]:
       raise ValueError(f"--{unread[0]} has no effect with --compare")
     return
   if sum(map(bool, (args.checkpoint, args.model, args.input))) != 1:

@@ -71,8 +71,7 @@ def main() -> None:
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   drawing = ("name", "output_dir", "from_json", "figures")
-  fields = [field for field in dataclasses.fields(Args) if field.name not in drawing]
-  given = [field.name for field in fields if getattr(args, field.name) != field.default]
+  given = [name for name in command_line.changed(args) if name not in drawing]
   if args.from_json and given:
     raise ValueError(f"--{given[0]} has no effect with --from_json, which only draws")
   if args.plan and args.scale != Args.scale:

@@ -109,7 +109,7 @@ def check(args: Args) -> None:
   if args.search and args.url:
     raise ValueError("--search needs --model or --checkpoint: it cannot run on a server")
   names = ("readout", "expansions", "reduction", "lookahead", "max_steps", "max_step_tokens")
-  changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
+  changed = [name for name in names if name in command_line.changed(args)]
   if changed and not args.search:
     raise ValueError(f"--{changed[0]} is for a search: give --search=RULE and --prm=DIR")
   if args.lookahead != Args.lookahead and args.search != "lookahead":

@@ -76,7 +76,7 @@ def check(args: Args) -> None:
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
   names = ("rule", "neutral", "count", "globally", "labelled")
   names += ("quality_control", "shared", "seed")
-  changed = [name for name in names if getattr(args, name) != getattr(Args, name)]
+  changed = [name for name in names if name in command_line.changed(args)]
   if changed and args.answers:
     raise ValueError(f"--{changed[0]} goes with --input, not with --answers")
   from prm_jax.supervision.label_requests import key

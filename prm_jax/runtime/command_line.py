@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import tyro
 
@@ -88,6 +88,11 @@ def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
       raise ValueError(f"{flag} {text}: expected NAME=FILE, each name once")
     files[name] = file
   return files
+
+
+def changed(args: Any) -> list[str]:
+  """Returns the names of the flags that are not at their defaults."""
+  return [x.name for x in dataclasses.fields(args) if getattr(args, x.name) != x.default]
 
 
 def _wrapped(text: str, width: int = sys.maxsize) -> str:
