@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from prm_jax import config as config_lib
+from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import language_models, sampling
 from prm_jax.generation import sampler as sampler_lib
 from prm_jax.generation.engines import Limits, Prompt
@@ -183,6 +184,16 @@ def test_growing_rings_change_no_sample(monkeypatch):
   expected = completions(sampler())
   monkeypatch.setattr(sampler_lib, "RING", 3)
   found = completions(sampler())
+  assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
+
+
+def test_growing_contexts_change_no_sample(monkeypatch):
+  """Contexts that grow for long prompts, while short ones are under way, give the same tokens."""
+  expected, grow, sizes = completions(sampler()), cache_lib.grown, []
+  monkeypatch.setattr(sampler_lib, "PROMPT_MULTIPLE", 2)
+  monkeypatch.setattr(cache_lib, "grown", lambda cache, C: sizes.append(C) or grow(cache, C))
+  found = completions(sampler())
+  assert sizes == [4, 16, 32]
   assert {key: x.tokens for key, x in found.items()} == {k: x.tokens for k, x in expected.items()}
 
 

@@ -31,7 +31,7 @@ from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import compiler_options
 from prm_jax.training import checkpoint as checkpoint_lib
 
-PROMPT_MULTIPLE = 64  # prompts are padded to one length, a multiple of this
+PROMPT_MULTIPLE = 64  # the places of a context are a multiple of this
 RING = 256  # initial places of a ring; a step reads all of them, so rings grow only when needed
 
 
@@ -104,10 +104,10 @@ class Sampler:
     if not prompts:
       return
     encoded = [self.encode(prompt) for prompt in prompts]
-    longest = max(map(len, encoded)) - 1  # the first step encodes the last token
-    C = max(-(-longest // PROMPT_MULTIPLE), 1) * PROMPT_MULTIPLE
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
+    # A step reads all places, so short prompts come first, and contexts grow for the long ones.
+    sizes = [_places(encoded[chain[0]]) for chain in chains]
     # Samples start in order, so two contexts beyond those that fill the slots leave room for
     # stragglers.  Each size is compiled, so sizes follow the mean chain, in powers of two.
     mean = power_of_two(len(prompts) // len(chains) + 1) // 2
@@ -122,7 +122,7 @@ class Sampler:
     last = jnp.zeros(B, jnp.int32)  # the tokens of the last step, on the device
     may_end = self.ends_by(stop[-1] for stop in limits.stop)
     with jax.set_mesh(self.mesh):
-      cache = cache_lib.empty(self.config, B, G, C, T)
+      cache = cache_lib.empty(self.config, B, G, sizes[0], T)
       for index in itertools.count():
         fresh = np.zeros(B, bool)
         for b in [b for b in range(B) if slots[b] is None]:
@@ -131,7 +131,9 @@ class Sampler:
           j, i, k = queue.popleft()
           if j not in contexts:
             contexts[j] = free.pop()
-            cache = self.read(cache, contexts[j], encoded[chains[j][0]], C)
+            if sizes[j] > cache.positions.shape[1]:
+              cache = cache_lib.grown(cache, sizes[j])
+            cache = self.read(cache, contexts[j], encoded[chains[j][0]], sizes[j])
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
         writing = [(b, sample) for b, sample in enumerate(slots) if sample]
@@ -255,7 +257,7 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
       largest group.
 
   Returns:
-    The groups, as indices of prompts.
+    The groups, as indices of prompts, by the places of their contexts and by their first prompt.
   """
   order, chains = sorted(range(len(prompts)), key=lambda i: prompts[i], reverse=True), []
   for i in order:  # in this order a prompt follows the prompts that it begins
@@ -264,7 +266,12 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
       chains[-1].append(i)
     else:
       chains.append([i])
-  return sorted(chains, key=min)
+  return sorted(chains, key=lambda chain: (_places(prompts[chain[0]]), min(chain)))
+
+
+def _places(prompt: Sequence[int]) -> int:
+  """Returns the places of a prompt's context, a power of two; a step encodes the last token."""
+  return power_of_two(max(len(prompt) - 1, PROMPT_MULTIPLE))
 
 
 def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:
