@@ -19,7 +19,7 @@ import prm_jax
 from prm_jax.runtime import exits
 
 PACKAGE = pathlib.Path(__file__).parent
-CHECKOUT = (PACKAGE.parent / "setup.py").exists()
+CHECKOUT = (PACKAGE.parent / "scripts" / "train.py").exists()
 
 
 def scripts() -> dict[str, pathlib.Path]:

@@ -195,6 +195,9 @@ class Model(Checked):
     unscaled = self.rope_scaling == "llama3" and self.rope_high_factor <= self.rope_low_factor
     yield unscaled, "rope_high_factor rope_low_factor", "high above low"
     yield self.saved and self.remat != "full", "saved remat", 'remat="full", which alone uses it'
+    yield self.local_rope_theta and not self.window, "local_rope_theta window", "a window with it"
+    unlike = self.lora_rank and len({*self.lora_targets}) != (len(self.lora_targets) or 1)
+    yield unlike, "lora_targets", "one or more weights, each once"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,6 +219,8 @@ class Init(Checked):
   def _rules(self):
     other = (self.head == "tokens") != bool(self.head_tokens)
     yield other, "head head_tokens", 'head_tokens with head="tokens", and only then'
+    drawn = self.head in ("auto", "random") or self.head_std == Init.head_std
+    yield not drawn, "head head_std", 'head="random", which alone uses it'
     alone = self.head == "tokens" and not self.checkpoint
     yield alone, "head checkpoint", "a checkpoint with a language-model head"
 
@@ -260,6 +265,10 @@ class Optim(Checked):
   trained: Literal["all", "head", "lora"] = "all"
   embedding_scale: NonNegative = 1.0  # of the embedding's learning rate; 0: not trained
   head_scale: NonNegative = 1.0  # likewise, of the step head and an untied language-model head
+
+  def _rules(self):
+    frozen = self.trained != "all" and self.embedding_scale != Optim.embedding_scale
+    yield frozen, "trained embedding_scale", 'trained="all": the embedding is not trained'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,6 +76,8 @@ def main() -> None:
     raise ValueError(f"--price_per_chip_hour={price}: expected 0 or more")
   if args.decode_batch and (args.sweep or price or args.step != "train"):
     raise ValueError("--decode_batch: has no --sweep, no --step and no --price_per_chip_hour")
+  if price and args.step == "score":
+    raise ValueError("--price_per_chip_hour goes with --step=train: it prices a run")
   goes_with = {"compiles": "sweep", "decode_context": "decode_batch", "decode_ring": "decode_batch"}
   for flag, other in goes_with.items():
     if getattr(args, flag) != getattr(Args, flag) and not getattr(args, other):
@@ -91,7 +93,7 @@ def main() -> None:
   print("\n".join(map(one_line, reports) if args.sweep else lines(reports[0])))
   print(f"-> {args.output}")
   if not reports[0]["fits"]:
-    raise SystemExit(
+    raise ValueError(
       "does not fit: save fewer activations (--config.model.remat=full and fewer in "
       "--config.model.saved), or take more microbatches, fewer rows or more chips"
     )

@@ -109,7 +109,7 @@ request() {
 }
 told=(gcloud storage cat "$launch/exit")
 state=("${queue[@]}" describe "$name" "${place[@]}" '--format=value(state.state)')
-trap 'rm -rf "$folder"' EXIT
+if ! $dry_run; then trap 'rm -rf "$folder"' EXIT; fi # the printed commands need it
 run git archive --format=tar.gz "--output=$folder/source.tar.gz" "$commit"
 run gcloud storage cp "$folder/source.tar.gz" "$launch/source.tar.gz"
 if $dry_run; then
@@ -117,7 +117,13 @@ if $dry_run; then
   request; run "${told[@]}"; run "${state[@]}"; give_back; exit
 fi
 if [ "$(exists)" != no ]; then fail "--name=$name: in use (--delete deletes it), or no answer"; fi
-trap 'give_back; rm -rf "$folder"' EXIT
+finish() {
+  trap '' INT TERM HUP # another Ctrl-C must not stop the deletion
+  echo "launch_tpu.sh: deleting $name; Ctrl-\\ would leave it, and it costs money" >&2
+  give_back
+  rm -rf "$folder"
+}
+trap finish EXIT
 trap 'exit 130' INT TERM HUP
 request || fail 'the slice was refused'
 while ! code=$("${told[@]}" 2>/dev/null); do

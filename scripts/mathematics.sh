@@ -13,6 +13,7 @@
 #   --n=N              number of solutions of each
 #   --benchmark=DIR    files of ProcessBench, to judge the models on as well
 #   --settings         only compare the scale's sampling settings, on problems not reported on
+# Relative paths start at the project's folder.
 # The same command resumes an interrupted run; other settings need another --output.  It takes
 # hours on two CPU cores, and minutes with --scale=smoke.  The results are
 # OUTPUT/BASE/REDUCTION/comparison.html for each base model and reduction of steps, and
@@ -52,7 +53,7 @@ moved: correct $out/made_with)"
 fi
 if [ -z "${python-}" ]; then # tests set it
   source scripts/environment.sh
-  environment .venv '[train,gguf]'
+  environment .venv '[train,tensorboard,gguf]' # as quickstart.sh: each would replace another's
 fi
 began=$SECONDS
 say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }

@@ -33,6 +33,7 @@ from prm_jax.runtime import command_line
 
 # Flags that not every dataset takes.
 TAKEN_BY = {
+  "download_dir": ("prm800k", "stepwise", "math_splits", "process_bench", "prm_bench"),
   "source": ("prm800k", "stepwise", "math_splits", "process_bench", "prm_bench"),
   "phases": ("prm800k",),
   "recipe": ("prm800k", "arithmetic"),

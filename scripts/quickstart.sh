@@ -4,12 +4,13 @@
 # 200 held-out problems with both, and writes the report.  After an interrupt, the same command
 # resumes.
 #   bash scripts/quickstart.sh [SEED] [DIRECTORY]
+# A relative DIRECTORY starts at the project's folder.
 set -euo pipefail
 if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit; fi
 cd "$(dirname "$0")/.."
 if [ -z "${python-}" ]; then # the benchmark sets its own
   source scripts/environment.sh
-  environment .venv '[train,tensorboard]'
+  environment .venv '[train,tensorboard,gguf]' # as mathematics.sh
 fi
 seed=${1:-0}
 out=${2:-runs/quickstart-$seed}

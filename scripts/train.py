@@ -36,7 +36,7 @@ def main() -> None:
   from prm_jax.runtime import distributed  # slow imports, after errors in flags
   from prm_jax.training import loop
 
-  with distributed.job(args.hosts):
+  with distributed.job(args.hosts, saves=True):
     loop.run(args.config, args.workdir)
 
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, exits
 
 CONFIG = f"--config={ROOT}/configs/arithmetic.py"
 CONFIGS = sorted([*ROOT.glob("configs/*.py"), *ROOT.glob("configs/mathematics/*.py")])
@@ -65,6 +65,10 @@ def test_a_switch_needs_no_value(monkeypatch):
     ("Model(dtype='float64')", "model.dtype='float64': Invalid enum value 'float64'; expected Lit"),
     ("Model(lora_targets=('head',))", "Invalid enum value 'head' - at `$[0]`; expected tuple[Lit"),
     ("Experiment(train=Optim())", "experiment.train=Optim("),
+    ("Model(lora_rank=1, lora_targets=('up', 'up'))", "one or more weights, each once"),
+    ("Model(local_rope_theta=10.0)", "model.window=0: expected a window with it"),
+    ("Init(head='zeros', head_std=0.1)", 'expected head="random", which alone uses it'),
+    ("Optim(trained='head', embedding_scale=0.5)", "the embedding is not trained"),
     ("Experiment(model=Model(lora_rank=4))", "config.py:3: ValueError: optim.trained='all', model"),
   ],
 )
@@ -76,7 +80,7 @@ def test_mistakes_in_a_config_file_name_file_and_line(tmp_path, text, message):
   path.write_text(text)
   with pytest.raises(SystemExit) as error:
     command_line.read(str(path))
-  assert str(error.value).startswith(str(path))
+  assert str(error.value).startswith(f"{exits.script()}: {path}")
   assert message in str(error.value)
 
 

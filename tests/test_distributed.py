@@ -177,6 +177,27 @@ def test_a_hosts_own_error_asks_for_no_restart():
     jobs.kill(processes)
 
 
+STOPPED = """
+from prm_jax.runtime import exits
+exits.on_signals()
+import pathlib, signal, time
+from prm_jax import config
+from prm_jax.runtime import distributed, storage
+with distributed.job(config.Hosts({address!r}, 1, 0)), storage.written({path!r}) as file:
+  signal.raise_signal(signal.SIGTERM)
+  time.sleep(60)
+"""
+
+
+def test_sigterm_ends_a_job_that_saves_no_state(tmp_path):
+  """SIGTERM ends a command of a job at once, though JAX would wait for a checkpoint."""
+  code = STOPPED.format(address=jobs.free_address(), path=str(tmp_path / "out"))
+  command = [sys.executable, "-c", code]
+  done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+  assert done.returncode == 143 and "stopped by SIGTERM" in done.stderr
+  assert not [*tmp_path.iterdir()]
+
+
 def test_a_missing_host_is_named():
   """A host whose peers never start gives up with an error that says what to check."""
   alone = host(0, jobs.free_address(), connect=2)

@@ -98,6 +98,67 @@ def test_unfinished_files_of_killed_writers_are_deleted(tmp_path):
   assert names == {"out", "out.d", "old", f".another.{child.pid}.unfinished"}
 
 
+SAME_NUMBER = """
+import fcntl, os, sys
+from prm_jax.runtime import storage
+os.getpid = lambda: 1  # as the first process of a container
+with storage.written({path!r}) as file:
+  file.write("whole")
+  print("opened", flush=True)
+  sys.stdin.readline()
+"""
+
+
+def test_writers_of_two_containers_do_not_share_a_file(tmp_path):
+  """A process does not write to the file of one with its own number, in another container."""
+  command = [sys.executable, "-c", SAME_NUMBER.format(path=str(tmp_path / "out"))]
+  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+  first = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
+  assert first.stdout.readline() == "opened\n"
+  second = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, **TEXT)
+  assert second.returncode == 1 and "out: another process is writing it" in second.stderr
+  first.communicate("\n")
+  assert [path.name for path in tmp_path.iterdir()] == ["out"]
+  assert (tmp_path / "out").read_text() == "whole"
+
+
+def test_leftovers_of_an_earlier_start_in_a_container_are_deleted(tmp_path):
+  """Unfinished outputs of a killed process with this one's number are deleted."""
+  for name in ("out", "out.d"):
+    (tmp_path / f".{name}.{os.getpid()}.unfinished").mkdir()
+  with storage.written(tmp_path / "out"), storage.written_directory(tmp_path / "out.d"):
+    pass
+  assert {path.name for path in tmp_path.iterdir()} == {"out", "out.d"}
+
+
+@pytest.mark.parametrize(
+  ("script", "flags", "flag"),
+  [
+    ("grade.py", ["--input=x.jsonl", "--output=gs://bucket/x.jsonl"], "--output=gs:/bucket"),
+    ("rerank.py", ["--input", "a.jsonl", "gs://b/c.jsonl", "--output_dir=o"], "--input=gs:/b"),
+  ],
+)
+def test_a_bucket_is_no_local_path(tmp_path, monkeypatch, script, flags, flag):
+  """A bucket where a local path is expected is an error, and no folder of that name."""
+  monkeypatch.chdir(tmp_path)
+  done = run_script(script, *flags)
+  assert done.returncode == 1 and done.stderr.startswith(f"{script}: {flag}")
+  assert "expected a local path" in done.stderr and not [*tmp_path.iterdir()]
+
+
+def test_an_account_without_a_home_works():
+  """Without HOME and an entry in the list of users, modules with caches can be imported."""
+  code = """
+import pwd
+def unknown(*_): raise KeyError
+pwd.getpwuid = unknown
+import prm_jax.datasets.download, prm_jax.evaluation.answers.grading
+"""
+  env = {key: value for key, value in os.environ.items() if key != "HOME"}
+  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, **TEXT)
+  assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["50%s", "[a]*", "a b.c", ".x"])
 def test_names_of_outputs_are_no_patterns(tmp_path, name):
   """An output whose name has special characters deletes only its own unfinished files."""

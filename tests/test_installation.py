@@ -145,6 +145,7 @@ def test_a_wheel_works_without_the_checkout(installed, tmp_path):
       inside = inside if inside.parts[0] == "prm_jax" else pathlib.Path("prm_jax") / inside
       assert (installed / inside).read_bytes() == path.read_bytes()
   outside = {"cwd": tmp_path, "PYTHONPATH": str(installed)}
+  (installed / "setup.py").touch()  # as in some folders of packages
   result = python("-m", "prm_jax", "train", "--config=configs/arithmetic.py", **outside)
   assert result.returncode == 2 and "--workdir" in result.stderr  # the config was found and read
   text = python("-m", "prm_jax", "--help", **outside).stdout

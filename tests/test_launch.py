@@ -1,10 +1,13 @@
 """scripts/launch_tpu.sh and the Dockerfile.  Stand-in programs take the place of the cloud's."""
 
 import os
+import pathlib
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 from conftest import ROOT
@@ -54,7 +57,12 @@ def dry_run(*flags):
   assert done.returncode == 0, done.stderr
   lines = done.stdout.splitlines()
   job = "\n".join(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
-  return [shlex.split(line) for line in lines if not line.startswith("#   ")], job
+  commands = [shlex.split(line) for line in lines if not line.startswith("#   ")]
+  if commands[0][0] == "git":  # the printed commands can be run: their files are kept
+    folder = pathlib.Path(commands[0][3].removeprefix("--output=")).parent
+    assert (folder / "job.sh").read_text() == f"{job}\n"
+    shutil.rmtree(folder)
+  return commands, job
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,8 @@ def test_uncommitted_changes_are_not_launched(tmp_path):
   write(tmp_path, git=git, gcloud="#!/bin/bash\nexit 1")
   done = bash(SCRIPT, *RUN, "--commit=", programs=tmp_path)
   assert done.returncode == 2 and done.stdout == "" and "uncommitted changes" in done.stderr
-  dry = bash(SCRIPT, *RUN, "--commit=", "--dry_run", programs=tmp_path)
+  flags = (*RUN, "--commit=", "--dry_run")
+  dry = bash(SCRIPT, *flags, programs=tmp_path, TMPDIR=str(tmp_path))
   assert dry.returncode == 0 and "queued-resources create" in dry.stdout
   assert dry.stderr == done.stderr
 
@@ -139,6 +148,30 @@ def test_no_slice_is_left_behind(tmp_path, names, codes, states, code, calls):
   assert done.returncode == code, done.stderr
   requests = re.findall(r"queued-resources (create|delete) ", (tmp_path / "calls").read_text())
   assert " ".join(requests) == calls
+
+
+SLOW_TO_DELETE = """#!/bin/bash
+echo "$@" >> "$FAKE/calls"
+case " $* " in
+  *" cat "*) exit 1 ;;
+  *" delete "*) echo > "$FAKE/deleting"; /bin/sleep 1; echo deleted >> "$FAKE/calls" ;;
+esac
+"""
+
+
+def test_a_second_interrupt_does_not_stop_the_deletion(tmp_path):
+  """Ctrl-C during the deletion that an earlier Ctrl-C began leaves no slice behind."""
+  write(tmp_path, gcloud=SLOW_TO_DELETE, calls="")
+  env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FAKE": str(tmp_path)}
+  command = ["bash", str(SCRIPT), *RUN]
+  pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+  launcher = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+  for seen in (lambda: " cat " in (tmp_path / "calls").read_text(), (tmp_path / "deleting").exists):
+    while launcher.poll() is None and not seen():
+      time.sleep(0.05)
+    os.killpg(launcher.pid, signal.SIGINT)
+  assert "deleting qwen-7b" in launcher.communicate(timeout=60)[1] and launcher.returncode == 130
+  assert (tmp_path / "calls").read_text().endswith("deleted\n")
 
 
 @pytest.mark.parametrize(

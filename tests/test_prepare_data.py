@@ -82,7 +82,7 @@ def test_problems_of_math_splits_do_not_train(tmp_path, source):
   (source / "math_splits" / "test.jsonl").write_text(json.dumps(problem | {"unique_id": ""}) + "\n")
   for folder in (source, source / "data"):
     manifest = prepare.prepare_prm800k(tmp_path / folder.name / "o", source=folder)
-    assert manifest["test_problems"] == ["Add 2 to 3.", "What is 2 + 3?"]
+    assert manifest["test_problems"] == ["Add 2 to  3.", "What is 2 + 3?"]
     assert manifest["splits"]["train"]["dropped"] == {"test_problem": 4}
 
 
@@ -125,8 +125,10 @@ def test_only_an_earlier_output_is_replaced(tmp_path, source):
   (output / "mark").touch()
   prepare.prepare_prm800k(output, source=source, overwrite=True)
   assert not (output / "mark").exists() and not leftovers(tmp_path)
-  with pytest.raises(FileExistsError, match="is there already"):
-    prepare.prepare_prm800k(source, source=source, overwrite=True)
+  for name in ("source", "download_dir"):
+    options = {"source": None, "download_dir": tmp_path, name: source}
+    with pytest.raises(ValueError, match=f"--{name}=.* is in --output=.* would be replaced"):
+      prepare.prepare_prm800k(source, overwrite=True, **options)
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "manifest.json").write_text('{"train": {"tokens": 3}}')  # of train.py
   with pytest.raises(FileExistsError, match="is of no dataset"):
@@ -180,6 +182,7 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
   [
     ("--dataset=stepwise --recipe=qwen", "--recipe is for --dataset=prm800k or arithmetic"),
     ("--dataset=prm800k --arithmetic.seed=1", "--arithmetic is for --dataset=arithmetic"),
+    ("--dataset=arithmetic --download_dir=d", "--download_dir is for --dataset=prm800k or"),
     ("--beam.options a=1", "--beam.options needs --beam.runner"),
     (
       "--dataset=arithmetic --arithmetic.test_problems=0 --arithmetic.train_problems=1",
@@ -205,7 +208,8 @@ def test_the_real_sample_is_prepared_whole(tmp_path, prm800k_sample):
   manifest = prepare.prepare_prm800k(tmp_path / "out", source=prm800k_sample)
   assert manifest["total"]["rows"] == {"read": 940, "kept": 933}
   assert manifest["total"]["labels"] == {"1": 5722, "0": 479, "-1": 857}
-  assert manifest["test_problems"] == []
+  assert len(manifest["test_problems"]) == 535  # 500 of MATH, and those of the records of test
+  assert "test_problem" not in manifest["splits"]["train"]["dropped"]
   assert manifest["test_problems_from"].endswith("math_splits/test.jsonl")
   manifest = prepare.prepare_benchmark(tmp_path / "math", "math_splits", source=prm800k_sample)
   assert manifest["splits"] == {"test": {"rows": {"read": 500, "kept": 500}}}

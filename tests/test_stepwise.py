@@ -1,5 +1,6 @@
 """Labelled steps from any source: their forms, kinds of labels, splits and training."""
 
+import dataclasses
 import gzip
 import hashlib
 import http.server
@@ -11,6 +12,7 @@ from conftest import call_script
 
 from prm_jax import config as config_lib
 from prm_jax.datasets import labelled, prepare
+from prm_jax.datasets.stepwise import records
 from prm_jax.input_pipeline import step_dataset, token_tree
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates
@@ -66,6 +68,7 @@ def test_three_forms_give_the_same_solution(tmp_path):
   steps = ["Step 1: 2 + 2 = 4.", "Step 2: So 5"]
   forms = [
     SHEPHERD,
+    SHEPHERD | {"is_correct": None},
     {"prompt": "Two plus two?", "completions": steps, "labels": [True, False], "problem": "?"},
     {"problem": "Two plus two?", "steps": steps, "labels": [True, False]},
     {"problem": "Two plus two?", "steps": steps, "labels": [1, -1]},
@@ -235,9 +238,42 @@ def test_solutions_with_an_outcome_train_an_outcome_model(tmp_path):
   outcomes, counts = labelled.step_trees(tmp_path / "out", "train", "outcome")
   assert [(tree.steps, tree.outcome) for tree in outcomes] == [(("s0", "s1"), False)]
   assert counts["dropped"] == {"no_is_correct": 1}
+  tagged, _ = records.parse(SHEPHERD | {"is_correct": True}, "f:1")
+  assert tagged.is_correct is True
+  with pytest.raises(json_lines.BadLine, match=r"f:1: .*is_correct"):
+    records.parse(SHEPHERD | {"is_correct": "yes"}, "f:1")
   prepared(tmp_path, *[native([None], is_correct=right) for right in (True, False)])
   assert len(labelled.step_trees(tmp_path / "out", "train", "outcome")[0]) == 2
   assert [*step_dataset.texts(tmp_path / "out", "train", 9)] == ["p", "s0"] * 2
+
+
+def test_data_without_a_solution_for_the_objective_is_named(tmp_path):
+  """The error for an objective without a solution names folder, split and what was dropped."""
+  prepared(tmp_path, native([True]))
+  meaning = labelled.read_manifest(tmp_path / "out").meaning | {"classes": ("0", "1")}
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "outcome", **meaning)
+  data = config_lib.Data(str(tmp_path / "out"), row_length=64)
+  message = "out: the split train has no solution for loss.objective=outcome.*no_is_correct': 1"
+  with pytest.raises(ValueError, match=message):
+    step_dataset.load(data, "train", tiny.TOKENIZER, contract)
+
+
+def test_held_out_problems_stay_out_of_an_added_dataset(tmp_path):
+  """Problems that a dataset holds out do not train as part of another, even if no row has them."""
+  rows = [native([True], problem=name) for name in ("a", "b")]
+  (tmp_path / "own").mkdir()
+  write(tmp_path / "own" / "train.jsonl", *rows, native([True], problem="held out"))
+  write(tmp_path / "own" / "test.jsonl", native([False], problem="held out"))
+  write(tmp_path / "more.jsonl", native([True], problem=" held  out"), native([True], problem="c"))
+  options = prepare.Stepwise(test_share=0)
+  prepare.prepare_stepwise(tmp_path / "first", options, source=tmp_path / "own")
+  prepare.prepare_stepwise(tmp_path / "second", options, source=tmp_path / "more.jsonl")
+  meaning = labelled.read_manifest(tmp_path / "first").meaning
+  contract = token_tree.step_contract(tiny.TOKENIZER, "\n", "process", **meaning)
+  both = config_lib.Data(str(tmp_path / "first"), also=str(tmp_path / "second"), row_length=64)
+  both = dataclasses.replace(both, eval_split="train")
+  _, about = step_dataset.load(both, "train", tiny.TOKENIZER, contract)
+  assert about["examples"] == 3
 
 
 def test_a_dataset_may_be_added_to_another_and_cut_to_a_share(tmp_path):

@@ -206,6 +206,10 @@ def test_a_saved_tokenizer_loads_with_the_same_hash(originals, load, tmp_path):
   for name in ("tokenizer.json", "tokenizer_config.json"):
     assert (tmp_path / "work" / name).read_bytes() == (tmp_path / name).read_bytes()
   assert [again.hash, again.bos_id, again.eos_id] == [first.hash, first.bos_id, first.eos_id]
+  (tmp_path / "tokenizer_config.json").unlink()
+  bare = tokenizers.load(tmp_path)
+  bare.save(tmp_path / "work")  # of a run that starts again
+  assert tokenizers.load(tmp_path / "work").settings == bare.settings != first.settings
 
 
 def sentencepiece_model(path, **options):
@@ -319,6 +323,8 @@ def test_errors_of_broken_files_name_the_file(originals, load, tmp_path, file, c
 
 def test_missing_and_foreign_files_are_errors_with_the_path(tmp_path):
   """The error for a missing file or another library's vocabulary names the path."""
+  with pytest.raises(FileNotFoundError, match=r"nowhere: no such folder; .*fetch_model\.py"):
+    tokenizers.load(tmp_path / "nowhere" / "tokenizer.json")
   path = tmp_path / "vocabulary.tiktoken"
   with pytest.raises(FileNotFoundError, match=re.escape(f"{path}: no tokenizer here")):
     tokenizers.load(path)

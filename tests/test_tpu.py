@@ -292,6 +292,7 @@ def test_an_unknown_compiler_option_is_named(tokenizer, tmp_path):
     ("--decode_context=8",),
     ("--decode_ring=8",),
     ("--compiles=2",),
+    ("--step=score", "--price_per_chip_hour=4"),
   ],
 )
 def test_flags_of_steps_and_sweeps_are_checked(tokenizer, tmp_path, flags):

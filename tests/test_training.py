@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import pathlib
 import shutil
 
 import jax
@@ -184,6 +185,15 @@ def test_resuming_with_other_settings_or_data_is_refused(experiment, whole, tmp_
   with pytest.raises(ValueError, match="hash of the training rows: "):
     loop.run(tiny.change(experiment, "data", directory=str(tmp_path / "other")), workdir)
   assert (workdir / "manifest.json").read_text() == before
+
+
+def test_a_dataset_is_no_work_directory(experiment):
+  """A run in the folder of a prepared dataset is refused, and the dataset stays as it was."""
+  folder = pathlib.Path(experiment.data.directory)
+  before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+  with pytest.raises(ValueError, match="holds a prepared dataset"):
+    loop.run(experiment, folder)
+  assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
 @pytest.mark.usefixtures("one_device")

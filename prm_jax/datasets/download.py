@@ -6,6 +6,7 @@ their sizes and SHA-256 from the `checksums.tsv` beside the builder into `builde
 
 import hashlib
 import http.client
+import os
 import pathlib
 import shutil
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
 
-DOWNLOADS = pathlib.Path("~/.cache/prm_jax").expanduser()  # keeps downloaded files
+DOWNLOADS = pathlib.Path(os.path.expanduser("~/.cache/prm_jax"))  # keeps downloaded files
 
 
 def folder(source: str | pathlib.Path) -> pathlib.Path:

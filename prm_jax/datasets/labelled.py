@@ -25,7 +25,7 @@ class Manifest(msgspec.Struct):
   """The part of manifest.json that training needs."""
 
   dataset: Literal["prm800k", "arithmetic", "stepwise"]
-  test_problems: list[str]  # problems of the training split that training must leave out
+  test_problems: list[str]  # problems that training must leave out
   recipe: recipes.Recipe | None = None  # for records in PRM800K's format
   labels: str = ""  # for stepwise: the kind of its labels
   classes: tuple[str, ...] = CLASSES["process"]  # classes of a head trained on the steps

@@ -94,7 +94,7 @@ def prepare_prm800k(
     OSError: a file is missing, or `output` may not be written (see `new_dataset`).
     RuntimeError: a download failed.
   """
-  with new_dataset(output, overwrite, source) as (temporary, manifest):
+  with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
     builder = prm800k.Builder(
       source=source, config=config, data_dir=temporary, on_bad_record=on_bad_record
     )
@@ -143,7 +143,7 @@ def prepare_stepwise(
       training leaves out.
   """
   files = download.local(source, download_dir)
-  with new_dataset(output, overwrite, files) as (temporary, manifest):
+  with new_dataset(output, overwrite, files, download_dir) as (temporary, manifest):
     builder = stepwise.Builder(source=files, data_dir=temporary, **dataclasses.asdict(options))
     manifest |= _build(builder)
     source_files = {
@@ -174,7 +174,7 @@ def prepare_benchmark(
   download_dir: str | pathlib.Path = download.DOWNLOADS,
 ) -> dict[str, Any]:
   """Writes one of `BENCHMARKS`; a local `source` may hold only some of its files."""
-  with new_dataset(output, overwrite, source) as (temporary, manifest):
+  with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
     builder = BENCHMARKS[name](source=source, data_dir=temporary)
     manifest |= _build(builder, download_dir)
     sizes = {split: info.num_examples for split, info in builder.info.splits.items()}
@@ -192,7 +192,7 @@ def summarize(
   """Counts what `recipe` keeps of the written dataset, by split, with both objectives.
 
   Drops training records of `test_problems` and of the problems of the dataset's test split, and
-  lists these problems.
+  lists these problems: a dataset that is trained on beside this one must leave them out too.
 
   Args:
     skipped: number of bad records of each split, which were read and not written.
@@ -200,12 +200,12 @@ def summarize(
   print("counting labels", file=sys.stderr, flush=True)
   test = prm800k.stored_records(builder.data_dir, "test")
   excluded = {*test_problems} | {record.solution.question.problem for record in test}
-  leaked, summary = set(), {}
+  summary = {}
   for split, problems in (("train", excluded), ("test", ())):
     records = prm800k.stored_records(builder.data_dir, split)
     bar = functools.partial(Progress, records, unit="records", leave=False)
     _, counts = recipes.convert_all(bar(f"{split}, process"), recipe, "process", problems)
-    leaked |= counts.pop("test_problems")
+    del counts["test_problems"]
     if not counts["rows"]["kept"]:
       read = f"{counts['rows']['read']} records of {split}; dropped by rule: {counts['dropped']}"
       raise ValueError(f"recipe {recipe.name} keeps none of the {read}")
@@ -223,28 +223,32 @@ def summarize(
       key: {k: n + summary["test"][key][k] for k, n in summary["train"][key].items()}
       for key in ("rows", "labels")
     },
-    "test_problems": sorted(leaked),
+    "test_problems": sorted(excluded),
   }
 
 
 @contextlib.contextmanager
 def new_dataset(
-  output: str | pathlib.Path, overwrite: bool, source: str | pathlib.Path | None = None
+  output: str | pathlib.Path,
+  overwrite: bool,
+  source: str | pathlib.Path | None = None,
+  download_dir: str | pathlib.Path | None = None,
 ) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
   """Yields a folder that takes the name `output` when the block succeeds, and its manifest to fill.
 
   Raises:
     FileExistsError: `output` is not empty, and is no earlier dataset or `overwrite` is False.
-    ValueError: `source` is inside the earlier output that would be replaced.
+    ValueError: `source` or `download_dir` is inside `output`, which would be replaced.
   """
   earlier = pathlib.Path(output).expanduser().resolve()
+  for flag, folder in (("source", source), ("download_dir", download_dir)):
+    if folder and pathlib.Path(folder).expanduser().resolve().is_relative_to(earlier):
+      raise ValueError(f"--{flag}={folder} is in --output={output}, which would be replaced")
   if (earlier / MANIFEST).is_file():
     if "dataset" not in json_lines.document_or_empty(earlier / MANIFEST):
       raise FileExistsError(f"{output}: its {MANIFEST} is of no dataset; choose another --output")
     if not overwrite:
       raise FileExistsError(f"{output} has a {MANIFEST}: choose another, or give --overwrite=True")
-    if source and pathlib.Path(source).expanduser().resolve().is_relative_to(earlier):
-      raise ValueError(f"--source={source} is in --output={output}, which would be replaced")
   manifest = {}
   with storage.written_directory(output, replaces=MANIFEST) as folder:
     yield folder, manifest

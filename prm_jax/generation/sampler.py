@@ -106,8 +106,6 @@ class Sampler:
     encoded = [self.encode(prompt) for prompt in prompts]
     B, T = self.batch, min(limits.max_new_tokens, RING)
     chains = _chains(encoded, max(B // 4 // n, 1))
-    # A step reads all places, so short prompts come first, and contexts grow for the long ones.
-    sizes = [_places(encoded[chain[0]]) for chain in chains]
     # Samples start in order, so two contexts beyond those that fill the slots leave room for
     # stragglers.  Each size is compiled, so sizes follow the mean chain, in powers of two.
     mean = power_of_two(len(prompts) // len(chains) + 1) // 2
@@ -122,7 +120,8 @@ class Sampler:
     last = jnp.zeros(B, jnp.int32)  # the tokens of the last step, on the device
     may_end = self.ends_by(stop[-1] for stop in limits.stop)
     with jax.set_mesh(self.mesh):
-      cache = cache_lib.empty(self.config, B, G, sizes[0], T)
+      # A step reads all places, so short prompts come first, and contexts grow for long ones.
+      cache = cache_lib.empty(self.config, B, G, _places(encoded[chains[0][0]]), T)
       for index in itertools.count():
         fresh = np.zeros(B, bool)
         for b in [b for b in range(B) if slots[b] is None]:
@@ -131,9 +130,8 @@ class Sampler:
           j, i, k = queue.popleft()
           if j not in contexts:
             contexts[j] = free.pop()
-            if sizes[j] > cache.positions.shape[1]:
-              cache = cache_lib.grown(cache, sizes[j])
-            cache = self.read(cache, contexts[j], encoded[chains[j][0]], sizes[j])
+            first = encoded[chains[j][0]]
+            cache = self.read(cache, contexts[j], first, _places(first))
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
           fresh[b] = True
         writing = [(b, sample) for b, sample in enumerate(slots) if sample]
@@ -219,7 +217,9 @@ class Sampler:
     return functools.cache(lambda token: token in ends or bool(letters & {*decode([token])}))
 
   def read(self, cache: Cache, group: int, prompt: Sequence[int], C: int) -> Cache:
-    """Returns the cache with a prompt, without its last token, in a context of C places."""
+    """Returns the cache with a prompt, without its last token, in a context of C places or more."""
+    if cache.positions.shape[1] < C:
+      cache = cache_lib.grown(cache, C)
     padded = np.zeros(C, np.int32)
     padded[: len(prompt) - 1] = prompt[:-1]
     return cached_decoder.prefill(self.weights, cache, group, padded, c=self.config)

@@ -105,21 +105,27 @@ def load(
 ) -> tuple[packing.PackedRows, dict[str, Any]]:
   """Returns the packed rows of a split, and counts of conversion and packing for the manifest.
 
-  Training rows include the solutions of `data.also`, except those of evaluation problems, and are
-  limited to `data.share` of the problems, rounded.  A smaller share is a subset of a larger one.
+  Training rows include the solutions of `data.also`, except those of problems that the first
+  dataset holds out or that are evaluated on.  They are limited to `data.share` of the problems,
+  rounded.  A smaller share is a subset of a larger one.
   """
   solutions, counts = labelled.step_trees(data.directory, split, contract.objective)
   if split == "train" and not evaluation:
     if data.also:
       added, counts["also"] = labelled.step_trees(data.also, split, contract.objective)
-      tested = set()
+      tested = set(map(problem_key, labelled.read_manifest(data.directory).test_problems))
       if data.eval_split != "train":
         trees, _ = labelled.step_trees(data.directory, data.eval_split, contract.objective)
-        tested = {problem_key(tree.problem) for tree in trees}
+        tested |= {problem_key(tree.problem) for tree in trees}
       solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
     problems = sorted({tree.problem for tree in solutions}, key=_order)
     kept = set(problems[: max(round(data.share * len(problems)), 1)])
     solutions = [tree for tree in solutions if tree.problem in kept]
+  if not solutions:
+    raise ValueError(
+      f"{data.directory}: the split {split} has no solution for loss.objective="
+      f"{contract.objective}; dropped: {counts['dropped'] or 'none'}"
+    )
   rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
   return rows, {"conversion": counts} | packed
 

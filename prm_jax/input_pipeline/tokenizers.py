@@ -78,6 +78,11 @@ class Tokenizer(abc.ABC):
 
   def __init__(self, path: str | storage.Path):
     self._path = path = storage.path(path)
+    if not path.parent.is_dir():
+      raise FileNotFoundError(
+        f"{path.parent}: no such folder; scripts/fetch_model.py downloads public models, and "
+        "scripts/train_tokenizer.py makes a tokenizer"
+      )
     if not path.is_file():
       raise FileNotFoundError(
         f"{path}: no tokenizer here; before training, scripts/train_tokenizer.py makes one "
@@ -124,6 +129,8 @@ class Tokenizer(abc.ABC):
     with storage.written_together() as output:
       for name, data in self.files().items():
         output(directory / name, "wb").write(data)
+    for name in {*COMPANIONS} - {*self.files()}:  # of another tokenizer
+      (directory / name).unlink(missing_ok=True)
 
   def files(self) -> dict[str, bytes]:
     """Returns the contents of the tokenizer's files by name."""

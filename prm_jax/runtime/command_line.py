@@ -11,7 +11,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
@@ -54,7 +54,7 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
     text = re.sub(r"\. Did you mean '\w+'\?", "", text)  # Python's own guess, from 3.13 on
     if unknown := re.search(pattern, text):
       text += f"; the nearest key is {config_lib.nearest(unknown[2], sections[unknown[1]])}"
-    raise SystemExit(f"{text}; see configs/ for examples of config()") from error
+    raise SystemExit(f"{exits.script()}: {text}; see configs/ for examples of config()") from error
 
 
 def _check_settings(argv: list[str]) -> None:
@@ -71,12 +71,15 @@ def _check_settings(argv: list[str]) -> None:
       allowed = config_lib.choices(hints[key])
       if allowed and value not in allowed:
         meant, listed = config_lib.nearest(value, allowed), ", ".join(allowed)
-        print(f"{setting[0]}={value}: did you mean {meant}?  One of {listed}", file=sys.stderr)
-        sys.exit(2)
+        _wrong_flag(f"{setting[0]}={value}: did you mean {meant}?  One of {listed}")
       continue
     meant = f"--config.{section}.{config_lib.nearest(key, get_type_hints(sections[section]))}"
-    print(f"there is no {setting[0]}; did you mean {meant}?  --help lists them", file=sys.stderr)
-    sys.exit(2)
+    _wrong_flag(f"there is no {setting[0]}; did you mean {meant}?  --help lists them")
+
+
+def _wrong_flag(text: str) -> NoReturn:
+  print(f"{exits.script()}: {text}", file=sys.stderr)
+  sys.exit(2)
 
 
 def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
@@ -107,14 +110,14 @@ def parse(args: type[Args], description: str | None = None) -> Args:
 
   A script with an `Experiment` field named `config` takes `--config=FILE` for its defaults and
   `--config.SECTION.KEY=VALUE` for overrides.  A field that is False by default takes `--NAME`.
-  A wrong flag or config file raises SystemExit, with the message in it or on standard error.
+  A wrong flag or config file raises SystemExit, with the message in it or on standard error; a
+  URL where a local path is expected raises ValueError.
   """
   argv, fields, default = sys.argv[1:], dataclasses.fields(args), None
   description = description or ""
   for text in (*argv, os.getcwd()):
     if not text.isascii() and text != text.encode(errors="replace").decode():
-      print(f"{text!r}: not UTF-8, which libraries for data and checkpoints need", file=sys.stderr)
-      sys.exit(2)
+      _wrong_flag(f"{text!r}: not UTF-8, which libraries for data and checkpoints need")
   switches = {f"--{field.name}" for field in fields if field.default is False}
   argv = [
     f"{flag}=True" if flag in switches and after not in ("True", "False") else flag
@@ -138,4 +141,20 @@ def parse(args: type[Args], description: str | None = None) -> Args:
     "use_underscores": True,
     "config": (tyro.conf.FlagConversionOff,),
   }
-  return tyro.cli(args, args=argv, default=default, description=description, **options)
+  given = tyro.cli(args, args=argv, default=default, description=description, **options)
+  _refuse_urls(given)
+  return given
+
+
+def _refuse_urls(args: Any, section: str = "") -> None:
+  """Raises ValueError for a URL where a local path is expected: pathlib reads gs:// as a folder."""
+  for field in dataclasses.fields(args):
+    value, name = getattr(args, field.name), f"{section}{field.name}"
+    if dataclasses.is_dataclass(value):
+      _refuse_urls(value, f"{name}.")
+    for path in value if isinstance(value, tuple) else [value]:
+      if isinstance(path, pathlib.Path) and re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
+        raise ValueError(
+          f"--{name}={path}: expected a local path; only work directories of train.py can be in a "
+          "bucket"
+        )

@@ -41,8 +41,12 @@ ENDING = (
 
 
 @contextlib.contextmanager
-def job(c: config_lib.Hosts) -> Iterator[None]:
+def job(c: config_lib.Hosts, saves: bool = False) -> Iterator[None]:
   """Joins the job's other processes, if there are any; ends this one if the block raises an error.
+
+  Args:
+    saves: whether the block saves its state after SIGTERM (`preemption.PreemptionGuard`); otherwise
+      SIGTERM ends this process.
 
   Enter it before JAX is used.  JAX detects the other processes on TPU slices, Kubernetes, Slurm and
   MPI, and ends this process if they do not connect within `CONNECT` seconds.
@@ -51,6 +55,7 @@ def job(c: config_lib.Hosts) -> Iterator[None]:
   wait for this one in a collective.  The exit code is 75 if another host is gone, else 1.  (On TPUs
   JAX itself ends the process by SIGABRT when another host is gone.)
   """
+  jax.config.update("jax_enable_preemption_service", saves)  # it would take SIGTERM for itself
   _join(c)
   try:
     yield

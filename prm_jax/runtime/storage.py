@@ -160,15 +160,17 @@ def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
   name = glob.escape(final.name)
   for left in final.parent.glob(f".{name}.*.unfinished"):
     with contextlib.suppress(OSError), _locked(left):
-      if not _runs(left.name.split(".")[-2]):
+      if not _runs(left):
         exits.delete(left)
   for left in final.parent.glob(f".{name}.*.replaced"):
-    if not _runs(left.name.split(".")[-2]):
+    if not _runs(left):
       exits.delete(left) if final.exists() else left.rename(final)
   unfinished = final.parent.resolve() / f".{final.name}.{os.getpid()}.unfinished"
   with exits.COMMIT:
     if unfinished in exits.UNFINISHED:
       raise OSError(f"{final}: two outputs have this name; give each its own")
+    if unfinished.exists():  # in another container, as processes of one have different numbers
+      raise OSError(f"{final}: another process is writing it, to {unfinished}")
     exits.UNFINISHED.add(unfinished)
   try:
     yield unfinished
@@ -177,8 +179,11 @@ def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
     exits.UNFINISHED.discard(unfinished)
 
 
-def _runs(process: str) -> bool:
-  """Returns whether a process of this number runs here; it may not have locked its file yet."""
+def _runs(left: pathlib.Path) -> bool:
+  """Returns whether the process that a temporary name has runs here; it may not hold a lock yet."""
+  process = left.name.split(".")[-2]
+  if process == str(os.getpid()):  # in a container, also that of an earlier start
+    return left.resolve() in exits.UNFINISHED
   try:
     os.kill(int(process), 0)
   except (ProcessLookupError, ValueError):
@@ -231,6 +236,7 @@ def written_directory(name: str | os.PathLike[str], replaces: str = "") -> Itera
     yield unfinished
     replaced = unfinished.with_suffix(".replaced")
     with exits.COMMIT:
+      refuse_existing(final, replaces)  # it may have come meanwhile
       if final.exists():  # a rename cannot replace a directory that is not empty
         final.rename(replaced)
       unfinished.rename(final)

@@ -21,6 +21,7 @@ from prm_jax.runtime import (
   compiler_options,
   distributed,
   exits,
+  json_lines,
   preemption,
   progress,
   storage,
@@ -63,8 +64,11 @@ def run(
     OSError: a file cannot be read or written.
     exits.Preempted: SIGTERM came during training; the state is saved.
   """
+  folder = storage.absolute(workdir)
+  if "dataset" in json_lines.document_or_empty(folder / labelled.MANIFEST):
+    raise ValueError(f"{folder}: holds a prepared dataset; give the run a folder of its own")
   with contextlib.ExitStack() as stack:
-    lock = stack.enter_context(workdir_lock.WorkdirLock(storage.absolute(workdir)))
+    lock = stack.enter_context(workdir_lock.WorkdirLock(folder))
     return train(Run(c, lock, stack, solutions))
 
 
@@ -200,8 +204,9 @@ class Run:
       paths, times = manifest["tokens_of_paths"], manifest["tokens_of_paths"] / manifest["tokens"]
       lines.append(f"prefix trees: {paths:,} tokens path by path, {times:.2f} times as many")
     if cut := manifest["longer_than_a_row"]:
-      room = step_dataset.room(cut)
-      lines.append(f"cut at a row's end: {len(cut)} of the {examples}; {room}")
+      room, lost = step_dataset.room(cut), sum(each.get("targets_lost", 0) for each in cut)
+      lost = f", {lost:,} of their labels lost" if lost else ""
+      lines.append(f"cut at a row's end: {len(cut)} of the {examples}{lost}; {room}")
     if c.loss.objective != "language_model":
       lines.append(f"steps end with {self.rows.metadata.contract.described_separator}")
     options = compiler_options.of(c.tpu, mesh.devices.flat[0])
@@ -213,6 +218,8 @@ class Run:
       lines.append(f"resuming at step {self.start}")
     if c.train.profile_at > c.train.steps:
       lines.append(f"warning: no trace: the run ends before update {c.train.profile_at}")
+    if c.optim.warmup_steps >= c.train.steps:
+      lines.append(f"warning: the learning rate rises for {c.optim.warmup_steps} steps, to the end")
     if late := evaluations.too_few(c.train):
       lines.append(f"warning: {late}")
     return "\n".join(lines)

@@ -80,7 +80,7 @@ def parse(record: dict[str, Any], where: str) -> tuple[Labelled, bool]:
     return json_lines.convert(record, Labelled, where), True
   if isinstance(record.get("input"), str) and isinstance(record.get("label"), str):
     problem, steps, labels = _untagged(record["input"], record["label"], where)
-    record = {"problem": problem, "steps": steps, "labels": labels}
+    record = record | {"problem": problem, "steps": steps, "labels": labels}
     return json_lines.convert(record, Labelled, where), True
   if "steps" not in record:
     raise json_lines.BadLine(
