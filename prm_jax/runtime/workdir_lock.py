@@ -8,7 +8,7 @@ import socket
 import sys
 from typing import Self
 
-from prm_jax.runtime import distributed, storage
+from prm_jax.runtime import distributed, json_lines, storage
 
 OWN = "start one run only, or give each its own --workdir"
 
@@ -16,7 +16,8 @@ OWN = "start one run only, or give each its own --workdir"
 class WorkdirLock:
   """Context manager that makes and locks a work directory; on the first host.
 
-  Entering it raises ValueError if another process has the lock, OSError if it cannot be written.
+  Entering it raises ValueError if another process has the lock or the directory is a dataset,
+  OSError if it cannot be written.
 
   The operating system unlocks the file when the process ends in any way, so a leftover file means
   nothing.  A bucket has no locks: there the file names the run that started last, and `check`
@@ -32,6 +33,8 @@ class WorkdirLock:
   def __enter__(self) -> Self:
     if not distributed.is_first():
       return self
+    if "dataset" in json_lines.document_or_empty(self.workdir / "manifest.json"):
+      raise ValueError(f"{self.workdir}: holds a prepared dataset; {OWN}")
     if storage.in_bucket(self.workdir):
       storage.write(self._path, self._mark.encode())
       return self

@@ -21,7 +21,6 @@ from prm_jax.runtime import (
   compiler_options,
   distributed,
   exits,
-  json_lines,
   preemption,
   progress,
   storage,
@@ -64,11 +63,8 @@ def run(
     OSError: a file cannot be read or written.
     exits.Preempted: SIGTERM came during training; the state is saved.
   """
-  folder = storage.absolute(workdir)
-  if "dataset" in json_lines.document_or_empty(folder / labelled.MANIFEST):
-    raise ValueError(f"{folder}: holds a prepared dataset; give the run a folder of its own")
   with contextlib.ExitStack() as stack:
-    lock = stack.enter_context(workdir_lock.WorkdirLock(folder))
+    lock = stack.enter_context(workdir_lock.WorkdirLock(storage.absolute(workdir)))
     return train(Run(c, lock, stack, solutions))
 
 
