@@ -98,6 +98,8 @@ def check(args: Args) -> None:
       raise ValueError("give one of --checkpoint=DIR and --model=DIR; --readout goes with --model")
   else:
     args.check_model()
+    if args.method == "judge" and args.url and args.model:
+      raise ValueError("--model has no effect with --method=judge --url: a chat needs no tokenizer")
   for name, method in (("votes", "judge"), ("rollouts", "rollouts")):
     count = getattr(args, name)
     if args.method == method and count > 1 and not args.temperature:

@@ -100,6 +100,18 @@ def test_a_failed_export_leaves_nothing(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+def test_a_run_that_started_without_a_language_model_head_exports_none(tmp_path):
+  """A user who started from a classifier is told, and does not publish a generator of zeros."""
+  config = reference_models.config("qwen2_window")
+  export.write(
+    tmp_path / "prm", reference_models.params(config), config, VOCABULARY, contract=CONTRACT
+  )
+  params = weights.load(tmp_path / "prm", abstract_params(config), config)
+  with pytest.raises(ValueError, match="no language-model head"):
+    export.write(tmp_path / "lm", params, config, VOCABULARY, contract=None, kind="causal-lm")
+  assert not (tmp_path / "lm").exists()
+
+
 def test_models_that_no_public_class_can_hold_are_refused():
   """Exporting Gemma 3 with a head, an unknown architecture, or no step head is an error."""
   options = {"contract": CONTRACT, "kind": "token-classification", "dtype": "float32", "tokens": {}}

@@ -134,12 +134,15 @@ def test_the_pause_that_a_server_asks_for_is_limited():
 
 
 def test_an_error_does_not_wait_for_unanswered_requests(loopback):
-  """An error of one request is raised while the other requests are still unanswered."""
+  """If a server refuses as many prompts as it is asked at once, the user reads the error at once.
+
+  The model or the key may be wrong.  The other requests are still unanswered.
+  """
   state, engine = loopback
   over = threading.Event()
 
   def make(body):
-    assert body["prompt"] == "p0\n" or over.wait(60)
+    assert body["prompt"] < "p4" or over.wait(60)
     return complete(body) if over.is_set() else {"choices": []}
 
   state["make"] = make
@@ -175,6 +178,18 @@ def test_a_refused_request_is_an_error_with_the_servers_answer(loopback):
   state["troubles"].extend([400] * 99)
   with pytest.raises(ValueError, match="status 400: 'busy'"):
     run(engine)
+
+
+def test_a_problem_that_a_server_refuses_leaves_the_others_in_the_journal(loopback, tmp_path):
+  """If a server refuses one problem, the user reads which, and only that one is left to repeat."""
+  path, (state, engine) = tmp_path / "problems.jsonl", loopback
+  write_problems(path)
+  state["make"] = lambda body: {} if body["prompt"] == "p1\n" else complete(body)
+  given = (samples.read(path), range(5), engine, prompts_lib.maker("plain", None), SETTINGS)
+  with contextlib.closing(journal_lib.Journal(tmp_path / "journal", {"a": 1})) as journal:
+    with pytest.raises(ValueError, match=r"^problem 2, 'p1': http.*choices"):
+      samples.generate(*given, journal)
+    assert sorted(journal.done) == [0, 2, 3, 4]
 
 
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"text": 3}]}, [1]])
@@ -306,6 +321,23 @@ def test_a_kill_while_journals_are_deleted_loses_no_sample(loopback, tmp_path, m
     sample()
 
 
+def test_a_journal_that_a_kill_left_beside_an_output_is_deleted(tmp_path):
+  """If a kill left only some of the journals, the complete output is not made again."""
+  out, facts = tmp_path / "out.jsonl", {"a": 1}
+
+  def work(journal, left):
+    for i in left:
+      journal.add(i, [{"i": i}])
+
+  def nothing(journal, left):
+    raise AssertionError("the output is complete")
+
+  lines = journal_lib.run(out, 3, facts, work)
+  journal_lib.Journal(journal_lib.path(out, 1), facts | {"hosts": 1}).close()
+  assert journal_lib.run(out, 3, facts, nothing) == lines == [{"i": 0}, {"i": 1}, {"i": 2}]
+  assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+
+
 def test_a_deeply_nested_problem_survives_the_journal(tmp_path):
   """A problem nested as deeply as a line may be is read back from the journal unchanged."""
   path, journal = tmp_path / "p.jsonl", tmp_path / "j"
@@ -371,6 +403,15 @@ def test_chat_templates_render_as_in_transformers():
   )
   tokenizer = types.SimpleNamespace(settings={"chat_template": template})
   assert prompts_lib.maker("chat", tokenizer, "s")("2+2", 7).text == "system: s;user: 2+2"
+
+
+def test_a_template_that_trims_gets_the_problem_without_its_outer_spaces():
+  """The model sees the prompt of transformers, whether or not its template trims messages."""
+  template = "<s>{{{{ messages[-1]['content'] {} }}}} [/INST]"
+  for trim, shown in (("| trim", "a  b"), ("", "\n a  b \n")):
+    tokenizer = types.SimpleNamespace(settings={"chat_template": template.format(trim)})
+    prompt = prompts_lib.maker("chat", tokenizer)("\n a  b \n", 0)
+    assert prompt.text == f"<s>{shown} [/INST]"
 
 
 def test_a_template_that_refuses_the_system_prompt_says_how_to_leave_it_out():

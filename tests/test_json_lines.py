@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import time
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,15 @@ def test_a_bad_line_is_named(tmp_path, monkeypatch, line, message):
   path = tmp_path / "a.jsonl"
   path.write_bytes(b'{"a": 1}\n' + line)
   fails(path, f"{path}:2: {message}")
+
+
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_an_unclosed_string_is_refused_in_linear_time(end):
+  """A client's megabyte of quotes in a string that never ends does not stop the server."""
+  start = time.monotonic()
+  with pytest.raises(json_lines.BadLine, match="nested 101 deep"):
+    json_lines.parse(b"[" * 101 + b'"' + b'\\"' * 500_000 + end, "here")
+  assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(("text", "what"), [("", "it has no line"), (" [ ]\n", "the array has no")])

@@ -2,11 +2,13 @@
 
 import collections
 import json
+import math
 
 import pytest
 from conftest import call_script
 
 from prm_jax.datasets import prepare
+from prm_jax.evaluation import page
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.supervision import label_requests as lib
@@ -149,6 +151,28 @@ def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
     lib.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
   with pytest.raises(BadLine, match=r'a.jsonl:1: .*no "-1"'):  # not read as a right step
     lib.choose(write_scored(path, rating_probs=[{"1": 0.5}] * 2), "convincing", 1, 0)
+
+
+PERCENT = {"rating_probs": [{"-1": 3.0, "0": 16.0, "1": 81.0}] * 2}
+NO_PROBABILITIES = [
+  (PERCENT, r"rating_probs\[0\] is \[3.0, 16.0, 81.0\]: expected probabilities"),
+  ({"rating_probs": [{"-1": -0.1, "0": 0.1, "1": 1.0}] * 2}, r"expected float >= 0"),
+  ({"step_std": [0.1, math.nan]}, r'"step_std\[1\]" is nan: expected float >= 0'),
+  ({"step_std": [0.1, -5.0]}, r'"step_std\[1\]" is -5.0: expected float >= 0'),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), NO_PROBABILITIES)
+def test_scores_that_are_no_probabilities_are_refused(changed, message, tmp_path):
+  """Percentages, negative numbers and NaN are neither chosen from nor shown on a page.
+
+  The user reads the file and the line.
+  """
+  path = write_scored(tmp_path / "a.jsonl", **changed)
+  with pytest.raises(BadLine, match=f"a.jsonl:1: .*{message}"):
+    lib.choose(path, "uniform", 1, 0)
+  with pytest.raises(BadLine, match=f"a.jsonl:1: .*{message}"):
+    list(json_lines.structs(path, page.Record))
 
 
 @pytest.mark.parametrize(

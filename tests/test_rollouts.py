@@ -20,7 +20,7 @@ from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic, labelled, prepare
 from prm_jax.evaluation.answers import grading
 from prm_jax.generation import language_models
-from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.engines import Completion, Limits, Prompt, PromptError
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import journal as journal_lib
 from prm_jax.runtime.json_lines import BadLine
@@ -111,6 +111,29 @@ def test_the_answer_of_a_few_shot_rollout_ends_before_the_next_problem(tmp_path)
   )
   lines = annotated(engine, solved(each=1)[0], Settings(rollouts=1), tmp_path, "few_shot")
   assert any(line["rollouts"][0] == [1, 1] for line in lines)
+
+
+def test_problems_that_the_engine_refuses_leave_the_others_in_the_journal(tmp_path):
+  """If a server refuses two problems, the user reads which is the first; the others have labels."""
+  refused = {PROBLEMS[1].text, PROBLEMS[2].text}
+
+  class Refusing(Oracle):
+    def generate(self, prompts, n, sampling, limits):
+      bad = [i for i, prompt in enumerate(prompts) if prompt.problem in refused]
+      for x in super().generate(prompts, n, sampling, limits):
+        if x.prompt not in bad:
+          yield x
+      if bad:
+        raise PromptError(bad[0], "too long")
+
+  with pytest.raises(ValueError, match=r"^problem 2, .*: too long"):
+    annotated(Refusing(), solved()[0], Settings(rollouts=2), tmp_path)
+  texts = "".join(path.read_text() for path in tmp_path.glob("*.journal"))
+  lines = [json.loads(line)["lines"][0] for line in texts.splitlines() if "lines" in line]
+  assert {x["problem"] for x in lines} == {x.text for x in PROBLEMS} - refused
+  refused, engine = {x.text for x in PROBLEMS}, Refusing()  # as with a wrong key
+  with pytest.raises(ValueError, match=r"^problem 1, .*: too long"):
+    annotated(engine, solved()[0], Settings(rollouts=2), tmp_path)
 
 
 def test_a_binary_search_makes_rollouts_from_few_steps(tmp_path):
@@ -396,6 +419,10 @@ def test_the_last_step_of_a_solution_that_was_cut_off_has_rollouts(tmp_path):
     (("--method=model", "--rollouts=3"), "--rollouts does not go with --method=model"),
     (("--method=judge", "--search=binary"), "--search does not go with --method=judge"),
     (("--method=judge", "--url=http://x", "--served_model=m", "--temperature=0"), "are all equal"),
+    (
+      ("--method=judge", "--url=http://x", "--served_model=m", "--model=d"),
+      "--model has no effect with --method=judge --url",
+    ),
     (("--checkpoint=run", "--readout=trl"), "--readout goes with --model"),
     (("--method=rollouts", "--checkpoint=run", "--dtype=bfloat16"), "--dtype has no effect with"),
     (("--method=rollouts",), "give one of --model=DIR and --checkpoint=DIR, or --url=URL"),

@@ -282,6 +282,15 @@ def test_samples_follow_the_truncated_distribution(pair, seed):
   np.testing.assert_allclose(log_probs, own[np.asarray(tokens)], atol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1.2e-38, 1e-30])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_a_tiny_temperature_chooses_the_likeliest_token(temperature, top_p):
+  """A user who asks for almost no randomness gets the likeliest token, not the first of all."""
+  logits = np.random.default_rng(0).normal(0, 9, (40, 300)).astype(np.float32)
+  tokens, _ = chosen(logits, np.full(40, 0.7, np.float32), Sampling(temperature, top_p=top_p))
+  np.testing.assert_array_equal(tokens, logits.argmax(-1))
+
+
 @functools.partial(jax.jit, static_argnums=2)
 def chosen(logits, uniform, s):
   """Returns tokens and log-probabilities of `sampling.choose`, compiled."""

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import types
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
-from prm_jax.generation import cached_scorer, selection, step_writer
+from prm_jax.generation import cached_scorer, samples, selection, step_writer
 from prm_jax.generation import places as places_lib
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import search as search_lib
@@ -27,7 +28,7 @@ from prm_jax.generation.search import Search, Settings
 from prm_jax.generation.step_writer import Lane, StepWriter
 from prm_jax.input_pipeline import prefix_tree
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.scoring import readouts
+from prm_jax.scoring import rater, readouts
 from prm_jax.scoring.scorer import Scorer
 
 PROMPTS = tuple(Prompt("", text, "\n", i) for i, text in enumerate(test_sampler.PROBLEMS))
@@ -301,6 +302,18 @@ def test_a_step_that_the_reward_model_cannot_encode_ends_its_lane_alone(monkeypa
   assert any(letter in lane.text for lane in lanes)
   assert all(lane.end == "length" for lane in lanes if letter in lane.text)
   assert all(len(lane.probabilities) == len(lane.steps) for lane in lanes)
+
+
+def test_a_problem_that_is_too_long_for_the_reward_model_is_named(monkeypatch):
+  """If the reward model cannot read even a blank step of a problem, the user reads which it is."""
+  monkeypatch.setattr(rater, "MAX_TOKENS", 20)
+  writing = step_writer.Settings(TEMPERATURE, LIMITS, 8)
+  engine = Search(sampler(), CachedScorer(scorer(), 3), Settings("best_of_n", 4), writing)
+  problems = [samples.Problem({}, text) for text in test_sampler.PROBLEMS]
+  s = samples.Settings(4, TEMPERATURE, LIMITS, 0, "plain", "lines")
+  journal = types.SimpleNamespace(done={}, add=lambda *_: None)
+  with pytest.raises(ValueError, match=r"^problem 4, 'Add 1 to 7, .*at most 20 can be scored"):
+    samples.search(problems, range(4), engine, prompts_lib.maker("plain", None), s, journal)
 
 
 LANES = st.lists(

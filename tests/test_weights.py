@@ -232,6 +232,14 @@ def test_an_index_names_files_of_its_directory_only(tmp_path, index, message):
   assert message in str(error.value)
 
 
+def test_a_single_file_is_read_before_an_index(tmp_path):
+  """A directory with both, as after another save, gives the weights that transformers reads."""
+  (tmp_path / safetensors_files.SINGLE).write_bytes(file_of({"a": entry([1], 0, 4)}, b"0000"))
+  (tmp_path / "shard.safetensors").write_bytes(file_of({"b": entry([1], 0, 4)}, b"0000"))
+  (tmp_path / safetensors_files.INDEX).write_text('{"weight_map": {"b": "shard.safetensors"}}')
+  assert [*safetensors_files.read_directory(tmp_path)] == ["a"]
+
+
 def test_pickles_are_never_opened(tmp_path):
   """A directory of pickled weights is an error that tells how to convert it."""
   (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")

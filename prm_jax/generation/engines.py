@@ -1,8 +1,9 @@
 """The interface of engines, which generate completions of prompts."""
 
+import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from prm_jax import config as config_lib
@@ -60,6 +61,23 @@ def derived_seed(seed: int, number: int | str) -> int:
   return int.from_bytes(digest[:4], "big") >> 1
 
 
+class PromptError(ValueError):
+  """A prompt cannot be completed; `index` is its place among those given."""
+
+  def __init__(self, index: int, message: str):
+    super().__init__(message)
+    self.index = index
+
+
+@contextlib.contextmanager
+def naming(name: Callable[[int], str]) -> Iterator[None]:
+  """Begins the message of a PromptError with the name of its prompt."""
+  try:
+    yield
+  except PromptError as error:
+    raise ValueError(f"{name(error.index)}: {error}") from error
+
+
 class Engine(Protocol):
   tokenizer: Tokenizer | None
 
@@ -70,5 +88,9 @@ class Engine(Protocol):
   def generate(
     self, prompts: Sequence[Prompt], n: int, sampling: Sampling, limits: Limits
   ) -> Iterator[Completion]:
-    """Yields `n` completions of each prompt, each as soon as it ends."""
+    """Yields `n` completions of each prompt, each as soon as it ends.
+
+    Raises:
+      PromptError: a prompt cannot be completed; the others are.
+    """
     ...

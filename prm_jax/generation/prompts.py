@@ -45,9 +45,9 @@ def maker(
   Raises:
     ValueError: the tokenizer has no chat template, or one that fails.
   """
-  before, after = "", "\n"
+  before, after, trims = "", "\n", False
   if form == "chat":
-    before, after = _chat(tokenizer, system)
+    before, after, trims = _chat(tokenizer, system)
   elif form == "few_shot":
     solved = [
       f"{PROBLEM}{example.problem}\n\n{SOLUTION}"
@@ -55,11 +55,11 @@ def maker(
       for example in examples
     ]
     before, after = "\n\n".join([*solved, PROBLEM]), f"\n\n{SOLUTION}"
-  return lambda problem, seed: Prompt(before, problem, after, seed)
+  return lambda problem, seed: Prompt(before, problem.strip() if trims else problem, after, seed)
 
 
-def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
-  """Returns the texts of a chat template before and after the problem.
+def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str, bool]:
+  """Returns the texts of a chat template before and after the problem, and whether it trims that.
 
   The template comes with a model, so it runs in jinja2's sandbox, as in transformers, whose
   `strftime_now` is missing: a prompt must not depend on the day.
@@ -70,9 +70,7 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
       "the tokenizer has no chat template (a server's tokenizer is read from --model): give "
       "--prompt=few_shot with --examples=FILE, or --prompt=plain"
     )
-  messages = [{"role": "user", "content": PLACE}]
-  if system:
-    messages.insert(0, {"role": "system", "content": system})
+  begun = [{"role": "system", "content": system}] if system else []
   names = {f"{key}_token": token_name(settings, f"{key}_token") or "" for key in ("bos", "eos")}
 
   def refuse(message: Any) -> None:
@@ -84,10 +82,14 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
   environment.globals["raise_exception"] = refuse
   # Templates compare these with None, which an undefined name is not.
   names |= dict.fromkeys(("tools", "documents"))
+
+  def render(problem: str) -> str:
+    messages = [*begun, {"role": "user", "content": problem}]
+    parsed = environment.from_string(template)
+    return parsed.render(messages=messages, add_generation_prompt=True, **names)
+
   try:
-    text = environment.from_string(template).render(
-      messages=messages, add_generation_prompt=True, **names
-    )
+    text, spaced = render(PLACE), render(f" {PLACE} ")
   except Exception as error:  # a template may fail in any way
     hint = "; --system= leaves the system prompt out" if system else ""
     shown = json_lines.show(str(error), 200)
@@ -97,7 +99,7 @@ def _chat(tokenizer: Tokenizer | None, system: str) -> tuple[str, str]:
       f"the chat template shows the problem {text.count(PLACE)} times, expected once"
     )
   before, _, after = text.partition(PLACE)
-  return before, after
+  return before, after, spaced == text
 
 
 def encode(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

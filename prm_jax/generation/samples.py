@@ -11,7 +11,7 @@ import numpy as np
 
 from prm_jax.evaluation.answers import extraction
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
+from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed, naming
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.search import Found, Search
 from prm_jax.runtime import json_lines, progress
@@ -90,7 +90,8 @@ def generate(
   tokens = ended = count = 0
   done = len(journal.done) * s.n
   total = done + len(left) * s.n
-  with progress.Progress(desc="sampling", total=total, initial=done, unit="samples") as bar:
+  bar = progress.Progress(desc="sampling", total=total, initial=done, unit="samples")
+  with bar, naming(_name(problems, left)):
     for completion in engine.generate(asked, s.n, s.sampling, s.limits):
       i = left[completion.prompt]
       records[i][completion.sample] = record(problems[i], completion, s)
@@ -118,7 +119,8 @@ def search(
   asked = [make(problems[i].text, derived_seed(s.seed, i)) for i in left]
   generated, done = 0, len(journal.done)
   total = done + len(left)
-  with progress.Progress(desc="searching", total=total, initial=done, unit="problems") as bar:
+  bar = progress.Progress(desc="searching", total=total, initial=done, unit="problems")
+  with bar, naming(_name(problems, left)):
     for found in engine.run(asked):
       i = left[found.prompt]
       journal.add(i, searched(problems[i], found, s, engine.scorer.scorer.contract))
@@ -126,6 +128,11 @@ def search(
       rate = generated / max(bar.format_dict["elapsed"], 1e-9)
       bar.set_postfix_str(f"{rate:.0f} tokens/s", refresh=False)
       bar.update()
+
+
+def _name(problems: Sequence[Problem], left: Sequence[int]) -> Callable[[int], str]:
+  """Returns the function that names the problem of a prompt, numbered from 1."""
+  return lambda i: f"problem {left[i] + 1}, {json_lines.show(problems[left[i]].text)}"
 
 
 def searched(

@@ -13,6 +13,7 @@ from prm_jax import config as config_lib
 LIKELIEST = 1024  # candidates that are sorted; the whole vocabulary only if these do not suffice
 BLOCK = 128  # tokens of the vocabulary whose probabilities are summed first
 AT_ONCE = 2**21  # logits that a CPU takes at once
+TINY = 2.0**-126  # the least positive number of float32; XLA takes smaller ones as 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +50,13 @@ def choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Arra
 
 def _choose(logits: jax.Array, uniform: jax.Array, s: Sampling) -> tuple[jax.Array, jax.Array]:
   """Returns the same as `choose`, from all rows at once."""
-  if s.temperature == 0:
+  if s.temperature < TINY:
     tokens = likeliest(logits)
-  elif s.top_k == 0 and s.top_p == 1 and s.min_p == 0:
-    tokens = _of_all(logits / s.temperature, uniform)
   else:
-    tokens = _of_likeliest(logits / s.temperature, uniform, s)
+    # At most 0: a small temperature gives -inf, and never NaN.
+    scaled = (logits - logits.max(-1, keepdims=True)) / s.temperature
+    every = s.top_k == 0 and s.top_p == 1 and s.min_p == 0
+    tokens = _of_all(scaled, uniform) if every else _of_likeliest(scaled, uniform, s)
   chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
   return tokens.astype(jnp.int32), chosen - jax.nn.logsumexp(logits, axis=-1)
 
@@ -66,10 +68,13 @@ def likeliest(logits: jax.Array) -> jax.Array:
 
 
 def _of_all(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-  """Inverts the distribution in two levels: first the block of the vocabulary, then the token."""
+  """Inverts the distribution in two levels: first the block of the vocabulary, then the token.
+
+  Args:
+    logits: float32 `[B, V]`, the highest of each row 0.
+  """
   V = logits.shape[1]
-  p = jnp.exp(logits - logits.max(-1, keepdims=True))
-  p = jnp.pad(p, [(0, 0), (0, -V % BLOCK)]).reshape(len(p), -1, BLOCK)
+  p = jnp.pad(jnp.exp(logits), [(0, 0), (0, -V % BLOCK)]).reshape(len(logits), -1, BLOCK)
   ends = jnp.cumsum(p.sum(-1), axis=-1)
   target = uniform * ends[:, -1]
   block = _first_above(ends, target)

@@ -23,7 +23,7 @@ from prm_jax import config as config_lib
 from prm_jax import reductions
 from prm_jax.generation import selection, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer, Solution
-from prm_jax.generation.engines import Prompt
+from prm_jax.generation.engines import Prompt, PromptError
 from prm_jax.generation.places import power_of_two
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.step_writer import Lane, StepWriter
@@ -95,7 +95,8 @@ class Search:
     """Searches for solutions of all prompts; yields each result as soon as it is complete.
 
     Raises:
-      ValueError: a prompt has no tokens or unknown ones, or the reward model cannot read a step.
+      PromptError: the reward model cannot read a problem, as it is too long.
+      ValueError: a prompt has no tokens or unknown ones, or the reward model gives NaN.
     """
     encoded = [self.sampler.encode(prompt) for prompt in prompts]
     waiting = collections.deque(range(len(prompts)))
@@ -142,7 +143,10 @@ class Search:
         for steps in dict.fromkeys((lane.steps, ahead)):
           if len(steps) > len(lane.probabilities):
             asked[g][p.problem, steps] = None
-            p.spent["scored_from_start"] += self.scorer.length(p.problem, steps)
+            try:
+              p.spent["scored_from_start"] += self.scorer.length(p.problem, steps)
+            except ValueError as error:  # not even a blank first step is readable
+              raise PromptError(p.number, str(error)) from error
     before = {g: self.scorer.encoded[g] for g in ready}
     scores = self.scorer.probabilities({g: [*several] for g, several in asked.items()})
     lanes = {}

@@ -25,7 +25,7 @@ import msgspec
 import urllib3
 
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Completion, Limits, Prompt, derived_seed
+from prm_jax.generation.engines import Completion, Limits, Prompt, PromptError, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import json_lines
@@ -116,13 +116,16 @@ class Server:
     """Implements `Engine.generate`.
 
     Raises:
-      ValueError: the server refuses a request, or its answer is not a completion.
+      PromptError: the server refuses a prompt, or its answer is not a completion.  The error comes
+        after the completions of the others; at once if as many prompts in a row are refused as
+        there are requests at once, as with a wrong model or key.
       OSError: the server cannot be reached, after all retries.
     """
     timeout = urllib3.Timeout(connect=10, read=self.seconds)
     pool = urllib3.PoolManager(maxsize=self.concurrency, timeout=timeout)
     jobs = collections.deque(itertools.product(range(len(prompts)), range(n)))
     results: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
+    refused: dict[int, PromptError] = {}  # by prompt, whose other samples are not asked for
 
     def work() -> None:
       while True:
@@ -131,19 +134,29 @@ class Server:
         except IndexError:
           return
         try:
-          results.put(self._completion(pool, prompts[i], i, k, sampling, limits))
+          result = refused.get(i) or self._completion(pool, prompts[i], i, k, sampling, limits)
+        except ValueError as error:
+          result = refused[i] = PromptError(i, str(error))
         except Exception as error:
-          results.put(error)
+          result = error
+        results.put(result)
 
-    count = len(jobs)
+    count, before = len(jobs), 0  # refused before the last completion
     try:
       # Daemon threads: after an error, the process does not wait for their requests.
       for _ in range(min(self.concurrency, count)):
         threading.Thread(target=work, daemon=True).start()
       for _ in range(count):
-        if isinstance(result := results.get(), Exception):
+        result = results.get()
+        if isinstance(result, Completion):
+          before = len(refused)
+          yield result
+        elif not isinstance(result, PromptError):
           raise result
-        yield result
+        elif len(refused) - before >= self.concurrency:
+          break
+      if refused:
+        raise next(iter(refused.values()))
     finally:
       jobs.clear()
       pool.clear()

@@ -102,11 +102,14 @@ def write(
     tokens: bos_token_id and the like, for config.json; None: the model has none.
 
   Raises:
-    ValueError: see `config_json`.
+    ValueError: see `config_json`; or a language model has a head of zeros.
     OSError: the directory exists already, or cannot be written.
   """
   trunk = np.dtype(params["embedding"].dtype).name
   values = config_json(config, vocab_size, contract, kind, dtype or trunk, tokens or {})
+  # `weights.load` fills it with zeros if the directory is a classifier.
+  if kind == "causal-lm" and "language_model" in params and not params["language_model"].any():
+    raise ValueError("no language-model head: the run started from a model without one")
   left_out = decoder.is_head if kind == "causal-lm" else lambda name: name == "language_model"
   exported = {name: x for name, x in params.items() if not left_out(name)}
   tensors = (

@@ -75,10 +75,10 @@ def read_directory(directory: str | pathlib.Path) -> dict[str, Tensor]:
   """
   directory = pathlib.Path(directory)
   present = {path.name: path for path in sorted(directory.glob("*.safetensors"))}
+  if SINGLE in present:  # transformers prefers it to an index
+    return read_file(present[SINGLE])
   index = directory / INDEX
   if not index.is_file():
-    if SINGLE in present:
-      return read_file(present[SINGLE])
     if pickles := sorted([*directory.glob("*.bin"), *directory.glob("*.pt*")]):
       raise ValueError(
         f"{directory}: the weights are pickled ({pickles[0].name}).  Opening a pickle runs the "

@@ -23,7 +23,8 @@ OTHER_FORMATS = {
   b"PAR1": "a Parquet file",
 }
 BROKEN_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
-STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+# An unclosed string runs to the end: searching it again from each quote in it would be quadratic.
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
 NO_BRACKET = re.compile(STRING + rb'|[^][{}"]+', re.DOTALL)
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(min_length=1)]  # a field of a Struct that is not empty

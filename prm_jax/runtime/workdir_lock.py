@@ -34,7 +34,9 @@ class WorkdirLock:
     if not distributed.is_first():
       return self
     if "dataset" in json_lines.document_or_empty(self.workdir / "manifest.json"):
-      raise ValueError(f"{self.workdir}: holds a prepared dataset; {OWN}")
+      raise ValueError(
+        f"{self.workdir}: holds a prepared dataset; give the run a --workdir of its own"
+      )
     if storage.in_bucket(self.workdir):
       storage.write(self._path, self._mark.encode())
       return self

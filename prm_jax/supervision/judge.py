@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from prm_jax.evaluation.verdicts import NONE_WRONG, Verdict, labels, plurality
-from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed
+from prm_jax.generation.engines import Completion, Engine, Limits, Prompt, derived_seed, naming
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines, progress
 from prm_jax.runtime.journal import Journal
@@ -227,7 +227,9 @@ def annotate(
   undecided: collections.Counter[bool] = collections.Counter()
   done = len(journal.done)
   total = done + len(left)
-  with progress.Progress(desc="judging", total=total, initial=done, unit="solutions") as bar:
+  name = lambda i: f"solution {left[i] + 1}, of {json_lines.show(solutions[left[i]][1])}"
+  bar = progress.Progress(desc="judging", total=total, initial=done, unit="solutions")
+  with bar, naming(name):
     for judgement in judged(asked, engine, make, s):
       number = judgement.number
       journal.add(number, [line(*solutions[number], judgement, about)])

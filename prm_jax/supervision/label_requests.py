@@ -17,9 +17,11 @@ from typing import IO, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax import step_metrics
 from prm_jax.evaluation import candidate_table
 from prm_jax.runtime import json_lines
+from prm_jax.scoring import step_scores
 from prm_jax.supervision import active
 
 COMPLETE = "one of each, or up to the first -1"
@@ -220,12 +222,11 @@ class Scored(msgspec.Struct):
   steps: Steps
   is_correct: bool | None  # None: undecided, counts as wrong
   rating_probs: candidate_table.Ratings
-  step_std: list[float] | None = None  # of an ensemble
+  step_std: list[config_lib.Share] | None = None
 
   def __post_init__(self):
-    for name, given in (("rating_probs", self.rating_probs), ("step_std", self.step_std)):
-      if given is not None and len(given) != len(self.steps):
-        raise ValueError(f"{len(given)} {name} of {len(self.steps)} steps")
+    ratings = [msgspec.structs.astuple(each) for each in self.rating_probs]
+    step_scores.check(self.steps, ratings, self.step_std)
 
 
 Solution = tuple[str, tuple[str, ...]]  # problem and steps
@@ -248,7 +249,7 @@ def choose(
     neutral: how the neutral class counts in P(right), "positive" or "negative".
 
   Raises:
-    BadLine: a line has no scores, or no `is_correct`.
+    BadLine: a line has no scores, or some that are no probabilities, or no `is_correct`.
     ValueError: the rule is "uncertain" and the file has no `step_std`, as no ensemble scored it.
   """
   done = {(item.problem, tuple(item.steps)) for item in labelled}

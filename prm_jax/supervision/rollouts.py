@@ -15,13 +15,14 @@ import msgspec
 
 from prm_jax.evaluation.answers import extraction, grading
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Engine, Limits, Prompt, derived_seed
+from prm_jax.generation.engines import Engine, Limits, Prompt, PromptError, derived_seed
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime import json_lines, progress
 from prm_jax.runtime.journal import Journal
 from prm_jax.supervision import rollout_labels
 from prm_jax.supervision.rollout_labels import Count, Problem, Settings, Solution, Steps, wanted
 
+REFUSED = 8  # problems that an engine refuses in a row: its model or key is wrong
 ROUND = 4  # rollouts of a step at a time, where fewer than all may be enough
 
 
@@ -116,8 +117,16 @@ class Annotator:
   form: prompts_lib.Form = "plain"  # of the prompts
 
   def run(self, problems: Sequence[Problem], left: Sequence[int], journal: Journal) -> None:
-    """Labels the problems at the indices `left` and adds them to the journal; shows progress."""
+    """Labels the problems at the indices `left` and adds them to the journal; shows progress.
+
+    Raises:
+      ValueError: the engine refuses a prompt of a problem; the others have been labelled, unless it
+        refuses `REFUSED` in a row.
+      OSError: as the engine.
+    """
     waiting, done = collections.deque(left), len(journal.done)
+    refused: dict[int, ValueError] = {}  # by problem
+    before = 0  # refused before the last rollout
     under_way: dict[int, list[Steps]] = {}  # by problem, the prefixes that need rollouts
     made: collections.Counter[str] = collections.Counter()
     total = done + len(left)
@@ -131,16 +140,30 @@ class Annotator:
           for steps in prefixes:
             made_before = problems[i].counts.get(steps, Count()).n
             size = min(self.per_round, self.s.rollouts - made_before)
-            by_size[size].append((problems[i], steps))
+            by_size[size].append((i, steps))
+        made_so_far = made["rollouts"]
         for size, asked in by_size.items():
-          self._round(asked, size, made, bar)
+          try:
+            self._round([(problems[i], steps) for i, steps in asked], size, made, bar)
+          except PromptError as error:
+            i = asked[error.index][0]
+            name = f"problem {i + 1}, {json_lines.show(problems[i].text)}"
+            refused[i] = ValueError(f"{name}: {error}")
+        if made["rollouts"] > made_so_far:
+          before = len(refused)
+        elif len(refused) - before >= REFUSED:
+          break
         for i in [*under_way]:
           problem = problems[i]
           under_way[i] = wanted(problem, self.s)
-          if not under_way[i]:
+          if i in refused:
+            del under_way[i]
+          elif not under_way[i]:
             del under_way[i]
             journal.add(i, [line(problem, each, self.s, self.about) for each in problem.solutions])
             bar.update()
+    if refused:
+      raise next(iter(refused.values()))
 
   @property
   def per_round(self) -> int:
@@ -151,14 +174,22 @@ class Annotator:
   def _round(
     self, asked: Sequence[tuple[Problem, Steps]], size: int, made: collections.Counter, bar
   ) -> None:
-    """Makes `size` rollouts after each of these prefixes, and adds them to the problems' counts."""
+    """Makes `size` rollouts after each of these prefixes, and adds them to the problems' counts.
+
+    Raises:
+      PromptError: the engine refuses a prefix; the rollouts after the others have been added.
+    """
     prompts, completions = [self._prompt(problem, steps) for problem, steps in asked], []
-    for completion in self.engine.generate(prompts, size, self.sampling, self.limits):
-      completions.append(completion)
-      made.update(rollouts=1, tokens=completion.token_count)
-      rate = made["tokens"] / max(bar.format_dict["elapsed"], 1e-9)
-      bar.set_postfix_str(f"{made['rollouts']:,} rollouts, {rate:.0f} tokens/s", refresh=False)
-      bar.update(0)
+    refused = None
+    try:
+      for completion in self.engine.generate(prompts, size, self.sampling, self.limits):
+        completions.append(completion)
+        made.update(rollouts=1, tokens=completion.token_count)
+        rate = made["tokens"] / max(bar.format_dict["elapsed"], 1e-9)
+        bar.set_postfix_str(f"{made['rollouts']:,} rollouts, {rate:.0f} tokens/s", refresh=False)
+        bar.update(0)
+    except PromptError as error:
+      refused = error
     pairs = {}  # given and true answers, of the completions that have a final answer
     for i, completion in enumerate(completions):
       problem, steps = asked[completion.prompt]
@@ -172,6 +203,8 @@ class Annotator:
       count.n += 1
       count.k += verdicts.get(i) == grading.EQUAL
       problem.tokens += completion.token_count
+    if refused:
+      raise refused
 
   def _prompt(self, problem: Problem, steps: Steps) -> Prompt:
     """Returns the prompt of a rollout after some steps, seeded by problem, steps and round."""

@@ -1,0 +1,23 @@
+"""The check of step scores in a line that another program may have written."""
+
+from collections.abc import Sequence
+
+from prm_jax.runtime import json_lines
+
+
+def check(
+  steps: Sequence[str],
+  rating_probs: Sequence[Sequence[float]] | None,
+  step_std: Sequence[float] | None,
+) -> None:
+  """Raises ValueError unless each step has one of each, and probabilities that sum to 1.
+
+  None: the line has no such key.
+  """
+  for name, given in (("rating_probs", rating_probs), ("step_std", step_std)):
+    if given is not None and len(given) != len(steps):
+      raise ValueError(f"{len(given)} {name} of {len(steps)} steps")
+  for i, row in enumerate(rating_probs or ()):
+    if not 0.99 <= sum(row) <= 1.01:  # as rerank.py: bfloat16 rounds by this much
+      shown = json_lines.show(list(row))
+      raise ValueError(f"rating_probs[{i}] is {shown}: expected probabilities of -1, 0 and 1")
