@@ -176,7 +176,7 @@ def earlier(path: pathlib.Path) -> dict[str, Any]:
 def regressions(figures: dict, before: dict) -> list[dict]:
   """Returns a table row for each target of both runs: both figures, and better, worse or same.
 
-  A ratio within `NOISE` of 1 is the same, because it means nothing on a shared machine.
+  A gain within `NOISE` of 1 is the same, because it means nothing on a shared machine.
   """
   earlier = {old["target"]: old["measured"] for old in before["targets"]}
   rows = []
@@ -185,11 +185,27 @@ def regressions(figures: dict, before: dict) -> list[dict]:
     if name not in earlier:
       continue
     ratio = now / earlier[name] if earlier[name] else math.nan
-    gain = ratio if new["asked"].startswith(">") else 1 / ratio if ratio else math.inf
+    gain = _gain(new["asked"], earlier[name], now)
     verdict = "worse" if gain < 1 / NOISE else "better" if gain > NOISE else "same"
     row = {"target": name, "before": earlier[name], "now": now}
     rows.append(row | {"now / before": ratio, "": verdict})
   return rows
+
+
+def _gain(asked: str, before: float, now: float) -> float:
+  """Returns how many times as good a figure is now; inf or 0 where a ratio tells nothing.
+
+  Args:
+    asked: of the target, such as "= 0": the nearer to its bound, the better.
+  """
+  sign, bound = asked.split()
+  if sign == "=":
+    before, now = -abs(before - float(bound)), -abs(now - float(bound))
+  elif sign.startswith("<"):
+    before, now = -before, -now
+  if before * now <= 0:  # the higher, the better
+    return 1 if before == now else math.inf if now > before else 0
+  return now / before if now > 0 else before / now
 
 
 def document(figures: dict) -> str:

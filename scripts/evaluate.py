@@ -2,7 +2,8 @@
 
   python scripts/evaluate.py --checkpoint=runs/prm --benchmark=process_bench \\
     --data_dir=process_bench --output=evaluation.json
-  python scripts/evaluate.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm ...
+  python scripts/evaluate.py --model=Qwen2.5-Math-PRM-7B --readout=qwen2.5-math-prm \\
+    --benchmark=process_bench --data_dir=process_bench --output=qwen.json
   python scripts/evaluate.py --input=scored.jsonl --benchmark=process_bench --output=mine.json
   python scripts/evaluate.py --compare evaluation.json mine.json
 
@@ -14,7 +15,8 @@ P(right) of each step (docs/judging.md).
 A step that scores below the threshold is decided wrong.  The threshold is --threshold, 0.5 if not
 given, or the one that finds first wrong steps best on the solutions of --threshold_data; the result
 says which.  OUTPUT has every number, and OUTPUT.png shows calibration and the curve over
-thresholds.  Intervals are 95 % bootstrap intervals over problems.  No solution is truncated.
+thresholds.  Intervals are 95 % bootstrap intervals over problems.  No solution is truncated.  An
+outcome model (prm800k) is read at the end of each solution: no threshold, no intervals, no picture.
 """
 
 from prm_jax.runtime import exits
@@ -30,7 +32,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from prm_jax import config as config_lib
-from prm_jax.runtime import command_line
+from prm_jax.runtime import command_line, json_lines
 from prm_jax.scoring import options
 
 Threshold = Annotated[float, msgspec.Meta(ge=-1, le=1)]  # also of differences between scores
@@ -59,7 +61,7 @@ def main() -> None:
     storage.refuse_inputs([args.output, pathlib.Path(f"{args.output}.png")], inputs(args))
   with distributed.job(args.hosts), distributed.written_together() as output:
     lines = compared(args, output) if args.compare else judged(args, output)
-  print("\n".join(lines))
+  print("\n".join(map(json_lines.printable, lines)))  # a line may have a group's name
 
 
 def check(args: Args) -> None:
@@ -127,6 +129,8 @@ def judged(args: Args, output) -> list[str]:
   if args.benchmark == "prm800k" and scorer:
     prm800k_steps.check_recipe(scorer, args.data_dir)
     if scorer.contract.objective == "outcome":
+      if args.threshold is not None or args.threshold_data:
+        raise ValueError(f"{args.name}: an outcome model decides no steps, and takes no threshold")
       result = {"benchmark": args.benchmark, "split": args.split or "test", "model": how}
       result |= prm800k_steps.evaluate_outcomes(scorer, args.data_dir, result["split"])
       out.write(json.dumps(result, indent=1) + "\n")

@@ -74,6 +74,8 @@ def check(args: Args) -> None:
   given = [name for name in command_line.changed(args) if name not in drawing]
   if args.from_json and given:
     raise ValueError(f"--{given[0]} has no effect with --from_json, which only draws")
+  if args.domains and args.name != "ood":
+    raise ValueError(f"--domains has no effect on {args.name}: it goes with ood")
   if args.plan and args.scale != Args.scale:
     raise ValueError(f"--scale={args.scale} has no effect with --plan={args.plan}")
 

@@ -111,7 +111,8 @@ def grade(
         extraction.final_answer(x.text or "", rule) if x.answer is msgspec.UNSET else x.answer
         for x in candidates
       ]
-      graded = [i for i, x in enumerate(candidates) if answers[i] and x.finished is not False]
+      answered = [bool(answer and answer.strip()) for answer in answers]  # blank is no answer
+      graded = [i for i, x in enumerate(candidates) if answered[i] and x.finished is not False]
       pairs = [(answers[i], candidates[i].ground_truth_answer) for i in graded]
       per_pair = len(chunk) / max(len({*pairs}), 1)  # candidates, for the progress bar
       reach = lambda decided, done=done, scale=per_pair: bar.reach(done + decided * scale)

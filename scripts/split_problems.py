@@ -50,6 +50,8 @@ class Args(config_lib.Checked):
 
 def main() -> None:
   args = command_line.parse(Args, __doc__)
+  if args.training is not None and not args.source:
+    raise ValueError("--training limits the problems of PRM800K's records: give their --source=DIR")
   from prm_jax.datasets import math_splits  # imports TFDS
 
   file = math_splits.FILES["test"]

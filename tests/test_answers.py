@@ -62,6 +62,7 @@ def test_long_texts_of_open_boxes_do_not_hang_the_extraction():
   assert final_answer("\\boxed{" * 150_000)
   assert final_answer("\\boxed 5 " * 110_000) == "5"
   assert final_answer("final answer is " * 60_000 + "I hope it is correct")
+  assert final_answer("\\[ the answer" + " " * 200_000 + "\n\\]") == "the answer"
 
 
 def test_normal_forms():
@@ -313,6 +314,16 @@ def test_spellings_of_one_answer_vote_together(tmp_path, grader):
   assert ids[0] == ids[1] == ids[4] and len({*ids.tolist()}) == 3
   assert values.valid[0].tolist() == [True] * 7 + [False]
   assert grader.classes([{"5 eggs": 1, "5": 2}]) == [{"5 eggs": 0, "5": 0}]
+
+
+def test_answers_vote_together_exactly_if_their_verdict_is_equal(grader):
+  """The grader joins answers for a vote exactly if it calls them equal, rounded decimals too."""
+  assert grader.classes([{"1/3": 3, "0.333333": 2, "2": 1}]) == [{"1/3": 0, "0.333333": 0, "2": 1}]
+  pairs = [("0.333333", "1/3"), ("0.33", "1/3"), ("0.333333", "0.3333333333"), ("0.5", "0.25")]
+  pairs += [("3,5", "3.5"), ("3,5", "35"), ("2 1/2", "2.5"), ("1/2", "1/3"), (r"\sqrt{4}", "2.0")]
+  joined = [len({*each.values()}) == 1 for each in grader.classes([{a: 2, b: 1} for a, b in pairs])]
+  assert joined == [verdict == "equal" for verdict in grader.verdicts(pairs)]
+  assert joined.count(True) == 5
 
 
 @pytest.mark.shared_data

@@ -105,8 +105,13 @@ def test_dtypes(tmp_path, model):
 
 
 def test_a_regression_follows_the_direction_of_its_target():
-  """Fewer seconds and more speed are better; small changes and new targets are not regressions."""
+  """Fewer seconds, more speed and figures nearer to an equal one are better.
+
+  Small changes and new targets are not regressions.
+  """
   old = [runner.target("s", "<", 9, 4.0), runner.target("speed", ">=", 2, 4.0)]
+  old += [runner.target(*each) for each in (("fit", "=", 13, 10), ("copies", "=", 0, 0))]
+  old += [runner.target("difference", ">=", 0, -0.02), runner.target("GB", "<", 3, 0)]
   now = [runner.target("s", "<", 9, 5.0), runner.target("speed", ">=", 2, 5.0)]
   alike = [runner.target("s", "<", 9, 4.1), runner.target("new", ">=", 2, 5.0)]
   zero = [runner.target("s", "<", 9, 0.0)]
@@ -116,6 +121,17 @@ def test_a_regression_follows_the_direction_of_its_target():
 
   assert verdicts(now) == ["worse", "better"]
   assert verdicts(alike) == ["same"] and verdicts(zero) == ["better"]
+  assert verdicts([runner.target("fit", "=", 13, 13), runner.target("copies", "=", 0, 5)]) == [
+    "better",
+    "worse",
+  ]
+  assert verdicts([runner.target("fit", "=", 13, 16), runner.target("copies", "=", 0, 0)]) == [
+    "same",
+    "same",
+  ]
+  differences = [runner.target("difference", ">=", 0, x) for x in (-0.01, 0.01, -0.04)]
+  assert verdicts(differences) == ["better", "better", "worse"]
+  assert verdicts([runner.target("GB", "<", 3, 1)]) == ["worse"]
 
 
 def test_the_history_of_the_quick_start_keeps_every_run(tmp_path):
@@ -337,9 +353,11 @@ def test_training_is_compared_with_the_peer():
   ours = run(training.OURS, 2.0, 1)
   faster, *_, auroc = training.targets(2.0, [ours, run(training.PEER, 8.0, -1)], problems)
   assert (faster["measured"], faster["asked"], faster["met"]) == (4.0, ">= 2", True)
-  assert auroc["measured"] == 1.0 and auroc["met"] and not auroc["note"]
+  assert auroc["measured"] == 1.0 and auroc["met"] and "within noise" not in auroc["note"]
   equal = run(training.PEER, 8.0, 1)
-  assert "not distinguishable" in training.targets(2.0, [ours, equal], problems)[-1]["note"]
+  within = training.targets(2.0, [ours, equal], problems)[-1]
+  assert within["note"] == ", 95 % [0.000, 0.000], within noise: not distinguishable"
+  assert within["target"] == auroc["target"]  # so that two runs can be compared
   assert training.targets(2.0, [ours], problems) == []
   equal["after"]["labels"] = labels[::-1]
   with pytest.raises(ValueError, match="other test labels"):

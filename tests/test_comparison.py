@@ -168,6 +168,34 @@ def test_one_model_by_two_reductions_against_any_method(files, tmp_path):
     comparison.read(graded, {"outcome:min": file})
 
 
+@pytest.mark.parametrize(
+  ("key", "value"),
+  [("logprob", float("nan")), ("logprob", float("inf")), ("logprob", True), ("tokens", -np.inf)],
+)
+def test_a_score_that_is_no_number_is_an_error(tmp_path, key, value):
+  """compare.py names the line of a log-probability or length by which it cannot rank."""
+  given = lines()
+  given[1][key] = value
+  path = write(tmp_path / "graded.jsonl", given)
+  with pytest.raises(BadLine, match=rf'graded\.jsonl:2: "{key}" is {value}: expected a finite'):
+    comparison.read(path, {})
+  if key == "logprob":
+    given[1][key] = -np.inf
+    candidates = comparison.read(write(path, given), {})
+    assert candidates.scores["log-probability"][0, 1] == -np.inf
+    found = comparison.compare(candidates) | {"neutral": "positive"}
+    comparison_page.contents(candidates, found, "t")  # JSON has no infinity
+
+
+def test_a_notice_says_which_scores_some_records_lack(tmp_path):
+  """A score that some records lack is not compared, and a notice says so; one of none is not."""
+  given = [{key: value for key, value in line.items() if key != "tokens"} for line in lines()]
+  del given[0]["logprob"], given[1]["logprob"]
+  candidates = comparison.read(write(tmp_path / "graded.jsonl", given), {})
+  assert not candidates.scores
+  assert candidates.notices() == ["2 of 72 records have no logprob: not compared"]
+
+
 def test_length_counts_finished_candidates_only(candidates, compared):
   """Rank correlation of scores and steps, and mean steps of picks, leave out cut-off candidates."""
   scores, steps = np.array([[3.0, 2, 2, 9], [1, 1, 0, 5]]), np.array([[1.0, 2, 4, 1], [6, 8, 9, 1]])
@@ -193,6 +221,7 @@ def test_differences_are_paired_by_problem(compared):
   wanted = ((1.959964 + 0.841621) * deviation / 0.75) ** 2
   assert comparison.power(a, b)["problems_needed"] == pytest.approx(wanted, rel=1e-5)
   assert comparison.power(a, a)["problems_needed"] is None
+  assert comparison.power(a, a + np.array([[0], [1e-16], [1e-16], [0]]))["problems_needed"] is None
   assert comparison.power(a[:1], b[:1]) == {"deviation": None, "problems_needed": None}
 
 

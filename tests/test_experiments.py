@@ -343,10 +343,11 @@ def test_a_preempted_experiment_ends_with_75(tmp_path, monkeypatch):
     (("--from_json=a", "--seeds", "1"), "--seeds has no effect with --from_json"),
     (("--from_json=a", "--pool=b"), "--pool has no effect with --from_json"),
     (("--plan=b", "--scale=full"), "--scale=full has no effect with --plan=b"),
+    (("--plan=b", "--domains", "c=d"), "--domains has no effect on noise"),
   ],
 )
 def test_flags_without_effect_are_refused(flags, message, tmp_path):
-  """Flags that drawing again, or a plan of one's own, would ignore are errors."""
+  """Flags that drawing again, a plan of one's own or this experiment would ignore are errors."""
   done = call_script("experiment.py", "noise", *flags, f"--output_dir={tmp_path}")
   assert done.returncode == 1 and message in done.stderr
 
@@ -571,13 +572,14 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
     {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1", "level": 3},
     {"problem": "p", "text": "a\n\nb", "is_correct": True, "answer": "1"},
     {"problem": "p", "text": "b", "is_correct": True, "answer": "$1$"},
-    {"problem": "p", "steps": ["c"], "is_correct": False, "answer": None},
+    {"problem": "p", "steps": ["c"], "is_correct": None, "answer": None},  # undecided
     {"problem": "q", "steps": ["a", "b", "c"], "final_answer_correct": False, "label": 1},
     {"problem": "r", "steps": ["a"], "final_answer_correct": True, "label": -1},
   ]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   p, q, r = tasks.read(path, "\n\n")
   assert p.samples == (0, 0, 1, 2) and p.times.tolist() == [2, 1, 1] and p.level == "3"
+  assert [x.correct for x in p.solutions] == [True, True, False]
   assert [x.answer for x in p.solutions] == ["1", "1", None] and q.solutions[0].answer
   assert q.solutions[0].ratings == (1, -1, -1) and r.solutions[0].ratings == (1,)
   assert [sum(x.answer is None for x in each.solutions) for each in (p, q, r)] == [1, 0, 0]

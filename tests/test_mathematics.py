@@ -87,6 +87,12 @@ def test_the_test_problems_may_lie_beside_the_source(source, tmp_path):
   assert len(reported) + len(own) == sum(LEVELS.values()) + 1
 
 
+def test_a_limit_of_training_problems_needs_their_source(tmp_path):
+  """--training without the records that it limits is an error before anything is downloaded."""
+  done = call_script("split_problems.py", f"--output={tmp_path / 'out'}", "--training=5")
+  assert done.returncode == 1 and "--training limits the problems of PRM800K's" in done.stderr
+
+
 def test_results_of_other_settings_are_not_mixed(tmp_path):
   """An output of another generator or source, and two base models of one name, are refused."""
   script = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--generator=a"]

@@ -255,7 +255,11 @@ def test_a_chat_template_that_is_no_text_is_refused(published, wrong):
 @pytest.mark.parametrize(
   ("directory_of", "name", "message"),
   [
-    ("trl", "skywork-o1-prm", r"v_head\.summary\.weight is missing, expected \[1, 16\]"),
+    (
+      "trl",
+      "skywork-o1-prm",
+      r"v_head\.summary\.weight is missing, expected \[1, 16\]; a language",
+    ),
     ("rlhflow", "qwen2.5-math-prm", "the tokenizer has no token '<|im_start|>'"),
     ("trl", "math-shepherd", r"'ки' must be one token; it encodes to \["),
     ("trl", "", "--readout=: expected one of qwen2.5-math-prm, math-shepherd, "),

@@ -330,9 +330,10 @@ def test_a_bundle_without_its_sources(tmp_path):
   assert f"no solutions to show: {path}: " in report["notices"][-1]
 
 
-def test_candidates_without_an_answer_are_never_chosen(tmp_path):
+@pytest.mark.parametrize("missing", [None, "", " "])
+def test_candidates_without_an_answer_are_never_chosen(tmp_path, missing):
   """A candidate without an answer is drawn but never chosen, and pad_short counts absent ones."""
-  records = [rated("A", right=False, answer=None, score=0.99), rated("A", score=0.1), rated("B")]
+  records = [rated("A", right=False, answer=missing, score=0.99), rated("A", score=0.1), rated("B")]
   samples = samples_of(tmp_path / "scored.jsonl", records)
   for pad_short, expected in ((True, [0.5, 1.0]), (False, [0.75, 1.0])):
     report, _ = ranked(samples, pad_short=pad_short, methods=["prm_product"])

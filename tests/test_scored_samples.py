@@ -140,6 +140,7 @@ def test_a_pipe_is_refused(tmp_path):
   ("bad", "message"),
   [
     (candidate(is_correct="yes"), "\"is_correct\" is 'yes': expected bool | null, got str"),
+    ({"problem": "A", "answer": "1"}, 'no "is_correct"; grade.py adds it'),
     (candidate(orm_score=...), '"orm_score" must be on all lines or'),
     (candidate(unique_id="x"), '"unique_id" must be on all lines'),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),
@@ -148,6 +149,10 @@ def test_a_pipe_is_refused(tmp_path):
     (candidate(rating_probs=[FINE, {"2": 1.0}]), '"rating_probs[1]" is {\'2\': 1.0}: no "-1"'),
     (candidate(rating_probs=[FINE, FINE | {"1": 5}]), '"rating_probs[1]" is [0.25, 0.0, 5.0]'),
     (candidate(answer=None), '"is_correct" is true, but "answer" is None'),
+    (candidate(answer=" "), '"is_correct" is true, but "answer" is \' \''),
+    (candidate(step_std=[0.1]), '"step_std" is [0.1]: expected one for each of the steps'),
+    (candidate(step_std=["x", None]), "\"step_std[0]\" is 'x': expected float"),
+    (candidate(step_std=[0.1, float("nan")]), '"step_std[1]" is nan'),
     (candidate(level=5), '"level" is 5, but None before for the same problem'),
     ({"problem": "A", "samples": []}, '"samples" is []: expected array of length >= 1'),
     ({"problem": "A", "samples": [3]}, '"samples[0]" is 3: expected object'),

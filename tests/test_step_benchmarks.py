@@ -5,9 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import tiny
 from conftest import call_script
 
 from prm_jax import aggregation as agg
+from prm_jax import config as config_lib
 from prm_jax import step_metrics
 from prm_jax.datasets import prepare
 from prm_jax.datasets import prm_bench as prm_bench_data
@@ -295,6 +297,26 @@ def test_legends_hide_no_data(monkeypatch):
     assert legend.y0 >= 0 and legend.y1 <= label.y0
 
 
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_figure_names_any_group(monkeypatch, by_class):
+  """A group's name that matplotlib would hide or read as a formula is in the figure as it is."""
+  figures, names = [], ["_a", r"a$\frac$", "b\x1b"]
+  monkeypatch.setattr(
+    "matplotlib.figure.Figure.savefig", lambda each, *_, **__: figures.append(each)
+  )
+  result = {"diagnostics": {"calibration": diagnostics.calibration(random_solutions(0))}}
+  if by_class:
+    result["classes"] = {name: {"prm_score": 0.5} for name in names}
+  else:
+    groups = {name: {"f1": [0.5, None]} for name in names}
+    result |= {"threshold": 0.5, "curve": {"threshold": [0.0, 1.0], "groups": groups}}
+  step_figure.draw(result)
+  figures[0].draw_without_rendering()
+  axes = figures[0].axes[2]
+  texts = axes.get_yticklabels() if by_class else axes.get_legend().get_texts()
+  assert [text.get_text().strip() for text in texts] == [*names[:2], "b?"]
+
+
 def test_error_auroc_of_heads_that_disagree_at_mistakes_is_1():
   """If an ensemble disagrees exactly at its mistakes, its uncertainty ranks them first."""
   solutions = []
@@ -384,6 +406,24 @@ def test_scored_lines_are_evaluated_and_compared(scored_lines, tmp_path):
   assert "kappa" in printed and "0.0 to 0.0" in evaluate("--compare", a, a)
 
 
+def test_two_models_scores_of_prm800k_are_compared(tmp_path):
+  """Results of two files of the same labelled lines are compared; those of other labels are not."""
+  line = {"steps": ["a", "b"], "labels": [1, -1]}
+  for name, scores, change in (
+    ("a", [0.9, 0.2], {}),
+    ("b", [0.8, 0.6], {}),
+    ("c", [0.8, 0.6], {"labels": [1, 1]}),
+  ):
+    lines = [line | {"problem": f"p{i}", "step_scores": scores} for i in range(3)]
+    path = write_lines(tmp_path / f"{name}.jsonl", [*lines[:2], lines[2] | change])
+    evaluate("--benchmark=prm800k", f"--input={path}", f"--output={tmp_path / name}.json")
+  a, b, c = (tmp_path / f"{name}.json" for name in "abc")
+  paired = step_benchmarks.compared((a, b))["paired"]
+  assert paired["first_error/error_accuracy"]["difference"] == 1
+  with pytest.raises(ValueError, match="not of the same solutions: 3 and 3, 1 of the first"):
+    step_benchmarks.compared((a, c))
+
+
 @pytest.mark.parametrize(
   ("change", "message"),
   [
@@ -423,6 +463,7 @@ def test_a_result_of_another_version_is_an_error(tmp_path, change, message):
     ({"rating_probs": [{"1": 7}]}, ":3: .*7"),
     ({"label": 99}, ":3: .*label is 99, of"),
     ({"steps": []}, ":3: "),
+    ({"verdicts": [-1, 9]}, ":3: verdict 9 of"),
     ({"rating_probs": None, "step_scores": [1.5]}, ":3: .*1.5"),
   ],
 )
@@ -475,6 +516,16 @@ def test_flags_that_exclude_each_other_are_an_error():
   ):
     completed = call_script("evaluate.py", *flags)
     assert completed.returncode and message in completed.stderr
+
+
+def test_an_outcome_model_takes_no_threshold(arithmetic_data, tmp_path):
+  """A threshold for an outcome model, which decides no steps, is an error."""
+  experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective="outcome"))
+  run = tiny.untrained(experiment, tmp_path / "run")
+  flags = (f"--checkpoint={run}", f"--data_dir={arithmetic_data}", f"--output={tmp_path / 'out'}")
+  completed = call_script("evaluate.py", *flags, "--threshold=0.3")
+  assert completed.returncode == 1 and "takes no threshold" in completed.stderr
+  assert "labels" in evaluate(*flags) and not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.parametrize("output", ["math/all.json", "gsm8k"])  # with gsm8k.png
@@ -644,6 +695,35 @@ def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
   unlabelled = write_lines(tmp_path / "unlabelled.jsonl", lines[2:])
   with pytest.raises(ValueError, match=r"unlabelled\.jsonl: no labelled step"):
     step_benchmarks.judge("prm800k", scored=unlabelled)
+
+
+@pytest.mark.parametrize(
+  ("given", "expected"),
+  [
+    ([[0.9, 0.3], [1, 0]], [[1, -1], [1, -1]]),  # soft
+    ([[1.0, 0.0]], [[1, -1]]),  # soft, too
+    ([[1, 0], [1, 1]], [[1, 0], [1, 1]]),  # ratings
+    ([[1.0, 0.0], [1.0, -1.0]], [[1, 0], [1, -1]]),  # ratings, too
+    ([[True, False], [1, 0]], [[1, -1], [1, -1]]),  # binary
+    ([[0.9, 0.3], [True, False]], "rows.jsonl:2: label 0 is True: .*soft so far"),
+    ([[1, 0], [1, -1], [0.5, 1]], "rows.jsonl:3: label 0 is 0.5: .*labels are ratings$"),
+    ([[0.9, 0.3], [[3, 1], [0, 4]]], "rows.jsonl:2: .*expected one kind of labels"),
+  ],
+)
+def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected):
+  """The reader decides over the whole file what plain labels mean; mixed kinds are an error."""
+  rows = [{"problem": "p", "steps": ["a", "b"], "labels": labels} for labels in given]
+  scored = [row | {"step_scores": [0.9, 0.2]} for row in rows]
+  for lines, read in (
+    (rows, lambda path: step_benchmarks.threshold_solutions(path, "positive")),
+    (scored, lambda path: step_benchmarks.judge("prm800k", scored=path)[0]),
+  ):
+    path = write_lines(tmp_path / "rows.jsonl", lines)
+    if isinstance(expected, str):
+      with pytest.raises(BadLine, match=expected):
+        read(path)
+    else:
+      assert [list(each.labels) for each in read(path)] == expected
 
 
 def test_auroc_and_its_interval_are_of_one_score(tmp_path):

@@ -40,6 +40,7 @@ class Rating(msgspec.Struct, gc=False):
 
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
 StepScores = Annotated[list[float], msgspec.Meta(min_length=1)]  # one for each of `steps`, if given
+Deviation = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 class Candidate(msgspec.Struct, gc=False, kw_only=True):
@@ -50,7 +51,8 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
   steps: list[str] = []
   rating_probs: Ratings | msgspec.UnsetType = msgspec.UNSET  # one for each step
   step_scores: StepScores | msgspec.UnsetType = msgspec.UNSET  # P(right); `rating_probs` win
-  answer: str | None = None  # null or "": the solution never reached an answer
+  step_std: list[Deviation] | None = None  # of P(right) over an ensemble, for each step
+  answer: str | None = None  # null or blank: the solution never reached an answer
   finished: bool | None = None  # false: it was cut off, and has no answer
   orm_score: Finite = math.nan  # of an outcome model, higher is better
   prm_score: Finite = math.nan  # of a process model; only compared with `rating_probs`
@@ -148,16 +150,20 @@ class Table:
       if about != known:
         union(known, about, "before for the same problem")
       answer, needs_answer = candidate.answer, "answer" in self.keys
+      answer = None if answer is not None and answer.isspace() else answer
       if candidate.is_correct and needs_answer and not (answer or cut_off):
-        raise BadLine(f'"is_correct" is true, but "answer" is {show(answer)}')
+        raise BadLine(f'"is_correct" is true, but "answer" is {show(candidate.answer)}')
       steps = candidate.rating_probs or candidate.step_scores or ()
       if len(steps) != len(candidate.steps) and (key := _step_key(record)):
         raise BadLine(
           f'"{key}" is {show(record[key])}: expected one for each of {len(candidate.steps)} steps'
         )
+      if len(std := candidate.step_std or ()) not in (0, len(candidate.steps or steps)):
+        raise BadLine(f'"step_std" is {show(std)}: expected one for each of the steps')
       named_scores = [score(record, name, cut_off, self.named_scores) for name in self.score_names]
     except BadLine as error:
-      raise BadLine(f"{self._where(places)}: {error}") from None
+      hint = "; grade.py adds it" if str(error) == 'no "is_correct"' else ""
+      raise BadLine(f"{self._where(places)}: {error}{hint}") from None
     if candidate.rating_probs:
       self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, steps)))
     else:

@@ -52,16 +52,17 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
   """Returns the trees and paths of a file of labelled lines with probabilities.
 
   A line has PRM800K's format, with `rating_probs` in each completion; or is `problem`, `steps`,
-  `labels` (-1, 0, 1; true, false), and `rating_probs` or `step_scores`.
+  `labels` of one `_kind` in the whole file, and `rating_probs` or `step_scores`.
 
   Raises:
-    BadLine: a line has neither form, or a probability is missing.
+    BadLine: a line has neither form or labels of another kind, or a probability is missing.
     ValueError: there is no labelled step.
   """
-  trees, paths = [], []
-  for where, record in json_lines.records(path):
+  trees, paths, records = [], [], [*json_lines.records(path)]
+  kind = _kind(records)
+  for where, record in records:
     for solutions, recipe in ((trees, PAPER), (paths, OWN_PATH)):
-      if solution := _solution(record, where, recipe):
+      if solution := _solution(record, where, recipe, kind):
         solutions.append(_to_last_label(from_record(*solution, where, neutral), record))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
@@ -69,9 +70,31 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
 
 
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
-  """Returns the paths of (FILE:LINE, record) pairs, which need no probabilities."""
-  solutions = ((record, _solution(record, where, OWN_PATH)) for where, record in records)
+  """Returns the paths of the (FILE:LINE, record) pairs of a file, which need no probabilities."""
+  kind = _kind(records)
+  solutions = ((record, _solution(record, where, OWN_PATH, kind)) for where, record in records)
   return [_to_last_label(each[0], record) for record, each in solutions if each]
+
+
+def _kind(records: Sequence[tuple[str, dict[str, Any]]]) -> stepwise_records.Kind:
+  """Returns the kind of all labels of plain lines, given as (FILE:LINE, record) pairs.
+
+  Where 0 may mean wrong or neutral, numbers are ratings if all are integers or one is negative, and
+  else probabilities.  Raises BadLine if the labels are of several kinds.
+  """
+  lines = [
+    (*stepwise_records.parse(record, where), where)
+    for where, record in records
+    if "question" not in record
+  ]
+  values = [x for solution, _, _ in lines for x in solution.labels if x is not None]
+  if not values:
+    return "binary"
+  given = "auto"
+  open_to_zero = not any(zero_is_wrong or solution.said for solution, zero_is_wrong, _ in lines)
+  if open_to_zero and all(type(x) in (int, float) for x in values):
+    given = "ratings" if min(values) < 0 or all(type(x) is int for x in values) else "soft"
+  return stepwise_records.kind_of(lines, given)
 
 
 def _to_last_label(solution: Solution, record: dict[str, Any]) -> Solution:
@@ -85,21 +108,21 @@ def _to_last_label(solution: Solution, record: dict[str, Any]) -> Solution:
 
 
 def _solution(
-  record: dict[str, Any], where: str, recipe: recipes.Recipe
+  record: dict[str, Any], where: str, recipe: recipes.Recipe, kind: stepwise_records.Kind
 ) -> tuple[Labelled, dict[str, Any]] | None:
   """Returns a line's solution and a record with its probabilities.
 
   Returns None if the line has no label, or the recipe drops it.
+
+  Args:
+    kind: of the labels of a plain line.
   """
   if "verdicts" in record:
     raise json_lines.BadLine(f"{where}: its labels are those of the judge that gave its scores")
   if "question" not in record:
-    parsed, zero_is_wrong = stepwise_records.parse(record, where)
+    parsed, _ = stepwise_records.parse(record, where)
     if not any(value is not None for value in parsed.labels):
       return None
-    whole = all(type(value) is int for value in parsed.labels if value is not None)
-    given = "ratings" if whole and not zero_is_wrong else "auto"
-    kind = stepwise_records.kind_of([(parsed, zero_is_wrong, where)], given)
     labels = [stepwise_records.label(value, kind) for value in parsed.labels]
     stored = stepwise_records.Stored(parsed.problem, parsed.steps, labels, parsed.is_correct)
     return _labelled(stepwise_records.tree(stored, where)), record

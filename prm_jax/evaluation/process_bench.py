@@ -46,13 +46,16 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
   A line may also have `verdicts`: a generative judge's votes on the first wrong step.
 
   Raises:
-    BadLine: a line lacks a key, or has a number of scores that is not the number of steps.
+    BadLine: a line lacks a key, has a number of scores that is not the number of steps, or a
+      verdict on a step that does not exist.
   """
   for where, record in json_lines.records(path):
     solution = json_lines.convert(record, process_bench.Solution, where)
     judged = from_record(labelled(solution), record, where, neutral)
     votes = json_lines.convert(record, Votes, where).verdicts
     if votes is not None:
+      if (last := max((x for x in votes if x is not None), default=0)) >= len(solution.steps):
+        raise json_lines.BadLine(f"{where}: verdict {last} of {len(solution.steps)} steps")
       verdict = plurality(votes)
       judged = dataclasses.replace(judged, verdict=UNDECIDED if verdict is None else verdict)
     yield judged

@@ -3,6 +3,7 @@
 from typing import Any
 
 from prm_jax.evaluation.figure_files import encoded
+from prm_jax.runtime.json_lines import printable
 
 CLASS_NAMES = {"-1": "P(wrong)", "0": "P(neutral)", "1": "P(right)"}
 COLOURS = {"-1": "#c0392b", "0": "#8e7cc3", "1": "#2471a3"}
@@ -21,7 +22,9 @@ def draw(result: dict[str, Any]) -> bytes:
   for each in axes:
     if each.get_legend_handles_labels()[0]:  # below, where it hides nothing
       place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3}
-      each.legend(**place, fontsize=8, frameon=False, columnspacing=1, handletextpad=0.5)
+      style = {"fontsize": 8, "frameon": False, "columnspacing": 1, "handletextpad": 0.5}
+      for text in each.legend(**place, **style).get_texts():
+        text.set_parse_math(False)  # a group's name may hold "$"
     each.grid(alpha=0.3)
     each.spines[["top", "right"]].set_visible(False)
   return encoded(figure, dpi=110)
@@ -63,14 +66,17 @@ def _curve(axes, result: dict[str, Any]) -> None:
     classes = [
       (name, part) for name, part in result["classes"].items() if part["prm_score"] is not None
     ]
-    axes.barh([name for name, _ in classes], [100 * part["prm_score"] for _, part in classes])
+    axes.barh(range(len(classes)), [100 * part["prm_score"] for _, part in classes])
+    names = [printable(name) for name, _ in classes]
+    axes.set_yticks(range(len(classes)), names, parse_math=False)
     axes.set(xlim=(0, 100), xlabel="PRM-Score, %")
     axes.set_title("By class of error", fontsize=10)
     return
   curve = result["curve"]
   for name, part in curve["groups"].items():
     y = [None if x is None else 100 * x for x in part["f1"]]
-    axes.plot(curve["threshold"], [float("nan") if x is None else x for x in y], label=name)
+    label = f" {printable(name)}"  # matplotlib hides a label that begins with "_"
+    axes.plot(curve["threshold"], [float("nan") if x is None else x for x in y], label=label)
   axes.axvline(result["threshold"], color="0.4", linewidth=1, linestyle="--")
   axes.set(xlim=(0, 1), ylim=(0, 100), xlabel="threshold", ylabel="F1 of the first wrong step, %")
   axes.set_title("First wrong step, by threshold", fontsize=10)

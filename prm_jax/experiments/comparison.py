@@ -24,7 +24,8 @@ from prm_jax import aggregation as agg
 from prm_jax import step_metrics
 from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.evaluation import methods, reranking, scored_samples
-from prm_jax.evaluation.sample_arrays import ScoredSamples
+from prm_jax.evaluation.candidate_table import is_number
+from prm_jax.evaluation.sample_arrays import ScoredSamples, place
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine
 
@@ -44,7 +45,7 @@ class Candidates:
   models: dict[str, np.ndarray]  # [P, M] P(right) by reward model; an ORM's may be other numbers
   scored: dict[str, ScoredSamples]  # the file of each reward model
   steps: np.ndarray | None  # [P, M] number of steps; NaN: padding; None: a record has no `steps`
-  warnings: Sequence[str] = ()  # of scores that contradict each other
+  warnings: Sequence[str] = ()  # of scores that contradict each other, or that some records lack
 
   @functools.cached_property
   def voters(self) -> dict[str, np.ndarray]:
@@ -127,12 +128,12 @@ def read(
     scores[name] = score
     # The probabilities of a step, which are rounded, may add up to more than 1.
     models[name] = np.minimum(np.exp(score), 1) if "prm_product" in available else score
-  log_probs, tokens, steps = _given(path, samples)
+  (log_probs, tokens, steps), lacking = _given(path, samples)
   if log_probs is not None:
     scores["log-probability"] = log_probs
   if tokens is not None:
     scores["shortest"] = -tokens
-  return Candidates(samples, scores, models, files, steps, warnings)
+  return Candidates(samples, scores, models, files, steps, [*warnings, *lacking])
 
 
 def _reductions(names: Iterable[str]) -> dict[str, str]:
@@ -146,18 +147,28 @@ def _reductions(names: Iterable[str]) -> dict[str, str]:
   return named
 
 
-def _given(path: pathlib.Path, samples: ScoredSamples) -> list[np.ndarray | None]:
-  """Returns log-probabilities, token and step counts, `[P, M]`; None if a record lacks them."""
-  given = [
-    (record.get("logprob"), record.get("tokens"), len(record.get("steps") or ()) or None)
-    for _, record in scored_samples.candidates(path, progress=False)
-  ]
+def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[list[np.ndarray | None], list[str]]:
+  """Returns log-probabilities, token and step counts, `[P, M]`; None if a record lacks them.
+
+  Also returns notices of those that only some lack.  Raises BadLine for a value that is no number.
+  """
+  given: dict[str, list] = {"logprob": [], "tokens": [], "steps": []}
+  for where, record in scored_samples.candidates(path, progress=False):
+    record = record | {"steps": len(record.get("steps") or ()) or None}
+    for key, values in given.items():
+      values.append(value := record.get(key))
+      if not (value is None or is_number(value) or (key == "logprob" and value == -np.inf)):
+        about = f'{place(path, *where[:2])}: "{key}" is {json_lines.show(value)}'
+        raise BadLine(f"{about}: expected a finite number{' or -inf' * (key == 'logprob')}")
   out: list[np.ndarray | None] = [None, None, None]
-  for i, values in enumerate(zip(*given)):
-    if all(isinstance(value, int | float) for value in values):
+  notices = []
+  for i, (key, values) in enumerate(given.items()):
+    if not (lacking := values.count(None)):
       out[i] = np.full(samples.correct.shape, np.nan)
       out[i].flat[samples.slots] = values
-  return out
+    elif lacking < len(values):
+      notices.append(f"{lacking:,} of {len(values):,} records have no {key}: not compared")
+  return out, notices
 
 
 def parts(name: str) -> tuple[str, int, str]:
@@ -290,7 +301,7 @@ def _baselines(candidates: Candidates, against: Sequence[str]) -> list[str]:
 def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
   """Returns how many problems establish the difference at the largest N, if it is as estimated.
 
-  None: there is no difference, or only one problem to estimate it from.
+  None: there is no difference beyond rounding, or only one problem to estimate it from.
 
   A two-sided test at 5 % finds a mean difference d of standard deviation s over n problems with
   probability `POWER` for n = ((z(0.975) + z(POWER)) s / d)^2.
@@ -298,7 +309,7 @@ def power(a: np.ndarray, b: np.ndarray) -> dict[str, float | None]:
   difference = (a - b)[:, -1]
   if len(difference) < 2:
     return {"deviation": None, "problems_needed": None}
-  d, s = float(difference.mean()), float(difference.std(ddof=1))
+  d, s = (round(float(x), 9) for x in (difference.mean(), difference.std(ddof=1)))
   z = stats.norm.ppf(0.975) + stats.norm.ppf(POWER)
   return {"deviation": s, "problems_needed": float((z * s / d) ** 2) if d else None}
 

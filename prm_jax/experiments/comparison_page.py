@@ -154,7 +154,7 @@ def contents(
     problems=problems,
     vector=vector,
   )
-  text = json.dumps(found, indent=1) + "\n"
+  text = json.dumps(found, indent=1, allow_nan=False) + "\n"
   lines = [*shown[0].lines(), *notes, ""]
   lines += [line for table in shown[1:] for line in [*table.lines(), ""]]
   return [text.encode(), *files.values()], lines

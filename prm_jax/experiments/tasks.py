@@ -134,7 +134,7 @@ def believed(
 class Candidate(msgspec.Struct):
   """The keys of a candidate's record that are read beside `problem` and `steps` or `text`."""
 
-  is_correct: bool
+  is_correct: bool | None  # null counts as wrong, as in rerank.py
   finished: bool | None = None  # false: it was cut off, and has no answer
   answer: str | msgspec.UnsetType | None = msgspec.UNSET
   level: str | int | None = None
@@ -172,7 +172,7 @@ def read(
     else:
       answer = normal_form(candidate.answer or "") or None  # blank is no answer, as in rerank.py
     ratings = _ratings(candidate.labels)
-    samples[text].append(Solution(steps, candidate.is_correct, answer, ratings))
+    samples[text].append(Solution(steps, candidate.is_correct is True, answer, ratings))
   kept = itertools.islice(samples.items(), problems or None)
   return [problem(text, levels[text], each[: most or None]) for text, each in kept]
 

@@ -227,6 +227,8 @@ def read(path: str | pathlib.Path) -> config_lib.Model:
     OSError: there is no such directory or file.
   """
   file = pathlib.Path(path) / "config.json"
+  if not file.parent.is_dir():
+    raise FileNotFoundError(f"{path}: no such folder; scripts/fetch_model.py downloads some models")
   return parse(json_lines.document(file), file)
 
 

@@ -288,7 +288,8 @@ def _read_head(
   for name, expected in shapes.items():
     shape = list(source[name].shape) if name in source else "missing"
     if shape != list(expected):
-      raise ValueError(f"{directory}: {name} is {shape}, expected {list(expected)}")
+      hint = "; a language model has no reward head" if shape == "missing" else ""
+      raise ValueError(f"{directory}: {name} is {shape}, expected {list(expected)}{hint}")
   if readout.answers:  # two rows of a matrix that may have a gigabyte
     rows = [source[matrix].read(slice(token, token + 1)) for token in readout.answers]
     return [(np.concatenate(rows).astype(np.float32), np.zeros(2, np.float32))]

@@ -6,7 +6,8 @@ from typing import Literal
 Rule = Literal["auto", "boxed", "heading", "last_line"]
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?=\{)|\\boxed\s+(?=[^\s{])")
 HEADING = re.compile(r"^#+ *Answer\b:?[ \t]*", re.MULTILINE)  # in PRM800K's solutions
-SAID = re.compile(r"(?i)\b(?:final )?answer(?: is)?(?:\*\*)?\s*:?(?:\*\*)?\s+(?=\S)")
+# No two runs of \s stand side by side: that would take quadratic time.
+SAID = re.compile(r"(?i)\b(?:final )?answer(?: is)?(?:\*\*)?(?:\s*(?::(?:\*\*)?|\*\*))?\s+(?=\S)")
 # The ending that the prompts of Minerva and of the language model harness ask for.
 HOPED = re.compile(r"(?is).*final answer is:?\s*(\S.*?)[.\s]*")
 OPENED_BY = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}

@@ -13,6 +13,7 @@ import collections
 import contextlib
 import hashlib
 import json
+import os
 import pathlib
 import re
 import sqlite3
@@ -29,7 +30,7 @@ from prm_jax.runtime.progress import Progress
 
 Name = Literal["math_verify", "openai", "math"]
 EQUAL, DIFFERENT = DECIDED = "equal", "different"
-CACHE = pathlib.Path("~/.cache/prm_jax/verdicts.sqlite").expanduser()
+CACHE = pathlib.Path(os.path.expanduser("~/.cache/prm_jax/verdicts.sqlite"))
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
 RULES = "6"  # increase it when a grader's rules change: stored verdicts are then not used
@@ -179,8 +180,8 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
       class_of[form] = by_value[value]
       continue
     for name in classes[:MAX_CLASSES]:
-      if value is not None and number(name) is not None:
-        continue  # two plain numbers that differ
+      if value is not None and number(name) is not None and "." not in form + name:
+        continue  # two plain numbers that differ; decimals may be rounded
       if (yield spelling[form], spelling[name]):
         class_of[form] = name
         break

@@ -8,16 +8,18 @@ import gzip
 import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import jinja2
 import msgspec
 import numpy as np
 
-from prm_jax.evaluation.candidate_table import is_number
+from prm_jax import config as config_lib
+from prm_jax.evaluation.candidate_table import Probability, is_number
 from prm_jax.evaluation.mathml import answer_pieces, pieces
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
+from prm_jax.scoring.step_scores import check
 
 HERE = pathlib.Path(__file__).parent
 PAGE_PROBLEMS = 4  # problems of a block of data, which the browser unpacks to show one of them
@@ -35,19 +37,17 @@ class Record(msgspec.Struct):
   unique_id: str | int | None = None  # of the problem; default: its text
   steps: list[str] = []
   text: str | None = None
-  rating_probs: list[dict[str, float]] | None = None  # one per step
-  step_scores: list[Annotated[float, msgspec.Meta(ge=0, le=1)]] | None = None  # P(right)
-  step_std: list[float] | None = None
+  rating_probs: list[dict[str, Probability]] | None = None  # one per step
+  step_scores: list[config_lib.Share] | None = None  # P(right)
+  step_std: list[config_lib.Share] | None = None
   answer: str | None = None
   is_correct: bool | None = None
   final_answer_correct: bool | None = None
   finished: bool | None = None
 
   def __post_init__(self):
-    for name in ("rating_probs", "step_std"):
-      values = getattr(self, name)
-      if values is not None and len(values) != len(self.steps):
-        raise ValueError(f"{len(values)} {name} of {len(self.steps)} steps")
+    ratings = None if self.rating_probs is None else [[*x.values()] for x in self.rating_probs]
+    check(self.steps, ratings, self.step_std)
     if self.steps and len(self.step_scores or self.steps) != len(self.steps):
       raise ValueError(f"{len(self.step_scores)} step_scores of {len(self.steps)} steps")
 
@@ -133,7 +133,7 @@ def _solution(record, labels, why: list[str], neutral: str, own: Mapping[str, st
     scores = {"PRM": float(np.prod(right))} | scores | {"lowest step": min(right)}
   scores = {name: scores[name] for name in dict.fromkeys((*own, *scores)) if name in scores}
   answer = record.get("answer")
-  missing = record.get("finished") is False or ("answer" in record and not answer)
+  missing = record.get("finished") is False or ("answer" in record and not _text(answer).strip())
   correct = record.get("is_correct", record.get("final_answer_correct"))  # ProcessBench's name
   return Solution(steps, correct, missing, answer_pieces(_text(answer)), scores, why)
 
