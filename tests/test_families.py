@@ -164,6 +164,12 @@ GEMMA_4B = """{"architectures": ["Gemma3ForConditionalGeneration"], "model_type"
   "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}}"""
 
 
+def test_a_missing_folder_is_named(tmp_path):
+  """The error for a folder that does not exist says which command downloads models."""
+  with pytest.raises(FileNotFoundError, match=r"nowhere: no such folder; .*fetch_model\.py"):
+    families.read(tmp_path / "nowhere")
+
+
 def test_llama_without_rope_theta_has_the_default(tmp_path):
   """A llama config.json without `rope_theta`, as Llama 2's, is read with transformers' 10,000."""
   values = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
