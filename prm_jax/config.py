@@ -219,8 +219,6 @@ class Init(Checked):
   def _rules(self):
     other = (self.head == "tokens") != bool(self.head_tokens)
     yield other, "head head_tokens", 'head_tokens with head="tokens", and only then'
-    drawn = self.head in ("auto", "random") or self.head_std == Init.head_std
-    yield not drawn, "head head_std", 'head="random", which alone uses it'
     alone = self.head == "tokens" and not self.checkpoint
     yield alone, "head checkpoint", "a checkpoint with a language-model head"
 
@@ -265,10 +263,6 @@ class Optim(Checked):
   trained: Literal["all", "head", "lora"] = "all"
   embedding_scale: NonNegative = 1.0  # of the embedding's learning rate; 0: not trained
   head_scale: NonNegative = 1.0  # likewise, of the step head and an untied language-model head
-
-  def _rules(self):
-    frozen = self.trained != "all" and self.embedding_scale != Optim.embedding_scale
-    yield frozen, "trained embedding_scale", 'trained="all": the embedding is not trained'
 
 
 @dataclasses.dataclass(frozen=True)

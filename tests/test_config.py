@@ -67,8 +67,6 @@ def test_a_switch_needs_no_value(monkeypatch):
     ("Experiment(train=Optim())", "experiment.train=Optim("),
     ("Model(lora_rank=1, lora_targets=('up', 'up'))", "one or more weights, each once"),
     ("Model(local_rope_theta=10.0)", "model.window=0: expected a window with it"),
-    ("Init(head='zeros', head_std=0.1)", 'expected head="random", which alone uses it'),
-    ("Optim(trained='head', embedding_scale=0.5)", "the embedding is not trained"),
     ("Experiment(model=Model(lora_rank=4))", "config.py:3: ValueError: optim.trained='all', model"),
   ],
 )

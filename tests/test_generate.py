@@ -24,7 +24,7 @@ from conftest import ENVIRONMENT, ROOT, call_script, run_script
 
 from prm_jax.generation import language_models, samples
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation.engines import Completion, Limits, Prompt
+from prm_jax.generation.engines import Completion, Limits, Prompt, PromptError
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Retry, Server
 from prm_jax.input_pipeline import tokenizers
@@ -192,6 +192,19 @@ def test_a_problem_that_a_server_refuses_leaves_the_others_in_the_journal(loopba
     assert sorted(journal.done) == [0, 2, 3, 4]
 
 
+def test_refused_prompts_do_not_end_a_job_whose_reader_is_slow(loopback):
+  """A server that refuses every third prompt completes all others, however slowly they are read."""
+  state, engine = loopback
+  state["make"] = lambda body: {} if int(body["prompt"]) % 3 == 1 else complete(body)
+  prompts, found = [Prompt("", str(i), "\n", i) for i in range(24)], []
+  with pytest.raises(PromptError) as error:
+    for completion in engine.generate(prompts, 2, SAMPLING, LIMITS):
+      found.append((completion.prompt, completion.sample))
+      time.sleep(0.1 * (len(found) == 1))
+  assert sorted(found) == [(i, k) for i in range(24) if i % 3 != 1 for k in range(2)]
+  assert sorted(error.value.refused) == [*range(1, 24, 3)]
+
+
 @pytest.mark.parametrize("answer", [{}, {"choices": []}, {"choices": [{"text": 3}]}, [1]])
 def test_an_answer_that_is_no_completion_is_an_error(answer, loopback):
   """JSON of another form than a completion is an error that names the URL or the key."""
@@ -336,6 +349,9 @@ def test_a_journal_that_a_kill_left_beside_an_output_is_deleted(tmp_path):
   journal_lib.Journal(journal_lib.path(out, 1), facts | {"hosts": 1}).close()
   assert journal_lib.run(out, 3, facts, nothing) == lines == [{"i": 0}, {"i": 1}, {"i": 2}]
   assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+  journal_lib.Journal(journal_lib.path(out, 0), facts | {"hosts": 1}).close()  # not of this output
+  with pytest.raises(AssertionError, match="complete"):
+    journal_lib.run(out, 3, facts, nothing)
 
 
 def test_a_deeply_nested_problem_survives_the_journal(tmp_path):

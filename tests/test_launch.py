@@ -154,7 +154,7 @@ SLOW_TO_DELETE = """#!/bin/bash
 echo "$@" >> "$FAKE/calls"
 case " $* " in
   *" cat "*) exit 1 ;;
-  *" delete "*) echo > "$FAKE/deleting"; /bin/sleep 1; echo deleted >> "$FAKE/calls" ;;
+  *" delete "*) echo > "$FAKE/deleting"; /bin/sleep 3; echo deleted >> "$FAKE/calls" ;;
 esac
 """
 

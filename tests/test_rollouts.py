@@ -124,7 +124,7 @@ def test_problems_that_the_engine_refuses_leave_the_others_in_the_journal(tmp_pa
         if x.prompt not in bad:
           yield x
       if bad:
-        raise PromptError(bad[0], "too long")
+        raise PromptError(dict.fromkeys(bad, "too long"))
 
   with pytest.raises(ValueError, match=r"^problem 2, .*: too long"):
     annotated(Refusing(), solved()[0], Settings(rollouts=2), tmp_path)

@@ -6,7 +6,6 @@ their sizes and SHA-256 from the `checksums.tsv` beside the builder into `builde
 
 import hashlib
 import http.client
-import os
 import pathlib
 import shutil
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
 
-DOWNLOADS = pathlib.Path(os.path.expanduser("~/.cache/prm_jax"))  # keeps downloaded files
+DOWNLOADS = storage.CACHE  # keeps downloaded files
 
 
 def folder(source: str | pathlib.Path) -> pathlib.Path:

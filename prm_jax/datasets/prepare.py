@@ -142,8 +142,8 @@ def prepare_stepwise(
     source: a file, its URL, or a folder with train.jsonl and perhaps test.jsonl, whose problems
       training leaves out.
   """
-  files = download.local(source, download_dir)
-  with new_dataset(output, overwrite, files, download_dir) as (temporary, manifest):
+  with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
+    files = download.local(source, download_dir)
     builder = stepwise.Builder(source=files, data_dir=temporary, **dataclasses.asdict(options))
     manifest |= _build(builder)
     source_files = {

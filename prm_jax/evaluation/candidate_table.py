@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax.evaluation.sample_arrays import place
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
+from prm_jax.scoring import step_scores
 
 # Each of these keys is on all candidates or on none.  A candidate that was cut off needs no scores
 # (score.py --skip_cut_off).
@@ -40,7 +42,6 @@ class Rating(msgspec.Struct, gc=False):
 
 Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
 StepScores = Annotated[list[float], msgspec.Meta(min_length=1)]  # one for each of `steps`, if given
-Deviation = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 class Candidate(msgspec.Struct, gc=False, kw_only=True):
@@ -51,7 +52,7 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
   steps: list[str] = []
   rating_probs: Ratings | msgspec.UnsetType = msgspec.UNSET  # one for each step
   step_scores: StepScores | msgspec.UnsetType = msgspec.UNSET  # P(right); `rating_probs` win
-  step_std: list[Deviation] | None = None  # of P(right) over an ensemble, for each step
+  step_std: list[config_lib.Share] | None = None  # of P(right) over an ensemble, for each step
   answer: str | None = None  # null or blank: the solution never reached an answer
   finished: bool | None = None  # false: it was cut off, and has no answer
   orm_score: Finite = math.nan  # of an outcome model, higher is better
@@ -158,7 +159,8 @@ class Table:
         raise BadLine(
           f'"{key}" is {show(record[key])}: expected one for each of {len(candidate.steps)} steps'
         )
-      if len(std := candidate.step_std or ()) not in (0, len(candidate.steps or steps)):
+      std = candidate.step_std
+      if std is not None and len(std) != len(candidate.steps or steps):
         raise BadLine(f'"step_std" is {show(std)}: expected one for each of the steps')
       named_scores = [score(record, name, cut_off, self.named_scores) for name in self.score_names]
     except BadLine as error:
@@ -191,8 +193,7 @@ class Table:
     """Raises BadLine at the first step whose numbers are not probabilities."""
     probs = self._probabilities()
     total = probs.sum(axis=1)
-    # Probabilities that were rounded to bfloat16 may sum to 0.99 or 1.01.
-    fine = (total >= 0.99) & (total <= 1.01)
+    fine = step_scores.near_one(total)
     if "rating_probs" not in self.keys:  # ratings are checked as they are read
       fine &= (probs[:, 0] >= 0) & (probs[:, 2] >= 0)
     bad = np.flatnonzero(~fine)

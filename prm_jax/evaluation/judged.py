@@ -16,6 +16,7 @@ import numpy as np
 from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
+from prm_jax.scoring import step_scores
 from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
@@ -167,7 +168,7 @@ def from_record(
   else:
     probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
   for i, row in enumerate(probs):
-    if not 0.99 <= sum(row) <= 1.01:
+    if not step_scores.near_one(sum(row)):
       values = json_lines.show(scores.rating_probs[i])
       raise json_lines.BadLine(f"{where}: rating_probs[{i}] is {values}: expected a sum of 1")
   probs = np.array(probs)

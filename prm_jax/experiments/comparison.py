@@ -150,18 +150,18 @@ def _reductions(names: Iterable[str]) -> dict[str, str]:
 def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[list[np.ndarray | None], list[str]]:
   """Returns log-probabilities, token and step counts, `[P, M]`; None if a record lacks them.
 
-  Also returns notices of those that only some lack.  Raises BadLine for a value that is no number.
+  Also returns notices of those that only some lack.  Raises BadLine for a wrong log-probability.
   """
   given: dict[str, list] = {"logprob": [], "tokens": [], "steps": []}
   for where, record in scored_samples.candidates(path, progress=False):
     record = record | {"steps": len(record.get("steps") or ()) or None}
     for key, values in given.items():
-      values.append(value := record.get(key))
-      if not (value is None or is_number(value) or (key == "logprob" and value == -np.inf)):
-        about = f'{place(path, *where[:2])}: "{key}" is {json_lines.show(value)}'
-        raise BadLine(f"{about}: expected a finite number{' or -inf' * (key == 'logprob')}")
-  out: list[np.ndarray | None] = [None, None, None]
-  notices = []
+      value = record.get(key)
+      if key == "logprob" and not (value is None or is_number(value) or value == -np.inf):
+        about = f"{place(path, *where[:2])}: logprob is {json_lines.show(value)}"
+        raise BadLine(f"{about}: expected a finite number or -inf")
+      values.append(value if key == "logprob" or is_number(value) else None)
+  out, notices = [None, None, None], []
   for i, (key, values) in enumerate(given.items()):
     if not (lacking := values.count(None)):
       out[i] = np.full(samples.correct.shape, np.nan)

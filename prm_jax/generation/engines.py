@@ -62,20 +62,22 @@ def derived_seed(seed: int, number: int | str) -> int:
 
 
 class PromptError(ValueError):
-  """A prompt cannot be completed; `index` is its place among those given."""
+  """Prompts cannot be completed; `refused` has the reasons, by their places among those given."""
 
-  def __init__(self, index: int, message: str):
-    super().__init__(message)
-    self.index = index
+  def __init__(self, refused: dict[int, str]):
+    super().__init__(next(iter(refused.values())))
+    self.refused = refused
 
 
 @contextlib.contextmanager
 def naming(name: Callable[[int], str]) -> Iterator[None]:
-  """Begins the message of a PromptError with the name of its prompt."""
+  """Begins the message of a PromptError with the name of its first prompt."""
   try:
     yield
   except PromptError as error:
-    raise ValueError(f"{name(error.index)}: {error}") from error
+    first, *others = error.refused
+    more = f" ({len(others)} more were refused)" if others else ""
+    raise ValueError(f"{name(first)}: {error}{more}") from error
 
 
 class Engine(Protocol):
@@ -91,6 +93,6 @@ class Engine(Protocol):
     """Yields `n` completions of each prompt, each as soon as it ends.
 
     Raises:
-      PromptError: a prompt cannot be completed; the others are.
+      PromptError: some prompts cannot be completed; from a server, the others have been.
     """
     ...

@@ -25,7 +25,7 @@ from prm_jax.generation import sampling as sampling_lib
 from prm_jax.generation.cache import Cache
 from prm_jax.generation.cached_decoder import Slots, Weights
 from prm_jax.generation.engines import Completion, Limits, Prompt
-from prm_jax.generation.places import power_of_two
+from prm_jax.generation.places import power_of_two, size
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
 from prm_jax.runtime import compiler_options
@@ -270,8 +270,8 @@ def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
 
 
 def _places(prompt: Sequence[int]) -> int:
-  """Returns the places of a prompt's context, a power of two; a step encodes the last token."""
-  return power_of_two(max(len(prompt) - 1, PROMPT_MULTIPLE))
+  """Returns the places of a prompt's context, one of few sizes; a step encodes the last token."""
+  return size(len(prompt) - 1, PROMPT_MULTIPLE)
 
 
 def uniform(seed: jax.Array, sample: jax.Array, place: jax.Array) -> jax.Array:

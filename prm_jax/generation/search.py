@@ -146,7 +146,7 @@ class Search:
             try:
               p.spent["scored_from_start"] += self.scorer.length(p.problem, steps)
             except ValueError as error:  # not even a blank first step is readable
-              raise PromptError(p.number, str(error)) from error
+              raise PromptError({p.number: str(error)}) from error
     before = {g: self.scorer.encoded[g] for g in ready}
     scores = self.scorer.probabilities({g: [*several] for g, several in asked.items()})
     lanes = {}

@@ -124,8 +124,8 @@ class Server:
     timeout = urllib3.Timeout(connect=10, read=self.seconds)
     pool = urllib3.PoolManager(maxsize=self.concurrency, timeout=timeout)
     jobs = collections.deque(itertools.product(range(len(prompts)), range(n)))
-    results: queue.SimpleQueue[Completion | Exception] = queue.SimpleQueue()
-    refused: dict[int, PromptError] = {}  # by prompt, whose other samples are not asked for
+    results: queue.SimpleQueue[tuple[int, Completion | Exception | None]] = queue.SimpleQueue()
+    refused: dict[int, str] = {}  # reasons by prompt, whose other samples are not asked for
 
     def work() -> None:
       while True:
@@ -134,29 +134,32 @@ class Server:
         except IndexError:
           return
         try:
-          result = refused.get(i) or self._completion(pool, prompts[i], i, k, sampling, limits)
-        except ValueError as error:
-          result = refused[i] = PromptError(i, str(error))
+          given = (pool, prompts[i], i, k, sampling, limits)
+          result = None if i in refused else self._completion(*given)
         except Exception as error:
           result = error
-        results.put(result)
+        results.put((i, result))
 
-    count, before = len(jobs), 0  # refused before the last completion
+    count = len(jobs)
+    in_a_row: set[int] = set()  # prompts that were refused since the last completion
     try:
       # Daemon threads: after an error, the process does not wait for their requests.
       for _ in range(min(self.concurrency, count)):
         threading.Thread(target=work, daemon=True).start()
       for _ in range(count):
-        result = results.get()
+        i, result = results.get()
         if isinstance(result, Completion):
-          before = len(refused)
+          in_a_row.clear()
           yield result
-        elif not isinstance(result, PromptError):
+        elif isinstance(result, ValueError):
+          refused.setdefault(i, str(result))
+          in_a_row.add(i)
+          if len(in_a_row) >= self.concurrency:
+            break
+        elif result:
           raise result
-        elif len(refused) - before >= self.concurrency:
-          break
       if refused:
-        raise next(iter(refused.values()))
+        raise PromptError(refused)
     finally:
       jobs.clear()
       pool.clear()

@@ -155,6 +155,6 @@ def _refuse_urls(args: Any, section: str = "") -> None:
     for path in value if isinstance(value, tuple) else [value]:
       if isinstance(path, pathlib.Path) and re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
         raise ValueError(
-          f"--{name}={path}: expected a local path; only work directories of train.py can be in a "
-          "bucket"
+          f"--{name}={path}: expected a local path, as only work directories of train.py can be in "
+          "a bucket; download the file first, or upload it later"
         )

@@ -111,11 +111,12 @@ def run(
   host, hosts = jax.process_index(), jax.process_count()
   facts = facts | {"hosts": hosts}
   check(output, facts)
-  finished = output.exists()  # a kill came while the journals were deleted
+  # A kill came while the journals were deleted.
+  finished = output.exists() and not all(path(output, i).is_file() for i in range(hosts))
   distributed.check_same(facts | {"output": finished})
   if finished and distributed.is_first():
     for journal in _journals(output):
-      journal.unlink()
+      journal.unlink(missing_ok=True)
     return [line for _, line in json_lines.records(output)]
   if finished:
     return None

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Literal
 
@@ -93,6 +94,8 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
     return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+_HOME = os.path.expanduser("~")  # "~" itself for an account without a home
+CACHE = pathlib.Path(tempfile.gettempdir() if _HOME == "~" else f"{_HOME}/.cache", "prm_jax")
 Mode = Literal["wt", "wb"]
 
 
@@ -169,14 +172,26 @@ def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
   with exits.COMMIT:
     if unfinished in exits.UNFINISHED:
       raise OSError(f"{final}: two outputs have this name; give each its own")
-    if unfinished.exists():  # in another container, as processes of one have different numbers
-      raise OSError(f"{final}: another process is writing it, to {unfinished}")
+    if unfinished.exists():
+      _take(unfinished, final)
     exits.UNFINISHED.add(unfinished)
   try:
     yield unfinished
   finally:
     exits.delete(unfinished)
     exits.UNFINISHED.discard(unfinished)
+
+
+def _take(unfinished: pathlib.Path, final: pathlib.Path) -> None:
+  """Deletes a leftover with this process's number; OSError: a process elsewhere is writing it."""
+  try:
+    with _locked(unfinished):
+      pass
+  except BlockingIOError:
+    raise OSError(f"{final}: another process is writing it, to {unfinished}") from None
+  except OSError:  # no locks here
+    pass
+  exits.delete(unfinished)
 
 
 def _runs(left: pathlib.Path) -> bool:

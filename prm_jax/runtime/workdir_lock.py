@@ -33,13 +33,13 @@ class WorkdirLock:
   def __enter__(self) -> Self:
     if not distributed.is_first():
       return self
+    if storage.in_bucket(self.workdir):
+      storage.write(self._path, self._mark.encode())
+      return self
     if "dataset" in json_lines.document_or_empty(self.workdir / "manifest.json"):
       raise ValueError(
         f"{self.workdir}: holds a prepared dataset; give the run a --workdir of its own"
       )
-    if storage.in_bucket(self.workdir):
-      storage.write(self._path, self._mark.encode())
-      return self
     self.workdir.mkdir(parents=True, exist_ok=True)
     file = self._stack.enter_context(open(self._path, "a+", encoding="utf-8"))
     try:

@@ -1,8 +1,14 @@
 """The check of step scores in a line that another program may have written."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from prm_jax.runtime import json_lines
+
+
+def near_one(total: Any) -> Any:
+  """Returns whether sums of probabilities are 1 up to the rounding of bfloat16."""
+  return (total >= 0.99) & (total <= 1.01)
 
 
 def check(
@@ -18,6 +24,6 @@ def check(
     if given is not None and len(given) != len(steps):
       raise ValueError(f"{len(given)} {name} of {len(steps)} steps")
   for i, row in enumerate(rating_probs or ()):
-    if not 0.99 <= sum(row) <= 1.01:  # as rerank.py: bfloat16 rounds by this much
+    if not near_one(sum(row)):
       shown = json_lines.show(list(row))
       raise ValueError(f"rating_probs[{i}] is {shown}: expected probabilities of -1, 0 and 1")

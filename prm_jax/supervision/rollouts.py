@@ -146,9 +146,10 @@ class Annotator:
           try:
             self._round([(problems[i], steps) for i, steps in asked], size, made, bar)
           except PromptError as error:
-            i = asked[error.index][0]
-            name = f"problem {i + 1}, {json_lines.show(problems[i].text)}"
-            refused[i] = ValueError(f"{name}: {error}")
+            for index, why in error.refused.items():
+              i = asked[index][0]
+              name = f"problem {i + 1}, {json_lines.show(problems[i].text)}"
+              refused.setdefault(i, ValueError(f"{name}: {why}"))
         if made["rollouts"] > made_so_far:
           before = len(refused)
         elif len(refused) - before >= REFUSED:

@@ -13,7 +13,6 @@ import collections
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 import re
 import sqlite3
@@ -26,11 +25,12 @@ from typing import Any, Literal, TypeVar
 from prm_jax.evaluation.answers.extraction import final_answer
 from prm_jax.evaluation.answers.normal_form import MAX_CHARACTERS, normal_form, number
 from prm_jax.evaluation.answers.workers import Workers
+from prm_jax.runtime import storage
 from prm_jax.runtime.progress import Progress
 
 Name = Literal["math_verify", "openai", "math"]
 EQUAL, DIFFERENT = DECIDED = "equal", "different"
-CACHE = pathlib.Path(os.path.expanduser("~/.cache/prm_jax/verdicts.sqlite"))
+CACHE = storage.CACHE / "verdicts.sqlite"
 PACKAGES = {"math_verify": "math-verify", "openai": "sympy"}  # the verdicts depend on them
 MAX_CLASSES = 8  # most classes that an answer is compared with, the most frequent first
 RULES = "6"  # increase it when a grader's rules change: stored verdicts are then not used
