@@ -109,7 +109,11 @@ request() {
 }
 told=(gcloud storage cat "$launch/exit")
 state=("${queue[@]}" describe "$name" "${place[@]}" '--format=value(state.state)')
-if ! $dry_run; then trap 'rm -rf "$folder"' EXIT; fi # the printed commands need it
+if $dry_run; then
+  echo "launch_tpu.sh: the files of these commands are in $folder" >&2
+else
+  trap 'rm -rf "$folder"' EXIT
+fi
 run git archive --format=tar.gz "--output=$folder/source.tar.gz" "$commit"
 run gcloud storage cp "$folder/source.tar.gz" "$launch/source.tar.gz"
 if $dry_run; then
