@@ -102,10 +102,15 @@ def test_every_host_warns_that_it_waits_for_data(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_prints_its_progress_and_writes_a_trace(experiment, tmp_path, monkeypatch, capsys):
-  """A run prints its separator, losses and time left; train.profile_at writes a profiler trace."""
+  """A run prints its separator, losses and time left; train.profile_at writes a profiler trace.
+
+  It warns of a warm-up that never ends.
+  """
   monkeypatch.setattr(progress, "SECONDS", 0.001)
-  loop.run(tiny.change(experiment, "train", profile_at=3), tmp_path / "run")
+  warming = tiny.change(experiment, "optim", warmup_steps=8)
+  loop.run(tiny.change(warming, "train", profile_at=3), tmp_path / "run")
   log = capsys.readouterr().err
+  assert "warning: the learning rate rises to the end of the run: 8 steps of optim.warmup" in log
   assert "steps end with the separator '\\n', tokens [3]" in log
   assert re.search(r"step 2 of 8: loss .* tokens/s \d+, .*\d+:\d+ left", log)
   assert "compiling the evaluation\n" in log and re.search(r"evaluating: \d+/\d+ batches", log)

@@ -215,7 +215,8 @@ class Run:
     if c.train.profile_at > c.train.steps:
       lines.append(f"warning: no trace: the run ends before update {c.train.profile_at}")
     if c.optim.warmup_steps >= c.train.steps:
-      lines.append(f"warning: the learning rate rises for {c.optim.warmup_steps} steps, to the end")
+      few = f"{c.train.steps} steps of optim.warmup_steps={c.optim.warmup_steps}"
+      lines.append(f"warning: the learning rate rises to the end of the run: {few}")
     if late := evaluations.too_few(c.train):
       lines.append(f"warning: {late}")
     return "\n".join(lines)
