@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import dtypes, runner
-from prm_jax.generation import language_models, prompts
+from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampler import Sampler
 from prm_jax.generation.sampling import Sampling
@@ -60,8 +60,6 @@ def run(args: Args) -> dict:
   if args.quick:
     sizes = {"prompts": 2, "samples": 2, "max_new_tokens": 4, "batch": 4, "peer_batches": (2,)}
     args = dataclasses.replace(args, **sizes)
-  if not args.model.exists():
-    raise FileNotFoundError(f"{args.model}: no such file; --model says where")
   if bad := [
     size for size in args.peer_batches if max(size, args.samples) % min(size, args.samples)
   ]:
@@ -105,7 +103,7 @@ def problems(args: Args) -> list[str]:
 
 def own_side(args: Args, texts: list[str]) -> dict:
   """Returns this project's tokens and seconds, the token ids of the prompts, and a step's time."""
-  engine = language_models.load(args.model, args.dtype, args.batch)
+  engine = Sampler.load(args.model, args.dtype, args.batch)
   make = prompts.maker("chat", engine.tokenizer)
   asked = [make(text, i) for i, text in enumerate(texts)]
   limits, sampling = Limits(args.max_new_tokens), Sampling(args.temperature)

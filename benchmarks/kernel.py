@@ -49,7 +49,7 @@ class Args(runner.Common):
 def run(args: Args) -> dict:
   """Compiles every form of each case."""
   runs, rows = [], []
-  packages = runner.versions() | distributed.versions()
+  packages = distributed.versions()
   cases = list(itertools.product(TOPOLOGIES, TOKENS, HEADS))
   for topology, tokens, heads in cases[:1] if args.quick else cases:
     size = "{}/{} of {}".format(*heads)

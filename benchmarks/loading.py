@@ -44,8 +44,6 @@ class Args(runner.Common):
 
 def run(args: Args) -> dict:
   """Loads both models."""
-  if not args.model.exists():
-    raise FileNotFoundError(f"{args.model}: no such file; --model says where")
   apart = functools.partial(runner.apart, JAX_PLATFORMS="cpu")
   widths = WIDTHS | TINY if args.quick else WIDTHS
   small = {"model": args.model.name} | apart(load, str(args.model.resolve()), 1)

@@ -21,9 +21,6 @@ import prm_jax
 from benchmarks import runner
 from prm_jax.runtime import storage
 
-COLUMNS = ("version", "commit", "date", "processor", "python", "jax")
-FIGURES = ("seconds", "peak GB", "PRM at N = 1024, %", "ORM at N = 1024, %")
-
 
 @dataclasses.dataclass(frozen=True)
 class Args(runner.Common):
@@ -40,23 +37,21 @@ def run(args: Args) -> dict:
   seconds = stages[-1]["at s"]
   peak = runner.peak_gb(resource.RUSAGE_CHILDREN)
   last = {name: 100 * report["curves"][name]["accuracy"][-1] for name in ("prm_product", "orm")}
-  figures = dict(zip(FIGURES, (seconds, peak, last["prm_product"], last["orm"])))
   about = runner.machine()
   commit = ["git", "describe", "--always", "--dirty"]
-  line = dict(
-    zip(
-      COLUMNS,
-      (
-        prm_jax.__version__,
-        subprocess.run(commit, capture_output=True, text=True, cwd=runner.ROOT).stdout.strip(),
-        about["date"],
-        f"{about['processor']}, {about['cores']} cores",
-        about["versions"]["python"],
-        about["versions"]["jax"],
-      ),
-    )
-  )
-  line |= {name: round(value, 2) for name, value in figures.items()}
+  commit = subprocess.run(commit, capture_output=True, text=True, cwd=runner.ROOT).stdout.strip()
+  line = {
+    "version": prm_jax.__version__,
+    "commit": commit,
+    "date": about["date"],
+    "processor": f"{about['processor']}, {about['cores']} cores",
+    "python": about["versions"]["python"],
+    "jax": about["versions"]["jax"],
+    "seconds": round(seconds, 2),
+    "peak GB": round(peak, 2),
+    "PRM at N = 1024, %": round(last["prm_product"], 2),
+    "ORM at N = 1024, %": round(last["orm"], 2),
+  }
   return {
     "targets": [
       runner.target("quick start, s", "<", 600, seconds),
@@ -97,7 +92,7 @@ def recorded(history: pathlib.Path | None, line: dict) -> list[dict]:
   lines.append(line)
   if history:
     with storage.written(history) as file:
-      writer = csv.DictWriter(file, (*COLUMNS, *FIGURES))
+      writer = csv.DictWriter(file, line)
       writer.writeheader()
       writer.writerows(lines)
   return lines

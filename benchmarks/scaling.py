@@ -190,7 +190,7 @@ def job(case: Case) -> compilation.Job:
 def compiled(work: pathlib.Path, cases: tuple[Case, ...]) -> list[dict]:
   """Returns the reports (`compilation.report`) of all cases, each compiled in its own process."""
   files = [runner.ROOT / "prm_jax" / name for name in CODE]
-  packages, reports = runner.versions() | distributed.versions(), []
+  packages, reports = distributed.versions(), []
   for case in cases:
     asked = job(case)
     settings = [dataclasses.asdict(case), dataclasses.asdict(asked.config), packages]

@@ -69,6 +69,8 @@ class Args(runner.Common):
 def run(args: Args) -> dict:
   """Measures a beam search, and both models on their own."""
   jax.config.update("jax_platforms", "cpu")
+  if args.quick:
+    args = dataclasses.replace(args, repeats=1)
   at_once, read, written = all_at_once(args), growing(args), writing(args)
   for row in (read, written):
     row["promised saving"] = row["tokens from the start"] / row["tokens with a cache"]
@@ -103,9 +105,8 @@ def all_at_once(args: Args) -> dict:
   engine = lambda contexts: search.Search(
     model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing
   )
-  repeats = 1 if args.quick else args.repeats
-  together = _search_seconds(engine(min(args.contexts, count)), [asked], repeats)
-  single = _search_seconds(engine(1), [[prompt] for prompt in asked], repeats)
+  together = _search_seconds(engine(min(args.contexts, count)), [asked], args.repeats)
+  single = _search_seconds(engine(1), [[prompt] for prompt in asked], args.repeats)
   return {
     "problems": count,
     "seconds, all at once": together,
@@ -146,7 +147,7 @@ def growing(args: Args) -> dict:
   seconds: dict[str, list[float]] = collections.defaultdict(list)
   cached = CachedScorer(scorer, len(solutions))
   untimed = 2  # repeats: contexts grow in the first, so both compile
-  for _ in range(untimed + (1 if args.quick else args.repeats)):
+  for _ in range(untimed + args.repeats):
     cached.places = [Places() for _ in solutions]
     cached.encoded = [0] * len(solutions)
     with _timed(seconds["seconds, cached"]):
@@ -195,7 +196,7 @@ def writing(args: Args) -> dict:
       pass
 
   seconds: dict[str, list[float]] = collections.defaultdict(list)
-  for _ in range(1 + (1 if args.quick else args.repeats)):  # the first compiles
+  for _ in range(1 + args.repeats):  # the first compiles
     with _timed(seconds["seconds, cached"]):
       writer = EvenSteps(model, len(asked), LANES, longest, settings)
       paths, spent = _steps(writer, asked, rounds)

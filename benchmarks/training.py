@@ -258,7 +258,7 @@ def train_trees(settings: dict) -> dict:
   contract = token_tree.step_contract(tokenizer, c.data.separator, "process", "rows of the peer")
   encode = lambda tree: token_tree.encode(tree, tokenizer, contract)
   train, test = (chains(settings[key]) for key in ("train", "test"))
-  trees, test = merged(train, encode), list(map(encode, test))
+  trees, test = merged((each.problem, encode(each)) for each in train), list(map(encode, test))
   rows, batch_rows = packing.PackedRows(trees, c.data.row_length), c.train.batch_rows
   updates = settings["max_updates"]
   updates = -(-len(rows) // batch_rows) if updates < 0 else updates
@@ -311,10 +311,9 @@ def chains(path: str) -> list[StepTree]:
   return solutions
 
 
-def merged(rows: list[StepTree], encode) -> list[token_tree.TokenTree]:
-  """Returns the rows of each problem, merged into one tree."""
-  groups = runner.grouped((row.problem, encode(row)) for row in rows)
-  return [prefix_tree.merge(group)[0] for group in groups]
+def merged(rows: Iterable[tuple[str, token_tree.TokenTree]]) -> list[token_tree.TokenTree]:
+  """Returns the rows of each problem, given as (problem, tree), merged into one tree."""
+  return [prefix_tree.merge(group)[0] for group in runner.grouped(rows)]
 
 
 def evaluate(params, rows: list[token_tree.TokenTree], programs, mesh, row_length: int) -> dict:

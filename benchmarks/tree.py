@@ -159,7 +159,7 @@ def train(name: str, model: Model, solutions: list[StepTree], quick: bool) -> di
   kept = [(problem, tree) for problem, tree in kept if tree.positions.max() < row_length]
   forms = {
     "paths": prefix_tree.sequences([tree for _, tree in kept]),
-    "trees": [prefix_tree.merge(group)[0] for group in runner.grouped(kept)],
+    "trees": training.merged(kept),
   }
   plans = {form: packing.PackedRows(trees, row_length) for form, trees in forms.items()}
   reads = max(plan.reads for plan in plans.values())  # one shape, and so one program
@@ -241,6 +241,5 @@ def score(model: Model, problems: int, count: int, repeats: int) -> dict:
     "problems": problems,
     "distinct candidates": len(pool),
   }
-  trees = [prefix_tree.merge(group)[0] for group in runner.grouped(pool)]
-  medians = statistics.median(alone), statistics.median(merged)
-  return about | compared([tree for _, tree in pool], trees, *medians, ratio)
+  paths, trees = [tree for _, tree in pool], training.merged(pool)
+  return about | compared(paths, trees, statistics.median(alone), statistics.median(merged), ratio)

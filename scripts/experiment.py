@@ -21,7 +21,7 @@ human labels in place of the embedded domain (docs/experiments.md).
 
 from prm_jax.runtime import exits
 
-exits.on_signals(exits.AGAIN, "; run the same command again to resume")
+exits.on_signals(resumable=True)
 
 import dataclasses
 import pathlib

@@ -92,7 +92,7 @@ def main() -> None:
     # The first prompt represents template, system prompt and examples.
     facts = dataclasses.asdict(settings) | engine.facts()
     facts["input"] = storage.sha256_of(args.input)
-    facts["prompt"] = make(problems[0].text, 0).text
+    facts["prompt"] = make(problems[0]["problem"], 0).text
     work = lambda opened, left: run(problems, left, engine, make, settings, opened)
     if records := journal.run(args.output, len(problems), facts, work):
       print("\n".join(samples.table(records)))

@@ -74,11 +74,10 @@ def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
-  names = ("rule", "neutral", "count", "globally", "labelled")
-  names += ("quality_control", "shared", "seed")
-  changed = [name for name in names if name in command_line.changed(args)]
-  if changed and args.answers:
-    raise ValueError(f"--{changed[0]} goes with --input, not with --answers")
+  reading = ("output", "answers", "requests")
+  others = [name for name in command_line.changed(args) if name not in reading]
+  if others and args.answers:
+    raise ValueError(f"--{others[0]} goes with --input, not with --answers")
   from prm_jax.supervision.label_requests import key
 
   read = [args.input, args.answers, args.requests, args.quality_control, *args.labelled]

@@ -67,7 +67,8 @@ for model in "$generator" "${bases[@]}"; do
 done
 run "$out/problems" split_problems --source="$source" --output="$out/problems" --seed=0 \
   --reported="$reported" --own="$own" --training="$training" ${levels[@]:+--levels "${levels[@]}"}
-echo "${made% --source=*} --source=$origin" > "$out/made_with" # not earlier: a try that failed must not bind the next one
+# Not earlier: a try that failed must not bind the next one.
+echo "${made% --source=*} --source=$origin" > "$out/made_with"
 
 if $only_settings; then
   mkdir -p "$out/settings"
@@ -118,6 +119,7 @@ for base in "${bases[@]}"; do
   fi
   scores=() judged=()
   for part in "${parts[@]}"; do # first all labels, then smaller parts
+    [[ $part = 1 || " ${undivided[*]-} " != *" $name "* ]] || continue
     for label in people rollouts outcomes both; do
       model=$label$([ "$part" = 1 ] || echo "/$part")
       at=$out/$name/${model/\//-}

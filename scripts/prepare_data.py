@@ -49,32 +49,24 @@ RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-  output: pathlib.Path
-  """New folder for the dataset and manifest.json."""
+  output: pathlib.Path  # New folder for the dataset and manifest.json.
   dataset: Literal[
     "prm800k", "stepwise", "arithmetic", "math_splits", "process_bench", "prm_bench"
   ] = "prm800k"
+  # Folder with upstream's files; if not given, they are downloaded.  stepwise: also a file or its
+  # URL.
   source: str | None = None
-  """Folder with upstream's files; if not given, they are downloaded.  stepwise: also a file or its
-  URL."""
-  phases: Literal["all", "phase1", "phase2"] = "all"
-  """Phases of PRM800K to read."""
-  recipe: Literal[tuple(RECIPES)] = "paper"  # type: ignore[valid-type]
-  """Rules that make labels of records: docs/data.md."""
-  recipe_options: RecipeOptions = dataclasses.field(default_factory=RecipeOptions)  # type: ignore
-  """Options that differ from the recipe's, e.g. --recipe_options.neutral=positive."""
-  on_bad_record: Literal["fail", "skip"] = "fail"
-  """Stop at a bad record, or count and skip it."""
-  overwrite: bool = False
-  """Replace an earlier output."""
-  download_dir: pathlib.Path = download.DOWNLOADS
-  """Folder that keeps downloaded files."""
-  beam: prepare.Beam = prepare.Beam()
-  """Apache Beam, for --dataset=prm800k."""
+  phases: Literal["all", "phase1", "phase2"] = "all"  # Phases of PRM800K to read.
+  recipe: Literal[tuple(RECIPES)] = "paper"  # Rules that make labels of records: docs/data.md.
+  # Options that differ from the recipe's, e.g. --recipe_options.neutral=positive.
+  recipe_options: RecipeOptions = RecipeOptions()
+  on_bad_record: Literal["fail", "skip"] = "fail"  # Stop at a bad record, or count and skip it.
+  overwrite: bool = False  # Replace an earlier output.
+  download_dir: pathlib.Path = download.DOWNLOADS  # Folder that keeps downloaded files.
+  beam: prepare.Beam = prepare.Beam()  # Apache Beam, for --dataset=prm800k.
+  # Generator options, for --dataset=arithmetic.
   arithmetic: arithmetic.Generator = arithmetic.Generator()
-  """Generator options, for --dataset=arithmetic."""
-  stepwise: prepare.Stepwise = prepare.Stepwise()
-  """Reading options, for --dataset=stepwise."""
+  stepwise: prepare.Stepwise = prepare.Stepwise()  # Reading options, for --dataset=stepwise.
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ exits with 75.  All exit codes: docs/checkpoints.md.
 
 from prm_jax.runtime import exits
 
-exits.on_signals(exits.AGAIN, "; run the same command again to resume")
+exits.on_signals(resumable=True)
 
 import dataclasses
 

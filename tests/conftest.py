@@ -7,6 +7,7 @@ Tests marked `shared_data` read the folder of real data beside the checkout.
 import contextlib
 import dataclasses
 import functools
+import gzip
 import http.server
 import importlib.util
 import io
@@ -19,10 +20,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import fake_server
 import jax
 import pytest
 
@@ -71,6 +72,11 @@ SHARED = ROOT.parent / "shared"
 # Packages that tests with these marks need besides; `scripts/test.sh --reference` installs them.
 NEEDED = {"reference": ("torch", "transformers"), "beam": ("apache_beam",)}
 
+needs_libtpu = pytest.mark.skipif(
+  not importlib.util.find_spec("libtpu"),
+  reason="the TPU compiler is not installed: pip install libtpu",
+)
+
 
 def pytest_addoption(parser):
   parser.addoption("--no_skips", action="store_true", help="a skipped test counts as a failure")
@@ -100,7 +106,7 @@ def own_signals():
   """Keeps scripts that run in this process from replacing pytest's signal handlers."""
   from prm_jax.runtime import exits
 
-  exits.on_signals = lambda *_: None
+  exits.on_signals = lambda **_: None
 
 
 @pytest.fixture
@@ -136,24 +142,35 @@ class ForkServer:
 fork_server = functools.cache(lambda: ForkServer(ENVIRONMENT))
 
 
-def run_script(name, *arguments):
-  """Runs a script of the project in a fork of tests/forked_script.py, on the CPU; its result."""
+def ended(done, code):
+  """Returns a finished process; asserts that it has the exit code, or one of them."""
+  codes = code if isinstance(code, tuple) else (code,)
+  assert done.returncode in codes, f"exit code {done.returncode}: {done.stderr[-3000:]}"
+  return done
+
+
+def run_script(name, *arguments, code=0):
+  """Runs a script of the project in a fork of tests/forked_script.py, on the CPU; its result.
+
+  Asserts that it ends with the exit code `code`, or one of them.
+  """
   command = [str(ROOT / "scripts" / name), *map(str, arguments)]
   server = fork_server()
   with tempfile.TemporaryDirectory() as folder:
     outputs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
     server.start(ROOT, *outputs, ["scripts", *command])
-    code = server.answer()
-    return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
+    answer = server.answer()
+    texts = (path.read_text() for path in outputs)
+    return ended(subprocess.CompletedProcess(command, answer, *texts), code)
 
 
-def call_script(name, *arguments):
+def call_script(name, *arguments, code=0):
   """As `run_script`, but in this process, which is faster and reuses compiled programs.
 
   Raises an exception that the script does not turn into a message.
   """
   command = [str(ROOT / "scripts" / name), *map(str, arguments)]
-  out, errors, code = io.StringIO(), io.StringIO(), 0
+  out, errors, ending = io.StringIO(), io.StringIO(), 0
   with (
     contextlib.chdir(ROOT),
     contextlib.redirect_stdout(out),
@@ -164,22 +181,37 @@ def call_script(name, *arguments):
     try:
       runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
-      code = 0 if end.code is None else end.code
-      if not isinstance(code, int):  # a message
-        print(code, file=errors)
-        code = 1
-  return subprocess.CompletedProcess(command, code, out.getvalue(), errors.getvalue())
+      ending = 0 if end.code is None else end.code
+      if not isinstance(ending, int):  # a message
+        print(ending, file=errors)
+        ending = 1
+  texts = (out.getvalue(), errors.getvalue())
+  return ended(subprocess.CompletedProcess(command, ending, *texts), code)
 
 
-def start_script(name, *arguments, **environment):
-  """Runs a script as from a terminal, on the CPU, optimised as for users; its result."""
-  return subprocess.run(
-    [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env=ENVIRONMENT | OPTIMISED | environment,
-  )
+def python(*arguments, code=0, cwd=ROOT, **environment):
+  """Runs a new Python, on the CPU; its result.  Asserts that it ends with this exit code."""
+  command, env = [sys.executable, *map(str, arguments)], ENVIRONMENT | environment
+  return ended(subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env), code)
+
+
+def start_script(name, *arguments, code=0, **environment):
+  """As `run_script`, but as from a terminal, optimised as for users."""
+  return python(ROOT / "scripts" / name, *arguments, code=code, **OPTIMISED | environment)
+
+
+def write_lines(path, rows):
+  """Writes rows, or texts of lines, as JSON lines, and the folder; returns the path."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  text = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+  path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+  return path
+
+
+def read_lines(path):
+  """The rows of a file of JSON lines."""
+  with path.open() as lines:
+    return [json.loads(line) for line in lines]
 
 
 @pytest.fixture(scope="session")
@@ -196,6 +228,20 @@ def prm800k_sample(shared):
   return shared / "data" / "prm800k_sample"
 
 
+def real_model(name, variable):
+  """The folder of a real model that the environment names; skips the test without one."""
+  path = pathlib.Path(os.environ.get(variable, ""))
+  if not (path / "provenance.json").is_file():
+    pytest.skip(f"{variable} is not what scripts/fetch_model.py {name} writes")
+  return path
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+  """The folder of the real SmolLM2, if the environment names it."""
+  return real_model("smollm2-135m", "PRM_JAX_SMOLLM2")
+
+
 @pytest.fixture
 def raw_rows():
   """Rows by split in every form that PRM800K has, a new copy for each test."""
@@ -203,6 +249,13 @@ def raw_rows():
     "train": [phase2_row(), unrated_row(), outcome_row()],
     "test": [phase1_row(), gave_up_row()],
   }
+
+
+def write_prm800k(folder, raw_rows, phase="phase2"):
+  """Writes PRM800K's files of a phase; returns the folder."""
+  for split, rows in raw_rows.items():
+    write_lines(folder / f"{phase}_{split}.jsonl", rows)
+  return folder
 
 
 def completion(text, rating=1, flagged=False):
@@ -293,9 +346,7 @@ def prm_run(arithmetic_data, tmp_path_factory):
   """The work directory of a process model with random weights and clearly different scores."""
   import tiny
 
-  from prm_jax import config as config_lib
-
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  experiment = tiny.experiment(arithmetic_data)
   return tiny.untrained(experiment, tmp_path_factory.mktemp("untrained") / "run")
 
 
@@ -309,7 +360,7 @@ def text_run(arithmetic_data, tmp_path_factory):
 
   directory = tmp_path_factory.mktemp("text")
   (directory / "text.jsonl").write_text(json.dumps({"prompt": "2+2\n", "completion": "4"}) + "\n")
-  given = tiny.experiment(arithmetic_data, config_lib.Loss())
+  given = tiny.experiment(arithmetic_data)
   loss = config_lib.Loss(objective="language_model")
   texts = dict.fromkeys(("text_train", "text_eval"), str(directory / "text.jsonl"))
   data = dataclasses.replace(given.data, **texts)
@@ -326,7 +377,6 @@ def served(tmp_path, monkeypatch):
   folder.mkdir()
   monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
   handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+  httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+  with fake_server.running(httpd):
     yield folder, f"http://127.0.0.1:{httpd.server_port}/"
-    httpd.shutdown()

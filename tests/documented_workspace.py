@@ -6,18 +6,16 @@ and training on right solutions work as with a real one.
 
 import contextlib
 import dataclasses
-import http.server
-import json
 import pathlib
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 
 import fake_bucket
+import fake_server
 import published_models
 import tiny
-from conftest import ROOT, completion, make_row, step
+from conftest import ROOT, completion, make_row, read_lines, step, write_lines
 
 from prm_jax.generation import prompts
 from prm_jax.runtime import command_line
@@ -28,7 +26,8 @@ VOCAB = 403  # of published_models
 LARGE = ("qwen2.5_math_1.5b", "qwen2.5_math_7b", "qwen2.5_math_72b", "qwen2.5_32b", "gemma3_4b")
 CHAT = "{{ messages[-1]['content'] + '\\n' }}"
 SERVER = "http://127.0.0.1:8000/v1"
-VERDICT = {"message": {"content": "\\boxed{-1}"}, "finish_reason": "stop"}
+CHOICE = {"message": {"content": "\\boxed{-1}"}, "finish_reason": "stop"}
+VERDICT = {"choices": [CHOICE], "usage": {"completion_tokens": 3}}  # every solution is right
 MADE = """
 prepare_data.py --dataset=arithmetic --output=data/arithmetic --arithmetic.train_problems=30
   --arithmetic.test_problems=6 --arithmetic.candidates=8
@@ -78,47 +77,21 @@ def make(folder: pathlib.Path, run) -> None:
 def before(folder: pathlib.Path, command) -> None:
   """Writes the answers to labelling requests before the command that reads them."""
   if "--answers=answers.jsonl" in command.arguments:
-    lines = (folder / "requests.jsonl").read_text().splitlines()
-    requests = [json.loads(line)["request"] for line in lines]
-    key = (folder / "requests.key.jsonl").read_text().splitlines()
-    known = {each["request"]: each.get("labels") for each in map(json.loads, key)}
+    requests = [line["request"] for line in read_lines(folder / "requests.jsonl")]
+    key = read_lines(folder / "requests.key.jsonl")
+    known = {each["request"]: each.get("labels") for each in key}
     answers = [{"request": x, "labeller": "ann", "labels": known[x] or [1, -1]} for x in requests]
-    write(folder / "answers.jsonl", answers)
-
-
-class Judge(http.server.BaseHTTPRequestHandler):
-  """A chat server whose verdict on every solution is that it is right."""
-
-  def log_message(self, *args):
-    pass
-
-  def do_POST(self):
-    self.rfile.read(int(self.headers["Content-Length"]))
-    data = json.dumps({"choices": [VERDICT], "usage": {"completion_tokens": 3}}).encode()
-    self.send_response(200)
-    self.send_header("Content-Length", str(len(data)))
-    self.end_headers()
-    self.wfile.write(data)
+    write_lines(folder / "answers.jsonl", answers)
 
 
 @contextlib.contextmanager
 def servers() -> Iterator[dict[str, str]]:
   """Runs a chat server and a bucket; yields the environment variables with their addresses."""
-  judge = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-  with judge, fake_bucket.Server() as bucket:
-    for server in (judge, bucket):
-      threading.Thread(target=server.serve_forever, daemon=True).start()
-    variables = {"URL": f"http://127.0.0.1:{judge.server_port}/v1", "PROJECT": "my-project"}
+  judge, bucket = fake_server.Server(lambda *_: VERDICT), fake_bucket.Server()
+  with fake_server.running(judge), fake_server.running(bucket):
+    variables = {"URL": judge.url, "PROJECT": "my-project"}
     variables |= {"ZONE": "us-east5-a", "BUCKET": fake_bucket.NAME}
     yield bucket.environment | variables | {"WORKDIR": f"gs://{fake_bucket.NAME}/runs/qwen_7b"}
-    for server in (judge, bucket):
-      server.shutdown()
-
-
-def write(path: pathlib.Path, lines: list[dict]) -> None:
-  """Writes JSON lines."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def candidates(folder: pathlib.Path) -> None:
@@ -141,17 +114,17 @@ def candidates(folder: pathlib.Path) -> None:
       p = [0.9, 0.8, 0.9 if right else 0.3, 0.7]
       scores["rating_probs"].append([{"-1": 1 - x, "0": 0.0, "1": x} for x in p])
   for name in ("samples", "candidates", "graded", "mine"):
-    write(folder / f"{name}.jsonl", samples)
+    write_lines(folder / f"{name}.jsonl", samples)
   for name in ("scored", "scored_prm", "people", "roll", "both", "judged", "scored_orm"):
     key = "orm_score" if name == "scored_orm" else "rating_probs"
     lines = [line | {key: score} for line, score in zip(samples, scores[key])]
-    write(folder / f"{name}.jsonl", lines)
+    write_lines(folder / f"{name}.jsonl", lines)
   for i, name in enumerate(("gsm8k", "math", "olympiadbench", "omnimath")):
-    write(folder / f"process_bench/{name}.jsonl", samples[24 * i :][:24])
-  write(folder / "ten/gsm8k.jsonl", samples[:10])
+    write_lines(folder / f"process_bench/{name}.jsonl", samples[24 * i :][:24])
+  write_lines(folder / "ten/gsm8k.jsonl", samples[:10])
   for name in ("problems", "test", "math"):
-    write(folder / f"{name}.jsonl", solved[:3])
-  write(folder / "solved.jsonl", [{"problem": problems[-1], "steps": solutions[0]}])
+    write_lines(folder / f"{name}.jsonl", solved[:3])
+  write_lines(folder / "solved.jsonl", [{"problem": problems[-1], "steps": solutions[0]}])
   examples = [prompts.Example(problems[-1], tuple(solutions[0]))]
   texts = []
   for form in ("plain", "few_shot"):
@@ -159,8 +132,8 @@ def candidates(folder: pathlib.Path) -> None:
       prompt = prompts.maker(form, None, examples=examples)(problem, 0)
       text = prompt.before + prompt.problem + prompt.after
       texts += [{"prompt": text, "completion": "\n".join(steps)} for steps in solutions]
-  write(folder / "text.jsonl", texts)
-  write(folder / "data/right_held_out.jsonl", texts[:2])
+  write_lines(folder / "text.jsonl", texts)
+  write_lines(folder / "data/right_held_out.jsonl", texts[:2])
 
 
 def labelled(folder: pathlib.Path) -> None:
@@ -169,17 +142,17 @@ def labelled(folder: pathlib.Path) -> None:
   for i in range(60):
     labels, steps = [True, bool(i % 2)], ["I add.", f"It is {2 * i + 1 - i % 2}."]
     rows.append({"problem": f"What is {i} + {i}?", "steps": steps, "labels": labels})
-  write(folder / "labelled.jsonl", rows)
-  write(folder / "known.jsonl", [rows[1] | {"labels": [1, 1]}, rows[2] | {"labels": [1, -1]}])
+  write_lines(folder / "labelled.jsonl", rows)
+  write_lines(folder / "known.jsonl", [rows[1] | {"labels": [1, 1]}, rows[2] | {"labels": [1, -1]}])
   keys = {"problem": "prompt", "steps": "completions", "labels": "labels"}
-  write(folder / "train.jsonl", [{keys[k]: v for k, v in row.items()} for row in rows])
+  write_lines(folder / "train.jsonl", [{keys[k]: v for k, v in row.items()} for row in rows])
   bench = []
   for i, kind in enumerate(("circular", "redundency", "correct", "multi_solutions") * 3):
     texts = {"original_question": f"q{i}", "modified_question": f"q{i}"}
     texts |= {"original_process": ["x"], "modified_process": ["x", "y"]}
     errors = [2] if i % 4 < 2 else []
     bench.append({"idx": str(i), "classification": kind, "error_steps": errors} | texts)
-  write(folder / "prm_bench/all.jsonl", bench)
+  write_lines(folder / "prm_bench/all.jsonl", bench)
 
 
 def prm800k(folder: pathlib.Path) -> None:
@@ -193,10 +166,10 @@ def prm800k(folder: pathlib.Path) -> None:
         steps = [step(completion("Add.", 1)), step(completion("# Answer\n\n5", 1))]
       end = "found_error" if i % 3 else "solution"
       rows.append(make_row(steps, end, 1, f"{name} {i}?"))
-    write(folder / f"{name}.jsonl", rows)
+    write_lines(folder / f"{name}.jsonl", rows)
   about = {"solution": "", "answer": "5", "subject": "Algebra"}
   tests = [{"problem": f"test {i}?", "unique_id": str(i), "level": 1 + i % 2} for i in range(12)]
-  write(folder / "math_splits/test.jsonl", [about | each for each in tests])
+  write_lines(folder / "math_splits/test.jsonl", [about | each for each in tests])
 
 
 def large(folder: pathlib.Path, path: pathlib.Path) -> None:

@@ -10,16 +10,17 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from conftest import ENVIRONMENT, ROOT
+from conftest import ENVIRONMENT, ROOT, run_script
+
+from prm_jax.runtime import journal as journal_lib
 
 CONFIG = """
 import pathlib, sys
 sys.path.insert(0, {tests!r})
 import tiny
-from prm_jax import config as config_lib
 
 def config():
-  c = tiny.experiment(pathlib.Path({data!r}), config_lib.Loss(language_model_weight=1.0))
+  c = tiny.experiment(pathlib.Path({data!r}), language_model_weight=1.0)
   return tiny.change(c, "train", log_every=1, **{train})
 """
 
@@ -87,21 +88,17 @@ def kill(processes) -> None:
     process.wait()
 
 
-def kill_again(
-  kills: int, start: Callable[[], list], journal: pathlib.Path, out: pathlib.Path
-) -> list[int]:
-  """Starts a job and kills it, `kills` times or until it has finished.
+def kill_again(kills: int, script: str, flags, out: pathlib.Path) -> None:
+  """Kills a job with a journal, starts it again, `kills` times or until its end, and finishes it.
 
-  Four in five kills come while it works, right after the journal has grown.
-
-  Returns:
-    The bytes of the journal after each kill.
+  Four in five kills come while it works, right after the journal has grown.  Asserts that the
+  output is then there, and no journal.
   """
-  rng, sizes = random.Random(0), []
+  rng, sizes, journal = random.Random(0), [], journal_lib.path(out, 0)
   size = lambda: journal.stat().st_size if journal.exists() else 0
   for kill_number in range(kills):
     before = size()
-    processes = start()
+    processes = start(script, *flags, f"--output={out}")
     if kill_number % 5 == 4:  # at any time
       time.sleep(rng.uniform(0, 8))
     else:
@@ -111,4 +108,7 @@ def kill_again(
     sizes.append(size())
     if out.exists():
       break
-  return sizes
+  assert sizes[0] and len({*sizes}) > kills // 2  # most kills came while it worked
+  if journal.exists() or not out.exists():
+    run_script(script, *flags, f"--output={out}")
+  assert out.exists() and not journal.exists()

@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 import pytest
+from conftest import write_lines
 
 from prm_jax.evaluation import report as report_files
 from prm_jax.evaluation.reranking import Options, rerank
@@ -58,14 +59,6 @@ def generated(problems=6, candidates=4, seed=0):
       )
 
 
-def write(path, records):
-  """Writes records, or texts of lines, as JSON lines; returns the path."""
-  text = "".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in records)
-  with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
-    file.write(text)
-  return path
-
-
 def bundled(samples, path):
   """Writes a bundle of the samples; returns its path."""
   with open(path, "wb") as file:
@@ -75,7 +68,7 @@ def bundled(samples, path):
 
 def samples_of(path, records):
   """Writes a file of the records; returns its samples."""
-  return read_scored_samples([write(path, records)])
+  return read_scored_samples([write_lines(path, records)])
 
 
 def drawn(seed, count=400, problems=7):

@@ -177,7 +177,7 @@ def test_bad_arguments_are_errors_that_show_the_value():
 def test_reductions_over_ragged_steps():
   """Each reduction equals its definition, for interleaved solutions and padding too.
 
-  One solution has no steps, one a step of probability zero.
+  One solution has no steps, one a step of probability zero.  Without any steps all are NaN.
   """
   probs = {0: [0.5, 0.25, 0.9], 2: [0.0, 0.4], 3: [0.125]}
   flat = [(0, 0.5), (2, 0.0), (-1, 0.3), (0, 0.25), (3, 0.125), (2, 0.4), (9, 0.1), (0, 0.9)]
@@ -198,6 +198,7 @@ def test_reductions_over_ragged_steps():
     assert np.isnan(scores[1]), how
     for solution, steps in probs.items():
       np.testing.assert_allclose(np.exp(scores[solution]), reduction(steps), rtol=1e-6, err_msg=how)
+  assert np.isnan(agg.reduce_steps(np.zeros(0), np.zeros(0, int), 2, agg.REDUCTIONS)).all()
 
 
 def test_logits_give_the_log_probabilities_without_their_rounding():
@@ -227,11 +228,6 @@ def test_bfloat16_steps_are_summed_in_float32():
   each = float(log_probs[0])
   got = agg.reduce_steps(log_probs, np.zeros(300, int), 1, ["product", "mean", "soft_min"])
   np.testing.assert_allclose(got[:, 0], [300 * each, each, each], rtol=1e-5)
-
-
-def test_solutions_without_any_steps_are_nan():
-  """If there are no steps at all, every solution's score is NaN."""
-  assert np.isnan(agg.reduce_steps(np.zeros(0), np.zeros(0, int), 2, agg.REDUCTIONS)).all()
 
 
 def test_a_row_of_the_released_samples():

@@ -10,7 +10,7 @@ import time
 import answer_pairs
 import numpy as np
 import pytest
-from conftest import call_script
+from conftest import call_script, read_lines, write_lines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,7 +139,7 @@ def test_known_verdicts(grader, a, b, verdict):
 @pytest.mark.shared_data
 def test_math_verifys_own_pairs(shared, grader):
   """At least 97 % of math-verify's test pairs have the right verdict, and all of its hard pairs."""
-  rows = [json.loads(line) for line in (shared / "data/answers/math_verify_pairs.jsonl").open()]
+  rows = read_lines(shared / "data/answers/math_verify_pairs.jsonl")
   by_options = collections.defaultdict(list)
   for row in rows:
     by_options[row.get("precision", 6), row.get("strict", True)].append(row)
@@ -305,8 +305,7 @@ def test_spellings_of_one_answer_vote_together(tmp_path, grader):
     for a in given
   ]
   rows.append(rows[3] | {"finished": False})
-  path = tmp_path / "samples.jsonl"
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  path = write_lines(tmp_path / "samples.jsonl", rows)
   texts = read_scored_samples([path])
   values = read_scored_samples([path], join=grader.classes)
   assert texts.answer_ids[0, :7].tolist() == [0, 1, 2, 2, 3, 4, 4]
@@ -331,10 +330,10 @@ def test_answers_vote_together_exactly_if_their_verdict_is_equal(grader):
 def test_real_candidates(shared, grader, tmp_path, share):
   """On real candidates, grades agree with the file's, and joining answers helps the majority."""
   whole = shared / "data/candidates/qwen2.5_coder_0.5b_math_n16.jsonl"
-  rows = [json.loads(line) for line in whole.open()]
+  rows = read_lines(whole)
   some = {*[*dict.fromkeys(row["problem"] for row in rows)][::share]}
   rows, path = [row for row in rows if row["problem"] in some], tmp_path / "candidates.jsonl"
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  write_lines(path, rows)
   rows = [row for row in rows if row["answer"]]
   verdicts = grader.verdicts([(row["answer"], row["ground_truth_answer"]) for row in rows])
   values = read_scored_samples([path], join=grader.classes)
@@ -372,13 +371,11 @@ def test_grade_script(tmp_path):
     {"ground_truth_answer": "1/2", "answer": "9^{9^{9^{9}}}"},
     {"ground_truth_answer": "1/2", "answer": "3"},
   ]
-  source = tmp_path / "samples.jsonl"
-  source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  source = write_lines(tmp_path / "samples.jsonl", rows)
   flags = [f"--input={source}", f"--output={tmp_path / 'graded.jsonl'}"]
   flags += [f"--verdicts={tmp_path / 'verdicts'}", "--workers=1"]
   result = call_script("grade.py", *flags)
-  assert not result.returncode, result.stderr
-  graded = [json.loads(line) for line in (tmp_path / "graded.jsonl").open()]
+  graded = read_lines(tmp_path / "graded.jsonl")
   assert [row["is_correct"] for row in graded] == [True, True, False, False, None, False]
   assert [row["verdict"].partition(":")[0] for row in graded] == [
     "equal",
@@ -399,11 +396,11 @@ def test_grade_script(tmp_path):
     ({"problem": "p", "samples": [rows[0]]}, r':1: a problem with "samples"; grade\.py takes one'),
   ):
     source.write_text(json.dumps(line) + "\n")
-    result = call_script("grade.py", *flags)
-    assert result.returncode == 1 and re.search(message, result.stderr), result.stderr
+    result = call_script("grade.py", *flags, code=1)
+    assert re.search(message, result.stderr), result.stderr
   for flag, message in (
     ([f"--right={source}"], "samples.jsonl is an input"),
     (["--grader=openai", "--precision=0"], "--precision has no effect with --grader=openai"),
   ):
-    result = call_script("grade.py", *flags, *flag)
-    assert result.returncode == 1 and message in result.stderr
+    result = call_script("grade.py", *flags, *flag, code=1)
+    assert message in result.stderr

@@ -1,13 +1,12 @@
 """Weights & Biases: the calls of a run, recorded by a stand-in, and the package itself."""
 
-import json
-import os
 import sys
 import types
 
 import jax
 import pytest
 import tiny
+from conftest import read_lines
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import exits
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data):
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  experiment = tiny.experiment(arithmetic_data)
   return tiny.change(experiment, "train", log_every=4, save_every=4, wandb="prm")
 
 
@@ -52,22 +51,13 @@ def arguments(calls, name):
   return [given for each, given in calls if each == name]
 
 
-def test_a_resumed_run_keeps_its_run_id(experiment, tmp_path, fake, monkeypatch):
+def test_a_resumed_run_keeps_its_run_id(experiment, tmp_path, fake):
   """A stopped and a resumed process log every record to one run id, the first as failed.
 
   Metrics have the names used in TensorBoard and the step as their axis.
   """
-  write = loop.Log.write
-
-  def stopping(self, step, split, values):
-    write(self, step, split, values)
-    if (step, split) == (4, "test"):
-      os.kill(os.getpid(), 15)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(loop.Log, "write", stopping)
-    with pytest.raises(exits.Preempted):
-      loop.run(experiment, tmp_path / "run")
+  with tiny.after_record(4, tiny.terminate, "test"), pytest.raises(exits.Preempted):
+    loop.run(experiment, tmp_path / "run")
   loop.run(experiment, tmp_path / "run")
   first, second = arguments(fake, "init")
   assert first["id"] == second["id"] == (tmp_path / "run" / boards.RUN_ID).read_text().strip()
@@ -77,8 +67,7 @@ def test_a_resumed_run_keeps_its_run_id(experiment, tmp_path, fake, monkeypatch)
   assert arguments(fake, "finish") == [1, 0]
   lines = arguments(fake, "log")
   logged = {(line["step"], name): value for line in lines for name, value in line.items()}
-  for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
-    record = json.loads(line)
+  for record in read_lines(tmp_path / "run" / "metrics.jsonl"):
     name = {"train": "loss", "test": "nll", "goodput": "total"}[record["split"]]
     assert logged[record["step"], f"{record['split']}/{name}"] == record[name]
   assert "test/accuracy_by_class/1" in {name for _, name in logged}

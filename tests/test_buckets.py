@@ -4,10 +4,10 @@ import functools
 import importlib.util
 import os
 import signal
-import threading
 import time
 
 import fake_bucket
+import fake_server
 import jax
 import jobs
 import numpy as np
@@ -15,7 +15,6 @@ import pytest
 import tiny
 from etils import epath
 
-from prm_jax import config as config_lib
 from prm_jax.runtime import exits, storage
 from prm_jax.scoring import scorer
 from prm_jax.training import checkpoint, loop
@@ -30,18 +29,17 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def bucket():
   """An empty bucket, `gs://bucket`, for this process."""
-  with fake_bucket.Server() as server, pytest.MonkeyPatch.context() as patch:
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+  server = fake_bucket.Server()
+  with fake_server.running(server), pytest.MonkeyPatch.context() as patch:
     for name, value in server.environment.items():
       patch.setenv(name, value)
     yield server
-    server.shutdown()
 
 
 @pytest.fixture
 def experiment(arithmetic_data, one_device):
   """Eight steps on one device."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  experiment = tiny.experiment(arithmetic_data)
   return tiny.change(experiment, "train", log_every=1, save_every=2, profile_at=2)
 
 
@@ -50,7 +48,7 @@ def assert_identical(*trees):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_equals_one_on_a_disk(bucket, experiment, tmp_path, monkeypatch, capfd):
+def test_a_run_in_a_bucket_equals_one_on_a_disk(bucket, experiment, tmp_path, capfd):
   """A run stopped and resumed in a bucket has the parameters, records and files of one on a disk.
 
   Its checkpoint scores solutions, and another run can start from it.
@@ -58,13 +56,7 @@ def test_a_run_in_a_bucket_equals_one_on_a_disk(bucket, experiment, tmp_path, mo
   workdir, folder = "gs://bucket/runs/prm", storage.path("gs://bucket/runs/prm")
   loop.run(experiment, tmp_path / "run")
 
-  def stopping(self, step, split, values, write=loop.Log.write):
-    write(self, step, split, values)
-    if step == 4:
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  with monkeypatch.context() as patch, pytest.raises(exits.Preempted, match="is saved"):
-    patch.setattr(loop.Log, "write", stopping)
+  with tiny.after_record(4, tiny.terminate), pytest.raises(exits.Preempted, match="is saved"):
     loop.run(experiment, workdir)
   stopped = checkpoint.latest(workdir)[0]
   assert 4 <= stopped < experiment.train.steps
@@ -72,8 +64,7 @@ def test_a_run_in_a_bucket_equals_one_on_a_disk(bucket, experiment, tmp_path, mo
   loop.run(experiment, workdir)
   assert f"resuming at step {stopped}" in capfd.readouterr().err
 
-  assert_identical(tiny.final_state(workdir), tiny.final_state(tmp_path / "run"))
-  assert tiny.records(folder) == tiny.records(tmp_path / "run")
+  tiny.assert_same_run(folder, tmp_path / "run")
   for name in ("manifest.json", "tokenizer.model"):
     assert (folder / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
   names = [name.removeprefix("runs/prm/") for name in bucket.objects]
@@ -149,9 +140,7 @@ def test_a_second_run_in_a_bucket_takes_over(bucket, experiment, tmp_path, monke
   with pytest.raises(ValueError, match=rf"contested: another run has taken over .*\({who}"):
     loop.run(experiment, "gs://bucket/contested")
   assert bucket.objects == after
-  folder = storage.path("gs://bucket/contested")
-  assert tiny.records(folder) == tiny.records(tmp_path / "run")
-  assert_identical(tiny.final_state(folder), tiny.final_state(tmp_path / "run"))
+  tiny.assert_same_run(storage.path("gs://bucket/contested"), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import distributed
 from prm_jax.scoring import scorer
-from prm_jax.training import checkpoint, loop
+from prm_jax.training import checkpoint, loop, trainable
 from prm_jax.training import step as step_lib
 
 # orbax leaves reads of a damaged checkpoint unfinished
@@ -149,7 +149,6 @@ def test_damaged_checkpoints_alone_are_an_error(workdir):
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 31), st.integers(0, 23), st.sampled_from(["float32", "bfloat16", "int32"]))
 def test_a_checksum_changes_with_any_bit(bit, place, dtype):
-  """Flipping any bit of any number changes the checksum."""
   x = np.arange(1, 25).reshape(4, 6).astype(jnp.dtype(dtype))
   bits = x.view(f"uint{8 * x.itemsize}").copy()
   bits.flat[place] ^= np.array(1, bits.dtype) << np.array(bit % (8 * x.itemsize), bits.dtype)
@@ -162,6 +161,7 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   devices = jax.devices()
   shapes = {(1, 1, 1): devices[:1], (1, 4, 2): devices, (2, 2, 2): devices}
   optimizer = step_lib.make_optimizer(config_lib.Optim(), 10)
+  everything = trainable.Trainable("all", frozenset())
   layouts = []
   for (data, fsdp, tensor), some in shapes.items():
     on = sharding_lib.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
     kinds = ("attention_norm", "query", "output", "gate", "down")
     blocks = {name: every["blocks"][name] for name in kinds}
     params = {"embedding": every["embedding"], "head": every["head"], "blocks": blocks}
-    layouts.append(step_lib.abstract_state(params, optimizer, on))
+    layouts.append(step_lib.abstract_state(params, optimizer, on, everything))
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), x.dtype), layouts[0])
   for i, layout in enumerate(layouts):
@@ -245,7 +245,7 @@ def test_a_run_resumes_before_a_damaged_checkpoint(arithmetic_data, tmp_path, ca
 
   Resuming names the packages whose versions have changed, and an update to trace beyond the last.
   """
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  experiment = tiny.experiment(arithmetic_data)
   loop.run(experiment, tmp_path)
   expected, records = tiny.final_state(tmp_path), tiny.records(tmp_path)
   tiny.flip(largest(tmp_path / "checkpoints/8/params"))

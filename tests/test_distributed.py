@@ -1,6 +1,5 @@
 """Several hosts, as processes on the CPU: they compute the numbers of one, and none hangs."""
 
-import json
 import math
 import pathlib
 import re
@@ -13,7 +12,7 @@ import jobs
 import numpy as np
 import pytest
 import tiny
-from conftest import ENVIRONMENT, ROOT, run_script
+from conftest import ENVIRONMENT, ROOT, python, read_lines, run_script
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import distributed, exits
@@ -35,7 +34,7 @@ def train(config, workdir, *arguments, hosts: int = 1, devices: int = 8) -> path
 
 def numbers(workdir, split: str = "train") -> np.ndarray:
   """The losses of every update, or the metrics of every evaluation."""
-  lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  lines = read_lines(workdir / "metrics.jsonl")
   names = ["loss", "language_model_loss", "gradient_norm"] if split == "train" else ["nll", "ece"]
   return np.array([[line[name] for name in names] for line in lines if line["split"] == split])
 
@@ -59,12 +58,6 @@ MESH = ("--config.mesh.fsdp=4", "--config.mesh.tensor=2")
 def whole(config, tmp_path_factory):
   """A run on one host with eight devices."""
   return train(config, tmp_path_factory.mktemp("one"), *MESH)
-
-
-@pytest.mark.slow
-def test_a_run_on_two_hosts_equals_one_on_one(config, whole, tmp_path):
-  """A run on two hosts has the losses, evaluations and checkpoint of a run on one."""
-  assert_same_run(whole, train(config, tmp_path, *MESH, hosts=2))
 
 
 @pytest.mark.slow
@@ -192,9 +185,7 @@ with distributed.job(config.Hosts({address!r}, 1, 0)), storage.written({path!r})
 def test_sigterm_ends_a_job_that_saves_no_state(tmp_path):
   """SIGTERM ends a command of a job at once, though JAX would wait for a checkpoint."""
   code = STOPPED.format(address=jobs.free_address(), path=str(tmp_path / "out"))
-  command = [sys.executable, "-c", code]
-  done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-  assert done.returncode == 143 and "stopped by SIGTERM" in done.stderr
+  assert "stopped by SIGTERM" in python("-c", code, code=143).stderr
   assert not [*tmp_path.iterdir()]
 
 
@@ -229,8 +220,7 @@ def test_two_hosts_score_as_one(prm_run, arithmetic_data, tmp_path, script, give
     out = tmp_path / f"{count}.json"
     flags = (f"--checkpoint={prm_run}", given.format(arithmetic_data), f"--output={out}")
     if count == 1:
-      result = run_script(script, *flags)
-      assert result.returncode == 0, result.stderr
+      run_script(script, *flags)
     else:
       jobs.finish(jobs.start(script, *flags, hosts=count, devices=4))
     metrics = r'"(prm_score|nll|accuracy|auroc|ece|count)": ([-+.e0-9]+)'

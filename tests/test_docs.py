@@ -118,7 +118,6 @@ def test_a_reference_page_names_modules_that_exist(page):
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning():
-  """scripts/docs.sh builds the site without a warning."""
   environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/tmp")}
   done = subprocess.run(
     ["bash", "scripts/docs.sh", "-E"], cwd=ROOT, env=environment, capture_output=True, text=True

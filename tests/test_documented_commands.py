@@ -180,7 +180,6 @@ def test_every_command_runs(page, workspace, tmp_path):
 
 
 def test_every_pattern_of_overrides_matches_a_command():
-  """Each pattern of OVERRIDES and NOT_RUN matches a documented command."""
   calls = [str(command) for text in TEXTS.values() for command in documents.commands(text)]
   matched = lambda pattern: any(re.search(pattern, call) for call in calls)
   assert not [pattern for pattern in (*OVERRIDES, *NOT_RUN) if not matched(pattern)]

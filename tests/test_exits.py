@@ -15,8 +15,8 @@ import time
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT, call_script, run_script
-from scored_files import generated, write
+from conftest import ENVIRONMENT, ROOT, call_script, python, run_script, write_lines
+from scored_files import generated
 
 from prm_jax.runtime import json_lines, progress, storage
 from prm_jax.scoring import batching, candidates
@@ -44,32 +44,37 @@ def start(path, work="time.sleep(60)", arguments=""):
   return child, pathlib.Path(child.stdout.readline().strip())
 
 
+SLEEP = "time.sleep(60)"
+CREATE = "for i in range(10**9): (b / str(i)).touch()"  # stops before the files are deleted
+COMPILED = (
+  "import hashlib; hashlib.pbkdf2_hmac('md5', b'', b'', 10**9)"  # Python would wait minutes
+)
+
+
 @pytest.mark.parametrize(
-  ("number", "arguments", "code", "line"),
+  ("number", "work", "arguments", "code", "line"),
   [
-    (signal.SIGINT, "", -signal.SIGINT, "-c: stopped by Ctrl-C\n"),
-    (signal.SIGTERM, "", 143, "-c: stopped by SIGTERM\n"),
-    (signal.SIGTERM, "75, '; again'", 75, "-c: stopped by SIGTERM; again\n"),
+    (signal.SIGINT, SLEEP, "", -signal.SIGINT, "stopped by Ctrl-C"),
+    (signal.SIGTERM, SLEEP, "", 143, "stopped by SIGTERM"),
+    (
+      signal.SIGTERM,
+      SLEEP,
+      "resumable=True",
+      75,
+      "stopped by SIGTERM; run the same command again to resume",
+    ),
+    (signal.SIGTERM, CREATE, "", 143, "stopped by SIGTERM"),
+    (signal.SIGINT, COMPILED, "", -signal.SIGINT, "stopped by Ctrl-C"),
   ],
 )
-def test_a_signal_ends_a_script_with_one_line(tmp_path, number, arguments, code, line):
+def test_a_signal_ends_a_script_with_one_line(tmp_path, number, work, arguments, code, line):
   """SIGINT or SIGTERM ends a script with one line, its own exit code and no unfinished file."""
-  child, scratch = start(tmp_path / "out", arguments=arguments)
+  child, scratch = start(tmp_path / "out", work, arguments)
+  time.sleep(0 if work is SLEEP else 0.5)
   child.send_signal(number)
   _, errors = child.communicate(timeout=30)
-  assert (child.returncode, errors) == (code, line)
+  assert (child.returncode, errors) == (code, f"-c: {line}\n")
   assert [*tmp_path.iterdir()] == [] and not scratch.exists()
-
-
-def test_no_file_is_written_while_a_signal_deletes_them(tmp_path):
-  """SIGTERM stops a script from creating files before it deletes the unfinished ones."""
-  work = "for i in range(10**9): (b / str(i)).touch()"
-  child, _ = start(tmp_path / "out", work=work)
-  time.sleep(0.5)
-  child.terminate()
-  _, errors = child.communicate(timeout=30)
-  assert (child.returncode, errors) == (143, "-c: stopped by SIGTERM\n")
-  assert [*tmp_path.iterdir()] == []
 
 
 def test_ctrl_c_ends_a_shell_loop_around_a_script():
@@ -141,8 +146,8 @@ def test_leftovers_of_an_earlier_start_in_a_container_are_deleted(tmp_path):
 def test_a_bucket_is_no_local_path(tmp_path, monkeypatch, script, flags, flag):
   """A bucket where a local path is expected is an error, and no folder of that name."""
   monkeypatch.chdir(tmp_path)
-  done = run_script(script, *flags)
-  assert done.returncode == 1 and done.stderr.startswith(f"{script}: {flag}")
+  done = run_script(script, *flags, code=1)
+  assert done.stderr.startswith(f"{script}: {flag}")
   assert "expected a local path" in done.stderr and not [*tmp_path.iterdir()]
 
 
@@ -154,9 +159,8 @@ def unknown(*_): raise KeyError
 pwd.getpwuid = unknown
 import prm_jax.datasets.download, prm_jax.evaluation.answers.grading
 """
-  env = {key: value for key, value in os.environ.items() if key != "HOME"}
-  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, **TEXT)
-  assert done.returncode == 0, done.stderr
+  assert "HOME" not in ENVIRONMENT
+  python("-c", code)
 
 
 @pytest.mark.parametrize("name", ["50%s", "[a]*", "a b.c", ".x"])
@@ -174,8 +178,8 @@ def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
   code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
   code += "from prm_jax.runtime import exits; exits.on_signals()\n"
   code += "import os; os.kill(os.getpid(), signal.SIGINT); print('alive')"
-  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, **TEXT)
-  assert (done.returncode, done.stdout, done.stderr) == (0, "alive\n", "")
+  done = python("-c", code)
+  assert (done.stdout, done.stderr) == ("alive\n", "")
 
 
 def test_files_take_their_names_together(tmp_path):
@@ -229,19 +233,19 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 )
 def test_an_error_is_one_line(tmp_path, flags, message):
   """A mistake in the input ends a script with one line, without a traceback, and exit code 1."""
-  lines = write(tmp_path / "a.jsonl", generated()) if flags else tmp_path / "missing.jsonl"
+  lines = write_lines(tmp_path / "a.jsonl", generated()) if flags else tmp_path / "missing.jsonl"
   message = message if flags else f"rerank.py: {lines}: no such file, or not a regular file"
-  done = run_script("rerank.py", f"--input={lines}", f"--output_dir={tmp_path / 'o'}", *flags)
-  assert done.returncode == 1
+  done = run_script(
+    "rerank.py", f"--input={lines}", f"--output_dir={tmp_path / 'o'}", *flags, code=1
+  )
   assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
 def test_a_preempted_run_ends_with_one_line():
   """A run that SIGTERM stopped and that saved its state ends with the exit code 75."""
   code = "from prm_jax.runtime import exits\ndef main(): raise exits.Preempted('step 3 is saved')\n"
-  done = subprocess.run([sys.executable, "-c", f"{code}exits.run(main)"], cwd=ROOT, **TEXT)
-  line = "-c: step 3 is saved; run the same command again to resume\n"
-  assert (done.returncode, done.stderr) == (75, line)
+  done = python("-c", f"{code}exits.run(main)", code=75)
+  assert done.stderr == "-c: step 3 is saved; run the same command again to resume\n"
 
 
 def test_a_closed_pipe_is_no_error():
@@ -271,43 +275,25 @@ def test_progress_without_a_terminal(monkeypatch, capsys):
   assert log.count("\n") == 1 and "\r" not in log
 
 
-def test_a_signal_ends_compiled_code(tmp_path):
-  """A signal ends a script during a long call of compiled code, for which Python would wait."""
-  child, _ = start(
-    tmp_path / "out", work="import hashlib; hashlib.pbkdf2_hmac('md5', b'', b'', 10**9)"
-  )
-  time.sleep(0.5)
-  child.send_signal(signal.SIGINT)
-  child.communicate(timeout=30)  # the call alone takes minutes
-  assert child.returncode == -signal.SIGINT
-
-
 def test_a_full_disk_leaves_the_old_report_whole(tmp_path):
   """If a report's last file cannot be written, all files of the report before it stay.
 
   A limit on the size of files between those of report.json and report.html stands for the disk.
   """
-  path, out = write(tmp_path / "a.jsonl", generated()), tmp_path / "out"
+  path, out = write_lines(tmp_path / "a.jsonl", generated()), tmp_path / "out"
   flags = (f"--input={path}", f"--output_dir={out}", "--resamples=100", "--permutations=2")
   done = call_script("rerank.py", *flags)
-  assert done.returncode == 0, done.stderr
   before = {each: each.read_bytes() for each in out.iterdir()}
   limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   most = len(before[out / "report.json"]) + 20_000
   resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
   try:
-    done = call_script("rerank.py", *flags, "--seed=1")
+    done = call_script("rerank.py", *flags, "--seed=1", code=1)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  assert done.returncode == 1 and str(out / "report.html") in done.stderr
+  assert str(out / "report.html") in done.stderr
   assert done.stderr.endswith("File too large; nothing was replaced\n")
   assert {each: each.read_bytes() for each in out.iterdir()} == before
-
-
-def test_help_describes_the_options_of_hosts():
-  """score.py --help puts the description of the hosts options under their own heading."""
-  text = run_script("score.py", "--help").stdout
-  assert "jobs whose hosts JAX does not find itself" in text.split("hosts options")[1][:200]
 
 
 def test_scoring_reports_its_progress(prm_run, arithmetic_data, tmp_path, monkeypatch):
@@ -318,7 +304,6 @@ def test_scoring_reports_its_progress(prm_run, arithmetic_data, tmp_path, monkey
   flags = [f"--checkpoint={prm_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl"]
   with tiny.first_device():
     scored = call_script("score.py", *flags)
-  assert scored.returncode == 0, scored.stderr
   lines = scored.stderr.splitlines()
   assert lines[0] == f"loading {prm_run}"
   assert "steps end with the separator '\\n', tokens [3]" in lines

@@ -13,7 +13,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT, call_script, run_script
+from conftest import ROOT, call_script, run_script, write_lines
 
 from prm_jax import aggregation as agg
 from prm_jax import experiments
@@ -126,18 +126,16 @@ def finished(tmp_path_factory):
 def files(tmp_path):
   """Returns a plan on files of candidates: some rated, some cut off, one problem never solved."""
   rng = np.random.default_rng(0)
-  pool, bench = tmp_path / "pool.jsonl", tmp_path / "gsm8k.jsonl"
-  with pool.open("w") as out:
-    for p in range(6):
-      for k in range(6):
-        line = {"problem": f"p{p}", "steps": [f"a{rng.integers(3)}", f"b{k}"], "level": p % 2}
-        line |= {"is_correct": bool(p and k % 3 == 0), "answer": f"{k % 3}", "finished": k != 5}
-        line |= {"labels": [1, -1 if k % 3 else 1]} if p == 1 else {}
-        out.write(json.dumps(line) + "\n")
-  with bench.open("w") as out:
-    for p in range(3):
-      line = {"problem": f"q{p}", "steps": ["a", "b"], "final_answer_correct": p > 0, "label": -1}
-      out.write(json.dumps(line) + "\n")
+  lines = []
+  for p in range(6):
+    for k in range(6):
+      line = {"problem": f"p{p}", "steps": [f"a{rng.integers(3)}", f"b{k}"], "level": p % 2}
+      line |= {"is_correct": bool(p and k % 3 == 0), "answer": f"{k % 3}", "finished": k != 5}
+      lines.append(line | ({"labels": [1, -1 if k % 3 else 1]} if p == 1 else {}))
+  pool = write_lines(tmp_path / "pool.jsonl", lines)
+  line = {"steps": ["a", "b"], "label": -1}
+  judged = [line | {"problem": f"q{p}", "final_answer_correct": p > 0} for p in range(3)]
+  bench = write_lines(tmp_path / "gsm8k.jsonl", judged)
   model = tmp_path / "model"
   model.mkdir()
   given = Files(pool=str(pool), base=str(model), labeller=str(model), domains=(f"gsm8k={bench}",))
@@ -318,8 +316,8 @@ def test_a_plan_has_each_seed_once_growing_samples_and_a_share_without_noise(wro
 def test_labels_replace_the_labeller_of_a_plan(tmp_path):
   """--labels with a plan that names a labeller trains a labeller, and so reads the labels."""
   flags = ("--scale=full", f"--labels={tmp_path / 'labels'}", f"--output_dir={tmp_path}")
-  done = call_script("experiment.py", "noise", *flags)
-  assert done.returncode == 1 and f"{tmp_path / 'labels'}" in done.stderr
+  done = call_script("experiment.py", "noise", *flags, code=1)
+  assert f"{tmp_path / 'labels'}" in done.stderr
   assert "labeller=" not in done.stderr
 
 
@@ -330,9 +328,10 @@ def test_a_preempted_experiment_ends_with_75(tmp_path, monkeypatch):
     raise exits.Preempted("stopped by SIGTERM; step 3 is saved")
 
   monkeypatch.setattr(jobs, "run", preempted)
-  done = call_script("experiment.py", "noise", "--scale=smoke", f"--output_dir={tmp_path}")
+  flags = ("--scale=smoke", f"--output_dir={tmp_path}")
+  done = call_script("experiment.py", "noise", *flags, code=75)
   line = "experiment.py: stopped by SIGTERM; step 3 is saved; run the same command again to resume"
-  assert (done.returncode, done.stderr) == (75, f"{line}\n")
+  assert done.stderr == f"{line}\n"
 
 
 @pytest.mark.parametrize(
@@ -348,8 +347,8 @@ def test_a_preempted_experiment_ends_with_75(tmp_path, monkeypatch):
 )
 def test_flags_without_effect_are_refused(flags, message, tmp_path):
   """Flags that drawing again, a plan of one's own or this experiment would ignore are errors."""
-  done = call_script("experiment.py", "noise", *flags, f"--output_dir={tmp_path}")
-  assert done.returncode == 1 and message in done.stderr
+  done = call_script("experiment.py", "noise", *flags, f"--output_dir={tmp_path}", code=1)
+  assert message in done.stderr
 
 
 def test_a_domain_cannot_have_the_name_of_a_row(tmp_path, files, untrained):
@@ -576,7 +575,7 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
     {"problem": "q", "steps": ["a", "b", "c"], "final_answer_correct": False, "label": 1},
     {"problem": "r", "steps": ["a"], "final_answer_correct": True, "label": -1},
   ]
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  write_lines(path, rows)
   p, q, r = tasks.read(path, "\n\n")
   assert p.samples == (0, 0, 1, 2) and p.times.tolist() == [2, 1, 1] and p.level == "3"
   assert [x.correct for x in p.solutions] == [True, True, False]
@@ -628,9 +627,6 @@ def test_two_real_runs_give_the_same_numbers(tmp_path):
   """An experiment with trained models in worker processes gives the same numbers twice."""
   results = []
   for k in range(2):
-    done = run_script(
-      "experiment.py", "noise", "--scale=smoke", f"--output_dir={tmp_path / str(k)}"
-    )
-    assert done.returncode == 0, done.stderr
+    run_script("experiment.py", "noise", "--scale=smoke", f"--output_dir={tmp_path / str(k)}")
     results.append((tmp_path / str(k) / "noise.json").read_text())
   assert results[0] == results[1]

@@ -128,10 +128,12 @@ def test_models_that_no_public_class_can_hold_are_refused():
 def test_export_py_refuses_a_model_before_it_loads_it(arithmetic_data, tmp_path):
   """A run without a class in transformers is refused without restoring its parameters."""
   gemma = dataclasses.replace(reference_models.config("gemma3"), vocab_size=0)
-  experiment = dataclasses.replace(tiny.experiment(arithmetic_data, config_lib.Loss()), model=gemma)
+  experiment = dataclasses.replace(tiny.experiment(arithmetic_data), model=gemma)
   run = tiny.untrained(experiment, tmp_path / "run")
-  done = conftest.call_script("export.py", f"--checkpoint={run}", f"--output={tmp_path}/out")
-  assert done.returncode == 1 and "no token-classification class for gemma3" in done.stderr
+  done = conftest.call_script(
+    "export.py", f"--checkpoint={run}", f"--output={tmp_path}/out", code=1
+  )
+  assert "no token-classification class for gemma3" in done.stderr
   assert "loading" not in done.stderr
 
 
@@ -170,33 +172,41 @@ def test_logits_of_an_export_in_transformers_equal_ours(tmp_path, case):
 def exported(prm_run, tmp_path_factory):
   """The export of a run with the project's own tokenizer."""
   directory = tmp_path_factory.mktemp("export") / "out"
-  result = conftest.call_script("export.py", f"--checkpoint={prm_run}", f"--output={directory}")
-  assert result.returncode == 0, result.stderr
+  conftest.call_script("export.py", f"--checkpoint={prm_run}", f"--output={directory}")
   return directory
 
 
-def test_an_exported_run_has_the_same_probabilities(prm_run, exported):
-  """The export that export.py makes of a run gives the step probabilities of the run."""
+def test_an_exported_run_has_the_same_probabilities(prm_run, exported, tmp_path):
+  """An export of export.py has its run's step probabilities and contract; one needs a step head."""
   solutions = [("1+1=", ["2\n", "so 3"]), ("2+2=", ["4"])]
-  one_device = {"devices": jax.devices()[:1]}
-  expected = Scorer.load(prm_run, **one_device).probabilities(solutions)
-  probabilities = Scorer.load_model(exported, **one_device).probabilities(solutions)
-  for a, b in zip(probabilities, expected, strict=True):
+  run, scorer = (
+    load(path, devices=jax.devices()[:1])
+    for load, path in ((Scorer.load, prm_run), (Scorer.load_model, exported))
+  )
+  for a, b in zip(scorer.probabilities(solutions), run.probabilities(solutions), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5)  # rows of another length: sums in another order
   contract = export.read_contract(exported)
+  assert scorer.facts()["tokenizer_hash"] == contract.tokenizer_hash
+  assert "model.safetensors" in scorer.facts()["sha256"]
+  about = (run.params, run.config, run.vocab_size)
+  export.write(tmp_path / "lm", *about, contract=contract, kind="causal-lm")
+  run.tokenizer.save(tmp_path / "lm")
+  with pytest.raises(ValueError, match=r"score\.weight is missing"):
+    Scorer.load_model(tmp_path / "lm")
   tokenizer = tokenizers.load(exported)
   assert contract == token_tree.step_contract(
     tokenizer, contract.separator, contract.objective, contract.recipe
   )
-  again = conftest.call_script("export.py", f"--checkpoint={prm_run}", f"--output={exported}")
-  assert again.returncode == 1 and "is there already" in again.stderr
+  again = conftest.call_script(
+    "export.py", f"--checkpoint={prm_run}", f"--output={exported}", code=1
+  )
+  assert "is there already" in again.stderr
 
 
 def test_an_export_may_be_named_from_the_home_directory(prm_run, tmp_path, monkeypatch):
   """--output=~/NAME, which shells do not expand, is a directory of the user."""
   monkeypatch.setenv("HOME", str(tmp_path))
   done = conftest.call_script("export.py", f"--checkpoint={prm_run}", "--output=~/out")
-  assert done.returncode == 0, done.stderr
   assert f"-> {tmp_path / 'out'}\n" in done.stdout and (tmp_path / "out" / "README.md").is_file()
 
 

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 
 import jax
@@ -238,20 +237,17 @@ def test_unsupported_values_are_errors_with_file_and_key(tmp_path, values, messa
 @pytest.mark.reference
 @pytest.mark.shared_data
 @pytest.mark.slow
-def test_real_smollm2_has_the_logits_of_transformers(shared):
+def test_real_smollm2_has_the_logits_of_transformers(shared, smollm2):
   """SmolLM2 has the top token of transformers on 50 problems, and its logits within 2e-3."""
   import torch
   import transformers
 
-  path = pathlib.Path(os.environ.get("PRM_JAX_SMOLLM2", ""))
-  if not (path / "provenance.json").is_file():
-    pytest.skip("PRM_JAX_SMOLLM2 is not what scripts/fetch_model.py smollm2-135m writes")
-  theirs = transformers.AutoModelForCausalLM.from_pretrained(path).float().eval()
-  tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-  config = families.read(path)
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(smollm2).float().eval()
+  tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+  config = families.read(smollm2)
   mesh = sharding_lib.make_mesh(config_lib.Mesh(tensor=2))
   abstract = decoder.abstract_params(config, config.vocab_size, 3, mesh)
-  params = weights.load(path, abstract, config)
+  params = weights.load(smollm2, abstract, config)
   graphdef = step_lib.graph(config, config.vocab_size, 3)
 
   @jax.jit

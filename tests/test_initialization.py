@@ -37,7 +37,7 @@ def public(arithmetic_data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data, public):
   """A run of two updates that takes architecture and tokenizer from the public model."""
-  given = tiny.experiment(arithmetic_data, config_lib.Loss())
+  given = tiny.experiment(arithmetic_data)
   return dataclasses.replace(
     tiny.change(given, "train", steps=2),
     model=config_lib.Model(unroll_layers=True),
@@ -60,11 +60,8 @@ def whole(experiment, public, tmp_path_factory):
 @pytest.fixture
 def classifier(public, tmp_path):
   """(directory of the public model as a token classifier, its parameters)."""
-  directory, params = tmp_path / "classifier", dict(public[1])
-  shutil.copytree(public[0], directory, ignore=shutil.ignore_patterns("*.safetensors"))
-  params["head_bias"] = np.arange(3, dtype=np.float32)
-  safetensors_files.write_directory(directory, weights.unload(params, tiny.MODEL))
-  return directory, params
+  directory = tmp_path / "classifier"
+  return directory, tiny.public(directory, PUBLIC_ROWS, public[0] / "tokenizer.model", head=True)
 
 
 def test_a_run_starts_from_the_public_model(experiment, public):
@@ -183,9 +180,8 @@ def test_a_run_does_not_need_the_public_model_again(whole, public, tmp_path):
   shutil.move(experiment.init.checkpoint, tmp_path / "elsewhere")
   loop.run(experiment, tmp_path / "killed")
   shutil.move(tmp_path / "elsewhere", experiment.init.checkpoint)
-  uninterrupted, resumed = (tiny.final_state(each) for each in (finished, tmp_path / "killed"))
-  jax.tree.map(np.testing.assert_array_equal, uninterrupted, resumed)
-  assert resumed.params["embedding"].shape[0] == PUBLIC_ROWS
+  tiny.assert_same_run(finished, tmp_path / "killed")
+  assert tiny.final_state(finished).params["embedding"].shape[0] == PUBLIC_ROWS
   assert tokenizers.load(tmp_path / "killed").hash == tokenizers.load(public[0]).hash
   with pytest.raises(ValueError, match=r"init\.checkpoint: .* then, .* now"):
     loop.run(tiny.change(experiment, "init", checkpoint=str(public[0])), tmp_path / "killed")

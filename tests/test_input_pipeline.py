@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import tiny
+import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,6 @@ def test_text_round_trips(tokenizer, text, more):
 
 
 def test_digits_and_newlines_are_tokens_of_their_own(tokenizer):
-  """Each digit and each newline is one token."""
   assert len(tokenizer.encode("12345")) == 5
   assert len(tokenizer.encode("\n\n")) == 2
 
@@ -145,7 +145,6 @@ def either(request, arithmetic_data, tmp_path_factory):
   """A tokenizer of each kind with the special tokens <s> and </s>."""
   if request.param == "tokenizer.model":
     return tokenizers.load(arithmetic_data / request.param)
-  library = pytest.importorskip("tokenizers", reason="it makes a tokenizer.json")
   letters = {letter: i for i, letter in enumerate("<s>/ab", start=2)}
   made = library.Tokenizer(library.models.BPE({"<s>": 0, "</s>": 1} | letters, []))
   made.add_special_tokens(["<s>", "</s>"])

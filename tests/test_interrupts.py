@@ -12,9 +12,7 @@ import time
 
 import conftest
 import pytest
-import tiny
 
-from prm_jax import config as config_lib
 from prm_jax.runtime import exits
 
 MOMENTS = int(os.environ.get("PRM_JAX_INTERRUPTS", "50"))
@@ -38,8 +36,7 @@ def flags(script, work, out):
 
 
 def run(script, work, out):
-  done = conftest.run_script(script, *flags(script, work, out))
-  assert done.returncode == 0, done.stderr
+  conftest.run_script(script, *flags(script, work, out))
 
 
 def start(script, work, out):
@@ -58,24 +55,15 @@ def contents(folder):
 
 
 @pytest.fixture(scope="module")
-def work(arithmetic_data, tmp_path_factory):
+def work(arithmetic_data, prm_run, tmp_path_factory):
   """A folder with the scripts' inputs: data, a model, candidates and scored candidates."""
   folder = tmp_path_factory.mktemp("work")
   (folder / "data").symlink_to(arithmetic_data)
-  tiny.untrained(tiny.experiment(arithmetic_data, config_lib.Loss()), folder / "run")
-  lines = (arithmetic_data / "candidates.jsonl").read_text()
-  (folder / "candidates.jsonl").write_text(lines)
+  (folder / "run").symlink_to(prm_run)
+  (folder / "candidates.jsonl").symlink_to(arithmetic_data / "candidates.jsonl")
   run("score.py", folder, folder)
   (folder / "o.jsonl").rename(folder / "scored.jsonl")
   return folder
-
-
-@pytest.fixture(autouse=True)
-def sigint_handled():
-  """Handles SIGINT even if the suite runs in the background of a shell, which ignores Ctrl-C."""
-  before = signal.signal(signal.SIGINT, signal.default_int_handler)
-  yield
-  signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Generative judges: parsers of verdicts, votes, and requests to a chat server."""
 
 import collections
-import contextlib
 import dataclasses
-import http.server
 import itertools
 import json
 import math
@@ -11,11 +9,12 @@ import re
 import threading
 import time
 
+import fake_server
 import jobs
 import numpy as np
 import pytest
 import test_sampler
-from conftest import call_script, run_script
+from conftest import call_script, read_lines, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 from scored_files import ranked
@@ -28,7 +27,6 @@ from prm_jax.generation import prompts
 from prm_jax.generation.engines import Limits
 from prm_jax.generation.sampling import Sampling
 from prm_jax.generation.server import Server
-from prm_jax.runtime import journal as journal_lib
 from prm_jax.supervision import judge
 
 TWO = ("p", ("a", "b"))  # a solution of two steps
@@ -182,58 +180,18 @@ def test_a_tie_goes_to_the_earliest_error(verdicts, expected):
   assert judge.plurality(verdicts) == expected
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-  """A chat server that answers as `State.act` decides."""
-
-  protocol_version = "HTTP/1.1"
-
-  def log_message(self, *args):
-    pass
-
-  def do_POST(self):
-    state = self.server.state
-    body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-    with state.lock:
-      state.asked.append((self.path, body))
-      number = len(state.asked) - 1
-    reply = state.act(body["messages"][-1]["content"], number)
-    if reply is None:
-      self.close_connection = True
-      return
-    status, headers, data = reply
-    self.send_response(status)
-    for key, value in ({"Content-Length": len(data)} | headers).items():
-      self.send_header(key, str(value))
-    self.end_headers()
-    self.wfile.write(data)
-    self.close_connection = "Content-Length" in headers  # half a body
-
-
-@dataclasses.dataclass
-class State:
-  """The requests to the server so far, and its answers."""
-
-  act: object = None  # (message, number of the request) -> (status, headers, body); None: hangs up
-  asked: list = dataclasses.field(default_factory=list)  # (path, body) of each request
-  lock: object = dataclasses.field(default_factory=threading.Lock)
-
-
 @pytest.fixture
 def chat():
-  """The state of a local chat server, and an engine that asks it."""
-  with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-    httpd.state = State()
-    threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{httpd.server_port}/v1"
-    yield httpd.state, Server(url, "m", concurrency=4, chat=True)
-    httpd.shutdown()
+  """A local chat server, and an engine that asks it."""
+  with fake_server.running(fake_server.Server(None)) as server:
+    yield server, Server(server.url, "m", concurrency=4, chat=True)
 
 
 def reply(content, end="stop", **message):
   """A whole answer of the server."""
   message = {"role": "assistant", "content": content} | message
   body = {"choices": [{"index": 0, "message": message, "finish_reason": end}]}
-  return 200, {}, json.dumps(body | {"usage": {"completion_tokens": 5}}).encode()
+  return body | {"usage": {"completion_tokens": 5}}
 
 
 def settings(name="critic", votes=2, tokens=99):
@@ -255,8 +213,8 @@ def oracle(solutions, errors, name="critic"):
   """Answers of a server that knows the first error of each solution, found by its prompt."""
   known = {judge.TEMPLATES[name].prompt(*each): i for i, each in solutions.items()}
 
-  def act(message, number):
-    i = known[message]
+  def act(body, _):
+    i = known[body["messages"][-1]["content"]]
     return reply(answer(name, errors[i], len(solutions[i][1])))
 
   return act
@@ -268,53 +226,53 @@ def test_a_chat_server_judges(name, chat, capsys):
 
   The seeds of some solutions alone are those that they have among all, so runs can be resumed.
   """
-  state, engine = chat
-  state.act = oracle(SOLUTIONS, ERRORS, name)
+  server, engine = chat
+  server.act = oracle(SOLUTIONS, ERRORS, name)
   judgements = judged(engine, SOLUTIONS, name=name)
   assert {i: x.verdicts for i, x in judgements.items()} == {i: (e, e) for i, e in ERRORS.items()}
   assert {x.tokens for x in judgements.values()} == {10}
-  assert {path for path, _ in state.asked} == {"/v1/chat/completions"}
-  bodies = [body for _, body in state.asked]
+  assert {path for path, _ in server.asked} == {"/v1/chat/completions"}
+  bodies = server.bodies
   keys = {"model", "messages", "n", "max_tokens", "temperature", "top_p", "seed"}
   assert all(body.keys() == keys and len(body["messages"]) == 1 for body in bodies)
   assert bodies[0] | {"max_tokens": 99, "temperature": 0.7, "top_p": 0.9, "n": 1} == bodies[0]
   seeds = {body["seed"] for body in bodies}
   assert len(seeds) == 10 and not capsys.readouterr().err
-  state.asked.clear()
+  server.asked.clear()
   judged(engine, {i: SOLUTIONS[i] for i in (1, 4)}, name=name)
-  assert len({body["seed"] for _, body in state.asked} & seeds) == 4
+  assert len({body["seed"] for body in server.bodies} & seeds) == 4
 
 
 def test_votes_stand_in_the_order_of_their_seeds(chat):
   """The order in which answers arrive does not change the order of the verdicts."""
-  state, engine = chat
+  server, engine = chat
   over = threading.Event()
 
-  def act(message, number):
+  def act(body, number):
     if number == 0:
       assert over.wait(60)
     elif number == 2:
       over.set()
-    return by_seed(message, number)
+    return by_seed(body)
 
-  by_seed = lambda message, number: reply(f"\\boxed{{{state.asked[number][1]['seed'] % 2}}}")
-  state.act = act
+  by_seed = lambda body, _=0: reply(f"\\boxed{{{body['seed'] % 2}}}")
+  server.act = act
   (judgement,) = judged(engine, {7: TWO}, votes=3).values()
   sequential = dataclasses.replace(engine, concurrency=1)
-  state.act = by_seed
+  server.act = by_seed
   assert judged(sequential, {7: TWO}, votes=3)[7] == judgement
 
 
 def test_a_slow_answer_does_not_hold_up_the_others(chat):
   """The other solutions are judged while one answer is under way."""
-  state, engine = chat
+  server, engine = chat
   over, known = threading.Event(), oracle(SOLUTIONS, ERRORS)
 
-  def act(message, number):
+  def act(body, number):
     assert number or over.wait(60)
-    return known(message, number)
+    return known(body, number)
 
-  state.act = act
+  server.act = act
   engine = dataclasses.replace(engine, concurrency=2)
   judgements = judge.judged(SOLUTIONS, engine, judge.message, settings())
   assert {next(judgements).number for _ in range(4)} < SOLUTIONS.keys()
@@ -323,23 +281,17 @@ def test_a_slow_answer_does_not_hold_up_the_others(chat):
 
 
 TROUBLES = [(500, {}, b"no"), (500, {}, b"no"), (429, {"Retry-After": 1}, b"busy"), None]
-TROUBLES += [(200, {"Content-Length": 999}, b'{"choices": ['), (503, {}, b"")]
+TROUBLES += [fake_server.TORN, (503, {}, b"")]
 
 
 def test_trouble_that_passes_is_tried_again(chat):
   """A server error, status 429, a closed connection and half a body are tried again."""
-  state, engine = chat
-  known, left = oracle(SOLUTIONS, ERRORS), collections.deque(TROUBLES)
-
-  def act(message, number):
-    with contextlib.suppress(IndexError):
-      return left.popleft()
-    return known(message, number)
-
-  state.act = act
+  server, engine = chat
+  server.act = oracle(SOLUTIONS, ERRORS)
+  server.troubles.extend(TROUBLES)
   judgements = judged(engine, SOLUTIONS)
   assert {i: x.verdicts for i, x in judgements.items()} == {i: (e, e) for i, e in ERRORS.items()}
-  assert len(state.asked) == 10 + len(TROUBLES)
+  assert len(server.asked) == 10 + len(TROUBLES)
 
 
 @pytest.mark.parametrize(
@@ -355,8 +307,8 @@ def test_trouble_that_passes_is_tried_again(chat):
 )
 def test_an_answer_without_a_verdict_is_undecided(given, chat):
   """An answer that is null, cut off, filtered, out of range or garbage is no vote."""
-  state, engine = chat
-  state.act = lambda message, number: given
+  server, engine = chat
+  server.act = lambda *_: given
   (judgement,) = judged(engine, {0: TWO}).values()
   assert judgement.verdicts == (None, None)
   assert judge.line({}, *TWO, judgement, {})["labels"] == [None, None]
@@ -365,15 +317,16 @@ def test_an_answer_without_a_verdict_is_undecided(given, chat):
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 def test_the_thoughts_that_a_server_separates_are_read(key, chat):
   """ThinkPRM's judgements of steps are in its thoughts, which servers return under another key."""
-  state, engine = chat
-  state.act = lambda message, number: reply(SAYS_NO, **{key: RIGHT + WRONG})
+  server, engine = chat
+  server.act = lambda *_: reply(SAYS_NO, **{key: RIGHT + WRONG})
   (judgement,) = judged(engine, {0: TWO}, name="thinkprm").values()
   assert judgement.verdicts == (1, 1)
 
 
 @pytest.mark.parametrize(
-  "data, message",
+  "answer, message",
   [
+    ((400, {}, b"too long"), "status 400: 'too long'"),
     (b"<html>" + b"x" * 2**20, "not JSON"),
     (b"\xff", "not JSON"),
     (b"[" * 2**20, "nested"),
@@ -383,27 +336,19 @@ def test_the_thoughts_that_a_server_separates_are_read(key, chat):
     (b'{"choices": [{"message": {"content": ["a"]}}]}', "expected `?str"),
   ],
 )
-def test_a_body_that_is_no_chat_completion_is_an_error_of_the_url(data, message, chat):
+def test_an_answer_that_is_no_chat_completion_is_an_error_of_the_url(answer, message, chat):
   """The message has the URL and the reason, and is short whatever the server sends."""
-  state, engine = chat
-  state.act = lambda *_: (200, {}, data)
+  server, engine = chat
+  server.act = lambda *_: answer if isinstance(answer, tuple) else (200, {}, answer)
   with pytest.raises(ValueError, match=f"^{re.escape(engine.url)}.*{message}") as error:
     judged(engine, {0: TWO})
   assert len(str(error.value)) < 500
 
 
-def test_a_refused_request_is_an_error_of_the_url(chat):
-  """The message has the URL, the status and the server's body."""
-  state, engine = chat
-  state.act = lambda *_: (400, {}, b"too long")
-  with pytest.raises(ValueError, match=r"v1/chat/completions: status 400: 'too long'"):
-    judged(engine, {0: TWO})
-
-
 def test_a_server_that_cannot_be_reached_or_hangs_up_is_an_error_of_the_url(chat):
   """The error comes after all retries."""
-  state, engine = chat
-  state.act = lambda *_: None
+  server, engine = chat
+  server.act = lambda *_: None
   absent = Server(f"http://{jobs.free_address()}/v1", "m", chat=True)
   for each in (engine, absent):
     with pytest.raises(OSError, match=f"^{each.url}/chat/completions: no answer after 1 retries"):
@@ -457,9 +402,9 @@ def candidates():
 
 def judged_lines(chat, records, errors):
   """The lines of a judge that knows the errors."""
-  state, engine = chat
+  server, engine = chat
   solutions = numbered(records)
-  state.act = oracle(solutions, errors)
+  server.act = oracle(solutions, errors)
   judgements = judged(engine, solutions)
   return [judge.line(records[i], *solutions[i], judgements[i], {"judge": "m"}) for i in solutions]
 
@@ -467,10 +412,6 @@ def judged_lines(chat, records, errors):
 def numbered(records):
   """The problem and steps of each record, by number."""
   return {i: (record["problem"], record["steps"]) for i, record in enumerate(records)}
-
-
-def write(path, lines):
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
@@ -491,10 +432,9 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
     votes = (None, None) if i % 2 else (firsts[i], judge.NONE_WRONG) * 2
     line |= judge.line(line, line["problem"], line["steps"], judge.Judgement(i, votes, 0), {})
   path, out = tmp_path / "judged.jsonl", tmp_path / "result.json"
-  write(path, lines)
+  write_lines(path, lines)
   flags = (f"--input={path}", "--benchmark=process_bench", f"--output={out}")
   done = call_script("evaluate.py", *flags)
-  assert done.returncode == 0, done.stderr
   assert f"{len(lines[1::2])} of {len(lines)} solutions undecided" in done.stdout
   result = json.loads(out.read_text())
   for name, expected in (("math", 1), ("gsm8k", 0)):
@@ -512,8 +452,7 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
 def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
   """Reranking by the judge's scores takes a solution without an error where there is one."""
   records, errors = zip(*candidates)
-  path = tmp_path / "judged.jsonl"
-  write(path, judged_lines(chat, records, errors))
+  path = write_lines(tmp_path / "judged.jsonl", judged_lines(chat, records, errors))
   report, _ = ranked(read_scored_samples([path]), methods=["prm_product"])
   by_problem = collections.defaultdict(list)
   for record, first in candidates:
@@ -529,8 +468,7 @@ def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):
 def test_the_labels_of_a_judge_can_be_prepared(candidates, chat, tmp_path):
   """prepare_data.py --dataset=stepwise keeps every line of a judge and every label."""
   records, errors = zip(*candidates)
-  path = tmp_path / "judged.jsonl"
-  write(path, judged_lines(chat, records, errors))
+  path = write_lines(tmp_path / "judged.jsonl", judged_lines(chat, records, errors))
   options = prepare.Stepwise(test_share=0.0)
   manifest = prepare.prepare_stepwise(tmp_path / "data", options, source=path)
   counts = manifest["splits"]["train"]
@@ -541,29 +479,28 @@ def test_the_labels_of_a_judge_can_be_prepared(candidates, chat, tmp_path):
 
 
 def annotation(engine, records, folder):
-  """The flags with which annotate.py asks a judge about these records, and its output."""
+  """The flags without --output with which annotate.py asks a judge, and the output's path."""
   path, out = folder / "samples.jsonl", folder / "judged.jsonl"
-  write(path, records)
+  write_lines(path, records)
   flags = ("--method=judge", f"--url={engine.url}", "--served_model=m", "--votes=2")
-  return (*flags, f"--input={path}", f"--output={out}", "--concurrency=4"), out
+  return (*flags, f"--input={path}", "--concurrency=4"), out
 
 
 def test_annotate_py_asks_a_judge_and_can_be_resumed(candidates, chat, tmp_path):
   """After a failure, annotate.py does not ask again about solutions that are in its journal."""
   records, errors = zip(*candidates)
-  state, engine = chat
+  server, engine = chat
   flags, out = annotation(engine, records, tmp_path)
   good, seen = oracle(numbered(records), errors), itertools.count()
-  state.act = lambda *asked: good(*asked) if next(seen) < 20 else (400, {}, b"no")
-  done = call_script("annotate.py", *flags)
-  assert done.returncode == 1 and "status 400" in done.stderr and not out.exists()
+  server.act = lambda *asked: good(*asked) if next(seen) < 20 else (400, {}, b"no")
+  done = call_script("annotate.py", *flags, f"--output={out}", code=1)
+  assert "status 400" in done.stderr and not out.exists()
   asked = []
-  state.act = lambda *given: (asked.append(1), good(*given))[1]
-  done = call_script("annotate.py", *flags)
-  assert done.returncode == 0, done.stderr
+  server.act = lambda *given: (asked.append(1), good(*given))[1]
+  done = call_script("annotate.py", *flags, f"--output={out}")
   assert "40 solutions, 80 verdicts, 0.0 % undecided" in done.stdout
   assert len(asked) < 80
-  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  lines = read_lines(out)
   assert [line["verdicts"] for line in lines] == [[first] * 2 for first in errors]
   assert {line["provenance"]["template"] for line in lines} == {"critic"}
 
@@ -571,7 +508,7 @@ def test_annotate_py_asks_a_judge_and_can_be_resumed(candidates, chat, tmp_path)
 @pytest.mark.slow
 def test_campaign_of_kills(candidates, chat, tmp_path):
   """Killed 30 times at any moment and run again, a judge's job loses and doubles nothing."""
-  state, engine = chat
+  server, engine = chat
   records = [record | {"number": i} for i in range(50) for record, _ in candidates]
   errors = [first for _ in range(50) for _, first in candidates]
   good = oracle(numbered(records), errors)
@@ -580,15 +517,9 @@ def test_campaign_of_kills(candidates, chat, tmp_path):
     time.sleep(0.05)  # so that kills come while it works
     return good(*asked)
 
-  state.act = act
+  server.act = act
   flags, out = annotation(engine, records, tmp_path)
-  journal = journal_lib.path(out, 0)
-  sizes = jobs.kill_again(30, lambda: jobs.start("annotate.py", *flags), journal, out)
-  assert sizes[0] and len({*sizes}) > 15  # most of them came while it worked
-  if not out.exists() or journal.exists():
-    done = run_script("annotate.py", *flags)
-    assert done.returncode == 0, done.stderr
-  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  jobs.kill_again(30, "annotate.py", flags, out)
+  lines = read_lines(out)
   assert [line["number"] for line in lines] == [record["number"] for record in records]
   assert [line["verdicts"] for line in lines] == [[first] * 2 for first in errors]
-  assert not journal.exists()

@@ -16,12 +16,10 @@ import tracemalloc
 
 import forked_train
 import jax
-import numpy as np
 import pytest
 import tiny
 from conftest import OPTIMISED, ROOT
 
-from prm_jax import config as config_lib
 from prm_jax.datasets import prm800k
 from prm_jax.runtime import exits, workdir_lock
 from prm_jax.training import checkpoint, loop
@@ -30,33 +28,25 @@ from prm_jax.training import checkpoint, loop
 @pytest.fixture
 def experiment(arithmetic_data, one_device):
   """A run on one device, with a line for every step."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss())
+  experiment = tiny.experiment(arithmetic_data)
   return tiny.change(experiment, "train", log_every=1)
 
 
-def test_a_run_stopped_by_sigterm_resumes_exactly(experiment, tmp_path, monkeypatch):
+def test_a_run_stopped_by_sigterm_resumes_exactly(experiment, tmp_path):
   """SIGTERM, even twice, finishes and saves the current step; the resumed run equals a whole one.
 
   The evaluation that was due at that step is made on resuming, and recorded once.
   """
-
-  def stopping(self, step, split, values, write=loop.Log.write):
-    write(self, step, split, values)
-    if step == 2:  # written while step 3 is under way
-      os.kill(os.getpid(), signal.SIGTERM)
-      os.kill(os.getpid(), signal.SIGTERM)
-
   c = tiny.change(experiment, "train", eval_every=3, save_every=8)
   loop.run(c, tmp_path / "whole")
-  with monkeypatch.context() as patch, pytest.raises(exits.Preempted, match="step 3 is saved"):
-    patch.setattr(loop.Log, "write", stopping)
+  twice = lambda: (tiny.terminate(), tiny.terminate())
+  # The record of step 2 is written while step 3 is under way.
+  with tiny.after_record(2, twice), pytest.raises(exits.Preempted, match="step 3 is saved"):
     loop.run(c, tmp_path / "stopped")
   assert checkpoint.latest(tmp_path / "stopped")[0] == 3
   assert [(r["step"], r["split"]) for r in tiny.records(tmp_path / "stopped")][-1] == (3, "train")
   loop.run(c, tmp_path / "stopped")
-  final = [tiny.final_state(tmp_path / name) for name in ("whole", "stopped")]
-  jax.tree.map(np.testing.assert_array_equal, *final)
-  assert tiny.records(tmp_path / "stopped") == tiny.records(tmp_path / "whole")
+  tiny.assert_same_run(tmp_path / "whole", tmp_path / "stopped")
   assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -179,7 +169,6 @@ def test_killed_runs_end_as_uninterrupted_ones(experiment, tmp_path, monkeypatch
     startup = time.monotonic() - began
     child.join(600)
     assert child.exitcode == 0, (tmp_path / "log").read_text()
-  expected = tiny.final_state(tmp_path / "whole"), tiny.records(tmp_path / "whole")
   draw, sent = random.Random(2), collections.Counter()
   while sent.total() < kills:
     workdir = tmp_path / f"run_{sent.total()}"
@@ -199,8 +188,7 @@ def test_killed_runs_end_as_uninterrupted_ones(experiment, tmp_path, monkeypatch
       assert code in (0, os.EX_TEMPFAIL, -signal.SIGKILL, -signal.SIGTERM), (code, log)
       assert code != 0 or before == 0 or f"resuming at step {before}\n" in log, log
       assert newest(workdir) >= before
-    jax.tree.map(np.testing.assert_array_equal, tiny.final_state(workdir), expected[0])
-    assert tiny.records(workdir) == expected[1]
+    tiny.assert_same_run(tmp_path / "whole", workdir)
   print(f"{kills} kills: {dict(sent)}")
 
 

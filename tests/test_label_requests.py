@@ -5,7 +5,7 @@ import json
 import math
 
 import pytest
-from conftest import call_script
+from conftest import call_script, write_lines
 
 from prm_jax.datasets import prepare
 from prm_jax.evaluation import page
@@ -117,9 +117,8 @@ def test_agreement_is_on_steps_that_both_labelled():
 def test_wrong_answers_name_file_line_and_value(answer, message, tmp_path):
   """An answer to no request, or with labels that do not fit its steps, is an error."""
   asked = lib.requests(items(1), seed=0)
-  path = tmp_path / "answers.jsonl"
   line = {"request": asked[0][0].request, "labeller": "bea"} | answer
-  path.write_text(json.dumps(line) + "\n")
+  path = write_lines(tmp_path / "answers.jsonl", [line])
   with pytest.raises(BadLine, match=message) as error:
     lib.collect(asked, json_lines.structs(path, lib.Answer))
   assert f"{path}:1" in str(error.value)
@@ -136,8 +135,7 @@ def write_scored(path, **changed):
   """Writes a scored line; returns the path."""
   line = {"problem": "p", "steps": ["a", "b"], "is_correct": True}
   ratings = [{"-1": 0.1, "0": 0, "1": 0.9}] * 2
-  path.write_text(json.dumps(line | {"rating_probs": ratings} | changed) + "\n")
-  return path
+  return write_lines(path, [line | {"rating_probs": ratings} | changed])
 
 
 def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
@@ -185,12 +183,9 @@ def test_rules_count_the_neutral_class_as_they_are_told(neutral, score, chosen, 
     rating = dict(zip(("-1", "0", "1"), probabilities))
     lines.append({"problem": "p", "steps": [text] * 2, "is_correct": False})
     lines[-1]["rating_probs"] = [rating] * 2
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  write_lines(path, lines)
   out = tmp_path / "out.jsonl"
-  done = call_script(
-    "label_requests.py", f"--input={path}", f"--output={out}", f"--neutral={neutral}"
-  )
-  assert done.returncode == 0, done.stderr
+  call_script("label_requests.py", f"--input={path}", f"--output={out}", f"--neutral={neutral}")
   assert json.loads(out.read_text())["steps"] == [chosen] * 2
   assert json.loads(lib.key(out).read_text())["about"]["score"] == pytest.approx(score)
 
@@ -207,8 +202,10 @@ def test_flags_that_do_not_go_together_are_errors(flags, message, tmp_path):
   """An input is not overwritten, and reading answers takes no flag of asking."""
   path = write_scored(tmp_path / "a.jsonl")
   before = path.read_text()
-  done = call_script("label_requests.py", *(x.format(a=path) for x in flags), f"--output={path}")
-  assert done.returncode == 1 and message in done.stderr
+  done = call_script(
+    "label_requests.py", *(x.format(a=path) for x in flags), f"--output={path}", code=1
+  )
+  assert message in done.stderr
   assert path.read_text() == before
 
 
@@ -217,9 +214,8 @@ def test_numbers_out_of_range_are_errors(flag, tmp_path):
   """A count below 1, a share outside 0 to 1 and a negative seed are errors that name the value."""
   path = write_scored(tmp_path / "a.jsonl")
   out = tmp_path / "out.jsonl"
-  done = call_script("label_requests.py", f"--input={path}", f"--output={out}", f"--{flag}")
-  name, value = flag.split("=")
-  assert done.returncode == 2 and f"args.{name}={value}" in done.stderr
+  flags = (f"--input={path}", f"--output={out}", f"--{flag}")
+  assert f"args.{flag}" in call_script("label_requests.py", *flags, code=2).stderr
   assert not out.exists()
 
 
@@ -239,16 +235,11 @@ def test_label_requests_py_makes_requests_and_turns_answers_into_a_dataset(tmp_p
     for p in range(5)
     for s in range(4)
   ]
-  scored.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  known = tmp_path / "known.jsonl"
+  write_lines(scored, rows)
   # The best of p0 is known, so it is not asked for once more.
-  known.write_text(json.dumps({"problem": "p0", "steps": ["a", "b0"], "labels": [1, 1]}) + "\n")
-
-  def script(*flags) -> str:
-    done = call_script("label_requests.py", *flags)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
+  best = {"problem": "p0", "steps": ["a", "b0"], "labels": [1, 1]}
+  known = write_lines(tmp_path / "known.jsonl", [best])
+  script = lambda *flags: call_script("label_requests.py", *flags).stdout
   requests = tmp_path / "requests.jsonl"
   flags = [f"--input={scored}", f"--output={requests}", "--count=2", f"--quality_control={known}"]
   assert "10 solutions to label, 1 for quality control" in script(*flags)
@@ -256,12 +247,13 @@ def test_label_requests_py_makes_requests_and_turns_answers_into_a_dataset(tmp_p
   chosen = [request for request, key in asked if key.kind != "quality_control"]
   assert ("p0", "b0") not in {(request.problem, request.steps[1]) for request in chosen}
   assert {request.steps[1] for request in chosen} <= {"b0", "b1", "b2"}  # best, or most convincing
-  given = tmp_path / "answers.jsonl"
-  with given.open("w") as out:
-    for request, key in asked:
-      labels = key.labels or [1, -1]
-      answer = {"request": request.request, "labeller": "bea", "labels": labels}
-      out.write(json.dumps(answer) + "\n")
+  given = write_lines(
+    tmp_path / "answers.jsonl",
+    [
+      {"request": request.request, "labeller": "bea", "labels": key.labels or [1, -1]}
+      for request, key in asked
+    ],
+  )
   labels = tmp_path / "labels.jsonl"
   text = script(f"--answers={given}", f"--requests={requests}", f"--output={labels}")
   assert "10 labelled solutions" in text and "100 % of quality control" in text

@@ -9,7 +9,17 @@ import tarfile
 
 import pytest
 import tiny
-from conftest import ENVIRONMENT, ROOT, call_script, completion, make_row, start_script, step
+from conftest import (
+  ENVIRONMENT,
+  ROOT,
+  call_script,
+  completion,
+  make_row,
+  read_lines,
+  start_script,
+  step,
+  write_lines,
+)
 
 LEVELS = {1: 5, 2: 8, 3: 4, 4: 3}
 
@@ -42,16 +52,22 @@ def source(tmp_path):
     ("phase2_train", rows),
     ("phase2_test", [make_row(steps, "found_error", 1, "level 2, number 1")]),
   ):
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    write_lines(folder / f"{name}.jsonl", lines)
   return folder
 
 
 def split(source, out, *flags, run=call_script):
   """Returns the reported problems, the own problems and the manifest of split_problems.py."""
-  done = run("split_problems.py", f"--source={source}", f"--output={out}", *flags)
-  assert done.returncode == 0, done.stderr
-  read = lambda name: [json.loads(x) for x in (out / f"{name}.jsonl").read_text().splitlines()]
+  run("split_problems.py", f"--source={source}", f"--output={out}", *flags)
+  read = lambda name: read_lines(out / f"{name}.jsonl")
   return read("reported"), read("own"), json.loads((out / "manifest.json").read_text())
+
+
+def mathematics(*flags):
+  """Returns the finished run of mathematics.sh."""
+  command = ["bash", ROOT / "scripts" / "mathematics.sh", "--scale=smoke", *flags]
+  environment = ENVIRONMENT | {"python": sys.executable, "PATH": os.environ["PATH"]}
+  return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_reported_problems_are_in_no_other_file(source, tmp_path):
@@ -89,13 +105,12 @@ def test_the_test_problems_may_lie_beside_the_source(source, tmp_path):
 
 def test_a_limit_of_training_problems_needs_their_source(tmp_path):
   """--training without the records that it limits is an error before anything is downloaded."""
-  done = call_script("split_problems.py", f"--output={tmp_path / 'out'}", "--training=5")
-  assert done.returncode == 1 and "--training limits the problems of PRM800K's" in done.stderr
+  done = call_script("split_problems.py", f"--output={tmp_path / 'out'}", "--training=5", code=1)
+  assert "--training limits the problems of PRM800K's" in done.stderr
 
 
 def test_results_of_other_settings_are_not_mixed(tmp_path):
   """An output of another generator or source, and two base models of one name, are refused."""
-  script = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--generator=a"]
   made = "--scale=smoke --generator=a --problems=4 --n=3 --source="
   (tmp_path / "made_with").write_text(f"{made}{tmp_path}\n")
   for flags, message in (
@@ -103,8 +118,7 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
     (("--source=configs",), f"not {made}{ROOT / 'configs'}: give another --output"),
     ((f"--source={tmp_path}/.", "--base=a/model", "--base=b/model/"), "are named model"),
   ):
-    command = [*script, "--problems=4", "--n=3", f"--output={tmp_path}", *flags]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    done = mathematics("--generator=a", "--problems=4", "--n=3", f"--output={tmp_path}", *flags)
     assert done.returncode == 2 and message in done.stderr
 
 
@@ -112,13 +126,10 @@ def test_a_try_that_failed_does_not_bind_the_next(source, tmp_path):
   """After a wrong --source the right one is taken; the problems then belong to it."""
   (tmp_path / "model").mkdir()
   (tmp_path / "empty").mkdir()
-  command = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke", "--settings"]
-  command += [f"--output={tmp_path / 'out'}", f"--base={tmp_path / 'model'}"]
-  command += [f"--generator={tmp_path / 'model'}"]
-  environment = dict(ENVIRONMENT, python=sys.executable, PATH=os.environ["PATH"])
+  flags = ["--settings", f"--output={tmp_path / 'out'}", f"--base={tmp_path / 'model'}"]
+  flags += [f"--generator={tmp_path / 'model'}"]
   for folder, made in ((tmp_path / "empty", False), (source, True)):
-    given = [*command, f"--source={folder}"]
-    done = subprocess.run(given, env=environment, capture_output=True, text=True)
+    done = mathematics(*flags, f"--source={folder}")
     assert done.returncode == 1  # of the missing source, then of the model, which is empty
     assert (tmp_path / "out" / "problems").exists() == made, done.stderr
   assert (tmp_path / "out" / "made_with").read_text().endswith(f"--source={source}\n")
@@ -129,11 +140,9 @@ def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, 
   """Every stage runs at the scale "smoke"; a second run makes no file again."""
   tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
   out = tmp_path / "a run"
-  command = ["bash", str(ROOT / "scripts" / "mathematics.sh"), "--scale=smoke"]
-  command += [f"--source={source}", f"--output={out}", f"--generator={tmp_path / 'model'}"]
-  command += [f"--base={tmp_path / 'model'}", "--problems=3", "--n=2"]
-  environment = dict(ENVIRONMENT, python=sys.executable, PATH=os.environ["PATH"])
-  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  flags = [f"--source={source}", f"--output={out}", f"--generator={tmp_path / 'model'}"]
+  flags += [f"--base={tmp_path / 'model'}", "--problems=3", "--n=2"]
+  done = mathematics(*flags)
   assert done.returncode == 0, done.stderr[-3000:]
   found = json.loads((out / "model" / "product" / "comparison.json").read_text())
   assert found["problems"] == 3 and found["candidates"] == 6
@@ -144,6 +153,6 @@ def test_the_whole_chain_runs_with_a_tiny_random_model(source, arithmetic_data, 
   of_own = json.loads((out / "own" / "comparison.json").read_text())
   assert "model:product" in of_own["methods"]["model:soft_min"]["minus"]
   made = {path: path.stat().st_mtime for path in out.rglob("*.jsonl")}
-  done = subprocess.run(command, env=environment, capture_output=True, text=True)
+  done = mathematics(*flags)
   assert done.returncode == 0, done.stderr[-3000:]
   assert {path: path.stat().st_mtime for path in out.rglob("*.jsonl")} == made

@@ -1,15 +1,13 @@
 """The metrics of a run: its time by parts, progress, warnings, profiles."""
 
 import contextlib
-import json
-import os
 import re
-import signal
 import time
 
 import jax
 import pytest
 import tiny
+from conftest import read_lines
 
 from prm_jax import config as config_lib
 from prm_jax.runtime import exits, progress, workdir_lock
@@ -20,45 +18,31 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data):
-  return tiny.experiment(arithmetic_data, config_lib.Loss())
+  return tiny.experiment(arithmetic_data)
 
 
 def records(workdir, split):
   """The lines of metrics.jsonl of a split, with their times."""
-  lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+  lines = read_lines(workdir / "metrics.jsonl")
   return [line for line in lines if line["split"] == split]
 
 
-def test_goodput_covers_all_processes_of_a_run(experiment, tmp_path, monkeypatch):
+def test_goodput_covers_all_processes_of_a_run(experiment, tmp_path):
   """After a stop and a kill, the last goodput record counts the time of all the run's processes.
 
   Its parts add up to the total.  "away" is time without a process, or of work that a kill undid.
   """
-  write, began = loop.Log.write, time.time()
-
-  def stopping(self, step, split, values):
-    write(self, step, split, values)
-    if (step, split) == (4, "train"):
-      os.kill(os.getpid(), signal.SIGTERM)
-
-  def killed(self, step, split, values):
-    write(self, step, split, values)
-    if (step, split) == (8, "train"):  # the last checkpoint is of step 6
-      raise RuntimeError("killed")
-
-  monkeypatch.setattr(loop.Log, "write", stopping)
-  with pytest.raises(exits.Preempted):
+  began = time.time()
+  with tiny.after_record(4, tiny.terminate, "train"), pytest.raises(exits.Preempted):
     loop.run(experiment, tmp_path)
   stopped = records(tmp_path, "goodput")[-1]
-  monkeypatch.setattr(loop.Log, "write", killed)
   time.sleep(1)
-  with pytest.raises(RuntimeError, match="killed"):
-    loop.run(experiment, tmp_path)
+  with tiny.after_record(8, tiny.kill, "train"), pytest.raises(KeyboardInterrupt):
+    loop.run(experiment, tmp_path)  # whose last checkpoint is of step 6
   saved = records(tmp_path, "goodput")[-1]
   assert saved["step"] == 6
   assert 1 <= saved["away"] < saved["total"] - stopped["total"]
   undone = time.time() - saved["unix"]
-  monkeypatch.setattr(loop.Log, "write", write)
   loop.run(experiment, tmp_path)
   end = records(tmp_path, "goodput")[-1]
   assert end["away"] >= saved["away"] + undone

@@ -12,7 +12,6 @@ from prm_jax import step_metrics
 
 
 def test_each_metric_equals_counting_by_hand():
-  """Each metric of four steps equals its value by hand."""
   probs = np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.4, 0.5, 0.1], [0.5, 0.1, 0.4]])
   metrics = step_metrics.step_metrics(probs, [-1, 1, -1, 1])
   assert metrics["count"] == 4

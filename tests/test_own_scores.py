@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import write_lines
 from scored_files import (
   bundled,
   candidate,
@@ -18,15 +19,12 @@ from scored_files import (
   rated,
   samples_of,
   shown_on,
-  write,
   written,
 )
 
 from prm_jax.evaluation import methods as methods_lib
 from prm_jax.evaluation import report as report_lib
 from prm_jax.evaluation.scored_samples import read_scored_samples, unused_numbers
-
-FORMS = pytest.mark.parametrize("form", [list, in_groups])
 
 
 def renamed(records, **names):
@@ -38,7 +36,7 @@ def renamed(records, **names):
 
 def read(path, records, scores):
   """Returns the samples of a file of the records, with columns of scores."""
-  return read_scored_samples([write(path, records)], scores=scores)
+  return read_scored_samples([write_lines(path, records)], scores=scores)
 
 
 def with_logits(seed=0):
@@ -129,7 +127,7 @@ def test_wrong_step_scores(tmp_path, changes, message):
   """Step scores that are no probabilities, or not one for each step, name the line."""
   fine = {"rating_probs": ..., "step_scores": [0.0, 1.0]}
   records = [candidate(**fine), candidate(**(fine | changes))]
-  fails([write(tmp_path / "a.jsonl", records)], f"{tmp_path}/a.jsonl:2: ", message)
+  fails([write_lines(tmp_path / "a.jsonl", records)], f"{tmp_path}/a.jsonl:2: ", message)
 
 
 def test_ratings_come_before_step_scores(tmp_path):
@@ -155,23 +153,25 @@ def test_ratings_come_before_step_scores(tmp_path):
 def test_wrong_numbers_of_a_column(tmp_path, value, message):
   """A column's value that is missing or no finite number is an error with file, line and value."""
   records = [candidate(my_rm=3), candidate(my_rm=value)]
-  path = write(tmp_path / "a.jsonl", records)
+  path = write_lines(tmp_path / "a.jsonl", records)
   fails([path], f"{path}:2: {message}", scores=["my_rm"])
-  write(path, in_groups(records))
+  write_lines(path, in_groups(records))
   fails([path], f'{path}:1: "samples"[1]: {message}', scores=["my_rm"])
 
 
 def test_a_missing_column_names_the_nearest_key(tmp_path):
   """The error of a column that no line has names all files and the nearest key with a number."""
-  a = write(tmp_path / "a.jsonl", [candidate(my_rm_name="x", my_rm_score=0.5)])
-  b = write(tmp_path / "b.jsonl", [{"problem": "Add 1 and 2.", "is_correct": True, "rm_b": 1}])
+  a = write_lines(tmp_path / "a.jsonl", [candidate(my_rm_name="x", my_rm_score=0.5)])
+  b = write_lines(
+    tmp_path / "b.jsonl", [{"problem": "Add 1 and 2.", "is_correct": True, "rm_b": 1}]
+  )
   nearest = "no \"my_rm\", which --score names; the nearest key with a number is 'my_rm_score'"
   fails([a], f"{a}:1: {nearest}", scores=["my_rm"])
   fails([a, b], f"{a}:1 and {b}:1: {nearest}", scores=["rm_b", "my_rm"])
-  c = write(tmp_path / "c.jsonl", [candidate(orm_score=...)])
+  c = write_lines(tmp_path / "c.jsonl", [candidate(orm_score=...)])
   fails([c], 'no "my_rm", which --score names; no key has a number', scores=["my_rm"])
   cut = candidate(right=False, finished=False)  # needs no score, so it says nothing of the name
-  d = write(tmp_path / "d.jsonl", [cut, candidate(my_rm_score=0.5)])
+  d = write_lines(tmp_path / "d.jsonl", [cut, candidate(my_rm_score=0.5)])
   fails([d], f"{d}:2: {nearest}", scores=["my_rm"])
 
 
@@ -189,11 +189,11 @@ def test_a_bundle_has_the_columns_that_were_named(tmp_path, form):
   """A bundle gives the report of its lines, for all columns or those that --score names."""
   records = list(with_logits())
   given = in_groups(records) if form == "groups" else records
-  paths = [write(tmp_path / "a.jsonl", given)]
+  paths = [write_lines(tmp_path / "a.jsonl", given)]
   if form == "two files":
-    write(paths[0], renamed(records, logit=None))
+    write_lines(paths[0], renamed(records, logit=None))
     alone = [{"logit": record["logit"]} for record in records]  # lines of scores and nothing else
-    paths.append(write(tmp_path / "b.jsonl", alone))
+    paths.append(write_lines(tmp_path / "b.jsonl", alone))
   samples = read_scored_samples(paths, scores=["logit", "orm_score"])
   bundle = bundled(samples, tmp_path / "bundle")
   again = read_scored_samples([bundle])
@@ -321,7 +321,7 @@ def test_labels_are_one_for_each_column(tmp_path, score, label):
     ranked(samples, score=score, label=label)
 
 
-@FORMS
+@pytest.mark.parametrize("form", [list, in_groups])
 def test_unused_numbers_are_named(tmp_path, form):
   """Numbers that differ within a problem and rank nothing are named, bookkeeping aside."""
   records = [
@@ -330,16 +330,16 @@ def test_unused_numbers_are_named(tmp_path, form):
           my_rm=i / 3, judge=i, text=str(i), prm_score=i / 7)
     for i in range(6)
   ]  # fmt: skip
-  path = write(tmp_path / "a.jsonl", form(records))
+  path = write_lines(tmp_path / "a.jsonl", form(records))
   assert unused_numbers([path], read_scored_samples([path])) == ["my_rm", "judge"]
   samples = read_scored_samples([path], scores=["judge"])
   assert unused_numbers([path], samples) == ["my_rm"]
   assert unused_numbers([path], samples, standard=False) == ["orm_score", "my_rm", "prm_score"]
   assert unused_numbers([bundled(samples, tmp_path / "b")], samples) == []
   if form is list:  # a second file may have scores alone
-    scores = write(tmp_path / "c.jsonl", [{"rm_b": r["judge"] / 7} for r in records])
+    scores = write_lines(tmp_path / "c.jsonl", [{"rm_b": r["judge"] / 7} for r in records])
     both = [path, scores]
     assert unused_numbers(both, read_scored_samples(both)) == ["my_rm", "judge", "rm_b"]
-  write(path, form(renamed(records, rating_probs=None, orm_score="score", judge=None)))
+  write_lines(path, form(renamed(records, rating_probs=None, orm_score="score", judge=None)))
   expected = ["score", "my_rm", "prm_score"] if form is list else ["my_rm", "prm_score"]
   assert unused_numbers([path], read_scored_samples([path])) == expected

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import call_script, completion, make_row, step
+from conftest import call_script, completion, make_row, step, write_lines
 from scored_files import shown_on
 
 from prm_jax.evaluation import page
@@ -266,22 +266,22 @@ def test_formulas_have_known_mathml_elements_only():
 def test_view_py_counts_labels_and_names_a_bad_line(tmp_path):
   """view.py shows candidates with or without probabilities; a bad line is an error."""
   source, labels = tmp_path / "scored.jsonl", tmp_path / "labels.jsonl"
-  source.write_text("".join(json.dumps(row) + "\n" for row in RECORDS))
+  write_lines(source, RECORDS)
   row = {"problem": RECORDS[1]["problem"], "steps": RECORDS[1]["steps"], "labels": [1, -1, None]}
   labels.write_text(json.dumps(row) + "\n")
   flags = [f"--input={source}", f"--output={tmp_path / 'page.html'}"]
   completed = call_script("view.py", *flags, f"--labels={labels}")
   # another solution begins with the two steps that have labels
-  assert "3 problems, 5 solutions, 2 with labels" in completed.stdout, completed.stderr
+  assert "3 problems, 5 solutions, 2 with labels" in completed.stdout
   apart = [RECORDS[0], RECORDS[2], RECORDS[1] | {"prm_score": float("nan")}]
-  source.write_text("".join(json.dumps(row) + "\n" for row in apart))
+  write_lines(source, apart)
   labels.write_text(json.dumps(row | {"steps": ["\n".join(row["steps"])], "labels": [1]}) + "\n")
   completed = call_script("view.py", *flags, f"--labels={labels}", "--problems=1")
-  assert "1 problems, 2 solutions, 0 with labels" in completed.stdout, completed.stderr
+  assert "1 problems, 2 solutions, 0 with labels" in completed.stdout
   assert "null" not in json.dumps([p.scores for p in page.from_records(apart)[0].solutions])
   source.write_text('{"problem": "p", "steps": ["a"], "rating_probs": []}\n')
-  completed = call_script("view.py", *flags)
-  assert completed.returncode == 1 and "0 rating_probs of 1 steps" in completed.stderr
+  completed = call_script("view.py", *flags, code=1)
+  assert "0 rating_probs of 1 steps" in completed.stderr
   assert "scored.jsonl:1" in completed.stderr
 
 
@@ -293,12 +293,12 @@ def test_labels_of_first_steps_are_shown(tmp_path):
   labelled = [step(completion("a", 1)), step(completion("b", -1), chosen=None)]
   labels, source, out = (tmp_path / name for name in ("labels.jsonl", "scored.jsonl", "page.html"))
   rows = [make_row(labelled, "found_error", problem="p"), make_row(labelled[:1], problem="p")]
-  labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  write_lines(labels, rows)
   about = [("p", "abc"), ("p", "ab"), ("p", "ac"), ("p", "ca"), ("q", "abc")]
   lines = [{"problem": problem, "steps": [*steps], "is_correct": False} for problem, steps in about]
-  source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  write_lines(source, lines)
   done = call_script("view.py", f"--input={source}", f"--labels={labels}", f"--output={out}")
-  assert "2 problems, 5 solutions, 3 with labels" in done.stdout, done.stderr
+  assert "2 problems, 5 solutions, 3 with labels" in done.stdout
   shown = [
     [each.get("label") for each in solution["steps"]]
     for problem in shown_on(out.read_text())
@@ -312,12 +312,12 @@ def test_the_name_of_a_problem_is_a_text_or_a_number(tmp_path):
   source = tmp_path / "scored.jsonl"
   line = {"problem": "p", "steps": ["a"], "is_correct": True}
   lines = [line | {"unique_id": name} for name in ("x", 7, "x", None)]
-  source.write_text("".join(json.dumps(each) + "\n" for each in lines))
+  write_lines(source, lines)
   done = call_script("view.py", f"--input={source}")
-  assert "3 problems, 4 solutions" in done.stdout, done.stderr
+  assert "3 problems, 4 solutions" in done.stdout
   source.write_text(json.dumps(line | {"unique_id": ["x"]}) + "\n")
-  done = call_script("view.py", f"--input={source}")
-  assert done.returncode == 1 and f"{source}:1: \"unique_id\" is ['x']" in done.stderr
+  done = call_script("view.py", f"--input={source}", code=1)
+  assert f"{source}:1: \"unique_id\" is ['x']" in done.stderr
 
 
 def test_close_scores_are_compared_before_they_are_rounded():

@@ -20,13 +20,9 @@ BEAM = prepare.Beam("DirectRunner", ("direct_num_workers=1",))
 @pytest.fixture
 def source(tmp_path, raw_rows):
   """A folder with upstream's four files in its own layout."""
-  folder = tmp_path / "prm800k"
-  (folder / "data").mkdir(parents=True)
-  for phase in (1, 2):
-    for split, rows in raw_rows.items():
-      text = "".join(json.dumps(row) + "\n" for row in rows)
-      (folder / "data" / f"phase{phase}_{split}.jsonl").write_text(text)
-  return folder
+  for phase in ("phase1", "phase2"):
+    conftest.write_prm800k(tmp_path / "prm800k" / "data", raw_rows, phase)
+  return tmp_path / "prm800k"
 
 
 def leftovers(folder):
@@ -39,7 +35,6 @@ def test_the_command_writes_dataset_and_manifest(tmp_path, source):
   output = tmp_path / "out"
   flags = ("--dataset=prm800k", f"--source={source}", f"--output={output}")
   run = conftest.call_script("prepare_data.py", *flags)
-  assert run.returncode == 0, run.stderr
   assert f"manifest   {output / 'manifest.json'}" in run.stdout
   assert "warning: no math_splits/test.jsonl" in run.stderr
   manifest = json.loads((output / "manifest.json").read_text())
@@ -63,8 +58,7 @@ def test_options_of_a_recipe(tmp_path, source):
   """The command line can change a recipe's options, and the manifest records them."""
   flags = [f"--source={source}", f"--output={tmp_path / 'out'}", "--phases=phase2"]
   flags += ["--recipe_options.neutral=drop", "--recipe_options.unfinished=keep"]
-  run = conftest.call_script("prepare_data.py", *flags)
-  assert run.returncode == 0, run.stderr
+  conftest.call_script("prepare_data.py", *flags)
   manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
   name = "paper(neutral=drop, unfinished=keep)"
   expected = replace(recipes.RECIPES["paper"], name=name, neutral="drop", unfinished="keep")
@@ -78,8 +72,7 @@ def test_options_of_a_recipe(tmp_path, source):
 def test_problems_of_math_splits_do_not_train(tmp_path, source):
   """Training rows of the 500 test problems of MATH are dropped and listed."""
   problem = {"problem": "Add 2 to  3.", "solution": "", "answer": "5", "subject": "", "level": 1}
-  (source / "math_splits").mkdir()
-  (source / "math_splits" / "test.jsonl").write_text(json.dumps(problem | {"unique_id": ""}) + "\n")
+  conftest.write_lines(source / "math_splits" / "test.jsonl", [problem | {"unique_id": ""}])
   for folder in (source, source / "data"):
     manifest = prepare.prepare_prm800k(tmp_path / folder.name / "o", source=folder)
     assert manifest["test_problems"] == ["Add 2 to  3.", "What is 2 + 3?"]
@@ -92,12 +85,10 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
   row = json.dumps(conftest.outcome_row()).replace('"rating": 1', '"rating": 2', 1)
   file.write_text(file.read_text() + row + "\n")
   flags = (f"--source={source}", f"--output={tmp_path / 'out'}")
-  run = conftest.call_script("prepare_data.py", *flags)
-  assert run.returncode == 1
+  run = conftest.call_script("prepare_data.py", *flags, code=1)
   assert f'prepare_data.py: {file}:4: "label.steps[0].completions[0].rating" is 2: ' in run.stderr
   assert not (tmp_path / "out").exists() and leftovers(tmp_path) == []
   run = conftest.call_script("prepare_data.py", *flags, "--on_bad_record=skip")
-  assert run.returncode == 0, run.stderr
   assert 'rating" is 2' in run.stdout
   manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
   train = manifest["splits"]["train"]
@@ -110,8 +101,7 @@ def test_bad_records_fail_or_are_counted(tmp_path, source):
 
 def test_an_empty_list_of_test_problems_is_an_error(tmp_path, source):
   """An empty list of test problems is an error, because no test problem would be dropped."""
-  (source / "math_splits").mkdir()
-  (source / "math_splits" / "test.jsonl").touch()
+  conftest.write_lines(source / "math_splits" / "test.jsonl", [])
   with pytest.raises(BadLine, match=r"math_splits/test.jsonl: empty"):
     prepare.prepare_prm800k(tmp_path / "out", source=source)
 
@@ -190,15 +180,10 @@ def test_training_reads_what_the_manifest_counts(tmp_path, source):
     ),
   ],
 )
-def test_a_flag_that_cannot_apply_is_an_error(tmp_path, monkeypatch, flags, message):
+def test_a_flag_that_cannot_apply_is_an_error(tmp_path, flags, message):
   """A flag that the dataset does not take, or an empty split, is an error and writes nothing."""
-  monkeypatch.syspath_prepend(conftest.ROOT / "scripts")
-  import prepare_data
-
-  arguments = ["prepare_data.py", *flags.split(), f"--output={tmp_path / 'out'}"]
-  monkeypatch.setattr(sys, "argv", arguments)
-  with pytest.raises(ValueError, match=message):
-    prepare_data.main()
+  flags = (*flags.split(), f"--output={tmp_path / 'out'}")
+  assert message in conftest.call_script("prepare_data.py", *flags, code=1).stderr
   assert not list(tmp_path.iterdir())
 
 

@@ -5,8 +5,6 @@ import hashlib
 import itertools
 import json
 import re
-import subprocess
-import sys
 import types
 
 import conftest
@@ -30,14 +28,6 @@ def line(row):
   return json.dumps(row).encode() + b"\n"
 
 
-def write_source(folder, raw_rows, phase="phase2"):
-  """The folder, with upstream's files of a phase."""
-  folder.mkdir(parents=True, exist_ok=True)
-  for split, rows in raw_rows.items():
-    (folder / f"{phase}_{split}.jsonl").write_bytes(b"".join(map(line, rows)))
-  return folder
-
-
 def test_every_form_of_record_survives_the_dataset(tmp_path, raw_rows):
   """The dataset stores each record's JSON byte for byte, with keys that upstream does not have."""
   odd = copy.deepcopy(raw_rows["train"][0])
@@ -46,7 +36,7 @@ def test_every_form_of_record_survives_the_dataset(tmp_path, raw_rows):
   odd["generation"] = 2**40
   del odd["question"]["pre_generated_answer"]
   raw_rows["train"].append(odd)
-  source = write_source(tmp_path / "source", raw_rows)
+  source = conftest.write_prm800k(tmp_path / "source", raw_rows)
   prm800k.Builder(source=source, config="phase2", data_dir=tmp_path / "out").download_and_prepare()
   for split, rows in raw_rows.items():
     stored = prm800k.stored_records(tmp_path / "out", split)
@@ -76,7 +66,7 @@ def test_real_records_survive_the_dataset(tmp_path, prm800k_sample):
 def test_every_process_writes_the_same_bytes(tmp_path, raw_rows):
   """Another process writes the same shards, byte for byte, and imports neither TensorFlow nor
   torch."""
-  source = write_source(tmp_path / "source", raw_rows)
+  source = conftest.write_prm800k(tmp_path / "source", raw_rows)
   program = (
     "import sys; from prm_jax.datasets import prm800k;"
     "prm800k.Builder(source=sys.argv[1], config='phase2', data_dir=sys.argv[2])"
@@ -84,8 +74,7 @@ def test_every_process_writes_the_same_bytes(tmp_path, raw_rows):
     "assert len(list(prm800k.stored_records(sys.argv[2], 'train'))) == 3;"
     "assert 'tensorflow' not in sys.modules and 'torch' not in sys.modules"
   )
-  command = [sys.executable, "-c", program, str(source), str(tmp_path / "a")]
-  subprocess.run(command, check=True, capture_output=True)
+  conftest.python("-c", program, source, tmp_path / "a")
   prm800k.Builder(source=source, config="phase2", data_dir=tmp_path / "b").download_and_prepare()
   a, b = (sorted((tmp_path / out).rglob("*.array_record*")) for out in ("a", "b"))
   assert [path.read_bytes() for path in a] == [path.read_bytes() for path in b] and len(a) == 2
@@ -146,8 +135,8 @@ def test_parts_of_a_file(tmp_path_factory, size, order):
 def test_records_of_many_shards_keep_their_order(tmp_path, raw_rows, monkeypatch):
   """Records of many shards, some of them empty, are read in the order of the files."""
   monkeypatch.setattr(prm800k.Builder, "SHARD_BYTES", 1000)
-  source = write_source(tmp_path, raw_rows)
-  write_source(tmp_path, raw_rows, "phase1")
+  source = conftest.write_prm800k(tmp_path, raw_rows)
+  conftest.write_prm800k(tmp_path, raw_rows, "phase1")
   (source / "phase2_train.jsonl").write_bytes(b"{}\n" * 400 + line(raw_rows["train"][1]))
   builder = prm800k.Builder(source=source, data_dir=tmp_path / "out", on_bad_record="skip")
   builder.download_and_prepare()
@@ -160,7 +149,7 @@ def test_records_of_many_shards_keep_their_order(tmp_path, raw_rows, monkeypatch
 
 def test_an_empty_file_is_an_error(tmp_path, raw_rows):
   """An empty source file is an error, because its records would be missed."""
-  source = write_source(tmp_path, raw_rows)
+  source = conftest.write_prm800k(tmp_path, raw_rows)
   (source / "phase2_test.jsonl").write_bytes(b" \n")
   with pytest.raises(BadLine, match=r"phase2_test\.jsonl: empty"):
     prm800k.Builder(source=source, config="phase2", data_dir=tmp_path).download_and_prepare()
@@ -177,7 +166,7 @@ def test_a_long_line_is_not_read_whole(tmp_path, monkeypatch):
 
 def test_missing_files_are_named(tmp_path, raw_rows):
   """A config needs only its own phase's files; an error names a missing or unusable one."""
-  source = write_source(tmp_path / "data", raw_rows)
+  source = conftest.write_prm800k(tmp_path / "data", raw_rows)
   with pytest.raises(FileNotFoundError, match=r"lacks data/phase1_train.jsonl, data/phase1_test"):
     prm800k.Builder(source=source, config="all", data_dir=tmp_path).download_and_prepare()
   with pytest.raises(FileNotFoundError, match="absent: no such folder"):
@@ -198,7 +187,7 @@ def test_missing_files_are_named(tmp_path, raw_rows):
 def upstream(tmp_path, raw_rows, monkeypatch, served):
   """The folder of a local HTTP server that serves the synthetic rows in upstream's place."""
   folder, url = served
-  write_source(folder / "data", raw_rows)
+  conftest.write_prm800k(folder / "data", raw_rows)
   infos = {}
   for path in (folder / "data").iterdir():
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -145,7 +145,6 @@ def test_trl_begins_with_the_configured_bos_token(published, settings, first):
 
 @pytest.mark.parametrize("name", ["trl", "skywork-o1-prm"])
 def test_a_first_token_without_text_is_found_by_its_name(tmp_path, name):
-  """A first token that is a control symbol without text is found by its name."""
   tokenizers.train_sentencepiece(["a b c 1 2 3"] * 9, tmp_path / "tokenizer.model", 310)
   settings = {"bos_token": "<s>", "add_bos_token": False}
   (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -311,8 +310,7 @@ def test_score_py_reads_a_published_model(published, tmp_path):
   source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   source.write_text(json.dumps(record | {"text": "##".join(ORDINARY)}) + "\n")
   arguments = (f"--model={own.directory}", "--readout=rlhflow", f"--input={source}")
-  done = start_script("score.py", *arguments, f"--output={out}", "--separator=##")
-  assert done.returncode == 0, done.stderr
+  start_script("score.py", *arguments, f"--output={out}", "--separator=##")
   (expected,) = scorer.probabilities([(PROBLEM, ORDINARY)])
   line = json.loads(out.read_text())
   given = [[p[name] for name in ("-1", "0", "1")] for p in line["rating_probs"]]
@@ -328,9 +326,7 @@ def test_score_py_reads_a_published_model(published, tmp_path):
 
 def error_of(*flags):
   """Runs score.py, which must fail; returns its error output."""
-  done = call_script("score.py", *flags)
-  assert done.returncode == 1
-  return done.stderr
+  return call_script("score.py", *flags, code=1).stderr
 
 
 def test_score_py_names_the_line_that_a_layout_refuses(published, tmp_path):

@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
-from conftest import call_script
-from scored_files import generated, ranked, rated, samples_of, shown_on, write, written
+from conftest import call_script, write_lines
+from scored_files import generated, ranked, rated, samples_of, shown_on, written
 
 from prm_jax.evaluation import report as report_lib
 
@@ -90,13 +90,12 @@ def test_the_pick_of_hopeless_scores_has_an_answer(tmp_path):
 def test_rerank_py_prints_and_writes_a_report(tmp_path):
   """rerank.py prints a table, JSON or CSV, writes its files, and warns of unused numbers."""
   records = [r | {"my_rm": i / 7} for i, r in enumerate(generated())]
-  path, out = write(tmp_path / "scored.jsonl", records), tmp_path / "out"
+  path, out = write_lines(tmp_path / "scored.jsonl", records), tmp_path / "out"
   warning = "warning: no method uses the numbers my_rm; to rank by one: --score my_rm\n"
 
   def run(*flags):
     flags = (f"--input={path}", f"--output_dir={out}", "--resamples=256", *flags)
     completed = call_script("rerank.py", *flags)
-    assert completed.returncode == 0, completed.stderr
     return completed.stdout, completed.stderr
 
   printed, errors = run("--format=csv", "--n=3")
@@ -152,12 +151,11 @@ def test_figures_for_papers(tmp_path):
 
 def test_bad_input_leaves_no_report(tmp_path):
   """Bad input or flags end rerank.py with a message and status 1, and no file is written."""
-  path, out = write(tmp_path / "scored.jsonl", [rated(), "{"]), tmp_path / "out"
-  completed = call_script("rerank.py", "--input", path, "--output_dir", out)
-  assert completed.returncode == 1
+  path, out = write_lines(tmp_path / "scored.jsonl", [rated(), "{"]), tmp_path / "out"
+  completed = call_script("rerank.py", "--input", path, "--output_dir", out, code=1)
   assert completed.stderr.splitlines()[-1].startswith(f"rerank.py: {path}:2: not JSON")
   assert not out.exists()
-  flags = (f"--input={write(path, [rated(my_rm=1)])}", f"--output_dir={out}")
+  flags = (f"--input={write_lines(path, [rated(my_rm=1)])}", f"--output_dir={out}")
   nearest = 'no "my_mr", which --score names; the nearest key with a number'
   for flag, message in (
     (f"--write_bundle={path}", f"output {path} is an input: give another name"),
@@ -165,7 +163,6 @@ def test_bad_input_leaves_no_report(tmp_path):
     ("--score=my_mr", f"{path}:1: {nearest}"),
     ("--n=2", "n=[2]: expected whole numbers in 1..1"),
   ):
-    completed = call_script("rerank.py", *flags, flag)
-    assert completed.returncode == 1
+    completed = call_script("rerank.py", *flags, flag, code=1)
     assert completed.stderr.splitlines()[-1].startswith(f"rerank.py: {message}")
     assert not [*out.glob("*")]

@@ -1,12 +1,12 @@
 """Reading scored samples: lines, groups, several files and bundles; errors name the place."""
 
 import itertools
-import json
 import os
 
 import msgspec
 import numpy as np
 import pytest
+from conftest import read_lines, write_lines
 from scored_files import (
   FINE,
   bundled,
@@ -16,7 +16,6 @@ from scored_files import (
   fails,
   in_groups,
   samples_of,
-  write,
 )
 
 from prm_jax.evaluation.scored_samples import read_scored_samples, read_solutions
@@ -33,7 +32,7 @@ def test_a_real_file_of_groups(shared):
   """On a real file of groups a bare score is the ORM's, and texts are read again."""
   path = shared / "data/reranking/qwen25math_math100_bo8.jsonl"
   samples = read_scored_samples([path])
-  groups = [json.loads(line) for line in path.read_text().splitlines()]
+  groups = read_lines(path)
   assert samples.correct.shape == (35, 8)
   assert samples.valid.all() and (samples.sizes == 8).all() and samples.step_probs is None
   assert samples.orm.tolist() == [[s["score"] for s in g["samples"]] for g in groups]
@@ -95,15 +94,15 @@ def test_files_of_the_same_candidates_merge(tmp_path, form):
   """Two files equal one with the keys of both; files that contradict each other are an error."""
   records = sorted(drawn(2), key=lambda r: r["problem"])
   whole = samples_of(tmp_path / "whole.jsonl", form(records))
-  prm = write(tmp_path / "prm.jsonl", form(without(records, "orm_score")))
-  orm = write(tmp_path / "orm.jsonl.gz", form(without(records, "rating_probs", "prm_score")))
+  prm = write_lines(tmp_path / "prm.jsonl", form(without(records, "orm_score")))
+  orm = write_lines(tmp_path / "orm.jsonl.gz", form(without(records, "rating_probs", "prm_score")))
   merged = read_scored_samples([prm, orm])
   check_equal(whole, merged, but=("files", "file_bytes", "places"))
   assert read_solutions(merged, [(3, 2)]) == read_solutions(whole, [(3, 2)])
-  short = write(tmp_path / "short.jsonl", form(records[:-1]))
+  short = write_lines(tmp_path / "short.jsonl", form(records[:-1]))
   fails([prm, short], f"{short}: ends before the candidate at {prm}:")
   records[1] = records[1] | {"orm_score": 77.0}
-  changed = write(tmp_path / "changed.jsonl", form(records))
+  changed = write_lines(tmp_path / "changed.jsonl", form(records))
   where = "changed.jsonl:2: " if form is list else 'changed.jsonl:1: "samples"[1]: '
   fails([orm, changed], f'{where}"orm_score" is 77.0')
 
@@ -111,22 +110,22 @@ def test_files_of_the_same_candidates_merge(tmp_path, form):
 def test_nan_does_not_contradict_itself(tmp_path):
   """NaN in two files, or on two lines of a problem, is one value; as a level it is missing."""
   records = [candidate(level=float("nan"), entropy=[float("nan")])] * 2
-  paths = [write(tmp_path / name, records) for name in ("a.jsonl", "b.jsonl")]
+  paths = [write_lines(tmp_path / name, records) for name in ("a.jsonl", "b.jsonl")]
   assert read_scored_samples(paths).levels == (None,)
 
 
 def test_blank_lines_are_skipped_but_counted(tmp_path):
   """Blank lines are skipped, and the line numbers in errors still count them."""
   records = [candidate(), candidate(right=False, answer="4"), candidate(orm=0.1)]
-  a = write(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
-  b = write(tmp_path / "b.jsonl", records)
+  a = write_lines(tmp_path / "a.jsonl", [records[0], "", "  ", *records[1:], ""])
+  b = write_lines(tmp_path / "b.jsonl", records)
   samples = read_scored_samples([a, b])
   assert samples.places[0, :, :, 0].tolist() == [[1, 1], [4, 2], [5, 3]]
   assert read_solutions(samples, [(0, 1), (0, 2)]) == records[1:]
-  b = write(b, [*records[:2], candidate(orm=0.2)])
+  b = write_lines(b, [*records[:2], candidate(orm=0.2)])
   fails([a, b], f'{b}:3: "orm_score" is 0.2')
   for lines in ([], ["", ""]):
-    blank = write(tmp_path / "blank.jsonl", lines)
+    blank = write_lines(tmp_path / "blank.jsonl", lines)
     fails([blank], f"{blank}: empty")
 
 
@@ -172,7 +171,7 @@ def test_a_pipe_is_refused(tmp_path):
 )
 def test_a_malformed_line_is_an_error(tmp_path, bad, message):
   """The error of a bad line has its file, line, sample, key and value."""
-  path = write(tmp_path / "scored.jsonl", [candidate(), bad])
+  path = write_lines(tmp_path / "scored.jsonl", [candidate(), bad])
   fails([path], f"{path}:2: {message}" if message.startswith('"samp') else f"{path}:2: ", message)
 
 
@@ -188,7 +187,7 @@ MISTAKES = (
 def test_of_two_mistakes_the_first_is_reported(tmp_path):
   """The first bad line is reported, although probabilities are checked after all lines."""
   for (first, message), (second, _) in itertools.permutations(MISTAKES, 2):
-    path = write(tmp_path / "scored.jsonl", [candidate(), first, candidate(), second])
+    path = write_lines(tmp_path / "scored.jsonl", [candidate(), first, candidate(), second])
     fails([path], f"{path}:2: {message}")
 
 
@@ -207,7 +206,7 @@ def test_a_bundle_gives_the_same_samples(tmp_path, monkeypatch, missing, form):
   monkeypatch.chdir(tmp_path)
   paths = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl"][: 1 + (form == "two files")]
   for path in paths:
-    write(path, in_groups(records) if form == "groups" else records)
+    write_lines(path, in_groups(records) if form == "groups" else records)
   samples = read_scored_samples([path.name for path in paths])
   bundled(samples, "scores")  # the name does not matter
   (tmp_path / "elsewhere").mkdir()

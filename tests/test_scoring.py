@@ -11,14 +11,12 @@ import warnings
 import numpy as np
 import pytest
 import tiny
-from conftest import call_script
+from conftest import call_script, read_lines, write_lines
 
 from prm_jax import aggregation as agg
-from prm_jax import config as config_lib
 from prm_jax.datasets import labelled
 from prm_jax.evaluation import prm800k_steps, step_benchmarks
 from prm_jax.input_pipeline import step_dataset, token_tree, tokenizers
-from prm_jax.pretrained import export
 from prm_jax.runtime.json_lines import BadLine
 from prm_jax.scoring import batching, candidates
 from prm_jax.scoring.rater import MAX_TOKENS, SolutionError
@@ -36,8 +34,7 @@ def scorer(prm_run):
 @pytest.fixture(scope="module")
 def samples(arithmetic_data):
   """Returns the candidate solutions of the arithmetic dataset."""
-  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  return read_lines(arithmetic_data / "candidates.jsonl")
 
 
 def test_the_representation_of_a_scorer_has_no_weights(scorer):
@@ -54,16 +51,15 @@ def test_scorers_of_the_same_model_share_a_program(prm_run, scorer):
 def test_annotate_py_labels_up_to_the_first_wrong_step(prm_run, scorer, samples, tmp_path):
   """annotate.py labels steps up to the first whose P(-1) is above the threshold."""
   source, out = tmp_path / "samples.jsonl", tmp_path / "labels.jsonl"
-  source.write_text("".join(json.dumps(each) + "\n" for each in samples[:8]))
+  write_lines(source, samples[:8])
   flags = (
     f"--checkpoint={prm_run}",
     f"--input={source}",
     f"--output={out}",
     "--threshold=0.3",
   )
-  done = call_script("annotate.py", *flags)
-  assert done.returncode == 0, done.stderr
-  lines = [json.loads(line) for line in out.read_text().splitlines()]
+  call_script("annotate.py", *flags)
+  lines = read_lines(out)
   scored = scorer.probabilities([(s["problem"], s["steps"]) for s in samples[:8]])
   for line, probabilities in zip(lines, scored, strict=True):
     wrong = np.flatnonzero(probabilities[:, 0] > 0.3)
@@ -154,7 +150,6 @@ def test_few_shapes_are_compiled(scorer):
 
 
 def test_a_solution_longer_than_a_row_is_scored_whole(scorer, samples):
-  """Each step of a solution that is longer than a row has a probability."""
   problem, steps = samples[0]["problem"], tuple(samples[0]["steps"])
   (long,) = scorer.probabilities([(problem, steps * 30)])
   (short,) = scorer.probabilities([(problem, steps)])
@@ -163,7 +158,6 @@ def test_a_solution_longer_than_a_row_is_scored_whole(scorer, samples):
 
 
 def test_a_solution_above_the_token_limit_is_refused(scorer, samples):
-  """A solution above the token limit is an error with its index."""
   solutions = [(samples[0]["problem"], ("1",)), (samples[0]["problem"], ("1 " * 9000,))]
   with pytest.raises(SolutionError, match="at most 16384") as error:
     scorer.probabilities(solutions)
@@ -184,7 +178,7 @@ def test_a_solution_beyond_the_context_length_is_a_warning(scorer, samples):
 @pytest.mark.usefixtures("one_device")
 def test_an_outcome_model_gives_one_probability_a_solution(arithmetic_data, samples, tmp_path):
   """A trained outcome model gives each solution one probability, read at its end."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective="outcome"))
+  experiment = tiny.experiment(arithmetic_data, objective="outcome")
   experiment = tiny.change(experiment, "optim", trained="head")  # less to compile
   loop.run(tiny.change(experiment, "train", steps=1), tmp_path)
   scorer = Scorer.load(tmp_path)
@@ -239,15 +233,12 @@ def test_score_py_keeps_every_key(prm_run, arithmetic_data, tmp_path):
   """
   (tmp_path / "o.jsonl.contract.json").write_text('{"readout": "trl"}')
   text = {"problem": "A add 2\nfrom 3", "text": "A 3+2=5\n# Answer", "mine": {"k": [1, None]}}
-  source = tmp_path / "in.jsonl"
-  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:5]
-  source.write_text("\n".join([*lines, json.dumps(text)]) + "\n")
+  lines = [*read_lines(arithmetic_data / "candidates.jsonl")[:5], text]
+  source = write_lines(tmp_path / "in.jsonl", lines)
   flags = (f"--checkpoint={prm_run}", f"--input={source}")
-  done = call_script("score.py", *flags, f"--output={tmp_path}/o.jsonl")
-  assert done.returncode == 0, done.stderr
-  before = [json.loads(line) for line in source.read_text().splitlines()]
-  after = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
-  for old, new in zip(before, after, strict=True):
+  call_script("score.py", *flags, f"--output={tmp_path}/o.jsonl")
+  after = read_lines(tmp_path / "o.jsonl")
+  for old, new in zip(lines, after, strict=True):
     assert old.items() <= new.items()
     assert len(new["rating_probs"]) == len(new["steps"])
     product = np.prod([p["0"] + p["1"] for p in new["rating_probs"]])
@@ -270,8 +261,8 @@ def test_scores_that_cannot_be_written_leave_the_old_contract(
   source = arithmetic_data / "candidates.jsonl"
   flags = (f"--checkpoint={prm_run}", f"--input={source}", f"--output={tmp_path}/o.jsonl")
   monkeypatch.setattr(pathlib.Path, "replace", full)
-  done = call_script("score.py", *flags)
-  assert done.returncode == 1 and "No space left on device" in done.stderr
+  done = call_script("score.py", *flags, code=1)
+  assert "No space left on device" in done.stderr
   assert {path: path.read_text() for path in tmp_path.iterdir()} == old
 
 
@@ -282,7 +273,7 @@ def test_unfinished_solutions_can_be_skipped(scorer, samples, tmp_path):
     {"problem": each["problem"], "steps": each["steps"], "finished": i % 3 != 0}
     for i, each in enumerate(samples[:7])
   ]
-  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+  write_lines(path, records)
   every, some = (list(candidates.rated(path, scorer, "", skip)) for skip in (False, True))
   for record, a, b in zip(records, every, some, strict=True):
     assert (a.where, a.record, a.steps) == (b.where, b.record, b.steps)
@@ -326,25 +317,9 @@ def test_a_solution_without_a_score_is_an_error(scorer, samples, tmp_path, monke
   monkeypatch.setattr(Scorer, "read", nan)
   path = tmp_path / "in.jsonl"
   lines = [{"problem": "p", "steps": [step]} for step in ("a", "a", "b")]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  write_lines(path, lines)
   with pytest.raises(BadLine, match=f"{path}:3: the model gives NaN"):
     list(candidates.rated(path, scorer, ""))
-
-
-def test_an_export_scores_as_its_checkpoint(scorer, samples, tmp_path):
-  """An export has its checkpoint's scores and contract; one without a step head is refused."""
-  about = (scorer.params, scorer.config, scorer.vocab_size)
-  solutions = [(s["problem"], s["steps"]) for s in samples[:20]]
-  for kind in ("token-classification", "causal-lm"):
-    export.write(tmp_path / kind, *about, contract=scorer.contract, kind=kind)
-    scorer.tokenizer.save(tmp_path / kind)
-  exported = Scorer.load_model(tmp_path / "token-classification")
-  for given, expected in zip(exported.probabilities(solutions), scorer.probabilities(solutions)):
-    np.testing.assert_allclose(given, expected, rtol=1e-4)  # rows of another length
-  assert exported.facts()["tokenizer_hash"] == scorer.contract.tokenizer_hash
-  assert "model.safetensors" in exported.facts()["sha256"]
-  with pytest.raises(ValueError, match=r"score\.weight is missing"):
-    Scorer.load_model(tmp_path / "causal-lm")
 
 
 @pytest.mark.parametrize(

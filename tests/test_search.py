@@ -309,7 +309,7 @@ def test_a_problem_that_is_too_long_for_the_reward_model_is_named(monkeypatch):
   monkeypatch.setattr(rater, "MAX_TOKENS", 20)
   writing = step_writer.Settings(TEMPERATURE, LIMITS, 8)
   engine = Search(sampler(), CachedScorer(scorer(), 3), Settings("best_of_n", 4), writing)
-  problems = [samples.Problem({}, text) for text in test_sampler.PROBLEMS]
+  problems = [{"problem": text} for text in test_sampler.PROBLEMS]
   s = samples.Settings(4, TEMPERATURE, LIMITS, 0, "plain", "lines")
   journal = types.SimpleNamespace(done={}, add=lambda *_: None)
   with pytest.raises(ValueError, match=r"^problem 4, 'Add 1 to 7, .*at most 20 can be scored"):

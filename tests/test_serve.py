@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ENVIRONMENT, ROOT, call_script, run_script
+from conftest import ENVIRONMENT, ROOT, call_script, python, read_lines, run_script, write_lines
 
 from prm_jax.scoring import batching, service
 from prm_jax.scoring.rater import MAX_TOKENS
@@ -52,8 +52,8 @@ def scorer(prm_run):
 @pytest.fixture(scope="module")
 def pool(arithmetic_data):
   """Solutions of about three steps, and of about a hundred."""
-  lines = (arithmetic_data / "candidates.jsonl").read_text().splitlines()[:24]
-  pool = [{key: json.loads(line)[key] for key in ("problem", "steps")} for line in lines]
+  lines = read_lines(arithmetic_data / "candidates.jsonl")[:24]
+  pool = [{key: line[key] for key in ("problem", "steps")} for line in lines]
   return pool + [{"problem": s["problem"], "steps": s["steps"] * 30} for s in pool[::12]]
 
 
@@ -197,11 +197,10 @@ def check(status, answer, expected):
 def test_a_thousand_requests_at_once_get_the_numbers_of_score_py(server, prm_run, pool, tmp_path):
   """Each of a thousand requests gets its own solutions' scores, in bounded memory."""
   source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-  source.write_text("".join(json.dumps(each) + "\n" for each in pool))
+  write_lines(source, pool)
   flags = f"--checkpoint={prm_run}", f"--input={source}", f"--output={output}"
-  done = call_script("score.py", *flags)
-  assert done.returncode == 0, done.stderr
-  expected = [json.loads(line) for line in output.read_text().splitlines()]
+  call_script("score.py", *flags)
+  expected = read_lines(output)
   assert np.std([line["prm_score"] for line in expected]) > 0.01
   rng = random.Random(0)
   drawn = [[rng.randrange(len(pool)) for _ in range(rng.randint(1, 4))] for _ in range(1000)]
@@ -535,9 +534,8 @@ def test_without_aiohttp_the_message_names_the_package_to_install():
   script = ROOT / "scripts" / "serve.py"
   code = "import runpy, sys; sys.modules['aiohttp'] = None; sys.argv = sys.argv[1:]; "
   code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-  command = [sys.executable, "-c", code, script, "--checkpoint=none"]
-  done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-  assert done.returncode == 1 and "pip install 'prm_jax[serve]'" in done.stderr
+  done = python("-c", code, script, "--checkpoint=none", code=1)
+  assert "pip install 'prm_jax[serve]'" in done.stderr
   assert "Traceback" not in done.stderr
 
 
@@ -546,8 +544,7 @@ def test_the_benchmark_measures_each_number_of_connections(tmp_path, arithmetic_
   """`benchmark.py serving` writes a row for score.py and one for each number of connections."""
   tiny.public(tmp_path / "model", 320, arithmetic_data / "tokenizer.model")
   flags = (f"--model={tmp_path}/model", "--quick", f"--json={tmp_path}/figures.json")
-  done = run_script("benchmark.py", "serving", *flags)
-  assert done.returncode == 0, done.stderr
+  run_script("benchmark.py", "serving", *flags)
   rows = json.loads((tmp_path / "figures.json").read_text())["tables"]["Scores over HTTP"]
   assert [row["connections"] for row in rows] == ["score.py", 1, 64, 1000]
   assert all(row["solutions/s"] > 0 for row in rows)
@@ -566,8 +563,8 @@ def test_the_benchmark_measures_each_number_of_connections(tmp_path, arithmetic_
 )
 def test_wrong_flags_are_errors_without_a_traceback(flags, code, message):
   """A wrong flag is named in a message, before a model is loaded."""
-  done = call_script("serve.py", *flags)
-  assert done.returncode == code and message in done.stderr
+  done = call_script("serve.py", *flags, code=code)
+  assert message in done.stderr
 
 
 def test_rewards_over_http_are_those_of_the_reward_function(scorer):

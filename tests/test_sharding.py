@@ -158,7 +158,7 @@ def test_an_embedding_with_too_few_columns_is_split_by_rows(width, spec):
 
   1,024 chips do not divide 3,584 columns; unsplit, the table would take 2 GiB of each chip.
   """
-  mesh = sharding_lib.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
+  mesh = tiny.abstract_mesh(config_lib.Mesh(1, 256, 4), 1024)
   c = dataclasses.replace(MODEL, width=width)
   params = decoder.abstract_params(c, 152_064, 3, mesh)
   assert params["embedding"].sharding.spec == PartitionSpec(*spec)

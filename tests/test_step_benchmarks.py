@@ -6,10 +6,9 @@ import json
 import numpy as np
 import pytest
 import tiny
-from conftest import call_script
+from conftest import call_script, completion, make_row, read_lines, step, write_lines
 
 from prm_jax import aggregation as agg
-from prm_jax import config as config_lib
 from prm_jax import step_metrics
 from prm_jax.datasets import prepare
 from prm_jax.datasets import prm_bench as prm_bench_data
@@ -39,12 +38,6 @@ def with_scores(solution, scores, **more):
   names = [field.name for field in dataclasses.fields(judged.Labelled)]
   labelled = {name: getattr(solution, name) for name in names}
   return Judged(**labelled, probs=probs, scores=scores, **more)
-
-
-def write_lines(path, rows):
-  """Writes the rows as JSON lines; returns the path."""
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return path
 
 
 def random_solutions(seed, count=60):
@@ -197,7 +190,7 @@ def upstream_prm_bench(rows, labels_of):
 def test_prm_bench_equals_upstreams_protocol(shared, predictor):
   """On the real lines, every class and the total equal the results of upstream's loops."""
   path = shared / "data" / "prm_bench" / "sample.jsonl"
-  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  rows = read_lines(path)
   solutions, rng = prm_bench.read(path.parent), np.random.default_rng(0)
   assert len(solutions) == 688 + 84
   scores = {
@@ -223,17 +216,16 @@ def test_prm_bench_equals_upstreams_protocol(shared, predictor):
     assert result["total"]["negative_f1"] == 0 and result["classes"]["multi_solutions"]["f1"] == 1
 
 
+def prm_bench_line(kind, error_steps, **more):
+  """Returns a line of PRMBench, whose solution has two steps and whose original has one."""
+  line = {"idx": "a", "classification": kind, "error_steps": error_steps}
+  line |= {"original_question": "q", "modified_question": "r"}
+  return line | {"original_process": ["x"], "modified_process": ["x", "y"]} | more
+
+
 def test_prm_bench_takes_error_steps_beyond_the_last(tmp_path):
   """Error steps that a solution does not have, as in 100 of upstream's lines, are ignored."""
-  row = {
-    "idx": "a",
-    "classification": "circular",
-    "original_question": "q",
-    "modified_question": "q",
-    "original_process": ["x"],
-    "modified_process": ["x", "y"],
-    "error_steps": [2, 7],
-  }
+  row = prm_bench_line("circular", [2, 7])
   write_lines(tmp_path / "a.jsonl", [row, row])  # the second has the same id
   (solution,) = prm_bench.read(tmp_path)
   assert list(solution.labels) == [1, -1]
@@ -278,41 +270,43 @@ def test_diagnostics_equal_their_definitions():
   assert rating["mean_score"] == pytest.approx(steps["score"][steps["label"] == -1].mean())
 
 
-def test_legends_hide_no_data(monkeypatch):
-  """Each legend of the figure lies below its panel and the label of the axis."""
+@pytest.fixture
+def drawn(monkeypatch):
+  """Returns a function that draws the figure of a result with `changes`, and returns its axes."""
   figures = []
   monkeypatch.setattr(
     "matplotlib.figure.Figure.savefig", lambda each, *_, **__: figures.append(each)
   )
-  calibration = diagnostics.calibration(random_solutions(0))
-  groups = {
-    name: {"f1": [0.0, 0.5, None]} for name in ("gsm8k", "math", "olympiadbench", "omnimath")
-  }
-  curve = {"threshold": [0.0, 0.5, 1.0], "groups": groups}
-  step_figure.draw({"diagnostics": {"calibration": calibration}, "threshold": 0.5, "curve": curve})
-  figures[0].draw_without_rendering()
-  for axes in figures[0].axes:
+
+  def draw(**changes):
+    calibration = diagnostics.calibration(random_solutions(0))
+    step_figure.draw({"diagnostics": {"calibration": calibration}} | changes)
+    figures[0].draw_without_rendering()
+    return figures[0].axes
+
+  return draw
+
+
+def f1_curve(names):
+  """Returns the threshold and the curve of a result with these groups."""
+  groups = {name: {"f1": [0.0, 0.5, None]} for name in names}
+  return {"threshold": 0.5, "curve": {"threshold": [0.0, 0.5, 1.0], "groups": groups}}
+
+
+def test_legends_hide_no_data(drawn):
+  """Each legend of the figure lies below its panel and the label of the axis."""
+  for axes in drawn(**f1_curve(("gsm8k", "math", "olympiadbench", "omnimath"))):
     label = axes.xaxis.label.get_window_extent()
     legend = axes.get_legend().get_window_extent()
     assert legend.y0 >= 0 and legend.y1 <= label.y0
 
 
 @pytest.mark.parametrize("by_class", [False, True])
-def test_the_figure_names_any_group(monkeypatch, by_class):
+def test_the_figure_names_any_group(drawn, by_class):
   """A group's name that matplotlib would hide or read as a formula is in the figure as it is."""
-  figures, names = [], ["_a", r"a$\frac$", "b\x1b"]
-  monkeypatch.setattr(
-    "matplotlib.figure.Figure.savefig", lambda each, *_, **__: figures.append(each)
-  )
-  result = {"diagnostics": {"calibration": diagnostics.calibration(random_solutions(0))}}
-  if by_class:
-    result["classes"] = {name: {"prm_score": 0.5} for name in names}
-  else:
-    groups = {name: {"f1": [0.5, None]} for name in names}
-    result |= {"threshold": 0.5, "curve": {"threshold": [0.0, 1.0], "groups": groups}}
-  step_figure.draw(result)
-  figures[0].draw_without_rendering()
-  axes = figures[0].axes[2]
+  names = ["_a", r"a$\frac$", "b\x1b"]
+  classes = {"classes": {name: {"prm_score": 0.5} for name in names}}
+  axes = drawn(**classes if by_class else f1_curve(names))[2]
   texts = axes.get_yticklabels() if by_class else axes.get_legend().get_texts()
   assert [text.get_text().strip() for text in texts] == [*names[:2], "b?"]
 
@@ -370,9 +364,7 @@ def scored_lines(tmp_path):
 
 def evaluate(*flags):
   """Returns what evaluate.py prints."""
-  completed = call_script("evaluate.py", *flags)
-  assert completed.returncode == 0, completed.stderr
-  return completed.stdout
+  return call_script("evaluate.py", *flags).stdout
 
 
 def test_scored_lines_are_evaluated_and_compared(scored_lines, tmp_path):
@@ -488,10 +480,8 @@ def test_step_scores_are_probabilities_of_right(scored_lines):
 
 def test_step_scores_are_read_from_lines_of_every_form(tmp_path):
   """PRMBench's lines, with those of the original solution, and labelled lines take step scores."""
-  line = {"original_question": "q", "modified_question": "q", "original_process": ["x"]}
-  line |= {"modified_process": ["x", "y"], "idx": "0", "classification": "redundency"}
-  line |= {"error_steps": [2], "step_scores": [0.9, 0.2]}
-  path = write_lines(tmp_path / "scored.jsonl", [line | {"original_step_scores": [0.7]}])
+  scores = {"step_scores": [0.9, 0.2], "original_step_scores": [0.7]}
+  path = write_lines(tmp_path / "scored.jsonl", [prm_bench_line("redundency", [2], **scores)])
   scores = sorted(each.scores.tolist() for each in prm_bench.scored(path, "positive"))
   assert scores == [[0.7], [0.9, 0.2]]
   write_lines(path, [{"problem": "p", "steps": ["a"], "labels": [-1], "step_scores": [0.3]}])
@@ -514,17 +504,16 @@ def test_flags_that_exclude_each_other_are_an_error():
     (["--compare", "a", "b", "--checkpoint=c"], "--checkpoint has no effect"),
     (["--checkpoint=a", "--data_dir=b", "--output=c", "--neutral=negative"], "--neutral goes with"),
   ):
-    completed = call_script("evaluate.py", *flags)
-    assert completed.returncode and message in completed.stderr
+    assert message in call_script("evaluate.py", *flags, code=(1, 2)).stderr
 
 
 def test_an_outcome_model_takes_no_threshold(arithmetic_data, tmp_path):
   """A threshold for an outcome model, which decides no steps, is an error."""
-  experiment = tiny.experiment(arithmetic_data, config_lib.Loss(objective="outcome"))
+  experiment = tiny.experiment(arithmetic_data, objective="outcome")
   run = tiny.untrained(experiment, tmp_path / "run")
   flags = (f"--checkpoint={run}", f"--data_dir={arithmetic_data}", f"--output={tmp_path / 'out'}")
-  completed = call_script("evaluate.py", *flags, "--threshold=0.3")
-  assert completed.returncode == 1 and "takes no threshold" in completed.stderr
+  completed = call_script("evaluate.py", *flags, "--threshold=0.3", code=1)
+  assert "takes no threshold" in completed.stderr
   assert "labels" in evaluate(*flags) and not (tmp_path / "out.png").exists()
 
 
@@ -535,8 +524,8 @@ def test_a_file_of_the_benchmark_is_not_overwritten(output, tmp_path):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("[]")
   flags = ("--checkpoint=a", "--benchmark=process_bench", f"--data_dir={tmp_path}")
-  completed = call_script("evaluate.py", *flags, f"--output={tmp_path / output}")
-  assert completed.returncode == 1 and "is an input: give another name" in completed.stderr
+  completed = call_script("evaluate.py", *flags, f"--output={tmp_path / output}", code=1)
+  assert "is an input: give another name" in completed.stderr
   assert (tmp_path / "math/all.json").read_text() == "[]"
 
 
@@ -563,9 +552,9 @@ def test_data_is_checked_before_a_model_is_loaded(tmp_path, scored_lines):
     ([process, f"--data_dir={folder}"], "no/model"),
   ):
     output = f"--output={tmp_path / 'out.json'}"
-    completed = call_script("evaluate.py", "--model=no/model", output, *flags)
+    completed = call_script("evaluate.py", "--model=no/model", output, *flags, code=1)
     before, _, error = completed.stderr.partition("evaluate.py: ")
-    assert completed.returncode == 1 and message in error
+    assert message in error
     assert ("loading" in before) == (message == "no/model")
 
 
@@ -585,25 +574,16 @@ def test_prepared_benchmarks_equal_published_files(tmp_path, scored_lines):
     text = json.dumps(rows) if group == "math" else "".join(json.dumps(row) + "\n" for row in rows)
     (raw / f"{group}.{'json' if group == 'math' else 'jsonl'}").write_text(text)
   flags = ("--dataset=process_bench", f"--source={raw}", f"--output={tmp_path / 'out'}")
-  completed = call_script("prepare_data.py", *flags)
-  assert completed.returncode == 0, completed.stderr
+  call_script("prepare_data.py", *flags)
   assert process_bench_data.read(raw) == process_bench_data.read(tmp_path / "out")
   unknown = {"id": "math-0", "problem": "p", "steps": ["s"], "label": -1}
   (tmp_path / "unknown").mkdir()
   write_lines(tmp_path / "unknown" / "math.jsonl", [unknown])
   with pytest.raises(BadLine, match=r'math\.jsonl:1: no "final_answer_correct"'):
     prepare.prepare_benchmark(tmp_path / "c", "process_bench", source=tmp_path / "unknown")
-  row = {
-    "idx": "a",
-    "classification": "redundency",
-    "original_question": "q",
-    "modified_question": "r",
-    "original_process": ["x", "y"],
-    "modified_process": ["x", ""],
-    "error_steps": [2],
-  }
   folder = tmp_path / "lines"
   folder.mkdir()
+  row = prm_bench_line("redundency", [2], original_process=["x", "y"], modified_process=["x", ""])
   write_lines(folder / "a.jsonl", [row])
   prepare.prepare_benchmark(tmp_path / "b", "prm_bench", source=folder)
   solutions = prm_bench_data.read(folder)
@@ -636,22 +616,11 @@ def prm800k_line(ratings):
   steps = []
   for i, each in enumerate(ratings):
     completions = [
-      {"text": f"{i} {j}", "rating": rating, "flagged": None, "rating_probs": probs(rating)}
+      completion(f"{i} {j}", rating, None) | {"rating_probs": probs(rating)}
       for j, rating in enumerate(each)
     ]
-    chosen = None if each[-1] < 0 else len(each) - 1
-    steps.append(
-      {"completions": completions, "human_completion": None, "chosen_completion": chosen}
-    )
-  return {
-    "labeler": "a",
-    "timestamp": "b",
-    "generation": 1,
-    "is_quality_control_question": False,
-    "is_initial_screening_question": False,
-    "question": {"problem": "p", "ground_truth_answer": "1"},
-    "label": {"steps": steps, "total_time": 1, "finish_reason": "found_error"},
-  }
+    steps.append(step(*completions, chosen=None if each[-1] < 0 else len(each) - 1))
+  return make_row(steps, "found_error", 1)
 
 
 def test_prm800k_lines_with_probabilities_are_judged(tmp_path):

@@ -3,10 +3,8 @@
 import ast
 import functools
 import graphlib
-import subprocess
-import sys
 
-from conftest import ROOT
+from conftest import ROOT, python
 
 PACKAGE = ROOT / "prm_jax"
 # A subpackage may import those before it, and those of RESTRICTED only some of them.
@@ -56,14 +54,13 @@ def test_imports_go_one_way():
 
 
 def test_imports_have_no_cycle():
-  """No module imports itself through others."""
   graphlib.TopologicalSorter({name: imports(name) for name in MODULES}).prepare()
 
 
 def test_the_aggregator_loads_no_heavy_library():
   """Importing the aggregator loads no library that only training and evaluation need."""
   code = "import sys, prm_jax.aggregation; print(' '.join(sys.modules))"
-  loaded = subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).split()
+  loaded = python("-c", code).stdout.split()
   assert not {name.split(".")[0] for name in loaded} & HEAVY
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pathlib
 import re
 import sys
@@ -331,15 +330,6 @@ def test_missing_and_foreign_files_are_errors_with_the_path(tmp_path):
   path.write_text("IQ== 0\nIg== 1\n")
   with pytest.raises(ValueError, match=r"vocabulary\.tiktoken: not a SentencePiece model"):
     tokenizers.load(path)
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-  """The directory of the real SmolLM2, if the environment names one."""
-  path = pathlib.Path(os.environ.get("PRM_JAX_SMOLLM2", ""))
-  if not (path / "provenance.json").is_file():
-    pytest.skip("PRM_JAX_SMOLLM2 is not what scripts/fetch_model.py smollm2-135m writes")
-  return path
 
 
 def test_real_smollm2_ids(smollm2):

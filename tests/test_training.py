@@ -24,7 +24,7 @@ SLOW = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def experiment(arithmetic_data):
-  return tiny.experiment(arithmetic_data, config_lib.Loss(language_model_weight=1.0))
+  return tiny.experiment(arithmetic_data, language_model_weight=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def metrics(workdir):
 @pytest.mark.parametrize(
   "kind", ["process", pytest.param("outcome", marks=SLOW), pytest.param("lora", marks=SLOW)]
 )
-def test_a_resumed_run_equals_a_whole_one(experiment, whole, tmp_path, monkeypatch, kind):
+def test_a_resumed_run_equals_a_whole_one(experiment, whole, tmp_path, kind):
   """A run killed between two checkpoints and resumed ends in the state and log of a whole run.
 
   A run compiles one training step and one evaluation; resuming compiles nothing more.
@@ -118,26 +118,17 @@ def test_a_resumed_run_equals_a_whole_one(experiment, whole, tmp_path, monkeypat
     with watched() as compiled:
       loop.run(experiment, uninterrupted)
 
-  def killed(self, step, split, values, write=loop.Log.write):
-    write(self, step, split, values)
-    if step >= 4:
-      raise KeyboardInterrupt
-
   with watched(fresh=False) as more:
-    with monkeypatch.context() as patch:
-      patch.setattr(loop.Log, "write", killed)
-      with pytest.raises(KeyboardInterrupt):
-        loop.run(experiment, tmp_path / "killed")
+    with tiny.after_record(4, tiny.kill), pytest.raises(KeyboardInterrupt):
+      loop.run(experiment, tmp_path / "killed")
     assert checkpoint.latest(tmp_path / "killed")[0] == 3
     loop.run(experiment, tmp_path / "killed")
   assert len(compiled) == 2 and max(jitted._cache_size() for jitted in compiled) == 1
   assert not more
 
-  finals = tiny.final_state(uninterrupted), tiny.final_state(tmp_path / "killed")
-  jax.tree.map(np.testing.assert_array_equal, *finals)
+  tiny.assert_same_run(uninterrupted, tmp_path / "killed")
   records = tiny.records(uninterrupted)
   assert [r["step"] for r in records if r["split"] == "train"] == [2, 3, 4, 6, 8]
-  assert records == tiny.records(tmp_path / "killed")
 
 
 @pytest.mark.parametrize("trained", ["all", pytest.param("head", marks=SLOW)])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_attention as shared
+from conftest import needs_libtpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import reference, tree_mask, value_and_gradients
@@ -133,9 +134,9 @@ def test_blocks_divide_the_row_and_fit():
   ("heads", "kv_heads"),
   [(4, 2), *(pytest.param(*heads, marks=pytest.mark.slow) for heads in ((14, 2), (32, 8)))],
 )
+@needs_libtpu
 def test_the_kernel_compiles_for_a_tpu(heads, kv_heads):
   """The TPU compiler accepts all three kernels, which need little memory beside q, k and v."""
-  pytest.importorskip("libtpu", reason="the TPU compiler is not installed: pip install libtpu")
   from benchmarks import kernel as benchmark
   from benchmarks import runner
 

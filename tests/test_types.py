@@ -1,9 +1,6 @@
 """Type hints of the public interface: mypy accepts them, and checks the calls of other code."""
 
-import subprocess
-import sys
-
-from conftest import ENVIRONMENT, ROOT
+from conftest import ROOT, python
 
 CALLS = """
 import jax
@@ -18,22 +15,18 @@ config.Optim(learning_rate="fast")
 """
 
 
-def mypy(*arguments):
-  """Returns the finished process of mypy."""
-  command = [sys.executable, "-m", "mypy", f"--cache-dir={ROOT}/.mypy_cache", *arguments]
-  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
+MYPY = ("-m", "mypy", f"--cache-dir={ROOT}/.mypy_cache")
 
 
 def test_type_hints_are_consistent():
   """mypy finds no error in the aggregator, configuration, types and rewards."""
-  result = mypy()
-  assert result.returncode == 0, result.stdout
+  result = python(*MYPY, code=(0, 1))
+  assert result.returncode == 0, result.stdout  # where mypy writes errors
 
 
 def test_callers_see_the_hints(tmp_path):
   """mypy finds a caller's wrong argument, and knows the type of a result."""
   (tmp_path / "calls.py").write_text(CALLS)
-  result = mypy(str(tmp_path / "calls.py"))
-  assert result.returncode == 1
+  result = python(*MYPY, tmp_path / "calls.py", code=1)
   assert "calls.py:9: note: Revealed type is" in result.stdout and "Array" in result.stdout
   assert 'calls.py:10: error: Argument "learning_rate"' in result.stdout

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import subprocess
 import sys
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -284,9 +283,6 @@ def test_loading_needs_memory_for_the_shards_and_one_parameter(tmp_path):
   dtype = np.dtype(ml_dtypes.bfloat16)
   tensors = ((name, np.ones(shape, dtype)) for name, shape in shapes.items())
   safetensors_files.write_directory(tmp_path, tensors)
-  command = [sys.executable, "-c", MEMORY, str(tmp_path)]
-  result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-  assert result.returncode == 0, result.stderr
-  growth, shards, largest = map(int, result.stdout.split())
+  growth, shards, largest = map(int, python("-c", MEMORY, tmp_path).stdout.split())
   # 32 MB for the interpreter and the allocator; the whole file would be 117 MB more
   assert growth < shards + largest + 2**25, f"{growth / 2**20:.0f} MB for {shards / 2**20:.0f} MB"

@@ -4,8 +4,11 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shutil
+import signal
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -80,14 +83,15 @@ def flatten(tree: StepTree) -> list[StepTree]:
   return chains
 
 
-def experiment(directory: pathlib.Path, loss: config_lib.Loss) -> config_lib.Experiment:
-  """A run of a few steps on the data of the fixture `arithmetic_data`."""
+def experiment(directory: pathlib.Path, **loss) -> config_lib.Experiment:
+  """A run of a few steps on the data of the fixture `arithmetic_data`, with these loss settings."""
   tokenizer = str(directory / "tokenizer.model")
   data = config_lib.Data(str(directory), tokenizer, separator="\n", row_length=128)
   train = config_lib.Train(
     steps=8, batch_rows=8, log_every=2, eval_every=4, eval_rows=8, save_every=3
   )
   optim = config_lib.Optim(learning_rate=3e-3, warmup_steps=2)
+  loss = config_lib.Loss(**loss)
   return config_lib.Experiment(data=data, model=MODEL, loss=loss, optim=optim, train=train)
 
 
@@ -106,9 +110,16 @@ def merged(seed: int = 0):
   return nnx.merge(*model(seed))
 
 
+def abstract_mesh(c: config_lib.Mesh, chips: int) -> jax.sharding.AbstractMesh:
+  """The mesh that these chips would form, without the chips."""
+  sizes, axes = sharding_lib.axis_sizes(c, chips), sharding_lib.AXES
+  auto = jax.sharding.AxisType.Auto
+  return jax.sharding.AbstractMesh(sizes, axes, axis_types=(auto,) * len(axes))
+
+
 def described(c: config_lib.Experiment, vocab_size: int, chips: int) -> step_lib.TrainState:
   """The training state of a resolved experiment, as shapes sharded over chips."""
-  mesh = sharding_lib.abstract_mesh(c.mesh, chips)
+  mesh = abstract_mesh(c.mesh, chips)
   params = decoder.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
   return step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c.loss, c.optim))
@@ -148,6 +159,31 @@ def first_device():
     yield
 
 
+def terminate() -> None:
+  """Sends this process SIGTERM."""
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+def kill() -> None:
+  """Ends a run where it stands."""
+  raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def after_record(step: int, act: Callable[[], None], split: str = ""):
+  """Runs in the block call `act` after each record of this step, or of one of its splits."""
+  write = loop.Log.write
+
+  def writing(self, at, name, values):
+    write(self, at, name, values)
+    if at == step and split in ("", name):
+      act()
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop.Log, "write", writing)
+    yield
+
+
 def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
   """The state in a run's newest checkpoint, as numpy arrays."""
   step, metadata = checkpoint.latest(workdir)
@@ -157,15 +193,23 @@ def final_state(workdir: pathlib.Path) -> step_lib.TrainState:
     return jax.tree.map(np.asarray, checkpointer.restore(step, made.abstract))
 
 
-def public(directory, vocab_size, tokenizer: pathlib.Path, model=MODEL, family="llama"):
-  """Writes the tiny model in the hub's format; returns its parameters."""
+def assert_same_run(one, other) -> None:
+  """Asserts that two runs end in the same state, bit for bit, and have the same records."""
+  jax.tree.map(np.testing.assert_array_equal, final_state(one), final_state(other))
+  assert records(one) == records(other)
+
+
+def public(
+  directory, vocab_size, tokenizer: pathlib.Path, model=MODEL, family="llama", head=False, seed=0
+):
+  """Writes the tiny model in the hub's format, with its class head or without; its parameters."""
   init = functools.partial(step_lib.init_params, config=model, vocab_size=vocab_size, num_classes=3)
   abstract = jax.eval_shape(init, jax.random.key(0))
-  rng = np.random.default_rng(0)
+  rng = np.random.default_rng(seed)
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), abstract)
   directory.mkdir()
-  trunk = {name: value for name, value in params.items() if not name.startswith("head")}
-  safetensors_files.write_directory(directory, weights.unload(trunk, model))
+  stored = {name: x for name, x in params.items() if head or not name.startswith("head")}
+  safetensors_files.write_directory(directory, weights.unload(stored, model))
   (directory / "config.json").write_text(json.dumps(families.write(model, vocab_size, family)))
   shutil.copyfile(tokenizer, directory / f"tokenizer{tokenizer.suffix}")
   return params

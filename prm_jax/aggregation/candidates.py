@@ -66,13 +66,6 @@ def check_shapes(shape, correct, valid, sizes) -> tuple[int, int]:
   return tuple(shape)
 
 
-def check_ids(answer_ids: np.ndarray, valid: np.ndarray) -> None:
-  """Raises ValueError if the answer id of a valid candidate is negative."""
-  if (valid & (answer_ids < 0)).any():
-    lowest = answer_ids[valid].min()
-    raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
-
-
 def mask(correct, valid, sizes) -> tuple[jax.Array, jax.Array]:
   """Returns bool `[P, M]` `correct`, False where missing, and `valid`, False beyond `sizes`."""
   correct = jnp.asarray(correct).astype(bool)

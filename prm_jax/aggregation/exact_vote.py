@@ -45,13 +45,13 @@ def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
   """Returns the expected correctness `[P, K]` of the answer with most votes among N candidates.
 
   Args:
-    answer_ids: `[P, M]` integers.
+    answer_ids: `[P, M]` integers, 0 or more where valid.
     correct, valid: bool `[P, M]`, as `candidates.mask` returns them.
     n: `[K]` integers in 1..M.
     sizes: `[P]`, or None, as in `best_of_n`.
 
   Raises:
-    ValueError: the id of a valid candidate is negative; `jax.jit` or `jax.vmap` traces an array.
+    ValueError: `jax.jit` or `jax.vmap` traces an array.
   """
   if candidates.is_traced(answer_ids, correct, valid):
     raise ValueError(
@@ -59,7 +59,6 @@ def exact_majority(answer_ids, correct, valid, n, sizes) -> np.ndarray:
       "use key and permutations"
     )
   answer_ids, correct, valid = map(np.asarray, (answer_ids, correct, valid))
-  candidates.check_ids(answer_ids, valid)
   problems, m = answer_ids.shape
   values, column = np.unique(n, return_inverse=True)
   log_factorial = np.array([math.lgamma(i + 1) for i in range(m + 1)])

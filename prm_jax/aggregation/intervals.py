@@ -51,10 +51,7 @@ def standard_error(per_problem) -> jax.Array:
     ValueError: `per_problem` is not `[P, K]`.
   """
   per_problem = _check(per_problem)
-  problems = len(per_problem)
-  if problems == 1:
-    return jnp.full(per_problem.shape[1], jnp.nan, per_problem.dtype)
-  return per_problem.std(axis=0, ddof=1) / problems**0.5
+  return per_problem.std(axis=0, ddof=1) / len(per_problem) ** 0.5
 
 
 @functools.partial(jax.jit, static_argnames=("resamples", "level"))

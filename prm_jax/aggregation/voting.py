@@ -105,6 +105,11 @@ def majority_vote(
     valid = valid & (answer_ids >= 0) & (answer_ids < num_answers)
     answer_ids = jnp.where(valid, jnp.asarray(answer_ids % num_answers, jnp.int32), 0)
     correct = correct & valid
+  elif not candidates.is_traced(answer_ids, valid):
+    negative = np.asarray(answer_ids)[np.asarray(valid & (answer_ids < 0))]
+    if negative.size:
+      lowest = negative.min()
+      raise ValueError(f"answer id {lowest}: expected 0 or more (missing: valid=False)")
   if key is None:
     mean = exact_majority(answer_ids, correct, valid, n, sizes)
     return mean, np.zeros_like(mean)
@@ -147,7 +152,6 @@ def _check_options(
 def _dense(answer_ids, valid) -> tuple[np.ndarray, int]:
   """Renumbers answer ids 0, 1, ... within each problem; returns them and the largest count."""
   answer_ids, valid = np.asarray(answer_ids), np.asarray(valid)
-  candidates.check_ids(answer_ids, valid)
   dense = np.zeros(answer_ids.shape, np.int32)
   for p, (ids, votes) in enumerate(zip(answer_ids, valid)):
     dense[p, votes] = np.unique(ids[votes], return_inverse=True)[1]

@@ -93,9 +93,7 @@ def step_trees(
   recipe = manifest.recipe
   if not alternatives:
     recipe = msgspec.structs.replace(recipe, alternatives="drop")
-  trees, counts = recipes.convert_all(records, recipe, objective, excluded)
-  del counts["test_problems"]  # the dataset's manifest lists them
-  return trees, counts
+  return recipes.convert_all(records, recipe, objective, excluded)
 
 
 def _kept(

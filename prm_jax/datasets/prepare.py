@@ -36,20 +36,19 @@ PAPER = recipes.RECIPES["paper"]
 class Stepwise(Checked):
   """Options of the dataset `stepwise`."""
 
+  # Kind of labels: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: inferred.
   labels: Literal["auto", Kind] = "auto"
-  """Kind of labels: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: inferred."""
+  # Share of the problems to hold out for evaluation, if the source has no test.jsonl.
   test_share: Decay = 0.05
-  """Share of the problems to hold out for evaluation, if the source has no test.jsonl."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
   """A runner of Apache Beam, whose workers write the same shards as one process."""
 
-  runner: str = ""
-  """DirectRunner, or another of Apache Beam's; "": in this process, without Beam."""
+  runner: str = ""  # DirectRunner, or another of Apache Beam's; "": in this process, without Beam.
+  # Runner flags, without dashes: direct_num_workers=4 direct_running_mode=multi_processing.
   options: tuple[str, ...] = ()
-  """Runner flags, without dashes: direct_num_workers=4 direct_running_mode=multi_processing."""
 
   def download_config(self) -> tfds.download.DownloadConfig | None:
     """Returns TFDS's setting for the runner; ValueError if Beam is missing or lacks an option."""
@@ -205,7 +204,6 @@ def summarize(
     records = prm800k.stored_records(builder.data_dir, split)
     bar = functools.partial(Progress, records, unit="records", leave=False)
     _, counts = recipes.convert_all(bar(f"{split}, process"), recipe, "process", problems)
-    del counts["test_problems"]
     if not counts["rows"]["kept"]:
       read = f"{counts['rows']['read']} records of {split}; dropped by rule: {counts['dropped']}"
       raise ValueError(f"recipe {recipe.name} keeps none of the {read}")

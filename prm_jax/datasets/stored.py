@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -11,6 +11,17 @@ import tensorflow_datasets as tfds
 
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import Struct
+
+Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
+TEXT = tfds.features.Text()
+FEATURES = {  # by the type of a field of a benchmark's lines
+  str: TEXT,
+  json_lines.Text: TEXT,
+  int: np.int32,
+  bool | None: np.bool_,
+  Steps: tfds.features.Sequence(TEXT),
+  list[int]: tfds.features.Sequence(np.int32),
+}
 
 
 def info(builder: tfds.core.DatasetBuilder, features: dict[str, Any]) -> tfds.core.DatasetInfo:
@@ -20,15 +31,28 @@ def info(builder: tfds.core.DatasetBuilder, features: dict[str, Any]) -> tfds.co
 
 
 class BenchmarkBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """Base of the builders of published benchmarks."""
+  """Base of the builders of published benchmarks, whose examples are the lines of their files."""
 
   VERSION = tfds.core.Version("1.0.0")
+  LINE: type[msgspec.Struct]  # the format of a line
 
   def __init__(self, *, source: str | pathlib.Path | None = None, **kwargs):
     """Takes the arguments of TFDS's builders and `source`, a folder with the benchmark's files."""
     self.source = source  # None: upstream's, downloaded
     self.paths: dict[str, pathlib.Path] = {}  # source files by name; empty before the build
     super().__init__(file_format="array_record", **kwargs)
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    fields = msgspec.structs.fields(self.LINE)
+    return info(self, {field.name: FEATURES[field.type] for field in fields})
+
+  def _generate_examples(self, paths: Iterable[pathlib.Path]):
+    lines = itertools.chain.from_iterable(json_lines.structs(path, self.LINE) for path in paths)
+    for i, (where, line) in enumerate(lines):
+      example = msgspec.structs.asdict(line)
+      if nulls := [name for name, value in example.items() if value is None]:
+        raise json_lines.BadLine(f'{where}: no "{nulls[0]}"')  # a dataset has no null
+      yield i, example
 
 
 class Examples(Sequence):

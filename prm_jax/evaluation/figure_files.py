@@ -6,7 +6,7 @@ from typing import Any, Literal
 Vector = Literal["pdf", "svg"]  # scripts name it in flags, before they import matplotlib
 
 
-def encoded(figure: Any, kind: str = "png", **options: Any) -> bytes:
+def encoded(figure: Any, kind: str = "png") -> bytes:
   """Returns a matplotlib figure as bytes, without a date, so that equal figures give equal bytes.
 
   Text stays text: PDF embeds its fonts (TrueType); SVG names them, and a reader without them shows
@@ -14,7 +14,6 @@ def encoded(figure: Any, kind: str = "png", **options: Any) -> bytes:
 
   Args:
     kind: "png", "pdf" or "svg".
-    options: passed to `savefig`.
   """
   import matplotlib
 
@@ -22,5 +21,5 @@ def encoded(figure: Any, kind: str = "png", **options: Any) -> bytes:
   dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
   buffer = io.BytesIO()
   with matplotlib.rc_context(fonts):
-    figure.savefig(buffer, format=kind, metadata=dates.get(kind), **options)
+    figure.savefig(buffer, format=kind, metadata=dates.get(kind))
   return buffer.getvalue()

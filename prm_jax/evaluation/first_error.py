@@ -47,10 +47,10 @@ def sums(judged: Sequence[Judged], threshold: float | np.ndarray) -> np.ndarray:
   return np.stack([errors, errors & right, ~errors, ~errors & right], axis=1).astype(float)
 
 
-def accuracies(sums: np.ndarray) -> dict[str, np.ndarray]:
+def accuracies(sums: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
   """Returns accuracies with and without an error, and their harmonic mean, from totals of `sums`.
 
-  The totals are `[4, ...]`.  A result is NaN where there is no such solution.
+  The totals are `[4, ...]`, or four arrays.  A result is NaN where there is no such solution.
   """
   with np.errstate(invalid="ignore", divide="ignore"):
     errors, correct = sums[1] / sums[0], sums[3] / sums[2]
@@ -68,39 +68,16 @@ def best_threshold(judged: Sequence[Judged]) -> float:
   errors, low, high = intervals(judged)
   if errors.all() or not errors.any():
     raise ValueError("a threshold is found on solutions with and without an error: both are needed")
-  edges = np.unique(np.concatenate([low, high]))
-  edges = np.unique(np.clip(edges, 0, 1))
+  edges = np.unique(np.clip(np.concatenate([low, high]), 0, 1))
   middles = np.unique(np.concatenate([(edges[1:] + edges[:-1]) / 2, [0.0, 1.0]]))
   # The intervals around t are those that have begun before t, less those that have ended before t.
   right = lambda mask: (
     np.searchsorted(np.sort(low[mask]), middles, "left")
     - np.searchsorted(np.sort(high[mask]), middles, "left")
   )
-  ones = np.ones_like(middles)
-  f1 = accuracies(
-    np.stack([ones * errors.sum(), right(errors), ones * (~errors).sum(), right(~errors)])
-  )["f1"]
+  f1 = accuracies((errors.sum(), right(errors), (~errors).sum(), right(~errors)))["f1"]
   best = middles[f1 >= f1.max() - 1e-12]
   return float(best[np.abs(best - 0.5).argmin()])
-
-
-def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
-  """Returns `accuracies` by group ("GROUP/f1" and the like) and means, for each row of weights.
-
-  "mean_f1" is the mean of the groups, as ProcessBench's paper has it; "weighted_f1" is weighted by
-  their numbers of solutions, as huggingface's evaluation has it.
-
-  Args:
-    weights: `[R, n]` from `problem_weights`.
-  """
-  columns, out, sizes = sums(judged, threshold), {}, {}
-  for group, members in by_group(judged).items():
-    sizes[group] = weights[:, members].sum(1)
-    values = accuracies((weights[:, members] @ columns[members]).T)
-    out |= {f"{group}/{name}": value for name, value in values.items()}
-  f1 = np.stack([out[f"{group}/f1"] for group in sizes])
-  size = np.stack([*sizes.values()])
-  return out | {"mean_f1": f1.mean(0), "weighted_f1": (f1 * size).sum(0) / size.sum(0)}
 
 
 def curve(judged: Sequence[Judged]) -> dict[str, list | dict]:

@@ -8,11 +8,12 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
@@ -61,7 +62,7 @@ class Labelled:
   @property
   def first_error(self) -> int:
     """The index of the first wrong step, or -1."""
-    return first_below([-1 if label == -1 else 1 for label in self.labels], 0)
+    return self.labels.index(-1) if -1 in self.labels else -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,15 +135,12 @@ def _pairs(solution: Labelled) -> list[tuple[str, tuple[str, ...]]]:
   return [(solution.problem, tuple(solution.steps[i] for i in path)) for path in solution.paths()]
 
 
-Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
-
-
 class Scores(msgspec.Struct):
   """The keys that a scored line adds to the benchmark's own, as score.py writes them."""
 
-  rating_probs: list[dict[str, Probability]] | None = None
-  step_scores: list[Probability] | None = None  # P(right); `rating_probs` win
-  step_std: list[Probability] | None = None
+  rating_probs: list[dict[str, config_lib.Share]] | None = None
+  step_scores: list[config_lib.Share] | None = None  # P(right); `rating_probs` win
+  step_std: list[config_lib.Share] | None = None
 
 
 def from_record(

@@ -19,10 +19,9 @@ from prm_jax.datasets.prm800k import records as prm800k_records
 from prm_jax.datasets.stepwise import records as stepwise_records
 from prm_jax.evaluation import diagnostics, first_error
 from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
-from prm_jax.input_pipeline import token_tree
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
-from prm_jax.scoring.rater import UNDEFINED, undefined
+from prm_jax.scoring.rater import SolutionError
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import RATINGS, StepTree
 
@@ -123,9 +122,8 @@ def _solution(
     parsed, _ = stepwise_records.parse(record, where)
     if not any(value is not None for value in parsed.labels):
       return None
-    labels = [stepwise_records.label(value, kind) for value in parsed.labels]
-    stored = stepwise_records.Stored(parsed.problem, parsed.steps, labels, parsed.is_correct)
-    return _labelled(stepwise_records.tree(stored, where)), record
+    tree = stepwise_records.tree(stepwise_records.stored(parsed, kind), where)
+    return _labelled(tree), record
   parsed = prm800k_records.parse(json.dumps(record).encode(), where)
   dropped = recipes.dropping_rule(parsed, recipe)
   if dropped or not (nodes := recipes.nodes(parsed, recipe)[0]):
@@ -224,12 +222,12 @@ def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str)
   solutions, _ = labelled.step_trees(directory, split, contract.objective)
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
-  encoded = [token_tree.encode(tree, scorer.tokenizer, contract, True) for tree in solutions]
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
     on_share = lambda share: bar.reach(share * len(solutions))
-    read = scorer.read(encoded, [tree.problem for tree in solutions], on_share)
-  if bad := undefined(read):
-    raise ValueError(f"{solutions[bad[0]].source}: {UNDEFINED}")
+    try:
+      read = scorer.by_head([(tree.problem, tree.steps) for tree in solutions], on_share)
+    except SolutionError as error:
+      raise ValueError(f"{solutions[error.index].source}: {error}") from error
   probs = np.concatenate(read).mean(1)
   right = np.array([bool(tree.outcome) for tree in solutions])
   metrics = step_metrics.step_metrics(probs, right.astype(int), contract.labels)

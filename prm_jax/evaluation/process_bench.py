@@ -61,7 +61,23 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
     yield judged
 
 
-measures = first_error.measures  # the numbers that have an interval
+def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
+  """Returns accuracies by group ("GROUP/f1" and the like) and means, for each row of weights.
+
+  "mean_f1" is the mean of the groups, as ProcessBench's paper has it; "weighted_f1" is weighted by
+  their numbers of solutions, as huggingface's evaluation has it.
+
+  Args:
+    weights: `[R, n]` from `problem_weights`.
+  """
+  columns, out, sizes = first_error.sums(judged, threshold), {}, {}
+  for group, members in by_group(judged).items():
+    sizes[group] = weights[:, members].sum(1)
+    values = first_error.accuracies((weights[:, members] @ columns[members]).T)
+    out |= {f"{group}/{name}": value for name, value in values.items()}
+  f1 = np.stack([out[f"{group}/f1"] for group in sizes])
+  size = np.stack([*sizes.values()])
+  return out | {"mean_f1": f1.mean(0), "weighted_f1": (f1 * size).sum(0) / size.sum(0)}
 
 
 def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:

@@ -191,8 +191,10 @@ def unused_numbers(
   if is_bundle(paths[0]):
     return []
   used = {*Candidate.__struct_fields__, *BOOKKEEPING, *samples.score_names}
-  used -= {"prm_score"} if samples.step_probs is None or not standard else set()
-  used -= set() if standard else {"orm_score"}
+  if not standard:
+    used -= {"prm_score", "orm_score"}
+  elif samples.step_probs is None:
+    used.remove("prm_score")
   values, seen = collections.defaultdict(set), collections.Counter()
   merged = _merged(paths, False, standard and "score" not in samples.score_names)
   for _, record in itertools.islice(merged, LOOKED_AT):

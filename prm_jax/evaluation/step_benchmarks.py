@@ -226,7 +226,7 @@ class Result(msgspec.Struct):
 def read_result(path: pathlib.Path) -> Result:
   """Reads a result file; raises BadLine if it is none, or of a version that stored other keys."""
   array = lambda kind, x: np.array(x, float)
-  return json_lines.convert(json_lines.document(path), Result, str(path), array)
+  return json_lines.convert(json_lines.document(path), Result, str(path), dec_hook=array)
 
 
 def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
@@ -263,13 +263,11 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
     a, b = (prm800k_steps.measures(*each, both) for each in zip(trees, judged, thresholds))
   else:
     a, b = (MODULES[name].measures(*each, weights) for each in zip(judged, thresholds))
-  difference = with_intervals({key: a[key] - b[key] for key in a})
-  values = {key: {"a": float(a[key][0]), "b": float(b[key][0])} for key in a}
-  rows = {
-    key: {**values[key], "difference": each["value"], "low": each["low"], "high": each["high"]}
-    for key, each in difference.items()
-    if np.isfinite([*values[key].values()]).all()
-  }
+  rows = {}
+  for key, each in with_intervals({key: a[key] - b[key] for key in a}).items():
+    values = {"a": float(a[key][0]), "b": float(b[key][0])}
+    if np.isfinite([*values.values()]).all():
+      rows[key] = values | {"difference": each["value"], "low": each["low"], "high": each["high"]}
   return {
     "benchmark": name,
     "a": str(paths[0]),
@@ -284,8 +282,7 @@ def compared_table(result: dict[str, Any]) -> list[str]:
   lines = [f"A {result['a']}", f"B {result['b']}"]
   lines.append(f"{'':34}{'A':>8}{'B':>8}{'A - B':>8}   95 % interval")
   for name, row in result["paired"].items():
-    scale = 1 if name in ("auroc", "nll") else 100
-    digits = 3 if scale == 1 else 1
+    scale, digits = (1, 3) if name in ("auroc", "nll") else (100, 1)
     values = [f"{scale * row[key]:8.{digits}f}" for key in ("a", "b", "difference")]
     ends = [f"{scale * row[key]:.{digits}f}" for key in ("low", "high") if row[key] is not None]
     lines.append(f"{name:34}{''.join(values)}   {' to '.join(ends)}")

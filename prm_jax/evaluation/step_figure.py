@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from prm_jax.evaluation.figure_files import encoded
 from prm_jax.runtime.json_lines import printable
 
@@ -13,7 +15,7 @@ def draw(result: dict[str, Any]) -> bytes:
   """Returns a PNG of `step_benchmarks.result`."""
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(13, 4.8), layout="constrained")
+  figure = Figure(figsize=(13, 4.8), dpi=110, layout="constrained")
   axes = figure.subplots(1, 3)
   calibration = result["diagnostics"]["calibration"]
   _reliability(axes[0], calibration)
@@ -27,7 +29,7 @@ def draw(result: dict[str, Any]) -> bytes:
         text.set_parse_math(False)  # a group's name may hold "$"
     each.grid(alpha=0.3)
     each.spines[["top", "right"]].set_visible(False)
-  return encoded(figure, dpi=110)
+  return encoded(figure)
 
 
 def _reliability(axes, calibration: dict[str, Any]) -> None:
@@ -74,9 +76,9 @@ def _curve(axes, result: dict[str, Any]) -> None:
     return
   curve = result["curve"]
   for name, part in curve["groups"].items():
-    y = [None if x is None else 100 * x for x in part["f1"]]
+    y = 100 * np.array(part["f1"], float)  # None becomes NaN, which is not drawn
     label = f" {printable(name)}"  # matplotlib hides a label that begins with "_"
-    axes.plot(curve["threshold"], [float("nan") if x is None else x for x in y], label=label)
+    axes.plot(curve["threshold"], y, label=label)
   axes.axvline(result["threshold"], color="0.4", linewidth=1, linestyle="--")
   axes.set(xlim=(0, 1), ylim=(0, 100), xlabel="threshold", ylabel="F1 of the first wrong step, %")
   axes.set_title("First wrong step, by threshold", fontsize=10)

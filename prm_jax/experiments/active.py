@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import figures, intervals, workspace
+from prm_jax.experiments import figures, intervals
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
 from prm_jax.experiments.results import Results, Table, percent, ratio
@@ -61,10 +61,7 @@ def run(study: Study) -> None:
 
   @functools.cache
   def unlabelled(selector: str) -> tuple[active_lib.Pool, list[Place]]:
-    pool, places = study.pool(workspace.load(study.space.directory / selector))
-    known = {*first}
-    left = np.flatnonzero([place not in known for place in places])
-    return pool.subset(left), [places[i] for i in left]
+    return study.unlabelled(study.pool(selector), first)
 
   def choice(rule: str, per_problem: int) -> list[Place]:
     candidates, places = unlabelled("ensemble" if rule == "uncertain" else "start")

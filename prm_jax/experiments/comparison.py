@@ -128,12 +128,12 @@ def read(
     scores[name] = score
     # The probabilities of a step, which are rounded, may add up to more than 1.
     models[name] = np.minimum(np.exp(score), 1) if "prm_product" in available else score
-  (log_probs, tokens, steps), lacking = _given(path, samples)
-  if log_probs is not None:
-    scores["log-probability"] = log_probs
-  if tokens is not None:
-    scores["shortest"] = -tokens
-  return Candidates(samples, scores, models, files, steps, [*warnings, *lacking])
+  given, lacking = _given(path, samples)
+  if "logprob" in given:
+    scores["log-probability"] = given["logprob"]
+  if "tokens" in given:
+    scores["shortest"] = -given["tokens"]
+  return Candidates(samples, scores, models, files, given.get("steps"), [*warnings, *lacking])
 
 
 def _reductions(names: Iterable[str]) -> dict[str, str]:
@@ -147,8 +147,8 @@ def _reductions(names: Iterable[str]) -> dict[str, str]:
   return named
 
 
-def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[list[np.ndarray | None], list[str]]:
-  """Returns log-probabilities, token and step counts, `[P, M]`; None if a record lacks them.
+def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Returns those of "logprob", "tokens" and "steps" (counted) that all records have, `[P, M]`.
 
   Also returns notices of those that only some lack.  Raises BadLine for a wrong log-probability.
   """
@@ -161,11 +161,11 @@ def _given(path: pathlib.Path, samples: ScoredSamples) -> tuple[list[np.ndarray 
         about = f"{place(path, *where[:2])}: logprob is {json_lines.show(value)}"
         raise BadLine(f"{about}: expected a finite number or -inf")
       values.append(value if key == "logprob" or is_number(value) else None)
-  out, notices = [None, None, None], []
-  for i, (key, values) in enumerate(given.items()):
+  out, notices = {}, []
+  for key, values in given.items():
     if not (lacking := values.count(None)):
-      out[i] = np.full(samples.correct.shape, np.nan)
-      out[i].flat[samples.slots] = values
+      out[key] = np.full(samples.correct.shape, np.nan)
+      out[key].flat[samples.slots] = values
     elif lacking < len(values):
       notices.append(f"{lacking:,} of {len(values):,} records have no {key}: not compared")
   return out, notices
@@ -192,10 +192,8 @@ def within_problems(scores: np.ndarray, correct: np.ndarray, valid: np.ndarray) 
 
   A problem whose valid candidates are all right or all wrong has NaN.
   """
-  by_problem = (
-    step_metrics.auroc(s[v], c[v]) if v.any() else None for s, c, v in zip(scores, correct, valid)
-  )
-  return np.array([np.nan if each is None else each for each in by_problem])
+  by_problem = (step_metrics.auroc(s[v], c[v]) for s, c, v in zip(scores, correct, valid))
+  return np.array([*by_problem], float)  # None becomes NaN
 
 
 def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
@@ -214,7 +212,7 @@ def solved(candidates: Candidates, n: Sequence[int], seed: int = 0) -> dict[str,
     out["majority"] = plain
     orders = {"key": jax.random.key(seed), "permutations": PERMUTATIONS, "control": plain}
     for name, probability in candidates.voters.items():
-      weights = np.where(samples.valid, np.nan_to_num(probability), 0)
+      weights = np.where(samples.valid, probability, 0)
       vote, _ = agg.majority_vote(samples.answer_ids, *outcomes, weights=weights, **draws, **orders)
       out[f"vote by {name}"] = np.asarray(vote)
   return out

@@ -30,9 +30,10 @@ def panels(found: Mapping[str, Any]) -> list[Panel]:
     for i, name in enumerate(names):
       colour = PLAIN.get(name, SPARE[i % len(SPARE)])
       accuracy = found["methods"][name]["accuracy"]
-      curve = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN)
-      bare = {} if name == "majority" else {"low": None, "high": None}
-      curves.append(dataclasses.replace(curve, colour=colour, **bare))
+      curve = Curve.over_n(name, found["n"], accuracy, dashed=name in PLAIN, colour=colour)
+      if name != "majority":
+        curve = dataclasses.replace(curve, low=None, high=None)
+      curves.append(curve)
     return Panel(curves, "N = number of solutions per problem", f"% problems solved ({how})")
 
   methods = found["methods"]

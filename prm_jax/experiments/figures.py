@@ -33,10 +33,10 @@ class Curve:
   colour: int | None = None  # index into COLOURS; None: its index in the panel
 
   @classmethod
-  def over_n(cls, label: str, n: Sequence[float], accuracy: dict[str, Any], dashed: bool = False):
-    """Returns best-of-N in % over N, from `Results.intervals`."""
+  def over_n(cls, label: str, n: Sequence[float], accuracy: dict[str, Any], **style: Any):
+    """Returns best-of-N in % over N, from `Results.intervals`; `style`: `dashed` and `colour`."""
     values = (100 * np.array(accuracy[key], float) for key in ("mean", "low", "high"))
-    return cls(label, n, *values, dashed)
+    return cls(label, n, *values, **style)
 
   @classmethod
   def at_last(cls, label: str, x: Sequence[float], accuracies: Sequence[dict[str, Any]]):

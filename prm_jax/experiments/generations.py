@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from prm_jax import step_metrics
-from prm_jax.experiments import workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
@@ -67,11 +66,8 @@ def name(arm: str, generation: int) -> str:
 
 def run(study: Study) -> None:
   """Trains, judges and diagnoses every generation of one seed."""
-
-  @functools.lru_cache(3)  # of the first, last and present model: scoring a pool takes long
-  def scored(model: str) -> tuple[active.Pool, list[Place]]:
-    return study.pool(workspace.load(study.space.directory / model))
-
+  # Of the first, last and present model: scoring a pool takes long.
+  scored = functools.lru_cache(3)(study.pool)
   for arm in ARMS:
     chosen = added = study.uniform(1)
     for g in range(study.plan.generations):
@@ -79,20 +75,18 @@ def run(study: Study) -> None:
       def make(arm=arm, g=g, chosen=chosen, added=added) -> dict[str, Any]:
         trees, model = study.process_trees(chosen), name(arm, g)
         scorer = study.train(model, "process", trees, f"experiment: generation {g}")
-        pool, places = scored(model)
+        pool = scored(model)
         chosen_next = {
-          other: choice(
-            study, scored(FIRST)[0] if other == "frozen" else pool, places, other, chosen
-          )
+          other: choice(study, scored(FIRST) if other == "frozen" else pool, other, chosen)
           for other in ARMS
           if name(other, g) == model  # these arms share the model
         }
         result = {"next": chosen_next} | diagnosed(study, pool, added)
         if g:
-          last = scored(name(arm, g - 1))[0]
+          last = scored(name(arm, g - 1))
           result |= changed(pool, last)
           if arm == "convincing":
-            by_last = {*choice(study, last, places, arm, chosen)}
+            by_last = {*choice(study, last, arm, chosen)}
             by_this = {*chosen_next[arm]}
             result["overlap"] = len(by_last & by_this) / max(len(by_last | by_this), 1)
         return study.measured(scorer, trees) | result
@@ -102,14 +96,12 @@ def run(study: Study) -> None:
       chosen = chosen + added
 
 
-def choice(
-  study: Study, selector: active.Pool, places: list[Place], arm: str, chosen: list[Place]
-) -> list[Place]:
+def choice(study: Study, pool: active.Pool, arm: str, chosen: list[Place]) -> list[Place]:
   """Returns the next solutions to label, among those of the pool that are not chosen yet."""
-  known, rule = {*chosen}, "uniform" if arm == "uniform" else "convincing"
-  left = np.flatnonzero([place not in known for place in places])
-  at = active.select(selector.subset(left), rule, ADDED, study.space.seed + len(chosen))
-  return [places[i] for i in left[at]]
+  candidates, places = study.unlabelled(pool, chosen)
+  rule = "uniform" if arm == "uniform" else "convincing"
+  at = active.select(candidates, rule, ADDED, study.space.seed + len(chosen))
+  return [places[i] for i in at]
 
 
 def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:

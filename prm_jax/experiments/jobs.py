@@ -3,7 +3,6 @@
 Every finished result is a file below the output directory, so a run that was killed resumes.
 """
 
-import concurrent.futures
 import contextlib
 import ctypes
 import importlib
@@ -11,8 +10,8 @@ import multiprocessing
 import os
 import pathlib
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -56,29 +55,30 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
       for seed in plan.seeds
       for each in module(name).runs(plan)
     ]
-    waiting = [submit(seed_job, name, plan, directory, seed) for seed in plan.seeds]
     with progress.Progress(desc=name, total=len(expected), unit="models") as bar:
-      while waiting:
-        for future in [each for each in waiting if each.done()]:
-          waiting.remove(future)
-          future.result()  # raises the job's error
-          bar.reach(sum(path.is_file() for path in expected))
+      waiting = set()
+      for seed in plan.seeds:
+        waiting.add(submit(seed_job, name, plan, directory, seed))
         bar.reach(sum(path.is_file() for path in expected))
-        time.sleep(POLL if waiting else 0)
+      while waiting:
+        done, waiting = futures.wait(waiting, POLL, futures.FIRST_COMPLETED)
+        for future in done:
+          future.result()  # raises the job's error
+        bar.reach(sum(path.is_file() for path in expected))
 
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Any]:
   """Yields `submit` of an executor: jobs run here, or in worker processes."""
   if not workers:
-    yield _Here
+    yield _here
     return
   context = multiprocessing.get_context("spawn")
   cores, free = context.Queue(), sorted(os.sched_getaffinity(0))
   workers = min(workers, len(free))
   for core in free[:workers]:
     cores.put(core)
-  with concurrent.futures.ProcessPoolExecutor(workers, context, _begin, (cores,)) as pool:
+  with futures.ProcessPoolExecutor(workers, context, _begin, (cores,)) as pool:
     try:
       yield pool.submit
     except BaseException:
@@ -87,17 +87,11 @@ def _pool(workers: int) -> Iterator[Any]:
       raise
 
 
-class _Here:
-  """A future whose job runs in this process when its result is asked for."""
-
-  def __init__(self, job, *args):
-    self._job, self._args = job, args
-
-  def done(self) -> bool:
-    return True
-
-  def result(self) -> None:
-    self._job(*self._args)
+def _here(job: Callable[..., None], *args: Any) -> futures.Future:
+  """Runs a job in this process; returns its future, which is done."""
+  future = futures.Future()
+  future.set_result(job(*args))
+  return future
 
 
 def _begin(cores) -> None:

@@ -38,14 +38,14 @@ def run(study: Study) -> None:
   for share in study.plan.noise:
 
     def process(share=share) -> dict[str, Any]:
-      labels = [[*labels] for _, _, labels in study.solutions(chosen)]
-      seeds = (study.space.seed, study.space.seed + 1000)
+      solutions = [*study.solutions(chosen)]
+      labels = [each for _, _, each in solutions]
       mine, theirs = (
         [
           synthetic.process(text, each.steps, ratings)
-          for (text, each, _), ratings in zip(study.solutions(chosen), flipped(labels, share, seed))
+          for (text, each, _), ratings in zip(solutions, flipped(labels, share, seed))
         ]
-        for seed in seeds
+        for seed in (study.space.seed, study.space.seed + 1000)
       )
       scorer = study.train(f"process-{share:g}", "process", mine, "experiment: noise")
       pairs = [pair for a, b in zip(mine, theirs) for pair in zip(a.labels, b.labels)]

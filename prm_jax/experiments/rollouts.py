@@ -172,8 +172,7 @@ class Labels:
         values, _ = rollout_labels.label(problem, each, s)
         labels = [records.label(value, kind) for value in values if value is not None]
         if labels:
-          steps, parents = each.steps[: len(labels)], tuple(range(-1, len(labels) - 1))
-          out.append(StepTree(problem.text, tuple(steps), parents, tuple(labels)))
+          out.append(synthetic.process(problem.text, each.steps, labels))
     return out
 
 

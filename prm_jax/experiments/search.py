@@ -26,7 +26,7 @@ from prm_jax.experiments.plan import Plan, changed
 from prm_jax.experiments.results import Results, Table, over_n
 from prm_jax.experiments.study import Study
 from prm_jax.experiments.workspace import Samples, Workspace
-from prm_jax.generation import language_models, prompts, search, step_writer
+from prm_jax.generation import prompts, search, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt, derived_seed
 from prm_jax.generation.sampler import Sampler
@@ -159,7 +159,7 @@ class Made:
       data = dataclasses.replace(c.data, directory="", **texts)
       loss = Loss(objective="language_model")
       loop.run(dataclasses.replace(c, data=data, loss=loss), workdir)
-    return language_models.load(workdir, run=True)
+    return Sampler.load(workdir, run=True)
 
   def search(self, rule: str, n: int) -> list[search.Found]:
     """Runs a search on every test problem; returns what it found, by problem."""
@@ -245,15 +245,12 @@ def summarise(results: Results) -> dict[str, Any]:
     name: np.array([each[name] for each in samples])
     for name in ("best_of_n", "weighted", "majority")
   }
-  spent = {"best_of_n": [each["spent"] for each in samples]}
+  spent = {"best_of_n": [*zip(*(each["spent"] for each in samples))]}  # by width, of each seed
   for rule in SEARCHES:
     curves[rule] = np.concatenate([results.accuracy(f"{rule}-{n}") for n in widths], axis=2)
-    by_seed = zip(*(results.of(f"{rule}-{n}") for n in widths))
-    spent[rule] = [[each["spent"] for each in by_width] for by_width in by_seed]
+    spent[rule] = [[each["spent"] for each in results.of(f"{rule}-{n}")] for n in widths]
   problems = curves["beam"].shape[1]
-  of_seeds = lambda rule, value: [
-    float(np.mean([value(each[k]) for each in spent[rule]])) for k in range(len(widths))
-  ]
+  of_seeds = lambda rule, value: [float(np.mean([*map(value, each)])) for each in spent[rule]]
   tokens = lambda rule, kind: [x / problems for x in of_seeds(rule, lambda each: each[kind])]
   saved = lambda each: each["scored_from_start"] / each["scored"]
   return {
@@ -271,8 +268,8 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
   """Returns panels over lanes, written tokens, and tokens that the reward model reads."""
 
   def curve(name: str, x: Sequence[float]) -> Curve:
-    over_n = Curve.over_n(LABELS[name], x, summary["curves"][name], dashed=name == "majority")
-    return dataclasses.replace(over_n, colour=list(LABELS).index(name))
+    style = {"dashed": name == "majority", "colour": list(LABELS).index(name)}
+    return Curve.over_n(LABELS[name], x, summary["curves"][name], **style)
 
   y = "% problems solved"
   over_lanes = [curve(name, summary["widths"]) for name in LABELS if name in summary["curves"]]

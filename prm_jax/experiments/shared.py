@@ -1,7 +1,6 @@
 """The models that all seeds share: the bases that every model starts from, and the labeller."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Callable
 
@@ -24,18 +23,16 @@ def prepare(plan: Plan, directory: pathlib.Path) -> None:
   """Trains the bases and the labeller, unless they are given or already trained."""
   space, checkpoints = Workspace(directory / "shared", {}, 0), bases(plan, directory)
   if not plan.files.base:
-    process = functools.partial(critiques, plan, "process")
-    outcome = functools.partial(critiques, plan, "outcome")
     tokenizer = space.directory / "tokenizer.model"
     if not tokenizer.is_file():
-      trees = [*process(), *labelled_trees(plan)]
+      trees = [*critiques(plan, "process"), *labelled_trees(plan)]
       plan_lib.keep(plan, space.directory)
       texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     c = plan_lib.changed(plan.process_base, tokenizer=str(tokenizer))
-    _train(space, plan, "process_base", c, process)
+    _train(space, plan, "process_base", c, lambda: critiques(plan, "process"))
     space = dataclasses.replace(space, bases={"outcome": checkpoints["process"]})
-    _train(space, plan, "outcome_base", plan.outcome_base, outcome)
+    _train(space, plan, "outcome_base", plan.outcome_base, lambda: critiques(plan, "outcome"))
   if not plan.files.labeller:
     space = dataclasses.replace(space, bases=checkpoints)
     _train(space, plan, "labeller", plan.labeller, lambda: labelled_trees(plan))

@@ -32,39 +32,27 @@ class Study:
 
   @functools.cached_property
   def _labels(self) -> dict[Place, synthetic.Ratings]:
-    """The cache of `labels`."""
+    """The labels of `solutions` so far."""
     return {}
-
-  def labels(self, chosen: Sequence[Place]) -> list[synthetic.Ratings]:
-    """Returns the labeller's labels of solutions of the pool."""
-    pool = self.task.pool
-    if new := [place for place in dict.fromkeys(chosen) if place not in self._labels]:
-      pairs = [(pool[p].text, pool[p].solutions[s].steps) for p, s in new]
-      self._labels.update(zip(new, self._labelled(pairs)))
-    return [self._labels[place] for place in chosen]
-
-  def _labelled(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[synthetic.Ratings]:
-    classes = self.labeller.contract.labels
-    return [
-      synthetic.label(each.mean(1), self.plan.threshold, classes)
-      for each in self.labeller.by_head(pairs)
-    ]
 
   @functools.cached_property
   def evaluation(self) -> dict[str, list[StepTree]]:
     """Labelled test solutions for the evaluation during training, by objective."""
-    firsts = [(each.text, each.solutions[0]) for each in self.task.test[:EVALUATED]]
-    labels = self._labelled([(text, first.steps) for text, first in firsts])
-    process = [
-      synthetic.process(text, first.steps, each) for (text, first), each in zip(firsts, labels)
-    ]
-    outcome = [synthetic.outcome(text, first.steps, first.correct) for text, first in firsts]
-    return {"process": process, "outcome": outcome}
+    test = dataclasses.replace(self, task=Task(self.task.test[:EVALUATED], ()))
+    firsts = [(p, 0) for p in range(len(test.task.pool))]
+    outcome = test.outcome_trees(firsts, by_labeller=False)
+    return {"process": test.process_trees(firsts), "outcome": outcome}
 
   def solutions(self, chosen: Sequence[Place]) -> Iterable[tuple[str, Solution, synthetic.Ratings]]:
-    """Yields the problem's text, the solution and its labels for each of the chosen."""
-    for (p, s), labels in zip(chosen, self.labels(chosen)):
-      yield self.task.pool[p].text, self.task.pool[p].solutions[s], labels
+    """Yields the problem's text, the solution and the labeller's labels for each of the chosen."""
+    pool = self.task.pool
+    if new := [place for place in dict.fromkeys(chosen) if place not in self._labels]:
+      pairs = [(pool[p].text, pool[p].solutions[s].steps) for p, s in new]
+      classes = self.labeller.contract.labels
+      for place, each in zip(new, self.labeller.by_head(pairs)):
+        self._labels[place] = synthetic.label(each.mean(1), self.plan.threshold, classes)
+    for p, s in chosen:
+      yield pool[p].text, pool[p].solutions[s], self._labels[p, s]
 
   def errors(self, chosen: Sequence[Place]) -> dict[str, Any] | None:
     """Returns the labeller's errors (`synthetic.errors`); None if no exact ratings are known."""
@@ -128,19 +116,32 @@ class Study:
     """Returns each problem's first samples, repeated solutions included."""
     return [(p, s) for p, each in enumerate(self.task.pool) for s in each.samples[:per_problem]]
 
-  def pool(self, scorer: Scorer) -> tuple[active.Pool, list[Place]]:
-    """Returns the pool as a selector scores it, and the place of each of its candidates."""
+  @functools.cached_property
+  def places(self) -> list[Place]:
+    """The places of all distinct solutions of the pool."""
+    return [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
+
+  def pool(self, model: str) -> active.Pool:
+    """Returns the solutions at `places` as a trained model, the selector, scores them."""
+    scorer = workspace_lib.load(self.space.directory / model)
     probabilities = workspace_lib.step_probabilities(scorer, self.task.pool)
     classes = scorer.contract.right_classes
-    places = [(p, s) for p, each in enumerate(self.task.pool) for s in range(len(each.solutions))]
-    solutions = [self.task.pool[p].solutions[s] for p, s in places]
+    solutions = [self.task.pool[p].solutions[s] for p, s in self.places]
     return active.Pool(
-      problems=np.array([p for p, _ in places]),
+      problems=np.array([p for p, _ in self.places]),
       correct=np.array([each.correct for each in solutions]),
       steps=[each.steps for each in solutions],
       times=np.concatenate([each.times for each in self.task.pool]),
-      right=[probabilities[p][s][:, :, classes].sum(-1) for p, s in places],
-    ), places
+      right=[probabilities[p][s][:, :, classes].sum(-1) for p, s in self.places],
+    )
+
+  def unlabelled(
+    self, pool: active.Pool, labelled: Sequence[Place]
+  ) -> tuple[active.Pool, list[Place]]:
+    """Returns the solutions of the pool that have no labels yet, and their places."""
+    known = {*labelled}
+    left = np.flatnonzero([place not in known for place in self.places])
+    return pool.subset(left), [self.places[i] for i in left]
 
 
 def counts(trees: Sequence[StepTree]) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """Process against outcome supervision, on identical solutions (paper section 4.1, Figure 4)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from prm_jax.experiments import figures, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
-from prm_jax.experiments.study import Place, Study
+from prm_jax.experiments.study import Study
 
 TITLE = "Process and outcome supervision"
 QUESTION = (
@@ -65,20 +64,14 @@ def run(study: Study) -> None:
 
 def labels(study: Study) -> dict[str, Any]:
   """Returns the labeller's errors, and how often wrong steps lead to right answers, if known."""
+  most, shares = study.plan.samples[-1], {}
   sets = {str(n): study.uniform(n) for n in study.plan.samples}
-  sets["samples"] = study.samples(study.plan.samples[-1])
-  return {
-    "exact": study.errors(study.uniform(study.plan.samples[-1])),
-    "right_answers_by_wrong_steps": {
-      name: by_wrong_steps(study, chosen) for name, chosen in sets.items()
-    },
-  }
-
-
-def by_wrong_steps(study: Study, chosen: Sequence[Place]) -> float | None:
-  """Returns the share of the right answers that wrong steps led to."""
-  solutions = [solution for _, solution, _ in study.solutions(chosen)]
-  return mean(min(x.ratings) < 0 for x in solutions if x.correct and x.ratings is not None)
+  sets["samples"] = study.samples(most)
+  for name, chosen in sets.items():
+    solutions = [study.task.pool[p].solutions[s] for p, s in chosen]
+    right = [x for x in solutions if x.correct and x.ratings is not None]
+    shares[name] = mean(min(x.ratings) < 0 for x in right)
+  return {"exact": study.errors(sets[str(most)]), "right_answers_by_wrong_steps": shares}
 
 
 def summarise(results: Results) -> dict[str, Any]:
@@ -111,7 +104,7 @@ def summarise(results: Results) -> dict[str, Any]:
     "gains": over_base,  # of labels, over the arm's base
     "beyond": beyond,  # gain by process labels minus gain by the labeller's outcomes
     "repeats": results.intervals(results.accuracy(f"{REPEATS}-{samples[-1]}")),
-    "labeller": [each for each in results.runs if each["run"] == "labeller"],
+    "labeller": results.of("labeller"),
     "breakdown": {
       kind: results.breakdown([f"{arm}-{samples[-1]}" for arm in ARMS], kind)
       for kind in ("level", "difficulty")

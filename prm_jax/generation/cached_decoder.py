@@ -25,7 +25,6 @@ from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.decoder import PROJECTION_EINSUMS, Attention
-from prm_jax.model.sharding import ROWS, constrain
 from prm_jax.training import trainable
 
 Weights = dict[str, Any]
@@ -236,10 +235,7 @@ def hidden(
   Args:
     attention_of: gives the attention of a layer, by its number.
   """
-  x = decoder.embed(weights["embedding"], tokens, c)
-  if c.scale_embeddings:
-    x = x * jnp.asarray(c.width**0.5, x.dtype)
-  x = constrain(x, ROWS, None, None)
+  x = decoder.residual_stream(weights["embedding"], tokens, c)
   layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
   for i, (values, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
     x = nnx.merge(layer, values)(x, positions, attention_of(i), bool(sliding))

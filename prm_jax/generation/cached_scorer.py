@@ -111,7 +111,12 @@ class CachedScorer:
             places = self.places[tree.group].add(path)[len(tree.past) :]
             moved.append(Moved.of(tree.group, places, *divmod(start + at, BLOCK), len(tree.past)))
         start += tree.blocks * BLOCK
-      self._keep(moved, (keys, values))
+      needed = max(each.size for each in self.places)
+      with jax.set_mesh(self.scorer.mesh):
+        while needed > (C := self._cache.positions.shape[1]):
+          # Doubling gives few sizes: each is compiled.
+          self._cache = cache_lib.grown(self._cache, 2 * C)
+        self._cache = keep_tokens(self._cache, moved, (keys, values))
     self._batches = []
 
   def facts(self) -> dict[str, Any]:
@@ -144,14 +149,6 @@ class CachedScorer:
       by_past.setdefault(tuple(past), []).append(path)
     for past, several in by_past.items():
       yield from _merged(group, past, several)
-
-  def _keep(self, moved: list[Moved], new: Any) -> None:
-    needed = max(each.size for each in self.places)
-    with jax.set_mesh(self.scorer.mesh):
-      while needed > (C := self._cache.positions.shape[1]):
-        # Doubling gives few sizes: each is compiled.
-        self._cache = cache_lib.grown(self._cache, 2 * C)
-      self._cache = keep_tokens(self._cache, moved, new)
 
 
 @functools.lru_cache(8)  # searches of one architecture share the compiled program

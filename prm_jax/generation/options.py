@@ -68,7 +68,7 @@ class Generator(config_lib.Checked):
 
   def load(self, chat: bool = False):
     """Loads the engine; `chat`: a server is asked for chat completions."""
-    from prm_jax.generation import language_models
+    from prm_jax.generation.sampler import Sampler
     from prm_jax.generation.server import Server
     from prm_jax.input_pipeline import tokenizers
 
@@ -77,7 +77,7 @@ class Generator(config_lib.Checked):
       tokenizer = tokenizers.load(self.model) if self.model else None
       return Server(self.url, self.served_model, self.concurrency, key, tokenizer, chat)
     directory, run = self.model or self.checkpoint, bool(self.checkpoint)
-    return language_models.load(directory, self.dtype, self.batch, self.tensor, run)
+    return Sampler.load(directory, self.dtype, self.batch, self.tensor, run)
 
   def maker(self, tokenizer) -> Callable:
     """Returns the function that makes a prompt from a problem and a seed."""

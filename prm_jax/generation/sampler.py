@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -28,7 +29,9 @@ from prm_jax.generation.engines import Completion, Limits, Prompt
 from prm_jax.generation.places import power_of_two, size
 from prm_jax.generation.sampling import Sampling
 from prm_jax.input_pipeline.tokenizers import Tokenizer
-from prm_jax.runtime import compiler_options
+from prm_jax.model import sharding as sharding_lib
+from prm_jax.runtime import compiler_options, json_lines
+from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.training import checkpoint as checkpoint_lib
 
 PROMPT_MULTIPLE = 64  # the places of a context are a multiple of this
@@ -61,6 +64,37 @@ class Sampler:
   batch: int = 64  # slots
   step: int | None = None  # of the checkpoint; None: of a public model
   tpu: config_lib.Tpu = config_lib.Tpu()
+
+  @classmethod
+  def load(
+    cls,
+    directory: str | pathlib.Path,
+    dtype: str = "float32",
+    batch: int = 64,
+    tensor: int = 1,
+    run: bool = False,
+  ) -> Self:
+    """Loads a public or exported language model, or the newest checkpoint of a run on text.
+
+    Args:
+      dtype: of a public or exported model.
+      tensor: devices of this host that share a copy of the model.
+      run: whether the directory is a work directory of train.py.
+
+    Raises:
+      ValueError, OSError: as `LanguageModel.of_directory` or `of_run`; or `tensor` does not divide
+        the devices.
+    """
+    devices = jax.local_devices()
+    if len(devices) % tensor:
+      raise ValueError(f"--tensor={tensor} does not divide the {len(devices)} devices of this host")
+    mesh = sharding_lib.make_mesh(config_lib.Mesh(data=-1, fsdp=1, tensor=tensor), devices)
+    if run:
+      model = LanguageModel.of_run(directory, mesh)
+    else:
+      model = LanguageModel.of_directory(directory, mesh, dtype)
+    ends = frozenset(_end_tokens(pathlib.Path(directory)) | {model.tokenizer.eos_id} - {None})
+    return cls.of(model.params, model.config, model.tokenizer, ends, mesh, batch, model.step)
 
   @classmethod
   def of(
@@ -237,16 +271,26 @@ def _step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
     jax.jit, donate_argnums=1, static_argnames="sampling", compiler_options=options
   )
   def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
-    state = dict(state)
-    numbers = jax.vmap(uniform)(state.pop("seed"), state.pop("sample"), state["own_length"])
-    places = jnp.arange(cache.positions.shape[1])
-    seen = places < state.pop("context_length")[:, None]
-    slots = Slots(**state | {"tokens": jnp.where(fresh, state["tokens"], last)}, seen=seen)
+    own_length = state["own_length"]
+    numbers = jax.vmap(uniform)(state["seed"], state["sample"], own_length)
+    tokens = jnp.where(fresh, state["tokens"], last)
+    seen = jnp.arange(cache.positions.shape[1]) < state["context_length"][:, None]
+    slots = Slots(tokens, state["positions"], state["members"], seen, own_length)
     logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
     tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
     return tokens, log_probs, cache
 
   return step
+
+
+def _end_tokens(directory: pathlib.Path) -> set[int]:
+  """Returns the `eos_token_id`s of generation_config.json and config.json."""
+  ends: set[int] = set()
+  for name in ("generation_config.json", "config.json"):
+    if (directory / name).is_file():
+      value = json_lines.document(directory / name).get("eos_token_id")
+      ends |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+  return ends
 
 
 def _chains(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:

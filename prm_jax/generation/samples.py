@@ -32,10 +32,7 @@ class Settings:
   steps: prompts_lib.Steps
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
-  record: dict[str, Any]  # whose keys go to each sample
-  text: str
+Problem = dict[str, Any]  # a record with `problem`, whose keys go to each sample
 
 
 class Line(msgspec.Struct):
@@ -46,10 +43,11 @@ class Line(msgspec.Struct):
 
 def read(path: pathlib.Path) -> list[Problem]:
   """Reads the problems of a file; raises BadLine for a record without `problem`."""
-  return [
-    Problem(record, json_lines.convert(record, Line, where).problem)
-    for where, record in json_lines.records(path)
-  ]
+  problems = []
+  for where, record in json_lines.records(path):
+    json_lines.convert(record, Line, where)
+    problems.append(record)
+  return problems
 
 
 def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def record(problem: Problem, completion: Completion, s: Settings) -> dict[str, A
   """
   text = prompts_lib.solution(completion.text, s.form)
   finished = completion.end == "stop"
-  kept = {key: value for key, value in problem.record.items() if key != "logprob"}
+  kept = {key: value for key, value in problem.items() if key != "logprob"}
   if "answer" in kept:
     kept = {"ground_truth_answer": kept["answer"]} | kept
   out = kept | {
@@ -85,7 +83,7 @@ def generate(
   journal: Journal,
 ) -> None:
   """Samples the problems at the indices `left` for the journal, under a progress bar."""
-  asked = [make(problems[i].text, derived_seed(s.seed, i)) for i in left]
+  asked = [make(problems[i]["problem"], derived_seed(s.seed, i)) for i in left]
   records: dict[int, dict[int, dict]] = collections.defaultdict(dict)  # by problem and sample
   tokens = ended = count = 0
   done = len(journal.done) * s.n
@@ -116,7 +114,7 @@ def search(
 
   Arguments are as of `generate`.  The records also have the scores of their steps.
   """
-  asked = [make(problems[i].text, derived_seed(s.seed, i)) for i in left]
+  asked = [make(problems[i]["problem"], derived_seed(s.seed, i)) for i in left]
   generated, done = 0, len(journal.done)
   total = done + len(left)
   bar = progress.Progress(desc="searching", total=total, initial=done, unit="problems")
@@ -132,7 +130,8 @@ def search(
 
 def _name(problems: Sequence[Problem], left: Sequence[int]) -> Callable[[int], str]:
   """Returns the function that names the problem of a prompt, numbered from 1."""
-  return lambda i: f"problem {left[i] + 1}, {json_lines.show(problems[left[i]].text)}"
+  show = lambda i: json_lines.show(problems[i]["problem"])
+  return lambda i: f"problem {left[i] + 1}, {show(left[i])}"
 
 
 def searched(
@@ -160,16 +159,14 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
   answered = sum(line["answer"] is not None for line in lines)
   share = lambda count: f"{100 * count / max(len(lines), 1):.1f} %"
   tokens = sum(line["tokens"] for line in lines)
-  return [
+  out = [
     f"{len(lines):,} samples, {tokens:,} tokens",
     f"{share(finished)} ended, {share(len(lines) - finished)} were cut off",
     f"{share(answered)} have an answer",
-    *(
-      f"{verb} {sum_of(name):,} tokens; {sum_of(start):,} with each prefix read again"
-      for verb, name, start in (
-        ("the language model read", "read", "read_from_start"),
-        ("the reward model read", "scored", "scored_from_start"),
-      )
-      if spent
-    ),
   ]
+  for model, name in (("language", "read"), ("reward", "scored")) if spent else ():
+    again = sum_of(f"{name}_from_start")
+    out.append(
+      f"the {model} model read {sum_of(name):,} tokens; {again:,} with each prefix read again"
+    )
+  return out

@@ -26,6 +26,7 @@ from prm_jax.generation.engines import End, Limits
 from prm_jax.generation.places import Moved, Places, keep_tokens, size
 from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler, uniform
 from prm_jax.generation.sampling import Sampling
+from prm_jax.runtime import compiler_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,8 @@ class StepWriter:
   def write(self) -> list[int]:
     """Decodes a token for each unfinished step; returns the contexts to score now, if any."""
     with jax.set_mesh(self.sampler.mesh):
-      self._last, log_probs, self._cache = _decode(
+      decode = _decode(self.sampler.config, self.sampler.tpu, self.sampler.mesh.devices.flat[0])
+      self._last, log_probs, self._cache = decode(
         self.sampler.weights,
         self._cache,
         self._index % self._ring,
@@ -131,7 +133,6 @@ class StepWriter:
         self._seen,
         self._last,
         self._fresh,
-        c=self.sampler.config,
         sampling=self.s.sampling,
         ahead=self.s.steps_ahead > 0,
       )
@@ -294,37 +295,43 @@ class StepWriter:
     return prompts_lib.solution(text[:stop_end], self.s.form), stop_end is not None
 
 
-@functools.partial(jax.jit, donate_argnums=1, static_argnames=("c", "sampling", "ahead"))
-def _decode(
-  weights: Weights,
-  cache: Cache,
-  index: jax.Array,
-  state: dict[str, jax.Array],
-  seen: jax.Array,
-  last: jax.Array,
-  fresh: jax.Array,
-  *,
-  c: config_lib.Model,
-  sampling: Sampling,
-  ahead: bool,
-) -> tuple[jax.Array, jax.Array, Cache]:
-  """Returns the next token of each lane, its log-probability, and the cache.
+@functools.lru_cache(8)  # writers of one architecture share the compiled program
+def _decode(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
+  options = compiler_options.of(tpu, device)
 
-  Args:
-    index: int32 `[]`, place in the ring.
-    state: of `StepWriter._state`.
-    seen: bool `[B, C]`, the places of the context that each lane sees.
-    last: int32 `[B]`, the tokens of the last decoding step, which the lanes read.
-    fresh: bool `[B]`, where lanes read the tokens of `state` instead.
-    ahead: whether some lanes look ahead, by the likeliest tokens.
-  """
-  numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])
-  tokens = jnp.where(fresh, state["tokens"], last)
-  slots = Slots(tokens, state["positions"], None, seen, state["own_length"])
-  logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
-  tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
-  if ahead:
-    tokens = jnp.where(state["likeliest"] > 0, sampling_lib.likeliest(logits), tokens).astype(
-      jnp.int32
-    )
-  return tokens, log_probs, cache
+  @functools.partial(
+    jax.jit, donate_argnums=1, static_argnames=("sampling", "ahead"), compiler_options=options
+  )
+  def decode(
+    weights: Weights,
+    cache: Cache,
+    index: jax.Array,
+    state: dict[str, jax.Array],
+    seen: jax.Array,
+    last: jax.Array,
+    fresh: jax.Array,
+    *,
+    sampling: Sampling,
+    ahead: bool,
+  ) -> tuple[jax.Array, jax.Array, Cache]:
+    """Returns the next token of each lane, its log-probability, and the cache.
+
+    Args:
+      index: int32 `[]`, place in the ring.
+      state: of `StepWriter._state`.
+      seen: bool `[B, C]`, the places of the context that each lane sees.
+      last: int32 `[B]`, the tokens of the last decoding step, which the lanes read.
+      fresh: bool `[B]`, where lanes read the tokens of `state` instead.
+      ahead: whether some lanes look ahead, by the likeliest tokens.
+    """
+    numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])
+    tokens = jnp.where(fresh, state["tokens"], last)
+    slots = Slots(tokens, state["positions"], None, seen, state["own_length"])
+    logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
+    tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
+    if ahead:
+      likeliest = sampling_lib.likeliest(logits)
+      tokens = jnp.where(state["likeliest"] > 0, likeliest, tokens).astype(jnp.int32)
+    return tokens, log_probs, cache
+
+  return decode

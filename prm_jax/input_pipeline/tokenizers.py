@@ -182,17 +182,17 @@ class TokenizerJson(Tokenizer):
 
   def _add_missing(self) -> None:
     """Adds the tokens that only tokenizer_config.json has."""
-    for number, spec in sorted(self._added.items()):
-      if self.token_id(spec.content) is not None:
-        continue
+    missing = {n: spec for n, spec in self._added.items() if self.token_id(spec.content) is None}
+    for number, spec in sorted(missing.items()):
       token = tokenizers.AddedToken(**msgspec.to_builtins(spec))
       (self._model.add_special_tokens if token.special else self._model.add_tokens)([token])
-      self._data = self._model.to_str().encode()
       if (given := self.token_id(token.content)) != number:
         raise ValueError(
           f"{self._path}: {CONFIG} beside it gives {json_lines.show(token.content)} the id {number}"
           f", which would be {given}: the two files do not belong together"
         )
+    if missing:
+      self._data = self._model.to_str().encode()
 
   def encode(self, text: str, special: bool = False) -> list[int]:
     with self._lock:  # a thread may not change the setting for another one's text

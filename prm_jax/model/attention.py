@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from prm_jax.model import blockwise, tree_kernel
 from prm_jax.model.block_mask import TreeMask
-from prm_jax.model.sharding import HEADS, ROWS
+from prm_jax.model.sharding import HEADS, ROWS, divides
 
 BLOCKWISE_FROM = 512  # tokens of a row from which "auto" is blockwise on CPU and GPU
 # Tokens of a block.  On CPU a block fits the cache.  On GPU each loop iteration pays the latency of
@@ -120,8 +120,8 @@ def _per_device(
   if mesh.empty:
     return attend(q, k, v, mask, softcap)
   B, K, G, T, H = q.shape
-  rows = ROWS if B % math.prod(mesh.shape[axis] for axis in ROWS) == 0 else None
-  heads = HEADS if K * G % mesh.shape[HEADS] == 0 else None
+  rows = ROWS if divides(ROWS, B, mesh) else None
+  heads = HEADS if divides(HEADS, K * G, mesh) else None
   if heads:
     times = math.lcm(K, mesh.shape[HEADS]) // K
     q = q.reshape(B, K * times, G // times, T, H)

@@ -43,8 +43,6 @@ PROJECTION_EINSUMS = {  # activations and weight of config.PROJECTIONS; S is B *
   "up": "SD,DF->SF",
   "down": "SF,FD->SD",
 }
-
-
 # Maps rotated queries [B, T, N, H], rotated keys and values [B, T, K, H], and the layer's window
 # (None: the model has none) to [B, T, N, H].
 Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None], jax.Array]
@@ -97,10 +95,7 @@ class StepScorer(nnx.Module):
   def hidden(self, tokens: jax.Array, positions: jax.Array, subtree_end: jax.Array) -> jax.Array:
     """Returns the final hidden states `[B, T, D]`, from int32 `[B, T]` arrays of `types.Batch`."""
     c = self.config
-    x = embed(self.embedding[...], tokens, c)
-    if c.scale_embeddings:
-      x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as bfloat16 models expect
-    x = constrain(x, ROWS, None, None)
+    x = residual_stream(self.embedding[...], tokens, c)
     block, weights = nnx.split(self.blocks)
     attend = tree_attention(TreeMask(subtree_end, positions), c)
 
@@ -339,6 +334,14 @@ def _weight_einsum_backward(equation, gradient_dtype, saved, dy):
 
 
 weight_einsum.defvjp(_weight_einsum_forward, _weight_einsum_backward)
+
+
+def residual_stream(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
+  """Returns the residual stream before the first layer, `[B, T, D]`, from int32 `[B, T]`."""
+  x = embed(table, tokens, c)
+  if c.scale_embeddings:
+    x = x * jnp.asarray(c.width**0.5, x.dtype)  # rounded first, as bfloat16 models expect
+  return constrain(x, ROWS, None, None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

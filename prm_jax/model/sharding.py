@@ -30,7 +30,7 @@ def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -
     ValueError: the axes do not use all devices, or `data` is no multiple of the slices.
   """
   devices = jax.devices() if devices is None else devices
-  sizes = _axis_sizes(c, len(devices))
+  sizes = axis_sizes(c, len(devices))
   on_tpu = devices[0].platform == "tpu"
   slices = len({getattr(device, "slice_index", 0) for device in devices}) if on_tpu else 1
   if sizes[0] % slices:
@@ -45,12 +45,7 @@ def make_mesh(c: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -
   return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def abstract_mesh(c: config_lib.Mesh, count: int) -> AbstractMesh:
-  """Returns the mesh that `count` devices would form, without the devices."""
-  return AbstractMesh(_axis_sizes(c, count), AXES, axis_types=(AxisType.Auto,) * 3)
-
-
-def _axis_sizes(c: config_lib.Mesh, count: int) -> tuple[int, ...]:
+def axis_sizes(c: config_lib.Mesh, count: int) -> tuple[int, ...]:
   """Returns the size of each of AXES; raises ValueError unless `count` devices fill them."""
   sizes = [getattr(c, axis) for axis in AXES]
   if sizes.count(-1) > 1:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 
 AGAIN = os.EX_TEMPFAIL  # 75: start the job again
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as in shells
+RESUME = "; run the same command again to resume"
 LONGEST = 3000  # characters of an error message
 
 COMMAND = ""  # `prm-jax NAME`, if that started the script
@@ -36,14 +37,14 @@ class Preempted(BaseException):  # like KeyboardInterrupt, it passes `except Exc
   """The run received SIGTERM and has saved its state."""
 
 
-def on_signals(sigterm: int = TERMINATED, advice: str = "") -> None:
+def on_signals(resumable: bool = False) -> None:
   """Makes SIGINT, SIGTERM and a missing package end this process with one line on standard error.
 
   Args:
-    sigterm: the exit code after SIGTERM.
-    advice: the end of the line.
+    resumable: the line says how to resume, and the exit code after SIGTERM is `AGAIN`.
   """
   sys.excepthook = _uncaught
+  advice, sigterm = (RESUME, AGAIN) if resumable else ("", TERMINATED)
   ends = {signal.SIGINT: ("Ctrl-C", INTERRUPTED), signal.SIGTERM: ("SIGTERM", sigterm)}
   read, write = os.pipe()
   os.set_blocking(write, False)
@@ -131,7 +132,7 @@ def run(main: Callable[[], None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(1)
   except Preempted as stop:
-    print(f"{script()}: {stop}; run the same command again to resume", file=sys.stderr)
+    print(f"{script()}: {stop}{RESUME}", file=sys.stderr)
     sys.exit(AGAIN)
   except (ValueError, OSError, RuntimeError, MemoryError) as error:
     text = str(error) or type(error).__name__

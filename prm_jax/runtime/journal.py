@@ -110,7 +110,8 @@ def run(
   """
   host, hosts = jax.process_index(), jax.process_count()
   facts = facts | {"hosts": hosts}
-  check(output, facts)
+  for journal in _journals(output):
+    _read(journal, facts)  # raises an error if the journal of any host belongs to another run
   # A kill came while the journals were deleted.
   finished = output.exists() and not all(path(output, i).is_file() for i in range(hosts))
   distributed.check_same(facts | {"output": finished})
@@ -144,12 +145,6 @@ def check_output(output: pathlib.Path) -> None:
     raise PermissionError(f"{output.parent}: cannot be written to")
   if output.exists() and not _journals(output):
     raise FileExistsError(f"{output} is there and finished; delete it to make it again")
-
-
-def check(output: pathlib.Path, facts: dict[str, Any]) -> None:
-  """Raises ValueError if the journal of any host belongs to another run."""
-  for journal in _journals(output):
-    _read(journal, facts)
 
 
 def check_shared(output: pathlib.Path, hosts: int) -> None:

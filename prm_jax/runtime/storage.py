@@ -100,13 +100,11 @@ Mode = Literal["wt", "wb"]
 
 
 @contextlib.contextmanager
-def written(
-  name: str | os.PathLike[str], mode: Mode = "wt", compress: bool | None = None
-) -> Iterator[IO]:
+def written(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool = True) -> Iterator[IO]:
   """Yields a file, UTF-8 text or bytes, that takes its name only if the block ends without error.
 
   Args:
-    compress: with gzip; None: if the name ends in .gz.
+    compress: with gzip, if the name ends in .gz.
 
   Raises:
     OSError: the file cannot be written; names it.  Before the block, or in a bucket after it.
@@ -124,15 +122,14 @@ def written_together() -> Iterator[Callable[..., IO]]:
   """
   files: list[tuple[IO, pathlib.Path, pathlib.Path]] = []
 
-  def output(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool | None = None) -> IO:
+  def output(name: str | os.PathLike[str], mode: Mode = "wt", compress: bool = True) -> IO:
     folder = stack.enter_context(local(path(name).parent))
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / path(name).name
     if final.exists() and not final.is_file():
       raise OSError(f"{final}: is a directory, or no plain file; give the name of a file")
     unfinished = stack.enter_context(_unfinished(final))
-    zipped = final.suffix == ".gz" if compress is None else compress
-    opener = gzip.open if zipped else open
+    opener = gzip.open if compress and final.suffix == ".gz" else open
     file = stack.enter_context(opener(unfinished, mode, encoding="utf-8" if "t" in mode else None))
     with contextlib.suppress(OSError):  # some network file systems have no locks
       stack.enter_context(_locked(unfinished))

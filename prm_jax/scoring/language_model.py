@@ -84,20 +84,17 @@ class LanguageModel:
     return {"directory": self.source, "sha256": hashes, "dtype": self.config.dtype}
 
   def read_log_probs(self, batch: Batch) -> jax.Array:
-    """Returns the compiled `token_log_probs` of a batch; equal structures share a program."""
-    return _read_log_probs(self.params, batch, step_lib.graph(self.config, self.vocab_size, 1))
+    """Returns `token_log_probs` of a batch; models of one structure share its program."""
+    return token_log_probs(self.params, batch, step_lib.graph(self.config, self.vocab_size, 1))
 
 
 @functools.partial(jax.jit, static_argnames="graph")
-def _read_log_probs(params: Any, batch: Batch, graph: nnx.GraphDef) -> jax.Array:
-  return token_log_probs(nnx.merge(graph, params), batch)
-
-
-def token_log_probs(model: decoder.StepScorer, batch: Batch) -> jax.Array:
+def token_log_probs(params: Any, batch: Batch, graph: nnx.GraphDef) -> jax.Array:
   """Returns the log-probability of the token at each read position, float32 `[B, R]`.
 
   The model predicts a token at its parent.
   """
+  model = nnx.merge(graph, params)
   hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
   at_reads = functools.partial(jnp.take_along_axis, indices=batch.read_positions, axis=1)
   parents, tokens = jnp.maximum(at_reads(batch.previous), 0), at_reads(batch.tokens)

@@ -89,10 +89,9 @@ def qwen_math_prm(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> 
     system, prepare, changes = system.replace("\\b", "\b"), _without_numbers, NUMBERS_GONE
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
-    steps = prepare(steps)
-    pieces = [start, f"system\n{system}", end, "\n", start, f"user\n{problem}", end, "\n"]
-    pieces += [start, f"assistant\n{steps[0]}", tag, READ]
-    for step in steps[1:]:
+    first, *others = prepare(steps)
+    pieces = [start, f"system\n{system}", end, "\n", start, f"user\n{problem}", end, "\n", start]
+    for step in (f"assistant\n{first}", *others):
       pieces += [step, tag, READ]
     return _joined(pieces, tokenizer)
 

@@ -218,10 +218,7 @@ def annotate(
 ) -> None:
   """Judges the solutions at the indices `left` and adds them to the journal; shows progress.
 
-  Args:
-    solutions: as `read` returns them.
-    make, s: as of `judged`.
-    about: facts about the judge, for the provenance.
+  Arguments are as of `read`, `judged` and `line`.
   """
   asked = {i: solutions[i][1:] for i in left}
   undecided: collections.Counter[bool] = collections.Counter()

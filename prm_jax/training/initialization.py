@@ -124,23 +124,22 @@ def public_params(
   from_run = checkpoint_lib.latest(c.init.checkpoint) is not None
   params, stored = run_params(c, base) if from_run else model_params(c, base)
   meaning = lambda contract: (contract.objective, contract.classes, contract.heads)
-  heads = {name: x for name, x in abstract.items() if decoder.is_head(name)}
-  kept = start == "zeros" and (from_run or heads.keys() <= weights.LAYOUTS.keys())
+  heads = [name for name in abstract if decoder.is_head(name)]
+  kept = start == "zeros" and (from_run or {*heads} <= weights.LAYOUTS.keys())
   if kept and (stored is None or meaning(stored) == meaning(contract)):
-    heads = {}
-  factors = [name for name in abstract["blocks"] if name not in blocks]
+    heads = []
   vocab_size = abstract["embedding"].shape[0]
   sizes = {"vocab_size": vocab_size, "num_classes": len(classes), "heads": contract.heads}
   head_std = c.init.head_std if start == "random" else 0.0
 
-  def draw(key: jax.Array) -> Params:
-    drawn = step_lib.init_params(key, config=c.model, head_std=head_std, **sizes)
-    new = {name: drawn["blocks"][name] for name in factors}
-    return {name: drawn[name] for name in heads} | {"blocks": new}
+  def new(params: Params) -> Params:
+    """Returns the parameters that the checkpoint does not give: heads and factors."""
+    factors = {name: x for name, x in params["blocks"].items() if name not in blocks}
+    return {name: params[name] for name in heads} | {"blocks": factors}
 
-  key = jax.random.key(c.train.seed)
-  described = heads | {"blocks": {name: abstract["blocks"][name] for name in factors}}
-  drawn = jax.jit(draw, out_shardings=sharding_lib.shardings(described))(key)
+  draw = lambda key: new(step_lib.init_params(key, config=c.model, head_std=head_std, **sizes))
+  shardings = sharding_lib.shardings(new(abstract))
+  drawn = jax.jit(draw, out_shardings=shardings)(jax.random.key(c.train.seed))
   params |= drawn | {"blocks": params["blocks"] | drawn["blocks"]}
   if start == "tokens":
     columns = lambda p: p.get("language_model", p["embedding"].T)[:, jnp.array(ids).ravel()]

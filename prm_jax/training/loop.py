@@ -5,12 +5,13 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from prm_jax import config as config_lib
 from prm_jax import step_metrics
@@ -122,7 +123,8 @@ class Run:
     """Reads the data and restores or initialises the state; `stack` closes what is opened."""
     boards.check(c.train)
     self.lock, self.goodput = lock, Goodput()
-    self.read_before = self.warned = False
+    self.called: set[str] = set()  # names of the programs called so far
+    self.warned = False
     with self.goodput.spent_on("start"):
       self.rows = read_rows(c, lock.workdir, solutions)
     metadata = self.rows.metadata
@@ -231,11 +233,7 @@ class Run:
       folder = storage.local(self.lock.workdir / "profile", unless=self.lock.taken_by)
       folder = str(self.trace.enter_context(folder))
       self.trace.enter_context(jax.profiler.trace(folder, profiler_options=options))
-    with contextlib.ExitStack() as first_update:
-      if step == self.start + 1:
-        first_update.enter_context(self.goodput.spent_on("compilation"))
-        first_update.enter_context(progress.waiting("compiling the update"))
-      self.state, metrics = self.programs.train_step(self.state, batch)
+    self.state, metrics = self.call("update", self.programs.train_step, self.state, batch)
     if first and step == first + PROFILED - 1:
       jax.block_until_ready(self.state)
       self.trace.close()
@@ -247,6 +245,7 @@ class Run:
     Every host computes the probabilities of its rows, and receives those of all rows.
     """
     c, rows, objective = self.config.train, self.rows.evaluation, self.config.loss.objective
+    read = lambda batch: self.call("evaluation", self.programs.read, self.state.params, batch)
     with self.goodput.spent_on("evaluation"):
       orders = packing.eval_order(rows, c.batch_rows, c.eval_rows)
       about = {"desc": "evaluating", "unit": "batches", "leave": False}
@@ -255,28 +254,27 @@ class Run:
         for order in progress.Progress(orders, disable=not distributed.is_first(), **about)
       )
       if objective == "language_model":
-        pairs = [jax.device_get(self.read(batch)) for batch in batches]
+        pairs = [jax.device_get(read(batch)) for batch in batches]
         count = sum(int(count) for _, count in pairs)
         nll = sum(float(nll) for nll, _ in pairs) / max(count, 1)
         return {"count": count, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
       log_probs, targets = [], []
       for batch in batches:
-        batch_targets = np.asarray(self.programs.gather(batch.read_targets))
+        batch_targets = multihost_utils.process_allgather(batch.read_targets, tiled=True)
         kept = batch_targets.sum(-1) > 0
-        log_probs.append(np.asarray(self.read(batch))[kept])
+        log_probs.append(np.asarray(read(batch))[kept])
         targets.append(batch_targets[kept])
       probabilities = np.exp(np.concatenate(log_probs).astype(np.float64)).mean(axis=1)
       classes = self.rows.metadata.contract.labels
       return step_metrics.step_metrics(probabilities, np.concatenate(targets), classes)
 
-  def read(self, batch: Batch) -> Any:
-    """Runs `Programs.read` on a batch; the time of the first call counts as compilation."""
-    with contextlib.ExitStack() as first:
-      if not self.read_before:
-        first.enter_context(self.goodput.spent_on("compilation"))
-        first.enter_context(progress.waiting("compiling the evaluation"))
-        self.read_before = True
-      return jax.block_until_ready(self.programs.read(self.state.params, batch))
+  def call(self, name: str, program: Callable[..., Any], *args: Any) -> Any:
+    """Calls a compiled program; the time of its first call counts as compilation."""
+    if name in self.called:
+      return program(*args)
+    self.called.add(name)
+    with self.goodput.spent_on("compilation"), progress.waiting(f"compiling the {name}"):
+      return program(*args)
 
   def evaluated(self, step: int) -> dict[str, Any]:
     """Evaluates the state of this step, for the log and for this and later checkpoints."""

@@ -16,7 +16,7 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import compiler_options
 from prm_jax.training import loss as loss_lib
-from prm_jax.training.trainable import EVERYTHING, Params, Trainable, group, merge
+from prm_jax.training.trainable import Params, Trainable, group, merge
 from prm_jax.types import Batch
 
 
@@ -82,7 +82,7 @@ def init_params(
 
 
 def begin(
-  params: Any, *, optimizer: optax.GradientTransformation, trainable: Trainable = EVERYTHING
+  params: Any, *, optimizer: optax.GradientTransformation, trainable: Trainable
 ) -> TrainState:
   """Returns the training state at step 0 with these parameters."""
   trained = jax.tree.map(lambda x: x.astype(jnp.float32), trainable.select(params))
@@ -98,8 +98,8 @@ def train_step(
   optimizer: optax.GradientTransformation,
   config: config_lib.Loss,
   microbatches: int,
-  trainable: Trainable = EVERYTHING,
-  seed: int = 0,
+  trainable: Trainable,
+  seed: int,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Makes one optimizer update from a batch, with gradients accumulated over `microbatches`.
 
@@ -178,7 +178,6 @@ class Programs:
   begin: Callable  # parameters (donated) -> state at step 0
   train_step: Callable  # state (donated), batch -> state, metrics
   read: Callable  # parameters, batch -> `step.read_log_probs`; of a language model, `step.text_nll`
-  gather: Callable  # an array of the batch -> the same on every host
 
 
 def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh) -> Programs:
@@ -255,7 +254,6 @@ def _programs(
       update, donate_argnums=0, out_shardings=(shardings, everywhere), compiler_options=options
     ),
     read=jax.jit(read, out_shardings=everywhere, compiler_options=options),
-    gather=jax.jit(lambda x: x, out_shardings=everywhere),
   )
 
 
@@ -288,7 +286,7 @@ def abstract_state(
   params: Any,
   optimizer: optax.GradientTransformation,
   mesh: Mesh | AbstractMesh,
-  trainable: Trainable = EVERYTHING,
+  trainable: Trainable,
 ) -> TrainState:
   """Returns shape, dtype and sharding of the arrays of the training state, as `ShapeDtypeStruct`s.
 

@@ -28,8 +28,8 @@ def group(name: str) -> str:
 class Trainable:
   """The rule that says which parameters are trained."""
 
-  trained: str = "all"  # config.Optim.trained
-  frozen: frozenset[str] = frozenset()  # groups that are never trained
+  trained: str  # config.Optim.trained
+  frozen: frozenset[str]  # groups that are never trained
 
   @classmethod
   def of(cls, loss: config_lib.Loss, optim: config_lib.Optim) -> Self:
@@ -56,9 +56,6 @@ class Trainable:
   def has_master(self, params: Params) -> bool:
     """Returns whether the optimiser's state holds a float32 master copy."""
     return any(x.dtype != jnp.float32 for x in jax.tree.leaves(self.select(params)))
-
-
-EVERYTHING = Trainable()
 
 
 def merge(params: Params, trained: Params) -> Params:

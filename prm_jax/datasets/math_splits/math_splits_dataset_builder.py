@@ -4,8 +4,6 @@ import pathlib
 from collections.abc import Iterator
 
 import msgspec
-import numpy as np
-import tensorflow_datasets as tfds
 
 from prm_jax.datasets import download, stored
 from prm_jax.runtime import json_lines
@@ -31,22 +29,14 @@ class Builder(stored.BenchmarkBuilder):
   """
 
   BASE_URL = "https://media.githubusercontent.com/media/openai/prm800k/main/prm800k/"
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    types = {str: tfds.features.Text(), int: np.int32}
-    fields = msgspec.structs.fields(Problem)
-    return stored.info(self, {field.name: types[field.type] for field in fields})
+  LINE = Problem
 
   def _split_generators(self, dl_manager):
     files = FILES
     if self.source is not None:
       files = {s: f for s, f in FILES.items() if download.find(self.source, f)} or FILES
     self.paths = download.fetch(self, list(files.values()), self.source, dl_manager.download_dir)
-    return {split: self._generate_examples(self.paths[file]) for split, file in files.items()}
-
-  def _generate_examples(self, path):
-    for i, problem in enumerate(read_problems(path)):
-      yield i, msgspec.structs.asdict(problem)
+    return {split: self._generate_examples([self.paths[file]]) for split, file in files.items()}
 
 
 def find_test(source: str | pathlib.Path) -> pathlib.Path | None:

@@ -208,8 +208,7 @@ def convert_all(
 
   Returns:
     the trees, and a split's part of manifest.json.  `labels_read` counts ratings, including null;
-    each one is in `labels` or in `labels_dropped`.  `test_problems` holds the excluded problems
-    that had records.
+    each one is in `labels` or in `labels_dropped`.
   """
   excluded = {*map(problem_key, excluded_problems)}
   trees: list[StepTree] = []
@@ -225,15 +224,10 @@ def convert_all(
     "duplicates": 0,
     "by_phase": defaultdict(Counter),
     "by_finish_reason": defaultdict(Counter),
-    "test_problems": set(),
   }
   for record in records:
-    problem = record.solution.question.problem
-    if problem_key(problem) in excluded:
-      rule = "test_problem"
-      counts["test_problems"].add(problem)
-    else:
-      rule = dropping_rule(record, recipe)
+    is_test = problem_key(record.solution.question.problem) in excluded
+    rule = "test_problem" if is_test else dropping_rule(record, recipe)
     tree, labels = (rule, Counter()) if rule else CONVERTERS[objective](record, recipe)
     if isinstance(tree, StepTree):
       content = dataclasses.replace(tree, source="")

@@ -3,18 +3,15 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import msgspec
-import numpy as np
-import tensorflow_datasets as tfds
 
 from prm_jax.datasets import download, stored
 from prm_jax.runtime import json_lines
 
 CORRECT = "correct"  # class of the original solutions
 WITH_ORIGINAL = "redundency"  # upstream takes original solutions from this class, and spells it so
-Steps = Annotated[list[str], msgspec.Meta(min_length=1)]
 T = TypeVar("T")
 
 
@@ -25,8 +22,8 @@ class Line(msgspec.Struct):
   classification: json_lines.Text
   original_question: json_lines.Text
   modified_question: json_lines.Text
-  original_process: Steps
-  modified_process: Steps
+  original_process: stored.Steps
+  modified_process: stored.Steps
   error_steps: list[int]  # from 1; a few are beyond the last step
 
 
@@ -48,13 +45,7 @@ class Builder(stored.BenchmarkBuilder):
     "https://raw.githubusercontent.com/ssmisya/PRMBench/a1ae4eab803e14c4c6316bf89d1679b0486faa8c/"
     "mr_eval/tasks/prmtest_classified/data/"
   )
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    texts, numbers = (tfds.features.Sequence(x) for x in (tfds.features.Text(), np.int32))
-    types = {str: tfds.features.Text(), json_lines.Text: tfds.features.Text()}
-    types |= {Steps: texts, list[int]: numbers}
-    fields = msgspec.structs.fields(Line)
-    return stored.info(self, {field.name: types[field.type] for field in fields})
+  LINE = Line
 
   def _split_generators(self, dl_manager):
     if self.source is None:
@@ -62,12 +53,7 @@ class Builder(stored.BenchmarkBuilder):
       self.paths = download.fetch(self, files, None, dl_manager.download_dir / self.name)
     else:
       self.paths = {path.name: path for path in _local(self.source)}
-    return {"test": self._generate_examples()}
-
-  def _generate_examples(self):
-    rows = (line for path in self.paths.values() for _, line in json_lines.structs(path, Line))
-    for i, line in enumerate(rows):
-      yield i, msgspec.structs.asdict(line)
+    return {"test": self._generate_examples(self.paths.values())}
 
 
 def _local(source: str | pathlib.Path) -> list[pathlib.Path]:

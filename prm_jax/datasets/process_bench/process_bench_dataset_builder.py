@@ -1,11 +1,8 @@
 """ProcessBench (Zheng et al. 2024, arXiv:2412.06559) as a TFDS dataset."""
 
 import pathlib
-from typing import Annotated
 
 import msgspec
-import numpy as np
-import tensorflow_datasets as tfds
 
 from prm_jax.datasets import download, stored
 from prm_jax.runtime import json_lines
@@ -18,7 +15,7 @@ class Solution(msgspec.Struct):
 
   id: str  # SUBSET-NUMBER
   problem: json_lines.Text
-  steps: Annotated[list[str], msgspec.Meta(min_length=1)]
+  steps: stored.Steps
   label: int  # index of the first wrong step; -1: all are right
   final_answer_correct: bool | None = None
   generator: str = ""
@@ -40,13 +37,7 @@ class Builder(stored.BenchmarkBuilder):
   """
 
   BASE_URL = "https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/"
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    text = tfds.features.Text()
-    features = {"id": text, "generator": text, "problem": text, "label": np.int32}
-    features["steps"] = tfds.features.Sequence(text)
-    features["final_answer_correct"] = np.bool_
-    return stored.info(self, features)
+  LINE = Solution
 
   def _split_generators(self, dl_manager):
     if self.source is None:
@@ -55,14 +46,8 @@ class Builder(stored.BenchmarkBuilder):
     else:
       self.paths = {path.name: path for path in _local(self.source)}
     return {
-      path.name.partition(".")[0]: self._generate_examples(path) for path in self.paths.values()
+      path.name.partition(".")[0]: self._generate_examples([path]) for path in self.paths.values()
     }
-
-  def _generate_examples(self, path):
-    for i, (where, solution) in enumerate(json_lines.structs(path, Solution)):
-      if solution.final_answer_correct is None:  # the dataset has no null
-        raise json_lines.BadLine(f'{where}: no "final_answer_correct"')
-      yield i, msgspec.structs.asdict(solution)
 
 
 def files(folder: pathlib.Path) -> dict[str, pathlib.Path]:

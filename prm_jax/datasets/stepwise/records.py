@@ -141,6 +141,12 @@ def _count(value: Any) -> tuple[int, int] | None:
   return (k, n) if 0 <= k <= n and 0 < n <= MAX_ROLLOUTS else None
 
 
+def stored(solution: Labelled, kind: Kind) -> Stored:
+  """Converts a solution whose labels are of this kind."""
+  labels = [label(value, kind) for value in solution.labels]
+  return Stored(solution.problem, solution.steps, labels, solution.is_correct)
+
+
 def label(value: Value, kind: Kind) -> int | tuple[float, float] | None:
   """Converts a value of this kind to a label of `StepTree`."""
   if value is None:

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import pathlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -55,19 +55,21 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     return stored.info(self, {name: tfds.features.Text() for name in names})
 
   def _split_generators(self, dl_manager):
-    problems = {split: set() for split in self.paths}
+    # The spellings of each problem, by its key.
+    problems = {split: defaultdict(set) for split in self.paths}
 
     def first_pass():
       for split, path in self.paths.items():
         for where, record in json_lines.records(path):
           solution, zero_is_wrong = records.parse(record, where)
-          problems[split].add(problem_key(solution.problem))
+          problems[split][problem_key(solution.problem)].add(solution.problem)
           yield solution, zero_is_wrong, where
 
     self.kind = records.kind_of(first_pass(), self._labels)
     if "test" in self.paths:
       rows = {split: _solutions(path) for split, path in self.paths.items()}
-      rows["train"] = self._noted(rows["train"], problems["test"])
+      for key in problems["train"].keys() & problems["test"]:
+        self.test_problems |= problems["train"][key]
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
       # At least one problem is left to train on.
@@ -80,28 +82,22 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         rows["test"] = filter(is_tested, _solutions(self.paths["train"]))
     return {split: self._generate_examples(split, lines) for split, lines in rows.items()}
 
-  def _noted(self, rows, tested):
-    """Yields the rows, and adds their problems that are in the test file to `test_problems`."""
-    for solution, where in rows:
-      if problem_key(solution.problem) in tested:
-        self.test_problems.add(solution.problem)
-      yield solution, where
-
   def _generate_examples(self, split, rows):
-    zero = {name: Counter() for name in ("rows", "labels", "dropped")}
-    counts = self.counts[split] = zero | {"labels": Counter({"1": 0, "0": 0, "-1": 0})}
-    counts["rows"].update(read=0, kept=0)
+    counts = self.counts[split] = {
+      "rows": Counter(read=0, kept=0),
+      "labels": Counter({"1": 0, "0": 0, "-1": 0}),
+      "dropped": Counter(),
+    }
     for key, (solution, where) in enumerate(rows):
-      labels = [records.label(value, self.kind) for value in solution.labels]
-      known = [x for x in labels if x is not None]
+      converted = records.stored(solution, self.kind)
+      known = [label for label in converted.labels if label is not None]
       counts["rows"]["read"] += 1
       if not known and solution.is_correct is None:
         counts["dropped"]["no_labels"] += 1
         continue
       counts["rows"]["kept"] += 1
-      counts["labels"].update(str(_rating(x)) for x in known)
-      stored_as = records.Stored(solution.problem, solution.steps, labels, solution.is_correct)
-      data = msgspec.json.encode(stored_as)
+      counts["labels"].update(str(_rating(label)) for label in known)
+      data = msgspec.json.encode(converted)
       yield key, {"json": data, "source": where, "problem": solution.problem}
     if not counts["rows"]["kept"]:
       raise ValueError(

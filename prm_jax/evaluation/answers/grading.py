@@ -139,7 +139,7 @@ class Grader:
       problems: how often each answer of a problem was given.
     """
     joins = [_join(answers) for answers in problems]
-    class_of: dict[int, dict[str, str]] = {}
+    classes: list[dict[str, int]] = [{} for _ in joins]
     replies = dict.fromkeys(range(len(joins)))  # to a generator's last question; None starts it
     with Progress(desc="joining equal answers", unit="problems", total=len(joins)) as bar:
       while replies:  # all problems advance together, so that no worker process is idle
@@ -148,30 +148,24 @@ class Grader:
           try:
             questions[i] = joins[i].send(reply)
           except StopIteration as end:
-            class_of[i] = end.value
+            classes[i] = end.value
         bar.reach(len(joins) - len(questions))
         verdicts = self.verdicts(questions.values())
         replies = {i: verdict == EQUAL for i, verdict in zip(questions, verdicts)}
-    out = []
-    for i, answers in enumerate(problems):
-      numbers = {}
-      names = {answer: class_of[i][normal_form(answer)] for answer in answers}
-      out.append({a: numbers.setdefault(name, len(numbers)) for a, name in names.items()})
-    return out
+    return classes
 
 
-def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
-  """Joins the distinct normal forms of a problem's answers into classes.
+def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, int]]:
+  """Returns the class of each of a problem's answers, as `Grader.classes` does.
 
-  Yields pairs of answers, and is sent whether they are equal.  Returns the first form of the class
-  of each form.
+  Yields pairs of answers, and is sent whether they are equal.
   """
+  forms = {answer: normal_form(answer) for answer in answers}
   counts, spelling = collections.Counter(), {}
-  for answer, count in answers.items():
-    form = normal_form(answer)
-    counts[form] += count
+  for answer, form in forms.items():
+    counts[form] += answers[answer]
     spelling.setdefault(form, answer)  # a form lacks the space between number and unit
-  class_of: dict[str, str] = {}
+  class_of: dict[str, str] = {}  # the first form of the class of each form
   classes: list[str] = []
   by_value: dict[Fraction, str] = {}
   for form, _ in counts.most_common():
@@ -190,7 +184,8 @@ def _join(answers: Mapping[str, int]) -> Generator[Pair, bool, dict[str, str]]:
       class_of[form] = form
       if value is not None:
         by_value[value] = form
-  return class_of
+  numbers: dict[str, int] = {}
+  return {a: numbers.setdefault(class_of[form], len(numbers)) for a, form in forms.items()}
 
 
 class _Cache:

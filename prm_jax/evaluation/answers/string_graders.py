@@ -170,10 +170,6 @@ def _part_equal(truth: str, given: str) -> bool:
     return truth == given
   if _is_integer(_without_commas(truth)) != _is_integer(_without_commas(given)):
     return False
-  return _difference_is_zero(truth, given)
-
-
-def _difference_is_zero(truth: str, given: str) -> bool:
   both = f"({truth})-({given})"
   letters = {x for x in both.replace("sqrt", "").replace("frac", "") if x.isalpha()}
   if len(letters) > 2 or "^{" in both or "^(" in both or re.search(r"\^[0-9]+\^|\^[0-9]{2}", both):
