@@ -65,5 +65,7 @@ def running(server: http.server.HTTPServer) -> Iterator[http.server.HTTPServer]:
   """Runs an HTTP server in a thread."""
   with server:
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
+    try:
+      yield server
+    finally:
+      server.shutdown()

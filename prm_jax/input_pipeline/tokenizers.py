@@ -182,8 +182,10 @@ class TokenizerJson(Tokenizer):
 
   def _add_missing(self) -> None:
     """Adds the tokens that only tokenizer_config.json has."""
-    missing = {n: spec for n, spec in self._added.items() if self.token_id(spec.content) is None}
-    for number, spec in sorted(missing.items()):
+    before = self._model.get_vocab_size(with_added_tokens=True)
+    for number, spec in sorted(self._added.items()):
+      if self.token_id(spec.content) is not None:
+        continue
       token = tokenizers.AddedToken(**msgspec.to_builtins(spec))
       (self._model.add_special_tokens if token.special else self._model.add_tokens)([token])
       if (given := self.token_id(token.content)) != number:
@@ -191,7 +193,7 @@ class TokenizerJson(Tokenizer):
           f"{self._path}: {CONFIG} beside it gives {json_lines.show(token.content)} the id {number}"
           f", which would be {given}: the two files do not belong together"
         )
-    if missing:
+    if self._model.get_vocab_size(with_added_tokens=True) > before:
       self._data = self._model.to_str().encode()
 
   def encode(self, text: str, special: bool = False) -> list[int]:
