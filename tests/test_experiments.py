@@ -358,6 +358,13 @@ def test_a_domain_cannot_have_the_name_of_a_row(tmp_path, files, untrained):
     jobs.run("ood", dataclasses.replace(files, files=named), tmp_path, workers=0)
 
 
+@pytest.mark.parametrize("domains", [("a",), ("a=",), ("=a",), ("a=b", "a=c")])
+def test_a_domain_needs_a_name_and_a_file(domains):
+  """A domain without a name, without a file or given twice is refused before training."""
+  with pytest.raises(ValueError, match="expected NAME=FILE, each name once"):
+    Files(pool="pool", base="base", labels="labels", domains=domains)
+
+
 def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
   """A labeller that rates whole solutions only is an error."""
   monkeypatch.setattr(workspace, "load", lambda path: Untrained("x", "outcome"))

@@ -60,7 +60,7 @@ class Files(Checked):
     alone = (self.test or self.domains) and not self.pool
     yield alone, "test domains pool", "a pool, too"
     names = [each.partition("=")[0] for each in self.domains]
-    wrong = len({*names}) < len(names) or not all("=" in each for each in self.domains)
+    wrong = len({*names}) < len(names) or not all(all(each.partition("=")) for each in self.domains)
     yield wrong, "domains", "NAME=FILE, each name once"
 
 
