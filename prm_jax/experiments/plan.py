@@ -59,9 +59,7 @@ class Files(Checked):
     yield some and not whole, "pool base labels labeller", "pool, base, and labels or a labeller"
     alone = (self.test or self.domains) and not self.pool
     yield alone, "test domains pool", "a pool, too"
-    names = [each.partition("=")[0] for each in self.domains]
-    wrong = len({*names}) < len(names) or not all(all(each.partition("=")) for each in self.domains)
-    yield wrong, "domains", "NAME=FILE, each name once"
+    command_line.named_files("--domains", self.domains)  # raises an error of its own
 
 
 @dataclasses.dataclass(frozen=True)
