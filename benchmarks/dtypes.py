@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks import runner
 from prm_jax import config as config_lib
 from prm_jax.model import attention
+from prm_jax.model import products as products_lib
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.training import initialization
@@ -94,7 +95,8 @@ def measure(model: config_lib.Model, dtype: str, args: Args) -> dict:
   """Returns seconds of a layer's products, of its attention, of a train step and a score step."""
   jax.config.update("jax_platforms", "cpu")
   random = lambda *shape: jax.random.normal(jax.random.key(0), shape, dtype)
-  multiply, products = jax.jit(jnp.matmul), {}
+  multiply = jax.jit(lambda x, w: products_lib.weight_einsum("SD,DF->SF", x, w, "float32"))
+  products = {}
   for name, (width_in, width_out) in matrices(model).items():
     x, w = random(args.tokens, width_in), random(width_in, width_out)
     products[name] = fastest(lambda x=x, w=w: multiply(x, w), args.repeats)

@@ -5,6 +5,8 @@ step, so alternatives repeat the steps and labels before them.  This project mer
 problem into one tree, which trains a repeated label once.  Speed is labelled steps of the peer's
 rows a second.
 
+Each side trains in the dtype in which it makes its first updates faster.
+
 Targets: 2 times the peer's speed, 10 times on phase 1 (many alternatives), and a step AUROC that is
 not below the peer's.  Takes 25 minutes; --work stores finished runs, so an interrupted benchmark
 resumes where it stopped.
@@ -19,7 +21,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
@@ -69,7 +71,9 @@ SETTINGS = {  # of both sides; the optimiser has the settings of transformers' T
   "pad_id": 0,
 }
 RESAMPLES = 2000
+TRIED = 4  # updates in each dtype, of which the faster trains
 OURS, PEER = "this project", "TRL"
+Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,7 @@ class Args(runner.Common):
   rows: int = 240  # training rows, of whole problems at random
   test_rows: int = 60  # test rows, to measure the step AUROC
   seeds: tuple[int, ...] = (0,)  # of both sides: they order the rows and draw the head
+  dtypes: tuple[Dtype, ...] = ("float32", "bfloat16")  # of activations, tried on both sides
   threads: int = 2  # cores of either side
   devices: int = 2  # CPU devices of this project; an update has at least a row for each
   peer_python: str = ""  # Python of an environment that has the peer installed
@@ -141,25 +146,50 @@ def check_files(*paths: pathlib.Path) -> None:
 
 def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
   """Returns the runs of this project, then those of the peer."""
-  cores = runner.usable_cores()[-args.threads :]
-  environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(args.threads)}
-  versions = runner.versions("jax", "jaxlib", "flax", "optax")
   packed = {"row_length": args.row_length or settings["max_length"], "devices": args.devices}
   code = [runner.ROOT / "prm_jax" / name for name in CODE]
   code += [HERE / name for name in ("runner.py", "training.py")]
-  sides = [(OURS, train_trees, packed, versions, code)]
+  sides = [Side(OURS, train_trees, packed, ("jax", "jaxlib", "flax", "optax"), code)]
   if args.peer == "trl":
     python = args.peer_python or environment_of_peer(runner.ROOT / ".venv-trl")
-    sides.append((PEER, functools.partial(runner.peer, python, TRL), {}, PACKAGES, [TRL]))
-  runs = []
-  for (side, function, more, packages, code), seed in itertools.product(sides, args.seeds):
-    asked = settings | more | {"seed": seed}
-    given = asked | {name: str(path) for name, path in files.items()}
-    call = functools.partial(runner.apart, function, given, cores=cores, **environment)
-    name, known = f"{side.replace(' ', '_')}_seed{seed}", [asked, environment, packages]
-    figures = runner.kept(args.work, name, known, [*code, *files.values()], call)
-    runs.append({"side": side, "seed": seed, "versions": versions} | figures)
-  return runs
+    sides.append(Side(PEER, functools.partial(runner.peer, python, TRL), {}, PACKAGES, [TRL]))
+  return [run for side in sides for run in side.runs(args, settings, files)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+  """A side of the comparison."""
+
+  name: str
+  function: Callable[[dict], dict]  # from the settings to the figures
+  settings: dict  # of this side only
+  packages: tuple[str, ...]
+  code: list[pathlib.Path]  # its figures are measured again if this code changes
+
+  def runs(self, args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
+    """Returns a run for each seed, in the dtype in which the first updates are faster."""
+    versions = runner.versions(*self.packages) if self.name == OURS else {}
+    packages = versions or self.packages
+    environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(args.threads)}
+    cores = runner.usable_cores()[-args.threads :]
+
+    def measured(name: str, **more: Any) -> dict:
+      asked = settings | self.settings | more
+      given = asked | {key: str(path) for key, path in files.items()}
+      call = functools.partial(runner.apart, self.function, given, cores=cores, **environment)
+      name, known = f"{self.name.replace(' ', '_')}_{name}", [asked, environment, packages]
+      return runner.kept(args.work, name, known, [*self.code, *files.values()], call)
+
+    def seconds(dtype: str) -> float:
+      tried = measured(f"try_{dtype}", dtype=dtype, seed=args.seeds[0], max_updates=TRIED)
+      return tried["train_seconds"]
+
+    dtype = args.dtypes[0] if len(args.dtypes) == 1 else min(args.dtypes, key=seconds)
+    about = {"side": self.name, "dtype": dtype, "versions": versions}
+    return [
+      about | {"seed": seed} | measured(f"seed{seed}", dtype=dtype, seed=seed)
+      for seed in args.seeds
+    ]
 
 
 def environment_of_peer(directory: pathlib.Path) -> str:
@@ -240,6 +270,7 @@ def experiment(settings: dict) -> config_lib.Experiment:
   rows = max(c.train.batch_rows, settings["devices"])
   return dataclasses.replace(
     c,
+    model=fix(c.model, "dtype"),
     data=dataclasses.replace(data, tokenizer=settings["model"]),
     init=dataclasses.replace(c.init, checkpoint=settings["model"]),
     optim=dataclasses.replace(optim, final_fraction=0.0),
@@ -382,6 +413,7 @@ def row(run: dict) -> dict:
   seconds, tested = run["train_seconds"], range(len(run["after"]["labels"]))
   return {
     "run": f"{run['side']}, seed {run['seed']}",
+    "dtype": run["dtype"],
     "updates": run["updates"],
     "labelled steps": run["steps"],
     "labels read": run.get("targets", run["steps"]),

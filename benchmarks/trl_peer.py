@@ -67,9 +67,8 @@ def measure(settings: dict) -> dict:
         max_length=settings["max_length"],
         step_separator=settings["separator"],
         seed=settings["seed"],
-        # TRL's defaults, bfloat16 and recomputed activations, would be slower here
-        bf16=False,
-        gradient_checkpointing=False,
+        bf16=settings["dtype"] == "bfloat16",
+        gradient_checkpointing=False,  # TRL's default, recomputed activations, would be slower here
         use_cpu=True,
         save_strategy="no",
         report_to=[],

@@ -162,7 +162,7 @@ def test_tree(tmp_path, source, model):
 def test_training(tmp_path, source, model):
   """This project trains on the peer's rows; a second run reuses its figures."""
   arguments = ("training", "--peer=none", f"--source={source}", f"--model={model}")
-  arguments = (*arguments, f"--work={tmp_path}/work")
+  arguments = (*arguments, f"--work={tmp_path}/work", "--dtypes=bfloat16")
   figures, _ = benchmark(tmp_path, *arguments)
   (trees,) = figures["runs"]
   assert trees["targets"] < trees["steps"]  # a tree reads a shared label once
@@ -383,7 +383,7 @@ def test_the_peer_counts_what_it_trains_on(tmp_path):
   row = {"prompt": "a b", "completions": ["a", "b b"], "labels": [True, False]}
   write_lines(tmp_path / "rows.jsonl", [row] * 2)
   settings = training.SETTINGS | {"batch": 1, "max_updates": 1, "learning_rate": 0.1, "seed": 0}
-  settings |= {"model": str(tmp_path / "model"), "max_length": 64, "threads": 1}
+  settings |= {"model": str(tmp_path / "model"), "max_length": 64, "threads": 1, "dtype": "float32"}
   result = trl_peer.measure(settings | dict.fromkeys(("train", "test"), tmp_path / "rows.jsonl"))
   assert (result["updates"], result["steps"], result["tokens"], result["slots"]) == (1, 2, 7, 7)
   assert len(result["losses"]) == 1 and result["after"]["labels"] == [[1, 0], [1, 0]]

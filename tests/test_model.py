@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
-from prm_jax.model import decoder
+from prm_jax.model import decoder, products
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.training import loss as loss_lib
@@ -262,6 +262,28 @@ def test_step_losses_compute_no_vocabulary_logits():
   vocabulary_logits = f"f32[1,{ROW},{tiny.TOKENIZER.vocab_size}]"
   assert vocabulary_logits not in program(0.0)
   assert vocabulary_logits in program(1.0)
+
+
+@pytest.mark.parametrize("equation", sorted({*decoder.PROJECTION_EINSUMS.values()}))
+def test_bfloat16_products_round_their_exact_sums(equation):
+  """In bfloat16, sums and the weight's gradient are exact; the others are rounded once."""
+  sizes, draws = {"S": 40, "D": 24, "F": 36, "N": 6, "K": 2, "H": 4}, np.random.default_rng(0)
+  rounded = lambda axes: np.asarray(
+    draws.normal(size=[sizes[a] for a in axes]).astype(jnp.bfloat16), np.float64
+  )
+  x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
+  x, weight, dy = map(rounded, (x_axes, weight_axes, y_axes))
+  product = lambda x, weight: products.weight_einsum(equation, x, weight, "float32")
+  y, backward = jax.vjp(product, jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.float32))
+  dx, dw = backward(jnp.asarray(dy, jnp.bfloat16))
+  assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+  expected = np.einsum(f"{x_axes},{y_axes}->{weight_axes}", x, dy)
+  np.testing.assert_allclose(dw, expected, rtol=1e-5, atol=1e-5)
+  for got, terms in (
+    (y, (equation, x, weight)),
+    (dx, (f"{y_axes},{weight_axes}->{x_axes}", dy, weight)),
+  ):
+    np.testing.assert_allclose(np.asarray(got, float), np.einsum(*terms), rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize(

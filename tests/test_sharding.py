@@ -16,7 +16,7 @@ from conftest import ROOT
 from jax.sharding import NamedSharding, PartitionSpec
 
 from prm_jax import config as config_lib
-from prm_jax.model import decoder
+from prm_jax.model import decoder, products
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import command_line
 from prm_jax.tpu import compilation, hlo
@@ -200,7 +200,7 @@ def test_gradients_are_reduced_in_the_chosen_dtype(choice, dtype):
   x, weight = jnp.ones((8, 4), jnp.bfloat16), jnp.ones((4, 6))
 
   def both(weight, table):
-    y = decoder.weight_einsum("SD,DF->SF", x, weight, decoder.gradient_dtype(c))
+    y = products.weight_einsum("SD,DF->SF", x, weight, decoder.gradient_dtype(c))
     embedded = decoder.embed(table, jnp.zeros((1, 2), int), c)
     return y.astype(jnp.float32).sum() + embedded.astype(jnp.float32).sum()
 

@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
+from prm_jax.model.products import weight_einsum
 from prm_jax.model.rotary import frequencies, rotate
 from prm_jax.model.sharding import ROWS, Axis, constrain, divides
 
@@ -305,35 +306,6 @@ def lora_einsums(name: str) -> tuple[str, str]:
 def gradient_dtype(c: config_lib.Model) -> str:
   """Returns the dtype in which the gradients of matrices are reduced across devices."""
   return c.dtype if c.gradient_dtype == "activations" else "float32"
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
-def weight_einsum(equation: str, x: jax.Array, weight: jax.Array, gradient_dtype: str) -> jax.Array:
-  """Returns `einsum(equation, x, weight)` in x's dtype.
-
-  The weight's gradient is computed, and reduced across devices, in `gradient_dtype`; without this
-  rule it would be in x's dtype.
-  """
-  return jnp.einsum(equation, x, weight.astype(x.dtype))
-
-
-def _weight_einsum_forward(equation, x, weight, gradient_dtype):
-  return weight_einsum(equation, x, weight, gradient_dtype), (x, weight)
-
-
-def _weight_einsum_backward(equation, gradient_dtype, saved, dy):
-  x, weight = saved
-  x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
-  dx = jnp.einsum(f"{y_axes},{weight_axes}->{x_axes}", dy, weight.astype(x.dtype))
-  if attention_lib.platform() == "cpu":  # where bfloat16 products have no float32 sums
-    x, dy = x.astype(gradient_dtype), dy.astype(gradient_dtype)
-  dw = jnp.einsum(
-    f"{x_axes},{y_axes}->{weight_axes}", x, dy, preferred_element_type=jnp.dtype(gradient_dtype)
-  )
-  return dx, dw.astype(weight.dtype)
-
-
-weight_einsum.defvjp(_weight_einsum_forward, _weight_einsum_backward)
 
 
 def residual_stream(table: jax.Array, tokens: jax.Array, c: config_lib.Model) -> jax.Array:
