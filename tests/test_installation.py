@@ -205,6 +205,14 @@ def test_doctor_lists_the_missing_packages_of_each_extra(monkeypatch):
   assert [*doctor.missing([Requirement("jax[cuda12]")])] == ["jax-cuda12-plugin"]
 
 
+def test_doctor_tells_whether_the_processor_multiplies_bfloat16(monkeypatch, tmp_path):
+  """The report advises bfloat16 where the processor has instructions for it, and only there."""
+  monkeypatch.setattr(doctor, "CPU_FLAGS", tmp_path / "cpuinfo")
+  assert "no instructions found" in doctor.report()
+  doctor.CPU_FLAGS.write_text("flags : fpu avx512f avx512_bf16\n")
+  assert "--config.model.dtype=bfloat16" in doctor.report()
+
+
 def test_bash_completes_commands_and_flags(tmp_path):
   """bash completes commands, and the flags that a script's help lists."""
   names = ("score", "generate", "benchmark", "compile_for_tpu")

@@ -16,15 +16,22 @@ def weight_einsum(equation: str, x: jax.Array, weight: jax.Array, gradient_dtype
   rule it would be in x's dtype.
 
   Args:
-    x: its first axis is that of tokens, as in the result; the other axes are summed.
+    equation: such as "SNH,NHD->SD": the axes of x but the first are summed.
   """
-  return _product(equation, x, weight.astype(x.dtype))
+  if attention.platform() == "cpu":
+    y = _sums("SI,IO->SO", *_matrices(x, weight)).astype(x.dtype)
+    return y.reshape(len(x), *weight.shape[x.ndim - 1 :])
+  return jnp.einsum(equation, x, weight.astype(x.dtype))
 
 
-def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
-  # XLA's CPU backend multiplies bfloat16 twice as fast if it returns the float32 sums.
-  sums = jnp.float32 if attention.platform() == "cpu" else None
-  return jnp.einsum(equation, x, y, preferred_element_type=sums).astype(x.dtype)
+# XLA's CPU backend multiplies bfloat16 twice as fast if it returns the float32 sums.
+_sums = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def _matrices(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns x as `[S, I]` and the weight as `[I, O]`, as XLA's CPU backend copies other arrays."""
+  x = x.reshape(len(x), -1)
+  return x, weight.reshape(x.shape[1], -1).astype(x.dtype)
 
 
 def _forward(equation, x, weight, gradient_dtype):
@@ -33,15 +40,22 @@ def _forward(equation, x, weight, gradient_dtype):
 
 def _backward(equation, gradient_dtype, saved, dy):
   x, weight = saved
-  x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
-  dx = _product(f"{y_axes},{weight_axes}->{x_axes}", dy, weight.astype(x.dtype))
-  tensor = jax.sharding.get_abstract_mesh().shape.get("tensor", 1)
-  # Over "tensor" a gather would move activations between devices.
-  if x.dtype == jnp.bfloat16 and attention.platform() == "cpu" and tensor == 1:
-    x, x_axes = _transposed(x), f"{x_axes[1:]}{x_axes[0]}"
-  dw = jnp.einsum(
-    f"{x_axes},{y_axes}->{weight_axes}", x, dy, preferred_element_type=jnp.dtype(gradient_dtype)
-  )
+  if attention.platform() == "cpu":
+    (rows, matrix), dy = _matrices(x, weight), dy.reshape(len(dy), -1)
+    dx = _sums("SO,IO->SI", dy, matrix).astype(x.dtype).reshape(x.shape)
+    # Over "tensor" a gather would move activations between devices.
+    split = jax.sharding.get_abstract_mesh().shape.get("tensor", 1) > 1
+    if x.dtype == jnp.bfloat16 and gradient_dtype == "float32" and not split:
+      dw = _sums("IS,SO->IO", _transposed(rows), dy)
+    else:
+      dw = jnp.einsum("SI,SO->IO", rows, dy, preferred_element_type=jnp.dtype(gradient_dtype))
+    dw = dw.reshape(weight.shape)
+  else:
+    x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
+    dx = jnp.einsum(f"{y_axes},{weight_axes}->{x_axes}", dy, weight.astype(x.dtype))
+    dw = jnp.einsum(
+      f"{x_axes},{y_axes}->{weight_axes}", x, dy, preferred_element_type=jnp.dtype(gradient_dtype)
+    )
   return dx, dw.astype(weight.dtype)
 
 
@@ -49,13 +63,11 @@ weight_einsum.defvjp(_forward, _backward)
 
 
 def _transposed(x: jax.Array) -> jax.Array:
-  """Returns x `[S, ...]` with its first axis last, by a gather.
+  """Returns the transpose of x `[S, I]`, by a gather.
 
   XLA's CPU backend joins a transpose with the product, which it then computes in float32.
   """
-  S, *rest = x.shape
-  x = x.reshape(S, -1)
-  columns = jax.lax.broadcasted_iota(jnp.int32, (x.shape[1], S, 1), 0)
+  columns = jax.lax.broadcasted_iota(jnp.int32, (*x.shape[::-1], 1), 0)
   numbers = jax.lax.GatherDimensionNumbers(
     offset_dims=(),
     collapsed_slice_dims=(1,),
@@ -63,5 +75,4 @@ def _transposed(x: jax.Array) -> jax.Array:
     operand_batching_dims=(0,),  # so that rows that are split over devices stay where they are
     start_indices_batching_dims=(1,),
   )
-  x = jax.lax.gather(x, columns, numbers, (1, 1), mode="promise_in_bounds")
-  return x.reshape(*rest, S)
+  return jax.lax.gather(x, columns, numbers, (1, 1), mode="promise_in_bounds")
