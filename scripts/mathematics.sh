@@ -23,7 +23,7 @@ if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0
 cd "$(dirname "$0")/.."
 fail() { echo "mathematics.sh: $1" >&2; exit 2; }
 
-scale=cpu reductions=(product) source='' out='' benchmark='' only_settings=false given=() given_bases=()
+scale=cpu reductions=(product) cpu_devices=1 source='' out='' benchmark='' only_settings=false given=() given_bases=()
 for flag in "$@"; do
   case $flag in
     --scale=* | --source=* | --benchmark=*) key=${flag%%=*}; printf -v "${key#--}" %s "${flag#*=}" ;;
@@ -59,6 +59,9 @@ began=$SECONDS
 say() { echo "[$(printf '%5d' $((SECONDS - began))) s] $*" >&2; }
 run() { # run OUTPUT SCRIPT FLAGS...: skips the script if the output exists
   [ -e "$1" ] || "$python" "scripts/$2.py" "${@:3}"
+}
+read_with() { # the same for a script that reads solutions with a reward model
+  JAX_NUM_CPU_DEVICES=$cpu_devices run "$@"
 }
 
 mkdir -p "$out"
@@ -129,7 +132,7 @@ for base in "${bases[@]}"; do
         --config.init.checkpoint="$base" "${updates[@]}" ${lora[@]:+"${lora[@]}"} \
         "${data[@]}" --config.data.share="$("$python" -c "print(1 / $part)")"
       say "$name on labels of $model: scoring"
-      run "$at.jsonl" score --checkpoint="$at" --skip_cut_off \
+      read_with "$at.jsonl" score --checkpoint="$at" --skip_cut_off \
         --input="$out/reported.graded.jsonl" --output="$at.jsonl"
       scores+=("$model=$at.jsonl")
     done
@@ -137,7 +140,7 @@ for base in "${bases[@]}"; do
   for label in ${benchmark:+people rollouts both}; do
     at=$out/$name/$label
     say "$name on labels of $label: ProcessBench"
-    run "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
+    read_with "$at.process_bench.json" evaluate --checkpoint="$at" --benchmark=process_bench \
       --data_dir="$benchmark" --threshold_data="$benchmark/gsm8k.jsonl" \
       --output="$at.process_bench.json"
     judged+=("$label=$at.process_bench.json")
@@ -158,7 +161,7 @@ fi
 scores=()
 for base in "${bases[@]}"; do
   at=$out/$(basename "$base")
-  run "$at/people_own.jsonl" score --checkpoint="$at/people" --skip_cut_off \
+  read_with "$at/people_own.jsonl" score --checkpoint="$at/people" --skip_cut_off \
     --input="$out/own_test.graded.jsonl" --output="$at/people_own.jsonl"
   for how in product min mean last soft_min; do
     scores+=("$(basename "$base"):$how=$at/people_own.jsonl")

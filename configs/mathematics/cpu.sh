@@ -16,6 +16,7 @@ undivided=(qwen2.5-coder-0.5b) # these train on all problems only: a smaller par
 recipe=configs/mathematics/reward_model.py
 updates=(--config.train.epochs=2 --config.model.dtype=bfloat16)
 lora_bases=(qwen2.5-coder-0.5b) # LoRA trains these; the others train all weights
+cpu_devices=2  # of scoring: attention keeps one core busy for each
 settings=(     # --settings compares these
   "--temperature=0.4 --max_new_tokens=400"
   "--temperature=0.8 --max_new_tokens=400"
