@@ -54,7 +54,7 @@ setuptools.setup(
     "etils[epath]>=1.15",
     "tyro>=1.0.17",
     "tqdm>=4.66",
-    "packaging>=23.2",
+    "packaging>=24.2",
     "msgspec>=0.22",
     "matplotlib>=3.9",
     "jinja2>=3.1",

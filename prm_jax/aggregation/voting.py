@@ -297,13 +297,13 @@ def _tally(group: _Group, ids, vote, rank, num_answers: int):
   offset = np.where(place < group.blocks * width, offset, NO_VOTE).astype(np.int32)
   if rank is None:
     end = group.blocks * width
-    ids, offset = ids[:, :end], offset[:end]
+    index = ids[:, :end] + offset[:end]
     vote = vote if isinstance(vote, int) else vote[:, :end]
   else:
-    offset = jnp.asarray(offset)[rank]
+    index = ids + jnp.asarray(offset)[rank]
   dtype = jnp.int32 if isinstance(vote, int) else vote.dtype
   cells = jnp.zeros((problems, group.blocks * len(group.n) * num_answers), dtype)
-  cells = cells.at[jnp.arange(problems)[:, None], ids + offset].add(vote, mode="drop")
+  cells = cells.at[jnp.arange(problems)[:, None], index].add(vote, mode="drop")
   cells = cells.reshape(problems, group.blocks, len(group.n), num_answers)
   return cells if len(group.n) == 1 else jnp.cumsum(cells, axis=2)
 

@@ -110,7 +110,7 @@ def write_bundle(samples: ScoredSamples, file: BinaryIO) -> None:
   header["files"] = [str(file.absolute()) for file in samples.files]
   stored = {name: _smallest(x) for name, x in fields.items() if isinstance(x, np.ndarray)}
   stored["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-  np.savez(file, allow_pickle=False, **stored)
+  np.savez(file, **stored)
 
 
 def _smallest(column: np.ndarray) -> np.ndarray:
