@@ -1,10 +1,10 @@
 """Measures float32 beside bfloat16 on the CPU: a layer's products, a train step, a score step.
 
 A model of a public model's shape with random weights scores and trains on rows of one chain of
-tokens.  bfloat16 is the dtype of activations and products; parameters, moments and accumulated
-gradients stay float32.  Each dtype runs in its own process.  The last table splits the time of a
-score step into its products and its attention, each timed alone and multiplied by the number of
-layers, and the rest.
+tokens, on a CPU device for each core.  bfloat16 is the dtype of activations and products;
+parameters, moments and accumulated gradients stay float32.  Each dtype runs in its own process.
+The last table splits the time of a score step into its products (from float32 weights) and its
+attention, each timed alone and multiplied by its number, and the rest.
 
 Targets: bfloat16 is 1.4 times as fast in training and 1.6 times in scoring, on processors that
 multiply bfloat16 faster.  Takes 5 minutes.
@@ -37,8 +37,9 @@ STEP = 64  # tokens of a step; the head reads at the last one
 class Args(runner.Common):
   model: pathlib.Path = pathlib.Path("models/smollm2-135m")  # whose shape is used
   tokens: int = 1024  # of a row
-  rows: int = 4  # of a score step; a train step has one
-  repeats: int = 5  # of each measurement; the fastest counts
+  rows: int = 16  # of a score step, as in score.py; a train step has one for each device
+  devices: int = 2  # CPU devices, which split the rows
+  repeats: int = 3  # of each measurement; the fastest counts
 
 
 def run(args: Args) -> dict:
@@ -50,18 +51,20 @@ def run(args: Args) -> dict:
   both = lambda key: [measured[dtype][key] for dtype in DTYPES]
   columns = lambda unit, *values: {f"{d}, {unit}": x for d, x in zip(DTYPES, values)}
   products = []
-  for name, (width_in, width_out) in matrices(model).items():
-    a, b = (2e-9 * args.tokens * width_in * width_out / s[name] for s in both("products"))
-    row = {"product": name, "size": f"{args.tokens} x {width_in} x {width_out}"}
+  tokens, counts = args.rows * args.tokens, {}
+  for name, (width_in, width_out, counts[name]) in matrices(model).items():
+    a, b = (2e-9 * tokens * width_in * width_out / s[name] for s in both("products"))
+    row = {"product": name, "size": f"{tokens} x {width_in} x {width_out}"}
     products.append(row | columns("GFLOP/s", a, b) | {"ratio": b / a})
   speeds = []
-  for step, tokens in (("train", args.tokens), ("score", args.rows * args.tokens)):
-    a, b = (tokens / s for s in both(step))
+  for step, rows in (("train", args.devices), ("score", args.rows)):
+    a, b = (rows * args.tokens / s for s in both(step))
     speeds.append({"step": step} | columns("tokens/s", a, b) | {"ratio": b / a})
   parts = []
   for dtype in DTYPES:
     seconds = measured[dtype]
-    multiplied = args.rows * model.layers * sum(seconds["products"].values())
+    alone = sum(count * seconds["products"][name] for name, count in counts.items())
+    multiplied = model.layers * alone
     attended = model.layers * seconds["attention"]
     rest = seconds["score"] - multiplied - attended
     row = {"score step in": dtype, "s": seconds["score"], "products alone": multiplied}
@@ -79,41 +82,44 @@ def run(args: Args) -> dict:
   }
 
 
-def matrices(model: config_lib.Model) -> dict[str, tuple[int, int]]:
-  """Returns the input and output widths of a layer's matrices."""
+def matrices(model: config_lib.Model) -> dict[str, tuple[int, int, int]]:
+  """Returns the input and output width of a layer's matrices, and the number of each shape."""
   queries, keys = model.heads * model.head_size, model.kv_heads * model.head_size
   return {
-    "query": (model.width, queries),
-    "key and value": (model.width, 2 * keys),
-    "attention output": (queries, model.width),
-    "gate and up": (model.width, 2 * model.mlp_width),
-    "down": (model.mlp_width, model.width),
+    "query": (model.width, queries, 1),
+    "key, value": (model.width, keys, 2),
+    "attention output": (queries, model.width, 1),
+    "gate, up": (model.width, model.mlp_width, 2),
+    "down": (model.mlp_width, model.width, 1),
   }
 
 
 def measure(model: config_lib.Model, dtype: str, args: Args) -> dict:
   """Returns seconds of a layer's products, of its attention, of a train step and a score step."""
   jax.config.update("jax_platforms", "cpu")
-  random = lambda *shape: jax.random.normal(jax.random.key(0), shape, dtype)
-  multiply = jax.jit(lambda x, w: products_lib.weight_einsum("SD,DF->SF", x, w, "float32"))
-  products = {}
-  for name, (width_in, width_out) in matrices(model).items():
-    x, w = random(args.tokens, width_in), random(width_in, width_out)
-    products[name] = fastest(lambda x=x, w=w: multiply(x, w), args.repeats)
-  q = random(args.rows, args.tokens, model.heads, model.head_size)
-  kv = random(args.rows, args.tokens, model.kv_heads, model.head_size)
-  mask = TreeMask(jnp.full((args.rows, args.tokens), args.tokens, jnp.int32))
-  attend = jax.jit(lambda q, k, v: attention.attention(q, k, v, mask))
-  seconds = {"products": products, "attention": fastest(lambda: attend(q, kv, kv), args.repeats)}
+  jax.config.update("jax_num_cpu_devices", args.devices)
   c = config_lib.Experiment(model=dataclasses.replace(model, dtype=dtype, unroll_layers=True))
-  mesh = sharding_lib.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+  mesh, seconds = sharding_lib.make_mesh(config_lib.Mesh()), {"products": {}}
+  by_rows = sharding_lib.batch_sharding(mesh)
+  random = lambda *shape: jax.random.normal(jax.random.key(0), shape)
+  rows = lambda *shape: jax.device_put(random(*shape).astype(dtype), by_rows)
   with jax.set_mesh(mesh):
+    multiply = jax.jit(lambda x, w: products_lib.weight_product(x, w, "float32"))
+    for name, (width_in, width_out, _) in matrices(model).items():
+      x, w = rows(args.rows * args.tokens, width_in), random(width_in, width_out)
+      seconds["products"][name] = fastest(lambda x=x, w=w: multiply(x, w), args.repeats)
+    q = rows(args.rows, args.tokens, model.heads, model.head_size)
+    kv = rows(args.rows, args.tokens, model.kv_heads, model.head_size)
+    mask = TreeMask(jnp.full((args.rows, args.tokens), args.tokens, jnp.int32))
+    attend = jax.jit(lambda q, k, v: attention.attention(q, k, v, mask))
+    seconds["attention"] = fastest(lambda: attend(q, kv, kv), args.repeats)
     programs = step_lib.make(c, model.vocab_size, 3, mesh)
     state = [programs.init(jax.random.key(0))]
-    one, several = (batch(rows, args.tokens, model.vocab_size, mesh) for rows in (1, args.rows))
+    sizes = args.devices, args.rows
+    few, several = (batch(n, args.tokens, model.vocab_size, mesh) for n in sizes)
 
     def update():
-      state[0], metrics = programs.train_step(state[0], one)
+      state[0], metrics = programs.train_step(state[0], few)
       return metrics["loss"]
 
     seconds["train"] = fastest(update, args.repeats)

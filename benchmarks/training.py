@@ -68,10 +68,11 @@ SETTINGS = {  # of both sides; the optimiser has the settings of transformers' T
   "clip_norm": 1.0,
   "separator": "\n",
   "max_updates": -1,  # one epoch
+  "evaluate": True,  # on the test rows, before and after training
   "pad_id": 0,
 }
 RESAMPLES = 2000
-TRIED = 4  # updates in each dtype, of which the faster trains
+TRIED = 4  # updates in each dtype, the faster of which trains the model
 OURS, PEER = "this project", "TRL"
 Dtype = Literal["float32", "bfloat16"]
 
@@ -127,9 +128,18 @@ def run(args: Args) -> dict:
     "settings": settings,
     "runs": runs,
     "targets": targets(PHASES[args.rows_of][-1], runs, problems),
-    "tables": {"Runs": [row(each) for each in runs]},
+    "tables": {
+      "Runs": [row(each) for each in runs],
+      "Seconds an update, of the first few": tries(runs),
+    },
     "notes": "; ".join(notes) + ".",
   }
+
+
+def tries(runs: list[dict]) -> list[dict]:
+  """Returns each side's seconds an update by dtype, if several were tried."""
+  by_side = {run["side"]: run["tries"] for run in runs if run["tries"]}
+  return [{"side": side} | seconds for side, seconds in by_side.items()]
 
 
 def model_path(args: Any) -> pathlib.Path:
@@ -180,12 +190,13 @@ class Side:
       name, known = f"{self.name.replace(' ', '_')}_{name}", [asked, environment, packages]
       return runner.kept(args.work, name, known, [*self.code, *files.values()], call)
 
-    def seconds(dtype: str) -> float:
-      tried = measured(f"try_{dtype}", dtype=dtype, seed=args.seeds[0], max_updates=TRIED)
-      return tried["train_seconds"]
-
-    dtype = args.dtypes[0] if len(args.dtypes) == 1 else min(args.dtypes, key=seconds)
-    about = {"side": self.name, "dtype": dtype, "versions": versions}
+    tries = {}  # seconds an update, by dtype
+    updates = TRIED if settings["max_updates"] < 0 else settings["max_updates"]
+    for dtype in args.dtypes if len(args.dtypes) > 1 else ():
+      few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
+      tries[dtype] = measured(f"try_{dtype}", dtype=dtype, **few)["train_seconds"] / updates
+    dtype = min(tries, key=tries.get, default=args.dtypes[0])
+    about = {"side": self.name, "dtype": dtype, "tries": tries, "versions": versions}
     return [
       about | {"seed": seed} | measured(f"seed{seed}", dtype=dtype, seed=seed)
       for seed in args.seeds
@@ -303,7 +314,8 @@ def train_trees(settings: dict) -> dict:
   with jax.set_mesh(mesh):
     params = initialization.public_params(c, contract, tokenizer, programs.abstract.params)
     state = jax.block_until_ready(programs.begin(params))
-    before = evaluate(state.params, test, programs, mesh, c.data.row_length)
+    judge = lambda params: evaluate(params, test, programs, mesh, c.data.row_length)
+    before = judge(state.params) if settings["evaluate"] else None
     start = time.perf_counter()
     train_step = programs.train_step.lower(state, on_mesh(batch_of(0))).compile()
     compiled = time.perf_counter() - start
@@ -314,7 +326,7 @@ def train_trees(settings: dict) -> dict:
       state, metrics = train_step(state, on_mesh(batch))
       losses.append(float(metrics["loss"]))  # waits for the update
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    after = evaluate(state.params, test, programs, mesh, c.data.row_length)
+    after = judge(state.params) if settings["evaluate"] else None
   repeats = sum(len(chain.labels) for chain in train) / sum(len(x.read_targets) for x in trees)
   slots = updates * batch_rows * c.data.row_length
   return {

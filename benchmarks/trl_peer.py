@@ -80,7 +80,7 @@ def measure(settings: dict) -> dict:
       processing_class=tokenizer,
     )
     rows = trainer.eval_dataset, trainer.data_collator, settings["batch"]
-    before = evaluate(trainer.model, *rows)
+    before = evaluate(trainer.model, *rows) if settings["evaluate"] else None
 
     class Clock(transformers.TrainerCallback):
       times, cpu = [], []
@@ -94,7 +94,7 @@ def measure(settings: dict) -> dict:
     trainer.add_callback(Clock)
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    after = evaluate(trainer.model, *rows)
+    after = evaluate(trainer.model, *rows) if settings["evaluate"] else None
   names = ("trl", "torch", "transformers", "accelerate", "datasets")
   return counts | {
     "versions": {name: metadata.version(name) for name in names},

@@ -162,7 +162,7 @@ def test_tree(tmp_path, source, model):
 def test_training(tmp_path, source, model):
   """This project trains on the peer's rows; a second run reuses its figures."""
   arguments = ("training", "--peer=none", f"--source={source}", f"--model={model}")
-  arguments = (*arguments, f"--work={tmp_path}/work", "--dtypes=bfloat16")
+  arguments = (*arguments, f"--work={tmp_path}/work")
   figures, _ = benchmark(tmp_path, *arguments)
   (trees,) = figures["runs"]
   assert trees["targets"] < trees["steps"]  # a tree reads a shared label once
@@ -341,6 +341,23 @@ def test_trees_hold_the_labels_of_the_rows(tmp_path):
   merged = training.merged((chain.problem, encode(chain)) for chain in chains)
   assert [tiny.classes(tree) for tree in merged] == [[0, 2, 0, 2], [2]]
   assert [len(tree) for tree in merged] == [9, 5]
+
+
+def test_each_side_trains_in_its_faster_dtype(tmp_path, monkeypatch):
+  """The first updates choose the dtype of all seeds; a second call measures nothing again."""
+  calls = []
+
+  def train(settings, **_):
+    calls.append((settings["dtype"], settings["seed"], settings["max_updates"]))
+    return {"train_seconds": {"float32": 8.0, "bfloat16": 6.0}[settings["dtype"]]}
+
+  monkeypatch.setattr(runner, "apart", lambda function, *args, **_: function(*args))
+  args, side = training.Args(seeds=(1, 2), work=tmp_path), training.Side("side", train, {}, (), [])
+  runs = side.runs(args, training.SETTINGS, {})
+  epochs = [("bfloat16", 1, -1), ("bfloat16", 2, -1)]
+  assert calls == [("float32", 1, training.TRIED), ("bfloat16", 1, training.TRIED), *epochs]
+  assert training.tries(runs) == [{"side": "side", "float32": 2.0, "bfloat16": 1.5}]
+  assert side.runs(args, training.SETTINGS, {}) == runs and len(calls) == 4
 
 
 def test_training_is_compared_with_the_peer():

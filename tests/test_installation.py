@@ -208,6 +208,8 @@ def test_doctor_lists_the_missing_packages_of_each_extra(monkeypatch):
 def test_doctor_tells_whether_the_processor_multiplies_bfloat16(monkeypatch, tmp_path):
   """The report advises bfloat16 where the processor has instructions for it, and only there."""
   monkeypatch.setattr(doctor, "CPU_FLAGS", tmp_path / "cpuinfo")
+  assert "not known on this system" in doctor.report()
+  doctor.CPU_FLAGS.write_text("flags : fpu avx512f\n")
   assert "no instructions found" in doctor.report()
   doctor.CPU_FLAGS.write_text("flags : fpu avx512f avx512_bf16\n")
   assert "--config.model.dtype=bfloat16" in doctor.report()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
-from prm_jax.model import decoder, products
+from prm_jax.model import attention, decoder, products
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.block_mask import TreeMask
+from prm_jax.runtime import doctor
 from prm_jax.training import loss as loss_lib
 from prm_jax.training import step as step_lib
 from prm_jax.types import Batch, StepTree
@@ -264,26 +266,44 @@ def test_step_losses_compute_no_vocabulary_logits():
   assert vocabulary_logits in program(1.0)
 
 
-@pytest.mark.parametrize("equation", sorted({*decoder.PROJECTION_EINSUMS.values()}))
-def test_bfloat16_products_round_their_exact_sums(equation):
+@pytest.mark.parametrize(
+  ("platform", "dtype", "rounding"),
+  [("cpu", jnp.bfloat16, 2**-8), ("tpu", jnp.float32, 1e-5)],  # the branches of the code
+)
+@pytest.mark.parametrize(
+  ("inputs", "outputs"), [((24,), (36,)), ((24,), (6, 4)), ((6, 4), (24,)), ((6, 4), (5,))]
+)
+def test_products_round_their_exact_sums(platform, dtype, rounding, inputs, outputs, monkeypatch):
   """In bfloat16, sums and the weight's gradient are exact; the others are rounded once."""
-  sizes, draws = {"S": 40, "D": 24, "F": 36, "N": 6, "K": 2, "H": 4}, np.random.default_rng(0)
-  rounded = lambda axes: np.asarray(
-    draws.normal(size=[sizes[a] for a in axes]).astype(jnp.bfloat16), np.float64
-  )
-  x_axes, weight_axes, y_axes = equation.replace("->", ",").split(",")
-  x, weight, dy = map(rounded, (x_axes, weight_axes, y_axes))
-  product = lambda x, weight: products.weight_einsum(equation, x, weight, "float32")
-  y, backward = jax.vjp(product, jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.float32))
-  dx, dw = backward(jnp.asarray(dy, jnp.bfloat16))
-  assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
-  expected = np.einsum(f"{x_axes},{y_axes}->{weight_axes}", x, dy)
-  np.testing.assert_allclose(dw, expected, rtol=1e-5, atol=1e-5)
-  for got, terms in (
-    (y, (equation, x, weight)),
-    (dx, (f"{y_axes},{weight_axes}->{x_axes}", dy, weight)),
+  monkeypatch.setattr(attention, "platform", lambda: platform)
+  draws = np.random.default_rng(0)
+  rounded = lambda *size: np.asarray(draws.normal(size=size).astype(jnp.bfloat16), np.float64)
+  x, weight, dy = rounded(40, *inputs), rounded(*inputs, *outputs), rounded(40, *outputs)
+  product = lambda x, weight: products.weight_product(x, weight, "float32")
+  y, backward = jax.vjp(product, jnp.asarray(x, dtype), jnp.asarray(weight, jnp.float32))
+  dx, dw = backward(jnp.asarray(dy, dtype))
+  assert (y.dtype, dx.dtype, dw.dtype) == (dtype, dtype, jnp.float32)
+  np.testing.assert_allclose(dw, np.tensordot(x, dy, (0, 0)), rtol=1e-5, atol=1e-5)
+  backwards = np.moveaxis(weight, range(len(inputs)), range(-len(inputs), 0))
+  for got, expected in (
+    (y, np.tensordot(x, weight, len(inputs))),
+    (dx, np.tensordot(dy, backwards, len(outputs))),
   ):
-    np.testing.assert_allclose(np.asarray(got, float), np.einsum(*terms), rtol=2**-8, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(got, float), expected, rtol=rounding, atol=1e-5)
+
+
+@pytest.mark.skipif(not doctor.has_bfloat16(), reason="no instructions for bfloat16 here")
+def test_products_of_bfloat16_are_compiled_as_such():
+  """XLA's CPU backend converts no factor of a product or of its gradients to float32 first."""
+  square = lambda x, w: (products.weight_product(x, w, "float32").astype(jnp.float32) ** 2).sum()
+  x = jax.ShapeDtypeStruct((256, 512), jnp.bfloat16)
+  weight = jax.ShapeDtypeStruct((512, 384), jnp.float32)
+  program, dtypes = jax.jit(jax.grad(square, (0, 1))).lower(x, weight).compile().as_text(), []
+  for computation in program.split("\n\n"):
+    for factors in re.findall(r" dot\((.*?)\)", computation):
+      for name in re.findall(r"%([\w.]+)", factors):
+        dtypes += re.findall(rf"\b{re.escape(name)} = (\w+)\[", computation)
+  assert dtypes == ["bf16"] * 6
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_gradients_are_reduced_in_the_chosen_dtype(choice, dtype):
   x, weight = jnp.ones((8, 4), jnp.bfloat16), jnp.ones((4, 6))
 
   def both(weight, table):
-    y = products.weight_einsum("SD,DF->SF", x, weight, decoder.gradient_dtype(c))
+    y = products.weight_product(x, weight, decoder.gradient_dtype(c))
     embedded = decoder.embed(table, jnp.zeros((1, 2), int), c)
     return y.astype(jnp.float32).sum() + embedded.astype(jnp.float32).sum()
 

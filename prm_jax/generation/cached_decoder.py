@@ -24,7 +24,7 @@ from prm_jax.generation.cache import Cache
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
-from prm_jax.model.decoder import PROJECTION_EINSUMS, Attention
+from prm_jax.model.decoder import Attention
 from prm_jax.training import trainable
 
 Weights = dict[str, Any]
@@ -69,7 +69,8 @@ class Layer(decoder.Block):
   def project(self, x: jax.Array, name: str) -> jax.Array:
     """Projects as `Block.project`, without low-rank factors: `prepare` has merged them."""
     B, T, *_ = x.shape
-    # Products are float32 and then rounded: XLA's CPU backend is slow at bfloat16 products.
+    # Products are float32 and then rounded: XLA's CPU backend is slow at products that
+    # return bfloat16.
     y = jnp.einsum(
       "SI,OI->SO",
       x.reshape(B * T, -1).astype(self.config.dtype),
@@ -98,8 +99,8 @@ def prepare(params: Any, c: config_lib.Model, vocabulary: int | None = None) -> 
     # In float32, so that a sum with low-rank factors is rounded once, to `c.dtype`.
     layer |= {name: layer[name].astype(jnp.float32) for name in c.lora_targets}
     layer = {name: x[0] for name, x in trainable.merge_lora({"blocks": layer}, c)["blocks"].items()}
-    for name, equation in PROJECTION_EINSUMS.items():
-      size = math.prod(layer[name].shape[: equation.index(",") - 1])
+    for name in config_lib.PROJECTIONS:
+      size = math.prod(layer[name].shape[: decoder.input_axes(name)])
       layer[name] = layer[name].reshape(size, -1).T.astype(c.dtype)
     layers.append(layer)
   out = {name: x for name, x in params.items() if name not in ("blocks", "language_model")}

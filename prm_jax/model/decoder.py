@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
-from prm_jax.model.products import weight_einsum
+from prm_jax.model.products import weight_product
 from prm_jax.model.rotary import frequencies, rotate
 from prm_jax.model.sharding import ROWS, Axis, constrain, divides
 
@@ -34,15 +34,6 @@ ACTIVATIONS = {"silu": jax.nn.silu, "gelu_tanh": jax.nn.gelu}
 REMAT_POLICIES = {
   "dots": jax.checkpoint_policies.dots_saveable,
   "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
-PROJECTION_EINSUMS = {  # activations and weight of config.PROJECTIONS; S is B * T tokens
-  "query": "SD,DNH->SNH",
-  "key": "SD,DKH->SKH",
-  "value": "SD,DKH->SKH",
-  "output": "SNH,NHD->SD",
-  "gate": "SD,DF->SF",
-  "up": "SD,DF->SF",
-  "down": "SF,FD->SD",
 }
 # Maps rotated queries [B, T, N, H], rotated keys and values [B, T, K, H], and the layer's window
 # (None: the model has none) to [B, T, N, H].
@@ -165,7 +156,7 @@ class Block(nnx.Module):
     """Declares the low-rank factors of a weight, in float32; the second factor is zero at first."""
     param, rank = getattr(self, name), self.config.lora_rank
     shape, axes = param.get_value().shape, param.get_metadata()["axes"]
-    inputs = PROJECTION_EINSUMS[name].index(",") - 1  # number of contracted axes, which come first
+    inputs = input_axes(name)
     std = math.prod(shape[:inputs]) ** -0.5
     lora_in = weight(rngs, (*shape[:inputs], rank), std, (*axes[:inputs], None))
     lora_out = constant(0, (rank, *shape[inputs:]), (None, *axes[inputs:]), "float32")
@@ -220,13 +211,11 @@ class Block(nnx.Module):
     stacks of them.
     """
     c, (B, T, *_) = self.config, x.shape
-    einsum = functools.partial(weight_einsum, gradient_dtype=gradient_dtype(c))
+    product = lambda x, name: weight_product(x, getattr(self, name)[...], gradient_dtype(c))
     x = x.reshape(B * T, *x.shape[2:])
-    y = einsum(PROJECTION_EINSUMS[name], x, getattr(self, name)[...])
+    y = product(x, name)
     if c.lora_rank and name in c.lora_targets:
-      lora_in, lora_out = lora_einsums(name)
-      low = einsum(lora_in, x, getattr(self, f"{name}_lora_in")[...])
-      high = einsum(lora_out, low, getattr(self, f"{name}_lora_out")[...])
+      high = product(product(x, f"{name}_lora_in"), f"{name}_lora_out")
       y += c.lora_alpha / c.lora_rank * high
     y = checkpoint_name(y, name)
     y = y.reshape(B, T, *y.shape[1:])
@@ -296,11 +285,9 @@ def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   return normal.astype(x.dtype) * scale.astype(x.dtype)
 
 
-def lora_einsums(name: str) -> tuple[str, str]:
-  """Returns the einsums of a projection's input with its first low-rank factor, then the second."""
-  x, _, y = PROJECTION_EINSUMS[name].replace("->", ",").split(",")
-  inputs, outputs = x[1:], y[1:]  # the axes of the weight, without those of tokens
-  return f"{x},{inputs}r->Sr", f"Sr,r{outputs}->{y}"
+def input_axes(name: str) -> int:
+  """Returns how many axes of a projection's weight are contracted, the first ones."""
+  return 2 if name == "output" else 1  # heads and their width
 
 
 def gradient_dtype(c: config_lib.Model) -> str:

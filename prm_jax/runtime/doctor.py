@@ -93,10 +93,17 @@ def report() -> str:
 
 def bfloat16() -> str:
   """Returns whether the processor has instructions for bfloat16, and what follows."""
-  flags = set(CPU_FLAGS.read_text().split()) if CPU_FLAGS.exists() else set()
-  if flags & {"avx512_bf16", "amx_bf16"}:
-    return "about twice as fast as float32; try --config.model.dtype=bfloat16 for training"
+  if not CPU_FLAGS.exists():
+    return "not known on this system"
+  if has_bfloat16():
+    return "products are about twice as fast; try --config.model.dtype=bfloat16 for training"
   return "no instructions found; float32 is likely faster"
+
+
+def has_bfloat16() -> bool:
+  """Returns whether Linux lists instructions for products of bfloat16."""
+  flags = set(CPU_FLAGS.read_text().split()) if CPU_FLAGS.exists() else set()
+  return bool(flags & {"avx512_bf16", "amx_bf16"})
 
 
 def devices() -> str:
