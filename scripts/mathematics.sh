@@ -23,10 +23,13 @@ if [[ ${1-} = -h || ${1-} = --help ]]; then sed -n '2,/^set/s/^# \{0,1\}//p' "$0
 cd "$(dirname "$0")/.."
 fail() { echo "mathematics.sh: $1" >&2; exit 2; }
 
-scale=cpu reductions=(product) cpu_devices=1 source='' out='' benchmark='' only_settings=false given=() given_bases=()
+scale=cpu reductions=(product) cpu_devices=1
+source='' out='' benchmark='' only_settings=false given=() given_bases=()
 for flag in "$@"; do
   case $flag in
-    --scale=* | --source=* | --benchmark=*) key=${flag%%=*}; printf -v "${key#--}" %s "${flag#*=}" ;;
+    --scale=*) scale=${flag#*=} ;;
+    --source=*) source=${flag#*=} ;;
+    --benchmark=*) benchmark=${flag#*=} ;;
     --output=*) out=${flag#*=} ;;
     --generator=* | --n=*) key=${flag%%=*}; given+=("${key#--}" "${flag#*=}") ;;
     --problems=*) given+=(reported "${flag#*=}") ;;
@@ -35,9 +38,10 @@ for flag in "$@"; do
     *) fail "unknown $flag; --help lists the options" ;;
   esac
 done
-[ -f "configs/mathematics/$scale.sh" ] || fail "--scale=$scale: there is no configs/mathematics/$scale.sh"
+scale_file=configs/mathematics/$scale.sh
+[ -f "$scale_file" ] || fail "--scale=$scale: there is no $scale_file"
 [ -n "$source" ] || fail "give --source=DIR, a folder with PRM800K's files"
-source "configs/mathematics/$scale.sh"
+source "$scale_file"
 for ((i = 0; i < ${#given[@]}; i += 2)); do printf -v "${given[i]}" %s "${given[i + 1]}"; done
 [ ${#given_bases[@]} = 0 ] || bases=("${given_bases[@]}")
 twice=$(basename -a "${bases[@]}" | sort | uniq -d)

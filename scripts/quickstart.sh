@@ -23,7 +23,8 @@ if [ ! -f "$data/manifest.json" ]; then
   "$python" scripts/prepare_data.py --dataset=arithmetic --arithmetic.seed="$seed" --output="$data"
 fi
 if [ ! -f "$data/tokenizer.model" ]; then
-  "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" --vocab_size=320
+  "$python" scripts/train_tokenizer.py --data="$data" --output="$data/tokenizer.model" \
+    --vocab_size=320
 fi
 named() { # NAME: puts a name before each line; ignores SIGTERM, to show how a stopped run ends
   trap '' TERM
