@@ -60,7 +60,7 @@ ENVIRONMENT = {
 }
 SETTINGS = {  # of both sides; the optimiser has the settings of transformers' Trainer
   "batch": 4,  # rows of the peer; the config has the packed rows of this project's batches
-  "learning_rate": 2e-5,
+  "learning_rate": 2e-5,  # of an update of `batch` rows; see `train_trees`
   "warmup_steps": 0,
   "weight_decay": 0.0,
   "b1": 0.9,
@@ -292,7 +292,8 @@ def experiment(settings: dict) -> config_lib.Experiment:
 def train_trees(settings: dict) -> dict:
   """Trains this project's side for an epoch; returns seconds, counts, losses and test scores.
 
-  Neither side writes metrics or checkpoints between updates.  "steps" are the labelled steps of the
+  An update reads more rows than the peer's, at a learning rate that is as many times the peer's
+  (arXiv:1706.02677).  Neither side writes metrics or checkpoints between updates.  "steps" are the labelled steps of the
   peer's rows, in proportion for a part of an epoch.
   """
   jax.config.update("jax_num_cpu_devices", settings["devices"])
@@ -302,9 +303,14 @@ def train_trees(settings: dict) -> dict:
   train, test = (chains(settings[key]) for key in ("train", "test"))
   trees, test = merged((each.problem, encode(each)) for each in train), list(map(encode, test))
   rows, batch_rows = packing.PackedRows(trees, c.data.row_length), c.train.batch_rows
-  updates = settings["max_updates"]
-  updates = -(-len(rows) // batch_rows) if updates < 0 else updates
-  c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=updates))
+  epoch, updates = -(-len(rows) // batch_rows), settings["max_updates"]
+  updates = epoch if updates < 0 else updates
+  rate = c.optim.learning_rate * len(train) / epoch / settings["batch"]
+  c = dataclasses.replace(
+    c,
+    optim=dataclasses.replace(c.optim, learning_rate=rate),
+    train=dataclasses.replace(c.train, steps=updates),
+  )
   mesh = sharding_lib.make_mesh(c.mesh)
   programs = step_lib.make(c, vocab_size, len(contract.classes), mesh)
   on_mesh = lambda batch: jax.device_put(batch, sharding_lib.batch_sharding(mesh))
@@ -338,6 +344,7 @@ def train_trees(settings: dict) -> dict:
     "train_seconds": seconds,
     "train_cpu_seconds": cpu,
     "updates": updates,
+    "learning_rate": rate,
     "losses": losses,
     "before": before,
     "after": after,

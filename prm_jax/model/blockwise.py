@@ -138,6 +138,9 @@ def _backward(softcap, block, saved, gradient):
 
   def query_block(carry, inputs):
     i, q, do, lse, delta, kv_blocks, count = inputs
+    # XLA's CPU backend is slow at products with a transposed first factor, so the factors that do
+    # not change in the loop are transposed, and with them the gradients of keys and values.
+    q_columns, do_columns = q.swapaxes(1, 2), do.swapaxes(1, 2)
 
     def key_block(n, carry):
       dq, dk, dv = carry
@@ -148,8 +151,8 @@ def _backward(softcap, block, saved, gradient):
       ds = weights * (_einsum("KQH,KSH->KQS", do, value) - delta[..., None]) * slope
       ds, weights = ds.astype(q.dtype), weights.astype(q.dtype)
       dq += _einsum("KQS,KSH->KQH", ds, key)
-      to_key = _einsum("KQS,KQH->KSH", ds, q)
-      to_value = _einsum("KQS,KQH->KSH", weights, do)
+      to_key = _einsum("KHQ,KQS->KHS", q_columns, ds)
+      to_value = _einsum("KHQ,KQS->KHS", do_columns, weights)
 
       def add(x, new):
         return jax.lax.dynamic_update_index_in_dim(x, _take(x, j) + new, j, 0)
@@ -160,11 +163,11 @@ def _backward(softcap, block, saved, gradient):
     dq, *carry = jax.lax.fori_loop(0, count, key_block, start)
     return tuple(carry), dq
 
-  zeros = jnp.zeros(keys.shape, jnp.float32)
+  zeros = jnp.zeros(keys.swapaxes(2, 3).shape, jnp.float32)
   inputs = (jnp.arange(len(queries)), queries, do, lse, delta, kv_blocks, count)
   (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), inputs)
   B, K, _, T, H = gradient.shape
-  dk, dv = (_to_rows(x, (B, K, 1, T, H))[:, :, 0] for x in (dk, dv))
+  dk, dv = (_to_rows(x.swapaxes(2, 3), (B, K, 1, T, H))[:, :, 0] for x in (dk, dv))
   dq = _to_rows(dq, gradient.shape).astype(queries.dtype)
   return dq, dk.astype(keys.dtype), dv.astype(values.dtype), None
 
