@@ -292,9 +292,9 @@ def experiment(settings: dict) -> config_lib.Experiment:
 def train_trees(settings: dict) -> dict:
   """Trains this project's side for an epoch; returns seconds, counts, losses and test scores.
 
-  An update reads more rows than the peer's, at a learning rate that is as many times the peer's
-  (arXiv:1706.02677).  Neither side writes metrics or checkpoints between updates.  "steps" are the labelled steps of the
-  peer's rows, in proportion for a part of an epoch.
+  An update reads more rows than the peer's.  Its learning rate is as many times the peer's
+  (arXiv:1706.02677).  Neither side writes metrics or checkpoints between updates.  "steps" are the
+  labelled steps of the peer's rows, in proportion for a part of an epoch.
   """
   jax.config.update("jax_num_cpu_devices", settings["devices"])
   c, tokenizer, vocab_size = initialization.find(experiment(settings), None)
