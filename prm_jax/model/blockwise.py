@@ -163,7 +163,7 @@ def _backward(softcap, block, saved, gradient):
     dq, *carry = jax.lax.fori_loop(0, count, key_block, start)
     return tuple(carry), dq
 
-  zeros = jnp.zeros(keys.swapaxes(2, 3).shape, jnp.float32)
+  zeros = jnp.zeros(keys.swapaxes(2, 3).shape, jnp.float32)  # [N, K, H, block]
   inputs = (jnp.arange(len(queries)), queries, do, lse, delta, kv_blocks, count)
   (dk, dv), dq = jax.lax.scan(query_block, (zeros, zeros), inputs)
   B, K, _, T, H = gradient.shape
