@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree
-from prm_jax.model import attention, decoder, products
+from prm_jax.model import attention, decoder, products, rotary
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.runtime import doctor
@@ -151,10 +151,46 @@ def test_a_layer_equals_plain_numpy():
   assert np.any(np.diff(batch.positions[0]) < 0)  # a branch starts again higher up
   x = rng.normal(size=(24, config.width))
   attend = decoder.tree_attention(TreeMask(batch.subtree_end, batch.positions), config)
-  run = jax.jit(lambda x: block(x, batch.positions, attend)[0])
+  run = jax.jit(lambda x: block(x, rotary.tables(batch.positions, config), attend)[0])
   got = run(jnp.asarray(x[None], jnp.float32))
   positions, end = np.asarray(batch.positions[0]), np.asarray(batch.subtree_end[0])
   np.testing.assert_allclose(got, plain_block(block, x, positions, end), rtol=1e-4, atol=1e-4)
+
+
+def gradients(function, *inputs):
+  """Returns the gradients of a weighted sum of the outputs."""
+  weighted = lambda *inputs: jnp.sum(jnp.sin(jnp.arange(12.0)) * function(*inputs))
+  return jax.grad(weighted, range(len(inputs)))(*inputs)
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_gradients_of_a_norm_equal_those_of_its_formula(offset):
+  """RMSNorm's gradients equal those that JAX derives from the formula."""
+  c = dataclasses.replace(tiny.MODEL, norm_offset=offset, norm_epsilon=0.03)
+  x, scale = np.random.default_rng(0).normal(size=(6, 12)).astype(np.float32), np.arange(1.0, 13)
+
+  def plain(x, scale):
+    return (offset + scale) * x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 0.03)
+
+  got = gradients(lambda x, scale: decoder.rms_norm(x, scale, c), x, np.float32(scale))
+  for each, wanted in zip(got, gradients(plain, x, np.float32(scale)), strict=True):
+    np.testing.assert_allclose(each, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_a_rotation_equal_those_of_its_formula():
+  """The gradient of a rotation equals that of complex multiplication."""
+  c = dataclasses.replace(tiny.MODEL, head_size=12, rope_theta=50.0)
+  x = np.random.default_rng(0).normal(size=(1, 5, 3, 12)).astype(np.float32)
+  positions = np.array([[0, 3, 1, 9, 2]])
+  turn = jnp.exp(1j * positions[..., None, None] * rotary.frequencies(c))
+
+  def plain(x):
+    turned = turn * (x[..., :6] + 1j * x[..., 6:])
+    return jnp.concatenate([turned.real, turned.imag], -1)
+
+  rotated = lambda x: rotary.rotate(x, rotary.tables(positions, c)[0])
+  np.testing.assert_allclose(rotated(x), plain(x), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(*gradients(rotated, x), *gradients(plain, x), rtol=1e-5, atol=1e-5)
 
 
 def test_no_token_depends_on_a_later_one():

@@ -25,6 +25,7 @@ from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
 from prm_jax.model.decoder import Attention
+from prm_jax.model.rotary import tables
 from prm_jax.training import trainable
 
 Weights = dict[str, Any]
@@ -238,8 +239,9 @@ def hidden(
   """
   x = decoder.residual_stream(weights["embedding"], tokens, c)
   layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
+  rotations = tables(positions, c)
   for i, (values, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
-    x = nnx.merge(layer, values)(x, positions, attention_of(i), bool(sliding))
+    x = nnx.merge(layer, values)(x, rotations, attention_of(i), bool(sliding))
   return decoder.rms_norm(x, weights["final_norm"], c)
 
 

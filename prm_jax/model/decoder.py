@@ -25,7 +25,7 @@ from prm_jax import config as config_lib
 from prm_jax.model import attention as attention_lib
 from prm_jax.model.block_mask import TreeMask
 from prm_jax.model.products import weight_product
-from prm_jax.model.rotary import frequencies, rotate
+from prm_jax.model.rotary import rotate, tables
 from prm_jax.model.sharding import ROWS, Axis, constrain, divides
 
 NO_WINDOW = np.iinfo(np.int32).max  # the window of a full-attention layer beside sliding ones
@@ -90,10 +90,11 @@ class StepScorer(nnx.Module):
     x = residual_stream(self.embedding[...], tokens, c)
     block, weights = nnx.split(self.blocks)
     attend = tree_attention(TreeMask(subtree_end, positions), c)
+    rotations = tables(positions, c)
 
     def layer(x, inputs):
       weights, sliding = inputs
-      return nnx.merge(block, weights)(x, positions, attend, sliding), None
+      return nnx.merge(block, weights)(x, rotations, attend, sliding), None
 
     unroll = c.layers if c.unroll_layers else 1
     x, _ = jax.lax.scan(remat(layer, c), x, (weights, sliding_layers(c)), unroll=unroll)
@@ -166,19 +167,19 @@ class Block(nnx.Module):
   def __call__(
     self,
     x: jax.Array,
-    positions: jax.Array,
+    rotations: jax.Array,
     attention: Attention,
     sliding: jax.Array | bool = False,
   ) -> jax.Array:
     """Maps the residual stream `[B, T, D]` to that after this layer.
 
     Args:
-      positions: int32 `[B, T]`.
+      rotations: of the tokens' positions, by `rotary.tables`.
       attention: maps queries, keys and values to the output; cached decoding passes its own.
       sliding: bool `[]`, whether the layer has the window of the config.
     """
     c = self.config
-    y = self.attend(rms_norm(x, self.attention_norm[...], c), positions, attention, sliding)
+    y = self.attend(rms_norm(x, self.attention_norm[...], c), rotations, attention, sliding)
     x = x + (rms_norm(y, self.post_attention_norm[...], c) if c.post_norms else y)
     y = rms_norm(x, self.mlp_norm[...], c)
     gate, up = self.project(y, "gate"), self.project(y, "up")
@@ -188,19 +189,16 @@ class Block(nnx.Module):
     return constrain(x, ROWS, None, None)
 
   def attend(
-    self, x: jax.Array, positions: jax.Array, attention: Attention, sliding: jax.Array | bool
+    self, x: jax.Array, rotations: jax.Array, attention: Attention, sliding: jax.Array | bool
   ) -> jax.Array:
     """Applies attention to normalised `[B, T, D]`, and projects back to the same shape."""
     c = self.config
     q, k, v = (self.project(x, name) for name in ("query", "key", "value"))
     if c.query_key_norm:
       q, k = rms_norm(q, self.query_norm[...], c), rms_norm(k, self.key_norm[...], c)
-    frequency = frequencies(c)
-    if c.local_rope_theta:
-      local = dataclasses.replace(c, rope_theta=c.local_rope_theta, rope_scaling="none")
-      frequency = jnp.where(sliding, frequencies(local), frequency)
-    q = constrain(rotate(q, positions, frequency), ROWS, None, "tensor", None)
-    k = rotate(k, positions, frequency)
+    table = jnp.where(sliding, rotations[1], rotations[0]) if c.local_rope_theta else rotations[0]
+    q = constrain(rotate(q, table), ROWS, None, "tensor", None)
+    k = rotate(k, table)
     window = jnp.where(sliding, c.window, NO_WINDOW) if c.window else None
     return self.project(attention(q, k, v, window), "output")
 
@@ -276,13 +274,35 @@ def abstract_params(
   )
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale comes before rounding."""
-  square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-  normal = x * jax.lax.rsqrt(square + c.norm_epsilon)
+  return _norm_forward(x, scale, c)[0]
+
+
+def _norm_forward(x, scale, c):
+  square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1)
+  inverse = jax.lax.rsqrt(square + c.norm_epsilon)
+  normal = x * inverse[..., None]
   if c.norm_offset:
-    return (normal * (1 + scale.astype(jnp.float32))).astype(x.dtype)
-  return normal.astype(x.dtype) * scale.astype(x.dtype)
+    y = (normal * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+  else:
+    y = normal.astype(x.dtype) * scale.astype(x.dtype)
+  return y, (x, scale, inverse)
+
+
+def _norm_backward(c, saved, dy):
+  x, scale, inverse = saved
+  gain, dy = c.norm_offset + scale.astype(jnp.float32), dy.astype(jnp.float32)
+  # XLA's CPU backend computes these sums faster as products.
+  product = functools.partial(jnp.einsum, precision="highest")
+  along = product("...d,d->...", dy * x, gain) * inverse**3 / len(gain)
+  dscale = product("...,...d->d", inverse, dy * x)
+  dx = dy * gain * inverse[..., None] - x * along[..., None]
+  return dx.astype(x.dtype), dscale.astype(scale.dtype)
+
+
+rms_norm.defvjp(_norm_forward, _norm_backward)
 
 
 def input_axes(name: str) -> int:

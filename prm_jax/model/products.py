@@ -67,12 +67,8 @@ def _transposed(x: jax.Array) -> jax.Array:
 
   XLA's CPU backend joins a transpose with the product, which it then computes in float32.
   """
-  columns = jax.lax.broadcasted_iota(jnp.int32, (*x.shape[::-1], 1), 0)
+  columns = jnp.arange(x.shape[1])[:, None]
   numbers = jax.lax.GatherDimensionNumbers(
-    offset_dims=(),
-    collapsed_slice_dims=(1,),
-    start_index_map=(1,),
-    operand_batching_dims=(0,),  # so that rows that are split over devices stay where they are
-    start_indices_batching_dims=(1,),
+    offset_dims=(1,), collapsed_slice_dims=(1,), start_index_map=(1,)
   )
-  return jax.lax.gather(x, columns, numbers, (1, 1), mode="promise_in_bounds")
+  return jax.lax.gather(x, columns, numbers, (len(x), 1), mode="promise_in_bounds")

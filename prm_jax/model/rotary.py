@@ -1,5 +1,7 @@
 """Rotary position embedding, with the scalings of public models."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,15 +24,46 @@ def frequencies(c: config_lib.Model) -> np.ndarray:
   return frequency.astype(np.float32)
 
 
-def rotate(x: jax.Array, positions: jax.Array, frequency: jax.Array | np.ndarray) -> jax.Array:
+def tables(positions: jax.Array, c: config_lib.Model) -> jax.Array:
+  """Returns the cosines and signed sines by which `rotate` multiplies.
+
+  Args:
+    positions: int32 `[B, T]`.
+
+  Returns:
+    float32 `[R, 2, B, T, 1, H]`; R is 2, full and sliding layers, with `local_rope_theta`, else 1.
+  """
+  kinds = [c]
+  if c.local_rope_theta:
+    kinds.append(dataclasses.replace(c, rope_theta=c.local_rope_theta, rope_scaling="none"))
+  half = np.stack([frequencies(kind) for kind in kinds])
+  signed = np.concatenate([-half, half], axis=-1)  # gives the sines their sign
+  angle = positions[..., None, None] * signed[:, None, None, None]
+  # XLA's CPU backend would compute cosines again for every head, but not out of a loop.
+  one = lambda odd: jnp.where(odd, jnp.sin(angle), jnp.cos(angle))
+  return jax.lax.map(one, np.array([False, True])).swapaxes(0, 1)
+
+
+@jax.custom_vjp
+def rotate(x: jax.Array, table: jax.Array) -> jax.Array:
   """Rotates each pair of coordinates by position times frequency, in float32 (arXiv:2104.09864).
 
   Args:
     x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.
-    positions: int32 `[B, T]`.
-    frequency: float32 `[H / 2]`.
+    table: `[2, B, T, 1, H]`, of `tables`.
   """
-  angle = positions[:, :, None, None] * frequency
-  cos, sin = jnp.cos(angle), jnp.sin(angle)
-  left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x.dtype)
+  cos, sin = table
+  other = jnp.roll(x, x.shape[-1] // 2, axis=-1)
+  return (x * cos + other * sin).astype(x.dtype)
+
+
+def _forward(x, table):
+  return rotate(x, table), table
+
+
+def _backward(table, dy):
+  # The gradient is rotated back.  JAX's own would be slower to compute on a CPU.
+  return rotate(dy, table * np.array([1, -1], np.float32).reshape(2, 1, 1, 1, 1)), None
+
+
+rotate.defvjp(_forward, _backward)
