@@ -193,6 +193,15 @@ def test_gradients_of_a_rotation_equal_those_of_its_formula():
   np.testing.assert_allclose(*gradients(rotated, x), *gradients(plain, x), rtol=1e-5, atol=1e-5)
 
 
+def test_cosines_are_computed_once():
+  """XLA computes the cosines of positions once, not in each layer and for each head."""
+  c, size = dataclasses.replace(tiny.MODEL, unroll_layers=True), tiny.TOKENIZER.vocab_size
+  graphdef, (_, params) = step_lib.graph(c, size, 3), tiny.model()
+  run = jax.jit(lambda params, *tokens: nnx.merge(graphdef, params).hidden(*tokens))
+  program = run.lower(params, *np.zeros((3, 2, 64), np.int32)).compile().as_text()
+  assert len(re.findall(r" cosine\(", program)) == 1
+
+
 def test_no_token_depends_on_a_later_one():
   """Causal: a changed token changes its own hidden state and later ones, and none before."""
   T = 12
