@@ -174,7 +174,7 @@ class Block(nnx.Module):
     """Maps the residual stream `[B, T, D]` to that after this layer.
 
     Args:
-      rotations: of the tokens' positions, by `rotary.tables`.
+      rotations: `[R, 2, B, T, 1, H]`, of the tokens' positions, by `rotary.tables`.
       attention: maps queries, keys and values to the output; cached decoding passes its own.
       sliding: bool `[]`, whether the layer has the window of the config.
     """
@@ -276,6 +276,7 @@ def abstract_params(
 
 def rms_norm(x: jax.Array, scale: jax.Array, c: config_lib.Model) -> jax.Array:
   """Applies RMSNorm over the last axis, in float32; Gemma's 1 + scale comes before rounding."""
+  # With the gradient for CPUs, libtpu overlaps one gather of weights less in each layer.
   return (_cpu_norm if attention_lib.platform() == "cpu" else _norm)(x, scale, c)
 
 

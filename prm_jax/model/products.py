@@ -65,7 +65,8 @@ weight_product.defvjp(_forward, _backward)
 def _transposed(x: jax.Array) -> jax.Array:
   """Returns the transpose of x `[S, I]`, by a gather.
 
-  XLA's CPU backend joins a transpose with the product, which it then computes in float32.
+  XLA's CPU backend joins a transpose with the product, which it then computes in float32.  Columns
+  that are split over devices are gathered first.
   """
   columns = jnp.arange(x.shape[1])[:, None]
   numbers = jax.lax.GatherDimensionNumbers(
