@@ -65,11 +65,14 @@ weight_product.defvjp(_forward, _backward)
 def _transposed(x: jax.Array) -> jax.Array:
   """Returns the transpose of x `[S, I]`, by a gather.
 
-  XLA's CPU backend joins a transpose with the product, which it then computes in float32.  Columns
-  that are split over devices are gathered first.
+  XLA's CPU backend joins a transpose with the product, which it then computes in float32.
   """
-  columns = jnp.arange(x.shape[1])[:, None]
+  starts = jnp.zeros((x.shape[1], 1), jnp.int32)  # of each column
   numbers = jax.lax.GatherDimensionNumbers(
-    offset_dims=(1,), collapsed_slice_dims=(1,), start_index_map=(1,)
+    offset_dims=(1,),
+    collapsed_slice_dims=(),
+    start_index_map=(0,),
+    operand_batching_dims=(1,),  # so that columns that are split over devices stay where they are
+    start_indices_batching_dims=(0,),
   )
-  return jax.lax.gather(x, columns, numbers, (len(x), 1), mode="promise_in_bounds")
+  return jax.lax.gather(x, starts, numbers, (len(x), 1), mode="promise_in_bounds")
