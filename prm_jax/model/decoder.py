@@ -174,7 +174,7 @@ class Block(nnx.Module):
     """Maps the residual stream `[B, T, D]` to that after this layer.
 
     Args:
-      rotations: `[R, 2, B, T, 1, H]`, of the tokens' positions, by `rotary.tables`.
+      rotations: `[R, 2, B, T, 1, H / 2]`, of the tokens' positions, by `rotary.tables`.
       attention: maps queries, keys and values to the output; cached decoding passes its own.
       sliding: bool `[]`, whether the layer has the window of the config.
     """
@@ -196,7 +196,7 @@ class Block(nnx.Module):
     q, k, v = (self.project(x, name) for name in ("query", "key", "value"))
     if c.query_key_norm:
       q, k = rms_norm(q, self.query_norm[...], c), rms_norm(k, self.key_norm[...], c)
-    table = jnp.where(sliding, rotations[1], rotations[0]) if c.local_rope_theta else rotations[0]
+    table = rotations[jnp.asarray(sliding, jnp.int32) if c.local_rope_theta else 0]
     q = constrain(rotate(q, table), ROWS, None, "tensor", None)
     k = rotate(k, table)
     window = jnp.where(sliding, c.window, NO_WINDOW) if c.window else None

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax.model.attention import platform
 
 
 def frequencies(c: config_lib.Model) -> np.ndarray:
@@ -25,47 +26,34 @@ def frequencies(c: config_lib.Model) -> np.ndarray:
 
 
 def tables(positions: jax.Array, c: config_lib.Model) -> jax.Array:
-  """Returns the cosines and signed sines by which `rotate` multiplies.
+  """Returns the cosines and sines by which `rotate` multiplies.
 
   Args:
     positions: int32 `[B, T]`.
 
   Returns:
-    float32 `[R, 2, B, T, 1, H]`; R is 2, full and sliding layers, with `local_rope_theta`, else 1.
+    float32 `[R, 2, B, T, 1, H / 2]`; R is 2, for full and sliding layers, with `local_rope_theta`,
+    otherwise 1.
   """
   kinds = [c]
   if c.local_rope_theta:
     kinds.append(dataclasses.replace(c, rope_theta=c.local_rope_theta, rope_scaling="none"))
-  half = np.stack([frequencies(kind) for kind in kinds])
-  signed = np.concatenate([-half, half], axis=-1)  # gives the sines their sign
-  angle = positions[..., None, None] * signed[:, None, None, None]
+  angle = positions[..., None, None] * np.stack([*map(frequencies, kinds)])[:, None, None, None]
+  if platform() != "cpu":
+    return jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1)
   # A loop, because XLA's CPU backend would otherwise fuse cosines into what uses them, and compute
   # them again for each head and layer.
   one = lambda odd: jnp.where(odd, jnp.sin(angle), jnp.cos(angle))
   return jax.lax.map(one, np.array([False, True])).swapaxes(0, 1)
 
 
-@jax.custom_vjp
 def rotate(x: jax.Array, table: jax.Array) -> jax.Array:
   """Rotates each pair of coordinates by position times frequency, in float32 (arXiv:2104.09864).
 
   Args:
     x: `[B, T, N, H]`; coordinate i is paired with i + H / 2, as in transformers.
-    table: `[2, B, T, 1, H]`, of `tables`.
+    table: `[2, B, T, 1, H / 2]`, of `tables`.
   """
   cos, sin = table
-  other = jnp.roll(x, x.shape[-1] // 2, axis=-1)
-  return (x * cos + other * sin).astype(x.dtype)
-
-
-def _forward(x, table):
-  return rotate(x, table), table
-
-
-def _backward(table, dy):
-  # XLA's CPU backend computes JAX's own gradient slower.  (cos, -sin) is slower on a TPU.
-  back = np.array([1, -1], np.float32).reshape(2, 1, 1, 1, 1)  # turns the other way
-  return rotate(dy, table * back), None
-
-
-rotate.defvjp(_forward, _backward)
+  left, right = jnp.split(x, 2, axis=-1)
+  return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1).astype(x.dtype)
