@@ -21,12 +21,7 @@ def best_of_n(
 
   N of a problem's M candidates are drawn uniformly without replacement, and the valid one with
   the highest score is picked; candidates with equal scores are equally likely.  A draw without a
-  valid candidate is wrong.  With candidates sorted best first, depth d = 0..M-1, and a_d the mean
-  correctness of the candidates tied with depth d,
-
-    E(N) = sum_d a_d w_d(N),    w_d(N) = C(M-1-d, N-1) / C(M, N),
-
-  where w_d is the chance that depth d is drawn and nothing above it is.  The shuffled trials of
+  valid candidate is wrong.  `prm_jax.aggregation` has the formula.  The shuffled trials of
   OpenAI's `prm800k/eval/eval.py` (Figure 3 of *Let's Verify Step by Step*) estimate this number.
 
   Works under `jax.jit` and `jax.vmap`, and on arrays sharded over problems; `n` and `sizes` must be

@@ -263,7 +263,7 @@ def _block_votes(
 
 
 def _outcomes(group: _Group, drawn: _Pool, rank, *, shares, combine: str, both: bool):
-  """Returns the winners' correctness `[V, P, blocks, G]`: of the vote, then of the plain one if `both`.
+  """Returns the winners' correctness `[V, P, blocks, G]`; V is 2, with a plain vote, if `both`.
 
   `shares` `[P, 1, 1, answers]` is the correctness of each answer.
   """
