@@ -130,7 +130,9 @@ class Run:
     metadata = self.rows.metadata
     self.config = c = metadata.config  # as resolved
     self.mesh = sharding_lib.make_mesh(c.mesh)
-    distributed.check_same(self.rows.facts(lock.workdir))
+    facts = metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
+    facts |= {"python": sys.version.split()[0], "workdir": str(lock.workdir)}
+    distributed.check_same(facts | {"hash of the evaluation rows": self.rows.evaluation.hash})
     classes = len(metadata.contract.classes)
     self.programs = step_lib.make(c, metadata.vocab_size, classes, self.mesh)
     stack.enter_context(jax.set_mesh(self.mesh))
@@ -332,12 +334,6 @@ class Rows:
   manifest: dict[str, Any]  # counts of what was read, packed and dropped, by split
   tokenizer: tokenizers.Tokenizer
   metadata: checkpoint_lib.Metadata  # its config is resolved
-
-  def facts(self, workdir: storage.Path) -> dict[str, Any]:
-    """Returns the facts on which all hosts must agree: settings, data, packages, work directory."""
-    facts = self.metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
-    facts |= {"python": sys.version.split()[0], "workdir": str(workdir)}
-    return facts | {"hash of the evaluation rows": self.evaluation.hash}
 
 
 def read_rows(
