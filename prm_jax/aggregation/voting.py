@@ -206,22 +206,11 @@ def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[
   return plan
 
 
-@functools.partial(jax.jit, static_argnums=(3, 4, 5, 6, 7))
-def _block_votes(
-  pool: _Pool,
-  control,
-  key,
-  n: tuple[int, ...],
-  plan: tuple[_Group, ...],
-  num_answers: int,
-  permutations: int,
-  combine: str,
-):
+@functools.partial(jax.jit, static_argnames=("n", "plan", "num_answers", "permutations", "combine"))
+def _block_votes(pool: _Pool, control, key, n, plan, num_answers, permutations, combine):
   """Returns mean and standard error `[P, K]` of the vote over random orders.
 
-  Args:
-    n: strictly ascending.
-    plan: holds every N below M.
+  `n` ascends strictly, and the groups of `plan` hold every N below M.
   """
   problems, m = pool.ids.shape
   # First an order of each problem's candidates, then the orders that all problems share.
