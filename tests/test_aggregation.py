@@ -1,6 +1,7 @@
 """Best-of-N, pass@N and scores of solutions: equal to brute force, in rational arithmetic."""
 
 import doctest
+import sys
 from fractions import Fraction
 from math import comb
 
@@ -107,9 +108,10 @@ def test_a_million_candidates():
     np.testing.assert_allclose(got, expected, atol=1e-6, rtol=0)
 
 
-def test_problems_do_not_affect_each_other():
+def test_problems_do_not_affect_each_other(monkeypatch):
   """Each of many problems of different sizes gets the numbers that it gets alone."""
-  scores, correct, valid, _ = generated(700, 1000)  # three blocks of sorting, the last overlapping
+  monkeypatch.setattr(sys.modules["prm_jax.aggregation.best_of_n"], "BLOCK", 2**18)
+  scores, correct, valid, _ = generated(700, 1000)  # three blocks, the last overlapping
   scores = scores.round(1)
   sizes = np.random.default_rng(0).choice([600, 900, 1000], 700)
   whole = agg.best_of_n(scores, correct, valid, [1, 7, 300], sizes=sizes)

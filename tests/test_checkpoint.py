@@ -25,7 +25,7 @@ from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import distributed
 from prm_jax.scoring import scorer
-from prm_jax.training import checkpoint, loop, trainable
+from prm_jax.training import checkpoint, loop
 from prm_jax.training import step as step_lib
 
 # orbax leaves reads of a damaged checkpoint unfinished
@@ -160,8 +160,12 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
   """A checkpoint saved on one mesh restores bit for bit on any other, with its shardings."""
   devices = jax.devices()
   shapes = {(1, 1, 1): devices[:1], (1, 4, 2): devices, (2, 2, 2): devices}
-  optimizer = step_lib.make_optimizer(config_lib.Optim(), 10)
-  everything = trainable.Trainable("all", frozenset())
+  optim = config_lib.Optim()
+  rules = {
+    "optimizer": step_lib.make_optimizer(optim, 10),
+    "optim": optim,
+    "loss": METADATA.config.loss,
+  }
   layouts = []
   for (data, fsdp, tensor), some in shapes.items():
     on = sharding_lib.make_mesh(config_lib.Mesh(data=data, fsdp=fsdp, tensor=tensor), some)
@@ -169,7 +173,7 @@ def test_a_checkpoint_is_restored_on_any_mesh(tmp_path):
     kinds = ("attention_norm", "query", "output", "gate", "down")
     blocks = {name: every["blocks"][name] for name in kinds}
     params = {"embedding": every["embedding"], "head": every["head"], "blocks": blocks}
-    layouts.append(step_lib.abstract_state(params, optimizer, on, everything))
+    layouts.append(step_lib.abstract_state(params, **rules))
   rng = np.random.default_rng(0)
   numbers = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), x.dtype), layouts[0])
   for i, layout in enumerate(layouts):
@@ -199,6 +203,8 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
   accuracy = [0.5, 0.6, 0.7, 0.7, None, 0.1]  # of equals, the later
   for half in (range(3), range(3, 6)):
     with opened(tmp_path, c) as checkpointer:
+      if made := checkpointer.steps():  # as a resumed run does
+        checkpointer.evaluated = checkpointer.evaluations_until(made[-1])
       for i in half:
         values = {"nll": nll[i], "auroc": auroc[i], "accuracy": accuracy[i]}
         small = step_lib.TrainState(jnp.int32(i + 1), {"a": jnp.ones(2)}, {"b": jnp.ones(2)})

@@ -20,12 +20,11 @@ LORA = dataclasses.replace(tiny.MODEL, lora_rank=2, lora_alpha=3.0)
 # One factor pair for each kind of matrix product: all seven would only take longer to compile.
 FEW = dataclasses.replace(LORA, lora_targets=("query", "output", "down"))
 UNTIED = dataclasses.replace(tiny.MODEL, tied_embeddings=False)
-EVERYTHING = trainable.Trainable("all", frozenset())
 HEAD = {"head", "head_bias"}
 
 
 def experiment(model=tiny.MODEL, weight=0.0, **optim):
-  """An experiment for `rule_of`, without data."""
+  """An experiment for `selected`, without data."""
   return config_lib.Experiment(
     model=model,
     loss=config_lib.Loss(language_model_weight=weight),
@@ -34,9 +33,9 @@ def experiment(model=tiny.MODEL, weight=0.0, **optim):
   )
 
 
-def rule_of(c: config_lib.Experiment) -> trainable.Trainable:
-  """The rule by which an experiment trains parameters."""
-  return trainable.Trainable.of(c.loss, c.optim)
+def selected(params, c: config_lib.Experiment):
+  """The parameters that an experiment trains."""
+  return trainable.select(params, c.loss, c.optim)
 
 
 RULES = {
@@ -76,7 +75,7 @@ def graph(model):
   return step_lib.graph(model, VOCABULARY, 3)
 
 
-def gradient(model, rule=EVERYTHING):
+def gradient(model, name="all"):
   """Loss and gradient of the trained part of `params(FEW)`, as in the training step."""
   whole, batch, config = params(FEW), tiny.batch(), config_lib.Loss()
 
@@ -85,7 +84,8 @@ def gradient(model, rule=EVERYTHING):
     sums = loss_lib.sums(nnx.merge(graph(model), merged), batch, config)
     return loss_lib.total(sums, loss_lib.weights(batch, config), config)
 
-  return jax.jit(jax.value_and_grad(loss))(rule.select(whole))
+  rule = config_lib.Optim(trained=name)
+  return jax.jit(jax.value_and_grad(loss))(trainable.select(whole, config, rule))
 
 
 @functools.cache
@@ -103,11 +103,10 @@ def close(a, b, **tolerance):
 @pytest.mark.parametrize("name", ["head", "lora"])
 def test_freezing_parameters_keeps_the_gradients_of_the_others(name):
   """Trained parameters have the same gradient whether or not the others are frozen."""
-  rule = trainable.Trainable(name, frozenset())
   whole_loss, whole = whole_gradient()
-  loss, part = gradient(FEW, rule)
+  loss, part = gradient(FEW, name)
   close(loss, whole_loss)
-  close(part, rule.select(whole))
+  close(part, trainable.select(whole, config_lib.Loss(), config_lib.Optim(trained=name)))
   assert all(np.any(x) for x in jax.tree.leaves(part))
 
 
@@ -152,7 +151,7 @@ def test_frozen_parameters_stay_bit_for_bit(name, param_dtype):
   # A norm of 1 in bfloat16 changes only by steps of 1/256.
   kept = lambda names: {n for n in names if param_dtype == "float32" or "norm" not in n}
   assert kept(changed(before.params, after.params)) == kept(expected[name])
-  trained = rule_of(RULES[name]).select(before.params)
+  trained = selected(before.params, RULES[name])
   moments = sum(x.size for x in jax.tree.leaves(after.opt_state) if x.ndim)
   copies = 2 + (param_dtype == "bfloat16")  # two moments, and the float32 copy
   assert moments == copies * sum(x.size for x in jax.tree.leaves(trained))
@@ -174,7 +173,7 @@ def test_accumulated_gradients_equal_one_pass():
 def test_bfloat16_parameters_are_a_rounded_float32_copy(name):
   """A float32 copy keeps updates too small for bfloat16; the parameters are the copy, rounded."""
   _, after = two_updates(name, param_dtype="bfloat16")
-  master, trained = after.opt_state[0], rule_of(RULES[name]).select(after.params)
+  master, trained = after.opt_state[0], selected(after.params, RULES[name])
   rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), master, trained)
   jax.tree.map(np.testing.assert_array_equal, rounded, trained)
   large = master["blocks"]["gate"] if name == "all" else master["language_model"]
@@ -194,12 +193,14 @@ def test_a_float32_copy_is_kept_only_of_other_dtypes():
     (experiment(low, weight=0.5, trained="lora"), False, False),
     (experiment(UNTIED, weight=0.5), True, False),
   ]:
-    rule, every = rule_of(c), described(c.model)
-    assert ("language_model" in rule.select(every)) == trains
-    assert rule.has_master(every) == has_master
-  nothing = rule_of(experiment(trained="head", head_scale=0))
+    every = described(c.model)
+    assert ("language_model" in selected(every, c)) == trains
+    optimizer = step_lib.make_optimizer(c.optim, 10)
+    begin = functools.partial(step_lib.begin, optimizer=optimizer, loss=c.loss, optim=c.optim)
+    assert bool(jax.eval_shape(begin, every).opt_state[0]) == has_master
+  nothing = experiment(trained="head", head_scale=0)
   with pytest.raises(ValueError, match=r"optim\.trained='head': with this loss nothing is trained"):
-    nothing.select(params())
+    selected(params(), nothing)
 
 
 def test_lora_factors_start_without_effect_and_merge_to_the_same_output():

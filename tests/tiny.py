@@ -21,7 +21,7 @@ from prm_jax.input_pipeline import packing, token_tree
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import families, safetensors_files, weights
-from prm_jax.training import checkpoint, initialization, loop, trainable
+from prm_jax.training import checkpoint, initialization, loop
 from prm_jax.training import step as step_lib
 from prm_jax.types import CLASSES, Batch, StepContract, StepTree
 
@@ -122,7 +122,7 @@ def described(c: config_lib.Experiment, vocab_size: int, chips: int) -> step_lib
   mesh = abstract_mesh(c.mesh, chips)
   params = decoder.abstract_params(c.model, vocab_size, len(CLASSES[c.loss.objective]), mesh)
   optimizer = step_lib.make_optimizer(c.optim, c.train.steps)
-  return step_lib.abstract_state(params, optimizer, mesh, trainable.Trainable.of(c.loss, c.optim))
+  return step_lib.abstract_state(params, optimizer=optimizer, loss=c.loss, optim=c.optim)
 
 
 def change(experiment: config_lib.Experiment, section: str, **values) -> config_lib.Experiment:

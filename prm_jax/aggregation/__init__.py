@@ -69,8 +69,8 @@ Curves to claims.  Other problems would give another mean.  `bootstrap` gives th
 each N separately, `simultaneous_band` a band for the whole curve at once, and `standard_error` the
 standard error by formula.  All three include the noise of generation; `generation_error` is that
 noise alone.  (The paper's Figure 3 shades the spread between random draws of N from the same
-candidates, which is neither: it is 0 at N = M.)  To compare two methods, resample their differences
-with `paired_bootstrap`: the difficulty of a problem cancels.
+candidates, which is neither: it is 0 at N = M, where all draws are the same.)  To compare two
+methods, resample their differences with `paired_bootstrap`: the difficulty of a problem cancels.
 
   >>> per_problem = agg.best_of_n(scores, correct, valid, n=[1, 2])
   >>> low, high = agg.bootstrap(per_problem, jax.random.key(1), resamples=1000)

@@ -9,9 +9,9 @@ import numpy as np
 
 from prm_jax.aggregation import candidates
 from prm_jax.aggregation.order_statistics import draw_weights, expectation
-from prm_jax.aggregation.ranking import blocks, rank_correctness
+from prm_jax.aggregation.ranking import rank_correctness
 
-BLOCK = 2**26  # candidates in a block on a CPU: 256 MiB of float32
+BLOCK = 2**22  # candidates in a block of problems on a CPU: 16 MiB of float32
 
 
 def best_of_n(
@@ -21,12 +21,7 @@ def best_of_n(
 
   N of a problem's M candidates are drawn uniformly without replacement, and the valid one with
   the highest score is picked; candidates with equal scores are equally likely.  A draw without a
-  valid candidate is wrong.  With candidates sorted best first, depth d = 0..M-1, and a_d the mean
-  correctness of the candidates tied with depth d,
-
-    E(N) = sum_d a_d w_d(N),    w_d(N) = C(M-1-d, N-1) / C(M, N),
-
-  where w_d is the chance that depth d is drawn and nothing above it is.  The shuffled trials of
+  valid candidate is wrong.  `prm_jax.aggregation` has the formula.  The shuffled trials of
   OpenAI's `prm800k/eval/eval.py` (Figure 3 of *Let's Verify Step by Step*) estimate this number.
 
   Works under `jax.jit` and `jax.vmap`, and on arrays sharded over problems; `n` and `sizes` must be
@@ -97,10 +92,13 @@ def _expected(rank, n, *arrays) -> jax.Array:
   if not candidates.on_one_cpu(*arrays):
     return expectation(rank(*arrays), weights)
   arrays = [None if x is None else np.asarray(x) for x in arrays]
-  parts, done = [], 0
-  for block in blocks((p, m), BLOCK):
+  weights, row = jax.device_put(weights), weights.row
+  length = -(-p // -(-p * m // max(m, BLOCK)))
+  parts = []
+  for done in range(0, p, length):
+    start = min(done, p - length)  # all blocks have one length, so that nothing compiles twice
+    block = slice(start, start + length)
     ranked = rank(*(None if x is None else x[block] for x in arrays))
-    own = weights if arrays[-1] is None else dataclasses.replace(weights, row=weights.row[block])
-    parts.append(expectation(ranked, own)[done - block.start :])
-    done = block.stop
+    own = weights if arrays[-1] is None else dataclasses.replace(weights, row=row[block])
+    parts.append(expectation(ranked, own)[done - start :])
   return jnp.concatenate(parts)

@@ -38,8 +38,7 @@ def standard_error(per_problem) -> jax.Array:
   """Returns the standard error of the mean over problems: standard deviation (ddof 1) / sqrt(P).
 
   It includes both the sampling of problems and the noise of generation, as each problem has
-  candidates of its own.  The spread over random draws of N from the same candidates, which
-  OpenAI's evaluation prints, includes neither: it is 0 at N = M, where all draws are the same.
+  candidates of its own.
 
   Args:
     per_problem: `[P, K]` expected correctness, as `best_of_n` returns it.

@@ -6,8 +6,6 @@ times faster than floats or pairs, and numpy sorts them in 3 ns each where XLA t
 """
 
 import functools
-import math
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +14,6 @@ import numpy as np
 from prm_jax.aggregation.candidates import mask, on_one_cpu
 
 TIE = 1e-12  # of 1 + |score|: a hundred steps added in any order differ by less in float64
-BLOCK = 2**18  # candidates ranked at a time on a CPU, few enough to stay in its cache
 
 
 def join_ties(scores, tolerance: float = TIE) -> np.ndarray | jax.Array:
@@ -59,36 +56,12 @@ def rank_correctness(scores, correct, valid, sizes) -> np.ndarray | jax.Array:
     `[P, M]` in 0..1.  Missing candidates come first, with 0.  A problem whose scores cannot be
     ordered (see `best_of_n`) is NaN.
   """
-  arrays = (scores, correct, valid, sizes)
-  if not on_one_cpu(*arrays):
-    return _share_ties(*sorted_keys(*arrays))
-  ranked = _aligned(scores.shape, jax.dtypes.canonicalize_dtype(np.float64))
-  for block in blocks(scores.shape, BLOCK):
-    keys, undefined = sorted_keys(*(None if x is None else x[block] for x in arrays))
-    ranked[block] = _share_ties_on_host(keys)
-    ranked[block][np.asarray(undefined)] = np.nan
+  keys, undefined = sorted_keys(scores, correct, valid, sizes)
+  if isinstance(keys, jax.Array):
+    return _share_ties(keys, undefined)
+  ranked = _share_ties_on_host(keys)
+  ranked[np.asarray(undefined)] = np.nan
   return ranked
-
-
-def _aligned(shape, dtype) -> np.ndarray:
-  """Returns `np.empty` aligned to 64 bytes, so that JAX on a CPU reads it without a copy."""
-  size = math.prod(shape) * np.dtype(dtype).itemsize
-  buffer = np.empty(size + 64, np.uint8)
-  start = -buffer.ctypes.data % 64
-  return buffer[start : start + size].view(dtype).reshape(shape)
-
-
-def blocks(shape: tuple[int, int], most: int) -> Iterator[slice]:
-  """Yields blocks of the problems of an array `[P, M]`, with about `most` candidates in each.
-
-  All blocks have one length, so that nothing compiles twice; the last may overlap the one before.
-  """
-  p, m = shape
-  number = -(-p * m // max(m, most))
-  length = -(-p // number)
-  for i in range(number):
-    start = min(i * length, p - length)
-    yield slice(start, start + length)
 
 
 def sorted_keys(scores, correct, valid, sizes):

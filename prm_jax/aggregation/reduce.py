@@ -7,10 +7,10 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 
-from prm_jax import reductions
+from prm_jax.reductions import Reduction
 from prm_jax.types import RATINGS, RIGHT_RATINGS
 
-REDUCTIONS = get_args(reductions.Reduction)
+REDUCTIONS = get_args(Reduction)
 
 
 @functools.partial(jax.jit, static_argnames=("neutral", "logits"))
@@ -99,5 +99,27 @@ def reduce_steps(
 @functools.partial(jax.jit, static_argnames=("num_solutions", "names"))
 def _reduce(log_probs, solution_ids, num_solutions: int, names: tuple[str, ...], temperature):
   """Returns the reductions `[H, S]`."""
-  scores = reductions.log_scores(log_probs, solution_ids, num_solutions, temperature)
-  return jnp.stack([scores[name] for name in names])
+
+  def over_solution(reduce, values):
+    return reduce(values, solution_ids, num_solutions)
+
+  def total(values):
+    return over_solution(jax.ops.segment_sum, values)
+
+  count = total(jnp.ones_like(solution_ids))
+  least = over_solution(jax.ops.segment_min, log_probs)
+  # log-sum-exp: probabilities relative to the largest, since all may be tiny or zero.
+  top = over_solution(jax.ops.segment_max, log_probs)
+  top = jnp.where(jnp.isfinite(top), top, 0)
+  share = jnp.exp(log_probs - top[solution_ids])
+  # The weights of soft_min are relative to the weakest step's, which is then 1.
+  weight = jnp.exp((jnp.exp(least)[solution_ids] - jnp.exp(log_probs)) / temperature)
+  last = over_solution(jax.ops.segment_max, jnp.arange(log_probs.size))
+  scores = {  # the compiler leaves out what nobody asks for
+    "product": total(log_probs),
+    "min": least,
+    "mean": top + jnp.log(total(share) / count),
+    "last": log_probs.at[last].get(mode="clip"),
+    "soft_min": top + jnp.log(total(share * weight) / total(weight)),
+  }
+  return jnp.where(count > 0, jnp.stack([scores[name] for name in names]), jnp.nan)

@@ -48,17 +48,6 @@ class _Group(NamedTuple):
   blocks: int  # blocks in an order
 
 
-class _Design(NamedTuple):
-  """The static arguments of the compiled estimate."""
-
-  n: tuple[int, ...]  # ascending strictly
-  plan: tuple[_Group, ...]  # holds every N below M
-  num_answers: int
-  permutations: int
-  combine: str
-  controlled: bool
-
-
 def majority_vote(
   answer_ids, correct, valid=None, n: Sequence[int] | None = None, weights=None, *, key=None,
   permutations: int | None = None, sizes=None, num_answers: int | None = None,
@@ -187,8 +176,7 @@ def _estimate(pool, n, key, control, num_answers, permutations, combine):
   p, m = pool.ids.shape
   plan = _plan(values[values < m], p, m, num_answers)
   n = tuple(values.tolist())
-  design = _Design(n, plan, num_answers, permutations, combine, control is not None)
-  mean, error = _block_votes(pool, control, key, design)
+  mean, error = _block_votes(pool, control, key, n, plan, num_answers, permutations, combine)
   return mean[:, column], error[:, column]
 
 
@@ -218,66 +206,68 @@ def _plan(values: np.ndarray, problems: int, m: int, num_answers: int) -> tuple[
   return plan
 
 
-@functools.partial(jax.jit, static_argnames="design")
-def _block_votes(pool: _Pool, control, key, design: _Design):
-  """Returns mean and standard error `[P, K]` of the vote over random orders."""
+@functools.partial(jax.jit, static_argnames=("n", "plan", "num_answers", "permutations", "combine"))
+def _block_votes(pool: _Pool, control, key, n, plan, num_answers, permutations, combine):
+  """Returns mean and standard error `[P, K]` of the vote over random orders.
+
+  `n` ascends strictly, and the groups of `plan` hold every N below M.
+  """
   problems, m = pool.ids.shape
   # First an order of each problem's candidates, then the orders that all problems share.
-  shuffles = jnp.argsort(jax.random.bits(key, (problems + design.permutations, m)), axis=1)
+  shuffles = jnp.argsort(jax.random.bits(key, (problems + permutations, m)), axis=1)
   slots, orders = shuffles[:problems], shuffles[problems:]
   pool = jax.tree.map(lambda x: jnp.take_along_axis(x, slots, axis=1), pool)
   sizes = m if pool.exists is None else pool.exists.sum(axis=1, keepdims=True)
 
   everyone = _Group((m,), 1)
-  votes = _tally(everyone, pool.ids, 1, None, design.num_answers)
-  right = _tally(everyone, pool.ids, pool.correct.astype(jnp.int32), None, design.num_answers)
+  votes = _tally(everyone, pool.ids, 1, None, num_answers)
+  right = _tally(everyone, pool.ids, pool.correct.astype(jnp.int32), None, num_answers)
   shares = right / jnp.maximum(votes, 1).astype(jax.dtypes.canonicalize_dtype(np.float64))
-  full = _outcomes(everyone, pool, None, shares, design)[0, :, 0]
-  if not design.plan:
-    mean = jnp.broadcast_to(full, (problems, len(design.n)))
+  outcomes = functools.partial(_outcomes, shares=shares, combine=combine, both=control is not None)
+  full = outcomes(everyone, pool, None)[0, :, 0]
+  if not plan:
+    mean = jnp.broadcast_to(full, (problems, len(n)))
     return mean, jnp.zeros_like(mean)
 
-  mean, covariance = _moments(lambda order: _observation(order, pool, shares, design), orders)
+  def observation(order):  # mean correctness [V, P, K] over the blocks of one order [M]
+    drawn = jax.tree.map(lambda x: x[:, order], pool)
+    rank = sizes = None
+    if pool.exists is not None:  # slots that do not exist are skipped, not drawn
+      rank = jnp.cumsum(drawn.exists, axis=1, dtype=jnp.int32) - 1
+      sizes = rank[:, -1:, None] + 1
+    columns = [_mean_over_blocks(outcomes(group, drawn, rank), group, sizes) for group in plan]
+    return jnp.concatenate(columns, axis=-1)
+
+  mean, covariance = _moments(observation, orders)
   sampled = mean.shape[-1]
   if control is None:
     mean, variance = mean[0], covariance[0, 0]
   else:
     mean, variance = _with_control(mean, covariance, control[:, :sampled])
-  error = jnp.sqrt(variance / design.permutations)
-  pad = ((0, 0), (0, len(design.n) - sampled))
-  drew_all = np.array(design.n) >= sizes
+  error = jnp.sqrt(variance / permutations)
+  pad = ((0, 0), (0, len(n) - sampled))
+  drew_all = np.array(n) >= sizes
   mean = jnp.where(drew_all, full, jnp.pad(mean, pad))
   return mean, jnp.where(drew_all, 0, jnp.pad(error, pad))
 
 
-def _observation(order, pool: _Pool, shares, design: _Design):
-  """Returns the mean correctness `[V, P, K]` over the blocks of one order `[M]`."""
-  drawn = jax.tree.map(lambda x: x[:, order], pool)
-  if pool.exists is None:
-    rank = sizes = None
-  else:  # slots that do not exist are skipped, not drawn
-    rank = jnp.cumsum(drawn.exists, axis=1, dtype=jnp.int32) - 1
-    sizes = rank[:, -1:, None] + 1
-  columns = [
-    _mean_over_blocks(_outcomes(group, drawn, rank, shares, design), group, sizes)
-    for group in design.plan
-  ]
-  return jnp.concatenate(columns, axis=-1)
+def _outcomes(group: _Group, drawn: _Pool, rank, *, shares, combine: str, both: bool):
+  """Returns the winners' correctness `[V, P, blocks, G]`; V is 2, with a plain vote, if `both`.
 
-
-def _outcomes(group: _Group, drawn: _Pool, rank, shares, design: _Design):
-  """Returns the winners' correctness `[V, P, blocks, G]`, of the vote and the plain one if used."""
-  counts = _tally(group, drawn.ids, 1, rank, design.num_answers)
+  `shares` `[P, 1, 1, answers]` is the correctness of each answer.
+  """
+  num_answers = shares.shape[-1]
+  counts = _tally(group, drawn.ids, 1, rank, num_answers)
   plain = _winner_correct(counts, counts, shares)
   if drawn.weights is None:
     return plain[None]
-  weight = _tally(group, drawn.ids, drawn.weights, rank, design.num_answers)
-  if design.combine == "mean":
+  weight = _tally(group, drawn.ids, drawn.weights, rank, num_answers)
+  if combine == "mean":
     weight = weight / jnp.maximum(counts, 1)
   # Equal sums added in another order differ by rounding; they still tie.
   slack = 64 * max(1, drawn.ids.shape[1] / 1000) ** 0.5 * jnp.finfo(weight.dtype).eps
   weighted = _winner_correct(weight, counts, shares, slack)
-  return jnp.stack([weighted, plain] if design.controlled else [weighted])
+  return jnp.stack([weighted, plain] if both else [weighted])
 
 
 def _tally(group: _Group, ids, vote, rank, num_answers: int):

@@ -36,10 +36,8 @@ class TreeMask:
 
   def padded(self, extra: int) -> Self:
     """Returns the mask of rows with `extra` more tokens at the end, each a tree of its own."""
-    end, positions = (
-      x if x is None else jnp.pad(x, [(0, 0), (0, extra)])
-      for x in (self.subtree_end, self.positions)
-    )
+    pad = lambda x: jnp.pad(x, [(0, 0), (0, extra)])
+    end, positions = jax.tree.map(pad, (self.subtree_end, self.positions))
     index = jnp.arange(end.shape[1], dtype=end.dtype)
     return TreeMask(jnp.maximum(end, index + 1), positions, self.window)
 

@@ -6,6 +6,7 @@ collectives are the compiler's own figures.  Time is an estimate (`cost_model.es
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
@@ -38,9 +39,11 @@ LIBTPU = {
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
 # Slices that Cloud TPU offers (its pages "TPU v5e", "TPU v6e" and "TPU v5p"), as in launch_tpu.sh.
-# v5p slices beyond SMALL consist of cubes of 4 x 4 x 4, up to LARGEST chips.
+# v5p slices beyond SMALL consist of cubes of 4 x 4 x 4, up to 6144 chips.
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-SMALL, LARGEST = ("2x2x1", "2x2x2", "2x2x4", "2x4x4"), 6144
+SMALL = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+SIDES = itertools.combinations_with_replacement(range(4, 6144 // 16 + 1, 4), 3)
+CUBES = {"x".join(map(str, sides)) for sides in SIDES if math.prod(sides) <= 6144}
 ALLOCATED = re.compile(r"default \(color=0\)\nTotal bytes: (\d+)")  # color 0 is HBM
 REMATERIALISED = "Involuntary full rematerialization"  # XLA's warning of a copy it could not shard
 
@@ -64,13 +67,11 @@ class Job:
         f"one of {', '.join(SMALL)} or ascending multiples of 4, as in v5e:4x4; Cloud TPU's v5e-64 "
         "is v5e:8x8 (64 chips), its v5p-64 is v5p:2x4x4 (32 chips: two cores of each count)"
       )
-    flat, cubes = generation != "v5p", re.fullmatch(r"(\d+)x(\d+)x(\d+)", shape)
-    sizes = [int(size) for size in cubes.groups()] if cubes else []
-    whole = bool(sizes) and all(s and s % 4 == 0 for s in sizes) and sizes == sorted(sizes)
-    if shape not in (FLAT if flat else SMALL) and (flat or not whole or math.prod(sizes) > LARGEST):
-      more = "" if flat else ", and ascending multiples of 4, as in 4x4x8"
-      shapes = ", ".join(FLAT if flat else SMALL)
-      raise ValueError(f"--topology={self.topology}: {generation} has slices of {shapes}{more}")
+    shapes, cubes = (SMALL, CUBES) if generation == "v5p" else (FLAT, ())
+    if shape not in shapes and shape not in cubes:
+      more = ", and ascending multiples of 4, as in 4x4x8" if cubes else ""
+      listed = ", ".join(shapes) + more
+      raise ValueError(f"--topology={self.topology}: {generation} has slices of {listed}")
     return tuple(int(size) for size in shape.split("x"))
 
   def rings(self) -> tuple[bool, ...]:

@@ -52,7 +52,7 @@ def step_flops(c: config_lib.Experiment, params: trainable.Params, training: boo
     params: the parameters, as shapes.
     training: False counts a forward pass that reads step probabilities.
   """
-  trained = trainable.Trainable.of(c.loss, c.optim).select(params) if training else {}
+  trained = trainable.select(params, c.loss, c.optim) if training else {}
   backward, a_token = _has_backward(c, training), 0
   for name, x in params["blocks"].items():
     if not name.endswith(("norm", "bias")):

@@ -5,7 +5,6 @@ Instructions in a loop count once for each trip, unlike in XLA's own cost analys
 """
 
 import collections
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -22,8 +21,7 @@ _CALLED = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
   """A collective operation, with its number of executions in a run of the program."""
 
   kind: str  # one of KINDS, or BETWEEN_SLICES
@@ -90,8 +88,8 @@ def read(text: str) -> Program:
       beside = fused is not None and _has_arithmetic(computations, fused)
       collective = collectives.setdefault(key, _collective(op, kind, times, loop, beside))
       if fused and "all-reduce-scatter" in fused:  # a chip keeps its slice of the reduced array
-        collective = dataclasses.replace(collective, kind="reduce-scatter")
-      collectives[key] = dataclasses.replace(collective, overlapped=collective.overlapped or beside)
+        collective = collective._replace(kind="reduce-scatter")
+      collectives[key] = collective._replace(overlapped=collective.overlapped or beside)
     elif op.opcode == "while":
       trips = _trip_count(op, computations)
       loops[op.name] = trips or 1

@@ -6,21 +6,21 @@ from typing import Any, get_args
 
 from prm_jax import config as config_lib
 
+Evaluations = Mapping[int, Mapping[str, Any]]  # metrics by step
+
 
 def brief(evaluation: Mapping[str, Any]) -> dict[str, float | None]:
   """Returns the metrics of an evaluation that `train.best_metric` may name."""
   return {name: evaluation[name] for name in get_args(config_lib.Metric) if name in evaluation}
 
 
-def ranked(evaluations: Mapping[int, Mapping[str, Any]], metric: str) -> list[int]:
+def ranked(evaluations: Evaluations, metric: str) -> list[int]:
   """Returns the steps at which the metric is defined, best first, the later of equals first."""
   values = _values(evaluations, metric)
   return sorted(values, key=lambda step: (values[step], step), reverse=True)
 
 
-def without_better(
-  evaluations: Mapping[int, Mapping[str, Any]], metric: str
-) -> tuple[int | None, int]:
+def without_better(evaluations: Evaluations, metric: str) -> tuple[int | None, int]:
   """Returns the first step with the best value, and the number of evaluations after it.
 
   An undefined value counts as no better.  Returns (None, 0) if the metric is never defined.
@@ -32,7 +32,7 @@ def without_better(
   return best, sum(step > best for step in evaluations)
 
 
-def why_stop(evaluations: Mapping[int, Mapping[str, Any]], c: config_lib.Train) -> str:
+def why_stop(evaluations: Evaluations, c: config_lib.Train) -> str:
   """Returns why `train.stop_patience` ends a run after these evaluations; "": it does not."""
   best, since = without_better(evaluations, c.best_metric)
   if not c.stop_patience or since < c.stop_patience:
@@ -68,7 +68,7 @@ def undefined(evaluation: Mapping[str, Any], c: config_lib.Train, split: str) ->
   return text
 
 
-def _values(evaluations: Mapping[int, Mapping[str, Any]], metric: str) -> dict[int, float]:
+def _values(evaluations: Evaluations, metric: str) -> dict[int, float]:
   """Returns the defined values of the metric by step, negated if lower is better."""
   sign = -1 if metric in config_lib.LOWER_IS_BETTER else 1
   values = {step: evaluation.get(metric) for step, evaluation in evaluations.items()}

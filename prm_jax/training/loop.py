@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import sys
@@ -78,9 +79,11 @@ def train(run: "Run") -> dict[str, Any]:
   c, updates, result = run.config.train, run.updates, {}
   if run.start and run.start % c.eval_every == 0 and run.start not in run.checkpointer.evaluated:
     result = run.evaluated(run.start)
-  stop = run.start == c.steps or run.out_of_patience(run.start)
+  if run.start == c.steps or run.out_of_patience(run.start):
+    run.log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
+    return result or run.evaluate()
   batches = train_batches(run.rows.train, c, run.mesh, run.start)
-  for step in () if stop else range(run.start + 1, c.steps + 1):
+  for step in range(run.start + 1, c.steps + 1):
     with run.goodput.spent_on("data"):
       batch = next(batches)
     updates.add(run.update(step, batch))
@@ -105,9 +108,7 @@ def train(run: "Run") -> dict[str, Any]:
       break
     if evaluate or save:
       updates.restart()
-  if stop:  # all updates had been made before
-    run.log.say(f"nothing left to do: {run.lock.workdir} is at step {run.start} of {c.steps}")
-  return result or run.evaluate()
+  return result
 
 
 class Run:
@@ -130,7 +131,9 @@ class Run:
     metadata = self.rows.metadata
     self.config = c = metadata.config  # as resolved
     self.mesh = sharding_lib.make_mesh(c.mesh)
-    distributed.check_same(self.rows.facts(lock.workdir))
+    facts = metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
+    facts |= {"python": sys.version.split()[0], "workdir": str(lock.workdir)}
+    distributed.check_same(facts | {"hash of the evaluation rows": self.rows.evaluation.hash})
     classes = len(metadata.contract.classes)
     self.programs = step_lib.make(c, metadata.vocab_size, classes, self.mesh)
     stack.enter_context(jax.set_mesh(self.mesh))
@@ -333,12 +336,6 @@ class Rows:
   tokenizer: tokenizers.Tokenizer
   metadata: checkpoint_lib.Metadata  # its config is resolved
 
-  def facts(self, workdir: storage.Path) -> dict[str, Any]:
-    """Returns the facts on which all hosts must agree: settings, data, packages, work directory."""
-    facts = self.metadata.facts(leave_out=config_lib.PER_HOST) | distributed.versions()
-    facts |= {"python": sys.version.split()[0], "workdir": str(workdir)}
-    return facts | {"hash of the evaluation rows": self.evaluation.hash}
-
 
 def read_rows(
   c: config_lib.Experiment,
@@ -350,28 +347,26 @@ def read_rows(
   With `train.epochs`, sets the number of updates from the number of rows.
   """
   c, tokenizer, vocab_size = initialization.find(c, workdir)
-  data, split = c.data, c.data.eval_split
-  if c.loss.objective == "language_model":
-    contract = token_tree.step_contract(tokenizer, "", c.loss.objective, "text")
+  data, text = c.data, c.loss.objective == "language_model"
+  if text or solutions:
+    meaning = {"recipe": "text" if text else solutions.recipe}
+  else:
+    meaning = labelled.read_manifest(data.directory).meaning
+  separator = "" if text else data.separator
+  contract = token_tree.step_contract(
+    tokenizer, separator, c.loss.objective, **meaning, heads=c.loss.heads
+  )
+  if text:
     train = text_dataset.load(data.text_train, tokenizer, data.row_length)
     evaluation = text_dataset.load(data.text_eval, tokenizer, data.row_length)
   elif solutions:
-    contract = token_tree.step_contract(
-      tokenizer, data.separator, c.loss.objective, solutions.recipe, heads=c.loss.heads
-    )
-    how = (tokenizer, contract, data.row_length, data.merge)
-    train = step_dataset.pack(solutions.train, *how, evaluation=False, round_reads_to=READS)
-    evaluation = step_dataset.pack(
-      solutions.evaluation, *how, evaluation=True, round_reads_to=READS
-    )
+    how = {"row_length": data.row_length, "merge": data.merge, "round_reads_to": READS}
+    pack = functools.partial(step_dataset.pack, tokenizer=tokenizer, contract=contract, **how)
+    train, evaluation = pack(solutions.train), pack(solutions.evaluation, evaluation=True)
   else:
-    meaning = labelled.read_manifest(data.directory).meaning
-    contract = token_tree.step_contract(
-      tokenizer, data.separator, c.loss.objective, **meaning, heads=c.loss.heads
-    )
     with progress.waiting(f"reading {data.directory}"):
       train = step_dataset.load(data, "train", tokenizer, contract)
-      evaluation = step_dataset.load(data, split, tokenizer, contract, evaluation=True)
+      evaluation = step_dataset.load(data, data.eval_split, tokenizer, contract, evaluation=True)
   if c.train.epochs:
     steps = max(round(c.train.epochs * len(train[0]) / c.train.batch_rows), 1)
     c = dataclasses.replace(c, train=dataclasses.replace(c.train, steps=steps))

@@ -101,9 +101,9 @@ class Log:
       self._path = self._folder / "metrics.jsonl"
       self._keep_until(step)
       with contextlib.suppress(ImportError):
-        self._boards.append(boards.TensorBoard(self._folder, step, stack))
+        self._boards.append(boards.tensorboard(self._folder, step, stack))
       if c.train.wandb:
-        self._boards.append(boards.WeightsAndBiases(c, lock.workdir, self._folder, stack))
+        self._boards.append(boards.weights_and_biases(c, lock.workdir, self._folder, stack))
     self._file = stack.enter_context(open(self._path, "a", encoding="utf-8"))  # noqa: SIM115
     self.bar = progress.Progress(
       desc="training", total=c.train.steps, initial=step, unit="steps", disable=not self._writes
@@ -131,10 +131,8 @@ class Log:
     """Waits until all records are on disk, or in the bucket."""
     if self._writes:
       os.fsync(self._file.fileno())
-    if self._writes and storage.in_bucket(self._workdir):
-      for board in self._boards:
-        board.flush()
-      storage.upload(self._folder, self._workdir)
+      if storage.in_bucket(self._workdir):
+        storage.upload(self._folder, self._workdir)
 
   def write(self, step: int, split: str, values: dict[str, Any]) -> None:
     """Records metrics of `split` at `step`; boards get nested metrics as `name/key`.
@@ -150,8 +148,8 @@ class Log:
       raise OSError(f"{self._path}: {error}") from error
     scalars = traverse_util.flatten_dict(values, sep="/")
     scalars = {name: x for name, x in scalars.items() if x is not None}
-    for board in self._boards:
-      board.write(step, {f"{split}/{name}": value for name, value in scalars.items()})
+    for write in self._boards:
+      write(step, {f"{split}/{name}": value for name, value in scalars.items()})
     if split == "train":
       short = f"loss {values['loss']:.3f}  tokens/s {values['tokens_per_second']:.0f}"
       self.bar.set_postfix_str(short, refresh=sys.stderr.isatty())

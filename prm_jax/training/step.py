@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from prm_jax import config as config_lib
 from prm_jax.model import decoder
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import compiler_options
 from prm_jax.training import loss as loss_lib
-from prm_jax.training.trainable import Params, Trainable, group, merge
+from prm_jax.training.trainable import Params, group, merge, select
 from prm_jax.types import Batch
 
 
@@ -82,11 +82,17 @@ def init_params(
 
 
 def begin(
-  params: Any, *, optimizer: optax.GradientTransformation, trainable: Trainable
+  params: Any,
+  *,
+  optimizer: optax.GradientTransformation,
+  loss: config_lib.Loss,
+  optim: config_lib.Optim,
 ) -> TrainState:
   """Returns the training state at step 0 with these parameters."""
-  trained = jax.tree.map(lambda x: x.astype(jnp.float32), trainable.select(params))
-  master = trained if trainable.has_master(params) else {}
+  selected = select(params, loss, optim)
+  trained = jax.tree.map(lambda x: x.astype(jnp.float32), selected)
+  stored_rounded = any(x.dtype != jnp.float32 for x in jax.tree.leaves(selected))
+  master = trained if stored_rounded else {}
   return TrainState(jnp.zeros((), jnp.int32), params, (master, optimizer.init(trained)))
 
 
@@ -96,9 +102,9 @@ def train_step(
   *,
   graphdef: nnx.GraphDef,
   optimizer: optax.GradientTransformation,
-  config: config_lib.Loss,
+  loss: config_lib.Loss,
+  optim: config_lib.Optim,
   microbatches: int,
-  trainable: Trainable,
   seed: int,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Makes one optimizer update from a batch, with gradients accumulated over `microbatches`.
@@ -110,15 +116,15 @@ def train_step(
     The next state, and mean losses (nats per target), accuracy and gradient norm.
   """
   # Normalised by the whole batch, so that accumulated gradients equal those of a single pass.
-  weights = loss_lib.weights(batch, config)
+  weights = loss_lib.weights(batch, loss)
 
   def loss_fn(trained: Params, batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
     model = nnx.merge(graphdef, merge(state.params, trained))
-    sums = loss_lib.sums(model, batch, config, seed)
-    return loss_lib.total(sums, weights, config), sums
+    sums = loss_lib.sums(model, batch, loss, seed)
+    return loss_lib.total(sums, weights, loss), sums
 
   master, opt_state = state.opt_state
-  trained = master or trainable.select(state.params)
+  trained = master or select(state.params, loss, optim)
   gradient = jax.grad(loss_fn, has_aux=True)
   grads, sums = accumulated(functools.partial(gradient, trained), batch, microbatches)
   updates, opt_state = optimizer.update(grads, opt_state, trained)
@@ -193,54 +199,41 @@ def make(c: config_lib.Experiment, vocab_size: int, num_classes: int, mesh: Mesh
   _check_rows(c, mesh)
   if c.loss.class_weights and len(c.loss.class_weights) != num_classes:
     raise ValueError(f"loss.class_weights={c.loss.class_weights}: there are {num_classes} classes")
-  seed = c.train.seed if c.loss.heads > 1 else 0  # of bootstrap weights
-  head_std = c.init.head_std if first_head(c) == "random" else 0.0
-  return _programs(
-    model=c.model,
-    loss=c.loss,
-    optim=c.optim,
-    tpu=c.tpu,
+  train = config_lib.Train(
     steps=c.train.steps,
     microbatches=c.train.microbatches,
-    seed=seed,
-    head_std=head_std,
-    vocab_size=vocab_size,
-    num_classes=num_classes,
-    mesh=mesh,
+    seed=c.train.seed if c.loss.heads > 1 else 0,  # of bootstrap weights
   )
+  head_std = c.init.head_std if first_head(c) == "random" else 0.0
+  return _programs(c.model, c.loss, c.optim, c.tpu, train, head_std, vocab_size, num_classes, mesh)
 
 
-@functools.lru_cache(8)  # so whatever the functions depend on must be an argument
+@functools.lru_cache(8)  # so whatever the functions depend on must be an argument, and no more
 def _programs(
-  *,
   model: config_lib.Model,
   loss: config_lib.Loss,
   optim: config_lib.Optim,
   tpu: config_lib.Tpu,
-  steps: int,
-  microbatches: int,
-  seed: int,
+  train: config_lib.Train,
   head_std: float,
   vocab_size: int,
   num_classes: int,
   mesh: Mesh,
 ) -> Programs:
   sizes = {"vocab_size": vocab_size, "num_classes": num_classes, "heads": loss.heads}
-  optimizer, trainable = make_optimizer(optim, steps), Trainable.of(loss, optim)
+  rules = {"optimizer": make_optimizer(optim, train.steps), "loss": loss, "optim": optim}
   graphdef = graph(model, **sizes)
   params = decoder.abstract_params(model, **sizes, mesh=mesh)
-  abstract = abstract_state(params, optimizer, mesh, trainable)
+  abstract = abstract_state(params, **rules)
   shardings, everywhere = sharding_lib.shardings(abstract), sharding_lib.replicated(mesh)
-  start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
+  start = functools.partial(begin, **rules)
   init = lambda key: start(init_params(key, config=model, head_std=head_std, **sizes))
   update = functools.partial(
     train_step,
     graphdef=graphdef,
-    optimizer=optimizer,
-    config=loss,
-    microbatches=microbatches,
-    trainable=trainable,
-    seed=seed,
+    microbatches=train.microbatches,
+    seed=train.seed,
+    **rules,
   )
   text = loss.objective == "language_model"
   read = functools.partial(text_nll if text else read_log_probs, graphdef=graphdef)
@@ -284,20 +277,22 @@ def _check_rows(c: config_lib.Experiment, mesh: Mesh) -> None:
 
 def abstract_state(
   params: Any,
+  *,
   optimizer: optax.GradientTransformation,
-  mesh: Mesh | AbstractMesh,
-  trainable: Trainable,
+  loss: config_lib.Loss,
+  optim: config_lib.Optim,
 ) -> TrainState:
   """Returns shape, dtype and sharding of the arrays of the training state, as `ShapeDtypeStruct`s.
 
   Optimiser moments are sharded like their parameters (see `decoder.abstract_params`); step counts
   are replicated.
   """
-  start = functools.partial(begin, optimizer=optimizer, trainable=trainable)
-  state, trained = jax.eval_shape(start, params), trainable.select(params)
+  start = functools.partial(begin, optimizer=optimizer, loss=loss, optim=optim)
+  state, trained = jax.eval_shape(start, params), select(params, loss, optim)
   master, moments = state.opt_state
+  everywhere = sharding_lib.replicated(params["head"].sharding.mesh)
   like = lambda x, param: x.update(sharding=param.sharding)
-  whole = lambda x: x.update(sharding=sharding_lib.replicated(mesh))
+  whole = lambda x: x.update(sharding=everywhere)
   moments = optax.tree_map_params(optimizer, like, moments, trained, transform_non_params=whole)
   master = jax.tree.map(like, master, trained) if master else {}
   return TrainState(whole(state.step), params, (master, moments))

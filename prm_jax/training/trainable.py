@@ -7,8 +7,7 @@ that copy rounded (arXiv:1710.03740).  Bytes per parameter: 4 + 8 (moments) if t
 2 + 4 + 8 if trained in bfloat16, 4 or 2 if not trained.
 """
 
-import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,38 +23,27 @@ def group(name: str) -> str:
   return "head" if decoder.is_head(name) else name
 
 
-@dataclasses.dataclass(frozen=True)
-class Trainable:
-  """The rule that says which parameters are trained."""
+def select(params: Params, loss: config_lib.Loss, optim: config_lib.Optim) -> Params:
+  """Returns the trained parameters, nested as in `params`; ValueError if there are none.
 
-  trained: str  # config.Optim.trained
-  frozen: frozenset[str]  # groups that are never trained
-
-  @classmethod
-  def of(cls, loss: config_lib.Loss, optim: config_lib.Optim) -> Self:
-    """Returns the rule of an experiment, which freezes parameters that the loss does not use."""
-    text, scale = loss.objective == "language_model", optim.head_scale
-    frozen = {"head"} if text or not scale else set()
-    used = text or loss.language_model_weight
-    if not used or optim.trained == "lora" or not scale:
-      frozen |= {"language_model"}
-    if not optim.embedding_scale:
-      frozen |= {"embedding"}
-    return cls(optim.trained, frozenset(frozen))
-
-  def select(self, params: Params) -> Params:
-    """Returns the trained parameters, nested as in `params`; ValueError if there are none."""
-    groups = {*map(group, params)} if self.trained == "all" else {"head", "language_model"}
-    selected = {name: x for name, x in params.items() if group(name) in groups - self.frozen}
-    if self.trained == "lora":
-      selected["blocks"] = {name: x for name, x in params["blocks"].items() if "_lora_" in name}
-    if not selected:
-      raise ValueError(f"optim.trained={self.trained!r}: with this loss nothing is trained")
-    return selected
-
-  def has_master(self, params: Params) -> bool:
-    """Returns whether the optimiser's state holds a float32 master copy."""
-    return any(x.dtype != jnp.float32 for x in jax.tree.leaves(self.select(params)))
+  A parameter that the loss does not use is not trained.
+  """
+  text, groups = loss.objective == "language_model", {"head", "language_model"}
+  if optim.trained == "all":
+    groups |= {*map(group, params)}
+  if text or not optim.head_scale:
+    groups -= {"head"}
+  used = text or loss.language_model_weight
+  if not used or optim.trained == "lora" or not optim.head_scale:
+    groups -= {"language_model"}
+  if not optim.embedding_scale:
+    groups -= {"embedding"}
+  selected = {name: x for name, x in params.items() if group(name) in groups}
+  if optim.trained == "lora":
+    selected["blocks"] = {name: x for name, x in params["blocks"].items() if "_lora_" in name}
+  if not selected:
+    raise ValueError(f"optim.trained={optim.trained!r}: with this loss nothing is trained")
+  return selected
 
 
 def merge(params: Params, trained: Params) -> Params:
