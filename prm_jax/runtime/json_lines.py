@@ -101,12 +101,7 @@ def lines(
 
 
 def document(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the object of a JSON file.
-
-  Raises:
-    BadLine: as `parse`, or the file is longer than `MAX_LINE_BYTES`.
-    OSError: the file cannot be read.
-  """
+  """Returns the object of a JSON file; raises as `contents` and `parse`."""
   return parse(contents(path), str(path))
 
 
@@ -165,11 +160,7 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def structs(path: str | pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:
-  """Yields the place and the content of each of the `records` of a file.
-
-  Raises:
-    BadLine: as `records` and `convert`.
-  """
+  """Yields place and content of each of the `records`; raises as `records` and `convert`."""
   for where, record in records(path):
     yield where, convert(record, kind, where)
 

@@ -5,7 +5,6 @@ records = stored_records("out", "train")     # records[17].solution
 """
 
 import functools
-import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -139,8 +138,9 @@ class Builder(RecordsBuilder):
     """Reads the source again, because Beam's workers cannot fill this process's `skipped`."""
     for split, names in self.files().items():
       skipped = self.skipped[split] if self._skip else None
-      for _ in itertools.chain(*(read_records(self.paths[name], skipped) for name in names)):
-        pass
+      for name in names:
+        for _ in read_records(self.paths[name], skipped):
+          pass
 
   def _shard_iterators_per_split(self, dl_manager):
     # On Beam, TFDS writes a split again with each later one, so the small one comes first.
@@ -173,11 +173,7 @@ def cut(path: pathlib.Path, size: int) -> Iterator[dict[str, int]]:
 
 
 def stored_records(directory: str | pathlib.Path, split: str) -> Sequence[Record]:
-  """Returns the records of `split` below a prepare_data output, with random access.
-
-  Raises:
-    FileNotFoundError, ValueError: see `stored.Examples`.
-  """
+  """Returns the records of `split` below a prepare_data output; raises as `stored.Examples`."""
   return stored.Examples(
     directory, split, lambda example: parse(example["json"], example["source"].decode())
   )
