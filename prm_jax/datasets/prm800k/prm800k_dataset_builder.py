@@ -135,7 +135,7 @@ class Builder(RecordsBuilder):
         raise ValueError(f"split {split!r} of {self.source} has no good record; bad: {bad[:1]}")
 
   def _find_bad_records(self):
-    """Reads the source again, because Beam's workers cannot fill this process's `skipped`."""
+    """Reads the source again: Beam's workers cannot fill `skipped`, and Beam wraps their errors."""
     for split, names in self.files().items():
       skipped = self.skipped[split] if self._skip else None
       for name in names:
