@@ -64,10 +64,10 @@ def main() -> None:
   elif command == "benchmark":
     raise SystemExit("prm-jax: benchmark runs only in a clone: python scripts/benchmark.py")
   else:
-    import difflib
+    from prm_jax import config
 
-    near = difflib.get_close_matches(command, known, n=1, cutoff=0)
-    raise SystemExit(f"prm-jax: there is no {name}; did you mean {near[0]}?  --help lists all")
+    meant = config.nearest(command, known)
+    raise SystemExit(f"prm-jax: there is no {name}; did you mean {meant}?  --help lists all")
 
 
 def run() -> None:

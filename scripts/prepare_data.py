@@ -31,10 +31,11 @@ from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k.recipes import RECIPES, Recipe
 from prm_jax.runtime import command_line
 
+FROM_FILES = ("prm800k", "stepwise", *prepare.BENCHMARKS)
 # Flags that not every dataset takes.
 TAKEN_BY = {
-  "download_dir": ("prm800k", "stepwise", "math_splits", "process_bench", "prm_bench"),
-  "source": ("prm800k", "stepwise", "math_splits", "process_bench", "prm_bench"),
+  "download_dir": FROM_FILES,
+  "source": FROM_FILES,
   "phases": ("prm800k",),
   "recipe": ("prm800k", "arithmetic"),
   "recipe_options": ("prm800k", "arithmetic"),
@@ -50,9 +51,7 @@ RecipeOptions = dataclasses.make_dataclass("RecipeOptions", options, frozen=True
 @dataclasses.dataclass(frozen=True)
 class Args:
   output: pathlib.Path  # New folder for the dataset and manifest.json.
-  dataset: Literal[
-    "prm800k", "stepwise", "arithmetic", "math_splits", "process_bench", "prm_bench"
-  ] = "prm800k"
+  dataset: Literal[(*FROM_FILES, "arithmetic")] = "prm800k"
   # Folder with upstream's files; if not given, they are downloaded.  stepwise: also a file or its
   # URL.
   source: str | None = None

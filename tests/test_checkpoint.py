@@ -269,7 +269,6 @@ def test_a_run_resumes_before_a_damaged_checkpoint(arithmetic_data, tmp_path, ca
 
 HOST = """
 import signal, time
-from prm_jax.runtime import preemption
 from test_checkpoint import *  # and eight devices
 index, address, workdir = int(sys.argv[1]), *sys.argv[2:]
 jax.distributed.initialize(address, 2, index)
@@ -299,7 +298,7 @@ with opened(workdir) as checkpointer:
     np.testing.assert_array_equal(x.data, numbers[x.index] + 1)
   assert (step, checkpointer.steps()) == (1, [1])
 
-with preemption.PreemptionGuard() as guard:
+with distributed.PreemptionGuard() as guard:
   for step in range(1000):
     if step == 5 and index == 1:
       os.kill(os.getpid(), signal.SIGTERM)

@@ -144,7 +144,7 @@ def test_a_dead_host_ends_the_job(config, tmp_path, victim):
 HOST = """
 import sys, time
 from prm_jax import config
-from prm_jax.runtime import distributed, preemption
+from prm_jax.runtime import distributed
 distributed.PATIENCE, distributed.CONNECT, distributed.SILENCE = 1, {connect}, 5
 with distributed.job(config.Hosts({address!r}, 2, {index})):
   if {index} == 1:

@@ -1,5 +1,6 @@
 """JSON lines are read as by the json module, errors name the line, and files are written whole."""
 
+import codecs
 import gzip
 import json
 import math
@@ -91,6 +92,23 @@ def test_an_empty_file_is_an_error(text, what, tmp_path):
   (tmp_path / "a.json").write_text(text)
   with pytest.raises(json_lines.BadLine, match=f"{tmp_path / 'a.json'}: empty: {what}"):
     list(json_lines.records(tmp_path / "a.json"))
+
+
+def test_an_array_is_read_like_lines(tmp_path):
+  """The entries of an array are records, after a byte order mark too; errors have their place."""
+  path = tmp_path / "a.json"
+  path.write_bytes(codecs.BOM_UTF8 + b' [{"a": 1},\n{"a": NaN}]\n')
+  places, values = zip(*json_lines.records(path))
+  assert places == (f"{path}[0]", f"{path}[1]") and repr(values) == "({'a': 1}, {'a': nan})"
+  for text, message in (
+    ('[{"a": 1}, 2]', "[1]: expected an object, got 2"),
+    ('[{"a": x}]', ": not JSON in UTF-8 (Expecting value at character 8)"),
+    ('[{"a": 1}], "all": [{"a": 2}]', ": not JSON in UTF-8 (Extra data at character 11)"),
+  ):
+    path.write_text(text)
+    with pytest.raises(json_lines.BadLine) as error:
+      list(json_lines.records(path))
+    assert str(error.value).startswith(f"{path}{message}")
 
 
 def test_a_damaged_gzip_file_is_named(tmp_path):

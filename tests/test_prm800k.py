@@ -156,12 +156,14 @@ def test_an_empty_file_is_an_error(tmp_path, raw_rows):
 
 
 def test_a_long_line_is_not_read_whole(tmp_path, monkeypatch):
-  """Cutting a file stops at a line longer than the limit, with an error that names the line."""
+  """A line longer than the limit is an error that names it, and no part of the file is longer."""
   monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 1000)
   path = tmp_path / "a.jsonl"
   path.write_bytes(b"{}\n" + b"x" * 5000)
+  parts = list(cut(path, 100))
+  assert max(part["stop"] - part["start"] for part in parts) <= 1100
   with pytest.raises(BadLine, match=f"^{path}:2: a line of over 1000 bytes"):
-    list(cut(path, 100))
+    list(prm800k.read_records(path, [], **parts[0]))
 
 
 def test_missing_files_are_named(tmp_path, raw_rows):

@@ -159,29 +159,48 @@ def make_problem(rng: np.random.Generator, level: int, setting: Setting = Settin
   return Problem(int(rng.integers(1, 10)), tuple(clauses), level, setting)
 
 
-def write_step(
-  i: int,
-  clause: Clause,
-  value: int,
-  older: int,
-  chance: np.ndarray,
-  layout: str,
-) -> tuple[str, int, int]:
-  """Tries clause i after `value`: returns the step's text, its rating and the result.
+Reading = tuple[str, int, int, int]  # operation, operand and value that a step reads; its slip
+
+
+def likely_mistakes(clause: Clause, value: int, older: int, chance: np.ndarray) -> Reading:
+  """Reads a clause after `value`, with the likely mistakes that happen.
 
   Args:
     older: the value before `value`, which may be copied in its place.
     chance: three numbers in [0, 1) to compare with the clause's rates of a misreading, a copy and a
       slip.
   """
-  written = (clause.operation, clause.operand)
-  operation, operand = clause.misread if chance[0] < clause.misread_rate else written
+  misread = chance[0] < clause.misread_rate
+  operation, operand = clause.misread if misread else (clause.operation, clause.operand)
   read = older if chance[1] < clause.copy_rate else value
-  slip = clause.slip if chance[2] < clause.slip_rate else 0
+  return operation, operand, read, clause.slip if chance[2] < clause.slip_rate else 0
+
+
+def rare_mistake(
+  clause: Clause, value: int, older: int, setting: Setting, rng: np.random.Generator
+) -> Reading:
+  """Reads a clause after `value` with one of `STRAYS`; `older` is the value before `value`."""
+  operation, operand, read, slip = clause.operation, clause.operand, value, 0
+  stray = rng.choice(STRAYS)
+  if stray == "result":
+    slip = int(rng.choice([-3, -2, -1, 1, 2, 3]))
+  elif stray == "value":
+    read = older if older != value else (value + int(rng.integers(1, 10))) % 10
+  elif stray == "operand":
+    operand = int(rng.choice([o for o in setting.operands if o != operand]))
+  else:
+    operation = str(rng.choice([o for o in setting.operations if o != operation]))
+  return operation, operand, read, slip
+
+
+def write_step(
+  i: int, clause: Clause, value: int, reading: Reading, layout: str
+) -> tuple[str, int, int]:
+  """Writes the step of clause i after `value` as it was read: its text, rating and result."""
+  operation, operand, read, slip = reading
   result = (apply(operation, read, operand) + slip) % 10
-  right = (operation, operand, read, slip) == (*written, value, 0)
-  text = step_text(i, operation, operand, read, result, layout)
-  return text, 1 if right else -1, result
+  right = reading == (clause.operation, clause.operand, value, 0)
+  return step_text(i, operation, operand, read, result, layout), 1 if right else -1, result
 
 
 def step_text(i: int, operation: str, operand: int, value: int, result: int, layout: str) -> str:
@@ -197,9 +216,10 @@ def solve(problem: Problem, rng: np.random.Generator) -> Solution:
   restated = rng.integers(len(problem.clauses)) if rng.random() < RESTATE else None
   for i, clause in enumerate(problem.clauses):
     if problem.setting.stray and rng.random() < problem.setting.stray:
-      text, rating, result = write_stray(i, clause, value, older, problem.setting, rng)
+      reading = rare_mistake(clause, value, older, problem.setting, rng)
     else:
-      text, rating, result = write_step(i, clause, value, older, chance[i], layout)
+      reading = likely_mistakes(clause, value, older, chance[i])
+    text, rating, result = write_step(i, clause, value, reading, layout)
     parts.append((text, rating, (i, value, older)))
     older, value = value, result
     if i == restated:
@@ -235,29 +255,6 @@ def rate(problem: Problem, steps: Sequence[str]) -> tuple[int, ...]:
   return tuple(ratings)
 
 
-def write_stray(
-  i: int,
-  clause: Clause,
-  value: int,
-  older: int,
-  setting: Setting,
-  rng: np.random.Generator,
-) -> tuple[str, int, int]:
-  """Like `write_step`, with a rare mistake: one of `STRAYS`."""
-  operation, operand, read, slip = clause.operation, clause.operand, value, 0
-  stray = rng.choice(STRAYS)
-  if stray == "result":
-    slip = int(rng.choice([-3, -2, -1, 1, 2, 3]))
-  elif stray == "value":
-    read = older if older != value else (value + int(rng.integers(1, 10))) % 10
-  elif stray == "operand":
-    operand = int(rng.choice([o for o in setting.operands if o != operand]))
-  else:
-    operation = str(rng.choice([o for o in setting.operations if o != operation]))
-  result = (apply(operation, read, operand) + slip) % 10
-  return step_text(i, operation, operand, read, result, setting.layout), -1, result
-
-
 def try_again(
   problem: Problem, state: tuple[int, int, int], taken: list[str], rng: np.random.Generator
 ) -> tuple[str, int] | None:
@@ -275,7 +272,8 @@ def try_again(
   rates = {"misread_rate": CARELESS, "slip_rate": CARELESS, "copy_rate": CARELESS if i else 0}
   careless = dataclasses.replace(clause, misread=misread, **rates)
   for chance in rng.random((TRIES * len(taken), 3)):
-    text, rating, _ = write_step(i, careless, value, older, chance, setting.layout)
+    reading = likely_mistakes(careless, value, older, chance)
+    text, rating, _ = write_step(i, clause, value, reading, setting.layout)
     if text not in taken:
       return text, rating
   return None

@@ -8,12 +8,11 @@ import json
 import pathlib
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import tensorflow_datasets as tfds
 
-from prm_jax.config import Checked, Decay
 from prm_jax.datasets import (
   arithmetic,
   download,
@@ -25,21 +24,11 @@ from prm_jax.datasets import (
 )
 from prm_jax.datasets.labelled import MANIFEST
 from prm_jax.datasets.prm800k import recipes
-from prm_jax.datasets.stepwise.records import Kind
+from prm_jax.datasets.stepwise import Stepwise
 from prm_jax.runtime import json_lines, storage
 from prm_jax.runtime.progress import Progress
 
 PAPER = recipes.RECIPES["paper"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Stepwise(Checked):
-  """Options of the dataset `stepwise`."""
-
-  # Kind of labels: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: inferred.
-  labels: Literal["auto", Kind] = "auto"
-  # Share of the problems to hold out for evaluation, if the source has no test.jsonl.
-  test_share: Decay = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +132,7 @@ def prepare_stepwise(
   """
   with new_dataset(output, overwrite, source, download_dir) as (temporary, manifest):
     files = download.local(source, download_dir)
-    builder = stepwise.Builder(source=files, data_dir=temporary, **dataclasses.asdict(options))
+    builder = stepwise.Builder(source=files, options=options, data_dir=temporary)
     manifest |= _build(builder)
     source_files = {
       split: {"path": str(path), "sha256": storage.sha256_of(path)}

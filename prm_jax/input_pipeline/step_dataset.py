@@ -118,7 +118,9 @@ def load(
         trees, _ = labelled.step_trees(data.directory, data.eval_split, contract.objective)
         tested |= {problem_key(tree.problem) for tree in trees}
       solutions += [tree for tree in added if problem_key(tree.problem) not in tested]
-    problems = sorted({tree.problem for tree in solutions}, key=_order)
+    # Not by the plain hash, as `stepwise` may have chosen its test split by that.
+    order = lambda problem: hashlib.sha256(f"share of {problem}".encode()).digest()
+    problems = sorted({tree.problem for tree in solutions}, key=order)
     kept = set(problems[: max(round(data.share * len(problems)), 1)])
     solutions = [tree for tree in solutions if tree.problem in kept]
   if not solutions:
@@ -128,12 +130,3 @@ def load(
     )
   rows, packed = pack(solutions, tokenizer, contract, data.row_length, data.merge, evaluation)
   return rows, {"conversion": counts} | packed
-
-
-def _order(problem: str) -> bytes:
-  """Returns a sort key that shuffles problems deterministically.
-
-  Not the plain hash of a problem, by which a part of a larger dataset may have been chosen, as
-  `stepwise` chooses its test split.
-  """
-  return hashlib.sha256(f"share of {problem}".encode()).digest()

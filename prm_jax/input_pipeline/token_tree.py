@@ -7,7 +7,6 @@ agree where a step ends.  (ProcessBench pull request 12: 56.1 against 60.3 mean 
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,11 +32,14 @@ class TokenTree:
   subtree_end: np.ndarray  # [t] index just past the last descendant
   previous: np.ndarray  # [t] index of the parent; -1: not a language-model target
   read_positions: np.ndarray  # [r] where the head reads
-  read_targets: np.ndarray  # float32 [r, C] weight of each class
-  read_solutions: np.ndarray  # [r] index of the labelled solution
+  read_targets: np.ndarray | None = None  # float32 [r, C] weight of each class; None: zeros, C = 1
+  read_solutions: np.ndarray | None = None  # [r] index of the labelled solution; None: zeros
 
   def __post_init__(self):
+    reads = len(self.read_positions)
     for name, value in vars(self).items():
+      if value is None:
+        value = np.zeros((reads, 1) if name == "read_targets" else reads)
       dtype = np.float32 if name == "read_targets" else np.int32
       object.__setattr__(self, name, np.asarray(value, dtype))
 
@@ -98,6 +100,7 @@ def encode(
       contract's classes.
   """
   tokens, step_ends = _lay_out(tree, tokenizer, contract)
+  *_, previous = tokens
   if contract.objective == "process":
     labelled = [i for i, label in enumerate(tree.labels) if label is not None]
     reads = step_ends[labelled] - 1
@@ -105,13 +108,10 @@ def encode(
   elif tree.outcome is None:
     raise ValueError(f"{tree.source}: no outcome to train an outcome model on")
   else:
-    reads = np.flatnonzero(tokens.previous >= 0)[-1 if evaluation else 0 :]
+    reads = np.flatnonzero(np.array(previous) >= 0)[-1 if evaluation else 0 :]
     targets = [(not tree.outcome, tree.outcome)] * len(reads)
   targets = np.reshape(targets, (len(reads), len(contract.classes)))
-  solutions = np.full(len(reads), number)
-  return dataclasses.replace(
-    tokens, read_positions=reads, read_targets=targets, read_solutions=solutions
-  )
+  return TokenTree(*tokens, reads, targets, np.full(len(reads), number))
 
 
 def _target(
@@ -132,7 +132,7 @@ def encode_candidate(
   tree = StepTree(problem, tuple(steps), tuple(range(-1, count - 1)), (None,) * count)
   tokens, step_ends = _lay_out(tree, tokenizer, contract)
   reads = (step_ends if contract.objective == "process" else step_ends[-1:]) - 1
-  return dataclasses.replace(tokens, **_without_targets(reads))
+  return TokenTree(*tokens, reads)
 
 
 def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> TokenTree:
@@ -145,23 +145,13 @@ def chain(ids: Sequence[int], reads: Sequence[int] = (), first: int = 1) -> Toke
   index = np.arange(len(ids))
   previous = np.where(index >= max(first, 1), index - 1, -1)
   subtree_end = np.full(len(ids), len(ids))
-  return TokenTree(ids, index, subtree_end, previous, **_without_targets(reads))
-
-
-def _without_targets(reads: Sequence[int]) -> dict[str, Any]:
-  """Returns the fields of a `TokenTree` for reads that are no targets."""
-  count = len(reads)
-  return {
-    "read_positions": reads,
-    "read_targets": np.zeros((count, 1)),
-    "read_solutions": np.zeros(count),
-  }
+  return TokenTree(ids, index, subtree_end, previous, reads)
 
 
 def _lay_out(
   tree: StepTree, tokenizer: Tokenizer, contract: StepContract
-) -> tuple[TokenTree, np.ndarray]:
-  """Returns the tokens of a tree without reads, and the end of each step's separator `[S]`."""
+) -> tuple[tuple[Sequence[int], ...], np.ndarray]:
+  """Returns the first four fields of a `TokenTree`, and the end of each step's separator `[S]`."""
   separator = list(contract.separator_ids)
   tokens = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
   tokens += tokenizer.encode(tree.problem) + separator
@@ -180,5 +170,4 @@ def _lay_out(
     parent = tree.parents[node - 1] + 1
     subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[node])
   subtree_end = np.repeat(subtree_ends, np.diff(ends, prepend=0))
-  laid_out = TokenTree(tokens, positions, subtree_end, previous, **_without_targets([]))
-  return laid_out, np.array(ends[1:], int)
+  return (tokens, positions, subtree_end, previous), np.array(ends[1:], int)

@@ -296,11 +296,7 @@ def _run(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def find(directory: str | storage.Path) -> storage.Path:
-  """Returns the tokenizer's file in a directory: tokenizer.json, else tokenizer.model.
-
-  Raises:
-    FileNotFoundError: the directory has neither.
-  """
+  """Returns a directory's tokenizer.json, or tokenizer.model, or raises FileNotFoundError."""
   for name in (JSON, MODEL):
     if (path := storage.path(directory) / name).is_file():
       return path

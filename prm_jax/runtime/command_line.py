@@ -35,10 +35,8 @@ def read(path: str, kind: type[Args] = config_lib.Experiment) -> Args:
   """
   if not os.path.exists(path) and path.startswith("configs/"):
     package = pathlib.Path(config_lib.__file__).parent
-    for file in (package / path, package.parent / path):  # of a wheel, of a checkout
-      if file.exists():
-        path = str(file)
-        break
+    files = (package / path, package.parent / path)  # of a wheel, of a checkout
+    path = next((str(file) for file in files if file.exists()), path)
   try:
     experiment = runpy.run_path(path)["config"]()
     if not isinstance(experiment, kind):

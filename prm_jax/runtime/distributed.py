@@ -1,4 +1,4 @@
-"""Several hosts as one job: joining it, and checking that all hosts run the same.
+"""Several hosts as one job: joining it, stopping it, and checking that all hosts run the same.
 
 Every host runs the same program with the same settings.  Each host makes the same plan of all rows,
 and builds only the rows of a batch that its own devices hold (`sharding.global_batch`).  The first
@@ -12,11 +12,12 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import jax
 import numpy as np
@@ -45,7 +46,7 @@ def job(c: config_lib.Hosts, saves: bool = False) -> Iterator[None]:
   """Joins the job's other processes, if there are any; ends this one if the block raises an error.
 
   Args:
-    saves: whether the block saves its state after SIGTERM (`preemption.PreemptionGuard`); otherwise
+    saves: whether the block saves its state after SIGTERM (`PreemptionGuard`); otherwise
       SIGTERM ends this process.
 
   Enter it before JAX is used.  JAX detects the other processes on TPU slices, Kubernetes, Slurm and
@@ -112,6 +113,33 @@ def _join(c: config_lib.Hosts) -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", not simulated)
   finally:
     timer.cancel()
+
+
+class PreemptionGuard(contextlib.ExitStack):
+  """Context manager that records SIGTERM instead of ending the process.
+
+  Cloud machines, Kubernetes and Slurm send SIGTERM to a process some 30 seconds before they kill
+  it.  With several hosts, JAX itself handles SIGTERM, and all stop after the same step, whichever
+  of them received it.  Outside of the main thread, no signal is recorded.
+  """
+
+  _received = False
+
+  def __enter__(self) -> Self:
+    if not jax.distributed.is_initialized():
+      with contextlib.suppress(ValueError):  # outside of the main thread
+        previous = signal.signal(signal.SIGTERM, self._record)
+        self.callback(signal.signal, signal.SIGTERM, previous)
+    return self
+
+  def _record(self, *_) -> None:
+    self._received = True
+
+  def reached(self, step: int) -> bool:
+    """Returns whether to save and stop after `step` updates.  Call it after every update."""
+    if jax.distributed.is_initialized():
+      return multihost_utils.reached_preemption_sync_point(step)
+    return self._received
 
 
 def is_first() -> bool:

@@ -21,7 +21,8 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 
-AGAIN = os.EX_TEMPFAIL  # 75: start the job again
+# 75, a temporary failure: start the job again.  systemd and others take 143 for a stop on purpose.
+AGAIN = os.EX_TEMPFAIL
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # 130, 143, as in shells
 RESUME = "; run the same command again to resume"
 LONGEST = 3000  # characters of an error message

@@ -64,8 +64,7 @@ class Journal:
 def _read(path: pathlib.Path, facts: dict[str, Any]) -> tuple[dict[int, Lines], int]:
   """Returns the lines of each item in a journal, and the length in bytes of its whole lines.
 
-  Raises:
-    ValueError: it belongs to another run; the message has the facts that differ.
+  Raises as `Journal` if it belongs to another run.
   """
   facts, done, whole = json.loads(json.dumps(facts)), {}, 0
   for line in path.read_bytes().splitlines(keepends=True):
@@ -115,12 +114,12 @@ def run(
   # A kill came while the journals were deleted.
   finished = output.exists() and not all(path(output, i).is_file() for i in range(hosts))
   distributed.check_same(facts | {"output": finished})
-  if finished and distributed.is_first():
+  if finished:
+    if not distributed.is_first():
+      return None
     for journal in _journals(output):
       journal.unlink(missing_ok=True)
     return [line for _, line in json_lines.records(output)]
-  if finished:
-    return None
   with contextlib.closing(Journal(path(output, host), facts)) as journal:
     distributed.check_same({"journals": "open"})  # waits for all hosts
     check_shared(output, hosts)

@@ -1,5 +1,6 @@
 """Streaming readers of JSON lines, plain or gzip; errors name file and line."""
 
+import codecs
 import contextlib
 import gzip
 import io
@@ -36,10 +37,7 @@ class BadLine(ValueError):
 
 def show(value: Any, limit: int = 80) -> str:
   """Returns a value as text for an error message, shortened."""
-  try:
-    text = repr(value)
-  except RecursionError:
-    return "a value nested too deeply"
+  text = repr(value)
   return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -103,12 +101,7 @@ def lines(
 
 
 def document(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the object of a JSON file.
-
-  Raises:
-    BadLine: as `parse`, or the file is longer than `MAX_LINE_BYTES`.
-    OSError: the file cannot be read.
-  """
+  """Returns the object of a JSON file; raises as `contents` and `parse`."""
   return parse(contents(path), str(path))
 
 
@@ -155,25 +148,19 @@ def records(path: str | pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
   """
   is_array = False
   with opened(path) as (file, _), contextlib.suppress(*BROKEN_GZIP):  # `read` reports it
-    is_array = file.read(64).lstrip()[:1] == b"["
+    is_array = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
   if not is_array:
     yield from ((f"{path}:{number}", record) for number, _, record in read(path))
     return
-  whole = parse(b'{"all": ' + contents(path) + b"}", str(path))
-  if not whole["all"]:
+  array = _value(contents(path), str(path), MAX_DEPTH)
+  if not array:
     raise BadLine(f"{path}: empty: the array has no entry")
-  for i, record in enumerate(whole["all"]):
-    if not isinstance(record, dict):
-      raise BadLine(f"{path}[{i}]: expected an object, got {show(record)}")
-    yield f"{path}[{i}]", record
+  for i, record in enumerate(array):
+    yield f"{path}[{i}]", _object(record, f"{path}[{i}]")
 
 
 def structs(path: str | pathlib.Path, kind: type[Struct]) -> Iterator[tuple[str, Struct]]:
-  """Yields the place and the content of each of the `records` of a file.
-
-  Raises:
-    BadLine: as `records` and `convert`.
-  """
+  """Yields place and content of each of the `records`; raises as `records` and `convert`."""
   for where, record in records(path):
     yield where, convert(record, kind, where)
 
@@ -184,21 +171,30 @@ def parse(line: bytes, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]:
   Raises:
     BadLine: not JSON in UTF-8, not an object, nested too deeply, or half of a surrogate pair.
   """
-  _check_depth(line, where, depth)
+  return _object(_value(line, where, depth), where)
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+  if not isinstance(value, dict):
+    raise BadLine(f"{where}: expected an object, got {show(value)}")
+  return value
+
+
+def _value(data: bytes, where: str, depth: int) -> Any:
+  """Returns the value of a JSON text, as `parse`."""
+  _check_depth(data, where, depth)
   try:
-    value = msgspec.json.decode(line)
+    return msgspec.json.decode(data)
   except ValueError:
     try:  # the json module takes NaN, 1e400 and a byte order mark, and its errors say more
-      value = json.loads(line.decode("utf-8-sig").rstrip("\r\n"))
+      value = json.loads(data.decode("utf-8-sig").rstrip("\r\n"))
       json.dumps(value, ensure_ascii=False).encode()  # fails for half of a surrogate pair
+      return value
     except ValueError as error:
       why = str(error)
       if isinstance(error, json.JSONDecodeError) and "\n" not in error.doc:  # "line 1" of `where`
         why = f"{error.msg} at character {error.pos + 1}"
-      raise BadLine(f"{where}: not JSON in UTF-8 ({why}): {show(line)}") from None
-  if not isinstance(value, dict):
-    raise BadLine(f"{where}: expected an object, got {show(value)}")
-  return value
+      raise BadLine(f"{where}: not JSON in UTF-8 ({why}): {show(data)}") from None
 
 
 def _check_depth(line: bytes, where: str, most: int = MAX_DEPTH) -> None:

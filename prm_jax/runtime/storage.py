@@ -169,26 +169,20 @@ def _unfinished(final: pathlib.Path) -> Iterator[pathlib.Path]:
   with exits.COMMIT:
     if unfinished in exits.UNFINISHED:
       raise OSError(f"{final}: two outputs have this name; give each its own")
-    if unfinished.exists():
-      _take(unfinished, final)
+    try:
+      with _locked(unfinished):
+        pass
+    except BlockingIOError:  # one with this process's number, in another container
+      raise OSError(f"{final}: another process is writing it, to {unfinished}") from None
+    except OSError:  # nothing is there, or no locks are
+      pass
+    exits.delete(unfinished)
     exits.UNFINISHED.add(unfinished)
   try:
     yield unfinished
   finally:
     exits.delete(unfinished)
     exits.UNFINISHED.discard(unfinished)
-
-
-def _take(unfinished: pathlib.Path, final: pathlib.Path) -> None:
-  """Deletes a leftover with this process's number; OSError: a process elsewhere is writing it."""
-  try:
-    with _locked(unfinished):
-      pass
-  except BlockingIOError:
-    raise OSError(f"{final}: another process is writing it, to {unfinished}") from None
-  except OSError:  # no locks here
-    pass
-  exits.delete(unfinished)
 
 
 def _runs(left: pathlib.Path) -> bool:

@@ -23,7 +23,6 @@ from prm_jax.runtime import (
   compiler_options,
   distributed,
   exits,
-  preemption,
   progress,
   storage,
   workdir_lock,
@@ -144,7 +143,7 @@ class Run:
       self.start = int(self.state.step)  # updates made before this process; waits
       if self.start:
         self.checkpointer.evaluated = self.checkpointer.evaluations_until(self.start)
-    self.guard = stack.enter_context(preemption.PreemptionGuard())
+    self.guard = stack.enter_context(distributed.PreemptionGuard())
     self.log = Log(lock, c, self.start, stack)
     if "goodput" in self.log.last:
       self.goodput.resume(self.log.last["goodput"])

@@ -190,9 +190,6 @@ def convert_outcome(record: Record, recipe: Recipe) -> tuple[StepTree | str, Cou
   return StepTree(question.problem, *chain, outcome=right, source=record.source), Counter()
 
 
-CONVERTERS = {"process": convert, "outcome": convert_outcome}  # by objective
-
-
 def convert_all(
   records: Iterable[Record],
   recipe: Recipe,
@@ -210,6 +207,7 @@ def convert_all(
     the trees, and a split's part of manifest.json.  `labels_read` counts ratings, including null;
     each one is in `labels` or in `labels_dropped`.
   """
+  converter = convert if objective == "process" else convert_outcome
   excluded = {*map(problem_key, excluded_problems)}
   trees: list[StepTree] = []
   seen: set[StepTree] = set()
@@ -228,7 +226,7 @@ def convert_all(
   for record in records:
     is_test = problem_key(record.solution.question.problem) in excluded
     rule = "test_problem" if is_test else dropping_rule(record, recipe)
-    tree, labels = (rule, Counter()) if rule else CONVERTERS[objective](record, recipe)
+    tree, labels = (rule, Counter()) if rule else converter(record, recipe)
     if isinstance(tree, StepTree):
       content = dataclasses.replace(tree, source="")
       counts["duplicates"] += content in seen

@@ -41,8 +41,8 @@ class Stored(msgspec.Struct):
   """A labelled solution as the dataset stores it, with labels as in `StepTree`."""
 
   problem: str
-  steps: list[str]
-  labels: list[int | list[float] | None]
+  steps: tuple[str, ...]
+  labels: tuple[int | tuple[float, float] | None, ...]
   is_correct: bool | None = None
 
 
@@ -143,8 +143,8 @@ def _count(value: Any) -> tuple[int, int] | None:
 
 def stored(solution: Labelled, kind: Kind) -> Stored:
   """Converts a solution whose labels are of this kind."""
-  labels = [label(value, kind) for value in solution.labels]
-  return Stored(solution.problem, solution.steps, labels, solution.is_correct)
+  labels = tuple(label(value, kind) for value in solution.labels)
+  return Stored(solution.problem, tuple(solution.steps), labels, solution.is_correct)
 
 
 def label(value: Value, kind: Kind) -> int | tuple[float, float] | None:
@@ -199,9 +199,7 @@ def kind_of(solutions: Iterable[tuple[Labelled, bool, str]], given: str = "auto"
   return "binary" if "binary" in left else next(iter(left))
 
 
-def tree(solution: Stored, source: str) -> StepTree:
+def tree(s: Stored, source: str) -> StepTree:
   """Converts a stored solution to a chain."""
-  labels = tuple(tuple(x) if isinstance(x, list) else x for x in solution.labels)
-  parents = tuple(range(-1, len(labels) - 1))
-  steps = tuple(solution.steps)
-  return StepTree(solution.problem, steps, parents, labels, solution.is_correct, source)
+  parents = tuple(range(-1, len(s.steps) - 1))
+  return StepTree(s.problem, s.steps, parents, s.labels, s.is_correct, source)

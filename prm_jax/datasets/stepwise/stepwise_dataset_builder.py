@@ -1,14 +1,17 @@
 """Labelled solutions of any source as a TFDS dataset; needs no TensorFlow."""
 
+import dataclasses
 import hashlib
 import itertools
 import pathlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 import tensorflow_datasets as tfds
 
+from prm_jax import config as config_lib
 from prm_jax.datasets import download, stored
 from prm_jax.datasets.stepwise import records
 from prm_jax.runtime import json_lines
@@ -17,28 +20,29 @@ from prm_jax.types import CLASSES, TWO_CLASSES, StepTree, problem_key
 ENDINGS = (".jsonl", ".jsonl.gz", ".json")  # endings of a split's file in a folder
 
 
+@dataclasses.dataclass(frozen=True)
+class Stepwise(config_lib.Checked):
+  """Options of the dataset `stepwise`."""
+
+  # Kind of labels: true or false (1 or 0), -1 to 1, a probability, or k of n; auto: inferred.
+  labels: Literal["auto", records.Kind] = "auto"
+  # Share of the problems to hold out for evaluation, if the source has no test.jsonl.
+  test_share: config_lib.Decay = 0.05
+
+
 class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   """Labelled solutions (`records`), each stored as JSON with labels as in `StepTree`."""
 
   VERSION = tfds.core.Version("1.0.0")
 
-  def __init__(
-    self,
-    *,
-    source: str | pathlib.Path,
-    labels: str = "auto",
-    test_share: float = 0.05,
-    **kwargs,
-  ):
-    """Takes the arguments of TFDS's builders and three more.
+  def __init__(self, *, source: str | pathlib.Path, options: Stepwise, **kwargs):
+    """Takes the arguments of TFDS's builders and two more.
 
     Args:
       source: a folder with train.jsonl and perhaps test.jsonl (or .jsonl.gz), or one file.
-      labels: the kind of the labels, or "auto".
-      test_share: share of the problems to hold out as the test split, if it has no file.
     """
     self.paths = _files(pathlib.Path(source).expanduser())
-    self._labels, self._test_share = labels, test_share
+    self._options = options
     self.kind: records.Kind | None = None  # kind of the labels; None before the build
     self.counts: dict[str, dict[str, Counter]] = {}  # each split's part of manifest.json
     self.test_problems: set[str] = set()  # problems of the test file that train has too
@@ -65,7 +69,7 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
           problems[split][problem_key(solution.problem)].add(solution.problem)
           yield solution, zero_is_wrong, where
 
-    self.kind = records.kind_of(first_pass(), self._labels)
+    self.kind = records.kind_of(first_pass(), self._options.labels)
     if "test" in self.paths:
       rows = {split: _solutions(path) for split, path in self.paths.items()}
       for key in problems["train"].keys() & problems["test"]:
@@ -73,7 +77,8 @@ class Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     else:
       # The problems with the smallest hashes: the same ones when lines are added or moved.
       # At least one problem is left to train on.
-      count = min(round(self._test_share * len(problems["train"])), len(problems["train"]) - 1)
+      count = len(problems["train"])
+      count = min(round(self._options.test_share * count), count - 1)
       digest = lambda problem: hashlib.sha256(problem.encode()).digest()
       tested = set(sorted(problems["train"], key=digest)[:count])
       is_tested = lambda row: problem_key(row[0].problem) in tested
