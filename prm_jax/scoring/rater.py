@@ -123,6 +123,14 @@ class Rater(abc.ABC):
     Raises:
       SolutionError: `encode` cannot encode a solution, or its probabilities are `undefined`.
     """
+    return self.rate(solutions, on_share)[0]
+
+  def rate(
+    self,
+    solutions: Sequence[tuple[str, Sequence[str]]],
+    on_share: Callable[[float], None] = lambda share: None,
+  ) -> tuple[list[np.ndarray], int]:
+    """Returns what `by_head` does, and the number of tokens of the distinct solutions."""
     distinct: dict[tuple[str, tuple[str, ...]], int] = {}
     index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
     encoded = []
@@ -134,4 +142,4 @@ class Rater(abc.ABC):
     results = self.read(encoded, [problem for problem, _ in distinct], on_share)
     if bad := undefined(results):
       raise SolutionError(index.index(bad[0]), UNDEFINED)
-    return [results[i] for i in index]
+    return [results[i] for i in index], sum(map(len, encoded))
