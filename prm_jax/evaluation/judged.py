@@ -18,7 +18,7 @@ from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 from prm_jax.scoring import step_scores
-from prm_jax.scoring.rater import SolutionError
+from prm_jax.scoring.rater import Solution, SolutionError
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
 
@@ -121,7 +121,7 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
 
 
 def rate(
-  scorer: Scorer, solutions: Sequence[tuple[str, Sequence[str]]], names: Sequence[str]
+  scorer: Scorer, solutions: Sequence[Solution], names: Sequence[str]
 ) -> tuple[list[np.ndarray], int]:
   """Returns `Rater.rate`; a ValueError begins with the name of the solution that has no scores."""
   with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:

@@ -15,6 +15,7 @@ from prm_jax.types import Batch, StepContract
 
 MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
 UNDEFINED = "the model gives NaN in place of probabilities"
+Solution = tuple[str, Sequence[str]]  # a problem and steps
 
 
 class SolutionError(ValueError):
@@ -102,16 +103,14 @@ class Rater(abc.ABC):
       )
     return tree
 
-  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
+  def probabilities(self, solutions: Sequence[Solution]) -> list[np.ndarray]:
     """Returns the mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
     return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
 
   def by_head(
-    self,
-    solutions: Sequence[tuple[str, Sequence[str]]],
-    on_share: Callable[[float], None] = lambda share: None,
+    self, solutions: Sequence[Solution], on_share: Callable[[float], None] = lambda share: None
   ) -> list[np.ndarray]:
-    """Returns the class probabilities of (problem, steps) pairs; equal pairs are read once.
+    """Returns the class probabilities of solutions; equal ones are read once.
 
     Args:
       on_share: called now and then with the share of the work that is done.
@@ -126,9 +125,7 @@ class Rater(abc.ABC):
     return self.rate(solutions, on_share)[0]
 
   def rate(
-    self,
-    solutions: Sequence[tuple[str, Sequence[str]]],
-    on_share: Callable[[float], None] = lambda share: None,
+    self, solutions: Sequence[Solution], on_share: Callable[[float], None] = lambda share: None
   ) -> tuple[list[np.ndarray], int]:
     """Returns what `by_head` does, and the number of tokens of the distinct solutions."""
     distinct: dict[tuple[str, tuple[str, ...]], int] = {}

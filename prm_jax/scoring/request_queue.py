@@ -15,12 +15,11 @@ import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.scoring import batching
-from prm_jax.scoring.rater import UNDEFINED, Rater, SolutionError, undefined
+from prm_jax.scoring.rater import UNDEFINED, Rater, Solution, SolutionError, undefined
 
 BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # a batch takes solutions until it has so many tokens
 WAIT = 0.002  # seconds in which more solutions may join a batch
 SLICE = 2**16  # characters that are encoded at a time, so that requests take turns
-Solution = tuple[str, tuple[str, ...]]  # problem and steps
 
 
 class Refused(Exception):

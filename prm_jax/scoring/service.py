@@ -25,8 +25,8 @@ from aiohttp import web
 
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates, rewards
-from prm_jax.scoring.rater import MAX_TOKENS, Rater, SolutionError
-from prm_jax.scoring.request_queue import Refused, RequestQueue, Solution
+from prm_jax.scoring.rater import MAX_TOKENS, Rater, Solution, SolutionError
+from prm_jax.scoring.request_queue import Refused, RequestQueue
 from prm_jax.scoring.reward_function import RewardFunction
 
 BACKLOG = 2048  # connections that wait in the operating system to be accepted
