@@ -63,14 +63,14 @@ def tokenizer_files(tokenizer) -> dict[str, bytes]:
 
 def card(args: Args, step: int, about, tokenizer) -> bytes:
   """Returns the README.md of the export."""
-  from prm_jax.pretrained import base_model, model_card
+  from prm_jax.pretrained import model_card
   from prm_jax.runtime import json_lines, storage
   from prm_jax.training import checkpoint
 
   c, workdir = about.config, storage.path(args.checkpoint)
   bases, start = [], c.init.checkpoint
   while start:  # a run may start from another run
-    bases.append(base_model.describe(start))
+    bases.append(model_card.base_model(start))
     latest = checkpoint.latest(start) if len(bases) < 8 else None
     start = latest[1].config.init.checkpoint if latest else ""
   judged = json_lines.document_or_empty(workdir / "evaluation.json")

@@ -21,7 +21,7 @@ from conftest import ROOT, call_script
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import tokenizers
-from prm_jax.pretrained import base_model, families, weights
+from prm_jax.pretrained import families, model_card, weights
 
 gguf = pytest.importorskip("gguf", reason="the gguf extra is not installed")
 
@@ -250,4 +250,4 @@ def test_every_model_has_a_name_and_a_licence_for_model_cards(monkeypatch):
 
   assert fetch_model.LICENSES.keys() == fetch_model.SOURCES.keys()
   for name, identifier in fetch_model.LICENSES.values():
-    assert base_model.HUB_ID.fullmatch(name) and base_model.LICENSE.fullmatch(identifier)
+    assert model_card.HUB_ID.fullmatch(name) and model_card.LICENSE.fullmatch(identifier)

@@ -153,8 +153,9 @@ def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
 
 PERCENT = {"rating_probs": [{"-1": 3.0, "0": 16.0, "1": 81.0}] * 2}
 NO_PROBABILITIES = [
-  (PERCENT, r"rating_probs\[0\] is \[3.0, 16.0, 81.0\]: expected probabilities"),
+  (PERCENT, r"rating_probs\[0\] is {'-1': 3.0, '0': 16.0, '1': 81.0}: expected probabilities"),
   ({"rating_probs": [{"-1": -0.1, "0": 0.1, "1": 1.0}] * 2}, r"expected float >= 0"),
+  ({"rating_probs": [{"wrong": 0.5, "right": 0.5}] * 2}, 'no "-1"|expected probabilities of -1, 0'),
   ({"step_std": [0.1, math.nan]}, r'"step_std\[1\]" is nan: expected float >= 0'),
   ({"step_std": [0.1, -5.0]}, r'"step_std\[1\]" is -5.0: expected float >= 0'),
 ]
@@ -167,9 +168,9 @@ def test_scores_that_are_no_probabilities_are_refused(changed, message, tmp_path
   The user reads the file and the line.
   """
   path = write_scored(tmp_path / "a.jsonl", **changed)
-  with pytest.raises(BadLine, match=f"a.jsonl:1: .*{message}"):
+  with pytest.raises(BadLine, match=f"a.jsonl:1: .*({message})"):
     lib.choose(path, "uniform", 1, 0)
-  with pytest.raises(BadLine, match=f"a.jsonl:1: .*{message}"):
+  with pytest.raises(BadLine, match=f"a.jsonl:1: .*({message})"):
     list(json_lines.structs(path, page.Record))
 
 

@@ -14,7 +14,7 @@ from conftest import ROOT, call_script
 
 from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree, tokenizers
-from prm_jax.pretrained import base_model, export, model_card, snippets
+from prm_jax.pretrained import export, model_card, snippets
 from prm_jax.scoring import language_model
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import loop
@@ -51,15 +51,15 @@ def code(card: str, library: str) -> str:
 def test_name_and_licence_of_a_base_model_are_read(tmp_path):
   """The licence is that of the base model's card, else of provenance.json, else of LICENSE."""
   base = tmp_path / "some-model"
-  assert base_model.describe(base) == base_model.BaseModel("some-model")
+  assert model_card.base_model(base) == model_card.BaseModel("some-model")
   base.mkdir()
   (base / "LICENSE").write_text("   Apache License\n   Version 2.0, January 2004\n")
   (base / "config.json").write_text('{"_name_or_path": "owner/parent"}')  # of the base's own base
-  assert base_model.describe(base) == base_model.BaseModel("some-model", "apache-2.0", "LICENSE")
+  assert model_card.base_model(base) == model_card.BaseModel("some-model", "apache-2.0", "LICENSE")
   (base / "provenance.json").write_text('{"model": "owner/name", "license": "gemma"}')
-  assert base_model.describe(base) == base_model.BaseModel("owner/name", "gemma", "its source")
+  assert model_card.base_model(base) == model_card.BaseModel("owner/name", "gemma", "its source")
   (base / "README.md").write_text("---\nlicense: 'MIT'\ntags: [a]\n---\n# x\n")
-  assert base_model.describe(base) == base_model.BaseModel("owner/name", "mit", "README.md")
+  assert model_card.base_model(base) == model_card.BaseModel("owner/name", "mit", "README.md")
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_invalid_files_of_a_base_model_are_ignored(tmp_path, text):
   for name in ("README.md", "provenance.json", "config.json"):
     (tmp_path / name).write_bytes(text.encode("latin-1"))
   (tmp_path / "provenance.json").write_text(json.dumps({"model": HOSTILE, "license": [1]}))
-  assert base_model.describe(tmp_path) == base_model.BaseModel(tmp_path.name)
+  assert model_card.base_model(tmp_path) == model_card.BaseModel(tmp_path.name)
 
 
 def test_a_card_names_its_base_models():
   """The card names every model from which a run started; its front matter has id and licence."""
-  bases = [base_model.BaseModel("text_run"), base_model.BaseModel("a/b", "gemma", "LICENSE")]
+  bases = [model_card.BaseModel("text_run"), model_card.BaseModel("a/b", "gemma", "LICENSE")]
   card = model_card.write(facts(bases=bases))
   values = front_matter(card)
   assert (values["license"], values["base_model"]) == ("gemma", "a/b")
@@ -129,8 +129,8 @@ def test_hostile_text_from_files_is_escaped():
   )
   judged = {"benchmark": HOSTILE, "intervals": {HOSTILE: {"value": HOSTILE}, "x": 3}}
   manifest = {HOSTILE: {"targets": {HOSTILE: 1}, "examples": HOSTILE}, "train": [HOSTILE]}
-  base = [base_model.BaseModel(HOSTILE, HOSTILE, HOSTILE)]
-  clean = model_card.write(facts(bases=[base_model.BaseModel("x", "mit", "y")]))
+  base = [model_card.BaseModel(HOSTILE, HOSTILE, HOSTILE)]
+  clean = model_card.write(facts(bases=[model_card.BaseModel("x", "mit", "y")]))
   card = model_card.write(
     facts(
       name=HOSTILE,

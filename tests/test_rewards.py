@@ -242,8 +242,8 @@ class Letters:
   contract = StepContract("process", TWO_CLASSES, "\n\n", (1,), "", "none", "", "letters")
 
   def encode(self, problem, steps):
-    if any("!" in step for step in steps):
-      raise ValueError("too long")
+    if not steps or any("!" in step for step in steps):
+      raise ValueError("without steps, or too long")
     return steps
 
   def read(self, token_trees, problems):

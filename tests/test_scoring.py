@@ -45,7 +45,7 @@ def test_the_representation_of_a_scorer_has_no_weights(scorer):
 
 def test_scorers_of_the_same_model_share_a_program(prm_run, scorer):
   """Loading a model again compiles no second program."""
-  assert Scorer.load(prm_run).forward is scorer.forward
+  assert Scorer.load(prm_run).program is scorer.program
 
 
 def test_annotate_py_labels_up_to_the_first_wrong_step(prm_run, scorer, samples, tmp_path):

@@ -18,7 +18,7 @@ from prm_jax.aggregation.intervals import interval, resample_counts
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
 from prm_jax.scoring import step_scores
-from prm_jax.scoring.rater import UNDEFINED, undefined
+from prm_jax.scoring.rater import Solution, SolutionError
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
 
@@ -101,38 +101,34 @@ def score(scorer: Scorer, solutions: Sequence[Labelled]) -> tuple[list[Judged], 
   contract = scorer.contract
   if contract.objective != "process":
     raise ValueError(f"an {contract.objective} model has no probabilities of steps")
-  start, encoded = time.perf_counter(), {}
-  for each in solutions:
-    for pair in _pairs(each):
-      try:
-        encoded[pair] = encoded[pair] if pair in encoded else scorer.encode(*pair)
-      except ValueError as error:
-        raise ValueError(f"{each.id}: {error}") from error
-  with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
-    on_share = lambda share: bar.reach(share * len(solutions))
-    read = scorer.read([*encoded.values()], [problem for problem, _ in encoded], on_share)
-  if bad := undefined(read):
-    pair = [*encoded][bad[0]]
-    raise ValueError(f"{next(x.id for x in solutions if pair in _pairs(x))}: {UNDEFINED}")
-  seconds, by_pair = time.perf_counter() - start, dict(zip(encoded, read))
+  paths = [(solution, path) for solution in solutions for path in solution.paths()]
+  pairs = [(solution.problem, [solution.steps[i] for i in path]) for solution, path in paths]
+  start = time.perf_counter()
+  read, tokens = rate(scorer, pairs, [solution.id for solution, _ in paths])
+  seconds, by_path = time.perf_counter() - start, iter(read)
   columns, judged = [CLASSES["process"].index(name) for name in contract.classes], []
   for solution in solutions:
     heads = np.zeros((len(solution.labels), contract.heads, len(columns)))
-    for path, pair in zip(solution.paths(), _pairs(solution)):
-      heads[path] = by_pair[pair]
+    for path in solution.paths():
+      heads[path] = next(by_path)
     right = heads[..., contract.right_classes].sum(-1)  # [S, K]
     probs = np.zeros((len(heads), len(RATINGS)))
     probs[:, columns] = heads.mean(1)
     std = right.std(1) if contract.heads > 1 else None
     judged.append(Judged(**vars(solution), probs=probs, scores=right.mean(1), std=std))
-  tokens = sum(map(len, encoded.values()))
   speed = {"solutions": len(solutions), "tokens": tokens, "seconds": seconds}
   return judged, speed | {"tokens_per_second": tokens / seconds}
 
 
-def _pairs(solution: Labelled) -> list[tuple[str, tuple[str, ...]]]:
-  """Returns the problem and the steps of each path."""
-  return [(solution.problem, tuple(solution.steps[i] for i in path)) for path in solution.paths()]
+def rate(
+  scorer: Scorer, solutions: Sequence[Solution], names: Sequence[str]
+) -> tuple[list[np.ndarray], int]:
+  """Returns `Rater.rate`; a ValueError begins with the name of the solution that has no scores."""
+  with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
+    try:
+      return scorer.rate(solutions, lambda share: bar.reach(share * len(solutions)))
+    except SolutionError as error:
+      raise ValueError(f"{names[error.index]}: {error}") from error
 
 
 class Scores(msgspec.Struct):
@@ -157,18 +153,14 @@ def from_record(
   scores = json_lines.convert(record, Scores, where)
   if scores.rating_probs is None and scores.step_scores is None:
     raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
-  count = len(solution.steps)
-  for name, values in msgspec.structs.asdict(scores).items():
-    if values is not None and len(values) != count:
-      raise json_lines.BadLine(f"{where}: {len(values)} {name} of {count} steps")
+  try:
+    step_scores.check(solution.steps, **msgspec.structs.asdict(scores))
+  except ValueError as error:
+    raise json_lines.BadLine(f"{where}: {error}") from None
   if scores.rating_probs is None:
     probs = [[1 - right, 0.0, right] for right in scores.step_scores]
   else:
     probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
-  for i, row in enumerate(probs):
-    if not step_scores.near_one(sum(row)):
-      values = json_lines.show(scores.rating_probs[i])
-      raise json_lines.BadLine(f"{where}: rating_probs[{i}] is {values}: expected a sum of 1")
   probs = np.array(probs)
   right = probs[:, [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]].sum(-1)
   std = None if scores.step_std is None else np.array(scores.step_std)

@@ -17,11 +17,9 @@ from prm_jax.datasets import labelled
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.datasets.prm800k import records as prm800k_records
 from prm_jax.datasets.stepwise import records as stepwise_records
-from prm_jax.evaluation import diagnostics, first_error
+from prm_jax.evaluation import diagnostics, first_error, judged
 from prm_jax.evaluation.judged import Judged, Labelled, from_record, problem_weights, with_intervals
 from prm_jax.runtime import json_lines
-from prm_jax.runtime.progress import Progress
-from prm_jax.scoring.rater import SolutionError
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import RATINGS, StepTree
 
@@ -222,12 +220,8 @@ def evaluate_outcomes(scorer: Scorer, directory: str | pathlib.Path, split: str)
   solutions, _ = labelled.step_trees(directory, split, contract.objective)
   if not solutions:
     raise ValueError(f"{directory}, split {split}: no {contract.objective} example")
-  with Progress(desc="scoring", total=len(solutions), unit="solutions", leave=False) as bar:
-    on_share = lambda share: bar.reach(share * len(solutions))
-    try:
-      read = scorer.by_head([(tree.problem, tree.steps) for tree in solutions], on_share)
-    except SolutionError as error:
-      raise ValueError(f"{solutions[error.index].source}: {error}") from error
+  pairs = [(tree.problem, tree.steps) for tree in solutions]
+  read, _ = judged.rate(scorer, pairs, [tree.source for tree in solutions])
   probs = np.concatenate(read).mean(1)
   right = np.array([bool(tree.outcome) for tree in solutions])
   metrics = step_metrics.step_metrics(probs, right.astype(int), contract.labels)

@@ -20,7 +20,7 @@ from prm_jax.generation import cached_decoder
 from prm_jax.generation.cached_decoder import Blocks
 from prm_jax.generation.places import Moved, Places, keep_tokens, power_of_two, size
 from prm_jax.input_pipeline import prefix_tree, token_tree
-from prm_jax.scoring import scorer as scorer_lib
+from prm_jax.scoring import readouts
 from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.training import checkpoint
@@ -59,7 +59,7 @@ class CachedScorer:
     # A search asks for the path of its newest solutions several times; older ones only take memory.
     self._path = functools.lru_cache(2**12)(self._path)
     self.encoded = [0] * contexts  # tokens encoded so far for each, without padding
-    self._extend = _extend(scorer.graph, scorer.softcap, scorer.config)
+    self._extend = _extend(scorer.graph, scorer.config)
     with jax.set_mesh(scorer.mesh):
       self._weights = cached_decoder.prepare(scorer.params, scorer.config)
       self._cache = cache_lib.empty(scorer.config, 0, contexts, 256, 1)
@@ -152,11 +152,11 @@ class CachedScorer:
 
 
 @functools.lru_cache(8)  # searches of one architecture share the compiled program
-def _extend(graph: nnx.GraphDef, softcap: float, c: config_lib.Model):
+def _extend(graph: nnx.GraphDef, c: config_lib.Model):
   def extend(weights, params, head, cache, new: Blocks):
     hidden, keys, values = cached_decoder.extend(weights, cache, new, c=c)
     model, at = nnx.merge(graph, params), jnp.arange(len(hidden))[None]
-    return scorer_lib.log_probs(model, head, hidden[None], at, softcap)[0], keys, values
+    return readouts.log_probs(model, head, hidden[None], at)[0], keys, values
 
   return jax.jit(extend)
 

@@ -7,14 +7,24 @@ left out.  The card says so where a fact is unknown.
 import dataclasses
 import itertools
 import json
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prm_jax import config as config_lib
-from prm_jax.pretrained import base_model, snippets
+from prm_jax.pretrained import snippets
+from prm_jax.runtime import json_lines
 from prm_jax.types import StepContract
 
+BYTES = 1 << 16  # bytes read of a text file
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,39}")  # the hub's identifier, such as apache-2.0
+TEXTS = {  # wording of licence files, by the hub's identifier
+  "apache-2.0": re.compile(r"Apache License\s+Version 2\.0"),
+  "mit": re.compile(r"MIT License|Permission is hereby granted, free of charge"),
+  "gemma": re.compile(r"Gemma Terms of Use"),
+}
 LONGEST = 120  # characters of a text from a file, at most
 SHOWN = 24  # measures with intervals, at most
 METRICS = {"nll": "negative log-likelihood, nats", "accuracy": "accuracy of the class"}
@@ -38,6 +48,15 @@ CITATION = """@article{lightman2023lets,
 }"""
 
 
+@dataclasses.dataclass(frozen=True)
+class BaseModel:
+  """Name and licence from the files of a model: untrusted text, to be escaped before display."""
+
+  name: str  # the name on the hub, or of the directory
+  license: str = ""  # the hub's identifier; "": unknown
+  found_in: str = ""  # the file that states the licence
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
   """The facts of a model card."""
@@ -49,12 +68,45 @@ class Facts:
   contract: StepContract
   bos_id: int | None
   tokenizer: str = "tokenizer.json"  # name of its file
-  bases: Sequence[base_model.BaseModel]  # the run's base, the base's own base, ...; (): random
+  bases: Sequence[BaseModel]  # the run's base, the base's own base, ...; (): random
   dataset: str = ""  # the name; "": unknown
   manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the manifest of the run
   evaluation: Mapping[str, Any] | None = None  # metrics of this step during training
   judged: Mapping[str, Any] | None = None  # output of evaluate.py for this step
   versions: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of packages, by name
+
+
+def base_model(directory: str | pathlib.Path) -> BaseModel:
+  """Returns the name and licence in README.md, provenance.json and licence files.
+
+  A directory that no longer exists gives only its name.
+  """
+  directory = pathlib.Path(directory)
+  provenance = json_lines.document_or_empty(directory / "provenance.json")
+  # Not the `_name_or_path` of config.json, which often names the model that this one started from.
+  name = str(provenance.get("model"))
+  name = name if HUB_ID.fullmatch(name) else directory.absolute().name
+  front = re.match(r"---\s*\n(.*?)\n---\s*\n", _beginning(directory / "README.md"), re.DOTALL)
+  pattern = r"^license:[ \t]*[\"']?([^\s\"']+)[\"']?[ \t]*$"
+  line = re.search(pattern, front[1] if front else "", re.MULTILINE)
+  stated_in = {"README.md": line and line[1], "its source": provenance.get("license")}
+  for file, identifier in stated_in.items():
+    if isinstance(identifier, str) and LICENSE.fullmatch(identifier.lower()):
+      return BaseModel(name, identifier.lower(), file)
+  for file in ("LICENSE", "LICENSE.txt", "LICENSE.md"):
+    for identifier, wording in TEXTS.items():
+      if wording.search(_beginning(directory / file)):
+        return BaseModel(name, identifier, file)
+  return BaseModel(name)
+
+
+def _beginning(path: pathlib.Path) -> str:
+  """Returns the beginning of a text file, or "" if it cannot be read."""
+  try:
+    with path.open("rb") as file:
+      return file.read(BYTES).decode(errors="replace").replace("\r\n", "\n")
+  except OSError:
+    return ""
 
 
 def text(value: Any) -> str:
@@ -96,9 +148,9 @@ def _front_matter(facts: Facts) -> str:
   lines = ["---", "library_name: transformers"]
   lines.append(f"pipeline_tag: {'text-generation' if lm else 'token-classification'}")
   known = [base.license for base in facts.bases if base.license]
-  if known and base_model.LICENSE.fullmatch(known[0]):
+  if known and LICENSE.fullmatch(known[0]):
     lines.append(f'license: "{known[0]}"')
-  if facts.bases and base_model.HUB_ID.fullmatch(name := facts.bases[-1].name):
+  if facts.bases and HUB_ID.fullmatch(name := facts.bases[-1].name):
     lines.append(f'base_model: "{name}"')
   tags = ["prm_jax"]
   tags += [] if lm else ["reward-model", f"{facts.contract.objective}-reward-model"]

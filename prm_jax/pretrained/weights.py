@@ -151,36 +151,33 @@ def load(
     ValueError: tensors are missing, unknown, or of a wrong shape or dtype; the message names them.
     OSError: a file cannot be read.
   """
-  source = tensors(path)
-  unpublished = {name for name in abstract if decoder.is_head(name)} - LAYOUTS.keys()
-  published = {name: x for name, x in abstract.items() if name not in unpublished}
-  leaves = _with_layouts(published, config)
-  absent: set[str] = set()
+  source, leaves = tensors(path), traverse_util.flatten_dict(abstract, sep=".")
+  zeros = {name for name in leaves if decoder.is_head(name)} - LAYOUTS.keys()
   classifier = source.get("score.weight")
   if classifier and "lm_head.weight" not in source:
-    absent.add("language_model")
+    zeros.add("language_model")
   if "head" in leaves:
-    if not classifier or classifier.shape != leaves["head"][1].shape[::-1]:
-      absent |= {"head", "head_bias"}
+    if not classifier or classifier.shape != leaves["head"].shape[::-1]:
+      zeros |= {"head", "head_bias"}
       others = (*others, "score.weight", "score.bias")
     elif "score.bias" not in source:
-      absent.add("head_bias")
+      zeros.add("head_bias")
   if "language_model" not in leaves:
     others = (*others, "lm_head.weight")  # a copy of the embedding, or not used
+  public = _with_layouts({name: x for name, x in leaves.items() if name not in zeros}, config)
   shapes: dict[str, tuple[int, ...]] = {}
-  for name, (layout, leaf) in leaves.items():
-    shapes |= {} if name in absent else layout.public_shapes(leaf.shape)
+  for layout, leaf in public.values():
+    shapes |= layout.public_shapes(leaf.shape)
   _check(path, source, shapes, (*IGNORED, *others))
-  zeros = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-  params = {name: zeros(abstract[name]) for name in unpublished}
-  for name, (layout, leaf) in leaves.items():
-    if name in absent:
-      params[name] = zeros(leaf)
-    else:
-      # Shard by shard, as `jax.make_array_from_callback` would hold all of them on the host.
-      spans = leaf.sharding.addressable_devices_indices_map(leaf.shape).items()
-      shards = [jax.device_put(layout.read(source, leaf, span), device) for device, span in spans]
-      params[name] = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+  params = {}
+  for name, leaf in leaves.items():
+    if name in zeros:
+      params[name] = jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
+      continue
+    # Shard by shard, as `jax.make_array_from_callback` would hold all of them on the host.
+    layout, spans = public[name][0], leaf.sharding.addressable_devices_indices_map(leaf.shape)
+    shards = [jax.device_put(layout.read(source, leaf, s), device) for device, s in spans.items()]
+    params[name] = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
   return traverse_util.unflatten_dict(params, sep=".")
 
 

@@ -19,7 +19,7 @@ SCORES = {  # keys of a model's scores, by its objective
 }
 
 
-class Solution(msgspec.Struct):
+class Keys(msgspec.Struct):
   """The keys of a record that are read; all others are kept as they are."""
 
   problem: json_lines.Text
@@ -41,7 +41,7 @@ def solution(record: dict[str, Any], separator: str, where: str) -> tuple[str, t
     whole = 'a problem with "samples"; expected one candidate a line'
     message = whole if "samples" in record else 'no "steps" or "text"'
     raise json_lines.BadLine(f"{where}: {message}")
-  checked = json_lines.convert(record, Solution, where)
+  checked = json_lines.convert(record, Keys, where)
   return checked.problem, tuple(checked.steps)
 
 
@@ -108,11 +108,8 @@ def rated(
   lines, done = read(), 0
   with progress.Progress(desc=doing, total=total, unit="solutions") as bar:
     while chunk := list(itertools.islice(lines, CHUNK)):
-      kept = [
-        i
-        for i, line in enumerate(chunk)
-        if not (skip_cut_off and line.record.get("finished") is False)
-      ]
+      skipped = lambda line: skip_cut_off and line.record.get("finished") is False
+      kept = [i for i, line in enumerate(chunk) if not skipped(line)]
       solutions = [(chunk[i].problem, chunk[i].steps) for i in kept]
       on_share = lambda share, done=done, chunk=chunk: bar.reach(done + share * len(chunk))
       try:

@@ -11,7 +11,7 @@ and a separator.  The separator after a step counts as a token of the step.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -23,7 +23,6 @@ from prm_jax import config as config_lib
 from prm_jax.input_pipeline import token_tree
 from prm_jax.model import sharding as sharding_lib
 from prm_jax.runtime import storage
-from prm_jax.scoring import batching
 from prm_jax.scoring.language_model import LanguageModel
 from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.rewards import BETA
@@ -44,12 +43,13 @@ class ImplicitScorer(Rater):
 
   policy: LanguageModel
   reference: LanguageModel
-  mesh: jax.sharding.Mesh  # of the parameters
+  mesh: jax.sharding.Mesh
   beta: float = BETA
   separator: str = SEPARATOR
-  row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
-  merge: bool = True  # encode the shared prefixes of a problem's solutions once
-  contract: StepContract = dataclasses.field(init=False)  # the meaning of its probabilities
+  row_length: int = config_lib.Data().row_length
+  merge: bool = True
+  contract: StepContract = dataclasses.field(init=False)
+  config: config_lib.Model = dataclasses.field(init=False)  # the policy's, but for its context
   layout = "problem, steps"
 
   def __post_init__(self):
@@ -67,6 +67,9 @@ class ImplicitScorer(Rater):
     )
     read = f"sigmoid of {beta} * log(pi / pi_ref), summed over the step's tokens and separator"
     object.__setattr__(self, "contract", dataclasses.replace(contract, read=read))
+    lengths = filter(None, (model.config.context_length for model in (policy, reference)))
+    config = dataclasses.replace(policy.config, context_length=min(lengths, default=0))
+    object.__setattr__(self, "config", config)
 
   @classmethod
   def load(
@@ -100,17 +103,8 @@ class ImplicitScorer(Rater):
     return self.policy.step
 
   @property
-  def dtype(self) -> str:
-    return self.policy.config.dtype
-
-  @property
   def vocab_size(self) -> int:
     return min(self.policy.vocab_size, self.reference.vocab_size)
-
-  @property
-  def context_length(self) -> int:
-    lengths = (model.config.context_length for model in (self.policy, self.reference))
-    return min(filter(None, lengths), default=0)
 
   def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
     """Returns the solution with a read at every token from the first step on.
@@ -123,35 +117,27 @@ class ImplicitScorer(Rater):
     numbers = np.searchsorted(by_step.read_positions, tree.read_positions)
     return dataclasses.replace(tree, read_solutions=numbers)
 
-  def read(
-    self,
-    token_trees: Sequence[token_tree.TokenTree],
-    problems: Sequence[str],
-    on_share: Callable[[float], None] = lambda share: None,
-  ) -> list[np.ndarray]:
-    """Returns P(wrong) and P(right) of the steps of encoded solutions, float64 `[steps, 1, 2]`."""
-    # `batching.read` exponentiates: these are the likelihood ratios of the tokens, [tokens, 1, 1].
-    ratios = batching.read(
-      token_trees, problems, self._log_ratios, self.mesh, self.row_length, self.merge, on_share
-    )
-    rewards = (
-      self.beta * np.bincount(tree.read_solutions, np.log(ratio[:, 0, 0]))
-      for tree, ratio in zip(token_trees, ratios)
-    )
-    return [special.expit(np.stack([-each, each], axis=-1))[:, None] for each in rewards]
-
-  def _log_ratios(self, batch: Batch) -> jax.Array:
+  def forward(self, batch: Batch) -> jax.Array:
     """Returns log pi - log pi_ref of the tokens at a batch's read positions, `[B, R, 1, 1]`."""
-    return self._difference(self.policy.read_log_probs(batch), self.reference.read_log_probs(batch))
+    models = (self.policy, self.reference)
+    return _log_ratios(*(model.read_log_probs(batch) for model in models), mesh=self.mesh)
 
-  @functools.cached_property
-  def _difference(self):
-    def clipped(policy: jax.Array, reference: jax.Array) -> jax.Array:
-      return jnp.clip(policy - reference, -LARGEST, LARGEST)[..., None, None]
+  def of_steps(self, tree: token_tree.TokenTree, ratios: np.ndarray) -> np.ndarray:
+    """Returns P(wrong) and P(right) of steps, float64 `[steps, 1, 2]`.
 
-    return jax.jit(clipped, out_shardings=sharding_lib.replicated(self.mesh))
+    Args:
+      ratios: pi / pi_ref of the tokens, `[tokens, 1, 1]`.
+    """
+    reward = self.beta * np.bincount(tree.read_solutions, np.log(ratios[:, 0, 0]))
+    return special.expit(np.stack([-reward, reward], axis=-1))[:, None]
 
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the two models that they are from."""
     models = {"model": self.policy.facts(), "reference": self.reference.facts()}
     return dataclasses.asdict(self.contract) | models | {"beta": self.beta}
+
+
+@functools.partial(jax.jit, static_argnames="mesh")
+def _log_ratios(policy: jax.Array, reference: jax.Array, *, mesh: jax.sharding.Mesh) -> jax.Array:
+  ratios = jnp.clip(policy - reference, -LARGEST, LARGEST)[..., None, None]
+  return jax.lax.with_sharding_constraint(ratios, sharding_lib.replicated(mesh))

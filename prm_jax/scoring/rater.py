@@ -5,13 +5,17 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from prm_jax import config as config_lib
 from prm_jax.input_pipeline.token_tree import TokenTree
-from prm_jax.types import StepContract
+from prm_jax.scoring import batching
+from prm_jax.types import Batch, StepContract
 
 MAX_TOKENS = 16_384  # of a solution: bounds the cost of one line of a file
 UNDEFINED = "the model gives NaN in place of probabilities"
+Solution = tuple[str, Sequence[str]]  # a problem and steps
 
 
 class SolutionError(ValueError):
@@ -31,17 +35,40 @@ class Rater(abc.ABC):
   """A model that rates steps: `Scorer`, or `ImplicitScorer` of two language models."""
 
   contract: StepContract  # the meaning of its probabilities
+  config: config_lib.Model
   vocab_size: int  # rows of the embedding
-  context_length: int  # longest context in tokens that the model was made for; 0: unknown
+  mesh: jax.sharding.Mesh  # of the parameters
+  row_length: int  # tokens; longer solutions get longer rows
+  merge: bool  # encode the shared prefixes of a problem's solutions once
   step: int | None  # of a checkpoint
-  dtype: str  # of the activations
   layout: str  # how a solution is laid out, for people
+
+  @property
+  def dtype(self) -> str:
+    """The dtype of the activations."""
+    return self.config.dtype
+
+  @property
+  def context_length(self) -> int:
+    """The longest context in tokens that the model was made for; 0: unknown."""
+    return self.config.context_length
 
   @abc.abstractmethod
   def lay_out(self, problem: str, steps: Sequence[str]) -> TokenTree:
     """Returns a solution's tokens and read positions; ValueError if it cannot be laid out."""
 
   @abc.abstractmethod
+  def forward(self, batch: Batch) -> jax.Array:
+    """Returns class log-probabilities at a batch's read positions, `[B, R, K, C]`."""
+
+  @abc.abstractmethod
+  def facts(self) -> dict[str, Any]:
+    """Returns the meaning of the probabilities, and the model files that they are from."""
+
+  def of_steps(self, tree: TokenTree, probabilities: np.ndarray) -> np.ndarray:
+    """Returns the probabilities of a solution's steps, given those at its reads."""
+    return probabilities
+
   def read(
     self,
     token_trees: Sequence[TokenTree],
@@ -49,10 +76,10 @@ class Rater(abc.ABC):
     on_share: Callable[[float], None] = lambda share: None,
   ) -> list[np.ndarray]:
     """Returns the class probabilities of encoded solutions, as `by_head` does."""
-
-  @abc.abstractmethod
-  def facts(self) -> dict[str, Any]:
-    """Returns the meaning of the probabilities, and the model files that they are from."""
+    found = batching.read(
+      token_trees, problems, self.forward, self.mesh, self.row_length, self.merge, on_share
+    )
+    return [self.of_steps(*each) for each in zip(token_trees, found)]
 
   def encode(self, problem: str, steps: Sequence[str]) -> TokenTree:
     """Lays out a solution and checks it; warns, once, of one beyond the model's context length.
@@ -76,16 +103,14 @@ class Rater(abc.ABC):
       )
     return tree
 
-  def probabilities(self, solutions: Sequence[tuple[str, Sequence[str]]]) -> list[np.ndarray]:
+  def probabilities(self, solutions: Sequence[Solution]) -> list[np.ndarray]:
     """Returns the mean over heads of `by_head`, each `[steps, C]` or `[1, C]`."""
     return [probabilities.mean(1) for probabilities in self.by_head(solutions)]
 
   def by_head(
-    self,
-    solutions: Sequence[tuple[str, Sequence[str]]],
-    on_share: Callable[[float], None] = lambda share: None,
+    self, solutions: Sequence[Solution], on_share: Callable[[float], None] = lambda share: None
   ) -> list[np.ndarray]:
-    """Returns the class probabilities of (problem, steps) pairs; equal pairs are read once.
+    """Returns the class probabilities of solutions; equal ones are read once.
 
     Args:
       on_share: called now and then with the share of the work that is done.
@@ -97,6 +122,12 @@ class Rater(abc.ABC):
     Raises:
       SolutionError: `encode` cannot encode a solution, or its probabilities are `undefined`.
     """
+    return self.rate(solutions, on_share)[0]
+
+  def rate(
+    self, solutions: Sequence[Solution], on_share: Callable[[float], None] = lambda share: None
+  ) -> tuple[list[np.ndarray], int]:
+    """Returns what `by_head` does, and the number of tokens of the distinct solutions."""
     distinct: dict[tuple[str, tuple[str, ...]], int] = {}
     index = [distinct.setdefault((p, tuple(steps)), len(distinct)) for p, steps in solutions]
     encoded = []
@@ -108,4 +139,4 @@ class Rater(abc.ABC):
     results = self.read(encoded, [problem for problem, _ in distinct], on_share)
     if bad := undefined(results):
       raise SolutionError(index.index(bad[0]), UNDEFINED)
-    return [results[i] for i in index]
+    return [results[i] for i in index], sum(map(len, encoded))

@@ -28,6 +28,7 @@ from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.input_pipeline.tokenizers import Tokenizer, chat_template, token_name
 from prm_jax.model import attention as attention_lib
+from prm_jax.model.decoder import StepScorer
 from prm_jax.types import StepContract
 
 QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -58,20 +59,24 @@ class Readout:
   tokens: Mapping[str, int] = dataclasses.field(default_factory=dict)  # tags and answers
 
 
-def log_probs(head: Head, x: jax.Array, softcap: float) -> jax.Array:
-  """Returns the class log-probabilities `[B, R, 2]` of a published head, wrong and right.
+def log_probs(
+  model: StepScorer, head: Head, hidden: jax.Array, read_positions: jax.Array
+) -> jax.Array:
+  """Returns the class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`.
 
   Args:
-    x: hidden states at the reads `[B, R, D]`, float32.
-    softcap: of the logits; 0: none.
+    head: of a published model; (): the model's own head.
   """
+  if not head:
+    return jax.nn.log_softmax(model.class_logits(hidden, read_positions))
+  x = jnp.take_along_axis(hidden, read_positions[..., None], axis=1).astype(jnp.float32)
   for i, (weight, bias) in enumerate(head):
     x = jax.nn.relu(x) if i else x
     # Full float32 on TPUs too, where it is not the default.
     x = jnp.einsum("BRD,CD->BRC", x, weight, precision=jax.lax.Precision.HIGHEST) + bias
   if x.shape[-1] == 1:
-    return jax.nn.log_sigmoid(jnp.concatenate([-x, x], axis=-1))
-  return jax.nn.log_softmax(attention_lib.soft_cap(x, softcap))
+    return jax.nn.log_sigmoid(jnp.stack([-x, x], axis=-1))
+  return jax.nn.log_softmax(attention_lib.soft_cap(x, model.config.logit_softcap))[:, :, None]
 
 
 def trained(tokenizer: Tokenizer, contract: StepContract) -> Readout:
@@ -194,18 +199,15 @@ def skywork(tokenizer: Tokenizer, separator: str, benchmark: str = "") -> Readou
 
   def encode(problem: str, steps: Sequence[str]) -> TokenTree:
     pieces = [first, f"{problem}\n"]
-    for step in steps:
-      pieces += [piece for line in step.split("\n") for piece in (line, end)] + [READ]
-    return _joined(pieces, tokenizer)
-
-  def encode_tagged(problem: str, steps: Sequence[str]) -> TokenTree:
-    pieces = [first, f"{problem}\n"]
-    for i, step in enumerate(_without_numbers(steps)):
-      pieces += ["\n" * (i > 0) + f"Step {i + 1}: {step.strip()} ", end, READ]
+    for i, step in enumerate(_without_numbers(steps) if tagged else steps):
+      whole = "\n" * (i > 0) + f"Step {i + 1}: {step.strip()} "
+      for line in [whole] if tagged else step.split("\n"):
+        pieces += [line, end]
+      pieces.append(READ)
     return _joined(pieces, tokenizer)
 
   return Readout(
-    encode_tagged if tagged else encode,
+    encode,
     layers=("v_head.summary",),
     outputs=1,
     separator=separator or "\n",

@@ -15,16 +15,19 @@ import numpy as np
 
 from prm_jax.input_pipeline.token_tree import TokenTree
 from prm_jax.scoring import batching
-from prm_jax.scoring.rater import UNDEFINED, Rater, SolutionError, undefined
+from prm_jax.scoring.rater import UNDEFINED, Rater, Solution, SolutionError, undefined
 
 BATCH_TOKENS = 4 * batching.BATCH_TOKENS  # a batch takes solutions until it has so many tokens
 WAIT = 0.002  # seconds in which more solutions may join a batch
 SLICE = 2**16  # characters that are encoded at a time, so that requests take turns
-Solution = tuple[str, tuple[str, ...]]  # problem and steps
 
 
-class ModelError(RuntimeError):
-  """The model failed; the reason is in the process's log."""
+class Refused(Exception):
+  """A request is refused; its client gets the status and the message."""
+
+  def __init__(self, status: int, message: str):
+    super().__init__(message)
+    self.status = status
 
 
 class Entry(NamedTuple):
@@ -85,7 +88,7 @@ class RequestQueue:
     If the caller is cancelled, its solutions that are still in the queue are dropped.
 
     Raises:
-      ModelError: the model failed, or its probabilities are not numbers.
+      Refused: the model failed, or its probabilities are not numbers.
     """
     loop = asyncio.get_running_loop()
     entries = [Entry(problem, tree, loop.create_future()) for problem, tree in zip(problems, trees)]
@@ -115,7 +118,8 @@ class RequestQueue:
         if np.isfinite(probabilities).all():
           entry.answer.set_result(probabilities)
         else:
-          entry.answer.set_exception(ModelError("the model failed; the server's log says how"))
+          failure = Refused(500, "the model failed; the server's log says how")
+          entry.answer.set_exception(failure)
 
   async def _next(self) -> list[Entry]:
     """Takes the oldest entries, until they have BATCH_TOKENS; waits for the first one."""

@@ -95,9 +95,8 @@ class RewardFunction:
     solutions, places = self.solutions(columns.get(self.problem, prompts), completions)
     trees: dict[int, TokenTree] = {}
     for i, (problem, steps) in enumerate(solutions):
-      with contextlib.suppress(ValueError):
-        if steps:
-          trees[i] = self.rater.encode(problem, steps)
+      with contextlib.suppress(ValueError):  # without steps, too long, ...
+        trees[i] = self.rater.encode(problem, steps)
     read = self.rater.read([*trees.values()], [solutions[i][0] for i in trees])
     if undefined(read):
       raise ValueError(UNDEFINED)
@@ -111,9 +110,9 @@ class RewardFunction:
       raise ValueError(f"{len(problems)} prompts for {len(completions)} completions")
     solutions, places = [], []
     for problem, completion in zip(problems, completions):
-      steps = split(_text(completion, "assistant") or "", self.separator)
-      solutions.append((_problem(problem), [step for step, _ in steps]))
-      places.append([end for _, end in steps])
+      steps, ends = split(_text(completion, "assistant") or "", self.separator)
+      solutions.append((_problem(problem), steps))
+      places.append(ends)
     return solutions, places
 
   def placed(
@@ -125,32 +124,28 @@ class RewardFunction:
       probabilities: `[steps, K, C]` by head, of the completions that could be scored, by number.
       places: where the steps of each completion end.
     """
-    right = [np.zeros(0)] * len(places)
-    for i, by_head in probabilities.items():
-      right[i] = by_head.mean(1)[:, self.rater.contract.right_classes].sum(-1)
-    return [
-      StepRewards(row[: len(p)].tolist(), ends[: len(p)])
-      for row, p, ends in zip(self._rewards(right), right, places)
-    ]
-
-  def _rewards(self, probabilities: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns step rewards `[B, S]`, padded to powers of two, so that few shapes are compiled."""
-    sizes = (len(probabilities), max(map(len, probabilities), default=0))
+    sizes = (len(places), max(map(len, probabilities.values()), default=0))
+    # Padded to powers of two, so that few shapes are compiled.
     shape = tuple(2 ** max(size - 1, 0).bit_length() for size in sizes)
-    padded, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
-    for i, each in enumerate(probabilities):
-      padded[i, : len(each)], valid[i, : len(each)] = each, True
-    return np.asarray(rewards.step_rewards(padded, valid, self.form, temperature=self.temperature))
+    right, valid = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    for i, by_head in probabilities.items():
+      steps = slice(len(by_head))
+      right[i, steps] = by_head.mean(1)[:, self.rater.contract.right_classes].sum(-1)
+      valid[i, steps] = True
+    found = rewards.step_rewards(right, valid, self.form, temperature=self.temperature)
+    scored = zip(np.asarray(found), valid.sum(1), places)
+    return [StepRewards(row[:count].tolist(), ends[:count]) for row, count, ends in scored]
 
 
-def split(text: str, separator: str) -> list[tuple[str, int]]:
-  """Returns a text's steps that are not blank, each with the index just past its last character."""
-  out, start = [], 0
+def split(text: str, separator: str) -> tuple[list[str], list[int]]:
+  """Returns the steps of a text that are not blank, and the index just past the text of each."""
+  steps, ends, start = [], [], 0
   for piece in text.split(separator):
     if piece.strip():
-      out.append((piece, start + len(piece.rstrip())))
+      steps.append(piece)
+      ends.append(start + len(piece.rstrip()))
     start += len(piece) + len(separator)
-  return out
+  return steps, ends
 
 
 def _problem(prompt: Any) -> str:

@@ -7,11 +7,10 @@ solution longer than the model's rows is scored in a longer row, never cut.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -22,7 +21,7 @@ from prm_jax.model import sharding as sharding_lib
 from prm_jax.pretrained import export, families, weights
 from prm_jax.runtime import compiler_options, storage
 from prm_jax.runtime.json_lines import show
-from prm_jax.scoring import batching, readouts
+from prm_jax.scoring import readouts
 from prm_jax.scoring.rater import Rater
 from prm_jax.scoring.readouts import PUBLISHED, Head, Readout
 from prm_jax.training import checkpoint as checkpoint_lib
@@ -34,18 +33,18 @@ from prm_jax.types import TWO_CLASSES, Batch, StepContract
 class Scorer(Rater):
   """A reward model, ready to score."""
 
-  contract: StepContract  # the meaning of its probabilities
+  contract: StepContract
   tokenizer: tokenizers.Tokenizer
   readout: Readout
   config: config_lib.Model
-  vocab_size: int  # rows of the embedding
+  vocab_size: int
   params: Any = dataclasses.field(repr=False)
   mesh: jax.sharding.Mesh
   head: Head = dataclasses.field(default=(), repr=False)  # of a published model
-  row_length: int = config_lib.Data().row_length  # tokens; longer solutions get longer rows
-  step: int | None = None  # of a checkpoint
+  row_length: int = config_lib.Data().row_length
+  step: int | None = None
   directory: pathlib.Path | None = None  # of a published or exported model
-  merge: bool = True  # encode the shared prefixes of a problem's solutions once
+  merge: bool = True
 
   @classmethod
   def load(
@@ -123,14 +122,17 @@ class Scorer(Rater):
     else:
       contract, readout = _published(directory, name, tokenizer, separator, benchmark)
     head = _read_head(directory, readout, stored)
-    # Tied embeddings, so that no language-model head is loaded: scoring never runs one.
-    config = dataclasses.replace(stored, tied_embeddings=True, dtype=dtype, param_dtype=dtype)
+    # Scoring runs no language-model head, so none is loaded, as if embeddings were tied.  The soft
+    # cap of its logits is only for readouts of two of them.
+    softcap = stored.logit_softcap if readout.answers else 0.0
+    config = dataclasses.replace(
+      stored, tied_embeddings=True, logit_softcap=softcap, dtype=dtype, param_dtype=dtype
+    )
     mesh = sharding_lib.make_mesh(config_lib.Mesh(), devices=devices)
     abstract = decoder.abstract_params(
       config, config.vocab_size, len(contract.classes), mesh, contract.heads
     )
-    head_tensors = [f"{layer}.*" for layer in readout.layers]
-    params = weights.load(directory, abstract, config, head_tensors)
+    params = weights.load(directory, abstract, config, [f"{layer}.*" for layer in readout.layers])
     return cls(
       contract,
       tokenizer,
@@ -144,31 +146,14 @@ class Scorer(Rater):
     )
 
   @property
-  def dtype(self) -> str:
-    return self.config.dtype
-
-  @property
-  def context_length(self) -> int:
-    return self.config.context_length
-
-  @property
   def layout(self) -> str:
     return self.readout.prompt
 
   def lay_out(self, problem: str, steps: Sequence[str]) -> token_tree.TokenTree:
     return self.readout.encode(problem, steps)
 
-  def read(
-    self,
-    token_trees: Sequence[token_tree.TokenTree],
-    problems: Sequence[str],
-    on_share: Callable[[float], None] = lambda share: None,
-  ) -> list[np.ndarray]:
-    """Returns the class probabilities at each token tree's read positions, float64 `[r, K, C]`."""
-    forward = functools.partial(self.forward, self.params, self.head)
-    return batching.read(
-      token_trees, problems, forward, self.mesh, self.row_length, self.merge, on_share
-    )
+  def forward(self, batch: Batch) -> jax.Array:
+    return self.program(self.params, self.head, batch)
 
   def facts(self) -> dict[str, Any]:
     """Returns the meaning of the probabilities, and the sha256 of the model's files.
@@ -190,15 +175,10 @@ class Scorer(Rater):
     config = dataclasses.replace(self.config, attention="auto")
     return step_lib.graph(config, self.vocab_size, len(self.contract.classes), self.contract.heads)
 
-  @property
-  def softcap(self) -> float:
-    """The soft cap of a published head's logits; 0: none."""
-    return self.config.logit_softcap if self.readout.answers else 0
-
   @functools.cached_property
-  def forward(self):
+  def program(self):
     """The compiled program: params, head and batch to class log-probabilities `[B, R, K, C]`."""
-    return _forward(self.graph, self.softcap, self.mesh)
+    return _program(self.graph, self.mesh)
 
 
 def file_hashes(directory: pathlib.Path) -> dict[str, str]:
@@ -209,34 +189,15 @@ def file_hashes(directory: pathlib.Path) -> dict[str, str]:
 
 
 @functools.lru_cache(8)  # scorers with the same architecture share one program
-def _forward(graph: nnx.GraphDef, softcap: float, mesh: jax.sharding.Mesh):
+def _program(graph: nnx.GraphDef, mesh: jax.sharding.Mesh):
   def forward(params: Any, head: Head, batch: Batch) -> jax.Array:
     model = nnx.merge(graph, params)
     hidden = model.hidden(batch.tokens, batch.positions, batch.subtree_end)
-    return log_probs(model, head, hidden, batch.read_positions, softcap)
+    return readouts.log_probs(model, head, hidden, batch.read_positions)
 
   options = compiler_options.of(config_lib.Tpu(), mesh.devices.flat[0])
   everywhere = sharding_lib.replicated(mesh)
   return jax.jit(forward, out_shardings=everywhere, compiler_options=options)
-
-
-def log_probs(
-  model: decoder.StepScorer,
-  head: Head,
-  hidden: jax.Array,
-  read_positions: jax.Array,
-  softcap: float,
-) -> jax.Array:
-  """Returns the class log-probabilities `[B, R, K, C]` of hidden states `[B, T, D]` at `[B, R]`.
-
-  Args:
-    head: of a published model; (): the model's own head.
-    softcap: `Scorer.softcap`, of a published head.
-  """
-  if not head:
-    return jax.nn.log_softmax(model.class_logits(hidden, read_positions))
-  at = jnp.take_along_axis(hidden, read_positions[..., None], axis=1)
-  return readouts.log_probs(head, at.astype(jnp.float32), softcap)[:, :, None]
 
 
 def _published(

@@ -25,8 +25,8 @@ from aiohttp import web
 
 from prm_jax.runtime import json_lines
 from prm_jax.scoring import candidates, rewards
-from prm_jax.scoring.rater import MAX_TOKENS, Rater, SolutionError
-from prm_jax.scoring.request_queue import ModelError, RequestQueue, Solution
+from prm_jax.scoring.rater import MAX_TOKENS, Rater, Solution, SolutionError
+from prm_jax.scoring.request_queue import Refused, RequestQueue
 from prm_jax.scoring.reward_function import RewardFunction
 
 BACKLOG = 2048  # connections that wait in the operating system to be accepted
@@ -46,14 +46,6 @@ class Limits:
   held_bytes: int = 64 * 2**20  # of bodies
   held_solutions: int = 16_384
   held_tokens: int = 256 * MAX_TOKENS  # as many as one request may have
-
-
-class Refused(Exception):
-  """A request is refused; its client gets the status and the message."""
-
-  def __init__(self, status: int, message: str):
-    super().__init__(message)
-    self.status = status
 
 
 class Asked(msgspec.Struct):
@@ -135,7 +127,6 @@ class Service:
     site = web.SockSite(runner, listener, backlog=BACKLOG)
     await site.start()
     reading = asyncio.create_task(self.queue.run())
-    reading.add_done_callback(lambda task: self._stop.set())
     self.address = listener.getsockname()[:2]
     host = f"[{self.address[0]}]" if ":" in self.address[0] else self.address[0]
     self._catch_signals()
@@ -145,12 +136,10 @@ class Service:
     await site.stop()
     for deadline in self._deadlines:
       deadline.reschedule(min(deadline.when(), self._loop.time() + LINGER))
-    while self._under_way and not reading.done():
+    while self._under_way:
       await asyncio.sleep(0.01)
     await runner.cleanup()
     self.queue.close()
-    if reading.done():
-      reading.result()  # raises the exception that ended it
     reading.cancel()
     print(f"stopped after {self.served['solutions']:,} solutions", file=sys.stderr, flush=True)
 
@@ -185,8 +174,8 @@ class Service:
     """Returns the answer of POST /score."""
     split, solutions = await self.queue.in_encoder(self._solutions, body)
     trees = await self._encoded(solutions, hold)
-    if bad := [tree for tree in trees if isinstance(tree, SolutionError)]:
-      raise bad[0]
+    if bad := next((tree for tree in trees if isinstance(tree, SolutionError)), None):
+      raise Refused(400, f"solutions[{bad.index}]: {bad}")
     read = await self.queue.read(trees, [problem for problem, _ in solutions])
     scores = []
     for was_split, (_, steps), probabilities in zip(split, solutions, read):
@@ -216,14 +205,12 @@ class Service:
   async def rewards(self, body: bytes, hold: Hold) -> dict[str, Any]:
     """Returns the answer of POST /rewards: a `RewardFunction`'s rewards, in sum and by step."""
     function, solutions, places = await self.queue.in_encoder(self._completions, body)
-    numbers = [i for i, (_, steps) in enumerate(solutions) if steps]
-    encoded = zip(numbers, await self._encoded([solutions[i] for i in numbers], hold))
+    encoded = enumerate(await self._encoded(solutions, hold))
     trees = {i: tree for i, tree in encoded if not isinstance(tree, SolutionError)}
     read = await self.queue.read([*trees.values()], [solutions[i][0] for i in trees])
     steps = await self.queue.in_encoder(function.placed, dict(zip(trees, read)), places)
     self.served["solutions"] += len(solutions)
-    sums = await self.queue.in_encoder(function.sums, steps)
-    return {"rewards": sums, "steps": [each._asdict() for each in steps]}
+    return {"rewards": function.sums(steps), "steps": [each._asdict() for each in steps]}
 
   def _completions(self, body: bytes) -> tuple[RewardFunction, list, list[list[int]]]:
     """Returns the function of a body, its solutions, and where their steps end.
@@ -348,12 +335,8 @@ async def _errors_as_json(request: web.Request, handler: Callable) -> web.Stream
   except Refused as error:
     status, message = error.status, str(error)
     headers = {"Retry-After": "1"} if status == 503 else {}
-  except SolutionError as error:
-    status, message = 400, f"solutions[{error.index}]: {error}"
   except json_lines.BadLine as error:
     status, message = 400, str(error)
-  except ModelError as error:
-    status, message = 500, str(error)
   except web.HTTPException as error:  # of the router: 404, 405
     asked = f"{request.method} {json_lines.show(request.path)}"
     message = f"{asked}: {error.reason}; there are POST /score, POST /rewards and GET /health"

@@ -225,8 +225,8 @@ class Scored(msgspec.Struct):
   step_std: list[config_lib.Share] | None = None
 
   def __post_init__(self):
-    ratings = [msgspec.structs.astuple(each) for each in self.rating_probs]
-    step_scores.check(self.steps, ratings, self.step_std)
+    ratings = msgspec.to_builtins(self.rating_probs)
+    step_scores.check(self.steps, ratings, step_std=self.step_std)
 
 
 Solution = tuple[str, tuple[str, ...]]  # problem and steps

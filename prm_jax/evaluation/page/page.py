@@ -46,10 +46,8 @@ class Record(msgspec.Struct):
   finished: bool | None = None
 
   def __post_init__(self):
-    ratings = None if self.rating_probs is None else [[*x.values()] for x in self.rating_probs]
-    check(self.steps, ratings, self.step_std)
-    if self.steps and len(self.step_scores or self.steps) != len(self.steps):
-      raise ValueError(f"{len(self.step_scores)} step_scores of {len(self.steps)} steps")
+    right = (self.steps and self.step_scores) or None
+    check(self.steps, self.rating_probs, step_std=self.step_std, step_scores=right)
 
 
 class Step(msgspec.Struct, omit_defaults=True):
