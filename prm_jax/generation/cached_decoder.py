@@ -34,15 +34,21 @@ Weights = dict[str, Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """The input of a decoding step: each slot's token, and the places that it attends to."""
+  """The input of a decoding step; an empty slot reads token 0, and its output has no meaning."""
 
   tokens: jax.Array  # int32 [B]
-  positions: jax.Array  # int32 [B], of these tokens
+  # The places of the context that hold the slot's past: bool [B, C]; or int32 [B], their number,
+  # counted from place 0.
+  seen: jax.Array
+  own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
   # int32 [G, E], the slots of each context, padded with B; None: slots are sorted by context, B / G
   # for each.
   members: jax.Array | None
-  seen: jax.Array  # bool [B, C], the places of the context that hold the slot's past
-  own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
+  # The random number of the next token follows from these, int32 [B] each.
+  seed: jax.Array
+  sample: jax.Array
+  place: jax.Array  # the token's, in its sample
+  likeliest: jax.Array | None = None  # bool [B], whether the likeliest token is chosen; None: none
 
 
 @jax.tree_util.register_dataclass
@@ -157,11 +163,13 @@ def step(
   Args:
     index: int32 `[]`, the place of the rings to write to: the step's number modulo T.
   """
-  B, T = len(slots.tokens), cache.own_k[0].shape[2]
+  B, T, C = len(slots.tokens), cache.own_k[0].shape[2], cache.positions.shape[1]
+  seen = slots.seen if slots.seen.ndim == 2 else jnp.arange(C) < slots.seen[:, None]
+  positions = seen.sum(1, dtype=jnp.int32) + slots.own_length
   back = (index - jnp.arange(T)) % T  # steps since each place was written
   own = back <= slots.own_length[:, None]
   grid = _Grid.of(slots.members, B, len(cache.positions))
-  distance = slots.positions[:, None] - cache.positions[grid.place // grid.E]
+  distance = positions[:, None] - cache.positions[grid.place // grid.E]
   own_k, own_v = list(cache.own_k), list(cache.own_v)
 
   def cached(layer: int) -> Attention:
@@ -171,14 +179,14 @@ def step(
       in_window = lambda seen, far: seen if window is None else seen & (far < window)
       context = (cache.context_k[layer], cache.context_v[layer])
       parts = [
-        (*context, in_window(slots.seen, distance)[:, None], grid),
+        (*context, in_window(seen, distance)[:, None], grid),
         (own_k[layer], own_v[layer], in_window(own, back)[:, None], None),
       ]
       return _attend(q, parts, c)
 
     return attention
 
-  x = hidden(weights, slots.tokens[:, None], slots.positions[:, None], cached, c)
+  x = hidden(weights, slots.tokens[:, None], positions[:, None], cached, c)
   cache = dataclasses.replace(cache, own_k=own_k, own_v=own_v)
   matrix = weights.get("language_model", weights["embedding"])
   logits = jnp.einsum("BD,VD->BV", x[:, 0], matrix, preferred_element_type=jnp.float32)
