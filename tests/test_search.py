@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
+from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import cached_scorer, samples, selection, step_writer
-from prm_jax.generation import places as places_lib
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import search as search_lib
 from prm_jax.generation.cached_scorer import CachedScorer
@@ -46,7 +46,7 @@ def few_shapes():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(cached_scorer, "size", coarse)  # of blocks and of their pasts
     patch.setattr(step_writer, "size", coarse)  # of contexts
-    patch.setattr(places_lib, "size", coarse)  # of what is kept
+    patch.setattr(cache_lib, "size", coarse)  # of what is kept
     patch.setattr(cached_scorer, "power_of_two", lambda count: max(power_of_two(count), 4))
     yield
 
@@ -266,7 +266,7 @@ def test_a_published_readout_has_the_same_cached_probabilities(monkeypatch):
   Arrays have the sizes that they have for users.
   """
   monkeypatch.setattr(cached_scorer, "size", size)
-  monkeypatch.setattr(places_lib, "size", size)
+  monkeypatch.setattr(cache_lib, "size", size)
   monkeypatch.setattr(cached_scorer, "power_of_two", power_of_two)
   joined = readouts.PUBLISHED["trl-joined"](tiny.TOKENIZER, "\n")
   published = dataclasses.replace(scorer(), readout=joined)

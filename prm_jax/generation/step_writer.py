@@ -18,7 +18,7 @@ from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation.cached_decoder import Slots
 from prm_jax.generation.engines import End, Limits
-from prm_jax.generation.places import Moved, Places, keep_tokens, size
+from prm_jax.generation.places import Places, size
 from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler
 from prm_jax.generation.sampling import Sampling
 
@@ -159,7 +159,7 @@ class StepWriter:
       continued: by context, the next lanes and the index of each one's parent among the present
         lanes.
     """
-    moved: list[Moved] = []
+    moved: list[np.ndarray] = []
     for g, (lanes, parents) in continued.items():
       moved += self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
     largest = max((context.places.size for context in self._contexts.values()), default=0)
@@ -167,7 +167,7 @@ class StepWriter:
       if largest > (C := self._seen.shape[1]):
         self._seen = np.pad(self._seen, [(0, 0), (0, size(largest, 64) - C)])
         self._cache = cache_lib.grown(self._cache, self._seen.shape[1])
-      self._cache = keep_tokens(self._cache, moved)
+      self._cache = cache_lib.keep(self._cache, moved)
     for g, (lanes, _) in continued.items():
       self._begin_steps(g, lanes)
 
@@ -185,7 +185,7 @@ class StepWriter:
     self._seed[rows] = context.seed
     self._count[rows] = self._over[rows] = self._log_prob[rows] = 0
 
-  def _moved(self, g: int, lanes: dict[int, Lane]) -> list[Moved]:
+  def _moved(self, g: int, lanes: dict[int, Lane]) -> list[np.ndarray]:
     """Returns the moves of tokens from the rings to the context, where the next lanes need them.
 
     The tokens get places in the context; places that no next lane needs become free.
@@ -201,7 +201,7 @@ class StepWriter:
       first = len(context.prompt) - 1 + len(context.lanes[k].tokens)
       places = context.places.add(path)[first:]
       ring = (context.begun + np.arange(len(places))) % self._ring
-      moved.append(Moved.of(g, places, g * self._lanes + k, ring, first))
+      moved.append(cache_lib.moves(g, places, g * self._lanes + k, ring, first))
     return moved
 
   def _state(self) -> Slots:
