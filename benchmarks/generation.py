@@ -134,14 +134,14 @@ def own_side(args: Args, texts: list[str]) -> dict:
 
 def clocked(engine: Sampler) -> list[tuple[float, bool]]:
   """Returns a list that gets each step's start time and whether all slots are in use."""
-  times, step = [], engine._step
+  times, decode = [], engine.decode
 
-  def clock(weights, cache, index, state, *rest, **options):
-    used = np.count_nonzero(state["members"] < engine.batch)
+  def clock(weights, cache, index, slots, *rest, **options):
+    used = np.count_nonzero(slots.members < engine.batch)
     times.append((time.perf_counter(), used == engine.batch))
-    return step(weights, cache, index, state, *rest, **options)
+    return decode(weights, cache, index, slots, *rest, **options)
 
-  vars(engine)["_step"] = clock
+  vars(engine)["decode"] = clock
   return times
 
 

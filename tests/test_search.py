@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
-from prm_jax.generation import cached_scorer, samples, selection, step_writer
-from prm_jax.generation import places as places_lib
+from prm_jax.generation import cache as cache_lib
+from prm_jax.generation import cached_scorer, samples, step_writer
 from prm_jax.generation import prompts as prompts_lib
 from prm_jax.generation import search as search_lib
 from prm_jax.generation.cached_scorer import CachedScorer
@@ -33,7 +33,7 @@ from prm_jax.scoring.scorer import Scorer
 
 PROMPTS = tuple(Prompt("", text, "\n", i) for i, text in enumerate(test_sampler.PROBLEMS))
 LIMITS, TEMPERATURE = Limits(max_new_tokens=24), Sampling(20.0)
-RULES = [*selection.RULES]
+RULES = [*search_lib.RULES]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,7 @@ def few_shapes():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(cached_scorer, "size", coarse)  # of blocks and of their pasts
     patch.setattr(step_writer, "size", coarse)  # of contexts
-    patch.setattr(places_lib, "size", coarse)  # of what is kept
+    patch.setattr(cache_lib, "size", coarse)  # of what is kept
     patch.setattr(cached_scorer, "power_of_two", lambda count: max(power_of_two(count), 4))
     yield
 
@@ -266,7 +266,7 @@ def test_a_published_readout_has_the_same_cached_probabilities(monkeypatch):
   Arrays have the sizes that they have for users.
   """
   monkeypatch.setattr(cached_scorer, "size", size)
-  monkeypatch.setattr(places_lib, "size", size)
+  monkeypatch.setattr(cache_lib, "size", size)
   monkeypatch.setattr(cached_scorer, "power_of_two", power_of_two)
   joined = readouts.PUBLISHED["trl-joined"](tiny.TOKENIZER, "\n")
   published = dataclasses.replace(scorer(), readout=joined)
@@ -328,8 +328,9 @@ LANES = st.lists(
 def test_each_rule_chooses_the_lanes_of_its_definition(lanes):
   """Each rule continues the unfinished lanes of its definition, in the number of copies."""
   scores, finished, trees = (np.array(x) for x in zip(*lanes))
-  s = selection.Scored(scores, finished, trees)
-  choose = lambda rule: [*selection.RULES[rule](s, 8, 2, np.random.default_rng(0))]
+  s = Settings(n=8, expansions=2)
+  given = [Lane(0, tree, score=x, end="stop" if end else None) for x, end, tree in lanes]
+  choose = lambda rule: [*search_lib.RULES[rule](given, s, np.random.default_rng(0))]
   going = [i for i in range(len(lanes)) if not finished[i]]
   assert choose("best_of_n") == going
   chosen = choose("beam")
@@ -367,8 +368,9 @@ def test_solution_scores_are_the_aggregators(how):
 
 def test_particles_are_drawn_by_their_odds():
   """The rule `particles` draws each lane in proportion to the odds of its score."""
-  s = selection.Scored(np.array([0.2, 0.5, 0.8]), np.array([False, True, False]), np.zeros(3, int))
-  drawn = selection.particles(s, 100_000, 1, np.random.default_rng(0))
+  lanes = [Lane(0, 0, score=0.2), Lane(1, 0, score=0.5, end="stop"), Lane(2, 0, score=0.8)]
+  rule, s = search_lib.RULES["particles"], Settings("particles", 100_000)
+  drawn = rule(lanes, s, np.random.default_rng(0))
   share = np.bincount(drawn) / len(drawn)
   np.testing.assert_allclose(share, np.array([0.25, 1, 4]) / 5.25, atol=5e-3)
 

@@ -12,11 +12,15 @@ Letters: B slots, G contexts, C places of a context, T of a ring; the others as 
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from prm_jax import config as config_lib
+from prm_jax.generation.places import size
 from prm_jax.model.sharding import HEADS, ROWS, Axis, constrain, divides
 
 
@@ -70,30 +74,47 @@ def lengthened(cache: Cache) -> Cache:
   return dataclasses.replace(cache, own_k=double(cache.own_k), own_v=double(cache.own_v))
 
 
-@functools.partial(jax.jit, donate_argnames="cache")
-def keep(
-  cache: Cache,
-  source: jax.Array,
-  target: jax.Array,
-  positions: jax.Array,
-  new: tuple[list[jax.Array], list[jax.Array]] | None = None,
-) -> Cache:
+def moves(group: int, place: Any, row: Any, column: Any, first: int) -> np.ndarray:
+  """Returns int32 `[5, M]`: M consecutive tokens that `keep` copies to places of a context.
+
+  Args:
+    group: the context.
+    place: `[M]`.
+    row, column: where their keys and values are now, each `[M]` or the same for all.
+    first: the position of the first token.
+  """
+  position = np.arange(first, first + len(place))
+  return np.array(np.broadcast_arrays(group, place, row, column, position), np.int32)
+
+
+def keep(cache: Cache, moved: Sequence[np.ndarray], new: Any = None) -> Cache:
   """Returns the cache with some tokens of its rings, or of `new`, copied to its contexts.
 
   Args:
     cache: donated.
-    source: int32 `[M, 2]`, row and index of each token in the rings, or in `new`.
-    target: int32 `[M, 2]`, the context and place of each token; out of bounds: it is dropped.
-    positions: int32 `[M]`.
-    new: keys and values from `cached_decoder.extend`.
+    moved: from `moves`.  Tokens that move to the same place are equal.
+    new: keys and values from `cached_decoder.extend`; None: those of the rings.
   """
+  if not moved:
+    return cache
+  tokens = np.concatenate(moved, axis=1)
+  _, first = np.unique(tokens[0].astype(np.int64) << 32 | tokens[1], return_index=True)
+  # Padded to one of a few sizes, as each is compiled; padding is out of bounds, so it is dropped.
+  extra = size(len(first), 64) - len(first)
+  tokens = np.pad(tokens[:, first], [(0, 0), (0, extra)], constant_values=np.iinfo(np.int32).max)
+  return _copied(cache, tokens, new)
+
+
+@functools.partial(jax.jit, donate_argnames="cache")
+def _copied(cache: Cache, tokens: jax.Array, new: Any) -> Cache:
+  group, place, row, column, position = tokens
   keys, values = new or (cache.own_k, cache.own_v)
-  copy = lambda old, new: old.at[target[:, 0], :, target[:, 1]].set(
-    new[source[:, 0], :, source[:, 1]].astype(old.dtype), mode="drop"
+  copy = lambda old, new: old.at[group, :, place].set(
+    new[row, :, column].astype(old.dtype), mode="drop"
   )
   return dataclasses.replace(
     cache,
-    context_k=[copy(old, new) for old, new in zip(cache.context_k, keys)],
-    context_v=[copy(old, new) for old, new in zip(cache.context_v, values)],
-    positions=cache.positions.at[target[:, 0], target[:, 1]].set(positions, mode="drop"),
+    context_k=[copy(*each) for each in zip(cache.context_k, keys)],
+    context_v=[copy(*each) for each in zip(cache.context_v, values)],
+    positions=cache.positions.at[group, place].set(position, mode="drop"),
   )

@@ -24,7 +24,6 @@ from prm_jax.generation.cache import Cache
 from prm_jax.model import attention as attention_lib
 from prm_jax.model import decoder
 from prm_jax.model.block_mask import MASK_VALUE, TreeMask
-from prm_jax.model.decoder import Attention
 from prm_jax.model.rotary import tables
 from prm_jax.training import trainable
 
@@ -34,15 +33,21 @@ Weights = dict[str, Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots:
-  """The input of a decoding step: each slot's token, and the places that it attends to."""
+  """The input of a decoding step; an empty slot reads token 0, and its output has no meaning."""
 
   tokens: jax.Array  # int32 [B]
-  positions: jax.Array  # int32 [B], of these tokens
+  # The places of the context that hold the slot's past: bool [B, C]; or int32 [B], their number,
+  # counted from place 0.
+  seen: jax.Array
+  own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
   # int32 [G, E], the slots of each context, padded with B; None: slots are sorted by context, B / G
   # for each.
   members: jax.Array | None
-  seen: jax.Array  # bool [B, C], the places of the context that hold the slot's past
-  own_length: jax.Array  # int32 [B], tokens of the past that are in the ring
+  # The random number of the next token follows from these, int32 [B] each.
+  seed: jax.Array
+  sample: jax.Array
+  place: jax.Array  # the token's, in its sample
+  likeliest: jax.Array | None = None  # bool [B], whether the likeliest token is chosen; None: none
 
 
 @jax.tree_util.register_dataclass
@@ -124,28 +129,20 @@ def prefill(
       prompt's tokens precede it, and `Slots.seen` excludes it later.
   """
   (S,) = tokens.shape
-  keys, values, positions = [], [], jnp.arange(S)[None]
+  positions = jnp.arange(S, dtype=jnp.int32)[None]
   attend = decoder.tree_attention(TreeMask(jnp.full((1, S), S), positions), c)
-
-  def keep(layer: int) -> Attention:
-    def attention(q, k, v, window):
-      keys.append(k)
-      values.append(v)
-      return attend(q, k, v, window)
-
-    return attention
-
-  hidden(weights, tokens[None], positions, keep, c)  # XLA removes the rest of the last layer
-  put = lambda cached, new: jax.lax.dynamic_update_slice(
-    cached, new.transpose(0, 2, 1, 3).astype(cached.dtype), (group, 0, 0, 0)
+  # XLA removes the rest of the last layer.
+  _, keys, values = hidden(
+    weights, tokens[None], positions, lambda layer, *given: attend(*given), c
+  )
+  put = lambda old, new: jax.lax.dynamic_update_slice(
+    old, new.astype(old.dtype), (group, *[0] * (old.ndim - 1))
   )
   return dataclasses.replace(
     cache,
-    context_k=[put(old, k) for old, k in zip(cache.context_k, keys)],
-    context_v=[put(old, v) for old, v in zip(cache.context_v, values)],
-    positions=jax.lax.dynamic_update_slice(
-      cache.positions, jnp.arange(S, dtype=jnp.int32)[None], (group, 0)
-    ),
+    context_k=[put(*each) for each in zip(cache.context_k, keys)],
+    context_v=[put(*each) for each in zip(cache.context_v, values)],
+    positions=put(cache.positions, positions),
   )
 
 
@@ -157,28 +154,27 @@ def step(
   Args:
     index: int32 `[]`, the place of the rings to write to: the step's number modulo T.
   """
-  B, T = len(slots.tokens), cache.own_k[0].shape[2]
+  B, T, C = len(slots.tokens), cache.own_k[0].shape[2], cache.positions.shape[1]
+  seen = slots.seen if slots.seen.ndim == 2 else jnp.arange(C) < slots.seen[:, None]
+  positions = seen.sum(1, dtype=jnp.int32) + slots.own_length
   back = (index - jnp.arange(T)) % T  # steps since each place was written
   own = back <= slots.own_length[:, None]
   grid = _Grid.of(slots.members, B, len(cache.positions))
-  distance = slots.positions[:, None] - cache.positions[grid.place // grid.E]
+  distance = positions[:, None] - cache.positions[grid.place // grid.E]
   own_k, own_v = list(cache.own_k), list(cache.own_v)
 
-  def cached(layer: int) -> Attention:
-    def attention(q, k, v, window):
-      own_k[layer] = _written(own_k[layer], k.swapaxes(1, 2), index)
-      own_v[layer] = _written(own_v[layer], v.swapaxes(1, 2), index)
-      in_window = lambda seen, far: seen if window is None else seen & (far < window)
-      context = (cache.context_k[layer], cache.context_v[layer])
-      parts = [
-        (*context, in_window(slots.seen, distance)[:, None], grid),
-        (own_k[layer], own_v[layer], in_window(own, back)[:, None], None),
-      ]
-      return _attend(q, parts, c)
+  def attend(layer, q, k, v, window):
+    own_k[layer] = _written(own_k[layer], k.swapaxes(1, 2), index)
+    own_v[layer] = _written(own_v[layer], v.swapaxes(1, 2), index)
+    in_window = lambda seen, far: seen if window is None else seen & (far < window)
+    context = (cache.context_k[layer], cache.context_v[layer])
+    parts = [
+      (*context, in_window(seen, distance)[:, None], grid),
+      (own_k[layer], own_v[layer], in_window(own, back)[:, None], None),
+    ]
+    return _attend(q, parts, c)
 
-    return attention
-
-  x = hidden(weights, slots.tokens[:, None], slots.positions[:, None], cached, c)
+  x, _, _ = hidden(weights, slots.tokens[:, None], positions[:, None], attend, c)
   cache = dataclasses.replace(cache, own_k=own_k, own_v=own_v)
   matrix = weights.get("language_model", weights["embedding"])
   logits = jnp.einsum("BD,VD->BV", x[:, 0], matrix, preferred_element_type=jnp.float32)
@@ -205,23 +201,17 @@ def extend(
   positions = jnp.broadcast_to(at, (B, 1, len(at)))
   positions = jnp.concatenate([positions, of_key(new.positions)], axis=2)
   distance = new.positions[..., None] - positions
-  keys, values = [], []
 
-  def cached(layer: int) -> Attention:
-    def attention(q, k, v, window):
-      keys.append(k.swapaxes(1, 2))
-      values.append(v.swapaxes(1, 2))
-      pair = []
-      for context, x in ((cache.context_k[layer], k), (cache.context_v[layer], v)):
-        past = context[new.group[:, None], :, new.past]  # [B, P, K, H]
-        x = x.at[new.ancestors].get(mode="clip")  # [B, W, S, K, H]
-        x = x.reshape(B, -1, *x.shape[3:]).astype(past.dtype)
-        pair.append(jnp.concatenate([past, x], axis=1).swapaxes(1, 2))
-      return _attend(q, [(*pair, seen if window is None else seen & (distance < window), None)], c)
+  def attend(layer, q, k, v, window):
+    pair = []
+    for context, x in ((cache.context_k[layer], k), (cache.context_v[layer], v)):
+      past = context[new.group[:, None], :, new.past]  # [B, P, K, H]
+      x = x.at[new.ancestors].get(mode="clip")  # [B, W, S, K, H]
+      x = x.reshape(B, -1, *x.shape[3:]).astype(past.dtype)
+      pair.append(jnp.concatenate([past, x], axis=1).swapaxes(1, 2))
+    return _attend(q, [(*pair, seen if window is None else seen & (distance < window), None)], c)
 
-    return attention
-
-  x = hidden(weights, new.tokens, new.positions, cached, c)
+  x, keys, values = hidden(weights, new.tokens, new.positions, attend, c)
   return x.reshape(B * S, -1)[new.reads], keys, values
 
 
@@ -229,20 +219,28 @@ def hidden(
   weights: Weights,
   tokens: jax.Array,
   positions: jax.Array,
-  attention_of: Callable[[int], Attention],
+  attend: Callable[..., jax.Array],
   c: config_lib.Model,
-) -> jax.Array:
+) -> tuple[jax.Array, list[jax.Array], list[jax.Array]]:
   """Returns the final hidden states `[B, S, D]` of tokens `[B, S]`.
 
+  Also returns their keys and values, `[B, K, S, H]` for each layer.
+
   Args:
-    attention_of: gives the attention of a layer, by its number.
+    attend: a `decoder.Attention` with the number of the layer before its arguments.
   """
   x = decoder.residual_stream(weights["embedding"], tokens, c)
   layer = _layer(dataclasses.replace(c, lora_rank=0))  # `prepare` has merged it
-  rotations = tables(positions, c)
-  for i, (values, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
-    x = nnx.merge(layer, values)(x, rotations, attention_of(i), bool(sliding))
-  return decoder.rms_norm(x, weights["final_norm"], c)
+  rotations, keys, values = tables(positions, c), [], []
+  for i, (params, sliding) in enumerate(zip(weights["layers"], decoder.sliding_layers(c))):
+
+    def attention(q, k, v, window, i=i):
+      keys.append(k.swapaxes(1, 2))
+      values.append(v.swapaxes(1, 2))
+      return attend(i, q, k, v, window)
+
+    x = nnx.merge(layer, params)(x, rotations, attention, bool(sliding))
+  return decoder.rms_norm(x, weights["final_norm"], c), keys, values
 
 
 @functools.cache

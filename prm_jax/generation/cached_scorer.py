@@ -18,7 +18,7 @@ from prm_jax import config as config_lib
 from prm_jax.generation import cache as cache_lib
 from prm_jax.generation import cached_decoder
 from prm_jax.generation.cached_decoder import Blocks
-from prm_jax.generation.places import Moved, Places, keep_tokens, power_of_two, size
+from prm_jax.generation.places import Places, power_of_two, size
 from prm_jax.input_pipeline import prefix_tree, token_tree
 from prm_jax.scoring import readouts
 from prm_jax.scoring.rater import UNDEFINED, undefined
@@ -109,14 +109,15 @@ class CachedScorer:
         for path, at in zip(tree.paths, tree.at):
           if path in paths.get(tree.group, ()):
             places = self.places[tree.group].add(path)[len(tree.past) :]
-            moved.append(Moved.of(tree.group, places, *divmod(start + at, BLOCK), len(tree.past)))
+            row, column = divmod(start + at, BLOCK)
+            moved.append(cache_lib.moves(tree.group, places, row, column, len(tree.past)))
         start += tree.blocks * BLOCK
       needed = max(each.size for each in self.places)
       with jax.set_mesh(self.scorer.mesh):
         while needed > (C := self._cache.positions.shape[1]):
           # Doubling gives few sizes: each is compiled.
           self._cache = cache_lib.grown(self._cache, 2 * C)
-        self._cache = keep_tokens(self._cache, moved, (keys, values))
+        self._cache = cache_lib.keep(self._cache, moved, (keys, values))
     self._batches = []
 
   def facts(self) -> dict[str, Any]:

@@ -5,13 +5,7 @@ solutions have in common are encoded and stored once.  A place is free when no k
 it.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Self
-
-import numpy as np
-
-from prm_jax.generation import cache as cache_lib
-from prm_jax.generation.cache import Cache
+from collections.abc import Iterable
 
 
 class Places:
@@ -53,36 +47,6 @@ class Places:
     self._known = {}
     self._child = {key: place for key, place in self._child.items() if place in needed}
     self._free = sorted(set(range(self.size)) - needed, reverse=True)
-
-
-class Moved(NamedTuple):
-  """Tokens that move to places of a context; arrays are int32 `[M]`."""
-
-  group: np.ndarray
-  place: np.ndarray
-  row: np.ndarray  # of their present keys and values
-  column: np.ndarray
-  position: np.ndarray
-
-  @classmethod
-  def of(cls, group: int, place: Any, row: Any, column: Any, first: int) -> Self:
-    """Returns consecutive tokens; `first` is the position of the first."""
-    position = np.arange(first, first + len(place), dtype=np.int32)
-    fields = (group, place, row, column, position)
-    return cls(*(np.broadcast_to(np.asarray(x, np.int32), position.shape) for x in fields))
-
-
-def keep_tokens(cache: Cache, moved: Sequence[Moved], new: Any = None) -> Cache:
-  """Runs `cache.keep` on distinct places, padded to one of a few sizes, as each is compiled."""
-  if not moved:
-    return cache
-  tokens = np.concatenate(moved, axis=1)
-  _, first = np.unique(tokens[0].astype(np.int64) << 32 | tokens[1], return_index=True)
-  tokens, count = tokens[:, first], len(first)
-  group, place, row, column, position = np.pad(tokens, [(0, 0), (0, size(count, 64) - count)])
-  place[count:] = np.iinfo(np.int32).max  # dropped
-  target, source = np.stack([group, place], axis=1), np.stack([row, column], axis=1)
-  return cache_lib.keep(cache, source, target, position, new)
 
 
 def power_of_two(count: int) -> int:

@@ -157,7 +157,6 @@ class Sampler:
       # A step reads all places, so short prompts come first, and contexts grow for long ones.
       cache = cache_lib.empty(self.config, B, G, _places(encoded[chains[0][0]]), T)
       for index in itertools.count():
-        fresh = np.zeros(B, bool)
         for b in [b for b in range(B) if slots[b] is None]:
           if not queue or (queue[0][0] not in contexts and not free):
             break
@@ -167,15 +166,14 @@ class Sampler:
             first = encoded[chains[j][0]]
             cache = self.read(cache, contexts[j], first, _places(first))
           slots[b] = _Sample(i, k, j, contexts[j], prompts[i].seed, encoded[i])
-          fresh[b] = True
         writing = [(b, sample) for b, sample in enumerate(slots) if sample]
         if not writing:
           return
         if max(len(sample.tokens) for _, sample in writing) == T:
           cache, T = cache_lib.lengthened(cache), 2 * T
-        state = self._state(slots, G, E)
-        last, log_probs, cache = self._step(
-          self.weights, cache, index % T, state, last, fresh, sampling=sampling
+        state = self.state(slots, G, E)
+        last, log_probs, cache = self.decode(
+          self.weights, cache, index % T, state, last, sampling=sampling
         )
         tokens, log_probs = np.asarray(last), np.asarray(log_probs)
         for b, sample in writing:
@@ -199,25 +197,18 @@ class Sampler:
       )
     return ids
 
-  def _state(self, slots: Sequence[_Sample | None], G: int, E: int) -> dict[str, np.ndarray]:
-    """Returns the input of `_step`; an empty slot reads token 0 at position 0.
-
-    Args:
-      G: contexts.
-      E: slots, at most, of a context.
-    """
+  def state(self, slots: Sequence[_Sample | None], G: int, E: int) -> Slots:
+    """Returns the input of `decode`, of G contexts with at most E slots each."""
     members, count = np.full((G, E), len(slots), np.int32), [0] * G
-    names = ("tokens", "positions", "context_length", "own_length", "seed", "sample")
-    fields = np.zeros((len(names), len(slots)), np.int32)
+    tokens, seen, own_length, seed, number = np.zeros((5, len(slots)), np.int32)
     for b, sample in enumerate(slots):
       if sample is None:
         continue
       members[sample.group, count[sample.group]] = b
       count[sample.group] += 1
-      context, own = len(sample.prompt_tokens) - 1, len(sample.tokens)
-      last = sample.prompt_tokens[-1]
-      fields[:, b] = last, context + own, context, own, sample.seed, sample.sample
-    return dict(zip(names, fields)) | {"members": members}
+      tokens[b], seen[b] = sample.prompt_tokens[-1], len(sample.prompt_tokens) - 1
+      own_length[b], seed[b], number[b] = len(sample.tokens), sample.seed, sample.sample
+    return Slots(tokens, seen, own_length, members, seed, number, place=own_length)
 
   def _completion(
     self, sample: _Sample, limits: Limits, may_end: Callable[[int], bool]
@@ -259,28 +250,45 @@ class Sampler:
     return cached_decoder.prefill(self.weights, cache, group, padded, c=self.config)
 
   @functools.cached_property
-  def _step(self):
-    return _step(self.config, self.tpu, self.mesh.devices.flat[0])
+  def decode(self):
+    """The compiled program of a decoding step: see `_decode`."""
+    return _decode(self.config, self.tpu, self.mesh.devices.flat[0])
 
 
 @functools.lru_cache(8)  # samplers of one architecture share the compiled program
-def _step(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
+def _decode(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
   options = compiler_options.of(tpu, device)
 
   @functools.partial(
     jax.jit, donate_argnums=1, static_argnames="sampling", compiler_options=options
   )
-  def step(weights, cache, index, state, last, fresh, *, sampling: Sampling):
-    own_length = state["own_length"]
-    numbers = jax.vmap(uniform)(state["seed"], state["sample"], own_length)
-    tokens = jnp.where(fresh, state["tokens"], last)
-    seen = jnp.arange(cache.positions.shape[1]) < state["context_length"][:, None]
-    slots = Slots(tokens, state["positions"], state["members"], seen, own_length)
+  def decode(
+    weights: Weights,
+    cache: Cache,
+    index: jax.Array,
+    slots: Slots,
+    last: jax.Array,
+    *,
+    sampling: Sampling,
+  ) -> tuple[jax.Array, jax.Array, Cache]:
+    """Returns the next token of each slot, its log-probability, and the cache.
+
+    Args:
+      index: int32 `[]`, the place of the rings to write to.
+      slots: its tokens are read where a slot is fresh: its `own_length` is 0.
+      last: int32 `[B]`, the tokens of the last step, which the other slots read.
+    """
+    numbers = jax.vmap(uniform)(slots.seed, slots.sample, slots.place)
+    tokens = jnp.where(slots.own_length == 0, slots.tokens, last)
+    slots = dataclasses.replace(slots, tokens=tokens)
     logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
     tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
+    if slots.likeliest is not None:
+      likeliest = sampling_lib.likeliest(logits).astype(jnp.int32)
+      tokens = jnp.where(slots.likeliest, likeliest, tokens)
     return tokens, log_probs, cache
 
-  return step
+  return decode
 
 
 def _end_tokens(directory: pathlib.Path) -> set[int]:

@@ -1,19 +1,31 @@
 """Search guided by a reward model: solutions of all problems grow step by step.
 
 A problem has `n` lanes, each an unfinished solution.  The language model writes a step in each lane
-(`step_writer`), the reward model scores the new steps (`cached_scorer`), and a rule (`selection`)
+(`step_writer`), the reward model scores the new steps (`cached_scorer`), and a rule (`RULES`)
 chooses the lanes that continue and their number of copies.  The problems that have a context form
 one batch: a problem is scored when each of its lanes has a new step, while the others go on
 writing.  Both models encode and store a prefix once for all lanes that share it.
 
 Each lane has a stream of random numbers.  A lane that continues keeps its stream, and a copy gets
 the next unused one, so that the solutions of a problem do not depend on the other problems.
+
+The rules, their sources and their differences from these:
+
+* `beam`: the best `n / expansions` unfinished solutions, each `expansions` times (Snell et al.
+  2024, arXiv 2408.03314; search-and-learn's beam_search.py).
+* `dvts`: `n / expansions` independent subtrees, each of which continues its best solution (Beeching
+  et al. 2024; diverse_verifier_tree_search.py).  Finished siblings are not lost.
+* `particles`: all lanes drawn anew in proportion to r / (1 - r) of their scores r; finished lanes
+  take part and stay as they are (Puri et al. 2025, arXiv 2502.01618).
+* `best_of_n`: every unfinished solution.
+
+Lookahead (Snell et al. 2024) is `beam` with scores read at the end of a rollout.
 """
 
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +33,7 @@ import numpy as np
 from prm_jax import aggregation as agg
 from prm_jax import config as config_lib
 from prm_jax import reductions
-from prm_jax.generation import selection, step_writer
+from prm_jax.generation import step_writer
 from prm_jax.generation.cached_scorer import CachedScorer, Solution
 from prm_jax.generation.engines import Prompt, PromptError
 from prm_jax.generation.places import power_of_two
@@ -48,6 +60,47 @@ class Settings(config_lib.Checked):
     expands = self.rule in ("beam", "dvts", "lookahead")
     wrong = expands and self.n % self.expansions != 0
     yield wrong, "n expansions", f"n a multiple of expansions for {self.rule}"
+
+
+# Takes the lanes of a problem, without those that were cut off, and returns the parents of the next
+# lanes; a lane that is returned more than once is copied.
+Rule = Callable[[Sequence[Lane], Settings, np.random.Generator], Sequence[int]]
+
+
+def _best_of_n(lanes: Sequence[Lane], s: Settings, rng: np.random.Generator) -> list[int]:
+  return [i for i, lane in enumerate(lanes) if not lane.end]
+
+
+def _beam(lanes: Sequence[Lane], s: Settings, rng: np.random.Generator) -> list[int]:
+  unfinished = _best_of_n(lanes, s, rng)
+  best = sorted(unfinished, key=lambda i: -lanes[i].score)[: s.n // s.expansions]
+  # If these are fewer, they take turns, so that no lane is idle (as in search-and-learn).
+  return sorted(itertools.islice(itertools.cycle(best), s.n))
+
+
+def _dvts(lanes: Sequence[Lane], s: Settings, rng: np.random.Generator) -> list[int]:
+  best: dict[int, int] = {}  # of each subtree
+  for i in sorted(range(len(lanes)), key=lambda i: -lanes[i].score):
+    best.setdefault(lanes[i].tree, i)
+  return [i for _, i in sorted(best.items()) if not lanes[i].end for _ in range(s.expansions)]
+
+
+def _particles(lanes: Sequence[Lane], s: Settings, rng: np.random.Generator) -> list[int]:
+  if all(lane.end for lane in lanes):
+    return []
+  scores = np.array([lane.score for lane in lanes])
+  odds = scores / np.maximum(1 - scores, 1e-9)
+  weights = odds / odds.sum() if odds.sum() > 0 else np.full(len(odds), 1 / len(odds))
+  return sorted(rng.choice(len(odds), s.n, p=weights).tolist())
+
+
+RULES: dict[str, Rule] = {
+  "best_of_n": _best_of_n,
+  "beam": _beam,
+  "dvts": _dvts,
+  "lookahead": _beam,
+  "particles": _particles,
+}
 
 
 @dataclasses.dataclass
@@ -195,17 +248,12 @@ class Search:
     drawn = self.s.rule == "particles"  # finished lanes take part in the next draw
     if not drawn:
       self._finish(p, [lanes[k] for k in alive if lanes[k].end])
-    scored = selection.Scored(
-      np.array([lanes[k].score for k in alive]),
-      np.array([lanes[k].end is not None for k in alive], bool),
-      np.array([lanes[k].tree for k in alive], int),
-    )
     rng = np.random.default_rng([p.seed, p.rounds])
-    rule = selection.RULES[self.s.rule]
     last = p.rounds == self.s.max_steps
     if self.s.rule in ("beam", "lookahead"):
       last |= sum(lane.end == "stop" for lane in p.ended) >= self.s.n
-    if alive and not last and (parents := rule(scored, self.s.n, self.s.expansions, rng)):
+    parents = [] if last else RULES[self.s.rule]([lanes[k] for k in alive], self.s, rng)
+    if parents:
       return [alive[i] for i in parents]
     rest = [lanes[k] for k in alive if drawn or not lanes[k].end]
     p.ended += [lane if lane.end else dataclasses.replace(lane, end="length") for lane in rest]
@@ -231,10 +279,8 @@ class Search:
     return out
 
   def _found(self, p: _Problem) -> Found:
-    finished = [lane for lane in p.ended if lane.end == "stop"]
-    finished.sort(key=lambda lane: -lane.score)
-    rest = [lane for lane in p.ended if lane.end != "stop"]
-    return Found(p.number, [*finished, *rest][: self.s.n], dict(p.spent))
+    order = lambda lane: -lane.score if lane.end == "stop" else np.inf
+    return Found(p.number, sorted(p.ended, key=order)[: self.s.n], dict(p.spent))
 
 
 def solution_scores(right: Sequence[Sequence[float]], how: reductions.Reduction) -> list[float]:

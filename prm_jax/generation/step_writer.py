@@ -7,7 +7,6 @@ context.
 
 import collections
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 
@@ -15,18 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prm_jax import config as config_lib
 from prm_jax.generation import cache as cache_lib
-from prm_jax.generation import cached_decoder
 from prm_jax.generation import prompts as prompts_lib
-from prm_jax.generation import sampling as sampling_lib
-from prm_jax.generation.cache import Cache
-from prm_jax.generation.cached_decoder import Slots, Weights
+from prm_jax.generation.cached_decoder import Slots
 from prm_jax.generation.engines import End, Limits
-from prm_jax.generation.places import Moved, Places, keep_tokens, size
-from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler, uniform
+from prm_jax.generation.places import Places, size
+from prm_jax.generation.sampler import PROMPT_MULTIPLE, Sampler
 from prm_jax.generation.sampling import Sampling
-from prm_jax.runtime import compiler_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,14 +90,12 @@ class StepWriter:
     with jax.set_mesh(sampler.mesh):
       self._cache = cache_lib.empty(sampler.config, rows, contexts, self._prompt, self._ring)
     self._seen = np.zeros((rows, self._prompt), bool)
-    self._last, self._fresh = jnp.zeros(rows, jnp.int32), np.ones(rows, bool)
-    # By lane: whether it writes; the first token that its step reads, and its position; the index,
-    # among the lane's tokens, of the first token that it writes; seed and stream; and of the step
-    # so far the tokens, their log-probability, their count, and the count of those in finished
-    # parts.
+    self._last = jnp.zeros(rows, jnp.int32)
+    # By lane: whether it writes; the first token that its step reads; the index, among the lane's
+    # tokens, of the first token that it writes; seed and stream; and of the step so far the tokens,
+    # their log-probability, their count, and the count of those in finished parts.
     self._writing = np.zeros(rows, bool)
-    fields = np.zeros((5, rows), np.int32)
-    self._first, self._position, self._place, self._seed, self._stream = fields
+    self._first, self._place, self._seed, self._stream = np.zeros((4, rows), np.int32)
     self._tokens, self._log_prob = np.zeros((rows, self._ring), np.int32), np.zeros(rows)
     self._count, self._over = np.zeros((2, rows), np.int32)
 
@@ -124,21 +116,15 @@ class StepWriter:
   def write(self) -> list[int]:
     """Decodes a token for each unfinished step; returns the contexts to score now, if any."""
     with jax.set_mesh(self.sampler.mesh):
-      decode = _decode(self.sampler.config, self.sampler.tpu, self.sampler.mesh.devices.flat[0])
-      self._last, log_probs, self._cache = decode(
+      self._last, log_probs, self._cache = self.sampler.decode(
         self.sampler.weights,
         self._cache,
         self._index % self._ring,
         self._state(),
-        self._seen,
         self._last,
-        self._fresh,
         sampling=self.s.sampling,
-        ahead=self.s.steps_ahead > 0,
       )
     self._index += 1
-    # A new array, not the old one changed: the program may still read its arguments.
-    self._fresh = np.zeros_like(self._fresh)
     now = np.flatnonzero(self._writing)
     tokens = np.asarray(self._last)[now]
     self._tokens[now, self._count[now]] = tokens
@@ -173,7 +159,7 @@ class StepWriter:
       continued: by context, the next lanes and the index of each one's parent among the present
         lanes.
     """
-    moved: list[Moved] = []
+    moved: list[np.ndarray] = []
     for g, (lanes, parents) in continued.items():
       moved += self._moved(g, {k: lane for k, lane in zip(parents, lanes) if lane.end is None})
     largest = max((context.places.size for context in self._contexts.values()), default=0)
@@ -181,7 +167,7 @@ class StepWriter:
       if largest > (C := self._seen.shape[1]):
         self._seen = np.pad(self._seen, [(0, 0), (0, size(largest, 64) - C)])
         self._cache = cache_lib.grown(self._cache, self._seen.shape[1])
-      self._cache = keep_tokens(self._cache, moved)
+      self._cache = cache_lib.keep(self._cache, moved)
     for g, (lanes, _) in continued.items():
       self._begin_steps(g, lanes)
 
@@ -189,17 +175,17 @@ class StepWriter:
     """Begins a step in each lane of a context."""
     context, rows = self._contexts[g], slice(g * self._lanes, (g + 1) * self._lanes)
     context.lanes, context.steps, context.begun = lanes, [_Step() for _ in lanes], self._index
-    self._seen = self._seen.copy()
+    self._seen = self._seen.copy()  # the program may still read the old array
     self._seen[rows] = False
     for b, lane in enumerate(lanes, rows.start):
       path = (*context.prompt, *lane.tokens)
       self._seen[b, context.places.find(path[:-1])] = True
-      self._first[b], self._position[b], self._place[b] = path[-1], len(path) - 1, len(lane.tokens)
+      self._first[b], self._place[b] = path[-1], len(lane.tokens)
       self._writing[b], self._stream[b] = lane.end is None, lane.stream
-    self._fresh[rows], self._seed[rows] = True, context.seed
+    self._seed[rows] = context.seed
     self._count[rows] = self._over[rows] = self._log_prob[rows] = 0
 
-  def _moved(self, g: int, lanes: dict[int, Lane]) -> list[Moved]:
+  def _moved(self, g: int, lanes: dict[int, Lane]) -> list[np.ndarray]:
     """Returns the moves of tokens from the rings to the context, where the next lanes need them.
 
     The tokens get places in the context; places that no next lane needs become free.
@@ -215,21 +201,15 @@ class StepWriter:
       first = len(context.prompt) - 1 + len(context.lanes[k].tokens)
       places = context.places.add(path)[first:]
       ring = (context.begun + np.arange(len(places))) % self._ring
-      moved.append(Moved.of(g, places, g * self._lanes + k, ring, first))
+      moved.append(cache_lib.moves(g, places, g * self._lanes + k, ring, first))
     return moved
 
-  def _state(self) -> dict[str, np.ndarray]:
-    """Returns the input of `_decode`; a lane that waits or is idle reads token 0."""
-    state = {
-      "tokens": self._first,
-      "positions": self._position + self._count,
-      "own_length": self._count,
-      "seed": self._seed,
-      "stream": self._stream,
-      "place": self._place + self._count,
-      "likeliest": self._over > 0,
-    }
-    return {name: np.where(self._writing, x, 0) for name, x in state.items()}
+  def _state(self) -> Slots:
+    """Returns the input of `Sampler.decode`; a lane that waits or is idle reads token 0."""
+    fields = (self._first, self._count, self._seed, self._stream, self._place + self._count)
+    first, count, seed, stream, place = (np.where(self._writing, x, 0) for x in fields)
+    ahead = self._writing & (self._over > 0) if self.s.steps_ahead else None
+    return Slots(first, self._seen, count, None, seed, stream, place, ahead)
 
   def _full(self, rows: np.ndarray) -> np.ndarray:
     """Returns whether the last parts of these lanes, or their solutions, are at their limits."""
@@ -293,45 +273,3 @@ class StepWriter:
     text = self.sampler.tokenizer.decode(tokens[:end])
     stop_end = self.s.limits.stop_end(text)
     return prompts_lib.solution(text[:stop_end], self.s.form), stop_end is not None
-
-
-@functools.lru_cache(8)  # writers of one architecture share the compiled program
-def _decode(c: config_lib.Model, tpu: config_lib.Tpu, device: jax.Device):
-  options = compiler_options.of(tpu, device)
-
-  @functools.partial(
-    jax.jit, donate_argnums=1, static_argnames=("sampling", "ahead"), compiler_options=options
-  )
-  def decode(
-    weights: Weights,
-    cache: Cache,
-    index: jax.Array,
-    state: dict[str, jax.Array],
-    seen: jax.Array,
-    last: jax.Array,
-    fresh: jax.Array,
-    *,
-    sampling: Sampling,
-    ahead: bool,
-  ) -> tuple[jax.Array, jax.Array, Cache]:
-    """Returns the next token of each lane, its log-probability, and the cache.
-
-    Args:
-      index: int32 `[]`, place in the ring.
-      state: of `StepWriter._state`.
-      seen: bool `[B, C]`, the places of the context that each lane sees.
-      last: int32 `[B]`, the tokens of the last decoding step, which the lanes read.
-      fresh: bool `[B]`, where lanes read the tokens of `state` instead.
-      ahead: whether some lanes look ahead, by the likeliest tokens.
-    """
-    numbers = jax.vmap(uniform)(state["seed"], state["stream"], state["place"])
-    tokens = jnp.where(fresh, state["tokens"], last)
-    slots = Slots(tokens, state["positions"], None, seen, state["own_length"])
-    logits, cache = cached_decoder.step(weights, cache, index, slots, c=c)
-    tokens, log_probs = sampling_lib.choose(logits, numbers, sampling)
-    if ahead:
-      likeliest = sampling_lib.likeliest(logits)
-      tokens = jnp.where(state["likeliest"] > 0, likeliest, tokens).astype(jnp.int32)
-    return tokens, log_probs, cache
-
-  return decode

@@ -42,12 +42,11 @@ def compiled_report(job: compilation.Job, B: int, C: int, T: int) -> dict[str, A
   with jax.set_mesh(mesh), progress.waiting(f"compiling a step for {mesh.size} chip(s)"):
     weights = _abstract(functools.partial(cached_decoder.prepare, c=model), params)
     cache = _abstract(lambda: cache_lib.empty(model, B, G, C, T))
-    state, fresh = engine._state([None] * B, G, SAMPLES), np.zeros(B, bool)
     inputs = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_lib.replicated(mesh)),
-      (np.int32(0), state, np.zeros(B, np.int32), fresh),
+      (np.int32(0), engine.state([None] * B, G, SAMPLES), np.zeros(B, np.int32)),
     )
-    lowered = engine._step.lower(weights, cache, *inputs, sampling=Sampling(0.8))
+    lowered = engine.decode.lower(weights, cache, *inputs, sampling=Sampling(0.8))
     compiled, gib = compilation.memory_of(lowered)
   program = hlo.read(compiled.as_text())
   # A step is a batch of B rows of one token each, which attends to C + T / 2 others.

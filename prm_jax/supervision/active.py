@@ -9,9 +9,10 @@ Ties are broken at random, so the order of a file does not matter.
 Source: *Let's Verify Step by Step* (arXiv 2305.20050) section 4.2; ActPRM (arXiv 2504.10559).
 """
 
-import collections
 import dataclasses
 import functools
+import heapq
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -111,19 +112,16 @@ def coverage(pool: Pool, members: np.ndarray, count: int, rng: np.random.Generat
     for i in members.tolist()
   }
   covered, chosen = set(), []
-  # Buckets by an upper bound of the steps that a member adds; it only falls as others are chosen.
-  buckets = collections.defaultdict(list)
-  for i in rng.permutation(members).tolist():
-    buckets[len(nodes[i])].append(i)
-  gain = max(buckets, default=-1)
-  while len(chosen) < count and gain >= 0:
-    if not buckets[gain]:
-      gain -= 1
-      continue
-    i = buckets[gain].pop()
+  # By minus an upper bound of the steps that a member adds, which only falls as others are chosen;
+  # of equal bounds the latest comes first.
+  number = itertools.count(0, -1)
+  heap = [(-len(nodes[i]), next(number), i) for i in rng.permutation(members).tolist()]
+  heapq.heapify(heap)
+  while heap and len(chosen) < count:
+    bound, _, i = heapq.heappop(heap)
     adds = sum(node not in covered for node in nodes[i])
-    if adds < gain:
-      buckets[adds].append(i)
+    if adds < -bound:
+      heapq.heappush(heap, (-adds, next(number), i))
     else:
       chosen.append(i)
       covered.update(nodes[i])
