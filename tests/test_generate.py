@@ -79,9 +79,7 @@ def test_a_request_has_every_setting_and_a_seed_of_its_own(loopback):
 def test_transient_failures_are_retried(loopback):
   """Busy answers, dropped connections and torn bodies are retried and change no sample."""
   server, engine = loopback
-  busy = [
-    (status, {"Retry-After": 1} if status == 429 else {}, b"busy") for status in (503, 429, 500)
-  ]
+  busy = [(503, {}, b"busy"), (429, {"Retry-After": 1}, b"busy"), (500, {}, b"busy")]
   server.troubles.extend([busy[0], None, busy[1], fake_server.TORN, busy[2]])
   samples = texts(engine)
   assert len(server.asked) == 18 + 5
