@@ -12,7 +12,6 @@ multiply bfloat16 faster.  Takes 5 minutes.
 
 import dataclasses
 import pathlib
-import time
 from collections.abc import Callable
 
 import jax
@@ -21,6 +20,7 @@ import numpy as np
 
 from benchmarks import runner
 from prm_jax import config as config_lib
+from prm_jax.input_pipeline import packing, token_tree
 from prm_jax.model import attention
 from prm_jax.model import products as products_lib
 from prm_jax.model import sharding as sharding_lib
@@ -130,26 +130,15 @@ def measure(model: config_lib.Model, dtype: str, args: Args) -> dict:
 
 def batch(rows: int, tokens: int, vocab_size: int, mesh: jax.sharding.Mesh) -> Batch:
   """Returns a batch of rows that hold one random solution each, labelled right."""
-  positions = np.broadcast_to(np.arange(tokens, dtype=np.int32), (rows, tokens))
-  reads = np.broadcast_to(np.arange(STEP - 1, tokens, STEP, dtype=np.int32), (rows, tokens // STEP))
-  rows_on_host = Batch(
-    tokens=np.random.default_rng(0).integers(vocab_size, size=(rows, tokens), dtype=np.int32),
-    positions=positions,
-    subtree_end=np.full((rows, tokens), tokens, np.int32),
-    previous=positions - 1,
-    read_positions=reads,
-    read_targets=np.eye(3, dtype=np.float32)[np.full(reads.shape, 2)],
-    read_solutions=np.broadcast_to(np.arange(rows, dtype=np.int32)[:, None], reads.shape),
-  )
-  return jax.device_put(rows_on_host, sharding_lib.batch_sharding(mesh))
+  rng, reads, trees = np.random.default_rng(0), range(STEP - 1, tokens, STEP), []
+  for _ in range(rows):
+    tree = token_tree.chain(rng.integers(vocab_size, size=tokens), reads)
+    trees.append(dataclasses.replace(tree, read_targets=[(0, 0, 1)] * len(reads)))
+  packed = packing.PackedRows(trees, tokens)
+  return jax.device_put(packing.stack([*packed]), sharding_lib.batch_sharding(mesh))
 
 
 def fastest(function: Callable, repeats: int) -> float:
   """Returns the seconds of the fastest call, after one that compiles."""
-  jax.block_until_ready(function())
-  seconds = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    jax.block_until_ready(function())
-    seconds.append(time.perf_counter() - start)
+  (seconds,) = runner.by_turns({"": function}, repeats).values()
   return min(seconds)

@@ -60,18 +60,14 @@ def run(args: Args) -> dict:
       runs.append(runner.kept(args.work, name, [name, packages], FILES, call))
       row[form] = runs[-1]["temporaries"] / 2**20
     rows.append(row)
+  largest = max(row[FORMS[0]] / min(row[form] for form in FORMS[1:]) for row in rows)
+  name = f"temporaries / the leaner splash's, largest of {len(rows)}"
   return {
     "runs": runs,
-    "targets": [target(rows)],
+    "targets": [runner.target(name, "<", 1, largest)],
     "tables": {"Attention, forward and backward: MiB a chip beside the arguments": rows},
     "notes": f"{runner.listed(packages)}.",
   }
-
-
-def target(rows: list[dict]) -> dict:
-  """Returns the target: the largest ratio of the kernel's temporaries to the leaner splash's."""
-  ratio = max(row[FORMS[0]] / min(row[form] for form in FORMS[1:]) for row in rows)
-  return runner.target(f"temporaries / the leaner splash's, largest of {len(rows)}", "<", 1, ratio)
 
 
 def memory(topology: str, T: int, heads: tuple[int, int, int], form: str = FORMS[0]) -> dict:

@@ -123,17 +123,30 @@ def kept(
   return json.loads(path.read_text())
 
 
+def by_turns(
+  forms: dict[str, Callable[[], Any]], repeats: int, untimed: int = 1
+) -> dict[str, list[float]]:
+  """Returns the seconds of `repeats` calls of each form, after `untimed` ones, which compile.
+
+  The forms take turns in alternating order, so that a machine that slows down slows all of them.
+  """
+  import jax  # takes memory, which other benchmarks measure
+
+  seconds = {name: [] for name in forms}
+  for turn in range(untimed + repeats):
+    for name in list(forms)[:: -1 if turn % 2 else 1]:
+      start = time.perf_counter()
+      jax.block_until_ready(forms[name]())
+      seconds[name].append(time.perf_counter() - start)
+  return {name: times[untimed:] for name, times in seconds.items()}
+
+
 def grouped(pairs: Iterable[tuple[str, Any]]) -> list[list]:
   """Groups the values of (key, value) pairs by key."""
   groups = collections.defaultdict(list)
   for key, value in pairs:
     groups[key].append(value)
   return list(groups.values())
-
-
-def versions(*packages: str) -> dict[str, str]:
-  """Returns the installed versions of packages, and of Python."""
-  return {name: metadata.version(name) for name in packages} | {"python": platform.python_version()}
 
 
 def say(text: str) -> None:
@@ -259,6 +272,7 @@ def cell(value: Any) -> str:
 def machine() -> dict:
   """Returns the machine and the package versions on which the figures depend."""
   cpus = pathlib.Path("/proc/cpuinfo")
+  versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpy")}
   model = re.search(r"model name\s*: (.*)", cpus.read_text() if cpus.exists() else "")
   return {
     "processor": model[1] if model else platform.processor(),
@@ -266,5 +280,5 @@ def machine() -> dict:
     "system": platform.system(),
     "date": time.strftime("%Y-%m-%d"),
     "load_at_start": os.getloadavg()[0],
-    "versions": versions("jax", "jaxlib", "numpy"),
+    "versions": versions | {"python": platform.python_version()},
   }

@@ -16,15 +16,13 @@ not timed.  Takes 8 minutes, compilation included.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import json
 import pathlib
 import statistics
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -105,31 +103,19 @@ def all_at_once(args: Args) -> dict:
   engine = lambda contexts: search.Search(
     model, CachedScorer(scorer, contexts), search.Settings("beam", LANES), writing
   )
-  together = _search_seconds(engine(min(args.contexts, count)), [asked], args.repeats)
-  single = _search_seconds(engine(1), [[prompt] for prompt in asked], args.repeats)
-  return {
-    "problems": count,
-    "seconds, all at once": together,
-    "seconds, one at a time": single,
-    "times as long": single / together,
+  several, one = engine(min(args.contexts, count)), engine(1)
+  forms = {
+    "seconds, all at once": lambda: [*several.run(asked)],
+    "seconds, one at a time": lambda: [[*one.run([prompt])] for prompt in asked],
   }
+  row = {"problems": count} | medians(forms, args.repeats)
+  return row | {"times as long": row["seconds, one at a time"] / row["seconds, all at once"]}
 
 
-def _search_seconds(engine: search.Search, batches: list, repeats: int) -> float:
-  seconds = []
-  for _ in range(1 + repeats):  # the first compiles
-    with _timed(seconds):
-      for batch in batches:
-        for _ in engine.run(batch):
-          pass
-  return statistics.median(seconds[1:])
-
-
-@contextlib.contextmanager
-def _timed(seconds: list[float]) -> Iterator[None]:
-  start = time.perf_counter()
-  yield
-  seconds.append(time.perf_counter() - start)
+def medians(forms: dict[str, Callable], repeats: int, untimed: int = 1) -> dict[str, float]:
+  """Returns the median seconds of each form's calls."""
+  seconds = runner.by_turns(forms, repeats, untimed)
+  return {name: statistics.median(times) for name, times in seconds.items()}
 
 
 def growing(args: Args) -> dict:
@@ -144,24 +130,25 @@ def growing(args: Args) -> dict:
     rounds.append({g: several for g, several in asked.items() if several})
   whole = dataclasses.replace(scorer, merge=False)
   flat = [[*{pair: 0 for several in asked.values() for pair in several}] for asked in rounds]
-  seconds: dict[str, list[float]] = collections.defaultdict(list)
   cached = CachedScorer(scorer, len(solutions))
-  untimed = 2  # repeats: contexts grow in the first, so both compile
-  for _ in range(untimed + args.repeats):
+
+  def read_cached() -> None:
     cached.places = [Places() for _ in solutions]
     cached.encoded = [0] * len(solutions)
-    with _timed(seconds["seconds, cached"]):
-      for asked in rounds:
-        cached.probabilities(asked)
-        cached.keep(asked)
-    for name, reader in (("each from its start", whole), ("the tree of a round", scorer)):
-      with _timed(seconds[f"seconds, {name}"]):
-        for pairs in flat:
-          reader.by_head(pairs)
+    for asked in rounds:
+      cached.probabilities(asked)
+      cached.keep(asked)
+
+  forms = {
+    "seconds, cached": read_cached,
+    "seconds, each from its start": lambda: [*map(whole.by_head, flat)],
+    "seconds, the tree of a round": lambda: [*map(scorer.by_head, flat)],
+  }
+  seconds = medians(forms, args.repeats, untimed=2)  # contexts grow in the first: both compile
   tokens = sum(cached.length(*pair) for pairs in flat for pair in pairs)
   row = {"solutions": sum(map(len, solutions)), "rounds": len(rounds)}
   row |= {"tokens with a cache": sum(cached.encoded), "tokens from the start": tokens}
-  return row | {name: statistics.median(times[untimed:]) for name, times in seconds.items()}
+  return row | seconds
 
 
 class Continued(Sampler):
@@ -189,23 +176,21 @@ def writing(args: Args) -> dict:
   limits = Limits(max_new_tokens=rounds * count)
   settings = step_writer.Settings(Sampling(), limits, count)
   longest = max(map(len, asked))
-  prompt = lambda tokens: Prompt("", json.dumps([int(t) for t in tokens]), "", seed=0)
 
-  def sample(prompts: list[Prompt], n: int, tokens: int) -> None:
-    for _ in model.generate(prompts, n, Sampling(), Limits(max_new_tokens=tokens)):
-      pass
+  def sample(starts: Sequence[Sequence[int]], n: int, tokens: int) -> None:
+    prompts = [Prompt("", json.dumps([*map(int, start)]), "", seed=0) for start in starts]
+    collections.deque(model.generate(prompts, n, Sampling(), Limits(tokens)), maxlen=0)
 
-  seconds: dict[str, list[float]] = collections.defaultdict(list)
-  for _ in range(1 + args.repeats):  # the first compiles
-    with _timed(seconds["seconds, cached"]):
-      writer = EvenSteps(model, len(asked), LANES, longest, settings)
-      paths, spent = _steps(writer, asked, rounds)
-    with _timed(seconds["seconds, each from its start"]):
-      for r in range(rounds):
-        sample([prompt(tokens) for tokens in asked], LANES, (r + 1) * count)
-    with _timed(seconds["seconds, prefixes read again"]):
-      for prefixes in paths:
-        sample([prompt(tokens) for tokens in prefixes], 1, count)
+  write = lambda: _steps(EvenSteps(model, len(asked), LANES, longest, settings), asked, rounds)
+  paths, spent = write()
+  forms = {
+    "seconds, cached": write,
+    "seconds, each from its start": lambda: [
+      sample(asked, LANES, (r + 1) * count) for r in range(rounds)
+    ],
+    "seconds, prefixes read again": lambda: [sample(prefixes, 1, count) for prefixes in paths],
+  }
+  seconds = medians(forms, args.repeats)
   lanes = LANES * len(asked)
   prompt_tokens = sum(len(tokens) - 1 for tokens in asked)
   row = {"lanes": lanes, "rounds": rounds, "tokens with a cache": spent["read"]}
@@ -213,7 +198,7 @@ def writing(args: Args) -> dict:
     prompt_tokens + lanes * r * count for r in range(1, rounds + 1)
   )
   row["tokens with prefixes read again"] = spent["read_from_start"]
-  return row | {name: statistics.median(times[1:]) for name, times in seconds.items()}
+  return row | seconds
 
 
 def _steps(
@@ -244,15 +229,18 @@ def _steps(
   return paths, spent
 
 
+def generated(count: int) -> list[list[tuple[str, tuple[str, ...]]]]:
+  """Returns 16 solutions of each of `count` arithmetic problems, as (problem, steps)."""
+  rng, problems = np.random.default_rng(0), arithmetic.distinct_problems(0, count, arithmetic.HARD)
+  return [
+    [(each.text, arithmetic.solve(each, rng).steps) for _ in range(LANES)] for each in problems
+  ]
+
+
 def candidates(args: Args) -> list[list[tuple[str, tuple[str, ...]]]]:
   """Returns solutions of some problems, 16 of each, as (problem, steps)."""
   if args.candidates is None:
-    rng = np.random.default_rng(0)
-    problems = arithmetic.distinct_problems(0, 4 if args.quick else 64, arithmetic.HARD)
-    return [
-      [(problem.text, arithmetic.solve(problem, rng).steps) for _ in range(LANES)]
-      for problem in problems
-    ]
+    return generated(4 if args.quick else 64)
   solutions = []
   for record in map(json.loads, args.candidates.open()):
     steps = record.get("steps") or prompts.split(record["text"], "paragraphs")

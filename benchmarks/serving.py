@@ -12,6 +12,7 @@ Takes 2 minutes.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -28,7 +29,6 @@ import jax
 import numpy as np
 
 from benchmarks import runner, search
-from prm_jax.datasets import arithmetic
 from prm_jax.scoring import service
 
 CONNECTIONS = (1, 64, 1000)
@@ -67,9 +67,7 @@ def run(args: Args) -> dict:
 
 def solutions(args: Args) -> list[tuple[str, tuple[str, ...]]]:
   """Returns problem and steps of the solutions, 16 of each problem."""
-  problems = arithmetic.distinct_problems(0, 8 if args.quick else 128, arithmetic.HARD)
-  rng = np.random.default_rng(0)
-  return [(each.text, arithmetic.solve(each, rng).steps) for each in problems for _ in range(16)]
+  return [*itertools.chain(*search.generated(8 if args.quick else 128))]
 
 
 def requests(args: Args) -> list[bytes]:
@@ -81,12 +79,9 @@ def requests(args: Args) -> list[bytes]:
 
 def without(args: Args) -> dict:
   """Returns the row of `Scorer.by_head`."""
-  scorer, asked, seconds = search.random_scorer(args), solutions(args), []
-  for _ in range(1 + args.repeats):  # the first compiles
-    start = time.perf_counter()
-    scorer.by_head(asked)
-    seconds.append(time.perf_counter() - start)
-  return {"connections": "score.py", "solutions/s": len(asked) / statistics.median(seconds[1:])}
+  scorer, asked = search.random_scorer(args), solutions(args)
+  (seconds,) = search.medians({"": lambda: scorer.by_head(asked)}, args.repeats).values()
+  return {"connections": "score.py", "solutions/s": len(asked) / seconds}
 
 
 def serve(args: Args, ready: multiprocessing.connection.Connection) -> None:

@@ -34,7 +34,7 @@ from prm_jax.datasets import prm800k
 from prm_jax.datasets.prm800k import recipes
 from prm_jax.input_pipeline import packing, prefix_tree, token_tree, tokenizers
 from prm_jax.model import sharding as sharding_lib
-from prm_jax.runtime import command_line, json_lines, storage
+from prm_jax.runtime import command_line, distributed, json_lines, storage
 from prm_jax.scoring import batching
 from prm_jax.training import initialization
 from prm_jax.training import step as step_lib
@@ -159,7 +159,7 @@ def measure_all(args: Args, settings: dict, files: dict[str, pathlib.Path]) -> l
   packed = {"row_length": args.row_length or settings["max_length"], "devices": args.devices}
   code = [runner.ROOT / "prm_jax" / name for name in CODE]
   code += [HERE / name for name in ("runner.py", "training.py")]
-  sides = [Side(OURS, train_trees, packed, ("jax", "jaxlib", "flax", "optax"), code)]
+  sides = [Side(OURS, train_trees, packed, distributed.versions(), code)]
   if args.peer == "trl":
     python = args.peer_python or environment_of_peer(runner.ROOT / ".venv-trl")
     sides.append(Side(PEER, functools.partial(runner.peer, python, TRL), {}, PACKAGES, [TRL]))
@@ -173,21 +173,19 @@ class Side:
   name: str
   function: Callable[[dict], dict]  # from the settings to the figures
   settings: dict  # of this side only
-  packages: tuple[str, ...]
-  code: list[pathlib.Path]  # its figures are measured again if this code changes
+  packages: Any  # its figures are measured again if these change, or this code
+  code: list[pathlib.Path]
 
   def runs(self, args: Args, settings: dict, files: dict[str, pathlib.Path]) -> list[dict]:
     """Returns a run for each seed, in the dtype in which the first updates are faster."""
-    versions = runner.versions(*self.packages) if self.name == OURS else {}
-    packages = versions or self.packages
     environment = ENVIRONMENT | {"OMP_NUM_THREADS": str(args.threads)}
     cores = runner.usable_cores()[-args.threads :]
 
     def measured(name: str, **more: Any) -> dict:
       asked = settings | self.settings | more
       given = asked | {key: str(path) for key, path in files.items()}
+      name, known = f"{self.name.replace(' ', '_')}_{name}", [asked, environment, self.packages]
       call = functools.partial(runner.apart, self.function, given, cores=cores, **environment)
-      name, known = f"{self.name.replace(' ', '_')}_{name}", [asked, environment, packages]
       return runner.kept(args.work, name, known, [*self.code, *files.values()], call)
 
     tries = {}  # seconds an update, by dtype
@@ -196,7 +194,7 @@ class Side:
       few = {"seed": args.seeds[0], "max_updates": updates, "evaluate": False}
       tries[dtype] = measured(f"try_{dtype}", dtype=dtype, **few)["train_seconds"] / updates
     dtype = min(tries, key=tries.get, default=args.dtypes[0])
-    about = {"side": self.name, "dtype": dtype, "tries": tries, "versions": versions}
+    about = {"side": self.name, "dtype": dtype, "tries": tries}
     return [
       about | {"seed": seed} | measured(f"seed{seed}", dtype=dtype, seed=seed)
       for seed in args.seeds
@@ -336,6 +334,7 @@ def train_trees(settings: dict) -> dict:
   repeats = sum(len(chain.labels) for chain in train) / sum(len(x.read_targets) for x in trees)
   slots = updates * batch_rows * c.data.row_length
   return {
+    "versions": distributed.versions(),
     "slots": slots,
     "tokens": round(slots * rows.fill),
     "targets": labels_read,

@@ -10,6 +10,7 @@ over distinct tokens), and at least 0.97 where nothing is shared.  Takes 12 minu
 """
 
 import dataclasses
+import functools
 import pathlib
 import random
 import statistics
@@ -71,13 +72,11 @@ class Model:
       metrics["loss"].block_until_ready()
       return time.perf_counter() - start
 
-  def score(self, pool: list[tuple[str, TokenTree]], row_length: int, merge: bool) -> float:
-    """Reads a pool of (problem, candidate); returns the seconds, merging and packing included."""
+  def score(self, pool: list[tuple[str, TokenTree]], row_length: int, merge: bool) -> None:
+    """Merges, packs and reads a pool of (problem, candidate)."""
     problems, trees = zip(*pool)
     forward = lambda batch: self.programs.read(self.state.params, batch)
-    start = time.perf_counter()
     batching.read(trees, problems, forward, self.mesh, row_length, merge)
-    return time.perf_counter() - start
 
 
 def run(args: Args) -> dict:
@@ -220,8 +219,8 @@ def side_by_side(
 def score(model: Model, problems: int, count: int, repeats: int) -> dict:
   """Returns a row of the table: seconds to read generated candidates, flattened and as trees.
 
-  Equal candidates are one, as in scoring.  The forms take turns.  Seconds are medians; the ratio is
-  the median over the turns, whose two measurements are neighbours in time.
+  Equal candidates are one, as in scoring.  Seconds are medians; the ratio is the median over the
+  turns, whose two measurements are neighbours in time.
   """
   rng, candidates = np.random.default_rng(0), []
   for problem in arithmetic.distinct_problems(0, problems):
@@ -230,11 +229,9 @@ def score(model: Model, problems: int, count: int, repeats: int) -> dict:
     (problem, token_tree.encode_candidate(problem, steps, model.tokenizer, model.contract))
     for problem, steps in dict.fromkeys(candidates)
   ]
-  seconds = {True: [], False: []}
-  for turn in range(repeats + 1):
-    for merge in (True, False) if turn % 2 else (False, True):
-      seconds[merge].append(model.score(pool, ROW_LENGTH["arithmetic"], merge))
-  merged, alone = seconds[True][1:], seconds[False][1:]  # the first turn compiled
+  read = functools.partial(model.score, pool, ROW_LENGTH["arithmetic"])
+  forms = {str(merge): functools.partial(read, merge) for merge in (False, True)}
+  alone, merged = runner.by_turns(forms, repeats).values()
   ratio = statistics.median(a / b for a, b in zip(alone, merged))
   about = {
     "of": f"scoring {count} sample{'s' * (count > 1)} a problem",

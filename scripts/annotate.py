@@ -90,9 +90,8 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
-  others = {*command_line.changed(args)} - FLAGS[args.method] - {"input", "output", "method"}
-  if others:
-    raise ValueError(f"--{min(others)} does not go with --method={args.method}")
+  others = vars(args).keys() - FLAGS[args.method] - {"input", "output", "method"}
+  command_line.refuse(args, others, f"does not go with --method={args.method}")
   if args.method == "model":
     if bool(args.checkpoint) == bool(args.model) or (args.checkpoint and args.readout):
       raise ValueError("give one of --checkpoint=DIR and --model=DIR; --readout goes with --model")

@@ -67,10 +67,8 @@ def main() -> None:
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if args.compare:
-    read = ("compare", "output", "hosts")
-    if unread := [name for name in command_line.changed(args) if name not in read]:
-      raise ValueError(f"--{unread[0]} has no effect with --compare")
-    return
+    unread = vars(args).keys() - {"compare", "output", "hosts"}
+    return command_line.refuse(args, unread, "has no effect with --compare")
   if sum(map(bool, (args.checkpoint, args.model, args.input))) != 1:
     raise ValueError("give one of --checkpoint=DIR, --model=DIR and --input=FILE")
   if not args.output:
@@ -81,8 +79,9 @@ def check(args: Args) -> None:
     raise ValueError("--split chooses from --data_dir; scored lines of prm800k have no splits")
   if not args.input:
     args.check_model()
-  elif args.of_model or args.reference or args.beta is not None:
-    raise ValueError("--readout, --separator, --dtype, --reference and --beta go with a model")
+  else:
+    of_models = ("step", "readout", "separator", "dtype", "reference", "beta")
+    command_line.refuse(args, of_models, "goes with a model, not with --input")
   if args.threshold is not None and args.threshold_data:
     raise ValueError("give --threshold or --threshold_data, not both")
   if args.neutral != "positive" and not args.input and not args.threshold_data:

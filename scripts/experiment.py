@@ -70,12 +70,11 @@ def main() -> None:
 
 def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
-  drawing = ("name", "output_dir", "from_json", "figures")
-  given = [name for name in command_line.changed(args) if name not in drawing]
-  if args.from_json and given:
-    raise ValueError(f"--{given[0]} has no effect with --from_json, which only draws")
-  if args.domains and args.name != "ood":
-    raise ValueError(f"--domains has no effect on {args.name}: it goes with ood")
+  if args.from_json:
+    unread = vars(args).keys() - {"name", "output_dir", "from_json", "figures"}
+    command_line.refuse(args, unread, "has no effect with --from_json, which only draws")
+  if args.name != "ood":
+    command_line.refuse(args, ["domains"], f"has no effect on {args.name}: it goes with ood")
   if args.plan and args.scale != Args.scale:
     raise ValueError(f"--scale={args.scale} has no effect with --plan={args.plan}")
 

@@ -108,14 +108,12 @@ def check(args: Args) -> None:
     raise ValueError("--search=RULE and --prm=DIR go together")
   if args.search and args.url:
     raise ValueError("--search needs --model or --checkpoint: it cannot run on a server")
-  names = ("readout", "expansions", "reduction", "lookahead", "max_steps", "max_step_tokens")
-  changed = [name for name in names if name in command_line.changed(args)]
-  if changed and not args.search:
-    raise ValueError(f"--{changed[0]} is for a search: give --search=RULE and --prm=DIR")
-  if args.lookahead != Args.lookahead and args.search != "lookahead":
-    raise ValueError(f"--lookahead has no effect with --search={args.search}")
-  if args.expansions != Args.expansions and args.search in ("best_of_n", "particles"):
-    raise ValueError(f"--expansions has no effect with --search={args.search}")
+  if not args.search:
+    names = ("readout", "expansions", "reduction", "lookahead", "max_steps", "max_step_tokens")
+    command_line.refuse(args, names, "is for a search: give --search=RULE and --prm=DIR")
+  unused = ["lookahead"] * (args.search != "lookahead")
+  unused += ["expansions"] * (args.search in ("best_of_n", "particles"))
+  command_line.refuse(args, unused, f"has no effect with --search={args.search}")
   if args.readout and not published:
     raise ValueError(f"--readout goes with a published model; --prm={args.prm} has no config.json")
   if args.search and args.batch < args.n:

@@ -74,10 +74,9 @@ def check(args: Args) -> None:
   """Raises ValueError for flags that do not go together."""
   if bool(args.input) == bool(args.answers) or bool(args.answers) != bool(args.requests):
     raise ValueError("give --input=FILE to ask, or --answers=FILE with --requests=FILE to read")
-  reading = ("output", "answers", "requests")
-  others = [name for name in command_line.changed(args) if name not in reading]
-  if others and args.answers:
-    raise ValueError(f"--{others[0]} goes with --input, not with --answers")
+  if args.answers:
+    asking = vars(args).keys() - {"output", "answers", "requests"}
+    command_line.refuse(args, asking, "goes with --input, not with --answers")
   from prm_jax.supervision.label_requests import key
 
   read = [args.input, args.answers, args.requests, args.quality_control, *args.labelled]

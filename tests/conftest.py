@@ -14,6 +14,7 @@ import io
 import json
 import os
 import pathlib
+import resource
 import runpy
 import shutil
 import signal
@@ -198,6 +199,17 @@ def python(*arguments, code=0, cwd=ROOT, **environment):
 def start_script(name, *arguments, code=0, **environment):
   """As `run_script`, but as from a terminal, optimised as for users."""
   return python(ROOT / "scripts" / name, *arguments, code=code, **OPTIMISED | environment)
+
+
+@contextlib.contextmanager
+def full_disk(most: int):
+  """No file of this process can grow beyond `most` bytes in the block."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write_lines(path, rows):

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import jobs
 import numpy as np
 import pytest
 import tiny
-from conftest import ROOT
+from conftest import ROOT, full_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,19 +222,11 @@ def test_the_latest_and_the_best_are_kept(tmp_path, metric, expected):
 
 
 def test_a_full_disk_loses_nothing(workdir):
-  """A save on a full disk fails with its step and reason, keeps older checkpoints, can be repeated.
-
-  A limit of file sizes stands for the full disk.
-  """
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  with opened(workdir) as checkpointer:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    try:
-      with pytest.raises(OSError, match=r"checkpoints: saving step 3 failed: .*Is there room"):
-        checkpointer.save(state(3), METADATA)
-        checkpointer.finish()
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  """A save on a full disk fails with step and reason, keeps older ones, and can be repeated."""
+  message = r"checkpoints: saving step 3 failed: .*Is there room"
+  with opened(workdir) as checkpointer, full_disk(2000), pytest.raises(OSError, match=message):
+    checkpointer.save(state(3), METADATA)
+    checkpointer.finish()
   with opened(workdir) as checkpointer:
     step, _, restored = newest(checkpointer)
     assert step == 2

@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 import tiny
 import tqdm
-from conftest import ENVIRONMENT, ROOT, call_script, python, run_script, write_lines
+from conftest import ENVIRONMENT, ROOT, call_script, full_disk, python, run_script, write_lines
 from scored_files import generated
 
 from prm_jax.runtime import json_lines, progress, storage
@@ -185,20 +184,13 @@ def test_signals_that_a_parent_ignores_stay_ignored(tmp_path):
 
 
 def test_files_take_their_names_together(tmp_path):
-  """If one of several outputs cannot be written, all keep their old contents; the error names all.
-
-  A limit on the size of files stands for a full disk.
-  """
+  """If one of several outputs cannot be written, all keep their contents; the error names all."""
   for name in "ab":
     (tmp_path / name).write_text("old")
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
   with pytest.raises(OSError) as caught, storage.written_together() as output:
     output(tmp_path / "a").write("new")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-    try:
+    with full_disk(10_000):
       output(tmp_path / "b").write("x" * 20_000)
-    finally:
-      resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   text = f"{tmp_path / 'a'}, {tmp_path / 'b'}: {os.strerror(errno.EFBIG)}; nothing was replaced"
   assert str(caught.value) == text
   assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "old", "b": "old"}
@@ -280,21 +272,13 @@ def test_progress_without_a_terminal(monkeypatch, capsys):
 
 
 def test_a_full_disk_leaves_the_old_report_whole(tmp_path):
-  """If a report's last file cannot be written, all files of the report before it stay.
-
-  A limit on the size of files between those of report.json and report.html stands for the disk.
-  """
+  """If a report's last file cannot be written, all files of the report before it stay."""
   path, out = write_lines(tmp_path / "a.jsonl", generated()), tmp_path / "out"
   flags = (f"--input={path}", f"--output_dir={out}", "--resamples=100", "--permutations=2")
-  done = call_script("rerank.py", *flags)
+  call_script("rerank.py", *flags)
   before = {each: each.read_bytes() for each in out.iterdir()}
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  most = len(before[out / "report.json"]) + 20_000
-  resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
-  try:
+  with full_disk(len(before[out / "report.json"]) + 20_000):  # too little for report.html
     done = call_script("rerank.py", *flags, "--seed=1", code=1)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert str(out / "report.html") in done.stderr
   assert done.stderr.endswith("File too large; nothing was replaced\n")
   assert {each: each.read_bytes() for each in out.iterdir()} == before

@@ -176,13 +176,19 @@ def test_the_light_install_suffices(installed, tmp_path):
   assert names >= {"report.html", "report.json"}
 
 
-def test_a_missing_package_names_its_extra():
+@pytest.mark.parametrize(
+  ("script", "flag", "package", "extra"),
+  [
+    ("split_problems.py", "--output=unused", "tensorflow_datasets", "train"),
+    ("serve.py", "--checkpoint=none", "aiohttp", "serve"),
+  ],
+)
+def test_a_missing_package_names_its_extra(script, flag, package, extra):
   """A command whose extra is not installed ends with one line that tells how to install it."""
-  code = "import sys; sys.modules['tensorflow_datasets'] = None; import runpy; del sys.argv[0]; "
+  code = f"import sys; sys.modules['{package}'] = None; import runpy; del sys.argv[0]; "
   code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-  script = ROOT / "scripts" / "split_problems.py"
-  result = python("-c", code, script, "--output=unused", code=1)
-  assert result.stderr.strip().endswith("pip install 'prm_jax[train]' (in a clone: '.[train]')")
+  result = python("-c", code, ROOT / "scripts" / script, flag, code=1)
+  assert result.stderr.strip().endswith(f"'prm_jax[{extra}]' (in a clone: '.[{extra}]')")
   assert len(result.stderr.splitlines()) == 1
 
 

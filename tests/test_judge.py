@@ -280,20 +280,6 @@ def test_a_slow_answer_does_not_hold_up_the_others(chat):
   assert len([*judgements]) == 1
 
 
-TROUBLES = [(500, {}, b"no"), (500, {}, b"no"), (429, {"Retry-After": 1}, b"busy"), None]
-TROUBLES += [fake_server.TORN, (503, {}, b"")]
-
-
-def test_trouble_that_passes_is_tried_again(chat):
-  """A server error, status 429, a closed connection and half a body are tried again."""
-  server, engine = chat
-  server.act = oracle(SOLUTIONS, ERRORS)
-  server.troubles.extend(TROUBLES)
-  judgements = judged(engine, SOLUTIONS)
-  assert {i: x.verdicts for i, x in judgements.items()} == {i: (e, e) for i, e in ERRORS.items()}
-  assert len(server.asked) == 10 + len(TROUBLES)
-
-
 @pytest.mark.parametrize(
   "given",
   [

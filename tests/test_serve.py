@@ -15,13 +15,14 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 import aiohttp
 import jax
 import numpy as np
 import pytest
 import tiny
-from conftest import ENVIRONMENT, ROOT, call_script, python, read_lines, run_script, write_lines
+from conftest import ENVIRONMENT, ROOT, call_script, read_lines, run_script, write_lines
 
 from prm_jax.scoring import batching, service
 from prm_jax.scoring.rater import MAX_TOKENS
@@ -141,15 +142,8 @@ def ask(url, *bodies):
 
 def health(server):
   """The answer of GET /health."""
-
-  async def run():
-    async with (
-      aiohttp.ClientSession() as session,
-      session.get(f"{server.url}/health") as response,
-    ):
-      return await response.json()
-
-  return asyncio.run(run())
+  with urllib.request.urlopen(f"{server.url}/health") as response:
+    return json.load(response)
 
 
 def raw(url, *parts, seconds=60.0):
@@ -527,16 +521,6 @@ def test_requests_share_their_common_beginnings(scorer, pool, monkeypatch):
   for answer, exact in zip(asyncio.run(read(solutions * 3)), expected * 3, strict=True):
     np.testing.assert_allclose(answer, exact, atol=1e-6)
   assert sum(slots) == once
-
-
-def test_without_aiohttp_the_message_names_the_package_to_install():
-  """A missing aiohttp is an error without a traceback, before a model is loaded."""
-  script = ROOT / "scripts" / "serve.py"
-  code = "import runpy, sys; sys.modules['aiohttp'] = None; sys.argv = sys.argv[1:]; "
-  code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-  done = python("-c", code, script, "--checkpoint=none", code=1)
-  assert "pip install 'prm_jax[serve]'" in done.stderr
-  assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -497,6 +497,7 @@ def test_flags_that_exclude_each_other_are_an_error():
     (["--checkpoint=a", "--readout=trl", "--data_dir=b", "--output=c"], "go with --model"),
     (["--input=a", "--output=c", "--threshold=1", "--threshold_data=b"], "not both"),
     (["--input=a", "--output=c", "--threshold=nan"], "threshold=nan"),
+    (["--input=a", "--output=c", "--step=4"], "--step goes with a model"),
     (["--input=a", "--output=a"], "a is an input"),
     (["--compare", "a.png", "b", "--output=a"], "a.png is an input"),
     (["--compare", "a", "b", "--threshold=0.3"], "--threshold has no effect with --compare"),

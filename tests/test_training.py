@@ -187,7 +187,6 @@ def test_a_dataset_is_no_work_directory(experiment):
   assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-@pytest.mark.usefixtures("one_device")
 def test_training_learns_more_than_class_frequencies(experiment, tmp_path):
   """Training brings the loss well below the entropy of the class frequencies."""
   experiment = tiny.change(experiment, "optim", learning_rate=1e-2)

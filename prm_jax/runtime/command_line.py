@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
@@ -91,9 +91,11 @@ def named_files(flag: str, given: Sequence[str]) -> dict[str, str]:
   return files
 
 
-def changed(args: Any) -> list[str]:
-  """Returns the names of the flags that are not at their defaults."""
-  return [x.name for x in dataclasses.fields(args) if getattr(args, x.name) != x.default]
+def refuse(args: Any, flags: Collection[str], why: str) -> None:
+  """Raises ValueError, `--FLAG WHY`, if one of these flags is not at its default."""
+  for field in dataclasses.fields(args):
+    if field.name in flags and getattr(args, field.name) != field.default:
+      raise ValueError(f"--{field.name} {why}")
 
 
 def _wrapped(text: str, width: int = sys.maxsize) -> str:

@@ -127,6 +127,7 @@ class Service:
     site = web.SockSite(runner, listener, backlog=BACKLOG)
     await site.start()
     reading = asyncio.create_task(self.queue.run())
+    reading.add_done_callback(lambda task: self._stop.set())
     self.address = listener.getsockname()[:2]
     host = f"[{self.address[0]}]" if ":" in self.address[0] else self.address[0]
     self._catch_signals()
@@ -136,10 +137,12 @@ class Service:
     await site.stop()
     for deadline in self._deadlines:
       deadline.reschedule(min(deadline.when(), self._loop.time() + LINGER))
-    while self._under_way:
+    while self._under_way and not reading.done():
       await asyncio.sleep(0.01)
     await runner.cleanup()
     self.queue.close()
+    if reading.done():
+      reading.result()  # raises the exception that ended it
     reading.cancel()
     print(f"stopped after {self.served['solutions']:,} solutions", file=sys.stderr, flush=True)
 
