@@ -144,12 +144,18 @@ def test_a_pipe_is_refused(tmp_path):
     (candidate(unique_id="x"), '"unique_id" must be on all lines'),
     (candidate(orm_score=float("nan")), '"orm_score" is nan'),
     (candidate(orm_score=10**400), '"orm_score" is 1000'),
-    (candidate(steps=["only one"]), "expected one for each of 1 steps"),
-    (candidate(rating_probs=[FINE, {"2": 1.0}]), '"rating_probs[1]" is {\'2\': 1.0}: no "-1"'),
-    (candidate(rating_probs=[FINE, FINE | {"1": 5}]), '"rating_probs[1]" is [0.25, 0.0, 5.0]'),
+    (candidate(steps=["only one"]), "2 rating_probs of 1 steps"),
+    (
+      candidate(rating_probs=[FINE, {"2": 1.0}]),
+      "\"rating_probs[1]\" is {'2': 1.0}: expected prob",
+    ),
+    (
+      candidate(rating_probs=[FINE, FINE | {"1": 5}]),
+      "[1]\" is {'-1': 0.25, '0': 0.0, '1': 5}: exp",
+    ),
     (candidate(answer=None), '"is_correct" is true, but "answer" is None'),
     (candidate(answer=" "), '"is_correct" is true, but "answer" is \' \''),
-    (candidate(step_std=[0.1]), '"step_std" is [0.1]: expected one for each of the steps'),
+    (candidate(step_std=[0.1]), "1 step_std of 2 steps"),
     (candidate(step_std=["x", None]), "\"step_std[0]\" is 'x': expected float"),
     (candidate(step_std=[0.1, float("nan")]), '"step_std[1]" is nan'),
     (candidate(level=5), '"level" is 5, but None before for the same problem'),
@@ -165,7 +171,7 @@ def test_a_pipe_is_refused(tmp_path):
     ),
     (
       {"samples": [candidate(), candidate(rating_probs=[FINE, FINE | {"0": 0.5}])]},
-      '"samples"[1]: "rating_probs[1]" is [0.25, 0.5, 0.75]',
+      '"samples"[1]: "rating_probs[1]" is {',
     ),
   ],
 )

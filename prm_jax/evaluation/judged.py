@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from prm_jax import config as config_lib
 from prm_jax.aggregation.intervals import interval, resample_counts
+from prm_jax.evaluation.step_scores import ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
-from prm_jax.scoring import step_scores
 from prm_jax.scoring.rater import UNDEFINED, undefined
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
@@ -135,14 +134,6 @@ def _pairs(solution: Labelled) -> list[tuple[str, tuple[str, ...]]]:
   return [(solution.problem, tuple(solution.steps[i] for i in path)) for path in solution.paths()]
 
 
-class Scores(msgspec.Struct):
-  """The keys that a scored line adds to the benchmark's own, as score.py writes them."""
-
-  rating_probs: list[dict[str, config_lib.Share]] | None = None
-  step_scores: list[config_lib.Share] | None = None  # P(right); `rating_probs` win
-  step_std: list[config_lib.Share] | None = None
-
-
 def from_record(
   solution: Labelled, record: dict[str, Any], where: str, neutral: str = "positive"
 ) -> Judged:
@@ -154,22 +145,15 @@ def from_record(
     BadLine: the line has neither key, or not one score for each step, or probabilities that do not
       add up to 1.
   """
-  scores = json_lines.convert(record, Scores, where)
-  if scores.rating_probs is None and scores.step_scores is None:
-    raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
-  count = len(solution.steps)
-  for name, values in msgspec.structs.asdict(scores).items():
-    if values is not None and len(values) != count:
-      raise json_lines.BadLine(f"{where}: {len(values)} {name} of {count} steps")
-  if scores.rating_probs is None:
-    probs = [[1 - right, 0.0, right] for right in scores.step_scores]
+  scores = json_lines.convert(record, ScoredSteps, where)
+  scores.check(solution.steps, f"{where}: ")
+  if scores.rating_probs is not None:
+    probs = [msgspec.structs.astuple(each) for each in scores.rating_probs]
+  elif scores.step_scores is not None:
+    probs = [(1 - right, 0.0, right) for right in scores.step_scores]
   else:
-    probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
-  for i, row in enumerate(probs):
-    if not step_scores.near_one(sum(row)):
-      values = json_lines.show(scores.rating_probs[i])
-      raise json_lines.BadLine(f"{where}: rating_probs[{i}] is {values}: expected a sum of 1")
-  probs = np.array(probs)
+    raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
+  probs = np.minimum(np.array(probs), 1)  # rounded beyond
   right = probs[:, [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]].sum(-1)
   std = None if scores.step_std is None else np.array(scores.step_std)
   return Judged(**vars(solution), probs=probs, scores=right, std=std)

@@ -76,11 +76,8 @@ def read_scored_samples(
         raise BadLine(f"{path}: is a score bundle, which is read alone: it holds all the scores")
       return read_bundle(path)
   table = Table(paths, dict.fromkeys(scores))
-  try:
-    for places, record in _merged(paths, progress, "score" not in scores):
-      table.add(places, record)
-  finally:
-    table.check_steps()  # a bad step stands before the line that stopped the loop: report it first
+  for places, record in _merged(paths, progress, "score" not in scores):
+    table.add(places, record)
   sizes = tuple(path.stat().st_size for path in paths)
   return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(join))
 
