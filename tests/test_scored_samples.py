@@ -260,7 +260,7 @@ def test_a_foreign_bundle_is_an_error(tmp_path):
   evil = np.array([Evil(str(tmp_path / "run"))], object)
   for changes, message in (
     ({"header": header}, "'version': 1"),
-    ({"correct": None}, "'correct'"),
+    ({"correct": None}, 'no "correct"'),
     ({"header": None}, "'header'"),
     ({"orm": evil}, "cannot be loaded"),
     ({"header": evil}, "cannot be loaded"),
