@@ -43,9 +43,16 @@ class Method(NamedTuple):
     return bool(self.combine) and self.score not in {"", *OF_STEPS}
 
 
-def catalogue(own: Mapping[str, str] = {}) -> dict[str, Method]:
-  """Returns all methods by name; `own` has the labels of the user's own scores by name."""
-  ranked = RANKED | own
+class Own(NamedTuple):
+  """A column of the input that the user ranks by."""
+
+  column: str
+  label: str
+
+
+def catalogue(own: Mapping[str, Own] = {}) -> dict[str, Method]:
+  """Returns all methods by name, those of the user's own scores among them."""
+  ranked = RANKED | {name: each.label for name, each in own.items()}
   votes = {"majority": Method("Majority voting", combine="sum")}
   for name, label in ranked.items():
     votes[f"weighted_{name}"] = Method(f"{label}-weighted voting", name, "sum")
@@ -63,13 +70,6 @@ def standard(own: Iterable[str] = ()) -> list[str]:
   """Returns the methods that run by default, as far as the file allows them."""
   votes = ["majority", *(f"weighted_{name}" for name in ("prm_product", "orm", *own))]
   return [*RANKED, *own, *votes, "oracle", "random"]
-
-
-class Own(NamedTuple):
-  """A column of the input that the user ranks by."""
-
-  column: str
-  label: str
 
 
 def own_scores(
@@ -101,7 +101,7 @@ def own_scores(
     )
   own: dict[str, Own] = {}
   for each in map(Own, names, labels):
-    taken, name = catalogue(dict.fromkeys(own, "")), each.column
+    taken, name = catalogue(own), each.column
     while taken.keys() & {name, f"weighted_{name}", f"weighted_mean_{name}"}:
       name = f"score_{name}"
     own[name] = each
@@ -128,7 +128,7 @@ def choose(
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
   """
-  methods = catalogue({name: each.label for name, each in own.items()})
+  methods = catalogue(own)
   reasons = {name: _lacking(each, samples, scores, vote_weight) for name, each in methods.items()}
   allowed = [name for name, reason in reasons.items() if not reason]
   for name in names:

@@ -15,7 +15,6 @@ from prm_jax.evaluation import diagnostics, first_error, prm800k_steps, prm_benc
 from prm_jax.evaluation.judged import (
   Judged,
   Labelled,
-  problem_weights,
   score,
   short_hash,
   stored,
@@ -257,12 +256,8 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
         f"{len(second)}, {other} of the first are not in the second or stand elsewhere"
       )
   thresholds = [each.threshold for each in results]
-  weights = problem_weights(judged[0])
-  if name == "prm800k":
-    both = (problem_weights(trees[0]), weights)
-    a, b = (prm800k_steps.measures(*each, both) for each in zip(trees, judged, thresholds))
-  else:
-    a, b = (MODULES[name].measures(*each, weights) for each in zip(judged, thresholds))
+  arguments = [trees, judged, thresholds] if name == "prm800k" else [judged, thresholds]
+  a, b = (MODULES[name].measures(*each) for each in zip(*arguments))
   rows = {}
   for key, each in with_intervals({key: a[key] - b[key] for key in a}).items():
     values = {"a": float(a[key][0]), "b": float(b[key][0])}
