@@ -54,7 +54,7 @@ class Candidate(ScoredSteps, gc=False, kw_only=True):
 def union(known: dict, more: dict, owner: str, where: str = "") -> dict:
   """Returns the keys of both records; raises BadLine if they contradict each other.
 
-  The message begins with `where` and ends with `owner`, which says where `known` is from.
+  The message begins with `where`; `owner` says where `known` is from.
   """
   for key in known.keys() & more.keys():
     a, b = known[key], more[key]

@@ -119,11 +119,8 @@ def choose(
   """Returns the methods to compute by name, and notices about those left out.
 
   Args:
-    scores: from `solution_scores`.
     names: methods asked for; none: those of `standard` that the samples allow.
     every_n: the curves have every N, so votes, which take long, are computed only if asked for.
-    own: from `own_scores`.
-    vote_weight: as in `solve`.
 
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
@@ -171,12 +168,10 @@ def solution_scores(
 ) -> dict[str, np.ndarray]:
   """Returns the scores that candidates are ranked by: `oracle`, `random`, `prm_*`, `orm`, `own`.
 
+  Each is `[P, M]` float64, higher is better, the PRM's in log space; NaN for padding.
+
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
-    own: from `own_scores`.
-
-  Returns:
-    `[P, M]` float64 each, higher is better, the PRM's in log space; NaN for padding.
   """
   right = samples.correct.astype(np.float64)
   scores = {"oracle": right, "random": np.zeros_like(right)}  # a tie of all is a random pick
@@ -206,13 +201,10 @@ def solve(
   """Computes the probability that each method's pick is right.
 
   Args:
-    scores: from `solution_scores`.
-    chosen: the methods by name.
     draws: `n` and `sizes` of `aggregation.best_of_n`.
     orders: `key` and `permutations` of `aggregation.majority_vote`, for votes that are sampled.
     vote_weight: the weight of a vote by a score of the whole solution: "plain", the score itself;
       "sigmoid" of the score; "softmax" of the score over the candidates that are drawn.
-    progress: show progress on standard error.
 
   Returns:
     `[P, K]` for each method, and for each vote its `[P, K]` Monte-Carlo standard error, zero where

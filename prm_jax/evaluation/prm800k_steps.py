@@ -32,10 +32,8 @@ OF_STEPS = ("steps", "labels", "parents", "probs", "scores", "std")  # fields wi
 
 
 def read(directory: str | pathlib.Path, split: str) -> tuple[list[Labelled], list[Labelled]]:
-  """Returns the trees and paths of a split of a prepared dataset."""
+  """Returns the trees and paths of a split of a prepared dataset; none if no step has a label."""
   trees, _ = labelled.step_trees(directory, split, "process")
-  if not trees:
-    raise ValueError(f"{directory}, split {split}: no labelled step")
   paths, _ = labelled.step_trees(directory, split, "process", alternatives=False)
   return [_labelled(x) for x in trees], [_labelled(x) for x in paths]
 

@@ -97,9 +97,6 @@ def rerank(
 ) -> tuple[dict, dict[str, np.ndarray]]:
   """Returns the content of report.json: curves, paired differences, breakdowns.
 
-  Args:
-    progress: show progress on standard error.
-
   Returns:
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
     Accuracies are shares of problems.  `interval`, `paired_interval` and `group_interval` say in
@@ -304,11 +301,7 @@ def unanswered(samples: ScoredSamples) -> list[str]:
 
 
 def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
-  """Warns of a prm_score that is not the product of the line's steps, if there is any.
-
-  Args:
-    scores: `methods.solution_scores`.
-  """
+  """Warns of a prm_score that is not the product of the line's steps, if there is any."""
   gap = _gap(samples, scores)
   if not len(wrong := np.argwhere(gap > SCORE_TOLERANCE)):
     return []
