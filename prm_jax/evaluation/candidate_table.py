@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax.evaluation.sample_arrays import place
+from prm_jax.evaluation.sample_arrays import ScoredSamples, place
 from prm_jax.evaluation.step_scores import Rating, ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
@@ -176,8 +176,8 @@ class Table:
         )
     return np.array([drawn or count for drawn, count in zip(generated, present)], np.int64)
 
-  def columns(self, join: Callable | None) -> dict[str, Any]:
-    """Returns the fields of `ScoredSamples` by problem, candidate and step."""
+  def samples(self, join: Callable | None) -> ScoredSamples:
+    """Returns the candidates as arrays; `join` as in `read_scored_samples`."""
     places = 6 + np.arange(3 * len(self.paths))
     rows = np.frombuffer(self.rows).reshape(-1, 6 + len(places) + len(self.score_names)).T
     problem, correct, answer, orm, prm_score, counts = rows[:6]
@@ -204,28 +204,27 @@ class Table:
 
     text = lambda value: None if value is None or value != value else str(value)  # NaN is missing
     problems, levels, subjects, _ = zip(*(about for _, about, _ in self.problems.values()))
-    columns = {
-      "problems": problems,
-      "levels": tuple(map(text, levels)),
-      "subjects": tuple(map(text, subjects)),
-      "sizes": sizes,
-      "places": padded(rows[places].T.reshape(-1, len(self.paths), 3).astype(np.int64), 0),
-      "correct": padded(correct == 1, False),
-      "valid": padded(answer >= 0, False),
-      "prm_score": padded(prm_score, np.nan),
-      "slots": slots,
-    }
-    if "answer" in keys:
-      columns["answer_ids"] = padded(np.maximum(answer, 0), 0)
-    if "orm_score" in keys:
-      columns["orm"] = padded(orm, np.nan)
-    if keys & {"rating_probs", "step_scores"}:
-      columns["step_counts"] = counts.astype(np.int64)
-      step_probs = np.frombuffer(self.step_probs)
-      if "rating_probs" not in keys:  # a step score s is the probabilities 1 - s, 0, s
-        step_probs = np.stack([1 - step_probs, np.zeros_like(step_probs), step_probs], axis=1)
-      columns["step_probs"] = step_probs.reshape(-1, 3)
-    if self.score_names:
-      columns["score_names"] = self.score_names
-      columns["scores"] = np.stack([padded(column, np.nan) for column in rows[6 + len(places) :]])
-    return columns
+    step_probs = np.frombuffer(self.step_probs)
+    if "rating_probs" not in keys:  # a step score s is the probabilities 1 - s, 0, s
+      step_probs = np.stack([1 - step_probs, np.zeros_like(step_probs), step_probs], axis=1)
+    has_steps = bool(keys & {"rating_probs", "step_scores"})
+    named = [padded(column, np.nan) for column in rows[6 + len(places) :]]
+    return ScoredSamples(
+      files=tuple(self.paths),
+      file_bytes=tuple(path.stat().st_size for path in self.paths),
+      problems=problems,
+      levels=tuple(map(text, levels)),
+      subjects=tuple(map(text, subjects)),
+      sizes=sizes,
+      places=padded(rows[places].T.reshape(-1, len(self.paths), 3).astype(np.int64), 0),
+      correct=padded(correct == 1, False),
+      valid=padded(answer >= 0, False),
+      answer_ids=padded(np.maximum(answer, 0), 0) if "answer" in keys else None,
+      orm=padded(orm, np.nan) if "orm_score" in keys else None,
+      score_names=self.score_names,
+      scores=np.stack(named) if named else None,
+      prm_score=padded(prm_score, np.nan),
+      slots=slots,
+      step_counts=counts.astype(np.int64) if has_steps else None,
+      step_probs=step_probs.reshape(-1, 3) if has_steps else None,
+    )

@@ -142,8 +142,7 @@ def from_record(
   Without `rating_probs`, a step score s gives P(1) = s and P(-1) = 1 - s.
 
   Raises:
-    BadLine: the line has neither key, or not one score for each step, or probabilities that do not
-      add up to 1.
+    BadLine: the line has neither key, or not one score for each step.
   """
   scores = json_lines.convert(record, ScoredSteps, where)
   scores.check(solution.steps, f"{where}: ")

@@ -78,8 +78,7 @@ def read_scored_samples(
   table = Table(paths, dict.fromkeys(scores))
   for places, record in _merged(paths, progress, "score" not in scores):
     table.add(places, record)
-  sizes = tuple(path.stat().st_size for path in paths)
-  return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(join))
+  return table.samples(join)
 
 
 def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> list[dict]:
