@@ -191,7 +191,7 @@ MISTAKES = (
 
 
 def test_of_two_mistakes_the_first_is_reported(tmp_path):
-  """The first bad line is reported, although probabilities are checked after all lines."""
+  """Of two bad lines the first is reported, whatever their mistakes."""
   for (first, message), (second, _) in itertools.permutations(MISTAKES, 2):
     path = write_lines(tmp_path / "scored.jsonl", [candidate(), first, candidate(), second])
     fails([path], f"{path}:2: {message}")

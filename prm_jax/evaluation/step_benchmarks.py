@@ -183,8 +183,6 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
     ValueError: there is no solution, or a line has another form, or verdicts.
   """
   records = list(json_lines.records(path))
-  if not records:
-    raise ValueError(f"{path}: no solution")
   _, first = records[0]
   if any(f'"{key}"' in json.dumps(first) for key in ("rating_probs", "step_scores")):
     if _is_process_bench(first):
@@ -202,7 +200,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
 
 def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the solutions of (FILE:LINE, record) pairs in a form of `threshold_solutions`."""
-  if records and _is_process_bench(records[0][1]):
+  if _is_process_bench(records[0][1]):
     read = lambda where, record: json_lines.convert(record, data.Solution, where)
     return [process_bench.labelled(read(*each)) for each in records]
   return prm800k_steps.unscored(records)
