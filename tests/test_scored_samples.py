@@ -107,6 +107,14 @@ def test_files_of_the_same_candidates_merge(tmp_path, form):
   fails([orm, changed], f'{where}"orm_score" is 77.0')
 
 
+def test_of_several_contradictions_the_first_key_is_named(tmp_path):
+  """The error of files that differ in many keys names the first of the later line, in every run."""
+  keys = [f"key{i}" for i in range(50)]
+  a = write_lines(tmp_path / "a.jsonl", [candidate(**dict.fromkeys(keys, 1))])
+  b = write_lines(tmp_path / "b.jsonl", [candidate(**dict.fromkeys(reversed(keys), 2))])
+  fails([a, b], f'{b}:1: "key49" is 2, but 1 in an earlier file')
+
+
 def test_nan_does_not_contradict_itself(tmp_path):
   """NaN in two files, or on two lines of a problem, is one value; as a level it is missing."""
   records = [candidate(level=float("nan"), entropy=[float("nan")])] * 2

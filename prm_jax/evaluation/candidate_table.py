@@ -56,8 +56,8 @@ def union(known: dict, more: dict, owner: str, where: str = "") -> dict:
 
   The message begins with `where`; `owner` says where `known` is from.
   """
-  for key in known.keys() & more.keys():
-    a, b = known[key], more[key]
+  for key, b in more.items():
+    a = known.get(key, b)
     if a != b and repr(a) != repr(b):  # NaN is not equal to itself
       raise BadLine(f'{where}"{key}" is {show(b)}, but {show(a)} {owner}')
   return known | more
