@@ -121,7 +121,8 @@ def judged(args: Args, output) -> list[str]:
       "differences between them: give --threshold"
     )
   # Read the data first: a large model loads for minutes.
-  solutions = [] if args.input else step_benchmarks.read(args.benchmark, args.data_dir, args.split)
+  if not args.input:
+    solutions, trees = step_benchmarks.read(args.benchmark, args.data_dir, args.split)
   if args.threshold_data:
     step_benchmarks.threshold_solutions(args.threshold_data, args.neutral)
   scorer, how = (None, {"input": str(args.input)}) if args.input else load(args)
@@ -134,15 +135,13 @@ def judged(args: Args, output) -> list[str]:
       result |= prm800k_steps.evaluate_outcomes(scorer, args.data_dir, result["split"])
       out.write(json.dumps(result, indent=1) + "\n")
       return [described(how), *prm800k_steps.table(result), f"-> {args.output}"]
-  scored, trees, speed = step_benchmarks.judge(
-    args.benchmark,
-    scorer=scorer,
-    solutions=solutions,
-    directory=args.data_dir,
-    scored=args.input,
-    split=args.split,
-    neutral=args.neutral,
-  )
+  speed: dict[str, Any] = {}
+  if args.input:
+    scored, trees = step_benchmarks.scored(args.benchmark, args.input, args.split, args.neutral)
+  elif solutions:
+    scored, trees, speed = step_benchmarks.judge(scorer, solutions, trees)
+  else:  # data of outcomes alone
+    raise ValueError(f"{args.data_dir}: no labelled step")
   threshold, origin = step_benchmarks.threshold(
     args.threshold, args.threshold_data, scorer, scored, args.neutral, own
   )

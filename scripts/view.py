@@ -72,8 +72,6 @@ def read(args: Args, labels: dict) -> list[page.Problem]:
     records.append(record)
     if len(records) > MAX_SOLUTIONS:
       raise ValueError(f"{args.input}: over {MAX_SOLUTIONS:,} solutions; give --problems=N")
-  if not records:
-    raise ValueError(f"{args.input}: no solution")
   return page.from_records(records, labels, neutral=args.neutral)
 
 

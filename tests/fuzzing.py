@@ -171,7 +171,7 @@ def scored(folder, base, draw):
   if samples.orm is not None:
     assert samples.orm.ravel()[samples.slots].tolist() == [r["orm_score"] for r in flat]
   if samples.step_probs is not None:
-    probs = [[r[k] for k in ("-1", "0", "1")] for row in flat for r in row["rating_probs"]]
+    probs = [[r.get(k, 0) for k in ("-1", "0", "1")] for row in flat for r in row["rating_probs"]]
     assert samples.step_probs.tolist() == probs
   if draw.random() < 0.02:
     made, scores = reranking.rerank(samples, reranking.Options(**scored_files.QUICK))

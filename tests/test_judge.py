@@ -428,11 +428,11 @@ def test_process_bench_scores_the_judge(candidates, chat, tmp_path):
     assert subset["error_accuracy"] == subset["correct_accuracy"] == subset["f1"] == expected
   again = process_bench.evaluate(step_benchmarks.read_result(out).solutions, 0.9)
   assert [again["subsets"][name]["f1"] for name in ("math", "gsm8k")] == [1, 0]
-  again, *_ = step_benchmarks.judge("process_bench", scored=path)
+  again, _ = step_benchmarks.scored("process_bench", path)
   with pytest.raises(ValueError, match="the lines have verdicts, which decide"):
     step_benchmarks.threshold(0.3, None, None, again, "positive")
   with pytest.raises(ValueError, match="jsonl:1: its labels are those of the judge"):
-    step_benchmarks.judge("prm800k", scored=path)
+    step_benchmarks.scored("prm800k", path)
 
 
 def test_candidates_are_reranked_by_the_judge(candidates, chat, tmp_path):

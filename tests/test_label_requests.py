@@ -147,13 +147,15 @@ def test_scored_lines_may_be_undecided_or_cut_off(tmp_path):
   assert item.steps == ["a", "b"] and item.is_correct is None
   with pytest.raises(BadLine, match=r"a.jsonl:1: .*1 step_std of 2 steps"):
     lib.choose(write_scored(path, step_std=[0.1]), "uncertain", 1, 0)
-  with pytest.raises(BadLine, match=r'a.jsonl:1: .*no "-1"'):  # not read as a right step
+  with pytest.raises(
+    BadLine, match=r"a.jsonl:1: .*expected probabilities"
+  ):  # not read as a right step
     lib.choose(write_scored(path, rating_probs=[{"1": 0.5}] * 2), "convincing", 1, 0)
 
 
 PERCENT = {"rating_probs": [{"-1": 3.0, "0": 16.0, "1": 81.0}] * 2}
 NO_PROBABILITIES = [
-  (PERCENT, r"rating_probs\[0\] is {'-1': 3.0, '0': 16.0, '1': 81.0}: expected probabilities"),
+  (PERCENT, r"rating_probs\[0\]\" is {.*: expected probabilities"),
   ({"rating_probs": [{"-1": -0.1, "0": 0.1, "1": 1.0}] * 2}, r"expected float >= 0"),
   ({"rating_probs": [{"wrong": 0.5, "right": 0.5}] * 2}, 'no "-1"|expected probabilities of -1, 0'),
   ({"step_std": [0.1, math.nan]}, r'"step_std\[1\]" is nan: expected float >= 0'),

@@ -114,10 +114,13 @@ def test_step_scores_without_texts_of_steps(tmp_path):
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    ({"step_scores": [0.5, -1.5]}, '"step_scores[1]" is -1.5: expected the probability in [0, 1]'),
+    (
+      {"step_scores": [0.5, -1.5]},
+      '"step_scores[1]" is -1.5: expected float >= 0.0; it is the prob',
+    ),
     ({"step_scores": [1.5, 0.5]}, "put logits through 1 / (1 + exp(-x))"),
     ({"step_scores": [math.nan, 0.5]}, '"step_scores[0]" is nan'),
-    ({"step_scores": [0.5]}, '"step_scores" is [0.5]: expected one for each of 2 steps'),
+    ({"step_scores": [0.5]}, "1 step_scores of 2 steps"),
     ({"step_scores": []}, '"step_scores" is []'),
     ({"step_scores": ["0.5", 1]}, "\"step_scores[0]\" is '0.5': expected float"),
     ({"step_scores": ...}, '"step_scores" must be on all lines or on none'),

@@ -218,7 +218,8 @@ def test_data_of_another_recipe_is_refused(scorer, arithmetic_data):
 
 def test_evaluation_counts_every_label(scorer, arithmetic_data):
   """Evaluation and its calibration bins count exactly the labels of the manifest."""
-  judged, trees, _ = step_benchmarks.judge("prm800k", scorer=scorer, directory=arithmetic_data)
+  data = step_benchmarks.read("prm800k", arithmetic_data)
+  judged, trees, _ = step_benchmarks.judge(scorer, *data)
   result = step_benchmarks.result("prm800k", judged, trees, 0.5)
   manifest = json.loads((arithmetic_data / "manifest.json").read_text())
   assert result["count_by_class"] == manifest["splits"]["test"]["labels"]

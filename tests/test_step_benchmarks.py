@@ -628,7 +628,7 @@ def test_prm800k_lines_with_probabilities_are_judged(tmp_path):
   """Step metrics count every rated completion, the first error only those on the chosen path."""
   line = prm800k_line([[-1, 0], [1], [0, -1]])
   path = write_lines(tmp_path / "scored.jsonl", [line])
-  judged_paths, trees, _ = step_benchmarks.judge("prm800k", scored=path)
+  judged_paths, trees = step_benchmarks.scored("prm800k", path)
   assert [x for tree in trees for x in tree.labels] == [-1, 0, 1, 0, -1]
   assert [list(each.labels) for each in judged_paths] == [[0, 1, -1]]
   result = step_benchmarks.result("prm800k", judged_paths, trees, 0.5)
@@ -640,8 +640,8 @@ def test_prm800k_lines_with_probabilities_are_judged(tmp_path):
   assert len(prm800k_steps.table(result)) == 6
   del line["label"]["steps"][1]["completions"][0]["rating_probs"]
   write_lines(path, [line])
-  with pytest.raises(ValueError, match=r"scored\.jsonl:1: rating_probs\[2\] is {}"):
-    step_benchmarks.judge("prm800k", scored=path)
+  with pytest.raises(ValueError, match=r"scored\.jsonl:1: .*rating_probs\[2\].* is {}"):
+    step_benchmarks.scored("prm800k", path)
 
 
 def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
@@ -658,13 +658,13 @@ def test_plain_lines_are_judged_up_to_their_last_label(tmp_path):
   ]
   lines = [line | {"is_correct": False} for line in lines]
   path = write_lines(tmp_path / "scored.jsonl", lines)
-  paths, trees, _ = step_benchmarks.judge("prm800k", scored=path)
+  paths, trees = step_benchmarks.scored("prm800k", path)
   assert [list(each.labels) for each in paths] == [[1, -1], [1, 1]]
   first = step_benchmarks.result("prm800k", paths, trees, 0.5)["first_error"]
   assert (first["n"], first["error_accuracy"], first["correct_accuracy"]) == (2, 1, 1)
   unlabelled = write_lines(tmp_path / "unlabelled.jsonl", lines[2:])
   with pytest.raises(ValueError, match=r"unlabelled\.jsonl: no labelled step"):
-    step_benchmarks.judge("prm800k", scored=unlabelled)
+    step_benchmarks.scored("prm800k", unlabelled)
 
 
 @pytest.mark.parametrize(
@@ -686,7 +686,7 @@ def test_all_labels_of_a_file_are_of_one_kind(tmp_path, given, expected):
   scored = [row | {"step_scores": [0.9, 0.2]} for row in rows]
   for lines, read in (
     (rows, lambda path: step_benchmarks.threshold_solutions(path, "positive")),
-    (scored, lambda path: step_benchmarks.judge("prm800k", scored=path)[0]),
+    (scored, lambda path: step_benchmarks.scored("prm800k", path)[0]),
   ):
     path = write_lines(tmp_path / "rows.jsonl", lines)
     if isinstance(expected, str):
@@ -705,7 +705,7 @@ def test_auroc_and_its_interval_are_of_one_score(tmp_path):
     for i in range(4)
   ]
   path = write_lines(tmp_path / "scored.jsonl", lines)
-  paths, trees, _ = step_benchmarks.judge("prm800k", scored=path, neutral="negative")
+  paths, trees = step_benchmarks.scored("prm800k", path, neutral="negative")
   result = step_benchmarks.result("prm800k", paths, trees, 0.5)
   assert result["auroc"] == result["intervals"]["auroc"]["low"] == 1
   assert result["diagnostics"]["calibration"]["ece"] == pytest.approx(result["ece"])

@@ -14,45 +14,33 @@ import msgspec
 import numpy as np
 
 from prm_jax import config as config_lib
-from prm_jax.evaluation.sample_arrays import place
+from prm_jax.evaluation.sample_arrays import ScoredSamples, place
+from prm_jax.evaluation.step_scores import Rating, ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.json_lines import BadLine, Text, show
-from prm_jax.scoring import step_scores
 
 # Each of these keys is on all candidates or on none.  A candidate that was cut off needs no scores
 # (score.py --skip_cut_off).
 KEYS = frozenset({"answer", "unique_id"})
 SCORES = frozenset({"rating_probs", "step_scores", "orm_score"})
+ABOUT = ("problem", "level", "subject", "drawn")  # all lines of a problem agree on these
 # OpenAI generated 1,860 solutions of each problem and left out those that were cut off (README of
 # openai/prm800k).  This number and the form of unique_id tell that a file is the release.
 RELEASE_DRAWN, RELEASE_ID = 1860, re.compile(r"test/\w+/\d+\.json")
 MAX_SLOTS = 20_000_000  # of [P, M] arrays that are mostly padding; a slot takes about 100 bytes
+Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
+Scores = Annotated[list[config_lib.Share], msgspec.Meta(min_length=1)]
 Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Probability = Annotated[float, msgspec.Meta(ge=0)]
 Drawn = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Rating(msgspec.Struct, gc=False):
-  """The probabilities of a step's three ratings."""
-
-  wrong: Probability = msgspec.field(name="-1")
-  neutral: Probability = msgspec.field(name="0")
-  right: Probability = msgspec.field(name="1")
-
-
-Ratings = Annotated[list[Rating], msgspec.Meta(min_length=1)]
-StepScores = Annotated[list[float], msgspec.Meta(min_length=1)]  # one for each of `steps`, if given
-
-
-class Candidate(msgspec.Struct, gc=False, kw_only=True):
+class Candidate(ScoredSteps, gc=False, kw_only=True):
   """A scored candidate solution."""
 
   problem: Text
   is_correct: bool | None  # null counts as wrong: the grader could not decide
-  steps: list[str] = []
   rating_probs: Ratings | msgspec.UnsetType = msgspec.UNSET  # one for each step
-  step_scores: StepScores | msgspec.UnsetType = msgspec.UNSET  # P(right); `rating_probs` win
-  step_std: list[config_lib.Share] | None = None  # of P(right) over an ensemble, for each step
+  step_scores: Scores | msgspec.UnsetType = msgspec.UNSET  # one for each of `steps`, if given
   answer: str | None = None  # null or blank: the solution never reached an answer
   finished: bool | None = None  # false: it was cut off, and has no answer
   orm_score: Finite = math.nan  # of an outcome model, higher is better
@@ -66,10 +54,10 @@ class Candidate(msgspec.Struct, gc=False, kw_only=True):
 def union(known: dict, more: dict, owner: str, where: str = "") -> dict:
   """Returns the keys of both records; raises BadLine if they contradict each other.
 
-  The message begins with `where` and ends with `owner`, which says where `known` is from.
+  The message begins with `where`; `owner` says where `known` is from.
   """
-  for key in known.keys() & more.keys():
-    a, b = known[key], more[key]
+  for key, b in more.items():
+    a = known.get(key, b)
     if a != b and repr(a) != repr(b):  # NaN is not equal to itself
       raise BadLine(f'{where}"{key}" is {show(b)}, but {show(a)} {owner}')
   return known | more
@@ -80,12 +68,12 @@ def is_number(value: Any) -> bool:
   return type(value) in (float, int) and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: Sequence[float]) -> float:
+def score(record: Mapping[str, Any], name: str, may_lack: bool, others_have: bool) -> float:
   """Returns a record's number in a column that the user named, or NaN.
 
   Args:
     may_lack: the candidate was cut off and needs no score.
-    earlier: the numbers of the candidates before it, NaN where one needed none.
+    others_have: an earlier candidate has the column.
   """
   value = record.get(name)
   if is_number(value):
@@ -96,7 +84,7 @@ def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: Sequenc
     of_steps = isinstance(value, list) and all(map(is_number, value))
     hint = '; a list of P(right) by step is read from "step_scores"' if of_steps else ""
     raise BadLine(f'"{name}" is {show(value)}: expected a finite number{hint}')
-  if not all(map(math.isnan, earlier)):
+  if others_have:
     raise BadLine(
       f'no "{name}", which other candidates have: a score is on all of them, but for one that was '
       'cut off ("finished" is false)'
@@ -107,28 +95,19 @@ def score(record: Mapping[str, Any], name: str, may_lack: bool, earlier: Sequenc
   raise BadLine(f'no "{name}", which --score names; {hint}')
 
 
-def _step_key(record: Mapping[str, Any]) -> str | None:
-  """Returns the key that needs an entry for each of `steps`, or None if no key does."""
-  if "rating_probs" in record:
-    return "rating_probs"
-  return "step_scores" if {"step_scores", "steps"} <= record.keys() else None
-
-
 class Table:
-  """The columns of all candidates, in the order of the files."""
+  """The numbers of all candidates, in the order of the files."""
 
   def __init__(self, paths: Sequence[pathlib.Path], scores: Sequence[str] = ()):
     self.paths = paths
     self.score_names = tuple(scores)  # columns that the user named
-    self.named_scores = array.array("d")  # a number for each of these, by candidate
-    self.keys: set[str] = set()  # those of KEYS and SCORES that candidates have
-    self.decided: set[frozenset[str]] = set()  # KEYS or SCORES, after the first candidate with it
-    # By problem: its number, what all its lines say of it, and the number of each answer.
-    self.problems: dict[str, tuple[int, dict[str, Any], dict[str, int]]] = {}
-    self.places = array.array("q")  # three for each file
-    self.integers = array.array("q")  # three: problem, correct, answer or -1
-    self.scores = array.array("d")  # two: orm_score, prm_score
-    self.step_counts = array.array("q")
+    self.found: set[str] = set()  # those of them that a candidate has
+    self.keys: dict[frozenset[str], set[str]] = {}  # those of KEYS and SCORES that candidates have
+    # By problem: its number, the values of ABOUT, and the number of each answer.
+    self.problems: dict[str, tuple[int, tuple, dict[str, int]]] = {}
+    # A row for each candidate: problem, correct, answer or -1, orm_score, prm_score, number of
+    # steps; its `Place` in each file; the columns that the user named.
+    self.rows = array.array("d")
     self.step_probs = array.array("d")  # three for each step; one if they are `step_scores`
 
   def add(self, places: Sequence[int], record: dict[str, Any]) -> None:
@@ -140,77 +119,40 @@ class Table:
         keys = record.keys() & kind
         if kind is SCORES and cut_off and not keys:
           continue
-        if kind not in self.decided:
-          self.keys |= keys
-          self.decided.add(kind)
-        if odd := keys ^ (self.keys & kind):
+        if odd := keys ^ self.keys.setdefault(kind, keys):
           raise BadLine(f'"{min(odd)}" must be on all lines or on none; this one differs')
-      about = {key: getattr(candidate, key) for key in ("problem", "level", "subject", "drawn")}
+      about = (candidate.problem, candidate.level, candidate.subject, candidate.drawn)
       group = candidate.unique_id or candidate.problem
       p, known, answers = self.problems.setdefault(group, (len(self.problems), about, {}))
       if about != known:
-        union(known, about, "before for the same problem")
-      answer, needs_answer = candidate.answer, "answer" in self.keys
+        union(dict(zip(ABOUT, known)), dict(zip(ABOUT, about)), "before for the same problem")
+      answer, needs_answer = candidate.answer, "answer" in self.keys[KEYS]
       answer = None if answer is not None and answer.isspace() else answer
       if candidate.is_correct and needs_answer and not (answer or cut_off):
         raise BadLine(f'"is_correct" is true, but "answer" is {show(candidate.answer)}')
-      steps = candidate.rating_probs or candidate.step_scores or ()
-      if len(steps) != len(candidate.steps) and (key := _step_key(record)):
-        raise BadLine(
-          f'"{key}" is {show(record[key])}: expected one for each of {len(candidate.steps)} steps'
-        )
-      std = candidate.step_std
-      if std is not None and len(std) != len(candidate.steps or steps):
-        raise BadLine(f'"step_std" is {show(std)}: expected one for each of the steps')
-      named_scores = [score(record, name, cut_off, self.named_scores) for name in self.score_names]
+      candidate.check(candidate.steps)
+      named = [score(record, x, cut_off, x in self.found) for x in self.score_names]
     except BadLine as error:
       hint = "; grade.py adds it" if str(error) == 'no "is_correct"' else ""
+      if str(error).startswith('"step_scores['):
+        hint = "; it is the probability in [0, 1] that the step is right: put logits through "
+        hint += "1 / (1 + exp(-x)), scale other scores to [0, 1]"
       raise BadLine(f"{self._where(places)}: {error}{hint}") from None
-    if candidate.rating_probs:
+    if steps := candidate.rating_probs:
       self.step_probs.extend(itertools.chain.from_iterable(map(msgspec.structs.astuple, steps)))
     else:
-      self.step_probs.extend(steps)
-    self.step_counts.append(len(steps))
-    self.named_scores.extend(named_scores)
+      self.step_probs.extend(steps := candidate.step_scores or ())
+    for name, number in zip(self.score_names, named):
+      self.found |= set() if math.isnan(number) else {name}
     missing = cut_off or (needs_answer and not answer)
     number = -1 if missing else answers.setdefault(answer, len(answers))
-    self.integers.extend((p, candidate.is_correct is True and not cut_off, number))
-    self.scores.extend((candidate.orm_score, candidate.prm_score))
-    self.places.extend(places)
+    correct = candidate.is_correct is True and not cut_off
+    numbers = (p, correct, number, candidate.orm_score, candidate.prm_score, len(steps))
+    self.rows.extend((*numbers, *places, *named))
 
   def _where(self, places: Sequence[int]) -> str:
     """Returns a candidate's place in each of the files, for messages."""
     return " and ".join(place(path, *places[3 * f :][:2]) for f, path in enumerate(self.paths))
-
-  def _probabilities(self) -> np.ndarray:
-    """Returns the steps' probabilities of -1, 0, 1 `[T, 3]`; a step score s gives 1 - s, 0, s."""
-    if "rating_probs" in self.keys or "step_scores" not in self.keys:
-      return np.frombuffer(self.step_probs).reshape(-1, 3)
-    right = np.frombuffer(self.step_probs)
-    return np.stack([1 - right, np.zeros_like(right), right], axis=1)
-
-  def check_steps(self) -> None:
-    """Raises BadLine at the first step whose numbers are not probabilities."""
-    probs = self._probabilities()
-    total = probs.sum(axis=1)
-    fine = step_scores.near_one(total)
-    if "rating_probs" not in self.keys:  # ratings are checked as they are read
-      fine &= (probs[:, 0] >= 0) & (probs[:, 2] >= 0)
-    bad = np.flatnonzero(~fine)
-    if not len(bad):
-      return
-    ends = np.cumsum(self.step_counts)
-    row = int(np.searchsorted(ends, bad[0], side="right"))
-    step, values = bad[0] - ends[row] + self.step_counts[row], probs[bad[0]].tolist()
-    if "rating_probs" in self.keys:
-      wrong = f'"rating_probs[{step}]" is {show(values)}: expected probabilities of -1, 0 and 1'
-    else:
-      wrong = (
-        f'"step_scores[{step}]" is {values[2]:.6g}: expected the probability in [0, 1] that the '
-        "step is right; put logits through 1 / (1 + exp(-x)), scale other scores to [0, 1]"
-      )
-    width = 3 * len(self.paths)
-    raise BadLine(f"{self._where(self.places[row * width : (row + 1) * width])}: {wrong}")
 
   def _joined(self, join: Callable, problem: np.ndarray, answer: np.ndarray) -> np.ndarray:
     """Renumbers the answers `[C]`: equal answers, as `join` has them, share a number; -1 stays."""
@@ -224,7 +166,7 @@ class Table:
 
   def _sizes(self, present: np.ndarray) -> np.ndarray:
     """Returns how many candidates of each problem were generated `[P]`, given those present."""
-    generated = [about["drawn"] for _, about, _ in self.problems.values()]
+    generated = [drawn for _, (*_, drawn), _ in self.problems.values()]
     if present.max() == RELEASE_DRAWN and all(map(RELEASE_ID.fullmatch, self.problems)):
       generated = [RELEASE_DRAWN] * len(generated)
     for drawn, count, problem in zip(generated, present, self.problems):
@@ -234,12 +176,15 @@ class Table:
         )
     return np.array([drawn or count for drawn, count in zip(generated, present)], np.int64)
 
-  def columns(self, join: Callable | None) -> dict[str, Any]:
-    """Returns the fields of `ScoredSamples` by problem, candidate and step."""
-    problem, correct, answer = np.frombuffer(self.integers, np.int64).reshape(-1, 3).T
-    if join and "answer" in self.keys:
+  def samples(self, join: Callable | None) -> ScoredSamples:
+    """Returns the candidates as arrays; `join` as in `read_scored_samples`."""
+    places = 6 + np.arange(3 * len(self.paths))
+    rows = np.frombuffer(self.rows).reshape(-1, 6 + len(places) + len(self.score_names)).T
+    problem, correct, answer, orm, prm_score, counts = rows[:6]
+    problem, answer = problem.astype(np.int64), answer.astype(np.int64)
+    keys = set().union(*self.keys.values())
+    if join and "answer" in keys:
       answer = self._joined(join, problem, answer)
-    orm, prm_score = np.frombuffer(self.scores).reshape(-1, 2).T
     present = np.bincount(problem)
     sizes = self._sizes(present)
     shape = (len(sizes), int(sizes.max()))
@@ -257,27 +202,29 @@ class Table:
       result[slots] = column
       return result.reshape(*existing.shape, *column.shape[1:])
 
-    about = [about for _, about, _ in self.problems.values()]
     text = lambda value: None if value is None or value != value else str(value)  # NaN is missing
-    keys = ("problem", "level", "subject")
-    columns = {f"{key}s": tuple(text(each[key]) for each in about) for key in keys}
-    columns |= {
-      "sizes": sizes,
-      "places": padded(np.frombuffer(self.places, np.int64).reshape(-1, len(self.paths), 3), 0),
-      "correct": padded(correct == 1, False),
-      "valid": padded(answer >= 0, False),
-      "prm_score": padded(prm_score, np.nan),
-      "slots": slots,
-    }
-    if "answer" in self.keys:
-      columns["answer_ids"] = padded(np.maximum(answer, 0), 0)
-    if "orm_score" in self.keys:
-      columns["orm"] = padded(orm, np.nan)
-    if self.keys & {"rating_probs", "step_scores"}:
-      columns["step_counts"] = np.frombuffer(self.step_counts, np.int64)
-      columns["step_probs"] = self._probabilities()
-    if self.score_names:
-      named = np.frombuffer(self.named_scores).reshape(-1, len(self.score_names))
-      columns["score_names"] = self.score_names
-      columns["scores"] = np.stack([padded(column, np.nan) for column in named.T])
-    return columns
+    problems, levels, subjects, _ = zip(*(about for _, about, _ in self.problems.values()))
+    step_probs = np.frombuffer(self.step_probs)
+    if "rating_probs" not in keys:  # a step score s is the probabilities 1 - s, 0, s
+      step_probs = np.stack([1 - step_probs, np.zeros_like(step_probs), step_probs], axis=1)
+    has_steps = bool(keys & {"rating_probs", "step_scores"})
+    named = [padded(column, np.nan) for column in rows[6 + len(places) :]]
+    return ScoredSamples(
+      files=tuple(self.paths),
+      file_bytes=tuple(path.stat().st_size for path in self.paths),
+      problems=problems,
+      levels=tuple(map(text, levels)),
+      subjects=tuple(map(text, subjects)),
+      sizes=sizes,
+      places=padded(rows[places].T.reshape(-1, len(self.paths), 3).astype(np.int64), 0),
+      correct=padded(correct == 1, False),
+      valid=padded(answer >= 0, False),
+      answer_ids=padded(np.maximum(answer, 0), 0) if "answer" in keys else None,
+      orm=padded(orm, np.nan) if "orm_score" in keys else None,
+      score_names=self.score_names,
+      scores=np.stack(named) if named else None,
+      prm_score=padded(prm_score, np.nan),
+      slots=slots,
+      step_counts=counts.astype(np.int64) if has_steps else None,
+      step_probs=step_probs.reshape(-1, 3) if has_steps else None,
+    )

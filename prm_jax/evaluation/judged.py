@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from prm_jax import config as config_lib
 from prm_jax.aggregation.intervals import interval, resample_counts
+from prm_jax.evaluation.step_scores import ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
-from prm_jax.scoring import step_scores
 from prm_jax.scoring.rater import Solution, SolutionError
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.types import CLASSES, RATINGS, RIGHT_RATINGS, problem_key
@@ -131,14 +130,6 @@ def rate(
       raise ValueError(f"{names[error.index]}: {error}") from error
 
 
-class Scores(msgspec.Struct):
-  """The keys that a scored line adds to the benchmark's own, as score.py writes them."""
-
-  rating_probs: list[dict[str, config_lib.Share]] | None = None
-  step_scores: list[config_lib.Share] | None = None  # P(right); `rating_probs` win
-  step_std: list[config_lib.Share] | None = None
-
-
 def from_record(
   solution: Labelled, record: dict[str, Any], where: str, neutral: str = "positive"
 ) -> Judged:
@@ -147,21 +138,17 @@ def from_record(
   Without `rating_probs`, a step score s gives P(1) = s and P(-1) = 1 - s.
 
   Raises:
-    BadLine: the line has neither key, or not one score for each step, or probabilities that do not
-      add up to 1.
+    BadLine: the line has neither key, or not one score for each step.
   """
-  scores = json_lines.convert(record, Scores, where)
-  if scores.rating_probs is None and scores.step_scores is None:
-    raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
-  try:
-    step_scores.check(solution.steps, **msgspec.structs.asdict(scores))
-  except ValueError as error:
-    raise json_lines.BadLine(f"{where}: {error}") from None
-  if scores.rating_probs is None:
-    probs = [[1 - right, 0.0, right] for right in scores.step_scores]
+  scores = json_lines.convert(record, ScoredSteps, where)
+  scores.check(solution.steps, f"{where}: ")
+  if scores.rating_probs is not None:
+    probs = [msgspec.structs.astuple(each) for each in scores.rating_probs]
+  elif scores.step_scores is not None:
+    probs = [(1 - right, 0.0, right) for right in scores.step_scores]
   else:
-    probs = [[each.get(name, 0.0) for name in CLASSES["process"]] for each in scores.rating_probs]
-  probs = np.array(probs)
+    raise json_lines.BadLine(f"{where}: neither rating_probs nor step_scores")
+  probs = np.minimum(np.array(probs), 1)  # rounded beyond
   right = probs[:, [RATINGS.index(rating) for rating in RIGHT_RATINGS[neutral]]].sum(-1)
   std = None if scores.step_std is None else np.array(scores.step_std)
   return Judged(**vars(solution), probs=probs, scores=right, std=std)

@@ -43,9 +43,16 @@ class Method(NamedTuple):
     return bool(self.combine) and self.score not in {"", *OF_STEPS}
 
 
-def catalogue(own: Mapping[str, str] = {}) -> dict[str, Method]:
-  """Returns all methods by name; `own` has the labels of the user's own scores by name."""
-  ranked = RANKED | own
+class Own(NamedTuple):
+  """A column of the input that the user ranks by."""
+
+  column: str
+  label: str
+
+
+def catalogue(own: Mapping[str, Own] = {}) -> dict[str, Method]:
+  """Returns all methods by name, those of the user's own scores among them."""
+  ranked = RANKED | {name: each.label for name, each in own.items()}
   votes = {"majority": Method("Majority voting", combine="sum")}
   for name, label in ranked.items():
     votes[f"weighted_{name}"] = Method(f"{label}-weighted voting", name, "sum")
@@ -63,13 +70,6 @@ def standard(own: Iterable[str] = ()) -> list[str]:
   """Returns the methods that run by default, as far as the file allows them."""
   votes = ["majority", *(f"weighted_{name}" for name in ("prm_product", "orm", *own))]
   return [*RANKED, *own, *votes, "oracle", "random"]
-
-
-class Own(NamedTuple):
-  """A column of the input that the user ranks by."""
-
-  column: str
-  label: str
 
 
 def own_scores(
@@ -101,7 +101,7 @@ def own_scores(
     )
   own: dict[str, Own] = {}
   for each in map(Own, names, labels):
-    taken, name = catalogue(dict.fromkeys(own, "")), each.column
+    taken, name = catalogue(own), each.column
     while taken.keys() & {name, f"weighted_{name}", f"weighted_mean_{name}"}:
       name = f"score_{name}"
     own[name] = each
@@ -119,16 +119,13 @@ def choose(
   """Returns the methods to compute by name, and notices about those left out.
 
   Args:
-    scores: from `solution_scores`.
     names: methods asked for; none: those of `standard` that the samples allow.
     every_n: the curves have every N, so votes, which take long, are computed only if asked for.
-    own: from `own_scores`.
-    vote_weight: as in `solve`.
 
   Raises:
     ValueError: a name is unknown, or the samples do not allow it.
   """
-  methods = catalogue({name: each.label for name, each in own.items()})
+  methods = catalogue(own)
   reasons = {name: _lacking(each, samples, scores, vote_weight) for name, each in methods.items()}
   allowed = [name for name, reason in reasons.items() if not reason]
   for name in names:
@@ -171,12 +168,10 @@ def solution_scores(
 ) -> dict[str, np.ndarray]:
   """Returns the scores that candidates are ranked by: `oracle`, `random`, `prm_*`, `orm`, `own`.
 
+  Each is `[P, M]` float64, higher is better, the PRM's in log space; NaN for padding.
+
   Args:
     neutral: how a neutral step counts, "positive" or "negative".
-    own: from `own_scores`.
-
-  Returns:
-    `[P, M]` float64 each, higher is better, the PRM's in log space; NaN for padding.
   """
   right = samples.correct.astype(np.float64)
   scores = {"oracle": right, "random": np.zeros_like(right)}  # a tie of all is a random pick
@@ -206,13 +201,10 @@ def solve(
   """Computes the probability that each method's pick is right.
 
   Args:
-    scores: from `solution_scores`.
-    chosen: the methods by name.
     draws: `n` and `sizes` of `aggregation.best_of_n`.
     orders: `key` and `permutations` of `aggregation.majority_vote`, for votes that are sampled.
     vote_weight: the weight of a vote by a score of the whole solution: "plain", the score itself;
       "sigmoid" of the score; "softmax" of the score over the candidates that are drawn.
-    progress: show progress on standard error.
 
   Returns:
     `[P, K]` for each method, and for each vote its `[P, K]` Monte-Carlo standard error, zero where

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +26,12 @@ from prm_jax.types import RATINGS, StepTree
 ALL = "all"  # the group of every solution
 PAPER = recipes.RECIPES["paper"]
 OWN_PATH = recipes.Recipe("own path", alternatives="drop")
-Solution = TypeVar("Solution", bound=Labelled)
+OF_STEPS = ("steps", "labels", "parents", "probs", "scores", "std")  # fields with one for each step
 
 
 def read(directory: str | pathlib.Path, split: str) -> tuple[list[Labelled], list[Labelled]]:
-  """Returns the trees and paths of a split of a prepared dataset."""
+  """Returns the trees and paths of a split of a prepared dataset; none if no step has a label."""
   trees, _ = labelled.step_trees(directory, split, "process")
-  if not trees:
-    raise ValueError(f"{directory}, split {split}: no labelled step")
   paths, _ = labelled.step_trees(directory, split, "process", alternatives=False)
   return [_labelled(x) for x in trees], [_labelled(x) for x in paths]
 
@@ -55,12 +53,8 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
     BadLine: a line has neither form or labels of another kind, or a probability is missing.
     ValueError: there is no labelled step.
   """
-  trees, paths, records = [], [], [*json_lines.records(path)]
-  kind = _kind(records)
-  for where, record in records:
-    for solutions, recipe in ((trees, PAPER), (paths, OWN_PATH)):
-      if solution := _solution(record, where, recipe, kind):
-        solutions.append(_to_last_label(from_record(*solution, where, neutral), record))
+  records = [*json_lines.records(path)]
+  trees, paths = (_solutions(records, recipe, neutral) for recipe in (PAPER, OWN_PATH))
   if not paths:
     raise ValueError(f"{path}: no labelled step")
   return trees, paths
@@ -68,9 +62,21 @@ def scored(path: str | pathlib.Path, neutral: str) -> tuple[list[Judged], list[J
 
 def unscored(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the paths of the (FILE:LINE, record) pairs of a file, which need no probabilities."""
+  return _solutions(records, OWN_PATH, None)
+
+
+def _solutions(
+  records: Sequence[tuple[str, dict[str, Any]]], recipe: recipes.Recipe, neutral: str | None
+) -> list[Any]:
+  """Returns the solutions of the lines that have a label and that the recipe does not drop.
+
+  Args:
+    neutral: how a neutral step counts in the scores of `Judged`; None: read no scores, and return
+      `Labelled`.
+  """
   kind = _kind(records)
-  solutions = ((record, _solution(record, where, OWN_PATH, kind)) for where, record in records)
-  return [_to_last_label(each[0], record) for record, each in solutions if each]
+  made = (_solution(record, where, recipe, kind, neutral) for where, record in records)
+  return [solution for solution in made if solution]
 
 
 def _kind(records: Sequence[tuple[str, dict[str, Any]]]) -> stepwise_records.Kind:
@@ -94,22 +100,14 @@ def _kind(records: Sequence[tuple[str, dict[str, Any]]]) -> stepwise_records.Kin
   return stepwise_records.kind_of(lines, given)
 
 
-def _to_last_label(solution: Solution, record: dict[str, Any]) -> Solution:
-  """Returns the solution of a plain line without steps after the last label, as for training."""
-  if "question" in record:  # of PRM800K, whose recipes drop steps
-    return solution
-  end = max(i for i, label in enumerate(solution.labels) if label is not None) + 1
-  columns = ("steps", "labels", "parents", "probs", "scores", "std")
-  given = {name: getattr(solution, name, None) for name in columns}
-  return dataclasses.replace(solution, **{k: x[:end] for k, x in given.items() if x is not None})
-
-
 def _solution(
-  record: dict[str, Any], where: str, recipe: recipes.Recipe, kind: stepwise_records.Kind
-) -> tuple[Labelled, dict[str, Any]] | None:
-  """Returns a line's solution and a record with its probabilities.
-
-  Returns None if the line has no label, or the recipe drops it.
+  record: dict[str, Any],
+  where: str,
+  recipe: recipes.Recipe,
+  kind: stepwise_records.Kind,
+  neutral: str | None,
+) -> Labelled | None:
+  """Returns a line's solution as `_solutions` does, or None.
 
   Args:
     kind: of the labels of a plain line.
@@ -118,33 +116,37 @@ def _solution(
     raise json_lines.BadLine(f"{where}: its labels are those of the judge that gave its scores")
   if "question" not in record:
     parsed, _ = stepwise_records.parse(record, where)
-    if not any(value is not None for value in parsed.labels):
+    labelled_steps = [i for i, label in enumerate(parsed.labels) if label is not None]
+    if not labelled_steps:
       return None
-    tree = stepwise_records.tree(stepwise_records.stored(parsed, kind), where)
-    return _labelled(tree), record
-  parsed = prm800k_records.parse(json.dumps(record).encode(), where)
-  dropped = recipes.dropping_rule(parsed, recipe)
-  if dropped or not (nodes := recipes.nodes(parsed, recipe)[0]):
-    return None
-  candidates, parents, labels = zip(*nodes)
-  texts = [candidate.text for candidate in candidates]
-  problem = parsed.solution.question.problem
-  probs = [candidate.rating_probs or {} for candidate in candidates]
-  solution = Labelled(where, ALL, problem, texts, labels, None, parents)
-  return solution, {"rating_probs": probs}
+    solution = _labelled(stepwise_records.tree(stepwise_records.stored(parsed, kind), where))
+    end = labelled_steps[-1] + 1  # later steps play no part, as in training
+  else:
+    parsed = prm800k_records.parse(json.dumps(record).encode(), where)
+    dropped = recipes.dropping_rule(parsed, recipe)
+    if dropped or not (nodes := recipes.nodes(parsed, recipe)[0]):
+      return None
+    candidates, parents, labels = zip(*nodes)
+    texts = [candidate.text for candidate in candidates]
+    problem = parsed.solution.question.problem
+    solution = Labelled(where, ALL, problem, texts, labels, None, parents)
+    record = {"rating_probs": [candidate.rating_probs or {} for candidate in candidates]}
+    end = len(nodes)
+  if neutral is not None:
+    solution = from_record(solution, record, where, neutral)
+  given = {name: vars(solution).get(name) for name in OF_STEPS}
+  cut = {name: values[:end] for name, values in given.items() if values is not None}
+  return dataclasses.replace(solution, **cut)
 
 
 def measures(
-  trees: Sequence[Judged], paths: Sequence[Judged], threshold: float, weights: tuple
+  trees: Sequence[Judged], paths: Sequence[Judged], threshold: float
 ) -> dict[str, np.ndarray]:
-  """Computes the measures that have an interval, for each row of weights.
+  """Returns the measures that have an interval, by row of `problem_weights`.
 
   These are AUROC, accuracy, likelihood and F1 by class of the steps, and the first-error measures.
-
-  Args:
-    weights: `problem_weights` of the trees and of the paths.
   """
-  steps = diagnostics.steps_of(trees)
+  steps, weights = diagnostics.steps_of(trees), problem_weights(trees)
   rows, labels, probs = steps["solution"], steps["label"], steps["probs"]
   target = np.searchsorted(RATINGS, labels)
   predicted, likelihood = probs.argmax(1), probs[np.arange(len(target)), target]
@@ -157,16 +159,16 @@ def measures(
     columns += [(predicted == c) & (target == c), (predicted == c) != (target == c)]
   by_tree = np.zeros((len(trees), len(columns)))
   np.add.at(by_tree, rows, np.stack(columns, axis=1).astype(float))
-  count, hits, nll, *classes = (weights[0] @ by_tree).T
+  count, hits, nll, *classes = (weights @ by_tree).T
   out = {
-    "auroc": weighted_auroc(steps["not_wrong"], labels >= 0, rows, weights[0]),
+    "auroc": weighted_auroc(steps["not_wrong"], labels >= 0, rows, weights),
     "accuracy": hits / count,
     "nll": nll / count,
   }
   with np.errstate(invalid="ignore"):
     for rating, both, one in zip(RATINGS, classes[::2], classes[1::2]):
       out[f"f1/{rating}"] = 2 * both / (2 * both + one)
-  first = first_error.accuracies((weights[1] @ first_error.sums(paths, threshold)).T)
+  first = first_error.accuracies((problem_weights(paths) @ first_error.sums(paths, threshold)).T)
   return out | {f"first_error/{name}": values for name, values in first.items()}
 
 
@@ -199,8 +201,7 @@ def evaluate(trees: Sequence[Judged], paths: Sequence[Judged], threshold: float)
   ProcessBench; `intervals`; and `curve`.
   """
   steps = diagnostics.steps_of(trees)
-  weights = problem_weights(trees), problem_weights(paths)
-  intervals = with_intervals(measures(trees, paths, threshold, weights))
+  intervals = with_intervals(measures(trees, paths, threshold))
   first = {"n": len(paths), "errors": sum(path.first_error >= 0 for path in paths)}
   for name in first_error.MEASURES:
     first[name] = intervals[f"first_error/{name}"]["value"]

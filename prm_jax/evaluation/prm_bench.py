@@ -95,9 +95,9 @@ def classes(judged: Sequence[Judged]) -> dict[str, np.ndarray]:
   return masks | ({CORRECT: correct} if correct.any() else {}) | {"total": ~correct}
 
 
-def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
-  """Returns "CLASS/f1" and the like, and the same of "total", for each row of weights `[R, n]`."""
-  columns, out = decisions(judged, threshold), {}
+def measures(judged: Sequence[Judged], threshold: float) -> dict[str, np.ndarray]:
+  """Returns "CLASS/f1" and the like, and the same of "total", by row of `problem_weights`."""
+  weights, columns, out = problem_weights(judged), decisions(judged, threshold), {}
   for group, members in classes(judged).items():
     tp, fp, tn, fn, found, errors = (weights[:, members] @ columns[members]).T
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -115,7 +115,7 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
   `classes: {NAME: {n, steps, f1, negative_f1, accuracy, first_error_accuracy, prm_score}}`, and the
   same of `total`.  An undefined measure is None, where upstream has -1.
   """
-  intervals = with_intervals(measures(judged, threshold, problem_weights(judged)))
+  intervals = with_intervals(measures(judged, threshold))
   steps, out = np.array([len(each.labels) for each in judged]), {}
   for group, members in classes(judged).items():
     values = {name: intervals[f"{group}/{name}"]["value"] for name in MEASURES}

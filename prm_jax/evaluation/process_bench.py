@@ -61,16 +61,14 @@ def scored(path: str | pathlib.Path, neutral: str) -> Iterator[Judged]:
     yield judged
 
 
-def measures(judged: Sequence[Judged], threshold: float, weights: np.ndarray) -> dict:
-  """Returns accuracies by group ("GROUP/f1" and the like) and means, for each row of weights.
+def measures(judged: Sequence[Judged], threshold: float) -> dict[str, np.ndarray]:
+  """Returns accuracies by group ("GROUP/f1" and the like) and means, by row of `problem_weights`.
 
   "mean_f1" is the mean of the groups, as ProcessBench's paper has it; "weighted_f1" is weighted by
   their numbers of solutions, as huggingface's evaluation has it.
-
-  Args:
-    weights: `[R, n]` from `problem_weights`.
   """
-  columns, out, sizes = first_error.sums(judged, threshold), {}, {}
+  weights, columns = problem_weights(judged), first_error.sums(judged, threshold)
+  out, sizes = {}, {}
   for group, members in by_group(judged).items():
     sizes[group] = weights[:, members].sum(1)
     values = first_error.accuracies((weights[:, members] @ columns[members]).T)
@@ -86,7 +84,7 @@ def evaluate(judged: Sequence[Judged], threshold: float) -> dict[str, Any]:
   `subsets: {NAME: {n, errors, error_accuracy, correct_accuracy, f1}}`; `mean_f1`, the mean of the
   subsets; `weighted_f1`, weighted by their sizes; `intervals` of all of them, over problems.
   """
-  intervals = with_intervals(measures(judged, threshold, problem_weights(judged)))
+  intervals = with_intervals(measures(judged, threshold))
   errors, subsets = np.array([each.first_error >= 0 for each in judged]), {}
   for group, members in by_group(judged).items():
     values = {name: intervals[f"{group}/{name}"]["value"] for name in first_error.MEASURES}

@@ -86,33 +86,26 @@ def _chosen(
   These are the models' picks, the wrong candidate with the highest score, the right one with the
   lowest, and the first ones of the file.
   """
-  present = np.zeros(samples.correct.size, bool)
-  present[samples.slots] = True
-  present = present.reshape(samples.correct.shape)
-  names = {name: f"the pick of {label}" for name, label in own.items()}
-  names |= {"prm_product": "the PRM's pick", "orm": "the ORM's pick"}
-  out = []
-  for p in range(min(len(present), MAX_SOLUTIONS // 2)):
-    shown = {}
-
-    def add(name, reason, among, sign=1, p=p, shown=shown):
-      if among.any():
-        among = np.flatnonzero(among)
-        m = int(among[(sign * scores[name][p, among]).argmax()])  # a score may be -inf
-        shown[m] = " and ".join(filter(None, [shown.get(m), reason]))
-
-    for name, reason in names.items():
-      if name in scores:
-        add(name, reason, samples.valid[p])
-    main = next((name for name in names if name in scores), None)
-    if main:
-      add(main, "the wrong one it likes best", samples.valid[p] & ~samples.correct[p])
-      add(main, "the right one it likes least", samples.valid[p] & samples.correct[p], -1)
-    most = max(min(SHOWN, MAX_SOLUTIONS // len(present)), 2)
-    for m in np.flatnonzero(present[p]).tolist():
-      if len(shown) < most:
-        shown.setdefault(m, "")
-    out.append(shown)
+  reasons = {name: f"the pick of {label}" for name, label in own.items()}
+  reasons |= {"prm_product": "the PRM's pick", "orm": "the ORM's pick"}
+  right, wrong = samples.valid & samples.correct, samples.valid & ~samples.correct
+  rules = [(scores[name], why, samples.valid) for name, why in reasons.items() if name in scores]
+  if rules:
+    best = rules[0][0]
+    rules.append((best, "the wrong one it likes best", wrong))
+    rules.append((-best, "the right one it likes least", right))
+  problems, pool = samples.correct.shape
+  most = max(min(SHOWN, MAX_SOLUTIONS // problems), 2)
+  out: list[dict[int, str]] = [{} for _ in range(min(problems, MAX_SOLUTIONS // 2))]
+  for p, shown in enumerate(out):
+    for score, why, allowed in rules:
+      if len(among := np.flatnonzero(allowed[p])):
+        m = int(among[score[p, among].argmax()])  # a score may be -inf
+        shown[m] = f"{shown[m]} and {why}" if m in shown else why
+  for slot in np.sort(samples.slots).tolist():
+    p, m = divmod(slot, pool)
+    if p < len(out) and len(out[p]) < most:
+      out[p].setdefault(m, "")
   return out
 
 

@@ -97,9 +97,6 @@ def rerank(
 ) -> tuple[dict, dict[str, np.ndarray]]:
   """Returns the content of report.json: curves, paired differences, breakdowns.
 
-  Args:
-    progress: show progress on standard error.
-
   Returns:
     The report, which JSON can store, and the `methods.solution_scores` that it ranks by.
     Accuracies are shares of problems.  `interval`, `paired_interval` and `group_interval` say in
@@ -120,19 +117,21 @@ def rerank(
   chosen, left_out = methods_lib.choose(samples, scores, options.methods, every_n, own, weight)
   groups, pairs = breakdowns(samples, options), _pairs(chosen, own, options)
   most = samples.correct.shape[1]
-  n = list(range(1, most + 1)) if every_n else sorted(set(options.n))
-  n = n or powers_of_two(most)
+  n = [*range(1, most + 1)] if every_n else sorted({*options.n}) or powers_of_two(most)
   curves, paired, by = _curves(samples, scores, chosen, pairs, n, groups, options, progress)
   weighted = [name for name in chosen if weight != "plain" and chosen[name].has_vote_weight]
-  notices = _notices(samples, scores, options)
-  notices += _weight_notice(weighted, weight)
-  drawn = [name for name in chosen if options.methods or name in (*DRAWN, *own, *weighted)]
-  drawn = drawn or [*chosen]
+  shown = {*chosen} if options.methods else {*DRAWN, *own, *weighted}
+  drawn = [name for name in chosen if name in shown] or [*chosen]
   if rest := ", ".join(drawn[MAX_DRAWN:]):
     left_out.append(f"the figures show the first {MAX_DRAWN} methods, without {rest}")
-  left_out += _ungrouped(groups, len(samples.problems))
+  total = len(samples.problems)
+  for kind, each in groups.items():
+    if lacking := total - sum(map(len, each.values())):
+      left_out.append(f"{lacking} of {total} problems have no {kind}: in none of the groups")
+  labels = {name: method.label for name, method in chosen.items()}
+  labels |= {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
   return {
-    "problems": len(samples.problems),
+    "problems": total,
     "samples": len(samples.slots),
     "candidates": most,
     "n": n,
@@ -140,9 +139,9 @@ def rerank(
     "paired": paired,
     **{f"by_{kind}": by.get(kind, {}) for kind in BREAKDOWNS},
     "difficulty": DIFFICULTY_NOTE if "difficulty" in groups else None,
-    "notices": notices + left_out,
+    "notices": _notices(samples, scores, options, weighted) + left_out,
     "drawn": drawn[:MAX_DRAWN],
-    "labels": _labels(chosen, pairs),
+    "labels": labels,
     "own": {name: each._asdict() for name, each in own.items()},
     "interval": INTERVALS[options.band],
     "paired_interval": INTERVALS["simultaneous" if options.band == "simultaneous" else "pointwise"],
@@ -158,21 +157,6 @@ def _pairs(chosen, own, options: Options) -> list[tuple[str, str]]:
     first, *others = chosen
     return [(first, other) for other in others]
   return [*itertools.combinations([name for name in (*own, *DRAWN) if name in chosen], 2)]
-
-
-def _labels(chosen: dict[str, methods_lib.Method], pairs) -> dict[str, str]:
-  """Returns the displayed names of methods and differences."""
-  labels = {name: method.label for name, method in chosen.items()}
-  return labels | {f"{a} - {b}": f"{labels[a]} \N{MINUS SIGN} {labels[b]}" for a, b in pairs}
-
-
-def _weight_notice(names: list[str], weight: str) -> list[str]:
-  """Says which votes --vote_weight changes, unless it is plain."""
-  if weight == "plain":
-    return []
-  if not names:
-    return [f"--vote_weight={weight} changes nothing: no vote by an orm_score or by a --score"]
-  return [f"in {' and in '.join(names)} a vote weighs the {weight} of the score"]
 
 
 def _curves(samples, scores, chosen, pairs, n, groups, options, progress) -> tuple[dict, ...]:
@@ -292,16 +276,6 @@ def breakdowns(
   return {kind: each for kind, each in groups.items() if kind in (options.by or groups)}
 
 
-def _ungrouped(groups: dict[str, dict[str, np.ndarray]], total: int) -> list[str]:
-  """Says how many problems are in none of a breakdown's groups."""
-  counts = {kind: total - sum(map(len, each.values())) for kind, each in groups.items()}
-  return [
-    f"{lacking} of {total} problems have no {kind}: in none of the groups"
-    for kind, lacking in counts.items()
-    if lacking
-  ]
-
-
 def by_difficulty(pass_rates: np.ndarray) -> dict[str, np.ndarray]:
   """Splits the problems into fifths by pass rate `[P]`: 1 is the easiest (paper appendix G)."""
   hardest_last = np.argsort(-pass_rates, kind="stable")
@@ -327,11 +301,7 @@ def unanswered(samples: ScoredSamples) -> list[str]:
 
 
 def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> list[str]:
-  """Warns of a prm_score that is not the product of the line's steps, if there is any.
-
-  Args:
-    scores: `methods.solution_scores`.
-  """
+  """Warns of a prm_score that is not the product of the line's steps, if there is any."""
   gap = _gap(samples, scores)
   if not len(wrong := np.argwhere(gap > SCORE_TOLERANCE)):
     return []
@@ -346,13 +316,14 @@ def contradictions(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> lis
 
 def _gap(samples: ScoredSamples, scores: dict[str, np.ndarray]) -> np.ndarray:
   """Returns how far prm_score is from the product of steps `[P, M]`; NaN where one is missing."""
-  if "prm_product" not in scores:
-    return np.full(samples.correct.shape, np.nan)
-  return np.abs(np.exp(scores["prm_product"]) - samples.prm_score)
+  product = np.exp(scores.get("prm_product", np.full(samples.correct.shape, np.nan)))
+  return np.abs(product - samples.prm_score)
 
 
-def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options) -> list[str]:
-  """Says what a reader of the curves must know about the candidates."""
+def _notices(
+  samples: ScoredSamples, scores: dict[str, np.ndarray], options: Options, weighted: list[str]
+) -> list[str]:
+  """Says what a reader of the curves must know about the candidates, and about `weighted` votes."""
   result, (problems, most) = [], samples.correct.shape
   present, sizes = np.bincount(samples.slots // most, minlength=problems), _sizes(samples, options)
   if short := int((present < most).sum()):
@@ -374,4 +345,11 @@ def _notices(samples: ScoredSamples, scores: dict[str, np.ndarray], options: Opt
       f"prm_score is the product of rating_probs on all {given} lines that have it "
       f"(largest difference {np.nanmax(gap):.1g})"
     )
-  return result + warnings
+  result += warnings
+  if weighted:
+    votes = " and in ".join(weighted)
+    result.append(f"in {votes} a vote weighs the {options.vote_weight} of the score")
+  elif options.vote_weight != "plain":
+    nothing = "changes nothing: no vote by an orm_score or by a --score"
+    result.append(f"--vote_weight={options.vote_weight} {nothing}")
+  return result

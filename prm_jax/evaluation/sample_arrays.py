@@ -9,7 +9,6 @@ import json
 import pathlib
 from typing import BinaryIO
 
-import msgspec
 import numpy as np
 
 from prm_jax.runtime import json_lines
@@ -17,17 +16,6 @@ from prm_jax.runtime.json_lines import BadLine
 
 FORMAT = {"format": "prm_jax score bundle", "version": 4}
 IN_MEMORY = {"b": np.bool_, "i": np.int64, "u": np.int64, "f": np.float64}  # dtypes by kind
-
-
-class Header(msgspec.Struct, forbid_unknown_fields=True):
-  """The fields of `ScoredSamples` that are not arrays, as a bundle stores them."""
-
-  files: tuple[str, ...]
-  file_bytes: tuple[int, ...]
-  problems: tuple[str, ...]
-  levels: tuple[str | None, ...]
-  subjects: tuple[str | None, ...]
-  score_names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,10 +134,9 @@ def read_bundle(path: pathlib.Path) -> ScoredSamples:
     header = json_lines.parse(arrays.pop("header").tobytes(), "header")
     if (found := {key: header.pop(key) for key in FORMAT}) != FORMAT:
       raise ValueError(f"expected {FORMAT}, not {json_lines.show(found)}")
-    texts = msgspec.structs.asdict(json_lines.convert(header, Header))
-    texts["files"] = tuple(map(pathlib.Path, texts["files"]))
     columns = {name: x.astype(IN_MEMORY[x.dtype.kind], copy=False) for name, x in arrays.items()}
-    samples = ScoredSamples(**texts, **columns)
+    hook = lambda kind, value: kind(value) if kind is pathlib.Path else value  # arrays stay
+    samples = json_lines.convert(header | columns, ScoredSamples, dec_hook=hook)
     samples.check()
     return samples
   except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file

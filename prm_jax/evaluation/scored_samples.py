@@ -76,13 +76,9 @@ def read_scored_samples(
         raise BadLine(f"{path}: is a score bundle, which is read alone: it holds all the scores")
       return read_bundle(path)
   table = Table(paths, dict.fromkeys(scores))
-  try:
-    for places, record in _merged(paths, progress, "score" not in scores):
-      table.add(places, record)
-  finally:
-    table.check_steps()  # a bad step stands before the line that stopped the loop: report it first
-  sizes = tuple(path.stat().st_size for path in paths)
-  return ScoredSamples(files=paths, file_bytes=sizes, **table.columns(join))
+  for places, record in _merged(paths, progress, "score" not in scores):
+    table.add(places, record)
+  return table.samples(join)
 
 
 def read_solutions(samples: ScoredSamples, slots: Sequence[tuple[int, int]]) -> list[dict]:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +15,6 @@ from prm_jax.evaluation import diagnostics, first_error, prm800k_steps, prm_benc
 from prm_jax.evaluation.judged import (
   Judged,
   Labelled,
-  problem_weights,
   score,
   short_hash,
   stored,
@@ -32,8 +31,13 @@ THRESHOLD = 0.5
 DIFFERENCES = {"skywork-o1-prm": -0.05}
 
 
-def read(name: Name, directory: pathlib.Path, split: str = "") -> list[Labelled]:
-  """Returns the solutions of a split, or of all splits; none of prm800k, which `judge` reads.
+def read(
+  name: Name, directory: pathlib.Path, split: str = ""
+) -> tuple[list[Labelled], list[Labelled]]:
+  """Returns the solutions of a split, and their trees, which only prm800k has.
+
+  Args:
+    split: "" is the test split of prm800k, and every group of the others.
 
   Raises:
     FileNotFoundError, NotADirectoryError, ValueError: the folder has no such benchmark.
@@ -41,49 +45,43 @@ def read(name: Name, directory: pathlib.Path, split: str = "") -> list[Labelled]
   if name == "prm800k":
     if not (directory / prm800k_labels.MANIFEST).is_file() and data.files(directory):
       raise ValueError(f"{directory}: files of ProcessBench: give --benchmark=process_bench")
-    prm800k_labels.read_manifest(directory)
-    return []
-  solutions = [x for x in MODULES[name].read(directory) if split in ("", x.group)]
-  if not solutions:
-    raise ValueError(f"{directory}: no solution" + f" of --split={split}" * bool(split))
-  return solutions
+    trees, paths = prm800k_steps.read(directory, split or "test")
+    return paths, trees
+  return _of_group(MODULES[name].read(directory), split, directory), []
 
 
 def judge(
-  name: Name,
-  *,
-  scorer: Scorer | None = None,
-  solutions: Sequence[Labelled] = (),
-  directory: str | pathlib.Path | None = None,
-  scored: str | pathlib.Path | None = None,
-  split: str = "",
-  neutral: str = "positive",
+  scorer: Scorer, solutions: Sequence[Labelled], trees: Sequence[Labelled] = ()
 ) -> tuple[list[Judged], list[Judged], dict[str, Any]]:
-  """Scores a benchmark's solutions with `scorer`, or reads them with scores from `scored`.
+  """Scores what `read` returns, and also returns the speed; errors as `judged.score`."""
+  judged, speed = score(scorer, [*trees, *solutions])  # together: a tree's own path is encoded once
+  return judged[len(trees) :], judged[: len(trees)], speed | {"solutions": len(solutions)}
+
+
+def scored(
+  name: Name, path: pathlib.Path, split: str = "", neutral: str = "positive"
+) -> tuple[list[Judged], list[Judged]]:
+  """Returns the solutions and their trees, as `read`, of a file of the benchmark's scored lines.
 
   Args:
-    solutions: from `read`.
-    directory: for prm800k.
-    split: for prm800k; and for `scored`, the group of the solutions, "" for all of them.
-    neutral: how the neutral class counts in the scores of `scored`.
+    split: the group of the solutions; "" is every group.
+    neutral: how the neutral class counts in the scores.
 
-  Returns:
-    The solutions; their trees, which only prm800k has; and the speed of scoring.
+  Raises:
+    BadLine: a line has another form, or lacks a score.
+    ValueError: there is no solution.
   """
-  if scored is not None:
-    if name == "prm800k":
-      trees, judged = prm800k_steps.scored(scored, neutral)
-    else:
-      trees, judged = [], [*MODULES[name].scored(scored, neutral)]
-    if not (judged := [x for x in judged if split in ("", x.group)]):
-      raise ValueError(f"{scored}: no solution" + f" of --split={split}" * bool(split))
-    return judged, trees, {"solutions": len(judged)}
-  if name != "prm800k":
-    judged, speed = score(scorer, solutions)
-    return judged, [], speed
-  trees, paths = prm800k_steps.read(directory, split or "test")
-  judged, speed = score(scorer, [*trees, *paths])  # together: a tree's own path is encoded once
-  return judged[len(trees) :], judged[: len(trees)], speed | {"solutions": len(paths)}
+  if name == "prm800k":
+    trees, paths = prm800k_steps.scored(path, neutral)
+    return paths, trees
+  return _of_group(MODULES[name].scored(path, neutral), split, path), []
+
+
+def _of_group(solutions: Iterable[Any], split: str, path: pathlib.Path) -> list[Any]:
+  """Returns the solutions of a group, or all; raises ValueError if there are none."""
+  if not (found := [x for x in solutions if split in ("", x.group)]):
+    raise ValueError(f"{path}: no solution" + f" of --split={split}" * bool(split))
+  return found
 
 
 def result(
@@ -119,8 +117,8 @@ def threshold(
   """Returns the threshold, and says where it is from.
 
   Args:
-    given: --threshold; None: not given.
-    path: --threshold_data, a file for `threshold_solutions`; None: not given.
+    given: --threshold.
+    path: --threshold_data, a file for `threshold_solutions`.
     judged: the reported solutions; the text says whether the file shares problems with them.
     own: PRMBench's threshold for a readout of `DIFFERENCES`.
 
@@ -185,8 +183,6 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
     ValueError: there is no solution, or a line has another form, or verdicts.
   """
   records = list(json_lines.records(path))
-  if not records:
-    raise ValueError(f"{path}: no solution")
   _, first = records[0]
   if any(f'"{key}"' in json.dumps(first) for key in ("rating_probs", "step_scores")):
     if _is_process_bench(first):
@@ -204,7 +200,7 @@ def threshold_solutions(path: pathlib.Path, neutral: str) -> list[Labelled] | li
 
 def labelled(records: Sequence[tuple[str, dict[str, Any]]]) -> list[Labelled]:
   """Returns the solutions of (FILE:LINE, record) pairs in a form of `threshold_solutions`."""
-  if records and _is_process_bench(records[0][1]):
+  if _is_process_bench(records[0][1]):
     read = lambda where, record: json_lines.convert(record, data.Solution, where)
     return [process_bench.labelled(read(*each)) for each in records]
   return prm800k_steps.unscored(records)
@@ -257,12 +253,8 @@ def compared(paths: tuple[pathlib.Path, pathlib.Path]) -> dict[str, Any]:
         f"{len(second)}, {other} of the first are not in the second or stand elsewhere"
       )
   thresholds = [each.threshold for each in results]
-  weights = problem_weights(judged[0])
-  if name == "prm800k":
-    both = (problem_weights(trees[0]), weights)
-    a, b = (prm800k_steps.measures(*each, both) for each in zip(trees, judged, thresholds))
-  else:
-    a, b = (MODULES[name].measures(*each, weights) for each in zip(judged, thresholds))
+  arguments = [trees, judged, thresholds] if name == "prm800k" else [judged, thresholds]
+  a, b = (MODULES[name].measures(*each) for each in zip(*arguments))
   rows = {}
   for key, each in with_intervals({key: a[key] - b[key] for key in a}).items():
     values = {"a": float(a[key][0]), "b": float(b[key][0])}

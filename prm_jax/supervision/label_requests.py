@@ -17,11 +17,10 @@ from typing import IO, Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from prm_jax import config as config_lib
 from prm_jax import step_metrics
 from prm_jax.evaluation import candidate_table
+from prm_jax.evaluation.step_scores import ScoredSteps
 from prm_jax.runtime import json_lines
-from prm_jax.scoring import step_scores
 from prm_jax.supervision import active
 
 COMPLETE = "one of each, or up to the first -1"
@@ -215,18 +214,16 @@ def agreement(pairs: Sequence[tuple[int, int]]) -> dict[str, Any]:
   }
 
 
-class Scored(msgspec.Struct):
+class Scored(ScoredSteps, kw_only=True):
   """The keys of a scored line that selection reads."""
 
   problem: json_lines.Text
   steps: Steps
   is_correct: bool | None  # None: undecided, counts as wrong
   rating_probs: candidate_table.Ratings
-  step_std: list[config_lib.Share] | None = None
 
   def __post_init__(self):
-    ratings = msgspec.to_builtins(self.rating_probs)
-    step_scores.check(self.steps, ratings, step_std=self.step_std)
+    self.check(self.steps)
 
 
 Solution = tuple[str, tuple[str, ...]]  # problem and steps

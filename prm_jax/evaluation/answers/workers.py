@@ -23,15 +23,15 @@ START_SECONDS = 120.0  # to import sympy on a busy machine
 MEMORY_BYTES = 2 * 2**30  # of a worker's address space
 MAX_JOBS = 5_000  # of a worker, which is then replaced: sympy's caches only grow
 MAX_HUNG = 2  # jobs in which an answer may hang
+STARTING = -1  # in place of the number of a job
 
 
 @dataclasses.dataclass
 class _Worker:
   process: subprocess.Popen
   deadline: float  # of the job, or of the start
-  job: int | None = None  # None: the worker is starting or idle
+  job: int | None = STARTING  # None: the worker is idle
   reading: str = ""  # the answer that it parses; "": it compares both
-  ready: bool = False
   done: int = 0
   buffer: bytes = b""
 
@@ -65,7 +65,7 @@ class Workers:
       self._workers.append(self._start())
     while open_jobs:
       for worker in self._workers:
-        while worker.ready and worker.job is None and waiting:
+        while worker.job is None and waiting:
           number = waiting.popleft()
           if max(self._hung[jobs[number][key]] for key in "ab") < MAX_HUNG:
             self._give(worker, number, jobs[number])
@@ -74,21 +74,20 @@ class Workers:
             yield number, "undecided: time"
       if not open_jobs:
         return
-      timeout = min(w.deadline for w in self._workers if w.job is not None or not w.ready)
-      for key, _ in self._selector.select(max(timeout - time.monotonic(), 0)):
+      timeout = min(worker.deadline for worker in self._workers) - time.monotonic()
+      for key, _ in self._selector.select(max(timeout, 0)):
         for number, verdict in self._read(key.data):
           open_jobs -= 1
           yield number, verdict
       now = time.monotonic()
       for worker in [w for w in self._workers if now >= w.deadline]:
-        if not worker.ready:
+        if worker.job == STARTING:
           raise RuntimeError(f"a worker did not start in {START_SECONDS:.0f} s")
-        if worker.job is not None:
-          a, b = jobs[worker.job]["a"], jobs[worker.job]["b"]
-          self._hung[worker.reading or max(a, b, key=len)] += 1
-          open_jobs -= 1
-          yield worker.job, "undecided: time"
-          self._replace(worker)
+        a, b = jobs[worker.job]["a"], jobs[worker.job]["b"]
+        self._hung[worker.reading or max(a, b, key=len)] += 1
+        open_jobs -= 1
+        yield worker.job, "undecided: time"
+        self._replace(worker)
 
   def _give(self, worker: _Worker, number: int, job: dict[str, Any]) -> None:
     worker.job, worker.deadline = number, time.monotonic() + self.seconds
@@ -99,7 +98,7 @@ class Workers:
   def _read(self, worker: _Worker) -> Iterator[tuple[int, str]]:
     data = os.read(worker.process.stdout.fileno(), 2**16)
     if not data:  # the worker has died
-      if not worker.ready:
+      if worker.job == STARTING:
         raise RuntimeError(f"a worker ended with {worker.process.wait()} before its first job")
       if worker.job is not None:
         reason = {-signal.SIGXCPU: "time", -signal.SIGKILL: "memory"}
@@ -112,10 +111,9 @@ class Workers:
       kind, value = json.loads(line)
       if kind == "reads":
         worker.reading = value
-      elif kind == "ready":
-        worker.ready, worker.deadline = True, float("inf")
-      else:
-        number, worker.job, worker.deadline = worker.job, None, float("inf")
+        continue
+      number, worker.job, worker.deadline = worker.job, None, float("inf")  # idle
+      if kind == "verdict":
         worker.done += 1
         yield number, str(value)
         if worker.done >= MAX_JOBS or value == "undecided: memory":

@@ -14,12 +14,11 @@ import jinja2
 import msgspec
 import numpy as np
 
-from prm_jax import config as config_lib
-from prm_jax.evaluation.candidate_table import Probability, is_number
+from prm_jax.evaluation.candidate_table import is_number
 from prm_jax.evaluation.mathml import answer_pieces, pieces
+from prm_jax.evaluation.step_scores import ScoredSteps
 from prm_jax.runtime import json_lines
 from prm_jax.runtime.progress import Progress
-from prm_jax.scoring.step_scores import check
 
 HERE = pathlib.Path(__file__).parent
 PAGE_PROBLEMS = 4  # problems of a block of data, which the browser unpacks to show one of them
@@ -30,24 +29,19 @@ UNSEEN |= {*range(0x2066, 0x206A), *range(32), *range(0x7F, 0xA0)} - {*b"\t\n\r"
 SEEN = dict.fromkeys(UNSEEN, "?")
 
 
-class Record(msgspec.Struct):
+class Record(ScoredSteps, kw_only=True):
   """The keys of a candidate's record that the page reads; other readers may accept more types."""
 
   problem: json_lines.Text
   unique_id: str | int | None = None  # of the problem; default: its text
-  steps: list[str] = []
   text: str | None = None
-  rating_probs: list[dict[str, Probability]] | None = None  # one per step
-  step_scores: list[config_lib.Share] | None = None  # P(right)
-  step_std: list[config_lib.Share] | None = None
   answer: str | None = None
   is_correct: bool | None = None
   final_answer_correct: bool | None = None
   finished: bool | None = None
 
   def __post_init__(self):
-    right = (self.steps and self.step_scores) or None
-    check(self.steps, self.rating_probs, step_std=self.step_std, step_scores=right)
+    self.check(self.steps)
 
 
 class Step(msgspec.Struct, omit_defaults=True):
