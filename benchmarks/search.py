@@ -32,7 +32,6 @@ import numpy as np
 from benchmarks import runner
 from prm_jax import config as config_lib
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import alternatives
 from prm_jax.experiments import search as experiment
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.workspace import Workspace
@@ -98,8 +97,8 @@ def all_at_once(args: Args) -> dict:
   quick = dataclasses.replace(plan.quickstart, process_updates=updates)
   plan = dataclasses.replace(plan, search=sizes, quickstart=quick)
   with tempfile.TemporaryDirectory() as directory:
-    space = Workspace(pathlib.Path(directory), {}, 0)
-    made = experiment.Made(alternatives.with_quickstart(plan, space), space)
+    space = Workspace(pathlib.Path(directory), 0)
+    made = experiment.study(plan, space)
     model, scorer, asked = made.language_model, made.reward_model, made.prompts(made.test)
   writing = step_writer.Settings(Sampling(), experiment.LIMITS, 32)
   engine = lambda contexts: search.Search(

@@ -24,6 +24,7 @@ from prm_jax.experiments import (
   intervals,
   jobs,
   noise,
+  quickstart,
   report,
   rollouts,
   search,
@@ -85,7 +86,7 @@ def stand_ins():
   """Replaces every trained model of the block by an `Untrained`, and records it in TRAINED."""
   TRAINED.clear()
 
-  def model(self, name, c, solutions, evaluation, recipe):
+  def model(self, name, c, solutions, evaluation, recipe, base=""):
     assert solutions and evaluation
     TRAINED[f"{self.seed}/{name}"] = Trained(c, [*solutions])
     return load(self.directory / name)
@@ -227,9 +228,9 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   """The rollouts of stand-ins, and of briefly trained models, resume and draw from their JSON."""
   if not trained:
     request.getfixturevalue("untrained")
-    answers = lambda made: {p.text: p.answer for p in made.generator.problems()["train"]}
-    writer = property(lambda made: Writer(answers(made)))
-    monkeypatch.setattr(search.Made, "language_model", writer)
+    answers = lambda study: {p.text: p.answer for p in study.problems["train"]}
+    writer = property(lambda study: Writer(answers(study)))
+    monkeypatch.setattr(quickstart.QuickStartStudy, "language_model", writer)
   monkeypatch.setattr(rollouts, "ARMS", {arm: arm for arm in ("exact", "counts")})
   monkeypatch.setattr(rollouts, "LIMITS", Limits(max_new_tokens=16))
   sizes = dataclasses.replace(SMOKE.rollouts, counts=(2,), problems=4)

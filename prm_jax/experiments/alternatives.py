@@ -4,21 +4,15 @@ In its records most steps have another completion with its own rating, as in PRM
 model learns from these alternatives; an outcome model cannot.
 """
 
-import dataclasses
 from typing import Any
 
-import numpy as np
-
-from prm_jax.datasets import arithmetic, prm800k
-from prm_jax.datasets.prm800k import recipes
-from prm_jax.experiments import figures, intervals, tasks
+from prm_jax.experiments import figures, intervals, quickstart
 from prm_jax.experiments.figures import Panel
-from prm_jax.experiments.plan import Plan, changed
+from prm_jax.experiments.plan import Plan
+from prm_jax.experiments.quickstart import QuickStartStudy
 from prm_jax.experiments.results import Results, Table, over_n, ratio
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.study import Make
 from prm_jax.experiments.workspace import Workspace
-from prm_jax.input_pipeline import tokenizers
-from prm_jax.types import StepTree
 
 TITLE = "What alternatives of steps are worth"
 QUESTION = (
@@ -36,66 +30,27 @@ ARMS = {
   "own_steps": "PRM, solutions' own steps only",
   "outcome": "ORM",
 }
-VOCABULARY = 320  # as in scripts/quickstart.sh
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return list(ARMS)
+def runs(plan: Plan) -> dict[str, Make]:
+  """Returns how each result of a seed is made."""
+  return dict.fromkeys(ARMS, _model)
 
 
-def study(plan: Plan, space: Workspace) -> Study:
+def study(plan: Plan, space: Workspace) -> QuickStartStudy:
   """Returns a study of the quick start's data and settings, in place of the plan's."""
-  plan = with_quickstart(plan, space)
-  generator = plan.quickstart.generator
-  rng = np.random.default_rng([space.seed, *b"candidates"])
-  problems = generator.problems()["test"]
-  test = tuple(tasks.sampled(each, generator.candidates, rng) for each in problems)
-  return Study(plan, space, tasks.Task((), test))
+  return QuickStartStudy(quickstart.adapted(plan, space), space)
 
 
-def with_quickstart(plan: Plan, space: Workspace) -> Plan:
-  """Returns the plan with the quick start's settings of both objectives, tokenizer and seed."""
-  quick = plan.quickstart
-  generator = dataclasses.replace(quick.generator, seed=space.seed)
-  tokenizer = space.directory / "tokenizer.model"
-  if not tokenizer.is_file():
-    texts = (
-      text for tree in trees(generator, "alternatives") for text in (tree.problem, *tree.steps)
-    )
-    tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY)
-  updates = {"process": quick.process_updates, "outcome": quick.outcome_updates}
-  settings = {
-    objective: changed(quick.settings, objective=objective, steps=n, tokenizer=str(tokenizer))
-    for objective, n in updates.items()
-  }
-  quick = dataclasses.replace(quick, generator=generator)
-  return dataclasses.replace(plan, quickstart=quick, **settings)
-
-
-def trees(generator: arithmetic.Generator, arm: str, split: str = "train") -> list[StepTree]:
-  """Returns the generator's labelled solutions of an arm, by the paper's recipe."""
-  records = prm800k.numbered(generator.rows()[split], f"{split}.jsonl")
-  recipe = recipes.Recipe("paper", alternatives="drop" if arm == "own_steps" else "siblings")
-  return recipes.convert_all(records, recipe, _objective(arm))[0]
-
-
-def _objective(arm: str) -> str:
-  return "outcome" if arm == "outcome" else "process"
-
-
-def run(study: Study) -> None:
-  """Trains and judges the models of one seed."""
-  generator = study.plan.quickstart.generator
-  for arm in ARMS:
-
-    def make(arm=arm) -> dict[str, Any]:
-      data, held_out = (trees(generator, arm, split) for split in ("train", "test"))
-      c = getattr(study.plan, _objective(arm))
-      scorer = study.space.model(arm, c, data, held_out, "paper")
-      return study.measured(scorer, data)
-
-    study.space.result(arm, make)
+def _model(study: QuickStartStudy, arm: str) -> dict[str, Any]:
+  """Trains and judges the model of an arm."""
+  objective = "outcome" if arm == "outcome" else "process"
+  about = {"objective": objective, "alternatives": "drop" if arm == "own_steps" else "siblings"}
+  data, held_out = (
+    quickstart.trees(study.generator, split=split, **about) for split in ("train", "test")
+  )
+  scorer = study.space.model(arm, getattr(study.plan, objective), data, held_out, "paper")
+  return study.measured(scorer, data)
 
 
 def summarise(results: Results) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Every finished result is a file below the output directory, so a run that was ki
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import multiprocessing
 import os
@@ -26,9 +27,9 @@ POLL = 1.0  # seconds between updates of the progress bar
 def module(name: str):
   """Returns the module of an experiment.
 
-  It has TITLE, QUESTION and PAPER; `runs` and `run`, which name and make the results of a seed;
-  `summarise`, `panels` and `tables`, which take the results of all seeds; and `study`, if the
-  experiment has data of its own.
+  It has TITLE, QUESTION and PAPER; `runs`, which returns the functions that make the results of a
+  seed, by the names of the results; `summarise`, `panels` and `tables`, which take the results of
+  all seeds; and `study`, if the experiment has data of its own.
   """
   return importlib.import_module(f"prm_jax.experiments.{name}")
 
@@ -132,15 +133,17 @@ def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   from prm_jax.experiments import shared, workspace
 
   experiment = module(name)
-  space = workspace.Workspace(directory / name / f"seed-{seed}", {}, seed)
-  results = ["problems", *experiment.runs(plan)]
-  if all((space.directory / f"{each}.json").is_file() for each in results):
+  space = workspace.Workspace(directory / name / f"seed-{seed}", seed)
+  runs = experiment.runs(plan)
+  if all((space.directory / f"{each}.json").is_file() for each in ("problems", *runs)):
     return
   with _job(directory, space.directory / "log.txt"):
     if hasattr(experiment, "study"):
       study = experiment.study(plan, space)
     else:
-      study = shared.study(space, plan, directory)
+      study = shared.study(plan, directory, space)
+    task = study.task  # a file that cannot be read leaves no plan behind
     plan_lib.keep(plan, directory / name)
-    space.result("problems", lambda: workspace.problems_of(study.task))
-    experiment.run(study)
+    space.result("problems", lambda: workspace.problems_of(task))
+    for each, make in runs.items():
+      space.result(each, functools.partial(make, study, each))

@@ -11,7 +11,7 @@ from prm_jax.experiments import intervals, tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
-from prm_jax.experiments.study import Study
+from prm_jax.experiments.study import Make, Study
 from prm_jax.runtime import command_line
 
 TITLE = "Out of distribution"
@@ -34,24 +34,20 @@ METHODS = {"orm": "ORM", "prm": "PRM", "majority": "Majority"}
 FAMILIAR, AGGREGATE = "in distribution", "Aggregate"
 
 
-def runs(plan: Plan) -> list[str]:
-  """Returns the names of a seed's results."""
-  return ["domains"]
+def runs(plan: Plan) -> dict[str, Make]:
+  """Returns how the result of a seed is made."""
+  return {"domains": _models}
 
 
-def run(study: Study) -> None:
+def _models(study: Study, name: str) -> dict[str, Any]:
   """Trains both models of one seed and judges them on every domain."""
   tests = domains(study)  # reads files before anything is trained
-
-  def make() -> dict[str, Any]:
-    chosen = study.uniform(study.plan.samples[-1])
-    models = {
-      "prm": study.train("prm", "process", study.process_trees(chosen), "experiment: ood"),
-      "orm": study.train("orm", "outcome", study.outcome_trees(chosen, False), "experiment: ood"),
-    }
-    return {"domains": {name: judged(models, task) for name, task in tests.items()}}
-
-  study.space.result("domains", make)
+  chosen = study.uniform(study.plan.samples[-1])
+  models = {
+    "prm": study.train("prm", "process", study.trees(chosen, "process"), "ood"),
+    "orm": study.train("orm", "outcome", study.trees(chosen, "outcome_answer"), "ood"),
+  }
+  return {"domains": {domain: judged(models, task) for domain, task in tests.items()}}
 
 
 def domains(study: Study) -> dict[str, tasks.Task]:
@@ -59,15 +55,13 @@ def domains(study: Study) -> dict[str, tasks.Task]:
 
   Domains are files, or variants of the embedded domain.
   """
-  plan, separator = study.plan, study.plan.process.data.separator
+  plan = study.plan
   if plan.files.pool:
     named = command_line.named_files("--domains", plan.files.domains)
     if taken := named.keys() & {FAMILIAR, AGGREGATE}:
       raise ValueError(f"--domains {taken.pop()}: this name is a row of the table; choose another")
-    limits = (separator, plan.files.problems, plan.files.samples)
-    return {FAMILIAR: study.task} | {
-      name: tasks.Task((), tuple(tasks.read(path, *limits))) for name, path in named.items()
-    }
+    tests = {name: tasks.Task((), tuple(study.read(path))) for name, path in named.items()}
+    return {FAMILIAR: study.task} | tests
   rng = np.random.default_rng([study.space.seed, *b"domains"])
   known = {each.text for each in (*study.task.pool, *study.task.test)}
   by_domain = {}

@@ -15,7 +15,6 @@ from prm_jax.experiments.tasks import Embedded
 from prm_jax.runtime import command_line, json_lines, storage
 
 Counts = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-BASE_SEED, LABELLER_SEED = 10_000, 10_001  # of data outside every pool and test
 DOMAINS = {  # variants of the embedded domain that no model was trained on
   "longer chains": dataclasses.replace(HARD, lengths=(7, 7, 8, 8, 8)),
   "other numbers": dataclasses.replace(HARD, operands=(6, 7, 8, 9)),

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,19 +31,19 @@ class Workspace:
   """The directory of one seed's models and results."""
 
   directory: pathlib.Path
-  # Initial checkpoint by objective, for settings that name none; without either a model starts
-  # from random parameters.
-  bases: Mapping[str, str]
   seed: int
 
-  def result(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the stored result `name`; computes it with `make` and stores it if it is missing."""
+  def result(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
+    """Computes the result `name` with `make` and stores it, if it is missing."""
     path = self.directory / f"{name}.json"
     if not path.is_file():
       result = {"seed": self.seed, "run": name} | make()
       with storage.written(path) as out:
         out.write(json.dumps(result) + "\n")
-    return json_lines.document(path)
+
+  def stored(self, name: str) -> dict[str, Any]:
+    """Returns the stored result `name`."""
+    return json_lines.document(self.directory / f"{name}.json")
 
   def model(
     self,
@@ -52,12 +52,16 @@ class Workspace:
     solutions: Sequence[StepTree],
     evaluation: Sequence[StepTree],
     recipe: str,
+    base: str = "",
   ) -> Scorer:
-    """Returns a reward model trained on the solutions; resumes a training that was stopped."""
+    """Returns a reward model trained on the solutions; resumes a training that was stopped.
+
+    Args:
+      base: initial checkpoint, unless the settings name one; "": random parameters.
+    """
     workdir = self.directory / name
     if not finished(workdir, c):
       c = changed(c, seed=self.seed)
-      base = self.bases.get(c.loss.objective)
       if base and not c.init.checkpoint:
         choices = {field: getattr(c.model, field) for field in families.CHOICES}
         model = dataclasses.replace(Model(), **choices)
