@@ -34,6 +34,7 @@ from prm_jax.input_pipeline import prefix_tree
 from prm_jax.runtime import storage
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import synthetic
+from prm_jax.supervision.active import log_scores
 from prm_jax.types import StepTree
 
 TITLE = "Search guided by a process reward model"
@@ -159,9 +160,9 @@ def _solution(problem: arithmetic.Problem, steps: Sequence[str], finished: bool)
 
 def _of_samples(study: SearchStudy, name: str) -> dict[str, Any]:
   """Returns accuracies `[P][K]` of best-of-N and of votes at the K widths, and tokens at each."""
-  n, scorer, samples = study.plan.search.widths, study.reward_model, Samples.of(study.task)
-  probabilities = workspace.step_probabilities(scorer, study.task.test)
-  scores = [workspace.solution_scores(scorer, each) for each in probabilities]
+  n, samples = study.plan.search.widths, Samples.of(study.task)
+  right = workspace.right_steps(study.reward_model, study.task.test)
+  scores = [log_scores(each) for each in right]
   by_sample = np.array([each[index] for each, index in zip(scores, samples.index)])
   outcomes = (samples.correct, samples.valid, n)
   with jax.enable_x64(True):

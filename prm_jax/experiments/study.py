@@ -139,15 +139,14 @@ class Study:
     @functools.lru_cache(3)
     def pool(model: str) -> active.Pool:
       scorer = workspace_lib.load(directory / model)
-      probabilities = workspace_lib.step_probabilities(scorer, problems)
-      classes = scorer.contract.right_classes
+      right = workspace_lib.right_steps(scorer, problems)
       solutions = [x for each in problems for x in each.solutions]
       return active.Pool(
         problems=np.repeat(np.arange(len(problems)), [len(each.solutions) for each in problems]),
         correct=np.array([x.correct for x in solutions]),
         steps=[x.steps for x in solutions],
         times=np.concatenate([each.times for each in problems]),
-        right=[x[:, :, classes].sum(-1) for each in probabilities for x in each],
+        right=[x for each in right for x in each],
       )
 
     return pool

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from prm_jax.experiments.tasks import Problem, Task
 from prm_jax.pretrained import families
 from prm_jax.runtime import json_lines, storage
 from prm_jax.scoring.scorer import Scorer
+from prm_jax.supervision.active import log_scores
 from prm_jax.training import checkpoint, loop
 from prm_jax.types import StepTree
 
@@ -82,18 +83,14 @@ def load(workdir: storage.Path | str) -> Scorer:
   return dataclasses.replace(scorer, row_length=max(scorer.row_length, ROW_LENGTH))
 
 
-def step_probabilities(scorer: Scorer, problems: Sequence[Problem]) -> list[list[np.ndarray]]:
-  """Returns each solution's class probabilities `[steps, K, C]`; `[1, K, C]` of outcome models."""
+def right_steps(scorer: Scorer, problems: Sequence[Problem]) -> list[list[np.ndarray]]:
+  """Returns P(right) of each solution's steps by K heads, `[steps, K]`.
+
+  It is `[1, K]` of an outcome model, which judges the solution alone.
+  """
   pairs = [(each.text, solution.steps) for each in problems for solution in each.solutions]
-  probabilities = iter(scorer.by_head(pairs))
-  return [[next(probabilities) for _ in each.solutions] for each in problems]
-
-
-def solution_scores(scorer: Scorer, probabilities: Sequence[np.ndarray]) -> np.ndarray:
-  """Returns log scores `[solutions]`: of the product over steps of P(right), or P(right answer)."""
-  right = scorer.contract.right_classes
-  with np.errstate(divide="ignore"):
-    return np.array([np.log(p.mean(1)[:, right].sum(-1)).sum() for p in probabilities])
+  probabilities, classes = iter(scorer.by_head(pairs)), scorer.contract.right_classes
+  return [[next(probabilities)[:, :, classes].sum(-1) for _ in x.solutions] for x in problems]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,39 +141,23 @@ def rounded(values: Any) -> list:
 def judged(scorer: Scorer, task: Task) -> dict[str, Any]:
   """Returns a model's best-of-N on the test samples, and AUROC and ECE where they are defined.
 
-  AUROC and ECE are of solutions for an outcome model, else of steps whose exact rating is known.
+  AUROC and ECE are of solutions for an outcome model, else of the steps up to the first error of
+  solutions whose exact ratings are known.
   """
-  probabilities = step_probabilities(scorer, task.test)
-  scores = [solution_scores(scorer, each) for each in probabilities]
-  result = {"accuracy": best_of_n(scores, Samples.of(task))}
-  if scorer.contract.objective == "outcome":
-    pairs = [
-      (np.exp(score), solution.correct)
-      for problem, each in zip(task.test, scores)
-      for solution, score in zip(problem.solutions, each)
-    ]
-  else:
-    pairs = list(rated(scorer, task.test, probabilities))
+  right = right_steps(scorer, task.test)
+  result = {"accuracy": best_of_n([log_scores(each) for each in right], Samples.of(task))}
+  by_step = scorer.contract.objective == "process"
+  pairs = [
+    pair
+    for problem, each in zip(task.test, right)
+    for solution, p in zip(problem.solutions, each)
+    for pair in zip(p.mean(1), solution.right_until_error if by_step else [solution.correct])
+  ]
   if pairs:
-    score, right = map(np.array, zip(*pairs))
-    metrics = step_metrics.step_metrics(np.stack([1 - score, score], -1), right.astype(int), (0, 1))
-    result |= {"auroc": metrics["auroc"], "ece": metrics["ece"]}
+    score, truth = map(np.array, zip(*pairs))
+    metrics = step_metrics.step_metrics(np.stack([1 - score, score], -1), truth.astype(int), (0, 1))
+    result |= {key: metrics[key] for key in ("auroc", "ece")}
   return result
-
-
-def rated(
-  scorer: Scorer, problems: Sequence[Problem], probabilities: Sequence[Sequence[np.ndarray]]
-) -> Iterator[tuple[float, bool]]:
-  """Yields (P(right), is right) of each step up to the first error, where ratings are known."""
-  right = scorer.contract.right_classes
-  for problem, each in zip(problems, probabilities):
-    for solution, p in zip(problem.solutions, each):
-      if solution.ratings is None:
-        continue
-      for score, rating in zip(p.mean(1)[:, right].sum(-1), solution.ratings):
-        yield score, rating >= 0
-        if rating < 0:
-          break
 
 
 def problems_of(task: Task) -> dict[str, Any]:

@@ -43,9 +43,18 @@ class Pool:
 
   @functools.cached_property
   def scores(self) -> np.ndarray:
-    """`[C]` log of the product over steps of the mean P(right) (paper section 2.6)."""
-    with np.errstate(divide="ignore"):
-      return np.array([np.log(right.mean(1)).sum() for right in self.right])
+    """`[C]` of `log_scores`."""
+    return log_scores(self.right)
+
+
+def log_scores(right: Sequence[np.ndarray]) -> np.ndarray:
+  """Returns the log of the product over steps of the mean P(right) (paper section 2.6), `[C]`.
+
+  Args:
+    right: of each candidate, P(right) by step and head, `[steps, K]`.
+  """
+  with np.errstate(divide="ignore"):
+    return np.array([np.log(each.mean(1)).sum() for each in right])
 
 
 Rule = Callable[[Pool, np.ndarray, int, np.random.Generator], np.ndarray]
