@@ -21,11 +21,12 @@ from prm_jax.aggregation.intervals import interval
 from prm_jax.config import Experiment
 from prm_jax.datasets import arithmetic
 from prm_jax.experiments import (
-  intervals,
+  active,
   jobs,
   noise,
   quickstart,
   report,
+  results,
   rollouts,
   search,
   shared,
@@ -527,7 +528,7 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
 @pytest.mark.parametrize(("seeds", "count"), [(1, 1), (1, 5), (4, 1), (3, 5)])
 def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seeds, count):
   """The weights of a resample are counts of draws, and add up to 1."""
-  weights = intervals.resampled((seeds, count))
+  weights = results.resampled((seeds, count))
   assert np.allclose(weights.sum((1, 2)), 1)
   counts = weights * seeds * count
   drawn = counts.round()  # before %: 4.999999 % 5 is far from 0
@@ -537,9 +538,9 @@ def test_a_resample_is_a_mean_over_drawn_seeds_and_problems(seeds, count):
 def test_a_share_of_nothing_is_unknown():
   """A ratio is of the means; it is None where the whole is 0 or negative."""
   part, whole = np.full((2, 3, 3), 0.5), np.full((2, 3, 3), [2.0, 0.0, -1.0])
-  ratios = intervals.ratios(part, whole)
+  ratios = results.ratios(part, whole)
   assert interval(ratios)["mean"] == [0.25, None, None]
-  assert intervals.ratio_interval(ratios[:, 2]) == {"value": None, "low": None, "high": None}
+  assert results.ratio_interval(ratios[:, 2]) == {"value": None, "low": None, "high": None}
 
 
 def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
@@ -548,7 +549,7 @@ def test_efficiency_is_the_ratio_of_labels_for_equal_accuracy():
   sizes = np.array([100, 200, 400, 800])
   offset = rng.normal(scale=0.01, size=(5, 40, 1))
   line = lambda factor: 0.1 * np.log2(factor * sizes) - 0.5 + offset
-  efficiency = lambda uniform, convincing: intervals.efficiency(
+  efficiency = lambda uniform, convincing: active.efficiency(
     {"uniform": uniform, "convincing": convincing},
     {"uniform": sizes, "convincing": sizes},
     "uniform",

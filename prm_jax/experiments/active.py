@@ -1,15 +1,15 @@
 """Active learning: rules for what to label against uniform sampling (paper section 4.2)."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import figures, intervals
+from prm_jax.experiments import figures
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, middle
-from prm_jax.experiments.results import Results, Table, percent, ratio
+from prm_jax.experiments.results import Results, Table, means, percent, ratio, ratio_interval
 from prm_jax.experiments.study import Make, Place, Study
 
 TITLE = "Active learning"
@@ -95,8 +95,7 @@ def summarise(results: Results) -> dict[str, Any]:
   labels = {rule: [steps(name) for name in growing(rule, samples)] for rule in GROWING}
   reported = [at for at, n in enumerate(results.n) if n >= 16 or n == results.n[-1]]
   ratios = lambda size: {
-    str(results.n[at]): intervals.efficiency(grow(at), size, "uniform", results.crossed)
-    for at in reported
+    str(results.n[at]): efficiency(grow(at), size, "uniform", results.crossed) for at in reported
   }
   gain = lambda rule, k: results.intervals(curves[f"{rule}-{k}"] - curves[f"uniform-{k}"])
   return {
@@ -109,6 +108,45 @@ def summarise(results: Results) -> dict[str, Any]:
     "differences": {rule: gain(rule, n) for rule in ("convincing", *OTHERS)},
     "missed": _missed(results),
   }
+
+
+def efficiency(
+  arms: Mapping[str, np.ndarray],
+  sizes: Mapping[str, Sequence[float]],
+  base: str,
+  crossed: bool = False,
+) -> dict[str, Any]:
+  """Returns the data efficiency of each arm, relative to the arm `base`.
+
+  A line, accuracy = a + b log2(size), is fitted to each arm by least squares (paper section 4.2,
+  which compares slopes).  `slope_ratio` is b of the arm over b of `base`.  `data_ratio` is how many
+  times the labels `base` needs for the same accuracy: 2 to the power of the mean horizontal
+  distance of the lines, at the accuracies of the arm's sizes.
+
+  Args:
+    arms: `[S, P, K]` accuracies at K sizes.  At the first size all arms are the same model: the
+      lines begin there, but the horizontal distance is taken at the other sizes.
+    sizes: labelled solutions at each size.
+
+  Returns:
+    Line, slope_ratio and data_ratio of each arm, the last two with intervals.  A ratio whose base
+    has no positive slope in more than 2.5 % of the resamples has no limits (None).
+  """
+  x = {name: np.log2(sizes[name]) for name in arms}
+  lines = {name: np.polyfit(x[name], means(arms[name], crossed).T, 1) for name in arms}
+  out, (slope_to, intercept_to) = {}, lines[base]
+  for name, (slope, intercept) in lines.items():  # [1 + R] each
+    at = x[name][1:].mean()
+    with np.errstate(all="ignore"):
+      distance = (intercept + slope * at - intercept_to) / slope_to - at
+      by_slope, by_data = np.where(slope_to > 0, [slope / slope_to, 2**distance], np.nan)
+    out[name] = {
+      "slope": float(slope[0]),
+      "intercept": float(intercept[0]),
+      "slope_ratio": ratio_interval(by_slope),
+      "data_ratio": ratio_interval(by_data),
+    }
+  return out
 
 
 def _missed(results: Results) -> dict[str, float]:
@@ -142,7 +180,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   samples, last, n = results.plan["samples"], results.n[-1], middle(results.plan["samples"])
   curves = summary["curves"]
   rows = [

@@ -6,11 +6,11 @@ model learns from these alternatives; an outcome model cannot.
 
 from typing import Any
 
-from prm_jax.experiments import figures, intervals, quickstart
+from prm_jax.experiments import figures, quickstart
 from prm_jax.experiments.figures import Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.quickstart import QuickStartStudy
-from prm_jax.experiments.results import Results, Table, over_n, ratio
+from prm_jax.experiments.results import Results, Table, over_n, ratio, ratio_interval, ratios
 from prm_jax.experiments.study import Make
 from prm_jax.experiments.workspace import Workspace
 
@@ -33,7 +33,6 @@ ARMS = {
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made."""
   return dict.fromkeys(ARMS, _model)
 
 
@@ -57,14 +56,14 @@ def summarise(results: Results) -> dict[str, Any]:
   """Returns curves, and the share of the gap between PRM and ORM that is due to alternatives."""
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   gaps = [curves["alternatives"] - curves[other] for other in ("own_steps", "outcome")]
-  shares = intervals.ratios(*gaps, results.crossed).T[1:]  # at N = 1 there is no gap
+  shares = ratios(*gaps, results.crossed).T[1:]  # at N = 1 there is no gap
   return {
     "curves": {arm: results.intervals(curve) for arm, curve in curves.items()},
     "differences": {
       "alternatives - own_steps": results.intervals(gaps[0]),
       "own_steps - outcome": results.intervals(curves["own_steps"] - curves["outcome"]),
     },
-    "share_of_gap": dict(zip(map(str, results.n[1:]), map(intervals.ratio_interval, shares))),
+    "share_of_gap": dict(zip(map(str, results.n[1:]), map(ratio_interval, shares))),
     "majority": results.intervals(results.problems("majority")),
   }
 
@@ -77,7 +76,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the table of page and screen."""
   at = results.at(4, 16, 64, 256)
   header = ["N", *(str(results.n[k]) for k in at)]
   rows = over_n(ARMS, summary["curves"], at)

@@ -29,7 +29,6 @@ ARMS = {"process": "Process supervision", "outcome": "Outcome supervision, by fi
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made."""
   return {
     f"{arm}-{share:g}": functools.partial(make, share=share)
     for share in plan.noise
@@ -121,7 +120,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the table of page and screen."""
   shares, last = results.plan["noise"], results.n[-1]
   rows = [
     [label, *(percent(summary["curves"][f"{arm}-{s:g}"]) for s in shares)]

@@ -7,10 +7,10 @@ import numpy as np
 
 from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import intervals, tasks, workspace
+from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
-from prm_jax.experiments.results import Results, Table, mean, number, percent
+from prm_jax.experiments.results import Results, Table, mean, means, number, percent
 from prm_jax.experiments.study import Make, Study
 from prm_jax.runtime import command_line
 
@@ -35,7 +35,6 @@ FAMILIAR, AGGREGATE = "in distribution", "Aggregate"
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how the result of a seed is made."""
   return {"domains": _models}
 
 
@@ -111,7 +110,7 @@ def summarise(results: Results) -> dict[str, Any]:
 def _compared(curves: dict[str, np.ndarray], crossed: bool) -> dict[str, Any]:
   """Returns intervals of each method, and of PRM minus ORM."""
   curves = curves | {"prm - orm": curves["prm"] - curves["orm"]}
-  return {key: interval(intervals.means(curve, crossed)) for key, curve in curves.items()}
+  return {key: interval(means(curve, crossed)) for key, curve in curves.items()}
 
 
 def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:

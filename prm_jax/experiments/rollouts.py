@@ -15,11 +15,11 @@ from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
 from prm_jax.datasets.stepwise import records
 from prm_jax.evaluation.answers import grading
-from prm_jax.experiments import figures, intervals, quickstart, workspace
+from prm_jax.experiments import figures, quickstart, workspace
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, changed
 from prm_jax.experiments.quickstart import QuickStartStudy
-from prm_jax.experiments.results import Results, Table, number, over_n, percent
+from prm_jax.experiments.results import Results, Table, number, over_n, percent, ratios
 from prm_jax.experiments.search import LIMITS
 from prm_jax.experiments.study import Make
 from prm_jax.experiments.workspace import Workspace
@@ -64,7 +64,6 @@ LEARNED = {  # the labels of these arms, and their kind
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made."""
   labels = {
     f"{rule}-{k}": functools.partial(_labels, rule=rule, k=k)
     for rule in RULES
@@ -181,9 +180,7 @@ def summarise(results: Results) -> dict[str, Any]:
   per_solution = lambda rule, key: [
     float(np.mean([each[key] / each["solutions"] for each in seeds])) for seeds in by_count[rule]
   ]
-  share = lambda rule, of: interval(
-    intervals.ratios(by(rule, "right"), by(rule, of), results.crossed)
-  )
+  share = lambda rule, of: interval(ratios(by(rule, "right"), by(rule, of), results.crossed))
   curves = {arm: results.accuracy(arm) for arm in ARMS}
   return {
     "counts": counts,
@@ -217,7 +214,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   columns = range(len(summary["counts"]))
   header = ["k rollouts of a step", *map(str, summary["counts"])]
   rows = []

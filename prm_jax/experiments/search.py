@@ -66,7 +66,6 @@ BATCH = 1024  # lanes under way
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made."""
   return {"samples": _of_samples} | {
     f"{rule}-{n}": functools.partial(_of_search, rule=rule, n=n)
     for rule, n in itertools.product(SEARCHES, plan.search.widths)
@@ -244,7 +243,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   widths = range(len(summary["widths"]))
   header = ["N", *map(str, summary["widths"])]
   labels = {name: label for name, label in LABELS.items() if name in summary["curves"]}

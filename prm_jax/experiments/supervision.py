@@ -33,7 +33,6 @@ PAPER = (
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made."""
   most, made = plan.samples[-1], {}
   if not plan.files.base:  # a base that is given need not be a reward model
     made |= {name: functools.partial(_base, objective=each) for name, each in BASES.items()}
@@ -128,7 +127,6 @@ def panels(results: Results, summary: dict[str, Any]) -> list[Panel]:
 
 
 def tables(results: Results, summary: dict[str, Any]) -> list[Table]:
-  """Returns the tables of page and screen."""
   last, samples = results.n[-1], results.plan["samples"]
   out = [_series(results, summary, at) for at in reversed(results.at(16, 64))]
   percentage = lambda values: number(mean(values), 1, 100, "none")

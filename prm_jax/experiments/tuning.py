@@ -37,7 +37,6 @@ def name(arm: str, weight: float, rate: float, steps: int) -> str:
 
 
 def runs(plan: Plan) -> dict[str, Make]:
-  """Returns how each result of a seed is made."""
   return {
     name(arm, *each): functools.partial(_model, arm=arm, changes=dict(zip(SETTINGS, each)))
     for arm in ARMS
