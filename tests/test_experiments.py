@@ -23,6 +23,7 @@ from prm_jax.datasets import arithmetic
 from prm_jax.experiments import (
   active,
   jobs,
+  models,
   noise,
   quickstart,
   report,
@@ -30,8 +31,8 @@ from prm_jax.experiments import (
   rollouts,
   search,
   shared,
+  study,
   tasks,
-  workspace,
 )
 from prm_jax.experiments import plan as plan_lib
 from prm_jax.experiments.plan import Files, Plan
@@ -98,8 +99,8 @@ def stand_ins():
     return Untrained(name, objective, SMOKE.heads if name == "ensemble" else 1)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(workspace.Workspace, "model", model)
-    patch.setattr(workspace, "load", load)
+    patch.setattr(study.Study, "model", model)
+    patch.setattr(models, "load", load)
     yield
 
 
@@ -369,7 +370,7 @@ def test_a_domain_needs_a_name_and_a_file(domains):
 
 def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatch):
   """A labeller that rates whole solutions only is an error."""
-  monkeypatch.setattr(workspace, "load", lambda path: Untrained("x", "outcome"))
+  monkeypatch.setattr(models, "load", lambda path: Untrained("x", "outcome"))
   with pytest.raises(ValueError, match="outcome model labels no steps"):
     jobs.run("noise", SMOKE, tmp_path, workers=0)
 
@@ -512,7 +513,7 @@ def test_best_of_n_of_distinct_solutions_is_that_of_all_samples():
   rng = np.random.default_rng(0)
   test = problems(rng)
   scores = [rng.normal(size=len(each.solutions)) for each in test]
-  result = np.array(workspace.best_of_n(scores, workspace.Samples.of(tasks.Task((), tuple(test)))))
+  result = np.array(models.best_of_n(scores, models.Samples.of(tasks.Task((), tuple(test)))))
   for p, each in enumerate(test):
     solutions = [each.solutions[i] for i in each.samples]
     m = len(solutions)
@@ -600,7 +601,7 @@ def test_a_pool_is_read_from_files_in_their_forms(tmp_path):
   long = [dataclasses.replace(x, samples=x.samples * 9) for x in task.pool]
   task = tasks.from_files([*long, *task.test], (), seed=0)
   assert len(task.test[0].samples) < 9  # N does not exceed the test problems' samples
-  assert workspace.problems_of(task)["n"][-1] == max(len(x.samples) for x in task.test)
+  assert models.problems_of(task)["n"][-1] == max(len(x.samples) for x in task.test)
   path.write_text(json.dumps({"problem": "p", "steps": ["a"]}) + "\n")
   with pytest.raises(BadLine, match=r"pool.jsonl:1: .*is_correct"):
     tasks.read(path, "\n\n")

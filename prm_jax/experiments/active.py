@@ -66,7 +66,7 @@ def _model(study: Study, name: str, rule: str, n: int) -> dict[str, Any]:
 
 def _choice(study: Study, rule: str, per_problem: int) -> list[Place]:
   """Returns the solutions that a rule chooses beside the selector's."""
-  first, seed = study.uniform(1), study.space.seed
+  first, seed = study.uniform(1), study.seed
   if rule == "global":
     count = per_problem * len(study.task.pool)
     return study.choice("start", "convincing", count, seed, first, per_problem=False)

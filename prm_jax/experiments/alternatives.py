@@ -4,6 +4,7 @@ In its records most steps have another completion with its own rating, as in PRM
 model learns from these alternatives; an outcome model cannot.
 """
 
+import pathlib
 from typing import Any
 
 from prm_jax.experiments import figures, quickstart
@@ -12,7 +13,6 @@ from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.quickstart import QuickStartStudy
 from prm_jax.experiments.results import Results, Table, over_n, ratio, ratio_interval, ratios
 from prm_jax.experiments.study import Make
-from prm_jax.experiments.workspace import Workspace
 
 TITLE = "What alternatives of steps are worth"
 QUESTION = (
@@ -36,9 +36,9 @@ def runs(plan: Plan) -> dict[str, Make]:
   return dict.fromkeys(ARMS, _model)
 
 
-def study(plan: Plan, space: Workspace) -> QuickStartStudy:
+def study(plan: Plan, directory: pathlib.Path, seed: int) -> QuickStartStudy:
   """Returns a study of the quick start's data and settings, in place of the plan's."""
-  return QuickStartStudy(quickstart.adapted(plan, space), space)
+  return QuickStartStudy(quickstart.adapted(plan, directory, seed), directory, seed)
 
 
 def _model(study: QuickStartStudy, arm: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _model(study: QuickStartStudy, arm: str) -> dict[str, Any]:
   data, held_out = (
     quickstart.trees(study.generator, split=split, **about) for split in ("train", "test")
   )
-  scorer = study.space.model(arm, getattr(study.plan, objective), data, held_out, "paper")
+  scorer = study.model(arm, getattr(study.plan, objective), data, held_out, "paper")
   return study.measured(scorer, data)
 
 

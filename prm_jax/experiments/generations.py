@@ -68,7 +68,7 @@ def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
   """Trains, judges and diagnoses the model of a generation, and chooses for the next."""
   chosen = added = study.uniform(1)
   for k in range(g):
-    added = [tuple(place) for place in study.space.stored(name(arm, k))["next"][arm]]
+    added = [tuple(place) for place in study.stored(name(arm, k))["next"][arm]]
     chosen = chosen + added
   result = study.judged(model, "process", study.trees(chosen, "process"), f"generation {g}")
   chosen_next = {
@@ -89,7 +89,7 @@ def _model(study: Study, model: str, arm: str, g: int) -> dict[str, Any]:
 def choice(study: Study, model: str, arm: str, chosen: list[Place]) -> list[Place]:
   """Returns the next solutions to label, among those of the pool that are not chosen yet."""
   rule = "uniform" if arm == "uniform" else "convincing"
-  return study.choice(model, rule, ADDED, study.space.seed + len(chosen), chosen)
+  return study.choice(model, rule, ADDED, study.seed + len(chosen), chosen)
 
 
 def diagnosed(study: Study, pool: active.Pool, added: list[Place]) -> dict[str, Any]:

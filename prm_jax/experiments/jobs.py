@@ -130,20 +130,19 @@ def shared_job(name: str, plan: Plan, directory: pathlib.Path) -> None:
 
 def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
   """Trains and judges every model of one seed that has no result yet."""
-  from prm_jax.experiments import shared, workspace
+  from prm_jax.experiments import models, shared
 
-  experiment = module(name)
-  space = workspace.Workspace(directory / name / f"seed-{seed}", seed)
+  experiment, folder = module(name), directory / name / f"seed-{seed}"
   runs = experiment.runs(plan)
-  if all((space.directory / f"{each}.json").is_file() for each in ("problems", *runs)):
+  if all((folder / f"{each}.json").is_file() for each in ("problems", *runs)):
     return
-  with _job(directory, space.directory / "log.txt"):
+  with _job(directory, folder / "log.txt"):
     if hasattr(experiment, "study"):
-      study = experiment.study(plan, space)
+      study = experiment.study(plan, folder, seed)
     else:
-      study = shared.study(plan, directory, space)
+      study = shared.study(plan, directory, folder, seed)
     task = study.task  # a file that cannot be read leaves no plan behind
     plan_lib.keep(plan, directory / name)
-    space.result("problems", lambda: workspace.problems_of(task))
+    study.result("problems", lambda: models.problems_of(task))
     for each, make in runs.items():
-      space.result(each, functools.partial(make, study, each))
+      study.result(each, functools.partial(make, study, each))

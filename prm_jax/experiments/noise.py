@@ -39,7 +39,7 @@ def runs(plan: Plan) -> dict[str, Make]:
 def _process(study: Study, name: str, share: float) -> dict[str, Any]:
   """Trains and judges a process model, and measures the agreement of two such labellers."""
   solutions = study.solutions(study.uniform(middle(study.plan.samples)))
-  labels, seed = [each for _, _, each in solutions], study.space.seed
+  labels, seed = [each for _, _, each in solutions], study.seed
   mine, theirs = (
     [
       synthetic.process(text, each.steps, ratings)
@@ -58,7 +58,7 @@ def _process(study: Study, name: str, share: float) -> dict[str, Any]:
 def _outcome(study: Study, name: str, share: float) -> dict[str, Any]:
   """Trains and judges an outcome model."""
   solutions = study.solutions(study.uniform(middle(study.plan.samples)))
-  rng = np.random.default_rng([study.space.seed, *b"outcome"])
+  rng = np.random.default_rng([study.seed, *b"outcome"])
   wrong = rng.random(len(solutions)) < share
   trees = [
     synthetic.outcome(text, each.steps, each.correct != flip)

@@ -7,7 +7,7 @@ import numpy as np
 
 from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
-from prm_jax.experiments import tasks, workspace
+from prm_jax.experiments import models, tasks
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, means, number, percent
@@ -42,11 +42,11 @@ def _models(study: Study, name: str) -> dict[str, Any]:
   """Trains both models of one seed and judges them on every domain."""
   tests = domains(study)  # reads files before anything is trained
   chosen = study.uniform(study.plan.samples[-1])
-  models = {
+  scorers = {
     "prm": study.train("prm", "process", study.trees(chosen, "process"), "ood"),
     "orm": study.train("orm", "outcome", study.trees(chosen, "outcome_answer"), "ood"),
   }
-  return {"domains": {domain: judged(models, task) for domain, task in tests.items()}}
+  return {"domains": {domain: judged(scorers, task) for domain, task in tests.items()}}
 
 
 def domains(study: Study) -> dict[str, tasks.Task]:
@@ -61,11 +61,11 @@ def domains(study: Study) -> dict[str, tasks.Task]:
       raise ValueError(f"--domains {taken.pop()}: this name is a row of the table; choose another")
     tests = {name: tasks.Task((), tuple(study.read(path))) for name, path in named.items()}
     return {FAMILIAR: study.task} | tests
-  rng = np.random.default_rng([study.space.seed, *b"domains"])
+  rng = np.random.default_rng([study.seed, *b"domains"])
   known = {each.text for each in (*study.task.pool, *study.task.test)}
   by_domain = {}
   for name, setting in {FAMILIAR: plan.setting, **plan.domains}.items():
-    stream = arithmetic.distinct_problems(study.space.seed + 5000, 10**6, setting)
+    stream = arithmetic.distinct_problems(study.seed + 5000, 10**6, setting)
     fresh = (each for each in stream if each.text not in known)
     problems = itertools.islice(fresh, plan.embedded.test_problems)
     test = tuple(tasks.sampled(each, plan.domain_samples, rng) for each in problems)
@@ -73,11 +73,11 @@ def domains(study: Study) -> dict[str, tasks.Task]:
   return by_domain
 
 
-def judged(models: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
-  """Returns best-of-N of each method, and AUROC of each model (`workspace.judged`)."""
-  result = workspace.problems_of(task)
-  for name, scorer in models.items():
-    judgement = workspace.judged(scorer, task)
+def judged(scorers: dict[str, Any], task: tasks.Task) -> dict[str, Any]:
+  """Returns best-of-N of each method, and AUROC of each model (`models.judged`)."""
+  result = models.problems_of(task)
+  for name, scorer in scorers.items():
+    judgement = models.judged(scorer, task)
     result[name] = judgement["accuracy"]
     result[f"{name}_auroc"] = judgement.get("auroc")
   return result

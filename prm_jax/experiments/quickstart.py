@@ -3,16 +3,16 @@
 import dataclasses
 import functools
 import json
+import pathlib
 
 import numpy as np
 
 from prm_jax.config import Loss
 from prm_jax.datasets import arithmetic, prm800k
 from prm_jax.datasets.prm800k import recipes
-from prm_jax.experiments import tasks, workspace
+from prm_jax.experiments import models, tasks
 from prm_jax.experiments.plan import Plan, changed
 from prm_jax.experiments.study import Study
-from prm_jax.experiments.workspace import Workspace
 from prm_jax.generation.sampler import Sampler
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.runtime import storage
@@ -22,11 +22,11 @@ from prm_jax.types import StepTree
 VOCABULARY = 320  # as in scripts/quickstart.sh
 
 
-def adapted(plan: Plan, space: Workspace) -> Plan:
+def adapted(plan: Plan, directory: pathlib.Path, seed: int) -> Plan:
   """Returns the plan with the quick start's settings of both objectives, tokenizer and seed."""
   quick = plan.quickstart
-  generator = dataclasses.replace(quick.generator, seed=space.seed)
-  tokenizer = space.directory / "tokenizer.model"
+  generator = dataclasses.replace(quick.generator, seed=seed)
+  tokenizer = directory / "tokenizer.model"
   if not tokenizer.is_file():
     known = trees(generator, "process")
     texts = (text for tree in known for text in (tree.problem, *tree.steps))
@@ -71,20 +71,20 @@ class QuickStartStudy(Study):
   @functools.cached_property
   def task(self) -> tasks.Task:
     """The test problems with samples of the simulated solver; there is no pool."""
-    rng = np.random.default_rng([self.space.seed, *b"candidates"])
+    rng = np.random.default_rng([self.seed, *b"candidates"])
     count = self.generator.candidates
     return tasks.Task((), tuple(tasks.sampled(x, count, rng) for x in self.problems["test"]))
 
   @functools.cached_property
   def language_model(self) -> Sampler:
     """The language model, trained on the simulated solver's samples, mistakes included."""
-    workdir = self.space.directory / "language_model"
-    c = changed(self.plan.process, steps=self.plan.search.updates, seed=self.space.seed)
-    if not workspace.finished(workdir, c):
-      rng = np.random.default_rng([self.space.seed, *b"text"])
+    workdir = self.directory / "language_model"
+    c = changed(self.plan.process, steps=self.plan.search.updates, seed=self.seed)
+    if not models.finished(workdir, c):
+      rng = np.random.default_rng([self.seed, *b"text"])
       files = {}
       for split, problems in self.problems.items():
-        files[split] = path = self.space.directory / f"text_{split}.jsonl"
+        files[split] = path = self.directory / f"text_{split}.jsonl"
         with storage.written(path) as out:
           for each in problems:
             for _ in range(self.plan.search.solutions):

@@ -44,7 +44,7 @@ class Results:
   scale: str
   plan: dict[str, Any]
   seeds: list[int]
-  info: list[dict[str, Any]]  # [S] of `workspace.problems_of`
+  info: list[dict[str, Any]]  # [S] of `models.problems_of`
   runs: list[dict[str, Any]]  # each with its "seed" and its name, "run"
 
   @property

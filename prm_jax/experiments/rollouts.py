@@ -7,6 +7,7 @@ domain, whose ratings are known exactly.
 import contextlib
 import dataclasses
 import functools
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,13 @@ from prm_jax.aggregation.intervals import interval
 from prm_jax.datasets import arithmetic
 from prm_jax.datasets.stepwise import records
 from prm_jax.evaluation.answers import grading
-from prm_jax.experiments import figures, quickstart, workspace
+from prm_jax.experiments import figures, models, quickstart
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan, changed
 from prm_jax.experiments.quickstart import QuickStartStudy
 from prm_jax.experiments.results import Results, Table, number, over_n, percent, ratios
 from prm_jax.experiments.search import LIMITS
 from prm_jax.experiments.study import Make
-from prm_jax.experiments.workspace import Workspace
 from prm_jax.generation.engines import Prompt
 from prm_jax.generation.sampling import Sampling
 from prm_jax.runtime.journal import Journal
@@ -72,11 +72,11 @@ def runs(plan: Plan) -> dict[str, Make]:
   return labels | dict.fromkeys(ARMS, _model)
 
 
-def study(plan: Plan, space: Workspace) -> "RolloutStudy":
+def study(plan: Plan, directory: pathlib.Path, seed: int) -> "RolloutStudy":
   """Returns the quick start's study, with fewer updates of a process model for fewer labels."""
-  plan = quickstart.adapted(plan, space)
+  plan = quickstart.adapted(plan, directory, seed)
   process = changed(plan.process, steps=plan.rollouts.updates)
-  return RolloutStudy(dataclasses.replace(plan, process=process), space)
+  return RolloutStudy(dataclasses.replace(plan, process=process), directory, seed)
 
 
 class RolloutStudy(QuickStartStudy):
@@ -85,7 +85,7 @@ class RolloutStudy(QuickStartStudy):
   @functools.cached_property
   def solved(self) -> list[tuple[arithmetic.Problem, list[arithmetic.Solution]]]:
     """Training problems with solutions of the simulated solver, to be labelled."""
-    s, rng = self.plan.rollouts, np.random.default_rng([self.space.seed, *b"pool"])
+    s, rng = self.plan.rollouts, np.random.default_rng([self.seed, *b"pool"])
     return [
       (problem, [arithmetic.solve(problem, rng) for _ in range(s.solutions)])
       for problem in self.problems["train"][: s.problems]
@@ -100,10 +100,10 @@ class RolloutStudy(QuickStartStudy):
       problems.append(Problem(problem.text, str(answer), solutions))
     make = lambda text, seed: Prompt("", text, "\n", seed)
     model = dataclasses.replace(self.language_model, batch=512)
-    path = self.space.directory / "rollouts.journal"
+    path = self.directory / "rollouts.journal"
     path.unlink(missing_ok=True)  # of a run that was killed
     with grading.Grader("math") as grader, contextlib.closing(Journal(path, {})) as journal:
-      seed = self.space.seed
+      seed = self.seed
       annotator = Annotator(model, make, Sampling(), LIMITS, "\n", grader, s, seed, {})
       annotator.run(problems, range(len(problems)), journal)
     path.unlink()
@@ -164,9 +164,9 @@ def _model(study: RolloutStudy, arm: str) -> dict[str, Any]:
   """Trains and judges a process model on the labels of an arm."""
   trees = study.labelled(arm)
   held_out = quickstart.trees(study.generator, "process", "test", "drop")
-  scorer = study.space.model(f"prm_{arm}", study.plan.process, trees, held_out, "rollouts")
+  scorer = study.model(f"prm_{arm}", study.plan.process, trees, held_out, "rollouts")
   labelled = sum(label is not None for tree in trees for label in tree.labels)
-  result = workspace.judged(scorer, study.task)
+  result = models.judged(scorer, study.task)
   return result | {"solutions": len(trees), "steps": labelled}
 
 

@@ -9,6 +9,7 @@ import collections
 import functools
 import itertools
 import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +19,13 @@ import numpy as np
 from prm_jax import aggregation as agg
 from prm_jax.datasets import arithmetic
 from prm_jax.evaluation.answers import extraction
-from prm_jax.experiments import quickstart, tasks, workspace
+from prm_jax.experiments import models, quickstart, tasks
 from prm_jax.experiments.figures import Curve, Panel
+from prm_jax.experiments.models import Samples
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.quickstart import QuickStartStudy
 from prm_jax.experiments.results import Results, Table, over_n
 from prm_jax.experiments.study import Make
-from prm_jax.experiments.workspace import Samples, Workspace
 from prm_jax.generation import prompts, search, step_writer
 from prm_jax.generation.cached_scorer import CachedScorer
 from prm_jax.generation.engines import Limits, Prompt, derived_seed
@@ -72,9 +73,9 @@ def runs(plan: Plan) -> dict[str, Make]:
   }
 
 
-def study(plan: Plan, space: Workspace) -> "SearchStudy":
+def study(plan: Plan, directory: pathlib.Path, seed: int) -> "SearchStudy":
   """Returns the study of the quick start's test problems, with the language model's samples."""
-  return SearchStudy(quickstart.adapted(plan, space), space)
+  return SearchStudy(quickstart.adapted(plan, directory, seed), directory, seed)
 
 
 class SearchStudy(QuickStartStudy):
@@ -90,9 +91,9 @@ class SearchStudy(QuickStartStudy):
     trees, test = (
       quickstart.trees(self.generator, "process", split) for split in ("train", "test")
     )
-    workdir = self.space.directory / "prm"
-    samples = [] if workspace.finished(workdir, self.plan.process) else self.labelled()
-    return self.space.model("prm", self.plan.process, [*trees, *samples], test, "paper")
+    workdir = self.directory / "prm"
+    samples = [] if models.finished(workdir, self.plan.process) else self.labelled()
+    return self.model("prm", self.plan.process, [*trees, *samples], test, "paper")
 
   def labelled(self) -> list[StepTree]:
     """Returns the language model's samples of training problems, with exact labels.
@@ -118,7 +119,7 @@ class SearchStudy(QuickStartStudy):
       first: the number of the first prompt, from which its seed is derived.
     """
     return [
-      Prompt("", each.text, "\n", derived_seed(self.space.seed, i))
+      Prompt("", each.text, "\n", derived_seed(self.seed, i))
       for i, each in enumerate(problems, first)
     ]
 
@@ -133,7 +134,7 @@ class SearchStudy(QuickStartStudy):
   @functools.cached_property
   def samples(self) -> list[list[tuple[list[str], bool, int]]]:
     """(steps, finished, tokens) of samples, by problem; as many as the widest search has lanes."""
-    path = self.space.directory / "samples.jsonl"
+    path = self.directory / "samples.jsonl"
     if not path.is_file():
       with storage.written(path) as out:
         for found in self.search("best_of_n", max(self.plan.search.widths)):
@@ -160,20 +161,20 @@ def _solution(problem: arithmetic.Problem, steps: Sequence[str], finished: bool)
 def _of_samples(study: SearchStudy, name: str) -> dict[str, Any]:
   """Returns accuracies `[P][K]` of best-of-N and of votes at the K widths, and tokens at each."""
   n, samples = study.plan.search.widths, Samples.of(study.task)
-  right = workspace.right_steps(study.reward_model, study.task.test)
+  right = models.right_steps(study.reward_model, study.task.test)
   scores = [log_scores(each) for each in right]
   by_sample = np.array([each[index] for each, index in zip(scores, samples.index)])
   outcomes = (samples.correct, samples.valid, n)
   with jax.enable_x64(True):
     best = agg.best_of_n(agg.join_ties(by_sample), *outcomes)
-  key = jax.random.key(study.space.seed)
+  key = jax.random.key(study.seed)
   weighted, _ = agg.majority_vote(
     samples.answers, *outcomes, np.exp(by_sample), key=key, permutations=256
   )
   votes, _ = agg.majority_vote(samples.answers, *outcomes)
   accuracy = {"best_of_n": best, "weighted": weighted, "majority": votes}
   spent = [_spent(study, width) for width in n]
-  return {name: workspace.rounded(x) for name, x in accuracy.items()} | {"spent": spent}
+  return {name: models.rounded(x) for name, x in accuracy.items()} | {"spent": spent}
 
 
 def _spent(study: SearchStudy, n: int) -> dict[str, int]:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from prm_jax.config import Experiment
 from prm_jax.datasets import labelled
 from prm_jax.datasets.arithmetic import Setting
+from prm_jax.experiments import models, tasks
 from prm_jax.experiments import plan as plan_lib
-from prm_jax.experiments import tasks, workspace
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.study import Study
-from prm_jax.experiments.workspace import Workspace
 from prm_jax.input_pipeline import tokenizers
 from prm_jax.types import StepTree
 
@@ -22,21 +21,21 @@ HELD_OUT = 64  # labelled solutions for the evaluation of bases and labeller; ha
 
 def prepare(plan: Plan, directory: pathlib.Path) -> None:
   """Trains the bases and the labeller, unless they are given or already trained."""
-  space, base = Workspace(directory / "shared", 0), bases(plan, directory)["process"]
+  study, base = Study(plan, directory / "shared", 0), bases(plan, directory)["process"]
 
   def train(name: str, c: Experiment, make: Callable[[], list[StepTree]], base: str) -> None:
-    if not workspace.finished(space.directory / name, c):
+    if not models.finished(study.directory / name, c):
       trees = make()
-      plan_lib.keep(plan, space.directory)
+      plan_lib.keep(plan, study.directory)
       held_out = min(HELD_OUT, len(trees) // 2)
       recipe = f"experiment: {name}"
-      space.model(name, c, trees[held_out:], trees[:held_out], recipe, base)
+      study.model(name, c, trees[held_out:], trees[:held_out], recipe, base)
 
   if not plan.files.base:
-    tokenizer = space.directory / "tokenizer.model"
+    tokenizer = study.directory / "tokenizer.model"
     if not tokenizer.is_file():
       trees = [*critiques(plan, "process"), *labelled_trees(plan)]
-      plan_lib.keep(plan, space.directory)
+      plan_lib.keep(plan, study.directory)
       texts = [text for tree in trees for text in (tree.problem, *tree.steps)]
       tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY, whole_words=True)
     c = plan_lib.changed(plan.process_base, tokenizer=str(tokenizer))
@@ -73,10 +72,17 @@ def bases(plan: Plan, directory: pathlib.Path) -> dict[str, str]:
   }
 
 
-def study(plan: Plan, directory: pathlib.Path, space: Workspace) -> Study:
-  """Returns the study of one seed, after `prepare`; ValueError if the labeller labels no steps."""
+def study(plan: Plan, directory: pathlib.Path, folder: pathlib.Path, seed: int) -> Study:
+  """Returns the study of one seed, after `prepare`.
+
+  Args:
+    directory, folder: of all experiments, and of the seed.
+
+  Raises:
+    ValueError: the labeller labels no steps.
+  """
   path = plan.files.labeller or directory / "shared" / "labeller"
-  labeller = workspace.load(path)
+  labeller = models.load(path)
   if labeller.contract.objective != "process":
     raise ValueError(f"{path}: an {labeller.contract.objective} model labels no steps")
-  return Study(plan, space, bases(plan, directory), labeller)
+  return Study(plan, folder, seed, bases(plan, directory), labeller)

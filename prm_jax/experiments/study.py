@@ -3,18 +3,22 @@
 import collections
 import dataclasses
 import functools
+import json
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from prm_jax.experiments import tasks
-from prm_jax.experiments import workspace as workspace_lib
+from prm_jax.config import Experiment, Model
+from prm_jax.experiments import models, tasks
 from prm_jax.experiments.plan import Plan, changed
 from prm_jax.experiments.tasks import Problem, Solution, Task
-from prm_jax.experiments.workspace import Workspace
+from prm_jax.pretrained import families
+from prm_jax.runtime import json_lines, storage
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision import active, synthetic
+from prm_jax.training import loop
 from prm_jax.types import StepTree
 
 EVALUATED = 32  # test solutions for the evaluation during training
@@ -24,21 +28,61 @@ Make = Callable[["Study", str], dict[str, Any]]  # makes the result of that name
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """One seed's plan, workspace and labeller."""
+  """One seed of an experiment, or the models that all seeds share.
+
+  Each model and each result is made once, so a killed run resumes where it stopped.
+  """
 
   plan: Plan
-  space: Workspace
+  directory: pathlib.Path  # of the seed's models and results
+  seed: int
   bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # as of `shared.bases`
   labeller: Scorer | None = None  # None: the labels are given with the solutions
+
+  def result(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
+    """Computes the result `name` with `make` and stores it, if it is missing."""
+    path = self.directory / f"{name}.json"
+    if not path.is_file():
+      result = {"seed": self.seed, "run": name} | make()
+      with storage.written(path) as out:
+        out.write(json.dumps(result) + "\n")
+
+  def stored(self, name: str) -> dict[str, Any]:
+    """Returns the stored result `name`."""
+    return json_lines.document(self.directory / f"{name}.json")
+
+  def model(
+    self,
+    name: str,
+    c: Experiment,
+    solutions: Sequence[StepTree],
+    evaluation: Sequence[StepTree],
+    recipe: str,
+    base: str = "",
+  ) -> Scorer:
+    """Returns a reward model trained on the solutions; resumes a training that was stopped.
+
+    Args:
+      base: initial checkpoint, unless the settings name one; "": random parameters.
+    """
+    workdir = self.directory / name
+    if not models.finished(workdir, c):
+      c = changed(c, seed=self.seed)
+      if base and not c.init.checkpoint:
+        choices = {field: getattr(c.model, field) for field in families.CHOICES}
+        model = dataclasses.replace(Model(), **choices)
+        c = dataclasses.replace(changed(c, checkpoint=base), model=model)
+      loop.run(c, workdir, loop.Solutions([*solutions], [*evaluation], recipe))
+    return models.load(workdir)
 
   @functools.cached_property
   def task(self) -> Task:
     """The pool and the test problems, of the files of the plan or of the embedded domain."""
     files = self.plan.files
     if not files.pool:
-      return self.plan.embedded.task(self.space.seed, self.plan.setting)
+      return self.plan.embedded.task(self.seed, self.plan.setting)
     pool, test = (self.read(path) if path else [] for path in (files.pool, files.test))
-    return tasks.from_files(pool, test, self.space.seed)
+    return tasks.from_files(pool, test, self.seed)
 
   def read(self, path: str) -> list[Problem]:
     """Reads a file of candidates, within the limits of the plan."""
@@ -108,7 +152,7 @@ class Study:
       share = len(trees) / (len(self.task.pool) * self.plan.samples[-1])
       c = changed(c, steps=max(round(share * c.train.steps), 1))
     evaluation, base = self.evaluation[objective], self.bases[objective]
-    return self.space.model(name, c, trees, evaluation, f"experiment: {recipe}", base)
+    return self.model(name, c, trees, evaluation, f"experiment: {recipe}", base)
 
   def judged(
     self, name: str, objective: str, trees: Sequence[StepTree], recipe: str, **changes: Any
@@ -118,7 +162,7 @@ class Study:
 
   def measured(self, scorer: Scorer, trees: Sequence[StepTree]) -> dict[str, Any]:
     """Returns the counts of the training labels, and how well the model picks."""
-    return counts(trees) | workspace_lib.judged(scorer, self.task)
+    return counts(trees) | models.judged(scorer, self.task)
 
   def uniform(self, per_problem: int) -> list[Place]:
     """Returns each problem's first distinct solutions; larger sets contain smaller ones."""
@@ -134,12 +178,12 @@ class Study:
 
     It keeps the answers for three models, because scoring takes long.
     """
-    problems, directory = self.task.pool, self.space.directory  # `self` would refer to itself
+    problems, directory = self.task.pool, self.directory  # `self` would refer to itself
 
     @functools.lru_cache(3)
     def pool(model: str) -> active.Pool:
-      scorer = workspace_lib.load(directory / model)
-      right = workspace_lib.right_steps(scorer, problems)
+      scorer = models.load(directory / model)
+      right = models.right_steps(scorer, problems)
       solutions = [x for each in problems for x in each.solutions]
       return active.Pool(
         problems=np.repeat(np.arange(len(problems)), [len(each.solutions) for each in problems]),

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from prm_jax.experiments import figures, workspace
+from prm_jax.experiments import figures, models
 from prm_jax.experiments.figures import Curve, Panel
 from prm_jax.experiments.plan import Plan
 from prm_jax.experiments.results import Results, Table, mean, number, percent
@@ -43,7 +43,7 @@ def runs(plan: Plan) -> dict[str, Make]:
 
 
 def _base(study: Study, name: str, objective: str) -> dict[str, Any]:
-  return study.measured(workspace.load(study.bases[objective]), [])
+  return study.measured(models.load(study.bases[objective]), [])
 
 
 def _model(study: Study, name: str, arm: str, n: int) -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""Models and results of one seed: each is made once, so a killed run resumes where it stopped."""
+"""Trained models of an experiment, and how well they pick among the samples of test problems."""
 
 import dataclasses
 import hashlib
-import json
-import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,63 +10,16 @@ import numpy as np
 
 from prm_jax import aggregation as agg
 from prm_jax import step_metrics
-from prm_jax.config import Experiment, Model
+from prm_jax.config import Experiment
 from prm_jax.evaluation.reranking import powers_of_two
-from prm_jax.experiments.plan import changed
 from prm_jax.experiments.tasks import Problem, Task
-from prm_jax.pretrained import families
-from prm_jax.runtime import json_lines, storage
+from prm_jax.runtime import storage
 from prm_jax.scoring.scorer import Scorer
 from prm_jax.supervision.active import log_scores
-from prm_jax.training import checkpoint, loop
-from prm_jax.types import StepTree
+from prm_jax.training import checkpoint
 
 DIGITS = 6  # of stored accuracies
 ROW_LENGTH = 512  # tokens; shorter rows repeat what samples of a problem share
-
-
-@dataclasses.dataclass(frozen=True)
-class Workspace:
-  """The directory of one seed's models and results."""
-
-  directory: pathlib.Path
-  seed: int
-
-  def result(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-    """Computes the result `name` with `make` and stores it, if it is missing."""
-    path = self.directory / f"{name}.json"
-    if not path.is_file():
-      result = {"seed": self.seed, "run": name} | make()
-      with storage.written(path) as out:
-        out.write(json.dumps(result) + "\n")
-
-  def stored(self, name: str) -> dict[str, Any]:
-    """Returns the stored result `name`."""
-    return json_lines.document(self.directory / f"{name}.json")
-
-  def model(
-    self,
-    name: str,
-    c: Experiment,
-    solutions: Sequence[StepTree],
-    evaluation: Sequence[StepTree],
-    recipe: str,
-    base: str = "",
-  ) -> Scorer:
-    """Returns a reward model trained on the solutions; resumes a training that was stopped.
-
-    Args:
-      base: initial checkpoint, unless the settings name one; "": random parameters.
-    """
-    workdir = self.directory / name
-    if not finished(workdir, c):
-      c = changed(c, seed=self.seed)
-      if base and not c.init.checkpoint:
-        choices = {field: getattr(c.model, field) for field in families.CHOICES}
-        model = dataclasses.replace(Model(), **choices)
-        c = dataclasses.replace(changed(c, checkpoint=base), model=model)
-      loop.run(c, workdir, loop.Solutions([*solutions], [*evaluation], recipe))
-    return load(workdir)
 
 
 def finished(workdir: storage.Path, c: Experiment) -> bool:
