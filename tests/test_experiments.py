@@ -42,6 +42,7 @@ from prm_jax.runtime.json_lines import BadLine
 from prm_jax.types import StepTree
 
 SMOKE = command_line.read(str(ROOT / "configs/experiments/smoke.py"), Plan)
+SMOKE = dataclasses.replace(SMOKE, workers=0)  # where stand-ins replace the models
 TWO = {key: SMOKE.domains[key] for key in ("longer chains", "other wording")}
 FEW = dataclasses.replace(SMOKE, domains=TWO)
 ALL_RIGHT = dataclasses.replace(FEW, threshold=1.0)  # so that no solution is cut at an error
@@ -119,7 +120,7 @@ def finished(tmp_path_factory):
   def run(name):
     directory = tmp_path_factory.mktemp("finished")
     with stand_ins():
-      jobs.run(name, EMBEDDED[name], directory, workers=0)
+      jobs.run(name, EMBEDDED[name], directory)
     return directory, dict(TRAINED)
 
   return run
@@ -164,7 +165,7 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   """A resumed run makes missing results only; the JSON alone gives the same figure and page."""
   plan = files if source == "files" else EMBEDDED[name]
   if source == "files":
-    jobs.run(name, plan, tmp_path, workers=0)
+    jobs.run(name, plan, tmp_path)
   else:
     shutil.copytree(finished(name)[0], tmp_path, dirs_exist_ok=True)
   results = gather(name, tmp_path)
@@ -174,7 +175,7 @@ def test_an_experiment_resumes_and_its_figure_comes_from_its_json_alone(
   assert all(path.is_file() for path in stored)
   stored[-1].unlink()  # as if killed before it was made
   TRAINED.clear()
-  jobs.run(name, plan, tmp_path, workers=0)
+  jobs.run(name, plan, tmp_path)
   both = {"1/prm", "1/orm"}  # of ood's one result
   again = {key for key in TRAINED if not key.startswith("0/")}
   assert again <= (both if name == "ood" else {f"1/{stored[-1].stem}"})
@@ -194,7 +195,7 @@ def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, mon
   monkeypatch.setattr(search, "SEARCHES", ("beam", "particles"))
   sizes = dataclasses.replace(SMOKE.search, widths=(2,), problems=2, updates=10)
   plan = dataclasses.replace(SMOKE, search=sizes, seeds=(0,))
-  jobs.run("search", plan, tmp_path, workers=0)
+  jobs.run("search", plan, tmp_path)
   results = gather("search", tmp_path, plan.seeds)
   lines = report.write(results, tmp_path)
   folder = tmp_path / "search" / "seed-0"
@@ -202,7 +203,7 @@ def test_a_search_resumes_and_its_figure_comes_from_its_json_alone(tmp_path, mon
   assert 0 < spent["scored"] < spent["scored_from_start"]
   (folder / "beam-2.json").unlink()
   (folder / "samples.jsonl").unlink()  # as if killed before it was made
-  jobs.run("search", plan, tmp_path, workers=0)
+  jobs.run("search", plan, tmp_path)
   assert gather("search", tmp_path, plan.seeds) == results
   assert report.draw(tmp_path / "search.json", tmp_path / "elsewhere", "search")[:-1] == lines[:-1]
 
@@ -241,7 +242,7 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   plan = dataclasses.replace(
     SMOKE, process=process, rollouts=sizes, search=search_sizes, seeds=(0,)
   )
-  jobs.run("rollouts", plan, tmp_path, workers=0)
+  jobs.run("rollouts", plan, tmp_path)
   results = gather("rollouts", tmp_path, plan.seeds)
   lines = report.write(results, tmp_path)
   folder = tmp_path / "rollouts" / "seed-0"
@@ -250,7 +251,7 @@ def test_labels_of_rollouts_resume_and_their_figure_comes_from_its_json_alone(
   (folder / "binary-2.json").unlink()
   (folder / "rollouts.journal").write_text("torn")  # as if killed while it was made
   TRAINED.clear()
-  jobs.run("rollouts", plan, tmp_path, workers=0)
+  jobs.run("rollouts", plan, tmp_path)
   assert trained or not TRAINED
   assert gather("rollouts", tmp_path, plan.seeds) == results
   again = report.draw(tmp_path / "rollouts.json", tmp_path / "elsewhere", "rollouts")
@@ -262,17 +263,17 @@ def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
   plan = dataclasses.replace(FEW, noise=(0.0,), seeds=(0,))
   wrong = dataclasses.replace(SMOKE.files, pool="no.jsonl", base="base", labeller="labeller")
   with pytest.raises(FileNotFoundError):  # and leaves no plan behind
-    jobs.run("noise", dataclasses.replace(plan, files=wrong), tmp_path, workers=0)
-  jobs.run("noise", plan, tmp_path, workers=0)
+    jobs.run("noise", dataclasses.replace(plan, files=wrong), tmp_path)
+  jobs.run("noise", plan, tmp_path)
   other = dataclasses.replace(plan, threshold=0.4)
   with pytest.raises(ValueError, match="threshold differ"):
-    jobs.run("noise", other, tmp_path, workers=0)
-  jobs.run("tuning", other, tmp_path, workers=0)
+    jobs.run("noise", other, tmp_path)
+  jobs.run("tuning", other, tmp_path)
   blind = dataclasses.replace(plan, blind=0.5)
   with pytest.raises(ValueError, match=r"shared has results of another plan \(blind differ"):
-    jobs.run("ood", blind, tmp_path, workers=0)
-  more = dataclasses.replace(plan, seeds=(0, 1), workers=2)  # these two may change
-  jobs.run("noise", more, tmp_path, workers=0)
+    jobs.run("ood", blind, tmp_path)
+  jobs.run("noise", dataclasses.replace(plan, seeds=(0, 1)), tmp_path)  # seeds may change
+  plan_lib.check(dataclasses.replace(plan, workers=2), tmp_path / "noise")  # and workers
 
 
 @pytest.mark.parametrize(("changed", "folder"), [("labeller/weights", "shared"), ("pool", "noise")])
@@ -358,7 +359,7 @@ def test_a_domain_cannot_have_the_name_of_a_row(tmp_path, files, untrained):
   """A domain called as the aggregate row is an error, as one would replace the other."""
   named = dataclasses.replace(files.files, domains=(f"Aggregate={tmp_path / 'gsm8k.jsonl'}",))
   with pytest.raises(ValueError, match="--domains Aggregate"):
-    jobs.run("ood", dataclasses.replace(files, files=named), tmp_path, workers=0)
+    jobs.run("ood", dataclasses.replace(files, files=named), tmp_path)
 
 
 @pytest.mark.parametrize("domains", [("a",), ("a=",), ("=a",), ("a=b", "a=c")])
@@ -372,7 +373,7 @@ def test_an_outcome_model_cannot_be_the_labeller(tmp_path, untrained, monkeypatc
   """A labeller that rates whole solutions only is an error."""
   monkeypatch.setattr(models, "load", lambda path: Untrained("x", "outcome"))
   with pytest.raises(ValueError, match="outcome model labels no steps"):
-    jobs.run("noise", SMOKE, tmp_path, workers=0)
+    jobs.run("noise", SMOKE, tmp_path)
 
 
 def test_domains_differ_from_all_training_data():

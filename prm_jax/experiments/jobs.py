@@ -34,11 +34,8 @@ def module(name: str):
   return importlib.import_module(f"prm_jax.experiments.{name}")
 
 
-def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
+def run(name: str, plan: Plan, directory: pathlib.Path) -> None:
   """Makes every result of an experiment that is missing.
-
-  Args:
-    workers: worker processes of one core each; 0: this process, with all devices.
 
   Raises:
     ValueError: the directory has results of another plan, with the fields that differ; or there are
@@ -48,7 +45,7 @@ def run(name: str, plan: Plan, directory: pathlib.Path, workers: int) -> None:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")
   for each in ("shared", name):
     plan_lib.check(plan, directory / each)
-  with _pool(workers) as submit:
+  with _pool(plan.workers) as submit:
     with progress.waiting("preparing the models that all seeds share"):
       submit(shared_job, name, plan, directory).result()
     expected = [
