@@ -28,8 +28,7 @@ def adapted(plan: Plan, directory: pathlib.Path, seed: int) -> Plan:
   generator = dataclasses.replace(quick.generator, seed=seed)
   tokenizer = directory / "tokenizer.model"
   if not tokenizer.is_file():
-    known = trees(generator, "process")
-    texts = (text for tree in known for text in (tree.problem, *tree.steps))
+    texts = (text for tree in trees(generator, "process") for text in (tree.problem, *tree.steps))
     tokenizers.train_sentencepiece(texts, tokenizer, VOCABULARY)
   updates = {"process": quick.process_updates, "outcome": quick.outcome_updates}
   settings = {

@@ -112,8 +112,8 @@ class Study:
     """
     problems = problems or self.task.pool
     pairs = [(problems[p].text, problems[p].solutions[s]) for p, s in chosen]
-    known = dict.fromkeys((text, each.steps) for text, each in pairs)
-    if new := [each for each in known if each not in self._labels]:
+    asked = dict.fromkeys((text, each.steps) for text, each in pairs)
+    if new := [each for each in asked if each not in self._labels]:
       classes = self.labeller.contract.labels
       for each, probabilities in zip(new, self.labeller.by_head(new)):
         ratings = synthetic.label(probabilities.mean(1), self.plan.threshold, classes)
@@ -178,7 +178,8 @@ class Study:
 
     It keeps the answers for three models, because scoring takes long.
     """
-    problems, directory = self.task.pool, self.directory  # `self` would refer to itself
+    # Not `self` in the function: a cycle would keep the labeller in memory after its seed.
+    problems, directory = self.task.pool, self.directory
 
     @functools.lru_cache(3)
     def pool(model: str) -> active.Pool:
