@@ -276,6 +276,15 @@ def test_results_of_another_plan_are_not_mixed(tmp_path, untrained):
   plan_lib.check(dataclasses.replace(plan, workers=2), tmp_path / "noise")  # and workers
 
 
+def test_other_shared_models_do_not_concern_an_experiment_without_them(tmp_path, untrained):
+  """An experiment with its own data runs where others have shared models of another plan."""
+  plan_lib.keep(SMOKE, tmp_path / "shared")
+  plan = dataclasses.replace(SMOKE, blind=0.5, seeds=(0,))
+  jobs.run("alternatives", plan, tmp_path)
+  with pytest.raises(ValueError, match="blind differ"):
+    jobs.run("noise", plan, tmp_path)
+
+
 @pytest.mark.parametrize(("changed", "folder"), [("labeller/weights", "shared"), ("pool", "noise")])
 def test_a_changed_file_of_the_same_name_is_another_plan(changed, folder, tmp_path):
   """Results of a pool or a labeller are not mixed with those of other content under its name."""

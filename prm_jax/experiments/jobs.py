@@ -43,11 +43,13 @@ def run(name: str, plan: Plan, directory: pathlib.Path) -> None:
   """
   if jax.process_count() > 1:
     raise ValueError("experiments run on one host; train a larger labeller with train.py")
-  for each in ("shared", name):
+  shares = not hasattr(module(name), "study")  # uses the bases and the labeller
+  for each in ("shared", name) if shares else (name,):
     plan_lib.check(plan, directory / each)
   with _pool(plan.workers) as submit:
-    with progress.waiting("preparing the models that all seeds share"):
-      submit(shared_job, name, plan, directory).result()
+    if shares:
+      with progress.waiting("preparing the models that all seeds share"):
+        submit(shared_job, plan, directory).result()
     expected = [
       directory / name / f"seed-{seed}" / f"{each}.json"
       for seed in plan.seeds
@@ -116,13 +118,12 @@ def _job(directory: pathlib.Path, log: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def shared_job(name: str, plan: Plan, directory: pathlib.Path) -> None:
-  """Trains the bases and the labeller if the experiment needs them and they are missing."""
+def shared_job(plan: Plan, directory: pathlib.Path) -> None:
+  """Trains the bases and the labeller if they are missing."""
   from prm_jax.experiments import shared
 
-  if not hasattr(module(name), "study"):
-    with _job(directory, directory / "shared" / "log.txt"):
-      shared.prepare(plan, directory)
+  with _job(directory, directory / "shared" / "log.txt"):
+    shared.prepare(plan, directory)
 
 
 def seed_job(name: str, plan: Plan, directory: pathlib.Path, seed: int) -> None:
